@@ -1,0 +1,1 @@
+"""Ground floor: errors, named trees, units and addressed randomness. Imports no other room."""

@@ -1,0 +1,45 @@
+"""Errors for people: the value that cannot work, the rule it breaks, and what to do about it."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class HeadraceError(Exception):
+    """Anything the user can mend. The command line prints it without a traceback and exits with `exit_code`."""
+
+    exit_code = 2
+
+    def __init__(self, problem: str, *, rule: str = "", remedy: str = "") -> None:
+        self.problem, self.rule, self.remedy = problem, rule, remedy
+        super().__init__(" ".join(part for part in (problem, rule, remedy) if part))
+
+
+class ConfigError(HeadraceError):
+    """An option, a value or a combination of options that cannot work."""
+
+
+class DataError(HeadraceError):
+    """A data set that is missing, truncated or wrong."""
+
+
+class CheckpointError(HeadraceError):
+    """A checkpoint or run directory that is missing, damaged or does not fit."""
+
+
+class RunStopped(HeadraceError):
+    """Training had to stop: a number that is not finite, not enough memory, not enough devices."""
+
+    exit_code = 3
+
+
+def nearest(name: str, choices: Iterable[str]) -> str | None:
+    """Return the choice that `name` was most likely meant to be, or None."""
+    found = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.6)
+    return found[0] if found else None
+
+
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
+    """Return 'Did you mean X?' or, when nothing is near, the list of choices."""
+    choices = list(choices)
+    guess = nearest(name, choices)
+    return f"Did you mean {guess}?" if guess else f"Possible: {', '.join(choices)}."

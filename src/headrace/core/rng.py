@@ -1,0 +1,44 @@
+"""Addressed randomness: random bits as a pure function of an address, never of a stream.
+
+`bits(seed, epoch, sample, draw)` is the same whoever asks, on the host or on the device, in whatever order. The functions
+use only integer operators on uint32 arrays, so that one definition serves NumPy (on arrays) and JAX alike.
+The mixer is the murmur3 finaliser; every word of the address goes through it.
+"""
+
+import zlib
+from typing import Any
+
+import numpy as np
+
+_GOLDEN = np.uint32(0x9E3779B9)
+_M1 = np.uint32(0x85EBCA6B)
+_M2 = np.uint32(0xC2B2AE35)
+
+
+def mix(h: Any) -> Any:
+    """Scramble uint32 words (bijective: different words stay different)."""
+    h = h ^ (h >> np.uint32(16))
+    h = h * _M1
+    h = h ^ (h >> np.uint32(13))
+    h = h * _M2
+    return h ^ (h >> np.uint32(16))
+
+
+def bits(*address: Any) -> Any:
+    """Return 32 random bits for an address: whole numbers or uint32 arrays, which broadcast against each other."""
+    h: Any = np.zeros((1,), np.uint32)
+    for word in address:
+        if isinstance(word, int | np.integer):
+            word = np.array([int(word) & 0xFFFFFFFF], np.uint32)
+        h = mix((h ^ word) * _GOLDEN + _GOLDEN)
+    return h
+
+
+def name_id(name: str) -> int:
+    """Return a stable 32-bit number for a name (a tensor's path, a purpose)."""
+    return zlib.crc32(name.encode())
+
+
+def generator(seed: int, name: str) -> np.random.Generator:
+    """Return a host generator addressed by seed and name, for initial weights and generated data."""
+    return np.random.Generator(np.random.Philox(key=(seed & 0xFFFFFFFFFFFFFFFF) << 64 | name_id(name)))
