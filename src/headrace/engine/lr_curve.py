@@ -1,0 +1,129 @@
+"""The learning rate as a function of the step: five curves, two warm-ups, a staircase.
+
+A curve is a pure function of the step (a whole number, a traced scalar or an array of steps), evaluated on the device at
+every step: no state, so nothing to restore. Whole numbers stay whole (floor, shift, comparison) until the last division,
+because float32 counts exactly only up to 2^24. `initial_learning_rate` is per sample and is multiplied by the global
+batch; the `values` of `stepped` are absolute.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from headrace.core.errors import ConfigError, did_you_mean
+
+LrCurve = Callable[[Any], jax.Array]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """What turns parameters given per sample and in epochs into ones per step."""
+
+    global_batch_size: int
+    updates_per_epoch: int
+    decay_epochs: float  # how long a decay lasts when the parameters do not say
+
+    def steps(self, epochs: float) -> int:
+        """Return whole steps in so many epochs, rounded down (but 0.29 x 100 is 29, whatever binary fractions say)."""
+        return math.floor(round(epochs * self.updates_per_epoch, 6))
+
+    def initial(self, params: dict[str, Any]) -> float:
+        """Return the absolute initial rate."""
+        return params["initial_learning_rate"] * self.global_batch_size
+
+
+def _const(params: dict[str, Any], span: Span) -> LrCurve:
+    rate = span.initial(params)
+    return lambda step: jnp.full_like(step, rate, dtype=jnp.float32)
+
+
+def _decay_epochs(params: dict[str, Any], span: Span) -> float:
+    epochs = params.get("epochs_to_total_decay")
+    return span.decay_epochs if epochs is None else epochs
+
+
+def _cosine(params: dict[str, Any], span: Span) -> LrCurve:
+    rate = span.initial(params)
+    last = max(span.steps(_decay_epochs(params, span)), 1)
+
+    def curve(step: jax.Array) -> jax.Array:
+        progress = jnp.minimum(step, last).astype(jnp.float32) / last
+        # cos^2(x/2) = (1 + cos x)/2 without its cancellation near the end of the decay
+        return rate * jnp.square(jnp.cos(0.5 * math.pi * progress))
+
+    return curve
+
+
+def _stepped(params: dict[str, Any], span: Span) -> LrCurve:
+    boundaries = [span.steps(epoch) for epoch in params["boundaries"]]
+    values = [float(value) for value in params["values"]]
+
+    def curve(step: jax.Array) -> jax.Array:
+        rate = jnp.full_like(step, values[0], dtype=jnp.float32)
+        for boundary, value in zip(boundaries, values[1:], strict=True):
+            rate = jnp.where(step > boundary, jnp.float32(value), rate)
+        return rate
+
+    return curve
+
+
+def _polynomial(params: dict[str, Any], span: Span) -> LrCurve:
+    rate, power = span.initial(params), params["power"]
+    end = params["end_learning_rate_ratio"] * rate
+    last = max(float(_decay_epochs(params, span) * span.updates_per_epoch), 1.0)
+
+    def curve(step: jax.Array) -> jax.Array:
+        left = 1.0 - jnp.minimum(step.astype(jnp.float32), last) / last
+        return (rate - end) * jnp.power(left, power) + end
+
+    return curve
+
+
+def _exponential(params: dict[str, Any], span: Span) -> LrCurve:
+    rate, log_decay = span.initial(params), math.log(params["decay_rate"])
+    period = max(float(params["decay_epochs"] * span.updates_per_epoch), 1.0)
+    return lambda step: rate * jnp.exp(log_decay * (step.astype(jnp.float32) / period))
+
+
+CURVES: dict[str, Callable[[dict[str, Any], Span], LrCurve]] = {
+    "const": _const,
+    "cosine": _cosine,
+    "stepped": _stepped,
+    "polynomial": _polynomial,
+    "exponential": _exponential,
+}
+
+
+def _warm_up(curve: LrCurve, warmup_steps: int, shift: bool) -> LrCurve:
+    """Ramp linearly over the first steps; `shift` starts the curve after them, `mask` lets it run underneath."""
+
+    def warmed(step: jax.Array) -> jax.Array:
+        ramp = jnp.minimum(step + 1, warmup_steps + 1).astype(jnp.float32) / (warmup_steps + 1)
+        return ramp * curve(jnp.maximum(step - warmup_steps, 0) if shift else step)
+
+    return warmed
+
+
+def make_lr_curve(learning: Any, *, global_batch_size: int, updates_per_epoch: int, num_epochs: int) -> LrCurve:
+    """Return the learning rate as a float32 function of the step (0 for the first update)."""
+    name, warmup = learning.lr_schedule, learning.lr_warmup_params
+    if name not in CURVES:
+        raise ConfigError(f"There is no learning-rate curve {name!r}.", remedy=did_you_mean(name, CURVES))
+    shift = warmup is not None and warmup["warmup_mode"] == "shift"
+    decay_epochs = num_epochs - (warmup["warmup_epochs"] if warmup and shift else 0)
+    span = Span(global_batch_size=global_batch_size, updates_per_epoch=updates_per_epoch, decay_epochs=decay_epochs)
+    curve = CURVES[name](learning.lr_schedule_params, span)
+    if warmup:
+        curve = _warm_up(curve, span.steps(warmup["warmup_epochs"]), shift)
+
+    def lr_curve(step: Any) -> jax.Array:
+        step = jnp.asarray(step).astype(jnp.int32)
+        if learning.lr_staircase:
+            step = step // updates_per_epoch * updates_per_epoch
+        return curve(step)
+
+    return lr_curve
