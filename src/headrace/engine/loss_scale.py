@@ -1,7 +1,7 @@
 """Loss scaling: keep 16-bit gradients inside their range by a factor on the loss, taken out again before the update.
 
-Static: the factor stays. Dynamic: it grows after a run of good steps and shrinks at a step whose gradients are not finite; that
-step changes no weight and is counted as skipped. The state is part of the checkpoint.
+Static: the factor stays. Dynamic: it grows after a run of good steps and shrinks at a step whose gradients are not finite;
+that step changes no weight and is counted as skipped. The state is part of the checkpoint.
 """
 
 from typing import Any

@@ -1,8 +1,8 @@
 """The learning rate as a function of the step: five curves, two warm-ups, a staircase.
 
-A curve is a pure function of the step (a whole number, a traced scalar or an array of steps), evaluated on the device at
-every step: no state, so nothing to restore. Whole numbers stay whole (floor, shift, comparison) until the last division,
-because float32 counts exactly only up to 2^24. `initial_learning_rate` is per sample and is multiplied by the global
+A curve is a pure function of the step (a whole number, a traced scalar or an array of steps), evaluated on the device
+at every step: no state, so nothing to restore. Whole numbers stay whole (floor, shift, comparison) until the last
+division, because float32 counts exactly only up to 2^24. `initial_learning_rate` is per sample and is multiplied by the global
 batch; the `values` of `stepped` are absolute.
 """
 

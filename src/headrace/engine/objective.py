@@ -1,4 +1,4 @@
-"""The classification objective: softmax cross entropy from logits with label smoothing, and the sums that become metrics.
+"""The classification objective: softmax cross entropy from logits, label smoothing, and the sums that become metrics.
 
 Sums and a count, never means: they add up over micro-batches, replicas and steps. All in float32. N samples, C classes.
 One-hot masks instead of gathers: one fused pass over the logits, and a gradient without a scatter.

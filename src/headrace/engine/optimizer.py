@@ -56,15 +56,19 @@ def make_optimizer(learning: Any, lr_curve: LrCurve, global_batch_size: int) -> 
     decayed = _is_decayed(tuple(learning.weight_decay_exclude))
     clip, l2, decay = learning.gradient_clipping, learning.l2_regularization, learning.weight_decay
 
-    def update(grads: Any, state: Any, params: Any, *, step: Any, grad_norm: Any = None) -> tuple[Any, Any]:
-        grads, params, rate = _float32(grads), _float32(params), lr_curve(step)
+    def update(
+        updates: Any, state: Any, params: Any = None, *, step: Any = None, grad_norm: Any = None
+    ) -> tuple[Any, Any]:
+        assert params is not None, "the update needs the parameters"
+        assert step is not None, "the update needs step="
+        grads, params, rate = _float32(updates), _float32(params), lr_curve(step)
         if clip:
             norm = global_norm(grads) if grad_norm is None else grad_norm
             factor = clip / jnp.maximum(norm, clip)
             grads = jax.tree.map(lambda g: g * factor, grads)
         if l2:
             grads = _add_weights(grads, params, l2, decayed)
-        updates, state = rule.update(grads, state, params, learning_rate=rate)
+        updates, state = rule.update(grads, state, params, rate)
         if decay:
             updates = _add_weights(updates, params, -rate * decay, decayed)
         return updates, state

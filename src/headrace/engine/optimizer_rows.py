@@ -1,12 +1,13 @@
 """The optimizers' own rules, one row each: float32 gradients in, float32 updates out (new weight = weight + update).
 
-Each is a pair of pure functions on the optax protocol whose `update` takes `learning_rate=`. Slots are float32 trees shaped
-as the parameters, under names that checkpoints show. Own code because the formulas are not optax's: its momentum
-accumulates gradients and multiplies by the rate afterwards (another sequence as soon as the rate moves), its LARS and
-RMSprop place decay and epsilon elsewhere.
+Each is a pair of pure functions. Slots are float32 trees shaped as the parameters, under names that checkpoints show. Own
+code where the formula is not optax's: its momentum accumulates gradients and multiplies by the rate afterwards (another
+sequence as soon as the rate moves), its LARS puts decay and trust elsewhere, its RMSprop has no place for the rate inside
+the momentum.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -19,11 +20,19 @@ LARS_EXCLUDED = ("beta", "gamma", "bias")  # endings of names: plain rate, no LA
 LARS_EPSILON = 1e-7  # in place of an epsilon of 0
 
 
+@dataclass(frozen=True)
+class Rule:
+    """One optimizer: init(params) -> slots; update(grads, slots, params, rate) -> (updates, slots)."""
+
+    init: Callable[[Any], Any]
+    update: Callable[[Any, Any, Any, Any], tuple[Any, Any]]
+
+
 def _zeros(params: Any, value: float = 0.0) -> Any:
     return jax.tree.map(lambda w: jnp.full(w.shape, value, jnp.float32), params)
 
 
-def _sgd(options: dict[str, Any], global_batch_size: int) -> optax.GradientTransformationExtraArgs:
+def _sgd(options: dict[str, Any], global_batch_size: int) -> Rule:
     """v = m v - lr g; w += v, or with Nesterov w += m v - lr g (Keras' form)."""
     del global_batch_size
     momentum, nesterov = options["momentum"], options.get("nesterov", False)
@@ -31,17 +40,17 @@ def _sgd(options: dict[str, Any], global_batch_size: int) -> optax.GradientTrans
     def init(params: Any) -> dict[str, Any]:
         return {"velocity": _zeros(params)} if momentum else {}
 
-    def update(grads: Any, state: Any, params: Any = None, *, learning_rate: Any) -> tuple[Any, Any]:
+    def update(grads: Any, slots: Any, params: Any, rate: Any) -> tuple[Any, Any]:
         del params
-        steps = jax.tree.map(lambda g: -learning_rate * g, grads)
+        steps = jax.tree.map(lambda g: -rate * g, grads)
         if not momentum:
-            return steps, state
-        velocity = jax.tree.map(lambda v, s: momentum * v + s, state["velocity"], steps)
+            return steps, slots
+        velocity = jax.tree.map(lambda v, s: momentum * v + s, slots["velocity"], steps)
         if nesterov:
             return jax.tree.map(lambda v, s: momentum * v + s, velocity, steps), {"velocity": velocity}
         return velocity, {"velocity": velocity}
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return Rule(init, update)
 
 
 def lars_trust(weight: jax.Array, grad: jax.Array, options: dict[str, Any]) -> jax.Array:
@@ -52,7 +61,7 @@ def lars_trust(weight: jax.Array, grad: jax.Array, options: dict[str, Any]) -> j
     return jnp.where((weight_norm > 0) & (grad_norm > 0), trust, 1.0)
 
 
-def _lars(options: dict[str, Any], global_batch_size: int) -> optax.GradientTransformationExtraArgs:
+def _lars(options: dict[str, Any], global_batch_size: int) -> Rule:
     """v = m v + lr trust (g + wd w); w -= v. Excluded names: trust 1, no wd."""
     del global_batch_size
     momentum, decay, nesterov = options["momentum"], options["weight_decay"], options.get("nesterov", False)
@@ -60,18 +69,18 @@ def _lars(options: dict[str, Any], global_batch_size: int) -> optax.GradientTran
     def init(params: Any) -> dict[str, Any]:
         return {"velocity": _zeros(params)}
 
-    def update(grads: Any, state: Any, params: Any, *, learning_rate: Any) -> tuple[Any, Any]:
+    def update(grads: Any, slots: Any, params: Any, rate: Any) -> tuple[Any, Any]:
         def scaled(name: str, grad: jax.Array, weight: jax.Array) -> jax.Array:
             if name.endswith(LARS_EXCLUDED):
-                return learning_rate * grad
-            return learning_rate * lars_trust(weight, grad, options) * (grad + decay * weight)
+                return rate * grad
+            return rate * lars_trust(weight, grad, options) * (grad + decay * weight)
 
         steps = map_named(scaled, grads, params)
-        velocity = jax.tree.map(lambda v, s: momentum * v + s, state["velocity"], steps)
+        velocity = jax.tree.map(lambda v, s: momentum * v + s, slots["velocity"], steps)
         moved = jax.tree.map(lambda v, s: momentum * v + s, velocity, steps) if nesterov else velocity
         return jax.tree.map(jnp.negative, moved), {"velocity": velocity}
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return Rule(init, update)
 
 
 def rmsprop_rho(options: dict[str, Any], global_batch_size: int) -> float:
@@ -81,7 +90,7 @@ def rmsprop_rho(options: dict[str, Any], global_batch_size: int) -> float:
     return 1.0 - 2.0 ** options["base_decay_exponent"] * global_batch_size
 
 
-def _rmsprop(options: dict[str, Any], global_batch_size: int) -> optax.GradientTransformationExtraArgs:
+def _rmsprop(options: dict[str, Any], global_batch_size: int) -> Rule:
     """ms = rho ms + (1 - rho) g^2; v = m v + lr g / sqrt(ms + eps); w -= v (TensorFlow's form)."""
     rho, epsilon, momentum = rmsprop_rho(options, global_batch_size), options["epsilon"], options["momentum"]
     first = options.get("initial_accumulator", 0.0)
@@ -90,35 +99,35 @@ def _rmsprop(options: dict[str, Any], global_batch_size: int) -> optax.GradientT
         slots = {"mean_square": _zeros(params, first)}
         return slots | {"velocity": _zeros(params)} if momentum else slots
 
-    def update(grads: Any, state: Any, params: Any = None, *, learning_rate: Any) -> tuple[Any, Any]:
+    def update(grads: Any, slots: Any, params: Any, rate: Any) -> tuple[Any, Any]:
         del params
-        squares = jax.tree.map(lambda s, g: rho * s + (1.0 - rho) * g * g, state["mean_square"], grads)
-        steps = jax.tree.map(lambda s, g: learning_rate * g * jax.lax.rsqrt(s + epsilon), squares, grads)
-        slots = {"mean_square": squares}
+        squares = jax.tree.map(lambda s, g: rho * s + (1.0 - rho) * g * g, slots["mean_square"], grads)
+        steps = jax.tree.map(lambda s, g: rate * g * jax.lax.rsqrt(s + epsilon), squares, grads)
+        new_slots = {"mean_square": squares}
         if momentum:
-            steps = jax.tree.map(lambda v, s: momentum * v + s, state["velocity"], steps)
-            slots["velocity"] = steps
-        return jax.tree.map(jnp.negative, steps), slots
+            steps = jax.tree.map(lambda v, s: momentum * v + s, slots["velocity"], steps)
+            new_slots["velocity"] = steps
+        return jax.tree.map(jnp.negative, steps), new_slots
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return Rule(init, update)
 
 
-def _adamw(options: dict[str, Any], global_batch_size: int) -> optax.GradientTransformationExtraArgs:
+def _adamw(options: dict[str, Any], global_batch_size: int) -> Rule:
     """w -= lr m^ / (sqrt(v^) + eps), optax's scale_by_adam; the W is the decoupled decay that every optimizer has."""
     del global_batch_size
     adam = optax.scale_by_adam(options.get("beta_1", 0.9), options.get("beta_2", 0.999), options.get("epsilon", 1e-8))
 
-    def update(grads: Any, state: Any, params: Any = None, *, learning_rate: Any) -> tuple[Any, Any]:
-        directions, state = adam.update(grads, state, params)
-        return jax.tree.map(lambda d: -learning_rate * d, directions), state
+    def update(grads: Any, slots: Any, params: Any, rate: Any) -> tuple[Any, Any]:
+        directions, slots = adam.update(grads, slots, params)
+        return jax.tree.map(lambda d: -rate * d, directions), slots
 
     def init(params: Any) -> Any:
         return adam.init(_zeros(params))
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return Rule(init, update)
 
 
-OPTIMIZERS: dict[str, Callable[[dict[str, Any], int], optax.GradientTransformationExtraArgs]] = {
+OPTIMIZERS: dict[str, Callable[[dict[str, Any], int], Rule]] = {
     "sgd": _sgd,
     "lars": _lars,
     "rmsprop": _rmsprop,

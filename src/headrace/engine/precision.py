@@ -1,7 +1,7 @@
 """Which number format holds what: compute, stored weights, gradient accumulator; and how a weight is written back.
 
-`precision` reads compute.update. Whatever the formats, the update is computed in float32 from the stored weights; with 16-bit
-weights the result is rounded back, stochastically or to nearest.
+`precision` reads compute.update. Whatever the formats, the update is computed in float32 from the stored weights; with
+16-bit weights the result is rounded back, stochastically or to nearest.
 """
 
 from dataclasses import dataclass

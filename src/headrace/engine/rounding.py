@@ -17,7 +17,7 @@ from headrace.core.rng import bits, name_id
 
 @dataclass(frozen=True, kw_only=True)
 class HalfFormat:
-    """A 16-bit float as seen from float32: its fraction bits, its first normal exponent (biased as float32's), its limits."""
+    """A 16-bit float seen from float32: its fraction bits, its first normal exponent (biased as float32's), its limits."""
 
     fraction_bits: int
     first_exponent: int
@@ -36,14 +36,14 @@ def stochastic_round(x: jax.Array, dtype: Any, random_bits: jax.Array) -> jax.Ar
     """Round float32 `x` to bfloat16 or float16, up or down by 32 random bits per element.
 
     Representable values stay; a finite value never becomes infinite (it saturates); infinities and NaN pass.
-    The probability is exact for every bfloat16 and, for float16, from 2^-33 up; below, the error of the mean is under 2^-56.
+    The probability is exact for bfloat16 and, for float16, from 2^-33 up; below, the error of the mean is under 2^-56.
     """
     half = HALF_FORMATS[jnp.dtype(dtype).name]
     u = lax.bitcast_convert_type(x, jnp.uint32)
     exponent = (u >> 23) & 0xFF
     significand = (u & 0x7FFFFF) | jnp.where(exponent > 0, jnp.uint32(0x800000), jnp.uint32(0))
     exponent = jnp.maximum(exponent, 1)  # a subnormal has the first normal exponent, without the leading one
-    # `dropped` significand bits fall off the end: all below the target's last place, more of them under its normal range
+    # `dropped` significand bits fall off the end: those below the target's last place, more under its normal range
     kept = jnp.maximum(exponent, half.first_exponent)
     dropped = (23 - half.fraction_bits) + (kept - exponent)
     rest = significand & ((jnp.uint32(1) << jnp.minimum(dropped, 24)) - 1)
@@ -61,8 +61,8 @@ def stochastic_round(x: jax.Array, dtype: Any, random_bits: jax.Array) -> jax.Ar
 def element_bits(name: str, shape: tuple[int, ...], seed: Any, step: Any) -> jax.Array:
     """Return 32 random bits for each element of a tensor, addressed by (tensor name, seed, step, element).
 
-    The same on every replica, so that copies of the weights stay equal. The element's number is a uint32: in a tensor of more
-    than 2^32 elements, elements 2^32 apart share their bits (each still rounds without bias).
+    The same on every replica, so that copies of the weights stay equal. The element's number is a uint32: in a tensor of
+    more than 2^32 elements, elements 2^32 apart share their bits (each still rounds without bias).
     """
     seed = jnp.asarray(seed & 0xFFFFFFFF if isinstance(seed, int) else seed).astype(jnp.uint32)
     step = jnp.asarray(step).astype(jnp.uint32)
