@@ -1,0 +1,234 @@
+"""The layers: frozen values with pure methods.
+
+A layer has `shape(hwc)`, `init(rng_at, hwc) -> (params, stats)`, `apply(params, stats, x, ctx) -> (y, batch_stats)` and
+`cost(hwc)`. A shape is one image's: (height, width, channels), or (features,) after pooling or flattening.
+Shapes in names: N images, H height, W width, C channels in, I channels in per group, O channels out.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from headrace import ops
+from headrace.core.errors import ConfigError
+from headrace.model.context import Ctx
+from headrace.model.cost import Cost
+from headrace.model.initial import FAN_IN_NORMAL, GLOROT_UNIFORM, RngAt, VarianceScaling
+from headrace.ops.window import Padding, out_size
+
+Shape = tuple[int, ...]
+Tree = dict[str, Any]
+
+
+class Layer(Protocol):
+    """What a network is made of."""
+
+    def shape(self, hwc: Shape) -> Shape:
+        """Return the shape of one image's output."""
+        ...
+
+    def init(self, rng_at: RngAt, hwc: Shape) -> tuple[Tree, Tree]:
+        """Return initial parameters and running statistics, float32 on the host."""
+        ...
+
+    def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
+        """Return the output and, in training, this batch's statistics in the place of the running ones."""
+        ...
+
+    def cost(self, hwc: Shape) -> Cost:
+        """Return the cost per image."""
+        ...
+
+
+class WithoutParameters:
+    """The methods of a layer that has no parameters."""
+
+    def init(self, rng_at: RngAt, hwc: Shape) -> tuple[Tree, Tree]:
+        """Return nothing to learn."""
+        return {}, {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conv:
+    """Convolution; `groups` splits the channels, `bias` is off as a norm usually follows."""
+
+    channels: int
+    kernel: int = 3
+    stride: int = 1
+    padding: Padding = "SAME"
+    groups: int = 1
+    bias: bool = False
+    initial: VarianceScaling = FAN_IN_NORMAL
+
+    def shape(self, hwc: Shape) -> Shape:
+        """Return the shape of one image's output."""
+        if hwc[2] % self.groups or self.channels % self.groups:
+            raise ConfigError(
+                f"A convolution from {hwc[2]} to {self.channels} channels cannot have {self.groups} groups.",
+                rule="The number of groups must divide both channel counts.",
+            )
+        return *_windows("convolution", hwc, self.kernel, self.stride, self.padding), self.channels
+
+    def init(self, rng_at: RngAt, hwc: Shape) -> tuple[Tree, Tree]:
+        """Draw the kernel; the bias starts at zero."""
+        params = {"kernel": self.initial.sample(rng_at("kernel"), self._kernel_shape(hwc))}
+        if self.bias:
+            params["bias"] = np.zeros(self.channels, np.float32)
+        return params, {}
+
+    def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
+        """Convolve in the compute dtype."""
+        w_HWIO = params["kernel"].astype(ctx.compute_dtype)
+        y_NHWO = ops.conv2d(x, w_HWIO, self.stride, self.padding, self.groups)
+        if self.bias:
+            y_NHWO = y_NHWO + params["bias"].astype(ctx.compute_dtype)[None, None, None]
+        return y_NHWO, {}
+
+    def cost(self, hwc: Shape) -> Cost:
+        """Return the cost per image."""
+        weights = math.prod(self._kernel_shape(hwc))
+        height, width, _ = self.shape(hwc)
+        return Cost(
+            params=weights + self.channels * self.bias,
+            flops=2 * weights * height * width,
+            activation_elements=height * width * self.channels,
+        )
+
+    def _kernel_shape(self, hwc: Shape) -> Shape:
+        return self.kernel, self.kernel, hwc[2] // self.groups, self.channels
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dense:
+    """Fully connected layer with bias. As `logits` it keeps its float32 sums."""
+
+    features: int
+    logits: bool = False
+    initial: VarianceScaling = GLOROT_UNIFORM
+
+    def shape(self, hwc: Shape) -> Shape:
+        """Return the shape of one image's output."""
+        assert len(hwc) == 1, f"flatten or pool before a dense layer, not {hwc}"
+        return (self.features,)
+
+    def init(self, rng_at: RngAt, hwc: Shape) -> tuple[Tree, Tree]:
+        """Draw the kernel; the bias starts at zero."""
+        kernel = self.initial.sample(rng_at("kernel"), (hwc[0], self.features))
+        return {"kernel": kernel, "bias": np.zeros(self.features, np.float32)}, {}
+
+    def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
+        """Multiply in the compute dtype, sum in float32."""
+        y_NO = ops.dense(x, params["kernel"].astype(ctx.compute_dtype), params["bias"])
+        return y_NO if self.logits else y_NO.astype(ctx.compute_dtype), {}
+
+    def cost(self, hwc: Shape) -> Cost:
+        """Return the cost per image."""
+        weights = hwc[0] * self.features
+        return Cost(params=weights + self.features, flops=2 * weights, activation_elements=self.features)
+
+
+@dataclass(frozen=True)
+class Relu(WithoutParameters):
+    """Rectified linear unit."""
+
+    def shape(self, hwc: Shape) -> Shape:
+        """Return the shape unchanged."""
+        return hwc
+
+    def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
+        """Return max(x, 0)."""
+        return ops.relu(x), {}
+
+    def cost(self, hwc: Shape) -> Cost:
+        """Return the cost per image."""
+        return Cost(activation_elements=math.prod(hwc))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaxPool(WithoutParameters):
+    """Largest value of each window; padded pixels never win."""
+
+    window: int
+    stride: int
+    padding: Padding = "VALID"
+
+    def shape(self, hwc: Shape) -> Shape:
+        """Return the shape of one image's output."""
+        return *_windows("max pool", hwc, self.window, self.stride, self.padding), hwc[2]
+
+    def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
+        """Pool."""
+        return ops.max_pool(x, self.window, self.stride, self.padding), {}
+
+    def cost(self, hwc: Shape) -> Cost:
+        """Return the cost per image."""
+        return Cost(activation_elements=math.prod(self.shape(hwc)))
+
+
+@dataclass(frozen=True)
+class GlobalAveragePool(WithoutParameters):
+    """Mean of each channel over the image."""
+
+    def shape(self, hwc: Shape) -> Shape:
+        """Return the channels alone."""
+        return (hwc[2],)
+
+    def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
+        """Average in float32."""
+        return ops.global_average_pool(x), {}
+
+    def cost(self, hwc: Shape) -> Cost:
+        """Return the cost per image."""
+        return Cost(activation_elements=hwc[2])
+
+
+@dataclass(frozen=True)
+class Flatten(WithoutParameters):
+    """Image to vector, row by row."""
+
+    def shape(self, hwc: Shape) -> Shape:
+        """Return the number of elements."""
+        return (math.prod(hwc),)
+
+    def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
+        """Reshape."""
+        return x.reshape(x.shape[0], -1), {}
+
+    def cost(self, hwc: Shape) -> Cost:
+        """Return nothing: no element is copied."""
+        return Cost()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeroPad(WithoutParameters):
+    """Zeros around the image, `((top, bottom), (left, right))`."""
+
+    pads: tuple[tuple[int, int], tuple[int, int]]
+
+    def shape(self, hwc: Shape) -> Shape:
+        """Return the shape of one image's output."""
+        return hwc[0] + sum(self.pads[0]), hwc[1] + sum(self.pads[1]), hwc[2]
+
+    def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
+        """Pad."""
+        return jnp.pad(x, ((0, 0), *self.pads, (0, 0))), {}
+
+    def cost(self, hwc: Shape) -> Cost:
+        """Return nothing: padding is computed with the layer after it."""
+        return Cost()
+
+
+def _windows(what: str, hwc: Shape, window: int, stride: int, padding: Padding) -> tuple[int, int]:
+    """Return the output's (height, width); refuse an image smaller than the window."""
+    size = out_size(padding, (hwc[0], hwc[1]), (window, window), stride)
+    if min(size) < 1:
+        raise ConfigError(
+            f"A {window}x{window} {what} finds only {hwc[0]}x{hwc[1]} pixels.",
+            rule="Its window must fit into the (padded) image.",
+            remedy="Use larger images or a network with less downsampling.",
+        )
+    return size

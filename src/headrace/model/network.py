@@ -1,0 +1,83 @@
+"""A network: a tuple of named blocks. Block names are split points, checkpoint keys, regex targets."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+
+from headrace.core.errors import ConfigError
+from headrace.core.rng import generator
+from headrace.model.composites import Named
+from headrace.model.context import Ctx
+from headrace.model.cost import Cost
+from headrace.model.initial import under
+from headrace.model.layers import Shape, Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """Named blocks for images of one shape; its output are logits."""
+
+    name: str
+    blocks: tuple[Named, ...]
+    input_hwc: tuple[int, int, int]
+    num_classes: int
+
+    def __post_init__(self) -> None:
+        """Check that every block fits the shape that reaches it."""
+        assert len(set(self.block_names)) == len(self.blocks), self.block_names
+        shapes = self.shapes()
+        assert shapes[-1] == (self.num_classes,), shapes
+
+    @property
+    def block_names(self) -> tuple[str, ...]:
+        """The names of the blocks, in order."""
+        return tuple(name for name, _ in self.blocks)
+
+    def shapes(self) -> tuple[Shape, ...]:
+        """Return the shape of one image before each block, and after the last."""
+        shapes: list[Shape] = [self.input_hwc]
+        for name, block in self.blocks:
+            try:
+                shapes.append(block.shape(shapes[-1]))
+            except ConfigError as error:
+                image = "x".join(map(str, self.input_hwc))
+                problem = f"{self.name} cannot take {image} images. At block {name}: {error.problem}"
+                raise ConfigError(problem, rule=error.rule, remedy=error.remedy) from error
+        return tuple(shapes)
+
+    def init(self, seed: int) -> tuple[Tree, Tree]:
+        """Return (params, stats), float32 on the host; a tensor depends on the seed and its own name alone."""
+        params, stats = {}, {}
+        for (name, block), shape in zip(self.blocks, self.shapes(), strict=False):
+            block_params, block_stats = block.init(under(partial(generator, seed), name), shape)
+            params |= {name: block_params} if block_params else {}
+            stats |= {name: block_stats} if block_stats else {}
+        return params, stats
+
+    def apply(self, params: Mapping[str, Any], stats: Mapping[str, Any], x: Array, ctx: Ctx) -> tuple[Array, Tree]:
+        """Return (logits in float32, batch statistics)."""
+        return self.apply_range(0, len(self.blocks), params, stats, x, ctx)
+
+    def apply_range(
+        self, i: int, j: int, params: Mapping[str, Any], stats: Mapping[str, Any], x: Array, ctx: Ctx
+    ) -> tuple[Array, Tree]:
+        """Apply the blocks i..j-1; `params` and `stats` need hold only theirs."""
+        x, batch_stats = x.astype(ctx.compute_dtype), {}
+        for name, block in self.blocks[i:j]:
+            x, block_stats = block.apply(params.get(name, {}), stats.get(name, {}), x, ctx)
+            batch_stats |= {name: block_stats} if block_stats else {}
+            if ctx.probe is not None:
+                ctx.probe(name, x)
+        return x.astype(jnp.float32) if j == len(self.blocks) else x, batch_stats
+
+    def costs(self) -> dict[str, Cost]:
+        """Return the cost per image of each block."""
+        return {name: block.cost(shape) for (name, block), shape in zip(self.blocks, self.shapes(), strict=False)}
+
+    def total_cost(self) -> Cost:
+        """Return the cost per image of the whole network."""
+        return sum(self.costs().values(), Cost())

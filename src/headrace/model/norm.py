@@ -1,0 +1,123 @@
+"""The norm layer: batch norm, group norm or none, chosen once for a whole network.
+
+Shapes in names: C channels.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from jax import Array
+
+from headrace import ops
+from headrace.core.errors import ConfigError, did_you_mean
+from headrace.model.context import Ctx
+from headrace.model.cost import Cost
+from headrace.model.initial import RngAt
+from headrace.model.layers import Shape, Tree
+
+DEFAULT_EPSILON = 1.001e-5
+# name in `norm_layer` -> (kind, suffix of the layer's name after the reference, keys beside the name)
+_NAMES: dict[str, tuple[Literal["batch", "group", "none"], str, tuple[str, ...]]] = {
+    "batch_norm": ("batch", "bn", ("momentum",)),
+    "custom_batch_norm": ("batch", "bn", ("momentum",)),
+    "group_norm": ("group", "gn", ("num_groups", "channels_per_group")),
+    "none": ("none", "norm", ()),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormSpec:
+    """The choice of norm for a network; `suffix` ends the names of its layers (`1_bn`, `1_gn`)."""
+
+    kind: Literal["batch", "group", "none"] = "batch"
+    suffix: str = "bn"
+    num_groups: int | None = None
+    channels_per_group: int | None = None
+    group_order: Literal["contiguous", "strided"] = "contiguous"
+    epsilon: float = DEFAULT_EPSILON
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norm:
+    """Normalisation with a learnt scale (starting at `gamma`) and shift (starting at 0) per channel."""
+
+    spec: NormSpec = NormSpec()
+    gamma: float = 1.0
+
+    def shape(self, hwc: Shape) -> Shape:
+        """Return the shape unchanged; refuse channels that do not form whole groups."""
+        if self.spec.kind == "group":
+            self._groups(hwc[2])
+        return hwc
+
+    def init(self, rng_at: RngAt, hwc: Shape) -> tuple[Tree, Tree]:
+        """Return scale and shift, and for batch norm the statistics of unit normal images."""
+        if self.spec.kind == "none":
+            return {}, {}
+        zeros_C, ones_C = np.zeros(hwc[2], np.float32), np.ones(hwc[2], np.float32)
+        params = {"gamma": ones_C * np.float32(self.gamma), "beta": zeros_C}
+        return params, {"mean": zeros_C.copy(), "variance": ones_C} if self.spec.kind == "batch" else {}
+
+    def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
+        """Normalise; in training batch norm returns this batch's mean and unbiased variance."""
+        if self.spec.kind == "none":
+            return x, {}
+        gamma_C, beta_C, epsilon = params["gamma"], params["beta"], self.spec.epsilon
+        if self.spec.kind == "group":
+            groups = self._groups(x.shape[-1])
+            return ops.group_norm(x, gamma_C, beta_C, groups, epsilon, ctx.stable_norm), {}
+        if not ctx.train:
+            return ops.batch_norm_eval(x, gamma_C, beta_C, (stats["mean"], stats["variance"]), epsilon), stats
+        assert ctx.norm_groups is None, "batch norm over several replicas is not written yet"
+        y, mean_C, variance_C = ops.batch_norm_train(x, gamma_C, beta_C, epsilon, ctx.stable_norm)
+        count = x.size // x.shape[-1]
+        return y, {"mean": mean_C, "variance": variance_C * (count / max(count - 1, 1))}
+
+    def cost(self, hwc: Shape) -> Cost:
+        """Return the cost per image."""
+        return Cost(params=0 if self.spec.kind == "none" else 2 * hwc[2])
+
+    def _groups(self, channels: int) -> ops.Groups:
+        size = self.spec.channels_per_group
+        num_groups = self.spec.num_groups or (channels // size if size else 0)
+        if num_groups < 1 or channels % num_groups or (size and channels % size):
+            wanted = f"{size} channels per group" if size else f"{num_groups} groups"
+            raise ConfigError(
+                f"Group norm with {wanted} does not divide {channels} channels.",
+                rule="Every group must have the same number of channels.",
+                remedy="Choose another num_groups or channels_per_group in norm_layer.",
+            )
+        return ops.Groups(num_groups=num_groups, order=self.spec.group_order)
+
+
+def make_norm_spec(norm_layer: Mapping[str, Any], epsilon: float | None = None) -> NormSpec:
+    """Read the `norm_layer` option, such as {"name": "group_norm", "num_groups": 8}."""
+    name = norm_layer.get("name", "")
+    if name not in _NAMES:
+        raise ConfigError(f"norm_layer has no norm named {name!r}.", remedy=did_you_mean(str(name), _NAMES))
+    kind, suffix, allowed = _NAMES[name]
+    for key in norm_layer:
+        if key not in ("name", *allowed):
+            raise ConfigError(
+                f"norm_layer {name} has no setting {key!r}.", remedy=did_you_mean(key, ("name", *allowed))
+            )
+    num_groups, channels_per_group = norm_layer.get("num_groups"), norm_layer.get("channels_per_group")
+    if kind == "group" and (num_groups is None) == (channels_per_group is None):
+        raise ConfigError(
+            "norm_layer group_norm does not say how many groups."
+            if num_groups is None
+            else "norm_layer group_norm says twice how many groups.",
+            rule="It needs exactly one of num_groups and channels_per_group.",
+        )
+    for key, value in (("num_groups", num_groups), ("channels_per_group", channels_per_group)):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise ConfigError(f"norm_layer {key} is {value!r}.", rule="It must be a whole number of at least 1.")
+    return NormSpec(
+        kind=kind,
+        suffix=suffix,
+        num_groups=num_groups,
+        channels_per_group=channels_per_group,
+        epsilon=DEFAULT_EPSILON if epsilon is None else epsilon,
+    )
