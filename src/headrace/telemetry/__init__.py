@@ -1,0 +1,1 @@
+"""What a run tells: typed records, the files and the console they go to, clocks, reports and the picture of a run."""
