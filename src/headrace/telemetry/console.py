@@ -117,9 +117,9 @@ _MODES: Mapping[str, Callable[[TextIO, Iterable[Record]], ConsoleSink]] = {
 
 def make_console(progress: str = "auto", past: Iterable[Record] = (), stream: TextIO | None = None) -> ConsoleSink:
     """Return the console for `--progress auto|bar|plain|none`; auto: a bar on a terminal, else plain lines."""
-    stream = sys.stdout if stream is None else stream
+    out: TextIO = sys.stdout if stream is None else stream
     if progress == "auto":
-        progress = "bar" if stream.isatty() and os.environ.get("TERM", "dumb") != "dumb" else "plain"
+        progress = "bar" if out.isatty() and os.environ.get("TERM", "dumb") != "dumb" else "plain"
     if progress not in _MODES:
         raise ConfigError(f"progress is {progress!r}.", remedy=did_you_mean(progress, ("auto", *_MODES)))
-    return _MODES[progress](stream, past)
+    return _MODES[progress](out, past)

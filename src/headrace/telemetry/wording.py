@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from headrace.core.units import format_bytes, format_duration
 from headrace.telemetry.record import (
     CheckpointRecord,
     Note,
@@ -38,7 +39,9 @@ class Narrator:
                 self.best = record.top1 if is_best else self.best
                 return validation_line(record) + ("  best so far" if is_best else "")
             case CheckpointRecord():
-                return f"checkpoint  {record.name}  {record.num_bytes / 1e6:,.1f} MB  ({record.seconds:.2f} s)"
+                return (
+                    f"checkpoint  {record.name}  {format_bytes(record.num_bytes)}  ({format_duration(record.seconds)})"
+                )
             case Note():
                 return f"warning: {record.text}" if record.level == "warning" else record.text
             case RunEnd():
@@ -103,9 +106,9 @@ def run_end_line(end: RunEnd) -> str:
     parts = [f"{end.outcome} at epoch {end.epoch:.2f}, step {end.step}"]
     if end.best_top1 is not None:
         parts.append(f"best top-1 {percent(end.best_top1)}")
-    parts.append(f"time to train {duration(end.time_to_train)}")
+    parts.append(f"time to train {format_duration(end.time_to_train)}")
     if end.time_to_target is not None:
-        parts.append(f"time to target {duration(end.time_to_target)}")
+        parts.append(f"time to target {format_duration(end.time_to_target)}")
     if end.images_per_second is not None:
         parts.append(f"{end.images_per_second:,.0f} img/s")
     return "  ".join(parts) + (f"\n{end.verdict}" if end.verdict else "")
