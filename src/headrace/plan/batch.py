@@ -1,0 +1,115 @@
+"""Batch arithmetic: micro batch x replicas x gradient accumulation = global batch, for training and for validation."""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchPlan:
+    """What one step eats. The global batch is `gradient_accumulation_count` rounds of one micro batch per replica."""
+
+    micro_batch_size: int
+    num_replicas: int
+    gradient_accumulation_count: int
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def micro_batches_per_step(self) -> int:
+        return self.gradient_accumulation_count * self.num_replicas
+
+    @property
+    def global_batch_size(self) -> int:
+        return self.micro_batch_size * self.micro_batches_per_step
+
+    def micro_batches_per_epoch(self, num_samples: int) -> int:
+        """Return how many micro batches the whole steps of one epoch hold."""
+        return num_samples // self.global_batch_size * self.micro_batches_per_step
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "micro_batch_size": self.micro_batch_size,
+            "num_replicas": self.num_replicas,
+            "gradient_accumulation_count": self.gradient_accumulation_count,
+            "global_batch_size": self.global_batch_size,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationPlan:
+    """How the validation set is cut. The last batch is padded and the padding masked: every sample counts once."""
+
+    micro_batch_size: int
+    num_replicas: int
+    num_samples: int
+
+    @property
+    def batch_size(self) -> int:
+        return self.micro_batch_size * self.num_replicas
+
+    @property
+    def num_batches(self) -> int:
+        return -(-self.num_samples // self.batch_size)
+
+    @property
+    def padding(self) -> int:
+        return self.num_batches * self.batch_size - self.num_samples
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "micro_batch_size": self.micro_batch_size,
+            "num_replicas": self.num_replicas,
+            "batch_size": self.batch_size,
+            "num_samples": self.num_samples,
+            "num_batches": self.num_batches,
+            "padding": self.padding,
+        }
+
+
+def make_batch_plan(
+    *,
+    micro_batch_size: int,
+    num_replicas: int,
+    gradient_accumulation_count: int | None,
+    global_batch_size: int | None,
+) -> BatchPlan:
+    """Complete the batch arithmetic from the accumulation count or from the global batch (neither: accumulate once)."""
+    assert micro_batch_size > 0, micro_batch_size
+    assert num_replicas > 0, num_replicas
+    assert gradient_accumulation_count is None or global_batch_size is None, "one follows from the other"
+    if global_batch_size is None:
+        count = 1 if gradient_accumulation_count is None else gradient_accumulation_count
+        assert count > 0, count
+        return BatchPlan(
+            micro_batch_size=micro_batch_size, num_replicas=num_replicas, gradient_accumulation_count=count
+        )
+    assert global_batch_size > 0, global_batch_size
+    return _from_global(micro_batch_size, num_replicas, global_batch_size)
+
+
+def _from_global(micro_batch_size: int, num_replicas: int, global_batch_size: int) -> BatchPlan:
+    per_round = micro_batch_size * num_replicas
+    count = max(1, round(global_batch_size / per_round))
+    warnings = ()
+    if count * per_round != global_batch_size:
+        warnings = (
+            f"--global-batch-size {global_batch_size} is not a multiple of micro batch x replicas "
+            f"({micro_batch_size} x {num_replicas} = {per_round}): gradients are accumulated {count} times, "
+            f"so the global batch is {count * per_round}.",
+        )
+    return BatchPlan(
+        micro_batch_size=micro_batch_size,
+        num_replicas=num_replicas,
+        gradient_accumulation_count=count,
+        warnings=warnings,
+    )
+
+
+def make_validation_plan(
+    batch: BatchPlan, *, micro_batch_size: int | None, num_replicas: int | None, num_samples: int
+) -> ValidationPlan:
+    """Cut the validation set; what is not given is as in training."""
+    return ValidationPlan(
+        micro_batch_size=batch.micro_batch_size if micro_batch_size is None else micro_batch_size,
+        num_replicas=batch.num_replicas if num_replicas is None else num_replicas,
+        num_samples=num_samples,
+    )

@@ -1,0 +1,251 @@
+"""Steps, calls and the periods of host events: when training logs, saves and validates, and how long a call may be.
+
+An event with period `x_every` happens after every `x_every` steps; 0 means never. Every period divides the run, and the
+last step of the run ends a period of each event, so the last weights are always logged, saved and validated (if on).
+"""
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from headrace.core.errors import ConfigError
+
+LOGS, CHECKPOINTS, VALIDATIONS = "--logs-per-epoch", "--ckpts-per-epoch", "--validations-per-epoch"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochPlan:
+    """One pass over the training set in whole steps."""
+
+    num_samples: int
+    global_batch_size: int
+    updates_per_epoch: int
+
+    @property
+    def dropped(self) -> int:
+        """Samples of an epoch's order that no step uses (another order drops others the next time)."""
+        return max(0, self.num_samples - self.updates_per_epoch * self.global_batch_size)
+
+    @property
+    def repeated(self) -> int:
+        """Samples seen beyond one pass, where more updates per epoch were asked for than the set fills."""
+        return max(0, self.updates_per_epoch * self.global_batch_size - self.num_samples)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Events:
+    """How often per epoch the host is wanted. None: this event is off; 0: only at the end of the run."""
+
+    logs: float
+    checkpoints: float | None
+    validations: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPlan:
+    """The run as steps. `host_every` is the gcd of the periods; a call is that long, or shorter by a divisor of it."""
+
+    epoch: EpochPlan
+    num_epochs: int
+    total_steps: int
+    log_every: int
+    checkpoint_every: int
+    validate_every: int
+    host_every: int
+    steps_per_call: int
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def updates_per_epoch(self) -> int:
+        return self.epoch.updates_per_epoch
+
+    @property
+    def dropped_per_epoch(self) -> int:
+        return self.epoch.dropped
+
+    @property
+    def num_calls(self) -> int:
+        return self.total_steps // self.steps_per_call if self.steps_per_call else 0
+
+    def log_due(self, step: int) -> bool:
+        """Say whether a record is due after `step` steps."""
+        return self._due(step, self.log_every)
+
+    def checkpoint_due(self, step: int) -> bool:
+        """Say whether a checkpoint is due after `step` steps."""
+        return self._due(step, self.checkpoint_every)
+
+    def validation_due(self, step: int) -> bool:
+        """Say whether a validation is due after `step` steps."""
+        return self._due(step, self.validate_every)
+
+    def _due(self, step: int, every: int) -> bool:
+        return every > 0 and step > 0 and step % every == 0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "num_samples": self.epoch.num_samples,
+            "updates_per_epoch": self.updates_per_epoch,
+            "dropped_per_epoch": self.epoch.dropped,
+            "repeated_per_epoch": self.epoch.repeated,
+            "num_epochs": self.num_epochs,
+            "total_steps": self.total_steps,
+            "log_every": self.log_every,
+            "checkpoint_every": self.checkpoint_every,
+            "validate_every": self.validate_every,
+            "host_every": self.host_every,
+            "steps_per_call": self.steps_per_call,
+            "num_calls": self.num_calls,
+        }
+
+
+def divisors(number: int) -> list[int]:
+    """Return every divisor of a positive number, ascending."""
+    low = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return low + [number // d for d in reversed(low) if d * d != number]
+
+
+def nearest_divisor(number: int, target: float) -> int:
+    """Return the divisor of `number` nearest to `target`; of two equally near, the larger (the more frequent event)."""
+    return min(divisors(number), key=lambda d: (abs(d - target), -d))
+
+
+def make_epoch_plan(*, num_samples: int, global_batch_size: int, weight_updates_per_epoch: int) -> EpochPlan:
+    """Count the steps of an epoch: as many whole global batches as the set holds, or the number asked for (not -1)."""
+    if global_batch_size > num_samples:
+        raise ConfigError(
+            f"One step takes {global_batch_size:,} samples, the training set has {num_samples:,}.",
+            rule="A step may not see a sample twice.",
+            remedy="Make --micro-batch-size, --num-replicas or --gradient-accumulation-count (or --global-batch-size) "
+            "smaller.",
+        )
+    assert weight_updates_per_epoch == -1 or weight_updates_per_epoch > 0, weight_updates_per_epoch
+    updates = num_samples // global_batch_size if weight_updates_per_epoch == -1 else weight_updates_per_epoch
+    return EpochPlan(num_samples=num_samples, global_batch_size=global_batch_size, updates_per_epoch=updates)
+
+
+def event_period(option: str, per_epoch: float, updates_per_epoch: int, num_epochs: int) -> tuple[int, str | None]:
+    """Return the steps from one event to the next, and a sentence if that is not the frequency asked for.
+
+    At one event or more per epoch the period divides the epoch; below one, it divides the whole run.
+    """
+    assert per_epoch >= 0, (option, per_epoch)
+    total = updates_per_epoch * num_epochs
+    if per_epoch == 0:
+        return total, None
+    if per_epoch >= 1:
+        span, target, where = updates_per_epoch, per_epoch, "per epoch"
+    else:
+        span, target, where = total, _events_in_run(option, per_epoch, num_epochs), f"in {num_epochs} epochs"
+    count = nearest_divisor(span, target)
+    period = span // count
+    if count == target:
+        return period, None
+    return period, (
+        f"{option} {frequency(per_epoch)} would fall inside a step: {target:g} does not divide the {span:,} steps. "
+        f"The nearest that does is {count:,} {where}, every {period:,} steps."
+    )
+
+
+def _events_in_run(option: str, per_epoch: float, num_epochs: int) -> int:
+    wanted = per_epoch * num_epochs
+    events = round(wanted)
+    if events >= 1 and math.isclose(wanted, events, rel_tol=1e-6):
+        return events
+    works = min((Fraction(1, d) for d in divisors(num_epochs)), key=lambda f: abs(f - per_epoch))
+    raise ConfigError(
+        f"{option} {frequency(per_epoch)} is {wanted:g} events in {num_epochs} epochs.",
+        rule="Below one per epoch, the events of the whole run must be a whole number, at least 1.",
+        remedy=f"Use {option} {works}, or a number of epochs that is a multiple of "
+        f"{Fraction(per_epoch).limit_denominator(10_000).denominator}.",
+    )
+
+
+def frequency(per_epoch: float) -> str:
+    """Return a frequency as people write it: 2, 0.3, 1/3."""
+    near = Fraction(per_epoch).limit_denominator(100)
+    if near.denominator in (1, 2, 4, 5, 10) or not math.isclose(near, per_epoch, rel_tol=1e-6):
+        return f"{per_epoch:g}"
+    return str(near)
+
+
+def largest_divisor(number: int, at_most: int | None) -> int:
+    """Return the largest divisor of `number` that is not above `at_most` (at least 1)."""
+    return number if at_most is None else max(d for d in divisors(number) if d <= max(1, at_most))
+
+
+def make_step_plan(epoch: EpochPlan, num_epochs: int, events: Events, max_steps_per_call: int | None) -> StepPlan:
+    """Derive total steps, the three periods and the length of a call.
+
+    `max_steps_per_call` bounds a call whose data are sent with it; None where nothing but indices is sent.
+    """
+    assert num_epochs > 0, num_epochs
+    periods, warnings = _periods(events, epoch.updates_per_epoch, num_epochs)
+    total = epoch.updates_per_epoch * num_epochs
+    host_every = math.gcd(*periods.values())
+    steps_per_call = largest_divisor(host_every, max_steps_per_call)
+    if events.logs == 0 and steps_per_call == total:
+        warnings.append(
+            f"--logs-per-epoch 0: the whole run of {total:,} steps is one call; nothing is logged, saved or validated "
+            "before its end."
+        )
+    if max_steps_per_call is not None:
+        warnings += _short_call_warning(steps_per_call, min(host_every, max_steps_per_call), epoch.updates_per_epoch)
+    return StepPlan(
+        epoch=epoch,
+        num_epochs=num_epochs,
+        total_steps=total,
+        log_every=periods[LOGS],
+        checkpoint_every=periods[CHECKPOINTS],
+        validate_every=periods[VALIDATIONS],
+        host_every=host_every,
+        steps_per_call=steps_per_call,
+        warnings=tuple(warnings),
+    )
+
+
+def _periods(events: Events, updates_per_epoch: int, num_epochs: int) -> tuple[dict[str, int], list[str]]:
+    wanted = {LOGS: events.logs, CHECKPOINTS: events.checkpoints, VALIDATIONS: events.validations}
+    periods: dict[str, int] = {}
+    warnings: list[str] = []
+    for option, per_epoch in wanted.items():
+        period, warning = 0, None
+        if per_epoch is not None:
+            period, warning = event_period(option, per_epoch, updates_per_epoch, num_epochs)
+        periods[option] = period
+        # an event that only follows the logs would say the same sentence again
+        if warning and (option == LOGS or per_epoch != events.logs):
+            warnings.append(warning)
+    return periods, warnings
+
+
+def _short_call_warning(steps_per_call: int, possible: int, updates_per_epoch: int) -> list[str]:
+    """Say when the steps of an epoch have no useful divisor, so that calls are far shorter than memory would allow."""
+    possible = min(possible, updates_per_epoch)
+    better = updates_per_epoch // max(1, possible) * possible
+    if 4 * steps_per_call >= possible or better == updates_per_epoch:
+        return []
+    return [
+        f"{possible:,} steps of data fit a call, but {updates_per_epoch:,} steps per epoch cannot be cut that way: "
+        f"a call is {steps_per_call} steps. --weight-updates-per-epoch {better} makes longer calls."
+    ]
+
+
+def no_steps(num_samples: int, global_batch_size: int, num_epochs: int) -> StepPlan:
+    """Return the plan of a run that does not train."""
+    epoch = EpochPlan(
+        num_samples=num_samples,
+        global_batch_size=global_batch_size,
+        updates_per_epoch=max(1, num_samples // global_batch_size),
+    )
+    return StepPlan(
+        epoch=epoch,
+        num_epochs=num_epochs,
+        total_steps=0,
+        log_every=0,
+        checkpoint_every=0,
+        validate_every=0,
+        host_every=0,
+        steps_per_call=0,
+    )

@@ -1,0 +1,72 @@
+"""Batch arithmetic against the closed form and the values of the reference's own tests."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.plan.batch import BatchPlan, make_batch_plan, make_validation_plan
+
+
+def batch(micro=1, replicas=1, count=None, total=None) -> BatchPlan:
+    return make_batch_plan(
+        micro_batch_size=micro, num_replicas=replicas, gradient_accumulation_count=count, global_batch_size=total
+    )
+
+
+def test_neither_given_accumulates_once():
+    plan = batch(micro=3, replicas=2)
+    assert (plan.gradient_accumulation_count, plan.global_batch_size, plan.warnings) == (1, 6, ())
+
+
+def test_global_batch_from_the_accumulation_count():
+    plan = batch(micro=3, replicas=4, count=2)
+    assert plan.global_batch_size == 24
+    assert plan.micro_batches_per_step == 8
+
+
+def test_accumulation_count_from_the_global_batch():
+    plan = batch(micro=3, replicas=2, total=12)
+    assert (plan.gradient_accumulation_count, plan.global_batch_size, plan.warnings) == (2, 12, ())
+
+
+def test_a_global_batch_that_does_not_fit_is_rounded_and_said():
+    plan = batch(micro=3, replicas=2, total=10)
+    assert (plan.gradient_accumulation_count, plan.global_batch_size) == (2, 12)
+    assert len(plan.warnings) == 1
+    assert "--global-batch-size 10" in plan.warnings[0]
+    assert "12" in plan.warnings[0]
+
+
+def test_a_global_batch_below_one_round_accumulates_once():
+    plan = batch(micro=8, replicas=4, total=2)
+    assert (plan.gradient_accumulation_count, plan.global_batch_size) == (1, 32)
+    assert plan.warnings
+
+
+@pytest.mark.parametrize("num_samples", [18, 20, 23])
+def test_micro_batches_per_epoch_counts_whole_steps(num_samples):
+    assert batch(micro=3, replicas=2, total=10).micro_batches_per_epoch(num_samples) == 4
+
+
+@given(st.integers(1, 64), st.integers(1, 16), st.integers(1, 4096))
+def test_the_global_batch_is_the_nearest_possible(micro, replicas, total):
+    plan = batch(micro=micro, replicas=replicas, total=total)
+    possible = range(micro * replicas, total + 2 * micro * replicas, micro * replicas)
+    assert abs(plan.global_batch_size - total) == min(abs(size - total) for size in possible)
+    assert bool(plan.warnings) == (plan.global_batch_size != total)
+
+
+def test_validation_is_as_training_unless_said_otherwise():
+    plan = make_validation_plan(
+        batch(micro=8, replicas=2, count=5), micro_batch_size=None, num_replicas=None, num_samples=100
+    )
+    assert (plan.micro_batch_size, plan.num_replicas, plan.num_batches, plan.padding) == (8, 2, 7, 12)
+    plan = make_validation_plan(batch(micro=8, replicas=2), micro_batch_size=50, num_replicas=1, num_samples=100)
+    assert (plan.batch_size, plan.num_batches, plan.padding) == (50, 2, 0)
+
+
+@given(st.integers(1, 300), st.integers(1, 8), st.integers(0, 5000))
+def test_validation_counts_every_sample_and_pads_less_than_a_batch(micro, replicas, num_samples):
+    plan = make_validation_plan(batch(), micro_batch_size=micro, num_replicas=replicas, num_samples=num_samples)
+    assert plan.num_batches * plan.batch_size == num_samples + plan.padding
+    assert 0 <= plan.padding < plan.batch_size

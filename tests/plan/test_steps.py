@@ -1,0 +1,228 @@
+"""Periods and calls: the examples of the reference, and every property against brute force."""
+
+import math
+from fractions import Fraction
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from headrace.core.errors import ConfigError
+from headrace.plan.steps import (
+    Events,
+    StepPlan,
+    divisors,
+    event_period,
+    frequency,
+    largest_divisor,
+    make_epoch_plan,
+    make_step_plan,
+    nearest_divisor,
+    no_steps,
+)
+
+
+def steps(*, logs=1.0, ckpts=None, validations=None, epochs=6, updates=781, most=None) -> StepPlan:
+    """Plan a run of `updates` steps of 64 samples per epoch; checkpoints and validations are off unless given."""
+    epoch = make_epoch_plan(num_samples=64 * updates + 16, global_batch_size=64, weight_updates_per_epoch=-1)
+    events = Events(logs=logs, checkpoints=ckpts, validations=validations)
+    return make_step_plan(epoch, epochs, events, most)
+
+
+# The seven examples of the reference: 50,000 samples in steps of 8 x 8 are 781 = 11 x 71 updates.
+
+
+def test_the_examples_have_781_updates_per_epoch():
+    epoch = make_epoch_plan(num_samples=50_000, global_batch_size=64, weight_updates_per_epoch=-1)
+    assert (epoch.updates_per_epoch, epoch.dropped, epoch.repeated) == (781, 16, 0)
+
+
+@pytest.mark.parametrize(
+    ("logs", "calls", "steps_per_call", "warns"),
+    [
+        (1, 6, 781, False),
+        (2, 6, 781, True),
+        (10, 66, 71, True),
+        (0.5, 3, 2 * 781, False),
+        (1 / 3, 2, 3 * 781, False),
+        (0.3333333333333333333, 2, 3 * 781, False),
+        (0, 1, 6 * 781, True),
+    ],
+)
+def test_the_logs_per_epoch_examples(logs, calls, steps_per_call, warns):
+    plan = steps(logs=logs)
+    assert (plan.num_calls, plan.steps_per_call, plan.log_every) == (calls, steps_per_call, steps_per_call)
+    assert plan.total_steps == 4686
+    assert bool(plan.warnings) == warns
+
+
+def test_half_a_log_per_epoch_in_five_epochs_is_refused():
+    with pytest.raises(ConfigError, match=r"--logs-per-epoch 0.5 is 2.5 events in 5 epochs") as caught:
+        steps(logs=0.5, epochs=5)
+    assert "multiple of 2" in caught.value.remedy
+    assert "--logs-per-epoch 1/5" in caught.value.remedy
+
+
+def test_a_quarter_in_six_epochs_and_a_third_written_short_are_refused():
+    with pytest.raises(ConfigError, match=r"1\.5 events in 6 epochs"):
+        steps(logs=0.25)
+    with pytest.raises(ConfigError, match="--logs-per-epoch 1/3"):
+        steps(logs=0.333, epochs=3)
+
+
+def test_the_adjusted_frequency_is_said():
+    (warning,) = steps(logs=10).warnings
+    assert "--logs-per-epoch 10" in warning
+    assert "11 per epoch, every 71 steps" in warning
+
+
+def test_a_run_in_one_call_says_what_that_means():
+    (warning,) = steps(logs=0, ckpts=0, validations=0).warnings
+    assert "4,686 steps is one call" in warning
+    assert "saved or validated" in warning
+
+
+def test_explicit_checkpoints_decide_the_calls_of_a_run_without_logs():
+    plan = steps(logs=0, ckpts=1, validations=0)
+    assert (plan.log_every, plan.checkpoint_every, plan.validate_every) == (4686, 781, 4686)
+    assert (plan.steps_per_call, plan.num_calls, plan.warnings) == (781, 6, ())
+
+
+def test_a_call_is_the_gcd_of_the_periods():
+    plan = steps(logs=4, ckpts=6, validations=1 / 2, updates=24, epochs=4)
+    assert (plan.log_every, plan.checkpoint_every, plan.validate_every) == (6, 4, 48)
+    assert (plan.steps_per_call, plan.num_calls) == (2, 48)
+
+
+def test_events_that_are_off_have_period_zero_and_do_not_shorten_calls():
+    plan = steps(logs=1, ckpts=None, validations=None)
+    assert (plan.checkpoint_every, plan.validate_every, plan.steps_per_call) == (0, 0, 781)
+
+
+def test_events_that_follow_the_logs_do_not_repeat_their_warning():
+    plan = steps(logs=0.4, ckpts=0.4, validations=0.4, epochs=5, updates=7)
+    assert plan.log_every == plan.checkpoint_every == plan.validate_every == 35
+    assert len(plan.warnings) == 1
+
+
+def test_events_are_due_after_every_period_and_at_the_end():
+    plan = steps(logs=2, ckpts=1, validations=0, updates=4, epochs=3)
+    run = range(plan.total_steps + 1)
+    assert [step for step in run if plan.log_due(step)] == [2, 4, 6, 8, 10, 12]
+    assert [step for step in run if plan.checkpoint_due(step)] == [4, 8, 12]
+    assert [step for step in run if plan.validation_due(step)] == [12]
+    assert not any(steps(ckpts=None).checkpoint_due(step) for step in range(4687))
+
+
+# The divisor search.
+
+
+@pytest.mark.parametrize(
+    ("number", "target", "answer"), [(12, 5, 6), (4, 2, 2), (9, 3, 3), (16, 4, 4), (25, 5, 5), (1, 7, 1)]
+)
+def test_known_nearest_divisors(number, target, answer):
+    assert nearest_divisor(number, target) == answer
+
+
+@given(st.integers(1, 3000), st.integers(1, 3500) | st.floats(1, 3500))
+def test_nearest_divisor_is_the_best_of_all(number, target):
+    answer = nearest_divisor(number, target)
+    every = [d for d in range(1, number + 1) if number % d == 0]
+    assert divisors(number) == every
+    best = min(abs(d - target) for d in every)
+    assert answer == max(d for d in every if abs(d - target) == best)
+
+
+@given(st.integers(1, 3000), st.integers(-2, 3500))
+def test_largest_divisor_is_the_largest_allowed(number, at_most):
+    assert largest_divisor(number, at_most) == max(
+        d for d in range(1, number + 1) if number % d == 0 and (d <= at_most or d == 1)
+    )
+    assert largest_divisor(number, None) == number
+
+
+# The plan as a whole.
+
+FREQUENCIES = st.sampled_from([0, 1 / 6, 1 / 5, 0.25, 1 / 3, 0.4, 0.5, 1, 1.5, 2, 3, 7, 100])
+
+
+@given(st.integers(1, 400), st.integers(1, 12), FREQUENCIES, st.none() | FREQUENCIES, st.none() | FREQUENCIES)
+def test_every_period_divides_the_run_and_a_call_divides_every_period(updates, epochs, logs, ckpts, validations):
+    given_ = [f for f in (logs, ckpts, validations) if f is not None]
+    assume(all(f == 0 or f >= 1 or (Fraction(f).limit_denominator(100) * epochs).denominator == 1 for f in given_))
+    plan = steps(logs=logs, ckpts=ckpts, validations=validations, updates=updates, epochs=epochs)
+    periods = [plan.log_every, plan.checkpoint_every, plan.validate_every]
+    on = [p for p in periods if p]
+    assert [p > 0 for p in periods] == [True, ckpts is not None, validations is not None]
+    assert plan.total_steps == updates * epochs
+    assert all(plan.total_steps % p == 0 for p in on)  # so the last step logs, saves and validates
+    lengths = [k for k in range(1, plan.total_steps + 1) if all(p % k == 0 for p in on)]
+    assert plan.steps_per_call == plan.host_every == max(lengths)
+    assert plan.num_calls * plan.steps_per_call == plan.total_steps
+
+
+@given(st.integers(1, 200), st.integers(1, 10), st.integers(1, 250))
+def test_period_of_events_per_epoch_against_brute_force(updates, epochs, wanted):
+    period, warning = event_period("--logs-per-epoch", wanted, updates, epochs)
+    distance = {p: abs(updates // p - wanted) for p in range(1, updates + 1) if updates % p == 0}
+    assert period == min(p for p, d in distance.items() if d == min(distance.values()))
+    assert (warning is None) == (updates % wanted == 0)
+
+
+@given(st.integers(1, 200), st.integers(1, 12), st.integers(2, 12))
+def test_one_event_in_so_many_epochs(updates, epochs, each):
+    if epochs % each:
+        with pytest.raises(ConfigError):
+            event_period("--logs-per-epoch", 1 / each, updates, epochs)
+    else:
+        assert event_period("--logs-per-epoch", 1 / each, updates, epochs) == (each * updates, None)
+
+
+# Calls that carry their data.
+
+
+def test_a_call_that_carries_its_data_is_bounded():
+    plan = steps(logs=1, updates=24, most=9)
+    assert (plan.host_every, plan.steps_per_call, plan.num_calls) == (24, 8, 18)
+    assert steps(logs=1, updates=24, most=0).steps_per_call == 1
+    assert steps(logs=1, updates=24, most=100).steps_per_call == 24
+
+
+def test_a_bounded_run_without_logs_is_not_called_one_call():
+    plan = steps(logs=0, updates=24, epochs=1, most=12)
+    assert (plan.num_calls, plan.warnings) == (2, ())
+
+
+def test_an_epoch_that_cannot_be_cut_well_says_which_could():
+    plan = steps(logs=1, updates=101, most=20)
+    assert plan.steps_per_call == 1
+    (warning,) = plan.warnings
+    assert "--weight-updates-per-epoch 100" in warning
+
+
+# The epoch.
+
+
+def test_updates_asked_for_may_repeat_or_leave_out_samples():
+    epoch = make_epoch_plan(num_samples=100, global_batch_size=30, weight_updates_per_epoch=5)
+    assert (epoch.updates_per_epoch, epoch.dropped, epoch.repeated) == (5, 0, 50)
+    epoch = make_epoch_plan(num_samples=100, global_batch_size=30, weight_updates_per_epoch=1)
+    assert (epoch.updates_per_epoch, epoch.dropped, epoch.repeated) == (1, 70, 0)
+
+
+def test_a_step_larger_than_the_set_is_refused_with_a_remedy():
+    with pytest.raises(ConfigError, match="One step takes 1,024 samples, the training set has 1,000") as caught:
+        make_epoch_plan(num_samples=1000, global_batch_size=1024, weight_updates_per_epoch=-1)
+    assert "--micro-batch-size" in caught.value.remedy
+
+
+def test_a_run_that_does_not_train_has_no_steps():
+    plan = no_steps(num_samples=100, global_batch_size=30, num_epochs=4)
+    assert (plan.total_steps, plan.num_calls, plan.steps_per_call, plan.updates_per_epoch) == (0, 0, 0, 3)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(1, "1"), (0.5, "0.5"), (1 / 3, "1/3"), (2 / 7, "2/7"), (1.25, "1.25"), (math.pi, "3.14159")]
+)
+def test_frequencies_as_people_write_them(value, text):
+    assert frequency(value) == text

@@ -1,0 +1,134 @@
+"""The house keeps its shape: imports go one way, files and functions stay small, the command line starts fast."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[1] / "src" / "headrace"
+FILES = sorted(SRC.rglob("*.py"))
+
+# A room may import the rooms left of it. Telemetry and checkpoint stand side by side and do not see each other.
+ROW = ("core", "config", "data", "ops", "model", "plan", "engine", ("telemetry", "checkpoint"), "run", "cli")
+
+# Reading options and printing help must not wait for these.
+SLOW_IMPORTS = {"jax", "jaxlib", "optax", "numpy", "safetensors", "PIL", "rich"}
+
+# The one deliberately long function: it reads top to bottom as the run.
+LONG_FUNCTIONS = {"run/fit.py": {"fit"}}
+MAX_FILE_LINES, MAX_FUNCTION_LINES = 330, 60
+
+
+def allowed_rooms() -> dict[str, set[str]]:
+    allowed, left = {}, set()
+    for place in ROW:
+        rooms = {place} if isinstance(place, str) else set(place)
+        allowed |= {room: left | {room} for room in rooms}
+        left = left | rooms
+    return allowed
+
+
+def imported(path: Path, nodes: list[ast.AST]) -> list[tuple[int, str]]:
+    """Return (line, absolute module name) of each import among the nodes."""
+    package = ("headrace", *path.relative_to(SRC).parent.parts)
+    found = []
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join((*base, *(node.module or "").split(".")))
+            found += [(node.lineno, f"{module.strip('.')}.{alias.name}") for alias in node.names]
+    return found
+
+
+def when_imported(tree: ast.Module) -> list[ast.AST]:
+    """Return the nodes that run when the module is imported: not function bodies, not `if TYPE_CHECKING`."""
+    found: list[ast.AST] = []
+    waiting: list[ast.AST] = list(tree.body)
+    while waiting:
+        node = waiting.pop()
+        found.append(node)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            waiting += node.orelse
+            continue
+        waiting += ast.iter_child_nodes(node)
+    return found
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(SRC).as_posix()
+
+
+def test_the_row_names_every_room():
+    assert {path.name for path in SRC.iterdir() if (path / "__init__.py").exists()} == set(allowed_rooms())
+
+
+def test_the_checker_sees_forbidden_imports():
+    tree = ast.parse(
+        "import headrace.run.fit\ndef f():\n    from headrace.engine import step\n    from ..cli import main\n"
+    )
+    names = {name for _, name in imported(SRC / "plan" / "x.py", list(ast.walk(tree)))}
+    assert names == {"headrace.run.fit", "headrace.engine.step", "headrace.cli.main"}
+    assert [name for _, name in imported(SRC / "plan" / "x.py", when_imported(tree))] == ["headrace.run.fit"]
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_a_room_imports_only_rooms_to_its_left(path: Path):
+    room = path.relative_to(SRC).parts[0]
+    if room == "__init__.py":
+        pytest.skip("the front door shows names of every room")
+    allowed = allowed_rooms()[room]
+    wrong = []
+    for line, module in imported(path, list(ast.walk(ast.parse(path.read_text())))):
+        parts = module.split(".")
+        if parts[0] == "headrace" and (len(parts) == 1 or parts[1] not in allowed):
+            wrong.append(f"{name_of(path)}:{line} imports {module}")
+    assert not wrong
+
+
+def reached_when_imported(start: list[Path]) -> dict[str, str]:
+    """Return {outside package: the file that imports it} over everything that importing these files imports."""
+    outside: dict[str, str] = {}
+    waiting, done = list(start), set()
+    while waiting:
+        path = waiting.pop()
+        if path in done:
+            continue
+        done.add(path)
+        for _, module in imported(path, when_imported(ast.parse(path.read_text()))):
+            parts = module.split(".")
+            if parts[0] != "headrace":
+                outside.setdefault(parts[0], name_of(path))
+                continue
+            for depth in range(len(parts)):  # importing a.b.c runs a, a.b and a.b.c
+                stem = SRC.joinpath(*parts[1 : depth + 1])
+                waiting += [p for p in (stem / "__init__.py", stem.with_suffix(".py")) if p.is_file()]
+    return outside
+
+
+def test_options_and_command_line_are_read_without_slow_imports():
+    """`headrace --help` answers at once: config, core.errors, core.units and every command (a `main`) import lazily."""
+    start = [SRC / "core" / "errors.py", SRC / "core" / "units.py", *(SRC / "config").glob("*.py")]
+    start += [path for path in (SRC / "cli").glob("*.py") if "\ndef main(" in path.read_text()]
+    slow = {package: by for package, by in reached_when_imported(start).items() if package in SLOW_IMPORTS}
+    assert not slow
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_files_open_with_what_they_are_and_stay_small(path: Path):
+    text = path.read_text()
+    tree = ast.parse(text)
+    assert not tree.body or ast.get_docstring(tree), "a file opens with a docstring that says what it is"
+    assert text.count("\n") <= MAX_FILE_LINES
+    exempt = LONG_FUNCTIONS.get(name_of(path), set())
+    long = [
+        f"{node.name} has {length} lines"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (length := (node.end_lineno or 0) - node.lineno + 1) > MAX_FUNCTION_LINES
+        and node.name not in exempt
+    ]
+    assert not long
