@@ -1,0 +1,57 @@
+"""Headrace trains convolutional networks on accelerators so that the accelerator never waits.
+
+The public names are imported when they are first used, so that `import headrace` and `headrace --help` load no JAX.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Config": "headrace.config.schema",
+    "config_from": "headrace.config.load",
+    "resolve": "headrace.config.load",
+    "HeadraceError": "headrace.core.errors",
+    "build_network": "headrace.model.families",
+    "open_dataset": "headrace.data.dataset",
+    "make_plan": "headrace.plan.plan",
+    "train": "headrace.run.fit",
+    "resume": "headrace.run.fit",
+    "validate": "headrace.run.validate",
+}
+
+__all__ = [
+    "Config",
+    "HeadraceError",
+    "__version__",
+    "build_network",
+    "config_from",
+    "make_plan",
+    "open_dataset",
+    "resolve",
+    "resume",
+    "train",
+    "validate",
+]
+
+if TYPE_CHECKING:
+    from headrace.config.load import config_from, resolve
+    from headrace.config.schema import Config
+    from headrace.core.errors import HeadraceError
+    from headrace.data.dataset import open_dataset
+    from headrace.model.families import build_network
+    from headrace.plan.plan import make_plan
+    from headrace.run.fit import resume, train
+    from headrace.run.validate import validate
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from the room it lives in."""
+    if name not in _HOME:
+        raise AttributeError(f"headrace has no name {name}; its names are {', '.join(_HOME)}")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

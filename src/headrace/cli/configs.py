@@ -1,0 +1,55 @@
+"""`headrace configs`: the named configurations, what one comes to with the origin of each value, and the options."""
+
+import argparse
+
+from headrace.cli.options import print_remarks, read_words
+from headrace.config.arguments import Parser
+from headrace.config.describe import blocks_text, options_markdown, resolved_text
+from headrace.config.load import resolve
+from headrace.config.shipped import blocks_of, listed
+
+USAGE = """usage: headrace configs [list] [--config-path FILE]
+       headrace configs show NAME [--all] [options of headrace train]
+       headrace configs options
+
+list (or nothing)  the named configurations, those of the package or of a YAML file
+show               a configuration with the origin of each value; the defaults too with --all
+options            all options as Markdown tables"""
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; return its exit code."""
+    if argv and argv[0] in ("-h", "--help"):
+        print(USAGE)
+        return 0
+    parts = {"list": _list, "show": _show, "options": _options}
+    part = parts.get(argv[0]) if argv else _list
+    return part(argv[1:]) if part else _list(argv)
+
+
+def _list(argv: list[str]) -> int:
+    parser = Parser(prog="headrace configs", usage=USAGE.removeprefix("usage: "))
+    parser.add_argument("--config-path", "--config_path", metavar="FILE")
+    print(blocks_text(listed(blocks_of(parser.parse_args(argv).config_path))))
+    return 0
+
+
+def _show(argv: list[str]) -> int:
+    def extra(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("name", nargs="?", metavar="NAME", help="the configuration (default: default)")
+        parser.add_argument(
+            "--config-path", metavar="FILE", help="YAML file that has it (default: the shipped recipes)"
+        )
+        parser.add_argument("--all", action="store_true", help="show the options that have their default, too")
+
+    options, own = read_words(argv, "headrace configs show", extra)
+    resolved = resolve(options, own.name, own.config_path)
+    print(resolved_text(resolved, everything=own.all))
+    print_remarks(resolved)
+    return 0
+
+
+def _options(argv: list[str]) -> int:
+    Parser(prog="headrace configs options").parse_args(argv)
+    print(options_markdown())
+    return 0

@@ -1,0 +1,80 @@
+"""The `headrace` command: find the command's file, run it, and turn errors for people into words and an exit code."""
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import headrace
+from headrace.core.errors import HeadraceError, did_you_mean
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """A command: its name, the module whose `main(argv)` runs it, and a line of help."""
+
+    name: str
+    module: str
+    help: str
+
+
+COMMANDS = (
+    Command(name="train", module="headrace.cli.train", help="train a network; alone, the embedded default"),
+    Command(name="validate", module="headrace.cli.validate", help="validate a run, or one of its checkpoints"),
+    Command(name="resume", module="headrace.cli.resume", help="go on with a run from its newest good checkpoint"),
+    Command(name="plan", module="headrace.cli.plan", help="print the arithmetic of a run without a device"),
+    Command(name="bench", module="headrace.cli.bench", help="measure the throughput of training"),
+    Command(name="models", module="headrace.cli.models", help="list the networks with their parameters and FLOPs"),
+    Command(name="configs", module="headrace.cli.configs", help="list and show named configurations and the options"),
+    Command(name="data", module="headrace.cli.data", help="check a data set"),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(words)
+    except HeadraceError as error:
+        _print_error(error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("headrace: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader has left (`headrace configs | head`); Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _run(words: list[str]) -> int:
+    name = words[0] if words else ""
+    if name in ("", "-h", "--help", "help"):
+        print(_help())
+        return 0 if name else HeadraceError.exit_code
+    if name in ("-V", "--version"):
+        print(f"headrace {headrace.__version__}")
+        return 0
+    modules = {command.name: command.module for command in COMMANDS}
+    if name not in modules:
+        raise HeadraceError(f"There is no command {name}.", remedy=did_you_mean(name, modules))
+    code = importlib.import_module(modules[name]).main(words[1:])
+    sys.stdout.flush()  # here, where a reader that has left is caught
+    return code
+
+
+def _help() -> str:
+    lines = ["usage: headrace COMMAND ...", "", "Train convolutional networks so that the accelerator never waits.", ""]
+    lines += [f"  {command.name:10}{command.help}" for command in COMMANDS]
+    return "\n".join([*lines, "", "`headrace COMMAND --help` says more; `headrace --version` prints the version."])
+
+
+def _print_error(error: HeadraceError) -> None:
+    sys.stdout.flush()
+    print(f"headrace: {error.problem}", file=sys.stderr)
+    for name, text in (("rule", error.rule), ("remedy", error.remedy)):
+        if text:
+            print(f"  {name}: {text}", file=sys.stderr)

@@ -1,0 +1,123 @@
+"""The command line, built from the schema: which words of an argv are options, their raw values, and the help text.
+
+The options are taken out of the argv here, because argparse knows neither `--no-x` beside `--x off`, nor equal dashes
+and underscores, nor aliases under prefixes. What is left, a command's own arguments, goes to argparse.
+"""
+
+import argparse
+import shutil
+import textwrap
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
+
+from headrace.config.field import Option
+from headrace.config.names import find, spellings
+from headrace.config.schema import SECTIONS, all_options
+from headrace.config.values import BOOL, FALSE_WORDS, TRUE_WORDS, WORDS, shown
+from headrace.core.errors import ConfigError
+
+HELP_COLUMN = 34
+
+Extra = Callable[[argparse.ArgumentParser], object]
+
+
+class Parser(argparse.ArgumentParser):
+    """An argparse parser that raises ConfigError instead of printing usage and leaving."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message[0].upper()}{message[1:]}.", remedy=f"See `{self.prog} --help`.")
+
+
+def build_parser(prog: str, description: str, extra: Extra | None = None) -> Parser:
+    """Return a parser for a command's own arguments, whose help also lists all options of the schema."""
+    columns = shutil.get_terminal_size((120, 40)).columns
+    width = max(60, min(columns, 140))
+
+    def formatter(prog: str) -> argparse.HelpFormatter:
+        return argparse.RawDescriptionHelpFormatter(prog, max_help_position=HELP_COLUMN, width=width)
+
+    parser = Parser(
+        prog=prog,
+        description=textwrap.fill(description, width),
+        epilog=options_help(width),
+        allow_abbrev=False,
+        formatter_class=formatter,
+    )
+    if extra:
+        extra(parser)
+    parser.usage = parser.format_usage().removeprefix("usage: ").strip() + " [options below]"
+    return parser
+
+
+def options_help(width: int) -> str:
+    """Return the help on all options, section by section, each with its default in brackets."""
+    opening = (
+        "Names may be cut short where that is clear, and written with dashes or underscores. A value in [brackets] "
+        "holds where neither the configuration nor the command line says another."
+    )
+    lines = textwrap.wrap(opening, width)
+    for section, cls in SECTIONS.items():
+        lines += ["", f"{section}: {cls.__doc__}"]
+        for option in all_options().values():
+            if option.section == section:
+                lines += _help_lines(option, width)
+    return "\n".join(lines).replace("%", "%%")
+
+
+def take_options(argv: Iterable[str], parser: argparse.ArgumentParser) -> tuple[dict[str, Any], list[str]]:
+    """Return the schema's options found in an argv as {name: raw value}, and the words that are left for `parser`."""
+    own = [flag.lstrip("-") for flag in parser._option_string_actions if flag.startswith("--")]
+    known = spellings(all_options(), own)
+    taken: dict[str, Any] = {}
+    left: list[str] = []
+    words = list(argv)
+    while words:
+        word = words.pop(0)
+        if word == "--":
+            return taken, [*left, word, *words]
+        if not word.startswith("--"):
+            left.append(word)
+            continue
+        name, equals, value = word[2:].partition("=")
+        spelled = find(name, known, dashes="--")
+        if spelled.name not in all_options():
+            left.append("--" + spelled.name.replace("_", "-") + equals + value)
+        else:
+            option = all_options()[spelled.name]
+            taken.pop(f"no_{spelled.name}" if not spelled.negated else spelled.name, None)
+            taken[str(spelled)] = value if equals else _take_value(option, spelled.negated, words)
+    return taken, left
+
+
+def _take_value(option: Option, negated: bool, words: list[str]) -> Any:
+    """Take an option's value off the words that follow it."""
+    if negated or option.kind is BOOL:
+        follows = not negated and bool(words) and words[0].lower() in TRUE_WORDS + FALSE_WORDS
+        return words.pop(0) if follows else True
+    if option.kind is WORDS:
+        taken = []
+        while words and not words[0].startswith("--"):
+            taken.append(words.pop(0))
+        return taken
+    if not words or words[0].startswith("--"):
+        raise ConfigError(f"{option.flag} has no value.", rule=f"It takes {option.kind.words}: {option.help}")
+    return words.pop(0)
+
+
+def _help_lines(option: Option, width: int) -> list[str]:
+    also = f" Also: {', '.join('--' + alias.replace('_', '-') for alias in option.aliases)}." if option.aliases else ""
+    indent = " " * HELP_COLUMN
+    text = textwrap.wrap(
+        f"{option.help}{also} [{shown(option.default)}]", width, initial_indent=indent, subsequent_indent=indent
+    )
+    name = "  " + usage_of(option)
+    if len(name) + 2 <= HELP_COLUMN:
+        return [name.ljust(HELP_COLUMN) + text[0].lstrip(), *text[1:]]
+    return [name, *text]
+
+
+def usage_of(option: Option) -> str:
+    """Return an option as it is written, such as `--[no-]shuffle` or `--seed N`."""
+    if option.kind is BOOL:
+        return f"--[no-]{option.flag[2:]}"
+    return f"{option.flag} {option.placeholder}{' ...' if option.kind is WORDS else ''}"

@@ -1,0 +1,202 @@
+"""Checks across options that need no device: rules that stop a run before it starts, warnings and notes.
+
+Limits of a single option stand with the option (sections.py), keys inside a mapping in params.py.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.config.field import DEFAULT, Origin
+from headrace.config.layers import periods_fit
+from headrace.config.params import complete
+from headrace.config.schema import Config, all_options
+from headrace.config.sections import MADE_UP_DATASETS
+from headrace.config.values import shown
+from headrace.core.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What the rules look at: the configuration and where its values came from."""
+
+    config: Config
+    origins: Mapping[str, Origin]
+
+    def given(self, name: str) -> bool:
+        """Say whether somebody wrote the value, be it the default's."""
+        return self.origins.get(name, DEFAULT).kind != "default"
+
+    def told(self, name: str) -> str:
+        """Return an option with its value and origin, for a message."""
+        value = getattr(getattr(self.config, all_options()[name].section), name)
+        return f"{name} {shown(value)} ({self.origins.get(name, DEFAULT)})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """A combination that cannot work: when it is there, how to put it, why not, and what to do."""
+
+    broken: Callable[[Facts], bool]
+    problem: Callable[[Facts], str]
+    rule: str
+    remedy: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remark:
+    """A combination that works and may surprise."""
+
+    when: Callable[[Facts], bool]
+    text: Callable[[Facts], str]
+
+
+def _period_rule(name: str, verb: str) -> Rule:
+    def per_epoch(facts: Facts) -> float:
+        return getattr(facts.config.batch, name) or 0.0
+
+    return Rule(
+        broken=lambda facts: not periods_fit(per_epoch(facts), facts.config.batch.num_epochs),
+        problem=lambda facts: (
+            f"Cannot {verb} {round(1 / per_epoch(facts), 6)} epochs at a time for {facts.config.batch.num_epochs} "
+            f"epochs: {facts.told(name)}, {facts.told('num_epochs')}."
+        ),
+        rule=f"Below 1, num_epochs must be a multiple of 1/{name}.",
+        remedy=f"Change num_epochs or {name}; 0 means only at the end of the run.",
+    )
+
+
+def _made_up_rule(name: str) -> Rule:
+    return Rule(
+        broken=lambda facts: (
+            facts.given(name)
+            and getattr(facts.config.data, name) is not None
+            and facts.config.data.dataset not in MADE_UP_DATASETS
+        ),
+        problem=lambda facts: (
+            f"{facts.told(name)} is given for the data set {facts.config.data.dataset}, which has its own."
+        ),
+        rule=f"{name} describes made-up images: the data sets {' and '.join(MADE_UP_DATASETS)}.",
+        remedy=f"Leave {name} out, or choose --dataset synthetic.",
+    )
+
+
+RULES = (
+    Rule(
+        broken=lambda facts: (
+            bool(facts.config.data.eight_bit_transfer) and not facts.config.data.accelerator_side_preprocess
+        ),
+        problem=lambda facts: f"{facts.told('eight_bit_transfer')} with {facts.told('accelerator_side_preprocess')}.",
+        rule="Images preprocessed on the host are floating-point numbers; only raw pixels can cross as 8 bits.",
+        remedy="Set accelerator_side_preprocess, or leave eight_bit_transfer out.",
+    ),
+    Rule(
+        broken=lambda facts: (
+            facts.config.batch.gradient_accumulation_count is not None
+            and facts.config.batch.global_batch_size is not None
+        ),
+        problem=lambda facts: (
+            f"Both are given: {facts.told('gradient_accumulation_count')} and {facts.told('global_batch_size')}."
+        ),
+        rule="global_batch_size = micro_batch_size * num_replicas * gradient_accumulation_count.",
+        remedy="Leave one of them out.",
+    ),
+    Rule(
+        broken=lambda facts: not facts.config.run.training and not facts.config.validation.validation,
+        problem=lambda facts: f"Nothing is left to do: {facts.told('training')}, {facts.told('validation')}.",
+        rule="A run trains, validates, or both.",
+        remedy="Leave one of them on.",
+    ),
+    _period_rule("logs_per_epoch", "log"),
+    _period_rule("ckpts_per_epoch", "save a checkpoint"),
+    _period_rule("validations_per_epoch", "validate"),
+    *(_made_up_rule(name) for name in ("image_size", "num_channels", "num_classes", "num_samples")),
+)
+
+
+def _float16_unscaled(facts: Facts) -> bool:
+    numerics = facts.config.numerics
+    return numerics.precision.startswith("16") and numerics.half_type == "float16" and numerics.loss_scaling == 0
+
+
+def _endless_warmup(facts: Facts) -> bool:
+    warmup = facts.config.learning.lr_warmup_params
+    return warmup is not None and float(warmup["warmup_epochs"]) >= facts.config.batch.num_epochs
+
+
+WARNINGS = (
+    Remark(
+        when=_float16_unscaled,
+        text=lambda facts: (
+            f"float16 without loss scaling ({facts.told('precision')}): gradients below about 6e-8 vanish. "
+            "Use --loss-scaling dynamic, or --half-type bfloat16."
+        ),
+    ),
+    Remark(
+        when=_endless_warmup,
+        text=lambda facts: (
+            f"The warm-up is not over when the run ends: {facts.told('lr_warmup_params')}, {facts.told('num_epochs')}."
+        ),
+    ),
+    Remark(
+        when=lambda facts: facts.config.run.target_accuracy is not None and not facts.config.validation.validation,
+        text=lambda facts: f"{facts.told('target_accuracy')} is never looked at: {facts.told('validation')}.",
+    ),
+)
+
+NOTES = (
+    Remark(
+        when=lambda facts: (
+            facts.given("stochastic_rounding")
+            and facts.config.numerics.stochastic_rounding
+            and facts.config.numerics.precision != "16.16"
+        ),
+        text=lambda facts: (
+            f"{facts.told('stochastic_rounding')} has no effect on 32-bit weights ({facts.told('precision')})."
+        ),
+    ),
+    Remark(
+        when=lambda facts: facts.given("half_type") and facts.config.numerics.precision == "32.32",
+        text=lambda facts: f"{facts.told('half_type')} has no effect with {facts.told('precision')}.",
+    ),
+    Remark(
+        when=lambda facts: (
+            bool(facts.config.numerics.loss_scaling_params) and facts.config.numerics.loss_scaling != "dynamic"
+        ),
+        text=lambda facts: f"{facts.told('loss_scaling_params')} is for dynamic loss scaling only.",
+    ),
+)
+
+
+def check(config: Config, origins: Mapping[str, Origin]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Refuse what cannot work; return (warnings, notes) on what can."""
+    facts = Facts(config=config, origins=origins)
+    _check_mappings(facts)
+    for rule in RULES:
+        if rule.broken(facts):
+            raise ConfigError(rule.problem(facts), rule=rule.rule, remedy=rule.remedy)
+    warnings, notes = (
+        tuple(remark.text(facts) for remark in remarks if remark.when(facts)) for remarks in (WARNINGS, NOTES)
+    )
+    return warnings, notes
+
+
+def _check_mappings(facts: Facts) -> None:
+    """Check the keys inside the options that are mappings, and say where a wrong one was written."""
+    config = facts.config
+    learning = config.learning
+    mappings: list[tuple[str, str, str | None, dict[str, Any] | None]] = [
+        ("optimizer_params", "optimizer", learning.optimizer, learning.optimizer_params),
+        ("lr_schedule_params", "lr_schedule", learning.lr_schedule, learning.lr_schedule_params),
+        ("lr_warmup_params", "lr_warmup", None, learning.lr_warmup_params),
+        ("loss_scaling_params", "loss_scaling", "dynamic", config.numerics.loss_scaling_params),
+        ("norm_layer", "norm_layer", None, config.model.norm_layer),
+    ]
+    for option, kind, name, given in mappings:
+        try:
+            if given is not None:
+                complete(kind, name, given)
+        except ConfigError as error:
+            origin = facts.origins.get(option, DEFAULT)
+            place = f"{origin.where}: " if origin.kind in ("recipe", "file") else ""
+            raise ConfigError(place + error.problem, rule=error.rule, remedy=error.remedy) from None

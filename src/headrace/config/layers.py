@@ -1,0 +1,104 @@
+"""Layers of given values, weakest first: defaults, environment, a recipe or file, the command line. The strongest wins.
+
+Some options hang together (an optimizer and its settings). Where a stronger layer changes the one, what a weaker layer
+said of the other is let go as far as it no longer fits, with a note. Within one layer nothing is let go: the checks
+refuse what does not fit.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.config.field import DEFAULT, Origin
+from headrace.config.params import known_keys
+from headrace.config.schema import all_options
+from headrace.config.sections import MADE_UP_DATASETS
+from headrace.config.values import shown
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """A value as read, and where it came from."""
+
+    value: Any
+    origin: Origin
+
+
+Layer = Mapping[str, Given]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tie:
+    """Two options that hang together.
+
+    When `owner` is given by a stronger layer than `dependent`, `keep(owner's value, dependent's value)` is what stays.
+    """
+
+    owner: str
+    dependent: str
+    keep: Callable[[Any, Any], Any]
+
+
+def _only_known(kind: str) -> Callable[[Any, Any], Any]:
+    return lambda name, params: {key: value for key, value in params.items() if key in known_keys(kind, name)}
+
+
+def _only_made_up(dataset: str, value: Any) -> Any:
+    return value if dataset in MADE_UP_DATASETS else None
+
+
+def _only_whole(num_epochs: int, per_epoch: float | None) -> float | None:
+    return per_epoch if per_epoch is None or periods_fit(per_epoch, num_epochs) else None
+
+
+def periods_fit(per_epoch: float, num_epochs: int) -> bool:
+    """Say whether events every 1/per_epoch epochs divide the run evenly."""
+    events = per_epoch * num_epochs
+    return not 0 < per_epoch < 1 or abs(events - round(events)) < 1e-6 * num_epochs
+
+
+TIES = (
+    Tie(owner="optimizer", dependent="optimizer_params", keep=_only_known("optimizer")),
+    Tie(owner="lr_schedule", dependent="lr_schedule_params", keep=_only_known("lr_schedule")),
+    *(
+        Tie(owner="dataset", dependent=name, keep=_only_made_up)
+        for name in ("image_size", "num_channels", "num_classes", "num_samples")
+    ),
+    *(
+        Tie(owner="num_epochs", dependent=name, keep=_only_whole)
+        for name in ("logs_per_epoch", "ckpts_per_epoch", "validations_per_epoch")
+    ),
+    Tie(owner="global_batch_size", dependent="gradient_accumulation_count", keep=lambda size, count: None),
+    Tie(owner="gradient_accumulation_count", dependent="global_batch_size", keep=lambda count, size: None),
+    Tie(
+        owner="accelerator_side_preprocess",
+        dependent="eight_bit_transfer",
+        keep=lambda on_device, eight_bit: eight_bit if on_device else None,
+    ),
+)
+
+
+def merge_layers(layers: list[Layer]) -> tuple[dict[str, Given], tuple[str, ...]]:
+    """Return every option's value and origin, and notes on what was let go."""
+    defaults = {
+        name: Given(value=option.read(option.default), origin=DEFAULT) for name, option in all_options().items()
+    }
+    found, rank = dict(defaults), dict.fromkeys(defaults, 0)
+    for strength, layer in enumerate(layers, start=1):
+        for name, given in layer.items():
+            found[name], rank[name] = given, strength
+    notes = []
+    for tie in TIES:
+        owner, dependent = found[tie.owner], found[tie.dependent]
+        if rank[tie.owner] <= rank[tie.dependent] or owner.value is None or dependent.value is None:
+            continue
+        kept = tie.keep(owner.value, dependent.value)
+        if kept == dependent.value:
+            continue
+        origin = DEFAULT if kept is None else dependent.origin if kept else owner.origin
+        found[tie.dependent] = Given(value=defaults[tie.dependent].value if kept is None else kept, origin=origin)
+        if rank[tie.dependent] > 0:
+            told = f"{tie.dependent} {shown(dependent.value)} ({dependent.origin})"
+            why = f"{tie.owner} {shown(owner.value)} ({owner.origin})"
+            notes.append(f"{told} does not go with {why}; using {'the default' if kept is None else shown(kept)}.")
+    return found, tuple(notes)

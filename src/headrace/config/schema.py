@@ -1,0 +1,63 @@
+"""The schema: Config and its sections. All names, types, defaults, help, aliases and limits of options start here."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from headrace.config.field import Option, options_of
+from headrace.config.sections import Batch, Data, Model, Run
+from headrace.config.sections_learning import Checkpoint, Learning, Logging, Numerics, Validation
+
+__all__ = [
+    "SECTIONS",
+    "Batch",
+    "Checkpoint",
+    "Config",
+    "Data",
+    "Learning",
+    "Logging",
+    "Model",
+    "Numerics",
+    "Run",
+    "Validation",
+    "all_options",
+]
+
+SECTIONS: dict[str, type] = {
+    "run": Run,
+    "data": Data,
+    "model": Model,
+    "batch": Batch,
+    "numerics": Numerics,
+    "learning": Learning,
+    "validation": Validation,
+    "checkpoint": Checkpoint,
+    "logging": Logging,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """The whole configuration of a run: frozen, typed, one attribute per section."""
+
+    run: Run = field(default_factory=Run)
+    data: Data = field(default_factory=Data)
+    model: Model = field(default_factory=Model)
+    batch: Batch = field(default_factory=Batch)
+    numerics: Numerics = field(default_factory=Numerics)
+    learning: Learning = field(default_factory=Learning)
+    validation: Validation = field(default_factory=Validation)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    logging: Logging = field(default_factory=Logging)
+
+
+@functools.cache
+def all_options() -> Mapping[str, Option]:
+    """Return every option by its flat name, in the order of the schema."""
+    found: dict[str, Option] = {}
+    for section, cls in SECTIONS.items():
+        found.update(options_of(section, cls))
+    assert len(found) == sum(len(dataclasses.fields(cls)) for cls in SECTIONS.values()), "a name is in two sections"
+    return MappingProxyType(found)

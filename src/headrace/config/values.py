@@ -1,0 +1,182 @@
+"""The kinds of value an option can have: how each is read from a command line, YAML or Python, and limits.
+
+A reader takes whatever was written and returns the value, or raises ValueError (its text, if any, says more than the
+kind does). A limit takes a value and returns the rule it breaks, or an empty text.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.core.units import parse_bytes
+
+TRUE_WORDS = ("true", "on", "yes", "1")
+FALSE_WORDS = ("false", "off", "no", "0")
+NONE_WORDS = ("none", "null")
+
+Limit = Callable[[Any], str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """A kind of value: its name in words, its placeholder in help texts, and its reader."""
+
+    words: str
+    metavar: str
+    read: Callable[[Any], Any]
+
+
+def read_bool(raw: Any) -> bool:
+    """Read a boolean: true/false, on/off, yes/no, 1/0."""
+    word = str(raw).lower()
+    if word not in TRUE_WORDS + FALSE_WORDS:
+        raise ValueError
+    return word in TRUE_WORDS
+
+
+def read_int(raw: Any) -> int:
+    """Read a whole number; 1e6 counts as one."""
+    if isinstance(raw, bool) or not isinstance(raw, int | float | str):
+        raise ValueError
+    if isinstance(raw, str) and re.fullmatch(r"[-+]?\d+", raw.strip()):
+        return int(raw)
+    value = raw if isinstance(raw, int) else read_float(raw)
+    if value != int(value):
+        raise ValueError
+    return int(value)
+
+
+def read_float(raw: Any) -> float:
+    """Read a finite number."""
+    if isinstance(raw, bool) or not isinstance(raw, int | float | str):
+        raise ValueError
+    value = float(raw)
+    if not math.isfinite(value):
+        raise ValueError
+    return value
+
+
+def read_fraction(raw: Any) -> float:
+    """Read a number or a fraction such as 1/3; 0.3333333 is taken for 1/3, so that periods come out whole."""
+    if isinstance(raw, str) and "/" in raw:
+        above, below = raw.split("/", 1)
+        if float(below) == 0:
+            raise ValueError
+        raw = float(above) / float(below)
+    value = read_float(raw)
+    if 0 < value < 1:
+        nearest = round(1 / value)
+        if abs(value * nearest - 1) <= 1e-6:
+            return 1 / nearest
+    return value
+
+
+def read_text(raw: Any) -> str:
+    """Read a text; numbers count as their digits."""
+    if isinstance(raw, bool) or not isinstance(raw, str | int | float):
+        raise ValueError
+    return str(raw)
+
+
+def read_words(raw: Any) -> tuple[str, ...]:
+    """Read a list of words; one word alone is a list of one."""
+    if isinstance(raw, list | tuple):
+        return tuple(read_text(word) for word in raw)
+    return (read_text(raw),)
+
+
+def read_mapping(raw: Any) -> dict[str, Any]:
+    """Read a mapping with text keys, or one written as JSON."""
+    if isinstance(raw, str):
+        try:
+            raw = json.loads(raw)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"not valid JSON ({error.msg} at character {error.pos + 1})") from None
+    if not isinstance(raw, dict):
+        raise ValueError
+    return json.loads(json.dumps({str(key): value for key, value in raw.items()}, allow_nan=False))
+
+
+def read_bytes_text(raw: Any) -> str:
+    """Read a number of bytes with its unit; the text is kept as written."""
+    if isinstance(raw, bool):
+        raise ValueError
+    parse_bytes(raw)
+    return str(raw)
+
+
+def read_loss_scale(raw: Any) -> float | str:
+    """Read a loss scale: a number, or the word dynamic."""
+    return "dynamic" if isinstance(raw, str) and raw.lower() == "dynamic" else read_float(raw)
+
+
+BOOL = Kind(words="true or false (on/off, yes/no, 1/0)", metavar="BOOL", read=read_bool)
+INT = Kind(words="a whole number", metavar="N", read=read_int)
+FLOAT = Kind(words="a number", metavar="X", read=read_float)
+FRACTION = Kind(words="a number or a fraction such as 1/3", metavar="X", read=read_fraction)
+TEXT = Kind(words="a text", metavar="TEXT", read=read_text)
+WORDS = Kind(words="a list of words", metavar="WORD", read=read_words)
+MAPPING = Kind(words="a mapping (JSON on the command line)", metavar="JSON", read=read_mapping)
+BYTES = Kind(words="a number of bytes such as 2GiB or 512MB", metavar="BYTES", read=read_bytes_text)
+LOSS_SCALE = Kind(words="a number or the word dynamic", metavar="X|dynamic", read=read_loss_scale)
+
+KIND_OF_TYPE = {bool: BOOL, int: INT, float: FLOAT, str: TEXT, tuple: WORDS, dict: MAPPING}
+
+
+def at_least(low: float) -> Limit:
+    """Limit a number from below."""
+    return lambda value: "" if value >= low else f"must be {low} or more"
+
+
+def above(low: float) -> Limit:
+    """Limit a number to more than `low`."""
+    return lambda value: "" if value > low else f"must be more than {low}"
+
+
+def between(low: float, high: float) -> Limit:
+    """Limit a number to a closed range."""
+    return lambda value: "" if low <= value <= high else f"must be from {low} to {high}"
+
+
+def share(value: float) -> str:
+    """Limit a number to 0 <= x < 1."""
+    return "" if 0 <= value < 1 else "must be at least 0 and less than 1"
+
+
+def updates(value: int) -> str:
+    """Limit to a positive count, or -1 for a whole epoch."""
+    return "" if value == -1 or value >= 1 else "must be -1 (the whole data set) or 1 or more"
+
+
+def patterns(value: tuple[str, ...]) -> str:
+    """Limit each word to a regular expression that compiles."""
+    for word in value:
+        try:
+            re.compile(word)
+        except re.error as error:
+            return f"must be regular expressions; {word!r} is not one ({error})"
+    return ""
+
+
+def precision(value: str) -> str:
+    """Limit to the supported compute.update precisions, telling a malformed one from an unsupported one."""
+    if not re.fullmatch(r"\d+\.\d+", value):
+        return "must be written compute.update, such as 16.32; this is not a precision"
+    supported = ("16.16", "16.32", "32.32")
+    return "" if value in supported else f"is well formed, but only {', '.join(supported)} are supported"
+
+
+def shown(value: Any) -> str:
+    """Return a value as a person would write it on a command line."""
+    if value is None:
+        return "unset"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, dict):
+        return json.dumps(value)
+    return " ".join(value) or "none" if isinstance(value, tuple) else str(value)
