@@ -2,19 +2,21 @@
 
 A curve is a pure function of the step (a whole number, a traced scalar or an array of steps), evaluated on the device
 at every step: no state, so nothing to restore. Whole numbers stay whole (floor, shift, comparison) until the last
-division, because float32 counts exactly only up to 2^24. `initial_learning_rate` is per sample and is multiplied by the global
-batch; the `values` of `stepped` are absolute.
+division, because float32 counts exactly only up to 2^24. `initial_learning_rate` is per sample and is multiplied by
+the global batch; the `values` of `stepped` are absolute.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from headrace.core.errors import ConfigError, did_you_mean
+from headrace.config.params import complete_lr
+from headrace.config.schema import Learning
 
 LrCurve = Callable[[Any], jax.Array]
 
@@ -25,7 +27,6 @@ class Span:
 
     global_batch_size: int
     updates_per_epoch: int
-    decay_epochs: float  # how long a decay lasts when the parameters do not say
 
     def steps(self, epochs: float) -> int:
         """Return whole steps in so many epochs, rounded down (but 0.29 x 100 is 29, whatever binary fractions say)."""
@@ -41,19 +42,14 @@ def _const(params: dict[str, Any], span: Span) -> LrCurve:
     return lambda step: jnp.full_like(step, rate, dtype=jnp.float32)
 
 
-def _decay_epochs(params: dict[str, Any], span: Span) -> float:
-    epochs = params.get("epochs_to_total_decay")
-    return span.decay_epochs if epochs is None else epochs
-
-
 def _cosine(params: dict[str, Any], span: Span) -> LrCurve:
     rate = span.initial(params)
-    last = max(span.steps(_decay_epochs(params, span)), 1)
+    last = max(span.steps(params["epochs_to_total_decay"]), 1)
 
     def curve(step: jax.Array) -> jax.Array:
-        progress = jnp.minimum(step, last).astype(jnp.float32) / last
-        # cos^2(x/2) = (1 + cos x)/2 without its cancellation near the end of the decay
-        return rate * jnp.square(jnp.cos(0.5 * math.pi * progress))
+        left = (last - jnp.minimum(step, last)).astype(jnp.float32) / last
+        # sin^2(pi/2 (1 - t/T)) = (1 + cos(pi t/T))/2, without its cancellation near the end of the decay
+        return rate * jnp.square(jnp.sin(0.5 * math.pi * left))
 
     return curve
 
@@ -74,10 +70,10 @@ def _stepped(params: dict[str, Any], span: Span) -> LrCurve:
 def _polynomial(params: dict[str, Any], span: Span) -> LrCurve:
     rate, power = span.initial(params), params["power"]
     end = params["end_learning_rate_ratio"] * rate
-    last = max(float(_decay_epochs(params, span) * span.updates_per_epoch), 1.0)
+    last = max(float(params["epochs_to_total_decay"] * span.updates_per_epoch), 1.0)
 
     def curve(step: jax.Array) -> jax.Array:
-        left = 1.0 - jnp.minimum(step.astype(jnp.float32), last) / last
+        left = (last - jnp.minimum(step.astype(jnp.float32), last)) / last
         return (rate - end) * jnp.power(left, power) + end
 
     return curve
@@ -85,8 +81,15 @@ def _polynomial(params: dict[str, Any], span: Span) -> LrCurve:
 
 def _exponential(params: dict[str, Any], span: Span) -> LrCurve:
     rate, log_decay = span.initial(params), math.log(params["decay_rate"])
-    period = max(float(params["decay_epochs"] * span.updates_per_epoch), 1.0)
-    return lambda step: rate * jnp.exp(log_decay * (step.astype(jnp.float32) / period))
+    # Drops fall every n/d steps (d small enough for int32), counted in whole numbers: none is a step off, none drifts.
+    period = max(params["epochs_per_drop"] * span.updates_per_epoch, 1.0)
+    n, d = Fraction(period).limit_denominator(max(1, min(100, math.isqrt(int(2**30 / period))))).as_integer_ratio()
+
+    def curve(step: jax.Array) -> jax.Array:
+        num_drops = step // n * d + step % n * d // n
+        return rate * jnp.exp(log_decay * num_drops.astype(jnp.float32))
+
+    return curve
 
 
 CURVES: dict[str, Callable[[dict[str, Any], Span], LrCurve]] = {
@@ -108,17 +111,13 @@ def _warm_up(curve: LrCurve, warmup_steps: int, shift: bool) -> LrCurve:
     return warmed
 
 
-def make_lr_curve(learning: Any, *, global_batch_size: int, updates_per_epoch: int, num_epochs: int) -> LrCurve:
+def make_lr_curve(learning: Learning, *, global_batch_size: int, updates_per_epoch: int, num_epochs: int) -> LrCurve:
     """Return the learning rate as a float32 function of the step (0 for the first update)."""
-    name, warmup = learning.lr_schedule, learning.lr_warmup_params
-    if name not in CURVES:
-        raise ConfigError(f"There is no learning-rate curve {name!r}.", remedy=did_you_mean(name, CURVES))
-    shift = warmup is not None and warmup["warmup_mode"] == "shift"
-    decay_epochs = num_epochs - (warmup["warmup_epochs"] if warmup and shift else 0)
-    span = Span(global_batch_size=global_batch_size, updates_per_epoch=updates_per_epoch, decay_epochs=decay_epochs)
-    curve = CURVES[name](learning.lr_schedule_params, span)
+    params, warmup = complete_lr(learning, num_epochs)
+    span = Span(global_batch_size=global_batch_size, updates_per_epoch=updates_per_epoch)
+    curve = CURVES[learning.lr_schedule](params, span)
     if warmup:
-        curve = _warm_up(curve, span.steps(warmup["warmup_epochs"]), shift)
+        curve = _warm_up(curve, span.steps(warmup["warmup_epochs"]), shift=warmup["warmup_mode"] == "shift")
 
     def lr_curve(step: Any) -> jax.Array:
         step = jnp.asarray(step).astype(jnp.int32)

@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from headrace.core.errors import ConfigError, did_you_mean
+from headrace.config.params import complete
+from headrace.config.schema import Learning
 from headrace.core.tree import map_named
 from headrace.engine.lr_curve import LrCurve
 from headrace.engine.optimizer_rows import OPTIMIZERS
@@ -46,13 +47,12 @@ def _add_weights(tree: Any, params: Any, factor: Any, decayed: Callable[[str], b
     return map_named(lambda name, leaf, w: leaf + factor * w if decayed(name) else leaf, tree, params)
 
 
-def make_optimizer(learning: Any, lr_curve: LrCurve, global_batch_size: int) -> optax.GradientTransformationExtraArgs:
+def make_optimizer(
+    learning: Learning, lr_curve: LrCurve, global_batch_size: int
+) -> optax.GradientTransformationExtraArgs:
     """Return the update rule of the options; `update` needs `step=` and takes `grad_norm=` if it is known already."""
-    if learning.optimizer not in OPTIMIZERS:
-        raise ConfigError(
-            f"There is no optimizer {learning.optimizer!r}.", remedy=did_you_mean(learning.optimizer, OPTIMIZERS)
-        )
-    rule = OPTIMIZERS[learning.optimizer](learning.optimizer_params, global_batch_size)
+    options = complete("optimizer", learning.optimizer, learning.optimizer_params)
+    rule = OPTIMIZERS[learning.optimizer](options, global_batch_size)
     decayed = _is_decayed(tuple(learning.weight_decay_exclude))
     clip, l2, decay = learning.gradient_clipping, learning.l2_regularization, learning.weight_decay
 

@@ -1,9 +1,9 @@
 """The optimizers' own rules, one row each: float32 gradients in, float32 updates out (new weight = weight + update).
 
-Each is a pair of pure functions. Slots are float32 trees shaped as the parameters, under names that checkpoints show. Own
-code where the formula is not optax's: its momentum accumulates gradients and multiplies by the rate afterwards (another
-sequence as soon as the rate moves), its LARS puts decay and trust elsewhere, its RMSprop has no place for the rate inside
-the momentum.
+Each row takes its options complete (config.params) and gives a pair of pure functions. Slots are float32 trees shaped
+as the parameters, under names that checkpoints show. Own code where the formula is not optax's: its momentum
+accumulates gradients and multiplies by the rate afterwards (another sequence as soon as the rate moves), and so do its
+LARS and RMSprop.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ LARS_EPSILON = 1e-7  # in place of an epsilon of 0
 class Rule:
     """One optimizer: init(params) -> slots; update(grads, slots, params, rate) -> (updates, slots)."""
 
-    init: Callable[[Any], Any]
+    init: optax.TransformInitFn
     update: Callable[[Any, Any, Any, Any], tuple[Any, Any]]
 
 
@@ -35,7 +35,7 @@ def _zeros(params: Any, value: float = 0.0) -> Any:
 def _sgd(options: dict[str, Any], global_batch_size: int) -> Rule:
     """v = m v - lr g; w += v, or with Nesterov w += m v - lr g (Keras' form)."""
     del global_batch_size
-    momentum, nesterov = options["momentum"], options.get("nesterov", False)
+    momentum, nesterov = options["momentum"], options["nesterov"]
 
     def init(params: Any) -> dict[str, Any]:
         return {"velocity": _zeros(params)} if momentum else {}
@@ -64,7 +64,7 @@ def lars_trust(weight: jax.Array, grad: jax.Array, options: dict[str, Any]) -> j
 def _lars(options: dict[str, Any], global_batch_size: int) -> Rule:
     """v = m v + lr trust (g + wd w); w -= v. Excluded names: trust 1, no wd."""
     del global_batch_size
-    momentum, decay, nesterov = options["momentum"], options["weight_decay"], options.get("nesterov", False)
+    momentum, decay = options["momentum"], options["weight_decay"]
 
     def init(params: Any) -> dict[str, Any]:
         return {"velocity": _zeros(params)}
@@ -77,16 +77,15 @@ def _lars(options: dict[str, Any], global_batch_size: int) -> Rule:
 
         steps = map_named(scaled, grads, params)
         velocity = jax.tree.map(lambda v, s: momentum * v + s, slots["velocity"], steps)
-        moved = jax.tree.map(lambda v, s: momentum * v + s, velocity, steps) if nesterov else velocity
-        return jax.tree.map(jnp.negative, moved), {"velocity": velocity}
+        return jax.tree.map(jnp.negative, velocity), {"velocity": velocity}
 
     return Rule(init, update)
 
 
 def rmsprop_rho(options: dict[str, Any], global_batch_size: int) -> float:
-    """Return the decay of the mean square: `rho`, or 1 - 2^base_decay_exponent x global batch."""
-    if options.get("rho") is not None:
-        return options["rho"]
+    """Return the decay of the mean square: `decay`, or 1 - 2^base_decay_exponent x global batch."""
+    if "decay" in options:
+        return options["decay"]
     return 1.0 - 2.0 ** options["base_decay_exponent"] * global_batch_size
 
 
@@ -115,7 +114,7 @@ def _rmsprop(options: dict[str, Any], global_batch_size: int) -> Rule:
 def _adamw(options: dict[str, Any], global_batch_size: int) -> Rule:
     """w -= lr m^ / (sqrt(v^) + eps), optax's scale_by_adam; the W is the decoupled decay that every optimizer has."""
     del global_batch_size
-    adam = optax.scale_by_adam(options.get("beta_1", 0.9), options.get("beta_2", 0.999), options.get("epsilon", 1e-8))
+    adam = optax.scale_by_adam(options["beta1"], options["beta2"], options["epsilon"])
 
     def update(grads: Any, slots: Any, params: Any, rate: Any) -> tuple[Any, Any]:
         directions, slots = adam.update(grads, slots, params)

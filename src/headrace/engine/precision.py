@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from headrace.config.schema import Batch, Numerics
 from headrace.core.errors import ConfigError, did_you_mean
 from headrace.core.tree import map_named
 from headrace.engine.rounding import element_bits, stochastic_round
@@ -33,7 +34,7 @@ class Precision:
         return self.weight_dtype.itemsize == 2
 
 
-def make_precision(numerics: Any, batch: Any) -> Precision:
+def make_precision(numerics: Numerics, batch: Batch) -> Precision:
     """Return the number formats that the options ask for."""
     if numerics.precision not in _WIDTHS:
         raise ConfigError(

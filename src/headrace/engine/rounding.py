@@ -17,7 +17,7 @@ from headrace.core.rng import bits, name_id
 
 @dataclass(frozen=True, kw_only=True)
 class HalfFormat:
-    """A 16-bit float seen from float32: its fraction bits, its first normal exponent (biased as float32's), its limits."""
+    """A 16-bit float seen from float32: fraction bits, first normal exponent (biased as float32's), limits."""
 
     fraction_bits: int
     first_exponent: int
@@ -61,8 +61,8 @@ def stochastic_round(x: jax.Array, dtype: Any, random_bits: jax.Array) -> jax.Ar
 def element_bits(name: str, shape: tuple[int, ...], seed: Any, step: Any) -> jax.Array:
     """Return 32 random bits for each element of a tensor, addressed by (tensor name, seed, step, element).
 
-    The same on every replica, so that copies of the weights stay equal. The element's number is a uint32: in a tensor of
-    more than 2^32 elements, elements 2^32 apart share their bits (each still rounds without bias).
+    The same on every replica, so that copies of the weights stay equal. The element's number is a uint32: in a tensor
+    of more than 2^32 elements, elements 2^32 apart share their bits (each still rounds without bias).
     """
     seed = jnp.asarray(seed & 0xFFFFFFFF if isinstance(seed, int) else seed).astype(jnp.uint32)
     step = jnp.asarray(step).astype(jnp.uint32)

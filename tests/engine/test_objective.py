@@ -1,0 +1,156 @@
+"""The objective against NumPy float64 and sorting."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from headrace.engine import objective
+from headrace.engine.ema import ema_decay, init_ema, next_ema
+from headrace.engine.objective import label_rank, training_loss
+
+classification_sums = jax.jit(objective.classification_sums, static_argnames="label_smoothing")
+cross_entropy = jax.jit(objective.cross_entropy, static_argnames="label_smoothing")
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    logits = logits.astype(np.float64)
+    shifted = logits - logits.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+def losses_by_hand(logits, labels, smoothing):
+    num_classes = logits.shape[1]
+    target = np.eye(num_classes)[labels] * (1 - smoothing) + smoothing / num_classes
+    return -(target * log_softmax(logits)).sum(-1)
+
+
+@pytest.fixture
+def batch() -> Any:
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(64, 10)).astype(np.float32) * 3, rng.integers(0, 10, 64).astype(np.int32)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
+def test_cross_entropy_matches_numpy(batch, smoothing):
+    logits, labels = batch
+    loss = cross_entropy(logits, labels, label_smoothing=smoothing)
+    np.testing.assert_allclose(loss, losses_by_hand(logits, labels, smoothing), rtol=2e-6, atol=1e-6)
+
+
+def test_uniform_logits_cost_log_c():
+    loss = cross_entropy(jnp.zeros((3, 7)), jnp.array([0, 3, 6]), label_smoothing=0.1)
+    np.testing.assert_allclose(loss, math.log(7), rtol=1e-6)
+
+
+def test_huge_logits_stay_exact():
+    """Probabilities would need clipping here; logits do not: the loss is the difference itself."""
+    logits = jnp.float32([[1e4, 0.0, -1e4], [3e38, 0.0, 0.0]])
+    np.testing.assert_allclose(cross_entropy(logits, jnp.array([1, 0])), [1e4, 0.0])
+
+
+def test_half_logits_are_summed_in_float32(batch):
+    logits, labels = batch
+    half = jnp.asarray(logits, jnp.bfloat16)
+    loss = cross_entropy(half, labels, label_smoothing=0.1)
+    assert loss.dtype == jnp.float32
+    np.testing.assert_allclose(loss, losses_by_hand(np.asarray(half).astype(np.float64), labels, 0.1), rtol=2e-6)
+
+
+def test_sums_match_sorting(batch):
+    logits, labels = batch
+    order = np.argsort(-logits, axis=1, kind="stable")
+    sums = classification_sums(logits, labels, None, label_smoothing=0.1)
+    assert float(sums["top1"]) == np.sum(order[:, 0] == labels)
+    assert float(sums["top5"]) == np.sum(order[:, :5] == labels[:, None])
+    assert float(sums["count"]) == 64
+    assert float(sums["loss"]) == pytest.approx(losses_by_hand(logits, labels, 0.1).sum(), rel=1e-6)
+
+
+def test_ties_rank_as_a_stable_sort_does():
+    rng = np.random.default_rng(1)
+    logits = rng.integers(0, 3, (200, 12)).astype(np.float32)
+    labels = rng.integers(0, 12, 200).astype(np.int32)
+    order = np.argsort(-logits, axis=1, kind="stable")
+    expected = np.argmax(order == labels[:, None], axis=1)
+    np.testing.assert_array_equal(jax.jit(label_rank)(logits, labels), expected)
+    _, top = jax.lax.top_k(jnp.asarray(logits), 5)
+    sums = classification_sums(logits, labels)
+    assert float(sums["top5"]) == np.sum(np.asarray(top) == labels[:, None])
+    assert float(sums["top1"]) == np.sum(logits.argmax(1) == labels)
+
+
+@pytest.mark.parametrize("num_classes", [2, 4])
+def test_fewer_than_five_classes_are_all_in_the_top_five(num_classes):
+    logits = jnp.asarray(np.random.default_rng(2).normal(size=(6, num_classes)), jnp.float32)
+    sums = classification_sums(logits, jnp.zeros(6, jnp.int32), jnp.float32([1, 1, 1, 0, 0, 1]))
+    assert (float(sums["top5"]), float(sums["count"])) == (4.0, 4.0)
+
+
+def test_padding_counts_for_nothing_even_when_it_is_not_finite(batch):
+    logits, labels = batch
+    padded = np.concatenate([logits, np.full((3, 10), np.nan, np.float32)])
+    mask = np.array([1] * 64 + [0] * 3, np.float32)
+    sums = classification_sums(padded, np.append(labels, np.array([0, 0, 99], np.int32)), mask, label_smoothing=0.1)
+    whole = classification_sums(logits, labels, None, label_smoothing=0.1)
+    assert {name: float(value) for name, value in sums.items()} == {
+        name: pytest.approx(float(value), rel=1e-6) for name, value in whole.items()
+    }
+
+
+def test_a_nan_is_never_a_hit():
+    logits = np.zeros((2, 8), np.float32)
+    logits[0, 3], logits[1, 0] = np.nan, np.nan
+    sums = classification_sums(jnp.asarray(logits), jnp.array([3, 3]))
+    assert (float(sums["top1"]), math.isnan(float(sums["loss"]))) == (0.0, True)
+
+
+def test_sums_add_up_over_micro_batches(batch):
+    logits, labels = batch
+    whole = classification_sums(logits, labels, None, label_smoothing=0.1)
+    parts = [classification_sums(logits[i::4], labels[i::4], None, label_smoothing=0.1) for i in range(4)]
+    for name, value in whole.items():
+        assert float(value) == pytest.approx(sum(float(part[name]) for part in parts), rel=1e-6)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_gradient_is_softmax_minus_target_over_the_micro_batch(batch, smoothing):
+    logits, labels = batch
+    differentiate = jax.jit(jax.value_and_grad(training_loss, has_aux=True), static_argnums=2)
+    (loss, sums), grad = differentiate(logits, labels, smoothing)
+    target = np.eye(10)[labels] * (1 - smoothing) + smoothing / 10
+    np.testing.assert_allclose(grad, (np.exp(log_softmax(logits)) - target) / 64, atol=1e-7)
+    assert float(loss) == pytest.approx(losses_by_hand(logits, labels, smoothing).mean(), rel=1e-6)
+    assert float(sums["loss"]) == pytest.approx(64 * float(loss), rel=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------------------------ EMA
+def test_ema_decay_warms_up():
+    """(1 + t)/(10 + t): 0.1 at 0, 0.5 at 8, 0.9 at 80, then the decay itself."""
+    seen = [float(ema_decay(t, 0.99)) for t in (0, 8, 80, 890, 10**6)]
+    assert seen == pytest.approx([0.1, 0.5, 0.9, 0.99, 0.99], rel=1e-6)
+
+
+def test_ema_matches_numpy_on_weights_and_statistics():
+    rng = np.random.default_rng(3)
+    values = rng.normal(size=(20, 5)).astype(np.float32)
+    first = np.arange(5, dtype=np.float32)
+    ema = init_ema({"params": jnp.asarray(first, jnp.bfloat16), "stats": jnp.asarray(first)})
+    expected = first.astype(np.float64)
+    for t, value in enumerate(values):
+        ema = next_ema(ema, {"params": jnp.asarray(value), "stats": jnp.asarray(value)}, t, 0.6)
+        decay = min(0.6, (1 + t) / (10 + t))
+        expected = decay * expected + (1 - decay) * value
+    for leaf in ema.values():
+        assert leaf.dtype == jnp.float32
+        np.testing.assert_allclose(leaf, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_ema_starts_as_a_copy_of_its_own():
+    weights = jnp.ones(3)
+    ema = init_ema({"w": weights})
+    weights.delete()
+    np.testing.assert_array_equal(ema["w"], 1.0)
