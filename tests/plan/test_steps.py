@@ -114,6 +114,12 @@ def test_events_are_due_after_every_period_and_at_the_end():
     assert not any(steps(ckpts=None).checkpoint_due(step) for step in range(4687))
 
 
+def test_a_run_that_was_interrupted_elsewhere_goes_on_with_calls_that_fit():
+    plan = steps(logs=1, updates=24, epochs=2)
+    assert plan.from_step(0).steps_per_call == plan.from_step(24).steps_per_call == 24
+    assert plan.from_step(10).steps_per_call == 2  # 10, 12, ..., 24 (log), ..., 48 (end)
+
+
 # The divisor search.
 
 

@@ -5,7 +5,7 @@ last step of the run ends a period of each event, so the last weights are always
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -67,6 +67,10 @@ class StepPlan:
     @property
     def num_calls(self) -> int:
         return self.total_steps // self.steps_per_call if self.steps_per_call else 0
+
+    def from_step(self, first_step: int) -> "StepPlan":
+        """Return the plan of what is left after `first_step` steps: calls that begin there and still meet every event."""
+        return replace(self, steps_per_call=math.gcd(self.steps_per_call, first_step))
 
     def log_due(self, step: int) -> bool:
         """Say whether a record is due after `step` steps."""

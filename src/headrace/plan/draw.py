@@ -1,0 +1,133 @@
+"""The plan as text, for the terminal: one line per number, grouped, with what it means."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from headrace.core.units import format_bytes, format_count
+from headrace.plan.batch import BatchPlan, ValidationPlan
+from headrace.plan.memory import MemoryPlan
+from headrace.plan.plan import Plan
+from headrace.plan.steps import StepPlan
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the table: name, value, and how it came about."""
+
+    name: str
+    value: str
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """Lines under a title."""
+
+    title: str
+    lines: tuple[Line, ...]
+
+
+def plan_sections(plan: Plan) -> tuple[Section, ...]:
+    """Return the plan as titled lines."""
+    network = (
+        Line("parameters", format_count(plan.num_parameters)),
+        Line("forward pass", f"{format_count(plan.flops_per_image, short=True)}FLOP", "per image"),
+        Line("devices", format_count(plan.num_devices)),
+    )
+    sections = [Section("network", network), Section("batch", _batch_lines(plan.batch))]
+    if plan.steps.total_steps:
+        sections += [Section("steps", _step_lines(plan.steps)), Section("events", _event_lines(plan.steps))]
+    else:
+        sections.append(Section("steps", (Line("steps in all", "0", "the run does not train"),)))
+    return (
+        *sections,
+        Section("validation", _validation_lines(plan.validation)),
+        Section("memory of one device (estimate)", _memory_lines(plan.memory, plan.cache.reason)),
+    )
+
+
+def draw_sections(sections: Iterable[Section]) -> str:
+    """Return titled lines as aligned text."""
+    sections = tuple(sections)
+    lines = [line for section in sections for line in section.lines]
+    name_width = max(len(line.name) for line in lines)
+    value_width = max(len(line.value) for line in lines)
+    text = []
+    for section in sections:
+        text.append(section.title)
+        for line in section.lines:
+            text.append(f"  {line.name:<{name_width}}  {line.value:>{value_width}}  {line.detail}".rstrip())
+    return "\n".join(text)
+
+
+def draw_plan(plan: Plan, learning_rates: Iterable[tuple[int, float]] = ()) -> str:
+    """Return the whole plan as text, with the learning rate at some steps if given, and the warnings last."""
+    rates = tuple(Line(f"step {step:,}", f"{rate:.4g}") for step, rate in learning_rates)
+    sections = plan_sections(plan) + ((Section("learning rate", rates),) if rates else ())
+    return draw_sections(sections) + "".join(f"\nwarning: {sentence}" for sentence in plan.warnings)
+
+
+def _batch_lines(batch: BatchPlan) -> tuple[Line, ...]:
+    return (
+        Line("micro batch", format_count(batch.micro_batch_size), "images of one replica in one pass"),
+        Line("replicas", format_count(batch.num_replicas)),
+        Line("accumulation", format_count(batch.gradient_accumulation_count), "micro batches of a replica per step"),
+        Line(
+            "global batch",
+            format_count(batch.global_batch_size),
+            f"{batch.micro_batch_size} x {batch.num_replicas} x {batch.gradient_accumulation_count} images per step",
+        ),
+    )
+
+
+def _step_lines(steps: StepPlan) -> tuple[Line, ...]:
+    epoch = steps.epoch
+    lines = [Line("steps per epoch", format_count(epoch.updates_per_epoch), f"of {epoch.num_samples:,} images")]
+    if epoch.repeated:
+        lines.append(Line("seen twice per epoch", format_count(epoch.repeated), "images, from a further order"))
+    else:
+        lines.append(Line("dropped per epoch", format_count(epoch.dropped), "images, others in each epoch"))
+    bounded = f", so that their data fit (events allow {steps.host_every:,})" * (
+        steps.steps_per_call < steps.host_every
+    )
+    return (
+        *lines,
+        Line("epochs", format_count(steps.num_epochs)),
+        Line("steps in all", format_count(steps.total_steps)),
+        Line("calls", format_count(steps.num_calls), f"of {steps.steps_per_call:,} steps{bounded}"),
+    )
+
+
+def _event_lines(steps: StepPlan) -> tuple[Line, ...]:
+    periods = {
+        "log": steps.log_every,
+        "checkpoint": steps.checkpoint_every,
+        "validation": steps.validate_every,
+    }
+    return tuple(_event_line(name, every, steps) for name, every in periods.items())
+
+
+def _event_line(name: str, every: int, steps: StepPlan) -> Line:
+    if not every:
+        return Line(name, "off")
+    count = steps.total_steps // every
+    when = "at the end" if count == 1 else f"every {every:,} steps"
+    return Line(name, f"{count:,} x", when)
+
+
+def _validation_lines(validation: ValidationPlan) -> tuple[Line, ...]:
+    return (
+        Line("images", format_count(validation.num_samples)),
+        Line(
+            "batches",
+            format_count(validation.num_batches),
+            f"of {validation.micro_batch_size} x {validation.num_replicas}, the last padded by {validation.padding}",
+        ),
+    )
+
+
+def _memory_lines(memory: MemoryPlan, cache_reason: str) -> tuple[Line, ...]:
+    details = {row.name: row.detail for row in memory.rows}
+    details["data"] += f"; {cache_reason}"
+    lines = [Line(row.name, format_bytes(row.num_bytes), details[row.name]) for row in memory.rows if row.num_bytes]
+    return (*lines, Line("total", format_bytes(memory.total_bytes)))
