@@ -69,7 +69,7 @@ class StepPlan:
         return self.total_steps // self.steps_per_call if self.steps_per_call else 0
 
     def from_step(self, first_step: int) -> "StepPlan":
-        """Return the plan of what is left after `first_step` steps: calls that begin there and still meet every event."""
+        """Return the plan of what is left after `first_step` steps: calls that begin there and meet every event."""
         return replace(self, steps_per_call=math.gcd(self.steps_per_call, first_step))
 
     def log_due(self, step: int) -> bool:
