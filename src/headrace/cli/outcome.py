@@ -1,0 +1,16 @@
+"""What a run came to, as the last lines on the terminal and as an exit code."""
+
+from headrace.run.fit import RunResult
+from headrace.run.interrupt import INTERRUPTED
+
+
+def tell(result: RunResult) -> None:
+    """Print where the run lies and its last accuracy."""
+    for weights, record in result.validation.items():
+        print(f"top-1 {100 * record.top1:.2f} % on {record.num_samples:,} validation images ({weights} weights)")
+    print(f"run directory: {result.directory}")
+
+
+def exit_code(result: RunResult) -> int:
+    """Return 0, or 75 for a run that was interrupted and can be resumed."""
+    return INTERRUPTED if result.outcome == "interrupted" else 0

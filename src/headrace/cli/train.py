@@ -1,0 +1,16 @@
+"""`headrace train`: train a network, from the embedded default to any configuration."""
+
+from headrace.cli.options import parse
+
+DESCRIPTION = "Train a network. Without options this is the embedded default: a small ResNet on handwritten digits."
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; return its exit code."""
+    resolved, _ = parse(argv, "headrace train", description=DESCRIPTION)
+    from headrace.cli.outcome import exit_code, tell
+    from headrace.run.fit import train
+
+    result = train(resolved)
+    tell(result)
+    return exit_code(result)

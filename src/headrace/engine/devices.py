@@ -1,0 +1,122 @@
+"""The devices of a run: choose the platform, make virtual CPU devices, switch the compilation cache on, build the mesh."""
+
+import hashlib
+import os
+import platform as machine
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from headrace.core.errors import RunStopped
+
+REPLICA = "replica"  # the one mesh axis of a run without pipeline stages
+
+
+def start_devices(platform: str, num_devices: int) -> list[Any]:
+    """Return the first `num_devices` devices; on the CPU virtual ones are made when there are fewer.
+
+    Must be the first thing that touches JAX's devices in this process, or the number of CPU devices stands as it is.
+    """
+    if platform != "auto":
+        jax.config.update("jax_platforms", platform)
+    if num_devices > 1:
+        try:
+            jax.config.update("jax_num_cpu_devices", num_devices)
+        except RuntimeError:  # the backend already runs (library use, tests): the check below speaks
+            pass
+    try:
+        devices = jax.devices()
+    except RuntimeError as error:
+        raise RunStopped(
+            f"No device of platform {platform} can be used: {str(error).splitlines()[0]}",
+            remedy="Install that platform's JAX (for NVIDIA: pip install 'headrace[cuda]') or take --platform cpu.",
+        ) from error
+    if len(devices) >= num_devices:
+        return devices[:num_devices]
+    kind = devices[0].platform
+    if kind == "cpu":
+        remedy = "JAX was started before Headrace could ask for more: set jax_num_cpu_devices first, or unset XLA_FLAGS."
+    else:
+        remedy = "Lower --num-replicas and raise --gradient-accumulation-count by the same factor."
+    raise RunStopped(f"{num_devices} devices are needed, but there are {len(devices)} ({kind}).", remedy=remedy)
+
+
+def replica_mesh(devices: list[Any]) -> Mesh:
+    """Return a mesh with one replica on each device."""
+    return Mesh(np.array(devices), (REPLICA,))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """Return the sharding of a value that every device holds whole."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def use_compilation_cache(directory: str | None) -> Path | None:
+    """Keep compiled programs on disk: in `directory`, in the user's cache when None, nowhere when 'none'."""
+    if directory == "none":
+        jax.config.update("jax_compilation_cache_dir", None)
+        return None
+    if directory is None:
+        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        path = root / "headrace" / "xla" / _machine_id()
+    else:
+        path = Path(directory)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None  # a home that cannot be written costs compile time, not the run
+    jax.config.update("jax_compilation_cache_dir", str(path))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    return path
+
+
+def _machine_id() -> str:
+    """Name the kind of CPU: programs compiled for one CPU may not run on another that shares the home directory."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        features = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    except OSError:
+        features = ""
+    return f"{machine.machine()}-{hashlib.sha256(features.encode()).hexdigest()[:8]}"
+
+
+@dataclass
+class CompileCounts:
+    """How many compilations were served from disk and how many were done anew."""
+
+    hits: int = 0
+    misses: int = 0
+
+    def __str__(self) -> str:
+        if not self.hits + self.misses:
+            return "compilation cache off"
+        return f"compilation cache: {self.hits} hit{'s' * (self.hits != 1)}, {self.misses} miss{'es' * (self.misses != 1)}"
+
+
+@contextmanager
+def count_compilations() -> Iterator[CompileCounts]:
+    """Count the compilation cache's hits and misses while the block runs."""
+    counts = CompileCounts()
+
+    def listen(event: str, **_: Any) -> None:
+        counts.hits += event == "/jax/compilation_cache/cache_hits"
+        counts.misses += event == "/jax/compilation_cache/cache_misses"
+
+    jax.monitoring.register_event_listener(listen)
+    try:
+        yield counts
+    finally:
+        jax.monitoring.unregister_event_listener(listen)
+
+
+def device_memory_bytes(device: Any) -> int | None:
+    """Return how many bytes the device can hold for us, or None where it does not say (the CPU)."""
+    stats = device.memory_stats() if device.platform != "cpu" else None
+    return stats.get("bytes_limit") if stats else None

@@ -1,0 +1,69 @@
+"""Exact evaluation: every sample counted once, padded samples masked, sums and a confusion matrix out."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from headrace.engine.devices import REPLICA
+from headrace.engine.loop import BATCHES
+from headrace.engine.objective import classification_sums
+from headrace.engine.step import Fetch
+from headrace.model.context import Ctx
+from headrace.model.network import Network
+
+Sums = dict[str, jax.Array]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalSpec:
+    """Everything an evaluation needs that is not an array."""
+
+    network: Network
+    fetch: Fetch
+    compute_dtype: Any
+    num_replicas: int
+
+
+def make_evaluation(spec: EvalSpec, mesh: Mesh) -> Any:
+    """Return the jitted program `evaluate(params, stats, resident, block) -> sums over the block's n batches`."""
+    num_classes = spec.network.num_classes
+    ctx = Ctx(train=False, compute_dtype=spec.compute_dtype)
+
+    def one_batch(params: Any, stats: Any, resident: Any, batch: dict[str, jax.Array]) -> Sums:
+        images, labels = spec.fetch(resident, batch)
+        logits, _ = spec.network.apply(params, stats, images, ctx)
+        sums = classification_sums(logits, labels, batch["mask"], 0.0)
+        counted = batch["mask"].astype(jnp.int32)
+        confusion = jnp.zeros((num_classes, num_classes), jnp.int32)
+        return sums | {"confusion": confusion.at[labels, jnp.argmax(logits, -1)].add(counted)}
+
+    def evaluate(params: Any, stats: Any, resident: Any, block: dict[str, jax.Array]) -> Sums:
+        first = jax.tree.map(lambda a: a[0], block)
+        shapes = jax.eval_shape(lambda batch: one_batch(params, stats, resident, batch), first)
+        zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+
+        def add(total: Sums, batch: dict[str, jax.Array]) -> tuple[Sums, None]:
+            return jax.tree.map(jnp.add, total, one_batch(params, stats, resident, batch)), None
+
+        total, _ = lax.scan(add, zeros, block)
+        return lax.psum(total, REPLICA) if spec.num_replicas > 1 else total
+
+    mapped = jax.shard_map(
+        evaluate, mesh=mesh, in_specs=(P(), P(), P(), BATCHES), out_specs=P(), check_vma=False
+    )
+    return jax.jit(mapped)
+
+
+def total_sums(parts: list[Sums]) -> dict[str, np.ndarray]:
+    """Wait for the blocks' sums and add them, in float64 and int64."""
+    host = jax.device_get(parts)
+    return {
+        key: sum(part[key].astype(np.int64 if part[key].dtype.kind == "i" else np.float64) for part in host)
+        for key in host[0]
+    }

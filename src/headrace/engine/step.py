@@ -1,0 +1,147 @@
+"""One step: gradients of G micro-batches on each replica, one exchange, one weight update. Runs inside `shard_map`.
+
+The order of the arithmetic is written in docs/numerics.md. A step whose numbers are not finite changes nothing but the
+counters, so that weights can never be poisoned; `bad` tells the host to stop (or, with dynamic loss scaling, not).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from headrace.config.schema import Numerics
+from headrace.engine.devices import REPLICA
+from headrace.engine.ema import next_ema
+from headrace.engine.loss_scale import forgives, next_loss_scale
+from headrace.engine.optimizer import global_norm
+from headrace.engine.precision import Precision, write_weights
+from headrace.engine.state import State
+from headrace.model.context import Ctx
+from headrace.model.network import Network
+
+Metrics = dict[str, jax.Array]
+Fetch = Callable[[Any, dict[str, jax.Array]], tuple[jax.Array, jax.Array]]
+# (network output, labels) -> (mean loss of the micro-batch, metric sums with at least `loss` and `count`)
+Objective = Callable[[jax.Array, jax.Array], tuple[jax.Array, Metrics]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSpec:
+    """Everything a step needs that is not an array."""
+
+    network: Network
+    optimizer: optax.GradientTransformationExtraArgs
+    lr_curve: Callable[[Any], jax.Array]
+    precision: Precision
+    numerics: Numerics
+    fetch: Fetch  # (resident set, one micro-batch's slice of the block) -> images, labels
+    num_replicas: int
+    gradient_accumulation_count: int
+    seed: int
+    objective: Objective
+    stable_norm: bool
+    bn_momentum: float
+    ema_decay: float
+
+
+def make_step(spec: StepSpec) -> Callable[[State, Any, Any], tuple[State, Metrics]]:
+    """Return `step(state, resident, slices) -> (state, metrics)`; `slices` holds G micro-batches of this replica."""
+
+    def step(state: State, resident: Any, slices: Any) -> tuple[State, Metrics]:
+        gradients = _mean_gradients(spec, state, resident, slices)
+        grads, batch_stats, sums, probes = _across_replicas(spec, *gradients)
+        grads = jax.tree.map(lambda g: g / state["loss_scale"]["scale"], grads)
+        grad_norm = global_norm(grads)
+        loss_finite = jnp.isfinite(sums["loss"])
+        finite = loss_finite & jnp.isfinite(grad_norm)
+        updated = _update(spec, state, grads, batch_stats, grad_norm)
+        kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), updated, {key: state[key] for key in updated})
+        metrics = sums | {
+            "learning_rate": spec.lr_curve(state["step"]),
+            "grad_norm": grad_norm,
+            "loss_scale": state["loss_scale"]["scale"],
+            "skipped": 1.0 - finite.astype(jnp.float32),
+            # With dynamic scaling an overflow in the gradients alone is expected, until the scale can fall no further.
+            "bad": (~loss_finite | (~finite & ~forgives(state["loss_scale"], spec.numerics))).astype(jnp.float32),
+        }
+        if spec.numerics.fp_exceptions:
+            metrics |= {"forward_finite": probes, "gradient_finite": _finite_by_block(spec, grads)}
+        loss_scale = next_loss_scale(state["loss_scale"], finite, spec.numerics)
+        return kept | {"loss_scale": loss_scale, "step": state["step"] + 1}, metrics
+
+    return step
+
+
+def _mean_gradients(spec: StepSpec, state: State, resident: Any, slices: Any) -> tuple[Any, Any, Metrics, Any]:
+    """Return this replica's mean gradient, mean batch statistics, summed metrics and finite flags over its G micros."""
+    count, dtype = spec.gradient_accumulation_count, spec.precision.accumulator_dtype
+    epoch = slices["epoch"]
+    micros = {key: value for key, value in slices.items() if key != "epoch"}
+
+    def one(micro: Any) -> tuple[Any, Any, Metrics, Any]:
+        images, labels = spec.fetch(resident, micro | {"epoch": epoch})
+        loss = jax.grad(lambda params: _scaled_loss(spec, state, params, images, labels), has_aux=True)
+        grads, (batch_stats, sums, probes) = loss(state["params"])
+        # Divided before it is added: a 16-bit accumulator then holds a mean and cannot overflow with G.
+        return jax.tree.map(lambda g: (g / count).astype(dtype), grads), batch_stats, sums, probes
+
+    if count == 1:
+        return one(jax.tree.map(lambda a: a[0], micros))
+
+    def add(total: Any, micro: Any) -> tuple[Any, None]:
+        grads, batch_stats, sums, probes = one(micro)
+        batch_stats = jax.tree.map(lambda a: a / count, batch_stats)
+        plus = lambda a, b: jax.tree.map(jnp.add, a, b)  # noqa: E731
+        return (plus(total[0], grads), plus(total[1], batch_stats), plus(total[2], sums), total[3] & probes), None
+
+    first = jax.tree.map(lambda a: a[0], micros)
+    grads, batch_stats, sums, probes = jax.eval_shape(one, first)
+    zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), (grads, batch_stats, sums))
+    return lax.scan(add, (*zeros, jnp.ones(probes.shape, bool)), micros)[0]
+
+
+def _scaled_loss(spec: StepSpec, state: State, params: Any, images: jax.Array, labels: jax.Array) -> tuple[Any, Any]:
+    """Return the loss to differentiate and, beside it, (batch statistics, metric sums, finite flag of each block)."""
+    flags: list[jax.Array] = []
+    probe = (lambda _name, y: flags.append(jnp.isfinite(y).all())) if spec.numerics.fp_exceptions else None
+    ctx = Ctx(train=True, compute_dtype=spec.precision.compute_dtype, stable_norm=spec.stable_norm, probe=probe)
+    logits, batch_stats = spec.network.apply(params, state["stats"], images, ctx)
+    loss, sums = spec.objective(logits, labels)
+    probes = jnp.stack(flags) if flags else jnp.ones((0,), bool)
+    return loss * state["loss_scale"]["scale"], (batch_stats, sums, probes)
+
+
+def _across_replicas(spec: StepSpec, grads: Any, batch_stats: Any, sums: Metrics, probes: Any) -> tuple[Any, ...]:
+    """Exchange once per step: mean gradients (in float32 from here on) and statistics, summed metrics."""
+    if spec.num_replicas > 1:
+        grads = lax.psum(jax.tree.map(lambda g: g / spec.num_replicas, grads), REPLICA)
+        batch_stats = lax.pmean(batch_stats, REPLICA)
+        sums = lax.psum(sums, REPLICA)
+        probes = lax.pmin(probes.astype(jnp.int32), REPLICA).astype(bool)
+    return jax.tree.map(lambda g: g.astype(jnp.float32), grads), batch_stats, sums, probes
+
+
+def _update(spec: StepSpec, state: State, grads: Any, batch_stats: Any, grad_norm: jax.Array) -> State:
+    """Return the parts of the state that a good step changes: weights, statistics, optimizer, EMA."""
+    params32 = jax.tree.map(lambda w: w.astype(jnp.float32), state["params"])
+    updates, opt = spec.optimizer.update(grads, state["opt"], params32, step=state["step"], grad_norm=grad_norm)
+    params = write_weights(state["params"], updates, spec.seed, state["step"], spec.precision)
+    keep = spec.bn_momentum
+    stats = jax.tree.map(lambda old, new: keep * old + (1 - keep) * new, state["stats"], batch_stats)
+    changed = {"params": params, "stats": stats, "opt": opt}
+    if "ema" in state:
+        changed["ema"] = next_ema(state["ema"], {"params": params, "stats": stats}, state["step"], spec.ema_decay)
+    return changed
+
+
+def _finite_by_block(spec: StepSpec, grads: Any) -> jax.Array:
+    """Return, for each block, whether all gradients of its weights are finite."""
+    flags = []
+    for name in spec.network.block_names:
+        leaves = [jnp.isfinite(g).all() for g in jax.tree.leaves(grads.get(name, {}))]
+        flags.append(jnp.stack(leaves).all() if leaves else jnp.ones((), bool))
+    return jnp.stack(flags)

@@ -1,0 +1,102 @@
+"""The training side of a run on its devices: the feed, the compiled call program, and the calls one after the other."""
+
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from headrace.core.errors import RunStopped
+from headrace.data.dataset import DataSet
+from headrace.data.feed import FeedOptions, TrainFeed
+from headrace.data.fetch import fetch
+from headrace.data.order import StepShape
+from headrace.engine.devices import CompileCounts, count_compilations
+from headrace.engine.loop import make_call, put_on
+from headrace.engine.objective import training_loss
+from headrace.engine.state import State
+from headrace.engine.step import StepSpec, make_step
+from headrace.plan.plan import Plan
+from headrace.run.design import Design
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """The call program, ready to run, and what compiling it took."""
+
+    program: Any
+    seconds: float
+    counts: CompileCounts
+    device_bytes: int  # arguments, outputs and temporaries of one device, as XLA reports them
+
+
+def step_spec(design: Design, options: FeedOptions) -> StepSpec:
+    """Return what the step of this design needs."""
+    config, batch = design.config, design.plan.batch
+    return StepSpec(
+        network=design.network,
+        optimizer=design.optimizer,
+        lr_curve=design.lr_curve,
+        precision=design.precision,
+        numerics=config.numerics,
+        fetch=lambda resident, micro: fetch(resident, micro, options.preprocess, train=True),
+        num_replicas=batch.num_replicas,
+        gradient_accumulation_count=batch.gradient_accumulation_count,
+        seed=config.run.seed,
+        objective=partial(training_loss, label_smoothing=config.learning.label_smoothing),
+        stable_norm=config.model.stable_norm,
+        bn_momentum=config.model.bn_momentum,
+        ema_decay=config.learning.ema_decay,
+    )
+
+
+def open_feed(design: Design, dataset: DataSet, options: FeedOptions, mesh: Mesh, first_step: int) -> TrainFeed:
+    """Return the feed that starts at `first_step`."""
+    config, batch, steps = design.config, design.plan.batch, design.plan.steps
+    shape = StepShape(
+        seed=config.run.seed,
+        num_samples=len(dataset.train),
+        shuffle=config.data.shuffle,
+        updates_per_epoch=steps.updates_per_epoch,
+        gradient_accumulation_count=batch.gradient_accumulation_count,
+        num_replicas=batch.num_replicas,
+        micro_batch_size=batch.micro_batch_size,
+    )
+    num_calls = (steps.total_steps - first_step) // steps.steps_per_call
+    return TrainFeed(dataset.train, shape, steps.steps_per_call, first_step, num_calls, options, put_on(mesh))
+
+
+def compile_call(spec: StepSpec, mesh: Mesh, state: State, resident: Any, block: dict[str, Any]) -> Compiled:
+    """Compile the call program ahead of its first use, so that compile time is kept apart from training time."""
+    begin = time.perf_counter()
+    with count_compilations() as counts:
+        program = make_call(make_step(spec), mesh, block).lower(state, resident, block).compile()
+    memory = program.memory_analysis()
+    parts = ("argument_size_in_bytes", "output_size_in_bytes", "temp_size_in_bytes")
+    held = sum(getattr(memory, part, 0) for part in parts) - getattr(memory, "alias_size_in_bytes", 0) if memory else 0
+    return Compiled(program=program, seconds=time.perf_counter() - begin, counts=counts, device_bytes=held)
+
+
+class advise_on_memory:  # noqa: N801  (reads as a with-statement)
+    """Turn a device's out-of-memory error into advice that keeps the global batch."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.batch = plan.batch
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if not isinstance(error, jax.errors.JaxRuntimeError) or "RESOURCE_EXHAUSTED" not in str(error):
+            return
+        micro, count = self.batch.micro_batch_size, self.batch.gradient_accumulation_count
+        remedy = "Use a smaller model or image, or keep the data set off the device (--dataset-cache host)."
+        if micro % 2 == 0:
+            remedy = (
+                f"Half the micro batch with twice the accumulation keeps the global batch of "
+                f"{self.batch.global_batch_size}: --micro-batch-size {micro // 2} "
+                f"--gradient-accumulation-count {count * 2}. --dataset-cache host frees the data set's memory."
+            )
+        raise RunStopped(f"The device ran out of memory at micro batch {micro}.", remedy=remedy) from error

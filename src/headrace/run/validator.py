@@ -1,0 +1,66 @@
+"""Validation inside a run: started behind a call without waiting for it, read when the call has been settled."""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from headrace.data.dataset import DataSet
+from headrace.data.feed import EvalFeed, feed_options
+from headrace.data.fetch import fetch
+from headrace.engine.devices import replica_mesh, replicated
+from headrace.engine.evaluate import EvalSpec, Sums, make_evaluation, total_sums
+from headrace.engine.loop import put_on
+from headrace.engine.state import State, evaluated_weights
+from headrace.run.design import Design
+
+_STREAMED_BLOCK_BYTES = 256 << 20  # of images sent at a time when the set is not on the device
+
+
+@dataclass(frozen=True)
+class Started:
+    """Evaluations that the devices are working on: {weights: sums still on the device}."""
+
+    parts: dict[str, list[Sums]]
+
+
+class Validator:
+    """The validation set, the evaluation program and the devices it runs on."""
+
+    def __init__(self, design: Design, dataset: DataSet, devices: list[Any]) -> None:
+        config, plan = design.config, design.plan.validation
+        self._mesh = replica_mesh(devices[: plan.num_replicas])
+        options = feed_options(config.data, dataset.info, config.run.seed, plan.num_replicas)
+        batches = plan.num_batches
+        if options.cache.where != "device":
+            batches = max(1, min(batches, _STREAMED_BLOCK_BYTES // (plan.batch_size * dataset.info.image_bytes)))
+        self._feed = EvalFeed(dataset.validation, plan.batch_size, batches, options, put_on(self._mesh))
+        spec = EvalSpec(
+            network=design.network,
+            fetch=lambda resident, batch: fetch(resident, batch, options.preprocess, train=False),
+            compute_dtype=design.precision.compute_dtype,
+            num_replicas=plan.num_replicas,
+        )
+        self._program = make_evaluation(spec, self._mesh)
+
+    def start(self, state: State) -> Started:
+        """Start the evaluation of a state's weights; the state may be donated to the next call right after."""
+        weights = jax.device_put(evaluated_weights(state), replicated(self._mesh))
+        parts: dict[str, list[Sums]] = {name: [] for name in weights}
+        for block in self._feed:
+            for name, (params, stats) in weights.items():
+                parts[name].append(self._program(params, stats, self._feed.resident, block))
+        return Started(parts)
+
+    def finish(self, started: Started) -> dict[str, tuple[dict[str, Any], float]]:
+        """Wait for the sums; return {weights: (sums, seconds waited)}."""
+        results = {}
+        for name, parts in started.parts.items():
+            begin = time.perf_counter()
+            results[name] = (total_sums(parts), time.perf_counter() - begin)
+        return results
+
+    def close(self) -> None:
+        """End the feed's threads."""
+        self._feed.close()

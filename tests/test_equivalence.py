@@ -1,0 +1,168 @@
+"""The main test: every plan gives the same weights as one device on the same normalisation groups, to float32 rounding."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from headrace.config.load import config_from
+from headrace.engine.devices import replica_mesh
+from headrace.engine.loop import make_call, put_on
+from headrace.engine.lr_curve import make_lr_curve
+from headrace.engine.objective import training_loss
+from headrace.engine.optimizer import make_optimizer
+from headrace.engine.precision import make_precision
+from headrace.engine.state import init_state, put_state
+from headrace.engine.step import StepSpec, make_step
+from headrace.model.cost import Cost
+from headrace.model.families import build_network
+from headrace.model.network import Network
+
+GLOBAL_BATCH, NUM_STEPS = 16, 3
+
+
+def train_steps(config, network, images, labels, *, replicas, count, objective=None):
+    """Run the real device loop over given samples [K, global batch, ...] and return the state on the host."""
+    micro = images.shape[1] // (replicas * count)
+    learning, numerics = config.learning, config.numerics
+    curve = make_lr_curve(learning, global_batch_size=images.shape[1], updates_per_epoch=10, num_epochs=1)
+    optimizer = make_optimizer(learning, curve, images.shape[1])
+    precision = make_precision(numerics, config.batch)
+    spec = StepSpec(
+        network=network,
+        optimizer=optimizer,
+        lr_curve=curve,
+        precision=precision,
+        numerics=numerics,
+        fetch=lambda _resident, micro: (micro["images"], micro["labels"]),
+        num_replicas=replicas,
+        gradient_accumulation_count=count,
+        seed=0,
+        objective=objective or partial(training_loss, label_smoothing=learning.label_smoothing),
+        stable_norm=False,
+        bn_momentum=0.9,
+        ema_decay=learning.ema_decay,
+    )
+    mesh = replica_mesh(jax.devices()[:replicas])
+
+    def cut(array):  # position in the global batch is ((g * R + r) * micro + m): the contract of data/order.py
+        return array.reshape(len(array), count, replicas * micro, *array.shape[2:])
+
+    block = {"images": cut(images), "labels": cut(labels), "epoch": np.zeros(len(images), np.uint32)}
+    block = put_on(mesh)(block, "steps")
+    state = init_state(network, optimizer, precision, numerics, seed=0, ema=learning.ema_decay > 0)
+    state, metrics = make_call(make_step(spec), mesh, block)(put_state(state, mesh), None, block)
+    return jax.device_get(state), jax.device_get(metrics)
+
+
+def assert_close(found, wanted, tolerance=2e-6):
+    """Compare two trees leaf by leaf, relative to the largest number of the leaf."""
+    for path, leaf in jax.tree_util.tree_flatten_with_path(wanted)[0]:
+        other = dict(jax.tree_util.tree_flatten_with_path(found)[0])[path]
+        scale = np.abs(leaf).max() + 1e-12
+        assert np.abs(other - leaf).max() <= tolerance * scale, jax.tree_util.keystr(path)
+
+
+@pytest.fixture(scope="module")
+def samples():
+    rng = np.random.default_rng(1)
+    images = rng.normal(size=(NUM_STEPS, GLOBAL_BATCH, 16, 16, 3)).astype(np.float32)
+    return images, rng.integers(0, 10, (NUM_STEPS, GLOBAL_BATCH)).astype(np.int32)
+
+
+OPTIONS = {
+    "model_name": "cifar_resnet8",
+    "optimizer_params": {"momentum": 0.9},
+    "lr_schedule_params": {"initial_learning_rate": 0.05 / GLOBAL_BATCH},
+    "weight_decay": 0.01,
+    "label_smoothing": 0.1,
+    "ema_decay": 0.9,
+    "gradient_clipping": 1.0,
+}
+
+
+@pytest.fixture(scope="module")
+def group_norm_reference(samples):
+    config = config_from(OPTIONS | {"norm_layer": {"name": "group_norm", "num_groups": 4}})
+    network = build_network(config.model, 10, (16, 16, 3))
+    return config, network, train_steps(config, network, *samples, replicas=1, count=1)
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_replicas_and_accumulation_give_the_same_weights_with_group_norm(samples, group_norm_reference, replicas, count):
+    config, network, (wanted, wanted_metrics) = group_norm_reference
+    state, metrics = train_steps(config, network, *samples, replicas=replicas, count=count)
+    for part in ("params", "opt", "ema"):
+        assert_close(state[part], wanted[part], 2e-5)
+    np.testing.assert_allclose(metrics["loss"], wanted_metrics["loss"], rtol=2e-5)
+    np.testing.assert_array_equal(metrics["count"], wanted_metrics["count"])
+
+
+def test_batch_norm_agrees_on_equal_normalisation_groups(samples):
+    config = config_from(OPTIONS)
+    network = build_network(config.model, 10, (16, 16, 3))
+    results = [
+        train_steps(config, network, *samples, replicas=replicas, count=count)[0]
+        for replicas, count in ((1, 4), (2, 2), (4, 1))
+    ]
+    for other in results[1:]:
+        for part in ("params", "stats", "opt", "ema"):
+            assert_close(other[part], results[0][part], 2e-5)
+    # and another cut is another computation: the test above can fail
+    whole, _ = train_steps(config, network, *samples, replicas=1, count=1)
+    with pytest.raises(AssertionError):
+        assert_close(whole["params"], results[0]["params"], 1e-3)
+
+
+def test_running_statistics_are_the_mean_over_micro_batches(samples):
+    """Stem statistics after one step against NumPy: mean and unbiased variance per micro-batch, then their mean."""
+    config = config_from(OPTIONS | {"lr_schedule_params": {"initial_learning_rate": 0.0}})
+    network = build_network(config.model, 10, (16, 16, 3))
+    images, labels = samples
+    state, _ = train_steps(config, network, images[:1], labels[:1], replicas=2, count=2)
+    kernel = network.init(0)[0]["conv1"]["conv"]["kernel"]
+    padded = np.pad(images[0].astype(np.float64), ((0, 0), (1, 1), (1, 1), (0, 0)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))
+    outputs = np.einsum("nhwcij,ijco->nhwo", windows, kernel.astype(np.float64))
+    micros = outputs.reshape(4, -1, outputs.shape[-1])
+    mean = micros.mean(1).mean(0)
+    variance = micros.var(1, ddof=1).mean(0)
+    stats = state["stats"]["conv1"]["bn"]
+    np.testing.assert_allclose(stats["mean"], 0.1 * mean, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(stats["variance"], 0.9 + 0.1 * variance, rtol=1e-4)
+
+
+class OneWeight:
+    """y = w x with w = 1 at the start."""
+
+    def shape(self, _hwc):
+        return (1,)
+
+    def init(self, _rng_at, _hwc):
+        return {"w": np.ones((1,), np.float32)}, {}
+
+    def apply(self, params, _stats, x, _ctx):
+        return params["w"][None, :] * x.reshape(-1, 1), {}
+
+    def cost(self, _hwc):
+        return Cost()
+
+
+def squared_error(y, target):
+    loss = ((y[:, 0] - target) ** 2).mean()
+    return loss, {"loss": loss * len(target), "count": jnp.float32(len(target))}
+
+
+@pytest.mark.parametrize(("replicas", "count"), [(1, 1), (1, 4), (4, 1), (2, 2), (4, 4)])
+def test_the_reference_value_of_one_weight(replicas, count):
+    """w = 1, x = linspace(0, 1, 16), target 0, mean squared error, learning rate 1: w becomes 0.3111111."""
+    network = Network(name="one", blocks=(("one", OneWeight()),), input_hwc=(1, 1, 1), num_classes=1)
+    config = config_from({"lr_schedule_params": {"initial_learning_rate": 1 / 16}})
+    x = np.linspace(0, 1, 16, dtype=np.float32).reshape(1, 16, 1, 1, 1)
+    state, _ = train_steps(
+        config, network, x, np.zeros((1, 16), np.float32), replicas=replicas, count=count, objective=squared_error
+    )
+    np.testing.assert_allclose(state["params"]["one"]["w"], [0.3111111], rtol=1e-6)
