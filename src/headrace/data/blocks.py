@@ -1,0 +1,90 @@
+"""Make the host's part of a block: gather images by threads and, where the host preprocesses, preprocess them."""
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from headrace.config.schema import Data
+from headrace.core.errors import ConfigError
+from headrace.data.augment import Preprocess, preprocess, preprocess_spec
+from headrace.data.cache import CacheChoice, decide_cache
+from headrace.data.dataset import DataInfo
+from headrace.data.source import Source
+
+_CHUNK_BYTES = (
+    1 << 19
+)  # of images read at a time by one thread: long enough to be worth a hand-over, short enough to share
+_MAX_THREADS = 16  # without --pipeline-num-parallel; gathering is bound by memory long before
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedOptions:
+    """How a feed works; the values it delivers depend on `preprocess` alone."""
+
+    preprocess: Preprocess
+    cache: CacheChoice
+    eight_bit_transfer: bool
+    num_threads: int
+    prefetch_depth: int
+
+
+def feed_options(data: Data, info: DataInfo, seed: int, num_devices: int) -> FeedOptions:
+    """Return the feed's options from the configuration."""
+    eight_bit = data.eight_bit_transfer
+    if eight_bit and not data.accelerator_side_preprocess:
+        raise ConfigError(
+            "eight_bit_transfer is on, but accelerator_side_preprocess is off.",
+            rule="Preprocessed images are not whole numbers and do not fit 8 bits.",
+            remedy="Leave one of the two out.",
+        )
+    return FeedOptions(
+        preprocess=preprocess_spec(data, info, seed),
+        cache=decide_cache(info, data, num_devices),
+        eight_bit_transfer=data.accelerator_side_preprocess if eight_bit is None else eight_bit,
+        num_threads=data.pipeline_num_parallel or min(_MAX_THREADS, len(os.sched_getaffinity(0))),
+        prefetch_depth=data.prefetch_depth,
+    )
+
+
+class BlockReader:
+    """Reads the images of a block with several threads. The result does not depend on how many."""
+
+    def __init__(self, source: Source, options: FeedOptions, train: bool) -> None:
+        self._source, self._options, self._train = source, options, train
+        self._pool = ThreadPoolExecutor(options.num_threads, thread_name_prefix="read")
+        self._closing = threading.Event()
+
+    def read(self, index: np.ndarray, epoch: np.ndarray | int) -> dict[str, np.ndarray]:
+        """Return fresh {images [*index.shape, H, W, C], labels}; `epoch` is one number or one for each sample."""
+        flat = index.reshape(-1)
+        epochs = np.broadcast_to(np.asarray(epoch, np.uint32), index.shape).reshape(-1)
+        hwc = self._source.image_hwc
+        images = np.empty((len(flat), *hwc), np.uint8 if self._options.eight_bit_transfer else np.float32)
+        size = max(1, _CHUNK_BYTES // int(np.prod(hwc)))
+
+        def fill(start: int) -> None:
+            if not self._closing.is_set():
+                chunk = slice(start, start + size)
+                images[chunk] = self._chunk(flat[chunk], epochs[chunk])
+
+        starts = range(0, len(flat), size)
+        if len(starts) == 1 or self._options.num_threads == 1:
+            for start in starts:
+                fill(start)
+        else:
+            list(self._pool.map(fill, starts))  # list: an exception in a thread is raised here
+        return {"images": images.reshape(*index.shape, *hwc), "labels": self._source.labels[index]}
+
+    def close(self) -> None:
+        """End the threads, leaving a block that is being read unfinished."""
+        self._closing.set()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _chunk(self, index: np.ndarray, epoch: np.ndarray) -> Any:
+        images = self._source.read(index, epoch)
+        spec = self._options.preprocess
+        return images if spec.on_device else preprocess(images, index, epoch, spec, self._train)

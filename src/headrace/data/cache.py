@@ -1,0 +1,65 @@
+"""Where a data set is kept while a run trains on it: whole on the device, or on the host and sent block by block."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from headrace.config.schema import Data
+from headrace.core.errors import ConfigError
+from headrace.core.units import format_bytes, parse_bytes
+from headrace.data.dataset import DataInfo
+from headrace.data.made_up import MadeUp, made_up_images, made_up_labels
+from headrace.data.source import Source, SyntheticSource
+
+
+class CacheChoice(NamedTuple):
+    """`device` or `host`, and the reason as a sentence."""
+
+    where: str
+    reason: str
+
+
+def decide_cache(info: DataInfo, data: Data, num_devices: int) -> CacheChoice:
+    """Return where to keep the set; each device that keeps it keeps all of it."""
+    if info.name == "synthetic":
+        return CacheChoice("device", "synthetic images are made on the device")
+    if not data.accelerator_side_preprocess:
+        if data.dataset_cache == "device":
+            raise ConfigError(
+                "dataset_cache is device, but accelerator_side_preprocess is off.",
+                rule="A set on the device is kept as bytes and preprocessed there.",
+                remedy="Leave one of the two out.",
+            )
+        return CacheChoice("host", "the host preprocesses the images")
+    if data.dataset_cache == "host":
+        return CacheChoice("host", "--dataset-cache host")
+    if info.name == "generated" and data.dataset_cache == "auto":
+        return CacheChoice("host", "generated images are there to be sent")
+    need = (info.num_train + info.num_validation) * (info.image_bytes + 4)
+    budget = parse_bytes(data.dataset_device_budget)
+    copies = f" on each of {num_devices} devices" if num_devices > 1 else ""
+    if data.dataset_cache == "device":
+        return CacheChoice("device", f"--dataset-cache device ({format_bytes(need)}{copies})")
+    if need <= budget:
+        return CacheChoice("device", f"{format_bytes(need)}{copies} fit the budget of {format_bytes(budget)}")
+    return CacheChoice("host", f"{format_bytes(need)} do not fit the budget of {format_bytes(budget)}")
+
+
+def make_resident(source: Source, put: Any) -> dict[str, jax.Array]:
+    """Return {images uint8 [N, H, W, C], labels int32 [N]} on the devices."""
+    if isinstance(source, SyntheticSource):
+        return put(_made_on_device(source.spec), "replicated")
+    index = np.arange(source.num_distinct)
+    return put({"images": source.read(index, 0), "labels": source.labels[: source.num_distinct]}, "replicated")
+
+
+def _made_on_device(spec: MadeUp) -> dict[str, jax.Array]:
+    """Return the images and labels as one program makes them on the default device."""
+
+    def make() -> dict[str, jax.Array]:
+        numbers = jnp.arange(spec.num_distinct, dtype=np.uint32)
+        return {"images": made_up_images(spec, numbers, jnp), "labels": made_up_labels(spec, numbers)}
+
+    return jax.jit(make)()

@@ -1,0 +1,149 @@
+"""A data set as the rest of Headrace sees it: what it is (`describe`) and, opened, its two splits (`open_dataset`)."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from headrace.config.schema import Data
+from headrace.core.errors import ConfigError, DataError, did_you_mean
+from headrace.core.units import parse_bytes
+from headrace.data.catalog import KNOWN_SETS, SetRow
+from headrace.data.digits import read_digits
+from headrace.data.find import find_set
+from headrace.data.finding import Part, raise_findings
+from headrace.data.made_up import MadeUp, distinct_images
+from headrace.data.read import SPLITS, class_names, read_split
+from headrace.data.source import ArraySource, Source, SyntheticSource, generated_source
+
+MADE_UP_SETS = ("generated", "synthetic")
+_MADE_UP_SIZE, _MADE_UP_CLASSES, _MADE_UP_SAMPLES = 32, 10, 50_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataInfo:
+    """What a run must know of its data set; augmentation and normalization are resolved, never `auto`."""
+
+    name: str
+    image_hwc: tuple[int, int, int]
+    num_classes: int
+    class_names: tuple[str, ...]
+    num_train: int
+    num_validation: int
+    augmentation: str
+    normalization: str
+    channel_mean: tuple[float, ...]
+    channel_std: tuple[float, ...]
+
+    @property
+    def image_bytes(self) -> int:
+        """Return the size of one image in bytes, a byte per value."""
+        return int(np.prod(self.image_hwc))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSet:
+    """An opened data set."""
+
+    info: DataInfo
+    train: Source
+    validation: Source
+
+
+def describe(data: Data) -> DataInfo:
+    """Return what is known of the configured set without reading its files."""
+    if data.dataset in MADE_UP_SETS:
+        return _describe_made_up(data)
+    row = KNOWN_SETS.get(data.dataset)
+    if row is None:
+        raise ConfigError(
+            f"There is no data set {data.dataset}.", remedy=did_you_mean(data.dataset, [*KNOWN_SETS, *MADE_UP_SETS])
+        )
+    _refuse_contradictions(data, row)
+    return DataInfo(
+        name=row.name,
+        image_hwc=row.image_hwc,
+        num_classes=row.num_classes,
+        class_names=row.class_names,
+        num_train=row.num_train,
+        num_validation=row.num_validation,
+        augmentation=_or(data.train_augmentation, row.augmentation),
+        normalization=_or(data.normalization, row.normalization),
+        channel_mean=row.channel_mean,
+        channel_std=row.channel_std,
+    )
+
+
+def open_dataset(data: Data, seed: int) -> DataSet:
+    """Read the configured set; what is missing or damaged is a DataError. `seed` makes made-up images."""
+    info = describe(data)
+    if info.name in MADE_UP_SETS:
+        train, validation = (_made_up(info, data, seed, split) for split in SPLITS)
+        return DataSet(info=info, train=train, validation=validation)
+    if info.name == "digits":
+        return _from_parts(info, read_digits())
+    row = KNOWN_SETS[info.name]
+    found = find_set(row, data.dataset_path)
+    if found.missing:
+        raise DataError(
+            f"The data set {row.name} in {found.directory} lacks {', '.join(found.missing)}.", remedy=row.how_to_get
+        )
+    parts = {split: read_split(found, row, split) for split in SPLITS}
+    names = class_names(found, row)
+    return _from_parts(replace(info, class_names=names), parts)
+
+
+def _from_parts(info: DataInfo, parts: dict[str, Part]) -> DataSet:
+    raise_findings(info.name, [finding for part in parts.values() for finding in part.findings])
+    train, validation = (ArraySource(parts[split].images, parts[split].labels) for split in SPLITS)
+    return DataSet(info=info, train=train, validation=validation)
+
+
+def _describe_made_up(data: Data) -> DataInfo:
+    size, channels = data.image_size or _MADE_UP_SIZE, data.num_channels
+    num_classes = data.num_classes or _MADE_UP_CLASSES
+    num_train = data.num_samples or _MADE_UP_SAMPLES
+    return DataInfo(
+        name=data.dataset,
+        image_hwc=(size, size, channels),
+        num_classes=num_classes,
+        class_names=tuple(f"class {label}" for label in range(num_classes)),
+        num_train=num_train,
+        num_validation=max(1, num_train // 5),
+        augmentation=_or(data.train_augmentation, "none"),
+        normalization=_or(data.normalization, "per-channel"),
+        channel_mean=(0.5,) * channels,  # of uniform bytes
+        channel_std=(0.28975,) * channels,
+    )
+
+
+def _made_up(info: DataInfo, data: Data, seed: int, split: str) -> Source:
+    num_samples = info.num_train if split == "train" else info.num_validation
+    spec = MadeUp(
+        seed=seed,
+        split=split,
+        image_hwc=info.image_hwc,
+        num_classes=info.num_classes,
+        num_distinct=distinct_images(num_samples, info.image_bytes, parse_bytes(data.dataset_device_budget)),
+    )
+    return SyntheticSource(spec, num_samples) if info.name == "synthetic" else generated_source(spec, num_samples)
+
+
+def _refuse_contradictions(data: Data, row: SetRow) -> None:
+    """Refuse sizes that are not the set's own. Three channels are the option's default, so they say nothing."""
+    own = {
+        "image_size": (data.image_size, row.image_hwc[0]),
+        "num_channels": (None if data.num_channels == 3 else data.num_channels, row.image_hwc[2]),
+        "num_classes": (data.num_classes, row.num_classes),
+        "num_samples": (data.num_samples, row.num_train),
+    }
+    for name, (given, actual) in own.items():
+        if given is not None and given != actual:
+            raise ConfigError(
+                f"{name} is {given}, but the data set {row.name} has {actual}.",
+                rule=f"{name} is for the data sets generated and synthetic.",
+                remedy=f"Leave --{name.replace('_', '-')} out.",
+            )
+
+
+def _or(given: str, default: str) -> str:
+    return default if given == "auto" else given

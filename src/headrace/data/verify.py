@@ -1,0 +1,114 @@
+"""Check a whole data set against what is published of it, and say everything that is wrong."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from headrace.config.schema import Data
+from headrace.core.errors import DataError
+from headrace.data.catalog import KNOWN_SETS, SetRow
+from headrace.data.dataset import describe
+from headrace.data.digits import read_digits
+from headrace.data.find import Found, find_set
+from headrace.data.finding import Part
+from headrace.data.read import SPLITS, class_names, read_split
+
+_MEAN_TOLERANCE = 0.002  # of the scale 0 to 1; published means are exact to 0.00001
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyReport:
+    """What `verify` saw: images of each class and split, and every problem as a sentence."""
+
+    name: str
+    place: str
+    class_names: tuple[str, ...]
+    counts: dict[str, tuple[int, ...]]
+    problems: tuple[str, ...]
+
+
+def verify(data: Data) -> VerifyReport:
+    """Check the configured set."""
+    row = KNOWN_SETS.get(data.dataset)
+    if row is None:
+        return _made_up_report(data)
+    if row.name == "digits":
+        return _report(row, "inside the package", row.class_names, read_digits(), [])
+    try:
+        found = find_set(row, data.dataset_path)
+    except DataError as error:
+        return VerifyReport(
+            name=row.name, place="not found", class_names=row.class_names, counts={}, problems=(str(error),)
+        )
+    return verify_found(found, row)
+
+
+def verify_found(found: Found, row: SetRow) -> VerifyReport:
+    """Check the files of a set that was found."""
+    names = class_names(found, row)
+    problems = []
+    if names != row.class_names:
+        strange = [f"{mine} for {known}" for mine, known in zip(names, row.class_names, strict=True) if mine != known]
+        problems.append(f"{found.directory / str(found.layout.names_file)}: class names differ: {', '.join(strange)}")
+    parts = {split: read_split(found, row, split) for split in SPLITS}
+    return _report(row, f"{found.directory} ({found.layout.kind})", names, parts, problems)
+
+
+def format_report(report: VerifyReport) -> str:
+    """Return the report as text: a table of counts, then the problems."""
+    lines = [f"{report.name}: {report.place}"]
+    if report.counts:
+        width = max(len(name) for name in report.class_names)
+        lines.append(f"{'class':<{width + 5}}" + "".join(f"{split:>12}" for split in report.counts))
+        for label, name in enumerate(report.class_names):
+            numbers = "".join(f"{counts[label]:>12,}" for counts in report.counts.values())
+            lines.append(f"{label:>3}  {name:<{width}}{numbers}")
+        lines.append(f"{'all':<{width + 5}}" + "".join(f"{sum(counts):>12,}" for counts in report.counts.values()))
+    if not report.problems:
+        return "\n".join([*lines, "No problems found."])
+    lines.append(f"{len(report.problems)} problem(s):")
+    return "\n".join([*lines, *(f"  {number}. {text}" for number, text in enumerate(report.problems, 1))])
+
+
+def _report(
+    row: SetRow, place: str, names: tuple[str, ...], parts: dict[str, Part], problems: list[str]
+) -> VerifyReport:
+    counts = {}
+    for split, part in parts.items():
+        good = part.labels[(part.labels >= 0) & (part.labels < row.num_classes)]
+        counts[split] = tuple(int(count) for count in np.bincount(good, minlength=row.num_classes))
+        problems += [str(finding) for finding in part.findings]
+        problems += _count_problems(row, split, counts[split])
+    if row.check_mean and not problems:
+        problems += _mean_problems(row, parts["train"])
+    return VerifyReport(name=row.name, place=place, class_names=names, counts=counts, problems=tuple(problems))
+
+
+def _count_problems(row: SetRow, split: str, counts: tuple[int, ...]) -> list[str]:
+    expected = row.train_counts if split == "train" else row.validation_counts
+    wrong = [
+        f"{row.class_names[label]} {count:,} (not {want:,})"
+        for label, (count, want) in enumerate(zip(counts, expected, strict=True))
+        if count != want
+    ]
+    return [f"{split}: images per class differ from the published set: {', '.join(wrong)}"] if wrong else []
+
+
+def _mean_problems(row: SetRow, part: Part) -> list[str]:
+    """Hold the channel means of whole training images against the published ones: another order or scale shows here."""
+    num_images, *hwc = part.images.shape
+    of_each_place = np.add.reduce(part.images.reshape(num_images, -1), axis=0, dtype=np.uint32)  # 30 times faster so
+    means = of_each_place.reshape(-1, hwc[-1]).mean(0, dtype=np.float64) / (255 * num_images)
+    if np.abs(means - np.array(row.channel_mean)).max() <= _MEAN_TOLERANCE:
+        return []
+    return [
+        f"train: the mean of the pixels is {', '.join(f'{mean:.4f}' for mean in means)}, in the published set "
+        f"{', '.join(f'{mean:.4f}' for mean in row.channel_mean)}: these are not its images"
+    ]
+
+
+def _made_up_report(data: Data) -> VerifyReport:
+    info = describe(data)
+    return VerifyReport(
+        name=info.name, place="made up, there is nothing to check", class_names=(), counts={}, problems=()
+    )
