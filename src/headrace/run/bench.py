@@ -1,0 +1,120 @@
+"""Measure the training path itself: the same feed, call program and devices as `fit`, without records and checkpoints."""
+
+import statistics
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import jax
+
+import headrace
+from headrace.config.load import Resolved
+from headrace.core.errors import ConfigError
+from headrace.data.dataset import open_dataset
+from headrace.data.feed import feed_options
+from headrace.engine.devices import replica_mesh, start_devices, use_compilation_cache
+from headrace.engine.state import init_state, put_state
+from headrace.run.design import Design, design_run
+from headrace.run.trainer import advise_on_memory, compile_call, open_feed, step_spec
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchResult:
+    """Rates of the calls after the first, and what was measured on what."""
+
+    model: str
+    dataset: str
+    precision: str
+    micro_batch_size: int
+    num_replicas: int
+    gradient_accumulation_count: int
+    global_batch_size: int
+    steps_per_call: int
+    num_calls: int  # timed ones
+    images_per_second: float  # the median of the calls
+    lowest: float
+    highest: float
+    step_milliseconds: float
+    first_call_seconds: float
+    compile_seconds: float
+    compile_cache: str
+    device_bytes: int
+    final_loss: float
+    device: str
+    versions: dict[str, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as plain values."""
+        return asdict(self)
+
+
+def bench(resolved: Resolved, *, steps_per_call: int, num_calls: int) -> BenchResult:
+    """Run `num_calls` + 1 calls of training as fast as they go; the first is left out of the rates."""
+    for name, value in (("--steps-per-call", steps_per_call), ("--num-calls", num_calls)):
+        if value < 1:
+            raise ConfigError(f"{name} is {value}.", rule="At least one is timed.")
+    config = resolved.config
+    design = _with_calls(design_run(config), steps_per_call, num_calls + 1)
+    dataset = open_dataset(config.data, config.run.seed)
+    use_compilation_cache(config.run.compilation_cache_dir)
+    devices = start_devices(config.run.platform, design.plan.batch.num_replicas)
+    mesh = replica_mesh(devices)
+    options = feed_options(config.data, dataset.info, config.run.seed, len(devices))
+    with advise_on_memory(design.plan):
+        state = init_state(
+            design.network,
+            design.optimizer,
+            design.precision,
+            config.numerics,
+            seed=config.run.seed,
+            ema=config.learning.ema_decay > 0,
+        )
+        state = put_state(state, mesh)
+        feed = open_feed(design, dataset, options, mesh, 0)
+        try:
+            block = feed.next()
+            compiled = compile_call(step_spec(design, options), mesh, state, feed.resident, block)
+            ends, flying, metrics = [time.perf_counter()], None, None
+            for number in range(num_calls + 1):
+                state, metrics = compiled.program(state, feed.resident, block)
+                if flying is not None:
+                    jax.block_until_ready(flying)
+                    ends.append(time.perf_counter())
+                flying = metrics
+                if number < num_calls:
+                    block = feed.next(metrics["loss"])
+            metrics = jax.device_get(flying)
+            ends.append(time.perf_counter())
+        finally:
+            feed.close()
+    seconds = [after - before for before, after in zip(ends, ends[1:], strict=False)]
+    images = steps_per_call * design.plan.batch.global_batch_size
+    rates = sorted(images / s for s in seconds[1:])
+    return BenchResult(
+        model=config.model.model_name,
+        dataset=config.data.dataset,
+        precision=config.numerics.precision,
+        micro_batch_size=design.plan.batch.micro_batch_size,
+        num_replicas=design.plan.batch.num_replicas,
+        gradient_accumulation_count=design.plan.batch.gradient_accumulation_count,
+        global_batch_size=design.plan.batch.global_batch_size,
+        steps_per_call=steps_per_call,
+        num_calls=num_calls,
+        images_per_second=statistics.median(rates),
+        lowest=rates[0],
+        highest=rates[-1],
+        step_milliseconds=1e3 * statistics.median(seconds[1:]) / steps_per_call,
+        first_call_seconds=seconds[0],
+        compile_seconds=compiled.seconds,
+        compile_cache=str(compiled.counts),
+        device_bytes=compiled.device_bytes,
+        final_loss=float(metrics["loss"][-1] / metrics["count"][-1]),
+        device=f"{len(devices)} x {devices[0].device_kind}",
+        versions={"headrace": headrace.__version__, "jax": jax.__version__},
+    )
+
+
+def _with_calls(design: Design, steps_per_call: int, num_calls: int) -> Design:
+    """Return the design with as many calls of that length, whatever the periods of logs and checkpoints."""
+    steps = replace(design.plan.steps, steps_per_call=steps_per_call, total_steps=steps_per_call * num_calls)
+    return replace(design, plan=replace(design.plan, steps=steps))
