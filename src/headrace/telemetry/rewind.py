@@ -3,9 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.core.errors import CheckpointError
-from headrace.core.files import write_atomic
-from headrace.telemetry.files import METRICS_FILE, read_records
+from headrace.telemetry.files import METRICS_FILE, read_records, replace_file
 from headrace.telemetry.record import Record
 from headrace.telemetry.sinks import write_tables
 
@@ -29,11 +27,8 @@ def rewind(run_dir: Path | str, step: int) -> Rewound:
     size = path.stat().st_size if path.exists() else 0
     everything = read_records(run_dir)
     kept = tuple(record for record in everything if record.step <= step)
-    try:
-        write_atomic(path, _text(kept))
-        write_tables(run_dir, list(kept))
-    except OSError as error:
-        raise CheckpointError(f"Cannot rewrite the records in {run_dir}: {error.strerror}.") from error
+    replace_file(path, _text(kept))
+    write_tables(run_dir, list(kept))
     tail = max(0, size - len(_text(tuple(everything))))
     return Rewound(records=kept, num_dropped=len(everything) - len(kept), tail_bytes=tail)
 

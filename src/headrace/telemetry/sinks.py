@@ -5,8 +5,15 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from headrace.core.files import write_atomic
-from headrace.telemetry.files import LOG_FILE, METRICS_FILE, TRAINING_FILE, VALIDATION_FILE, LineFile, read_records
+from headrace.telemetry.files import (
+    LOG_FILE,
+    METRICS_FILE,
+    TRAINING_FILE,
+    VALIDATION_FILE,
+    LineFile,
+    read_records,
+    replace_file,
+)
 from headrace.telemetry.record import Record, TrainRecord, ValidationRecord
 from headrace.telemetry.table import TRAINING_COLUMNS, VALIDATION_COLUMNS, TrainingTable, validation_row
 from headrace.telemetry.wording import Narrator
@@ -114,9 +121,8 @@ def write_tables(run_dir: Path, records: list[Record]) -> TrainingTable:
     table = TrainingTable()
     training = [list(TRAINING_COLUMNS), *table.rows(records)]
     validation = [list(VALIDATION_COLUMNS), *(validation_row(r) for r in records if isinstance(r, ValidationRecord))]
-    run_dir.mkdir(parents=True, exist_ok=True)
     for name, rows in ((TRAINING_FILE, training), (VALIDATION_FILE, validation)):
-        write_atomic(run_dir / name, "".join(_join(row) + "\n" for row in rows).encode())
+        replace_file(run_dir / name, "".join(_join(row) + "\n" for row in rows).encode())
     return table
 
 

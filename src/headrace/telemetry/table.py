@@ -41,7 +41,7 @@ class TrainingTable:
         """Return the row of the next record."""
         self._window.append((record.step - self._last_step, record))
         self._last_step = record.step
-        while self._window[0][1].epoch <= record.epoch - 1:
+        while self._window[0][1].epoch <= record.epoch - 1 + 1e-9:  # 1.2 - 1 is a little less than 0.2
             self._window.popleft()
         steps = sum(n for n, _ in self._window)
         loss_avg = sum(n * r.loss for n, r in self._window) / steps
