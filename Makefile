@@ -34,7 +34,7 @@ clean:
 .venv/.created:
 	@for candidate in $(PYTHON); do \
 	  if $$candidate -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
-	    echo "Setting up .venv with $$($$candidate --version) (once; it downloads about 200 MB)"; \
+	    echo "Setting up .venv with $$($$candidate --version) (once, a minute or two)"; \
 	    $$candidate -m venv --clear .venv && touch $@; exit $$?; \
 	  fi; \
 	done; \
