@@ -4,7 +4,7 @@ import argparse
 
 from headrace.cli.options import print_remarks, read_words
 from headrace.config.arguments import Parser
-from headrace.config.describe import blocks_text, options_markdown, resolved_text
+from headrace.config.describe import blocks_text, options_markdown, params_markdown, resolved_text
 from headrace.config.load import resolve
 from headrace.config.shipped import blocks_of, listed
 
@@ -42,9 +42,9 @@ def _show(argv: list[str]) -> int:
         )
         parser.add_argument("--all", action="store_true", help="show the options that have their default, too")
 
-    options, own = read_words(argv, "headrace configs show", extra)
-    resolved = resolve(options, own.name, own.config_path)
-    print(resolved_text(resolved, everything=own.all))
+    words = read_words(argv, "headrace configs show", extra)
+    resolved = resolve(words.options, words.own.name, words.own.config_path)
+    print(resolved_text(resolved, everything=words.own.all))
     print_remarks(resolved)
     return 0
 
@@ -52,4 +52,5 @@ def _show(argv: list[str]) -> int:
 def _options(argv: list[str]) -> int:
     Parser(prog="headrace configs options").parse_args(argv)
     print(options_markdown())
+    print(f"\n### settings inside a mapping\n\n{params_markdown()}")
     return 0

@@ -2,10 +2,20 @@
 
 import argparse
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from headrace.config.arguments import Extra, build_parser, take_options
 from headrace.config.load import Resolved, resolve
+
+
+@dataclass(frozen=True, kw_only=True)
+class Words:
+    """An argv taken apart: the schema's options as written, and the command's own arguments."""
+
+    options: Mapping[str, Any]
+    own: argparse.Namespace
 
 
 def parse(
@@ -25,23 +35,15 @@ def parse(
         if extra:
             extra(parser)
 
-    options, own = read_words(argv, prog, add, description)
-    return resolve(options, own.config, own.config_path), own
+    words = read_words(argv, prog, add, description)
+    return resolve(words.options, words.own.config, words.own.config_path), words.own
 
 
-def parse_overrides(argv: list[str], prog: str, metavar: str, help: str) -> tuple[str, dict[str, Any]]:
-    """Return the one positional argument and the options given, for commands that start from a saved configuration."""
-    options, own = read_words(argv, prog, lambda parser: parser.add_argument("path", metavar=metavar, help=help))
-    return own.path, options
-
-
-def read_words(
-    argv: list[str], prog: str, extra: Extra | None = None, description: str = ""
-) -> tuple[dict[str, Any], argparse.Namespace]:
-    """Take an argv apart: the schema's options as written, and the command's own arguments."""
+def read_words(argv: list[str], prog: str, extra: Extra | None = None, description: str = "") -> Words:
+    """Take an argv apart without making a configuration of it, for commands that start from a saved one."""
     parser = build_parser(prog, description, extra)
     options, left = take_options(argv, parser)
-    return options, parser.parse_args(left)
+    return Words(options=options, own=parser.parse_args(left))
 
 
 def print_remarks(resolved: Resolved) -> None:

@@ -45,7 +45,10 @@ def build_parser(prog: str, description: str, extra: Extra | None = None) -> Par
     )
     if extra:
         extra(parser)
-    parser.usage = parser.format_usage().removeprefix("usage: ").strip() + " [options below]"
+    words = [(action.metavar or action.dest, action.nargs) for action in parser._actions if not action.option_strings]
+    parser.usage = " ".join(
+        ["%(prog)s", *(f"[{word}]" if nargs == "?" else f"{word}" for word, nargs in words), "[options]"]
+    )
     return parser
 
 

@@ -69,8 +69,7 @@ def _period_rule(name: str, verb: str) -> Rule:
 def _made_up_rule(name: str) -> Rule:
     return Rule(
         broken=lambda facts: (
-            facts.given(name)
-            and getattr(facts.config.data, name) is not None
+            getattr(facts.config.data, name) != all_options()[name].default
             and facts.config.data.dataset not in MADE_UP_DATASETS
         ),
         problem=lambda facts: (

@@ -7,6 +7,7 @@ from typing import Any
 
 from headrace.config.arguments import usage_of
 from headrace.config.load import Resolved, to_flat
+from headrace.config.params import REQUIRED, TABLES
 from headrace.config.schema import SECTIONS, all_options
 from headrace.config.values import shown
 from headrace.config.yaml_file import Block
@@ -54,6 +55,18 @@ def options_markdown() -> str:
                 usage = usage_of(option).replace("|", "\\|")
                 lines.append(f"| `{usage}` | `{shown(option.default)}` | {option.help}{also.replace('_', '-')} |")
     return "\n".join(lines[1:])
+
+
+def params_markdown() -> str:
+    """Return the keys inside the options that are mappings as a Markdown table; a default stands in brackets."""
+    lines = ["| option | for | keys |", "|---|---|---|"]
+    for table in TABLES.values():
+        for name, row in table.rows.items():
+            keys = [f"`{p.name}`{'' if p.default is REQUIRED else f' ({shown(p.default)})'}" for p in row.params]
+            either = " or ".join(f"`{param.name}`" for param in row.one_of)
+            keys += [f"either {either}"] if either else []
+            lines.append(f"| `{table.option}` | {name} | {', '.join(keys)} |")
+    return "\n".join(lines)
 
 
 def _first_sentence(text: str) -> str:

@@ -54,7 +54,7 @@ def _only_whole(num_epochs: int, per_epoch: float | None) -> float | None:
 def periods_fit(per_epoch: float, num_epochs: int) -> bool:
     """Say whether events every 1/per_epoch epochs divide the run evenly."""
     events = per_epoch * num_epochs
-    return not 0 < per_epoch < 1 or abs(events - round(events)) < 1e-6 * num_epochs
+    return not 0 < per_epoch < 1 or (round(events) >= 1 and abs(events - round(events)) < 1e-6 * num_epochs)
 
 
 TIES = (

@@ -7,7 +7,7 @@ import copy
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace.config.checks import check
 from headrace.config.field import COMMAND_LINE, DEFAULT, Option, Origin
@@ -15,8 +15,10 @@ from headrace.config.layers import Given, Layer, merge_layers
 from headrace.config.names import Spelled, find, spellings
 from headrace.config.schema import SECTIONS, Config, all_options
 from headrace.config.values import BOOL, read_bool
-from headrace.config.yaml_file import Block
 from headrace.core.errors import ConfigError
+
+if TYPE_CHECKING:  # yaml takes 30 ms to import, which `--help` need not wait for
+    from headrace.config.yaml_file import Block
 
 DEFAULT_RECIPE = "default"
 NO_RECIPE = "none"
@@ -127,7 +129,7 @@ def _environment(environ: Mapping[str, str]) -> Layer:
     return {}
 
 
-def _block_layer(block: Block, kind: str) -> Layer:
+def _block_layer(block: "Block", kind: str) -> Layer:
     """Return what a block gives: what it merges in, and its own over that. One option under two names is refused."""
     merged, own = {}, {}
     for entries, layer in ((block.merged, merged), (block.own, own)):

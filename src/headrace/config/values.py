@@ -67,7 +67,7 @@ def read_fraction(raw: Any) -> float:
             raise ValueError
         raw = float(above) / float(below)
     value = read_float(raw)
-    if 0 < value < 1:
+    if 1e-6 < value < 1:
         nearest = round(1 / value)
         if abs(value * nearest - 1) <= 1e-6:
             return 1 / nearest
@@ -176,7 +176,7 @@ def shown(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, float):
-        return f"{value:g}"
+        return f"{value:.10g}"
     if isinstance(value, dict):
         return json.dumps(value)
     return " ".join(value) or "none" if isinstance(value, tuple) else str(value)

@@ -123,7 +123,7 @@ class _Reader:
     def block(self, key: yaml.Node, node: yaml.Node) -> Block:
         if node.tag == _TAG + "null":
             node = yaml.MappingNode(_TAG + "map", [])
-        if not isinstance(node, yaml.MappingNode):
+        if not isinstance(node, yaml.MappingNode) or node.tag != _TAG + "map":
             raise self.refusal(node, f"{key.value} is not a block of options")
         self.loader.flatten_mapping(node)  # puts the keys of merged blocks first
         entries = tuple(self.entry(*item) for item in node.value)

@@ -1,0 +1,166 @@
+"""The `headrace` command: help, version, errors in words, exit codes, and no JAX before it is needed."""
+
+import os
+import resource
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import headrace
+from headrace.cli import main as main_module
+from headrace.cli.main import COMMANDS, main
+from headrace.core.errors import ConfigError, RunStopped
+
+SRC = Path(headrace.__file__).parent.parent
+HEAVY = ("jax", "numpy", "optax", "rich", "PIL")
+
+
+def python(code: str, *argv: str) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "PYTHONPATH": str(SRC), "COLUMNS": "100"}
+    return subprocess.run([sys.executable, "-c", code, *argv], capture_output=True, text=True, env=environ, check=False)
+
+
+def processor_seconds() -> float:
+    """Return the time that ended subprocesses have computed; unlike the clock, it does not count others' work."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def use(monkeypatch: pytest.MonkeyPatch, action) -> None:
+    """Make every command run `action(argv)`."""
+    module = type("module", (), {"main": staticmethod(action)})
+    monkeypatch.setattr(main_module.importlib, "import_module", lambda name: module)
+
+
+def test_help_lists_all_commands(capsys):
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    for name in ("train", "validate", "resume", "plan", "bench", "models", "configs", "data"):
+        assert f"\n  {name} " in out
+    assert main([]) == 2
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"headrace {headrace.__version__}\n"
+
+
+def test_the_version_is_the_packages():
+    pyproject = SRC.parent / "pyproject.toml"
+    if not pyproject.is_file():
+        pytest.skip("not run from the repository")
+    assert tomllib.loads(pyproject.read_text())["project"]["version"] == headrace.__version__
+
+
+def test_an_unknown_command(capsys):
+    assert main(["trian"]) == 2
+    assert capsys.readouterr().err == "headrace: There is no command trian.\n  remedy: Did you mean train?\n"
+
+
+def test_errors_for_people_are_words_and_a_code(monkeypatch, capsys):
+    def wrong(argv):
+        raise ConfigError("A is 3.", rule="A must be 4.", remedy="Set it to 4.")
+
+    use(monkeypatch, wrong)
+    assert main(["train"]) == 2
+    assert capsys.readouterr().err == "headrace: A is 3.\n  rule: A must be 4.\n  remedy: Set it to 4.\n"
+
+    def stopped(argv):
+        raise RunStopped("The loss is not finite.")
+
+    use(monkeypatch, stopped)
+    assert main(["train"]) == 3
+    assert capsys.readouterr().err == "headrace: The loss is not finite.\n"
+
+
+def test_an_interrupt_is_130_and_a_bug_keeps_its_traceback(monkeypatch):
+    def interrupted(argv):
+        raise KeyboardInterrupt
+
+    use(monkeypatch, interrupted)
+    assert main(["train"]) == 130
+
+    def bug(argv):
+        raise ZeroDivisionError
+
+    use(monkeypatch, bug)
+    with pytest.raises(ZeroDivisionError):
+        main(["train"])
+
+
+def test_a_command_gets_its_words_and_gives_its_code(monkeypatch):
+    seen = []
+    use(monkeypatch, lambda argv: seen.append(argv) or 75)
+    assert main(["train", "--seed", "3"]) == 75
+    assert seen == [["--seed", "3"]]
+
+
+def test_a_reader_that_leaves_is_no_error():
+    code = "import sys; from headrace.cli.main import main; sys.exit(main(['configs', 'options']))"
+    environ = {**os.environ, "PYTHONPATH": str(SRC)}
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ
+    ) as process:
+        assert process.stdout
+        assert process.stderr
+        process.stdout.close()
+        err = process.stderr.read()
+    assert err == b""
+    assert process.returncode == 1
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["--version"], ["configs"], ["configs", "show"], ["train", "--help"]])
+def test_help_and_configurations_load_nothing_heavy(argv):
+    code = f"""
+import sys
+from headrace.cli.main import main
+try:
+    code = main(sys.argv[1:])
+except SystemExit as stop:
+    code = stop.code
+heavy = [name for name in {HEAVY} if name in sys.modules]
+assert code == 0 and not heavy, (code, heavy)
+"""
+    done = python(code, *argv)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_train_help_is_quick_and_complete():
+    code = "import sys; from headrace.cli.main import main; sys.exit(main(['train', '--help']))"
+    begin = processor_seconds()
+    done = python(code)
+    seconds = processor_seconds() - begin
+    assert done.returncode == 0, done.stderr
+    for part in (
+        "learning: Optimizer",
+        "--config NAME",
+        "--micro-batch-size N",
+        "--[no-]validation",
+        "--lr-warmup-params JSON",
+    ):
+        assert part in done.stdout
+    assert max(len(line) for line in done.stdout.splitlines()) <= 100
+    assert seconds < 0.3
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_every_command_is_there_and_has_help(command, capsys):
+    try:
+        code = main([command.name, "--help"])
+    except SystemExit as stop:
+        code = stop.code
+    assert code == 0
+    assert "usage: headrace" in capsys.readouterr().out
+
+
+def test_public_names_are_there():
+    assert set(headrace.__all__) == {"__version__", *headrace._HOME}
+    for name in headrace.__all__:
+        assert getattr(headrace, name) is not None
+    assert dir(headrace) == sorted(headrace.__all__)
+    with pytest.raises(AttributeError, match="no name nothing"):
+        _ = headrace.nothing  # type: ignore[attr-defined]

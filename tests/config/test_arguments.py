@@ -1,0 +1,88 @@
+"""The command line as words: which are options, which values they take, and what is left."""
+
+import pytest
+
+from headrace.config.arguments import build_parser, options_help, take_options
+from headrace.config.load import resolve
+from headrace.config.schema import all_options
+from headrace.core.errors import ConfigError
+
+
+def take(*argv: str) -> tuple[dict, list[str]]:
+    parser = build_parser("headrace test", "", lambda parser: parser.add_argument("--json-path"))
+    return take_options(argv, parser)
+
+
+@pytest.mark.parametrize(
+    ("argv", "taken"),
+    [
+        (["--micro-batch-size", "8"], {"micro_batch_size": "8"}),
+        (["--micro_batch_size=8"], {"micro_batch_size": "8"}),
+        (["--batch-size", "8", "--micro-batch-size", "9"], {"micro_batch_size": "9"}),
+        (["--gradient-accumulation", "8"], {"gradient_accumulation_count": "8"}),
+        (["--weight-updates-per-epoch", "-1"], {"weight_updates_per_epoch": "-1"}),
+        (["--validation"], {"validation": True}),
+        (["--validation", "False"], {"validation": "False"}),
+        (["--validation=off"], {"validation": "off"}),
+        (["--no-validation"], {"no_validation": True}),
+        (["--no-validation", "--validation"], {"validation": True}),
+        (["--validation", "--no-validation"], {"no_validation": True}),
+        (["--no-dataset-cache"], {"no_dataset_cache": True}),
+        (["--dataset-cache", "device"], {"dataset_cache": "device"}),
+        (
+            ["--weight-decay-exclude", "gamma", "beta", "--seed", "1"],
+            {"weight_decay_exclude": ["gamma", "beta"], "seed": "1"},
+        ),
+        (["--weight-decay-exclude"], {"weight_decay_exclude": []}),
+        (["--optimizer-params", '{"momentum": 0.9}'], {"optimizer_params": '{"momentum": 0.9}'}),
+    ],
+)
+def test_options_that_are_taken(argv, taken):
+    assert take(*argv) == (taken, [])
+
+
+def test_what_is_left_goes_to_the_command():
+    taken, left = take("runs/a", "--json_path", "x", "--shuffle", "runs/b", "-v", "--seed", "3", "--", "--seed", "4")
+    assert taken == {"shuffle": True, "seed": "3"}
+    assert left == ["runs/a", "--json-path", "x", "runs/b", "-v", "--", "--seed", "4"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["--micro-bach-size", "8"], "Did you mean --micro-batch-size?"),
+        (["--gradient"], "--gradient-accumulation-count, --gradient-accumulation-dtype, --gradient-clipping"),
+        (["--seed"], "--seed has no value"),
+        (["--seed", "--shuffle"], "--seed has no value"),
+    ],
+)
+def test_words_that_are_wrong(argv, told):
+    with pytest.raises(ConfigError) as caught:
+        take(*argv)
+    assert told in str(caught.value)
+
+
+def test_the_words_become_values():
+    taken, _ = take(
+        "--no-valid", "--weight-decay-exclude", "a", "b", "--optimizer-params", '{"momentum": 0.5}', "--no-dataset-c"
+    )
+    config = resolve(taken, environ={}).config
+    assert config.validation.validation is False
+    assert config.learning.weight_decay_exclude == ("a", "b")
+    assert config.learning.optimizer_params == {"momentum": 0.5}
+    assert config.data.dataset_cache == "host"
+
+
+def test_the_help_names_every_option_with_its_default():
+    text = options_help(200)
+    for option in all_options().values():
+        assert option.flag[2:] in text
+        assert option.help in text
+    assert "--seed N" in text
+    assert "--[no-]shuffle" in text
+    assert '[{"initial_learning_rate": 0.0001}]' in text
+
+
+def test_the_parser_refuses_in_our_words():
+    with pytest.raises(ConfigError, match="Unrecognized arguments"):
+        build_parser("headrace test", "").parse_args(["a"])

@@ -1,0 +1,111 @@
+"""Rules across options: each refused combination, each warning, each note, and neighbours that are fine."""
+
+import pytest
+
+from headrace.config.load import config_from, resolve
+from headrace.core.errors import ConfigError
+
+REFUSED = [
+    (
+        {"eight_bit_transfer": True, "accelerator_side_preprocess": False},
+        ["only raw pixels", "eight_bit_transfer on (code)"],
+    ),
+    ({"gradient_accumulation_count": 2, "global_batch_size": 8}, ["Both are given", "Leave one of them out."]),
+    ({"logs_per_epoch": 0.5, "num_epochs": 5}, ["Cannot log 2.0 epochs at a time for 5 epochs"]),
+    ({"logs_per_epoch": 0.25, "num_epochs": 6}, ["Cannot log 4.0 epochs at a time for 6 epochs"]),
+    ({"logs_per_epoch": "1/3", "num_epochs": 5}, ["Cannot log 3.0 epochs at a time for 5 epochs"]),
+    ({"logs_per_epoch": 0.333, "num_epochs": 6}, ["Cannot log 3.003003 epochs"]),
+    ({"logs_per_epoch": 1e-9, "num_epochs": 6}, ["Cannot log 1000000000.0 epochs"]),
+    ({"logs_per_epoch": 1e-320}, ["Cannot log inf epochs"]),
+    ({"ckpts_per_epoch": 0.5, "num_epochs": 1}, ["Cannot save a checkpoint 2.0 epochs"]),
+    ({"validations_per_epoch": "1/10", "num_epochs": 5}, ["Cannot validate 10.0 epochs at a time for 5 epochs"]),
+    ({"num_classes": 3}, ["num_classes 3 (code) is given for the data set digits"]),
+    ({"image_size": 64, "dataset": "cifar10"}, ["image_size 64"]),
+    ({"num_channels": 4, "dataset": "mnist"}, ["num_channels 4"]),
+    ({"num_samples": 64, "dataset": "cifar100"}, ["num_samples 64"]),
+    ({"training": False, "validation": False}, ["Nothing is left to do"]),
+    ({"norm_layer": {"name": "group_norm"}}, ["num_groups"]),
+    ({"lr_warmup_params": {"warmup_mode": "jump", "warmup_epochs": 1}}, ["'jump'", "shift, mask"]),
+    ({"loss_scaling_params": {"initail": 3}}, ["Did you mean initial?"]),
+]
+
+
+@pytest.mark.parametrize(("options", "told"), REFUSED)
+def test_combinations_that_cannot_work(options, told):
+    with pytest.raises(ConfigError) as caught:
+        config_from(options)
+    assert caught.value.rule
+    for part in told:
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"eight_bit_transfer": False, "accelerator_side_preprocess": False},
+        {"logs_per_epoch": 0.5, "num_epochs": 6},
+        {"logs_per_epoch": "0.3333333333333333333", "num_epochs": 6},
+        {"logs_per_epoch": "2/3", "num_epochs": 3},
+        {"logs_per_epoch": 10, "num_epochs": 7},
+        {"logs_per_epoch": 0, "num_epochs": 7},
+        {"validations_per_epoch": 0, "num_epochs": 5},
+        {"validations_per_epoch": 0.1, "num_epochs": 100},
+        {"dataset": "synthetic", "num_classes": 3, "image_size": 64, "num_channels": 1, "num_samples": 100},
+        {"training": False},
+        {"norm_layer": {"name": "group_norm", "channels_per_group": 4}},
+        {"norm_layer": {"name": "none"}},
+    ],
+)
+def test_combinations_that_work(options):
+    config_from(options)
+
+
+def test_float16_without_loss_scaling_is_warned_of():
+    (warning,) = resolve({"precision": "16.16", "half_type": "float16"}, "none", environ={}).warnings
+    assert "--loss-scaling dynamic" in warning
+    for fine in (
+        {"precision": "16.16", "half_type": "float16", "loss_scaling": 128},
+        {"precision": "16.16", "half_type": "float16", "loss_scaling": "dynamic"},
+        {"precision": "16.16"},
+        {"precision": "32.32"},
+    ):
+        assert resolve(fine, "none", environ={}).warnings == ()
+
+
+def test_a_warm_up_as_long_as_the_run_is_warned_of():
+    (warning,) = resolve({"num-epochs": 1}, "default", environ={}).warnings
+    assert "warm-up is not over" in warning
+
+
+def test_a_target_without_validation_is_warned_of():
+    (warning,) = resolve({"target-accuracy": 0.9, "no-validation": True}, "none", environ={}).warnings
+    assert "target_accuracy" in warning
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"stochastic_rounding": "on"},
+        {"stochastic_rounding": "on", "precision": "16.32"},
+        {"half_type": "bfloat16"},
+        {"loss_scaling_params": '{"initial": 4}', "loss_scaling": 4},
+    ],
+)
+def test_options_without_effect_are_noted(options):
+    resolved = resolve(options, "none", environ={})
+    assert resolved.warnings == ()
+    (note,) = resolved.notes
+    assert next(iter(options)) in note
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"stochastic_rounding": "on", "precision": "16.16"},
+        {"stochastic_rounding": "off"},
+        {"loss_scaling": "dynamic"},
+    ],
+)
+def test_nothing_is_noted_of_options_with_effect(options):
+    assert resolve(options, "none", environ={}).notes == ()
