@@ -26,7 +26,12 @@ def test_list(capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "argv", [["show", "resnet8_test", "--seed", "3", "--all"], ["show", "--all", "--seed", "3", "resnet8_test"]]
+    "argv",
+    [
+        ["show", "resnet8_test", "--seed", "3", "--all"],
+        ["show", "--all", "--seed", "3", "resnet8_test"],
+        ["show", "--config=resnet8_test", "--seed=3", "--all"],
+    ],
 )
 def test_show(capsys, argv):
     assert main(argv) == 0

@@ -25,6 +25,7 @@ def take(*argv: str) -> tuple[dict, list[str]]:
         (["--validation", "False"], {"validation": "False"}),
         (["--validation=off"], {"validation": "off"}),
         (["--no-validation"], {"no_validation": True}),
+        (["--no-validation", "False"], {"no_validation": "False"}),
         (["--no-validation", "--validation"], {"validation": True}),
         (["--validation", "--no-validation"], {"no_validation": True}),
         (["--no-dataset-cache"], {"no_dataset_cache": True}),

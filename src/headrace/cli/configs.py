@@ -37,13 +37,14 @@ def _list(argv: list[str]) -> int:
 def _show(argv: list[str]) -> int:
     def extra(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("name", nargs="?", metavar="NAME", help="the configuration (default: default)")
+        parser.add_argument("--config", metavar="NAME", help="the same")
         parser.add_argument(
             "--config-path", metavar="FILE", help="YAML file that has it (default: the shipped recipes)"
         )
         parser.add_argument("--all", action="store_true", help="show the options that have their default, too")
 
     words = read_words(argv, "headrace configs show", extra)
-    resolved = resolve(words.options, words.own.name, words.own.config_path)
+    resolved = resolve(words.options, words.own.name or words.own.config, words.own.config_path)
     print(resolved_text(resolved, everything=words.own.all))
     print_remarks(resolved)
     return 0

@@ -87,7 +87,7 @@ class Learning:
 class Validation:
     """Validation on the images held out."""
 
-    validation: bool = option(True, "Validate.")
+    validation: bool = option(True, "Measure the accuracy on the images held out, during training and at its end.")
     validation_micro_batch_size: int | None = option(
         None,
         "Images per replica in one validation pass; unset means micro_batch_size.",
