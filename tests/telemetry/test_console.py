@@ -147,6 +147,20 @@ def test_a_terminal_shows_a_live_line_and_permanent_lines(monkeypatch: pytest.Mo
     assert stream.getvalue().count("\x1b[?25h") >= 1  # the cursor is shown again
 
 
+def test_a_narrow_terminal_keeps_the_numbers_on_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "80")
+    stream = Terminal()
+    console = make_console("bar", stream=stream)
+    console.write(START)
+    console.write(train(44, 10.0))
+    console.close()
+    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue()).replace("\r", "\n").splitlines()
+    live = [line for line in lines if line.startswith("epoch 1.00/20")]
+    assert live[-1].rstrip().endswith("loss 0.3121  top-1 91.25 %  1,234 img/s  ETA 0:42")
+    assert len(live[-1]) <= 80
+
+
 def test_durations_read_as_clocks() -> None:
     assert [duration(s) for s in (0, 0.4, 42, 59.6, 725, 3723, 90000)] == [
         "0:00", "0:00", "0:42", "1:00", "12:05", "1:02:03", "25:00:00"

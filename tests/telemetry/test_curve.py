@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headrace.core.errors import CheckpointError
-from headrace.telemetry.curve import draw_run, round_ticks, thin
+from headrace.telemetry.curve import draw_run, log_ticks, loss_axis, round_ticks, thin
 from headrace.telemetry.record import Record, RunEnd, RunStart, TrainRecord, ValidationRecord
 from headrace.telemetry.sinks import open_sinks
 
@@ -101,6 +101,29 @@ def test_a_run_without_records_is_an_error_for_people(tmp_path: Path) -> None:
 )
 def test_ticks_are_round_and_cover_the_range(low: float, high: float, expected: tuple[float, ...]) -> None:
     assert round_ticks(low, high) == pytest.approx(expected)
+
+
+def test_losses_over_many_sizes_get_a_logarithmic_axis() -> None:
+    axis = loss_axis([9.8, 0.5, 0.02])
+    assert axis.ticks == pytest.approx((0.01, 0.1, 1, 10))
+    heights = [axis.at(10.0) - axis.at(1.0), axis.at(1.0) - axis.at(0.1), axis.at(0.1) - axis.at(0.01)]
+    assert heights == pytest.approx([heights[0]] * 3)
+    assert not loss_axis([2.3, 0.1]).is_log
+    assert not loss_axis([2.3, 0.0]).is_log  # zero has no logarithm
+    assert loss_axis([]).ticks[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0.03, 2.4, (0.01, 0.1, 1, 10)),
+        (0.15, 9.0, (0.1, 0.2, 0.5, 1, 2, 5, 10)),
+        (0.4, 30.0, (0.1, 1, 10, 100)),
+        (0.001, 1.0, (0.001, 0.01, 0.1, 1)),
+    ],
+)
+def test_logarithmic_ticks(low: float, high: float, expected: tuple[float, ...]) -> None:
+    assert log_ticks(low, high) == pytest.approx(expected)
 
 
 def test_thinning_keeps_the_mean_and_few_points_as_they_are() -> None:

@@ -151,6 +151,24 @@ def test_a_run_directory_that_cannot_be_written_is_an_error_for_people(tmp_path:
             make(tmp_path / "file")
 
 
+def test_progress_reaches_only_those_who_show_it(tmp_path: Path) -> None:
+    told = []
+
+    class Shows:
+        def write(self, record: Record) -> None: ...
+
+        def close(self) -> None: ...
+
+        def advance(self, step: int) -> None:
+            told.append(step)
+
+    sinks = open_sinks(tmp_path, Shows())
+    sinks.advance(7)
+    sinks.close()
+    assert told == [7]
+    assert read_records(tmp_path) == []
+
+
 def test_closing_closes_all_even_if_one_fails(tmp_path: Path) -> None:
     closed = []
 

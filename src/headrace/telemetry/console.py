@@ -80,10 +80,11 @@ class BarConsole(ConsoleSink):
 
     def _begin(self, run: RunStart) -> None:
         self.close()
+        steps = [TextColumn("step {task.completed:.0f}/{task.total:.0f}")] if self._console.width >= 100 else []
         columns = (
             TextColumn("epoch {task.fields[epoch]}"),
             BarColumn(bar_width=24),
-            TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
+            *steps,
             TextColumn("{task.fields[numbers]}"),
         )
         # Four times a second is enough for the eye and costs a two-core machine nothing.

@@ -19,6 +19,7 @@ _TOP, _BOTTOM = 108, 332  # of the plotting areas
 _MOST_POINTS = 400  # per line; more than a screen can show are averaged in groups
 _MOST_DOTS = 40  # with more points than this, dots would hide the line
 _INK, _QUIET, _GRID = "#1f2933", "#66727f", "#e6e9ed"
+_VALIDATIONS = (("raw", "validation", "#2563c9"), ("ema", "validation, EMA weights", "#e0730a"))
 _FONT = "font-family=\"system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif\""
 
 
@@ -42,10 +43,19 @@ class Axis:
     start: float
     end: float
     ticks: tuple[float, ...]
+    is_log: bool = False
 
     def at(self, value: float) -> float:
         """Return the pixel of a value."""
-        return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
+        value, low, high = (math.log(v) if self.is_log else v for v in (value, self.low, self.high))
+        return self.start + (value - low) / (high - low) * (self.end - self.start)
+
+    def label(self, tick: float) -> str:
+        """Return a tick's number, with as many decimals as its neighbours need."""
+        if self.is_log:
+            return f"{tick:g}"
+        step = self.ticks[1] - self.ticks[0] if len(self.ticks) > 1 else tick or 1.0
+        return f"{tick:.{max(0, -math.floor(math.log10(step) + 1e-9))}f}"
 
 
 def draw_run(run_dir: Path | str) -> str:
@@ -58,14 +68,18 @@ def draw_run(run_dir: Path | str) -> str:
             remedy="Draw the run after its first training record.",
         )
     last_epoch = max(x for line in (*left, *right) for x, _ in line.points)
-    title, subtitle = headline(records)
+    best = best_validation(records)
+    title, subtitle = headline(records, best)
+    columns = [_epoch_axis(last_epoch, 64, 430), _epoch_axis(last_epoch, 506, 872)]
+    losses, accuracies = loss_axis(_finite(left)), accuracy_axis(_finite(right))
     body = [
         f'<rect width="{WIDTH}" height="{HEIGHT}" rx="8" fill="#ffffff"/>',
         _text(28, 34, title, size=17, color=_INK, weight=600),
         _text(28, 55, subtitle, size=12.5, color=_QUIET),
         *_legend([line for line in right if line.points]),
-        *_panel("loss", left, (64, 430), last_epoch),
-        *_panel("top-1 accuracy, %", right, (506, 872), last_epoch),
+        *_panel("loss, logarithmic" if losses.is_log else "loss", left, columns[0], losses),
+        *_panel("top-1 accuracy, %", right, columns[1], accuracies),
+        *(_best_mark(best, columns[1], accuracies) if best else ()),
     ]
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
     label = f'role="img" aria-label="{escape(title, {chr(34): "&quot;"})}"'
@@ -85,20 +99,29 @@ def accuracy_lines(records: Sequence[Record]) -> list[Line]:
 
 
 def _validation_lines(records: Sequence[Record], field: str, scale: float) -> list[Line]:
-    rows = (("raw", "validation", "#2563c9"), ("ema", "validation, EMA weights", "#e0730a"))
     validations = [r for r in records if isinstance(r, ValidationRecord)]
     lines = []
-    for weights, label, color in rows:
+    for weights, label, color in _VALIDATIONS:
         points = [(r.epoch, scale * getattr(r, field)) for r in validations if r.weights == weights]
         if points:
             lines.append(Line(label=label, points=points, color=color, dots=len(points) <= _MOST_DOTS))
     return lines
 
 
-def headline(records: Iterable[Record]) -> tuple[str, str]:
+def best_validation(records: Iterable[Record]) -> ValidationRecord | None:
+    """Return the validation with the highest accuracy; of equal ones the earliest, and raw before ema."""
+    known = {weights for weights, _, _ in _VALIDATIONS}
+    scored = [r for r in records if isinstance(r, ValidationRecord) and math.isfinite(r.top1) and r.weights in known]
+    return max(scored, key=lambda r: (r.top1, -r.step, r.weights == "raw"), default=None)
+
+
+def _finite(lines: Iterable[Line]) -> list[float]:
+    return [y for line in lines for _, y in line.points if math.isfinite(y)]
+
+
+def headline(records: Iterable[Record], best: ValidationRecord | None) -> tuple[str, str]:
     """Return the title and the line under it: what was trained, how it came out."""
     title, facts = "Training run", []
-    best: ValidationRecord | None = None
     seconds = images_per_second = None
     for record in records:
         if isinstance(record, RunStart):
@@ -108,8 +131,6 @@ def headline(records: Iterable[Record]) -> tuple[str, str]:
                 f"global batch {record.global_batch_size}",
                 record.device,
             ]
-        elif isinstance(record, ValidationRecord) and record.top1 > (best.top1 if best else -1.0):
-            best = record
         elif isinstance(record, RunEnd):
             seconds, images_per_second = record.time_to_train, record.images_per_second
     if best is not None:
@@ -141,29 +162,47 @@ def thin(points: Points, most: int = _MOST_POINTS) -> Points:
     return [(sum(x for x, _ in g) / len(g), sum(y for _, y in g) / len(g)) for g in groups]
 
 
-def _panel(name: str, lines: Sequence[Line], span: tuple[int, int], last_epoch: float) -> list[str]:
-    """Return the elements of one panel: grid, axes, lines, legend."""
-    values = [y for line in lines for _, y in line.points if math.isfinite(y)]
-    low, high = (0.0, max(values, default=1.0)) if name == "loss" else (min(values, default=0.0), 100.0)
-    y_ticks = round_ticks(low, high)
-    x_ticks = _epoch_ticks(last_epoch)
-    x = Axis(low=0, high=last_epoch or 1.0, start=span[0], end=span[1], ticks=x_ticks)
-    y = Axis(low=y_ticks[0], high=y_ticks[-1], start=_BOTTOM, end=_TOP, ticks=y_ticks)
-    parts = [_text(span[0] - 36, _TOP - 16, name, size=12.5, color=_INK, weight=600)]
+def _panel(title: str, lines: Sequence[Line], x: Axis, y: Axis) -> list[str]:
+    """Return the elements of one panel: title, grid, axes, lines."""
+    parts = [_text(x.start - 36, _TOP - 16, title, size=12.5, color=_INK, weight=600)]
     for tick in y.ticks:
         parts.append(_rule(x.start, y.at(tick), x.end, y.at(tick), _QUIET if tick == y.low else _GRID))
-        parts.append(_text(x.start - 8, y.at(tick) + 4, _tick_text(tick, y_ticks), size=11, anchor="end"))
+        parts.append(_text(x.start - 8, y.at(tick) + 4, y.label(tick), size=11, anchor="end"))
     for tick in x.ticks:
         parts.append(_rule(x.at(tick), _BOTTOM, x.at(tick), _BOTTOM + 4, _QUIET))
-        parts.append(_text(x.at(tick), _BOTTOM + 18, _tick_text(tick, x_ticks), size=11, anchor="middle"))
+        parts.append(_text(x.at(tick), _BOTTOM + 18, x.label(tick), size=11, anchor="middle"))
     parts.append(_text((x.start + x.end) / 2, _BOTTOM + 36, "epoch", size=12, anchor="middle"))
-    parts += [element for line in lines for element in _curve(line, x, y)]
-    scored = [line for line in lines if line.label.startswith("validation") and line.points and name != "loss"]
-    return parts + _best_mark(max(scored, key=_highest), x, y) if scored else parts
+    return parts + [element for line in lines for element in _curve(line, x, y)]
 
 
-def _highest(line: Line) -> float:
-    return max((value for _, value in line.points if math.isfinite(value)), default=-math.inf)
+def _epoch_axis(last_epoch: float, start: float, end: float) -> Axis:
+    return Axis(low=0, high=last_epoch or 1.0, start=start, end=end, ticks=_epoch_ticks(last_epoch))
+
+
+def loss_axis(values: Sequence[float]) -> Axis:
+    """Return the vertical axis for losses: from zero, or logarithmic when they span more than a factor of 50."""
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    if low > 0 and high / low > 50:
+        ticks = log_ticks(low, high)
+        return Axis(low=ticks[0], high=ticks[-1], start=_BOTTOM, end=_TOP, ticks=ticks, is_log=True)
+    ticks = round_ticks(0.0, high)
+    return Axis(low=ticks[0], high=ticks[-1], start=_BOTTOM, end=_TOP, ticks=ticks)
+
+
+def accuracy_axis(values: Sequence[float]) -> Axis:
+    """Return the vertical axis for accuracies in percent, up to 100."""
+    ticks = round_ticks(min(values, default=0.0), 100.0)
+    return Axis(low=ticks[0], high=ticks[-1], start=_BOTTOM, end=_TOP, ticks=ticks)
+
+
+def log_ticks(low: float, high: float) -> tuple[float, ...]:
+    """Return powers of ten around a range, with 2 and 5 times them when there would be few."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    factors = (1, 2, 5) if last - first <= 2 else (1,)
+    ticks = [factor * 10.0**power for power in range(first, last + 1) for factor in factors]
+    below = max((tick for tick in ticks if tick <= low), default=ticks[0])
+    above = min((tick for tick in ticks if tick >= high), default=ticks[-1])
+    return tuple(tick for tick in ticks if below <= tick <= above)
 
 
 def _epoch_ticks(last_epoch: float) -> tuple[float, ...]:
@@ -203,23 +242,14 @@ def _legend(lines: Sequence[Line]) -> list[str]:
     return parts
 
 
-def _best_mark(line: Line, x: Axis, y: Axis) -> list[str]:
-    """Return a ring around a line's highest point, with its value below."""
-    finite = [(value, -epoch) for epoch, value in line.points if math.isfinite(value)]
-    if not finite:
-        return []
-    value, minus_epoch = max(finite)
-    cx, cy = x.at(-minus_epoch), y.at(value)
+def _best_mark(best: ValidationRecord, x: Axis, y: Axis) -> list[str]:
+    """Return a ring around the best validation, with its value below."""
+    color = next(color for weights, _, color in _VALIDATIONS if weights == best.weights)
+    cx, cy = x.at(best.epoch), y.at(100 * best.top1)
     anchor = "end" if cx > x.end - 90 else "start"  # to the right of a rising curve there is room
-    ring = f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="5.5" fill="none" stroke="{line.color}" stroke-width="1.6"/>'
+    ring = f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="5.5" fill="none" stroke="{color}" stroke-width="1.6"/>'
     below = cy + 24 if cy + 24 < _BOTTOM - 4 else cy - 12
-    return [ring, _text(cx, below, f"best {value:.2f} %", size=12, color=line.color, anchor=anchor, weight=600)]
-
-
-def _tick_text(value: float, ticks: Sequence[float]) -> str:
-    step = ticks[1] - ticks[0] if len(ticks) > 1 else value or 1.0
-    decimals = max(0, -math.floor(math.log10(step) + 1e-9))
-    return f"{value:.{decimals}f}" if abs(value) < 1e6 else f"{value:g}"
+    return [ring, _text(cx, below, f"best {100 * best.top1:.2f} %", size=12, color=color, anchor=anchor, weight=600)]
 
 
 def _rule(x1: float, y1: float, x2: float, y2: float, color: str) -> str:

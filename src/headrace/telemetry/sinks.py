@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from headrace.telemetry.files import (
     LOG_FILE,
@@ -28,6 +28,15 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Finish."""
+        ...
+
+
+@runtime_checkable
+class ShowsProgress(Protocol):
+    """A sink that can also show where the run is between two records."""
+
+    def advance(self, step: int) -> None:
+        """Show that `step` weight updates are done."""
         ...
 
 
@@ -97,6 +106,12 @@ class Sinks:
         """Hand the record to every sink, the first (the truth) first."""
         for sink in self._sinks:
             sink.write(record)
+
+    def advance(self, step: int) -> None:
+        """Tell those that show progress (the console) that `step` weight updates are done; nothing is recorded."""
+        for sink in self._sinks:
+            if isinstance(sink, ShowsProgress):
+                sink.advance(step)
 
     def close(self) -> None:
         """Close every sink, also when one of them fails; the first failure is raised."""

@@ -72,6 +72,8 @@ class Narrator:
         if self.run is None:
             return None
         left = self.run.total_steps - record.step
+        if left <= 0:
+            return None
         first = self._pace_from
         if first is not None and record.step > first.step:
             # Between two records lie also validation and saving, but not the compilation before the first.
