@@ -28,13 +28,13 @@ class Ahead:
     Every block is made of fresh arrays: a device array may share memory with the NumPy array it was put from.
     """
 
-    def __init__(self, make: Callable[[int], Any], num_blocks: int, depth: int) -> None:
+    def __init__(self, make: Callable[[int], Any], num_blocks: int, depth: int, stats: FeedStats) -> None:
         self._make, self._num_blocks = make, num_blocks
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="feed")
         self._pending: deque[Future[Any]] = deque()
         self._next_block = 0
         self._failure: BaseException | None = None
-        self.stats = FeedStats()
+        self.stats = stats  # the caller's: `make` may count into it before this constructor has returned
         for _ in range(depth):
             self._submit()
 

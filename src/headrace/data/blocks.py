@@ -45,9 +45,14 @@ def feed_options(data: Data, info: DataInfo, seed: int, num_devices: int) -> Fee
         preprocess=preprocess_spec(data, info, seed),
         cache=decide_cache(info, data, num_devices),
         eight_bit_transfer=data.accelerator_side_preprocess if eight_bit is None else eight_bit,
-        num_threads=data.pipeline_num_parallel or min(_MAX_THREADS, len(os.sched_getaffinity(0))),
+        num_threads=data.pipeline_num_parallel or min(_MAX_THREADS, _num_processors()),
         prefetch_depth=data.prefetch_depth,
     )
+
+
+def _num_processors() -> int:
+    """Return the processors this process may use, where the system says so (not on macOS)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class BlockReader:

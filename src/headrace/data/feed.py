@@ -39,12 +39,8 @@ class TrainFeed:
         self._order = lru_cache(maxsize=4)(epoch_order)  # a block is seldom in more than two epochs
         self.resident = make_resident(source, put) if options.cache.where == "device" else None
         self._reader = BlockReader(source, options, train=True) if self.resident is None else None
-        self._ahead = Ahead(self._make, num_calls, options.prefetch_depth)
-
-    @property
-    def stats(self) -> FeedStats:
-        """Return what feeding cost so far."""
-        return self._ahead.stats
+        self.stats = FeedStats()  # what feeding cost so far
+        self._ahead = Ahead(self._make, num_calls, options.prefetch_depth, self.stats)
 
     def next(self, in_flight: Any = None) -> dict[str, Any]:
         """Return the next block: index [K, G, B] and epoch [K], with images and labels unless they are resident.
@@ -64,7 +60,7 @@ class TrainFeed:
         block = {"index": index, "epoch": epoch}
         if self._reader is not None:
             block |= self._reader.read(index, epoch[:, None, None])
-        _count(self._ahead.stats, block)
+        _count(self.stats, block)
         return self._put(block, "steps")
 
 
@@ -86,8 +82,8 @@ class EvalFeed:
         self.stats = FeedStats()  # of the latest iteration
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        ahead = Ahead(self._make, self.num_blocks, self._depth)
-        self.stats = ahead.stats
+        self.stats = FeedStats()
+        ahead = Ahead(self._make, self.num_blocks, self._depth, self.stats)
         try:
             for _ in range(self.num_blocks):
                 yield ahead.next()

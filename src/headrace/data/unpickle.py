@@ -50,6 +50,13 @@ def _reconstruct(_kind: Any, _shape: Any, _typecode: Any) -> _Array:
     return _Array()
 
 
+def _from_buffer(data: Any, dtype: Any, shape: Any, order: Any = "C") -> _Array:
+    """Stand for the function through which protocol 5 hands over an array."""
+    array = _Array()
+    array.state = (1, shape, dtype, order == "F", bytes(data) if isinstance(data, bytes | bytearray) else None)
+    return array
+
+
 def _latin1(text: Any, encoding: Any = "latin1") -> bytes:
     """Stand for `_codecs.encode`, with which Python 3 writes bytes in protocol 2."""
     if not isinstance(text, str) or encoding not in ("latin1", b"latin1"):
@@ -61,6 +68,8 @@ def _latin1(text: Any, encoding: Any = "latin1") -> bytes:
 _ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
     ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
     ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy.core.numeric", "_frombuffer"): _from_buffer,
+    ("numpy._core.numeric", "_frombuffer"): _from_buffer,
     ("numpy", "ndarray"): _Array,
     ("numpy", "dtype"): _Dtype,
     ("_codecs", "encode"): _latin1,

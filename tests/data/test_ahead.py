@@ -1,0 +1,103 @@
+"""Preparing ahead: in order, bounded, honest about waiting, and never hanging."""
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from headrace.data.ahead import Ahead, FeedStats
+
+
+class Call:
+    """A device call that ends at a given moment."""
+
+    def __init__(self, seconds: float) -> None:
+        self.end = time.perf_counter() + seconds
+
+    def is_ready(self) -> bool:
+        return time.perf_counter() >= self.end
+
+
+def test_blocks_come_in_order() -> None:
+    ahead = Ahead(lambda number: number * number, 20, 3, FeedStats())
+    assert [ahead.next() for _ in range(20)] == [number * number for number in range(20)]
+    assert ahead.stats.blocks == 20
+    with pytest.raises(RuntimeError, match="no more blocks"):
+        ahead.next()
+    ahead.close()
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_never_more_than_depth_blocks_ahead(depth: int) -> None:
+    made = []
+    ahead = Ahead(made.append, 50, depth, FeedStats())
+    for taken in range(10):
+        time.sleep(0.005)
+        assert len(made) <= taken + depth
+        ahead.next()
+    time.sleep(0.02)
+    assert len(made) == 10 + depth
+    ahead.close()
+
+
+def test_an_error_surfaces_in_its_place_and_again() -> None:
+    def make(number: int) -> int:
+        if number == 2:
+            raise OSError("the disk is gone")
+        return number
+
+    ahead = Ahead(make, 10, 4, FeedStats())
+    assert [ahead.next(), ahead.next()] == [0, 1]
+    for _ in range(2):
+        with pytest.raises(OSError, match="the disk is gone"):
+            ahead.next()
+    ahead.close()
+
+
+def test_waiting_is_measured_and_the_first_block_is_apart() -> None:
+    ahead = Ahead(lambda _: time.sleep(0.05), 5, 1, FeedStats())
+    for _ in range(4):
+        ahead.next()
+    assert ahead.stats.first_wait_seconds >= 0.03
+    assert ahead.stats.wait_seconds >= 0.12
+    assert ahead.stats.prepare_seconds >= 0.19
+    ahead.close()
+
+
+def test_waiting_while_the_device_is_busy_is_not_the_devices_waiting() -> None:
+    ahead = Ahead(lambda _: time.sleep(0.06), 3, 1, FeedStats())
+    ahead.next()
+    ahead.next(Call(60))
+    assert ahead.stats.wait_seconds == 0
+    start = time.perf_counter()
+    ahead.next(Call(0.02))
+    assert 0 < ahead.stats.wait_seconds <= time.perf_counter() - start - 0.015
+    ahead.close()
+
+
+def test_blocks_that_are_ready_cost_no_waiting() -> None:
+    made = []
+    ahead = Ahead(made.append, 30, 2, FeedStats())
+    for taken in range(28):
+        while len(made) < taken + 2:
+            time.sleep(0.001)
+        time.sleep(0.001)
+        ahead.next()
+    assert ahead.stats.wait_seconds < 0.028  # a thousandth of a second each would be much
+    ahead.close()
+
+
+def test_close_with_blocks_in_flight_ends_the_thread() -> None:
+    started, release = threading.Event(), threading.Event()
+
+    def make(_: int) -> Any:
+        started.set()
+        release.wait(5)
+
+    ahead = Ahead(make, 10, 4, FeedStats())
+    started.wait(5)
+    threading.Timer(0.05, release.set).start()
+    ahead.close()
+    assert not any(thread.name.startswith("feed") for thread in threading.enumerate())
+    ahead.close()

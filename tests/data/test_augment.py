@@ -1,0 +1,186 @@
+"""Preprocessing against a plain loop over samples and pixels, on the host and on the device."""
+
+import zlib
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from headrace.data.augment import Preprocess, draw_moves, preprocess
+
+AUGMENTATIONS = ("none", "flip", "crop", "flip-crop")
+NORMALIZATIONS = ("per-image", "per-channel", "zero-one", "none")
+MEAN, STD = (0.4, 0.5, 0.45), (0.2, 0.3, 0.25)
+
+
+def spec(augmentation: str = "flip-crop", normalization: str = "per-image", hwc: Any = (9, 12, 3)) -> Preprocess:
+    return Preprocess(
+        augmentation=augmentation,
+        normalization=normalization,
+        mean=MEAN[: hwc[2]],
+        std=STD[: hwc[2]],
+        seed=17,
+        image_hwc=hwc,
+    )
+
+
+def some_images(count: int, hwc: tuple[int, int, int]) -> np.ndarray:
+    return np.random.default_rng(count).integers(0, 256, (count, *hwc), np.uint8)
+
+
+def mixed(word: int) -> int:
+    """Scramble as murmur3's finaliser does, on Python's whole numbers."""
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        word = ((word ^ word >> shift) * factor) % 2**32
+    return word ^ word >> 16
+
+
+def moves_of(seed: int, epoch: int, sample: int) -> tuple[int, int, bool]:
+    """Draw by the written rule: a chain of scrambles over (seed, epoch, sample, crc32 of `augment`)."""
+    word = 0
+    for part in (seed, epoch, sample, zlib.crc32(b"augment")):
+        word = mixed(((word ^ part) * 0x9E3779B9 + 0x9E3779B9) % 2**32)
+    return (word % 2**15) * 9 // 2**15, (word // 2**15 % 2**15) * 9 // 2**15, word >= 2**31
+
+
+def normalised(image: np.ndarray, how: str) -> np.ndarray:
+    pixels = image.astype(np.float64)
+    if how == "per-image":
+        return (pixels - pixels.mean()) / max(pixels.std(), 1 / np.sqrt(pixels.size))
+    if how == "per-channel":
+        return (pixels / 255 - MEAN[: image.shape[2]]) / STD[: image.shape[2]]
+    return pixels / 255 if how == "zero-one" else pixels
+
+
+def plain_loop(images: np.ndarray, index: Any, epoch: int, how: Preprocess) -> np.ndarray:
+    """Normalise, flip, pad and crop one image after the other, one pixel after the other."""
+    results = []
+    for image, sample in zip(images, index, strict=True):
+        down, right, flip = moves_of(how.seed, epoch, int(sample))
+        pixels = normalised(image, how.normalization)
+        height, width, channels = pixels.shape
+        if flip and "flip" in how.augmentation:
+            pixels = np.array([[pixels[y, width - 1 - x] for x in range(width)] for y in range(height)])
+        if "crop" in how.augmentation:
+            padded = np.zeros((height + 8, width + 8, channels))
+            for y in range(height):
+                for x in range(width):
+                    padded[y + 4, x + 4] = pixels[y, x]
+            pixels = np.array([[padded[y + down, x + right] for x in range(width)] for y in range(height)])
+        results.append(pixels)
+    return np.array(results)
+
+
+@pytest.mark.parametrize(
+    ("augmentation", "normalization", "hwc"),
+    [(each, how, (9, 12, 3)) for each in AUGMENTATIONS for how in NORMALIZATIONS]
+    + [("flip-crop", how, (6, 5, 1)) for how in NORMALIZATIONS],
+)
+def test_against_the_loop(augmentation: str, normalization: str, hwc: Any) -> None:
+    images, how = some_images(24, hwc), spec(augmentation, normalization, hwc)
+    index = np.arange(100, 124, dtype=np.int32)
+    expected = plain_loop(images, index, 5, how)
+    host = preprocess(images, index, 5, how, True)
+    device = jax.jit(lambda x, i, e: preprocess(x, i, e, how, True))(images, index, np.uint32(5))
+    assert isinstance(host, np.ndarray)
+    assert host.dtype == device.dtype == np.float32
+    scale = 1e-4 if normalization == "none" else 3e-6
+    assert np.abs(host - expected).max() <= scale
+    assert np.abs(np.asarray(device) - expected).max() <= scale
+
+
+def test_evaluation_normalises_only() -> None:
+    images, how = some_images(5, (9, 12, 3)), spec()
+    expected = np.array([normalised(image, "per-image") for image in images])
+    evaluate = partial(preprocess, index=np.arange(5, dtype=np.int32), epoch=0, spec=how, train=False)
+    for values in (evaluate(images), jax.jit(evaluate)(images)):
+        assert np.abs(np.asarray(values) - expected).max() <= 3e-6
+
+
+def test_a_flat_image_becomes_zeros_and_a_nearly_flat_one_is_held_down() -> None:
+    images = np.full((2, 8, 8, 1), 90, np.uint8)
+    images[1, 0, 0] = 91
+    values = preprocess(images, np.arange(2, dtype=np.int32), 0, spec("none", "per-image", (8, 8, 1)), True)
+    assert not values[0].any()
+    assert images[1].std() < 1 / np.sqrt(64)
+    assert values[1, 0, 0, 0] == pytest.approx((1 - 1 / 64) * 8, rel=1e-6)
+
+
+def test_the_padding_is_zero_after_normalisation() -> None:
+    images = np.full((200, 8, 8, 1), 255, np.uint8)
+    values = preprocess(images, np.arange(200, dtype=np.int32), 0, spec("crop", "zero-one", (8, 8, 1)), True)
+    down, right, _ = draw_moves(np.arange(200), 0, spec(), np)
+    inside = (8 - np.abs(down - 4)) * (8 - np.abs(right - 4))
+    assert (values.sum((1, 2, 3)) == inside).all()
+    assert set(np.unique(values)) == {np.float32(0), np.float32(1)}
+
+
+def test_a_sample_does_not_depend_on_its_batch() -> None:
+    images, how = some_images(40, (9, 12, 3)), spec()
+    index = np.arange(40, dtype=np.int32) * 7
+    whole = preprocess(images, index, 3, how, True)
+    order = np.random.default_rng(0).permutation(40)
+    assert (preprocess(images[order], index[order], 3, how, True) == whole[order]).all()
+    for at in range(40):
+        assert (preprocess(images[at : at + 1], index[at : at + 1], 3, how, True) == whole[at : at + 1]).all()
+    device = jax.jit(lambda x, i: preprocess(x, i, 3, how, True))
+    assert np.abs(np.asarray(device(images[order], index[order])) - whole[order]).max() <= 2e-6
+
+
+def test_epochs_can_be_given_per_image() -> None:
+    images, how = some_images(30, (9, 12, 3)), spec()
+    index, epoch = np.arange(30, dtype=np.int32), np.arange(30, dtype=np.uint32) % 4
+    together = preprocess(images, index, epoch, how, True)
+    for each in range(4):
+        rows = epoch == each
+        assert (together[rows] == preprocess(images[rows], index[rows], each, how, True)).all()
+
+
+def test_whole_numbers_in_float32_give_the_same() -> None:
+    """Without 8-bit transfer the bytes arrive as float32 and are preprocessed just so."""
+    images, how = some_images(10, (9, 12, 3)), spec()
+    index = np.arange(10, dtype=np.int32)
+    assert (preprocess(images.astype(np.float32), index, 1, how, True) == preprocess(images, index, 1, how, True)).all()
+
+
+def test_draws_are_uniform_and_independent() -> None:
+    count = 90_000
+    down, right, flip = draw_moves(np.arange(count), 2, spec(), np)
+    assert flip.mean() == pytest.approx(0.5, abs=4 * 0.5 / np.sqrt(count))
+    cells = np.zeros((9, 9, 2))
+    np.add.at(cells, (down, right, flip.astype(int)), 1)
+    expected = count / cells.size
+    assert ((cells - expected) ** 2 / expected).sum() < 161 + 5 * np.sqrt(2 * 161)  # chi-squared, every cell occurs
+
+
+def test_draws_differ_between_epochs_and_seeds() -> None:
+    how, index = spec(), np.arange(5000)
+    first = np.stack(draw_moves(index, 0, how, np))
+    for other in (draw_moves(index, 1, how, np), draw_moves(index, 0, replace(how, seed=18), np)):
+        same = (first == np.stack(other)).all(0).mean()
+        assert same == pytest.approx(1 / 162, abs=0.006)
+
+
+def test_host_and_device_draw_alike() -> None:
+    index = np.arange(1000, dtype=np.int32)
+    host = draw_moves(index, 7, spec(), np)
+    device = jax.jit(lambda i, e: draw_moves(i, e, spec(), jnp))(index, np.uint32(7))
+    for ours, theirs in zip(host, device, strict=True):
+        assert (ours == np.asarray(theirs)).all()
+    assert [moves_of(17, 7, sample) for sample in range(1000)] == list(
+        zip(host[0].tolist(), host[1].tolist(), host[2].tolist(), strict=True)
+    )
+
+
+def test_large_images_keep_their_statistics() -> None:
+    """A sum over 150,528 bytes must not lose digits: compare with float64."""
+    images = np.random.default_rng(1).integers(200, 256, (2, 224, 224, 3)).astype(np.uint8)
+    how = spec("none", "per-image", (224, 224, 3))
+    expected = np.array([normalised(image, "per-image") for image in images])
+    train = partial(preprocess, index=np.arange(2, dtype=np.int32), epoch=0, spec=how, train=True)
+    for values in (train(images), jax.jit(train)(images)):
+        assert np.abs(np.asarray(values) - expected).max() < 2e-4

@@ -1,0 +1,55 @@
+"""The verdict in words, by hand-made numbers."""
+
+import pytest
+
+from headrace.data.verdict import verdict
+
+
+def judged(**changes: float) -> str:
+    numbers = {
+        "images": 10_000,
+        "seconds": 10.0,
+        "wait_seconds": 0.0,
+        "prepare_seconds": 2.0,
+        "threads": 2,
+        "cached": False,
+    }
+    return verdict(**(numbers | changes))  # pyright: ignore[reportArgumentType]
+
+
+def test_a_device_that_never_waited() -> None:
+    assert judged(wait_seconds=0.03) == "compute-bound: the device never waited (0.3 % of the time)"
+    assert "on the device" in judged(cached=True)
+
+
+def test_a_device_that_starved() -> None:
+    said = judged(wait_seconds=4.1, prepare_seconds=9.0)
+    assert said.startswith("input-bound: the host prepares 1,111 img/s, the device takes 1,695 img/s")
+    assert "waited 41.0 % of the time" in said
+    assert "--dataset-cache device" in said
+    assert "--pipeline-num-parallel (now 2)" in said
+
+
+def test_a_little_waiting_is_told_without_advice() -> None:
+    said = judged(wait_seconds=0.5, prepare_seconds=8)
+    assert said.startswith("mostly compute-bound: the device waited 5.0 % of the time; the host prepares 1,250 img/s")
+    assert "--dataset-cache" not in said
+
+
+def test_a_resident_set_that_waits_needs_longer_calls() -> None:
+    said = judged(wait_seconds=5, cached=True)
+    assert "--logs-per-epoch" in said
+    assert "--dataset-cache" not in said
+
+
+@pytest.mark.parametrize("changes", [{"images": 0}, {"seconds": 0.0}, {"seconds": -1.0}])
+def test_nothing_measured(changes: dict[str, float]) -> None:
+    assert judged(**changes).startswith("no verdict")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"wait_seconds": 20.0}, {"wait_seconds": -1.0}, {"prepare_seconds": 0.0, "wait_seconds": 5.0}],
+)
+def test_odd_measurements_do_not_break_it(changes: dict[str, float]) -> None:
+    assert "bound: " in judged(**changes)
