@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +49,7 @@ class Saver:
         self._keep_last, self._keep = keep_last, keep
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
-        self._saved: list[Saved] = []
+        self._saved: deque[Saved] = deque()
 
     def save(self, arrays: Mapping[str, Any], manifest: Mapping[str, Any]) -> Path:
         """Begin to write the checkpoint of `manifest["step"]`; return the path it will have."""
@@ -74,8 +75,8 @@ class Saver:
 
     def finished(self) -> list[Saved]:
         """Return what was written since the last time this was asked; does not wait."""
-        saved, self._saved = self._saved, []
-        return saved
+        # Taken out one by one: the thread may append at any moment, and nothing it appends may get lost.
+        return [self._saved.popleft() for _ in range(len(self._saved))]
 
     def close(self) -> None:
         """Wait for the last save and surface its error. The saver may be used again."""
