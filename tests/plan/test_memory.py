@@ -73,7 +73,7 @@ def test_slots_are_those_the_optimizer_really_keeps(optimizer, params):
     assert sum(leaf.size for leaf in jax.tree.leaves(kept) if leaf.size > 1) == 100 * optimizer_slots(learning)
 
 
-def test_estimate_is_within_a_factor_of_two_of_what_xla_needs_on_the_cpu():
+def test_xla_needs_at_most_two_and_a_half_times_the_estimate_on_the_cpu():
     """On accelerators it is nearer (see memory.py); the CPU backend keeps more copies between its kernels."""
     options = {"dataset": "cifar10", "model_name": "cifar_resnet20", "optimizer_params": {"momentum": 0.9}}
     config = config_from(options | {"micro_batch_size": 16})
@@ -95,4 +95,4 @@ def test_estimate_is_within_a_factor_of_two_of_what_xla_needs_on_the_cpu():
     assert analysis is not None
     measured = analysis.argument_size_in_bytes + analysis.temp_size_in_bytes
     planned = estimate.total_bytes - estimate.bytes_of("data")
-    assert 0.8 * planned < measured < 2 * planned
+    assert 0.8 * planned < measured < 2.5 * planned

@@ -2,7 +2,7 @@
 
 Checked against XLA's own `memory_analysis()` of the compiled step. On an H200 (jax 0.11.2) the activations came to 0.97
 to 1.14 times the row here: ResNet-20 at batch 128, ResNet-18 at 64, ResNet-50 at 64 and 256, float32 and bfloat16. On
-the CPU (jax 0.10.2) it was 1.6 times in float32, and 3.5 in bfloat16, which XLA computes in float32 there.
+the CPU (jax 0.10.2) it was 2 times in float32, and 3.5 in bfloat16, which XLA computes in float32 there.
 """
 
 import math
