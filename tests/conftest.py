@@ -1,6 +1,8 @@
 """What every test shares: four virtual CPU devices, strict JAX, quiet reproducible hypothesis, a tiny configuration."""
 
+import atexit
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +10,7 @@ from typing import Any
 
 # A subprocess or a test that forgets to say where must not write into the home of the person who runs the suite.
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="headrace-test-cache-")
+atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 import jax
 import pytest
