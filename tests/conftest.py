@@ -8,16 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# A subprocess or a test that forgets to say where must not write into the home of the person who runs the suite.
-os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="headrace-test-cache-")
-atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
-
 import jax
 import pytest
 from hypothesis import HealthCheck, settings
 
 from headrace.config.load import config_from
 from headrace.config.schema import Config
+
+# A subprocess or a test that forgets to say where must not write into the home of the person who runs the suite.
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="headrace-test-cache-")
+atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 # Before any backend starts: afterwards these stand as they are. The suite is for the CPU, also on a machine with a GPU.
 jax.config.update("jax_platforms", "cpu")
