@@ -17,6 +17,8 @@ def conv2d(x_NHWC: Array, w_HWIO: Array, stride: int = 1, padding: Padding = "SA
     height, width = x_NHWC.shape[1:3]
     pads = pad_pixels(padding, (height, width), (w_HWIO.shape[0], w_HWIO.shape[1]), stride)
     if not on_cpu():
+        if _is_image_stem(x_NHWC, w_HWIO, stride):
+            return conv2d_folded(x_NHWC, w_HWIO, pads)
         return conv2d_plain(x_NHWC, w_HWIO, stride, pads, groups)
     return conv2d_cpu(x_NHWC, w_HWIO, stride, pads, groups)
 
@@ -31,6 +33,33 @@ def conv2d_plain(x_NHWC: Array, w_HWIO: Array, stride: int, pads: Pads, groups: 
         dimension_numbers=("NHWC", "HWIO", "NHWC"),
         feature_group_count=groups,
     )
+
+
+def _is_image_stem(x_NHWC: Array, w_HWIO: Array, stride: int) -> bool:
+    _, height, width, channels = x_NHWC.shape
+    odd_window = w_HWIO.shape[0] % 2 == 1 and w_HWIO.shape[1] % 2 == 1 and w_HWIO.shape[0] > 1
+    return channels <= 4 and stride == 2 and height % 2 == 0 and width % 2 == 0 and odd_window
+
+
+def conv2d_folded(x_NHWC: Array, w_HWIO: Array, pads: Pads) -> Array:
+    """Convolve with stride 2 and an odd window by folding 2x2 pixels into channels: the same sums, other bookkeeping.
+
+    Three channels leave matrix units idle, twelve do not: a ResNet-50 step took 4.4 % longer without (H200, bfloat16).
+    """
+    n, height, width, channels = x_NHWC.shape
+    kh, kw, _, filters = w_HWIO.shape
+    # A row and a column of zeros make the window even, at the side that lets it start at an even pixel.
+    more = [((lo % 2), 1 - lo % 2) for lo, _ in pads]
+    w = jnp.pad(w_HWIO, (*more, (0, 0), (0, 0))).reshape((kh + 1) // 2, 2, (kw + 1) // 2, 2, channels, filters)
+    w = w.transpose(0, 2, 1, 3, 4, 5).reshape((kh + 1) // 2, (kw + 1) // 2, 4 * channels, filters)
+    x = x_NHWC.reshape(n, height // 2, 2, width // 2, 2, channels).transpose(0, 1, 3, 2, 4, 5)
+    x = x.reshape(n, height // 2, width // 2, 4 * channels)
+    around = []
+    for (lo, hi), size, k in zip(pads, (height, width), (kh, kw), strict=True):
+        outputs = (size + lo + hi - k) // 2 + 1
+        before = (lo + 1) // 2
+        around.append((before, outputs - 1 - before + (k + 1) // 2 - size // 2))
+    return conv2d_plain(x, w, 1, tuple(around), 1)
 
 
 def conv2d_cpu(x_NHWC: Array, w_HWIO: Array, stride: int, pads: Pads, groups: int) -> Array:

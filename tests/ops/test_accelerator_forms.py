@@ -1,0 +1,78 @@
+"""The forms made for accelerators, checked here on the CPU against the plain formula and its own gradient."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from headrace import ops
+from headrace.ops.conv import conv2d_folded, conv2d_plain
+from headrace.ops.window import pad_pixels
+
+
+def leaves_close(found, wanted, tolerance):
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * np.abs(b).max())
+
+
+STEMS = [(16, 7, ((3, 3), (3, 3))), (16, 3, "SAME"), (12, 5, ((2, 1), (2, 2))), (14, 3, "VALID")]
+
+
+@pytest.mark.parametrize(("size", "window", "padding"), STEMS)
+def test_the_folded_stem_is_the_plain_convolution(size, window, padding):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2, size, size + 2, 3)).astype(np.float32)
+    w = rng.normal(size=(window, window, 3, 8)).astype(np.float32)
+    pads = pad_pixels(padding, (size, size + 2), (window, window), 2)
+    probe = rng.normal(size=conv2d_plain(x, w, 2, pads, 1).shape).astype(np.float32)
+    plain = jax.value_and_grad(lambda x, w: (conv2d_plain(x, w, 2, pads, 1) * probe).sum(), (0, 1))
+    folded = jax.value_and_grad(lambda x, w: (conv2d_folded(x, w, pads) * probe).sum(), (0, 1))
+    leaves_close(folded(x, w), plain(x, w), 1e-4)
+
+
+POOLS = [(9, 3, 2, ((1, 1), (1, 1))), (32, 5, 5, "VALID"), (8, 2, 2, "SAME"), (7, 3, 1, "SAME")]
+
+
+@pytest.mark.parametrize(("size", "window", "stride", "padding"), POOLS)
+def test_max_pool_and_its_gradient(size, window, stride, padding):
+    rng = np.random.default_rng(1)
+    x = rng.permutation(2 * size * size * 3).reshape(2, size, size, 3).astype(np.float32)  # all different: one winner
+    pads = pad_pixels(padding, (size, size), (window, window), stride)
+
+    def plain(x):
+        windows = (1, window, window, 1), (1, stride, stride, 1), ((0, 0), *pads, (0, 0))
+        return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, *windows)
+
+    probe = rng.normal(size=plain(x).shape).astype(np.float32)
+    wanted = jax.value_and_grad(lambda x: (plain(x) * probe).sum())(x)
+    found = jax.value_and_grad(lambda x: (ops.max_pool(x, window, stride, padding) * probe).sum())(x)
+    leaves_close(found, wanted, 1e-6)
+
+
+def test_max_pool_passes_a_nan_on_and_gives_a_tie_to_the_first():
+    x = np.zeros((1, 4, 4, 1), np.float32)
+    gradient = jax.grad(lambda x: ops.max_pool(x, 2, 2).sum())(x)
+    np.testing.assert_array_equal(gradient[0, :, :, 0], [[1, 0, 1, 0], [0] * 4, [1, 0, 1, 0], [0] * 4])
+    x[0, 3, 3, 0] = np.nan
+    assert np.isnan(ops.max_pool(x, 2, 2)[0, 1, 1, 0])
+
+
+@pytest.mark.parametrize("stable", [False, True])
+def test_batch_norm_gradient_with_gradients_into_the_statistics(stable):
+    rng = np.random.default_rng(2)
+    x = rng.normal(1, 2, (4, 5, 3, 6)).astype(np.float32)
+    gamma, beta = rng.normal(size=(2, 6)).astype(np.float32)
+    probes = [rng.normal(size=shape).astype(np.float32) for shape in (x.shape, (6,), (6,))]
+
+    def naive(x, gamma, beta):
+        mean = x.mean((0, 1, 2))
+        variance = ((x - mean[None, None, None]) ** 2).mean((0, 1, 2))
+        y = (x - mean[None, None, None]) / jnp.sqrt(variance + 1e-3)[None, None, None]
+        return y * gamma[None, None, None] + beta[None, None, None], mean, variance
+
+    def total(norm):
+        return lambda *args: sum((out * probe).sum() for out, probe in zip(norm(*args), probes, strict=True))
+
+    wanted = jax.value_and_grad(total(naive), (0, 1, 2))(x, gamma, beta)
+    found = jax.value_and_grad(total(lambda *args: ops.batch_norm_train(*args, 1e-3, stable)), (0, 1, 2))
+    leaves_close(found(x, gamma, beta), wanted, 2e-4)
