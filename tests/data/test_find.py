@@ -86,9 +86,10 @@ def test_environment_and_system_only_when_no_path_is_given(tmp_path: Path, monke
     touch(tmp_path / "sets" / "train-images-idx3-ubyte.gz")
     monkeypatch.setenv("DATASETS_DIR", str(tmp_path / "sets"))
     assert find_set(FASHION, ".").directory == tmp_path / "sets"
-    assert find_set(FASHION, str(tmp_path / "data")).directory == tmp_path / "data"
+    assert find_set(FASHION, str(tmp_path / "data")).directory == tmp_path / "data"  # as the configuration gives it
     touch(tmp_path / "here" / "train-images-idx3-ubyte.gz")
     assert find_set(FASHION, ".").directory == Path()
+    assert search_roots(str(tmp_path / "sets")) == (tmp_path / "sets", tmp_path / "data", tmp_path / "system")
     (tmp_path / "empty").mkdir()
     assert search_roots(str(tmp_path / "empty")) == (tmp_path / "empty",)
     with pytest.raises(DataError):
