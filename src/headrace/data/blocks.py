@@ -15,9 +15,7 @@ from headrace.data.cache import CacheChoice, decide_cache
 from headrace.data.dataset import DataInfo
 from headrace.data.source import Source
 
-_CHUNK_BYTES = (
-    1 << 19
-)  # of images read at a time by one thread: long enough to be worth a hand-over, short enough to share
+_CHUNK_BYTES = 1 << 18  # of images that a thread reads at a time: worth a hand-over, and yet many in a block
 _MAX_THREADS = 16  # without --pipeline-num-parallel; gathering is bound by memory long before
 
 
