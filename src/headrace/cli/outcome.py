@@ -1,6 +1,6 @@
 """What a run came to, as the last lines on the terminal and as an exit code."""
 
-from headrace.run.fit import RunResult
+from headrace.run.books import RunResult
 from headrace.run.interrupt import INTERRUPTED
 
 

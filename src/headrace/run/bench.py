@@ -2,7 +2,9 @@
 
 import statistics
 import time
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -10,12 +12,13 @@ import jax
 import headrace
 from headrace.config.load import Resolved
 from headrace.core.errors import ConfigError
-from headrace.data.dataset import open_dataset
+from headrace.data.dataset import DataSet, open_dataset
 from headrace.data.feed import feed_options
 from headrace.engine.devices import replica_mesh, start_devices, use_compilation_cache
-from headrace.engine.state import init_state, put_state
-from headrace.run.design import Design, design_run
-from headrace.run.trainer import advise_on_memory, compile_call, open_feed, step_spec
+from headrace.engine.state import put_state
+from headrace.run.design import Design, design_run, starting_state
+from headrace.run.settle import Settler
+from headrace.run.trainer import Compiled, advise_on_memory, compile_call, open_feed, step_spec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,46 +61,18 @@ def bench(resolved: Resolved, *, steps_per_call: int, num_calls: int) -> BenchRe
     dataset = open_dataset(config.data, config.run.seed)
     use_compilation_cache(config.run.compilation_cache_dir)
     devices = start_devices(config.run.platform, design.plan.batch.num_replicas)
-    mesh = replica_mesh(devices)
-    options = feed_options(config.data, dataset.info, config.run.seed, len(devices))
     with advise_on_memory(design.plan):
-        state = init_state(
-            design.network,
-            design.optimizer,
-            design.precision,
-            config.numerics,
-            seed=config.run.seed,
-            ema=config.learning.ema_decay > 0,
-        )
-        state = put_state(state, mesh)
-        feed = open_feed(design, dataset, options, mesh, 0)
-        try:
-            block = feed.next()
-            compiled = compile_call(step_spec(design, options), mesh, state, feed.resident, block)
-            ends, flying, metrics = [time.perf_counter()], None, None
-            for number in range(num_calls + 1):
-                state, metrics = compiled.program(state, feed.resident, block)
-                if flying is not None:
-                    jax.block_until_ready(flying)
-                    ends.append(time.perf_counter())
-                flying = metrics
-                if number < num_calls:
-                    block = feed.next(metrics["loss"])
-            metrics = jax.device_get(flying)
-            ends.append(time.perf_counter())
-        finally:
-            feed.close()
-    seconds = [after - before for before, after in zip(ends, ends[1:], strict=False)]
-    images = steps_per_call * design.plan.batch.global_batch_size
-    rates = sorted(images / s for s in seconds[1:])
+        compiled, seconds, loss = _measure(design, dataset, devices)
+    batch = design.plan.batch
+    rates = sorted(steps_per_call * batch.global_batch_size / s for s in seconds[1:])
     return BenchResult(
         model=config.model.model_name,
         dataset=config.data.dataset,
         precision=config.numerics.precision,
-        micro_batch_size=design.plan.batch.micro_batch_size,
-        num_replicas=design.plan.batch.num_replicas,
-        gradient_accumulation_count=design.plan.batch.gradient_accumulation_count,
-        global_batch_size=design.plan.batch.global_batch_size,
+        micro_batch_size=batch.micro_batch_size,
+        num_replicas=batch.num_replicas,
+        gradient_accumulation_count=batch.gradient_accumulation_count,
+        global_batch_size=batch.global_batch_size,
         steps_per_call=steps_per_call,
         num_calls=num_calls,
         images_per_second=statistics.median(rates),
@@ -108,10 +83,38 @@ def bench(resolved: Resolved, *, steps_per_call: int, num_calls: int) -> BenchRe
         compile_seconds=compiled.seconds,
         compile_cache=str(compiled.counts),
         device_bytes=compiled.device_bytes,
-        final_loss=float(metrics["loss"][-1] / metrics["count"][-1]),
+        final_loss=loss,
         device=f"{len(devices)} x {devices[0].device_kind}",
         versions={"headrace": headrace.__version__, "jax": jax.__version__},
     )
+
+
+def _measure(design: Design, dataset: DataSet, devices: list[Any]) -> tuple[Compiled, list[float], float]:
+    """Run the design's calls; return the program, the seconds of each call and the loss of the last step."""
+    config, mesh = design.config, replica_mesh(devices)
+    options = feed_options(config.data, dataset.info, config.run.seed, len(devices))
+    state = put_state(starting_state(design), mesh)
+    ends: list[float] = []
+
+    def settle(metrics: Any) -> None:
+        jax.block_until_ready(metrics)
+        ends.append(time.perf_counter())
+
+    with (
+        closing(open_feed(design, dataset, options, mesh, 0)) as feed,
+        closing(Settler(settle)) as settler,
+    ):
+        block = feed.next()
+        compiled = compile_call(step_spec(design, options), mesh, state, feed.resident, block)
+        ends.append(time.perf_counter())
+        for number in range(num_calls := design.plan.steps.num_calls):
+            state, metrics = compiled.program(state, feed.resident, block)
+            settler.submit(metrics)
+            if number + 1 < num_calls:
+                block = feed.next(metrics["loss"])
+        settler.drain()
+        last = jax.device_get({key: metrics[key][-1] for key in ("loss", "count")})
+    return compiled, [after - before for before, after in pairwise(ends)], float(last["loss"] / last["count"])
 
 
 def _with_calls(design: Design, steps_per_call: int, num_calls: int) -> Design:

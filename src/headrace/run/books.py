@@ -1,15 +1,21 @@
 """The books of a run: what is written down when a call has been settled. Records, checkpoints, validation results."""
 
+import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
 
 from headrace.checkpoint.best import Best
+from headrace.checkpoint.prune import prune
 from headrace.checkpoint.saver import Saver
 from headrace.checkpoint.store import checkpoint_name
 from headrace.config.load import Resolved
+from headrace.core.errors import HeadraceError
 from headrace.core.tree import flatten_named
 from headrace.core.units import format_bytes, format_duration
 from headrace.data.feed import FeedOptions, FeedStats
@@ -40,6 +46,30 @@ class InFlight:
     wait_seconds: float  # how long the feed kept the host waiting before this call
     copy: State | None  # the state after the call, for a checkpoint
     evaluation: Started | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """What a run came to. `outcome` is finished, interrupted (resume goes on from its checkpoint) or compiled."""
+
+    outcome: str
+    directory: Path
+    step: int
+    validation: dict[str, ValidationRecord]  # the last one of each set of weights: raw, ema
+    images_per_second: float | None
+    time_to_train: float
+
+
+class Ending:
+    """How a run ends: failed, until it reaches something better."""
+
+    def __init__(self, books: "Books") -> None:
+        self._books, self.outcome, self.step = books, "failed", 0
+
+    def reach(self, outcome: str, step: int) -> RunResult:
+        """Set the outcome and return the result."""
+        self.outcome, self.step = outcome, step
+        return self._books.result(outcome, step)
 
 
 class Books:
@@ -73,12 +103,14 @@ class Books:
 
     def settle(self, call: InFlight, validator: Validator | None) -> None:
         """Wait for a call's numbers, refuse bad ones, then record, save and validate what was due behind it."""
-        metrics = jax.device_get(call.metrics)
+        jax.block_until_ready(call.metrics)
         now = time.perf_counter()
+        metrics = jax.device_get(call.metrics)
         seconds, self._settled = now - self._settled, now
         self.clock.add("train", seconds)
         self.clock.add("wait", call.wait_seconds)
         self.ledger.settle(call.last_step, metrics, seconds, call.wait_seconds)
+        self._sinks.advance(call.last_step)
         if self._design.plan.steps.log_due(call.last_step):
             self.log(call.last_step)
         if call.copy is not None:
@@ -92,6 +124,17 @@ class Books:
         record = self.ledger.record(step, self.elapsed)
         if record is not None:
             self._sinks.write(record)
+
+    def result(self, outcome: str, step: int) -> RunResult:
+        """Return what the run came to."""
+        return RunResult(
+            outcome=outcome,
+            directory=self._directory.path,
+            step=step,
+            validation=dict(self.last_validation),
+            images_per_second=self.ledger.pace.images_per_second,
+            time_to_train=self.elapsed,
+        )
 
     def compiled(self, compiled: Compiled, step: int) -> None:
         """Write down what compiling took."""
@@ -122,29 +165,49 @@ class Books:
             self.save(snapshot(unsaved), step)
         self.note(f"{signal_name}: saved at step {step}; go on with: headrace resume {self._directory.path}", step)
 
-    def close(self, outcome: str, step: int) -> None:
-        """Write the last record and close the files."""
-        self.tell_saved()
+    @contextmanager
+    def ending(self) -> Iterator["Ending"]:
+        """Wait for the last checkpoint and write the last record, however the block is left."""
+        ending = Ending(self)
+        try:
+            with self.saver:
+                yield ending
+            if ending.outcome == "finished":
+                self._tidy()
+        except HeadraceError as error:
+            ending.outcome = "failed"
+            self.note(str(error), ending.step, "warning")
+            raise
+        finally:
+            self.tell_saved()
+            self._sinks.write(self._run_end(ending))
+
+    def _tidy(self) -> None:
+        """Delete what is not to be kept: the last validation may have moved the best checkpoint on."""
+        options = self._resolved.config.checkpoint
+        if options.clean_dir:
+            shutil.rmtree(self._directory.checkpoints, ignore_errors=True)
+        elif options.checkpoints:
+            prune(self._directory.checkpoints, options.max_ckpts_to_keep, self.best.names())
+
+    def _run_end(self, ending: "Ending") -> RunEnd:
         entries = self.best.entries()
         seconds, epoch = self.target or (None, None)
-        self._sinks.write(
-            RunEnd(
-                step=step,
-                time=utc_now(),
-                outcome=outcome,
-                epoch=self._epoch(step),
-                time_to_train=self.elapsed,
-                time_to_target=seconds,
-                epoch_at_target=epoch,
-                images_per_second=self.ledger.pace.images_per_second,
-                best_top1=entries[0].score if entries else None,
-                best_checkpoint=entries[0].name if entries else None,
-                skipped_steps=self.ledger.skipped_steps,
-                seconds=self.clock.seconds(),
-                verdict=self.verdict,
-            )
+        return RunEnd(
+            step=ending.step,
+            time=utc_now(),
+            outcome=ending.outcome,
+            epoch=self._epoch(ending.step),
+            time_to_train=self.elapsed,
+            time_to_target=seconds,
+            epoch_at_target=epoch,
+            images_per_second=self.ledger.pace.images_per_second,
+            best_top1=entries[0].score if entries else None,
+            best_checkpoint=entries[0].name if entries else None,
+            skipped_steps=self.ledger.skipped_steps,
+            seconds=self.clock.seconds(),
+            verdict=self.verdict,
         )
-        self._sinks.close()
 
     def save(self, state: State, step: int) -> None:
         """Hand a state to the thread that writes checkpoints."""

@@ -11,6 +11,7 @@ from headrace.data.dataset import DataInfo, describe
 from headrace.engine.lr_curve import make_lr_curve
 from headrace.engine.optimizer import make_optimizer
 from headrace.engine.precision import Precision, make_precision
+from headrace.engine.state import State, init_state
 from headrace.model.families import build_network
 from headrace.model.network import Network
 from headrace.plan.plan import Plan, make_plan
@@ -48,4 +49,17 @@ def design_run(config: Config) -> Design:
         precision=make_precision(config.numerics, config.batch),
         lr_curve=lr_curve,
         optimizer=make_optimizer(config.learning, lr_curve, plan.batch.global_batch_size),
+    )
+
+
+def starting_state(design: Design) -> State:
+    """Return the state of step 0, in host memory."""
+    config = design.config
+    return init_state(
+        design.network,
+        design.optimizer,
+        design.precision,
+        config.numerics,
+        seed=config.run.seed,
+        ema=config.learning.ema_decay > 0,
     )

@@ -1,0 +1,59 @@
+"""Small real runs: a toy network on the embedded digits, through the real `train` and `resume`."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.checkpoint.store import load, newest_good
+from headrace.config.load import Resolved, resolve
+
+QUICK: dict[str, Any] = {
+    "dataset": "digits",
+    "model_name": "toy_model_bn",  # small and quick; it does not learn much
+    "micro_batch_size": 16,
+    "global_batch_size": 64,
+    "weight_updates_per_epoch": 20,
+    "num_epochs": 4,
+    "optimizer_params": {"momentum": 0.9},
+    "lr_schedule": "cosine",
+    "lr_schedule_params": {"initial_learning_rate": 0.001},
+    "bn_momentum": 0.9,
+    "ema_decay": 0.9,
+    "progress": "none",
+}
+
+
+@pytest.fixture(scope="session")
+def program_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A compilation cache for the session: the same program is compiled once."""
+    return tmp_path_factory.mktemp("programs")
+
+
+@pytest.fixture
+def quick(tmp_path: Path, program_cache: Path) -> Callable[..., Resolved]:
+    """Return a builder of resolved configurations: `quick(num_epochs=2)`."""
+
+    def make(**options: Any) -> Resolved:
+        places = {"log_dir": str(tmp_path / "runs"), "compilation_cache_dir": str(program_cache)}
+        return resolve(QUICK | places | options, "none", environ={})
+
+    return make
+
+
+def final_state(run_dir: Path) -> dict[str, np.ndarray]:
+    """Return the tensors of a run's newest checkpoint."""
+    found, damaged = newest_good(run_dir / "checkpoints")
+    assert found is not None
+    assert not damaged
+    return load(found)[0]
+
+
+def assert_same_bits(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> None:
+    """Compare two sets of tensors bit for bit."""
+    assert first.keys() == second.keys()
+    for name, array in first.items():
+        assert array.dtype == second[name].dtype, name
+        assert array.tobytes() == second[name].tobytes(), name
