@@ -7,7 +7,9 @@ as those of JAX's own gradients, but not inside `scan`, `while` or `cond`: there
 Shapes in names: N images, H height, W width, C channels in, O channels out; k window, i input size, o output size.
 """
 
-from functools import partial
+from functools import partial, reduce
+from itertools import pairwise
+from operator import add
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,10 @@ from jax import Array, lax
 
 from headrace.ops.window import Pads
 
+# The weight gradient of 128 images at once took 1.5 to 2.4 times as long as that of 8 x 16 images (8x8x64: 20.3 against
+# 8.6 ms of CPU time), as the turned images no longer fit the cache. More than 8 chunks would only be more to compile.
+_CHUNK_IMAGES = 16
+_MAX_CHUNKS = 8
 _CANONICAL = ("NHWC", "HWIO", "NHWC")
 
 
@@ -46,6 +52,18 @@ def _input_gradient(x_NHWC: Array, w_HWCO: Array, stride: int, pads: Pads, g_NHW
 
 
 def _weight_gradient(x_NHWC: Array, w_HWCO: Array, stride: int, pads: Pads, g_NHWO: Array) -> Array:
+    """Add up the weight gradients of a few images at a time."""
+    num_images = x_NHWC.shape[0]
+    num_chunks = min(_MAX_CHUNKS, -(-num_images // _CHUNK_IMAGES))
+    edges = [num_images * i // num_chunks for i in range(num_chunks + 1)]
+    parts = [
+        _weight_gradient_of(x_NHWC[first:last], w_HWCO, stride, pads, g_NHWO[first:last])
+        for first, last in pairwise(edges)
+    ]
+    return reduce(add, parts)
+
+
+def _weight_gradient_of(x_NHWC: Array, w_HWCO: Array, stride: int, pads: Pads, g_NHWO: Array) -> Array:
     """Convolve the images (channels as batch, batch as channels) with the gradient as a window."""
     around = []
     for (lo, _), k, i, o in zip(pads, w_HWCO.shape[:2], x_NHWC.shape[1:3], g_NHWO.shape[1:3], strict=True):
