@@ -17,13 +17,13 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from headrace.config.load import config_from
 from headrace.model import Ctx, Network, build_network
 from headrace.model.families import model_row
 
@@ -32,8 +32,8 @@ def make_network(name: str, norm: str) -> Network:
     """Build the network at the image size and class count it was made for."""
     row = model_row(name)
     norm_layer = {"name": norm, "num_groups": 8} if norm == "group_norm" else {"name": norm}
-    options = SimpleNamespace(model_name=name, norm_layer=norm_layer, norm_epsilon=None)
-    return build_network(options, row.num_classes, (row.image_size, row.image_size, 3))
+    model = config_from({"model_name": name, "norm_layer": norm_layer}).model
+    return build_network(model, row.num_classes, (row.image_size, row.image_size, 3))
 
 
 def make_step(network: Network, dtype: Any) -> Callable[[Any, Any], Any]:

@@ -24,10 +24,10 @@ def test_the_folded_stem_is_the_plain_convolution(size, window, padding):
     x = rng.normal(size=(2, size, size + 2, 3)).astype(np.float32)
     w = rng.normal(size=(window, window, 3, 8)).astype(np.float32)
     pads = pad_pixels(padding, (size, size + 2), (window, window), 2)
-    probe = rng.normal(size=conv2d_plain(x, w, 2, pads, 1).shape).astype(np.float32)
+    probe = rng.normal(size=conv2d_plain(jnp.array(x), jnp.array(w), 2, pads, 1).shape).astype(np.float32)
     plain = jax.value_and_grad(lambda x, w: (conv2d_plain(x, w, 2, pads, 1) * probe).sum(), (0, 1))
     folded = jax.value_and_grad(lambda x, w: (conv2d_folded(x, w, pads) * probe).sum(), (0, 1))
-    leaves_close(folded(x, w), plain(x, w), 1e-4)
+    leaves_close(jax.jit(folded)(x, w), jax.jit(plain)(x, w), 1e-4)
 
 
 POOLS = [(9, 3, 2, ((1, 1), (1, 1))), (32, 5, 5, "VALID"), (8, 2, 2, "SAME"), (7, 3, 1, "SAME")]
@@ -44,9 +44,9 @@ def test_max_pool_and_its_gradient(size, window, stride, padding):
         return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, *windows)
 
     probe = rng.normal(size=plain(x).shape).astype(np.float32)
-    wanted = jax.value_and_grad(lambda x: (plain(x) * probe).sum())(x)
-    found = jax.value_and_grad(lambda x: (ops.max_pool(x, window, stride, padding) * probe).sum())(x)
-    leaves_close(found, wanted, 1e-6)
+    wanted = jax.jit(jax.value_and_grad(lambda x: (plain(x) * probe).sum()))(x)
+    found = jax.value_and_grad(lambda x: (ops.max_pool(x, window, stride, padding) * probe).sum())
+    leaves_close(jax.jit(found)(x), wanted, 1e-6)
 
 
 def test_max_pool_passes_a_nan_on_and_gives_a_tie_to_the_first():
@@ -54,7 +54,7 @@ def test_max_pool_passes_a_nan_on_and_gives_a_tie_to_the_first():
     gradient = jax.grad(lambda x: ops.max_pool(x, 2, 2).sum())(x)
     np.testing.assert_array_equal(gradient[0, :, :, 0], [[1, 0, 1, 0], [0] * 4, [1, 0, 1, 0], [0] * 4])
     x[0, 3, 3, 0] = np.nan
-    assert np.isnan(ops.max_pool(x, 2, 2)[0, 1, 1, 0])
+    assert np.isnan(ops.max_pool(jnp.array(x), 2, 2)[0, 1, 1, 0])
 
 
 @pytest.mark.parametrize("stable", [False, True])
@@ -73,6 +73,8 @@ def test_batch_norm_gradient_with_gradients_into_the_statistics(stable):
     def total(norm):
         return lambda *args: sum((out * probe).sum() for out, probe in zip(norm(*args), probes, strict=True))
 
-    wanted = jax.value_and_grad(total(naive), (0, 1, 2))(x, gamma, beta)
-    found = jax.value_and_grad(total(lambda *args: ops.batch_norm_train(*args, 1e-3, stable)), (0, 1, 2))
-    leaves_close(found(x, gamma, beta), wanted, 2e-4)
+    wanted = jax.jit(jax.value_and_grad(total(naive), (0, 1, 2)))(x, gamma, beta)
+    found = jax.value_and_grad(
+        total(lambda x, gamma, beta: ops.batch_norm_train(x, gamma, beta, 1e-3, stable)), (0, 1, 2)
+    )
+    leaves_close(jax.jit(found)(x, gamma, beta), wanted, 2e-4)

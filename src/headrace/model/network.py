@@ -45,7 +45,7 @@ class Network:
                 shapes.append(block.shape(shapes[-1]))
             except ConfigError as error:
                 image = "x".join(map(str, self.input_hwc))
-                problem = f"{self.name} cannot take {image} images. At block {name}: {error.problem}"
+                problem = f"{self.name} with {image} images fails at block {name}: {error.problem}"
                 raise ConfigError(problem, rule=error.rule, remedy=error.remedy) from error
         return tuple(shapes)
 

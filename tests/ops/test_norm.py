@@ -1,0 +1,138 @@
+"""Batch and group norm: values by formula in float64, gradients against finite differences and JAX's own."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from headrace import ops
+
+EPSILON = 1e-3
+
+
+STATIC = {"batch_norm_train": (3, 4), "batch_norm_eval": (4,), "group_norm": (3, 4, 5)}
+
+
+def jitted(name):
+    return jax.jit(getattr(ops, name), static_argnums=STATIC[name])
+
+
+def images(shape=(4, 3, 5, 6), mean=1.0, dtype=np.float32):
+    rng = np.random.default_rng(3)
+    x = rng.normal(mean, 2, shape).astype(dtype)
+    gamma, beta = rng.normal(size=(2, shape[-1])).astype(np.float32)
+    return x, gamma, beta, rng.normal(size=shape)
+
+
+def batch_norm(x, gamma, beta):
+    """Return (y, mean, variance) in the precision of x."""
+    mean, variance = x.mean((0, 1, 2)), x.var((0, 1, 2))
+    return (x - mean) / np.sqrt(variance + EPSILON) * gamma + beta, mean, variance
+
+
+def group_norm(x, gamma, beta, members):
+    """Normalise by image and by the list of channels in each group."""
+    y = np.zeros_like(x)
+    for image in range(x.shape[0]):
+        for channels in members:
+            part = x[image][..., channels]
+            y[image][..., channels] = (part - part.mean()) / np.sqrt(part.var() + EPSILON)
+    return y * gamma + beta
+
+
+def slope(function, point, direction, step=1e-5):
+    """Return the derivative along a direction by central differences, in float64."""
+    return (function(point + step * direction) - function(point - step * direction)) / (2 * step)
+
+
+@pytest.mark.parametrize("stable", [False, True])
+def test_batch_norm_by_formula(stable):
+    x, gamma, beta, _ = images()
+    y, mean, variance = jitted("batch_norm_train")(jnp.array(x), gamma, beta, EPSILON, stable)
+    wanted = batch_norm(x.astype(np.float64), gamma, beta)
+    for a, b in zip((y, mean, variance), wanted, strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("stable", [False, True])
+def test_batch_norm_gradients_by_finite_differences(stable):
+    x, gamma, beta, probe = images()
+    rng = np.random.default_rng(4)
+
+    def ours(x, gamma, beta):
+        return (ops.batch_norm_train(x, gamma, beta, EPSILON, stable)[0] * probe.astype(np.float32)).sum()
+
+    found = jax.jit(jax.grad(ours, (0, 1, 2)))(x, gamma, beta)
+    point = tuple(a.astype(np.float64) for a in (x, gamma, beta))
+    for i, gradient in enumerate(found):
+        for _ in range(3):
+            direction = rng.normal(size=gradient.shape)
+
+            def along(value, i=i):
+                moved = [*point[:i], value, *point[i + 1 :]]
+                return (batch_norm(moved[0], moved[1], moved[2])[0] * probe).sum()
+
+            np.testing.assert_allclose((gradient * direction).sum(), slope(along, point[i], direction), rtol=1e-3)
+
+
+def test_batch_norm_eval_by_formula():
+    x, gamma, beta, _ = images()
+    mean, variance = np.linspace(-1, 1, 6, dtype=np.float32), np.linspace(0.5, 2, 6, dtype=np.float32)
+    y = jitted("batch_norm_eval")(jnp.array(x), gamma, beta, (mean, variance), EPSILON)
+    np.testing.assert_allclose(y, (x - mean) / np.sqrt(variance + EPSILON) * gamma + beta, rtol=1e-5, atol=1e-5)
+
+
+def test_a_large_mean_needs_the_stable_variance():
+    x, gamma, beta, _ = images(mean=3000.0)
+    wanted = x.astype(np.float64).var((0, 1, 2))
+    one_pass = jitted("batch_norm_train")(jnp.array(x), gamma, beta, EPSILON, False)[2]
+    stable = jitted("batch_norm_train")(jnp.array(x), gamma, beta, EPSILON, True)[2]
+    np.testing.assert_allclose(stable, wanted, rtol=1e-4)
+    assert np.abs(one_pass / wanted - 1).max() > 0.01
+    assert (np.array(one_pass) >= 0).all()
+
+
+def test_equal_pixels_give_the_shift_and_finite_gradients():
+    x, gamma, beta = jnp.full((2, 2, 2, 3), 0.1), jnp.ones(3), jnp.arange(3.0)
+    y, _, variance = jitted("batch_norm_train")(x, gamma, beta, 1e-5, False)
+    np.testing.assert_allclose(y, np.broadcast_to(np.arange(3.0), x.shape), atol=1e-4)
+    assert (np.array(variance) >= 0).all()
+    gradient = jax.jit(jax.grad(lambda x: ops.batch_norm_train(x, gamma, beta, 1e-5)[0][0, 0, 0].sum()))(x)
+    assert np.isfinite(gradient).all()
+
+
+CONTIGUOUS, STRIDED = [[0, 1, 2], [3, 4, 5]], [[0, 2, 4], [1, 3, 5]]
+
+
+@pytest.mark.parametrize("stable", [False, True])
+@pytest.mark.parametrize(("order", "members"), [("contiguous", CONTIGUOUS), ("strided", STRIDED)])
+def test_group_norm_by_formula(order, members, stable):
+    x, gamma, beta, probe = images()
+    groups = ops.Groups(num_groups=2, order=order)
+    y = jitted("group_norm")(jnp.array(x), gamma, beta, groups, EPSILON, stable)
+    np.testing.assert_allclose(y, group_norm(x.astype(np.float64), gamma, beta, members), rtol=2e-5, atol=2e-5)
+
+    def ours(x):
+        return (ops.group_norm(x, gamma, beta, groups, EPSILON, stable) * probe.astype(np.float32)).sum()
+
+    gradient, direction = jax.jit(jax.grad(ours))(x), np.random.default_rng(5).normal(size=x.shape)
+    point = x.astype(np.float64)
+    wanted = slope(lambda v: (group_norm(v, gamma, beta, members) * probe).sum(), point, direction)
+    np.testing.assert_allclose((gradient * direction).sum(), wanted, rtol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_half_precision_images_have_float32_statistics(dtype):
+    x, gamma, beta, _ = images(shape=(8, 16, 16, 6), mean=3.0)
+    half = jnp.array(x, dtype)
+    exact = np.array(half, np.float64)
+    y, mean, variance = jitted("batch_norm_train")(half, gamma, beta, EPSILON, False)
+    assert (y.dtype, mean.dtype, variance.dtype) == (dtype, jnp.float32, jnp.float32)
+    wanted = batch_norm(exact, gamma, beta)
+    np.testing.assert_allclose(mean, wanted[1], rtol=1e-5)  # bfloat16 sums would be off by 1e-2
+    np.testing.assert_allclose(variance, wanted[2], rtol=1e-4)
+    np.testing.assert_allclose(np.array(y, np.float64), wanted[0], atol=0.02, rtol=0.01)
+    grouped = jitted("group_norm")(half, gamma, beta, ops.Groups(num_groups=3), EPSILON, False)
+    assert grouped.dtype == dtype
+    pairs = group_norm(exact, gamma, beta, [[0, 1], [2, 3], [4, 5]])
+    np.testing.assert_allclose(np.array(grouped, np.float64), pairs, atol=0.02, rtol=0.01)
