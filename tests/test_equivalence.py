@@ -1,4 +1,4 @@
-"""The main test: every plan gives the same weights as one device on the same normalisation groups, to float32 rounding."""
+"""The main test: every plan gives the weights of one device on the same normalisation groups, to float32 rounding."""
 
 from functools import partial
 
@@ -108,7 +108,9 @@ def group_norm_reference(samples):
 
 @pytest.mark.parametrize("replicas", [1, 2, 4])
 @pytest.mark.parametrize("count", [1, 2, 4])
-def test_replicas_and_accumulation_give_the_same_weights_with_group_norm(samples, group_norm_reference, replicas, count):
+def test_replicas_and_accumulation_give_the_same_weights_with_group_norm(
+    samples, group_norm_reference, replicas, count
+):
     config, network, (wanted, wanted_metrics) = group_norm_reference
     state, metrics = train_steps(config, network, *samples, replicas=replicas, count=count)
     for part in ("params", "opt", "ema"):
@@ -157,16 +159,16 @@ def test_running_statistics_are_the_mean_over_micro_batches(samples):
 class OneWeight:
     """y = w x with w = 1 at the start."""
 
-    def shape(self, _hwc):
+    def shape(self, hwc):
         return (1,)
 
-    def init(self, _rng_at, _hwc):
+    def init(self, rng_at, hwc):
         return {"w": np.ones((1,), np.float32)}, {}
 
-    def apply(self, params, _stats, x, _ctx):
+    def apply(self, params, stats, x, ctx):
         return params["w"][None, :] * x.reshape(-1, 1), {}
 
-    def cost(self, _hwc):
+    def cost(self, hwc):
         return Cost()
 
 

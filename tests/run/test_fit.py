@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -25,7 +26,7 @@ from headrace.telemetry.record import RunEnd, RunStart, TrainRecord, ValidationR
 from .conftest import assert_same_bits, final_state
 
 
-def records(run_dir, kind):
+def records(run_dir: Path, kind: Any) -> list[Any]:
     return [record for record in read_records(run_dir) if isinstance(record, kind)]
 
 
@@ -138,7 +139,10 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(quick):
     assert [record.step for record in records(whole.directory, TrainRecord)] == [20, 40, 60]
 
 
-@pytest.mark.parametrize(("micro", "replicas", "cache"), [(50, 1, "auto"), (7, 3, "auto"), (64, 4, "host"), (360, 1, "auto")])
+PLANS = [(50, 1, "auto"), (7, 3, "auto"), (64, 4, "host"), (360, 1, "auto")]
+
+
+@pytest.mark.parametrize(("micro", "replicas", "cache"), PLANS)
 def test_validation_is_exact_for_any_batch_and_replicas(quick, micro, replicas, cache):
     options = {"validation_micro_batch_size": micro, "validation_num_replicas": replicas, "dataset_cache": cache}
     resolved = quick(training=False, **options)

@@ -1,7 +1,7 @@
 """Addressed randomness: random bits as a pure function of an address, never of a stream.
 
-`bits(seed, epoch, sample, draw)` is the same whoever asks, on the host or on the device, in whatever order. The functions
-use only integer operators on uint32 arrays, so that one definition serves NumPy (on arrays) and JAX alike.
+`bits(seed, epoch, sample, draw)` is the same whoever asks, on the host or on the device, in whatever order. The
+functions use only integer operators on uint32 arrays, so that one definition serves NumPy (on arrays) and JAX alike.
 The mixer is the murmur3 finaliser; every word of the address goes through it.
 """
 
@@ -28,9 +28,8 @@ def bits(*address: Any) -> Any:
     """Return 32 random bits for an address: whole numbers or uint32 arrays, which broadcast against each other."""
     h: Any = np.zeros((1,), np.uint32)
     for word in address:
-        if isinstance(word, int | np.integer):
-            word = np.array([int(word) & 0xFFFFFFFF], np.uint32)
-        h = mix((h ^ word) * _GOLDEN + _GOLDEN)
+        number = isinstance(word, int | np.integer)
+        h = mix((h ^ (np.array([int(word) & 0xFFFFFFFF], np.uint32) if number else word)) * _GOLDEN + _GOLDEN)
     return h
 
 

@@ -1,10 +1,10 @@
-"""The devices of a run: choose the platform, make virtual CPU devices, switch the compilation cache on, build the mesh."""
+"""The devices of a run: the platform, virtual CPU devices, the compilation cache, the mesh."""
 
 import hashlib
 import os
 import platform as machine
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,8 @@ def start_devices(platform: str, num_devices: int) -> list[Any]:
     if platform != "auto":
         jax.config.update("jax_platforms", platform)
     if num_devices > 1:
-        try:
+        with suppress(RuntimeError):  # the backend already runs (library use, tests): the check below speaks
             jax.config.update("jax_num_cpu_devices", num_devices)
-        except RuntimeError:  # the backend already runs (library use, tests): the check below speaks
-            pass
     try:
         devices = jax.devices()
     except RuntimeError as error:
@@ -41,7 +39,9 @@ def start_devices(platform: str, num_devices: int) -> list[Any]:
         return devices[:num_devices]
     kind = devices[0].platform
     if kind == "cpu":
-        remedy = "JAX was started before Headrace could ask for more: set jax_num_cpu_devices first, or unset XLA_FLAGS."
+        remedy = (
+            "JAX was started before Headrace could ask for more: set jax_num_cpu_devices first, or unset XLA_FLAGS."
+        )
     else:
         remedy = "Lower --num-replicas and raise --gradient-accumulation-count by the same factor."
     raise RunStopped(f"{num_devices} devices are needed, but there are {len(devices)} ({kind}).", remedy=remedy)
@@ -97,7 +97,9 @@ class CompileCounts:
     def __str__(self) -> str:
         if not self.hits + self.misses:
             return "compilation cache off"
-        return f"compilation cache: {self.hits} hit{'s' * (self.hits != 1)}, {self.misses} miss{'es' * (self.misses != 1)}"
+        return (
+            f"compilation cache: {self.hits} hit{'s' * (self.hits != 1)}, {self.misses} miss{'es' * (self.misses != 1)}"
+        )
 
 
 @contextmanager

@@ -54,13 +54,11 @@ def make_evaluation(spec: EvalSpec, mesh: Mesh) -> Any:
         total, _ = lax.scan(add, zeros, block)
         return lax.psum(total, REPLICA) if spec.num_replicas > 1 else total
 
-    mapped = jax.shard_map(
-        evaluate, mesh=mesh, in_specs=(P(), P(), P(), BATCHES), out_specs=P(), check_vma=False
-    )
+    mapped = jax.shard_map(evaluate, mesh=mesh, in_specs=(P(), P(), P(), BATCHES), out_specs=P(), check_vma=False)
     return jax.jit(mapped)
 
 
-def total_sums(parts: list[Sums]) -> dict[str, np.ndarray]:
+def total_sums(parts: list[Sums]) -> dict[str, Any]:
     """Wait for the blocks' sums and add them, in float64 and int64."""
     host = jax.device_get(parts)
     return {

@@ -1,4 +1,4 @@
-"""The device loop: K steps as one device program over the replica mesh. The only place where a training program is jitted."""
+"""The device loop: K steps as one program over the replica mesh. The one place where a training program is jitted."""
 
 from collections.abc import Callable
 from typing import Any
@@ -43,7 +43,7 @@ def make_call(step: Callable[..., Any], mesh: Mesh, block: dict[str, Any]) -> An
     def call(state: State, resident: Any, block: dict[str, jax.Array]) -> tuple[State, Metrics]:
         return lax.scan(lambda carry, slices: step(carry, resident, slices), state, block)
 
-    # check_vma=False: gradients are summed over replicas once per step, by us; with True JAX would do so per micro-batch.
+    # check_vma=False: we sum gradients over replicas, once per step; with True JAX would do so per micro-batch.
     mapped = jax.shard_map(
         call, mesh=mesh, in_specs=(P(), P(), block_specs(block)), out_specs=(P(), P()), check_vma=False
     )

@@ -23,7 +23,13 @@ State = dict[str, Any]
 
 
 def init_state(
-    network: Network, optimizer: optax.GradientTransformation, precision: Precision, numerics: Any, *, seed: int, ema: bool
+    network: Network,
+    optimizer: optax.GradientTransformation,
+    precision: Precision,
+    numerics: Any,
+    *,
+    seed: int,
+    ema: bool,
 ) -> State:
     """Return the state of step 0 in host memory, all of it a function of the seed."""
     params, stats = network.init(seed)
