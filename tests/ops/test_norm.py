@@ -112,13 +112,19 @@ def test_group_norm_by_formula(order, members, stable):
     y = jitted("group_norm")(jnp.array(x), gamma, beta, groups, EPSILON, stable)
     np.testing.assert_allclose(y, group_norm(x.astype(np.float64), gamma, beta, members), rtol=2e-5, atol=2e-5)
 
-    def ours(x):
+    def ours(x, gamma, beta):
         return (ops.group_norm(x, gamma, beta, groups, EPSILON, stable) * probe.astype(np.float32)).sum()
 
-    gradient, direction = jax.jit(jax.grad(ours))(x), np.random.default_rng(5).normal(size=x.shape)
-    point = x.astype(np.float64)
-    wanted = slope(lambda v: (group_norm(v, gamma, beta, members) * probe).sum(), point, direction)
-    np.testing.assert_allclose((gradient * direction).sum(), wanted, rtol=1e-3)
+    gradients = jax.jit(jax.grad(ours, (0, 1, 2)))(x, gamma, beta)
+    point = [a.astype(np.float64) for a in (x, gamma, beta)]
+    for i, gradient in enumerate(gradients):
+        direction = np.random.default_rng(i).normal(size=gradient.shape)
+
+        def along(value, i=i):
+            moved = [*point[:i], value, *point[i + 1 :]]
+            return (group_norm(moved[0], moved[1], moved[2], members) * probe).sum()
+
+        np.testing.assert_allclose((gradient * direction).sum(), slope(along, point[i], direction), rtol=1e-3)
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])

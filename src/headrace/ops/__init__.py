@@ -1,11 +1,11 @@
 """Convolution, normalisation and pooling as XLA likes them on each backend: the only room where a backend is named."""
 
 from headrace.ops.activation import relu as relu
+from headrace.ops.batch_norm import batch_norm_eval as batch_norm_eval
+from headrace.ops.batch_norm import batch_norm_train as batch_norm_train
 from headrace.ops.conv import conv2d as conv2d
 from headrace.ops.dense import dense as dense
-from headrace.ops.norm import Groups as Groups
-from headrace.ops.norm import batch_norm_eval as batch_norm_eval
-from headrace.ops.norm import batch_norm_train as batch_norm_train
-from headrace.ops.norm import group_norm as group_norm
+from headrace.ops.group_norm import Groups as Groups
+from headrace.ops.group_norm import group_norm as group_norm
 from headrace.ops.pool import global_average_pool as global_average_pool
 from headrace.ops.pool import max_pool as max_pool

@@ -1,0 +1,78 @@
+"""Batch normalisation. Statistics are float32 whatever the images' dtype; the result has the images' dtype.
+
+`stable` measures the variance in a second pass, around the mean. The one-pass form E[x^2] - E[x]^2 reads the images
+once, and loses digits where the mean is much larger than the spread.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+_IMAGES = (0, 1, 2)
+
+
+def batch_norm_train(
+    x_NHWC: Array, gamma_C: Array, beta_C: Array, epsilon: float, stable: bool = False
+) -> tuple[Array, Array, Array]:
+    """Normalise each channel by this batch; returns (y, mean, biased variance), the last two in float32."""
+    return _batch_norm(x_NHWC, gamma_C, beta_C, epsilon, stable)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _batch_norm(x_NHWC: Array, gamma_C: Array, beta_C: Array, epsilon: float, stable: bool) -> Any:
+    """Compute batch norm with a gradient of our own.
+
+    It is two sums over the images and one pass. XLA's own of the same formula made a ResNet-50 step 4.7 % slower and
+    its compilation twice as long (H200, bfloat16, batch 256: 37.65 against 35.97 ms, 23 against 9 s). Both passes read
+    x itself: the CPU would store the centred images first (5 % of a ResNet-8 step).
+    """
+    return _forward(x_NHWC, gamma_C, beta_C, epsilon, stable)[0]
+
+
+def _forward(x_NHWC: Array, gamma_C: Array, beta_C: Array, epsilon: float, stable: bool):
+    x = x_NHWC.astype(jnp.float32)
+    mean_C = jnp.mean(x, _IMAGES)
+    if stable:
+        variance_C = jnp.mean(jnp.square(x - _wide(mean_C)), _IMAGES)
+    else:
+        variance_C = jnp.maximum(jnp.mean(jnp.square(x), _IMAGES) - jnp.square(mean_C), 0)
+    inverse_C = lax.rsqrt(variance_C + epsilon)
+    scale_C = gamma_C.astype(jnp.float32) * inverse_C
+    y = (x - _wide(mean_C)) * _wide(scale_C) + _wide(beta_C.astype(jnp.float32))
+    return (y.astype(x_NHWC.dtype), mean_C, variance_C), (x_NHWC, gamma_C, mean_C, inverse_C)
+
+
+def _backward(_epsilon: float, stable: bool, saved: tuple[Array, ...], cotangents: tuple[Array, ...]):
+    x_NHWC, gamma_C, mean_C, inverse_C = saved
+    dy_NHWC, dmean_C, dvariance_C = cotangents
+    count = x_NHWC.size // x_NHWC.shape[-1]
+    x, dy = x_NHWC.astype(jnp.float32), dy_NHWC.astype(jnp.float32)
+    dbeta_C = jnp.sum(dy, _IMAGES)
+    moment_C = jnp.sum(dy * (x - _wide(mean_C)), _IMAGES) if stable else jnp.sum(dy * x, _IMAGES) - mean_C * dbeta_C
+    scale_C = gamma_C.astype(jnp.float32) * inverse_C
+    # dx = scale (dy - mean(dy) - centred inverse^2 mean(dy centred)), and what reaches the statistics themselves
+    slope_C = (2 * dvariance_C - scale_C * jnp.square(inverse_C) * moment_C) / count
+    constant_C = (dmean_C - scale_C * dbeta_C) / count - mean_C * slope_C
+    dx = dy * _wide(scale_C) + x * _wide(slope_C) + _wide(constant_C)
+    dgamma_C = moment_C * inverse_C
+    return dx.astype(x_NHWC.dtype), dgamma_C.astype(gamma_C.dtype), dbeta_C.astype(gamma_C.dtype)
+
+
+_batch_norm.defvjp(_forward, _backward)
+
+
+def batch_norm_eval(
+    x_NHWC: Array, gamma_C: Array, beta_C: Array, statistics: tuple[Array, Array], epsilon: float
+) -> Array:
+    """Normalise each channel by the given (mean, variance)."""
+    gamma_C, beta_C, mean_C, variance_C = (s.astype(jnp.float32) for s in (gamma_C, beta_C, *statistics))
+    scale_C = gamma_C * lax.rsqrt(variance_C + epsilon)
+    y = (x_NHWC.astype(jnp.float32) - _wide(mean_C)) * _wide(scale_C) + _wide(beta_C)
+    return y.astype(x_NHWC.dtype)
+
+
+def _wide(s_C: Array) -> Array:
+    return s_C[None, None, None]
