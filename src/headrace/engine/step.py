@@ -54,26 +54,38 @@ def make_step(spec: StepSpec) -> Callable[[State, Any, Any], tuple[State, Metric
     def step(state: State, resident: Any, slices: Any) -> tuple[State, Metrics]:
         gradients = _mean_gradients(spec, state, resident, slices)
         grads, batch_stats, sums, probes = _across_replicas(spec, *gradients)
-        grads = jax.tree.map(lambda g: g / state["loss_scale"]["scale"], grads)
-        grad_norm = global_norm(grads)
-        loss_finite = jnp.isfinite(sums["loss"])
-        finite = loss_finite & jnp.isfinite(grad_norm)
-        updated = _update(spec, state, grads, batch_stats, grad_norm)
-        kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), updated, {key: state[key] for key in updated})
-        metrics = sums | {
-            "learning_rate": spec.lr_curve(state["step"]),
-            "grad_norm": grad_norm,
-            "loss_scale": state["loss_scale"]["scale"],
-            "skipped": 1.0 - finite.astype(jnp.float32),
-            # With dynamic scaling an overflow in the gradients alone is expected, until the scale can fall no further.
-            "bad": (~loss_finite | (~finite & ~forgives(state["loss_scale"], spec.numerics))).astype(jnp.float32),
-        }
+        grads = unscaled(state, grads)
+        state, metrics = finish_step(spec, state, grads, batch_stats, sums, global_norm(grads))
         if spec.numerics.fp_exceptions:
             metrics |= {"forward_finite": probes, "gradient_finite": _finite_by_block(spec, grads)}
-        loss_scale = next_loss_scale(state["loss_scale"], finite, spec.numerics)
-        return kept | {"loss_scale": loss_scale, "step": state["step"] + 1}, metrics
+        return state, metrics
 
     return step
+
+
+def unscaled(state: State, grads: Any) -> Any:
+    """Take the loss scale out of gradients."""
+    return jax.tree.map(lambda g: g / state["loss_scale"]["scale"], grads)
+
+
+def finish_step(
+    spec: StepSpec, state: State, grads: Any, batch_stats: Any, sums: Metrics, grad_norm: jax.Array
+) -> tuple[State, Metrics]:
+    """Update a state, or the part of it that these gradients belong to, unless something is not finite."""
+    loss_finite = jnp.isfinite(sums["loss"])
+    finite = loss_finite & jnp.isfinite(grad_norm)
+    updated = _update(spec, state, grads, batch_stats, grad_norm)
+    kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), updated, {key: state[key] for key in updated})
+    metrics = sums | {
+        "learning_rate": spec.lr_curve(state["step"]),
+        "grad_norm": grad_norm,
+        "loss_scale": state["loss_scale"]["scale"],
+        "skipped": 1.0 - finite.astype(jnp.float32),
+        # With dynamic scaling an overflow in the gradients alone is expected, until the scale can fall no further.
+        "bad": (~loss_finite | (~finite & ~forgives(state["loss_scale"], spec.numerics))).astype(jnp.float32),
+    }
+    loss_scale = next_loss_scale(state["loss_scale"], finite, spec.numerics)
+    return state | kept | {"loss_scale": loss_scale, "step": state["step"] + 1}, metrics
 
 
 def _mean_gradients(spec: StepSpec, state: State, resident: Any, slices: Any) -> tuple[Any, Any, Metrics, Any]:
