@@ -1,0 +1,209 @@
+"""Cut a network into stages: at the blocks a user names, or where the slowest stage becomes quickest.
+
+A cut is a tuple of block numbers: the first blocks of stages 1, 2 ... Stage 0 always starts at block 0.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from headrace.core.errors import ConfigError, nearest
+from headrace.core.units import format_bytes
+from headrace.model.network import Network
+
+Cut = tuple[int, ...]
+StageValue = Callable[[int, int, int], float]  # (stage, first block, end block) -> its value
+
+# How many forward FLOPs take as long as one byte of stored activations, in training. On an H200 convolutions reach
+# about 500 TFLOP/s and memory about 4 TB/s; forward and backward do 3 times the forward FLOPs and move a stored byte
+# about 6 times. That puts ResNet-50 at 8,900 images/s, where 7,400 were measured. Only the ratio matters for a cut.
+FLOPS_PER_BYTE = 250
+MUCH_WORSE = 1.10
+
+RULE = "Each name of --pipeline-splits starts a new stage."
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockCost:
+    """What one block costs per micro batch. Times are in one unit for all blocks: FLOPs, or seconds if measured."""
+
+    name: str
+    time: float
+    num_parameters: int = 0
+    stored_bytes: int = 0  # activations kept for the backward pass
+    input_bytes: int = 0  # what arrives from the block before, and would cross if a stage began here
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """The memory of a device, and what a stage takes of it."""
+
+    device_bytes: float
+    bytes_per_parameter: float  # weight, gradient, accumulator and optimizer state together
+    stored_micros: tuple[int, ...]  # of each stage: Table.peak_by_stage()
+
+
+def block_costs(network: Network, micro_batch_size: int, bytes_per_number: int) -> tuple[BlockCost, ...]:
+    """Return the costs of all blocks from their shapes: FLOPs and bytes."""
+    costs = []
+    for (name, cost), shape in zip(network.costs().items(), network.shapes(), strict=False):
+        stored = cost.activation_elements * bytes_per_number * micro_batch_size
+        costs.append(
+            BlockCost(
+                name=name,
+                time=float(cost.flops * micro_batch_size + FLOPS_PER_BYTE * stored),
+                num_parameters=cost.params,
+                stored_bytes=stored,
+                input_bytes=math.prod(shape) * bytes_per_number * micro_batch_size,
+            )
+        )
+    return tuple(costs)
+
+
+def measured(costs: Sequence[BlockCost], seconds: Mapping[str, float]) -> tuple[BlockCost, ...]:
+    """Return the costs with measured times, one for each block."""
+    return tuple(replace(cost, time=seconds[cost.name]) for cost in costs)
+
+
+def splits_by_name(network: Network, names: Sequence[str]) -> Cut:
+    """Return the cut at the named blocks; refuse names that are unknown, repeated, out of order or the first block."""
+    blocks = network.block_names
+    for name in names:
+        if name not in blocks:
+            guess = nearest(name, blocks[1:])
+            raise _refusal(f"{network.name} has no block {name!r}.", network, f"Did you mean {guess}?" if guess else "")
+        if name == blocks[0]:
+            raise _refusal(f"{name} is the first block of {network.name}, where stage 0 starts anyway.", network)
+        if names.count(name) > 1:
+            raise _refusal(f"{name} is named {names.count(name)} times.", network)
+    cut = tuple(blocks.index(name) for name in names)
+    if list(cut) != sorted(cut):
+        in_order = " ".join(blocks[i] for i in sorted(cut))
+        early = next(name for name, i, j in zip(names[1:], cut, cut[1:], strict=False) if j < i)
+        raise _refusal(f"{early} comes before {names[names.index(early) - 1]}.", network, f"In order: {in_order}.")
+    return cut
+
+
+def _refusal(problem: str, network: Network, hint: str = "") -> ConfigError:
+    possible = f"Possible splits of {network.name}: {', '.join(network.block_names[1:])}."
+    return ConfigError(f"--pipeline-splits: {problem}", rule=RULE, remedy=f"{hint} {possible}".strip())
+
+
+def best_splits(
+    costs: Sequence[BlockCost],
+    num_stages: int,
+    limits: Limits | None = None,
+    device_mapping: Sequence[int] | None = None,
+) -> Cut:
+    """Return the cut whose slowest stage is quickest; of several, the one with the fewest bytes crossing stages.
+
+    Where stages share a device, each counts as many times as there are stages on it, in time and in memory: a device
+    with two stages gets two stages of half the size. Refuses numbers of stages and limits that cannot be met.
+    """
+    num_blocks = len(costs)
+    if not 1 <= num_stages <= num_blocks:
+        raise ConfigError(
+            f"The network cannot be cut into {num_stages} stages.",
+            rule=f"A stage has at least one of its {num_blocks} blocks.",
+            remedy=f"Take 1 to {num_blocks} stages.",
+        )
+    shares = _shares(num_stages, device_mapping)
+    time, memory = _time(costs, shares), _memory(costs, shares, limits)
+    fits_in = math.inf if limits is None else limits.device_bytes
+    slowest, _ = _search(num_blocks, num_stages, lambda *s: time(*s) if memory(*s) <= fits_in else math.inf, max)
+    if slowest == math.inf:
+        least, _ = _search(num_blocks, num_stages, memory, max)
+        raise ConfigError(
+            f"No cut into {num_stages} stages fits devices of {format_bytes(fits_in)}.",
+            rule=f"The cut that needs least takes {format_bytes(least)} of a device for weights and activations"
+            + (", with equal parts for the stages of one device." if max(shares) > 1 else "."),
+            remedy="Take more devices, a smaller micro batch, recomputation, or a schedule that stores less.",
+        )
+
+    def crossing(stage: int, first: int, end: int) -> float:
+        allowed = time(stage, first, end) <= slowest and memory(stage, first, end) <= fits_in
+        return (costs[first].input_bytes if first else 0) if allowed else math.inf
+
+    return _search(num_blocks, num_stages, crossing, lambda a, b: a + b)[1]
+
+
+def slowest_device(
+    costs: Sequence[BlockCost], cut: Cut, device_mapping: Sequence[int] | None = None
+) -> tuple[int, float]:
+    """Return the device with the most work per micro batch, and its time."""
+    ranges = stage_ranges(cut, len(costs))
+    times: dict[int, float] = {}
+    for device, (first, end) in zip(device_mapping or range(len(ranges)), ranges, strict=True):
+        times[device] = times.get(device, 0.0) + sum(cost.time for cost in costs[first:end])
+    device = max(times, key=lambda device: times[device])
+    return device, times[device]
+
+
+def stage_ranges(cut: Cut, num_blocks: int) -> tuple[tuple[int, int], ...]:
+    """Return the (first, end) blocks of each stage."""
+    return tuple(zip((0, *cut), (*cut, num_blocks), strict=True))
+
+
+def compare(costs: Sequence[BlockCost], cut: Cut, best: Cut, device_mapping: Sequence[int] | None = None) -> str | None:
+    """Return a sentence if `cut` is much slower than `best`, by the work of their slowest devices, or None."""
+    device, time = slowest_device(costs, cut, device_mapping)
+    _, best_time = slowest_device(costs, best, device_mapping)
+    if time <= MUCH_WORSE * best_time:
+        return None
+    ranges = stage_ranges(cut, len(costs))
+    devices = list(device_mapping or range(len(ranges)))
+    mine = [
+        f"{costs[first].name} to {costs[end - 1].name}"
+        for owner, (first, end) in zip(devices, ranges, strict=True)
+        if owner == device
+    ]
+    names = " ".join(costs[block].name for block in best)
+    return (
+        f"Device {device} ({', '.join(mine)}) has the most to do: a step takes about {time / best_time - 1:.0%} longer "
+        f"than with --pipeline-splits {names}"
+    )
+
+
+def _shares(num_stages: int, device_mapping: Sequence[int] | None) -> list[int]:
+    """Return how many stages the device of each stage has."""
+    mapping = range(num_stages) if device_mapping is None else device_mapping
+    return [list(mapping).count(device) for device in mapping]
+
+
+def _time(costs: Sequence[BlockCost], shares: Sequence[int]) -> StageValue:
+    total = [0.0, *accumulate(cost.time for cost in costs)]
+    return lambda stage, first, end: shares[stage] * (total[end] - total[first])
+
+
+def _memory(costs: Sequence[BlockCost], shares: Sequence[int], limits: Limits | None) -> StageValue:
+    if limits is None:
+        return lambda stage, first, end: 0
+    parameters = [0, *accumulate(cost.num_parameters for cost in costs)]
+    stored = [0, *accumulate(cost.stored_bytes for cost in costs)]
+
+    def memory(stage: int, first: int, end: int) -> float:
+        weights = (parameters[end] - parameters[first]) * limits.bytes_per_parameter
+        micro = stored[end] - stored[first] + costs[first].input_bytes
+        return shares[stage] * (weights + micro * limits.stored_micros[stage])
+
+    return memory
+
+
+def _search(
+    num_blocks: int, num_stages: int, value: StageValue, join: Callable[[float, float], float]
+) -> tuple[float, Cut]:
+    """Return the least joined value of all cuts, and the first cut that has it, by dynamic programming.
+
+    `best[end]` holds, for the stages so far, the least value over all cuts of the blocks before `end`.
+    """
+    best: dict[int, tuple[float, Cut]] = {end: (value(0, 0, end), ()) for end in range(1, num_blocks + 1)}
+    for stage in range(1, num_stages):
+        best = {
+            end: min(
+                (join(best[first][0], value(stage, first, end)), (*best[first][1], first))
+                for first in range(stage, end)
+            )
+            for end in range(stage + 1, num_blocks + 1)
+        }
+    return best[num_blocks]

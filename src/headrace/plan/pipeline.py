@@ -1,0 +1,220 @@
+"""The pipeline of a run on paper: stages with what they hold, their devices, the schedule, and what it costs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from headrace.core.errors import ConfigError
+from headrace.model.network import Network
+from headrace.plan.device_mapping import DeviceMapping, check_device_mapping
+from headrace.plan.partition import (
+    BlockCost,
+    Cut,
+    Limits,
+    best_splits,
+    block_costs,
+    compare,
+    measured,
+    splits_by_name,
+    stage_ranges,
+)
+from headrace.plan.place import make_table, per_stage
+from headrace.plan.schedule import Node, Work, find_schedule
+from headrace.plan.table import Table
+
+BACKWARD_PER_FORWARD = 2  # a backward pass makes two gradients, each of about the forward pass's FLOPs
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineOptions:
+    """What a user may say about a pipeline."""
+
+    splits: Sequence[str] | int  # the names of the blocks that start stages 1, 2 ..., or the number of stages
+    device_mapping: Sequence[int] | None = None
+    schedule: str = "Interleaved"
+    num_micros: int = 1
+    micro_batch_size: int = 1
+    bytes_per_number: int = 4
+    training: bool = True
+    bytes_per_parameter: float = 16.0  # 32-bit weight, gradient, accumulator and one slot of the optimizer
+    device_bytes: float | None = None  # a limit that an automatic cut keeps
+    block_seconds: Mapping[str, float] | None = None  # measured times, in place of those from shapes
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagePlan:
+    """One stage: its blocks, first to end - 1, and what they cost."""
+
+    index: int
+    device: int
+    first: int
+    end: int
+    block_names: tuple[str, ...]
+    num_parameters: int
+    flops_per_image: int
+    stored_bytes: int  # activations kept for the backward pass, per micro batch
+    input_bytes: int  # what arrives, per micro batch; with recomputation this alone is kept
+    output_bytes: int  # what crosses to the next stage, per micro batch
+    time_share: float  # of the whole network's time, from shapes or measured
+
+    def kept_bytes(self, recomputation: bool = False) -> int:
+        """Return what one micro batch keeps on the device between the forward and the backward pass."""
+        return self.input_bytes + (0 if recomputation else self.stored_bytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelinePlan:
+    """All of a pipeline that can be known without a device. `table` has equal durations and is what is dispatched."""
+
+    stages: tuple[StagePlan, ...]
+    device_mapping: DeviceMapping
+    schedule: str
+    num_micros: int
+    bytes_per_parameter: float
+    table: Table
+    advice: tuple[str, ...] = ()
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.stages)
+
+    @property
+    def num_devices(self) -> int:
+        """The devices of one replica."""
+        return self.table.work.num_devices
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The names that give this cut: the first blocks of all stages but stage 0."""
+        return tuple(stage.block_names[0] for stage in self.stages[1:])
+
+    @property
+    def bubble(self) -> float:
+        """The idle share of the devices if all stages took the same time."""
+        return self.table.bubble
+
+    @cached_property
+    def expected_bubble(self) -> float:
+        """The idle share with the stages' own times."""
+        return self.expected_table().bubble
+
+    def expected_table(self, schedule: str | None = None, transfer: float = 0) -> Table:
+        """Place this or another schedule with the stages' own times; 1 is the forward pass of the whole network."""
+        forward = [max(stage.time_share, 1e-9) for stage in self.stages]
+        durations = per_stage(forward, [BACKWARD_PER_FORWARD * time for time in forward])
+        return make_table(schedule or self.schedule, self.table.work, durations, transfer)
+
+    def weight_bytes(self) -> tuple[int, ...]:
+        """Return what weights, gradients and optimizer state take on each device."""
+        return tuple(
+            round(sum(stage.num_parameters for stage in stages) * self.bytes_per_parameter)
+            for stages in self._by_device()
+        )
+
+    def activation_bytes(self, recomputation: bool = False) -> tuple[int, ...]:
+        """Return the peak of stored activations on each device; recomputation adds one stage's while it goes back."""
+        stored = self.table.peak_by_device(lambda node: self.stages[node.stage].kept_bytes(recomputation))
+        again = [max(stage.stored_bytes for stage in stages) * recomputation for stages in self._by_device()]
+        return tuple(int(a + b) for a, b in zip(stored, again, strict=True))
+
+    def peak_bytes(self, recomputation: bool = False) -> tuple[int, ...]:
+        """Return weights and activations together at their peak, on each device."""
+        return tuple(map(sum, zip(self.weight_bytes(), self.activation_bytes(recomputation), strict=True)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as plain values."""
+        stages = [
+            {name: list(value) if isinstance(value, tuple) else value for name, value in vars(stage).items()}
+            for stage in self.stages
+        ]
+        return {
+            "schedule": self.schedule,
+            "num_micros": self.num_micros,
+            "device_mapping": list(self.device_mapping),
+            "splits": list(self.splits),
+            "bubble": self.bubble,
+            "expected_bubble": self.expected_bubble,
+            "ticks": self.table.num_ticks,
+            "peak_by_stage": list(self.table.peak_by_stage()),
+            "weight_bytes": list(self.weight_bytes()),
+            "activation_bytes": list(self.activation_bytes()),
+            "activation_bytes_with_recomputation": list(self.activation_bytes(recomputation=True)),
+            "stages": stages,
+            "advice": list(self.advice),
+        }
+
+    def _by_device(self) -> list[list[StagePlan]]:
+        return [[stage for stage in self.stages if stage.device == device] for device in range(self.num_devices)]
+
+
+def make_pipeline_plan(network: Network, options: PipelineOptions) -> PipelinePlan:
+    """Cut the network, map the stages, place the schedule; what cannot work is refused."""
+    schedule = find_schedule(options.schedule).name
+    costs = block_costs(network, options.micro_batch_size, options.bytes_per_number)
+    if options.block_seconds is not None:
+        costs = measured(costs, options.block_seconds)
+    named = None if isinstance(options.splits, int) else splits_by_name(network, options.splits)
+    num_stages = options.splits if isinstance(options.splits, int) else len(options.splits) + 1
+    if num_stages < 1:
+        raise ConfigError(f"{num_stages} pipeline stages are too few.", rule="There is at least one.")
+    mapping = check_device_mapping(options.device_mapping, num_stages)
+    table = make_table(schedule, Work(mapping, options.num_micros, options.training))
+    devices = [table.work.device_of[Node(stage)] for stage in range(num_stages)]
+    best = best_splits(costs, num_stages, _limits(options, table) if named is None else None, devices)
+    cut = best if named is None else named
+    sentences = (compare(costs, cut, best, devices), _schedule_advice(schedule, table))
+    return PipelinePlan(
+        stages=_stages(network, costs, cut, devices),
+        device_mapping=mapping,
+        schedule=schedule,
+        num_micros=options.num_micros,
+        bytes_per_parameter=options.bytes_per_parameter,
+        table=table,
+        advice=tuple(sentence for sentence in sentences if sentence),
+    )
+
+
+def _limits(options: PipelineOptions, table: Table) -> Limits | None:
+    if options.device_bytes is None:
+        return None
+    return Limits(
+        device_bytes=options.device_bytes,
+        bytes_per_parameter=options.bytes_per_parameter,
+        stored_micros=table.peak_by_stage(),
+    )
+
+
+def _stages(network: Network, costs: tuple[BlockCost, ...], cut: Cut, devices: list[int]) -> tuple[StagePlan, ...]:
+    block_flops = [cost.flops for cost in network.costs().values()]
+    total = sum(cost.time for cost in costs) or 1.0
+    stages = []
+    for index, (first, end) in enumerate(stage_ranges(cut, len(costs))):
+        mine = costs[first:end]
+        stages.append(
+            StagePlan(
+                index=index,
+                device=devices[index],
+                first=first,
+                end=end,
+                block_names=tuple(cost.name for cost in mine),
+                num_parameters=sum(cost.num_parameters for cost in mine),
+                flops_per_image=sum(block_flops[first:end]),
+                stored_bytes=sum(cost.stored_bytes for cost in mine),
+                input_bytes=costs[first].input_bytes,
+                output_bytes=costs[end].input_bytes if end < len(costs) else 0,
+                time_share=sum(cost.time for cost in mine) / total,
+            )
+        )
+    return tuple(stages)
+
+
+def _schedule_advice(schedule: str, table: Table) -> str | None:
+    """Say it when another schedule does the same with less."""
+    work = table.work
+    if work.num_devices == 1 and work.num_stages > 1 and schedule != "Sequential" and work.training:
+        return (
+            f"All {work.num_stages} stages are on one device, where no schedule is faster than another: "
+            f"--pipeline-schedule Sequential stores one micro batch, {schedule} up to {max(table.peak_by_stage())}."
+        )
+    return None

@@ -1,0 +1,272 @@
+"""Pipeline schedules as data: which action each device runs, and in which order.
+
+An action prints and parses as `2F0`: stage 2, forward, micro batch 0; `1bB3` is the backward pass of the second
+function of the concurrent stage 1. `Work` says what is to be done, `needs()` what an action waits for, a row of
+SCHEDULES in which order it is done. `place()` (place.py) then gives every action its time.
+"""
+
+import re
+import string
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import NamedTuple
+
+from headrace.core.errors import ConfigError, nearest
+from headrace.plan.device_mapping import DeviceMapping, branches_of, check_device_mapping, devices_of
+
+
+class Op(StrEnum):
+    """What is done with a micro batch."""
+
+    F = "F"  # the forward pass of one stage
+    B = "B"  # its backward pass: the gradients of its weights and of its input
+
+
+class Node(NamedTuple):
+    """A stage, or one function of a concurrent stage."""
+
+    stage: int
+    branch: str = ""  # a, b, c ... in a concurrent stage
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.branch}"
+
+
+class Action(NamedTuple):
+    """One pass of one node over one micro batch."""
+
+    node: Node
+    op: Op
+    micro: int
+
+    def __str__(self) -> str:
+        return f"{self.node}{self.op}{self.micro}"
+
+    @property
+    def stage(self) -> int:
+        """The stage of the node."""
+        return self.node.stage
+
+    @staticmethod
+    def parse(text: str) -> "Action":
+        """Return the action that prints as `text`."""
+        found = re.fullmatch(r"(\d+)([a-z]?)([FB])(\d+)", text.strip())
+        if found is None:
+            raise ValueError(f"{text!r} is not an action such as 2F0 (stage 2, forward, micro batch 0) or 1bB3")
+        return Action(Node(int(found[1]), found[2]), Op(found[3]), int(found[4]))
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a schedule has to get done: every stage on every micro batch, forward and, in training, backward."""
+
+    device_mapping: DeviceMapping
+    num_micros: int
+    training: bool = True
+
+    def __post_init__(self) -> None:
+        mapping = self.device_mapping
+        object.__setattr__(self, "device_mapping", check_device_mapping(mapping, len(mapping), branches_of(mapping)))
+        if not self.num_stages or self.num_micros < 1:
+            raise ConfigError(
+                f"A schedule of {self.num_stages} stages and {self.num_micros} micro batches has nothing to do.",
+                rule="There is at least one of each.",
+            )
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.device_mapping)
+
+    @cached_property
+    def num_devices(self) -> int:
+        return 1 + max(self.device_of.values())
+
+    @cached_property
+    def stages(self) -> tuple[tuple[Node, ...], ...]:
+        """The nodes of each stage: one, or the functions of a concurrent stage."""
+        return tuple(
+            tuple(Node(stage, string.ascii_lowercase[i]) for i in range(len(entry)))
+            if isinstance(entry, tuple)
+            else (Node(stage),)
+            for stage, entry in enumerate(self.device_mapping)
+        )
+
+    @cached_property
+    def device_of(self) -> dict[Node, int]:
+        """The device of each node."""
+        pairs = zip(self.stages, self.device_mapping, strict=True)
+        return {node: device for nodes, entry in pairs for node, device in zip(nodes, devices_of(entry), strict=True)}
+
+    def actions(self) -> Iterator[Action]:
+        """Yield all that has to run, each action once."""
+        ops = (Op.F, Op.B) if self.training else (Op.F,)
+        for micro in range(self.num_micros):
+            yield from (Action(node, op, micro) for op in ops for node in self.device_of)
+
+
+def needs(action: Action, work: Work) -> Iterator[Action]:
+    """Yield what must end before the action can start. The rule of pipelines is written here and nowhere else.
+
+    A forward pass takes the outputs of the stage before. A backward pass takes what the forward passes of its own stage
+    stored (all of them: the loss joins the functions of a concurrent last stage) and the gradients of the stage after.
+    """
+    neighbour, own = {Op.F: (-1, ()), Op.B: (1, work.stages[action.stage])}[action.op]
+    for node in own:
+        yield Action(node, Op.F, action.micro)
+    if 0 <= action.stage + neighbour < work.num_stages:
+        for node in work.stages[action.stage + neighbour]:
+            yield Action(node, action.op, action.micro)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What each device runs, in which order: `rows[device]` is a sequence of actions."""
+
+    rows: tuple[tuple[Action, ...], ...]
+    work: Work
+
+    def __str__(self) -> str:
+        return "\n".join(" ".join(map(str, row)) for row in self.rows)
+
+    @staticmethod
+    def parse(text: str, work: Work) -> "Order":
+        """Return the order that prints as `text`: a line per device, actions between spaces."""
+        return Order(rows=tuple(tuple(map(Action.parse, line.split())) for line in text.splitlines()), work=work)
+
+
+class Size(NamedTuple):
+    """The numbers of stages and micro batches."""
+
+    stages: int
+    micros: int
+
+
+Ticks = tuple[int, int]
+
+
+def _grouped(size: Size, stage: int, micro: int) -> Ticks:
+    """All stages run forward together, then backward together; even ticks forward, odd ticks backward."""
+    return 2 * (stage + micro), 2 * (2 * size.stages - 2 - stage + micro) + 1
+
+
+def _interleaved(size: Size, stage: int, micro: int) -> Ticks:
+    """The last stage turns round at once; the others keep just enough micro batches under way to feed it."""
+    return stage + 2 * micro, 2 * size.stages - 1 - stage + 2 * micro
+
+
+def _sequential(size: Size, stage: int, micro: int) -> Ticks:
+    """One micro batch at a time goes through all stages and back."""
+    first = 2 * size.stages * micro
+    return first + stage, first + 2 * size.stages - 1 - stage
+
+
+def _gpipe(size: Size, stage: int, micro: int) -> Ticks:
+    """All micro batches go forward, then all go back."""
+    return stage + micro, size.micros + 2 * (size.stages - 1) - stage + micro
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """A way to order the work: the ticks at which a stage would run a micro batch forward and backward.
+
+    Only the order of the ticks counts; place() gives the times. In every row the ticks rise along needs(), so that no
+    schedule can deadlock, whatever the mapping.
+    """
+
+    name: str
+    ticks: Callable[[Size, int, int], Ticks]
+    strict_multiple: Callable[[int, bool], int]  # (stages, training): what the reference asks of the micro batch count
+    summary: str
+
+
+SCHEDULES: dict[str, Schedule] = {
+    row.name.lower(): row
+    for row in (
+        Schedule(
+            name="Grouped",
+            ticks=_grouped,
+            strict_multiple=lambda stages, training: 2 * stages if training else stages,
+            summary="forward passes together, backward passes together; stores most",
+        ),
+        Schedule(
+            name="Interleaved",
+            ticks=_interleaved,
+            strict_multiple=lambda stages, training: stages,
+            summary="a forward pass, a backward pass, in turns; stores about half as much",
+        ),
+        Schedule(
+            name="Sequential",
+            ticks=_sequential,
+            strict_multiple=lambda stages, training: 1,
+            summary="one micro batch at a time; stores one, and devices wait for each other",
+        ),
+        Schedule(
+            name="GPipe",
+            ticks=_gpipe,
+            strict_multiple=lambda stages, training: 1,
+            summary="all forward, then all backward; stores every micro batch",
+        ),
+    )
+}
+
+
+def schedule_names() -> tuple[str, ...]:
+    """Return the names of all schedules."""
+    return tuple(row.name for row in SCHEDULES.values())
+
+
+def find_schedule(name: str) -> Schedule:
+    """Return the schedule of a name, in any case."""
+    if name.lower() not in SCHEDULES:
+        guess = nearest(name.lower(), SCHEDULES)
+        raise ConfigError(
+            f"There is no pipeline schedule {name!r}.",
+            rule=f"Known: {', '.join(schedule_names())}.",
+            remedy=f"Did you mean {SCHEDULES[guess].name}?" if guess else "",
+        )
+    return SCHEDULES[name.lower()]
+
+
+def make_order(schedule: str, work: Work) -> Order:
+    """Return the order in which a schedule runs the work."""
+    ticks, size = find_schedule(schedule).ticks, Size(work.num_stages, work.num_micros)
+
+    def when(action: Action) -> tuple[int, str, int, str]:
+        # On one device in one tick: backward first (it frees memory), then along the direction of the data.
+        forward, backward = ticks(size, action.stage, action.micro)
+        if action.op is Op.F:
+            return forward, action.op, action.stage, action.node.branch
+        return backward, action.op, -action.stage, action.node.branch
+
+    rows: list[list[Action]] = [[] for _ in range(work.num_devices)]
+    for action in sorted(work.actions(), key=when):
+        rows[work.device_of[action.node]].append(action)
+    return Order(rows=tuple(map(tuple, rows)), work=work)
+
+
+def strict_rule(
+    schedule: str,
+    num_stages: int,
+    num_micros: int,
+    *,
+    training: bool = True,
+    device_mapping: Sequence[int | Sequence[int]] | None = None,
+) -> str | None:
+    """Return which rule of the reference's hardware is broken, as a sentence, or None. No schedule here needs it."""
+    row = find_schedule(schedule)
+    multiple = row.strict_multiple(num_stages, training)
+    if num_micros % multiple:
+        below = num_micros - num_micros % multiple
+        near = f"{below} or {below + multiple}" if below else str(multiple)
+        return (
+            f"{num_micros} micro batches per step are not a multiple of {multiple}, which {row.name} with {num_stages} "
+            f"stages asks for under --strict-pipeline; take {near}."
+        )
+    devices = [
+        device for entry in device_mapping or () for device in (entry if isinstance(entry, Sequence) else [entry])
+    ]
+    if training and row.name == "Interleaved" and len(set(devices)) < len(devices):
+        return "Interleaved trains no two stages on one device under --strict-pipeline; take Grouped or Sequential."
+    return None

@@ -1,0 +1,96 @@
+"""A placed schedule: every action with its device, start and end; and what follows from that."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from headrace.plan.schedule import Action, Node, Op, Work
+
+
+class Cell(NamedTuple):
+    """An action on its device, from start to end. Planned times are in ticks, measured ones in seconds."""
+
+    start: float
+    end: float
+    device: int
+    action: Action
+
+
+def _one(node: Node) -> int:
+    return 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Cells by start, then device. Made by place(), or from the times at which actions really ran."""
+
+    cells: tuple[Cell, ...]
+    work: Work
+    unit: str = "ticks"  # or "seconds"
+
+    def in_order(self) -> Iterator[tuple[int, Action]]:
+        """Yield (device, action) in the order to dispatch them: what an action needs always comes before it."""
+        return ((cell.device, cell.action) for cell in self.cells)
+
+    @cached_property
+    def total_time(self) -> float:
+        """From the first start to the last end."""
+        return max(cell.end for cell in self.cells) - min(cell.start for cell in self.cells)
+
+    @property
+    def bubble(self) -> float:
+        """The share of the devices' time that is idle."""
+        busy = sum(cell.end - cell.start for cell in self.cells)
+        return 1 - busy / (self.total_time * self.work.num_devices)
+
+    def ticks(self) -> tuple[tuple[Cell, ...], ...]:
+        """Return the cells that start together, in time: the rows of the table."""
+        return tuple(tuple(cells) for _, cells in groupby(self.cells, key=lambda cell: cell.start))
+
+    @property
+    def num_ticks(self) -> int:
+        """How many rows the table has; with equal durations of 1, its total time."""
+        return len({cell.start for cell in self.cells})
+
+    def peak_by_node(self) -> dict[Node, int]:
+        """Return how many micro batches each node has stored at most, between its forward and backward passes."""
+        return {node: int(self._peak(lambda n, node=node: n == node)) for node in self.work.device_of}
+
+    def peak_by_stage(self) -> tuple[int, ...]:
+        """Return how many micro batches each stage has stored at most (of its functions, the one with most)."""
+        peaks = self.peak_by_node()
+        return tuple(max(peaks[node] for node in nodes) for nodes in self.work.stages)
+
+    def peak_by_device(self, size_of: Callable[[Node], float] = _one) -> tuple[float, ...]:
+        """Return what each device has stored at most, where a micro batch of a node counts `size_of(node)`."""
+        device_of = self.work.device_of
+        return tuple(
+            self._peak(lambda node, device=device: size_of(node) if device_of[node] == device else 0)
+            for device in range(self.work.num_devices)
+        )
+
+    def _peak(self, size_of: Callable[[Node], float]) -> float:
+        """Walk through the cells: a forward pass stores, a backward pass frees at its end. Inference stores nothing."""
+        stored = peak = 0
+        for cell in self.cells if self.work.training else ():
+            size = size_of(cell.action.node)
+            stored += size if cell.action.op is Op.F else -size
+            peak = max(peak, stored)
+        return peak
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the table as plain values, for records and tests."""
+        return {
+            "num_stages": self.work.num_stages,
+            "num_devices": self.work.num_devices,
+            "num_micros": self.work.num_micros,
+            "training": self.work.training,
+            "unit": self.unit,
+            "total_time": self.total_time,
+            "bubble": self.bubble,
+            "peak_by_stage": list(self.peak_by_stage()),
+            "peak_by_device": list(self.peak_by_device()),
+            "cells": [[cell.start, cell.end, cell.device, str(cell.action)] for cell in self.cells],
+        }

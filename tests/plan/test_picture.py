@@ -1,0 +1,130 @@
+"""Pictures of schedules. The golden files show any change of a schedule as a picture; to renew them:
+
+python tests/plan/test_picture.py
+"""
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.plan.picture import draw_text
+from headrace.plan.picture_files import chrome_trace, draw_svg
+from headrace.plan.place import equal_stages, make_table, per_stage
+from headrace.plan.schedule import Work
+from headrace.plan.table import Table
+
+GOLDEN = Path(__file__).parent / "golden"
+FOUR = Work((0, 1, 2, 3), 8)
+
+TABLES: dict[str, Table] = {
+    "grouped": make_table("Grouped", FOUR),
+    "interleaved": make_table("Interleaved", FOUR),
+    "gpipe": make_table("GPipe", FOUR),
+    "sequential": make_table("Sequential", Work((0, 1, 2, 3), 3)),
+    "interleaved-backward-twice": make_table("Interleaved", Work((0, 1, 2), 4), equal_stages(1, 2)),
+    "interleaved-unequal": make_table("Interleaved", Work((0, 1, 2), 3), per_stage([0.3, 0.4, 0.5], [0.6, 0.8, 0.9])),
+    "interleaved-folded": make_table("Interleaved", Work((0, 1, 1, 0), 4)),
+    "grouped-folded": make_table("Grouped", Work((0, 1, 1, 0), 4)),
+    "sequential-one-device": make_table("Sequential", Work((0, 0, 0, 0), 2)),
+    "interleaved-concurrent": make_table("Interleaved", Work((0, (1, 2), 3), 4)),
+    "interleaved-concurrent-shared": make_table("Interleaved", Work((0, (1, 2), 2), 3)),
+    "interleaved-long": make_table("Interleaved", Work((0, 1, 2, 3), 128)),
+    "inference": make_table("Grouped", Work((0, 1, 2, 3), 8, training=False)),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_golden_pictures(name):
+    assert draw_text(TABLES[name], name) + "\n" == (GOLDEN / f"{name}.txt").read_text()
+
+
+def test_no_golden_picture_is_left_over():
+    assert {path.stem for path in GOLDEN.iterdir()} == set(TABLES)
+
+
+def test_a_picture_by_hand():
+    text = draw_text(make_table("Interleaved", Work((0, 1), 2), equal_stages(1, 2)), "two")
+    assert text.splitlines() == [
+        "two",
+        "dev 0 |F0|F1|. |. |B0---|. |B1---|",
+        "dev 1 |. |F0|B0---|F1|B1---|. |. |",
+        "F0 forward of micro batch 0, B0 its backward, . idle. Stage s is on dev s.",
+        "9 ticks, idle 33.3%, stored at most by stage: 2 1 micro batches.",
+    ]
+
+
+def test_a_picture_of_swapped_devices_says_where_stages_are():
+    text = draw_text(make_table("Grouped", Work((1, 0), 1)))
+    assert text.splitlines()[:3] == [
+        "dev 0 |. |F0|B0|. |",
+        "dev 1 |F0|. |. |B0|",
+        "F0 forward of micro batch 0, B0 its backward, . idle. Devices of the stages: 1 0.",
+    ]
+
+
+@given(st.sampled_from(["Grouped", "Sequential"]), st.integers(1, 12), st.integers(1, 150), st.integers(60, 100))
+@settings(max_examples=40)
+def test_pictures_stay_narrow_and_say_what_they_leave_out(name, num_stages, num_micros, width):
+    work = Work(tuple(range(num_stages)), num_micros)
+    table = make_table(name, work)
+    rows = [line for line in draw_text(table, max_width=width).splitlines() if line.startswith("dev ")]
+    assert len(rows) == num_stages
+    assert len({len(row) for row in rows}) == 1
+    assert len(rows[0]) <= width
+    left_out = re.search(r"Columns (\d+) to (\d+) of (\d+) are left out", draw_text(table, max_width=width))
+    assert (left_out is not None) == (" ... " in rows[0])
+    shown = sum(row.count("F") for row in rows) + sum(row.count("B") for row in rows)
+    if left_out is None:
+        assert shown == 2 * num_stages * num_micros
+    else:
+        first, last = int(left_out[1]) - 1, int(left_out[2])
+        assert int(left_out[3]) == table.total_time
+        assert shown == sum(not first <= cell.start < last for cell in table.cells)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_svg_shows_every_cell_at_its_place(name):
+    table = TABLES[name]
+    root = ET.fromstring(draw_svg({name: table, "again": table}))
+    space = "{http://www.w3.org/2000/svg}"
+    boxes = [box for box in root.iter(f"{space}rect") if box.find(f"{space}title") is not None]
+    titles = [next(box.iter(f"{space}title")).text or "" for box in boxes]
+    assert [title.split(":")[0] for title in titles] == [str(cell.action) for cell in table.cells] * 2
+    left = min(float(box.get("x", 0)) for box in boxes)
+    right = max(float(box.get("x", 0)) + float(box.get("width", 0)) for box in boxes)
+    scale = (right - left) / table.total_time
+    for box, cell in zip(boxes, table.cells, strict=False):
+        assert float(box.get("x", 0)) - left == pytest.approx(cell.start * scale, abs=0.15)
+        assert float(box.get("width", 0)) == pytest.approx((cell.end - cell.start) * scale, abs=0.15)
+    assert right < float(root.get("width", 0)) < 1300
+
+
+def test_svg_escapes_titles():
+    assert "a &lt;b&gt; &amp; c" in draw_svg({"a <b> & c": TABLES["grouped"]})
+
+
+def test_chrome_trace_holds_the_cells():
+    table = TABLES["interleaved-concurrent"]
+    measured = Table(cells=tuple(c._replace(start=c.start / 50, end=c.end / 50) for c in table.cells), work=table.work)
+    measured = Table(cells=measured.cells, work=table.work, unit="seconds")
+    trace = json.loads(json.dumps(chrome_trace({"planned": table, "measured": measured})))
+    events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    planned = [event for event in events if event["pid"] == 0]
+    assert {e["name"]: (e["ts"], e["dur"], e["tid"]) for e in planned} == {
+        str(cell.action): (1000 * cell.start, 1000 * (cell.end - cell.start), cell.device) for cell in table.cells
+    }
+    assert sorted(e["ts"] for e in events if e["pid"] == 1) == pytest.approx([20 * e["ts"] for e in planned])
+    first = next(e for e in planned if e["name"] == "1bB2")
+    assert (first["cat"], first["args"]) == ("backward", {"stage": "1b", "micro": 2})
+    names = [e["args"]["name"] for e in trace["traceEvents"] if e["ph"] == "M"]
+    assert names == [x for title in ("planned", "measured") for x in (title, *(f"device {d}" for d in range(4)))]
+
+
+if __name__ == "__main__":
+    for name, table in TABLES.items():
+        (GOLDEN / f"{name}.txt").write_text(draw_text(table, name) + "\n")
