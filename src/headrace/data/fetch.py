@@ -24,3 +24,11 @@ def fetch(resident: Arrays | None, block: Arrays, spec: Preprocess, train: bool)
     if not spec.on_device:
         return images, labels
     return preprocess(images, block["index"], block.get("epoch", 0), spec, train), labels
+
+
+def fetch_labels(resident: Arrays | None, block: Arrays) -> jax.Array:
+    """Return the labels alone of one micro-batch; `resident` needs no images for it."""
+    if "labels" in block:
+        return block["labels"]
+    assert resident is not None, "neither the block nor the device holds the labels"
+    return resident["labels"][block["index"] % resident["labels"].shape[0]]

@@ -1,0 +1,185 @@
+"""Pipelines: per-stage programs dispatched in the order of a table. JAX's asynchronous dispatch gives the overlap.
+
+To the run it looks like the one-stage device loop: `program(state, resident, block) -> (state, metrics)`, with a state whose
+leaves lie on the devices of their stages.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from headrace.core.tree import flatten_named, unflatten_named
+from headrace.engine.devices import REPLICA, replica_mesh, replicated
+from headrace.engine.loop import block_specs
+from headrace.engine.stage import StagePrograms, StageSpec, make_stage
+from headrace.engine.state import State, make_state, snapshot
+from headrace.engine.step import Metrics
+
+ONCE = ("loss_scale", "step")  # parts of the state that every stage holds a copy of
+METRICS = ("loss", "top1", "top5", "count", "learning_rate", "grad_norm", "loss_scale", "skipped", "bad")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dispatcher:
+    """The stages, their meshes and programs, and the order in which a step's actions are dispatched."""
+
+    stages: tuple[StageSpec, ...]
+    meshes: tuple[Mesh, ...]
+    programs: tuple[StagePrograms, ...]
+    actions: tuple[tuple[int, bool, int], ...]  # (stage, is it forward, micro)
+    likes: tuple[State, ...]  # the shape of each stage's part of the state
+    numbers: dict[tuple[int, int], jax.Array] = field(default_factory=dict)  # (stage, n) -> n on the stage's devices
+
+    def place(self, state: State) -> State:
+        """Put a state in host memory on the devices of its stages."""
+        parts = self._split(state)
+        placed = [
+            jax.device_put(jax.tree.map(np.array, part), replicated(mesh))
+            for part, mesh in zip(parts, self.meshes, strict=True)
+        ]
+        return self._join(state, placed)
+
+    def put(self, tree: Any, kind: str) -> Any:
+        """Put a block (`steps`) or a resident set on the devices that need it: those of the first and the last stage."""
+        first, last = self.meshes[0], self.meshes[-1]
+        if kind == "steps":
+            labels = {key: value for key, value in tree.items() if key != "images"}
+            return {"first": _put_block(tree, first), "last": _put_block(labels, last)}
+        labels = {"labels": tree["labels"]}
+        return {"first": jax.device_put(tree, replicated(first)), "last": jax.device_put(labels, replicated(last))}
+
+    def snapshot(self, state: State) -> State:
+        """Copy a state on its devices, stage by stage."""
+        return self._join(state, [snapshot(part) for part in self._split(state)])
+
+    def __call__(self, state: State, resident: Any, block: Any) -> tuple[State, Metrics]:
+        """Run the steps of a block; the state is donated."""
+        num_steps = block["first"]["epoch"].shape[0]
+        parts = self._split(state)
+        record = jax.device_put(
+            {key: np.zeros(num_steps, np.float32) for key in METRICS} | {"at": np.int32(0)}, replicated(self.meshes[-1])
+        )
+        for number in range(num_steps):
+            parts, record = self._step(parts, record, (resident, block, number))
+        return self._join(state, parts), {key: record[key] for key in METRICS}
+
+    def _step(self, parts: list[State], record: Any, source: tuple[Any, Any, int]) -> tuple[list[State], Any]:
+        work = [programs.fresh(part) for programs, part in zip(self.programs, parts, strict=True)]
+        self._run_actions(parts, work, source)
+        reduced = [programs.reduce(*pair) for programs, *pair in zip(self.programs, parts, work, strict=True)]
+        updated = []
+        for number, (programs, mesh) in enumerate(zip(self.programs, self.meshes, strict=True)):
+            here = replicated(mesh)
+            squares = jnp.stack(jax.device_put([part["square"] for part in reduced], here))
+            loss = jax.device_put(reduced[-1]["sums"]["loss"], here)
+            is_last = number == len(self.stages) - 1
+            kept = record if is_last else {"at": self._number(number, 0) + 0}
+            part, kept = programs.update(parts[number], reduced[number], squares, loss, kept)
+            record = kept if is_last else record
+            updated.append(part)
+        return updated, record
+
+    def _run_actions(self, parts: list[State], work: list[Any], source: tuple[Any, Any, int]) -> None:
+        """Dispatch the forwards and backwards of a step; `work` holds each stage's sums and is updated in place."""
+        inputs: dict[tuple[int, int], Any] = {}
+        saved: dict[tuple[int, int], Any] = {}
+        gradients: dict[tuple[int, int], Any] = {}
+        last = len(self.stages) - 1
+        for stage, is_forward, micro in self.actions:
+            programs, here = self.programs[stage], (stage, micro)
+            feed = self._source(stage, micro, source)
+            x = inputs.get(here)
+            if is_forward:
+                y, saved[here], work[stage] = programs.forward(parts[stage], work[stage], x, feed)
+                if stage < last:
+                    inputs[stage + 1, micro] = self._hop(y, stage + 1)
+                else:
+                    gradients[here] = self._ones(stage)
+            else:
+                inputs.pop(here, None)
+                dx, work[stage] = programs.backward(
+                    parts[stage], work[stage], x, saved.pop(here), gradients.pop(here), feed
+                )
+                if stage > 0:
+                    gradients[stage - 1, micro] = self._hop(dx, stage - 1)
+
+    def _source(self, stage: int, micro: int, source: tuple[Any, Any, int]) -> Any:
+        """Return what the first and the last stage fetch their images and labels from; nothing for the others."""
+        resident, block, number = source
+        spec = self.stages[stage]
+        where = "first" if spec.is_first else "last" if spec.is_last else None
+        if where is None:
+            nothing = {"epoch": None, "rest": {}}
+            return None, nothing, None
+        rest = {key: value for key, value in block[where].items() if key != "epoch"}
+        at = self._number(stage, number), self._number(stage, micro)
+        return (resident[where] if resident else None), {"epoch": block[where]["epoch"], "rest": rest}, at
+
+    def _hop(self, array: Any, stage: int) -> Any:
+        return jax.device_put(array, NamedSharding(self.meshes[stage], P(REPLICA)))
+
+    def _ones(self, stage: int) -> Any:
+        key = (stage, -1)
+        if key not in self.numbers:
+            ones = np.ones(self.stages[stage].step.num_replicas, np.float32)
+            self.numbers[key] = jax.device_put(ones, NamedSharding(self.meshes[stage], P(REPLICA)))
+        return self.numbers[key]
+
+    def _number(self, stage: int, number: int) -> jax.Array:
+        key = (stage, number)
+        if key not in self.numbers:
+            self.numbers[key] = jax.device_put(np.int32(number), replicated(self.meshes[stage]))
+        return self.numbers[key]
+
+    def _split(self, state: State) -> list[State]:
+        """Return each stage's part of a state, with its own copy of what all need."""
+        flat = flatten_named(state)
+        parts = []
+        for like, mesh in zip(self.likes, self.meshes, strict=True):
+            part = unflatten_named(like, flat)
+            # Real copies: stages may share a device, and each donates its own.
+            parts.append(part | snapshot(jax.device_put({key: part[key] for key in ONCE}, replicated(mesh))))
+        return parts
+
+    def _join(self, like: State, parts: list[State]) -> State:
+        """Return the whole state from its parts."""
+        flat: dict[str, Any] = {}
+        for part in parts:
+            flat |= flatten_named(part)
+        return unflatten_named(like, flat)
+
+
+def make_dispatcher(
+    stages: Sequence[StageSpec], devices: np.ndarray, device_mapping: Sequence[int], actions: Sequence[Any]
+) -> Dispatcher:
+    """Return the dispatcher for stages on a grid of devices [replica, device of the replica]."""
+    meshes = tuple(replica_mesh(list(devices[:, device])) for device in device_mapping)
+    return Dispatcher(
+        stages=tuple(stages),
+        meshes=meshes,
+        programs=tuple(make_stage(stage, mesh) for stage, mesh in zip(stages, meshes, strict=True)),
+        actions=tuple(actions),
+        likes=tuple(part_of(stage) for stage in stages),
+    )
+
+
+def part_of(stage: StageSpec) -> State:
+    """Return the shape of a stage's part of the state."""
+    spec = stage.step
+    params, stats = spec.network.init(0)
+    names = stage.block_names
+    params, stats = ({name: tree[name] for name in names if name in tree} for tree in (params, stats))
+    return jax.eval_shape(
+        lambda: make_state(spec.optimizer, spec.precision, spec.numerics, params, stats, ema=spec.ema_decay > 0)
+    )
+
+
+def _put_block(block: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
+    specs = block_specs(block)
+    return {key: jax.device_put(value, NamedSharding(mesh, specs[key])) for key, value in block.items()}

@@ -1,0 +1,199 @@
+"""The programs of one pipeline stage on its own devices: forward, backward, reduce, update. One `jit` site for all stages.
+
+A stage's devices are a mesh over the axis `replica`. What differs between replicas until the end of a step (gradients,
+batch statistics, metric sums) has a leading replica dim; gradients cross replicas once per step, in `reduce`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from headrace.engine.devices import REPLICA
+from headrace.engine.optimizer import global_norm
+from headrace.engine.state import State
+from headrace.engine.step import Metrics, StepSpec, finish_step, unscaled
+from headrace.model.context import Ctx
+
+LocalLabels = Callable[[Any, dict[str, jax.Array]], jax.Array]
+EACH, ALL = P(REPLICA), P()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageSpec:
+    """One stage: its blocks, its place, and how much it keeps from forward to backward."""
+
+    step: StepSpec
+    blocks: tuple[int, int]
+    fetch_labels: LocalLabels
+    recompute: bool = False
+
+    @property
+    def is_first(self) -> bool:
+        return self.blocks[0] == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.blocks[1] == len(self.step.network.blocks)
+
+    @property
+    def block_names(self) -> tuple[str, ...]:
+        return self.step.network.block_names[slice(*self.blocks)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagePrograms:
+    """Jitted programs; see the functions they are made of."""
+
+    fresh: Any
+    forward: Any
+    backward: Any
+    reduce: Any
+    update: Any
+
+
+def make_stage(stage: StageSpec, mesh: Mesh) -> StagePrograms:
+    """Return the programs of a stage on its mesh."""
+
+    def on_mesh(function: Callable[..., Any], in_specs: Any, out_specs: Any, donate: tuple[int, ...] = ()) -> Any:
+        # check_vma=False: with True JAX would sum the gradients over replicas in every backward, by itself
+        mapped = jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+        return jax.jit(mapped, donate_argnums=donate)
+
+    source = (ALL, {"epoch": ALL, "rest": P(None, None, REPLICA)}, ALL)  # resident set, block, (step, micro)
+    return StagePrograms(
+        fresh=on_mesh(lambda state: _fresh(stage, state), (ALL,), EACH),
+        forward=on_mesh(
+            lambda state, work, x, source: _forward(stage, state, work, x, source),
+            (ALL, EACH, EACH, source),
+            (EACH, EACH, EACH),
+            donate=(1,),
+        ),
+        backward=on_mesh(
+            lambda state, work, x, saved, dy, source: _backward(stage, state, work, (x, saved, dy), source),
+            (ALL, EACH, EACH, EACH, EACH, source),
+            (EACH, EACH),
+            donate=(1,),
+        ),
+        reduce=on_mesh(lambda state, work: _reduce(stage, state, work), (ALL, EACH), ALL),
+        update=on_mesh(
+            lambda state, reduced, norm, loss, record: _update(stage, state, reduced, (norm, loss), record),
+            (ALL, ALL, ALL, ALL, ALL),
+            (ALL, ALL),
+            donate=(0, 4),
+        ),
+    )
+
+
+def _fresh(stage: StageSpec, state: State) -> dict[str, Any]:
+    """Return empty sums for a step: gradients, batch statistics and metrics of this replica, each as [1, ...]."""
+    dtype = stage.step.precision.accumulator_dtype
+    sums = ("loss", "top1", "top5", "count") if stage.is_last else ()
+    return {
+        "grads": jax.tree.map(lambda w: jnp.zeros((1, *w.shape), dtype), state["params"]),
+        "stats": jax.tree.map(lambda s: jnp.zeros((1, *s.shape), s.dtype), state["stats"]),
+        "sums": {key: jnp.zeros((1,), jnp.float32) for key in sums},
+    }
+
+
+def _slice(source: Any) -> tuple[Any, dict[str, jax.Array]]:
+    """Return (resident set, this micro-batch's slice of the block)."""
+    resident, block, (step, micro) = source
+    here = {key: lax.dynamic_index_in_dim(array, step, 0, False) for key, array in block["rest"].items()}
+    here = {key: lax.dynamic_index_in_dim(array, micro, 0, False) for key, array in here.items()}
+    return resident, here | {"epoch": lax.dynamic_index_in_dim(block["epoch"], step, 0, False)}
+
+
+def _function(stage: StageSpec, state: State, x: Any, source: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Return the stage as a function of what it is differentiated by: (weights, input), or weights alone if it is first."""
+    spec = stage.step
+    ctx = Ctx(train=True, compute_dtype=spec.precision.compute_dtype, stable_norm=spec.stable_norm)
+    labels = stage.fetch_labels(*_slice(source)) if stage.is_last else None
+
+    def apply(params: Any, x: Any) -> tuple[Any, Any]:
+        y, batch_stats = spec.network.apply_range(*stage.blocks, params, state["stats"], x, ctx)
+        if labels is None:
+            return y, (batch_stats, {})
+        loss, sums = spec.objective(y, labels)
+        return loss * state["loss_scale"]["scale"], (batch_stats, sums)
+
+    if not stage.is_first:
+        return apply, (state["params"], x)
+    images = spec.fetch(*_slice(source))[0]
+    return lambda params: apply(params, images), (state["params"],)
+
+
+def _forward(stage: StageSpec, state: State, work: Any, x: Any, source: Any) -> tuple[Any, Any, Any]:
+    """Return the output (of the last stage: the loss), what backward needs, and the sums with this micro-batch added."""
+    function, arguments = _function(stage, state, x, source)
+    if stage.recompute:
+        y, (batch_stats, sums) = function(*arguments)
+        saved: Any = ()
+    else:
+        # Convolution outputs are kept, everything between them is computed again: a fifth of the memory, no more time.
+        kept = jax.checkpoint(function, policy=jax.checkpoint_policies.dots_saveable)
+        y, vjp, (batch_stats, sums) = jax.vjp(kept, *arguments, has_aux=True)
+        saved = jax.tree.map(lambda a: a[None], _without_arguments(vjp))
+    count = stage.step.gradient_accumulation_count
+    work = work | {
+        "stats": jax.tree.map(lambda total, new: total + new[None] / count, work["stats"], batch_stats),
+        "sums": {key: total + sums[key][None] for key, total in work["sums"].items()},
+    }
+    return (y[None] if stage.is_last else y), saved, work
+
+
+def _backward(stage: StageSpec, state: State, work: Any, carried: tuple[Any, Any, Any], source: Any) -> tuple[Any, Any]:
+    """Return the gradient of the input and the sums with this micro-batch's weight gradient added."""
+    x, saved, dy = carried
+    function, arguments = _function(stage, state, x, source)
+    if stage.recompute:
+        _, vjp, _ = jax.vjp(function, *arguments, has_aux=True)
+    else:
+        vjp = _with_arguments(jax.tree.map(lambda a: a[0], saved), arguments)
+    dparams, *dx = vjp(dy[0] if stage.is_last else dy)
+    count = stage.step.gradient_accumulation_count
+    grads = jax.tree.map(lambda total, g: total + (g / count).astype(total.dtype)[None], work["grads"], dparams)
+    return (dx[0] if dx else jnp.zeros((1,))), work | {"grads": grads}
+
+
+def _without_arguments(vjp: Any) -> Any:
+    """Take weights and input out of what jax.vjp keeps: the dispatcher owns them, and they would be copied every time."""
+    if hasattr(vjp, "args_res"):
+        vjp.args_res = [None] * len(vjp.args_res)
+    return vjp
+
+
+def _with_arguments(vjp: Any, arguments: tuple[Any, ...]) -> Any:
+    if hasattr(vjp, "args_res"):
+        vjp.args_res = list(arguments)
+    return vjp
+
+
+def _reduce(stage: StageSpec, state: State, work: Any) -> dict[str, Any]:
+    """Exchange once per step: mean gradients in float32, mean statistics, summed metrics, the gradients' squared norm."""
+    replicas = stage.step.num_replicas
+    grads, stats, sums = (jax.tree.map(lambda a: a[0], work[key]) for key in ("grads", "stats", "sums"))
+    if replicas > 1:
+        grads = lax.psum(jax.tree.map(lambda g: g / replicas, grads), REPLICA)
+        stats, sums = lax.pmean(stats, REPLICA), lax.psum(sums, REPLICA)
+    grads = unscaled(state, jax.tree.map(lambda g: g.astype(jnp.float32), grads))
+    return {"grads": grads, "stats": stats, "sums": sums, "square": jnp.square(global_norm(grads))}
+
+
+def _update(
+    stage: StageSpec, state: State, reduced: Any, whole: tuple[jax.Array, jax.Array], record: Metrics
+) -> tuple[State, Metrics]:
+    """Update the stage's part of the state; the last stage also writes the step's metrics into the record of the call."""
+    squares, loss = whole
+    sums = reduced["sums"] if stage.is_last else {"loss": loss}
+    at = record["at"]
+    state, metrics = finish_step(
+        stage.step, state, reduced["grads"], reduced["stats"], sums, jnp.sqrt(jnp.sum(squares))
+    )
+    written = {key: record[key].at[at].set(value) for key, value in metrics.items() if key in record}
+    return state, written | {"at": at + 1}
