@@ -1,7 +1,7 @@
 """Pipelines: per-stage programs dispatched in the order of a table. JAX's asynchronous dispatch gives the overlap.
 
-To the run it looks like the one-stage device loop: `program(state, resident, block) -> (state, metrics)`, with a state whose
-leaves lie on the devices of their stages.
+To the run it looks like the one-stage device loop: `program(state, resident, block) -> (state, metrics)`, with a state
+whose leaves lie on the devices of their stages.
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ class Dispatcher:
         return self._join(state, placed)
 
     def put(self, tree: Any, kind: str) -> Any:
-        """Put a block (`steps`) or a resident set on the devices that need it: those of the first and the last stage."""
+        """Put a block (`steps`) or a resident set on the devices of the first and the last stage, which need it."""
         first, last = self.meshes[0], self.meshes[-1]
         if kind == "steps":
             labels = {key: value for key, value in tree.items() if key != "images"}
@@ -58,16 +58,23 @@ class Dispatcher:
         """Copy a state on its devices, stage by stage."""
         return self._join(state, [snapshot(part) for part in self._split(state)])
 
+    def compile(self, state: State, resident: Any, block: Any) -> "Dispatcher":
+        """Compile every program of every stage by running the block's first step on a copy of the state."""
+        parts = self._split(self.snapshot(state))
+        jax.block_until_ready(self._step(parts, self._record(block), (resident, block, 0)))
+        return self
+
     def __call__(self, state: State, resident: Any, block: Any) -> tuple[State, Metrics]:
         """Run the steps of a block; the state is donated."""
-        num_steps = block["first"]["epoch"].shape[0]
-        parts = self._split(state)
-        record = jax.device_put(
-            {key: np.zeros(num_steps, np.float32) for key in METRICS} | {"at": np.int32(0)}, replicated(self.meshes[-1])
-        )
-        for number in range(num_steps):
+        parts, record = self._split(state), self._record(block)
+        for number in range(_num_steps(block)):
             parts, record = self._step(parts, record, (resident, block, number))
         return self._join(state, parts), {key: record[key] for key in METRICS}
+
+    def _record(self, block: Any) -> Metrics:
+        """Return empty metrics for the steps of a call, on the last stage's devices."""
+        rows = {key: np.zeros(_num_steps(block), np.float32) for key in METRICS}
+        return jax.device_put(rows | {"at": np.int32(0)}, replicated(self.meshes[-1]))
 
     def _step(self, parts: list[State], record: Any, source: tuple[Any, Any, int]) -> tuple[list[State], Any]:
         work = [programs.fresh(part) for programs, part in zip(self.programs, parts, strict=True)]
@@ -178,6 +185,10 @@ def part_of(stage: StageSpec) -> State:
     return jax.eval_shape(
         lambda: make_state(spec.optimizer, spec.precision, spec.numerics, params, stats, ema=spec.ema_decay > 0)
     )
+
+
+def _num_steps(block: Any) -> int:
+    return block["first"]["epoch"].shape[0]
 
 
 def _put_block(block: dict[str, Any], mesh: Mesh) -> dict[str, Any]:

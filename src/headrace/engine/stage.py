@@ -1,4 +1,4 @@
-"""The programs of one pipeline stage on its own devices: forward, backward, reduce, update. One `jit` site for all stages.
+"""The programs of one pipeline stage on its own devices: forward, backward, reduce, update. One `jit` site for all.
 
 A stage's devices are a mesh over the axis `replica`. What differs between replicas until the end of a step (gradients,
 batch statistics, metric sums) has a leading replica dim; gradients cross replicas once per step, in `reduce`.
@@ -110,7 +110,7 @@ def _slice(source: Any) -> tuple[Any, dict[str, jax.Array]]:
 
 
 def _function(stage: StageSpec, state: State, x: Any, source: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Return the stage as a function of what it is differentiated by: (weights, input), or weights alone if it is first."""
+    """Return the stage as a function of what it is differentiated by: (weights, input), or weights alone if first."""
     spec = stage.step
     ctx = Ctx(train=True, compute_dtype=spec.precision.compute_dtype, stable_norm=spec.stable_norm)
     labels = stage.fetch_labels(*_slice(source)) if stage.is_last else None
@@ -129,7 +129,7 @@ def _function(stage: StageSpec, state: State, x: Any, source: Any) -> tuple[Call
 
 
 def _forward(stage: StageSpec, state: State, work: Any, x: Any, source: Any) -> tuple[Any, Any, Any]:
-    """Return the output (of the last stage: the loss), what backward needs, and the sums with this micro-batch added."""
+    """Return the output (of the last stage: the loss), what backward needs, and the sums with this micro-batch in."""
     function, arguments = _function(stage, state, x, source)
     if stage.recompute:
         y, (batch_stats, sums) = function(*arguments)
@@ -162,7 +162,7 @@ def _backward(stage: StageSpec, state: State, work: Any, carried: tuple[Any, Any
 
 
 def _without_arguments(vjp: Any) -> Any:
-    """Take weights and input out of what jax.vjp keeps: the dispatcher owns them, and they would be copied every time."""
+    """Take weights and input out of what jax.vjp keeps: the dispatcher owns them, and they would be copied."""
     if hasattr(vjp, "args_res"):
         vjp.args_res = [None] * len(vjp.args_res)
     return vjp
@@ -175,7 +175,7 @@ def _with_arguments(vjp: Any, arguments: tuple[Any, ...]) -> Any:
 
 
 def _reduce(stage: StageSpec, state: State, work: Any) -> dict[str, Any]:
-    """Exchange once per step: mean gradients in float32, mean statistics, summed metrics, the gradients' squared norm."""
+    """Exchange once per step: mean gradients in float32, mean statistics, summed metrics, the squared norm."""
     replicas = stage.step.num_replicas
     grads, stats, sums = (jax.tree.map(lambda a: a[0], work[key]) for key in ("grads", "stats", "sums"))
     if replicas > 1:
@@ -188,7 +188,7 @@ def _reduce(stage: StageSpec, state: State, work: Any) -> dict[str, Any]:
 def _update(
     stage: StageSpec, state: State, reduced: Any, whole: tuple[jax.Array, jax.Array], record: Metrics
 ) -> tuple[State, Metrics]:
-    """Update the stage's part of the state; the last stage also writes the step's metrics into the record of the call."""
+    """Update the stage's part of the state; the last stage also writes the step's metrics into the call's record."""
     squares, loss = whole
     sums = reduced["sums"] if stage.is_last else {"loss": loss}
     at = record["at"]
