@@ -221,6 +221,7 @@ OF_KIND: dict[Any, st.SearchStrategy[Any]] = {
     values.FRACTION: st.floats(0, 20) | st.integers(1, 500).map(lambda n: 1 / n),
     values.TEXT: st.text(),
     values.WORDS: st.lists(st.sampled_from(["gamma", "beta$", "a.b", "x|y"]), max_size=3).map(tuple),
+    values.NUMBERS: st.lists(st.integers(0, 9), max_size=3).map(tuple),
     values.MAPPING: st.dictionaries(st.text(), JSON, max_size=3),
     values.BYTES: st.integers(0, 2**40).map(str) | st.just("1.5 GiB"),
     values.LOSS_SCALE: st.just("dynamic") | st.floats(0, 1e6),

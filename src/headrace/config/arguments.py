@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from headrace.config.field import Option
 from headrace.config.names import find, spellings
 from headrace.config.schema import SECTIONS, all_options
-from headrace.config.values import BOOL, FALSE_WORDS, TRUE_WORDS, WORDS, shown
+from headrace.config.values import BOOL, FALSE_WORDS, TRUE_WORDS, shown
 from headrace.core.errors import ConfigError
 
 HELP_COLUMN = 34
@@ -97,7 +97,7 @@ def _take_value(option: Option, negated: bool, words: list[str]) -> Any:
     if negated or option.kind is BOOL:
         follows = bool(words) and words[0].lower() in TRUE_WORDS + FALSE_WORDS
         return words.pop(0) if follows else True
-    if option.kind is WORDS:
+    if option.kind.many:
         taken = []
         while words and not words[0].startswith("--"):
             taken.append(words.pop(0))
@@ -123,4 +123,4 @@ def usage_of(option: Option) -> str:
     """Return an option as it is written, such as `--[no-]shuffle` or `--seed N`."""
     if option.kind is BOOL:
         return f"--[no-]{option.flag[2:]}"
-    return f"{option.flag} {option.placeholder}{' ...' if option.kind is WORDS else ''}"
+    return f"{option.flag} {option.placeholder}{' ...' if option.kind.many else ''}"

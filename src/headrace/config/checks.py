@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.config.field import DEFAULT, Origin
+from headrace.config.field import COMMAND_LINE, DEFAULT, Origin
 from headrace.config.layers import periods_fit
 from headrace.config.params import complete
 from headrace.config.schema import Config, all_options
 from headrace.config.sections import MADE_UP_DATASETS
+from headrace.config.sections_pipeline import stages_of_splits
 from headrace.config.values import shown
 from headrace.core.errors import ConfigError
 
@@ -80,6 +81,48 @@ def _made_up_rule(name: str) -> Rule:
     )
 
 
+def _with_stages(option: str, on: Callable[[Config], object]) -> Rule:
+    """Refuse an option that says something of stages when there is only one."""
+    return Rule(
+        broken=lambda facts: bool(on(facts.config)) and facts.config.pipeline.num_stages == 1,
+        problem=lambda facts: f"{facts.told(option)} without pipeline stages.",
+        rule=f"{option} is about the stages of a pipeline: two or more.",
+        remedy=f"Name them with --pipeline-splits or --num-pipeline-stages, or leave {option} out.",
+    )
+
+
+def _contradicting_stages(facts: Facts) -> bool:
+    """Say whether both options give a number of stages, and not the same. A 1 counts only if typed by the user."""
+    pipeline = facts.config.pipeline
+    typed = facts.origins.get("num_pipeline_stages", DEFAULT) == COMMAND_LINE
+    said = pipeline.num_pipeline_stages > 1 or typed
+    return (
+        said
+        and bool(pipeline.pipeline_splits)
+        and pipeline.num_pipeline_stages != stages_of_splits(pipeline.pipeline_splits)
+    )
+
+
+PIPELINE_RULES = (
+    Rule(
+        broken=_contradicting_stages,
+        problem=lambda facts: (
+            f"{facts.told('pipeline_splits')} makes {stages_of_splits(facts.config.pipeline.pipeline_splits)} stages, "
+            f"but {facts.told('num_pipeline_stages')}."
+        ),
+        rule="N splits make N + 1 stages; one of the two options is enough.",
+        remedy="Leave one of them out.",
+    ),
+    _with_stages("device_mapping", lambda config: config.pipeline.device_mapping),
+    _with_stages("recomputation", lambda config: config.pipeline.recomputation),
+    Rule(
+        broken=lambda facts: facts.config.numerics.fp_exceptions and facts.config.pipeline.num_stages > 1,
+        problem=lambda facts: f"{facts.told('fp_exceptions')} with {facts.config.pipeline.num_stages} pipeline stages.",
+        rule="The layer that makes a number that is not finite cannot be named in a pipeline yet.",
+        remedy="Name the layer with one stage: leave the pipeline out of that run, or leave fp_exceptions out.",
+    ),
+)
+
 RULES = (
     Rule(
         broken=lambda facts: (
@@ -110,6 +153,7 @@ RULES = (
     _period_rule("ckpts_per_epoch", "save a checkpoint"),
     _period_rule("validations_per_epoch", "validate"),
     *(_made_up_rule(name) for name in ("image_size", "num_channels", "num_classes", "num_samples")),
+    *PIPELINE_RULES,
 )
 
 
@@ -163,6 +207,10 @@ NOTES = (
             bool(facts.config.numerics.loss_scaling_params) and facts.config.numerics.loss_scaling != "dynamic"
         ),
         text=lambda facts: f"{facts.told('loss_scaling_params')} is for dynamic loss scaling only.",
+    ),
+    Remark(
+        when=lambda facts: facts.config.pipeline.strict_pipeline and facts.config.pipeline.num_stages == 1,
+        text=lambda facts: f"{facts.told('strict_pipeline')} has no effect without pipeline stages.",
     ),
 )
 

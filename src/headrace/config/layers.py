@@ -13,6 +13,7 @@ from headrace.config.field import DEFAULT, Origin
 from headrace.config.params import known_keys
 from headrace.config.schema import all_options
 from headrace.config.sections import MADE_UP_DATASETS
+from headrace.config.sections_pipeline import stages_of_splits
 from headrace.config.values import shown
 
 
@@ -57,6 +58,27 @@ def periods_fit(per_epoch: float, num_epochs: int) -> bool:
     return not 0 < per_epoch < 1 or (round(events) >= 1 and abs(events - round(events)) < 1e-6 * num_epochs)
 
 
+# What is said of stages, and whether it goes with a number of them.
+STAGES_FIT: Mapping[str, Callable[[int, Any], bool]] = {
+    "num_pipeline_stages": lambda count, stages: stages in (1, count),
+    "pipeline_splits": lambda count, splits: not splits or stages_of_splits(splits) == count,
+    "device_mapping": lambda count, mapping: not mapping or len(mapping) == count > 1,
+    "recomputation": lambda count, on: count > 1 or not on,
+}
+
+
+def _stage_ties(owner: str, count_of: Callable[[Any], int]) -> tuple[Tie, ...]:
+    return tuple(
+        Tie(
+            owner=owner,
+            dependent=name,
+            keep=lambda said, value, fits=fits: value if fits(count_of(said), value) else None,
+        )
+        for name, fits in STAGES_FIT.items()
+        if name != owner
+    )
+
+
 TIES = (
     Tie(owner="optimizer", dependent="optimizer_params", keep=_only_known("optimizer")),
     Tie(owner="lr_schedule", dependent="lr_schedule_params", keep=_only_known("lr_schedule")),
@@ -75,6 +97,8 @@ TIES = (
         dependent="eight_bit_transfer",
         keep=lambda on_device, eight_bit: eight_bit if on_device else None,
     ),
+    *_stage_ties("num_pipeline_stages", int),
+    *_stage_ties("pipeline_splits", stages_of_splits),
 )
 
 

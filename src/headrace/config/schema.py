@@ -9,6 +9,7 @@ from types import MappingProxyType
 from headrace.config.field import Option, options_of
 from headrace.config.sections import Batch, Data, Model, Run
 from headrace.config.sections_learning import Checkpoint, Learning, Logging, Numerics, Validation
+from headrace.config.sections_pipeline import Pipeline
 
 __all__ = [
     "SECTIONS",
@@ -20,6 +21,7 @@ __all__ = [
     "Logging",
     "Model",
     "Numerics",
+    "Pipeline",
     "Run",
     "Validation",
     "all_options",
@@ -30,6 +32,7 @@ SECTIONS: dict[str, type] = {
     "data": Data,
     "model": Model,
     "batch": Batch,
+    "pipeline": Pipeline,
     "numerics": Numerics,
     "learning": Learning,
     "validation": Validation,
@@ -46,6 +49,7 @@ class Config:
     data: Data = field(default_factory=Data)
     model: Model = field(default_factory=Model)
     batch: Batch = field(default_factory=Batch)
+    pipeline: Pipeline = field(default_factory=Pipeline)
     numerics: Numerics = field(default_factory=Numerics)
     learning: Learning = field(default_factory=Learning)
     validation: Validation = field(default_factory=Validation)

@@ -95,7 +95,7 @@ class Validation:
         check=at_least(1),
     )
     validation_num_replicas: int | None = option(
-        None, "Replicas that validate; unset means num_replicas.", check=at_least(1)
+        None, "Replicas that validate; unset means one on each device of the training replicas.", check=at_least(1)
     )
 
 

@@ -27,6 +27,7 @@ class Kind:
     words: str
     metavar: str
     read: Callable[[Any], Any]
+    many: bool = False  # a list, which takes several words on a command line
 
 
 def read_bool(raw: Any) -> bool:
@@ -88,6 +89,13 @@ def read_words(raw: Any) -> tuple[str, ...]:
     return (read_text(raw),)
 
 
+def read_numbers(raw: Any) -> tuple[int, ...]:
+    """Read a list of whole numbers, also as one text with spaces or commas between them."""
+    parts = raw if isinstance(raw, list | tuple) else [raw]
+    words = [word for part in parts for word in (part.replace(",", " ").split() if isinstance(part, str) else [part])]
+    return tuple(read_int(word) for word in words)
+
+
 def read_mapping(raw: Any) -> dict[str, Any]:
     """Read a mapping with text keys, or one written as JSON."""
     if isinstance(raw, str):
@@ -118,7 +126,8 @@ INT = Kind(words="a whole number", metavar="N", read=read_int)
 FLOAT = Kind(words="a number", metavar="X", read=read_float)
 FRACTION = Kind(words="a number or a fraction such as 1/3", metavar="X", read=read_fraction)
 TEXT = Kind(words="a text", metavar="TEXT", read=read_text)
-WORDS = Kind(words="a list of words", metavar="WORD", read=read_words)
+WORDS = Kind(words="a list of words", metavar="WORD", read=read_words, many=True)
+NUMBERS = Kind(words="a list of whole numbers", metavar="N", read=read_numbers, many=True)
 MAPPING = Kind(words="a mapping (JSON on the command line)", metavar="JSON", read=read_mapping)
 BYTES = Kind(words="a number of bytes such as 2GiB or 512MB", metavar="BYTES", read=read_bytes_text)
 LOSS_SCALE = Kind(words="a number or the word dynamic", metavar="X|dynamic", read=read_loss_scale)
@@ -179,4 +188,4 @@ def shown(value: Any) -> str:
         return f"{value:.10g}"
     if isinstance(value, dict):
         return json.dumps(value)
-    return " ".join(value) or "none" if isinstance(value, tuple) else str(value)
+    return " ".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)

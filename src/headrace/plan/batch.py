@@ -105,11 +105,16 @@ def _from_global(micro_batch_size: int, num_replicas: int, global_batch_size: in
 
 
 def make_validation_plan(
-    batch: BatchPlan, *, micro_batch_size: int | None, num_replicas: int | None, num_samples: int
+    batch: BatchPlan,
+    *,
+    micro_batch_size: int | None,
+    num_replicas: int | None,
+    num_samples: int,
+    devices_per_replica: int = 1,
 ) -> ValidationPlan:
-    """Cut the validation set; what is not given is as in training."""
+    """Cut the validation set; what is not given is as in training, with the whole network on each of its devices."""
     return ValidationPlan(
         micro_batch_size=batch.micro_batch_size if micro_batch_size is None else micro_batch_size,
-        num_replicas=batch.num_replicas if num_replicas is None else num_replicas,
+        num_replicas=batch.num_replicas * devices_per_replica if num_replicas is None else num_replicas,
         num_samples=num_samples,
     )

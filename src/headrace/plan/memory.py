@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.config.schema import Config, Learning
-from headrace.core.units import format_bytes
 from headrace.model.cost import Cost
 
 FLOAT32_BYTES = 4
@@ -36,7 +35,7 @@ class MemoryRow:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPlan:
-    """The estimate for one device; all devices of a run without stages need the same."""
+    """The estimate for one device. Without stages it holds for all devices, with them there is one per device."""
 
     rows: tuple[MemoryRow, ...]
 
@@ -78,18 +77,18 @@ def estimate_memory(
     """Add up what training the blocks of these costs takes on the device that holds them."""
     cost = sum(costs, Cost())
     rows = (
-        *_model_rows(config, cost.params, gradient_accumulation_count),
+        *model_rows(config, cost.params, accumulated=gradient_accumulation_count > 1),
         _activations(config, cost.activation_elements + math.prod(input_hwc), micro_batch_size),
         data,
     )
     return MemoryPlan(rows=rows)
 
 
-def _model_rows(config: Config, params: int, gradient_accumulation_count: int) -> tuple[MemoryRow, ...]:
+def model_rows(config: Config, params: int, *, accumulated: bool) -> tuple[MemoryRow, ...]:
+    """Return what so many parameters take: weights, gradients, accumulators, optimizer state, average."""
     compute_bytes, weight_bytes = widths(config.numerics.precision)
     copy_bytes = compute_bytes if compute_bytes != weight_bytes else 0
     slots = optimizer_slots(config.learning)
-    accumulated = gradient_accumulation_count > 1
     accumulator_bits = {"float32": 32}.get(config.batch.gradient_accumulation_dtype, 16)
     ema = config.learning.ema_decay > 0
     detail = f"{params:,} parameters of {8 * weight_bytes} bits"
@@ -123,15 +122,3 @@ def _activations(config: Config, elements: int, micro_batch_size: int) -> Memory
         num_bytes=elements * compute_bytes * micro_batch_size,
         detail=f"{elements:,} per image, {8 * compute_bytes} bits, {micro_batch_size} images",
     )
-
-
-def resident_data(num_images: int, image_bytes: int) -> MemoryRow:
-    """Return the row of a set that is kept on the device, a byte per value and 4 bytes per label."""
-    return MemoryRow(name="data", num_bytes=num_images * (image_bytes + 4), detail=f"{num_images:,} images of 8 bits")
-
-
-def streamed_data(step_bytes: int, steps_per_call: int, num_blocks: int) -> MemoryRow:
-    """Return the row of a set that is sent block by block: the block in use and those sent ahead."""
-    block = step_bytes * steps_per_call
-    detail = f"{num_blocks} blocks of {steps_per_call:,} steps, {format_bytes(block)} each"
-    return MemoryRow(name="data", num_bytes=block * num_blocks, detail=detail)

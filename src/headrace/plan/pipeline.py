@@ -40,6 +40,7 @@ class PipelineOptions:
     bytes_per_parameter: float = 16.0  # 32-bit weight, gradient, accumulator and one slot of the optimizer
     device_bytes: float | None = None  # a limit that an automatic cut keeps
     block_seconds: Mapping[str, float] | None = None  # measured times, in place of those from shapes
+    recomputation: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +74,7 @@ class PipelinePlan:
     num_micros: int
     bytes_per_parameter: float
     table: Table
+    recomputation: bool = False
     advice: tuple[str, ...] = ()
 
     @property
@@ -109,13 +111,13 @@ class PipelinePlan:
         """Return what weights, gradients and optimizer state take on each device."""
         return tuple(
             round(sum(stage.num_parameters for stage in stages) * self.bytes_per_parameter)
-            for stages in self._by_device()
+            for stages in self.stages_by_device()
         )
 
     def activation_bytes(self, recomputation: bool = False) -> tuple[int, ...]:
         """Return the peak of stored activations on each device; recomputation adds one stage's while it goes back."""
         stored = self.table.peak_by_device(lambda node: self.stages[node.stage].kept_bytes(recomputation))
-        again = [max(stage.stored_bytes for stage in stages) * recomputation for stages in self._by_device()]
+        again = [max(stage.stored_bytes for stage in stages) * recomputation for stages in self.stages_by_device()]
         return tuple(int(a + b) for a, b in zip(stored, again, strict=True))
 
     def peak_bytes(self, recomputation: bool = False) -> tuple[int, ...]:
@@ -130,6 +132,7 @@ class PipelinePlan:
         ]
         return {
             "schedule": self.schedule,
+            "recomputation": self.recomputation,
             "num_micros": self.num_micros,
             "device_mapping": list(self.device_mapping),
             "splits": list(self.splits),
@@ -144,7 +147,8 @@ class PipelinePlan:
             "advice": list(self.advice),
         }
 
-    def _by_device(self) -> list[list[StagePlan]]:
+    def stages_by_device(self) -> list[list[StagePlan]]:
+        """Return the stages of each device of a replica."""
         return [[stage for stage in self.stages if stage.device == device] for device in range(self.num_devices)]
 
 
@@ -171,6 +175,7 @@ def make_pipeline_plan(network: Network, options: PipelineOptions) -> PipelinePl
         num_micros=options.num_micros,
         bytes_per_parameter=options.bytes_per_parameter,
         table=table,
+        recomputation=options.recomputation,
         advice=tuple(sentence for sentence in sentences if sentence),
     )
 
@@ -210,8 +215,14 @@ def _stages(network: Network, costs: tuple[BlockCost, ...], cut: Cut, devices: l
 
 
 def _schedule_advice(schedule: str, table: Table) -> str | None:
-    """Say it when another schedule does the same with less."""
+    """Say it when another schedule does the same with less, and when there is too little to keep the devices busy."""
     work = table.work
+    if work.training and work.num_devices > 1 and work.num_micros < work.num_stages and schedule != "Sequential":
+        return (
+            f"With {work.num_micros} micro batch{'es' * (work.num_micros != 1)} per step, the {work.num_devices} "
+            f"devices are idle for {table.bubble:.0%} of the time: a larger --gradient-accumulation-count, with a "
+            "smaller micro batch if need be, keeps them busy."
+        )
     if work.num_devices == 1 and work.num_stages > 1 and schedule != "Sequential" and work.training:
         return (
             f"All {work.num_stages} stages are on one device, where no schedule is faster than another: "

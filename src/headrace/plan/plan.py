@@ -4,18 +4,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.config.schema import Config
-from headrace.config.sections import MADE_UP_DATASETS
 from headrace.core.units import parse_bytes
-from headrace.data.blocks import FeedOptions, feed_options
+from headrace.data.blocks import feed_options
 from headrace.data.cache import CacheChoice
 from headrace.data.dataset import DataInfo
-from headrace.data.made_up import distinct_images
 from headrace.model.network import Network
 from headrace.plan.batch import BatchPlan, ValidationPlan, make_batch_plan, make_validation_plan
-from headrace.plan.memory import MemoryPlan, MemoryRow, estimate_memory, resident_data, streamed_data
+from headrace.plan.data_memory import DataMemory, resident_data, sent_data
+from headrace.plan.memory import MemoryPlan, estimate_memory
+from headrace.plan.pipeline import PipelinePlan
+from headrace.plan.staged import estimate_stage_memory, plan_stages
 from headrace.plan.steps import Events, StepPlan, make_epoch_plan, make_step_plan, no_steps
-
-LABEL_AND_INDEX_BYTES = 8  # int32 each, beside the pixels of an image that is sent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +24,8 @@ class Plan:
     batch: BatchPlan
     steps: StepPlan
     validation: ValidationPlan
-    memory: MemoryPlan
+    memory_by_device: tuple[MemoryPlan, ...]  # of one replica; replicas are alike
+    pipeline: PipelinePlan | None  # None: the network is one stage
     cache: CacheChoice
     num_parameters: int
     flops_per_image: int
@@ -33,12 +33,22 @@ class Plan:
     @property
     def num_devices(self) -> int:
         """Return how many devices the run needs."""
-        return max(self.batch.num_replicas, self.validation.num_replicas)
+        return max(self.batch.num_replicas * self.devices_per_replica, self.validation.num_replicas)
+
+    @property
+    def devices_per_replica(self) -> int:
+        """Return how many devices the stages of one replica take."""
+        return self.pipeline.num_devices if self.pipeline else 1
+
+    @property
+    def memory(self) -> MemoryPlan:
+        """Return the estimate for the fullest device."""
+        return max(self.memory_by_device, key=lambda memory: memory.total_bytes)
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """Return what the user should hear: where the plan is not what was asked for."""
-        return self.batch.warnings + self.steps.warnings
+        return self.batch.warnings + self.steps.warnings + (self.pipeline.advice if self.pipeline else ())
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain values, for the run record and `headrace plan --json`."""
@@ -50,7 +60,9 @@ class Plan:
             "batch": self.batch.to_dict(),
             "steps": self.steps.to_dict(),
             "validation": self.validation.to_dict(),
+            "pipeline": self.pipeline.to_dict() if self.pipeline else None,
             "memory": self.memory.to_dict(),
+            "memory_by_device": [memory.total_bytes for memory in self.memory_by_device],
             "warnings": list(self.warnings),
         }
 
@@ -64,17 +76,11 @@ def make_plan(config: Config, info: DataInfo, network: Network) -> Plan:
         global_batch_size=config.batch.global_batch_size,
     )
     feed = feed_options(config.data, info, config.run.seed, batch.num_replicas)
-    sent = _Sent.of(feed, info, batch) if feed.cache.where == "host" else None
+    sent = sent_data(feed, info, batch) if feed.cache.where == "host" else None
     budget = parse_bytes(config.data.dataset_device_budget)
     steps = _steps(config, info, batch, budget // sent.bytes_per_step if sent else None)
-    memory = estimate_memory(
-        config,
-        network.costs().values(),
-        network.input_hwc,
-        micro_batch_size=batch.micro_batch_size,
-        gradient_accumulation_count=batch.gradient_accumulation_count,
-        data=sent.memory(steps.steps_per_call) if sent else _resident(config, info, budget),
-    )
+    data = sent.memory(steps.steps_per_call) if sent else resident_data(config, info, budget)
+    pipeline = plan_stages(config, batch, network)
     cost = network.total_cost()
     return Plan(
         batch=batch,
@@ -84,11 +90,26 @@ def make_plan(config: Config, info: DataInfo, network: Network) -> Plan:
             micro_batch_size=config.validation.validation_micro_batch_size,
             num_replicas=config.validation.validation_num_replicas,
             num_samples=info.num_validation,
+            devices_per_replica=pipeline.num_devices if pipeline else 1,
         ),
-        memory=memory,
+        memory_by_device=estimate_stage_memory(config, pipeline, data)
+        if pipeline
+        else (_memory(config, network, batch, data),),
+        pipeline=pipeline,
         cache=feed.cache,
         num_parameters=cost.params,
         flops_per_image=cost.flops,
+    )
+
+
+def _memory(config: Config, network: Network, batch: BatchPlan, data: DataMemory) -> MemoryPlan:
+    return estimate_memory(
+        config,
+        network.costs().values(),
+        network.input_hwc,
+        micro_batch_size=batch.micro_batch_size,
+        gradient_accumulation_count=batch.gradient_accumulation_count,
+        data=data.images,
     )
 
 
@@ -112,35 +133,3 @@ def _steps(config: Config, info: DataInfo, batch: BatchPlan, max_steps_per_call:
         validations=events_of(config.validation.validation, wanted.validations_per_epoch),
     )
     return make_step_plan(epoch, wanted.num_epochs, events, max_steps_per_call)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Sent:
-    """A set that is sent block by block: one block in use, others ahead, all within the data set's device budget."""
-
-    step_bytes: int  # of one block, on one device
-    num_blocks: int
-
-    @staticmethod
-    def of(feed: FeedOptions, info: DataInfo, batch: BatchPlan) -> "_Sent":
-        image_bytes = info.image_bytes * (1 if feed.eight_bit_transfer else 4)
-        return _Sent(
-            step_bytes=batch.micro_batch_size
-            * batch.gradient_accumulation_count
-            * (image_bytes + LABEL_AND_INDEX_BYTES),
-            num_blocks=1 + feed.prefetch_depth,
-        )
-
-    @property
-    def bytes_per_step(self) -> int:
-        return self.num_blocks * self.step_bytes
-
-    def memory(self, steps_per_call: int) -> MemoryRow:
-        return streamed_data(self.step_bytes, steps_per_call, self.num_blocks)
-
-
-def _resident(config: Config, info: DataInfo, budget: int) -> MemoryRow:
-    counts = [info.num_train] + [info.num_validation] * config.validation.validation
-    if info.name in MADE_UP_DATASETS:
-        counts = [distinct_images(count, info.image_bytes, budget) for count in counts]
-    return resident_data(sum(counts), info.image_bytes)

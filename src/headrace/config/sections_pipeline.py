@@ -1,0 +1,54 @@
+"""The section of the schema that cuts the network into pipeline stages."""
+
+from dataclasses import dataclass
+
+from headrace.config.field import option
+from headrace.config.values import NUMBERS, at_least
+
+SCHEDULES = ("Grouped", "Interleaved", "Sequential")
+
+
+def stages_of_splits(splits: tuple[str, ...]) -> int:
+    """Return how many stages the words of pipeline_splits ask for."""
+    return 1 + (int(splits[0]) if _is_number(splits) else len(splits))
+
+
+def _is_number(splits: tuple[str, ...]) -> bool:
+    return len(splits) == 1 and splits[0].isdecimal()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """The stages of the network, and in which order and where they run."""
+
+    pipeline_splits: tuple[str, ...] = option(
+        (), "Blocks that start a new pipeline stage; or one number: so many cuts, chosen to balance the stages."
+    )
+    num_pipeline_stages: int = option(
+        1, "Pipeline stages, cut so that they are balanced; given instead of pipeline_splits.", check=at_least(1)
+    )
+    device_mapping: tuple[int, ...] = option(
+        (), "Device of each stage, such as 0 1 1 0; unset means one device per stage.", kind=NUMBERS
+    )
+    pipeline_schedule: str = option(
+        "Interleaved", "Order in which the stages take the micro batches of a step.", choices=SCHEDULES
+    )
+    recomputation: bool = option(
+        False,
+        "Keep only what arrives at a stage for the backward pass, and compute the rest again.",
+        aliases=("enable_recomputation", "enable_recompute", "xla_recompute"),
+    )
+    strict_pipeline: bool = option(
+        False, "Refuse numbers of micro batches that the schedule would not take on the hardware it was made for."
+    )
+
+    @property
+    def num_stages(self) -> int:
+        """How many stages there are, by whichever option says so."""
+        return max(self.num_pipeline_stages, stages_of_splits(self.pipeline_splits))
+
+    @property
+    def cut(self) -> tuple[str, ...] | int:
+        """The names of the blocks that start stages 1, 2 ..., or the number of stages to make."""
+        named = bool(self.pipeline_splits) and not _is_number(self.pipeline_splits)
+        return self.pipeline_splits if named else self.num_stages
