@@ -26,7 +26,7 @@ from headrace.model.norm import Norm, NormSpec
 GLOBAL_BATCH, NUM_STEPS = 16, 3
 
 
-def train_steps(config, network, images, labels, *, replicas, count, objective=None):
+def train_steps(config, network, images, labels, *, replicas, count, objective=None, norm_group_size=1):
     """Run the real device loop over given samples [K, global batch, ...] and return the state on the host."""
     micro = images.shape[1] // (replicas * count)
     learning, numerics = config.learning, config.numerics
@@ -44,7 +44,8 @@ def train_steps(config, network, images, labels, *, replicas, count, objective=N
         gradient_accumulation_count=count,
         seed=0,
         objective=objective or partial(training_loss, label_smoothing=learning.label_smoothing),
-        stable_norm=False,
+        stable_norm=config.model.stable_norm,
+        norm_group_size=norm_group_size,
         bn_momentum=0.9,
         ema_decay=learning.ema_decay,
     )
@@ -136,6 +137,21 @@ def test_batch_norm_agrees_on_equal_normalisation_groups(samples, model):
     whole, _ = train_steps(config, network, *samples, replicas=1, count=1)
     with pytest.raises(AssertionError):
         assert_close(whole["params"], results[0]["params"], 1e-3)
+
+
+@pytest.mark.parametrize("stable", [False, True])
+def test_distributed_batch_norm_is_batch_norm_of_the_larger_batch(samples, stable):
+    """Statistics over groups of 2 of 4 replicas, micro-batch 2, equal those of 2 replicas with micro-batch 4."""
+    config = config_from(OPTIONS | {"stable_norm": stable})
+    network = small_residual(NormSpec())
+    # Replicas 0 and 1 of a group hold what one replica of twice the micro-batch holds: the same order of samples.
+    wanted, _ = train_steps(config, network, *samples, replicas=2, count=2)
+    found, _ = train_steps(config, network, *samples, replicas=4, count=2, norm_group_size=2)
+    for part in ("params", "stats", "opt"):
+        assert_close(found[part], wanted[part], 5e-5)
+    apart, _ = train_steps(config, network, *samples, replicas=4, count=2)
+    with pytest.raises(AssertionError):
+        assert_close(apart["params"], wanted["params"], 1e-3)
 
 
 def test_running_statistics_are_the_mean_over_micro_batches(samples):

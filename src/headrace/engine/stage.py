@@ -17,8 +17,7 @@ from jax.sharding import PartitionSpec as P
 from headrace.engine.devices import REPLICA
 from headrace.engine.optimizer import global_norm
 from headrace.engine.state import State
-from headrace.engine.step import Metrics, StepSpec, finish_step, unscaled
-from headrace.model.context import Ctx
+from headrace.engine.step import Metrics, StepSpec, finish_step, train_ctx, unscaled
 
 LocalLabels = Callable[[Any, dict[str, jax.Array]], jax.Array]
 EACH, ALL = P(REPLICA), P()
@@ -112,7 +111,7 @@ def _slice(source: Any) -> tuple[Any, dict[str, jax.Array]]:
 def _function(stage: StageSpec, state: State, x: Any, source: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Return the stage as a function of what it is differentiated by: (weights, input), or weights alone if first."""
     spec = stage.step
-    ctx = Ctx(train=True, compute_dtype=spec.precision.compute_dtype, stable_norm=spec.stable_norm)
+    ctx = train_ctx(spec)
     labels = stage.fetch_labels(*_slice(source)) if stage.is_last else None
 
     def apply(params: Any, x: Any) -> tuple[Any, Any]:

@@ -44,6 +44,7 @@ class StepSpec:
     seed: int
     objective: Objective
     stable_norm: bool
+    norm_group_size: int = 1  # consecutive replicas whose micro-batches share batch-norm statistics
     bn_momentum: float
     ema_decay: float
 
@@ -116,11 +117,20 @@ def _mean_gradients(spec: StepSpec, state: State, resident: Any, slices: Any) ->
     return lax.scan(add, (*zeros, jnp.ones(probes.shape, bool)), micros)[0]
 
 
+def train_ctx(spec: StepSpec, probe: Callable[[str, Any], None] | None = None) -> Ctx:
+    """Return the conditions under which a step applies the network."""
+    size, groups = spec.norm_group_size, None
+    if size > 1:
+        groups = (REPLICA, tuple(tuple(range(i, i + size)) for i in range(0, spec.num_replicas, size)))
+    dtype, stable = spec.precision.compute_dtype, spec.stable_norm
+    return Ctx(train=True, compute_dtype=dtype, stable_norm=stable, norm_groups=groups, probe=probe)
+
+
 def _scaled_loss(spec: StepSpec, state: State, params: Any, images: jax.Array, labels: jax.Array) -> tuple[Any, Any]:
     """Return the loss to differentiate and, beside it, (batch statistics, metric sums, finite flag of each block)."""
     flags: list[jax.Array] = []
     probe = (lambda _name, y: flags.append(jnp.isfinite(y).all())) if spec.numerics.fp_exceptions else None
-    ctx = Ctx(train=True, compute_dtype=spec.precision.compute_dtype, stable_norm=spec.stable_norm, probe=probe)
+    ctx = train_ctx(spec, probe)
     logits, batch_stats = spec.network.apply(params, state["stats"], images, ctx)
     loss, sums = spec.objective(logits, labels)
     probes = jnp.stack(flags) if flags else jnp.ones((0,), bool)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 class Ctx:
     """The conditions of one application of a network; layers read it, nothing writes it.
 
-    `norm_groups` will carry (axis name, index groups) for batch norm over several replicas, `seed` and `step` the
+    `norm_groups` are (axis name, index groups) for batch norm over several replicas, `seed` and `step` the
     address of dropout's random bits. `probe(block name, output)` sees every block's output.
     """
 

@@ -70,9 +70,8 @@ class Norm:
             return ops.group_norm(x, gamma_C, beta_C, groups, epsilon, ctx.stable_norm), {}
         if not ctx.train:
             return ops.batch_norm_eval(x, gamma_C, beta_C, (stats["mean"], stats["variance"]), epsilon), stats
-        assert ctx.norm_groups is None, "batch norm over several replicas is not written yet"
-        y, mean_C, variance_C = ops.batch_norm_train(x, gamma_C, beta_C, epsilon, ctx.stable_norm)
-        count = x.size // x.shape[-1]
+        y, mean_C, variance_C = ops.batch_norm_train(x, gamma_C, beta_C, epsilon, ctx.stable_norm, ctx.norm_groups)
+        count = x.size // x.shape[-1] * (len(ctx.norm_groups[1][0]) if ctx.norm_groups else 1)
         return y, {"mean": mean_C, "variance": variance_C * (count / max(count - 1, 1))}
 
     def cost(self, hwc: Shape) -> Cost:
