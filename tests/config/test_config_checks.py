@@ -27,6 +27,13 @@ REFUSED = [
     ({"norm_layer": {"name": "group_norm"}}, ["num_groups"]),
     ({"lr_warmup_params": {"warmup_mode": "jump", "warmup_epochs": 1}}, ["'jump'", "shift, mask"]),
     ({"loss_scaling_params": {"initail": 3}}, ["Did you mean initial?"]),
+    ({"recomputation": True}, ["recomputation on (code) without pipeline stages", "--num-pipeline-stages"]),
+    ({"recomputation": True, "pipeline_splits": "0"}, ["without pipeline stages"]),
+    ({"device_mapping": [0, 0]}, ["device_mapping 0 0 (code) without pipeline stages"]),
+    ({"pipeline_splits": ["a", "b"], "num_pipeline_stages": 2}, ["makes 3 stages, but num_pipeline_stages 2"]),
+    ({"pipeline_splits": 4, "num_pipeline_stages": 4}, ["pipeline_splits 4 (code) makes 5 stages"]),
+    ({"fp_exceptions": True, "num_pipeline_stages": 2}, ["2 pipeline stages", "Name the layer with one stage"]),
+    ({"fp_exceptions": True, "pipeline_splits": ["a"]}, ["2 pipeline stages"]),
 ]
 
 
@@ -54,6 +61,9 @@ def test_combinations_that_cannot_work(options, told):
         {"training": False},
         {"norm_layer": {"name": "group_norm", "channels_per_group": 4}},
         {"norm_layer": {"name": "none"}},
+        {"pipeline_splits": ["a", "b"], "num_pipeline_stages": 3, "device_mapping": [0, 0, 0], "recomputation": True},
+        {"pipeline_splits": ["a", "b"], "num_pipeline_stages": 1},  # as a printed configuration has it
+        {"pipeline_schedule": "Grouped"},
     ],
 )
 def test_combinations_that_work(options):
@@ -89,6 +99,7 @@ def test_a_target_without_validation_is_warned_of():
         {"stochastic_rounding": "on", "precision": "16.32"},
         {"half_type": "bfloat16"},
         {"loss_scaling_params": '{"initial": 4}', "loss_scaling": 4},
+        {"strict_pipeline": "on"},
     ],
 )
 def test_options_without_effect_are_noted(options):

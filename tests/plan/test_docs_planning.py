@@ -4,16 +4,26 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
+
 from headrace.cli.plan import main
 
 TEXT = (Path(__file__).parents[2] / "docs" / "planning.md").read_text()
 
 
-def test_the_command_prints_what_the_page_shows(capsys):
-    shown = re.search(r"```\n\$ headrace plan (.*?[^\\])\n(.*?)```", TEXT, re.DOTALL)
-    assert shown is not None
-    assert main(shlex.split(shown[1].replace("\\\n", " "))) == 0
-    assert capsys.readouterr().out == shown[2]
+EXAMPLES = re.findall(r"```\n\$ headrace plan (.*?[^\\])\n(.*?)```", TEXT, re.DOTALL)
+
+
+@pytest.mark.parametrize(("command", "shown"), EXAMPLES)
+def test_the_command_prints_what_the_page_shows(command, shown, capsys):
+    assert main(shlex.split(command.replace("\\\n", " "))) == 0
+    # Where the page leaves something out it has a line of three dots.
+    parts = [re.escape(part) for part in re.split(r"^\.\.\.\n", shown, flags=re.MULTILINE)]
+    assert re.fullmatch("(?:.*\n)*".join(parts), capsys.readouterr().out)
+
+
+def test_there_is_an_example_with_stages_and_one_without():
+    assert ["--pipeline-splits" in command for command, _ in EXAMPLES] == [False, True]
 
 
 def test_the_code_runs(capsys):

@@ -5,8 +5,11 @@ from dataclasses import dataclass
 
 from headrace.core.units import format_bytes, format_count
 from headrace.plan.batch import BatchPlan, ValidationPlan
+from headrace.plan.draw_pipeline import draw_pipeline, recomputation_detail
 from headrace.plan.memory import MemoryPlan
+from headrace.plan.pipeline import PipelinePlan
 from headrace.plan.plan import Plan
+from headrace.plan.schedule import find_schedule
 from headrace.plan.steps import StepPlan
 
 
@@ -34,7 +37,10 @@ def plan_sections(plan: Plan) -> tuple[Section, ...]:
         Line("forward pass", f"{format_count(plan.flops_per_image, short=True)}FLOP", "per image"),
         Line("devices", format_count(plan.num_devices)),
     )
-    sections = [Section("network", network), Section("batch", _batch_lines(plan.batch))]
+    sections = [Section("network", network)]
+    if plan.pipeline:
+        sections.append(Section("pipeline", _pipeline_lines(plan.pipeline)))
+    sections.append(Section("batch", _batch_lines(plan.batch)))
     if plan.steps.total_steps:
         sections += [Section("steps", _step_lines(plan.steps)), Section("events", _event_lines(plan.steps))]
     else:
@@ -42,7 +48,7 @@ def plan_sections(plan: Plan) -> tuple[Section, ...]:
     return (
         *sections,
         Section("validation", _validation_lines(plan.validation)),
-        Section("memory of one device (estimate)", _memory_lines(plan.memory, plan.cache.reason)),
+        Section(_memory_title(plan), _memory_lines(plan.memory, plan.cache.reason)),
     )
 
 
@@ -61,10 +67,28 @@ def draw_sections(sections: Iterable[Section]) -> str:
 
 
 def draw_plan(plan: Plan, learning_rates: Iterable[tuple[int, float]] = ()) -> str:
-    """Return the whole plan as text, with the learning rate at some steps if given, and the warnings last."""
+    """Return the whole plan as text, with the learning rate at some steps if given, the stages, and warnings last."""
     rates = tuple(Line(f"step {step:,}", f"{rate:.4g}") for step, rate in learning_rates)
     sections = plan_sections(plan) + ((Section("learning rate", rates),) if rates else ())
-    return draw_sections(sections) + "".join(f"\nwarning: {sentence}" for sentence in plan.warnings)
+    stages = "\n" + draw_pipeline(plan.pipeline, plan.memory_by_device) if plan.pipeline else ""
+    return draw_sections(sections) + stages + "".join(f"\nwarning: {sentence}" for sentence in plan.warnings)
+
+
+def _pipeline_lines(pipeline: PipelinePlan) -> tuple[Line, ...]:
+    devices = pipeline.num_devices
+    return (
+        Line("stages", str(pipeline.num_stages), f"on {devices} device{'s' * (devices != 1)} of a replica"),
+        Line("schedule", pipeline.schedule, find_schedule(pipeline.schedule).summary),
+        Line("idle", f"{pipeline.bubble:.1%}", "of the devices' time, if all stages took the same time"),
+        Line("idle as cut", f"{pipeline.expected_bubble:.1%}", "with the times of these stages, from shapes"),
+        Line("recomputation", "on" if pipeline.recomputation else "off", recomputation_detail(pipeline)),
+    )
+
+
+def _memory_title(plan: Plan) -> str:
+    if plan.devices_per_replica == 1:
+        return "memory of one device (estimate)"
+    return f"memory of device {plan.memory_by_device.index(plan.memory)}, the fullest of a replica (estimate)"
 
 
 def _batch_lines(batch: BatchPlan) -> tuple[Line, ...]:
