@@ -13,9 +13,10 @@ from headrace.engine.lr_curve import make_lr_curve
 from headrace.engine.objective import training_loss
 from headrace.engine.optimizer import make_optimizer
 from headrace.engine.precision import make_precision
-from headrace.engine.stage import StageSpec
+from headrace.engine.stage import StageSpec, _without_arguments
 from headrace.engine.state import init_state
 from headrace.engine.step import StepSpec
+from headrace.model.context import Ctx
 from headrace.model.families import build_network
 from headrace.model.norm import NormSpec
 from headrace.plan.partition import stage_ranges
@@ -140,6 +141,21 @@ def test_sixteen_bit_weights_dynamic_scaling_and_skipped_steps_are_the_same(samp
             jax.tree.map(lambda a: np.asarray(a, np.float32), one[part]),
             5e-3,
         )
+
+
+def test_a_stage_keeps_its_convolution_outputs_alone():
+    """Without recomputation, forward hands on to backward what convolutions put out, and nothing between them."""
+    stage = small_residual(NormSpec())
+    params, stats = stage.init(0)
+    x = np.zeros((4, 8, 8, 8), np.float32)
+
+    def unit(params, x):
+        return stage.apply_range(1, 3, params, stats, x, Ctx(train=True))
+
+    kept = jax.checkpoint(unit, policy=jax.checkpoint_policies.dots_saveable)
+    _, vjp, _ = jax.vjp(kept, {"unit": params["unit"]}, x, has_aux=True)
+    saved = [leaf.shape for leaf in jax.tree.leaves(_without_arguments(vjp)) if np.ndim(leaf) == 4]
+    assert saved == [(4, 8, 8, 8)], "the one convolution of the unit"
 
 
 @pytest.mark.slow
