@@ -99,13 +99,15 @@ def test_first_good_passes_over_the_missing_and_the_damaged(tmp_path: Path) -> N
     assert found.name == checkpoint_name(1)
 
 
-def test_rewind_forgets_what_lies_beyond_the_restored_step(tmp_path: Path) -> None:
+def test_reset_makes_the_list_anew_from_scores_whose_checkpoints_are_there(tmp_path: Path) -> None:
     make(tmp_path, 1, 2, 3)
-    best = Best(tmp_path, 9)
-    for score, step in ((0.9, 3), (0.8, 2), (0.7, 1), (0.6, 0)):
-        best.add(score, checkpoint_name(step))
-    best.rewind(2)
-    assert [entry.name for entry in best.entries()] == [checkpoint_name(2), checkpoint_name(1)]
+    best = Best(tmp_path, 2)
+    (tmp_path / "best.json").write_text("damaged")
+    scores = ((0.6, 0), (0.7, 1), (0.8, 2), (0.7, 3), (0.9, 4))
+    best.reset(Scored(score=score, name=checkpoint_name(step)) for score, step in scores)
+    assert [entry.name for entry in best.entries()] == [checkpoint_name(2), checkpoint_name(1)], "0 and 4 are gone"
+    best.reset(())
+    assert best.entries() == ()
 
 
 def test_a_damaged_list_is_named_with_its_remedy(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from headrace.config.schema import Learning
 from headrace.core.errors import ConfigError
 from headrace.engine import optimizer as optimizer_module
 from headrace.engine.optimizer import global_norm, make_optimizer
-from headrace.engine.optimizer_rows import OPTIMIZERS
 
 LARS = {"momentum": 0.9, "weight_decay": 0.01, "eeta": 0.02, "epsilon": 1e-3}
 RMSPROP = {"momentum": 0.9, "decay": 0.9, "epsilon": 1e-3}
@@ -155,9 +154,9 @@ def test_rmsprop_matches_numpy(start, momentum):
 
 def test_rmsprop_can_start_from_ones():
     """The older form: ms starts at 1, so after one step it is rho + (1 - rho) g^2."""
-    rule = OPTIMIZERS["rmsprop"](RMSPROP | {"initial_accumulator": 1.0}, 1)
+    tx = make("rmsprop", RMSPROP | {"initial_accumulator": 1.0}, constant(0.1))
     params = {"w": jnp.zeros(1)}
-    _, slots = rule.update({"w": jnp.full(1, 2.0)}, rule.init(params), params, 0.1)
+    _, slots = tx.update({"w": jnp.full(1, 2.0)}, tx.init(params), params, step=0)
     assert float(slots["mean_square"]["w"][0]) == pytest.approx(0.9 + 0.1 * 4, rel=1e-6)
 
 

@@ -2,10 +2,11 @@
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from headrace.checkpoint.store import step_of, verify, write_error
+from headrace.checkpoint.store import verify, write_error
 from headrace.core.errors import CheckpointError
 from headrace.core.files import write_atomic
 
@@ -69,13 +70,13 @@ class Best:
         """Return the best entry whose checkpoint is there and good."""
         return next((entry for entry in self.entries() if not verify(self.directory / entry.name)), None)
 
-    def rewind(self, step: int) -> None:
-        """Forget entries beyond the restored step, and those whose checkpoint is gone."""
-        before = self.entries()
-        there = (entry for entry in before if (self.directory / entry.name).is_dir())
-        after = tuple(entry for entry in there if (step_of(Path(entry.name)) or 0) <= step)
-        if after != before:
-            self._write(after)
+    def reset(self, scores: Iterable[Scored]) -> None:
+        """Make the list anew from all scores that a run has reached, in their order; checkpoints gone are left out."""
+        entries: tuple[Scored, ...] = ()
+        for scored in scores:
+            if (self.directory / scored.name).is_dir():
+                entries = rank(entries, scored, self.keep_best)
+        self._write(entries)
 
     def _write(self, entries: tuple[Scored, ...]) -> None:
         text = json.dumps({"best": [asdict(entry) for entry in entries]}, indent=1) + "\n"

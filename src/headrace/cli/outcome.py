@@ -5,10 +5,12 @@ from headrace.run.interrupt import INTERRUPTED
 
 
 def tell(result: RunResult) -> None:
-    """Print where the run lies and its last accuracy."""
+    """Print the last accuracy, where the run lies, and how to go on with it when it was interrupted."""
     for weights, record in result.validation.items():
         print(f"top-1 {100 * record.top1:.2f} % on {record.num_samples:,} validation images ({weights} weights)")
     print(f"run directory: {result.directory}")
+    if result.can_resume:
+        print(f"interrupted; go on with: headrace resume {result.directory}")
 
 
 def exit_code(result: RunResult) -> int:

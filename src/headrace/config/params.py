@@ -84,7 +84,8 @@ OPTIMIZER_PARAMS: dict[str, Row] = {
         )
     ),
     "rmsprop": Row(
-        params=(MOMENTUM, EPSILON),
+        # initial_accumulator: what the mean square starts from; TensorFlow 1 took 1
+        params=(MOMENTUM, EPSILON, Param(name="initial_accumulator", default=0.0, check=at_least(0))),
         one_of=(Param(name="base_decay_exponent"), Param(name="decay", check=share)),
     ),
     "adamw": Row(

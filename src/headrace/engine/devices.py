@@ -30,9 +30,11 @@ def start_devices(platform: str, num_devices: int) -> list[Any]:
             jax.config.update("jax_num_cpu_devices", num_devices)
     try:
         devices = jax.devices()
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError) as error:  # JAX asserts where the platform's plugin is not installed
+        reason = f": {str(error).splitlines()[0]}" if str(error) else "."
         raise RunStopped(
-            f"No device of platform {platform} can be used: {str(error).splitlines()[0]}",
+            f"No device of platform {platform} can be used{reason}",
+            rule="A platform needs its devices, their driver, and the JAX that was made for it.",
             remedy="Install that platform's JAX (for NVIDIA: pip install 'headrace[cuda]') or take --platform cpu.",
         ) from error
     if len(devices) >= num_devices:

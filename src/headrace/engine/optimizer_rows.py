@@ -92,7 +92,7 @@ def rmsprop_rho(options: dict[str, Any], global_batch_size: int) -> float:
 def _rmsprop(options: dict[str, Any], global_batch_size: int) -> Rule:
     """ms = rho ms + (1 - rho) g^2; v = m v + lr g / sqrt(ms + eps); w -= v (TensorFlow's form)."""
     rho, epsilon, momentum = rmsprop_rho(options, global_batch_size), options["epsilon"], options["momentum"]
-    first = options.get("initial_accumulator", 0.0)
+    first = options["initial_accumulator"]
 
     def init(params: Any) -> dict[str, Any]:
         slots = {"mean_square": _zeros(params, first)}

@@ -1,4 +1,4 @@
-"""Measure the training path itself: the same feed, call program and devices as `fit`, without records and checkpoints."""
+"""Measure the training path itself: the same feed, call program and devices as `fit`; no records, no checkpoints."""
 
 import statistics
 import time
@@ -107,6 +107,7 @@ def _measure(design: Design, dataset: DataSet, devices: list[Any]) -> tuple[Comp
         block = feed.next()
         compiled = compile_call(step_spec(design, options), mesh, state, feed.resident, block)
         ends.append(time.perf_counter())
+        metrics: dict[str, Any] = {}
         for number in range(num_calls := design.plan.steps.num_calls):
             state, metrics = compiled.program(state, feed.resident, block)
             settler.submit(metrics)

@@ -1,8 +1,7 @@
 """The books of a run: what is written down when a call has been settled. Records, checkpoints, validation results."""
 
-import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,13 +19,14 @@ from headrace.core.tree import flatten_named
 from headrace.core.units import format_bytes, format_duration
 from headrace.data.feed import FeedOptions, FeedStats
 from headrace.data.verdict import verdict
-from headrace.engine.state import State, snapshot
+from headrace.engine.state import State
 from headrace.run.design import Design
-from headrace.run.directory import RunDirectory, saved_form
+from headrace.run.directory import RunDirectory, delete_checkpoints, saved_form
 from headrace.run.ledger import Ledger
+from headrace.run.restore import Past, Restored
 from headrace.run.trainer import Compiled
 from headrace.run.validator import Started, Validator
-from headrace.telemetry.clock import Clock
+from headrace.telemetry.clock import Clock, first_at_target
 from headrace.telemetry.record import CheckpointRecord, Note, RunEnd, ValidationRecord
 from headrace.telemetry.report import validation_report, write_report
 from headrace.telemetry.sinks import Sinks
@@ -58,35 +58,44 @@ class RunResult:
     validation: dict[str, ValidationRecord]  # the last one of each set of weights: raw, ema
     images_per_second: float | None
     time_to_train: float
+    can_resume: bool  # there is more to train, and resuming loses nothing
 
 
 class Ending:
     """How a run ends: failed, until it reaches something better."""
 
     def __init__(self, books: "Books") -> None:
-        self._books, self.outcome, self.step = books, "failed", 0
+        self._books, self.outcome = books, "failed"
 
-    def reach(self, outcome: str, step: int) -> RunResult:
+    def reach(self, outcome: str) -> RunResult:
         """Set the outcome and return the result."""
-        self.outcome, self.step = outcome, step
-        return self._books.result(outcome, step)
+        self.outcome = outcome
+        return self._books.result(outcome)
 
 
 class Books:
     """Everything that a run writes down while it trains."""
 
-    def __init__(self, resolved: Resolved, design: Design, directory: RunDirectory, sinks: Sinks, elapsed: float) -> None:
+    def __init__(self, resolved: Resolved, design: Design, directory: RunDirectory, sinks: Sinks) -> None:
         keep = resolved.config.checkpoint
         self.clock = Clock()
         self.best = Best(directory.checkpoints, keep.keep_best)
         self.saver = Saver(directory.checkpoints, keep_last=keep.max_ckpts_to_keep, keep=self.best.names)
         self.ledger = Ledger(design.plan, design.network.block_names, resolved.config.numerics.nan_policy)
-        self.last_validation: dict[str, ValidationRecord] = {}
+        self.validations: list[ValidationRecord] = []  # of the whole run
         self.verdict = ""
-        self.target: tuple[float, float] | None = None  # (seconds, epoch) at which the target accuracy was reached
         self._resolved, self._design, self._directory, self._sinks = resolved, design, directory, sinks
-        self._elapsed_before, self._began = elapsed, time.perf_counter()
+        self._elapsed_before, self._began = 0.0, time.perf_counter()
         self._settled = self._began
+        self.step = 0  # settled so far
+        self._saved_step = 0  # of the newest checkpoint; 0: there is none
+
+    def go_on(self, restored: Restored, past: Past) -> None:
+        """Start from where an earlier process of the run was."""
+        self._elapsed_before = restored.elapsed_seconds
+        self.step = self._saved_step = restored.step
+        self.ledger.go_on(restored.unlogged, past.skipped_steps)
+        self.validations = past.validations
 
     def begin(self) -> None:
         """Start the run's time: everything before was preparation."""
@@ -97,9 +106,9 @@ class Books:
         """Seconds of training, validating and saving so far, those of earlier processes of the run included."""
         return self._elapsed_before + time.perf_counter() - self._began
 
-    def note(self, text: str, step: int = 0, level: str = "info") -> None:
+    def note(self, text: str, level: str = "info") -> None:
         """Write down a sentence for people."""
-        self._sinks.write(Note(step=step, level=level, text=text))
+        self._sinks.write(Note(step=self.step, level=level, text=text))
 
     def settle(self, call: InFlight, validator: Validator | None) -> None:
         """Wait for a call's numbers, refuse bad ones, then record, save and validate what was due behind it."""
@@ -110,7 +119,8 @@ class Books:
         self.clock.add("train", seconds)
         self.clock.add("wait", call.wait_seconds)
         self.ledger.settle(call.last_step, metrics, seconds, call.wait_seconds)
-        self._sinks.advance(call.last_step)
+        self.step = call.last_step
+        self._sinks.advance(self.step)
         if self._design.plan.steps.log_due(call.last_step):
             self.log(call.last_step)
         if call.copy is not None:
@@ -125,22 +135,23 @@ class Books:
         if record is not None:
             self._sinks.write(record)
 
-    def result(self, outcome: str, step: int) -> RunResult:
+    def result(self, outcome: str) -> RunResult:
         """Return what the run came to."""
         return RunResult(
             outcome=outcome,
             directory=self._directory.path,
-            step=step,
-            validation=dict(self.last_validation),
+            step=self.step,
+            validation={record.weights: record for record in self.validations},
             images_per_second=self.ledger.pace.images_per_second,
             time_to_train=self.elapsed,
+            can_resume=outcome == "interrupted" and self.step == self._saved_step,
         )
 
-    def compiled(self, compiled: Compiled, step: int) -> None:
+    def compiled(self, what: str, compiled: Compiled) -> None:
         """Write down what compiling took."""
         self.clock.add("compile", compiled.seconds)
-        took, held = format_duration(compiled.seconds), format_bytes(compiled.device_bytes)
-        self.note(f"compiled in {took} ({compiled.counts}); one device holds {held}", step)
+        held = f"; one device holds {format_bytes(compiled.device_bytes)}" if compiled.device_bytes else ""
+        self.note(f"{what} compiled in {format_duration(compiled.seconds)} ({compiled.counts}){held}")
 
     def judge(self, stats: FeedStats, options: FeedOptions) -> None:
         """Say what bound the run: the device or its input."""
@@ -155,15 +166,16 @@ class Books:
             options.cache.where == "device",
         )
 
-    def leave(self, signal_name: str, unsaved: State | None, step: int) -> None:
-        """Log and save what an interruption would lose, and say how to go on."""
-        self.log(step)
-        if not self._resolved.config.checkpoint.checkpoints:
-            self.note(f"{signal_name}: left at step {step}; nothing is saved, because checkpoints are off.", step, "warning")
-            return
-        if unsaved is not None:
-            self.save(snapshot(unsaved), step)
-        self.note(f"{signal_name}: saved at step {step}; go on with: headrace resume {self._directory.path}", step)
+    def leave(self, signal_name: str, state: State) -> None:
+        """Save what an interruption would lose. Sums that no record holds yet are saved with it."""
+        if self.step == self._saved_step:
+            self.note(f"{signal_name}: left at step {self.step}, nothing is lost")
+        elif self._resolved.config.checkpoint.checkpoints:
+            self.save(state, self.step)  # nothing is launched any more, so nothing takes its buffers
+            self.note(f"{signal_name}: saved at step {self.step}")
+        else:
+            self.log(self.step)
+            self.note(f"{signal_name}: left at step {self.step}, nothing saved: checkpoints are off", "warning")
 
     @contextmanager
     def ending(self) -> Iterator["Ending"]:
@@ -176,7 +188,7 @@ class Books:
                 self._tidy()
         except HeadraceError as error:
             ending.outcome = "failed"
-            self.note(str(error), ending.step, "warning")
+            self.note(str(error), "warning")
             raise
         finally:
             self.tell_saved()
@@ -186,23 +198,25 @@ class Books:
         """Delete what is not to be kept: the last validation may have moved the best checkpoint on."""
         options = self._resolved.config.checkpoint
         if options.clean_dir:
-            shutil.rmtree(self._directory.checkpoints, ignore_errors=True)
+            delete_checkpoints(self._directory)
         elif options.checkpoints:
             prune(self._directory.checkpoints, options.max_ckpts_to_keep, self.best.names())
 
     def _run_end(self, ending: "Ending") -> RunEnd:
         entries = self.best.entries()
-        seconds, epoch = self.target or (None, None)
+        goal = self._resolved.config.run.target_accuracy
+        reached = None if goal is None else first_at_target(self.validations, goal)
+        scores = [record.top1 for record in self.validations if record.top1 == record.top1]  # a NaN is never the best
         return RunEnd(
-            step=ending.step,
+            step=self.step,
             time=utc_now(),
             outcome=ending.outcome,
-            epoch=self._epoch(ending.step),
+            epoch=self._epoch(self.step),
             time_to_train=self.elapsed,
-            time_to_target=seconds,
-            epoch_at_target=epoch,
+            time_to_target=reached.elapsed_seconds if reached else None,
+            epoch_at_target=reached.epoch if reached else None,
             images_per_second=self.ledger.pace.images_per_second,
-            best_top1=entries[0].score if entries else None,
+            best_top1=max(scores, default=None),
             best_checkpoint=entries[0].name if entries else None,
             skipped_steps=self.ledger.skipped_steps,
             seconds=self.clock.seconds(),
@@ -213,6 +227,7 @@ class Books:
         """Hand a state to the thread that writes checkpoints."""
         with self.clock.measure("save"):
             self.saver.save(flatten_named(state), self._manifest(step))
+        self._saved_step = step
         self.tell_saved()
 
     def tell_saved(self) -> None:
@@ -229,38 +244,46 @@ class Books:
                 )
             )
 
-    def validated(self, step: int, validator: Validator, evaluation: Started) -> None:
-        """Wait for a validation, record it for each set of weights, and write the report."""
-        has_checkpoint = self._resolved.config.checkpoint.checkpoints
-        reports = {}
-        for weights, (sums, seconds) in validator.finish(evaluation).items():
-            self.clock.add("validate", seconds)
-            report = validation_report(sums, self._design.info.class_names)
-            reports[weights] = report
-            record = ValidationRecord(
-                step=step,
-                epoch=self._epoch(step),
-                weights=weights,
-                loss=report["loss"],
-                top1=report["top1"],
-                top5=report["top5"],
-                num_samples=report["num_samples"],
-                seconds=seconds,
-                images_per_second=report["num_samples"] / seconds,
-                checkpoint=checkpoint_name(step) if has_checkpoint else None,
-                elapsed_seconds=self.elapsed,
-            )
-            self._sinks.write(record)
-            self.last_validation[weights] = record
-            self._note_best(record)
-        write_report(self._directory.reports / f"{checkpoint_name(step)}.json", reports)
+    def missing_validation(self, step: int, weights: Collection[str]) -> set[str]:
+        """Return those of the weights whose validation after `step` is not all written down (a kill came between)."""
+        if not self._report_file(step).exists():
+            return set(weights)
+        return set(weights) - {record.weights for record in self.validations if record.step == step}
 
-    def _note_best(self, record: ValidationRecord) -> None:
+    def validated(self, step: int, validator: Validator, evaluation: Started) -> None:
+        """Wait for a validation, write the report, and record it for each set of weights that has no record yet."""
+        results = validator.finish(evaluation)
+        reports = {
+            weights: validation_report(sums, self._design.info.class_names) for weights, (sums, _) in results.items()
+        }
+        write_report(self._report_file(step), reports)
+        told = {record.weights for record in self.validations if record.step == step}
+        for weights, (_, seconds) in results.items():
+            self.clock.add("validate", seconds)
+            if weights not in told:
+                self._record_validation(step, weights, reports[weights], seconds)
+
+    def _record_validation(self, step: int, weights: str, report: dict[str, Any], seconds: float) -> None:
+        record = ValidationRecord(
+            step=step,
+            epoch=self._epoch(step),
+            weights=weights,
+            loss=report["loss"],
+            top1=report["top1"],
+            top5=report["top5"],
+            num_samples=report["num_samples"],
+            seconds=seconds,
+            images_per_second=report["num_samples"] / seconds,
+            checkpoint=checkpoint_name(step) if step and step == self._saved_step else None,
+            elapsed_seconds=self.elapsed,
+        )
+        self._sinks.write(record)
+        self.validations.append(record)
         if record.checkpoint:
             self.best.add(record.top1, record.checkpoint, record.weights)
-        goal = self._resolved.config.run.target_accuracy
-        if goal is not None and self.target is None and record.top1 >= goal:
-            self.target = (self.elapsed, record.epoch)
+
+    def _report_file(self, step: int) -> Path:
+        return self._directory.reports / f"{checkpoint_name(step)}.json"
 
     def _epoch(self, step: int) -> float:
         return step / self._design.plan.steps.updates_per_epoch
@@ -274,4 +297,5 @@ class Books:
             "plan": self._design.plan.to_dict(),
             "class_names": list(self._design.info.class_names),
             "elapsed_seconds": self.elapsed,
+            "unlogged": self.ledger.unlogged.to_dict(),
         }

@@ -1,12 +1,17 @@
 """A run's directory: where each of its files lies, how it is made, and how a run is read back from it."""
 
 import json
+import shutil
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from headrace.checkpoint.best import BEST_FILE
+from headrace.checkpoint.lock import LOCK_FILE, hold
+from headrace.checkpoint.store import list_checkpoints
 from headrace.config.load import Resolved, from_flat, origins_from_json, origins_to_json, to_flat
 from headrace.config.schema import Config
 from headrace.core.errors import CheckpointError, ConfigError
@@ -32,27 +37,96 @@ class RunDirectory:
     def reports(self) -> Path:
         return self.path / "reports"
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other processes from writing into the run, also where its checkpoints lie elsewhere."""
+        apart = self.checkpoints.is_dir() and self.path.resolve() not in self.checkpoints.resolve().parents
+        with hold(self.path), hold(self.checkpoints) if apart else nullcontext():
+            yield
 
-def choose_directory(config: Config) -> RunDirectory:
-    """Return the directory for a new run (not made yet): `runs/<model>-<dataset>-<time>`, or `--run-name`."""
-    name = config.logging.run_name
-    root = Path(config.logging.log_dir)
-    if name is None:
-        stem = f"{config.model.model_name}-{config.data.dataset}-{time.strftime('%Y%m%d-%H%M%S')}"
-        name = next(n for n in (stem, *(f"{stem}-{i}" for i in range(2, 1000))) if not (root / n).exists())
-    path = root / name
-    if path.exists() and any(path.iterdir()):
+
+def refuse_taken(config: Config) -> None:
+    """Refuse a new run whose directory, or whose directory of checkpoints, belongs to another run."""
+    name, checkpoints = config.logging.run_name, config.checkpoint.checkpoint_dir
+    path = Path(config.logging.log_dir) / name if name is not None else None
+    if path is not None and path.exists() and not _is_free(path):
+        run = (path / "config.json").is_file()
         raise ConfigError(
             f"The run directory {path} already holds files.",
             rule="A new run needs a directory of its own.",
-            remedy=f"Go on with it: headrace resume {path}; or choose another --run-name.",
+            remedy=(f"Go on with it: headrace resume {path}; or choose" if run else "Choose") + " another --run-name.",
         )
-    return _layout(path, config)
+    if checkpoints is not None and (found := list_checkpoints(checkpoints)):
+        raise ConfigError(
+            f"The directory {checkpoints} already holds checkpoints ({found[-1].name}).",
+            rule="Checkpoints of two runs must not be mixed: old ones are deleted, and resuming takes the newest.",
+            remedy="Choose another --checkpoint-dir, or go on with their run: headrace resume RUN_DIR.",
+        )
 
 
-def _layout(path: Path, config: Config) -> RunDirectory:
+def _is_free(path: Path) -> bool:
+    """Say whether a directory is empty, apart from what a process that was killed right at its start left in it."""
+    return path.is_dir() and all(entry.name.startswith(".") for entry in path.iterdir())
+
+
+def make_directory(config: Config) -> RunDirectory:
+    """Make the directory of a new run: `runs/<model>-<dataset>-<time>`, or `--run-name`."""
+    name, apart = config.logging.run_name, config.checkpoint.checkpoint_dir
+    stem = name or f"{config.model.model_name}-{config.data.dataset}-{time.strftime('%Y%m%d-%H%M%S')}"
+    if apart is not None:
+        _make(Path(apart), "--checkpoint-dir")
+    number = 1
+    while True:
+        path = Path(config.logging.log_dir) / (stem if number == 1 else f"{stem}-{number}")
+        if _make(path, "--log-dir") or name is not None:
+            return layout(path, config)
+        number += 1  # another run began in the same second
+
+
+def _make(path: Path, option: str) -> bool:
+    """Make a directory; return whether it was not there before."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir()
+    except FileExistsError as error:
+        if path.is_dir():
+            return False
+        raise ConfigError(f"{error.filename} is not a directory.", remedy=f"Choose another {option}.") from None
+    except OSError as error:
+        raise ConfigError(f"Cannot make {path}: {error.strerror}.", remedy=f"Choose another {option}.") from error
+    return True
+
+
+def layout(path: Path, config: Config) -> RunDirectory:
+    """Return where the files of the run at `path` lie."""
     chosen = config.checkpoint.checkpoint_dir
     return RunDirectory(path, Path(chosen) if chosen else path / "checkpoints")
+
+
+def sweep(directory: RunDirectory) -> None:
+    """Remove the half-written files that killed processes of a run left behind."""
+    for folder in (directory.path, directory.reports, directory.checkpoints):
+        for left_over in folder.glob(".*.tmp-*"):
+            left_over.unlink(missing_ok=True)
+
+
+def delete_checkpoints(directory: RunDirectory) -> None:
+    """Delete a run's checkpoints, and the directory that held them if nothing else is in it."""
+    for path in list_checkpoints(directory.checkpoints):  # oldest first: a kill in here leaves one to go on from
+        shutil.rmtree(path, ignore_errors=True)
+    for name in (BEST_FILE, LOCK_FILE):
+        (directory.checkpoints / name).unlink(missing_ok=True)
+    with suppress(OSError):
+        directory.checkpoints.rmdir()
+
+
+def with_absolute_places(resolved: Resolved) -> Resolved:
+    """Return the configuration with a checkpoint directory that means the same from wherever the run is resumed."""
+    config = resolved.config
+    if config.checkpoint.checkpoint_dir is None:
+        return resolved
+    absolute = str(Path(config.checkpoint.checkpoint_dir).absolute())
+    return replace(resolved, config=replace(config, checkpoint=replace(config.checkpoint, checkpoint_dir=absolute)))
 
 
 def saved_form(resolved: Resolved) -> dict[str, Any]:
@@ -68,25 +142,36 @@ def from_saved(saved: Mapping[str, Any]) -> Resolved:
 
 
 def write_run(directory: RunDirectory, resolved: Resolved, plan: dict[str, Any], command: list[str]) -> None:
-    """Make the directory and store the configuration, where each value came from, and the plan."""
-    for folder in (directory.path, directory.checkpoints, directory.reports):
-        folder.mkdir(parents=True, exist_ok=True)
+    """Store the configuration, where each value came from, and the plan."""
     saved = {"command": command} | saved_form(resolved)
+    # config.json first: as soon as it is there, the run can be resumed.
     for file, content in ((directory.config_file, saved), (directory.plan_file, plan)):
         write_atomic(file, (json.dumps(content, indent=1) + "\n").encode())
+    directory.reports.mkdir(exist_ok=True)
 
 
 def read_run(path: Path) -> tuple[RunDirectory, Resolved]:
     """Return the layout and the configuration of a run that was started before."""
     file = path / "config.json"
     if not file.is_file():
-        runs = sorted(str(found.parent) for found in path.glob("*/config.json"))
-        remedy = f"Runs in it: {', '.join(runs[-5:])}." if runs else "Runs are made by headrace train."
-        raise CheckpointError(f"{path} is not a run directory: it has no config.json.", remedy=remedy)
+        problem, remedy = _not_a_run(path)
+        raise CheckpointError(problem, remedy=remedy)
     try:
         resolved = from_saved(json.loads(file.read_text()))
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"{file} cannot be read: {error!r}.", remedy="A checkpoint's manifest.json holds the same configuration."
         ) from error
-    return _layout(path, resolved.config), resolved
+    return layout(path, resolved.config), resolved
+
+
+def _not_a_run(path: Path) -> tuple[str, str]:
+    """Say why a path is no run directory, and where runs are."""
+    if (path / "manifest.json").is_file():
+        return f"{path} is a checkpoint, not a run directory.", f"Give its run: {path.absolute().parent.parent}."
+    problem = f"{path} is not a run directory: it has no config.json." if path.exists() else f"There is no {path}."
+    place = next((place for place in (path, path.parent) if any(place.glob("*/config.json"))), None)
+    if place is None:
+        return problem, "Runs are made by headrace train; it prints their directory."
+    runs = sorted(place.glob("*/config.json"), key=lambda file: file.stat().st_mtime)
+    return problem, f"Runs in {place}, newest last: {', '.join(file.parent.name for file in runs[-5:])}."

@@ -3,65 +3,48 @@
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import headrace
-from headrace.checkpoint.best import Best
-from headrace.checkpoint.lock import hold
 from headrace.checkpoint.restore import fit_tree
-from headrace.checkpoint.store import load, newest_good
-from headrace.config.load import Resolved, override, to_flat
-from headrace.core.errors import CheckpointError
+from headrace.config.load import Resolved, override
 from headrace.data.dataset import open_dataset
 from headrace.data.feed import feed_options
 from headrace.engine.devices import replica_mesh, start_devices, use_compilation_cache
-from headrace.engine.state import put_state, snapshot
+from headrace.engine.state import evaluated_weights, put_state, snapshot
 from headrace.run.books import Books, InFlight, RunResult, utc_now
 from headrace.run.design import Design, design_run, starting_state
-from headrace.run.directory import RunDirectory, choose_directory, read_run, write_run
+from headrace.run.directory import layout, make_directory, read_run, refuse_taken, with_absolute_places, write_run
 from headrace.run.interrupt import listen
+from headrace.run.restore import Past, Restored, find_restored, refuse_other_run, rewind_run
 from headrace.run.settle import Settler
 from headrace.run.trainer import advise_on_memory, compile_call, open_feed, step_spec
 from headrace.run.validator import Validator
 from headrace.telemetry.console import make_console
-from headrace.telemetry.record import Record, RunStart, ValidationRecord
-from headrace.telemetry.rewind import rewind
+from headrace.telemetry.record import RunStart
 from headrace.telemetry.sinks import open_sinks
-
-
-@dataclass(frozen=True, kw_only=True)
-class Restored:
-    """What a run goes on from: a checkpoint's tensors (None: its beginning), and what the user should hear of it."""
-
-    step: int = 0
-    arrays: Mapping[str, Any] | None = None
-    elapsed_seconds: float = 0.0
-    notes: tuple[str, ...] = ()
 
 
 def train(resolved: Resolved) -> RunResult:
     """Start a new run in a directory of its own."""
-    return fit(resolved, choose_directory(resolved.config), None)
+    refuse_taken(resolved.config)
+    return fit(with_absolute_places(resolved), None)
 
 
 def resume(path: Path, overrides: Mapping[str, Any] | None = None) -> RunResult:
-    """Go on with a run from its newest good checkpoint (from its beginning when there is none)."""
-    directory, saved = read_run(Path(path))
-    resolved = override(saved, overrides or {})
-    _refuse_other_run(saved, resolved)
-    found, damaged = newest_good(directory.checkpoints)
-    notes = tuple(f"Checkpoint {bad.name} was passed over: {problem}" for bad, problem in damaged)
-    if found is None:
-        return fit(resolved, directory, Restored(notes=(*notes, "No good checkpoint yet: the run begins anew.")))
-    arrays, manifest = load(found)
-    step, elapsed = manifest["step"], manifest["elapsed_seconds"]
-    return fit(resolved, directory, Restored(step=step, arrays=arrays, elapsed_seconds=elapsed, notes=notes))
+    """Go on with a run from its newest good checkpoint (from its beginning when it has not saved one yet)."""
+    before, saved = read_run(Path(path))
+    resolved = with_absolute_places(override(saved, overrides or {}))
+    refuse_other_run(saved, resolved)
+    directory = layout(before.path, resolved.config)
+    with directory.held():  # before the checkpoints are looked at: nobody adds or deletes one any more
+        return fit(resolved, find_restored(directory, before.checkpoints))
 
 
-def fit(resolved: Resolved, directory: RunDirectory, restored: Restored | None) -> RunResult:
+def fit(resolved: Resolved, restored: Restored | None) -> RunResult:
     """Train, validate and save as the configuration says. What can be refused is refused before a file is made."""
     config = resolved.config
 
@@ -83,44 +66,53 @@ def fit(resolved: Resolved, directory: RunDirectory, restored: Restored | None) 
 
     with ExitStack() as stack:
         # From here on the run leaves traces: its directory, records, checkpoints.
+        interrupt = stack.enter_context(listen())
+        if restored is None:
+            directory, past = make_directory(config), Past()
+            stack.enter_context(directory.held())
+        else:
+            directory, past = restored.directory, rewind_run(restored, config.checkpoint.keep_best)
         write_run(directory, resolved, plan.to_dict(), sys.argv[1:])
-        stack.enter_context(hold(directory.path))
-        past = _rewind(directory, step) if restored else ()
-        console = make_console(config.logging.progress, past)
+        console = make_console(config.logging.progress, past.records)
         sinks = stack.enter_context(closing(open_sinks(directory.path, console)))
-        books = Books(resolved, design, directory, sinks, restored.elapsed_seconds if restored else 0.0)
+        books = Books(resolved, design, directory, sinks)
+        if restored is not None:
+            books.go_on(restored, past)
         sinks.write(_run_start(design, devices, step))
         for text in (*resolved.warnings, *plan.warnings, *(restored.notes if restored else ())):
-            books.note(text, step, "warning")
+            books.note(text, "warning")
         for text in (*resolved.notes, f"data set: {options.cache.reason}", *_hints(design, devices)):
-            books.note(text, step)
+            books.note(text)
+        books.note(f"run directory: {directory.path}")
 
         ending = stack.enter_context(books.ending())  # writes the last record, whatever happens
-        interrupt = stack.enter_context(listen())
         stack.enter_context(advise_on_memory(plan))
+        # Compile before anything is run, so that its time stays apart.
+        to_train = config.run.training and step < steps.total_steps
+        due = config.validation.validation and (steps.validation_due(step) or not config.run.training)
+        to_validate = due and books.missing_validation(step, evaluated_weights(state))
         validator = None
-        if config.validation.validation:
+        if config.validation.validation and (to_train or to_validate):
             validator = stack.enter_context(closing(Validator(design, dataset, devices)))
-            fresh = not any(isinstance(record, ValidationRecord) and record.step == step for record in past)
-            if fresh and (steps.validation_due(step) or not config.run.training):
-                # Nothing to train, or a kill came between a checkpoint and its validation.
+            books.compiled("validation", validator.compile(state))
+            if to_validate:  # nothing to train, or a kill came between a checkpoint and the end of its validation
                 books.validated(step, validator, validator.start(state))
 
-        if config.run.training and step < steps.total_steps:
-            # Compile before the first call, so that its time stays apart from training time.
+        if to_train:
             state = put_state(state, mesh)
             feed = stack.enter_context(closing(open_feed(design, dataset, options, mesh, step)))
             block = feed.next()
             compiled = compile_call(step_spec(design, options), mesh, state, feed.resident, block)
-            books.compiled(compiled, step)
+            books.compiled("training", compiled)
             if config.run.compile_only:
-                return ending.reach("compiled", step)
+                return ending.reach("compiled")
 
             # The calls. While one runs, the numbers of the one before it are read and written down.
             settler = stack.enter_context(closing(Settler(partial(books.settle, validator=validator))))
             books.begin()
+            sinks.advance(step)
             wait = 0.0
-            while True:
+            while step < steps.total_steps and not interrupt.requested:
                 state, metrics = compiled.program(state, feed.resident, block)
                 step += steps.steps_per_call
                 call = InFlight(
@@ -131,25 +123,18 @@ def fit(resolved: Resolved, directory: RunDirectory, restored: Restored | None) 
                     evaluation=validator.start(state) if validator and steps.validation_due(step) else None,
                 )
                 settler.submit(call)
-                if step >= steps.total_steps or interrupt.requested:
-                    break
-                waited = feed.stats.wait_seconds
-                block = feed.next(metrics["loss"])
-                wait = feed.stats.wait_seconds - waited
+                if step < steps.total_steps and not interrupt.requested:
+                    waited = feed.stats.wait_seconds
+                    block = feed.next(metrics["loss"])
+                    wait = feed.stats.wait_seconds - waited
             settler.drain()
             books.judge(feed.stats, options)
 
             # Somebody asked us to leave: the call is finished; save, and `headrace resume` goes on from here.
             if step < steps.total_steps:
-                books.leave(interrupt.signal_name or "", state if call.copy is None else None, step)
-                return ending.reach("interrupted", step)
-        return ending.reach("finished", step)
-
-
-def _rewind(directory: RunDirectory, step: int) -> tuple[Record, ...]:
-    """Bring records and the list of the best back to the restored step; return the records that are left."""
-    Best(directory.checkpoints).rewind(step)
-    return rewind(directory.path, step).records
+                books.leave(interrupt.signal_name or "", state)
+                return ending.reach("interrupted")
+        return ending.reach("finished")
 
 
 def _hints(design: Design, devices: list[Any]) -> list[str]:
@@ -179,24 +164,3 @@ def _run_start(design: Design, devices: list[Any], first_step: int) -> RunStart:
         seed=config.run.seed,
         target_accuracy=config.run.target_accuracy,
     )
-
-
-# A run is these: with another value its steps would mean something else.
-_FIXED = ("model_name", "norm_layer", "dataset", "seed", "shuffle", "optimizer", "precision", "half_type", "ema_decay")
-
-
-def _refuse_other_run(saved: Resolved, resolved: Resolved) -> None:
-    """Refuse overrides that would make another run of it; replicas, epochs, periods and places may change."""
-    old, new = to_flat(saved.config), to_flat(resolved.config)
-    changed = [name for name in _FIXED if old[name] != new[name]]
-    before, after = design_run(saved.config).plan, design_run(resolved.config).plan
-    if before.batch.global_batch_size != after.batch.global_batch_size:
-        changed.append(f"global batch size ({before.batch.global_batch_size} -> {after.batch.global_batch_size})")
-    if before.steps.updates_per_epoch != after.steps.updates_per_epoch and not changed:
-        changed.append("weight_updates_per_epoch")
-    if changed:
-        raise CheckpointError(
-            f"A run cannot go on with another {', '.join(changed)}.",
-            rule="Steps before and after must mean the same.",
-            remedy="Start a new run with headrace train.",
-        )

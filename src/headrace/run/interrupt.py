@@ -1,6 +1,12 @@
-"""Polite interruption: SIGTERM, SIGUSR1 or Ctrl-C ask the run to finish its call, save and leave; a second one leaves at once."""
+"""Polite interruption: SIGTERM, SIGUSR1 or Ctrl-C ask the run to finish its call and save; a second one leaves at once.
 
+A thread hears the signals (`signal.set_wakeup_fd`), because the main one may be busy in a long call or compilation,
+and Python would run a handler only when that is over. Leaving at once is safe at any moment: it is what `kill -9` does.
+"""
+
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +14,7 @@ from types import FrameType
 
 INTERRUPTED = 75  # EX_TEMPFAIL: nothing is lost, the same run can go on with `headrace resume`
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+_SHOW_CURSOR = b"\x1b[?25h\n"  # a live progress line hides it
 
 
 class Interrupt:
@@ -15,15 +22,26 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.signal_name: str | None = None
+        self._times_handled = 0
 
     @property
     def requested(self) -> bool:
         return self.signal_name is not None
 
-    def _receive(self, number: int, _frame: FrameType | None) -> None:
+    def hear(self, number: int) -> None:
+        """Take a signal, in the listening thread."""
         if self.requested:
-            raise KeyboardInterrupt
+            _leave(number)
+            return
         self.signal_name = signal.Signals(number).name
+        text = f"headrace: {self.signal_name}: finishing the call and saving; a second one leaves at once"
+        print(text, file=sys.stderr, flush=True)
+
+    def handle(self, _number: int, _frame: FrameType | None) -> None:
+        """Take a signal, in the main thread: a second one ends the run of an interactive session, not the session."""
+        self._times_handled += 1
+        if self._times_handled > 1:
+            raise KeyboardInterrupt
 
 
 @contextmanager
@@ -33,9 +51,34 @@ def listen() -> Iterator[Interrupt]:
     if threading.current_thread() is not threading.main_thread():
         yield interrupt
         return
-    before = {number: signal.signal(number, interrupt._receive) for number in _SIGNALS}
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    thread = threading.Thread(target=_watch, args=(reader, interrupt), name="signals", daemon=True)
+    thread.start()
+    wakeup_before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    handlers_before = {number: signal.signal(number, interrupt.handle) for number in _SIGNALS}
     try:
         yield interrupt
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers_before.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(wakeup_before)
+        os.close(writer)
+        thread.join()
+        os.close(reader)
+
+
+def _watch(reader: int, interrupt: Interrupt) -> None:
+    while numbers := os.read(reader, 16):
+        for number in numbers:
+            if number in _SIGNALS:
+                interrupt.hear(number)
+
+
+def _leave(number: int) -> None:
+    """End the process without a further word, unless somebody sits at a Python prompt (`handle` speaks there)."""
+    if hasattr(sys, "ps1"):
+        return
+    if os.isatty(1):
+        os.write(1, _SHOW_CURSOR)
+    os._exit(128 + number)

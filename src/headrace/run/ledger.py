@@ -1,6 +1,8 @@
 """From calls to records: add up what the device sends out, stop at numbers that are not finite, keep the pace."""
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -12,18 +14,62 @@ from headrace.telemetry.record import TrainRecord
 HostMetrics = dict[str, np.ndarray]  # each [K, ...]: one row per step of the call
 
 
+@dataclass(frozen=True, kw_only=True)
+class Unlogged:
+    """Sums over the calls since the last record. A checkpoint keeps them, so that a resumed run logs the same numbers.
+
+    They are added call by call, in order: whoever goes on from a sum gets the same bits as who was never interrupted.
+    A step whose loss is not finite (--nan-policy skip) enters `skipped` alone.
+    """
+
+    loss: float = 0.0
+    top1: float = 0.0
+    top5: float = 0.0
+    count: float = 0.0
+    skipped: int = 0
+    wait_seconds: float = 0.0
+
+    def add(self, metrics: HostMetrics, wait: float) -> "Unlogged":
+        """Return the sums with one more call."""
+        good = np.isfinite(metrics["loss"])
+        sums = {key: getattr(self, key) + float(metrics[key][good].sum(dtype=np.float64)) for key in _SUMMED}
+        skipped = self.skipped + int(metrics["skipped"].sum())
+        return Unlogged(**sums, skipped=skipped, wait_seconds=self.wait_seconds + wait)
+
+    def mean(self, total: float) -> float:
+        """Return a sum as the mean over the samples counted, NaN when there were none."""
+        return total / self.count if self.count else float("nan")
+
+    def to_dict(self) -> dict[str, float]:
+        """Return the sums as plain values, for a manifest."""
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(saved: Mapping[str, Any]) -> "Unlogged":
+        """Return the sums that `to_dict` was given; names that a newer Headrace may have added are ignored."""
+        return Unlogged(**{key: saved[key] for key in asdict(NOTHING_UNLOGGED) if key in saved})
+
+
+_SUMMED = ("loss", "top1", "top5", "count")
+NOTHING_UNLOGGED = Unlogged()
+
+
 @dataclass
 class Ledger:
-    """The calls since the last record, and the pace of the whole run. One for each process of a run."""
+    """The calls since the last record, and the pace of this process. `skipped_steps` counts those of the whole run."""
 
     plan: Plan
     block_names: tuple[str, ...]
     nan_policy: str
     pace: Throughput = field(default_factory=Throughput)
     skipped_steps: int = 0
-    _calls: list[HostMetrics] = field(default_factory=list)
+    unlogged: Unlogged = NOTHING_UNLOGGED
+    _last: HostMetrics | None = None  # of the last call; None when there was none since the last record
     _recent: Throughput = field(default_factory=Throughput)
-    _wait: float = 0.0
+
+    def go_on(self, unlogged: Unlogged, skipped_in_records: int) -> None:
+        """Start from where an earlier process of the run was."""
+        self.unlogged, self.skipped_steps = unlogged, skipped_in_records + unlogged.skipped
 
     def settle(self, last_step: int, metrics: HostMetrics, seconds: float, wait: float) -> None:
         """Take the metrics of the call that ended with `last_step`, `seconds` long, `wait` of them without input."""
@@ -33,32 +79,29 @@ class Ledger:
         self.pace = self.pace.add(images=images, steps=steps, seconds=seconds)
         self._recent = self._recent.add(images=images, steps=steps, seconds=seconds)
         self.skipped_steps += int(metrics["skipped"].sum())
-        self._wait += wait
-        self._calls.append(metrics)
+        self.unlogged, self._last = self.unlogged.add(metrics, wait), metrics
 
     def record(self, last_step: int, elapsed: float) -> TrainRecord | None:
         """Return a record of all calls since the last one, or None when there were none."""
-        if not self._calls:
+        if self._last is None:
             return None
-        total = {key: np.concatenate([call[key] for call in self._calls]) for key in self._calls[0]}
-        count = float(total["count"].sum(dtype=np.float64))
-        mean = {key: float(total[key].sum(dtype=np.float64)) / count for key in ("loss", "top1", "top5")}
+        sums, last = self.unlogged, self._last
         record = TrainRecord(
             step=last_step,
             epoch=last_step / self.plan.steps.updates_per_epoch,
-            loss=mean["loss"],
-            accuracy=mean["top1"],
-            top5=mean["top5"],
-            learning_rate=total["learning_rate"][-1],
-            grad_norm=total["grad_norm"][-1],
+            loss=sums.mean(sums.loss),
+            accuracy=sums.mean(sums.top1),
+            top5=sums.mean(sums.top5),
+            learning_rate=last["learning_rate"][-1],
+            grad_norm=last["grad_norm"][-1],
             images_per_second=self._recent.images_per_second,
             step_seconds=self._recent.step_seconds,
-            loss_scale=total["loss_scale"][-1],
-            skipped_steps=int(total["skipped"].sum()),
-            infeed_wait_seconds=self._wait,
+            loss_scale=last["loss_scale"][-1],
+            skipped_steps=sums.skipped,
+            infeed_wait_seconds=sums.wait_seconds,
             elapsed_seconds=elapsed,
         )
-        self._calls, self._recent, self._wait = [], self._recent.fresh(), 0.0
+        self.unlogged, self._last, self._recent = NOTHING_UNLOGGED, None, self._recent.fresh()
         return record
 
     def _refuse_bad(self, first_step: int, metrics: HostMetrics) -> None:

@@ -1,7 +1,7 @@
 """A thread that settles calls: it waits for each call's numbers and writes them down while the next call is launched.
 
-It needs a thread because launching is not always instant: on a GPU the host walks a device loop's steps, so that the launch
-of a call takes as long as the call.
+It needs a thread because launching is not always instant: on a GPU the host walks a device loop's steps, so that the
+launch of a call takes as long as the call.
 """
 
 from collections.abc import Callable

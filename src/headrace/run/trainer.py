@@ -1,6 +1,7 @@
 """The training side of a run on its devices: the feed, the compiled call program, and the calls one after the other."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,7 +25,7 @@ from headrace.run.design import Design
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """The call program, ready to run, and what compiling it took."""
+    """A program, ready to run, and what compiling it took."""
 
     program: Any
     seconds: float
@@ -70,16 +71,21 @@ def open_feed(design: Design, dataset: DataSet, options: FeedOptions, mesh: Mesh
 
 def compile_call(spec: StepSpec, mesh: Mesh, state: State, resident: Any, block: dict[str, Any]) -> Compiled:
     """Compile the call program ahead of its first use, so that compile time is kept apart from training time."""
+    return compiled_from(lambda: make_call(make_step(spec), mesh, block).lower(state, resident, block).compile())
+
+
+def compiled_from(build: Callable[[], Any]) -> Compiled:
+    """Return the program that `build` compiles, with what that took."""
     begin = time.perf_counter()
     with count_compilations() as counts:
-        program = make_call(make_step(spec), mesh, block).lower(state, resident, block).compile()
+        program = build()
     memory = program.memory_analysis()
     parts = ("argument_size_in_bytes", "output_size_in_bytes", "temp_size_in_bytes")
     held = sum(getattr(memory, part, 0) for part in parts) - getattr(memory, "alias_size_in_bytes", 0) if memory else 0
     return Compiled(program=program, seconds=time.perf_counter() - begin, counts=counts, device_bytes=held)
 
 
-class advise_on_memory:  # noqa: N801  (reads as a with-statement)
+class advise_on_memory:
     """Turn a device's out-of-memory error into advice that keeps the global batch."""
 
     def __init__(self, plan: Plan) -> None:

@@ -14,6 +14,7 @@ from headrace.engine.evaluate import EvalSpec, Sums, make_evaluation, total_sums
 from headrace.engine.loop import put_on
 from headrace.engine.state import State, evaluated_weights
 from headrace.run.design import Design
+from headrace.run.trainer import Compiled, compiled_from
 
 _STREAMED_BLOCK_BYTES = 256 << 20  # of images sent at a time when the set is not on the device
 
@@ -43,24 +44,42 @@ class Validator:
             num_replicas=plan.num_replicas,
         )
         self._program = make_evaluation(spec, self._mesh)
+        self._compiled: dict[str, Any] = {}  # by the name of the weights
+
+    def compile(self, state: State) -> Compiled:
+        """Compile for the weights of such a state ahead of their use, so that the time stays apart."""
+        return compiled_from(lambda: self._compile(self._place(state), next(iter(self._feed))))
+
+    def _compile(self, weights: dict[str, tuple[Any, Any]], block: dict[str, Any]) -> Any:
+        programs: dict[tuple[Any, ...], Any] = {}  # by dtypes: averaged weights are float32 where raw ones have 16 bits
+        for name, (params, stats) in weights.items():
+            dtypes = tuple(leaf.dtype for leaf in jax.tree.leaves((params, stats)))
+            if dtypes not in programs:
+                programs[dtypes] = self._program.lower(params, stats, self._feed.resident, block).compile()
+            self._compiled[name] = programs[dtypes]
+        return self._compiled["raw"]
 
     def start(self, state: State) -> Started:
         """Start the evaluation of a state's weights; the state may be donated to the next call right after."""
-        weights = jax.device_put(evaluated_weights(state), replicated(self._mesh))
+        weights = self._place(state)
         parts: dict[str, list[Sums]] = {name: [] for name in weights}
         for block in self._feed:
             for name, (params, stats) in weights.items():
-                parts[name].append(self._program(params, stats, self._feed.resident, block))
+                parts[name].append(self._compiled[name](params, stats, self._feed.resident, block))
         return Started(parts)
 
     def finish(self, started: Started) -> dict[str, tuple[dict[str, Any], float]]:
-        """Wait for the sums; return {weights: (sums, seconds waited)}."""
-        results = {}
-        for name, parts in started.parts.items():
-            begin = time.perf_counter()
-            results[name] = (total_sums(parts), time.perf_counter() - begin)
-        return results
+        """Wait for the sums; return {weights: (sums, seconds)}, the time waited shared out evenly."""
+        begin = time.perf_counter()
+        sums = {name: total_sums(parts) for name, parts in started.parts.items()}
+        seconds = (time.perf_counter() - begin) / len(sums)
+        return {name: (total, seconds) for name, total in sums.items()}
 
     def close(self) -> None:
         """End the feed's threads."""
         self._feed.close()
+
+    def _place(self, state: State) -> dict[str, tuple[Any, Any]]:
+        weights = evaluated_weights(state)
+        placed = jax.device_put(weights, replicated(self._mesh))
+        return {name: placed[name] for name in weights}  # raw first: JAX sorts the keys of a dict

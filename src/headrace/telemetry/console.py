@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TextIO
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.text import Text
 
 from headrace.core.errors import ConfigError, did_you_mean
 from headrace.telemetry.record import CheckpointRecord, Note, Record, RunEnd, RunStart, TrainRecord, ValidationRecord
 from headrace.telemetry.wording import Narrator, duration, percent
+
+_COMPILING = "compiling ..."
 
 
 class ConsoleSink:
@@ -67,10 +69,12 @@ class BarConsole(ConsoleSink):
                 self._print(line, "yellow" if record.level == "warning" else "")
 
     def advance(self, step: int) -> None:
-        """Move the bar."""
+        """Move the bar. Before the first record of training this says that compiling is over."""
         if self._progress is not None and self._narrator.run is not None:
             epoch = step / self._narrator.run.updates_per_epoch
             self._progress.update(self._task, completed=step, epoch=f"{epoch:.2f}/{self._narrator.run.num_epochs}")
+            if self._progress.tasks[0].fields["numbers"] == _COMPILING:
+                self._progress.update(self._task, numbers="first numbers come after a call ...")
 
     def close(self) -> None:
         """Stop the live line."""
@@ -90,7 +94,7 @@ class BarConsole(ConsoleSink):
         # Four times a second is enough for the eye and costs a two-core machine nothing.
         self._progress = Progress(*columns, console=self._console, refresh_per_second=4, transient=True)
         epoch = f"{run.step / run.updates_per_epoch:.2f}/{run.num_epochs}"
-        self._task = self._progress.add_task("", total=run.total_steps, epoch=epoch, numbers="compiling ...")
+        self._task = self._progress.add_task("", total=run.total_steps, epoch=epoch, numbers=_COMPILING)
         self._progress.update(self._task, completed=run.step)
         self._progress.start()
 
@@ -106,7 +110,8 @@ class BarConsole(ConsoleSink):
         self.advance(record.step)
 
     def _print(self, line: str, style: str) -> None:
-        self._console.print(escape(line), style=style or None)
+        # a Text with its own style: a style given to print() would colour the live line as well
+        self._console.print(Text(line, style=style))
 
 
 _MODES: Mapping[str, Callable[[TextIO, Iterable[Record]], ConsoleSink]] = {

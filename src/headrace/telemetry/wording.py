@@ -86,6 +86,8 @@ def run_start_line(run: RunStart) -> str:
     size = f", {run.num_parameters:,} parameters" if run.num_parameters is not None else ""
     replicas = f" ({run.num_replicas} replicas)" if run.num_replicas > 1 else ""
     place = f" on {run.device or run.platform}{replicas}" if run.device or run.platform else ""
+    if not run.total_steps:
+        return f"validate  {run.model} on {run.dataset}{size}{place}"
     verb = f"resume from step {run.step}" if run.step else "train"
     return (
         f"{verb}  {run.model} on {run.dataset}{size}: {run.num_epochs} epochs of {run.updates_per_epoch} steps, "
@@ -99,7 +101,8 @@ def validation_line(record: ValidationRecord) -> str:
     parts += [f"epoch {record.epoch:.2f}", f"top-1 {percent(record.top1)}"]
     if record.top5 is not None:
         parts.append(f"top-5 {percent(record.top5)}")
-    parts += [f"loss {record.loss:.4f}", f"({record.num_samples:,} images, {record.seconds:.1f} s)"]
+    seconds = f"{record.seconds:.1f}" if record.seconds >= 0.1 else f"{record.seconds:.3f}"
+    parts += [f"loss {record.loss:.4f}", f"({record.num_samples:,} images, {seconds} s)"]
     return "  ".join(parts)
 
 

@@ -1,0 +1,106 @@
+"""`headrace validate RUN_DIR|CHECKPOINT`: the accuracy of saved weights, a line for each set of them."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.cli.options import read_words
+from headrace.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headrace.run.validate import Validated
+
+DESCRIPTION = (
+    "Validate all checkpoints of a run, or one of them. The options of the run hold; others may be given, such as "
+    "--validation-micro-batch-size, --dataset-path or --platform."
+)
+_HEADING = "     step    epoch  weights    top-1     top-5      loss  balanced   images  seconds"
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; return its exit code."""
+    words = read_words(argv, "headrace validate", _add_arguments, DESCRIPTION)
+    own = words.own
+    if own.last and own.best:
+        raise ConfigError("Both --last and --best are given.", remedy="Leave one of them out.")
+    from headrace.run.validate import ALL, BEST, LAST, validate
+
+    which = LAST if own.last else BEST if own.best else ALL
+    found = validate(own.path, words.options, which=which, report_dir=own.report_dir)
+    table, place = _Table(), None
+    for result in found:
+        if result.problem:
+            print(f"warning: passed over: {result.problem}", file=sys.stderr)
+        if own.json:
+            _print_json(result)
+        else:
+            table.show(result)
+        place = result.report_file.parent if result.report_file else place
+    if not own.json:
+        table.close()
+        if place:
+            print(f"reports (confusion matrix, classes): {place}")
+    return 0
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", metavar="RUN_DIR|CHECKPOINT", type=Path, help="a run's directory, or one checkpoint")
+    parser.add_argument("--last", action="store_true", help="only the newest good checkpoint of the run")
+    parser.add_argument("--best", action="store_true", help="only the best one, by its accuracy during training")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON for each checkpoint")
+    parser.add_argument(
+        "--report-dir",
+        type=Path,
+        metavar="DIR",
+        help="where the full reports are written, one file for each checkpoint [RUN_DIR/reports/validate]",
+    )
+
+
+class _Table:
+    """Prints rows as they come, behind a row whether it is the best so far, and the best one at the end."""
+
+    def __init__(self) -> None:
+        self._num_rows, self._best, self._best_row = 0, -1.0, ""
+
+    def show(self, result: "Validated") -> None:
+        """Print the rows of one checkpoint."""
+        for weights, report in result.reports.items():
+            if not self._num_rows:
+                print(_HEADING)
+            self._num_rows += 1
+            is_best = report["top1"] is not None and report["top1"] > self._best
+            if is_best:
+                self._best = report["top1"]
+                self._best_row = f"{result.checkpoint.name} ({weights}), top-1 {_percent(report['top1'])}"
+            print(_row(result, weights, report) + ("  best so far" if is_best else ""), flush=True)
+
+    def close(self) -> None:
+        """Print which row was the best, if there was a choice."""
+        if self._num_rows > 1 and self._best_row:
+            print(f"best: {self._best_row}")
+
+
+def _row(result: "Validated", weights: str, report: dict[str, Any]) -> str:
+    return (
+        f"{result.step:9d}{result.epoch:9.2f}{weights:>9}{_percent(report['top1']):>9}{_percent(report['top5']):>10}"
+        f"{report['loss']:10.4f}{_percent(report['balanced_accuracy']):>10}{report['num_samples']:9,d}"
+        f"{result.seconds[weights]:9.3f}"
+    )
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.2f} %"
+
+
+def _print_json(result: "Validated") -> None:
+    line: dict[str, Any] = {"checkpoint": str(result.checkpoint), "step": result.step}
+    if result.problem:
+        print(json.dumps(line | {"problem": result.problem}), flush=True)
+        return
+    line |= {"epoch": result.epoch, "report": str(result.report_file) if result.report_file else None}
+    for weights, report in result.reports.items():
+        numbers = {key: report[key] for key in ("top1", "top5", "loss", "balanced_accuracy", "num_samples")}
+        line[weights] = numbers | {"seconds": round(result.seconds[weights], 6)}
+    print(json.dumps(line), flush=True)

@@ -1,0 +1,118 @@
+"""What a run goes on from: its newest good checkpoint, and records and list of the best brought back to that step."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headrace.checkpoint.best import Best, Scored
+from headrace.checkpoint.store import load, newest_good
+from headrace.config.load import Resolved, to_flat
+from headrace.core.errors import CheckpointError
+from headrace.run.design import design_run
+from headrace.run.directory import RunDirectory, sweep
+from headrace.run.ledger import NOTHING_UNLOGGED, Unlogged
+from headrace.telemetry.files import read_records
+from headrace.telemetry.record import CheckpointRecord, Record, RunEnd, TrainRecord, ValidationRecord
+from headrace.telemetry.rewind import rewind
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restored:
+    """Where an earlier process of the run was: a checkpoint's tensors (None: the beginning) and its books."""
+
+    directory: RunDirectory
+    step: int = 0
+    arrays: Mapping[str, Any] | None = None
+    elapsed_seconds: float = 0.0
+    unlogged: Unlogged = NOTHING_UNLOGGED
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Past:
+    """The records up to the restored step, and what follows from them."""
+
+    records: tuple[Record, ...] = ()
+
+    @property
+    def validations(self) -> list[ValidationRecord]:
+        return [record for record in self.records if isinstance(record, ValidationRecord)]
+
+    @property
+    def skipped_steps(self) -> int:
+        return sum(record.skipped_steps for record in self.records if isinstance(record, TrainRecord))
+
+
+def find_restored(directory: RunDirectory, earlier_place: Path) -> Restored:
+    """Return the newest good checkpoint of a run, or its beginning when it never came to save one.
+
+    `earlier_place` held the checkpoints so far: where a resume names another one, it is empty at first.
+    """
+    found, damaged = newest_good(directory.checkpoints)
+    if found is None and not damaged:
+        found, damaged = newest_good(earlier_place)
+    if found is None:
+        _refuse_lost(directory, damaged)
+        return Restored(directory=directory, notes=("No checkpoint was saved yet: the run begins anew.",))
+    arrays, manifest = load(found)
+    return Restored(
+        directory=directory,
+        step=manifest["step"],
+        arrays=arrays,
+        elapsed_seconds=manifest["elapsed_seconds"],
+        unlogged=Unlogged.from_dict(manifest.get("unlogged", {})),
+        notes=tuple(f"Checkpoint {bad.name} was passed over: {problem}" for bad, problem in damaged),
+    )
+
+
+def _refuse_lost(directory: RunDirectory, damaged: list[tuple[Path, str]]) -> None:
+    """Refuse to begin anew, which erases records, where the run had come to save checkpoints or had finished."""
+    told = "".join(f" {bad.name}: {problem}." for bad, problem in damaged)
+    records = read_records(directory.path)
+    if any(isinstance(record, RunEnd) and record.outcome == "finished" for record in records):
+        problem = f"The run {directory.path} has finished, and none of its checkpoints can be used.{told}"
+    elif damaged or any(isinstance(record, CheckpointRecord) for record in records):
+        place = directory.checkpoints
+        problem = f"The run {directory.path} has saved checkpoints, but {place} holds no good one.{told}"
+    else:
+        return
+    raise CheckpointError(
+        problem,
+        rule="A run goes on from a checkpoint.",
+        remedy="Give the place of its checkpoints (--checkpoint-dir), or start a new run with headrace train.",
+    )
+
+
+def rewind_run(restored: Restored, keep_best: int) -> Past:
+    """Bring records and the list of the best back to the restored step; both may be behind or ahead of it."""
+    sweep(restored.directory)
+    past = Past(records=rewind(restored.directory.path, restored.step).records)
+    scores = (
+        Scored(score=record.top1, name=record.checkpoint, weights=record.weights)
+        for record in past.validations
+        if record.checkpoint
+    )
+    Best(restored.directory.checkpoints, keep_best).reset(scores)
+    return past
+
+
+# A run is these: with another value its steps would mean something else.
+_FIXED = ("model_name", "norm_layer", "dataset", "seed", "shuffle", "optimizer", "precision", "half_type", "ema_decay")
+
+
+def refuse_other_run(saved: Resolved, resolved: Resolved) -> None:
+    """Refuse overrides that would make another run of it; replicas, epochs, periods and places may change."""
+    old, new = to_flat(saved.config), to_flat(resolved.config)
+    changed = [name for name in _FIXED if old[name] != new[name]]
+    before, after = design_run(saved.config).plan, design_run(resolved.config).plan
+    if before.batch.global_batch_size != after.batch.global_batch_size:
+        changed.append(f"global batch size ({before.batch.global_batch_size} -> {after.batch.global_batch_size})")
+    if before.steps.updates_per_epoch != after.steps.updates_per_epoch and not changed:
+        changed.append("weight_updates_per_epoch")
+    if changed:
+        raise CheckpointError(
+            f"A run cannot go on with another {', '.join(changed)}.",
+            rule="Steps before and after must mean the same.",
+            remedy="Start a new run with headrace train.",
+        )

@@ -1,0 +1,217 @@
+"""`kill -9` and polite signals at any moment, in real processes: a resumed run ends with the same bits and records."""
+
+import csv
+import json
+import random
+import shlex
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.run.interrupt import INTERRUPTED
+from headrace.telemetry.files import read_records
+from headrace.telemetry.record import RunEnd, TrainRecord, ValidationRecord
+
+from .conftest import assert_same_bits, final_state
+from .process import finish, run, size_of, start, wait_until
+
+# Logs every 6 steps, checkpoints every 4, validation every 12: calls of 2 steps, and checkpoints between two logs.
+OPTIONS = shlex.split("""
+    --config none --dataset digits --model-name toy_model_bn --micro-batch-size 16 --weight-updates-per-epoch 12
+    --logs-per-epoch 2 --ckpts-per-epoch 3 --validations-per-epoch 1 --train-augmentation crop --ema-decay 0.9
+    --optimizer-params '{"momentum": 0.9}' --lr-schedule-params '{"initial_learning_rate": 0.002}' --bn-momentum 0.9
+    --target-accuracy 0.1 --max-ckpts-to-keep 2 --keep-best 2 --progress plain
+""")
+
+# Stochastic rounding, a loss scale that moves, accumulation: takes three times as long to compile.
+HALF = shlex.split("""
+    --precision 16.16 --half-type float16 --loss-scaling dynamic
+    --loss-scaling-params '{"initial": 1024, "growth_interval": 5}' --micro-batch-size 8 --gradient-accumulation-count 2
+""")
+
+# What a kill may change: how long things took.
+TIMES = ("images_per_second", "step_seconds", "infeed_wait_seconds", "elapsed_seconds", "seconds")
+TIME_COLUMNS = ("it_time", "img_per_sec", "total_time", "infeed_wait", "val_time")
+
+# A moment is a row of waits. Each looks at the run directory once when its turn comes, and returns what to wait for.
+Wait = Callable[[Path], Callable[[], bool]]
+
+
+def told(word: str) -> Wait:
+    """Wait until this process has written the word into log.txt (which only grows)."""
+
+    def wait(run_dir: Path) -> Callable[[], bool]:
+        log = run_dir / "log.txt"
+        begin = max(0, size_of(log))
+        return lambda: size_of(log) > begin and word.encode() in log.read_bytes()[begin:]
+
+    return wait
+
+
+def changed(look: Callable[[Path], Any]) -> Wait:
+    """Wait until something looks another than when the wait began."""
+
+    def wait(run_dir: Path) -> Callable[[], bool]:
+        before = look(run_dir)
+        return lambda: look(run_dir) != before
+
+    return wait
+
+
+def passed(seconds: float) -> Wait:
+    """Wait so long."""
+
+    def wait(_run_dir: Path) -> Callable[[], bool]:
+        end = time.monotonic() + seconds
+        return lambda: time.monotonic() >= end
+
+    return wait
+
+
+def is_saving(run_dir: Path) -> bool:
+    return any((run_dir / "checkpoints").glob(".tmp-step_*"))
+
+
+def newest_name(run_dir: Path) -> str:
+    return max((path.name for path in (run_dir / "checkpoints").glob("step_*")), default="")
+
+
+def best_list(run_dir: Path) -> int:
+    file = run_dir / "checkpoints" / "best.json"
+    return file.stat().st_mtime_ns if file.exists() else 0
+
+
+def num_validations(run_dir: Path) -> int:
+    file = run_dir / "metrics.jsonl"
+    return file.read_bytes().count(b'"kind": "validation"') if file.exists() else 0
+
+
+COMPILED = told("training compiled")
+WHILE_COMPILING = (told("validation compiled"),)  # when nothing is in the cache of programs
+AT_START = (told("run directory"),)  # there is something to resume, and nothing is trained
+WHILE_SAVING = (COMPILED, changed(is_saving))
+WHEN_NAMED = (COMPILED, changed(newest_name))
+WHEN_BEST_CHANGES = (COMPILED, changed(best_list))
+WHEN_METRICS_GROW = (COMPILED, changed(lambda run_dir: size_of(run_dir / "metrics.jsonl")))
+WHEN_VALIDATED = (COMPILED, changed(num_validations))  # raw weights, averaged ones not yet
+KILLS = (WHILE_SAVING, WHEN_METRICS_GROW, WHEN_VALIDATED, WHEN_NAMED, WHEN_BEST_CHANGES)
+
+
+def words_for(run_dir: Path, num_epochs: int, options: Sequence[str] = ()) -> list[str]:
+    log_dir, programs = run_dir.parent, run_dir.parent.with_name("programs")
+    places = ["--log-dir", str(log_dir), "--run-name", run_dir.name, "--compilation-cache-dir", str(programs)]
+    return ["train", *OPTIONS, *options, *places, "--num-epochs", str(num_epochs)]
+
+
+def cut_run(words: Sequence[str], run_dir: Path, cuts: Sequence[tuple[signal.Signals, Sequence[Wait]]]) -> list[int]:
+    """Start a run, send it a signal at each of the moments, resume it each time; return the processes' exit codes."""
+    output = run_dir.parent.with_name("cut.txt")
+    codes = []
+    for number, moment in cuts:
+        happened = moment[0](run_dir)  # looks before the process starts, so that it sees what the process adds
+        started = (run_dir / "config.json").exists()
+        process = start(["resume", run_dir] if started else words, output)
+        for wait in moment[1:]:
+            wait_until(process, happened)
+            happened = wait(run_dir)
+        wait_until(process, happened)
+        process.send_signal(number)
+        codes.append(finish(process))
+        expected = -signal.SIGKILL if number == signal.SIGKILL else INTERRUPTED
+        assert codes[-1] in (expected, 0), output.read_text()  # 0: it had finished before
+    assert run(["resume", run_dir], output) == 0, output.read_text()
+    assert "Traceback" not in output.read_text()
+    return codes
+
+
+def rows(file: Path) -> list[dict[str, str]]:
+    table = csv.DictReader(file.read_text().splitlines())
+    return [{column: cell for column, cell in row.items() if column not in TIME_COLUMNS} for row in table]
+
+
+def facts(run_dir: Path, kind: type) -> list[dict[str, Any]]:
+    # by way of JSON, where a NaN (the gradient norm of a skipped step) is a word and equals itself
+    records = [json.loads(record.to_json()) for record in read_records(run_dir) if isinstance(record, kind)]
+    return [{name: value for name, value in record.items() if name not in TIMES} for record in records]
+
+
+def assert_same_run(whole: Path, cut: Path, num_epochs: int) -> None:
+    assert_same_bits(final_state(whole), final_state(cut))
+    train, validation = facts(cut, TrainRecord), facts(cut, ValidationRecord)
+    assert [record["step"] for record in train] == list(range(6, 12 * num_epochs + 1, 6))
+    assert [(record["step"], record["weights"]) for record in validation] == [
+        (12 * epoch, weights) for epoch in range(1, num_epochs + 1) for weights in ("raw", "ema")
+    ]
+    assert train == facts(whole, TrainRecord)
+    assert validation == facts(whole, ValidationRecord)
+    for name in ("training.csv", "validation.csv"):
+        assert rows(cut / name) == rows(whole / name)
+    for name in (
+        "checkpoints/best.json",
+        *(f"reports/step_{12 * epoch:08d}.json" for epoch in range(1, num_epochs + 1)),
+    ):
+        assert json.loads((cut / name).read_text()) == json.loads((whole / name).read_text()), name
+    kept = [sorted(path.name for path in (run_dir / "checkpoints").iterdir()) for run_dir in (whole, cut)]
+    assert kept[0] == kept[1]
+    ends = [[record for record in read_records(run_dir) if isinstance(record, RunEnd)][-1] for run_dir in (whole, cut)]
+    for name in ("step", "outcome", "epoch_at_target", "best_top1", "best_checkpoint", "skipped_steps"):
+        assert getattr(ends[0], name) == getattr(ends[1], name), name
+    assert ends[1].outcome == "finished"
+    assert ends[1].time_to_target is not None
+
+
+def test_cut_and_resumed_equals_uninterrupted_bit_for_bit(tmp_path: Path) -> None:
+    whole, cut, output = tmp_path / "runs" / "whole", tmp_path / "runs" / "cut", tmp_path / "whole.txt"
+    delay = (COMPILED, passed(random.Random(5).uniform(0, 1)))
+    kills = [(signal.SIGKILL, moment) for moment in (*KILLS, delay)]
+    # First of all while the first process still compiles; later on between two logs.
+    cuts = [(signal.SIGTERM, WHILE_COMPILING), *kills[:3], (signal.SIGINT, WHEN_NAMED), *kills[3:]]
+    codes = cut_run(words_for(cut, 5), cut, cuts)
+    assert codes[:6] == [INTERRUPTED, -9, -9, -9, INTERRUPTED, -9]  # the best may never change again
+    told = (tmp_path / "cut.txt").read_text()
+    assert "SIGTERM: left at step 0, nothing is lost" in told
+    assert told.count(f"interrupted; go on with: headrace resume {cut}\n") == 2
+    assert run(words_for(whole, 5), output) == 0, output.read_text()
+    assert_same_run(whole, cut, 5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_killed_at_many_moments(tmp_path: Path) -> None:
+    whole, cut, output = tmp_path / "runs" / "whole", tmp_path / "runs" / "cut", tmp_path / "whole.txt"
+    rng = random.Random(6)
+    delays = [(told("run directory"), passed(rng.uniform(0, 3))) for _ in range(25)]
+    starts = [(passed(rng.uniform(0.2, 3)),) for _ in range(10)]
+    moments = [*(AT_START, *KILLS) * 5, *delays, *starts]
+    rng.shuffle(moments)
+    assert run(words_for(whole, 24, HALF), output) == 0, output.read_text()
+    codes = cut_run(words_for(cut, 24, HALF), cut, [(signal.SIGKILL, moment) for moment in moments])
+    print(f"{codes.count(-9)} kills of {len(moments)}")
+    assert codes.count(-9) > 50
+    assert_same_run(whole, cut, 24)
+
+
+def test_a_long_call_can_be_left_and_keeps_other_processes_out(tmp_path: Path) -> None:
+    """One call is the whole run: a first Ctrl-C waits for it, a second one leaves; meanwhile nobody may resume."""
+    run_dir, output, other = tmp_path / "runs" / "long", tmp_path / "long.txt", tmp_path / "other.txt"
+    words = words_for(run_dir, 2000, ["--logs-per-epoch", "0", "--ckpts-per-epoch", "0", "--no-validation"])
+    compiled = COMPILED(run_dir)
+    process = start(words, output)
+    assert wait_until(process, compiled), output.read_text()
+    before = {path: path.read_bytes() for path in run_dir.iterdir() if path.is_file()}
+    assert run(["resume", run_dir], other) == 2
+    assert f"Another process (number {process.pid}) is writing into {run_dir}" in other.read_text()
+    assert {path: path.read_bytes() for path in run_dir.iterdir() if path.is_file()} == before
+    process.send_signal(signal.SIGINT)
+    assert wait_until(process, lambda: "a second one leaves at once" in output.read_text())
+    time.sleep(0.3)
+    assert process.poll() is None, "the call is not over"
+    begin = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    assert finish(process) == 130
+    assert time.monotonic() - begin < 1
+    assert "Traceback" not in output.read_text()
