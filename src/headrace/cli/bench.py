@@ -16,7 +16,7 @@ def main(argv: list[str]) -> int:
 
     def extra(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--steps-per-call", type=int, default=50, metavar="N", help="steps of one device call [50]")
-        parser.add_argument("--num-calls", type=int, default=5, metavar="N", help="timed calls, behind an untimed one [5]")
+        parser.add_argument("--num-calls", type=int, default=5, metavar="N", help="timed calls, after one untimed [5]")
         parser.add_argument("--json", action="store_true", help="print the line of JSON alone")
 
     resolved, own = parse(argv, "headrace bench", extra, DESCRIPTION)
@@ -27,9 +27,9 @@ def main(argv: list[str]) -> int:
     result = bench(resolved, steps_per_call=own.steps_per_call, num_calls=own.num_calls)
     if not own.json:
         print(f"{result.model} on {result.dataset}, precision {result.precision}, {result.device}")
+        sizes = f"{result.micro_batch_size} x {result.num_replicas} replicas x {result.gradient_accumulation_count} accumulated"
         print(
-            f"global batch {result.global_batch_size} ({result.micro_batch_size} x {result.num_replicas} replicas x "
-            f"{result.gradient_accumulation_count} accumulated), {result.num_calls} calls of {result.steps_per_call} steps"
+            f"global batch {result.global_batch_size} ({sizes}), {result.num_calls} calls of {result.steps_per_call} steps"
         )
         print(
             f"{result.images_per_second:,.0f} img/s (median; {result.lowest:,.0f} to {result.highest:,.0f}), "
