@@ -27,9 +27,10 @@ def main(argv: list[str]) -> int:
     result = bench(resolved, steps_per_call=own.steps_per_call, num_calls=own.num_calls)
     if not own.json:
         print(f"{result.model} on {result.dataset}, precision {result.precision}, {result.device}")
-        sizes = f"{result.micro_batch_size} x {result.num_replicas} replicas x {result.gradient_accumulation_count} accumulated"
+        sizes = (result.micro_batch_size, result.num_replicas, result.gradient_accumulation_count)
         print(
-            f"global batch {result.global_batch_size} ({sizes}), {result.num_calls} calls of {result.steps_per_call} steps"
+            f"global batch {result.global_batch_size} ({sizes[0]} x {sizes[1]} replicas x {sizes[2]} accumulated), "
+            f"{result.num_calls} calls of {result.steps_per_call} steps"
         )
         print(
             f"{result.images_per_second:,.0f} img/s (median; {result.lowest:,.0f} to {result.highest:,.0f}), "
