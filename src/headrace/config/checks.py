@@ -125,6 +125,20 @@ PIPELINE_RULES = (
 
 RULES = (
     Rule(
+        broken=lambda facts: facts.config.batch.num_replicas % facts.config.model.dbn_replica_group_size != 0,
+        problem=lambda facts: f"{facts.told('dbn_replica_group_size')} with {facts.told('num_replicas')}.",
+        rule="Replicas share batch-norm statistics in groups of equal size: num_replicas must be a multiple of it.",
+        remedy="Choose a size that divides num_replicas, or leave dbn_replica_group_size out.",
+    ),
+    Rule(
+        broken=lambda facts: (
+            facts.config.model.dbn_replica_group_size > 1 and facts.config.model.norm_layer["name"] != "batch_norm"
+        ),
+        problem=lambda facts: f"{facts.told('dbn_replica_group_size')} with {facts.told('norm_layer')}.",
+        rule="Only batch norm has statistics to share between replicas.",
+        remedy="Leave dbn_replica_group_size out.",
+    ),
+    Rule(
         broken=lambda facts: (
             bool(facts.config.data.eight_bit_transfer) and not facts.config.data.accelerator_side_preprocess
         ),

@@ -102,6 +102,12 @@ class Model:
         None, "Number added to variances in normalisation; unset means the model's own.", check=at_least(0)
     )
     stable_norm: bool = option(False, "Compute variances in two passes: slower and more exact.")
+    dbn_replica_group_size: int = option(
+        1,
+        "Consecutive replicas whose micro-batches share the statistics of batch norm; 1 means each has its own.",
+        aliases=("bn_span",),
+        check=at_least(1),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,9 +14,9 @@ from headrace.config.load import Resolved
 from headrace.core.errors import ConfigError
 from headrace.data.dataset import DataSet, open_dataset
 from headrace.data.feed import feed_options
-from headrace.engine.devices import replica_mesh, start_devices, use_compilation_cache
-from headrace.engine.state import put_state
+from headrace.engine.devices import start_devices, use_compilation_cache
 from headrace.run.design import Design, design_run, starting_state
+from headrace.run.executor import make_executor
 from headrace.run.settle import Settler
 from headrace.run.trainer import Compiled, advise_on_memory, compile_call, open_feed, step_spec
 
@@ -60,7 +60,7 @@ def bench(resolved: Resolved, *, steps_per_call: int, num_calls: int) -> BenchRe
     design = _with_calls(design_run(config), steps_per_call, num_calls + 1)
     dataset = open_dataset(config.data, config.run.seed)
     use_compilation_cache(config.run.compilation_cache_dir)
-    devices = start_devices(config.run.platform, design.plan.batch.num_replicas)
+    devices = start_devices(config.run.platform, design.plan.num_devices)
     with advise_on_memory(design.plan):
         compiled, seconds, loss = _measure(design, dataset, devices)
     batch = design.plan.batch
@@ -91,9 +91,10 @@ def bench(resolved: Resolved, *, steps_per_call: int, num_calls: int) -> BenchRe
 
 def _measure(design: Design, dataset: DataSet, devices: list[Any]) -> tuple[Compiled, list[float], float]:
     """Run the design's calls; return the program, the seconds of each call and the loss of the last step."""
-    config, mesh = design.config, replica_mesh(devices)
+    config = design.config
     options = feed_options(config.data, dataset.info, config.run.seed, len(devices))
-    state = put_state(starting_state(design), mesh)
+    executor = make_executor(design.plan, step_spec(design, options), devices, config.pipeline.recomputation)
+    state = executor.place(starting_state(design))
     ends: list[float] = []
 
     def settle(metrics: Any) -> None:
@@ -101,11 +102,11 @@ def _measure(design: Design, dataset: DataSet, devices: list[Any]) -> tuple[Comp
         ends.append(time.perf_counter())
 
     with (
-        closing(open_feed(design, dataset, options, mesh, 0)) as feed,
+        closing(open_feed(design, dataset, options, executor, 0)) as feed,
         closing(Settler(settle)) as settler,
     ):
         block = feed.next()
-        compiled = compile_call(step_spec(design, options), mesh, state, feed.resident, block)
+        compiled = compile_call(executor, state, feed.resident, block)
         ends.append(time.perf_counter())
         metrics: dict[str, Any] = {}
         for number in range(num_calls := design.plan.steps.num_calls):

@@ -13,11 +13,12 @@ from headrace.checkpoint.restore import fit_tree
 from headrace.config.load import Resolved, override
 from headrace.data.dataset import open_dataset
 from headrace.data.feed import feed_options
-from headrace.engine.devices import replica_mesh, start_devices, use_compilation_cache
-from headrace.engine.state import evaluated_weights, put_state, snapshot
+from headrace.engine.devices import start_devices, use_compilation_cache
+from headrace.engine.state import evaluated_weights
 from headrace.run.books import Books, InFlight, RunResult, utc_now
 from headrace.run.design import Design, design_run, starting_state
 from headrace.run.directory import layout, make_directory, read_run, refuse_taken, with_absolute_places, write_run
+from headrace.run.executor import make_executor
 from headrace.run.interrupt import listen
 from headrace.run.restore import Past, Restored, find_restored, refuse_other_run, rewind_run
 from headrace.run.settle import Settler
@@ -59,7 +60,7 @@ def fit(resolved: Resolved, restored: Restored | None) -> RunResult:
     # The devices, and the state that they start from.
     use_compilation_cache(config.run.compilation_cache_dir)
     devices = start_devices(config.run.platform, plan.num_devices)
-    mesh = replica_mesh(devices[: plan.batch.num_replicas])
+    executor = make_executor(plan, step_spec(design, options), devices, config.pipeline.recomputation)
     state = starting_state(design)
     if restored and restored.arrays is not None:
         state = fit_tree(restored.arrays, state)
@@ -99,10 +100,10 @@ def fit(resolved: Resolved, restored: Restored | None) -> RunResult:
                 books.validated(step, validator, validator.start(state))
 
         if to_train:
-            state = put_state(state, mesh)
-            feed = stack.enter_context(closing(open_feed(design, dataset, options, mesh, step)))
+            state = executor.place(state)
+            feed = stack.enter_context(closing(open_feed(design, dataset, options, executor, step)))
             block = feed.next()
-            compiled = compile_call(step_spec(design, options), mesh, state, feed.resident, block)
+            compiled = compile_call(executor, state, feed.resident, block)
             books.compiled("training", compiled)
             if config.run.compile_only:
                 return ending.reach("compiled")
@@ -119,7 +120,7 @@ def fit(resolved: Resolved, restored: Restored | None) -> RunResult:
                     last_step=step,
                     metrics=metrics,
                     wait_seconds=wait,
-                    copy=snapshot(state) if steps.checkpoint_due(step) else None,
+                    copy=executor.snapshot(state) if steps.checkpoint_due(step) else None,
                     evaluation=validator.start(state) if validator and steps.validation_due(step) else None,
                 )
                 settler.submit(call)

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
 
 from headrace.core.errors import RunStopped
 from headrace.data.dataset import DataSet
@@ -15,12 +14,12 @@ from headrace.data.feed import FeedOptions, TrainFeed
 from headrace.data.fetch import fetch
 from headrace.data.order import StepShape
 from headrace.engine.devices import CompileCounts, count_compilations
-from headrace.engine.loop import make_call, put_on
 from headrace.engine.objective import training_loss
 from headrace.engine.state import State
-from headrace.engine.step import StepSpec, make_step
+from headrace.engine.step import StepSpec
 from headrace.plan.plan import Plan
 from headrace.run.design import Design
+from headrace.run.executor import Executor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,12 +47,13 @@ def step_spec(design: Design, options: FeedOptions) -> StepSpec:
         seed=config.run.seed,
         objective=partial(training_loss, label_smoothing=config.learning.label_smoothing),
         stable_norm=config.model.stable_norm,
+        norm_group_size=config.model.dbn_replica_group_size,
         bn_momentum=config.model.bn_momentum,
         ema_decay=config.learning.ema_decay,
     )
 
 
-def open_feed(design: Design, dataset: DataSet, options: FeedOptions, mesh: Mesh, first_step: int) -> TrainFeed:
+def open_feed(design: Design, dataset: DataSet, options: FeedOptions, executor: Executor, first_step: int) -> TrainFeed:
     """Return the feed that starts at `first_step`."""
     config, batch, steps = design.config, design.plan.batch, design.plan.steps
     shape = StepShape(
@@ -66,12 +66,12 @@ def open_feed(design: Design, dataset: DataSet, options: FeedOptions, mesh: Mesh
         micro_batch_size=batch.micro_batch_size,
     )
     num_calls = (steps.total_steps - first_step) // steps.steps_per_call
-    return TrainFeed(dataset.train, shape, steps.steps_per_call, first_step, num_calls, options, put_on(mesh))
+    return TrainFeed(dataset.train, shape, steps.steps_per_call, first_step, num_calls, options, executor.put)
 
 
-def compile_call(spec: StepSpec, mesh: Mesh, state: State, resident: Any, block: dict[str, Any]) -> Compiled:
+def compile_call(executor: Executor, state: State, resident: Any, block: dict[str, Any]) -> Compiled:
     """Compile the call program ahead of its first use, so that compile time is kept apart from training time."""
-    return compiled_from(lambda: make_call(make_step(spec), mesh, block).lower(state, resident, block).compile())
+    return compiled_from(lambda: executor.compile(state, resident, block))
 
 
 def compiled_from(build: Callable[[], Any]) -> Compiled:
@@ -79,7 +79,7 @@ def compiled_from(build: Callable[[], Any]) -> Compiled:
     begin = time.perf_counter()
     with count_compilations() as counts:
         program = build()
-    memory = program.memory_analysis()
+    memory = program.memory_analysis() if hasattr(program, "memory_analysis") else None  # a pipeline is many programs
     parts = ("argument_size_in_bytes", "output_size_in_bytes", "temp_size_in_bytes")
     held = sum(getattr(memory, part, 0) for part in parts) - getattr(memory, "alias_size_in_bytes", 0) if memory else 0
     return Compiled(program=program, seconds=time.perf_counter() - begin, counts=counts, device_bytes=held)

@@ -1,0 +1,80 @@
+"""The two ways to run a training call, which look alike: the device loop of one stage, the dispatcher of a pipeline."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from jax.sharding import Mesh
+
+from headrace.data.fetch import fetch_labels
+from headrace.engine.devices import replica_mesh
+from headrace.engine.dispatch import make_dispatcher
+from headrace.engine.loop import make_call, put_on
+from headrace.engine.stage import StageSpec
+from headrace.engine.state import State, put_state, snapshot
+from headrace.engine.step import StepSpec, make_step
+from headrace.plan.pipeline import PipelinePlan
+from headrace.plan.plan import Plan
+from headrace.plan.schedule import Op
+
+
+class Executor(Protocol):
+    """Where a state lies, how blocks reach the devices, and the call `(state, resident, block) -> (state, metrics)`."""
+
+    def put(self, tree: Any, kind: str) -> Any:
+        """Put a block (`steps`) or a resident set (`replicated`) on the devices."""
+        ...
+
+    def place(self, state: State) -> State:
+        """Put a state in host memory on the devices."""
+        ...
+
+    def snapshot(self, state: State) -> State:
+        """Copy a state on its devices, so that it outlives the call that the original is donated to."""
+        ...
+
+    def compile(self, state: State, resident: Any, block: Any) -> Callable[..., Any]:
+        """Return the call's program, compiled; the state is left as it is."""
+        ...
+
+
+@dataclass(frozen=True)
+class DeviceLoop:
+    """One stage: K steps in one device program."""
+
+    spec: StepSpec
+    mesh: Mesh
+
+    def put(self, tree: Any, kind: str) -> Any:
+        """Put a block or a resident set on the mesh."""
+        return put_on(self.mesh)(tree, kind)
+
+    def place(self, state: State) -> State:
+        """Put a state on every device."""
+        return put_state(state, self.mesh)
+
+    def snapshot(self, state: State) -> State:
+        """Copy a state."""
+        return snapshot(state)
+
+    def compile(self, state: State, resident: Any, block: Any) -> Callable[..., Any]:
+        """Compile the call ahead of its first use."""
+        return make_call(make_step(self.spec), self.mesh, block).lower(state, resident, block).compile()
+
+
+def make_executor(plan: Plan, spec: StepSpec, devices: list[Any], recompute: bool) -> Executor:
+    """Return what runs the calls of a plan on the first devices of the list."""
+    replicas, pipeline = plan.batch.num_replicas, plan.pipeline
+    if pipeline is None:
+        return DeviceLoop(spec, replica_mesh(devices[:replicas]))
+    grid = np.array(devices[: replicas * pipeline.num_devices]).reshape(replicas, pipeline.num_devices)
+    stages = [
+        StageSpec(step=spec, blocks=(stage.first, stage.end), fetch_labels=fetch_labels, recompute=recompute)
+        for stage in pipeline.stages
+    ]
+    return make_dispatcher(stages, grid, [stage.device for stage in pipeline.stages], _actions(pipeline))
+
+
+def _actions(pipeline: PipelinePlan) -> list[tuple[int, bool, int]]:
+    return [(action.stage, action.op == Op.F, action.micro) for _, action in pipeline.table.in_order()]
