@@ -19,7 +19,7 @@ demo: .venv/.installed
 	$(BIN)/headrace train
 
 test: .venv/.installed-test
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 $(ARGS)
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .

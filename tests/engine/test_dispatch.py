@@ -79,7 +79,7 @@ def samples():
 def reference(samples):
     config = config_from(OPTIONS)
     network = small_residual(NormSpec())
-    wanted = {count: train_steps(config, network, *samples, replicas=1, count=count) for count in (1, 4, 8)}
+    wanted = {count: train_steps(config, network, *samples, replicas=1, count=count) for count in (1, 4)}
     return config, network, wanted
 
 
@@ -88,11 +88,11 @@ CASES = [
     (1, 4, (1,), [0, 1], "Grouped", False),
     (1, 4, (1, 3), [0, 1, 2], "Interleaved", False),
     (2, 2, (1,), [0, 1], "Interleaved", True),
-    (2, 4, (2,), [0, 0], "Sequential", False),
+    pytest.param(2, 4, (2,), [0, 0], "Sequential", False, marks=pytest.mark.slow),
     (1, 4, (1, 2, 3), [0, 1, 1, 0], "Grouped", True),
-    (1, 8, (1, 2, 4), [0, 1, 2, 3], "Interleaved", False),
+    pytest.param(1, 8, (1, 2, 4), [0, 1, 2, 3], "Interleaved", False, marks=pytest.mark.slow),
     (1, 1, (1, 2, 3), [0, 0, 0, 0], "Sequential", True),
-    (1, 4, (1, 3), [0, 1, 2], "GPipe", False),
+    pytest.param(1, 4, (1, 3), [0, 1, 2], "GPipe", False, marks=pytest.mark.slow),
 ]
 
 
@@ -103,7 +103,10 @@ def test_a_pipeline_gives_the_weights_of_one_device(
     config, network, wanted = reference
     plan = {"replicas": replicas, "count": count, "cut": cut, "mapping": mapping, "schedule": schedule}
     state, metrics = train_pipelined(config, network, samples, **plan, recompute=recompute)
-    one_device, its_metrics = wanted[replicas * count]
+    groups = replicas * count
+    if groups not in wanted:
+        wanted[groups] = train_steps(config, network, *samples, replicas=1, count=groups)
+    one_device, its_metrics = wanted[groups]
     for part in ("params", "stats", "opt", "ema"):
         assert_close(state[part], one_device[part], 2e-5)
     for key in ("loss", "grad_norm", "learning_rate", "top1", "count"):

@@ -27,6 +27,7 @@ from headrace.run.restore import Past, Restored
 from headrace.run.trainer import Compiled
 from headrace.run.validator import Started, Validator
 from headrace.telemetry.clock import Clock, first_at_target
+from headrace.telemetry.curve import write_curve
 from headrace.telemetry.record import CheckpointRecord, Note, RunEnd, ValidationRecord
 from headrace.telemetry.report import validation_report, write_report
 from headrace.telemetry.sinks import Sinks
@@ -193,6 +194,7 @@ class Books:
         finally:
             self.tell_saved()
             self._sinks.write(self._run_end(ending))
+            write_curve(self._directory.path)
 
     def _tidy(self) -> None:
         """Delete what is not to be kept: the last validation may have moved the best checkpoint on."""
@@ -252,7 +254,7 @@ class Books:
 
     def validated(self, step: int, validator: Validator, evaluation: Started) -> None:
         """Wait for a validation, write the report, and record it for each set of weights that has no record yet."""
-        results = validator.finish(evaluation)
+        results = validator.finish(evaluation, self._settled)
         reports = {
             weights: validation_report(sums, self._design.info.class_names) for weights, (sums, _) in results.items()
         }

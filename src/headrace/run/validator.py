@@ -24,6 +24,7 @@ class Started:
     """Evaluations that the devices are working on: {weights: sums still on the device}."""
 
     parts: dict[str, list[Sums]]
+    asked: float  # when, on the performance counter
 
 
 class Validator:
@@ -61,18 +62,20 @@ class Validator:
 
     def start(self, state: State) -> Started:
         """Start the evaluation of a state's weights; the state may be donated to the next call right after."""
-        weights = self._place(state)
+        asked, weights = time.perf_counter(), self._place(state)
         parts: dict[str, list[Sums]] = {name: [] for name in weights}
         for block in self._feed:
             for name, (params, stats) in weights.items():
                 parts[name].append(self._compiled[name](params, stats, self._feed.resident, block))
-        return Started(parts)
+        return Started(parts, asked)
 
-    def finish(self, started: Started) -> dict[str, tuple[dict[str, Any], float]]:
-        """Wait for the sums; return {weights: (sums, seconds)}, the time waited shared out evenly."""
-        begin = time.perf_counter()
+    def finish(self, started: Started, not_before: float = 0.0) -> dict[str, tuple[dict[str, Any], float]]:
+        """Wait for the sums; return {weights: (sums, seconds)}, the time of the devices shared out evenly.
+
+        They began when they were asked to, or when the call in front of it ended (`not_before`), if that was later.
+        """
         sums = {name: total_sums(parts) for name, parts in started.parts.items()}
-        seconds = (time.perf_counter() - begin) / len(sums)
+        seconds = (time.perf_counter() - max(started.asked, not_before)) / len(sums)
         return {name: (total, seconds) for name, total in sums.items()}
 
     def close(self) -> None:

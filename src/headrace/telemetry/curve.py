@@ -8,12 +8,14 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 from headrace.core.errors import CheckpointError
+from headrace.core.files import write_atomic
 from headrace.core.units import format_duration
 from headrace.telemetry.files import METRICS_FILE, read_records
 from headrace.telemetry.record import Record, RunEnd, RunStart, TrainRecord, ValidationRecord
 
 Points = list[tuple[float, float]]
 
+CURVE_FILE = "curve.svg"
 WIDTH, HEIGHT = 900, 384
 _TOP, _BOTTOM = 108, 332  # of the plotting areas
 _MOST_POINTS = 400  # per line; more than a screen can show are averaged in groups
@@ -56,6 +58,12 @@ class Axis:
             return f"{tick:g}"
         step = self.ticks[1] - self.ticks[0] if len(self.ticks) > 1 else tick or 1.0
         return f"{tick:.{max(0, -math.floor(math.log10(step) + 1e-9))}f}"
+
+
+def write_curve(run_dir: Path | str) -> None:
+    """Write the picture of a run into its directory; a run with nothing to draw has none."""
+    if any(isinstance(record, TrainRecord | ValidationRecord) for record in read_records(run_dir)):
+        write_atomic(Path(run_dir) / CURVE_FILE, draw_run(run_dir).encode())
 
 
 def draw_run(run_dir: Path | str) -> str:
