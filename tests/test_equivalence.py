@@ -120,7 +120,7 @@ def test_replicas_and_accumulation_give_the_same_weights_with_group_norm(
     np.testing.assert_array_equal(metrics["count"], wanted_metrics["count"])
 
 
-@pytest.mark.parametrize("model", ["small", "cifar_resnet8"])
+@pytest.mark.parametrize("model", ["small", pytest.param("cifar_resnet8", marks=pytest.mark.slow)])
 def test_batch_norm_agrees_on_equal_normalisation_groups(samples, model):
     config = config_from(OPTIONS)
     network = small_residual(NormSpec()) if model == "small" else build_network(config.model, 10, (16, 16, 3))
@@ -139,7 +139,7 @@ def test_batch_norm_agrees_on_equal_normalisation_groups(samples, model):
         assert_close(whole["params"], results[0]["params"], 1e-3)
 
 
-@pytest.mark.parametrize("stable", [False, True])
+@pytest.mark.parametrize("stable", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_distributed_batch_norm_is_batch_norm_of_the_larger_batch(samples, stable):
     """Statistics over groups of 2 of 4 replicas, micro-batch 2, equal those of 2 replicas with micro-batch 4."""
     config = config_from(OPTIONS | {"stable_norm": stable})

@@ -126,6 +126,7 @@ def test_schedules_agree_bit_for_bit(samples, reference):
             assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
+@pytest.mark.slow
 def test_sixteen_bit_weights_dynamic_scaling_and_skipped_steps_are_the_same(samples):
     """Rounding is addressed by tensor and step, a skipped step is skipped on every stage."""
     scaling = {"initial": 2.0**24, "growth_interval": 1000, "max": 2.0**24}

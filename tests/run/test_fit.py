@@ -114,6 +114,7 @@ def test_interrupted_and_resumed_equals_uninterrupted_bit_for_bit(quick, tmp_pat
     assert resume(cut.directory).step == 80, "a finished run has nothing left to do"
 
 
+@pytest.mark.slow  # tests/run/test_pipelined_run.py restores from two replicas and two stages onto one of each
 def test_a_checkpoint_restores_on_another_number_of_replicas(quick, tmp_path):
     norm = {"norm_layer": {"name": "group_norm", "num_groups": 2}, "num_epochs": 4, "weight_updates_per_epoch": 5}
     whole = train(quick(run_name="whole", **norm))

@@ -51,6 +51,7 @@ def test_a_checkpoint_of_one_plan_restores_on_any_other(quick, tmp_path):
             assert np.abs(found[name] - array).max() <= 1e-5 + 0.01 * np.abs(array).max(), name
 
 
+@pytest.mark.slow
 def test_a_pipelined_run_is_reproducible_to_the_bit(quick):
     staged = {"num_pipeline_stages": 2, "precision": "16.16", "train_augmentation": "flip-crop"}
     first = train(quick(run_name="first", **SMALL, **staged))
