@@ -54,7 +54,9 @@ def train_steps(config, network, images, labels, *, replicas, count, objective=N
     def cut(array):  # position in the global batch is ((g * R + r) * micro + m): the contract of data/order.py
         return array.reshape(len(array), count, replicas * micro, *array.shape[2:])
 
-    block = {"images": cut(images), "labels": cut(labels), "epoch": np.zeros(len(images), np.uint32)}
+    index = np.arange(labels.size, dtype=np.int32).reshape(labels.shape)
+    block = {"images": cut(images), "labels": cut(labels), "index": cut(index)}
+    block |= {"epoch": np.zeros(len(images), np.uint32)}
     block = put_on(mesh)(block, "steps")
     state = init_state(network, optimizer, precision, numerics, seed=0, ema=learning.ema_decay > 0)
     state, metrics = make_call(make_step(spec), mesh, block)(put_state(state, mesh), None, block)

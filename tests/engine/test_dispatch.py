@@ -62,7 +62,7 @@ def train_pipelined(config, network, samples, *, replicas, count, cut, mapping, 
     def arrange(array):
         return array.reshape(len(array), count, -1, *array.shape[2:])
 
-    index = arrange(np.zeros(labels.shape, np.int32))
+    index = arrange(np.arange(labels.size, dtype=np.int32).reshape(labels.shape))
     block = {"images": arrange(images), "labels": arrange(labels), "index": index}
     block = dispatcher.put(block | {"epoch": np.zeros(len(images), np.uint32)}, "steps")
     return jax.device_get(dispatcher(dispatcher.place(state), None, block))

@@ -22,7 +22,7 @@ def test_convolution_with_bias_and_groups():
     conv = Conv(channels=6, kernel=1, groups=2, bias=True)
     params, _ = conv.init(rng_at, (3, 3, 4))
     assert params["kernel"].shape == (1, 1, 2, 6)
-    assert conv.cost((3, 3, 4)) == Cost(params=12 + 6, flops=2 * 12 * 9, activation_elements=54)
+    assert conv.cost((3, 3, 4)) == Cost(params=12 + 6, flops=2 * 12 * 9, activation_elements=54, product_elements=54)
     x = np.random.default_rng(0).normal(size=(2, 3, 3, 4)).astype(np.float32)
     params["bias"] += np.arange(6, dtype=np.float32)
     y, _ = conv.apply(params, {}, jnp.array(x), TRAIN)

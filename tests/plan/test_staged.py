@@ -73,11 +73,11 @@ def test_each_device_holds_its_stages():
         rows = {row.name: row.num_bytes for row in memory.rows}
         for row in ("weights", "gradients", "accumulators", "optimizer state"):
             assert rows[row] == 4 * PARAMETERS[device]
-    # kept by stage 0 per image: the input, the stem's convolution and relu, the unit's convolution, relu, convolution
-    kept = 32 * 32 * 3 + 5 * 32 * 32 * 16
+    # kept by stage 0 per image: the input and the outputs of the stem's and the unit's three convolutions
+    kept = 32 * 32 * 3 + 3 * 32 * 32 * 16
     activations = [memory.bytes_of("activations") for memory in plan.memory_by_device]
     assert activations[0] == 4 * 4 * 32 * kept  # 4 micro batches of 32-bit numbers
-    last = 8 * 8 * 64 + 8 * 8 * 64 + 64 + 10  # input; relu, pool, logits
+    last = 8 * 8 * 64 + 10  # input; logits
     assert activations[3] == 4 * 32 * last
     data = [memory.bytes_of("data") for memory in plan.memory_by_device]
     assert data == [60_000 * IMAGES, 10_000 * IMAGES, 10_000 * IMAGES, 10_000 * IMAGES + 50_000 * LABELS]
@@ -86,7 +86,7 @@ def test_each_device_holds_its_stages():
 
 def test_recomputation_keeps_the_inputs_and_one_stage():
     memory = plan_of(**RUN, recomputation=True).memory_by_device[0]
-    image, stored = 32 * 32 * 3, 5 * 32 * 32 * 16
+    image, stored = 32 * 32 * 3, 3 * 32 * 32 * 16
     assert memory.bytes_of("activations") == 4 * 32 * (4 * image + stored)
 
 
@@ -131,7 +131,7 @@ def test_the_command_shows_stages_devices_and_the_schedule(capsys):
         *("0", "conv1", "..", "conv2_block1", "0", f"{PARAMETERS[0]:,}"),
         # 2 FLOPs per weight and place: the stem and two convolutions on 32x32
         *(f"{2 * 1024 * (432 + 2 * 2304) / 1e6:.1f}", "M"),
-        *(f"{4 * 32 * (3072 + 5 * 16384) / 2**20:.1f}", "MiB", f"{4 * 32 * 16384 / 2**20:.1f}", "MiB"),
+        *(f"{4 * 32 * (3072 + 3 * 16384) / 2**20:.1f}", "MiB", f"{4 * 32 * 16384 / 2**20:.1f}", "MiB"),
         lines[first + 2].split()[-1],
     ]
     assert lines[first + 5].split()[:6] == ["3", f"{SPLITS[2]}", "..", "fc_layer", "0", "650"]

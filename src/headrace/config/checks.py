@@ -11,7 +11,7 @@ from headrace.config.field import COMMAND_LINE, DEFAULT, Origin
 from headrace.config.layers import periods_fit
 from headrace.config.params import complete
 from headrace.config.schema import Config, all_options
-from headrace.config.sections import MADE_UP_DATASETS
+from headrace.config.sections_data import MADE_UP_DATASETS
 from headrace.config.sections_pipeline import stages_of_splits
 from headrace.config.values import shown
 from headrace.core.errors import ConfigError

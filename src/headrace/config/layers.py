@@ -12,7 +12,7 @@ from typing import Any
 from headrace.config.field import DEFAULT, Origin
 from headrace.config.params import known_keys
 from headrace.config.schema import all_options
-from headrace.config.sections import MADE_UP_DATASETS
+from headrace.config.sections_data import MADE_UP_DATASETS
 from headrace.config.sections_pipeline import stages_of_splits
 from headrace.config.values import shown
 

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from headrace.config.field import Option, options_of
-from headrace.config.sections import Batch, Data, Model, Run
+from headrace.config.sections import Batch, Run
+from headrace.config.sections_data import Data
 from headrace.config.sections_learning import Checkpoint, Learning, Logging, Numerics, Validation
+from headrace.config.sections_model import Model
 from headrace.config.sections_pipeline import Pipeline
 
 __all__ = [

@@ -1,15 +1,9 @@
-"""The sections of the schema that say what is run: the run, the data, the model, the batches and the periods."""
-
-# ruff: noqa: RUF009 (option() makes a dataclass field, with a fresh copy of a mapping each time)
+"""The sections of the schema that say what is run: the run as a whole, the batches and the periods."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from headrace.config.field import option
-from headrace.config.values import BYTES, FRACTION, at_least, between, updates
-
-DATASETS = ("digits", "cifar10", "cifar100", "mnist", "fashion_mnist", "generated", "synthetic")
-MADE_UP_DATASETS = ("generated", "synthetic")
+from headrace.config.values import FRACTION, at_least, between, updates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,80 +27,6 @@ class Run:
         None,
         "Top-1 accuracy, from 0 to 1, whose first time of reaching it is recorded.",
         check=between(0, 1),
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Data:
-    """The data set, and how it reaches the device."""
-
-    dataset: str = option("digits", "Data set to train on.", choices=DATASETS)
-    dataset_path: str = option(
-        ".",
-        "Directory that holds the data set or a directory of it; without it $DATASETS_DIR, then $DATA_DIR.",
-        aliases=("data_dir",),
-    )
-    image_size: int | None = option(None, "Height and width of made-up images.", check=at_least(1))
-    num_channels: int = option(3, "Channels of made-up images.", check=at_least(1))
-    num_classes: int | None = option(None, "Classes of a made-up data set.", check=at_least(2))
-    num_samples: int | None = option(None, "Training images of a made-up data set.", check=at_least(1))
-    train_augmentation: str = option(
-        "auto",
-        "Random changes of training images; auto takes what suits the data set.",
-        choices=("auto", "none", "crop", "flip", "flip-crop"),
-    )
-    normalization: str = option(
-        "auto",
-        "How pixels become numbers for the network; auto takes what suits the data set.",
-        aliases=("normalisation",),
-        choices=("auto", "per-image", "per-channel", "zero-one", "none"),
-    )
-    accelerator_side_preprocess: bool = option(True, "Normalise and augment on the device instead of on the host.")
-    eight_bit_transfer: bool | None = option(
-        None,
-        "Send images as 8-bit numbers; unset means whenever preprocessing is on the device.",
-        aliases=("eight_bit_io",),
-    )
-    shuffle: bool = option(True, "Take the training images in a new order in every epoch.")
-    dataset_cache: str = option(
-        "auto",
-        "Where the decoded data set is kept; auto means on the device if it fits dataset_device_budget.",
-        choices=("auto", "device", "host"),
-        no_value="host",
-    )
-    dataset_device_budget: str = option("2GiB", "Bytes of device memory that the data set may take.", kind=BYTES)
-    pipeline_num_parallel: int | None = option(
-        None,
-        "Threads that prepare images on the host; unset means as many as there are processors.",
-        check=at_least(1),
-    )
-    prefetch_depth: int = option(2, "Blocks of images prepared ahead of the device.", check=between(1, 255))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Model:
-    """The network."""
-
-    model_name: str = option("cifar_resnet8", "Network to train; `headrace models` lists them.", aliases=("model",))
-    norm_layer: dict[str, Any] = option(
-        {"name": "batch_norm"},
-        "Normalisation layer: name batch_norm, group_norm (with num_groups or channels_per_group) or none.",
-    )
-    bn_momentum: float = option(
-        0.97,
-        "Share of the running statistics of batch norm that stays at each step.",
-        aliases=("bn_decay",),
-        check=between(0, 1),
-    )
-    norm_epsilon: float | None = option(
-        None, "Number added to variances in normalisation; unset means the model's own.", check=at_least(0)
-    )
-    stable_norm: bool = option(False, "Compute variances in two passes: slower and more exact.")
-    dbn_replica_group_size: int = option(
-        1,
-        "Consecutive replicas whose micro-batches share the statistics of batch norm; 1 means each has its own.",
-        aliases=("bn_span",),
-        check=at_least(1),
     )
 
 

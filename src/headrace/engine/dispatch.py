@@ -46,13 +46,13 @@ class Dispatcher:
         return self._join(state, placed)
 
     def put(self, tree: Any, kind: str) -> Any:
-        """Put a block (`steps`) or a resident set on the devices of the first and the last stage, which need it."""
-        first, last = self.meshes[0], self.meshes[-1]
-        if kind == "steps":
-            labels = {key: value for key, value in tree.items() if key != "images"}
-            return {"first": _put_block(tree, first), "last": _put_block(labels, last)}
-        labels = {"labels": tree["labels"]}
-        return {"first": jax.device_put(tree, replicated(first)), "last": jax.device_put(labels, replicated(last))}
+        """Put a block (`steps`) or a resident set where it is needed: images at the first stage, labels at the last."""
+        parts = []
+        for spec, mesh in zip(self.stages, self.meshes, strict=True):
+            left_out = () if spec.is_first else ("images",) if spec.is_last else ("images", "labels")
+            part = {key: value for key, value in tree.items() if key not in left_out}
+            parts.append(_put_block(part, mesh) if kind == "steps" else jax.device_put(part, replicated(mesh)))
+        return tuple(parts)
 
     def snapshot(self, state: State) -> State:
         """Copy a state on its devices, stage by stage."""
@@ -117,16 +117,11 @@ class Dispatcher:
                     gradients[stage - 1, micro] = self._hop(dx, stage - 1)
 
     def _source(self, stage: int, micro: int, source: tuple[Any, Any, int]) -> Any:
-        """Return what the first and the last stage fetch their images and labels from; nothing for the others."""
+        """Return what a stage fetches from: the resident set, the block, and which micro-batch of it."""
         resident, block, number = source
-        spec = self.stages[stage]
-        where = "first" if spec.is_first else "last" if spec.is_last else None
-        if where is None:
-            nothing = {"epoch": None, "rest": {}}
-            return None, nothing, None
-        rest = {key: value for key, value in block[where].items() if key != "epoch"}
+        rest = {key: value for key, value in block[stage].items() if key != "epoch"}
         at = self._number(stage, number), self._number(stage, micro)
-        return (resident[where] if resident else None), {"epoch": block[where]["epoch"], "rest": rest}, at
+        return (resident[stage] if resident else None), {"epoch": block[stage]["epoch"], "rest": rest}, at
 
     def _hop(self, array: Any, stage: int) -> Any:
         return jax.device_put(array, NamedSharding(self.meshes[stage], P(REPLICA)))
@@ -188,7 +183,7 @@ def part_of(stage: StageSpec) -> State:
 
 
 def _num_steps(block: Any) -> int:
-    return block["first"]["epoch"].shape[0]
+    return block[0]["epoch"].shape[0]
 
 
 def _put_block(block: dict[str, Any], mesh: Mesh) -> dict[str, Any]:

@@ -111,8 +111,9 @@ def _slice(source: Any) -> tuple[Any, dict[str, jax.Array]]:
 def _function(stage: StageSpec, state: State, x: Any, source: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Return the stage as a function of what it is differentiated by: (weights, input), or weights alone if first."""
     spec = stage.step
-    ctx = train_ctx(spec)
-    labels = stage.fetch_labels(*_slice(source)) if stage.is_last else None
+    resident, here = _slice(source)
+    ctx = train_ctx(spec, state["step"], here["index"])
+    labels = stage.fetch_labels(resident, here) if stage.is_last else None
 
     def apply(params: Any, x: Any) -> tuple[Any, Any]:
         y, batch_stats = spec.network.apply_range(*stage.blocks, params, state["stats"], x, ctx)
@@ -123,7 +124,7 @@ def _function(stage: StageSpec, state: State, x: Any, source: Any) -> tuple[Call
 
     if not stage.is_first:
         return apply, (state["params"], x)
-    images = spec.fetch(*_slice(source))[0]
+    images = spec.fetch(resident, here)[0]
     return lambda params: apply(params, images), (state["params"],)
 
 

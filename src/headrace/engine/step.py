@@ -5,7 +5,7 @@ counters, so that weights can never be poisoned; `bad` tells the host to stop (o
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -20,7 +20,7 @@ from headrace.engine.loss_scale import forgives, next_loss_scale
 from headrace.engine.optimizer import global_norm
 from headrace.engine.precision import Precision, write_weights
 from headrace.engine.state import State
-from headrace.model.context import Ctx
+from headrace.model.context import Ctx, Draws
 from headrace.model.network import Network
 
 Metrics = dict[str, jax.Array]
@@ -97,7 +97,8 @@ def _mean_gradients(spec: StepSpec, state: State, resident: Any, slices: Any) ->
 
     def one(micro: Any) -> tuple[Any, Any, Metrics, Any]:
         images, labels = spec.fetch(resident, micro | {"epoch": epoch})
-        loss = jax.grad(lambda params: _scaled_loss(spec, state, params, images, labels), has_aux=True)
+        ctx = train_ctx(spec, state["step"], micro["index"])
+        loss = jax.grad(lambda params: _scaled_loss(spec, state, params, (images, labels), ctx), has_aux=True)
         grads, (batch_stats, sums, probes) = loss(state["params"])
         # Divided before it is added: a 16-bit accumulator then holds a mean and cannot overflow with G.
         return jax.tree.map(lambda g: (g / count).astype(dtype), grads), batch_stats, sums, probes
@@ -117,21 +118,24 @@ def _mean_gradients(spec: StepSpec, state: State, resident: Any, slices: Any) ->
     return lax.scan(add, (*zeros, jnp.ones(probes.shape, bool)), micros)[0]
 
 
-def train_ctx(spec: StepSpec, probe: Callable[[str, Any], None] | None = None) -> Ctx:
-    """Return the conditions under which a step applies the network."""
+def train_ctx(spec: StepSpec, step: jax.Array, samples: jax.Array) -> Ctx:
+    """Return the conditions under which a step applies the network to these samples."""
     size, groups = spec.norm_group_size, None
     if size > 1:
         groups = (REPLICA, tuple(tuple(range(i, i + size)) for i in range(0, spec.num_replicas, size)))
     dtype, stable = spec.precision.compute_dtype, spec.stable_norm
-    return Ctx(train=True, compute_dtype=dtype, stable_norm=stable, norm_groups=groups, probe=probe)
+    draws = Draws(spec.seed, step, samples)
+    return Ctx(train=True, compute_dtype=dtype, stable_norm=stable, norm_groups=groups, draws=draws)
 
 
-def _scaled_loss(spec: StepSpec, state: State, params: Any, images: jax.Array, labels: jax.Array) -> tuple[Any, Any]:
+def _scaled_loss(
+    spec: StepSpec, state: State, params: Any, batch: tuple[jax.Array, jax.Array], ctx: Ctx
+) -> tuple[Any, Any]:
     """Return the loss to differentiate and, beside it, (batch statistics, metric sums, finite flag of each block)."""
     flags: list[jax.Array] = []
     probe = (lambda _name, y: flags.append(jnp.isfinite(y).all())) if spec.numerics.fp_exceptions else None
-    ctx = train_ctx(spec, probe)
-    logits, batch_stats = spec.network.apply(params, state["stats"], images, ctx)
+    images, labels = batch
+    logits, batch_stats = spec.network.apply(params, state["stats"], images, replace(ctx, probe=probe))
     loss, sums = spec.objective(logits, labels)
     probes = jnp.stack(flags) if flags else jnp.ones((0,), bool)
     return loss * state["loss_scale"]["scale"], (batch_stats, sums, probes)

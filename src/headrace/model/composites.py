@@ -43,7 +43,7 @@ class Chain:
         """Apply every layer in turn."""
         batch_stats = {}
         for name, layer in self.layers:
-            x, layer_stats = layer.apply(params.get(name, {}), stats.get(name, {}), x, ctx)
+            x, layer_stats = layer.apply(params.get(name, {}), stats.get(name, {}), x, ctx.under(name))
             batch_stats |= {name: layer_stats} if layer_stats else {}
         return x, batch_stats
 

@@ -96,6 +96,7 @@ class Conv:
             params=weights + self.channels * self.bias,
             flops=2 * weights * height * width,
             activation_elements=height * width * self.channels,
+            product_elements=height * width * self.channels,
         )
 
     def _kernel_shape(self, hwc: Shape) -> Shape:
@@ -128,7 +129,12 @@ class Dense:
     def cost(self, hwc: Shape) -> Cost:
         """Return the cost per image."""
         weights = hwc[0] * self.features
-        return Cost(params=weights + self.features, flops=2 * weights, activation_elements=self.features)
+        return Cost(
+            params=weights + self.features,
+            flops=2 * weights,
+            activation_elements=self.features,
+            product_elements=self.features,
+        )
 
 
 @dataclass(frozen=True)

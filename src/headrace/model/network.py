@@ -68,7 +68,7 @@ class Network:
         """Apply the blocks i..j-1; `params` and `stats` need hold only theirs."""
         x, batch_stats = x.astype(ctx.compute_dtype), {}
         for name, block in self.blocks[i:j]:
-            x, block_stats = block.apply(params.get(name, {}), stats.get(name, {}), x, ctx)
+            x, block_stats = block.apply(params.get(name, {}), stats.get(name, {}), x, ctx.under(name))
             batch_stats |= {name: block_stats} if block_stats else {}
             if ctx.probe is not None:
                 ctx.probe(name, x)

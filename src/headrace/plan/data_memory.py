@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from headrace.config.schema import Config
-from headrace.config.sections import MADE_UP_DATASETS
+from headrace.config.sections_data import MADE_UP_DATASETS
 from headrace.core.units import format_bytes
 from headrace.data.blocks import FeedOptions
 from headrace.data.dataset import DataInfo

@@ -31,7 +31,7 @@ class BlockCost:
     name: str
     time: float
     num_parameters: int = 0
-    stored_bytes: int = 0  # activations kept for the backward pass
+    stored_bytes: int = 0  # outputs of convolutions and dense layers, kept for the backward pass
     input_bytes: int = 0  # what arrives from the block before, and would cross if a stage began here
 
 
@@ -48,11 +48,12 @@ def block_costs(network: Network, micro_batch_size: int, bytes_per_number: int) 
     """Return the costs of all blocks from their shapes: FLOPs and bytes."""
     costs = []
     for (name, cost), shape in zip(network.costs().items(), network.shapes(), strict=False):
-        stored = cost.activation_elements * bytes_per_number * micro_batch_size
+        stored = cost.product_elements * bytes_per_number * micro_batch_size
+        moved = cost.activation_elements * bytes_per_number * micro_batch_size
         costs.append(
             BlockCost(
                 name=name,
-                time=float(cost.flops * micro_batch_size + FLOPS_PER_BYTE * stored),
+                time=float(cost.flops * micro_batch_size + FLOPS_PER_BYTE * moved),
                 num_parameters=cost.params,
                 stored_bytes=stored,
                 input_bytes=math.prod(shape) * bytes_per_number * micro_batch_size,
