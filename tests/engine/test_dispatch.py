@@ -21,7 +21,7 @@ from headrace.model.families import build_network
 from headrace.model.norm import NormSpec
 from headrace.plan.partition import stage_ranges
 from headrace.plan.place import make_table
-from headrace.plan.schedule import Op, Work
+from headrace.plan.schedule import Work
 
 from ..test_equivalence import OPTIONS, assert_close, small_residual, train_steps
 
@@ -53,10 +53,9 @@ def train_pipelined(config, network, samples, *, replicas, count, cut, mapping, 
         for blocks in stage_ranges(cut, len(network.blocks))
     ]
     table = make_table(schedule, Work(num_micros=count, device_mapping=tuple(mapping)))
-    actions = [(action.stage, action.op == Op.F, action.micro) for _, action in table.in_order()]
     num_devices = 1 + max(mapping)
     devices = np.array(jax.devices()[: replicas * num_devices]).reshape(replicas, num_devices)
-    dispatcher = make_dispatcher(stages, devices, mapping, actions)
+    dispatcher = make_dispatcher(stages, devices, table)
     state = init_state(network, optimizer, precision, numerics, seed=0, ema=learning.ema_decay > 0)
 
     def arrange(array):

@@ -15,34 +15,41 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from headrace.core.tree import flatten_named, unflatten_named
+from headrace.engine.actions import Observer, Walk
 from headrace.engine.devices import REPLICA, replica_mesh, replicated
+from headrace.engine.home import shardings
 from headrace.engine.loop import block_specs
-from headrace.engine.stage import StagePrograms, StageSpec, make_stage
-from headrace.engine.state import State, make_state, snapshot
+from headrace.engine.stage import StagePrograms, StageSpec, make_stage, part_of
+from headrace.engine.state import State, snapshot
 from headrace.engine.step import Metrics
+from headrace.engine.tracer import Tracer
+from headrace.plan.schedule import Node
+from headrace.plan.table import Table
 
 ONCE = ("loss_scale", "step")  # parts of the state that every stage holds a copy of
+PASSES = ("params", "stats", *ONCE)  # what the forward and backward programs need of it
 METRICS = ("loss", "top1", "top5", "count", "learning_rate", "grad_norm", "loss_scale", "skipped", "bad")
+FLAGS = ("forward_finite", "gradient_finite")  # with fp_exceptions: one for each block
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dispatcher:
-    """The stages, their meshes and programs, and the order in which a step's actions are dispatched."""
+    """The stages, their meshes and programs, and the table whose actions make a step."""
 
     stages: tuple[StageSpec, ...]
     meshes: tuple[Mesh, ...]
     programs: tuple[StagePrograms, ...]
-    actions: tuple[tuple[int, bool, int], ...]  # (stage, is it forward, micro)
+    table: Table
     likes: tuple[State, ...]  # the shape of each stage's part of the state
     numbers: dict[tuple[int, int], jax.Array] = field(default_factory=dict)  # (stage, n) -> n on the stage's devices
+    peaks: dict[Node, int] = field(default_factory=dict)  # most micro batches that a stage held at once, as it ran
 
     def place(self, state: State) -> State:
-        """Put a state in host memory on the devices of its stages."""
-        parts = self._split(state)
-        placed = [
-            jax.device_put(jax.tree.map(np.array, part), replicated(mesh))
-            for part, mesh in zip(parts, self.meshes, strict=True)
-        ]
+        """Put a state in host memory where its stages have their parts."""
+        placed = []
+        for spec, like, mesh in zip(self.stages, self.likes, self.meshes, strict=True):
+            part = unflatten_named(like, flatten_named(state))
+            placed.append(jax.device_put(jax.tree.map(np.array, part), shardings(like, mesh, spec.home)))
         return self._join(state, placed)
 
     def put(self, tree: Any, kind: str) -> Any:
@@ -55,8 +62,9 @@ class Dispatcher:
         return tuple(parts)
 
     def snapshot(self, state: State) -> State:
-        """Copy a state on its devices, stage by stage."""
-        return self._join(state, [snapshot(part) for part in self._split(state)])
+        """Copy a state where it lies, stage by stage."""
+        parts = zip(self.programs, self._split(state), strict=True)
+        return self._join(state, [programs.copy(part) for programs, part in parts])
 
     def compile(self, state: State, resident: Any, block: Any) -> "Dispatcher":
         """Compile every program of every stage by running the block's first step on a copy of the state."""
@@ -64,67 +72,55 @@ class Dispatcher:
         jax.block_until_ready(self._step(parts, self._record(block), (resident, block, 0)))
         return self
 
+    def trace(self, state: State, resident: Any, block: Any) -> Table:
+        """Return when the actions of the block's first step really ran, on a copy of the state."""
+        parts = self._split(self.snapshot(state))
+        jax.block_until_ready(parts)
+        tracer = Tracer(self.table.work)
+        self._step(parts, self._record(block), (resident, block, 0), tracer.observe)
+        return tracer.table()
+
     def __call__(self, state: State, resident: Any, block: Any) -> tuple[State, Metrics]:
         """Run the steps of a block; the state is donated."""
         parts, record = self._split(state), self._record(block)
         for number in range(_num_steps(block)):
             parts, record = self._step(parts, record, (resident, block, number))
-        return self._join(state, parts), {key: record[key] for key in METRICS}
+        return self._join(state, parts), {key: value for key, value in record.items() if key != "at"}
 
     def _record(self, block: Any) -> Metrics:
         """Return empty metrics for the steps of a call, on the last stage's devices."""
-        rows = {key: np.zeros(_num_steps(block), np.float32) for key in METRICS}
+        spec, steps = self.stages[-1].step, _num_steps(block)
+        rows: dict[str, Any] = {key: np.zeros(steps, np.float32) for key in METRICS}
+        if spec.numerics.fp_exceptions:
+            rows |= {key: np.ones((steps, len(spec.network.blocks)), bool) for key in FLAGS}
         return jax.device_put(rows | {"at": np.int32(0)}, replicated(self.meshes[-1]))
 
-    def _step(self, parts: list[State], record: Any, source: tuple[Any, Any, int]) -> tuple[list[State], Any]:
-        work = [programs.fresh(part) for programs, part in zip(self.programs, parts, strict=True)]
-        self._run_actions(parts, work, source)
-        reduced = [programs.reduce(*pair) for programs, *pair in zip(self.programs, parts, work, strict=True)]
+    def _step(
+        self, parts: list[State], record: Any, source: tuple[Any, Any, int], observe: Observer | None = None
+    ) -> tuple[list[State], Any]:
+        needed = [{key: part[key] for key in PASSES} for part in parts]
+        work = [programs.fresh(part) for programs, part in zip(self.programs, needed, strict=True)]
+        passes = _Passes(self, needed, work, source)
+        walk = Walk(work=self.table.work, programs=passes, observe=observe)
+        self.peaks.update(walk.run(action for _, action in self.table.in_order()).peaks)
+        reduced = [programs.reduce(*pair) for programs, *pair in zip(self.programs, needed, work, strict=True)]
         updated = []
-        for number, (programs, mesh) in enumerate(zip(self.programs, self.meshes, strict=True)):
-            here = replicated(mesh)
-            squares = jnp.stack(jax.device_put([part["square"] for part in reduced], here))
-            loss = jax.device_put(reduced[-1]["sums"]["loss"], here)
+        for number, programs in enumerate(self.programs):
             is_last = number == len(self.stages) - 1
             kept = record if is_last else {"at": self._number(number, 0) + 0}
-            part, kept = programs.update(parts[number], reduced[number], squares, loss, kept)
+            part, kept = programs.update(parts[number], reduced[number], self._whole(reduced, number), kept)
             record = kept if is_last else record
             updated.append(part)
         return updated, record
 
-    def _run_actions(self, parts: list[State], work: list[Any], source: tuple[Any, Any, int]) -> None:
-        """Dispatch the forwards and backwards of a step; `work` holds each stage's sums and is updated in place."""
-        inputs: dict[tuple[int, int], Any] = {}
-        saved: dict[tuple[int, int], Any] = {}
-        gradients: dict[tuple[int, int], Any] = {}
-        last = len(self.stages) - 1
-        for stage, is_forward, micro in self.actions:
-            programs, here = self.programs[stage], (stage, micro)
-            feed = self._source(stage, micro, source)
-            x = inputs.get(here)
-            if is_forward:
-                y, saved[here], work[stage] = programs.forward(parts[stage], work[stage], x, feed)
-                if stage < last:
-                    inputs[stage + 1, micro] = self._hop(y, stage + 1)
-                else:
-                    gradients[here] = self._ones(stage)
-            else:
-                inputs.pop(here, None)
-                dx, work[stage] = programs.backward(
-                    parts[stage], work[stage], x, saved.pop(here), gradients.pop(here), feed
-                )
-                if stage > 0:
-                    gradients[stage - 1, micro] = self._hop(dx, stage - 1)
-
-    def _source(self, stage: int, micro: int, source: tuple[Any, Any, int]) -> Any:
-        """Return what a stage fetches from: the resident set, the block, and which micro-batch of it."""
-        resident, block, number = source
-        rest = {key: value for key, value in block[stage].items() if key != "epoch"}
-        at = self._number(stage, number), self._number(stage, micro)
-        return (resident[stage] if resident else None), {"epoch": block[stage]["epoch"], "rest": rest}, at
-
-    def _hop(self, array: Any, stage: int) -> Any:
-        return jax.device_put(array, NamedSharding(self.meshes[stage], P(REPLICA)))
+    def _whole(self, reduced: list[Any], stage: int) -> dict[str, Any]:
+        """Return what a stage's update must know of all stages: loss, gradient norms and, at the last, the flags."""
+        names = [key for key in FLAGS if key in reduced[0]] if stage == len(self.stages) - 1 else []
+        parts = ([part["square"] for part in reduced], reduced[-1]["sums"]["loss"])
+        flags = {key: [part[key] for part in reduced] for key in names}
+        (squares, loss), flags = jax.device_put((parts, flags), replicated(self.meshes[stage]))
+        joined = {key: jnp.concatenate(values) for key, values in flags.items()}
+        return {"squares": jnp.stack(squares), "loss": loss, "flags": joined}
 
     def _ones(self, stage: int) -> Any:
         key = (stage, -1)
@@ -157,28 +153,56 @@ class Dispatcher:
         return unflatten_named(like, flat)
 
 
-def make_dispatcher(
-    stages: Sequence[StageSpec], devices: np.ndarray, device_mapping: Sequence[int], actions: Sequence[Any]
-) -> Dispatcher:
+@dataclass(frozen=True)
+class _Passes:
+    """The passes of one step, for the walk; `work` holds each stage's sums and is replaced as they grow."""
+
+    owner: Dispatcher
+    needed: list[State]
+    work: list[Any]
+    source: tuple[Any, Any, int]  # resident set, block, number of the step in it
+
+    def forward(self, node: Node, micro: int, inputs: tuple[Any, ...]) -> tuple[Any, Any]:
+        """Run a stage forward; what leaves it is the value alone."""
+        stage = node.stage
+        x = inputs[0] if inputs else None
+        forward = self.owner.programs[stage].forward
+        y, saved, self.work[stage] = forward(self.needed[stage], self.work[stage], x, self._fetched(stage, micro))
+        return y, saved
+
+    def backward(
+        self, node: Node, micro: int, inputs: tuple[Any, ...], saved: Any, gradients: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
+        """Run a stage backward; its weights' gradients go into the sums."""
+        stage = node.stage
+        x = inputs[0] if inputs else None
+        dy = gradients[0] if gradients else self.owner._ones(stage)
+        backward, fetched = self.owner.programs[stage].backward, self._fetched(stage, micro)
+        dx, self.work[stage] = backward(self.needed[stage], self.work[stage], x, saved, dy, fetched)
+        return (dx,)
+
+    def hop(self, value: Any, node: Node) -> Any:
+        """Put a value on the devices of a stage, replica by replica."""
+        return jax.device_put(value, NamedSharding(self.owner.meshes[node.stage], P(REPLICA)))
+
+    def _fetched(self, stage: int, micro: int) -> Any:
+        """Return what a stage fetches from: the resident set, the block, and which micro-batch of it."""
+        resident, block, number = self.source
+        rest = {key: value for key, value in block[stage].items() if key != "epoch"}
+        at = self.owner._number(stage, number), self.owner._number(stage, micro)
+        return (resident[stage] if resident else None), {"epoch": block[stage]["epoch"], "rest": rest}, at
+
+
+def make_dispatcher(stages: Sequence[StageSpec], devices: np.ndarray, table: Table) -> Dispatcher:
     """Return the dispatcher for stages on a grid of devices [replica, device of the replica]."""
-    meshes = tuple(replica_mesh(list(devices[:, device])) for device in device_mapping)
+    device_of = table.work.device_of
+    meshes = tuple(replica_mesh(list(devices[:, device_of[Node(number)]])) for number in range(len(stages)))
     return Dispatcher(
         stages=tuple(stages),
         meshes=meshes,
         programs=tuple(make_stage(stage, mesh) for stage, mesh in zip(stages, meshes, strict=True)),
-        actions=tuple(actions),
+        table=table,
         likes=tuple(part_of(stage) for stage in stages),
-    )
-
-
-def part_of(stage: StageSpec) -> State:
-    """Return the shape of a stage's part of the state."""
-    spec = stage.step
-    params, stats = spec.network.init(0)
-    names = stage.block_names
-    params, stats = ({name: tree[name] for name in names if name in tree} for tree in (params, stats))
-    return jax.eval_shape(
-        lambda: make_state(spec.optimizer, spec.precision, spec.numerics, params, stats, ema=spec.ema_decay > 0)
     )
 
 

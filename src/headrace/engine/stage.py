@@ -14,10 +14,12 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from headrace.engine.devices import REPLICA
+from headrace.engine.devices import REPLICA, replicated
+from headrace.engine.home import Home, make_copy, shardings, to_device
 from headrace.engine.optimizer import global_norm
-from headrace.engine.state import State
-from headrace.engine.step import Metrics, StepSpec, finish_step, train_ctx, unscaled
+from headrace.engine.segments import apply_blocks, inner_points
+from headrace.engine.state import State, make_state
+from headrace.engine.step import Metrics, StepSpec, finish_step, finite_by_block, train_ctx, unscaled
 
 LocalLabels = Callable[[Any, dict[str, jax.Array]], jax.Array]
 EACH, ALL = P(REPLICA), P()
@@ -31,6 +33,7 @@ class StageSpec:
     blocks: tuple[int, int]
     fetch_labels: LocalLabels
     recompute: bool = False
+    home: Home = Home()
 
     @property
     def is_first(self) -> bool:
@@ -44,11 +47,17 @@ class StageSpec:
     def block_names(self) -> tuple[str, ...]:
         return self.step.network.block_names[slice(*self.blocks)]
 
+    @property
+    def keeps_nothing(self) -> bool:
+        """Whether the forward pass leaves nothing but the stage's input for the backward pass."""
+        return self.recompute and not inner_points(self.step.recompute_points, self.blocks)
+
 
 @dataclass(frozen=True, kw_only=True)
 class StagePrograms:
     """Jitted programs; see the functions they are made of."""
 
+    copy: Any
     fresh: Any
     forward: Any
     backward: Any
@@ -65,7 +74,14 @@ def make_stage(stage: StageSpec, mesh: Mesh) -> StagePrograms:
         return jax.jit(mapped, donate_argnums=donate)
 
     source = (ALL, {"epoch": ALL, "rest": P(None, None, REPLICA)}, ALL)  # resident set, block, (step, micro)
+    like, everywhere = part_of(stage), replicated(mesh)
+    home = shardings(like, mesh, stage.home)
+
+    def update(state: State, *rest: Any) -> tuple[State, Metrics]:
+        return _update(stage, to_device(state, like, mesh, stage.home), *rest)
+
     return StagePrograms(
+        copy=make_copy(like, mesh, stage.home),
         fresh=on_mesh(lambda state: _fresh(stage, state), (ALL,), EACH),
         forward=on_mesh(
             lambda state, work, x, source: _forward(stage, state, work, x, source),
@@ -80,12 +96,24 @@ def make_stage(stage: StageSpec, mesh: Mesh) -> StagePrograms:
             donate=(1,),
         ),
         reduce=on_mesh(lambda state, work: _reduce(stage, state, work), (ALL, EACH), ALL),
-        update=on_mesh(
-            lambda state, reduced, norm, loss, record: _update(stage, state, reduced, (norm, loss), record),
-            (ALL, ALL, ALL, ALL, ALL),
-            (ALL, ALL),
-            donate=(0, 4),
+        # Not mapped by hand: where the state is cut over the replicas XLA finds what each has to compute and to send.
+        update=jax.jit(
+            update,
+            in_shardings=(home, everywhere, everywhere, everywhere),
+            out_shardings=(home, everywhere),
+            donate_argnums=(0, 3),
         ),
+    )
+
+
+def part_of(stage: StageSpec) -> State:
+    """Return the shape of a stage's part of the state."""
+    spec = stage.step
+    params, stats = spec.network.init(0)
+    names = stage.block_names
+    params, stats = ({name: tree[name] for name in names if name in tree} for tree in (params, stats))
+    return jax.eval_shape(
+        lambda: make_state(spec.optimizer, spec.precision, spec.numerics, params, stats, ema=spec.ema_decay > 0)
     )
 
 
@@ -97,6 +125,7 @@ def _fresh(stage: StageSpec, state: State) -> dict[str, Any]:
         "grads": jax.tree.map(lambda w: jnp.zeros((1, *w.shape), dtype), state["params"]),
         "stats": jax.tree.map(lambda s: jnp.zeros((1, *s.shape), s.dtype), state["stats"]),
         "sums": {key: jnp.zeros((1,), jnp.float32) for key in sums},
+        "finite": jnp.ones((1, len(stage.block_names) if stage.step.numerics.fp_exceptions else 0), bool),
     }
 
 
@@ -116,11 +145,13 @@ def _function(stage: StageSpec, state: State, x: Any, source: Any) -> tuple[Call
     labels = stage.fetch_labels(resident, here) if stage.is_last else None
 
     def apply(params: Any, x: Any) -> tuple[Any, Any]:
-        y, batch_stats = spec.network.apply_range(*stage.blocks, params, state["stats"], x, ctx)
+        weights = params, state["stats"]
+        points = spec.recompute_points if stage.recompute else ()
+        y, batch_stats, finite = apply_blocks(spec.network, stage.blocks, weights, x, ctx, points)
         if labels is None:
-            return y, (batch_stats, {})
+            return y, (batch_stats, {}, finite)
         loss, sums = spec.objective(y, labels)
-        return loss * state["loss_scale"]["scale"], (batch_stats, sums)
+        return loss * state["loss_scale"]["scale"], (batch_stats, sums, finite)
 
     if not stage.is_first:
         return apply, (state["params"], x)
@@ -131,18 +162,20 @@ def _function(stage: StageSpec, state: State, x: Any, source: Any) -> tuple[Call
 def _forward(stage: StageSpec, state: State, work: Any, x: Any, source: Any) -> tuple[Any, Any, Any]:
     """Return the output (of the last stage: the loss), what backward needs, and the sums with this micro-batch in."""
     function, arguments = _function(stage, state, x, source)
-    if stage.recompute:
-        y, (batch_stats, sums) = function(*arguments)
-        saved: Any = ()
+    saved: Any = ()
+    if stage.keeps_nothing:
+        y, (batch_stats, sums, finite) = function(*arguments)
     else:
-        # Convolution outputs are kept, everything between them is computed again: a fifth of the memory, no more time.
-        kept = jax.checkpoint(function, policy=jax.checkpoint_policies.dots_saveable)
-        y, vjp, (batch_stats, sums) = jax.vjp(kept, *arguments, has_aux=True)
+        if not stage.recompute:
+            # Convolution outputs are kept, all between them is computed again: a fifth of the memory, no more time.
+            function = jax.checkpoint(function, policy=jax.checkpoint_policies.dots_saveable)
+        y, vjp, (batch_stats, sums, finite) = jax.vjp(function, *arguments, has_aux=True)
         saved = jax.tree.map(lambda a: a[None], _without_arguments(vjp))
     count = stage.step.gradient_accumulation_count
     work = work | {
         "stats": jax.tree.map(lambda total, new: total + new[None] / count, work["stats"], batch_stats),
         "sums": {key: total + sums[key][None] for key, total in work["sums"].items()},
+        "finite": work["finite"] & finite[None],
     }
     return (y[None] if stage.is_last else y), saved, work
 
@@ -151,7 +184,7 @@ def _backward(stage: StageSpec, state: State, work: Any, carried: tuple[Any, Any
     """Return the gradient of the input and the sums with this micro-batch's weight gradient added."""
     x, saved, dy = carried
     function, arguments = _function(stage, state, x, source)
-    if stage.recompute:
+    if stage.keeps_nothing:
         _, vjp, _ = jax.vjp(function, *arguments, has_aux=True)
     else:
         vjp = _with_arguments(jax.tree.map(lambda a: a[0], saved), arguments)
@@ -182,18 +215,21 @@ def _reduce(stage: StageSpec, state: State, work: Any) -> dict[str, Any]:
         grads = lax.psum(jax.tree.map(lambda g: g / replicas, grads), REPLICA)
         stats, sums = lax.pmean(stats, REPLICA), lax.psum(sums, REPLICA)
     grads = unscaled(state, jax.tree.map(lambda g: g.astype(jnp.float32), grads))
-    return {"grads": grads, "stats": stats, "sums": sums, "square": jnp.square(global_norm(grads))}
+    reduced = {"grads": grads, "stats": stats, "sums": sums, "square": jnp.square(global_norm(grads))}
+    if stage.step.numerics.fp_exceptions:
+        forward = lax.pmin(work["finite"][0].astype(jnp.int32), REPLICA).astype(bool)
+        reduced |= {"forward_finite": forward, "gradient_finite": finite_by_block(stage.block_names, grads)}
+    return reduced
 
 
-def _update(
-    stage: StageSpec, state: State, reduced: Any, whole: tuple[jax.Array, jax.Array], record: Metrics
-) -> tuple[State, Metrics]:
-    """Update the stage's part of the state; the last stage also writes the step's metrics into the call's record."""
-    squares, loss = whole
-    sums = reduced["sums"] if stage.is_last else {"loss": loss}
-    at = record["at"]
-    state, metrics = finish_step(
-        stage.step, state, reduced["grads"], reduced["stats"], sums, jnp.sqrt(jnp.sum(squares))
-    )
+def _update(stage: StageSpec, state: State, reduced: Any, whole: Any, record: Metrics) -> tuple[State, Metrics]:
+    """Update the stage's part of the state; the last stage also writes the step's metrics into the call's record.
+
+    `whole` is what concerns all stages: the squared gradient norm of each, the loss, the flags of all blocks.
+    """
+    sums = reduced["sums"] if stage.is_last else {"loss": whole["loss"]}
+    norm = jnp.sqrt(jnp.sum(whole["squares"]))
+    state, metrics = finish_step(stage.step, state, reduced["grads"], reduced["stats"], sums, norm)
+    at, metrics = record["at"], metrics | whole["flags"]
     written = {key: record[key].at[at].set(value) for key, value in metrics.items() if key in record}
     return state, written | {"at": at + 1}

@@ -4,8 +4,8 @@ The order of the arithmetic is written in docs/numerics.md. A step whose numbers
 counters, so that weights can never be poisoned; `bad` tells the host to stop (or, with dynamic loss scaling, not).
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from headrace.engine.ema import next_ema
 from headrace.engine.loss_scale import forgives, next_loss_scale
 from headrace.engine.optimizer import global_norm
 from headrace.engine.precision import Precision, write_weights
+from headrace.engine.segments import all_finite, apply_blocks
 from headrace.engine.state import State
 from headrace.model.context import Ctx, Draws
 from headrace.model.network import Network
@@ -47,6 +48,7 @@ class StepSpec:
     norm_group_size: int = 1  # consecutive replicas whose micro-batches share batch-norm statistics
     bn_momentum: float
     ema_decay: float
+    recompute_points: tuple[int, ...] = ()  # blocks whose inputs are kept, and what is between them computed again
 
 
 def make_step(spec: StepSpec) -> Callable[[State, Any, Any], tuple[State, Metrics]]:
@@ -58,7 +60,7 @@ def make_step(spec: StepSpec) -> Callable[[State, Any, Any], tuple[State, Metric
         grads = unscaled(state, grads)
         state, metrics = finish_step(spec, state, grads, batch_stats, sums, global_norm(grads))
         if spec.numerics.fp_exceptions:
-            metrics |= {"forward_finite": probes, "gradient_finite": _finite_by_block(spec, grads)}
+            metrics |= {"forward_finite": probes, "gradient_finite": finite_by_block(spec.network.block_names, grads)}
         return state, metrics
 
     return step
@@ -125,20 +127,21 @@ def train_ctx(spec: StepSpec, step: jax.Array, samples: jax.Array) -> Ctx:
         groups = (REPLICA, tuple(tuple(range(i, i + size)) for i in range(0, spec.num_replicas, size)))
     dtype, stable = spec.precision.compute_dtype, spec.stable_norm
     draws = Draws(spec.seed, step, samples)
-    return Ctx(train=True, compute_dtype=dtype, stable_norm=stable, norm_groups=groups, draws=draws)
+    probe = all_finite if spec.numerics.fp_exceptions else None
+    return Ctx(train=True, compute_dtype=dtype, stable_norm=stable, norm_groups=groups, draws=draws, probe=probe)
 
 
 def _scaled_loss(
     spec: StepSpec, state: State, params: Any, batch: tuple[jax.Array, jax.Array], ctx: Ctx
 ) -> tuple[Any, Any]:
     """Return the loss to differentiate and, beside it, (batch statistics, metric sums, finite flag of each block)."""
-    flags: list[jax.Array] = []
-    probe = (lambda _name, y: flags.append(jnp.isfinite(y).all())) if spec.numerics.fp_exceptions else None
     images, labels = batch
-    logits, batch_stats = spec.network.apply(params, state["stats"], images, replace(ctx, probe=probe))
+    blocks = (0, len(spec.network.blocks))
+    logits, batch_stats, flags = apply_blocks(
+        spec.network, blocks, (params, state["stats"]), images, ctx, spec.recompute_points
+    )
     loss, sums = spec.objective(logits, labels)
-    probes = jnp.stack(flags) if flags else jnp.ones((0,), bool)
-    return loss * state["loss_scale"]["scale"], (batch_stats, sums, probes)
+    return loss * state["loss_scale"]["scale"], (batch_stats, sums, flags)
 
 
 def _across_replicas(spec: StepSpec, grads: Any, batch_stats: Any, sums: Metrics, probes: Any) -> tuple[Any, ...]:
@@ -164,10 +167,10 @@ def _update(spec: StepSpec, state: State, grads: Any, batch_stats: Any, grad_nor
     return changed
 
 
-def _finite_by_block(spec: StepSpec, grads: Any) -> jax.Array:
+def finite_by_block(names: Sequence[str], grads: Any) -> jax.Array:
     """Return, for each block, whether all gradients of its weights are finite."""
     flags = []
-    for name in spec.network.block_names:
+    for name in names:
         leaves = [jnp.isfinite(g).all() for g in jax.tree.leaves(grads.get(name, {}))]
         flags.append(jnp.stack(leaves).all() if leaves else jnp.ones((), bool))
     return jnp.stack(flags)

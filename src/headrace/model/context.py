@@ -37,7 +37,7 @@ class Ctx:
     norm_groups: tuple[str, tuple[tuple[int, ...], ...]] | None = None
     draws: Draws | None = None
     path: str = ""
-    probe: Callable[[str, Any], None] | None = None
+    probe: Callable[[str, Any], Any] | None = None
 
     def under(self, name: str) -> "Ctx":
         """Return the conditions for the part of this layer that has a name."""

@@ -14,9 +14,7 @@ from headrace.engine.loop import make_call, put_on
 from headrace.engine.stage import StageSpec
 from headrace.engine.state import State, put_state, snapshot
 from headrace.engine.step import StepSpec, make_step
-from headrace.plan.pipeline import PipelinePlan
 from headrace.plan.plan import Plan
-from headrace.plan.schedule import Op
 
 
 class Executor(Protocol):
@@ -73,8 +71,4 @@ def make_executor(plan: Plan, spec: StepSpec, devices: list[Any], recompute: boo
         StageSpec(step=spec, blocks=(stage.first, stage.end), fetch_labels=fetch_labels, recompute=recompute)
         for stage in pipeline.stages
     ]
-    return make_dispatcher(stages, grid, [stage.device for stage in pipeline.stages], _actions(pipeline))
-
-
-def _actions(pipeline: PipelinePlan) -> list[tuple[int, bool, int]]:
-    return [(action.stage, action.op == Op.F, action.micro) for _, action in pipeline.table.in_order()]
+    return make_dispatcher(stages, grid, pipeline.table)
