@@ -2,7 +2,11 @@
 
 from headrace.config.load import config_from
 from headrace.model import Network, build_network
+from headrace.model.composites import Chain, Residual
 from headrace.model.families import model_row
+from headrace.model.gates import Activation, Dropout, DropPath, SqueezeExcite
+from headrace.model.layers import Conv, Dense, GlobalAveragePool
+from headrace.model.norm import Norm, NormSpec
 
 
 def network(
@@ -12,3 +16,48 @@ def network(
     row = model_row(name)
     model = config_from({"model_name": name, **options}).model
     return build_network(model, num_classes or row.num_classes, image or (row.image_size, row.image_size, 3))
+
+
+def small_squeeze_excite(
+    image: tuple[int, int, int] = (8, 8, 3),
+    num_classes: int = 10,
+    dropout_rate: float = 0.2,
+    survival: float = 0.8,
+    norm: NormSpec | None = None,
+) -> Network:
+    """Build a small network with depthwise convolutions, squeeze-excite, stochastic depth and dropout."""
+
+    def body(channels: int, stride: int) -> Chain:
+        spec = norm or NormSpec()
+        return Chain((
+            ("expand_conv", Conv(channels=2 * channels, kernel=1)),
+            ("expand_bn", Norm(spec=spec)),
+            ("expand_activation", Activation("swish")),
+            ("dwconv", Conv(channels=2 * channels, stride=stride, groups=2 * channels)),
+            ("bn", Norm(spec=spec)),
+            ("activation", Activation("hard_swish")),
+            ("se", SqueezeExcite(width=4)),
+            ("project_conv", Conv(channels=channels, kernel=1)),
+            ("project_bn", Norm(spec=spec)),
+        ))  # fmt: skip
+
+    def skip(channels: int) -> Residual:
+        return Residual(body=Chain((*body(channels, 1).layers, ("drop", DropPath(survival)))))
+
+    stem = Chain(
+        (("conv", Conv(channels=8)), ("bn", Norm(spec=norm or NormSpec())), ("activation", Activation("swish")))
+    )
+    return Network(
+        name="small_squeeze_excite",
+        blocks=(
+            ("stem", stem),
+            ("block1a", skip(8)),
+            ("block2a", body(16, 2)),
+            ("block2b", skip(16)),
+            ("avg_pool", GlobalAveragePool()),
+            ("dropout", Dropout(dropout_rate)),
+            ("predictions", Dense(features=num_classes, logits=True)),
+        ),
+        input_hwc=image,
+        num_classes=num_classes,
+    )

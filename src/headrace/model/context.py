@@ -50,5 +50,6 @@ class Ctx:
         samples = self.draws.samples.astype(jnp.uint32).reshape(-1, *ones)
         places = np.arange(int(np.prod(shape)), dtype=np.uint32).reshape(1, *shape)
         step = jnp.asarray(self.draws.step).astype(jnp.uint32).reshape(1, *ones)
-        drawn = bits(self.draws.seed, name_id(self.path), step, samples, places)
+        seed = np.array([self.draws.seed & 0xFFFFFFFF], np.uint32).reshape(1, *ones)
+        drawn = bits(seed, name_id(self.path), step, samples, places)
         return (drawn >> np.uint32(8)).astype(jnp.float32) * np.float32(2**-24)

@@ -34,6 +34,8 @@ class VarianceScaling:
 
 
 FAN_IN_NORMAL = VarianceScaling()
+FAN_IN_HE = VarianceScaling(scale=2.0)
+FAN_OUT_HE = VarianceScaling(scale=2.0, fan="out")
 GLOROT_UNIFORM = VarianceScaling(fan="average", distribution="uniform")
 
 
