@@ -47,7 +47,8 @@ def preprocess_spec(data: Data, info: DataInfo, seed: int) -> Preprocess:
 
 
 def preprocess(images: Any, index: Any, epoch: Any, spec: Preprocess, train: bool) -> Any:
-    """Return float32 [n, H, W, C] from images of 0..255 [n, H, W, C]; NumPy arrays stay NumPy's.
+    """Return float32 [n, H, W, C] from images of 0..255 [n, H, W, C], or of any float32 numbers where nothing is
+    normalised; NumPy arrays stay NumPy's.
 
     `index` is the sample of each image, `epoch` one number or one per image; both matter only for training.
     """

@@ -39,10 +39,17 @@ def feed_options(data: Data, info: DataInfo, seed: int, num_devices: int) -> Fee
             rule="Preprocessed images are not whole numbers and do not fit 8 bits.",
             remedy="Leave one of the two out.",
         )
+    bytes_kept = info.image_dtype == "uint8"
+    if eight_bit and not bytes_kept:
+        raise ConfigError(
+            f"eight_bit_transfer is on, but the images are {info.image_dtype}.",
+            rule="Only images of whole numbers from 0 to 255 fit 8 bits.",
+            remedy="Leave eight_bit_transfer out, or give the images as uint8.",
+        )
     return FeedOptions(
         preprocess=preprocess_spec(data, info, seed),
         cache=decide_cache(info, data, num_devices),
-        eight_bit_transfer=data.accelerator_side_preprocess if eight_bit is None else eight_bit,
+        eight_bit_transfer=data.accelerator_side_preprocess and bytes_kept if eight_bit is None else eight_bit,
         num_threads=data.pipeline_num_parallel or min(_MAX_THREADS, _num_processors()),
         prefetch_depth=data.prefetch_depth,
     )

@@ -48,7 +48,7 @@ def decide_cache(info: DataInfo, data: Data, num_devices: int) -> CacheChoice:
 
 
 def make_resident(source: Source, put: Any) -> dict[str, jax.Array]:
-    """Return {images uint8 [N, H, W, C], labels int32 [N]} on the devices."""
+    """Return {images [N, H, W, C] in their own dtype, labels int32 [N]} on the devices."""
     if isinstance(source, SyntheticSource):
         return put(_made_on_device(source.spec), "replicated")
     index = np.arange(source.num_distinct)

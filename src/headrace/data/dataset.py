@@ -33,11 +33,17 @@ class DataInfo:
     normalization: str
     channel_mean: tuple[float, ...]
     channel_std: tuple[float, ...]
+    image_dtype: str = "uint8"  # or float32, for images that code gives
+
+    @property
+    def num_values(self) -> int:
+        """Return how many numbers one image has."""
+        return int(np.prod(self.image_hwc))
 
     @property
     def image_bytes(self) -> int:
-        """Return the size of one image in bytes, a byte per value."""
-        return int(np.prod(self.image_hwc))
+        """Return the size of one image in bytes, as the source holds it."""
+        return self.num_values * np.dtype(self.image_dtype).itemsize
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,7 @@ class Source(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all different images as uint8."""
+        """Return the bytes of all different images."""
         ...
 
     def __len__(self) -> int:
@@ -37,7 +37,7 @@ class Source(Protocol):
         ...
 
     def read(self, indices: np.ndarray, epoch: np.ndarray | int) -> np.ndarray:
-        """Return the images of these samples, uint8 [n, H, W, C]; safe to call from several threads."""
+        """Return the images of these samples [n, H, W, C], uint8 or float32; safe to call from several threads."""
         ...
 
 
@@ -45,7 +45,7 @@ class ArraySource:
     """A split that lies in memory; with `num_samples` its images are shown again and again."""
 
     def __init__(self, images: np.ndarray, labels: np.ndarray, num_samples: int | None = None) -> None:
-        assert images.dtype == np.uint8
+        assert images.dtype in (np.uint8, np.float32)
         assert labels.dtype == np.int32
         assert len(images) == len(labels)
         self._num_samples = len(images) if num_samples is None else num_samples

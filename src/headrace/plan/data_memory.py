@@ -59,22 +59,23 @@ def sent_data(feed: FeedOptions, info: DataInfo, batch: BatchPlan) -> SentData:
     """Return how a set is sent to the devices of a batch."""
     return SentData(
         images_per_step=batch.micro_batch_size * batch.gradient_accumulation_count,
-        image_bytes=info.image_bytes * (1 if feed.eight_bit_transfer else 4),
+        image_bytes=info.num_values * (1 if feed.eight_bit_transfer else 4),
         num_blocks=1 + feed.prefetch_depth,
     )
 
 
 def resident_data(config: Config, info: DataInfo, budget: int) -> DataMemory:
-    """Return the rows of a set that is kept on the devices, a byte per value; each validates and so has that part."""
+    """Return the rows of a set that is kept on the devices as it is; each validates and so has that part."""
     counts = [info.num_train, info.num_validation]
     if info.name in MADE_UP_DATASETS:
         counts = [distinct_images(count, info.image_bytes, budget) for count in counts]
     train, validation = counts[0], counts[1] * config.validation.validation
+    bits = 8 * info.image_bytes // info.num_values
 
     def row(num_images: int, num_labels: int = 0) -> MemoryRow:
         num_bytes = num_images * (info.image_bytes + LABEL_BYTES) + num_labels * LABEL_BYTES
         labels = f", and {num_labels:,} labels" if num_labels else ""
-        return MemoryRow(name="data", num_bytes=num_bytes, detail=f"{num_images:,} images of 8 bits{labels}")
+        return MemoryRow(name="data", num_bytes=num_bytes, detail=f"{num_images:,} images of {bits} bits{labels}")
 
     return DataMemory(images=row(train + validation), labels=row(validation, train), neither=row(validation))
 
