@@ -27,13 +27,13 @@ REFUSED = [
     ({"norm_layer": {"name": "group_norm"}}, ["num_groups"]),
     ({"lr_warmup_params": {"warmup_mode": "jump", "warmup_epochs": 1}}, ["'jump'", "shift, mask"]),
     ({"loss_scaling_params": {"initail": 3}}, ["Did you mean initial?"]),
-    ({"recomputation": True}, ["recomputation on (code) without pipeline stages", "--num-pipeline-stages"]),
-    ({"recomputation": True, "pipeline_splits": "0"}, ["without pipeline stages"]),
+    ({"recomputation_points": ["out$"]}, ["recomputation_points out$ (code) without recomputation"]),
+    ({"measure_splits": True}, ["measure_splits on (code) without pipeline stages"]),
+    ({"measure_splits": True, "pipeline_splits": ["a"]}, ["measure_splits on (code) with pipeline_splits a"]),
+    ({"pipeline_validation_model": True}, ["pipeline_validation_model on (code) without pipeline stages"]),
     ({"device_mapping": [0, 0]}, ["device_mapping 0 0 (code) without pipeline stages"]),
     ({"pipeline_splits": ["a", "b"], "num_pipeline_stages": 2}, ["makes 3 stages, but num_pipeline_stages 2"]),
     ({"pipeline_splits": 4, "num_pipeline_stages": 4}, ["pipeline_splits 4 (code) makes 5 stages"]),
-    ({"fp_exceptions": True, "num_pipeline_stages": 2}, ["2 pipeline stages", "Name the layer with one stage"]),
-    ({"fp_exceptions": True, "pipeline_splits": ["a"]}, ["2 pipeline stages"]),
 ]
 
 
@@ -64,6 +64,10 @@ def test_combinations_that_cannot_work(options, told):
         {"pipeline_splits": ["a", "b"], "num_pipeline_stages": 3, "device_mapping": [0, 0, 0], "recomputation": True},
         {"pipeline_splits": ["a", "b"], "num_pipeline_stages": 1},  # as a printed configuration has it
         {"pipeline_schedule": "Grouped"},
+        {"recomputation": True},
+        {"fp_exceptions": True, "pipeline_splits": ["a"]},
+        {"measure_splits": True, "num_pipeline_stages": 2},
+        {"optimizer_state_offloading": True, "replicated_optimizer_state_sharding": True, "num_replicas": 2},
     ],
 )
 def test_combinations_that_work(options):

@@ -98,8 +98,8 @@ FOUR = """four:
         ("--pipeline-splits d", (("d",), 1, (), True), 1),
         ("--num-pipeline-stages 4", (("a", "b", "c"), 4, (0, 0, 0, 0), True), 0),
         ("--num-pipeline-stages 2", ((), 2, (), True), 2),
-        ("--num-pipeline-stages 1", ((), 1, (), False), 3),
-        ("--pipeline-splits", ((), 1, (), False), 2),
+        ("--num-pipeline-stages 1", ((), 1, (), True), 2),
+        ("--pipeline-splits", ((), 1, (), True), 1),
     ],
 )
 def test_what_a_file_says_of_stages_goes_when_the_command_line_changes_their_number(tmp_path, line, wanted, num_notes):

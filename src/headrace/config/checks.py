@@ -3,53 +3,17 @@
 Limits of a single option stand with the option (sections.py), keys inside a mapping in params.py.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
-from headrace.config.field import COMMAND_LINE, DEFAULT, Origin
+from headrace.config.checks_pipeline import PIPELINE_NOTES, PIPELINE_RULES
+from headrace.config.field import DEFAULT, Origin
 from headrace.config.layers import periods_fit
 from headrace.config.params import complete
+from headrace.config.rule import Facts, Remark, Rule
 from headrace.config.schema import Config, all_options
 from headrace.config.sections_data import MADE_UP_DATASETS
-from headrace.config.sections_pipeline import stages_of_splits
-from headrace.config.values import shown
 from headrace.core.errors import ConfigError
-
-
-@dataclass(frozen=True, kw_only=True)
-class Facts:
-    """What the rules look at: the configuration and where its values came from."""
-
-    config: Config
-    origins: Mapping[str, Origin]
-
-    def given(self, name: str) -> bool:
-        """Say whether somebody wrote the value, be it the default's."""
-        return self.origins.get(name, DEFAULT).kind != "default"
-
-    def told(self, name: str) -> str:
-        """Return an option with its value and origin, for a message."""
-        value = getattr(getattr(self.config, all_options()[name].section), name)
-        return f"{name} {shown(value)} ({self.origins.get(name, DEFAULT)})"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rule:
-    """A combination that cannot work: when it is there, how to put it, why not, and what to do."""
-
-    broken: Callable[[Facts], bool]
-    problem: Callable[[Facts], str]
-    rule: str
-    remedy: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Remark:
-    """A combination that works and may surprise."""
-
-    when: Callable[[Facts], bool]
-    text: Callable[[Facts], str]
 
 
 def _period_rule(name: str, verb: str) -> Rule:
@@ -80,48 +44,6 @@ def _made_up_rule(name: str) -> Rule:
         remedy=f"Leave {name} out, or choose --dataset synthetic.",
     )
 
-
-def _with_stages(option: str, on: Callable[[Config], object]) -> Rule:
-    """Refuse an option that says something of stages when there is only one."""
-    return Rule(
-        broken=lambda facts: bool(on(facts.config)) and facts.config.pipeline.num_stages == 1,
-        problem=lambda facts: f"{facts.told(option)} without pipeline stages.",
-        rule=f"{option} is about the stages of a pipeline: two or more.",
-        remedy=f"Name them with --pipeline-splits or --num-pipeline-stages, or leave {option} out.",
-    )
-
-
-def _contradicting_stages(facts: Facts) -> bool:
-    """Say whether both options give a number of stages, and not the same. A 1 counts only if typed by the user."""
-    pipeline = facts.config.pipeline
-    typed = facts.origins.get("num_pipeline_stages", DEFAULT) == COMMAND_LINE
-    said = pipeline.num_pipeline_stages > 1 or typed
-    return (
-        said
-        and bool(pipeline.pipeline_splits)
-        and pipeline.num_pipeline_stages != stages_of_splits(pipeline.pipeline_splits)
-    )
-
-
-PIPELINE_RULES = (
-    Rule(
-        broken=_contradicting_stages,
-        problem=lambda facts: (
-            f"{facts.told('pipeline_splits')} makes {stages_of_splits(facts.config.pipeline.pipeline_splits)} stages, "
-            f"but {facts.told('num_pipeline_stages')}."
-        ),
-        rule="N splits make N + 1 stages; one of the two options is enough.",
-        remedy="Leave one of them out.",
-    ),
-    _with_stages("device_mapping", lambda config: config.pipeline.device_mapping),
-    _with_stages("recomputation", lambda config: config.pipeline.recomputation),
-    Rule(
-        broken=lambda facts: facts.config.numerics.fp_exceptions and facts.config.pipeline.num_stages > 1,
-        problem=lambda facts: f"{facts.told('fp_exceptions')} with {facts.config.pipeline.num_stages} pipeline stages.",
-        rule="The layer that makes a number that is not finite cannot be named in a pipeline yet.",
-        remedy="Name the layer with one stage: leave the pipeline out of that run, or leave fp_exceptions out.",
-    ),
-)
 
 RULES = (
     Rule(
@@ -222,10 +144,7 @@ NOTES = (
         ),
         text=lambda facts: f"{facts.told('loss_scaling_params')} is for dynamic loss scaling only.",
     ),
-    Remark(
-        when=lambda facts: facts.config.pipeline.strict_pipeline and facts.config.pipeline.num_stages == 1,
-        text=lambda facts: f"{facts.told('strict_pipeline')} has no effect without pipeline stages.",
-    ),
+    *PIPELINE_NOTES,
 )
 
 

@@ -63,7 +63,8 @@ STAGES_FIT: Mapping[str, Callable[[int, Any], bool]] = {
     "num_pipeline_stages": lambda count, stages: stages in (1, count),
     "pipeline_splits": lambda count, splits: not splits or stages_of_splits(splits) == count,
     "device_mapping": lambda count, mapping: not mapping or len(mapping) == count > 1,
-    "recomputation": lambda count, on: count > 1 or not on,
+    "measure_splits": lambda count, on: count > 1 or not on,
+    "pipeline_validation_model": lambda count, on: count > 1 or not on,
 }
 
 

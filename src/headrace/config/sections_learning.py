@@ -97,6 +97,9 @@ class Validation:
     validation_num_replicas: int | None = option(
         None, "Replicas that validate; unset means one on each device of the training replicas.", check=at_least(1)
     )
+    pipeline_validation_model: bool = option(
+        False, "Validate through the stages of the pipeline instead of with the whole network on each device."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from headrace.config.field import option
-from headrace.config.values import NUMBERS, at_least
+from headrace.config.values import BYTES, NUMBERS, at_least
 
 SCHEDULES = ("Grouped", "Interleaved", "Sequential")
 
@@ -38,6 +38,27 @@ class Pipeline:
         "Keep only what arrives at a stage for the backward pass, and compute the rest again.",
         aliases=("enable_recomputation", "enable_recompute", "xla_recompute"),
     )
+    recomputation_points: tuple[str, ...] = option(
+        (),
+        "Regular expressions of blocks whose inputs recomputation keeps beside those of the stages.",
+    )
+    optimizer_state_offloading: bool = option(
+        False,
+        "Keep the optimizer's state (and averaged weights) in host memory, and stream it in for each update.",
+        aliases=("offload_weight_update_variables", "variable_offloading"),
+    )
+    replicated_optimizer_state_sharding: bool = option(
+        False, "Cut the optimizer's state (and averaged weights) over the replicas; each updates its part."
+    )
+    measure_splits: bool = option(
+        False, "Time every block on the device first, and cut the stages by these times instead of by shapes."
+    )
+    device_memory: str | None = option(
+        None, "Memory of a device, such as 16GiB, that stages cut automatically must fit.", kind=BYTES
+    )
+    trace_schedule: bool = option(
+        False, "Measure one step's schedule as it really runs, and draw it beside the planned one in the run directory."
+    )
     strict_pipeline: bool = option(
         False, "Refuse numbers of micro batches that the schedule would not take on the hardware it was made for."
     )
@@ -46,6 +67,12 @@ class Pipeline:
     def num_stages(self) -> int:
         """How many stages there are, by whichever option says so."""
         return max(self.num_pipeline_stages, stages_of_splits(self.pipeline_splits))
+
+    @property
+    def dispatched(self) -> bool:
+        """Whether the host drives stage programs: there are several, or the optimizer's state lives elsewhere."""
+        elsewhere = self.optimizer_state_offloading or self.replicated_optimizer_state_sharding
+        return self.num_stages > 1 or elsewhere
 
     @property
     def cut(self) -> tuple[str, ...] | int:

@@ -26,6 +26,9 @@ class Home:
     sharded: bool = False
 
 
+ON_DEVICE = Home()
+
+
 def host_memory_of(device: Any) -> bool:
     """Say whether a device's programs can reach into host memory."""
     return HOST_MEMORY in {memory.kind for memory in device.addressable_memories()}

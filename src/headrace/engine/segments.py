@@ -49,7 +49,8 @@ def _apply(
     probe = ctx.probe
     if probe is not None:
         ctx = replace(ctx, probe=lambda name, y: flags.append(probe(name, y)))
-    y, batch_stats = network.apply_range(*segment, *weights, x, ctx)
+    params, stats = weights
+    y, batch_stats = network.apply_range(*segment, params, stats, x, ctx)
     return y, batch_stats, jnp.stack(flags) if flags else jnp.ones((0,), bool)
 
 

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from headrace.engine.devices import REPLICA, replicated
-from headrace.engine.home import Home, make_copy, shardings, to_device
+from headrace.engine.home import ON_DEVICE, Home, make_copy, shardings, to_device
 from headrace.engine.optimizer import global_norm
 from headrace.engine.segments import apply_blocks, inner_points
 from headrace.engine.state import State, make_state
@@ -33,7 +33,7 @@ class StageSpec:
     blocks: tuple[int, int]
     fetch_labels: LocalLabels
     recompute: bool = False
-    home: Home = Home()
+    home: Home = ON_DEVICE
 
     @property
     def is_first(self) -> bool:
