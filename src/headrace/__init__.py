@@ -14,6 +14,7 @@ _HOME = {
     "resolve": "headrace.config.load",
     "HeadraceError": "headrace.core.errors",
     "build_network": "headrace.model.families",
+    "own_network": "headrace.model.own",
     "open_dataset": "headrace.data.dataset",
     "make_plan": "headrace.plan.plan",
     "train": "headrace.run.fit",
@@ -29,6 +30,7 @@ __all__ = [
     "config_from",
     "make_plan",
     "open_dataset",
+    "own_network",
     "resolve",
     "resume",
     "train",
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from headrace.core.errors import HeadraceError
     from headrace.data.dataset import open_dataset
     from headrace.model.families import build_network
+    from headrace.model.own import own_network
     from headrace.plan.plan import make_plan
     from headrace.run.fit import resume, train
     from headrace.run.validate import validate
