@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +50,7 @@ BLOCKS = [
     ("pool", lambda x: x.mean((1, 2))),
     ("head", dense_init, dense_apply),
 ]
-IMAGES = np.random.default_rng(0).normal(size=(5, 8, 8, 3)).astype(np.float32)
+IMAGES: Any = np.random.default_rng(0).normal(size=(5, 8, 8, 3)).astype(np.float32)
 
 
 def make(blocks=None, **changes):

@@ -1,6 +1,7 @@
 """Flax modules as blocks: the numbers that Flax itself gives, statistics of the batch, dropout by sample."""
 
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from headrace.core.errors import ConfigError
 from headrace.model.context import Ctx, Draws
 from headrace.model.own import own_network
 
-IMAGES = np.random.default_rng(0).normal(size=(6, 8, 8, 3)).astype(np.float32)
+IMAGES: Any = np.random.default_rng(0).normal(size=(6, 8, 8, 3)).astype(np.float32)
 SAMPLES = np.array([12, 5, 900, 3, 4, 77])
 
 
@@ -57,7 +58,8 @@ def test_linen_gives_what_flax_gives():
     stats["block"]["BatchNorm_0"] = {"mean": np.full(4, 0.3, np.float32), "var": np.full(4, 2.0, np.float32)}
     variables = {"params": params["block"], "batch_stats": stats["block"]}
     y, after = block_output(network, (params, stats), IMAGES, Ctx(train=False))
-    np.testing.assert_allclose(y, LinenBlock().apply(variables, IMAGES, train=False), rtol=1e-5, atol=1e-6)
+    wanted: Any = LinenBlock().apply(variables, IMAGES, train=False)
+    np.testing.assert_allclose(y, wanted, rtol=1e-5, atol=1e-6)
     assert after == {"block": stats["block"]}
     y, _ = block_output(network, (params, stats), IMAGES, ctx())
     wanted, _ = LinenBlock().apply(
@@ -101,7 +103,8 @@ def test_statistics_are_those_of_the_batch_whatever_the_modules_momentum(make, m
         return
     np.testing.assert_allclose(mean, convolved.mean((0, 1, 2)), rtol=1e-4, atol=2e-4)
     np.testing.assert_allclose(var, convolved.var((0, 1, 2)), rtol=1e-4, atol=2e-4)
-    assert network.blocks[0][1].functions.momentums == {momentum}
+    block: Any = network.blocks[0][1]
+    assert block.functions.momentums == {momentum}
 
 
 @pytest.mark.parametrize(
