@@ -14,23 +14,38 @@ _HOME = {
     "resolve": "headrace.config.load",
     "HeadraceError": "headrace.core.errors",
     "build_network": "headrace.model.families",
-    "own_network": "headrace.model.own",
     "open_dataset": "headrace.data.dataset",
     "make_plan": "headrace.plan.plan",
+    "Infeed": "headrace.program.infeed",
+    "Outfeed": "headrace.program.outfeed",
+    "OutfeedMode": "headrace.program.outfeed",
+    "accumulate_gradients": "headrace.program.transforms",
+    "cross_replica": "headrace.program.transforms",
+    "dataset_benchmark": "headrace.program.benchmark",
+    "infeed_benchmark": "headrace.program.benchmark",
     "train": "headrace.run.fit",
     "resume": "headrace.run.fit",
     "validate": "headrace.run.validate",
 }
 
+_ROOM_FILES = {"loops": "headrace.program.loops"}  # public names that are whole files
+
 __all__ = [
     "Config",
     "HeadraceError",
+    "Infeed",
+    "Outfeed",
+    "OutfeedMode",
     "__version__",
+    "accumulate_gradients",
     "build_network",
     "config_from",
+    "cross_replica",
+    "dataset_benchmark",
+    "infeed_benchmark",
+    "loops",
     "make_plan",
     "open_dataset",
-    "own_network",
     "resolve",
     "resume",
     "train",
@@ -43,16 +58,22 @@ if TYPE_CHECKING:
     from headrace.core.errors import HeadraceError
     from headrace.data.dataset import open_dataset
     from headrace.model.families import build_network
-    from headrace.model.own import own_network
     from headrace.plan.plan import make_plan
+    from headrace.program import loops
+    from headrace.program.benchmark import dataset_benchmark, infeed_benchmark
+    from headrace.program.infeed import Infeed
+    from headrace.program.outfeed import Outfeed, OutfeedMode
+    from headrace.program.transforms import accumulate_gradients, cross_replica
     from headrace.run.fit import resume, train
     from headrace.run.validate import validate
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name from the room it lives in."""
+    if name in _ROOM_FILES:
+        return importlib.import_module(_ROOM_FILES[name])
     if name not in _HOME:
-        raise AttributeError(f"headrace has no name {name}; its names are {', '.join(_HOME)}")
+        raise AttributeError(f"headrace has no name {name}; its names are {', '.join(__all__)}")
     return getattr(importlib.import_module(_HOME[name]), name)
 
 

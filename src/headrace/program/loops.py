@@ -1,0 +1,260 @@
+"""Loops on the device: `repeat` and `while_loop` run a body many times without coming back to the host.
+
+A loop is one compiled program. Without an infeed it is also one launch; with one, a launch takes along a block of
+elements, as many as fit, and the next block is read and sent while it runs.
+"""
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.core import Tracer
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from headrace.core.errors import ConfigError
+from headrace.engine.devices import REPLICA, replica_mesh, replicated, start_devices
+from headrace.program.infeed import Infeed
+from headrace.program.loop_program import (
+    Body,
+    Leaving,
+    Loop,
+    call_body,
+    check_arguments,
+    how_it_leaves,
+    make_program,
+    trace,
+)
+from headrace.program.outfeed import OutfeedMode
+from headrace.program.structure import structure_of, whole_number
+
+MAX_BLOCK_BYTES = 256 * 2**20  # of a block of infeed elements, per replica
+WHILE_BLOCK = 16  # elements that a launch of a while loop takes along, where nobody says how many
+MOST = 2**31 - 1
+
+Condition = Callable[..., Any]
+
+
+def repeat(
+    n: int, body: Body, inputs: Sequence[Any] | None = None, infeed: Infeed | None = None, *, replicas: int = 1
+) -> tuple[Any, ...]:
+    """Run `body` n times on the device and return the final loop variables (with replicas: those of the first).
+
+    `inputs` is a list of loop variables, each an array or a tree. The body takes them, then the infeed's element (a
+    dict by its names), and returns the new loop variables, then at most one `outfeed.enqueue(...)`.
+    """
+    n = whole_number(_index(n), "The number of repetitions", 0, MOST)
+    return _loop(body, None, inputs, infeed, (n, replicas))
+
+
+def while_loop(
+    condition: Condition,
+    body: Body,
+    inputs: Sequence[Any] | None = None,
+    infeed: Infeed | None = None,
+    *,
+    max_iterations: int | None = None,
+    replicas: int = 1,
+) -> tuple[Any, ...]:
+    """Run `body` on the device while `condition(*loop variables)` holds; see `repeat` for the rest.
+
+    With replicas the loop ends when the condition fails on one of them.
+    """
+    most = MOST if max_iterations is None else whole_number(max_iterations, "max_iterations", 0, MOST)
+    return _loop(body, condition, inputs, infeed, (most, replicas))
+
+
+def _loop(
+    body: Body, condition: Condition | None, inputs: Any, infeed: Infeed | None, size: tuple[int, int]
+) -> tuple[Any, ...]:
+    most, replicas = size
+    variables = _variables(inputs)
+    _check_functions(body, condition, infeed)
+    replicas = whole_number(replicas, "replicas", 1)
+    if _is_traced():
+        return _inside_a_program(body, condition, variables, infeed, size)
+    loop = Loop(
+        body=body,
+        condition=condition,
+        variables=structure_of(variables),
+        element=None if infeed is None else infeed.structure,
+        mesh=replica_mesh(start_devices("auto", replicas)),
+    )
+    program = _kept_program(loop, most, None if infeed is None else infeed.block_size)
+    return _run(program, variables, infeed, most)
+
+
+@dataclass(frozen=True)
+class LoopProgram:
+    """A traced loop with its jitted program."""
+
+    loop: Loop
+    leaving: Leaving | None
+    block: int | None  # elements that a launch takes along; None without an infeed
+    longest: int | None  # iterations of one launch, at most; None is any number
+    launch: Any
+
+
+def _kept_program(loop: Loop, most: int, block_size: int | None) -> LoopProgram:
+    block = None if loop.element is None else _block_length(loop, most, block_size)
+    try:
+        return _program(loop, block)
+    except TypeError as error:
+        if "unhashable" not in str(error):
+            raise
+        return _program.__wrapped__(loop, block)  # a body that cannot be looked up is compiled anew at each call
+
+
+@lru_cache(maxsize=16)
+def _program(loop: Loop, block: int | None) -> LoopProgram:
+    """Check, trace and jit a loop; kept, so that the same loop run again is not compiled again."""
+    check_arguments(loop)
+    leaving = how_it_leaves(trace(loop), block)
+    longest = block
+    if leaving is not None and not leaving.inside and leaving.outfeed.mode is OutfeedMode.ALL:
+        longest = leaving.depth
+        block = None if block is None else leaving.depth
+    return LoopProgram(loop, leaving, block, longest, make_program(loop, leaving))
+
+
+def _block_length(loop: Loop, most: int, block_size: int | None) -> int:
+    assert loop.element is not None
+    if block_size is None:
+        fit = max(1, MAX_BLOCK_BYTES // max(1, loop.element.nbytes))
+        block_size = min(fit, most if loop.condition is None else WHILE_BLOCK)
+    return max(1, min(block_size, most))
+
+
+def _run(program: LoopProgram, variables: tuple[Any, ...], infeed: Infeed | None, most: int) -> tuple[Any, ...]:
+    loop, leaving = program.loop, program.leaving
+    state = jax.device_put(variables, replicated(loop.mesh))
+    if leaving is not None:
+        leaving.outfeed.begin(leaving.values, loop.replicas)
+    try:
+        done, goes_on, before = 0, True, None
+        while done < most and goes_on:
+            count = min(most - done, program.longest or most)
+            elements = [] if infeed is None else _elements(infeed, program, count)
+            count = min(count, len(elements) // loop.replicas) if infeed is not None else count
+            block = None if program.block is None else _put_block(elements, program)
+            state, buffer, number, still = program.launch(state, block, np.int32(count), np.int32(done))
+            if loop.condition is not None:  # how far it came is known only when it ended
+                count, goes_on = int(number), bool(still)
+                if infeed is not None:
+                    infeed.put_back(elements[count * loop.replicas :])
+            if leaving is not None:
+                _hand_over(leaving, buffer, done, count)
+            jax.block_until_ready(before)  # at most two launches under way: more would only hold more blocks
+            done, before = done + count, number
+        jax.block_until_ready(state)
+        jax.effects_barrier()  # what was sent from inside has arrived
+    finally:
+        if leaving is not None:
+            leaving.outfeed.finish()
+    return jax.tree.map(lambda leaf: leaf.addressable_shards[0].data, state)
+
+
+def _hand_over(leaving: Leaving, buffer: Any, done: int, count: int) -> None:
+    """Give the outfeed what a launch left in its buffer."""
+    leaves = jax.tree.leaves(buffer)
+    if leaving.outfeed.mode is OutfeedMode.LAST:
+        leaving.outfeed.add(done, leaves, min(count, 1))
+    else:
+        rest = count % leaving.depth if leaving.inside else count
+        leaving.outfeed.add(done + count - rest, leaves, rest)
+
+
+def _elements(infeed: Infeed, program: LoopProgram, count: int) -> list[Any]:
+    """Return the elements of the next launch; a while loop takes what there is."""
+    replicas = program.loop.replicas
+    if program.loop.condition is None:
+        return infeed.take_all(count * replicas, f"{count} more iterations on {replicas} replicas")
+    taken = infeed.take(count * replicas)
+    if len(taken) < replicas:
+        infeed.put_back(taken)
+        return infeed.take_all(replicas, "the next iteration")
+    return taken
+
+
+def _put_block(elements: list[Any], program: LoopProgram) -> Any:
+    """Stack elements as [block, replicas, ...] on the devices; what is missing at the end is never looked at."""
+    assert program.block is not None
+    block, replicas = program.block, program.loop.replicas
+    elements = elements[: len(elements) // replicas * replicas]
+    missing = block * replicas - len(elements)
+    filled = [*elements, *[elements[-1]] * missing]
+    sharding = NamedSharding(program.loop.mesh, P(None, REPLICA))
+
+    def put(*arrays: np.ndarray) -> Any:
+        stacked = np.stack(arrays)
+        return jax.device_put(stacked.reshape(block, replicas, *stacked.shape[1:]), sharding)
+
+    return jax.tree.map(put, *filled)
+
+
+def _inside_a_program(
+    body: Body, condition: Condition | None, variables: tuple[Any, ...], infeed: Infeed | None, size: tuple[int, int]
+) -> tuple[Any, ...]:
+    """Write the loop into the program that is being traced: a loop in a loop, or in a user's jit."""
+    most, replicas = size
+    if infeed is not None or replicas != 1:
+        raise ConfigError(
+            "A loop inside a device program cannot have an infeed or replicas of its own.",
+            rule="They belong to the outermost loop, which the host launches.",
+            remedy="Move them to the outer loop, or call this loop outside jit.",
+        )
+    loop = Loop(body, condition, structure_of(variables), None, Mesh(np.array(jax.devices()[:1]), (REPLICA,)))
+    check_arguments(loop)
+
+    def iteration(carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
+        after, operations = call_body(loop, carry[1], None)
+        if operations:
+            raise ConfigError("A loop inside a device program cannot enqueue.", remedy="Enqueue in the outer loop.")
+        return carry[0] + 1, after
+
+    def goes_on(carry: tuple[jax.Array, Any]) -> jax.Array:
+        more = carry[0] < most
+        return more if condition is None else more & condition(*carry[1])
+
+    return lax.while_loop(goes_on, iteration, (jnp.int32(0), variables))[1]
+
+
+def _variables(inputs: Any) -> tuple[Any, ...]:
+    if inputs is None:
+        return ()
+    if not isinstance(inputs, list | tuple) or hasattr(inputs, "_fields"):
+        raise ConfigError(
+            f"The inputs of a loop are of type {type(inputs).__name__}.",
+            rule="They are a list of loop variables, each an array or a tree.",
+            remedy="Write [inputs] for a single variable.",
+        )
+    return jax.tree.map(jnp.asarray, tuple(inputs))
+
+
+def _check_functions(body: Any, condition: Any, infeed: Any) -> None:
+    for name, function in (("body", body), ("condition", condition)):
+        if function is not None and not callable(function):
+            raise ConfigError(f"The {name} of a loop is {function!r}.", rule="It is a function.")
+    if body is None:
+        raise ConfigError("The loop has no body.", rule="It is a function.")
+    if infeed is not None and not isinstance(infeed, Infeed):
+        raise ConfigError(f"The infeed of a loop is of type {type(infeed).__name__}.", remedy="Write Infeed(dataset).")
+
+
+def _index(n: Any) -> Any:
+    """Return what counts as a whole number (a NumPy or JAX integer) as one; leave the rest to the check."""
+    try:
+        return n if isinstance(n, bool) else operator.index(n)
+    except (TypeError, jax.errors.ConcretizationTypeError):
+        return n
+
+
+def _is_traced() -> bool:
+    """Tell whether we are inside a function that JAX traces: there even a sum of constants is not a value yet."""
+    return isinstance(jnp.add(0, 0), Tracer)

@@ -1,0 +1,135 @@
+"""What a value is made of (its tree, shapes and types), in words too, and whether a function can take it."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from headrace.core.errors import ConfigError
+from headrace.core.tree import flatten_named
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """The shape and type of one array."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+    def __str__(self) -> str:
+        name = getattr(self.dtype, "name", str(self.dtype))
+        return f"{name}[{', '.join(map(str, self.shape))}]"
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the array; of a random key, those of its four words."""
+        return int(np.prod(self.shape, dtype=np.int64)) * getattr(self.dtype, "itemsize", 16)
+
+
+@dataclass(frozen=True)
+class Structure:
+    """A tree of leaves; hashable, so that a program can be kept by it."""
+
+    treedef: Any
+    leaves: tuple[Leaf, ...]
+
+    def __str__(self) -> str:
+        named = flatten_named(jax.tree.unflatten(self.treedef, self.leaves))
+        return ", ".join(f"{name}: {leaf}" if name else str(leaf) for name, leaf in named.items()) or "nothing"
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all leaves."""
+        return sum(leaf.nbytes for leaf in self.leaves)
+
+    def shapes(self, *lead: int) -> Any:
+        """Return the tree as shapes for tracing, with these leading dims."""
+        return jax.tree.unflatten(
+            self.treedef, [jax.ShapeDtypeStruct((*lead, *leaf.shape), leaf.dtype) for leaf in self.leaves]
+        )
+
+
+def structure_of(tree: Any) -> Structure:
+    """Return the structure of a tree of arrays (or of tracers, or of shapes)."""
+    leaves, treedef = jax.tree.flatten(tree)
+    return Structure(treedef, tuple(Leaf(tuple(np.shape(leaf)), leaf.dtype) for leaf in leaves))
+
+
+def difference(wanted: Structure, found: Structure) -> str:
+    """Return the first difference between two structures in words, '' if there is none."""
+    if wanted.treedef != found.treedef:
+        return f"is ({found}) instead of ({wanted})"
+    names = flatten_named(jax.tree.unflatten(wanted.treedef, wanted.leaves))
+    for (name, leaf), other in zip(names.items(), found.leaves, strict=True):
+        if leaf != other:
+            return f"{name + ' ' if name else ''}is {other} instead of {leaf}"
+    return ""
+
+
+def host_arrays(tree: Any) -> Any:
+    """Return the tree with NumPy arrays, in the types that the device will have (float64 becomes float32)."""
+    return jax.tree.map(_host_array, tree)
+
+
+def _host_array(value: Any) -> np.ndarray:
+    array = np.asarray(value)
+    if array.dtype == object:
+        raise ConfigError(
+            f"A value of type {type(value).__name__} is not an array of numbers.",
+            remedy="Give NumPy arrays, numbers, or trees of them.",
+        )
+    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+
+
+def element_arguments(element: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return how an infeed's element is given to a function: a dict by its names, a sequence in order, else as one."""
+    if isinstance(element, Mapping) and all(isinstance(key, str) for key in element):
+        return (), dict(element)
+    if isinstance(element, Sequence):
+        return tuple(element), {}
+    return (element,), {}
+
+
+def can_take(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Tell whether the function's parameters fit these arguments; True where its signature cannot be seen."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return True
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
+
+
+def call_in_words(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Return the number and names of arguments in words."""
+    words = f"{len(args)} argument{'s' * (len(args) != 1)}"
+    return f"{words} and the names {', '.join(kwargs)}" if kwargs else words
+
+
+def name_of(function: Any) -> str:
+    """Return what a function is called."""
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def whole_number(value: Any, name: str, lowest: int, highest: int | None = None) -> int:
+    """Return the value as an int, refuse what is not a whole number in the range."""
+    limits = f"{lowest} to {highest:,}" if highest is not None else f"{lowest} or more"
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise ConfigError(f"{name} is {value!r}.", rule=f"It is a whole number, {limits}.")
+    if value < lowest or (highest is not None and value > highest):
+        raise ConfigError(f"{name} is {value}.", rule=f"It is {limits}.")
+    return int(value)
+
+
+def one_of(value: Any, name: str, choices: Sequence[str]) -> str:
+    """Return the choice that `value` names, in any case; refuse others."""
+    known = {choice.lower(): choice for choice in choices}
+    if not isinstance(value, str) or value.lower() not in known:
+        raise ConfigError(f"{name} is {value!r}.", rule=f"It is one of {', '.join(choices)}.")
+    return known[value.lower()]

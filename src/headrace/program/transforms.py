@@ -1,0 +1,100 @@
+"""Optax transforms for own training loops: gradient accumulation, and the mean over replicas."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from headrace.core.errors import ConfigError
+from headrace.engine.devices import REPLICA
+from headrace.program.accumulation import (
+    AccumulatorType,
+    accumulate,
+    accumulator_dtype,
+    check_reduction,
+    empty_sums,
+)
+from headrace.program.structure import whole_number
+
+
+class AccumulationState(NamedTuple):
+    """What accumulate_gradients keeps: how many gradients are in, their total, and the optimizer's own state."""
+
+    number: jax.Array
+    totals: Any
+    inner: Any
+
+
+def accumulate_gradients(
+    optimizer: optax.GradientTransformation,
+    num_mini_batches: int,
+    *,
+    dtype: AccumulatorType = None,
+    reduction: str = "SUM",
+) -> optax.GradientTransformationExtraArgs:
+    """Let the optimizer act at every `num_mini_batches`-th call, on the gradients since; other calls change nothing.
+
+    Gradients are summed in the type of their weight, or in `dtype` (a type, or a function of the weight), and reach the
+    optimizer in it. `reduction` is SUM, MEAN or RUNNING_MEAN. Around cross_replica(...), replicas exchange only when
+    the optimizer acts.
+    """
+    count = whole_number(num_mini_batches, "num_mini_batches", 1)
+    reduction = check_reduction(reduction)
+    inner = optax.with_extra_args_support(_checked(optimizer))
+    if dtype is not None and (isinstance(dtype, type) or not callable(dtype)):
+        accumulator_dtype(dtype, None)
+
+    def init(params: Any) -> AccumulationState:
+        return AccumulationState(jnp.int32(0), empty_sums(params, dtype), inner.init(params))
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        totals = accumulate(reduction, state.totals, updates, state.number, count)
+
+        def act() -> tuple[Any, AccumulationState]:
+            acted, inner_state = inner.update(totals, state.inner, params, **extra)
+            return acted, AccumulationState(jnp.int32(0), jax.tree.map(jnp.zeros_like, totals), inner_state)
+
+        def wait() -> tuple[Any, AccumulationState]:
+            nothing = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(act)[0])
+            return nothing, AccumulationState(state.number + 1, totals, state.inner)
+
+        return lax.cond(state.number + 1 == count, act, wait)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def cross_replica(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """Give the optimizer the mean of the gradients over all replicas, so that their weights stay equal."""
+    inner = optax.with_extra_args_support(_checked(optimizer))
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        try:
+            mean = lax.pmean(updates, REPLICA)
+        except NameError as error:
+            raise ConfigError(
+                "cross_replica() found no replicas to take the mean over.",
+                rule="It acts inside a program over replicas.",
+                remedy="Train inside loops.repeat(..., replicas=R); leave it out in a plain jit.",
+            ) from error
+        return inner.update(mean, state, params, **extra)
+
+    return optax.GradientTransformationExtraArgs(inner.init, update)
+
+
+def accumulates(optimizer_state: Any) -> bool:
+    """Tell whether an optimizer's state is that of one that accumulates by itself."""
+    kinds = (AccumulationState, optax.MultiStepsState)
+    found = jax.tree.leaves(optimizer_state, is_leaf=lambda node: isinstance(node, kinds))
+    return any(isinstance(node, kinds) for node in found)
+
+
+def _checked(optimizer: Any) -> optax.GradientTransformation:
+    if not isinstance(optimizer, optax.GradientTransformation):
+        raise ConfigError(
+            f"The optimizer is of type {type(optimizer).__name__}.",
+            rule="It is an optax transformation.",
+            remedy="Write optax.sgd(0.1), for example.",
+        )
+    return optimizer
