@@ -14,6 +14,7 @@ _HOME = {
     "resolve": "headrace.config.load",
     "HeadraceError": "headrace.core.errors",
     "build_network": "headrace.model.families",
+    "own_network": "headrace.model.own",
     "open_dataset": "headrace.data.dataset",
     "make_plan": "headrace.plan.plan",
     "Infeed": "headrace.program.infeed",
@@ -46,6 +47,7 @@ __all__ = [
     "loops",
     "make_plan",
     "open_dataset",
+    "own_network",
     "resolve",
     "resume",
     "train",
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
     from headrace.core.errors import HeadraceError
     from headrace.data.dataset import open_dataset
     from headrace.model.families import build_network
+    from headrace.model.own import own_network
     from headrace.plan.plan import make_plan
     from headrace.program import loops
     from headrace.program.benchmark import dataset_benchmark, infeed_benchmark

@@ -216,7 +216,7 @@ JSON = st.recursive(
 )
 OF_KIND: dict[Any, st.SearchStrategy[Any]] = {
     values.BOOL: st.booleans(),
-    values.INT: st.integers(-5, 2**33),
+    values.INT: st.integers(-5, 2**33) | st.integers(0, 3),
     values.FLOAT: st.floats(allow_nan=False, allow_infinity=False) | st.floats(0, 1),
     values.FRACTION: st.floats(0, 20) | st.integers(1, 500).map(lambda n: 1 / n),
     values.TEXT: st.text(),
@@ -224,6 +224,7 @@ OF_KIND: dict[Any, st.SearchStrategy[Any]] = {
     values.NUMBERS: st.lists(st.integers(0, 9), max_size=3).map(tuple),
     values.MAPPING: st.dictionaries(st.text(), JSON, max_size=3),
     values.BYTES: st.integers(0, 2**40).map(str) | st.just("1.5 GiB"),
+    values.CLASS_WEIGHTS: st.just(("balanced",)) | st.lists(st.floats(0, 9), max_size=3).map(tuple),
     values.LOSS_SCALE: st.just("dynamic") | st.floats(0, 1e6),
 }
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from headrace.data.mix import MixedLabels
 from headrace.engine import objective
 from headrace.engine.ema import ema_decay, init_ema, next_ema
 from headrace.engine.objective import label_rank, training_loss
@@ -154,3 +155,66 @@ def test_ema_starts_as_a_copy_of_its_own():
     ema = init_ema({"w": weights})
     weights.delete()
     np.testing.assert_array_equal(ema["w"], 1.0)
+
+
+def soft_target(num_classes: int, mixed: MixedLabels, smoothing: float) -> np.ndarray:
+    target = np.zeros((len(mixed.labels), num_classes))
+    for column in range(mixed.labels.shape[1]):
+        np.add.at(target, (np.arange(len(target)), mixed.labels[:, column]), mixed.weights[:, column])
+    return target * (1 - smoothing) + smoothing / num_classes
+
+
+def some_mixed(count: int, columns: int) -> MixedLabels:
+    rng = np.random.default_rng(columns)
+    weights = rng.dirichlet(np.ones(columns), count).astype(np.float32)
+    labels = rng.integers(0, 10, (count, columns)).astype(np.int32)
+    labels[0] = 4  # all the same class
+    return MixedLabels(labels, weights)
+
+
+@pytest.mark.parametrize("columns", [2, 4])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_mixed_labels_and_weights_of_classes_match_numpy(batch, columns, smoothing, weighted):
+    logits, _ = batch
+    mixed = some_mixed(64, columns)
+    class_weights = tuple(np.linspace(0.0, 2.0, 10).tolist()) if weighted else None
+    loss = jax.jit(lambda z, y: objective.cross_entropy(z, y, smoothing, class_weights))(logits, mixed)
+    target = soft_target(10, mixed, smoothing) * (1.0 if class_weights is None else np.array(class_weights))
+    np.testing.assert_allclose(loss, -(target * log_softmax(logits)).sum(-1), rtol=3e-6, atol=1e-6)
+
+
+def test_one_label_with_the_whole_share_is_that_label(batch):
+    logits, labels = batch
+    mixed = MixedLabels(
+        np.stack([labels, labels[::-1]], 1), np.stack([np.ones(64), np.zeros(64)], 1).astype(np.float32)
+    )
+    for smoothing in (0.0, 0.1):
+        plain = cross_entropy(logits, labels, label_smoothing=smoothing)
+        np.testing.assert_array_equal(cross_entropy(logits, mixed, label_smoothing=smoothing), plain)
+
+
+def test_hits_are_counted_against_the_own_label(batch):
+    logits, labels = batch
+    other = np.argmax(logits, axis=1).astype(np.int32)
+    mixed = MixedLabels(np.stack([labels, other], 1), np.tile(np.float32([0.1, 0.9]), (64, 1)))
+    _, sums = training_loss(logits, mixed)
+    assert float(sums["top1"]) == np.sum(other == labels)
+
+
+def test_gradient_with_mixed_labels_and_weights_of_classes(batch):
+    """d/dz of -sum w t log p is (sum w t) p - w t, over the micro-batch."""
+    logits, _ = batch
+    mixed, weights = some_mixed(64, 4), tuple(np.linspace(0.5, 2.0, 10).tolist())
+    grad = jax.grad(lambda z: training_loss(z, mixed, 0.1, weights)[0])(jnp.asarray(logits))
+    target = soft_target(10, mixed, 0.1) * np.array(weights)
+    expected = (target.sum(1, keepdims=True) * np.exp(log_softmax(logits)) - target) / 64
+    np.testing.assert_allclose(grad, expected, rtol=1e-4, atol=1e-7)
+
+
+def test_a_class_of_weight_0_teaches_nothing(batch):
+    logits, _ = batch
+    labels = np.full(64, 3, np.int32)
+    weights = tuple(float(label != 3) for label in range(10))
+    loss, sums = training_loss(logits, labels, 0.0, weights)
+    assert (float(loss), float(sums["loss"]), float(sums["count"])) == (0.0, 0.0, 64.0)

@@ -6,6 +6,7 @@ Limits of a single option stand with the option (sections.py), keys inside a map
 from collections.abc import Mapping
 from typing import Any
 
+from headrace.config.checks_augment import AUGMENT_NOTES, AUGMENT_RULES
 from headrace.config.checks_pipeline import PIPELINE_NOTES, PIPELINE_RULES
 from headrace.config.field import DEFAULT, Origin
 from headrace.config.layers import periods_fit
@@ -90,6 +91,7 @@ RULES = (
     _period_rule("validations_per_epoch", "validate"),
     *(_made_up_rule(name) for name in ("image_size", "num_channels", "num_classes", "num_samples")),
     *PIPELINE_RULES,
+    *AUGMENT_RULES,
 )
 
 
@@ -145,6 +147,7 @@ NOTES = (
         text=lambda facts: f"{facts.told('loss_scaling_params')} is for dynamic loss scaling only.",
     ),
     *PIPELINE_NOTES,
+    *AUGMENT_NOTES,
 )
 
 

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from headrace.config.field import Option, options_of
 from headrace.config.sections import Batch, Run
+from headrace.config.sections_augment import Augment
 from headrace.config.sections_data import Data
 from headrace.config.sections_learning import Checkpoint, Learning, Logging, Numerics, Validation
 from headrace.config.sections_model import Model
@@ -15,6 +16,7 @@ from headrace.config.sections_pipeline import Pipeline
 
 __all__ = [
     "SECTIONS",
+    "Augment",
     "Batch",
     "Checkpoint",
     "Config",
@@ -32,6 +34,7 @@ __all__ = [
 SECTIONS: dict[str, type] = {
     "run": Run,
     "data": Data,
+    "augment": Augment,
     "model": Model,
     "batch": Batch,
     "pipeline": Pipeline,
@@ -49,6 +52,7 @@ class Config:
 
     run: Run = field(default_factory=Run)
     data: Data = field(default_factory=Data)
+    augment: Augment = field(default_factory=Augment)
     model: Model = field(default_factory=Model)
     batch: Batch = field(default_factory=Batch)
     pipeline: Pipeline = field(default_factory=Pipeline)

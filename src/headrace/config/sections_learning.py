@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.config.field import option
-from headrace.config.values import LOSS_SCALE, at_least, patterns, precision, share
+from headrace.config.values import CLASS_WEIGHTS, LOSS_SCALE, at_least, patterns, precision, share, weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +61,12 @@ class Learning:
     )
     lr_staircase: bool = option(False, "Keep the learning rate constant within an epoch.")
     label_smoothing: float = option(0.0, "Share of the target spread evenly over all classes.", check=share)
+    class_weights: tuple[Any, ...] = option(
+        (),
+        "Weight of each class in the loss; balanced means images / (number of classes x images of the class).",
+        kind=CLASS_WEIGHTS,
+        check=weights,
+    )
     l2_regularization: float = option(
         0.0,
         "Factor of the weights added to the gradients before the optimizer (coupled).",

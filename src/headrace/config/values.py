@@ -121,6 +121,15 @@ def read_loss_scale(raw: Any) -> float | str:
     return "dynamic" if isinstance(raw, str) and raw.lower() == "dynamic" else read_float(raw)
 
 
+def read_class_weights(raw: Any) -> tuple[Any, ...]:
+    """Read weights of classes: the word balanced, or a number for each class."""
+    parts = raw if isinstance(raw, list | tuple) else [raw]
+    words = [word for part in parts for word in (part.replace(",", " ").split() if isinstance(part, str) else [part])]
+    if [str(word).lower() for word in words] == ["balanced"]:
+        return ("balanced",)
+    return tuple(read_float(word) for word in words)
+
+
 BOOL = Kind(words="true or false (on/off, yes/no, 1/0)", metavar="BOOL", read=read_bool)
 INT = Kind(words="a whole number", metavar="N", read=read_int)
 FLOAT = Kind(words="a number", metavar="X", read=read_float)
@@ -131,6 +140,9 @@ NUMBERS = Kind(words="a list of whole numbers", metavar="N", read=read_numbers, 
 MAPPING = Kind(words="a mapping (JSON on the command line)", metavar="JSON", read=read_mapping)
 BYTES = Kind(words="a number of bytes such as 2GiB or 512MB", metavar="BYTES", read=read_bytes_text)
 LOSS_SCALE = Kind(words="a number or the word dynamic", metavar="X|dynamic", read=read_loss_scale)
+CLASS_WEIGHTS = Kind(
+    words="the word balanced or a number for each class", metavar="X|balanced", read=read_class_weights, many=True
+)
 
 KIND_OF_TYPE = {bool: BOOL, int: INT, float: FLOAT, str: TEXT, tuple: WORDS, dict: MAPPING}
 
@@ -158,6 +170,13 @@ def share(value: float) -> str:
 def updates(value: int) -> str:
     """Limit to a positive count, or -1 for a whole epoch."""
     return "" if value == -1 or value >= 1 else "must be -1 (the whole data set) or 1 or more"
+
+
+def weights(value: tuple[Any, ...]) -> str:
+    """Limit weights of classes to numbers that are not negative, and not all 0."""
+    if not value or value == ("balanced",):
+        return ""
+    return "" if min(value) >= 0 and max(value) > 0 else "must be 0 or more, and one of them more than 0"
 
 
 def patterns(value: tuple[str, ...]) -> str:

@@ -11,9 +11,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from headrace.config.schema import Data
+from headrace.config.schema import Augment, Data
 from headrace.core.rng import bits, name_id
 from headrace.data.dataset import DataInfo
+from headrace.data.mix import Mix, mix_of
 
 PAD = 4
 _PURPOSE = name_id("augment")
@@ -31,9 +32,10 @@ class Preprocess:
     seed: int
     image_hwc: tuple[int, int, int]
     on_device: bool = True  # False: blocks arrive preprocessed
+    mix: Mix | None = None
 
 
-def preprocess_spec(data: Data, info: DataInfo, seed: int) -> Preprocess:
+def preprocess_spec(data: Data, augment: Augment, info: DataInfo, seed: int) -> Preprocess:
     """Return the preprocessing that a configuration asks for."""
     return Preprocess(
         augmentation=info.augmentation,
@@ -43,6 +45,7 @@ def preprocess_spec(data: Data, info: DataInfo, seed: int) -> Preprocess:
         seed=seed,
         image_hwc=info.image_hwc,
         on_device=data.accelerator_side_preprocess,
+        mix=mix_of(augment, seed, info.image_hwc[:2]),
     )
 
 

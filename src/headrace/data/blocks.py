@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.config.schema import Data
+from headrace.config.schema import Augment, Data
 from headrace.core.errors import ConfigError
 from headrace.data.augment import Preprocess, preprocess, preprocess_spec
 from headrace.data.cache import CacheChoice, decide_cache
@@ -30,8 +30,10 @@ class FeedOptions:
     prefetch_depth: int
 
 
-def feed_options(data: Data, info: DataInfo, seed: int, num_devices: int) -> FeedOptions:
-    """Return the feed's options from the configuration."""
+def feed_options(
+    data: Data, info: DataInfo, seed: int, num_devices: int, augment: Augment | None = None
+) -> FeedOptions:
+    """Return the feed's options from the configuration; `augment` matters for training only."""
     eight_bit = data.eight_bit_transfer
     if eight_bit and not data.accelerator_side_preprocess:
         raise ConfigError(
@@ -47,7 +49,7 @@ def feed_options(data: Data, info: DataInfo, seed: int, num_devices: int) -> Fee
             remedy="Leave eight_bit_transfer out, or give the images as uint8.",
         )
     return FeedOptions(
-        preprocess=preprocess_spec(data, info, seed),
+        preprocess=preprocess_spec(data, augment or Augment(), info, seed),
         cache=decide_cache(info, data, num_devices),
         eight_bit_transfer=data.accelerator_side_preprocess and bytes_kept if eight_bit is None else eight_bit,
         num_threads=data.pipeline_num_parallel or min(_MAX_THREADS, _num_processors()),

@@ -1,29 +1,62 @@
-"""The classification objective: softmax cross entropy from logits, label smoothing, and the sums that become metrics.
+"""The classification objective: softmax cross entropy from logits, and the sums that become metrics.
+
+Labels are one per sample, or several with shares (MixedLabels); smoothing and weights of classes change the target.
 
 Sums and a count, never means: they add up over micro-batches, replicas and steps. All in float32. N samples, C classes.
 One-hot masks instead of gathers: one fused pass over the logits, and a gradient without a scatter.
 """
 
+import functools
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from headrace.data.mix import MixedLabels
+
+Labels = jax.Array | MixedLabels
 Sums = dict[str, jax.Array]
 TOP = 5
 
 
-def cross_entropy(logits_NC: jax.Array, labels_N: jax.Array, label_smoothing: float = 0.0) -> jax.Array:
-    """Return each sample's cross entropy against onehot x (1 - s) + s / C.
+def cross_entropy(
+    logits_NC: jax.Array, labels: Labels, label_smoothing: float = 0.0, class_weights: Sequence[float] | None = None
+) -> jax.Array:
+    """Return each sample's cross entropy against t = target x (1 - s) + s / C; with weights of classes against w x t.
 
-    From logits, log softmax is exact at any size, so that the clip of probabilities to [1e-7, 1 - 1e-7] is not needed.
+    The target is the label's one-hot, or the sum of share x one-hot over mixed labels. From logits, log softmax is
+    exact at any size, so that the clip of probabilities to [1e-7, 1 - 1e-7] is not needed.
     """
     logits_NC = logits_NC.astype(jnp.float32)
     logits_NC = logits_NC - lax.stop_gradient(jnp.max(logits_NC, axis=-1, keepdims=True))
-    is_label_NC = labels_N[:, None] == lax.broadcasted_iota(labels_N.dtype, logits_NC.shape, 1)
     log_sum_N = jnp.log(jnp.sum(jnp.exp(logits_NC), axis=-1))
-    true_N = jnp.sum(jnp.where(is_label_NC, logits_NC, 0.0), axis=-1)
+    if class_weights is not None:
+        target_NC = (1.0 - label_smoothing) * _target(labels, logits_NC) + label_smoothing / logits_NC.shape[1]
+        target_NC = target_NC * jnp.asarray(class_weights, jnp.float32)[None, :]
+        return jnp.sum(jnp.where(target_NC > 0, target_NC * (log_sum_N[:, None] - logits_NC), 0.0), axis=-1)
+    true_N = jnp.sum(_target(labels, logits_NC, logits_NC), axis=-1)
     loss_N = log_sum_N - (1.0 - label_smoothing) * true_N
     return loss_N - label_smoothing * jnp.mean(logits_NC, axis=-1) if label_smoothing else loss_N
+
+
+def _target(labels: Labels, like_NC: jax.Array, values_NC: jax.Array | float = 1.0) -> jax.Array:
+    """Return values x the share of each class in the label; where the share is 0 the value does not count."""
+    if not isinstance(labels, MixedLabels):
+        return jnp.where(_is_label(labels, like_NC), values_NC, 0.0)
+    parts = zip(jnp.moveaxis(labels.labels, 1, 0), jnp.moveaxis(labels.weights, 1, 0), strict=True)
+    shares = [jnp.where(_is_label(label_N, like_NC), share_N[:, None], 0.0) for label_N, share_N in parts]
+    share_NC = functools.reduce(jnp.add, shares)
+    return jnp.where(share_NC > 0, share_NC * values_NC, 0.0)
+
+
+def _is_label(labels_N: jax.Array, like_NC: jax.Array) -> jax.Array:
+    return labels_N[:, None] == lax.broadcasted_iota(labels_N.dtype, like_NC.shape, 1)
+
+
+def own_labels(labels: Labels) -> jax.Array:
+    """Return each sample's own label: what hits are counted against, however little of it is left in the mix."""
+    return labels.labels[:, 0] if isinstance(labels, MixedLabels) else labels
 
 
 def label_rank(logits_NC: jax.Array, labels_N: jax.Array) -> jax.Array:
@@ -60,8 +93,10 @@ def classification_sums(
     return _weighted_sums(cross_entropy(logits, labels, label_smoothing), logits, labels, weights)
 
 
-def training_loss(logits: jax.Array, labels: jax.Array, label_smoothing: float = 0.0) -> tuple[jax.Array, Sums]:
+def training_loss(
+    logits: jax.Array, labels: Labels, label_smoothing: float = 0.0, class_weights: Sequence[float] | None = None
+) -> tuple[jax.Array, Sums]:
     """Return what a micro-batch differentiates, the sum of its losses / its size, and the sums for the record."""
-    loss_N = cross_entropy(logits, labels, label_smoothing)
-    sums = _weighted_sums(lax.stop_gradient(loss_N), lax.stop_gradient(logits), labels, None)
+    loss_N = cross_entropy(logits, labels, label_smoothing, class_weights)
+    sums = _weighted_sums(lax.stop_gradient(loss_N), lax.stop_gradient(logits), own_labels(labels), None)
     return jnp.sum(loss_N) / loss_N.shape[0], sums

@@ -25,9 +25,15 @@ from headrace.model.context import Ctx, Draws
 from headrace.model.network import Network
 
 Metrics = dict[str, jax.Array]
-Fetch = Callable[[Any, dict[str, jax.Array]], tuple[jax.Array, jax.Array]]
+Fetch = Callable[[Any, dict[str, jax.Array]], tuple[jax.Array, Any]]
+FetchLabels = Callable[[Any, dict[str, jax.Array]], Any]
 # (network output, labels) -> (mean loss of the micro-batch, metric sums with at least `loss` and `count`)
-Objective = Callable[[jax.Array, jax.Array], tuple[jax.Array, Metrics]]
+Objective = Callable[[jax.Array, Any], tuple[jax.Array, Metrics]]
+
+
+def no_labels(_resident: Any, _micro: Any) -> Any:
+    """Stand for a way to fetch labels where no pipeline will ask for them."""
+    raise AssertionError("a pipeline's last stage needs a way to fetch the labels alone")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +46,7 @@ class StepSpec:
     precision: Precision
     numerics: Numerics
     fetch: Fetch  # (resident set, one micro-batch's slice of the block) -> images, labels
+    fetch_labels: FetchLabels = no_labels  # the labels alone, for the last stage of a pipeline
     num_replicas: int
     gradient_accumulation_count: int
     seed: int

@@ -92,8 +92,8 @@ def bench(resolved: Resolved, *, steps_per_call: int, num_calls: int) -> BenchRe
 def _measure(design: Design, dataset: DataSet, devices: list[Any]) -> tuple[Compiled, list[float], float]:
     """Run the design's calls; return the program, the seconds of each call and the loss of the last step."""
     config = design.config
-    options = feed_options(config.data, dataset.info, config.run.seed, len(devices))
-    executor = make_executor(design.plan, step_spec(design, options), devices, config.pipeline.recomputation)
+    options = feed_options(config.data, dataset.info, config.run.seed, len(devices), config.augment)
+    executor = make_executor(design.plan, step_spec(design, options, dataset), devices, config.pipeline.recomputation)
     state = executor.place(starting_state(design))
     ends: list[float] = []
 

@@ -7,6 +7,7 @@ from typing import Any
 import optax
 
 from headrace.config.schema import Config
+from headrace.data.balance import refuse_weights
 from headrace.data.dataset import DataInfo, describe
 from headrace.engine.lr_curve import make_lr_curve
 from headrace.engine.optimizer import make_optimizer
@@ -33,6 +34,7 @@ class Design:
 def design_run(config: Config) -> Design:
     """Return the design of the run that a configuration describes."""
     info = describe(config.data)
+    refuse_weights(config.learning.class_weights, info)
     network = build_network(config.model, info.num_classes, info.image_hwc)
     plan = make_plan(config, info, network)
     lr_curve = make_lr_curve(

@@ -7,7 +7,6 @@ from typing import Any, Protocol
 import numpy as np
 from jax.sharding import Mesh
 
-from headrace.data.fetch import fetch_labels
 from headrace.engine.devices import replica_mesh
 from headrace.engine.dispatch import make_dispatcher
 from headrace.engine.loop import make_call, put_on
@@ -68,7 +67,7 @@ def make_executor(plan: Plan, spec: StepSpec, devices: list[Any], recompute: boo
         return DeviceLoop(spec, replica_mesh(devices[:replicas]))
     grid = np.array(devices[: replicas * pipeline.num_devices]).reshape(replicas, pipeline.num_devices)
     stages = [
-        StageSpec(step=spec, blocks=(stage.first, stage.end), fetch_labels=fetch_labels, recompute=recompute)
+        StageSpec(step=spec, blocks=(stage.first, stage.end), fetch_labels=spec.fetch_labels, recompute=recompute)
         for stage in pipeline.stages
     ]
     return make_dispatcher(stages, grid, pipeline.table)

@@ -55,12 +55,12 @@ def fit(resolved: Resolved, restored: Restored | None) -> RunResult:
     step = restored.step if restored else 0
     design = replace(design, plan=replace(design.plan, steps=design.plan.steps.from_step(step)))
     plan, steps = design.plan, design.plan.steps
-    options = feed_options(config.data, dataset.info, config.run.seed, plan.num_devices)
+    options = feed_options(config.data, dataset.info, config.run.seed, plan.num_devices, config.augment)
 
     # The devices, and the state that they start from.
     use_compilation_cache(config.run.compilation_cache_dir)
     devices = start_devices(config.run.platform, plan.num_devices)
-    executor = make_executor(plan, step_spec(design, options), devices, config.pipeline.recomputation)
+    executor = make_executor(plan, step_spec(design, options, dataset), devices, config.pipeline.recomputation)
     state = starting_state(design)
     if restored and restored.arrays is not None:
         state = fit_tree(restored.arrays, state)

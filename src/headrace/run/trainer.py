@@ -9,9 +9,10 @@ from typing import Any
 import jax
 
 from headrace.core.errors import RunStopped
+from headrace.data.balance import class_weights
 from headrace.data.dataset import DataSet
 from headrace.data.feed import FeedOptions, TrainFeed
-from headrace.data.fetch import fetch
+from headrace.data.fetch import fetch, fetch_labels
 from headrace.data.order import StepShape
 from headrace.engine.devices import CompileCounts, count_compilations
 from headrace.engine.objective import training_loss
@@ -32,9 +33,11 @@ class Compiled:
     device_bytes: int  # arguments, outputs and temporaries of one device, as XLA reports them
 
 
-def step_spec(design: Design, options: FeedOptions) -> StepSpec:
-    """Return what the step of this design needs."""
+def step_spec(design: Design, options: FeedOptions, dataset: DataSet) -> StepSpec:
+    """Return what the step of this design needs; of the data set only the labels matter, for weights of classes."""
     config, batch = design.config, design.plan.batch
+    weights = class_weights(config.learning.class_weights, dataset.train.labels, design.info.num_classes)
+    smoothing = config.learning.label_smoothing
     return StepSpec(
         network=design.network,
         optimizer=design.optimizer,
@@ -42,10 +45,11 @@ def step_spec(design: Design, options: FeedOptions) -> StepSpec:
         precision=design.precision,
         numerics=config.numerics,
         fetch=lambda resident, micro: fetch(resident, micro, options.preprocess, train=True),
+        fetch_labels=lambda resident, micro: fetch_labels(resident, micro, options.preprocess, train=True),
         num_replicas=batch.num_replicas,
         gradient_accumulation_count=batch.gradient_accumulation_count,
         seed=config.run.seed,
-        objective=partial(training_loss, label_smoothing=config.learning.label_smoothing),
+        objective=partial(training_loss, label_smoothing=smoothing, class_weights=weights),
         stable_norm=config.model.stable_norm,
         norm_group_size=config.model.dbn_replica_group_size,
         bn_momentum=config.model.bn_momentum,

@@ -1,0 +1,37 @@
+"""Rules across options about mixed, changed and shrunk training images."""
+
+from headrace.config.rule import Facts, Remark, Rule
+
+
+def _mixing(facts: Facts) -> str:
+    """Return the option that asks for mixed images, or an empty text."""
+    augment = facts.config.augment
+    on = {
+        "mixup_alpha": augment.mixup_alpha > 0,
+        "cutmix_lambda": augment.cutmix_lambda < 1,
+        "cutmix_alpha": augment.cutmix_alpha > 0,
+    }
+    return next((name for name, is_on in on.items() if is_on), "")
+
+
+AUGMENT_RULES = (
+    Rule(
+        broken=lambda facts: facts.config.augment.cutmix_lambda < 1 and facts.config.augment.cutmix_alpha > 0,
+        problem=lambda facts: f"Both are given: {facts.told('cutmix_lambda')} and {facts.told('cutmix_alpha')}.",
+        rule="They are two formulas for the same box.",
+        remedy="Leave one of them out.",
+    ),
+    Rule(
+        broken=lambda facts: bool(_mixing(facts)) and facts.config.batch.micro_batch_size < 2,
+        problem=lambda facts: f"{facts.told(_mixing(facts))} with {facts.told('micro_batch_size')}.",
+        rule="An image is mixed with another one of its micro-batch.",
+        remedy="Use --micro-batch-size 2 or more, or leave mixing out.",
+    ),
+)
+
+AUGMENT_NOTES = (
+    Remark(
+        when=lambda facts: facts.given("cutmix_version") and facts.config.augment.cutmix_lambda == 1,
+        text=lambda facts: f"{facts.told('cutmix_version')} has no effect without cutmix_lambda.",
+    ),
+)

@@ -1,0 +1,51 @@
+"""Whole runs with mixed images and weighted classes: every plan with the same micro-batches gives the same weights."""
+
+import numpy as np
+import pytest
+
+from headrace.core.errors import ConfigError
+from headrace.run.fit import train
+
+from .conftest import final_state
+
+SMALL = {
+    "num_epochs": 1,
+    "weight_updates_per_epoch": 6,
+    "micro_batch_size": 8,
+    "global_batch_size": 32,
+    "lr_schedule_params": {"initial_learning_rate": 0.0001},
+    "label_smoothing": 0.1,
+    "class_weights": "balanced",
+    "mixup_alpha": 0.4,
+    "cutmix_alpha": 1.0,
+}
+
+
+def assert_close(found, wanted):
+    assert found.keys() == wanted.keys()
+    for name, array in wanted.items():
+        if name.startswith(("params/", "stats/", "ema/", "opt/")):
+            np.testing.assert_allclose(found[name], array, rtol=5e-4, atol=5e-5, err_msg=name)
+
+
+def test_stages_and_replicas_mix_the_same_images_and_labels(quick):
+    """The labels are mixed on the last stage, without the images."""
+    plain = train(quick(run_name="plain", **SMALL))
+    staged = train(quick(run_name="staged", **SMALL, num_pipeline_stages=2, num_replicas=2))
+    assert_close(final_state(staged.directory), final_state(plain.directory))
+
+
+@pytest.mark.slow
+def test_the_host_side_gives_the_same_weights(quick):
+    plain = train(quick(run_name="plain", **SMALL))
+    host = train(quick(run_name="host", **SMALL, accelerator_side_preprocess=False))
+    assert_close(final_state(host.directory), final_state(plain.directory))
+    unmixed = train(quick(run_name="unmixed", **SMALL | {"mixup_alpha": 0, "cutmix_alpha": 0}))
+    with pytest.raises(AssertionError):
+        assert_close(final_state(unmixed.directory), final_state(plain.directory))
+
+
+def test_weights_must_be_one_for_each_class(quick, tmp_path):
+    with pytest.raises(ConfigError, match="3 numbers"):
+        train(quick(class_weights="1 2 3"))
+    assert not (tmp_path / "runs").exists()
