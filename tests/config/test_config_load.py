@@ -222,6 +222,7 @@ OF_KIND: dict[Any, st.SearchStrategy[Any]] = {
     values.TEXT: st.text(),
     values.WORDS: st.lists(st.sampled_from(["gamma", "beta$", "a.b", "x|y"]), max_size=3).map(tuple),
     values.NUMBERS: st.lists(st.integers(0, 9), max_size=3).map(tuple),
+    values.FLOATS: st.lists(st.floats(0, 2), max_size=3).map(tuple),
     values.MAPPING: st.dictionaries(st.text(), JSON, max_size=3),
     values.BYTES: st.integers(0, 2**40).map(str) | st.just("1.5 GiB"),
     values.CLASS_WEIGHTS: st.just(("balanced",)) | st.lists(st.floats(0, 9), max_size=3).map(tuple),

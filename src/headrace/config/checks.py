@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.config.checks_augment import AUGMENT_NOTES, AUGMENT_RULES
+from headrace.config.checks_data import DATA_RULES
 from headrace.config.checks_pipeline import PIPELINE_NOTES, PIPELINE_RULES
 from headrace.config.field import DEFAULT, Origin
 from headrace.config.layers import periods_fit
 from headrace.config.params import complete
 from headrace.config.rule import Facts, Remark, Rule
-from headrace.config.schema import Config, all_options
-from headrace.config.sections_data import MADE_UP_DATASETS
+from headrace.config.schema import Config
 from headrace.core.errors import ConfigError
 
 
@@ -29,20 +29,6 @@ def _period_rule(name: str, verb: str) -> Rule:
         ),
         rule=f"Below 1, num_epochs must be a multiple of 1/{name}.",
         remedy=f"Change num_epochs or {name}; 0 means only at the end of the run.",
-    )
-
-
-def _made_up_rule(name: str) -> Rule:
-    return Rule(
-        broken=lambda facts: (
-            getattr(facts.config.data, name) != all_options()[name].default
-            and facts.config.data.dataset not in MADE_UP_DATASETS
-        ),
-        problem=lambda facts: (
-            f"{facts.told(name)} is given for the data set {facts.config.data.dataset}, which has its own."
-        ),
-        rule=f"{name} describes made-up images: the data sets {' and '.join(MADE_UP_DATASETS)}.",
-        remedy=f"Leave {name} out, or choose --dataset synthetic.",
     )
 
 
@@ -89,7 +75,7 @@ RULES = (
     _period_rule("logs_per_epoch", "log"),
     _period_rule("ckpts_per_epoch", "save a checkpoint"),
     _period_rule("validations_per_epoch", "validate"),
-    *(_made_up_rule(name) for name in ("image_size", "num_channels", "num_classes", "num_samples")),
+    *DATA_RULES,
     *PIPELINE_RULES,
     *AUGMENT_RULES,
 )

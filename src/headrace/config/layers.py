@@ -12,7 +12,7 @@ from typing import Any
 from headrace.config.field import DEFAULT, Origin
 from headrace.config.params import known_keys
 from headrace.config.schema import all_options
-from headrace.config.sections_data import MADE_UP_DATASETS
+from headrace.config.sections_data import MADE_UP_DATASETS, PICTURE_DATASETS
 from headrace.config.sections_pipeline import stages_of_splits
 from headrace.config.values import shown
 
@@ -44,8 +44,8 @@ def _only_known(kind: str) -> Callable[[Any, Any], Any]:
     return lambda name, params: {key: value for key, value in params.items() if key in known_keys(kind, name)}
 
 
-def _only_made_up(dataset: str, value: Any) -> Any:
-    return value if dataset in MADE_UP_DATASETS else None
+def _only_for(*datasets: str) -> Callable[[Any, Any], Any]:
+    return lambda dataset, value: value if dataset in datasets else None
 
 
 def _only_whole(num_epochs: int, per_epoch: float | None) -> float | None:
@@ -84,8 +84,12 @@ TIES = (
     Tie(owner="optimizer", dependent="optimizer_params", keep=_only_known("optimizer")),
     Tie(owner="lr_schedule", dependent="lr_schedule_params", keep=_only_known("lr_schedule")),
     *(
-        Tie(owner="dataset", dependent=name, keep=_only_made_up)
-        for name in ("image_size", "num_channels", "num_classes", "num_samples")
+        Tie(owner="dataset", dependent=name, keep=_only_for(*MADE_UP_DATASETS))
+        for name in ("num_classes", "num_samples")
+    ),
+    *(
+        Tie(owner="dataset", dependent=name, keep=_only_for(*MADE_UP_DATASETS, *PICTURE_DATASETS))
+        for name in ("image_size", "num_channels")
     ),
     *(
         Tie(owner="num_epochs", dependent=name, keep=_only_whole)

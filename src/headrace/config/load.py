@@ -14,6 +14,7 @@ from headrace.config.field import COMMAND_LINE, DEFAULT, Option, Origin
 from headrace.config.layers import Given, Layer, merge_layers
 from headrace.config.names import Spelled, find, spellings
 from headrace.config.schema import SECTIONS, Config, all_options
+from headrace.config.sections_data import PICTURE_DATASETS
 from headrace.config.values import BOOL, read_bool
 from headrace.core.errors import ConfigError
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:  # yaml takes 30 ms to import, which `--help` need not wait fo
     from headrace.config.yaml_file import Block
 
 DEFAULT_RECIPE = "default"
+PICTURES_RECIPE = "pictures"  # the default where somebody says where their pictures are
 NO_RECIPE = "none"
 DATASET_VARIABLES = ("DATASETS_DIR", "DATA_DIR")
 
@@ -44,12 +46,14 @@ def resolve(
 ) -> Resolved:
     """Return the configuration of a named block with the command line's options over it.
 
-    Without a name it is the shipped `default`; `none` means the defaults of the schema alone.
+    Without a name it is the shipped `default`, or `pictures` where a place is given and no set, or a set of pictures;
+    `none` means the defaults of the schema alone.
     """
     from headrace.config.shipped import blocks_of, choose
 
-    name = config_name or (None if config_path else DEFAULT_RECIPE)
-    layers = [_environment(environ), _option_layer(options, COMMAND_LINE)]
+    given = _option_layer(options, COMMAND_LINE)
+    name = config_name or (None if config_path else _default_recipe(given))
+    layers = [_environment(environ), given]
     if name != NO_RECIPE:
         block = choose(blocks_of(config_path), name, config_path)
         layers.insert(1, _block_layer(block, "file" if config_path else "recipe"))
@@ -118,6 +122,12 @@ def _build(values: Mapping[str, Any]) -> Config:
     for name, option in all_options().items():
         by_section[option.section][name] = values[name]
     return Config(**{section: SECTIONS[section](**items) for section, items in by_section.items()})
+
+
+def _default_recipe(given: Layer) -> str:
+    if "dataset" in given:
+        return PICTURES_RECIPE if given["dataset"].value in PICTURE_DATASETS else DEFAULT_RECIPE
+    return PICTURES_RECIPE if "dataset_path" in given else DEFAULT_RECIPE
 
 
 def _environment(environ: Mapping[str, str]) -> Layer:

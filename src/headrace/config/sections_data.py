@@ -3,26 +3,54 @@
 from dataclasses import dataclass
 
 from headrace.config.field import option
-from headrace.config.values import BYTES, at_least, between
+from headrace.config.values import BYTES, FLOATS, at_least, between, share
 
-DATASETS = ("digits", "cifar10", "cifar100", "mnist", "fashion_mnist", "generated", "synthetic")
 MADE_UP_DATASETS = ("generated", "synthetic")
+PICTURE_DATASETS = ("auto", "folder", "imagenet")
+DATASETS = ("digits", "cifar10", "cifar100", "mnist", "fashion_mnist", *PICTURE_DATASETS, *MADE_UP_DATASETS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
     """The data set, and how it reaches the device."""
 
-    dataset: str = option("digits", "Data set to train on.", choices=DATASETS)
+    dataset: str = option("digits", "Data set to train on; auto finds out what lies in dataset_path.", choices=DATASETS)
     dataset_path: str = option(
         ".",
         "Directory that holds the data set or a directory of it; without it $DATASETS_DIR, then $DATA_DIR.",
         aliases=("data_dir",),
     )
-    image_size: int | None = option(None, "Height and width of made-up images.", check=at_least(1))
-    num_channels: int = option(3, "Channels of made-up images.", check=at_least(1))
+    image_size: int | None = option(
+        None,
+        "Height and width of pictures as the network sees them, or of made-up images; unset fits the pictures.",
+        check=at_least(1),
+    )
+    num_channels: int = option(3, "Channels of made-up images, or of pictures: 3 (RGB) or 1 (grey).", check=at_least(1))
     num_classes: int | None = option(None, "Classes of a made-up data set.", check=at_least(2))
     num_samples: int | None = option(None, "Training images of a made-up data set.", check=at_least(1))
+    validation_split: float = option(
+        0.1, "Share of each class held out where a set of pictures has no validation part.", check=share
+    )
+    train_crop: str = option(
+        "auto",
+        "How training pictures are cropped: at random as reference or torchvision do, or as validation does.",
+        choices=("auto", "reference", "torchvision", "valid"),
+    )
+    crop_area: tuple[float, ...] | None = option(
+        None, "Least and most share of a picture that a random crop takes; unset means train_crop's.", kind=FLOATS
+    )
+    crop_aspect: tuple[float, ...] | None = option(
+        None, "Least and most width to height of a random crop; unset means train_crop's.", kind=FLOATS
+    )
+    eval_resize_size: int | None = option(
+        None,
+        "Shorter side of validation pictures before the centre is cut out; unset means image_size * 256 / 224.",
+        check=at_least(1),
+    )
+    resize_antialias: bool = option(True, "Average over all pixels when a picture shrinks; off means four neighbours.")
+    max_bad_samples: float = option(
+        0.001, "Share of broken pictures, each replaced by the next of its class, above which a run stops.", check=share
+    )
     train_augmentation: str = option(
         "auto",
         "Random changes of training images; auto takes what suits the data set.",

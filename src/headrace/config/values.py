@@ -96,6 +96,13 @@ def read_numbers(raw: Any) -> tuple[int, ...]:
     return tuple(read_int(word) for word in words)
 
 
+def read_floats(raw: Any) -> tuple[float, ...]:
+    """Read a list of numbers, also as one text with spaces or commas between them."""
+    parts = raw if isinstance(raw, list | tuple) else [raw]
+    words = [word for part in parts for word in (part.replace(",", " ").split() if isinstance(part, str) else [part])]
+    return tuple(read_float(word) for word in words)
+
+
 def read_mapping(raw: Any) -> dict[str, Any]:
     """Read a mapping with text keys, or one written as JSON."""
     if isinstance(raw, str):
@@ -137,6 +144,7 @@ FRACTION = Kind(words="a number or a fraction such as 1/3", metavar="X", read=re
 TEXT = Kind(words="a text", metavar="TEXT", read=read_text)
 WORDS = Kind(words="a list of words", metavar="WORD", read=read_words, many=True)
 NUMBERS = Kind(words="a list of whole numbers", metavar="N", read=read_numbers, many=True)
+FLOATS = Kind(words="a list of numbers", metavar="X", read=read_floats, many=True)
 MAPPING = Kind(words="a mapping (JSON on the command line)", metavar="JSON", read=read_mapping)
 BYTES = Kind(words="a number of bytes such as 2GiB or 512MB", metavar="BYTES", read=read_bytes_text)
 LOSS_SCALE = Kind(words="a number or the word dynamic", metavar="X|dynamic", read=read_loss_scale)

@@ -1,6 +1,5 @@
 """Make the host's part of a block: gather images by threads and, where the host preprocesses, preprocess them."""
 
-import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -11,9 +10,9 @@ import numpy as np
 from headrace.config.schema import Augment, Data
 from headrace.core.errors import ConfigError
 from headrace.data.augment import Preprocess, preprocess, preprocess_spec
-from headrace.data.cache import CacheChoice, decide_cache
+from headrace.data.cache import CacheChoice, decide_cache, num_processors
 from headrace.data.dataset import DataInfo
-from headrace.data.source import Source
+from headrace.data.source import DecodingSource, Source
 
 _CHUNK_BYTES = 1 << 18  # of images that a thread reads at a time: worth a hand-over, and yet many in a block
 _MAX_THREADS = 16  # without --pipeline-num-parallel; gathering is bound by memory long before
@@ -52,14 +51,9 @@ def feed_options(
         preprocess=preprocess_spec(data, augment or Augment(), info, seed),
         cache=decide_cache(info, data, num_devices),
         eight_bit_transfer=data.accelerator_side_preprocess and bytes_kept if eight_bit is None else eight_bit,
-        num_threads=data.pipeline_num_parallel or min(_MAX_THREADS, _num_processors()),
+        num_threads=data.pipeline_num_parallel or min(_MAX_THREADS, num_processors()),
         prefetch_depth=data.prefetch_depth,
     )
-
-
-def _num_processors() -> int:
-    """Return the processors this process may use, where the system says so (not on macOS)."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class BlockReader:
@@ -69,6 +63,8 @@ class BlockReader:
         self._source, self._options, self._train = source, options, train
         self._pool = ThreadPoolExecutor(options.num_threads, thread_name_prefix="read")
         self._closing = threading.Event()
+        as_sent = options.eight_bit_transfer and options.preprocess.on_device
+        self._in_place = source if as_sent and isinstance(source, DecodingSource) else None
 
     def read(self, index: np.ndarray, epoch: np.ndarray | int) -> dict[str, np.ndarray]:
         """Return fresh {images [*index.shape, H, W, C], labels}; `epoch` is one number or one for each sample."""
@@ -79,8 +75,12 @@ class BlockReader:
         size = max(1, _CHUNK_BYTES // int(np.prod(hwc)))
 
         def fill(start: int) -> None:
-            if not self._closing.is_set():
-                chunk = slice(start, start + size)
+            if self._closing.is_set():
+                return
+            chunk = slice(start, start + size)
+            if self._in_place is not None:
+                self._in_place.read_into(flat[chunk], epochs[chunk], images[chunk])
+            else:
                 images[chunk] = self._chunk(flat[chunk], epochs[chunk])
 
         starts = range(0, len(flat), size)

@@ -1,5 +1,7 @@
 """Where a data set is kept while a run trains on it: whole on the device, or on the host and sent block by block."""
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +13,7 @@ from headrace.core.errors import ConfigError
 from headrace.core.units import format_bytes, parse_bytes
 from headrace.data.dataset import DataInfo
 from headrace.data.made_up import MadeUp, made_up_images, made_up_labels
-from headrace.data.source import Source, SyntheticSource
+from headrace.data.source import DecodingSource, Source, SyntheticSource
 
 
 class CacheChoice(NamedTuple):
@@ -33,6 +35,14 @@ def decide_cache(info: DataInfo, data: Data, num_devices: int) -> CacheChoice:
                 remedy="Leave one of the two out.",
             )
         return CacheChoice("host", "the host preprocesses the images")
+    if info.varies:
+        if data.dataset_cache == "device":
+            raise ConfigError(
+                "dataset_cache is device, but training pictures are cropped anew in every epoch.",
+                rule="A set on the device is decoded once.",
+                remedy="Add --train-crop valid (with --train-augmentation flip-crop), or leave --dataset-cache out.",
+            )
+        return CacheChoice("host", "pictures are decoded and cropped as they are needed")
     if data.dataset_cache == "host":
         return CacheChoice("host", "--dataset-cache host")
     if info.name == "generated" and data.dataset_cache == "auto":
@@ -52,7 +62,25 @@ def make_resident(source: Source, put: Any) -> dict[str, jax.Array]:
     if isinstance(source, SyntheticSource):
         return put(_made_on_device(source.spec), "replicated")
     index = np.arange(source.num_distinct)
-    return put({"images": source.read(index, 0), "labels": source.labels[: source.num_distinct]}, "replicated")
+    images = _decoded(source) if isinstance(source, DecodingSource) else source.read(index, 0)
+    return put({"images": images, "labels": source.labels[: source.num_distinct]}, "replicated")
+
+
+def _decoded(source: DecodingSource) -> np.ndarray:
+    """Return all images of a source that decodes, made by several threads."""
+    images = np.empty((source.num_distinct, *source.image_hwc), np.uint8)
+
+    def fill(number: int) -> None:
+        source.read_into(np.array([number]), 0, images[number : number + 1])
+
+    with ThreadPoolExecutor(num_processors(), thread_name_prefix="decode") as pool:
+        list(pool.map(fill, range(len(images))))  # list: an exception in a thread is raised here
+    return images
+
+
+def num_processors() -> int:
+    """Return the processors this process may use, where the system says so (not on macOS)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _made_on_device(spec: MadeUp) -> dict[str, jax.Array]:

@@ -5,13 +5,27 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from headrace.config.schema import Data
+from headrace.config.sections_data import PICTURE_DATASETS
 from headrace.core.errors import ConfigError, DataError, did_you_mean
 from headrace.core.units import parse_bytes
+from headrace.data.bad import BadSamples
 from headrace.data.catalog import KNOWN_SETS, SetRow
+from headrace.data.detect import detect
 from headrace.data.digits import read_digits
 from headrace.data.find import find_set
 from headrace.data.finding import Part, raise_findings
 from headrace.data.made_up import MadeUp, distinct_images
+from headrace.data.picture_sets import (
+    GREY_MEAN,
+    GREY_STD,
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    PictureSet,
+    crop_rule,
+    image_size_of,
+    open_pictures,
+    sources_of,
+)
 from headrace.data.read import SPLITS, class_names, read_split
 from headrace.data.source import ArraySource, Source, SyntheticSource, generated_source
 
@@ -34,6 +48,8 @@ class DataInfo:
     channel_mean: tuple[float, ...]
     channel_std: tuple[float, ...]
     image_dtype: str = "uint8"  # or float32, for images that code gives
+    varies: bool = False  # what a source reads of a sample is another in each epoch, so it cannot lie on a device
+    place: str = ""  # where a set of pictures lies, and how it was split
 
     @property
     def num_values(self) -> int:
@@ -53,12 +69,16 @@ class DataSet:
     info: DataInfo
     train: Source
     validation: Source
+    bad: BadSamples | None = None  # the broken pictures met so far, for sets that can have them
 
 
 def describe(data: Data) -> DataInfo:
-    """Return what is known of the configured set without reading its files."""
+    """Return what is known of the configured set without reading its images."""
+    data = _resolved(data)
     if data.dataset in MADE_UP_SETS:
         return _describe_made_up(data)
+    if data.dataset in PICTURE_DATASETS:
+        return _describe_pictures(open_pictures(data, data.dataset), data)
     row = KNOWN_SETS.get(data.dataset)
     if row is None:
         raise ConfigError(
@@ -81,6 +101,9 @@ def describe(data: Data) -> DataInfo:
 
 def open_dataset(data: Data, seed: int) -> DataSet:
     """Read the configured set; what is missing or damaged is a DataError. `seed` makes made-up images."""
+    data = _resolved(data)
+    if data.dataset in PICTURE_DATASETS:
+        return _open_pictures(data, seed)
     info = describe(data)
     if info.name in MADE_UP_SETS:
         train, validation = (_made_up(info, data, seed, split) for split in SPLITS)
@@ -96,6 +119,37 @@ def open_dataset(data: Data, seed: int) -> DataSet:
     parts = {split: read_split(found, row, split) for split in SPLITS}
     names = class_names(found, row)
     return _from_parts(replace(info, class_names=names), parts)
+
+
+def _resolved(data: Data) -> Data:
+    """Return the options with the data set that `auto` finds."""
+    return replace(data, dataset=detect(data.dataset_path)) if data.dataset == "auto" else data
+
+
+def _open_pictures(data: Data, seed: int) -> DataSet:
+    pictures = open_pictures(data, data.dataset)
+    info = _describe_pictures(pictures, data)
+    train, validation, bad = sources_of(pictures, data, info.image_hwc[0], seed)
+    return DataSet(info=info, train=train, validation=validation, bad=bad)
+
+
+def _describe_pictures(pictures: PictureSet, data: Data) -> DataInfo:
+    size, channels = image_size_of(pictures, data), data.num_channels
+    random_crops = crop_rule(data, size) is not None
+    return DataInfo(
+        name=pictures.kind,
+        image_hwc=(size, size, channels),
+        num_classes=len(pictures.class_names),
+        class_names=pictures.class_names,
+        num_train=len(pictures.train),
+        num_validation=len(pictures.validation),
+        augmentation=_or(data.train_augmentation, "flip" if random_crops else "flip-crop"),
+        normalization=_or(data.normalization, "per-channel"),
+        channel_mean=IMAGENET_MEAN if channels == 3 else GREY_MEAN,
+        channel_std=IMAGENET_STD if channels == 3 else GREY_STD,
+        varies=random_crops,
+        place=f"{pictures.place}, {pictures.how}" if pictures.how else pictures.place,
+    )
 
 
 def _from_parts(info: DataInfo, parts: dict[str, Part]) -> DataSet:

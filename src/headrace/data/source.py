@@ -1,6 +1,6 @@
 """Sources: one split of a data set, as images by sample number."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -38,6 +38,15 @@ class Source(Protocol):
 
     def read(self, indices: np.ndarray, epoch: np.ndarray | int) -> np.ndarray:
         """Return the images of these samples [n, H, W, C], uint8 or float32; safe to call from several threads."""
+        ...
+
+
+@runtime_checkable
+class DecodingSource(Source, Protocol):
+    """A source whose images are worth decoding straight into the block that they are sent in."""
+
+    def read_into(self, indices: np.ndarray, epoch: np.ndarray | int, out: np.ndarray) -> None:
+        """Write the images of these samples into `out`, uint8 [n, H, W, C]; safe to call from several threads."""
         ...
 
 

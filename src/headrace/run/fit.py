@@ -11,8 +11,9 @@ from typing import Any
 import headrace
 from headrace.checkpoint.restore import fit_tree
 from headrace.config.load import Resolved, override
-from headrace.data.dataset import open_dataset
-from headrace.data.feed import feed_options
+from headrace.data.bad import FILE as BAD_FILE
+from headrace.data.dataset import DataInfo, open_dataset
+from headrace.data.feed import FeedOptions, feed_options
 from headrace.engine.devices import start_devices, use_compilation_cache
 from headrace.engine.state import evaluated_weights
 from headrace.run.books import Books, InFlight, RunResult, utc_now
@@ -73,6 +74,8 @@ def fit(resolved: Resolved, restored: Restored | None) -> RunResult:
             stack.enter_context(directory.held())
         else:
             directory, past = restored.directory, rewind_run(restored, config.checkpoint.keep_best)
+        if dataset.bad is not None:
+            dataset.bad.write_to(directory.path / BAD_FILE)
         write_run(directory, resolved, plan.to_dict(), sys.argv[1:])
         console = make_console(config.logging.progress, past.records)
         sinks = stack.enter_context(closing(open_sinks(directory.path, console)))
@@ -82,7 +85,7 @@ def fit(resolved: Resolved, restored: Restored | None) -> RunResult:
         sinks.write(_run_start(design, devices, step))
         for text in (*resolved.warnings, *plan.warnings, *(restored.notes if restored else ())):
             books.note(text, "warning")
-        for text in (*resolved.notes, f"data set: {options.cache.reason}", *_hints(design, devices)):
+        for text in (*resolved.notes, _told(dataset.info, options), *_hints(design, devices)):
             books.note(text)
         books.note(f"run directory: {directory.path}")
 
@@ -130,12 +133,19 @@ def fit(resolved: Resolved, restored: Restored | None) -> RunResult:
                     wait = feed.stats.wait_seconds - waited
             settler.drain()
             books.judge(feed.stats, options)
+            if dataset.bad:
+                books.note(dataset.bad.told(), "warning")
 
             # Somebody asked us to leave: the call is finished; save, and `headrace resume` goes on from here.
             if step < steps.total_steps:
                 books.leave(interrupt.signal_name or "", state)
                 return ending.reach("interrupted")
         return ending.reach("finished")
+
+
+def _told(info: DataInfo, options: FeedOptions) -> str:
+    """Return where the data set lies and where it is kept."""
+    return f"data set: {info.place + '; ' if info.place else ''}{options.cache.reason}"
 
 
 def _hints(design: Design, devices: list[Any]) -> list[str]:
@@ -152,7 +162,7 @@ def _run_start(design: Design, devices: list[Any], first_step: int) -> RunStart:
         step=first_step,
         time=utc_now(),
         model=config.model.model_name,
-        dataset=config.data.dataset,
+        dataset=design.info.name,
         num_epochs=plan.steps.num_epochs,
         total_steps=plan.steps.total_steps,
         updates_per_epoch=plan.steps.updates_per_epoch,

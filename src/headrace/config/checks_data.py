@@ -1,0 +1,50 @@
+"""What goes together in the options of a data set, and what does not."""
+
+from headrace.config.rule import Facts, Rule
+from headrace.config.schema import all_options
+from headrace.config.sections_data import MADE_UP_DATASETS, PICTURE_DATASETS
+
+
+def _only_for(name: str, datasets: tuple[str, ...], what: str) -> Rule:
+    """Refuse an option that another data set would ignore."""
+
+    def broken(facts: Facts) -> bool:
+        given = getattr(facts.config.data, name) != all_options()[name].default
+        return given and facts.config.data.dataset not in datasets
+
+    return Rule(
+        broken=broken,
+        problem=lambda facts: (
+            f"{facts.told(name)} is given for the data set {facts.config.data.dataset}, which has its own."
+        ),
+        rule=f"{name} describes {what}: the data sets {', '.join(datasets)}.",
+        remedy=f"Leave {name} out, or choose --dataset {datasets[-1]}.",
+    )
+
+
+_PICTURE_OPTIONS = (
+    "validation_split",
+    "train_crop",
+    "crop_area",
+    "crop_aspect",
+    "eval_resize_size",
+    "resize_antialias",
+    "max_bad_samples",
+)
+
+DATA_RULES = (
+    *(_only_for(name, MADE_UP_DATASETS, "made-up images") for name in ("num_classes", "num_samples")),
+    *(
+        _only_for(name, PICTURE_DATASETS + MADE_UP_DATASETS, "pictures and made-up images")
+        for name in ("image_size", "num_channels")
+    ),
+    *(_only_for(name, PICTURE_DATASETS, "pictures") for name in _PICTURE_OPTIONS),
+    Rule(
+        broken=lambda facts: (
+            facts.config.data.dataset in PICTURE_DATASETS and facts.config.data.num_channels not in (1, 3)
+        ),
+        problem=lambda facts: f"{facts.told('num_channels')} for pictures.",
+        rule="Pictures are decoded to 3 channels (RGB) or 1 (grey).",
+        remedy="Leave num_channels out, or give 1.",
+    ),
+)

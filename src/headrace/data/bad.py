@@ -1,0 +1,67 @@
+"""Bad samples: each one named once, counted, listed in a file, and too many of them stop the run."""
+
+import json
+import threading
+from pathlib import Path
+
+from headrace.core.errors import DataError
+
+FILE = "bad_samples.jsonl"
+
+
+class BadSamples:
+    """The bad samples that a process met in its data set, both splits."""
+
+    def __init__(self, name: str, num_samples: int, max_share: float) -> None:
+        self._name, self._limit, self._share = name, int(max_share * num_samples), max_share
+        self._lock = threading.Lock()
+        self._found: dict[tuple[str, int], dict[str, str | int]] = {}
+        self._path: Path | None = None
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    @property
+    def rows(self) -> list[dict[str, str | int]]:
+        """Return split, sample, name and problem of each, in the order in which they were met."""
+        return list(self._found.values())
+
+    def write_to(self, path: Path) -> None:
+        """List them in this file from now on, those met so far included; nothing is written while there are none."""
+        with self._lock:
+            self._path = path
+            for row in self._found.values():
+                self._append(row)
+
+    def add(self, split: str, sample: int, name: str, problem: str) -> None:
+        """Count a sample the first time it is met; one too many is a DataError."""
+        with self._lock:
+            if (split, sample) in self._found:
+                return
+            row = {"split": split, "sample": sample, "name": name, "problem": problem}
+            self._found[split, sample] = row
+            self._append(row)
+            count = len(self._found)
+        if count > self._limit:
+            where = f" They are listed in {self._path}." if self._path else ""
+            raise DataError(
+                f"{count:,} bad sample(s) in {self._name}, the last one {name}: {problem}.{where}",
+                rule=f"At most {self._limit:,} may be bad: --max-bad-samples {self._share:g} of the samples.",
+                remedy="`headrace data verify` names all of them; mend or delete them, or raise --max-bad-samples.",
+            )
+
+    def told(self) -> str:
+        """Return a sentence on them, empty while there are none."""
+        if not self._found:
+            return ""
+        first = next(iter(self._found.values()))
+        where = f", listed in {self._path.name}" if self._path else ""
+        return (
+            f"{len(self._found):,} bad sample(s) were replaced by the next of their class{where}; "
+            f"the first: {first['name']}: {first['problem']}"
+        )
+
+    def _append(self, row: dict[str, str | int]) -> None:
+        if self._path is not None:
+            with self._path.open("a") as file:
+                file.write(json.dumps(row) + "\n")

@@ -1,0 +1,184 @@
+"""Decode one picture: JPEG, PNG or WebP bytes to RGB or grey pixels, turned as its EXIF data says.
+
+JPEGs go through simplejpeg (libjpeg-turbo, which gives up Python's lock), and strictly: what libjpeg would only warn
+of (data that ends early or does not fit) is refused, since its pixels would be wrong. Pillow does the rest, and
+JPEGs too where simplejpeg is not installed. Both can decode a JPEG at 1/2, 1/4 or 1/8 of its size for less work.
+"""
+
+import io
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+MAX_PIXELS = 89_478_485  # 256 MiB decoded, where Pillow warns too; more is a mistake or an attack
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
+FACTORS = (8, 4, 2)
+_SIDEWAYS = 5  # from this EXIF orientation on, rows and columns change places
+_TURNS = {2: (1, 0, 0), 3: (1, 1, 0), 4: (0, 1, 0), 5: (0, 0, 1), 6: (1, 0, 1), 7: (1, 1, 1), 8: (0, 1, 1)}
+
+
+class BadPicture(Exception):
+    """Bytes that are no picture, or a damaged one; the text says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """What a picture's first bytes say. Height and width are those of the turned picture."""
+
+    kind: str  # jpeg | png | webp
+    height: int
+    width: int
+    orientation: int = 1  # as EXIF counts
+    plain: bool = True  # a JPEG of grey or YCbCr, which simplejpeg decodes
+
+
+def _simplejpeg() -> Any:
+    try:
+        import simplejpeg
+    except ImportError:
+        return None
+    return simplejpeg
+
+
+def decoder_name() -> str:
+    """Return what decodes JPEGs here."""
+    return "simplejpeg" if _simplejpeg() else "Pillow"
+
+
+def kind_of(data: bytes) -> str | None:
+    """Return jpeg, png or webp from the first bytes, or None."""
+    if data[:3] == b"\xff\xd8\xff":
+        return "jpeg"
+    if data[:8] == b"\x89PNG\r\n\x1a\n":
+        return "png"
+    return "webp" if data[:4] == b"RIFF" and data[8:12] == b"WEBP" else None
+
+
+def read_header(data: bytes) -> Header:
+    """Return a picture's size without decoding it; BadPicture says what is wrong."""
+    kind = kind_of(data)
+    if kind is None:
+        raise BadPicture("empty" if not data else "neither JPEG, PNG nor WebP")
+    turbo = _simplejpeg()
+    try:
+        if kind == "jpeg" and turbo is not None:
+            height, width, colours, _ = turbo.decode_jpeg_header(data, strict=False)
+            orientation, plain = _jpeg_orientation(data), colours in ("YCbCr", "Gray")
+        else:
+            with _opened(data) as image:
+                width, height = image.size
+                exif = bytes(image.info.get("exif", b""))  # getexif() would decode a whole PNG
+                orientation, plain = _tiff_orientation(exif.removeprefix(b"Exif\0\0")), image.mode in ("RGB", "L")
+    except BadPicture:
+        raise
+    except Exception as error:  # decoders raise what they like: ValueError, OSError, SyntaxError, struct.error ...
+        raise BadPicture(_words(error)) from None
+    if height * width > MAX_PIXELS:
+        raise BadPicture(f"{width:,} x {height:,} pixels, more than {MAX_PIXELS:,}: a decompression bomb?")
+    if height < 1 or width < 1:
+        raise BadPicture("no pixels")
+    orientation = orientation if orientation in _TURNS else 1
+    if orientation >= _SIDEWAYS:
+        height, width = width, height
+    return Header(kind=kind, height=height, width=width, orientation=orientation, plain=plain)
+
+
+def decode(data: bytes, header: Header, channels: int = 3, factor: int = 1) -> np.ndarray:
+    """Return the turned pixels, uint8 [h, w, channels]; a JPEG comes at ceil(size / factor), others at full size."""
+    turbo = _simplejpeg()
+    try:
+        if header.kind == "jpeg" and header.plain and turbo is not None:
+            pixels = _turbo_pixels(turbo, data, header, channels, factor)
+        else:
+            pixels = _pillow_pixels(data, header, channels, factor)
+    except BadPicture:
+        raise
+    except Exception as error:
+        raise BadPicture(_words(error)) from None
+    return _turn(pixels, header.orientation)
+
+
+def decode_factor(header: Header, crop_hw: tuple[int, int], wanted_hw: tuple[int, int]) -> int:
+    """Return by how much a JPEG can be shrunk while decoding so that the crop is still no smaller than wanted."""
+    if header.kind != "jpeg":
+        return 1
+    least = min(side / wanted for side, wanted in zip(crop_hw, wanted_hw, strict=True))
+    return next((factor for factor in FACTORS if least >= factor), 1)
+
+
+def _turbo_pixels(turbo: Any, data: bytes, header: Header, channels: int, factor: int) -> np.ndarray:
+    height, width = header.height, header.width
+    if header.orientation >= _SIDEWAYS:
+        height, width = width, height
+    return turbo.decode_jpeg(
+        data,
+        "RGB" if channels == 3 else "GRAY",
+        min_height=-(-height // factor),
+        min_width=-(-width // factor),
+        min_factor=factor,
+    )
+
+
+def _pillow_pixels(data: bytes, header: Header, channels: int, factor: int) -> np.ndarray:
+    mode = "RGB" if channels == 3 else "L"
+    with _opened(data) as image:
+        if header.kind == "jpeg" and factor > 1:
+            image.draft(None, (image.width // factor, image.height // factor))
+        image.load()
+        if image.mode.startswith("I"):  # 16-bit grey: Pillow's own conversion would cut off everything above 255
+            values = np.asarray(image).astype(np.int64)
+            grey = (values >> 8 if values.max(initial=0) > 255 else values).astype(np.uint8)
+            pixels = np.repeat(grey[:, :, None], channels, axis=2)
+        else:
+            plain = image.convert("RGBA") if image.mode in ("P", "PA") else image
+            pixels = np.asarray(plain if plain.mode == mode else plain.convert(mode))
+    return pixels if pixels.ndim == 3 else pixels[:, :, None]
+
+
+def _opened(data: bytes) -> Any:
+    from PIL import Image
+
+    return Image.open(io.BytesIO(data), formats=("JPEG", "PNG", "WEBP"))
+
+
+def _turn(pixels: np.ndarray, orientation: int) -> np.ndarray:
+    if orientation == 1:
+        return pixels
+    mirror_columns, mirror_rows, sideways = _TURNS[orientation]
+    if sideways:
+        pixels = pixels.transpose(1, 0, 2)
+    return np.ascontiguousarray(pixels[:: -1 if mirror_rows else 1, :: -1 if mirror_columns else 1])
+
+
+def _jpeg_orientation(data: bytes) -> int:
+    """Return the orientation in a JPEG's EXIF segment, 1 where there is none; walks the segments in front."""
+    place = 2
+    while place + 4 <= len(data) and data[place] == 0xFF:
+        marker, length = data[place + 1], struct.unpack_from(">H", data, place + 2)[0]
+        if marker == 0xDA:
+            break
+        if marker == 0xE1 and data[place + 4 : place + 10] == b"Exif\0\0":
+            return _tiff_orientation(data[place + 10 : place + 2 + length])
+        place += 2 + length
+    return 1
+
+
+def _tiff_orientation(block: bytes) -> int:
+    order = {b"II": "<", b"MM": ">"}.get(block[:2])
+    if order is None or len(block) < 8:
+        return 1
+    try:
+        first = struct.unpack_from(order + "I", block, 4)[0]
+        for entry in range(struct.unpack_from(order + "H", block, first)[0]):
+            tag, kind, _, value = struct.unpack_from(order + "HHIH", block, first + 2 + 12 * entry)
+            if tag == 0x0112 and kind == 3:
+                return value
+    except struct.error:  # a damaged EXIF block says nothing of the picture
+        pass
+    return 1
+
+
+def _words(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).rstrip(".")

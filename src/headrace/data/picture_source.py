@@ -1,0 +1,135 @@
+"""A source that decodes: encoded samples become views of one size, cropped at random or in the centre.
+
+What a sample shows depends on (seed, epoch, sample) alone. A bad picture shows the next good sample of its class in its
+place, whichever thread meets it; it keeps its own place in the order, so the others do not move.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from headrace.core.errors import DataError
+from headrace.data.bad import BadSamples
+from headrace.data.crop import CropRule, draws, random_crop, valid_view
+from headrace.data.picture import MAX_PIXELS, BadPicture, decode, decode_factor, read_header
+from headrace.data.resize import View, resize_view
+from headrace.data.samples import Samples
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """How pictures are shown."""
+
+    size: int
+    channels: int = 3
+    crop: CropRule | None = None  # None: as in evaluation
+    seed: int = 0
+    shorter_side: int | None = None  # of a resized picture in evaluation; None: size * 256 / 224
+    antialias: bool = True
+
+    def view(self, hw: tuple[int, int], epoch: int, sample: int, boxes: Callable[[], object]) -> View:
+        """Return what is seen of a picture of this size."""
+        if self.crop is None:
+            return valid_view(hw, self.size, self.shorter_side)
+        known = boxes() if self.crop.reference else ()
+        crop = random_crop(hw, self.crop, draws(self.seed, epoch, sample), known)  # type: ignore[arg-type]
+        return View(crop, (self.size, self.size))
+
+
+class PictureSource:
+    """One split of pictures, decoded as they are read."""
+
+    def __init__(self, samples: Samples, look: Look, split: str, bad: BadSamples) -> None:
+        self.samples, self.look, self.bad = samples, look, bad
+        self._split = split
+        self.labels = samples.labels
+        self.labels.flags.writeable = False
+
+    @property
+    def num_distinct(self) -> int:
+        """Return how many different pictures there are."""
+        return len(self.samples)
+
+    @property
+    def image_hwc(self) -> tuple[int, int, int]:
+        """Return the shape of what is read."""
+        return self.look.size, self.look.size, self.look.channels
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all samples as they are read."""
+        return len(self.samples) * int(np.prod(self.image_hwc))
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def read(self, indices: np.ndarray, epoch: np.ndarray | int) -> np.ndarray:
+        """Return the images of these samples, as this epoch shows them."""
+        out = np.empty((len(indices), *self.image_hwc), np.uint8)
+        self.read_into(indices, epoch, out)
+        return out
+
+    def read_into(self, indices: np.ndarray, epoch: np.ndarray | int, out: np.ndarray) -> None:
+        """Write the images of these samples into `out`."""
+        epochs = np.broadcast_to(np.asarray(epoch), indices.shape)
+        for place, (sample, when) in enumerate(zip(indices.tolist(), epochs.tolist(), strict=True)):
+            self._show(sample, when, out[place])
+
+    def _show(self, sample: int, epoch: int, out: np.ndarray) -> None:
+        try:
+            show(self.samples, sample, epoch, self.look, out)
+        except BadPicture as error:
+            self.bad.add(self._split, sample, self.samples.name(sample), str(error))
+            self._show_next(sample, epoch, out)
+
+    def _show_next(self, sample: int, epoch: int, out: np.ndarray) -> None:
+        """Show the next good sample of the class instead; there is an end, since samples are met once around."""
+        same = np.flatnonzero(self.labels == self.labels[sample])
+        after = np.roll(same, -int(np.searchsorted(same, sample)))[1:]
+        for other in after.tolist():
+            try:
+                return show(self.samples, other, epoch, self.look, out)
+            except BadPicture as error:
+                self.bad.add(self._split, other, self.samples.name(other), str(error))
+        raise DataError(
+            f"No sample of class {int(self.labels[sample])} in {self._split} can be read, {self.samples.name(sample)} "
+            "included.",
+            remedy="`headrace data verify` says what is wrong with each.",
+        )
+
+
+def show(samples: Samples, sample: int, epoch: int, look: Look, out: np.ndarray) -> None:
+    """Decode one sample and write what is seen of it into `out`; BadPicture says what is wrong."""
+    data = samples.encoded(sample)
+    if isinstance(data, np.ndarray):
+        pixels, hw, factor = _as_channels(data, look.channels), data.shape[:2], 1
+        view = look.view(hw, epoch, sample, lambda: samples.boxes(sample))
+    else:
+        header = read_header(data)
+        hw = header.height, header.width
+        view = look.view(hw, epoch, sample, lambda: samples.boxes(sample))
+        factor = decode_factor(header, view.crop[2:], view.resized_hw)
+        pixels = decode(data, header, look.channels, factor)
+    if view.resized_hw[0] * view.resized_hw[1] > MAX_PIXELS:
+        raise BadPicture(f"{hw[1]:,} x {hw[0]:,} pixels: too long and thin for a centre crop")
+    if factor > 1:
+        view = view._replace(crop=_shrunk(view.crop, factor, pixels.shape))
+    resize_view(pixels, view, out, look.antialias)
+
+
+def _shrunk(crop: tuple[int, int, int, int], factor: int, shape: tuple[int, ...]) -> tuple[int, int, int, int]:
+    """Return the crop in a picture that was decoded at 1/factor."""
+    top, left, height, width = (round(side / factor) for side in crop)
+    return top, left, min(height, shape[0] - top), min(width, shape[1] - left)
+
+
+def _as_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
+    """Return pixels with as many channels: grey repeated, colour weighed as Pillow does, alpha left out."""
+    given = pixels.shape[2]
+    if given == channels or (given == 4 and channels == 3):
+        return pixels[:, :, :channels]
+    if channels == 3:
+        return np.repeat(pixels[:, :, :1], 3, axis=2)
+    weights = np.array([19595, 38470, 7471])
+    return ((pixels[:, :, :3].astype(np.int64) @ weights + 0x8000) >> 16).astype(np.uint8)[:, :, None]

@@ -1,0 +1,96 @@
+"""Samples: the encoded pictures of one split by number, however they are stored."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from headrace.data.picture import BadPicture
+
+Boxes = Sequence[tuple[float, float, float, float]]  # top, left, bottom, right of objects, from 0 to 1
+
+
+class Samples(Protocol):
+    """One split as encoded pictures. Every method is safe to call from several threads."""
+
+    @property
+    def labels(self) -> np.ndarray:
+        """Return the label of every sample, int32."""
+        ...
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        ...
+
+    def encoded(self, sample: int) -> Any:
+        """Return a picture's bytes, or its pixels as uint8 [h, w, C]; BadPicture where it cannot be had."""
+        ...
+
+    def name(self, sample: int) -> str:
+        """Return where a sample is stored, for people."""
+        ...
+
+    def boxes(self, sample: int) -> Boxes:
+        """Return the objects of a picture as far as they are known."""
+        ...
+
+
+class FileSamples:
+    """Pictures that are files of their own."""
+
+    def __init__(self, root: Path, files: Sequence[str], labels: np.ndarray) -> None:
+        assert len(files) == len(labels)
+        self._root, self._files, self.labels = str(root), files, labels.astype(np.int32)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def encoded(self, sample: int) -> bytes:
+        """Return the file's bytes."""
+        try:
+            with open(self.name(sample), "rb", buffering=0) as file:  # noqa: PTH123 - a Path costs more than the opening
+                return file.read()
+        except OSError as error:
+            raise BadPicture(f"cannot be read: {error.strerror or error}") from None
+
+    def name(self, sample: int) -> str:
+        """Return the file's path."""
+        return f"{self._root}/{self._files[sample]}"
+
+    def boxes(self, sample: int) -> Boxes:
+        """Return nothing: files carry no boxes."""
+        return ()
+
+
+class ObjectSamples:
+    """Pictures that a Python object gives: `len(it)` samples, `it.get(i)` (or `it[i]`) a picture and its label.
+
+    A picture is encoded bytes, or pixels as uint8 [h, w] or [h, w, C].
+    """
+
+    def __init__(self, source: Any, labels: np.ndarray | None = None) -> None:
+        self._get = source.get if hasattr(source, "get") else source.__getitem__
+        found = [self._get(number)[1] for number in range(len(source))] if labels is None else labels
+        self.labels = np.asarray(found).astype(np.int32)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def encoded(self, sample: int) -> Any:
+        """Return what the object gives."""
+        picture = self._get(sample)[0]
+        if isinstance(picture, bytes | bytearray | memoryview):
+            return bytes(picture)
+        pixels = np.asarray(picture)
+        if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3):
+            raise BadPicture(f"an array of {pixels.dtype} {list(pixels.shape)}, not uint8 [height, width, channels]")
+        return pixels if pixels.ndim == 3 else pixels[:, :, None]
+
+    def name(self, sample: int) -> str:
+        """Return the sample's number."""
+        return f"sample {sample:,}"
+
+    def boxes(self, sample: int) -> Boxes:
+        """Return nothing: objects carry no boxes."""
+        return ()

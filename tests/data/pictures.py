@@ -1,0 +1,39 @@
+"""Real picture files for the tests: made with Pillow, small, different from each other."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+
+def smooth(height: int, width: int, seed: int = 0) -> np.ndarray:
+    """Return an RGB picture without hard edges, so that JPEG and resizing change it little."""
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[0:height, 0:width].astype(np.float64)
+    waves = [
+        128 + 60 * np.sin(a * x / width * 6 + b) * np.cos(c * y / height * 6 + d) + 30 * np.sin(e + x / 17)
+        for a, b, c, d, e in rng.uniform(0.3, 1.5, (3, 5))
+    ]
+    return np.clip(np.stack(waves, axis=2), 0, 255).astype(np.uint8)
+
+
+def encode(pixels: np.ndarray, kind: str = "JPEG", **options: Any) -> bytes:
+    """Return the pixels as a file's bytes."""
+    file = io.BytesIO()
+    image = Image.fromarray(pixels)
+    if kind == "JPEG":
+        options = {"quality": 92} | options
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def write_classes(root: Path, counts: dict[str, int], hw: tuple[int, int] = (40, 50), first_seed: int = 0) -> None:
+    """Write class folders; every picture is another one."""
+    seed = first_seed
+    for name, count in counts.items():
+        (root / name).mkdir(parents=True, exist_ok=True)
+        for number in range(count):
+            (root / name / f"{number}.jpg").write_bytes(encode(smooth(*hw, seed=seed)))
+            seed += 1

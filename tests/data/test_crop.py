@@ -1,0 +1,99 @@
+"""Crops: the draws are the addressed ones, boxes keep their ranges, and evaluation cuts out the centre."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from headrace.core.rng import bits, name_id
+from headrace.data.crop import CROP_RULES, CropRule, draws, random_crop, valid_view
+
+SIZES = [(375, 500), (500, 333), (224, 224), (90, 1200), (31, 17)]
+
+
+def test_the_draws_are_the_addressed_bits() -> None:
+    for seed, epoch, sample in [(0, 0, 0), (7, 3, 1_281_166), (2**32 - 1, 89, 12345)]:
+        mine = list(itertools.islice(draws(seed, epoch, sample), 12))
+        purpose = name_id("random resized crop")
+        theirs = [float(bits(seed, epoch, sample, purpose, k)[0]) / 2**32 for k in range(12)]
+        assert mine == theirs
+        assert 0 <= min(mine) <= max(mine) < 1
+
+
+@pytest.mark.parametrize("name", CROP_RULES)
+@pytest.mark.parametrize("hw", SIZES)
+def test_boxes_are_inside_and_within_their_ranges(name: str, hw: tuple[int, int]) -> None:
+    rule = CROP_RULES[name]
+    whole = 0
+    for sample in range(300):
+        top, left, height, width = random_crop(hw, rule, draws(1, 0, sample))
+        assert 0 <= top <= top + height <= hw[0]
+        assert 0 <= left <= left + width <= hw[1]
+        if (height, width) == hw or hw == (90, 1200):
+            whole += 1  # the whole picture, or torchvision's centre, when nothing fits
+            continue
+        slack = 1 / min(height, width)
+        area = height * width / (hw[0] * hw[1])
+        assert rule.area[0] - 2 * slack <= area <= rule.area[1] + 2 * slack
+        assert rule.aspect[0] - 2 * slack <= width / height <= rule.aspect[1] + 2 * slack
+    assert whole < 300 or hw == (90, 1200)
+
+
+def test_torchvision_areas_are_uniform_and_aspects_log_uniform() -> None:
+    """A square picture and a range whose every box fits: nothing is drawn again, so the moments are the uniform's."""
+    rule = CropRule(area=(0.1, 0.5), aspect=(3 / 4, 4 / 3), reference=False)
+    boxes = np.array([random_crop((2000, 2000), rule, draws(0, 0, sample)) for sample in range(4000)])
+    area = boxes[:, 2] * boxes[:, 3] / 4e6
+    assert area.mean() == pytest.approx(0.3, abs=4 * 0.4 / math.sqrt(12 * 4000))
+    logs = np.log(boxes[:, 3] / boxes[:, 2])
+    width = 2 * math.log(4 / 3)
+    assert logs.mean() == pytest.approx(0, abs=4 * width / math.sqrt(12 * 4000))
+    assert logs.std() == pytest.approx(width / math.sqrt(12), rel=0.05)
+    place = boxes[:, 0] / (2000 - boxes[:, 2])
+    assert place.mean() == pytest.approx(0.5, abs=4 / math.sqrt(12 * 4000))
+
+
+def test_the_reference_keeps_a_tenth_of_an_object() -> None:
+    """Independent count of what each crop covers; without boxes the object is the whole picture."""
+    hw, rule = (400, 600), CROP_RULES["reference"]
+    object_box = (0.6, 0.7, 0.9, 0.95)  # 120 x 150 pixels at the lower right
+    mask = np.zeros(hw, bool)
+    mask[240:360, 420:570] = True
+    for sample in range(200):
+        top, left, height, width = random_crop(hw, rule, draws(5, 2, sample), [object_box])
+        assert mask[top : top + height, left : left + width].sum() >= 0.1 * mask.sum() - 1
+        top, left, height, width = random_crop(hw, rule, draws(5, 2, sample))
+        assert height * width >= 0.1 * 400 * 600 - 1
+
+
+def test_a_crop_depends_on_seed_epoch_and_sample_alone() -> None:
+    rule = CROP_RULES["torchvision"]
+    seen = {
+        random_crop((375, 500), rule, draws(seed, epoch, sample))
+        for seed, epoch, sample in itertools.product(range(3), range(3), range(3))
+    }
+    assert len(seen) == 27
+    assert random_crop((375, 500), rule, draws(2, 1, 0)) in seen
+
+
+def test_what_does_not_fit_falls_back() -> None:
+    tall = CropRule(area=(0.9, 1.0), aspect=(3 / 4, 4 / 3), reference=False)
+    assert random_crop((100, 1000), tall, draws(0, 0, 0)) == (0, (1000 - 133) // 2, 100, 133)
+    assert random_crop((1000, 100), tall, draws(0, 0, 0)) == ((1000 - 133) // 2, 0, 133, 100)
+    assert random_crop((100, 1000), CropRule(area=(0.9, 1.0), aspect=(0.75, 1.33), reference=True), draws(0, 0, 0)) == (
+        0,
+        0,
+        100,
+        1000,
+    )
+
+
+@pytest.mark.parametrize(("size", "shorter"), [(224, 256), (380, 434), (32, 36)])
+def test_evaluation_resizes_the_shorter_side_and_cuts_out_the_centre(size: int, shorter: int) -> None:
+    view = valid_view((375, 500), size)
+    assert view.crop == (0, 0, 375, 500)
+    assert view.resized_hw == (shorter, round(500 * shorter / 375))
+    assert view.offset == ((shorter - size) // 2, (view.resized_hw[1] - size) // 2)
+    assert valid_view((500, 375), size).resized_hw == view.resized_hw[::-1]
+    assert valid_view((375, 500), size, 400).resized_hw[0] == 400

@@ -1,0 +1,159 @@
+"""Class folders: found, listed in order, split the same way every time; what cannot be right is told."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace.config.load import config_from, resolve
+from headrace.core.errors import ConfigError, DataError
+from headrace.data.dataset import describe, open_dataset
+from headrace.data.detect import detect
+from headrace.data.folder import held_out_mask, read_folders
+
+from .pictures import encode, smooth, write_classes
+
+
+def test_train_and_val_folders(tmp_path: Path) -> None:
+    write_classes(tmp_path / "train", {"dog": 3, "cat": 2, "cow": 4})
+    write_classes(tmp_path / "val", {"cat": 1, "dog": 2}, first_seed=50)
+    (tmp_path / "train" / "cat" / "more").mkdir()
+    (tmp_path / "train" / "cat" / "more" / "B.JPEG").write_bytes(encode(smooth(20, 20)))
+    (tmp_path / "train" / "cat" / "notes.txt").write_text("not a picture")
+    (tmp_path / "train" / ".hidden").mkdir()
+    found = read_folders(tmp_path, 0.1)
+    assert found.class_names == ("cat", "cow", "dog")
+    assert found.train.labels.tolist() == [0] * 3 + [1] * 4 + [2] * 3
+    assert found.validation.labels.tolist() == [0, 2, 2]
+    names = [found.train.name(sample).removeprefix(f"{tmp_path}/train/") for sample in range(3)]
+    assert names == ["cat/0.jpg", "cat/1.jpg", "cat/more/B.JPEG"]
+    assert found.validation.encoded(0) == (tmp_path / "val" / "cat" / "0.jpg").read_bytes()
+
+
+def test_one_folder_is_split_by_name_and_class(tmp_path: Path) -> None:
+    write_classes(tmp_path, {"a": 20, "b": 7, "c": 2, "d": 1})
+    found = read_folders(tmp_path, 0.25)
+    assert np.bincount(found.validation.labels).tolist() == [5, 2, 1]
+    assert np.bincount(found.train.labels).tolist() == [15, 5, 1, 1]
+    train = {found.train.name(sample) for sample in range(len(found.train))}
+    held_out = {found.validation.name(sample) for sample in range(len(found.validation))}
+    assert len(train) + len(held_out) == 30
+    assert not train & held_out
+    again = read_folders(tmp_path, 0.25)
+    assert {again.validation.name(sample) for sample in range(len(again.validation))} == held_out
+
+
+def test_adding_pictures_moves_few_to_the_other_side() -> None:
+    files = tuple(f"a/{number}.jpg" for number in range(1000))
+    labels = np.zeros(1000, np.int32)
+    before = held_out_mask(files, labels, 0.1)
+    after = held_out_mask((*files, "a/new.jpg"), np.zeros(1001, np.int32), 0.1)
+    assert before.sum() == after.sum() == 100
+    assert (before != after[:1000]).sum() <= 2
+
+
+def test_a_changed_folder_is_listed_again(tmp_path: Path) -> None:
+    write_classes(tmp_path, {"a": 2, "b": 2})
+    assert len(read_folders(tmp_path, 0.5).train) == 2
+    (tmp_path / "a" / "9.jpg").write_bytes(encode(smooth(8, 8)))
+    os.utime(tmp_path / "a", ns=(1, 10**18))
+    assert len(read_folders(tmp_path, 0.5).train) + len(read_folders(tmp_path, 0.5).validation) == 5
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda root: write_classes(root, {"a": 2, "b": 0}), "1 class folder.s. of .* hold no picture: b"),
+        (lambda root: write_classes(root, {"cat": 2, "Cat": 2}), "same name but for case or spaces: 'Cat' and 'cat'"),
+        (lambda root: write_classes(root, {"only": 3}), "one class folder alone: only"),
+        (lambda root: (root / "1.jpg").write_bytes(encode(smooth(8, 8))), "1 picture.s. lie in it directly"),
+        (lambda root: write_classes(root, {"a": 1, "b": 1}), "holds nothing out"),
+    ],
+)
+def test_doubtful_folders_are_refused(tmp_path: Path, make, words: str) -> None:
+    make(tmp_path)
+    with pytest.raises(DataError, match=words):
+        read_folders(tmp_path, 0.1)
+
+
+def test_validation_may_not_have_other_classes(tmp_path: Path) -> None:
+    write_classes(tmp_path / "train", {"a": 2, "b": 2})
+    write_classes(tmp_path / "val", {"a": 2, "c": 2})
+    with pytest.raises(DataError, match="that training has not: c"):
+        read_folders(tmp_path, 0.1)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_folder_that_may_not_be_read(tmp_path: Path) -> None:
+    write_classes(tmp_path, {"a": 2, "b": 2})
+    (tmp_path / "a").chmod(0)
+    with pytest.raises(DataError, match="Permission denied"):
+        read_folders(tmp_path, 0.1)
+
+
+def test_the_kind_is_found_from_the_folder(tmp_path: Path) -> None:
+    write_classes(tmp_path / "train", {"a": 2, "b": 2})
+    assert detect(str(tmp_path)) == "folder"
+    with pytest.raises(DataError, match="does not exist"):
+        detect(str(tmp_path / "nowhere"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="holds no data set that is known"):
+        detect(str(tmp_path / "empty"))
+
+
+@pytest.mark.parametrize(
+    ("hw", "size", "varies", "augmentation"),
+    [((40, 50), 64, False, "flip-crop"), ((100, 130), 128, True, "flip"), ((300, 260), 224, True, "flip")],
+)
+def test_size_and_recipe_fit_the_pictures(tmp_path: Path, hw, size: int, varies: bool, augmentation: str) -> None:
+    write_classes(tmp_path, {"a": 2, "b": 3}, hw)
+    info = describe(config_from({"dataset": "auto", "dataset_path": str(tmp_path)}).data)
+    assert (info.image_hwc, info.varies, info.augmentation) == ((size, size, 3), varies, augmentation)
+    assert (info.name, info.num_classes, info.class_names) == ("folder", 2, ("a", "b"))
+    assert (info.num_train, info.num_validation) == (3, 2)
+    assert info.channel_mean == (0.485, 0.456, 0.406)
+    told = describe(config_from({"dataset": "folder", "dataset_path": str(tmp_path), "image_size": 48}).data)
+    assert told.image_hwc == (48, 48, 3)
+
+
+def test_a_path_alone_chooses_the_recipe_for_pictures() -> None:
+    resolved = resolve({"dataset_path": "somewhere"}, environ={})
+    assert (resolved.name, resolved.config.data.dataset) == ("pictures", "auto")
+    assert resolve({"dataset_path": "x", "dataset": "cifar10"}, environ={}).name == "default"
+    assert resolve({"dataset": "folder"}, environ={}).name == "pictures"
+    assert resolve({}, environ={"DATASETS_DIR": "x"}).config.data.dataset == "digits"
+    assert resolve({"dataset_path": "x"}, "cifar10_resnet20", environ={}).config.data.dataset == "cifar10"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"dataset": "cifar10", "train_crop": "valid"}, "train_crop"),
+        ({"dataset": "digits", "max_bad_samples": 0.5}, "max_bad_samples"),
+        ({"dataset": "folder", "num_channels": 4}, "3 channels"),
+        ({"dataset": "folder", "num_classes": 4}, "num_classes"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(options: dict, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        config_from(options)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"crop_area": [0.5, 0.1]}, "crop_area is 0.5 0.1"),
+        ({"crop_area": [0.5, 1.5]}, "at most 1"),
+        ({"crop_aspect": [1]}, "two numbers"),
+        ({"crop_area": [0.1, 0.2], "train_crop": "valid"}, "nothing is cropped at random"),
+        ({"eval_resize_size": 100}, "the image size is 128"),
+        ({"dataset_cache": "device"}, None),
+    ],
+)
+def test_impossible_crops_are_refused(tmp_path: Path, options: dict, words: str | None) -> None:
+    write_classes(tmp_path, {"a": 2, "b": 3}, (100, 130))
+    data = config_from({"dataset": "folder", "dataset_path": str(tmp_path)} | options).data
+    if words is not None:
+        with pytest.raises(ConfigError, match=words):
+            open_dataset(data, 0)

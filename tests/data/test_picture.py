@@ -1,0 +1,191 @@
+"""Decoding: every format and colour space against Pillow, EXIF turns, scaled decoding, and damaged files."""
+
+import io
+import random
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from headrace.data import picture
+from headrace.data.picture import BadPicture, Header, decode, decode_factor, read_header
+
+from .pictures import encode, smooth
+
+PIXELS = smooth(40, 60)
+
+
+@pytest.fixture(params=["simplejpeg", "Pillow"])
+def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Decode JPEGs with each of the two decoders."""
+    if request.param == "Pillow":
+        monkeypatch.setattr(picture, "_simplejpeg", lambda: None)
+    assert picture.decoder_name() == request.param
+    return request.param
+
+
+def opened(data: bytes) -> np.ndarray:
+    return np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB"))
+
+
+def read(data: bytes, channels: int = 3, factor: int = 1) -> np.ndarray:
+    return decode(data, read_header(data), channels, factor)
+
+
+@pytest.mark.parametrize("subsampling", [0, 1, 2])
+@pytest.mark.parametrize("progressive", [False, True])
+def test_a_jpeg_is_what_pillow_decodes(decoder: str, subsampling: int, progressive: bool) -> None:
+    data = encode(PIXELS, subsampling=subsampling, progressive=progressive)
+    header = read_header(data)
+    assert (header.kind, header.height, header.width) == ("jpeg", 40, 60)
+    difference = np.abs(read(data).astype(int) - opened(data))
+    assert difference.max() <= 2, "both are libjpeg"
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP"])
+def test_lossless_formats_are_exact(kind: str) -> None:
+    data = encode(PIXELS, kind, **({"lossless": True} if kind == "WEBP" else {}))
+    assert (read_header(data).kind, read_header(data).height) == (kind.lower(), 40)
+    assert (read(data) == PIXELS).all()
+
+
+def test_grey_is_repeated_and_colour_is_weighed(decoder: str) -> None:
+    grey = PIXELS[:, :, 0]
+    for data in (encode(grey), encode(grey, "PNG")):
+        rgb = read(data)
+        assert rgb.shape == (40, 60, 3)
+        assert (rgb[:, :, 0] == rgb[:, :, 1]).all()
+        assert np.abs(rgb[:, :, 0].astype(int) - grey).max() < 12
+    weighed = PIXELS @ np.array([0.299, 0.587, 0.114])
+    assert np.abs(read(encode(PIXELS, "PNG"), 1)[:, :, 0] - weighed).max() <= 1
+    assert np.abs(read(encode(PIXELS, quality=100, subsampling=0), 1)[:, :, 0] - weighed).max() <= 4
+
+
+def test_cmyk_becomes_rgb(decoder: str) -> None:
+    file = io.BytesIO()
+    cmyk = Image.fromarray(PIXELS).convert("CMYK")
+    cmyk.save(file, "JPEG", quality=100, subsampling=0)
+    difference = np.abs(read(file.getvalue()).astype(int) - PIXELS)
+    assert difference.max() <= 6
+
+
+def test_other_png_modes() -> None:
+    image = Image.fromarray(PIXELS)
+    for mode in ("P", "RGBA", "LA", "1"):
+        file = io.BytesIO()
+        image.convert(mode).save(file, "PNG")
+        want = np.asarray(
+            image.convert(mode).convert("RGBA").convert("RGB") if mode == "P" else image.convert(mode).convert("RGB")
+        )
+        assert (read(file.getvalue()) == want).all(), mode
+    deep = (PIXELS[:, :, 0].astype(np.uint16) << 8) + 77
+    assert (read(encode(deep, "PNG"))[:, :, 0] == PIXELS[:, :, 0]).all(), "16 bits keep their high byte"
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_exif_orientation_is_honoured(decoder: str, orientation: int, kind: str) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    exact = {"WEBP": {"lossless": True}, "JPEG": {"quality": 100, "subsampling": 0}}.get(kind, {})
+    data = encode(PIXELS, kind, exif=exif.tobytes(), **exact)
+    want = opened(data)
+    header = read_header(data)
+    assert (header.height, header.width) == want.shape[:2] == ((40, 60) if orientation < 5 else (60, 40))
+    assert np.abs(read(data).astype(int) - want).max() <= 2
+
+
+@pytest.mark.parametrize("factor", [2, 4, 8])
+@pytest.mark.parametrize(("height", "width"), [(160, 224), (163, 229)])
+def test_scaled_decoding_is_near_the_mean_of_the_pixels(decoder: str, factor: int, height: int, width: int) -> None:
+    pixels = smooth(height, width, seed=3)
+    small = read(encode(pixels, subsampling=0), factor=factor)
+    assert small.shape == (-(-height // factor), -(-width // factor), 3)
+    whole = pixels[: height // factor * factor, : width // factor * factor].astype(float)
+    means = whole.reshape(height // factor, factor, width // factor, factor, 3).mean((1, 3))
+    difference = np.abs(small[: means.shape[0], : means.shape[1]] - means)
+    assert difference.max() < 12
+    assert difference.mean() < 1.5
+
+
+def test_the_factor_leaves_enough_pixels() -> None:
+    jpeg = Header(kind="jpeg", height=4000, width=4000)
+    for crop, wanted, factor in [
+        ((447, 448), (224, 224), 1),
+        ((448, 448), (224, 224), 2),
+        ((900, 2000), (224, 224), 4),
+        ((4000, 4000), (224, 224), 8),
+        ((1000, 2000), (256, 512), 2),
+    ]:
+        assert decode_factor(jpeg, crop, wanted) == factor
+    assert decode_factor(Header(kind="png", height=4000, width=4000), (4000, 4000), (224, 224)) == 1
+
+
+def damaged(data: bytes, rng: random.Random) -> bytes:
+    """Return the file cut short, with bytes changed, or with a piece missing or doubled."""
+    place, length = rng.randrange(len(data)), rng.randrange(1, 200)
+    match rng.randrange(4):
+        case 0:
+            return data[:place]
+        case 1:
+            changed = bytearray(data)
+            for _ in range(rng.randrange(1, 8)):
+                changed[rng.randrange(len(data))] = rng.randrange(256)
+            return bytes(changed)
+        case 2:
+            return data[:place] + data[place + length :]
+        case _:
+            return data[:place] + data[place : place + length] + data[place:]
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_damaged_files_are_refused_or_decode_to_pixels_of_their_size(decoder: str, kind: str) -> None:
+    rng = random.Random(kind)
+    data = encode(PIXELS, kind)
+    refused = 0
+    for _ in range(150):
+        try:
+            bad = damaged(data, rng)
+            header = read_header(bad)
+            pixels = decode(bad, header)
+        except BadPicture:
+            refused += 1
+        else:
+            assert pixels.dtype == np.uint8
+            assert pixels.shape == (header.height, header.width, 3)
+    assert refused > 50
+
+
+def test_a_jpeg_that_ends_early_is_never_taken(decoder: str) -> None:
+    data = encode(PIXELS)
+    for length in range(0, len(data) - 2, 37):
+        with pytest.raises(BadPicture):
+            read(data[:length])
+
+
+def test_what_is_no_picture_is_named() -> None:
+    for data, words in [(b"", "empty"), (b"GIF89a" + bytes(30), "neither JPEG"), (b"hello", "neither JPEG")]:
+        with pytest.raises(BadPicture, match=words):
+            read_header(data)
+
+
+@pytest.mark.filterwarnings("ignore:Image size")
+@pytest.mark.parametrize("side", [10_000, 60_000])
+def test_a_decompression_bomb_is_refused_before_it_is_decoded(side: int) -> None:
+    def chunk(name: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+    png = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0))
+    png += chunk(b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b"")
+    with pytest.raises(BadPicture, match="decompression bomb"):
+        read_header(png)
+
+
+def test_a_jpeg_bomb_is_refused_too() -> None:
+    data = bytearray(encode(PIXELS))
+    frame = data.index(b"\xff\xc0")
+    data[frame + 5 : frame + 9] = struct.pack(">HH", 60_000, 60_000)
+    with pytest.raises(BadPicture, match="60,000 x 60,000 pixels, more than 89,478,485"):
+        read_header(bytes(data))
