@@ -9,7 +9,10 @@ SRC = Path(__file__).parents[1] / "src" / "headrace"
 FILES = sorted(SRC.rglob("*.py"))
 
 # A room may import the rooms left of it. Telemetry and checkpoint stand side by side and do not see each other.
-ROW = ("core", "config", "data", "ops", "model", "plan", "engine", "program", ("telemetry", "checkpoint"), "run", "cli")
+ROW = (
+    *("core", "config", "data", "ops", "model", "weights", "plan", "engine", "program"),
+    *(("telemetry", "checkpoint"), "run", "cli"),
+)
 
 # Reading options and printing help must not wait for these.
 SLOW_IMPORTS = {"jax", "jaxlib", "optax", "numpy", "safetensors", "PIL", "rich"}

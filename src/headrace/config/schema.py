@@ -13,6 +13,7 @@ from headrace.config.sections_data import Data
 from headrace.config.sections_learning import Checkpoint, Learning, Logging, Numerics, Validation
 from headrace.config.sections_model import Model
 from headrace.config.sections_pipeline import Pipeline
+from headrace.config.sections_weights import Weights
 
 __all__ = [
     "SECTIONS",
@@ -28,6 +29,7 @@ __all__ = [
     "Pipeline",
     "Run",
     "Validation",
+    "Weights",
     "all_options",
 ]
 
@@ -36,6 +38,7 @@ SECTIONS: dict[str, type] = {
     "data": Data,
     "augment": Augment,
     "model": Model,
+    "weights": Weights,
     "batch": Batch,
     "pipeline": Pipeline,
     "numerics": Numerics,
@@ -54,6 +57,7 @@ class Config:
     data: Data = field(default_factory=Data)
     augment: Augment = field(default_factory=Augment)
     model: Model = field(default_factory=Model)
+    weights: Weights = field(default_factory=Weights)
     batch: Batch = field(default_factory=Batch)
     pipeline: Pipeline = field(default_factory=Pipeline)
     numerics: Numerics = field(default_factory=Numerics)

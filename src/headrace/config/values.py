@@ -197,6 +197,14 @@ def patterns(value: tuple[str, ...]) -> str:
     return ""
 
 
+def factors(value: dict[str, Any]) -> str:
+    """Limit a mapping to regular expressions with a factor of 0 or more each."""
+    for pattern, factor in value.items():
+        if isinstance(factor, bool) or not isinstance(factor, int | float) or factor < 0:
+            return f"must give each regular expression a factor of 0 or more; {pattern!r} has {factor!r}"
+    return patterns(tuple(value))
+
+
 def precision(value: str) -> str:
     """Limit to the supported compute.update precisions, telling a malformed one from an unsupported one."""
     if not re.fullmatch(r"\d+\.\d+", value):

@@ -54,9 +54,13 @@ def _add_weights(tree: Any, params: Any, factor: Any, decayed: Callable[[str], b
 
 
 def make_optimizer(
-    learning: Learning, lr_curve: LrCurve, global_batch_size: int
+    learning: Learning, lr_curve: LrCurve, global_batch_size: int, rate_factor: Callable[[str], float] | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    """Return the update rule of the options; `update` needs `step=` and takes `grad_norm=` if it is known already."""
+    """Return the update rule of the options; `update` needs `step=` and takes `grad_norm=` if it is known already.
+
+    `rate_factor(name)` multiplies the rate of a weight; with 0 it does not move, whatever L2, decay or LARS would do.
+    Every rule here is linear in its rate, so a constant factor may stand behind it.
+    """
     options = complete("optimizer", learning.optimizer, learning.optimizer_params)
     rule = OPTIMIZERS[learning.optimizer](options, global_batch_size)
     decayed = _is_decayed(tuple(learning.weight_decay_exclude))
@@ -77,6 +81,8 @@ def make_optimizer(
         updates, state = rule.update(grads, state, params, rate)
         if decay:
             updates = _add_weights(updates, params, -rate * decay, decayed)
+        if rate_factor is not None:
+            updates = map_named(lambda name, u: u * rate_factor(name), updates)
         return updates, state
 
     return optax.GradientTransformationExtraArgs(rule.init, update)

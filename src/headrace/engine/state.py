@@ -47,9 +47,21 @@ def init_state(
     ema: bool,
 ) -> State:
     """Return the state of step 0 in host memory, all of it a function of the seed."""
+    return state_from(optimizer, precision, numerics, network.init(seed), ema=ema)
+
+
+def state_from(
+    optimizer: optax.GradientTransformation,
+    precision: Precision,
+    numerics: Any,
+    weights: tuple[Any, Any],
+    *,
+    ema: bool,
+) -> State:
+    """Return the state of step 0 in host memory for given (params, stats)."""
     # One jitted program: an eager op per tensor would compile one small program per shape (4.7 s for a ResNet-20).
     make = jax.jit(partial(make_state, optimizer, precision, numerics, ema=ema))
-    return jax.device_get(make(*network.init(seed)))
+    return jax.device_get(make(*weights))
 
 
 def put_state(state: State, mesh: Mesh) -> State:

@@ -14,6 +14,7 @@ import optax
 from jax import lax
 
 from headrace.config.schema import Numerics
+from headrace.core.tree import map_named
 from headrace.engine.devices import REPLICA
 from headrace.engine.ema import next_ema
 from headrace.engine.loss_scale import forgives, next_loss_scale
@@ -56,6 +57,7 @@ class StepSpec:
     bn_momentum: float
     ema_decay: float
     recompute_points: tuple[int, ...] = ()  # blocks whose inputs are kept, and what is between them computed again
+    frozen: Callable[[str], bool] | None = None  # by a weight's name; with it, its batch norm's statistics
 
 
 def make_step(spec: StepSpec) -> Callable[[State, Any, Any], tuple[State, Metrics]]:
@@ -135,7 +137,15 @@ def train_ctx(spec: StepSpec, step: jax.Array, samples: jax.Array) -> Ctx:
     dtype, stable = spec.precision.compute_dtype, spec.stable_norm
     draws = Draws(spec.seed, step, samples)
     probe = all_finite if spec.numerics.fp_exceptions else None
-    return Ctx(train=True, compute_dtype=dtype, stable_norm=stable, norm_groups=groups, draws=draws, probe=probe)
+    return Ctx(
+        train=True,
+        compute_dtype=dtype,
+        stable_norm=stable,
+        norm_groups=groups,
+        draws=draws,
+        probe=probe,
+        frozen=spec.frozen,
+    )
 
 
 def _scaled_loss(
@@ -167,11 +177,21 @@ def _update(spec: StepSpec, state: State, grads: Any, batch_stats: Any, grad_nor
     updates, opt = spec.optimizer.update(grads, state["opt"], params32, step=state["step"], grad_norm=grad_norm)
     params = write_weights(state["params"], updates, spec.seed, state["step"], spec.precision)
     keep = spec.bn_momentum
-    stats = jax.tree.map(lambda old, new: keep * old + (1 - keep) * new, state["stats"], batch_stats)
+
+    def moved(name: str, old: jax.Array, new: jax.Array) -> jax.Array:
+        return old if _is_still(spec, name) else keep * old + (1 - keep) * new
+
+    stats = map_named(moved, state["stats"], batch_stats)
     changed = {"params": params, "stats": stats, "opt": opt}
     if "ema" in state:
         changed["ema"] = next_ema(state["ema"], {"params": params, "stats": stats}, state["step"], spec.ema_decay)
     return changed
+
+
+def _is_still(spec: StepSpec, name: str) -> bool:
+    """Say whether a statistic belongs to a norm that is frozen: its `mean` stands beside `gamma` and `beta`."""
+    layer = name.rpartition("/")[0]
+    return spec.frozen is not None and all(spec.frozen(f"{layer}/{tensor}") for tensor in ("gamma", "beta"))
 
 
 def finite_by_block(names: Sequence[str], grads: Any) -> jax.Array:

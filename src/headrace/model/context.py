@@ -29,6 +29,7 @@ class Ctx:
 
     `norm_groups` are (axis name, index groups) for batch norm over several replicas. `probe(block name, output)` sees
     every block's output. `path` is where in the network a layer is: the last words of its random numbers' address.
+    `frozen(tensor's name)` tells the weights that training leaves alone.
     """
 
     train: bool
@@ -38,6 +39,11 @@ class Ctx:
     draws: Draws | None = None
     path: str = ""
     probe: Callable[[str, Any], Any] | None = None
+    frozen: Callable[[str], bool] | None = None
+
+    def is_frozen(self, *tensors: str) -> bool:
+        """Say whether all these tensors of the layer are left alone; it then works as in evaluation."""
+        return self.frozen is not None and all(self.frozen(f"{self.path}/{tensor}") for tensor in tensors)
 
     def under(self, name: str) -> "Ctx":
         """Return the conditions for the part of this layer that has a name."""

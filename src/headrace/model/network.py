@@ -6,10 +6,11 @@ from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from headrace.core.errors import ConfigError
 from headrace.core.rng import generator
+from headrace.core.tree import map_named
 from headrace.model.composites import Named
 from headrace.model.context import Ctx
 from headrace.model.cost import Cost
@@ -67,6 +68,10 @@ class Network:
     ) -> tuple[Array, Tree]:
         """Apply the blocks i..j-1; `params` and `stats` need hold only theirs."""
         x, batch_stats = x.astype(ctx.compute_dtype), {}
+        if ctx.train and ctx.frozen is not None:
+            # No gradient is computed for them, and none at all for blocks before the first weight that is trained.
+            frozen = ctx.frozen
+            params = map_named(lambda name, w: lax.stop_gradient(w) if frozen(name) else w, dict(params))
         for name, block in self.blocks[i:j]:
             x, block_stats = block.apply(params.get(name, {}), stats.get(name, {}), x, ctx.under(name))
             batch_stats |= {name: block_stats} if block_stats else {}

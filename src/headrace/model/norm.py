@@ -68,7 +68,7 @@ class Norm:
         if self.spec.kind == "group":
             groups = self._groups(x.shape[-1])
             return ops.group_norm(x, gamma_C, beta_C, groups, epsilon, ctx.stable_norm), {}
-        if not ctx.train:
+        if not ctx.train or ctx.is_frozen("gamma", "beta"):
             return ops.batch_norm_eval(x, gamma_C, beta_C, (stats["mean"], stats["variance"]), epsilon), stats
         y, mean_C, variance_C = ops.batch_norm_train(x, gamma_C, beta_C, epsilon, ctx.stable_norm, ctx.norm_groups)
         count = x.size // x.shape[-1] * (len(ctx.norm_groups[1][0]) if ctx.norm_groups else 1)

@@ -7,12 +7,14 @@ from typing import Any
 import optax
 
 from headrace.config.schema import Config
+from headrace.core.tree import flatten_named
 from headrace.data.balance import refuse_weights
 from headrace.data.dataset import DataInfo, describe
 from headrace.engine.lr_curve import make_lr_curve
 from headrace.engine.optimizer import make_optimizer
 from headrace.engine.precision import Precision, make_precision
-from headrace.engine.state import State, init_state
+from headrace.engine.state import State, state_from
+from headrace.engine.trainable import Trainable, make_trainable
 from headrace.model.families import build_network
 from headrace.model.network import Network
 from headrace.plan.plan import Plan, make_plan
@@ -29,6 +31,7 @@ class Design:
     precision: Precision
     lr_curve: Callable[[Any], Any]
     optimizer: optax.GradientTransformationExtraArgs
+    trainable: Trainable
 
 
 def design_run(config: Config) -> Design:
@@ -43,6 +46,8 @@ def design_run(config: Config) -> Design:
         updates_per_epoch=plan.steps.updates_per_epoch,
         num_epochs=plan.steps.num_epochs,
     )
+    trainable = make_trainable(config.weights, lambda: flatten_named(network.init(0)[0]))
+    rate_factor = None if trainable.everything else trainable.rate_factor
     return Design(
         config=config,
         info=info,
@@ -50,18 +55,14 @@ def design_run(config: Config) -> Design:
         plan=plan,
         precision=make_precision(config.numerics, config.batch),
         lr_curve=lr_curve,
-        optimizer=make_optimizer(config.learning, lr_curve, plan.batch.global_batch_size),
+        optimizer=make_optimizer(config.learning, lr_curve, plan.batch.global_batch_size, rate_factor),
+        trainable=trainable,
     )
 
 
-def starting_state(design: Design) -> State:
-    """Return the state of step 0, in host memory."""
+def starting_state(design: Design, weights: tuple[Any, Any] | None = None) -> State:
+    """Return the state of step 0, in host memory, with these (params, stats) or those that the seed draws."""
     config = design.config
-    return init_state(
-        design.network,
-        design.optimizer,
-        design.precision,
-        config.numerics,
-        seed=config.run.seed,
-        ema=config.learning.ema_decay > 0,
-    )
+    weights = weights or design.network.init(config.run.seed)
+    ema = config.learning.ema_decay > 0
+    return state_from(design.optimizer, design.precision, config.numerics, weights, ema=ema)

@@ -121,12 +121,14 @@ def delete_checkpoints(directory: RunDirectory) -> None:
 
 
 def with_absolute_places(resolved: Resolved) -> Resolved:
-    """Return the configuration with a checkpoint directory that means the same from wherever the run is resumed."""
+    """Return the configuration with places that mean the same from wherever the run is resumed."""
     config = resolved.config
-    if config.checkpoint.checkpoint_dir is None:
-        return resolved
-    absolute = str(Path(config.checkpoint.checkpoint_dir).absolute())
-    return replace(resolved, config=replace(config, checkpoint=replace(config.checkpoint, checkpoint_dir=absolute)))
+    places, weights = config.checkpoint, config.weights
+    if places.checkpoint_dir is not None:
+        places = replace(places, checkpoint_dir=str(Path(places.checkpoint_dir).absolute()))
+    if weights.init_from is not None:
+        weights = replace(weights, init_from=str(Path(weights.init_from).absolute()))
+    return replace(resolved, config=replace(config, checkpoint=places, weights=weights))
 
 
 def saved_form(resolved: Resolved) -> dict[str, Any]:

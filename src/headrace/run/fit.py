@@ -20,6 +20,7 @@ from headrace.run.books import Books, InFlight, RunResult, utc_now
 from headrace.run.design import Design, design_run, starting_state
 from headrace.run.directory import layout, make_directory, read_run, refuse_taken, with_absolute_places, write_run
 from headrace.run.executor import make_executor
+from headrace.run.initial import adopt_weights, write_table
 from headrace.run.interrupt import listen
 from headrace.run.restore import Past, Restored, find_restored, refuse_other_run, rewind_run
 from headrace.run.settle import Settler
@@ -28,6 +29,7 @@ from headrace.run.validator import Validator
 from headrace.telemetry.console import make_console
 from headrace.telemetry.record import RunStart
 from headrace.telemetry.sinks import open_sinks
+from headrace.weights.adopt import table_lines
 
 
 def train(resolved: Resolved) -> RunResult:
@@ -56,13 +58,14 @@ def fit(resolved: Resolved, restored: Restored | None) -> RunResult:
     step = restored.step if restored else 0
     design = replace(design, plan=replace(design.plan, steps=design.plan.steps.from_step(step)))
     plan, steps = design.plan, design.plan.steps
+    adopted = adopt_weights(design) if restored is None or restored.arrays is None else None
     options = feed_options(config.data, dataset.info, config.run.seed, plan.num_devices, config.augment)
 
     # The devices, and the state that they start from.
     use_compilation_cache(config.run.compilation_cache_dir)
     devices = start_devices(config.run.platform, plan.num_devices)
     executor = make_executor(plan, step_spec(design, options, dataset), devices, config.pipeline.recomputation)
-    state = starting_state(design)
+    state = starting_state(design, (adopted.params, adopted.stats) if adopted else None)
     if restored and restored.arrays is not None:
         state = fit_tree(restored.arrays, state)
 
@@ -77,6 +80,8 @@ def fit(resolved: Resolved, restored: Restored | None) -> RunResult:
         if dataset.bad is not None:
             dataset.bad.write_to(directory.path / BAD_FILE)
         write_run(directory, resolved, plan.to_dict(), sys.argv[1:])
+        if adopted is not None:
+            write_table(directory, adopted)
         console = make_console(config.logging.progress, past.records)
         sinks = stack.enter_context(closing(open_sinks(directory.path, console)))
         books = Books(resolved, design, directory, sinks)
@@ -85,6 +90,8 @@ def fit(resolved: Resolved, restored: Restored | None) -> RunResult:
         sinks.write(_run_start(design, devices, step))
         for text in (*resolved.warnings, *plan.warnings, *(restored.notes if restored else ())):
             books.note(text, "warning")
+        for text in table_lines(adopted) if adopted else ():
+            books.note(text)
         for text in (*resolved.notes, _told(dataset.info, options), *_hints(design, devices)):
             books.note(text)
         books.note(f"run directory: {directory.path}")
@@ -151,9 +158,12 @@ def _told(info: DataInfo, options: FeedOptions) -> str:
 def _hints(design: Design, devices: list[Any]) -> list[str]:
     """Return advice that no error gives: what most people would want to know before they wait."""
     numerics = design.config.numerics
+    hints = [design.trainable.told] if design.trainable.told else []
     if devices[0].platform != "cpu" and numerics.precision == "32.32":
-        return ["precision is 32.32; --precision 16.32 (bfloat16 compute, float32 weights) is often twice as fast here"]
-    return []
+        hints += [
+            "precision is 32.32; --precision 16.32 (bfloat16 compute, float32 weights) is often twice as fast here"
+        ]
+    return hints
 
 
 def _run_start(design: Design, devices: list[Any], first_step: int) -> RunStart:

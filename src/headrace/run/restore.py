@@ -98,7 +98,18 @@ def rewind_run(restored: Restored, keep_best: int) -> Past:
 
 
 # A run is these: with another value its steps would mean something else.
-_FIXED = ("model_name", "norm_layer", "dataset", "seed", "shuffle", "optimizer", "precision", "half_type", "ema_decay")
+_FIXED = (
+    "model_name",
+    "norm_layer",
+    "dataset",
+    "seed",
+    "shuffle",
+    "optimizer",
+    "precision",
+    "half_type",
+    "ema_decay",
+    "init_from",
+)
 
 
 def refuse_other_run(saved: Resolved, resolved: Resolved) -> None:

@@ -54,6 +54,7 @@ def step_spec(design: Design, options: FeedOptions, dataset: DataSet) -> StepSpe
         norm_group_size=config.model.dbn_replica_group_size,
         bn_momentum=config.model.bn_momentum,
         ema_decay=config.learning.ema_decay,
+        frozen=design.trainable.frozen if design.trainable.any_frozen else None,
     )
 
 

@@ -1,0 +1,75 @@
+"""Read a file of weights, whatever made it: torch (.pth, .pt), safetensors, Keras (.h5). The content decides."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+
+from headrace.core.errors import CheckpointError
+from headrace.weights.torch_file import is_torch_legacy, is_torch_zip, read_torch_file
+
+_HDF5_HEAD = b"\x89HDF\r\n\x1a\n"
+_WRAPPERS = ("module.", "_orig_mod.")  # what torch's parallel and compiled modules put before every name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Foreign:
+    """Tensors under the names of whoever wrote them, and where they came from."""
+
+    source: str
+    arrays: dict[str, np.ndarray]
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+def read_file(path: Path, ema: bool = False) -> Foreign:
+    """Return the tensors of a file; floating-point ones as float32. With `ema` the averaged weights in it."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(16)
+    except OSError as error:
+        raise CheckpointError(
+            f"The weights {path} cannot be read: {error.strerror}.", remedy="Give a file, a checkpoint or a run."
+        ) from error
+    metadata: dict[str, Any] = {}
+    if is_torch_zip(head) or is_torch_legacy(head):
+        arrays = read_torch_file(path, ema)
+    elif head == b"" or ema:
+        problem = "is empty" if head == b"" else "holds one set of weights: there is no average in it"
+        raise CheckpointError(f"The file of weights {path} {problem}.", remedy="Give another file.")
+    elif head.startswith(_HDF5_HEAD):
+        from headrace.weights.keras_file import read_keras_file
+
+        arrays = read_keras_file(path)
+    else:
+        arrays, metadata = _read_safetensors(path)
+    return Foreign(source=str(path), arrays=_unwrapped(_as_float32(arrays)), metadata=metadata)
+
+
+def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    from headrace.weights.safetensor_file import read_safetensors
+
+    try:
+        return read_safetensors(path.read_bytes())
+    except (safetensors.SafetensorError, KeyError, ValueError, json.JSONDecodeError) as error:
+        raise CheckpointError(
+            f"{path} is no file of weights that Headrace knows, or it is cut off ({error}).",
+            rule="Known are torch's .pth and .pt, .safetensors, Keras' .h5, and Headrace's checkpoints and runs.",
+        ) from error
+
+
+def _as_float32(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return 16- and 64-bit floating-point numbers as float32; whole numbers stay."""
+    floating = ("float16", "bfloat16", "float64")
+    return {name: a.astype(np.float32) if a.dtype.name in floating else a for name, a in arrays.items()}
+
+
+def _unwrapped(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Take off a prefix that all names have; a counter beside them may do without."""
+    for prefix in _WRAPPERS * 2:
+        inside = {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}
+        if inside and all(name.startswith(prefix) or a.ndim == 0 for name, a in arrays.items()):
+            arrays = inside
+    return arrays

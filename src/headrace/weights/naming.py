@@ -1,0 +1,158 @@
+"""The machinery of the name tables: rows of (layer here, layer there, kind), read in both directions.
+
+A scheme is how some library names a family's weights. `pair_names` lays it over the tensors of a network and gives
+pairs of names with the turn of dims between them; import reads them from right to left, export from left to right.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+_FIELD = re.compile(r"\{(\w+?)([+-]\d+)?\}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """How a tensor's dims lie there: the number of them, and the way here and back."""
+
+    dims: int
+    read: Callable[[np.ndarray], np.ndarray]
+    write: Callable[[np.ndarray], np.ndarray]
+
+
+AS_IS = Turn(dims=1, read=lambda a: a, write=lambda a: a)
+OIHW = Turn(dims=4, read=lambda a: a.transpose(2, 3, 1, 0), write=lambda a: a.transpose(3, 2, 0, 1))
+OI = Turn(dims=2, read=lambda a: a.T, write=lambda a: a.T)
+# A dense layer here that is a 1x1 convolution there (squeeze and excite, some heads).
+OI11 = Turn(dims=4, read=lambda a: a[:, :, 0, 0].T, write=lambda a: a.T[:, :, None, None])
+HWIO = Turn(dims=4, read=lambda a: a, write=lambda a: a)
+IO = Turn(dims=2, read=lambda a: a, write=lambda a: a)
+HWC1 = Turn(dims=4, read=lambda a: a.swapaxes(2, 3), write=lambda a: a.swapaxes(2, 3))
+IO11 = Turn(dims=4, read=lambda a: a[0, 0], write=lambda a: a[None, None])
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorRow:
+    """One tensor of a kind of layer: its place here, what follows the layer's name there, and the turn."""
+
+    ours: str  # such as `params kernel`
+    theirs: str
+    turn: Turn = AS_IS
+
+
+def _tensors(*rows: tuple[str, str, Turn]) -> tuple[TensorRow, ...]:
+    return tuple(TensorRow(ours=ours, theirs=theirs, turn=turn) for ours, theirs, turn in rows)
+
+
+_BIAS = ("params bias", ".bias", AS_IS)
+TORCH_TENSORS: dict[str, tuple[TensorRow, ...]] = {
+    "conv": _tensors(("params kernel", ".weight", OIHW), _BIAS),
+    "dense": _tensors(("params kernel", ".weight", OI), _BIAS),
+    "dense_as_conv": _tensors(("params kernel", ".weight", OI11), _BIAS),
+    "norm": _tensors(
+        ("params gamma", ".weight", AS_IS),
+        ("params beta", ".bias", AS_IS),
+        ("stats mean", ".running_mean", AS_IS),
+        ("stats variance", ".running_var", AS_IS),
+    ),
+}
+_KERAS_BIAS = ("params bias", "/bias", AS_IS)
+KERAS_TENSORS: dict[str, tuple[TensorRow, ...]] = {
+    "conv": _tensors(("params kernel", "/kernel", HWIO), _KERAS_BIAS),
+    "depthwise": _tensors(("params kernel", "/depthwise_kernel", HWC1), _KERAS_BIAS),
+    "dense": _tensors(("params kernel", "/kernel", IO), _KERAS_BIAS),
+    "dense_as_conv": _tensors(("params kernel", "/kernel", IO11), _KERAS_BIAS),
+    "norm": _tensors(
+        ("params gamma", "/gamma", AS_IS),
+        ("params beta", "/beta", AS_IS),
+        ("stats mean", "/moving_mean", AS_IS),
+        ("stats variance", "/moving_variance", AS_IS),
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerRow:
+    """A layer's name here (a regular expression with named groups) and there (`{group-1}` counts from another number).
+
+    A letter in a group counts from 0: `block2a` is unit 0. `{n}` is the how-manieth of the scheme's units it is in.
+    """
+
+    ours: str
+    theirs: str
+    kind: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scheme:
+    """How a library names the weights of one family; `unit` finds what `{n}` numbers, from 0."""
+
+    name: str
+    rows: tuple[LayerRow, ...]
+    tensors: Mapping[str, tuple[TensorRow, ...]] = field(default_factory=lambda: TORCH_TENSORS)
+    unit: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """The two names of one tensor, and the turn between them."""
+
+    ours: str
+    theirs: str
+    turn: Turn
+
+
+def layer_rows(*rows: tuple[str, str, str]) -> tuple[LayerRow, ...]:
+    """Return rows from (here, there, kind)."""
+    return tuple(LayerRow(ours=ours, theirs=theirs, kind=kind) for ours, theirs, kind in rows)
+
+
+def pair_names(scheme: Scheme, names: Iterable[str]) -> dict[str, Pair]:
+    """Return {name here: pair} of the tensors (`params/conv1/conv/kernel`) that the scheme has a name for."""
+    names = list(names)
+    numbers = _unit_numbers(scheme.unit, names)
+    pairs = {}
+    for name in names:
+        tree, _, rest = name.partition("/")
+        layer, _, tensor = rest.rpartition("/")
+        found = _layer_name(scheme, layer, numbers)
+        rows = scheme.tensors[found[1]] if found else ()
+        row = next((row for row in rows if row.ours == f"{tree} {tensor}"), None)
+        if found and row:
+            pairs[name] = Pair(ours=name, theirs=found[0] + row.theirs, turn=row.turn)
+    return pairs
+
+
+def covers(scheme: Scheme, names: Iterable[str]) -> bool:
+    """Say whether the scheme has a name for every tensor of a network."""
+    names = list(names)
+    return len(pair_names(scheme, names)) == len(names)
+
+
+def _unit_numbers(unit: str, names: list[str]) -> dict[str, int]:
+    found = [match[0] for name in names if unit and (match := re.match(unit, name.partition("/")[2]))]
+    return {text: number for number, text in enumerate(dict.fromkeys(found))}
+
+
+def _layer_name(scheme: Scheme, layer: str, numbers: dict[str, int]) -> tuple[str, str] | None:
+    """Return (the layer's name there, its kind), or None."""
+    for row in scheme.rows:
+        match = re.fullmatch(row.ours, layer)
+        if match:
+            values = {key: _number(text) for key, text in match.groupdict().items() if text is not None}
+            unit = re.match(scheme.unit, layer) if scheme.unit else None
+            values |= {"n": numbers[unit[0]]} if unit else {}
+            return _FIELD.sub(lambda m, v=values: str(_shifted(v[m[1]], m[2])), row.theirs), row.kind
+    return None
+
+
+def _number(text: str) -> int | str:
+    if text.isdecimal():
+        return int(text)
+    return ord(text) - ord("a") if len(text) == 1 and text.isalpha() else text
+
+
+def _shifted(value: int | str, shift: str | None) -> int | str:
+    return value + int(shift) if shift and isinstance(value, int) else value

@@ -1,0 +1,81 @@
+"""Frozen weights and layer-wise learning rates, against steps worked out by hand."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.config.load import config_from
+from headrace.core.errors import ConfigError
+from headrace.engine.lr_curve import make_lr_curve
+from headrace.engine.optimizer import make_optimizer
+from headrace.engine.trainable import make_trainable
+
+NAMES = ("a/kernel", "a/bias", "b/bn/gamma", "b/bn/beta", "c/kernel")
+
+
+def trainable(**options):
+    return make_trainable(config_from(options).weights, lambda: {name: np.zeros(2) for name in NAMES})
+
+
+def test_names_decide():
+    found = trainable(freeze=("^a/", "gamma"), layer_lr={"bn": 0.5, "b": 0.1})
+    assert [found.rate_factor(name) for name in NAMES] == [0, 0, 0, 0.5, 1]
+    found = trainable(variable_filter=("kernel",))
+    assert [found.frozen(name) for name in NAMES] == [False, True, True, True, False]
+    assert trainable().everything
+    assert not trainable(layer_lr={"a": 0.5}).any_frozen
+    assert trainable(layer_lr={"a": 0}).any_frozen
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"freeze": ("^con",)}, "freeze '.con' matches no weight"),
+        ({"variable_filter": ("kernels",)}, "variable_filter 'kernels' matches no weight"),
+        ({"layer_lr": {"x9": 2}}, "layer_lr 'x9' matches no weight"),
+        ({"freeze": (".",)}, "Every weight is frozen"),
+        ({"freeze": ("[",)}, "not one"),
+        ({"layer_lr": {"a": -1}}, "0 or more"),
+        ({"layer_lr": {"a": "fast"}}, "0 or more"),
+        ({"layer_lr": {"(": 1}}, "regular expressions"),
+    ],
+)
+def test_what_would_do_nothing_is_refused(options, told):
+    with pytest.raises(ConfigError, match=told):
+        trainable(**options)
+
+
+LARS = {"momentum": 0.9, "weight_decay": 0.01, "eeta": 0.1, "epsilon": 0}
+RULES = {
+    "sgd": {"momentum": 0.9},
+    "lars": LARS,
+    "rmsprop": {"momentum": 0.9, "decay": 0.9, "epsilon": 0.001},
+    "adamw": {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8},
+}
+
+
+@pytest.mark.parametrize("optimizer", RULES)
+def test_a_factor_is_another_learning_rate_and_frozen_weights_stay_whatever_decays(optimizer):
+    rng = np.random.default_rng(0)
+    params = {name: rng.normal(size=(3, 2)).astype(np.float32) for name in ("slow", "still", "plain")}
+    grads = [{name: rng.normal(size=(3, 2)).astype(np.float32) for name in params} for _ in range(3)]
+    decays = {"weight_decay": 0.01, "l2_regularization": 0.02}
+
+    def final(rate, **options):
+        learning = {"optimizer": optimizer, "optimizer_params": RULES[optimizer], **decays, **options}
+        config = config_from({**learning, "lr_schedule_params": {"initial_learning_rate": rate}})
+        curve = make_lr_curve(config.learning, global_batch_size=1, updates_per_epoch=1, num_epochs=9)
+        weights = make_trainable(config.weights, lambda: params)
+        rule = make_optimizer(config.learning, curve, 1, None if weights.everything else weights.rate_factor)
+        state, now = rule.init(params), params
+        updates: Any
+        for step, grad in enumerate(grads):
+            updates, state = rule.update(grad, state, now, step=step)
+            now = {name: np.asarray(now[name] + updates[name]) for name in now}
+        return now
+
+    found = final(0.1, freeze=("still",), layer_lr={"slow": 0.25})
+    np.testing.assert_array_equal(found["still"], params["still"])
+    np.testing.assert_allclose(found["slow"], final(0.025)["slow"], rtol=1e-5)
+    np.testing.assert_array_equal(found["plain"], final(0.1)["plain"])

@@ -1,0 +1,119 @@
+"""Runs that start from weights of elsewhere, and runs that leave part of the network alone."""
+
+import json
+
+import numpy as np
+import pytest
+
+from headrace.checkpoint.store import load
+from headrace.config.load import resolve
+from headrace.core.errors import CheckpointError, ConfigError
+from headrace.run.fit import resume, train
+from headrace.telemetry.files import read_records
+from headrace.telemetry.record import TrainRecord
+from headrace.weights.safetensor_file import write_safetensors
+
+from .conftest import QUICK, assert_same_bits, final_state
+
+SHORT = {"num_epochs": 1, "weight_updates_per_epoch": 6, "validation": False, "ema_decay": 0.0}
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory, program_cache):
+    """A short run of the toy that the others start from."""
+    places = {"log_dir": str(tmp_path_factory.mktemp("runs")), "compilation_cache_dir": str(program_cache)}
+    return train(resolve(QUICK | SHORT | {"ema_decay": 0.5} | places, "none", environ={})).directory
+
+
+def weights_of(state):
+    return {name: array for name, array in state.items() if name.startswith(("params/", "stats/"))}
+
+
+def test_a_run_starts_from_another_runs_weights(quick, first):
+    second = train(quick(**SHORT, init_from=str(first), seed=5, lr_schedule_params={"initial_learning_rate": 0}))
+    before, after = (
+        {name: array for name, array in final_state(run).items() if name.startswith("params/")}
+        for run in (first, second.directory)
+    )
+    assert_same_bits(before, after)  # the rate is 0, and the seed draws other weights
+    table = json.loads((second.directory / "init.json").read_text())
+    assert table["loaded_share"] == 1.0
+    assert {row["status"] for row in table["tensors"]} == {"loaded"}
+    assert "loaded" in (second.directory / "log.txt").read_text()
+
+
+@pytest.mark.slow
+def test_averaged_weights_are_taken_on_demand(quick, first):
+    second = train(quick(**SHORT, init_from=str(first), init_ema=True, lr_schedule_params={"initial_learning_rate": 0}))
+    state = final_state(first)
+    for name, array in final_state(second.directory).items():
+        if name.startswith("params/"):
+            np.testing.assert_array_equal(array, state[f"ema/{name}"])
+    with pytest.raises(CheckpointError, match="no averaged weights"):
+        train(quick(**SHORT, init_from=str(second.directory), init_ema=True))
+
+
+def test_a_file_that_does_not_fit_leaves_nothing_behind(quick, tmp_path):
+    file = tmp_path / "w.safetensors"
+    file.write_bytes(write_safetensors({"x": np.zeros(3, np.float32)}, {}))
+    for source, told in ((file, "Only 0.0 %"), (tmp_path / "none.pth", "No such file"), (tmp_path, "not a run")):
+        with pytest.raises(CheckpointError, match=told):
+            train(quick(**SHORT, init_from=str(source)))
+    with pytest.raises(ConfigError, match="matches no weight"):
+        train(quick(**SHORT, freeze=("conv9",)))
+    assert not (tmp_path / "runs").exists()
+
+
+LARS = {"momentum": 0.9, "weight_decay": 0.01, "eeta": 0.1, "epsilon": 0}
+FROZEN = ("params/conv2d_0/", "params/bn_0/", "stats/bn_0/")
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        pytest.param({}, marks=pytest.mark.slow),
+        {"num_pipeline_stages": 2, "micro_batch_size": 16},
+        pytest.param({"num_replicas": 2, "micro_batch_size": 8}, marks=pytest.mark.slow),
+        pytest.param({"precision": "16.16"}, marks=pytest.mark.slow),
+        pytest.param({"optimizer": "lars", "optimizer_params": LARS, "weight_decay": 0.1}, marks=pytest.mark.slow),
+    ],
+    ids=["one device", "pipeline", "replicas", "16-bit weights", "lars"],
+)
+def test_frozen_weights_and_norms_keep_every_bit_in_every_plan(quick, first, plan):
+    """The toy's first conv and norm are frozen; its second are trained."""
+    start = final_state(first)
+    options = SHORT | plan | {"init_from": str(first), "freeze": ("conv2d_0", "^bn_0/")}
+    after = final_state(train(quick(**options)).directory)
+    for name, array in weights_of(start).items():
+        same = after[name].tobytes() == array.astype(after[name].dtype).tobytes()
+        assert same == name.startswith(FROZEN), name
+
+
+@pytest.mark.slow
+def test_frozen_batch_norm_works_as_in_evaluation(quick, first):
+    """With every norm frozen, the loss of a step at rate 0 is the loss that evaluation gives: the same mode."""
+    again = {"init_from": str(first), "lr_schedule_params": {"initial_learning_rate": 0}, "shuffle": False}
+    frozen = train(quick(**SHORT | again, freeze=("bn_",)))
+    both = train(quick(**SHORT | again, freeze=("bn_", "conv")))
+    losses = [r.loss for run in (frozen, both) for r in read_records(run.directory) if isinstance(r, TrainRecord)]
+    assert len(losses) == 2
+    assert losses[0] == losses[1]
+    free = train(quick(**SHORT | again))
+    stats = [final_state(run.directory) for run in (frozen, free)]
+    moved = [not np.array_equal(s["stats/bn_1/mean"], final_state(first)["stats/bn_1/mean"]) for s in stats]
+    assert moved == [False, True]
+
+
+@pytest.mark.slow
+def test_a_resumed_run_needs_the_file_no_more(quick, first, tmp_path):
+    file = tmp_path / "w.safetensors"
+    state = final_state(first)
+    file.write_bytes(write_safetensors(weights_of(state), {}))
+    second = train(quick(**SHORT | {"ckpts_per_epoch": 1}, init_from=str(file), freeze=("conv2d_0",)))
+    file.unlink()
+    longer = resume(second.directory, {"num_epochs": "2"})
+    assert longer.step == 12
+    frozen = load(longer.directory / "checkpoints" / "step_00000012")[0]["params/conv2d_0/conv/kernel"]
+    np.testing.assert_array_equal(frozen, state["params/conv2d_0/conv/kernel"])
+    with pytest.raises(CheckpointError, match="init_from"):
+        resume(second.directory, {"num_epochs": "3", "init_from": str(first)})

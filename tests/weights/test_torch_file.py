@@ -1,0 +1,175 @@
+"""Torch files without torch: both formats as real torch writes them, and everything that must be refused."""
+
+import io
+import os
+import pickle
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace.core.errors import CheckpointError
+from headrace.weights.files import read_file
+from headrace.weights.torch_write import write_torch_file
+
+FILES = Path(__file__).parent / "files"
+# What make_files.py put into the files; wrapped in `module.`, as DataParallel does.
+EXPECTED = {
+    "turned": np.arange(6, dtype=np.float32).reshape(2, 3).T,
+    "first": np.arange(4, dtype=np.float32),
+    "last": np.arange(4, 10, dtype=np.float32).reshape(2, 3),
+    "half": np.array([0, 0.5, 1], np.float32),
+    "brain": np.array([0, 4, 8], np.float32),
+    "double": np.array([0, 1 / 3], np.float32),
+    "count": np.array(7),
+    "parameter": np.full((2, 1), -1.5, np.float32),
+}
+
+
+@pytest.mark.parametrize("ema", [False, True])
+@pytest.mark.parametrize("name", ["zip.pth", "legacy.pth"])
+def test_files_of_real_torch_are_read_exactly(name, ema):
+    found = read_file(FILES / name, ema).arrays
+    assert found.keys() == EXPECTED.keys()
+    for key, array in EXPECTED.items():
+        np.testing.assert_allclose(found[key], array + ema, rtol=1e-7, err_msg=key)
+        assert found[key].dtype == (np.int64 if key == "count" else np.float32)
+
+
+def test_what_is_written_is_read_again(tmp_path):
+    arrays = {
+        "a.weight": np.random.default_rng(0).normal(size=(3, 2, 1)).astype(np.float32),
+        "b": np.array(5, np.int64),
+        "c": np.zeros((0, 4), np.float32),
+    }
+    file = tmp_path / "w.pth"
+    file.write_bytes(write_torch_file(arrays))
+    found = read_file(file).arrays
+    assert list(found) == list(arrays)
+    for key, array in arrays.items():
+        assert found[key].dtype == array.dtype
+        np.testing.assert_array_equal(found[key], array)
+    assert write_torch_file(arrays) == file.read_bytes(), "the same weights are the same bytes"
+
+
+class Malicious:
+    """What an attacker's pickle does: call a function of the system when it is loaded."""
+
+    def __init__(self, function, *arguments):
+        self.call = (function, arguments)
+
+    def __reduce__(self):
+        return self.call
+
+
+def zip_file(path: Path, data: bytes, **entries: bytes) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x/data.pkl", data)
+        for name, content in entries.items():
+            archive.writestr(f"x/{name.replace('__', '/')}", content)
+    return path
+
+
+def legacy_file(path: Path, data: bytes) -> Path:
+    head = b"".join(pickle.dumps(part, 2) for part in (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True}))
+    path.write_bytes(head + data + pickle.dumps([], 2))
+    return path
+
+
+@pytest.mark.parametrize("make", [zip_file, legacy_file])
+@pytest.mark.parametrize(
+    ("attack", "told"),
+    [
+        (Malicious(os.system, "touch hacked"), "posix.system|nt.system"),
+        (Malicious(eval, "open('hacked', 'w')"), "eval"),
+        (Malicious(getattr, "", "join"), "getattr"),
+        (np.float32(1.0), "numpy"),
+    ],
+    ids=["system", "eval", "getattr", "numpy scalar"],
+)
+def test_programs_in_a_pickle_are_refused_and_never_run(tmp_path, monkeypatch, make, attack, told):
+    monkeypatch.chdir(tmp_path)
+    file = make(tmp_path / "bad.pth", pickle.dumps({"state_dict": {"w": attack}}, 2))
+    with pytest.raises(CheckpointError, match=told) as caught:
+        read_file(file)
+    assert "nothing else in it is run" in caught.value.rule
+    assert not Path("hacked").exists()
+
+
+def rebuilt(shape, stride, offset=0, count=4, module="torch._utils", name="_rebuild_tensor_v2") -> bytes:
+    """Return the pickle of {"w": a tensor on storage 0 of `count` float32}, opcode by opcode."""
+
+    def numbers(values):
+        return b"(" + b"".join(b"J" + int(value).to_bytes(4, "little", signed=True) for value in values) + b"t"
+
+    storage = b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpu"
+    storage += b"J" + count.to_bytes(4, "little", signed=True) + b"tQ"
+    arguments = b"(" + storage + b"J" + offset.to_bytes(4, "little", signed=True) + numbers(shape) + numbers(stride)
+    return b"\x80\x02}X\x01\x00\x00\x00wc" + f"{module}\n{name}\n".encode() + arguments + b"\x89}tRs."
+
+
+def test_a_good_tensor_of_the_hand_made_pickle_is_read(tmp_path):
+    file = zip_file(tmp_path / "w.pth", rebuilt((2, 2), (1, 2)), data__0=np.arange(4, dtype="<f4").tobytes())
+    np.testing.assert_array_equal(read_file(file).arrays["w"], [[0, 2], [1, 3]])
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (rebuilt((5,), (1,)), "beyond its 4 stored numbers"),
+        (rebuilt((2,), (3,), offset=1), "beyond its 4 stored numbers"),
+        (rebuilt((1000, 1000), (0, 0)), "beyond its 4 stored numbers"),
+        (rebuilt((2,), (-1,), offset=3), "stride"),
+        (rebuilt((2, 2), (1,)), "2 sizes and 1 strides"),
+        (rebuilt((2,), (1,), count=-1), "view"),
+        (rebuilt((2,), (1,), count=8), "storage 0 has 16 bytes, not 32"),
+        (b"\x80\x02}X\x01\x00\x00\x00wX\x01\x00\x00\x000Qs.", "outside object"),
+        (b"\x80\x02(l.", "holds a list"),
+        (b"\x80\x02}.", "no tensors"),
+        (b"\x80\x02}X\x01", "not a whole pickle"),
+        (b"", "not a whole pickle"),
+    ],
+)
+def test_tensors_that_lie_are_refused(tmp_path, data, told):
+    file = zip_file(tmp_path / "w.pth", data, data__0=np.arange(4, dtype="<f4").tobytes())
+    with pytest.raises(CheckpointError, match=told):
+        read_file(file)
+
+
+@pytest.mark.parametrize("name", ["zip.pth", "legacy.pth"])
+def test_files_cut_off_anywhere_are_refused(tmp_path, name):
+    whole = (FILES / name).read_bytes()
+    for length in range(0, len(whole) - 1, 97):
+        file = tmp_path / f"{length}.pth"
+        file.write_bytes(whole[:length])
+        with pytest.raises(CheckpointError, match=str(file)):
+            read_file(file)
+
+
+def test_other_archives_and_files_are_refused_with_words(tmp_path):
+    script = zip_file(tmp_path / "script.pt", rebuilt((2,), (1,)), data__0=bytes(16), constants__pkl=b"")
+    with zipfile.ZipFile(script, "a") as archive:
+        archive.writestr("x/constants.pkl", b"")
+    with pytest.raises(CheckpointError, match="TorchScript"):
+        read_file(script)
+    compressed = tmp_path / "compressed.pth"
+    with zipfile.ZipFile(compressed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x/data.pkl", rebuilt((2,), (1,)))
+    with pytest.raises(CheckpointError, match="compressed"):
+        read_file(compressed)
+    big = zip_file(tmp_path / "big.pth", rebuilt((2,), (1,)), data__0=bytes(16), byteorder=b"big")
+    with pytest.raises(CheckpointError, match="big-endian"):
+        read_file(big)
+    plain = io.BytesIO()
+    with zipfile.ZipFile(plain, "w") as archive:
+        archive.writestr("readme.txt", "no weights")
+    (tmp_path / "plain.zip").write_bytes(plain.getvalue())
+    with pytest.raises(CheckpointError, match=r"no data\.pkl"):
+        read_file(tmp_path / "plain.zip")
+    for name, content in (("text.pth", b"hello world, this is text"), ("empty.pth", b"")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(CheckpointError, match=name):
+            read_file(tmp_path / name)
+    with pytest.raises(CheckpointError, match="No such file"):
+        read_file(tmp_path / "nowhere.pth")
