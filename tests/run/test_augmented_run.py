@@ -1,4 +1,4 @@
-"""Whole runs with mixed images and weighted classes: every plan with the same micro-batches gives the same weights."""
+"""Whole runs with changed, mixed and weighted samples: plans with the same micro-batches give the same weights."""
 
 import numpy as np
 import pytest
@@ -18,6 +18,10 @@ SMALL = {
     "class_weights": "balanced",
     "mixup_alpha": 0.4,
     "cutmix_alpha": 1.0,
+    "color_jitter": 0.3,
+    "rand_augment": 1,
+    "rand_augment_operations": ["contrast", "rotate"],
+    "random_erasing": 0.5,
 }
 
 

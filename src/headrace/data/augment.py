@@ -1,8 +1,9 @@
 """Normalise and augment images: one definition, run by NumPy on the host or by JAX on the device.
 
-Meaning: normalise, then flip, then pad 4 zeros on every side and crop at random. Work: the crop and the flip only say
-which pixel to take, so bytes are gathered once and all arithmetic after that is one fused pass over the output.
-What happens to a sample depends on (seed, epoch, sample) alone, never on the batch it is in.
+Meaning: change the colours; normalise; flip; pad 4 zeros on every side and crop at random (or crop from a larger
+image); shear, shift and rotate; erase. Work: whatever moves pixels only says which pixel to take, so bytes are gathered
+once and all arithmetic after that is one fused pass over the output. What happens to a sample depends on (seed, epoch,
+sample) alone, never on the batch it is in.
 """
 
 from dataclasses import dataclass
@@ -12,9 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from headrace.config.schema import Augment, Data
+from headrace.core.errors import ConfigError
 from headrace.core.rng import bits, name_id
+from headrace.data.color import jitter
 from headrace.data.dataset import DataInfo
+from headrace.data.erase import erase
 from headrace.data.mix import Mix, mix_of
+from headrace.data.rand_augment import RandAugment, change_colors, move_places, rand_augment_of
 
 PAD = 4
 _PURPOSE = name_id("augment")
@@ -32,11 +37,16 @@ class Preprocess:
     seed: int
     image_hwc: tuple[int, int, int]
     on_device: bool = True  # False: blocks arrive preprocessed
+    color_jitter: float = 0.0
+    hue_jitter: float = 0.0
+    random_erasing: float = 0.0
+    rand_augment: RandAugment | None = None
     mix: Mix | None = None
 
 
 def preprocess_spec(data: Data, augment: Augment, info: DataInfo, seed: int) -> Preprocess:
     """Return the preprocessing that a configuration asks for."""
+    _refuse_colors(augment, info)
     return Preprocess(
         augmentation=info.augmentation,
         normalization=info.normalization,
@@ -45,38 +55,81 @@ def preprocess_spec(data: Data, augment: Augment, info: DataInfo, seed: int) -> 
         seed=seed,
         image_hwc=info.image_hwc,
         on_device=data.accelerator_side_preprocess,
+        color_jitter=augment.color_jitter,
+        hue_jitter=augment.hue_jitter,
+        random_erasing=augment.random_erasing,
+        rand_augment=rand_augment_of(
+            augment.rand_augment, augment.rand_augment_magnitude, augment.rand_augment_operations, seed
+        ),
         mix=mix_of(augment, seed, info.image_hwc[:2]),
     )
 
 
+def _refuse_colors(augment: Augment, info: DataInfo) -> None:
+    """Refuse changes of colours that these images do not have."""
+    if augment.hue_jitter and info.image_hwc[2] != 3:
+        raise ConfigError(
+            f"hue_jitter is {augment.hue_jitter:g}, but the images of {info.name} have {info.image_hwc[2]} channels.",
+            rule="A hue needs red, green and blue.",
+            remedy="Leave hue_jitter out.",
+        )
+    if info.image_dtype != "uint8" and (augment.color_jitter or augment.hue_jitter or augment.rand_augment):
+        raise ConfigError(
+            f"Colours are to be changed, but the images are {info.image_dtype}.",
+            rule="color_jitter, hue_jitter and rand_augment are defined on whole numbers from 0 to 255.",
+            remedy="Give the images as uint8, or leave these options out.",
+        )
+
+
 def preprocess(images: Any, index: Any, epoch: Any, spec: Preprocess, train: bool) -> Any:
     """Return float32 [n, H, W, C] from images of 0..255 [n, H, W, C], or of any float32 numbers where nothing is
-    normalised; NumPy arrays stay NumPy's.
+    normalised; NumPy arrays stay NumPy's. Images that are larger than `spec` says are cropped to it.
 
     `index` is the sample of each image, `epoch` one number or one per image; both matter only for training.
     """
     xp = np if isinstance(images, np.ndarray) else jnp
+    if train:
+        images = _recolored(images, index, epoch, spec)
     centre, scale = _normal(images, spec, xp)
-    if not train or spec.augmentation == "none":
-        return (images.astype(np.float32) - centre) * scale
-    rows, columns, inside = _places(draw_moves(index, epoch, spec, xp), spec, xp)
-    values = (_take(images, rows, columns, xp).astype(np.float32) - centre) * scale
-    if inside is None:
-        return values
-    return xp.where(inside, values.reshape(inside.shape), np.float32(0)).reshape(values.shape)
+    if images.shape[1:3] == spec.image_hwc[:2] and not (train and _moves(spec)):
+        values = (images.astype(np.float32) - centre) * scale
+    else:
+        rows, columns, inside = _places(index, epoch, spec, images.shape[1:3], train)
+        values = (_take(images, rows, columns, xp).astype(np.float32) - centre) * scale
+        if inside is not None:
+            values = xp.where(inside, values.reshape(inside.shape), np.float32(0)).reshape(values.shape)
+    return erase(values, index, epoch, spec.random_erasing, spec.seed) if train and spec.random_erasing else values
 
 
-def draw_moves(index: Any, epoch: Any, spec: Preprocess, xp: Any) -> tuple[Any, Any, Any]:
-    """Return (rows down, columns right, flip or not) of each sample; offsets are 0..8, and 4 leaves it where it is.
+def draw_moves(
+    index: Any, epoch: Any, spec: Preprocess, xp: Any, places: tuple[int, int] = (2 * PAD + 1, 2 * PAD + 1)
+) -> tuple[Any, Any, Any]:
+    """Return (rows down, columns right, flip or not) of each sample; of 9 places, 4 leaves it where it is.
 
     One draw serves all three: its bits 0-14 and 15-29 choose the offsets, its last bit the flip.
     """
     epoch = xp.asarray(epoch).astype(np.uint32)
     word = bits(spec.seed, epoch, index.astype(np.uint32), _PURPOSE)
-    mask, places, shift = np.uint32(0x7FFF), np.uint32(2 * PAD + 1), np.uint32(15)
-    down = ((word & mask) * places) >> shift
-    right = (((word >> shift) & mask) * places) >> shift
+    mask, shift = np.uint32(0x7FFF), np.uint32(15)
+    down = ((word & mask) * np.uint32(places[0])) >> shift
+    right = (((word >> shift) & mask) * np.uint32(places[1])) >> shift
     return down.astype(np.int32), right.astype(np.int32), (word >> np.uint32(31)) == np.uint32(1)
+
+
+def _moves(spec: Preprocess) -> bool:
+    return spec.augmentation != "none" or (spec.rand_augment is not None and spec.rand_augment.moves)
+
+
+def _recolored(images: Any, index: Any, epoch: Any, spec: Preprocess) -> Any:
+    """Return the images with their colours changed, as bytes; untouched where no option asks for it."""
+    if not (spec.color_jitter or spec.hue_jitter or spec.rand_augment):
+        return images
+    x = images.astype(np.float32)
+    if spec.color_jitter or spec.hue_jitter:
+        x = jitter(x, index, epoch, (spec.color_jitter, spec.hue_jitter), spec.seed)
+    if spec.rand_augment is not None:
+        x = change_colors(x, index, epoch, spec.rand_augment)
+    return x.astype(np.uint8)
 
 
 def _normal(images: Any, spec: Preprocess, xp: Any) -> tuple[Any, Any]:
@@ -105,26 +158,43 @@ def _per_image(images: Any, xp: Any) -> tuple[Any, Any]:
     return mean[:, :, None, None], (np.float32(1) / std)[:, None, None, None]
 
 
-def _places(moves: tuple[Any, Any, Any], spec: Preprocess, xp: Any) -> tuple[Any, Any, Any]:
-    """Return which row [n, H] and column [n, W] comes to each place, and what is inside the image, [n, H, W * C]."""
-    down, right, flip = moves
+def _places(index: Any, epoch: Any, spec: Preprocess, source_hw: Any, train: bool) -> tuple[Any, Any, Any]:
+    """Return which row [n, H, 1 or W] and column [n, 1 or H, W] comes to each place, and which are inside the image.
+
+    The last is [n, H, W * C] or None for all: a whole row at once is what NumPy is fast with.
+    """
+    xp = np if isinstance(index, np.ndarray) else jnp
     height, width, channels = spec.image_hwc
-    if spec.augmentation not in _CROPS:
-        down, right = xp.full_like(down, PAD), xp.full_like(right, PAD)
-    rows = xp.arange(height, dtype=np.int32)[None, :] + down[:, None] - PAD
-    columns = xp.arange(width, dtype=np.int32)[None, :] + right[:, None] - PAD
-    inside = None
-    if spec.augmentation in _CROPS:
-        inside_columns = xp.repeat((columns >= 0) & (columns < width), channels, axis=1)
-        inside = ((rows >= 0) & (rows < height))[:, :, None] & inside_columns[:, None, :]
-    if spec.augmentation in _FLIPS:
-        columns = xp.where(flip[:, None], width - 1 - columns, columns)
-    return xp.clip(rows, 0, height - 1), xp.clip(columns, 0, width - 1), inside
+    warped = train and spec.rand_augment is not None and spec.rand_augment.moves
+    if warped and spec.rand_augment is not None:
+        rows, columns = move_places(index, epoch, spec.rand_augment, (height, width))
+    else:
+        rows, columns = (xp.arange(size, dtype=np.int32) for size in (height, width))
+        rows, columns = rows[None, :, None], columns[None, None, :]
+    spare = source_hw[0] - height, source_hw[1] - width
+    padded = train and spec.augmentation in _CROPS and spare == (0, 0)
+    if train:
+        places = (2 * PAD + 1, 2 * PAD + 1) if padded else (spare[0] + 1, spare[1] + 1)
+        down, right, flip = (move[:, None, None] for move in draw_moves(index, epoch, spec, xp, places))
+    else:
+        down = right = flip = xp.zeros((len(index), 1, 1), np.int32)
+    if not train or spec.augmentation not in _CROPS:
+        down, right = down * 0 + spare[0] // 2, right * 0 + spare[1] // 2
+    elif padded:
+        down, right = down - PAD, right - PAD
+    rows, columns, inside = rows + down, columns + right, None
+    if padded or warped:
+        in_rows = (rows >= 0) & (rows < source_hw[0])
+        in_columns = xp.repeat((columns >= 0) & (columns < source_hw[1]), channels, axis=2)
+        inside = (xp.repeat(in_rows, channels, axis=2) if warped else in_rows) & in_columns
+    if train and spec.augmentation in _FLIPS:
+        columns = xp.where(flip, source_hw[1] - 1 - columns, columns)
+    return xp.clip(rows, 0, source_hw[0] - 1), xp.clip(columns, 0, source_hw[1] - 1), inside
 
 
 def _take(images: Any, rows: Any, columns: Any, xp: Any) -> Any:
     """Gather pixels by flat number: one gather for XLA, and for NumPy three times faster than three indices."""
     count, height, width, channels = images.shape
-    first_row = xp.arange(count, dtype=np.int32)[:, None] * height
-    pixel = (first_row + rows)[:, :, None] * width + columns[:, None, :]
+    first_row = xp.arange(count, dtype=np.int32)[:, None, None] * height
+    pixel = (first_row + rows) * width + columns
     return images.reshape(-1, channels).take(pixel, axis=0, mode="clip")
