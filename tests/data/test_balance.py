@@ -1,11 +1,20 @@
 """Weights of classes and balanced sampling against counting."""
 
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 
 from headrace.config.load import config_from
 from headrace.core.errors import ConfigError
-from headrace.data.balance import class_weights
+from headrace.data.augment import Preprocess, preprocess
+from headrace.data.balance import balanced_order, class_weights
+from headrace.data.cache import CacheChoice
+from headrace.data.feed import FeedOptions, TrainFeed
+from headrace.data.order import StepShape
+from headrace.data.source import ArraySource
 
 
 def test_balanced_weights_make_every_class_count_the_same() -> None:
@@ -33,3 +42,89 @@ def test_ways_to_write_them(written: object, value: tuple[object, ...]) -> None:
 def test_wrong_weights_are_refused(written: object) -> None:
     with pytest.raises(ConfigError, match="class_weights"):
         config_from({"class_weights": written})
+
+
+LABELS = np.array([0] * 70 + [1] * 20 + [2] * 9 + [4], np.int32)[np.random.default_rng(0).permutation(100)]
+
+
+def test_every_class_comes_equally_often() -> None:
+    order = balanced_order(LABELS)
+    spare: Counter[int] = Counter()
+    for epoch in range(40):
+        numbers = order(3, epoch, 100, True, 0)
+        assert len(numbers) == len(set(numbers.tolist())) == 100
+        shown = Counter(LABELS[numbers % 100].tolist())
+        assert set(shown) == {0, 1, 2, 4}
+        assert set(shown.values()) == {25}
+    order = balanced_order(LABELS[:98])
+    for epoch in range(200):
+        shown = Counter(LABELS[:98][order(3, epoch, 98, True, 0) % 98].tolist())
+        assert sorted(shown.values()) == [24, 24, 25, 25]
+        spare.update(label for label, count in shown.items() if count == 25)
+    assert all(spare[label] == pytest.approx(100, abs=30) for label in (0, 1, 2, 4))
+
+
+def test_a_class_is_gone_through_before_it_begins_again() -> None:
+    numbers = balanced_order(LABELS)(1, 0, 100, True, 0)
+    times = Counter((numbers % 100).tolist())
+    for label, (least, most) in {0: (0, 1), 1: (1, 2), 2: (2, 3), 4: (25, 25)}.items():
+        seen = [times[sample] for sample in np.flatnonzero(label == LABELS).tolist()]
+        assert (min(seen), max(seen)) == (least, most)
+    assert sorted(numbers[numbers % 100 == np.flatnonzero(LABELS == 4)[0]] // 100) == list(range(25))
+
+
+def test_the_order_is_a_function_of_seed_and_epoch_and_is_mixed() -> None:
+    order = balanced_order(LABELS)
+    numbers = order(1, 0, 100, True, 0)
+    assert (numbers == order(1, 0, 100, True, 0)).all()
+    for other in (order(2, 0, 100, True, 0), order(1, 1, 100, True, 0), order(1, 0, 100, True, 1)):
+        assert (numbers != other).mean() > 0.8
+    first_half = LABELS[numbers % 100][:50]
+    assert max(Counter(first_half.tolist()).values()) < 25  # the classes are not one after the other
+
+
+@pytest.mark.parametrize("on_device", [True, False])
+def test_a_balanced_feed_sends_the_images_of_its_samples(put: Callable[[Any, str], Any], on_device: bool) -> None:
+    images = np.random.default_rng(1).integers(0, 256, (100, 4, 4, 3), np.uint8)
+    how = Preprocess(
+        augmentation="flip-crop",
+        normalization="zero-one",
+        mean=(0.0,) * 3,
+        std=(1.0,) * 3,
+        seed=5,
+        image_hwc=(4, 4, 3),
+        on_device=on_device,
+    )
+    cache = CacheChoice("host", "a test")
+    options = FeedOptions(preprocess=how, cache=cache, eight_bit_transfer=on_device, num_threads=2, prefetch_depth=1)
+    shape = StepShape(
+        seed=3,
+        num_samples=100,
+        shuffle=True,
+        updates_per_epoch=5,
+        gradient_accumulation_count=1,
+        num_replicas=1,
+        micro_batch_size=20,
+        balanced=True,
+    )
+    feed = TrainFeed(ArraySource(images, LABELS), shape, 5, 0, 1, options, put)
+    block = {key: np.asarray(value) for key, value in feed.next().items()}
+    feed.close()
+    numbers = block["index"].ravel()
+    assert (numbers == balanced_order(LABELS)(3, 0, 100, True, 0)).all()
+    assert (block["labels"].ravel() == LABELS[numbers % 100]).all()
+    shown = block["images"].reshape(100, 4, 4, 3)
+    if on_device:
+        assert (shown == images[numbers % 100]).all()
+    else:
+        assert (shown == preprocess(images[numbers % 100], numbers, 0, how, True)).all()
+        rare = shown[numbers % 100 == np.flatnonzero(LABELS == 4)[0]]
+        assert len({each.tobytes() for each in rare}) > 15  # the one image of a class is augmented anew each time
+
+
+@pytest.mark.parametrize(
+    "given", [{"balanced_sampling": True, "shuffle": False}, {"balanced_sampling": True, "dataset": "synthetic"}]
+)
+def test_what_cannot_be_balanced_is_refused(given: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="balanced_sampling"):
+        config_from(given)

@@ -1,6 +1,7 @@
 """Rules across options about mixed, changed and shrunk training images."""
 
 from headrace.config.rule import Facts, Remark, Rule
+from headrace.config.sections_data import MADE_UP_DATASETS
 
 
 def _mixing(facts: Facts) -> str:
@@ -15,6 +16,18 @@ def _mixing(facts: Facts) -> str:
 
 
 AUGMENT_RULES = (
+    Rule(
+        broken=lambda facts: facts.config.data.balanced_sampling and not facts.config.data.shuffle,
+        problem=lambda facts: f"{facts.told('balanced_sampling')} with {facts.told('shuffle')}.",
+        rule="Which images of a class come, and when, is drawn at random.",
+        remedy="Leave one of them out.",
+    ),
+    Rule(
+        broken=lambda facts: facts.config.data.balanced_sampling and facts.config.data.dataset in MADE_UP_DATASETS,
+        problem=lambda facts: f"{facts.told('balanced_sampling')} with {facts.told('dataset')}.",
+        rule="Made-up images have random labels, about equally many of each.",
+        remedy="Leave balanced_sampling out.",
+    ),
     Rule(
         broken=lambda facts: facts.config.augment.cutmix_lambda < 1 and facts.config.augment.cutmix_alpha > 0,
         problem=lambda facts: f"Both are given: {facts.told('cutmix_lambda')} and {facts.told('cutmix_alpha')}.",

@@ -69,6 +69,7 @@ class Data:
         aliases=("eight_bit_io",),
     )
     shuffle: bool = option(True, "Take the training images in a new order in every epoch.")
+    balanced_sampling: bool = option(False, "Show every class equally often, small ones again and again.")
     dataset_cache: str = option(
         "auto",
         "Where the decoded data set is kept; auto means on the device if it fits dataset_device_budget.",

@@ -79,7 +79,7 @@ class BlockReader:
                 return
             chunk = slice(start, start + size)
             if self._in_place is not None:
-                self._in_place.read_into(flat[chunk], epochs[chunk], images[chunk])
+                self._in_place.read_into(*self._shown(flat[chunk], epochs[chunk]), images[chunk])
             else:
                 images[chunk] = self._chunk(flat[chunk], epochs[chunk])
 
@@ -89,7 +89,7 @@ class BlockReader:
                 fill(start)
         else:
             list(self._pool.map(fill, starts))  # list: an exception in a thread is raised here
-        return {"images": images.reshape(*index.shape, *hwc), "labels": self._source.labels[index]}
+        return {"images": images.reshape(*index.shape, *hwc), "labels": self._source.labels[index % len(self._source)]}
 
     def close(self) -> None:
         """End the threads, leaving a block that is being read unfinished."""
@@ -97,6 +97,11 @@ class BlockReader:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _chunk(self, index: np.ndarray, epoch: np.ndarray) -> Any:
-        images = self._source.read(index, epoch)
+        images = self._source.read(*self._shown(index, epoch))
         spec = self._options.preprocess
         return images if spec.on_device else preprocess(images, index, epoch, spec, self._train)
+
+    def _shown(self, index: np.ndarray, epoch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return samples and epochs for the source: what comes again in an epoch (balance.py) is read as of another."""
+        again, sample = np.divmod(index, len(self._source))
+        return sample, epoch + (again.astype(np.uint32) << np.uint32(16))

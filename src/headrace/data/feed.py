@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from headrace.data.ahead import Ahead, FeedStats
+from headrace.data.balance import balanced_order
 from headrace.data.blocks import BlockReader, FeedOptions, feed_options
 from headrace.data.cache import decide_cache, make_resident
 from headrace.data.order import StepShape, epoch_order, step_indices
@@ -36,7 +37,8 @@ class TrainFeed:
     ) -> None:
         assert shape.num_samples == len(source)
         self._shape, self._steps, self._first, self._put = shape, steps_per_call, first_step, put
-        self._order = lru_cache(maxsize=4)(epoch_order)  # a block is seldom in more than two epochs
+        order = balanced_order(source.labels) if shape.balanced else epoch_order
+        self._order = lru_cache(maxsize=4)(order)  # a block is seldom in more than two epochs
         self.resident = make_resident(source, put) if options.cache.where == "device" else None
         self._reader = BlockReader(source, options, train=True) if self.resident is None else None
         self.stats = FeedStats()  # what feeding cost so far

@@ -24,6 +24,7 @@ class StepShape:
     gradient_accumulation_count: int
     num_replicas: int
     micro_batch_size: int
+    balanced: bool = False  # every class equally often, see balance.py
 
     @property
     def global_batch_size(self) -> int:

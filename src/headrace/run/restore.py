@@ -102,6 +102,7 @@ _FIXED = (
     "model_name",
     "norm_layer",
     "dataset",
+    "balanced_sampling",
     "seed",
     "shuffle",
     "optimizer",

@@ -69,6 +69,7 @@ def open_feed(design: Design, dataset: DataSet, options: FeedOptions, executor: 
         gradient_accumulation_count=batch.gradient_accumulation_count,
         num_replicas=batch.num_replicas,
         micro_batch_size=batch.micro_batch_size,
+        balanced=config.data.balanced_sampling,
     )
     num_calls = (steps.total_steps - first_step) // steps.steps_per_call
     return TrainFeed(dataset.train, shape, steps.steps_per_call, first_step, num_calls, options, executor.put)
