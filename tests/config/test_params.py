@@ -58,7 +58,7 @@ from headrace.core.errors import ConfigError
             },
         ),
         ("norm_layer", None, {"name": "group_norm", "num_groups": 8}, {"name": "group_norm", "num_groups": 8}),
-        ("norm_layer", None, {"name": "batch_norm"}, {"name": "batch_norm"}),
+        ("norm_layer", None, {"name": "batch_norm"}, {"name": "batch_norm", "momentum": None}),
     ],
 )
 def test_complete(kind, name, given, result):

@@ -14,18 +14,62 @@ from headrace.model.families import model_row
 
 from .build import network
 
+
+def bottleneck_cifar(n: int, groups: int = 1, inner: int = 0, stem: int = 16) -> int:
+    """Count a bottleneck CIFAR network by hand: 9n+2 layers, `inner` channels in its first 3x3 convolution."""
+    total, inputs = 27 * stem + 2 * stem, stem
+    for group in range(3):
+        mid, outputs = (inner or stem) << group, 4 * stem << group
+        for unit in range(n):
+            total += inputs * mid + 9 * mid * mid // groups + mid * outputs + 4 * mid + 2 * outputs
+            total += inputs * outputs + 2 * outputs if unit == 0 else 0
+            inputs = outputs
+    return total + inputs * 10 + 10
+
+
 PARAMETERS = {
     "toy_model": 242,  # 3*3*3*4+4, 4*8+8, 8*10+10
     "toy_model_bn": 266,  # and 2*4, 2*8
     "cifar_resnet8": 75_290,
+    "cifar_resnet14": 172_506,
     "cifar_resnet20": 269_722,
     "cifar_resnet32": 464_154,
     "cifar_resnet44": 658_586,
     "cifar_resnet56": 853_018,
+    "cifar_resnet110": 1_727_962,
+    **{f"cifar_resnet{9 * n + 2}{'b' if n == 6 else ''}": bottleneck_cifar(n) for n in (1, 3, 4, 5, 6, 7)},
+    **{f"cifar_resnext{9 * n + 2}": bottleneck_cifar(n, 32, 128) for n in (1, 3, 4, 5, 6, 7)},
+    "resnet10": 5_423_016,
+    "resnet14": 10_064_936,
     "resnet18": 11_693_736,
+    "resnet26": 15_995_176,
     "resnet34": 21_801_896,
     "resnet50": 25_557_032,
+    "resnet101": 44_549_160,
+    "resnet152": 60_192_808,
+    "resnext14": 9_411_880,
+    "resnext26": 15_389_480,
+    "resnext50": 25_028_904,
+    "resnext101": 44_177_704,
+    "resnext152": 59_951_400,
+    "efficientnet_cifar": 1_077_932,
+    "efficientnet_b0": 5_288_548,
+    "efficientnet_b1": 7_794_184,
+    "efficientnet_b2": 9_109_994,
+    "efficientnet_b3": 12_233_232,
+    "efficientnet_b4": 19_341_616,
+    "efficientnet_b5": 30_389_784,
+    "efficientnet_b6": 43_040_704,
+    "efficientnet_b7": 66_347_960,
+    "mobilenet_v2": 3_504_872,
+    "mobilenet_v3_small": 2_542_856 + 256 * (576 + 1 + 1000),  # torchvision's, with 256 more hidden features
+    "mobilenet_v3_large": 5_483_032,
+    "squeezenet": 1_248_424,
 }
+# group dim 16 and expansion 4; B6's first block has 56 channels, which 16 does not divide: 4 groups of 14, where the
+# reference's figure (39,825,464) counts 18 channels for each of 3 groups
+GROUPED = {"cifar": 1_683_420, "b0": 5_913_796, "b1": 8_332_120, "b2": 9_504_122, "b3": 12_590_896, "b4": 19_328_168,
+           "b5": 28_715_320, "b6": 39_825_464 - 9 * 4 * 56, "b7": 59_210_264}  # fmt: skip
 
 
 def test_every_network_is_counted():
@@ -35,6 +79,33 @@ def test_every_network_is_counted():
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_parameter_counts(name):
     assert network(name).total_cost().params == PARAMETERS[name]
+
+
+@pytest.mark.parametrize("size", GROUPED)
+def test_parameter_counts_of_grouped_efficientnets(size):
+    assert network(f"efficientnet_{size}", group_dim=16, expand_ratio=4).total_cost().params == GROUPED[size]
+
+
+def test_parameter_counts_by_option():
+    assert network("resnext14", image=(224, 224, 4)).total_cost().params == 9_415_016
+    assert network("efficientnet_b0", image=(224, 224, 4)).total_cost().params == 5_288_836
+    assert network("efficientnet_b1", image=(240, 240, 4)).total_cost().params == 7_794_472
+    assert network("cifar_resnext29", widenet=True).total_cost().params == bottleneck_cifar(3, 32, 128, stem=64)
+    count = network("cifar_resnext29", convolution_groups=8, group_dim=16, widenet=True).total_cost().params
+    assert count == bottleneck_cifar(3, 8, 128, stem=64)
+    # torchvision's definitions
+    for name, count in (("resnet18", 11_689_512), ("resnet34", 21_797_672), ("mobilenet_v3_small", 2_542_856)):
+        assert network(name, model_dialect="torchvision").total_cost().params == count
+    assert network("squeezenet", use_bypass=True).total_cost().params == 1_248_424
+    # 1,024 channels on top instead of 1,280
+    less = 256 * (320 + 2 + 1000)
+    assert network("efficientnet_b0", top_width=1024).total_cost().params == 5_288_548 - less
+    assert network("mobilenet_v2", top_width=1024).total_cost().params == 3_504_872 - less
+
+
+def test_image_sizes():
+    sizes = [network(f"efficientnet_b{i}").input_hwc[0] for i in range(8)]
+    assert sizes == [224, 240, 260, 300, 380, 456, 528, 600]
 
 
 @pytest.mark.parametrize("name", [name for name in PARAMETERS if PARAMETERS[name] < 1e6])

@@ -1,11 +1,13 @@
 """`headrace models`: the networks with their parameters and FLOPs, and one of them block by block."""
 
-import argparse
-import json
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from headrace.config.arguments import Parser
+from headrace.config.arguments import Parser, take_options
+from headrace.config.field import COMMAND_LINE
+from headrace.config.names import find, spellings
+from headrace.config.schema import all_options
 from headrace.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -15,12 +17,14 @@ USAGE = """usage: headrace models [list] [options]
        headrace models show NAME [options]
 
 list (or nothing)  all networks: parameters, FLOPs per image, image size
-show               one network block by block; each block is a split point
+show               one network block by block; each block is a split point, and so is each layer inside one
 
 Without options a network is shown at the image size and number of classes it was made for.
   --dataset NAME       the image shape and classes of a data set
   --image-size PIXELS  --num-channels COUNT  --num-classes COUNT
-  --norm-layer JSON    such as '{"name": "group_norm", "num_groups": 8}'"""
+  and all options of the network, such as --model-size 50, --group-norm, --group-dim 16"""
+
+_IMAGE_OPTIONS = ("dataset", "image_size", "num_channels", "num_classes")
 
 
 def main(argv: list[str]) -> int:
@@ -34,7 +38,7 @@ def main(argv: list[str]) -> int:
 
 
 def _list(argv: list[str]) -> int:
-    options = _parser("headrace models").parse_args(argv)
+    options, _ = _options(argv, Parser(prog="headrace models"))
     from headrace.model.cost import FLOPS_CONVENTION
     from headrace.model.families import model_names
 
@@ -57,49 +61,86 @@ def _list(argv: list[str]) -> int:
 
 
 def _show(argv: list[str]) -> int:
-    parser = _parser("headrace models show")
+    parser = Parser(prog="headrace models show")
     parser.add_argument("name", metavar="NAME")
-    options = parser.parse_args(argv)
+    options, own = _options(argv, parser)
     from headrace.model.cost import FLOPS_CONVENTION
 
-    network = _build(options.name, options)
+    network = _build(own.name, options)
     total = network.total_cost()
     print(f"{network.name}: {_shape(network.input_hwc)} images, {network.num_classes:,} classes")
     print(f"FLOPs per image, forward: {FLOPS_CONVENTION}.")
-    costs = network.costs().items()
+    costs, others = network.costs().items(), _other_names(network)
     rows = [
-        (name, _shape(shape), f"{cost.params:,}", _count(cost.flops))
-        for (name, cost), shape in zip(costs, network.shapes()[1:], strict=True)
+        (name, _shape(shape), f"{cost.params:,}", _count(cost.flops), " ".join(others.get((i, 0), [])))
+        for i, ((name, cost), shape) in enumerate(zip(costs, network.shapes()[1:], strict=True))
     ]
-    rows.append(("total", "", f"{total.params:,}", _count(total.flops)))
-    _print_table(("block", "output", "parameters", "FLOPs"), rows)
+    rows.append(("total", "", f"{total.params:,}", _count(total.flops), ""))
+    if not any(row[-1] for row in rows):
+        rows = [row[:-1] for row in rows]
+    _print_table(("block", "output", "parameters", "FLOPs", "other names")[: len(rows[0])], rows)
+    _print_inner(network, others)
     return 0
 
 
-def _parser(prog: str) -> Parser:
-    parser = Parser(prog=prog, usage=USAGE.removeprefix("usage: "))
-    parser.add_argument("--dataset")
-    for name in ("image-size", "num-channels", "num-classes"):
-        parser.add_argument(f"--{name}", f"--{name.replace('-', '_')}", type=_whole)
-    parser.add_argument("--norm-layer", "--norm_layer", type=_mapping, default={"name": "batch_norm"})
-    return parser
+def _other_names(network: "Network") -> dict[tuple[int, int], list[str]]:
+    """Return the names in other dialects of every place for a cut."""
+    points = network.split_points()
+    names: dict[tuple[int, int], list[str]] = {}
+    for alias in dict.fromkeys(alias for alias, _ in network.aliases):
+        if alias in points and alias not in network.block_names:
+            names.setdefault(points[alias], []).append(alias)
+    return names
 
 
-def _build(name: str, options: argparse.Namespace) -> "Network":
+def _print_inner(network: "Network", others: Mapping[tuple[int, int], list[str]]) -> None:
+    """Print the layers inside blocks before which a cut may lie, one line for all blocks that have the same."""
+    from headrace.model.pieces import pieces_of
+
+    alike: dict[str, list[int]] = {}
+    for i, (name, block) in enumerate(network.blocks):
+        pieces = " ".join(piece.removeprefix(f"{name}/") for piece, _ in pieces_of(name, block)[1:])
+        if pieces:
+            alike.setdefault(pieces, []).append(i)
+    if not alike:
+        return
+    print("\nA cut may also lie inside a block, before a layer: BLOCK/LAYER or BLOCK_LAYER.")
+    for pieces, blocks in alike.items():
+        print(f"{', '.join(network.block_names[i] for i in blocks)}:\n  {pieces}")
+    if named := [name for (_, piece), names in others.items() if piece for name in names]:
+        print(f"Other names for such cuts: {' '.join(named)}")
+
+
+def _options(argv: list[str], parser: Parser) -> tuple[dict[str, Any], Any]:
+    """Return the options of the network and of its images as read, by name, and the command's own arguments."""
+    taken, left = take_options(argv, parser)
+    options = {}
+    for written, raw in taken.items():
+        spelled = find(written, spellings(all_options()))
+        option = all_options()[spelled.name]
+        if option.section != "model" and option.name not in _IMAGE_OPTIONS:
+            raise ConfigError(f"{option.flag} does not change a network.", remedy=f"See `{parser.prog} --help`.")
+        options[written] = raw if spelled.negated else option.read(raw, COMMAND_LINE)
+    return options, parser.parse_args(left)
+
+
+def _build(name: str, options: Mapping[str, Any]) -> "Network":
     """Build a network at the sizes asked for, else at those of the data set, else at its own."""
     from headrace.config.load import config_from
     from headrace.data.dataset import describe
-    from headrace.model.families import build_network, model_row
+    from headrace.model.families import build_network, find_variant
 
-    row = model_row(name)
-    (height, width, channels), num_classes = (row.image_size, row.image_size, 3), row.num_classes
-    if options.dataset:
-        info = describe(config_from({"dataset": options.dataset}).data)
+    variant = find_variant(name, options.get("model_size"), options.get("image_size"))
+    (height, width, channels), num_classes = (variant.image_size, variant.image_size, 3), variant.num_classes
+    if options.get("dataset"):
+        info = describe(config_from({"dataset": options["dataset"]}).data)
         (height, width, channels), num_classes = info.image_hwc, info.num_classes
-    if options.image_size:
-        height = width = options.image_size
-    model = config_from({"model_name": name, "norm_layer": options.norm_layer}).model
-    return build_network(model, options.num_classes or num_classes, (height, width, options.num_channels or channels))
+    if options.get("image_size"):
+        height = width = options["image_size"]
+    channels = options.get("num_channels") or channels
+    chosen = {key: value for key, value in options.items() if key not in _IMAGE_OPTIONS}
+    model = config_from({**chosen, "model_name": variant.name}).model
+    return build_network(model, options.get("num_classes") or num_classes, (height, width, channels))
 
 
 def _print_table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
@@ -111,7 +152,7 @@ def _print_table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
     terminal = sys.stdout.isatty()
     table = Table(box=box.SIMPLE_HEAD if terminal else None, pad_edge=False)
     for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i == 0 else "right", no_wrap=True)
+        table.add_column(column, justify="left" if i in (0, 4) and column != "classes" else "right", no_wrap=True)
     for row in rows:
         table.add_row(*row)
     Console(width=None if terminal else 200, highlight=False).print(table)
@@ -127,19 +168,3 @@ def _count(number: int) -> str:
     while value >= 999.95 and len(units) > 1:
         value, units = value / 1000, units[1:]
     return f"{number} " if len(units) == 5 else f"{value:.4g} {units[0]}"
-
-
-def _whole(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
-
-
-def _mapping(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError:
-        value = None
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON mapping")
-    return value

@@ -8,6 +8,7 @@ from typing import Any
 
 from headrace.config.checks_augment import AUGMENT_NOTES, AUGMENT_RULES
 from headrace.config.checks_data import DATA_RULES
+from headrace.config.checks_model import MODEL_RULES
 from headrace.config.checks_pipeline import PIPELINE_NOTES, PIPELINE_RULES
 from headrace.config.field import DEFAULT, Origin
 from headrace.config.layers import periods_fit
@@ -41,14 +42,6 @@ RULES = (
     ),
     Rule(
         broken=lambda facts: (
-            facts.config.model.dbn_replica_group_size > 1 and facts.config.model.norm_layer["name"] != "batch_norm"
-        ),
-        problem=lambda facts: f"{facts.told('dbn_replica_group_size')} with {facts.told('norm_layer')}.",
-        rule="Only batch norm has statistics to share between replicas.",
-        remedy="Leave dbn_replica_group_size out.",
-    ),
-    Rule(
-        broken=lambda facts: (
             bool(facts.config.data.eight_bit_transfer) and not facts.config.data.accelerator_side_preprocess
         ),
         problem=lambda facts: f"{facts.told('eight_bit_transfer')} with {facts.told('accelerator_side_preprocess')}.",
@@ -76,6 +69,7 @@ RULES = (
     _period_rule("ckpts_per_epoch", "save a checkpoint"),
     _period_rule("validations_per_epoch", "validate"),
     *DATA_RULES,
+    *MODEL_RULES,
     *PIPELINE_RULES,
     *AUGMENT_RULES,
 )

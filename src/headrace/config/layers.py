@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.config.field import DEFAULT, Origin
+from headrace.config.model_table import OPTION_FAMILIES, family_of
 from headrace.config.params import known_keys
 from headrace.config.schema import all_options
 from headrace.config.sections_data import MADE_UP_DATASETS, PICTURE_DATASETS
@@ -80,7 +81,19 @@ def _stage_ties(owner: str, count_of: Callable[[Any], int]) -> tuple[Tie, ...]:
     )
 
 
+def _family_only(option: str) -> Callable[[Any, Any], Any]:
+    """Let an option of a weaker layer go where the network named by a stronger one is of another family."""
+    return lambda name, value: value if family_of(name) in (*OPTION_FAMILIES[option], None) else None
+
+
 TIES = (
+    # A size alone means a size of the family; a network that says its size itself needs no other.
+    Tie(owner="model_size", dependent="model_name", keep=lambda size, name: family_of(name) or name),
+    Tie(owner="model_name", dependent="model_size", keep=lambda name, size: None),
+    *(Tie(owner="model_name", dependent=option, keep=_family_only(option)) for option in OPTION_FAMILIES),
+    Tie(owner="group_norm", dependent="norm_layer", keep=lambda on, norm: None if on else norm),
+    Tie(owner="batch_norm", dependent="norm_layer", keep=lambda on, norm: None if on else norm),
+    Tie(owner="groups", dependent="norm_layer", keep=lambda groups, norm: None),
     Tie(owner="optimizer", dependent="optimizer_params", keep=_only_known("optimizer")),
     Tie(owner="lr_schedule", dependent="lr_schedule_params", keep=_only_known("lr_schedule")),
     *(

@@ -15,6 +15,7 @@ from headrace.config.layers import Given, Layer, merge_layers
 from headrace.config.names import Spelled, find, spellings
 from headrace.config.schema import SECTIONS, Config, all_options
 from headrace.config.sections_data import PICTURE_DATASETS
+from headrace.config.settle import settle
 from headrace.config.values import BOOL, read_bool
 from headrace.core.errors import ConfigError
 
@@ -111,6 +112,7 @@ def origins_from_json(saved: Mapping[str, Mapping[str, str]]) -> dict[str, Origi
 
 def _assemble(layers: list[Layer], name: str) -> Resolved:
     found, tie_notes = merge_layers(layers)
+    found = settle(found)
     config = _build({option: given.value for option, given in found.items()})
     origins = {option: given.origin for option, given in found.items()}
     warnings, notes = check(config, origins)

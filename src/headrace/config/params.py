@@ -136,8 +136,10 @@ LOSS_SCALING_PARAMS: dict[str, Row] = {
 }
 
 _NAME = Param(name="name", kind=WORD)
+_BN_MOMENTUM = Param(name="momentum", default=None, check=share)
 NORM_PARAMS: dict[str, Row] = {
-    "batch_norm": Row(params=(_NAME,)),
+    "batch_norm": Row(params=(_NAME, _BN_MOMENTUM)),
+    "custom_batch_norm": Row(params=(_NAME, _BN_MOMENTUM)),
     "group_norm": Row(
         params=(_NAME,),
         one_of=(
@@ -145,6 +147,7 @@ NORM_PARAMS: dict[str, Row] = {
             Param(name="channels_per_group", kind=INT, check=at_least(1)),
         ),
     ),
+    "layer_norm": Row(params=(_NAME,)),
     "none": Row(params=(_NAME,)),
 }
 

@@ -13,6 +13,7 @@ from headrace.model.context import Ctx
 from headrace.model.cost import Cost
 from headrace.model.initial import RngAt, under
 from headrace.model.layers import Layer, Shape, Tree, WithoutParameters
+from headrace.model.pieces import Join, OnBranch
 
 Named = tuple[str, Layer]
 
@@ -55,6 +56,10 @@ class Chain:
             hwc = layer.shape(hwc)
         return total
 
+    def pieces(self) -> tuple[Named, ...]:
+        """Return the layers."""
+        return self.layers
+
 
 @dataclass(frozen=True, kw_only=True)
 class Residual:
@@ -89,13 +94,59 @@ class Residual:
         """Return the cost per image."""
         return self.body.cost(hwc) + self.shortcut.cost(hwc)
 
+    def pieces(self) -> tuple[Named, ...]:
+        """Return the shortcut's layers, the body's, and the addition."""
+        layers = [(name, layer, True) for name, layer in self.shortcut.layers]
+        layers += [(name, layer, False) for name, layer in self.body.layers]
+        branches = (
+            (name, OnBranch(layer=layer, on_shortcut=on_shortcut, opens=i == 0))
+            for i, (name, layer, on_shortcut) in enumerate(layers)
+        )
+        return *branches, ("add", Join())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Concat:
+    """Named layers side by side on one input, their output channels one after the other."""
+
+    layers: tuple[Named, ...]
+
+    def shape(self, hwc: Shape) -> Shape:
+        """Return the shape of one image's output."""
+        shapes = [layer.shape(hwc) for _, layer in self.layers]
+        assert len({shape[:-1] for shape in shapes}) == 1, shapes
+        return *shapes[0][:-1], sum(shape[-1] for shape in shapes)
+
+    def init(self, rng_at: RngAt, hwc: Shape) -> tuple[Tree, Tree]:
+        """Initialise every layer."""
+        drawn = {name: layer.init(under(rng_at, name), hwc) for name, layer in self.layers}
+        params, stats = ({name: both[i] for name, both in drawn.items() if both[i]} for i in (0, 1))
+        return params, stats
+
+    def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
+        """Apply every layer to the input."""
+        outputs, batch_stats = [], {}
+        for name, layer in self.layers:
+            y, layer_stats = layer.apply(params.get(name, {}), stats.get(name, {}), x, ctx.under(name))
+            outputs.append(y)
+            batch_stats |= {name: layer_stats} if layer_stats else {}
+        return jnp.concatenate(outputs, -1), batch_stats
+
+    def cost(self, hwc: Shape) -> Cost:
+        """Return the cost per image."""
+        return sum((layer.cost(hwc) for _, layer in self.layers), Cost())
+
 
 @dataclass(frozen=True, kw_only=True)
 class SubsampleShortcut(WithoutParameters):
-    """Every `stride`-th pixel, with zero channels appended up to `channels`: a shortcut that learns nothing."""
+    """Every `stride`-th pixel, with zero channels up to `channels`: a shortcut that learns nothing.
+
+    The zeros come after the channels, or half of them before and half after.
+    """
 
     channels: int
     stride: int = 2
+    both_sides: bool = False
 
     def shape(self, hwc: Shape) -> Shape:
         """Return the shape of one image's output."""
@@ -105,7 +156,9 @@ class SubsampleShortcut(WithoutParameters):
         """Slice and pad."""
         n, h, w, c = x.shape
         kept = lax.slice(x, (0, 0, 0, 0), (n, h, w, c), (1, self.stride, self.stride, 1))
-        return jnp.pad(kept, ((0, 0), (0, 0), (0, 0), (0, self.channels - c))), {}
+        more = self.channels - c
+        before = more // 2 if self.both_sides else 0
+        return jnp.pad(kept, ((0, 0), (0, 0), (0, 0), (before, more - before))), {}
 
     def cost(self, hwc: Shape) -> Cost:
         """Return nothing: computed together with the addition."""

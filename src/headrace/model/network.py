@@ -1,10 +1,13 @@
 """A network: a tuple of named blocks. Block names are split points, checkpoint keys, regex targets."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -16,16 +19,21 @@ from headrace.model.context import Ctx
 from headrace.model.cost import Cost
 from headrace.model.initial import under
 from headrace.model.layers import Shape, Tree
+from headrace.model.pieces import pieces_of
 
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """Named blocks for images of one shape; its output are logits."""
+    """Named blocks for images of one shape; its output are logits.
+
+    `aliases` are (other name, name) of places where the network may be cut: see `split_points`.
+    """
 
     name: str
     blocks: tuple[Named, ...]
     input_hwc: tuple[int, int, int]
     num_classes: int
+    aliases: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         """Check that every block fits the shape that reaches it."""
@@ -38,8 +46,37 @@ class Network:
         """The names of the blocks, in order."""
         return tuple(name for name, _ in self.blocks)
 
+    def split_points(self) -> dict[str, tuple[int, int]]:
+        """Return {name: (block, piece)} of all places for a cut: before a block, or before a piece inside one.
+
+        A piece is named `block/piece`, or `block_piece` as Keras names layers; an alias means what it stands for.
+        """
+        found: dict[str, tuple[int, int]] = {}
+        for i, (name, block) in enumerate(self.blocks):
+            found[name] = i, 0
+            for k, (piece, _) in enumerate(pieces_of(name, block)):
+                found.setdefault(piece, (i, k))
+                found.setdefault(piece.replace("/", "_"), (i, k))
+                found.setdefault(piece.split("/")[0], (i, k))  # a block that `refined` has divided
+        for alias, name in self.aliases:
+            if name in found:
+                found.setdefault(alias, found[name])
+        return found
+
+    def refined(self, names: Iterable[str]) -> "Network":
+        """Return the network with those blocks divided that hold one of the named places inside, so as to cut there.
+
+        It computes the same, and its parameters have the same full names. Unknown names are nobody's here.
+        """
+        points = self.split_points()
+        divided = {i for i, piece in (points[name] for name in names if name in points) if piece > 0}
+        blocks = (
+            pieces_of(name, block) if i in divided else ((name, block),) for i, (name, block) in enumerate(self.blocks)
+        )
+        return replace(self, blocks=tuple(chain.from_iterable(blocks))) if divided else self
+
     def shapes(self) -> tuple[Shape, ...]:
-        """Return the shape of one image before each block, and after the last."""
+        """Return the shape of one image before each block, and after the last; inside a residual unit, two shapes."""
         shapes: list[Shape] = [self.input_hwc]
         for name, block in self.blocks:
             try:
@@ -64,10 +101,10 @@ class Network:
         return self.apply_range(0, len(self.blocks), params, stats, x, ctx)
 
     def apply_range(
-        self, i: int, j: int, params: Mapping[str, Any], stats: Mapping[str, Any], x: Array, ctx: Ctx
-    ) -> tuple[Array, Tree]:
+        self, i: int, j: int, params: Mapping[str, Any], stats: Mapping[str, Any], x: Any, ctx: Ctx
+    ) -> tuple[Any, Tree]:
         """Apply the blocks i..j-1; `params` and `stats` need hold only theirs."""
-        x, batch_stats = x.astype(ctx.compute_dtype), {}
+        x, batch_stats = jax.tree.map(lambda part: part.astype(ctx.compute_dtype), x), {}
         if ctx.train and ctx.frozen is not None:
             # No gradient is computed for them, and none at all for blocks before the first weight that is trained.
             frozen = ctx.frozen
@@ -86,3 +123,10 @@ class Network:
     def total_cost(self) -> Cost:
         """Return the cost per image of the whole network."""
         return sum(self.costs().values(), Cost())
+
+
+def num_elements(shape: Any) -> int:
+    """Return how many numbers of one image a shape holds; inside a residual unit there are two shapes."""
+    if shape and isinstance(shape[0], tuple):
+        return sum(num_elements(part) for part in shape)
+    return math.prod(shape)

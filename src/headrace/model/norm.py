@@ -1,4 +1,4 @@
-"""The norm layer: batch norm, group norm or none, chosen once for a whole network.
+"""The norm layer: batch, group or layer norm or none, chosen once for a whole network.
 
 Shapes in names: C channels.
 """
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
@@ -18,43 +19,54 @@ from headrace.model.initial import RngAt
 from headrace.model.layers import Shape, Tree
 
 DEFAULT_EPSILON = 1.001e-5
+Kind = Literal["batch", "group", "layer", "none"]
 # name in `norm_layer` -> (kind, suffix of the layer's name after the reference, keys beside the name)
-_NAMES: dict[str, tuple[Literal["batch", "group", "none"], str, tuple[str, ...]]] = {
+_NAMES: dict[str, tuple[Kind, str, tuple[str, ...]]] = {
     "batch_norm": ("batch", "bn", ("momentum",)),
     "custom_batch_norm": ("batch", "bn", ("momentum",)),
     "group_norm": ("group", "gn", ("num_groups", "channels_per_group")),
+    "layer_norm": ("layer", "ln", ()),
     "none": ("none", "norm", ()),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class NormSpec:
-    """The choice of norm for a network; `suffix` ends the names of its layers (`1_bn`, `1_gn`)."""
+    """The choice of norm for a network; `suffix` ends the names of its layers (`1_bn`, `1_gn`).
 
-    kind: Literal["batch", "group", "none"] = "batch"
+    With a `proxy_epsilon`, activations that follow a norm have the learnt scale and shift, and proxy norm.
+    """
+
+    kind: Kind = "batch"
     suffix: str = "bn"
     num_groups: int | None = None
     channels_per_group: int | None = None
     group_order: Literal["contiguous", "strided"] = "contiguous"
     epsilon: float = DEFAULT_EPSILON
+    proxy_epsilon: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Norm:
-    """Normalisation with a learnt scale (starting at `gamma`) and shift (starting at 0) per channel."""
+    """Normalisation with a learnt scale (starting at `gamma`) and shift (starting at 0) per channel.
+
+    Not `learnt`, it has neither: a proxy activation after it does.
+    """
 
     spec: NormSpec = NormSpec()
     gamma: float = 1.0
+    learnt: bool = True
 
     def shape(self, hwc: Shape) -> Shape:
         """Return the shape unchanged; refuse channels that do not form whole groups."""
-        if self.spec.kind == "group":
+        if self.spec.kind in ("group", "layer"):
             self._groups(hwc[2])
         return hwc
 
     def init(self, rng_at: RngAt, hwc: Shape) -> tuple[Tree, Tree]:
         """Return scale and shift, and for batch norm the statistics of unit normal images."""
-        if self.spec.kind == "none":
+        assert self.learnt or self.spec.kind != "batch"
+        if self.spec.kind == "none" or not self.learnt:
             return {}, {}
         zeros_C, ones_C = np.zeros(hwc[2], np.float32), np.ones(hwc[2], np.float32)
         params = {"gamma": ones_C * np.float32(self.gamma), "beta": zeros_C}
@@ -64,8 +76,11 @@ class Norm:
         """Normalise; in training batch norm returns this batch's mean and unbiased variance."""
         if self.spec.kind == "none":
             return x, {}
-        gamma_C, beta_C, epsilon = params["gamma"], params["beta"], self.spec.epsilon
-        if self.spec.kind == "group":
+        epsilon = self.spec.epsilon
+        if not self.learnt:
+            params = {"gamma": jnp.ones(x.shape[-1]), "beta": jnp.zeros(x.shape[-1])}
+        gamma_C, beta_C = params["gamma"], params["beta"]
+        if self.spec.kind in ("group", "layer"):
             groups = self._groups(x.shape[-1])
             return ops.group_norm(x, gamma_C, beta_C, groups, epsilon, ctx.stable_norm), {}
         if not ctx.train or ctx.is_frozen("gamma", "beta"):
@@ -76,9 +91,11 @@ class Norm:
 
     def cost(self, hwc: Shape) -> Cost:
         """Return the cost per image."""
-        return Cost(params=0 if self.spec.kind == "none" else 2 * hwc[2])
+        return Cost(params=0 if self.spec.kind == "none" or not self.learnt else 2 * hwc[2])
 
     def _groups(self, channels: int) -> ops.Groups:
+        if self.spec.kind == "layer":
+            return ops.Groups(num_groups=1)
         size = self.spec.channels_per_group
         num_groups = self.spec.num_groups or (channels // size if size else 0)
         if num_groups < 1 or channels % num_groups or (size and channels % size):
@@ -91,7 +108,12 @@ class Norm:
         return ops.Groups(num_groups=num_groups, order=self.spec.group_order)
 
 
-def make_norm_spec(norm_layer: Mapping[str, Any], epsilon: float | None = None) -> NormSpec:
+def make_norm_spec(
+    norm_layer: Mapping[str, Any],
+    epsilon: float | None = None,
+    group_order: Literal["contiguous", "strided"] = "contiguous",
+    proxy_epsilon: float | None = None,
+) -> NormSpec:
     """Read the `norm_layer` option, such as {"name": "group_norm", "num_groups": 8}."""
     name = norm_layer.get("name", "")
     if name not in _NAMES:
@@ -119,4 +141,6 @@ def make_norm_spec(norm_layer: Mapping[str, Any], epsilon: float | None = None) 
         num_groups=num_groups,
         channels_per_group=channels_per_group,
         epsilon=DEFAULT_EPSILON if epsilon is None else epsilon,
+        group_order=group_order,
+        proxy_epsilon=proxy_epsilon,
     )

@@ -1,136 +1,202 @@
-"""ResNets: the ImageNet ones (v1.5, a projection in the first unit of every group) and the CIFAR ones (depth 6n+2).
+"""ResNets and ResNeXts for ImageNet (v1.5) and for CIFAR images.
 
 A residual unit is two blocks: the unit through its addition, and the relu after it, where pipelines are cut.
 A layer's name after its block's name is the reference's: `conv2_block1` + `1_conv`.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
+from headrace.core.errors import ConfigError
 from headrace.model.composites import Chain, Named, Residual, SubsampleShortcut
 from headrace.model.initial import GLOROT_UNIFORM
 from headrace.model.layers import Conv, Dense, GlobalAveragePool, MaxPool, Relu
-from headrace.model.norm import Norm, NormSpec
+from headrace.model.style import Style
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a unit stands: its group's width, its stride, and whether it is the first of its group."""
+    """Where a unit stands: its group, its width, its stride, and whether it is the first of its group."""
 
+    group: int
     width: int
     stride: int
     first: bool
 
 
 @dataclass(frozen=True, kw_only=True)
-class Style:
-    """What the units of a ResNet look like, and the names around them."""
-
-    unit: Callable[[Place, NormSpec], Residual]
-    stem: Callable[[int, NormSpec], tuple[Named, ...]]
-    relu: str
-    head: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class ResNet:
-    """One row of the table: units in each group, width of each group."""
+    """One row of the table: units in each group, channels of the first, and what a unit is."""
 
-    style: Style
     units: tuple[int, ...]
-    widths: tuple[int, ...]
-    image_size: int
-    num_classes: int
+    unit: Literal["basic", "bottleneck"] = "bottleneck"
+    stem: Literal["imagenet", "cifar"] = "imagenet"
+    cardinality: int = 1  # groups of the 3x3 convolution in a bottleneck; above 1 it is a ResNeXt
 
-    def blocks(self, norm: NormSpec, num_classes: int) -> tuple[Named, ...]:
+    @property
+    def is_cifar_basic(self) -> bool:
+        """Say whether it has the CIFAR ResNets' units, and the names of their layers."""
+        return self.stem == "cifar" and self.unit == "basic"
+
+    def blocks(self, style: Style) -> tuple[Named, ...]:
         """Return the named blocks."""
-        blocks = list(self.style.stem(self.widths[0], norm))
-        for group, (count, width) in enumerate(zip(self.units, self.widths, strict=True)):
+        self._refuse_foreign(style)
+        width = 64 if self.stem == "imagenet" or style.options.widenet else 16
+        blocks = list(_imagenet_stem(style) if self.stem == "imagenet" else _cifar_stem(width, style))
+        for group, count in enumerate(self.units):
             for i in range(count):
+                first = i == 0
+                place = Place(group=group, width=width << group, stride=2 if group and first else 1, first=first)
                 name = f"conv{group + 2}_block{i + 1}"
-                place = Place(width=width, stride=2 if group > 0 and i == 0 else 1, first=i == 0)
-                blocks += [(name, self.style.unit(place, norm)), (f"{name}_{self.style.relu}", Relu())]
-        return *blocks, ("avg_pool", GlobalAveragePool()), (self.style.head, Dense(features=num_classes, logits=True))
+                blocks += [(name, self._unit(place, style)), (f"{name}_{self.relu}", Relu())]
+        head = "fc_layer" if self.is_cifar_basic else "predictions"
+        return *blocks, ("avg_pool", GlobalAveragePool()), (head, Dense(features=style.num_classes, logits=True))
+
+    @property
+    def relu(self) -> str:
+        """The last word of the name of the relu after a unit."""
+        return "post_addition_relu" if self.is_cifar_basic else "out"
+
+    def aliases(self, style: Style) -> tuple[tuple[str, str], ...]:
+        """Return the names of split points in other dialects: both of TensorFlow 1, and PyTorch's modules."""
+        named = [("b0", "conv1"), ("stage0", "conv1"), ("reduce_mean", "avg_pool"), ("pool1_pad", "pool1")]
+        named += [("fc1", "fc_layer"), ("fc1", "predictions"), ("avgpool", "avg_pool")]
+        named += [("fc", "fc_layer"), ("fc", "predictions"), ("pool1_pool", "pool1"), ("maxpool", "pool1")]
+        for group, count in enumerate(self.units, start=1):
+            for i in range(count):
+                unit = f"conv{group + 1}_block{i + 1}"
+                for theirs in (f"b{group}/{i}", f"stage{group}/unit{i + 1}"):
+                    named += [(theirs, unit), (f"{theirs}/relu", f"{unit}_{self.relu}")]
+                named += [(f"layer{group}/{i}", unit), (f"layer{group}/{i}/conv1", unit)]
+                for k in (2, 3):
+                    named += [(f"layer{group}/{i}/conv{k}", f"{unit}/{k}_conv")]
+                named += [(f"layer{group}/{i}/conv2", f"{unit}/layer2_conv")]
+        return tuple(named)
+
+    def _unit(self, place: Place, style: Style) -> Residual:
+        if self.unit == "bottleneck":
+            return _bottleneck_unit(self._inner(place, style), place, style)
+        return _cifar_unit(place, style) if self.is_cifar_basic else _basic_unit(place, style)
+
+    def _inner(self, place: Place, style: Style) -> Conv:
+        """Return the 3x3 convolution of a bottleneck."""
+        if self.cardinality == 1:
+            return style.conv(place.width, stride=place.stride)
+        groups = style.options.convolution_groups or self.cardinality
+        width = groups * (style.options.group_dim or 4) << place.group
+        return replace(style.conv(width, stride=place.stride), groups=groups)
+
+    def _refuse_foreign(self, style: Style) -> None:
+        """Refuse options that other rows of the family have."""
+        if style.options.widenet and self.stem == "imagenet":
+            raise ConfigError(
+                f"widenet is on for {style.variant.name}.",
+                rule="Only the ResNeXts for CIFAR images come wide.",
+                remedy="Leave widenet out, or choose a network such as cifar_resnext29.",
+            )
+        if style.options.shortcut.startswith("pad") and self.unit == "bottleneck":
+            raise ConfigError(
+                f"shortcut is {style.options.shortcut} for {style.variant.name}.",
+                rule="Bottleneck units have a 1x1 convolution on a shortcut that changes shape.",
+                remedy="Leave shortcut out, or choose a network with basic units, such as cifar_resnet56.",
+            )
 
 
-def _conv_norm(name: str, conv: Conv, norm: NormSpec, gamma: float = 1.0) -> tuple[Named, Named]:
+def _conv_norm(name: str, conv: Conv, style: Style, gamma: float = 1.0) -> tuple[Named, Named]:
     """Return a convolution and its norm, named after the reference."""
-    return (f"{name}_conv", conv), (f"{name}_{norm.suffix}", Norm(spec=norm, gamma=gamma))
+    return (f"{name}_conv", conv), style.norm_named(f"{name}_", gamma)
 
 
-def _projection(place: Place, channels: int, norm: NormSpec) -> Chain:
-    return Chain(_conv_norm("0", Conv(channels=channels, kernel=1, stride=place.stride), norm) if place.first else ())
+def _conv_norm_relu(name: str, conv: Conv, style: Style) -> tuple[Named, ...]:
+    return (f"{name}_conv", conv), *style.norm_act(f"{name}_", f"{name}_relu")
 
 
-def _basic_unit(place: Place, norm: NormSpec) -> Residual:
+def _projection(place: Place, channels: int, style: Style) -> Chain:
+    return Chain(_conv_norm("0", style.conv(channels, kernel=1, stride=place.stride), style) if place.first else ())
+
+
+def _basic_unit(place: Place, style: Style) -> Residual:
     body = (
-        *_conv_norm("1", Conv(channels=place.width, stride=place.stride), norm),
-        ("1_relu", Relu()),
-        *_conv_norm("2", Conv(channels=place.width), norm),
+        *_conv_norm_relu("1", style.conv(place.width, stride=place.stride), style),
+        *_conv_norm("2", style.conv(place.width), style),
     )
-    return Residual(body=Chain(body), shortcut=_projection(place, place.width, norm))
+    chosen = style.options.shortcut
+    if chosen in ("pad-end", "pad-both"):
+        return Residual(body=Chain(body), shortcut=_padded(place, chosen == "pad-both"))
+    first = place.first and (place.group > 0 or style.dialect.projects_first_group)
+    return Residual(body=Chain(body), shortcut=_projection(replace(place, first=first), place.width, style))
 
 
-def _bottleneck_unit(place: Place, norm: NormSpec) -> Residual:
+def _bottleneck_unit(inner: Conv, place: Place, style: Style) -> Residual:
     """Stride on the 3x3 (v1.5); units with an identity shortcut start as the identity (last gamma 0)."""
     body = (
-        *_conv_norm("1", Conv(channels=place.width, kernel=1), norm),
-        ("1_relu", Relu()),
-        *_conv_norm("2", Conv(channels=place.width, stride=place.stride), norm),
-        ("2_relu", Relu()),
-        *_conv_norm("3", Conv(channels=4 * place.width, kernel=1), norm, 1.0 if place.first else 0.0),
+        *_conv_norm_relu("1", style.conv(inner.channels, kernel=1), style),
+        *_conv_norm_relu("2", inner, style),
+        *_conv_norm("3", style.conv(4 * place.width, kernel=1), style, 1.0 if place.first else 0.0),
     )
-    return Residual(body=Chain(body), shortcut=_projection(place, 4 * place.width, norm))
+    return Residual(body=Chain(body), shortcut=_projection(place, 4 * place.width, style))
 
 
-def _cifar_unit(place: Place, norm: NormSpec) -> Residual:
-    (conv, conv1), norm1 = _conv_norm("layer1", Conv(channels=place.width, stride=place.stride), norm)
+def _cifar_unit(place: Place, style: Style) -> Residual:
+    conv1, *rest = _conv_norm_relu("layer1", style.conv(place.width, stride=place.stride), style)
     halves = place.stride > 1
     body = (
-        (f"{conv}_ds" if halves else conv, conv1),
-        norm1,
-        ("layer1_relu", Relu()),
-        *_conv_norm("layer2", Conv(channels=place.width), norm),
+        ("layer1_conv_ds" if halves else "layer1_conv", conv1[1]),
+        *rest,
+        *_conv_norm("layer2", style.conv(place.width), style),
     )
-    shortcut = Chain((("shortcut", SubsampleShortcut(channels=place.width)),)) if halves else Chain()
+    chosen = style.dialect.shortcut if style.options.shortcut == "auto" else style.options.shortcut
+    if chosen == "projection":
+        shortcut = _projection(replace(place, first=halves), place.width, style)
+    else:
+        shortcut = _padded(place, chosen == "pad-both")
     return Residual(body=Chain(body), shortcut=shortcut)
 
 
-def _imagenet_stem(width: int, norm: NormSpec) -> tuple[Named, ...]:
+def _padded(place: Place, both_sides: bool) -> Chain:
+    """Return the shortcut without parameters (option A); the identity where nothing is halved."""
+    if place.stride == 1:
+        return Chain()
+    return Chain((("shortcut", SubsampleShortcut(channels=place.width, both_sides=both_sides)),))
+
+
+def _imagenet_stem(style: Style) -> tuple[Named, ...]:
     """Return a 7x7/2 convolution and a 3x3/2 max pool, padded alike on all sides.
 
     The reference pads the pool with zeros: the same as pixels that never win, since no value after the relu is below 0.
     """
-    conv = Conv(channels=width, kernel=7, stride=2, padding=((3, 3), (3, 3)), initial=GLOROT_UNIFORM)
-    norm1 = (norm.suffix, Norm(spec=norm))
-    pool = MaxPool(window=3, stride=2, padding=((1, 1), (1, 1)))
-    return ("conv1", Chain((("conv", conv), norm1, ("relu", Relu())))), ("pool1", Chain((("pool", pool),)))
+    conv = Conv(channels=64, kernel=7, stride=2, padding=style.padding(7, symmetric=True), initial=GLOROT_UNIFORM)
+    pool = MaxPool(window=3, stride=2, padding=style.padding(3, symmetric=True))
+    return ("conv1", Chain((("conv", conv), *style.norm_act("", "relu")))), ("pool1", Chain((("pool", pool),)))
 
 
-def _cifar_stem(width: int, norm: NormSpec) -> tuple[Named, ...]:
-    return (("conv1", Chain((("conv", Conv(channels=width)), (norm.suffix, Norm(spec=norm)), ("relu", Relu())))),)
+def _cifar_stem(width: int, style: Style) -> tuple[Named, ...]:
+    return (("conv1", Chain((("conv", style.conv(width)), *style.norm_act("", "relu")))),)
 
 
-_BASIC = Style(unit=_basic_unit, stem=_imagenet_stem, relu="out", head="predictions")
-_BOTTLENECK = Style(unit=_bottleneck_unit, stem=_imagenet_stem, relu="out", head="predictions")
-_CIFAR = Style(unit=_cifar_unit, stem=_cifar_stem, relu="post_addition_relu", head="fc_layer")
+def _table() -> dict[str, ResNet]:
+    """Return all rows by name."""
+    basic = {"10": (1, 1, 1, 1), "18": (2, 2, 2, 2), "34": (3, 4, 6, 3)}
+    bottleneck = {
+        "14": (1, 1, 1, 1),
+        "26": (2, 2, 2, 2),
+        "50": (3, 4, 6, 3),
+        "101": (3, 4, 23, 3),
+        "152": (3, 8, 36, 3),
+    }
+    cifar_basic = {str(6 * n + 2): (n, n, n) for n in (1, 2, 3, 5, 7, 9, 18)}
+    cifar_bottleneck = {str(9 * n + 2): (n, n, n) for n in (1, 3, 4, 5, 6, 7)}
+    rows = {f"resnet{size}": ResNet(units=units, unit="basic") for size, units in basic.items()}
+    rows |= {f"resnet{size}": ResNet(units=units) for size, units in bottleneck.items()}
+    rows |= {f"resnext{size}": ResNet(units=units, cardinality=32) for size, units in bottleneck.items()}
+    rows |= {
+        f"cifar_resnet{size}": ResNet(units=units, unit="basic", stem="cifar") for size, units in cifar_basic.items()
+    }
+    for size, units in cifar_bottleneck.items():
+        twin = "b" if size in cifar_basic else ""  # ResNet-56 has a twin with basic units
+        rows[f"cifar_resnet{size}{twin}"] = ResNet(units=units, stem="cifar")
+        rows[f"cifar_resnext{size}"] = ResNet(units=units, stem="cifar", cardinality=32)
+    return rows
 
 
-def _imagenet(style: Style, *units: int) -> ResNet:
-    return ResNet(style=style, units=units, widths=(64, 128, 256, 512), image_size=224, num_classes=1000)
-
-
-def _cifar(n: int) -> ResNet:
-    return ResNet(style=_CIFAR, units=(n, n, n), widths=(16, 32, 64), image_size=32, num_classes=10)
-
-
-RESNETS: dict[str, ResNet] = {
-    "cifar_resnet8": _cifar(1),
-    "cifar_resnet20": _cifar(3),
-    "cifar_resnet32": _cifar(5),
-    "cifar_resnet44": _cifar(7),
-    "cifar_resnet56": _cifar(9),
-    "resnet18": _imagenet(_BASIC, 2, 2, 2, 2),
-    "resnet34": _imagenet(_BASIC, 3, 4, 6, 3),
-    "resnet50": _imagenet(_BOTTLENECK, 3, 4, 6, 3),
-}
+RESNETS: dict[str, ResNet] = _table()

@@ -10,7 +10,7 @@ from itertools import accumulate
 
 from headrace.core.errors import ConfigError, nearest
 from headrace.core.units import format_bytes
-from headrace.model.network import Network
+from headrace.model.network import Network, num_elements
 
 Cut = tuple[int, ...]
 StageValue = Callable[[int, int, int], float]  # (stage, first block, end block) -> its value
@@ -56,7 +56,7 @@ def block_costs(network: Network, micro_batch_size: int, bytes_per_number: int) 
                 time=float(cost.flops * micro_batch_size + FLOPS_PER_BYTE * moved),
                 num_parameters=cost.params,
                 stored_bytes=stored,
-                input_bytes=math.prod(shape) * bytes_per_number * micro_batch_size,
+                input_bytes=num_elements(shape) * bytes_per_number * micro_batch_size,
             )
         )
     return tuple(costs)
@@ -68,19 +68,25 @@ def measured(costs: Sequence[BlockCost], seconds: Mapping[str, float]) -> tuple[
 
 
 def splits_by_name(network: Network, names: Sequence[str]) -> Cut:
-    """Return the cut at the named blocks; refuse names that are unknown, repeated, out of order or the first block."""
-    blocks = network.block_names
+    """Return the cut at the named places; refuse names that are unknown, repeated, out of order or the beginning.
+
+    A place inside a block can be cut only in a network `refined` for it.
+    """
+    points = network.split_points()
     for name in names:
-        if name not in blocks:
-            guess = nearest(name, blocks[1:])
+        if name not in points:
+            guess = nearest(name, points)
             raise _refusal(f"{network.name} has no block {name!r}.", network, f"Did you mean {guess}?" if guess else "")
-        if name == blocks[0]:
+        assert points[name][1] == 0, f"{name} is inside a block: use network.refined(...) first"
+        if points[name] == (0, 0):
             raise _refusal(f"{name} is the first block of {network.name}, where stage 0 starts anyway.", network)
-        if names.count(name) > 1:
-            raise _refusal(f"{name} is named {names.count(name)} times.", network)
-    cut = tuple(blocks.index(name) for name in names)
+        same = [other for other in names if points.get(other) == points[name]]
+        if len(same) > 1:
+            twice = f"{name} is named {len(same)} times." if len(set(same)) == 1 else f"{' and '.join(same)} are one."
+            raise _refusal(twice, network)
+    cut = tuple(points[name][0] for name in names)
     if list(cut) != sorted(cut):
-        in_order = " ".join(blocks[i] for i in sorted(cut))
+        in_order = " ".join(network.block_names[i] for i in sorted(cut))
         early = next(name for name, i, j in zip(names[1:], cut, cut[1:], strict=False) if j < i)
         raise _refusal(f"{early} comes before {names[names.index(early) - 1]}.", network, f"In order: {in_order}.")
     return cut

@@ -39,6 +39,7 @@ def design_run(config: Config) -> Design:
     info = describe(config.data)
     refuse_weights(config.learning.class_weights, info)
     network = build_network(config.model, info.num_classes, info.image_hwc)
+    network = network.refined(config.pipeline.pipeline_splits)
     plan = make_plan(config, info, network)
     lr_curve = make_lr_curve(
         config.learning,

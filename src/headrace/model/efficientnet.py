@@ -1,0 +1,115 @@
+"""EfficientNets: one table of groups of blocks, made wider and deeper by a size's coefficients."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from string import ascii_lowercase
+
+from headrace.model.composites import Chain, Named
+from headrace.model.gates import Dropout, SqueezeExcite
+from headrace.model.layers import Dense, GlobalAveragePool
+from headrace.model.mbconv import Inverted, conv_block, near_multiple
+from headrace.model.style import Style
+
+# (kernel, repeats, channels in, channels out, expanded, stride) of each group, before scaling
+_GROUPS = (
+    (3, 1, 32, 16, False, 1),
+    (3, 2, 16, 24, True, 2),
+    (5, 2, 24, 40, True, 2),
+    (3, 3, 40, 80, True, 2),
+    (5, 3, 80, 112, True, 1),
+    (5, 4, 112, 192, True, 2),
+    (3, 1, 192, 320, True, 1),
+)
+_STEM_CHANNELS, _TOP_CHANNELS, _EXPAND_RATIO, _SE_RATIO, _SURVIVAL = 32, 1280, 6, 0.25, 0.8
+# what TensorFlow 1 called the parts of a block, and timm its modules: the layer each begins with
+_PARTS = (("b", "dwconv"), ("SE", "se"), ("c", "project_conv"))
+_TIMM_PARTS = (("conv_dw", "dwconv"), ("se", "se"), ("conv_pwl", "project_conv"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class EfficientNet:
+    """One row of the table: how much wider and deeper than the smallest, and dropout before the classifier."""
+
+    width: float
+    depth: float
+    dropout_rate: float
+    small_images: bool = False  # the stem and the second group keep the size
+
+    def blocks(self, style: Style) -> tuple[Named, ...]:
+        """Return the named blocks."""
+        options = style.options
+        activation = "relu" if options.use_relu else "swish"
+        rate = self.dropout_rate if options.dropout_rate is None else options.dropout_rate
+        top_width = _TOP_CHANNELS if options.top_width is None else options.top_width
+        stem = conv_block(self._scaled(_STEM_CHANNELS, style), 3, 1 if self.small_images else 2, activation, style)
+        top = conv_block(self._scaled(top_width, style), 1, 1, activation, style) if top_width else None
+        blocks: list[Named] = [("stem", stem)]
+        blocks += [(name, block.layer(style)) for name, block in self.inverted(style)]
+        blocks += [("top", top or Chain(style.norm_act("", "activation", activation)))]
+        blocks += [("avg_pool", GlobalAveragePool())]
+        blocks += [("top_dropout", Dropout(rate))] if rate else []
+        return *blocks, ("predictions", Dense(features=style.num_classes, logits=True))
+
+    def inverted(self, style: Style) -> Iterator[tuple[str, Inverted]]:
+        """Return the inverted bottlenecks by name: `block2a` is the first of the second group."""
+        options = style.options
+        last_survival = _SURVIVAL if options.block_survival_prob is None else options.block_survival_prob
+        repeats = [self._repeats(repeats, style) for _, repeats, *_ in _GROUPS]
+        number = 0
+        for group, (kernel, _, inputs, base, expanded, stride) in enumerate(_GROUPS):
+            ratio = (options.expand_ratio or _EXPAND_RATIO) if expanded else 1
+            channels, outputs = self._scaled(inputs, style), self._scaled(base, style)
+            for i in range(repeats[group]):
+                squeeze = SqueezeExcite(
+                    width=max(1, int(channels * _SE_RATIO)), activation="relu" if options.use_relu else "swish"
+                )
+                yield (
+                    f"block{group + 1}{_letters(i)}",
+                    Inverted(
+                        inputs=channels,
+                        inner=channels * ratio,
+                        outputs=outputs,
+                        kernel=kernel,
+                        stride=1 if i or (group == 1 and self.small_images) else stride,
+                        activation="relu" if options.use_relu else "swish",
+                        group_dim=options.group_dim or 1,
+                        squeeze=squeeze if options.se else None,
+                        survival=1 - (1 - last_survival) * number / sum(repeats),
+                    ),
+                )
+                channels, number = outputs, number + 1
+
+    def aliases(self, style: Style) -> tuple[tuple[str, str], ...]:
+        """Return the names of split points in other dialects: TensorFlow 1's, and timm's modules."""
+        named = [("block0", "stem"), ("Top", "top"), ("conv_stem", "stem"), ("conv_head", "top")]
+        for group, (_, repeats, *_) in enumerate(_GROUPS, start=1):
+            for i in range(self._repeats(repeats, style)):
+                block, timm = f"block{group}{_letters(i)}", f"blocks/{group - 1}/{i}"
+                named += [(f"{block}/{theirs}", f"{block}/{layer}") for theirs, layer in _PARTS]
+                named += [(timm, block), (f"{timm}/conv_pw", block)]
+                named += [(f"{timm}/{theirs}", f"{block}/{layer}") for theirs, layer in _TIMM_PARTS]
+        return tuple(named)
+
+    def _scaled(self, channels: int, style: Style) -> int:
+        width = style.options.width_coefficient or self.width
+        return near_multiple(channels * width, style.options.depth_divisor or 8)
+
+    def _repeats(self, repeats: int, style: Style) -> int:
+        return math.ceil(repeats * (style.options.depth_coefficient or self.depth))
+
+
+def _letters(i: int) -> str:
+    """Return a, b, ... z, aa, ab ... for a block's place in its group."""
+    return ascii_lowercase[i] if i < 26 else _letters(i // 26 - 1) + ascii_lowercase[i % 26]
+
+
+_B = ((1.0, 1.0, 0.2), (1.0, 1.1, 0.2), (1.1, 1.2, 0.3), (1.2, 1.4, 0.3),
+      (1.4, 1.8, 0.4), (1.6, 2.2, 0.4), (1.8, 2.6, 0.5), (2.0, 3.1, 0.5))  # fmt: skip
+EFFICIENTNETS: dict[str, EfficientNet] = {
+    "efficientnet_cifar": EfficientNet(width=0.5, depth=1.0, dropout_rate=0.0, small_images=True),
+    **{
+        f"efficientnet_b{i}": EfficientNet(width=width, depth=depth, dropout_rate=rate)
+        for i, (width, depth, rate) in enumerate(_B)
+    },
+}

@@ -1,0 +1,60 @@
+"""SqueezeNet 1.0: fire modules, which squeeze channels by 1x1 and expand them by 1x1 and 3x3 side by side; no norms."""
+
+from dataclasses import dataclass
+
+from headrace.model.composites import Chain, Concat, Named, Residual
+from headrace.model.gates import Dropout
+from headrace.model.initial import FAN_IN_HE, GLOROT_UNIFORM
+from headrace.model.layers import Conv, GlobalAveragePool, Layer, MaxPool, Relu
+from headrace.model.style import Style
+
+_POOL = "pool"
+# channels squeezed to; each branch of the expansion has four times as many
+_PLAN = (16, 16, 32, _POOL, 32, 48, 48, 64, _POOL, 64)
+_BYPASSED = (3, 5, 7, 9)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SqueezeNet:
+    """The network; it has one size."""
+
+    def blocks(self, style: Style) -> tuple[Named, ...]:
+        """Return the named blocks: `fire2` follows `conv1`, as in the paper."""
+        rate = 0.5 if style.options.dropout_rate is None else style.options.dropout_rate
+        stem = Conv(channels=96, kernel=7, stride=2, padding="VALID", bias=True, initial=FAN_IN_HE)
+        blocks: list[Named] = [("conv1", Chain((("conv", stem), ("relu", Relu())))), ("pool1", _pool())]
+        number = 2
+        for entry in _PLAN:
+            if isinstance(entry, str):
+                blocks.append((f"pool{number - 1}", _pool()))
+            else:
+                bypass = style.options.use_bypass and number in _BYPASSED
+                blocks.append((f"fire{number}", _fire(entry, bypass)))
+                number += 1
+        blocks += [("drop9", Dropout(rate))] if rate else []
+        last = Conv(channels=style.num_classes, kernel=1, bias=True, initial=GLOROT_UNIFORM)
+        return *blocks, ("conv10", Chain((("conv", last), ("relu", Relu())))), ("avg_pool", GlobalAveragePool())
+
+    def aliases(self, style: Style) -> tuple[tuple[str, str], ...]:
+        """Return no other names."""
+        return ()
+
+
+def _fire(squeezed: int, bypass: bool) -> Layer:
+    squeeze = Conv(channels=squeezed, kernel=1, bias=True, initial=FAN_IN_HE)
+    branches = Concat(
+        layers=tuple(
+            (f"{kernel}x{kernel}", Conv(channels=4 * squeezed, kernel=kernel, bias=True, initial=FAN_IN_HE))
+            for kernel in (1, 3)
+        )
+    )
+    layers = (("squeeze", squeeze), ("squeeze_relu", Relu()), ("expand", branches), ("expand_relu", Relu()))
+    return Residual(body=Chain(layers)) if bypass else Chain(layers)
+
+
+def _pool() -> MaxPool:
+    """Return a 3x3/2 pool that also takes the last pixel where an even size leaves one over."""
+    return MaxPool(window=3, stride=2, padding=((0, 1), (0, 1)))
+
+
+SQUEEZENETS: dict[str, SqueezeNet] = {"squeezenet": SqueezeNet()}
