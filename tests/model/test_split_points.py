@@ -1,6 +1,7 @@
 """Places for a cut: block names, layers inside blocks, and the names of the reference's two dialects."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -104,7 +105,7 @@ def test_a_divided_network_is_the_same_network(build, splits):
         assert set(flat) == set(flat_wanted)
         assert all((flat[name] == leaf).all() for name, leaf in flat_wanted.items())
     x = np.random.default_rng(0).normal(size=(4, *whole.input_hwc)).astype(np.float32)
-    ctx = Ctx(train=True, draws=Draws(seed=1, step=2, samples=np.arange(4, dtype=np.uint32)))
+    ctx = Ctx(train=True, draws=Draws(seed=1, step=2, samples=jnp.arange(4, dtype=jnp.uint32)))
     wanted = jax.jit(lambda p, s, x: whole.apply(p, s, x, ctx)[0])(params, stats, x)
     found = jax.jit(lambda p, s, x: fine.apply(p, s, x, ctx)[0])(fine_params, fine_stats, x)
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)

@@ -106,7 +106,8 @@ class Style:
         """Return how a convolution is padded."""
         if not (symmetric or self.dialect.symmetric):
             return "SAME"
-        return ((kernel // 2, kernel // 2),) * 2
+        half = kernel // 2
+        return (half, half), (half, half)
 
     def conv(self, channels: int, kernel: int = 3, stride: int = 1) -> Conv:
         """Return a convolution without bias."""
