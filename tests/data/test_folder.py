@@ -28,7 +28,7 @@ def test_train_and_val_folders(tmp_path: Path) -> None:
     assert found.validation.labels.tolist() == [0, 2, 2]
     names = [found.train.name(sample).removeprefix(f"{tmp_path}/train/") for sample in range(3)]
     assert names == ["cat/0.jpg", "cat/1.jpg", "cat/more/B.JPEG"]
-    assert found.validation.encoded(0) == (tmp_path / "val" / "cat" / "0.jpg").read_bytes()
+    assert found.validation.content(0).picture == (tmp_path / "val" / "cat" / "0.jpg").read_bytes()
 
 
 def test_one_folder_is_split_by_name_and_class(tmp_path: Path) -> None:

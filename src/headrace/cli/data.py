@@ -1,23 +1,142 @@
-"""`headrace data verify`: check a whole data set and print its counts and what is wrong with it."""
+"""`headrace data`: verify a set, build TFRecords, pack pictures, measure the input path."""
+
+import argparse
+from pathlib import Path
 
 from headrace.core.errors import ConfigError, did_you_mean
 
-_ACTIONS = ("verify",)
-_USAGE = "headrace data verify [--dataset NAME] [--dataset-path DIRECTORY]"
+_ACTIONS = {
+    "verify": "check all files of a data set and print the images of each class and split",
+    "build": "write ImageNet's TFRecords from class folders",
+    "pack": "pack pictures, made smaller, into one file that is read several times faster",
+    "bench": "measure the host's input path: images per second of each part and number of threads",
+}
 
 
 def main(argv: list[str]) -> int:
     """Run the command; return 0, or 1 when something is wrong with the data set."""
     if not argv or argv[0] in ("-h", "--help"):
-        print(f"usage: {_USAGE}\n\nCheck all files of a data set and print the images of each class and split.")
+        lines = [f"  {name:8}{words}" for name, words in _ACTIONS.items()]
+        print("\n".join(["usage: headrace data ACTION [--dataset NAME] [--dataset-path PLACE] ...", "", *lines]))
+        print("\n`headrace data ACTION --help` says more.")
         return 0
     action, *rest = argv
     if action not in _ACTIONS:
         raise ConfigError(f"There is no `headrace data {action}`.", remedy=did_you_mean(action, _ACTIONS))
+    return {"verify": _verify, "build": _build, "pack": _pack, "bench": _bench}[action](rest)
+
+
+def _verify(argv: list[str]) -> int:
     from headrace.cli.options import parse
     from headrace.data.verify import format_report, verify
 
-    resolved, _ = parse(rest, "headrace data verify")
+    resolved, _ = parse(argv, "headrace data verify")
     report = verify(resolved.config.data)
     print(format_report(report))
     return 1 if report.problems else 0
+
+
+def _build(argv: list[str]) -> int:
+    from headrace.cli.options import parse
+
+    def extra(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--output-dir", required=True, metavar="DIR", help="folder for the shards")
+        parser.add_argument("--train-shards", type=int, default=1024, metavar="N", help="shards of training [1024]")
+        parser.add_argument("--validation-shards", type=int, default=128, metavar="N", help="of validation [128]")
+        parser.add_argument("--metadata", metavar="FILE", help="names of classes: folder TAB words")
+        parser.add_argument("--boxes", metavar="FILE", help="boxes of objects: file,xmin,ymin,xmax,ymax from 0 to 1")
+
+    resolved, own = parse(argv, "headrace data build", extra)
+    from headrace.data.blocks import num_threads_of
+    from headrace.data.build_records import BuildPlan, build, read_boxes, read_metadata
+    from headrace.data.folder import read_folders
+
+    data = resolved.config.data
+    for name in (own.metadata, own.boxes):
+        if name and not Path(name).is_file():
+            raise ConfigError(f"There is no file {name}.")
+    plan = BuildPlan(
+        folders=read_folders(Path(data.dataset_path).expanduser(), data.validation_split),
+        output=Path(own.output_dir),
+        train_shards=own.train_shards,
+        validation_shards=own.validation_shards,
+        num_threads=num_threads_of(data),
+        texts=read_metadata(Path(own.metadata)) if own.metadata else {},
+        boxes=read_boxes(Path(own.boxes)) if own.boxes else {},
+    )
+    report = build(plan)
+    counts = ", ".join(f"{count:,} {split}" for split, count in report.counts.items())
+    print(f"wrote {counts} pictures of {len(plan.folders.class_names):,} classes to {plan.output}")
+    print(f"{report.encoded_again:,} were encoded again as RGB JPEGs; {len(report.bad):,} could not be read")
+    for line in report.bad:
+        print(f"  {line}")
+    return 1 if report.bad else 0
+
+
+def _pack(argv: list[str]) -> int:
+    from headrace.cli.options import parse
+
+    def extra(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--output", required=True, metavar="FILE", help="packed file to write, such as my.hrp")
+        parser.add_argument("--shorter-side", type=int, default=256, metavar="N", help="of packed pictures [256]")
+        parser.add_argument("--quality", type=int, default=90, metavar="N", help="of their JPEGs, 1 to 100 [90]")
+
+    resolved, own = parse(argv, "headrace data pack", extra)
+    from headrace.core.units import format_bytes
+    from headrace.data.blocks import num_threads_of
+    from headrace.data.dataset import resolved_set
+    from headrace.data.pack import write_pack
+    from headrace.data.picture_sets import open_pictures
+
+    data, output = resolved_set(resolved.config.data), Path(own.output)
+    if own.shorter_side < 1 or not 1 <= own.quality <= 100:
+        raise ConfigError(
+            f"A shorter side of {own.shorter_side} with quality {own.quality}.", rule="At least 1; 1 to 100."
+        )
+    if output.exists():
+        raise ConfigError(f"{output} exists.", remedy="Delete it first, or choose another --output.")
+    pictures = open_pictures(data, data.dataset)
+    report = write_pack(
+        output,
+        pictures.class_names,
+        (pictures.train, pictures.validation),
+        (own.shorter_side, own.quality),
+        num_threads_of(data),
+    )
+    print(
+        f"packed {report.num_samples:,} pictures of {len(pictures.class_names):,} classes into {output}: "
+        f"{format_bytes(report.num_bytes)}, from {format_bytes(report.before_bytes)}; "
+        f"{len(report.bad):,} could not be read"
+    )
+    for line in report.bad:
+        print(f"  {line}")
+    return 1 if report.bad else 0
+
+
+def _bench(argv: list[str]) -> int:
+    from headrace.cli.options import parse
+
+    def extra(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--threads", type=int, nargs="+", metavar="N", help="numbers of threads [1 and all]")
+        parser.add_argument("--seconds", type=float, default=3.0, metavar="X", help="time of each measurement [3]")
+        parser.add_argument("--json", action="store_true", help="print the line of JSON alone")
+
+    resolved, own = parse(argv, "headrace data bench", extra)
+    import json
+
+    from headrace.data.blocks import num_threads_of
+    from headrace.data.input_bench import bench_input
+    from headrace.data.picture import decoder_name
+
+    config = resolved.config
+    threads = tuple(own.threads or sorted({1, num_threads_of(config.data)}))
+    rates = bench_input(config.data, config.run.seed, threads, own.seconds)
+    rows = [rate.to_dict() for rate in rates]
+    if not own.json:
+        print(f"JPEGs are decoded by {decoder_name()}")
+        print(f"{'part':8}{'threads':>8}{'images/s':>12}{'GB/s':>8}")
+        for row in rows:
+            rate, bandwidth = row["elements_per_second"], row["bandwidth"]
+            print(f"{row['part']:8}{row['threads']:>8}{rate:>12,.0f}{bandwidth:>8.3f}")
+    print(json.dumps({"decoder": decoder_name(), "epochs": rows}))
+    return 0

@@ -29,7 +29,7 @@ COMMANDS = (
     Command(name="bench", module="headrace.cli.bench", help="measure the throughput of training"),
     Command(name="models", module="headrace.cli.models", help="list the networks with their parameters and FLOPs"),
     Command(name="configs", module="headrace.cli.configs", help="list and show named configurations and the options"),
-    Command(name="data", module="headrace.cli.data", help="check a data set"),
+    Command(name="data", module="headrace.cli.data", help="check, build, pack and measure data sets"),
 )
 
 

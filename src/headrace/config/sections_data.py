@@ -6,7 +6,7 @@ from headrace.config.field import option
 from headrace.config.values import BYTES, FLOATS, at_least, between, share
 
 MADE_UP_DATASETS = ("generated", "synthetic")
-PICTURE_DATASETS = ("auto", "folder", "imagenet")
+PICTURE_DATASETS = ("auto", "folder", "imagenet", "tfrecord", "tfds", "tar", "packed")
 DATASETS = ("digits", "cifar10", "cifar100", "mnist", "fashion_mnist", *PICTURE_DATASETS, *MADE_UP_DATASETS)
 
 

@@ -51,9 +51,14 @@ def feed_options(
         preprocess=preprocess_spec(data, augment or Augment(), info, seed),
         cache=decide_cache(info, data, num_devices),
         eight_bit_transfer=data.accelerator_side_preprocess and bytes_kept if eight_bit is None else eight_bit,
-        num_threads=data.pipeline_num_parallel or min(_MAX_THREADS, num_processors()),
+        num_threads=num_threads_of(data),
         prefetch_depth=data.prefetch_depth,
     )
+
+
+def num_threads_of(data: Data) -> int:
+    """Return how many threads prepare images."""
+    return data.pipeline_num_parallel or min(_MAX_THREADS, num_processors())
 
 
 class BlockReader:

@@ -74,7 +74,7 @@ class DataSet:
 
 def describe(data: Data) -> DataInfo:
     """Return what is known of the configured set without reading its images."""
-    data = _resolved(data)
+    data = resolved_set(data)
     if data.dataset in MADE_UP_SETS:
         return _describe_made_up(data)
     if data.dataset in PICTURE_DATASETS:
@@ -101,7 +101,7 @@ def describe(data: Data) -> DataInfo:
 
 def open_dataset(data: Data, seed: int) -> DataSet:
     """Read the configured set; what is missing or damaged is a DataError. `seed` makes made-up images."""
-    data = _resolved(data)
+    data = resolved_set(data)
     if data.dataset in PICTURE_DATASETS:
         return _open_pictures(data, seed)
     info = describe(data)
@@ -121,7 +121,7 @@ def open_dataset(data: Data, seed: int) -> DataSet:
     return _from_parts(replace(info, class_names=names), parts)
 
 
-def _resolved(data: Data) -> Data:
+def resolved_set(data: Data) -> Data:
     """Return the options with the data set that `auto` finds."""
     return replace(data, dataset=detect(data.dataset_path)) if data.dataset == "auto" else data
 

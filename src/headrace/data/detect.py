@@ -8,6 +8,9 @@ from headrace.core.errors import DataError
 from headrace.data.catalog import KNOWN_SETS
 from headrace.data.find import find_set
 from headrace.data.folder import has_class_folders
+from headrace.data.pack import is_pack
+from headrace.data.records import TFDS_SHARD, has_shards
+from headrace.data.tar_shards import has_tar_shards
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +22,17 @@ class KindRow:
     fits: Callable[[Path], bool]
 
 
-KINDS = (KindRow(name="folder", words="class folders (train/CLASS/*.jpg or CLASS/*.jpg)", fits=has_class_folders),)
+KINDS = (
+    KindRow(name="packed", words="a packed file (*.hrp)", fits=is_pack),
+    KindRow(name="tfrecord", words="ImageNet's TFRecords (train-00000-of-01024)", fits=has_shards),
+    KindRow(
+        name="tfds",
+        words="records that TFDS prepared (NAME-train.tfrecord-00000-of-00001)",
+        fits=lambda path: has_shards(path, TFDS_SHARD),
+    ),
+    KindRow(name="tar", words="tar shards (*.tar)", fits=has_tar_shards),
+    KindRow(name="folder", words="class folders (train/CLASS/*.jpg or CLASS/*.jpg)", fits=has_class_folders),
+)
 
 
 def detect_kind(path: Path, kinds: Iterable[KindRow] = KINDS) -> str | None:

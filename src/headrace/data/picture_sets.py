@@ -11,10 +11,22 @@ from headrace.core.errors import ConfigError, DataError
 from headrace.data.bad import BadSamples
 from headrace.data.crop import CROP_RULES, CropRule
 from headrace.data.detect import KINDS, detect_kind
-from headrace.data.folder import read_folders
+from headrace.data.folder import held_out_mask, read_folders
+from headrace.data.pack import open_pack
 from headrace.data.picture import BadPicture, read_header
 from headrace.data.picture_source import Look, PictureSource
+from headrace.data.records import (
+    IMAGENET,
+    TFDS_SHARD,
+    index_of,
+    samples_of,
+    shards,
+    tfds_names,
+    tfds_schema,
+)
 from headrace.data.samples import Samples
+from headrace.data.stored import Index, StoredSamples, refuse_empty_classes, refuse_new_labels
+from headrace.data.tar_shards import plain_content, tar_index, tar_shards
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 GREY_MEAN, GREY_STD = (0.449,), (0.226,)  # the same, weighed over the channels
@@ -46,7 +58,96 @@ def _from_folders(path: Path, data: Data) -> PictureSet:
     )
 
 
-OPENERS: dict[str, Callable[[Path, Data], PictureSet]] = {"folder": _from_folders}
+def _from_records(path: Path, data: Data) -> PictureSet:
+    train = shards(path, "train")
+    index = index_of(train, IMAGENET)
+    refuse_empty_classes(path, index)
+    files = shards(path, "validation")
+    if not files:
+        return _held_out(path, "tfrecord", train, index, data, lambda part: samples_of(train, part, IMAGENET))
+    validation = index_of(files, IMAGENET)
+    refuse_new_labels(path, index, validation)
+    return PictureSet(
+        kind="tfrecord",
+        place=str(path),
+        class_names=index.class_names,
+        train=samples_of(train, index, IMAGENET),
+        validation=samples_of(files, validation, IMAGENET),
+        how=f"{len(train):,} and {len(files):,} shards",
+    )
+
+
+def _from_tfds(path: Path, data: Data) -> PictureSet:
+    schema, names = tfds_schema(path), tfds_names(path)
+    train = shards(path, "train", TFDS_SHARD)
+    index = index_of(train, schema, names)
+    files = shards(path, "validation", TFDS_SHARD) or shards(path, "test", TFDS_SHARD)
+    if not files:
+        return _held_out(path, "tfds", train, index, data, lambda part: samples_of(train, part, schema))
+    validation = index_of(files, schema, names)
+    refuse_new_labels(path, index, validation)
+    return PictureSet(
+        kind="tfds",
+        place=str(path),
+        class_names=index.class_names,
+        train=samples_of(train, index, schema),
+        validation=samples_of(files, validation, schema),
+        how=f"{len(train):,} and {len(files):,} shards",
+    )
+
+
+def _from_tar(path: Path, data: Data) -> PictureSet:
+    train, files = tar_shards(path)
+    index = tar_index(train)
+    if not files:
+        return _held_out(path, "tar", train, index, data, lambda part: StoredSamples(train, part, plain_content))
+    validation = tar_index(files, index.class_names)
+    refuse_new_labels(path, index, validation)
+    return PictureSet(
+        kind="tar",
+        place=str(path),
+        class_names=index.class_names,
+        train=StoredSamples(train, index, plain_content),
+        validation=StoredSamples(files, validation, plain_content),
+        how=f"{len(train):,} and {len(files):,} shards",
+    )
+
+
+def _from_pack(path: Path, data: Data) -> PictureSet:
+    pack = open_pack(path)
+    return PictureSet(
+        kind="packed",
+        place=str(path),
+        class_names=pack.class_names,
+        train=pack.train,
+        validation=pack.validation,
+        how=pack.how,
+    )
+
+
+def _held_out(
+    path: Path, kind: str, files: list[Path], index: Index, data: Data, samples: Callable[[Index], Samples]
+) -> PictureSet:
+    """Return a set without a validation part, a share of each class held out by the place of each sample."""
+    names = [f"{files[file].name}#{offset}" for file, offset in zip(index.file, index.offset, strict=True)]
+    held_out = held_out_mask(tuple(names), index.labels, data.validation_split)
+    return PictureSet(
+        kind=kind,
+        place=str(path),
+        class_names=index.class_names,
+        train=samples(index.take(np.flatnonzero(~held_out))),
+        validation=samples(index.take(np.flatnonzero(held_out))),
+        how=f"{data.validation_split:.3g} of each class held out, always the same pictures",
+    )
+
+
+OPENERS: dict[str, Callable[[Path, Data], PictureSet]] = {
+    "folder": _from_folders,
+    "tfrecord": _from_records,
+    "tfds": _from_tfds,
+    "tar": _from_tar,
+    "packed": _from_pack,
+}
 
 
 def open_pictures(data: Data, kind: str) -> PictureSet:
@@ -73,7 +174,7 @@ def image_size_of(pictures: PictureSet, data: Data) -> int:
     sides = []
     for sample in np.unique(np.linspace(0, count - 1, min(count, _LOOKED_AT)).astype(int)).tolist():
         try:
-            encoded = pictures.train.encoded(sample)
+            encoded = pictures.train.content(sample).picture
             header = None if isinstance(encoded, np.ndarray) else read_header(encoded)
         except BadPicture:
             continue
@@ -86,7 +187,7 @@ def crop_rule(data: Data, size: int) -> CropRule | None:
     """Return how training pictures are cropped: as told, or fitted to their size. None: as in evaluation."""
     name = data.train_crop
     if name == "auto":
-        name = "valid" if size < _SMALL else "reference" if data.dataset == "imagenet" else "torchvision"
+        name = "valid" if size < _SMALL else "reference" if data.dataset in ("imagenet", "tfrecord") else "torchvision"
     if name == "valid":
         if data.crop_area is not None or data.crop_aspect is not None:
             raise ConfigError(

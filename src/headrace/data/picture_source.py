@@ -4,7 +4,6 @@ What a sample shows depends on (seed, epoch, sample) alone. A bad picture shows 
 place, whichever thread meets it; it keeps its own place in the order, so the others do not move.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +13,7 @@ from headrace.data.bad import BadSamples
 from headrace.data.crop import CropRule, draws, random_crop, valid_view
 from headrace.data.picture import MAX_PIXELS, BadPicture, decode, decode_factor, read_header
 from headrace.data.resize import View, resize_view
-from headrace.data.samples import Samples
+from headrace.data.samples import Boxes, Samples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,12 +27,11 @@ class Look:
     shorter_side: int | None = None  # of a resized picture in evaluation; None: size * 256 / 224
     antialias: bool = True
 
-    def view(self, hw: tuple[int, int], epoch: int, sample: int, boxes: Callable[[], object]) -> View:
+    def view(self, hw: tuple[int, int], epoch: int, sample: int, boxes: Boxes = ()) -> View:
         """Return what is seen of a picture of this size."""
         if self.crop is None:
             return valid_view(hw, self.size, self.shorter_side)
-        known = boxes() if self.crop.reference else ()
-        crop = random_crop(hw, self.crop, draws(self.seed, epoch, sample), known)  # type: ignore[arg-type]
+        crop = random_crop(hw, self.crop, draws(self.seed, epoch, sample), boxes)
         return View(crop, (self.size, self.size))
 
 
@@ -101,14 +99,14 @@ class PictureSource:
 
 def show(samples: Samples, sample: int, epoch: int, look: Look, out: np.ndarray) -> None:
     """Decode one sample and write what is seen of it into `out`; BadPicture says what is wrong."""
-    data = samples.encoded(sample)
+    data, boxes = samples.content(sample)
     if isinstance(data, np.ndarray):
         pixels, hw, factor = _as_channels(data, look.channels), data.shape[:2], 1
-        view = look.view(hw, epoch, sample, lambda: samples.boxes(sample))
+        view = look.view(hw, epoch, sample, boxes)
     else:
         header = read_header(data)
         hw = header.height, header.width
-        view = look.view(hw, epoch, sample, lambda: samples.boxes(sample))
+        view = look.view(hw, epoch, sample, boxes)
         factor = decode_factor(header, view.crop[2:], view.resized_hw)
         pixels = decode(data, header, look.channels, factor)
     if view.resized_hw[0] * view.resized_hw[1] > MAX_PIXELS:

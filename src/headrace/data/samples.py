@@ -2,13 +2,20 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from headrace.data.picture import BadPicture
 
 Boxes = Sequence[tuple[float, float, float, float]]  # top, left, bottom, right of objects, from 0 to 1
+
+
+class Content(NamedTuple):
+    """A sample's picture, encoded or as uint8 [h, w, C] pixels, and the objects that are known in it."""
+
+    picture: Any
+    boxes: Boxes = ()
 
 
 class Samples(Protocol):
@@ -23,16 +30,12 @@ class Samples(Protocol):
         """Return the number of samples."""
         ...
 
-    def encoded(self, sample: int) -> Any:
-        """Return a picture's bytes, or its pixels as uint8 [h, w, C]; BadPicture where it cannot be had."""
+    def content(self, sample: int) -> Content:
+        """Return a sample's picture and what is known of it; BadPicture where it cannot be had."""
         ...
 
     def name(self, sample: int) -> str:
         """Return where a sample is stored, for people."""
-        ...
-
-    def boxes(self, sample: int) -> Boxes:
-        """Return the objects of a picture as far as they are known."""
         ...
 
 
@@ -46,21 +49,17 @@ class FileSamples:
     def __len__(self) -> int:
         return len(self._files)
 
-    def encoded(self, sample: int) -> bytes:
+    def content(self, sample: int) -> Content:
         """Return the file's bytes."""
         try:
             with open(self.name(sample), "rb", buffering=0) as file:  # noqa: PTH123 - a Path costs more than the opening
-                return file.read()
+                return Content(file.read())
         except OSError as error:
             raise BadPicture(f"cannot be read: {error.strerror or error}") from None
 
     def name(self, sample: int) -> str:
         """Return the file's path."""
         return f"{self._root}/{self._files[sample]}"
-
-    def boxes(self, sample: int) -> Boxes:
-        """Return nothing: files carry no boxes."""
-        return ()
 
 
 class ObjectSamples:
@@ -77,20 +76,16 @@ class ObjectSamples:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def encoded(self, sample: int) -> Any:
+    def content(self, sample: int) -> Content:
         """Return what the object gives."""
         picture = self._get(sample)[0]
         if isinstance(picture, bytes | bytearray | memoryview):
-            return bytes(picture)
+            return Content(bytes(picture))
         pixels = np.asarray(picture)
         if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3):
             raise BadPicture(f"an array of {pixels.dtype} {list(pixels.shape)}, not uint8 [height, width, channels]")
-        return pixels if pixels.ndim == 3 else pixels[:, :, None]
+        return Content(pixels if pixels.ndim == 3 else pixels[:, :, None])
 
     def name(self, sample: int) -> str:
         """Return the sample's number."""
         return f"sample {sample:,}"
-
-    def boxes(self, sample: int) -> Boxes:
-        """Return nothing: objects carry no boxes."""
-        return ()

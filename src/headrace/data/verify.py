@@ -5,13 +5,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from headrace.config.schema import Data
+from headrace.config.sections_data import PICTURE_DATASETS
 from headrace.core.errors import DataError
 from headrace.data.catalog import KNOWN_SETS, SetRow
-from headrace.data.dataset import describe
+from headrace.data.dataset import describe, resolved_set
 from headrace.data.digits import read_digits
 from headrace.data.find import Found, find_set
 from headrace.data.finding import Part
 from headrace.data.read import SPLITS, class_names, read_split
+from headrace.data.verify_pictures import check_pictures
 
 _MEAN_TOLERANCE = 0.002  # of the scale 0 to 1; published means are exact to 0.00001
 
@@ -29,6 +31,9 @@ class VerifyReport:
 
 def verify(data: Data) -> VerifyReport:
     """Check the configured set."""
+    data = resolved_set(data)
+    if data.dataset in PICTURE_DATASETS:
+        return _pictures_report(data)
     row = KNOWN_SETS.get(data.dataset)
     if row is None:
         return _made_up_report(data)
@@ -105,6 +110,18 @@ def _mean_problems(row: SetRow, part: Part) -> list[str]:
         f"train: the mean of the pixels is {', '.join(f'{mean:.4f}' for mean in means)}, in the published set "
         f"{', '.join(f'{mean:.4f}' for mean in row.channel_mean)}: these are not its images"
     ]
+
+
+def _pictures_report(data: Data) -> VerifyReport:
+    checked = check_pictures(data)
+    pictures = checked.pictures
+    return VerifyReport(
+        name=pictures.kind,
+        place=f"{pictures.place} ({pictures.how})",
+        class_names=pictures.class_names,
+        counts=checked.counts,
+        problems=checked.problems,
+    )
 
 
 def _made_up_report(data: Data) -> VerifyReport:

@@ -1,0 +1,214 @@
+"""Packed files, tar shards and TFDS folders: read back what was put in, at any place; damage is found."""
+
+import io
+import json
+import random
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from headrace.cli.main import main
+from headrace.config.load import config_from
+from headrace.core.errors import DataError
+from headrace.data.dataset import open_dataset
+from headrace.data.detect import detect
+from headrace.data.example import write_example
+from headrace.data.pack import open_pack, repack
+from headrace.data.picture import BadPicture, read_header
+from headrace.data.record_file import write_records
+from headrace.data.tar_shards import tar_index, tar_shards
+
+from .pictures import encode, smooth, write_classes
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture
+def packed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    write_classes(tmp_path / "raw" / "train", {"a": 4, "b": 3}, (120, 160))
+    write_classes(tmp_path / "raw" / "val", {"a": 2, "b": 2}, (150, 100), first_seed=20)
+    (tmp_path / "raw" / "train" / "b" / "9.jpg").write_bytes(b"broken")
+    words = ["data", "pack", "--dataset-path", str(tmp_path / "raw"), "--output", str(tmp_path / "p.hrp")]
+    code = main([*words, "--shorter-side", "64", "--quality", "95"])
+    told = capsys.readouterr().out
+    assert code == 1
+    assert "packed 11 pictures of 2 classes" in told
+    assert "b/9.jpg: neither JPEG, PNG nor WebP" in told
+    return tmp_path / "p.hrp"
+
+
+def test_a_packed_file_holds_smaller_pictures_and_all_labels(packed: Path) -> None:
+    pack = open_pack(packed)
+    assert pack.class_names == ("a", "b")
+    assert pack.train.labels.tolist() == [0, 0, 0, 0, 1, 1, 1]
+    assert pack.validation.labels.tolist() == [0, 0, 1, 1]
+    data = pack.train.content(5).picture
+    assert (read_header(data).height, read_header(data).width) == (64, 85)
+    want = Image.fromarray(smooth(120, 160, seed=5)).resize((85, 64), Image.Resampling.BILINEAR)
+    difference = np.abs(np.asarray(Image.open(io.BytesIO(data))).astype(int) - np.asarray(want))
+    assert difference.mean() < 1.5
+    assert read_header(pack.validation.content(0).picture).height == 96
+
+
+def test_a_packed_file_is_a_data_set(packed: Path) -> None:
+    assert detect(str(packed)) == "packed"
+    dataset = open_dataset(config_from({"dataset": "auto", "dataset_path": str(packed), "image_size": 48}).data, 0)
+    assert (dataset.info.name, dataset.info.num_train, dataset.info.num_validation) == ("packed", 7, 4)
+    assert dataset.train.read(np.arange(7), 0).shape == (7, 48, 48, 3)
+
+
+def test_small_pictures_are_not_enlarged() -> None:
+    header = read_header(repack(encode(smooth(30, 50)), 64, 90))
+    assert (header.height, header.width) == (30, 50)
+
+
+def test_damage_to_a_packed_file_is_found(packed: Path) -> None:
+    whole = packed.read_bytes()
+    for data in (whole[:-1], whole[: len(whole) // 2], whole + b"x", b"headrace pack 1\n", whole[:-60] + bytes(60)):
+        packed.write_bytes(data)
+        with pytest.raises(DataError, match="no whole packed file"):
+            open_pack(packed)
+    rng = random.Random(0)
+    for _ in range(40):
+        changed = bytearray(whole)
+        place = rng.randrange(16, len(whole))
+        changed[place] ^= 1 << rng.randrange(8)
+        packed.write_bytes(changed)
+        found = 0
+        try:
+            pack = open_pack(packed)
+        except DataError:
+            continue
+        for part in (pack.train, pack.validation):
+            for sample in range(len(part)):
+                try:
+                    part.content(sample)
+                except BadPicture:
+                    found += 1
+        assert found == 1, "one bit was changed, in one picture"
+
+
+def add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(data)
+    archive.addfile(member, io.BytesIO(data))
+
+
+@pytest.fixture
+def tars(tmp_path: Path) -> Path:
+    for shard, first in (("train-0", 0), ("train-1", 3), ("val-0", 6)):
+        with tarfile.open(tmp_path / f"{shard}.tar", "w") as archive:
+            for number in range(first, first + 3):
+                add(archive, f"d/{number:03d}.jpg", encode(smooth(50, 60, seed=number)))
+                if number % 2:
+                    add(archive, f"d/{number:03d}.cls", str(number % 2).encode())
+                else:
+                    add(archive, f"d/{number:03d}.json", json.dumps({"label": 0}).encode())
+    (tmp_path / "classes.txt").write_text("even\nodd\n")
+    return tmp_path
+
+
+def test_tar_shards_in_the_layout_of_webdataset(tars: Path) -> None:
+    assert detect(str(tars)) == "tar"
+    dataset = open_dataset(config_from({"dataset": "auto", "dataset_path": str(tars), "image_size": 48}).data, 0)
+    assert dataset.info.class_names == ("even", "odd")
+    assert dataset.train.labels.tolist() == [0, 1, 0, 1, 0, 1]
+    assert dataset.validation.labels.tolist() == [0, 1, 0]
+    train, _ = tar_shards(tars)
+    index = tar_index(train)
+    data = train[1].read_bytes()
+    place = int(index.offset[4])
+    assert data[place : place + int(index.length[4])] == encode(smooth(50, 60, seed=4))
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "words"),
+    [
+        ("x.cls", b"cat", "holds no label, but b'cat'"),
+        ("x.cls", b"-1", "out of range"),
+        ("x.json", b"[]", "holds no label"),
+        ("x.txt", b"1", "1 picture.s. without a label, such as x"),
+        ("x.cls", b"7", "A label is 7, but there are 2 class names"),
+    ],
+)
+def test_tar_labels_that_cannot_be(tars: Path, name: str, data: bytes, words: str) -> None:
+    with tarfile.open(tars / "train-2.tar", "w") as archive:
+        add(archive, "x.jpg", encode(smooth(9, 9)))
+        add(archive, name, data)
+    with pytest.raises(DataError, match=words):
+        tar_index(tar_shards(tars)[0])
+
+
+def test_a_tar_that_is_cut_short(tars: Path) -> None:
+    path = tars / "train-1.tar"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:700])
+    with pytest.raises(DataError, match="no whole tar file"):
+        tar_index(tar_shards(tars)[0])
+
+
+def test_a_folder_that_tfds_has_prepared(tmp_path: Path) -> None:
+    features = {
+        "picture": {"pythonClassName": "tensorflow_datasets.core.features.image_feature.Image"},
+        "kind": {"pythonClassName": "tensorflow_datasets.core.features.class_label_feature.ClassLabel"},
+    }
+    (tmp_path / "features.json").write_text(json.dumps({"featuresDict": {"features": features}}))
+    (tmp_path / "label.labels.txt").write_text("cat\ndog\n")
+    for split, count in (("train", 4), ("test", 2)):
+        records = [
+            write_example({"picture": [encode(smooth(40, 40, seed=number), "PNG")], "kind": [number % 2]})
+            for number in range(count)
+        ]
+        write_records(tmp_path / f"pets-{split}.tfrecord-00000-of-00001", records)
+    assert detect(str(tmp_path)) == "tfds"
+    dataset = open_dataset(config_from({"dataset": "auto", "dataset_path": str(tmp_path), "image_size": 40}).data, 0)
+    assert dataset.info.class_names == ("cat", "dog")
+    assert dataset.train.labels.tolist() == [0, 1, 0, 1]
+    assert (dataset.train.read(np.array([3]), 0)[0] == smooth(40, 40, seed=3)).all()
+
+
+def test_verify_names_every_broken_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_classes(tmp_path, {"a": 4, "b": 4})
+    whole = (tmp_path / "a" / "1.jpg").read_bytes()
+    (tmp_path / "a" / "1.jpg").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "b" / "2.jpg").write_bytes(b"")
+    assert main(["data", "verify", "--dataset-path", str(tmp_path)]) == 1
+    told = capsys.readouterr().out
+    assert "2 problem(s)" in told
+    assert "a/1.jpg: " in told
+    assert "b/2.jpg: empty" in told
+    (tmp_path / "a" / "1.jpg").write_bytes(whole)
+    (tmp_path / "b" / "2.jpg").unlink()
+    assert main(["data", "verify", "--dataset-path", str(tmp_path)]) == 0
+    assert "No problems found." in capsys.readouterr().out
+
+
+def test_bench_measures_each_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_classes(tmp_path, {"a": 4, "b": 4}, (100, 120))
+    words = ["data", "bench", "--dataset-path", str(tmp_path), "--threads", "1", "2", "--seconds", "0.05", "--json"]
+    assert main(words) == 0
+    rows = json.loads(capsys.readouterr().out)["epochs"]
+    assert [(row["part"], row["threads"]) for row in rows] == [
+        (part, threads) for threads in (1, 2) for part in ("read", "decode", "view", "block")
+    ]
+    for row in rows:
+        assert row["elements_per_second"] == pytest.approx(row["elements_processed"] / row["time_elapsed"])
+        assert row["bandwidth"] == pytest.approx(row["total_bytes_processed"] / row["time_elapsed"] / 1e9)
+    assert rows[3]["total_bytes_processed"] == rows[3]["elements_processed"] * 128 * 128 * 3
+
+
+def test_build_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_classes(tmp_path / "raw", {"a": 6, "b": 6})
+    words = ["data", "build", "--dataset-path", str(tmp_path / "raw"), "--output-dir", str(tmp_path / "out")]
+    assert main([*words, "--train-shards", "2", "--validation-shards", "1"]) == 0
+    assert "wrote 10 train, 2 validation pictures of 2 classes" in capsys.readouterr().out
+    assert main([*words, "--train-shards", "2", "--validation-shards", "1"]) == 2
+    assert "already has shards" in capsys.readouterr().err
+    assert main(["data", "biuld"]) == 2
+    assert "Did you mean build?" in capsys.readouterr().err
