@@ -110,10 +110,15 @@ def _take_value(option: Option, negated: bool, words: list[str]) -> Any:
 def _help_lines(option: Option, width: int) -> list[str]:
     also = f" Also: {', '.join('--' + alias.replace('_', '-') for alias in option.aliases)}." if option.aliases else ""
     indent = " " * HELP_COLUMN
+    name, choices = "  " + usage_of(option), ""
+    if len(name) > width:  # too many choices for a line: they are named in the text
+        name, choices = f"  {option.flag} NAME", f" One of {', '.join(option.choices)}."
     text = textwrap.wrap(
-        f"{option.help}{also} [{shown(option.default)}]", width, initial_indent=indent, subsequent_indent=indent
+        f"{option.help}{choices}{also} [{shown(option.default)}]",
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent,
     )
-    name = "  " + usage_of(option)
     if len(name) + 2 <= HELP_COLUMN:
         return [name.ljust(HELP_COLUMN) + text[0].lstrip(), *text[1:]]
     return [name, *text]
