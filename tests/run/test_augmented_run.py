@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
+from headrace.checkpoint.store import list_checkpoints
 from headrace.core.errors import ConfigError
-from headrace.run.fit import train
+from headrace.run.fit import resume, train
 
-from .conftest import final_state
+from .conftest import assert_same_bits, final_state
 
 SMALL = {
     "num_epochs": 1,
@@ -53,3 +54,35 @@ def test_weights_must_be_one_for_each_class(quick, tmp_path):
     with pytest.raises(ConfigError, match="3 numbers"):
         train(quick(class_weights="1 2 3"))
     assert not (tmp_path / "runs").exists()
+
+
+GROWING = {
+    "model_name": "cifar_resnet8",
+    "num_epochs": 3,
+    "weight_updates_per_epoch": 2,
+    "micro_batch_size": 8,
+    "global_batch_size": 16,
+    "progressive_resolution": 8,
+    "progressive_resolution_sizes": 2,
+    "progressive_resolution_end": 0.67,
+    "cutmix_alpha": 1.0,
+}
+
+
+@pytest.mark.slow
+def test_growing_images_in_stages_and_after_a_resume(quick, tmp_path):
+    plain = train(quick(run_name="plain", **GROWING))
+    staged = train(quick(run_name="staged", **GROWING, num_pipeline_stages=2))
+    assert_close(final_state(staged.directory), final_state(plain.directory))
+    text = (tmp_path / "runs" / "plain" / "metrics.jsonl").read_text()
+    assert "image sizes: 8x8 from step 0, 32x32 from step 4" in text
+    assert "training at 8x8 compiled" in text
+    newest = list_checkpoints(tmp_path / "runs" / "plain" / "checkpoints")[-1]
+    whole = final_state(plain.directory)
+    for file in newest.iterdir():
+        file.unlink()
+    newest.rmdir()
+    (tmp_path / "runs" / "plain" / "metrics.jsonl").unlink()
+    resumed = resume(tmp_path / "runs" / "plain")
+    assert resumed.step == 6
+    assert_same_bits(final_state(resumed.directory), whole)

@@ -1,9 +1,9 @@
-"""The section of the schema that says how training images are changed at random and mixed."""
+"""The section of the schema that says how training images are changed at random, mixed and shrunk."""
 
 from dataclasses import dataclass
 
 from headrace.config.field import option
-from headrace.config.values import between
+from headrace.config.values import at_least, between
 
 # The operations of rand_augment, in the order of the table in data/rand_augment.py; `equalize` only where it is named.
 RAND_AUGMENT_OPERATIONS = (
@@ -35,7 +35,7 @@ def known_operations(words: tuple[str, ...]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Augment:
-    """Training images changed at random and mixed with others. All off by default."""
+    """Training images changed at random, mixed with others, small at first. All off by default."""
 
     color_jitter: float = option(
         0.0,
@@ -82,4 +82,15 @@ class Augment:
         0.0,
         "Cutmix by its usual formula, given instead of cutmix_lambda: the share kept is from Beta(x, x); 0 is off.",
         check=between(0, 100),
+    )
+    progressive_resolution: int | None = option(
+        None,
+        "Height and width of training images at the start of the run, growing to full size; unset is off.",
+        check=at_least(4),
+    )
+    progressive_resolution_end: float = option(
+        0.8, "Share of the run after which images have their full size.", check=between(0.01, 1)
+    )
+    progressive_resolution_sizes: int = option(
+        4, "Different sizes, from the first to the full one; each is compiled once.", check=between(2, 32)
     )

@@ -6,7 +6,7 @@ once and all arithmetic after that is one fused pass over the output. What happe
 sample) alone, never on the batch it is in.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -42,6 +42,11 @@ class Preprocess:
     random_erasing: float = 0.0
     rand_augment: RandAugment | None = None
     mix: Mix | None = None
+    shrunk_hw: tuple[int, int] | None = None  # training images are shrunk to it before they are mixed
+
+    def at_size(self, hw: tuple[int, int]) -> "Preprocess":
+        """Return the same with training images of a smaller size."""
+        return replace(self, shrunk_hw=hw, mix=replace(self.mix, image_hw=hw) if self.mix else None)
 
 
 def preprocess_spec(data: Data, augment: Augment, info: DataInfo, seed: int) -> Preprocess:

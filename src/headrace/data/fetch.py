@@ -4,6 +4,7 @@ from typing import Any
 
 from headrace.data.augment import Preprocess, preprocess
 from headrace.data.mix import mix_images, mix_labels
+from headrace.data.shrink import shrink
 
 Arrays = dict[str, Any]
 
@@ -13,7 +14,7 @@ def fetch(resident: Arrays | None, block: Arrays, spec: Preprocess, train: bool)
 
     `block` is {"index": [B]} with "epoch" (one number) for training, and "images" and "labels" where they were sent.
     Sets that are on the device are looked up by index; a made-up set may hold fewer images than there are samples.
-    Images are mixed here, on the device, also where the host preprocesses: only here a micro-batch is together.
+    Images are shrunk and mixed here, also where the host preprocesses: only here a micro-batch is together.
     """
     if "images" in block:
         images = block["images"]
@@ -23,6 +24,8 @@ def fetch(resident: Arrays | None, block: Arrays, spec: Preprocess, train: bool)
     index, epoch = block["index"], block.get("epoch", 0)
     if spec.on_device:
         images = preprocess(images, index, epoch, spec, train)
+    if train and spec.shrunk_hw is not None:
+        images = shrink(images, spec.shrunk_hw)
     if train and spec.mix is not None:
         images = mix_images(images, index, epoch, spec.mix)
     return images, fetch_labels(resident, block, spec, train)

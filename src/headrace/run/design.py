@@ -18,6 +18,7 @@ from headrace.engine.trainable import Trainable, make_trainable
 from headrace.model.families import build_network
 from headrace.model.network import Network
 from headrace.plan.plan import Plan, make_plan
+from headrace.plan.resolution import SizeSpan, size_spans
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,7 @@ class Design:
     lr_curve: Callable[[Any], Any]
     optimizer: optax.GradientTransformationExtraArgs
     trainable: Trainable
+    sizes: tuple[SizeSpan, ...]  # of training images, in their order
 
 
 def design_run(config: Config) -> Design:
@@ -58,6 +60,7 @@ def design_run(config: Config) -> Design:
         lr_curve=lr_curve,
         optimizer=make_optimizer(config.learning, lr_curve, plan.batch.global_batch_size, rate_factor),
         trainable=trainable,
+        sizes=size_spans(config.augment, network, plan.steps),
     )
 
 

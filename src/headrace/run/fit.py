@@ -17,14 +17,14 @@ from headrace.data.feed import FeedOptions, feed_options
 from headrace.engine.devices import start_devices, use_compilation_cache
 from headrace.engine.state import evaluated_weights
 from headrace.run.books import Books, InFlight, RunResult, utc_now
+from headrace.run.calls import Calls
 from headrace.run.design import Design, design_run, starting_state
 from headrace.run.directory import layout, make_directory, read_run, refuse_taken, with_absolute_places, write_run
-from headrace.run.executor import make_executor
 from headrace.run.initial import adopt_weights, write_table
 from headrace.run.interrupt import listen
 from headrace.run.restore import Past, Restored, find_restored, refuse_other_run, rewind_run
 from headrace.run.settle import Settler
-from headrace.run.trainer import advise_on_memory, compile_call, open_feed, step_spec
+from headrace.run.trainer import advise_on_memory, open_feed
 from headrace.run.validator import Validator
 from headrace.telemetry.console import make_console
 from headrace.telemetry.record import RunStart
@@ -64,7 +64,8 @@ def fit(resolved: Resolved, restored: Restored | None) -> RunResult:
     # The devices, and the state that they start from.
     use_compilation_cache(config.run.compilation_cache_dir)
     devices = start_devices(config.run.platform, plan.num_devices)
-    executor = make_executor(plan, step_spec(design, options, dataset), devices, config.pipeline.recomputation)
+    calls = Calls(design, options, dataset, devices, step)
+    executor = calls.executor
     state = starting_state(design, (adopted.params, adopted.stats) if adopted else None)
     if restored and restored.arrays is not None:
         state = fit_tree(restored.arrays, state)
@@ -113,8 +114,8 @@ def fit(resolved: Resolved, restored: Restored | None) -> RunResult:
             state = executor.place(state)
             feed = stack.enter_context(closing(open_feed(design, dataset, options, executor, step)))
             block = feed.next()
-            compiled = compile_call(executor, state, feed.resident, block)
-            books.compiled("training", compiled)
+            for what, compiled in calls.compile(state, feed.resident, block):
+                books.compiled(what, compiled)
             if config.run.compile_only:
                 return ending.reach("compiled")
 
@@ -124,7 +125,7 @@ def fit(resolved: Resolved, restored: Restored | None) -> RunResult:
             sinks.advance(step)
             wait = 0.0
             while step < steps.total_steps and not interrupt.requested:
-                state, metrics = compiled.program(state, feed.resident, block)
+                state, metrics = calls.at(step)(state, feed.resident, block)
                 step += steps.steps_per_call
                 call = InFlight(
                     last_step=step,
@@ -159,6 +160,8 @@ def _hints(design: Design, devices: list[Any]) -> list[str]:
     """Return advice that no error gives: what most people would want to know before they wait."""
     numerics = design.config.numerics
     hints = [design.trainable.told] if design.trainable.told else []
+    if len(design.sizes) > 1:
+        hints += [f"image sizes: {', '.join(str(span) for span in design.sizes)}"]
     if devices[0].platform != "cpu" and numerics.precision == "32.32":
         hints += [
             "precision is 32.32; --precision 16.32 (bfloat16 compute, float32 weights) is often twice as fast here"

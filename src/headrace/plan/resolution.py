@@ -1,0 +1,81 @@
+"""Progressive resolution on paper: which image size the steps have, small first and full at the end.
+
+The sizes are evenly apart and last equally long, up to a share of the run. A call has one size, so that a size changes
+where a call begins; calls that are shortened for a resume still begin there.
+"""
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from headrace.config.schema import Augment
+from headrace.core.errors import ConfigError
+from headrace.model.network import Network
+from headrace.plan.steps import StepPlan
+
+_MULTIPLE = 4  # of pixels: strides then divide the sizes between
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeSpan:
+    """Steps of one image size, from the first on."""
+
+    first_step: int
+    image_hw: tuple[int, int]
+
+    def __str__(self) -> str:
+        return f"{self.image_hw[0]}x{self.image_hw[1]} from step {self.first_step:,}"
+
+
+def size_spans(augment: Augment, network: Network, steps: StepPlan) -> tuple[SizeSpan, ...]:
+    """Return the sizes in their order, one for all steps where none was asked for."""
+    full = network.input_hwc[:2]
+    whole_run = (SizeSpan(first_step=0, image_hw=full),)
+    first = augment.progressive_resolution
+    if first is None or not steps.total_steps:
+        return whole_run
+    if first >= max(full):
+        raise ConfigError(
+            f"progressive_resolution is {first}, the images are {full[0]}x{full[1]}.",
+            rule="The first size is smaller than the full one.",
+            remedy=f"Use --progressive-resolution {max(_MULTIPLE, max(full) // 2)}, or leave it out.",
+        )
+    sizes = _sizes(first, full, augment.progressive_resolution_sizes)
+    spans = tuple(
+        SizeSpan(first_step=_begin(number, len(sizes), augment, steps), image_hw=size)
+        for number, size in enumerate(sizes)
+    )
+    if any(after.first_step <= before.first_step for before, after in pairwise(spans)):
+        raise ConfigError(
+            f"{len(sizes)} image sizes do not fit {steps.num_calls} calls of {steps.steps_per_call} steps.",
+            rule="A call has one image size: every size needs a call of its own.",
+            remedy="Use more --logs-per-epoch or --num-epochs, or fewer --progressive-resolution-sizes.",
+        )
+    for span in spans:
+        _refuse_misfit(network, span.image_hw)
+    return spans
+
+
+def _sizes(first: int, full: tuple[int, int], count: int) -> list[tuple[int, int]]:
+    """Return the sizes from `first` (the longer side) to the full one, each once."""
+    longest = max(full)
+    sides = [first + (longest - first) * number / (count - 1) for number in range(count)]
+    between = [round(side / _MULTIPLE) * _MULTIPLE for side in sides[1:-1]]
+    ordered = sorted({first, *(side for side in between if first < side < longest)})
+    return [(max(1, round(full[0] * s / longest)), max(1, round(full[1] * s / longest))) for s in ordered] + [full]
+
+
+def _begin(number: int, count: int, augment: Augment, steps: StepPlan) -> int:
+    """Return the step at which a size begins, where a call does."""
+    exact = steps.total_steps * augment.progressive_resolution_end * number / (count - 1)
+    return min(round(exact / steps.steps_per_call), steps.num_calls - 1) * steps.steps_per_call
+
+
+def _refuse_misfit(network: Network, hw: tuple[int, int]) -> None:
+    """Refuse a network whose weights depend on the size of its images."""
+    small = replace(network, input_hwc=(*hw, network.input_hwc[2]))
+    if small.total_cost().params != network.total_cost().params:
+        raise ConfigError(
+            f"{network.name} has other weights for {hw[0]}x{hw[1]} images.",
+            rule="With progressive resolution one set of weights serves all sizes: no layer may flatten an image.",
+            remedy="Choose a network that ends in a global pool, such as a ResNet.",
+        )
