@@ -10,6 +10,8 @@ REFUSED = [
         {"eight_bit_transfer": True, "accelerator_side_preprocess": False},
         ["only raw pixels", "eight_bit_transfer on (code)"],
     ),
+    ({"fused_preprocessing": True, "accelerator_side_preprocess": False}, ["fused_preprocessing on (code)"]),
+    ({"normalise_input": True, "normalization": "zero-one"}, ["normalise_input on (code) with normalization zero-one"]),
     ({"gradient_accumulation_count": 2, "global_batch_size": 8}, ["Both are given", "Leave one of them out."]),
     ({"logs_per_epoch": 0.5, "num_epochs": 5}, ["Cannot log 2.0 epochs at a time for 5 epochs"]),
     ({"logs_per_epoch": 0.25, "num_epochs": 6}, ["Cannot log 4.0 epochs at a time for 6 epochs"]),
@@ -50,6 +52,8 @@ def test_combinations_that_cannot_work(options, told):
     "options",
     [
         {"eight_bit_transfer": False, "accelerator_side_preprocess": False},
+        {"normalise_input": True, "normalization": "per-channel"},
+        {"normalise_input": False, "normalization": "centred"},
         {"logs_per_epoch": 0.5, "num_epochs": 6},
         {"logs_per_epoch": "0.3333333333333333333", "num_epochs": 6},
         {"logs_per_epoch": "2/3", "num_epochs": 3},

@@ -17,6 +17,23 @@ def _mixing(facts: Facts) -> str:
 
 AUGMENT_RULES = (
     Rule(
+        broken=lambda facts: (
+            facts.config.data.normalise_input is not None
+            and facts.config.data.normalization not in ("auto", facts.config.data.wanted_normalization)
+        ),
+        problem=lambda facts: f"{facts.told('normalise_input')} with {facts.told('normalization')}.",
+        rule="Both say how pixels become numbers for the network.",
+        remedy="Leave one of them out.",
+    ),
+    Rule(
+        broken=lambda facts: (
+            facts.config.data.fused_preprocessing and not facts.config.data.accelerator_side_preprocess
+        ),
+        problem=lambda facts: f"{facts.told('fused_preprocessing')} with {facts.told('accelerator_side_preprocess')}.",
+        rule="What is fused is the device's preprocessing.",
+        remedy="Leave one of them out.",
+    ),
+    Rule(
         broken=lambda facts: facts.config.data.balanced_sampling and not facts.config.data.shuffle,
         problem=lambda facts: f"{facts.told('balanced_sampling')} with {facts.told('shuffle')}.",
         rule="Which images of a class come, and when, is drawn at random.",
@@ -43,6 +60,13 @@ AUGMENT_RULES = (
 )
 
 AUGMENT_NOTES = (
+    Remark(
+        when=lambda facts: facts.config.data.fused_preprocessing,
+        text=lambda facts: (
+            f"{facts.told('fused_preprocessing')} changes nothing: the device always normalises in one pass, and "
+            "images keep their channels (no fourth one is added)."
+        ),
+    ),
     Remark(
         when=lambda facts: facts.given("cutmix_version") and facts.config.augment.cutmix_lambda == 1,
         text=lambda facts: f"{facts.told('cutmix_version')} has no effect without cutmix_lambda.",

@@ -115,6 +115,13 @@ TIES = (
         dependent="eight_bit_transfer",
         keep=lambda on_device, eight_bit: eight_bit if on_device else None,
     ),
+    Tie(
+        owner="accelerator_side_preprocess",
+        dependent="fused_preprocessing",
+        keep=lambda on_device, fused: fused if on_device else None,
+    ),
+    Tie(owner="normalization", dependent="normalise_input", keep=lambda wanted, given: None),
+    Tie(owner="normalise_input", dependent="normalization", keep=lambda given, wanted: None),
     *_stage_ties("num_pipeline_stages", int),
     *_stage_ties("pipeline_splits", stages_of_splits),
 )

@@ -60,13 +60,22 @@ class Data:
         "auto",
         "How pixels become numbers for the network; auto takes what suits the data set.",
         aliases=("normalisation",),
-        choices=("auto", "per-image", "per-channel", "zero-one", "none"),
+        choices=("auto", "per-image", "per-channel", "centred", "zero-one", "none"),
+    )
+    normalise_input: bool | None = option(
+        None,
+        "On means normalization per-channel, off means centred (only the mean is taken off); unset leaves it to "
+        "normalization.",
+        aliases=("normalize_input",),
     )
     accelerator_side_preprocess: bool = option(True, "Normalise and augment on the device instead of on the host.")
     eight_bit_transfer: bool | None = option(
         None,
         "Send images as 8-bit numbers; unset means whenever preprocessing is on the device.",
         aliases=("eight_bit_io",),
+    )
+    fused_preprocessing: bool = option(
+        False, "Normalise in one pass; on the device it is always so, and no fourth channel is added."
     )
     shuffle: bool = option(True, "Take the training images in a new order in every epoch.")
     balanced_sampling: bool = option(False, "Show every class equally often, small ones again and again.")
@@ -83,3 +92,10 @@ class Data:
         check=at_least(1),
     )
     prefetch_depth: int = option(2, "Blocks of images prepared ahead of the device.", check=between(1, 255))
+
+    @property
+    def wanted_normalization(self) -> str:
+        """Return the normalization that the two options about it ask for, or auto."""
+        if self.normalise_input is None:
+            return self.normalization
+        return "per-channel" if self.normalise_input else "centred"

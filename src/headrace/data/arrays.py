@@ -84,13 +84,14 @@ def array_dataset(data: Data, given: Given, train: Source | None, validation: So
     source = train or validation
     dtype = str(source.read(np.zeros(1, np.int64), 0).dtype) if source is not None else given.image_dtype or "float32"
     augmentation = "none" if data.train_augmentation == "auto" else data.train_augmentation
-    normalization = _normalization(data.normalization, dtype)
+    normalization = _normalization(data.wanted_normalization, dtype)
     mean, std = given.channel_mean, given.channel_std
-    if normalization == "per-channel" and train is not None and not mean:
+    needs_mean = normalization in ("per-channel", "centred")
+    if needs_mean and train is not None and not mean:
         mean, std = channel_moments(train)
-    elif normalization == "per-channel" and not mean:
+    elif needs_mean and not mean:
         raise DataError(
-            "normalization per-channel needs the mean of the training images, which this model has not seen.",
+            f"normalization {normalization} needs the mean of the training images, which this model has not seen.",
             remedy="Call fit or load first, or choose normalization='zero-one'.",
         )
     info = DataInfo(

@@ -31,7 +31,7 @@ class Preprocess:
     """How bytes become what the network sees."""
 
     augmentation: str  # none | flip | crop | flip-crop
-    normalization: str  # per-image | per-channel | zero-one | none
+    normalization: str  # per-image | per-channel | centred | zero-one | none
     mean: tuple[float, ...]  # per channel, on the scale 0 to 1
     std: tuple[float, ...]
     seed: int
@@ -141,11 +141,13 @@ def _normal(images: Any, spec: Preprocess, xp: Any) -> tuple[Any, Any]:
     """Return what to subtract and what to multiply with, as [n, 1, 1, 1], [1, 1, W, C] or single numbers."""
     if spec.normalization == "per-image":
         return _per_image(images, xp)
-    if spec.normalization == "per-channel":
+    if spec.normalization in ("per-channel", "centred"):
         # A whole row of constants: NumPy's inner loop is then W * C long, not C, and five times faster.
         mean, std = (
             np.tile(np.array(each, np.float64), (1, 1, spec.image_hwc[1], 1)) for each in (spec.mean, spec.std)
         )
+        if spec.normalization == "centred":
+            return (255 * mean).astype(np.float32), np.float32(1)
         return (255 * mean).astype(np.float32), (1 / (255 * std)).astype(np.float32)
     return np.float32(0), np.float32(1 / 255 if spec.normalization == "zero-one" else 1)
 

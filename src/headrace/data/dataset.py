@@ -93,7 +93,7 @@ def describe(data: Data) -> DataInfo:
         num_train=row.num_train,
         num_validation=row.num_validation,
         augmentation=_or(data.train_augmentation, row.augmentation),
-        normalization=_or(data.normalization, row.normalization),
+        normalization=_or(data.wanted_normalization, row.normalization),
         channel_mean=row.channel_mean,
         channel_std=row.channel_std,
     )
@@ -144,7 +144,7 @@ def _describe_pictures(pictures: PictureSet, data: Data) -> DataInfo:
         num_train=len(pictures.train),
         num_validation=len(pictures.validation),
         augmentation=_or(data.train_augmentation, "flip" if random_crops else "flip-crop"),
-        normalization=_or(data.normalization, "per-channel"),
+        normalization=_or(data.wanted_normalization, "per-channel"),
         channel_mean=IMAGENET_MEAN if channels == 3 else GREY_MEAN,
         channel_std=IMAGENET_STD if channels == 3 else GREY_STD,
         varies=random_crops,
@@ -170,7 +170,7 @@ def _describe_made_up(data: Data) -> DataInfo:
         num_train=num_train,
         num_validation=max(1, num_train // 5),
         augmentation=_or(data.train_augmentation, "none"),
-        normalization=_or(data.normalization, "per-channel"),
+        normalization=_or(data.wanted_normalization, "per-channel"),
         channel_mean=(0.5,) * channels,  # of uniform bytes
         channel_std=(0.28975,) * channels,
     )
