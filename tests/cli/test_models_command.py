@@ -71,7 +71,7 @@ def test_another_norm(capsys):
         (["show"], "required: NAME"),
         (["show", "toy_model", "--image-size", "0"], "must be 1 or more"),
         (["show", "resnet50", "--norm-layer", "batch_norm"], "not valid JSON"),
-        (["--colour"], "no option --colour"),
+        (["--shade"], "no option --shade"),
         (["--num-epochs", "3"], "does not change a network"),
         (["show", "resnet", "--model-size", "51"], "resnet has no size '51'"),
         (["show", "resnet50", "--group-dim", "4"], "does not concern model_name resnet50"),
