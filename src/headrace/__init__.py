@@ -24,6 +24,7 @@ _HOME = {
     "cross_replica": "headrace.program.transforms",
     "dataset_benchmark": "headrace.program.benchmark",
     "infeed_benchmark": "headrace.program.benchmark",
+    "PipelineModel": "headrace.run.pipeline_model",
     "train": "headrace.run.fit",
     "resume": "headrace.run.fit",
     "validate": "headrace.run.validate",
@@ -37,6 +38,7 @@ __all__ = [
     "Infeed",
     "Outfeed",
     "OutfeedMode",
+    "PipelineModel",
     "__version__",
     "accumulate_gradients",
     "build_network",
@@ -68,6 +70,7 @@ if TYPE_CHECKING:
     from headrace.program.outfeed import Outfeed, OutfeedMode
     from headrace.program.transforms import accumulate_gradients, cross_replica
     from headrace.run.fit import resume, train
+    from headrace.run.pipeline_model import PipelineModel
     from headrace.run.validate import validate
 
 

@@ -5,12 +5,12 @@ import pytest
 
 from headrace.config.load import config_from
 from headrace.core.errors import ConfigError, DataError
-from headrace.data.arrays import Given, array_dataset, array_source, channel_moments, check_class_names
+from headrace.data.arrays import ImageSpec, array_dataset, array_source, channel_moments, check_class_names
 from headrace.data.feed import EvalFeed, TrainFeed, feed_options
 from headrace.data.fetch import fetch
 from headrace.data.order import StepShape, epoch_order
 
-GIVEN = Given(image_hwc=(4, 5, 3), num_classes=7)
+SPEC = ImageSpec(image_hwc=(4, 5, 3), num_classes=7)
 LABELS = np.arange(10) % 7
 
 
@@ -42,7 +42,7 @@ def data_of(**options):
 
 def train_batches(source, data, num_devices=1):
     """Return the images of the first epoch as the network sees them, with the order they came in."""
-    info = array_dataset(data, GIVEN, source, None).info
+    info = array_dataset(data, SPEC, source, None).info
     options = feed_options(data, info, 0, num_devices)
     shape = StepShape(
         seed=0,
@@ -74,7 +74,7 @@ def train_batches(source, data, num_devices=1):
 @pytest.mark.parametrize("wrap", [np.asarray, OneByOne, list])
 def test_float_images_reach_the_network_unchanged(cache, wrap):
     images = images_of("float32")
-    source = array_source(wrap(images), LABELS, GIVEN)
+    source = array_source(wrap(images), LABELS, SPEC)
     seen, order = train_batches(source, data_of(dataset_cache=cache))
     np.testing.assert_array_equal(seen, images[order])
     assert source.nbytes == images.nbytes
@@ -83,7 +83,7 @@ def test_float_images_reach_the_network_unchanged(cache, wrap):
 @pytest.mark.parametrize("cache", ["device", "host"])
 def test_byte_images_become_zero_to_one_unless_asked_otherwise(cache):
     images = images_of("uint8")
-    source = array_source(images, LABELS, GIVEN)
+    source = array_source(images, LABELS, SPEC)
     seen, order = train_batches(source, data_of(dataset_cache=cache))
     np.testing.assert_allclose(seen, images[order] / 255, rtol=1e-6)
     seen, _ = train_batches(source, data_of(dataset_cache=cache, normalization="per-channel"))
@@ -94,7 +94,7 @@ def test_byte_images_become_zero_to_one_unless_asked_otherwise(cache):
 
 def test_float_images_can_be_flipped():
     images = images_of("float32")
-    seen, order = train_batches(array_source(images, LABELS, GIVEN), data_of(train_augmentation="flip"))
+    seen, order = train_batches(array_source(images, LABELS, SPEC), data_of(train_augmentation="flip"))
     flipped = images[order][:, :, ::-1]
     same = (seen == images[order]).all((1, 2, 3))
     assert ((seen == flipped).all((1, 2, 3)) | same).all()
@@ -104,8 +104,8 @@ def test_float_images_can_be_flipped():
 def test_evaluation_counts_every_image_once():
     images = images_of("float32")
     data = data_of(dataset_cache="host")
-    source = array_source(OneByOne(images), LABELS, GIVEN)
-    options = feed_options(data, array_dataset(data, GIVEN, None, source).info, 0, 1)
+    source = array_source(OneByOne(images), LABELS, SPEC)
+    options = feed_options(data, array_dataset(data, SPEC, None, source).info, 0, 1)
     feed = EvalFeed(source, 4, 2, options, lambda tree, kind: tree)
     blocks = list(feed)
     feed.close()
@@ -115,11 +115,11 @@ def test_evaluation_counts_every_image_once():
 
 def test_the_moments_of_channels():
     images = images_of("uint8", 1500)
-    mean, std = channel_moments(array_source(images, np.arange(1500) % 7, GIVEN))
+    mean, std = channel_moments(array_source(images, np.arange(1500) % 7, SPEC))
     np.testing.assert_allclose(mean, images.mean((0, 1, 2)) / 255)
     np.testing.assert_allclose(std, images.std((0, 1, 2)) / 255)
     with pytest.raises(DataError, match="Channel 2 has the same value"):
-        channel_moments(array_source(images * np.array([1, 1, 0], np.uint8), np.arange(1500) % 7, GIVEN))
+        channel_moments(array_source(images * np.array([1, 1, 0], np.uint8), np.arange(1500) % 7, SPEC))
 
 
 @pytest.mark.parametrize(
@@ -141,36 +141,36 @@ def test_the_moments_of_channels():
 )
 def test_what_cannot_be_right_is_refused(images, labels, told):
     with pytest.raises(DataError, match=told):
-        array_source(images, labels, GIVEN)
+        array_source(images, labels, SPEC)
 
 
 def test_one_channel_needs_its_dim():
     with pytest.raises(DataError, match="None"):
-        array_source(np.zeros((2, 8, 8), np.uint8), [0, 1], Given(image_hwc=(8, 8, 1), num_classes=2))
+        array_source(np.zeros((2, 8, 8), np.uint8), [0, 1], ImageSpec(image_hwc=(8, 8, 1), num_classes=2))
 
 
 def test_an_image_unlike_the_first_is_named():
     images = [np.zeros((4, 5, 3), np.uint8)] * 9 + [np.zeros((4, 4, 3), np.uint8)]
-    source = array_source(images, LABELS, GIVEN)
+    source = array_source(images, LABELS, SPEC)
     with pytest.raises(DataError, match="Image 9 is uint8"):
         source.read(np.arange(10), 0)
 
 
 def test_options_that_do_not_go_with_float_images_are_refused():
-    source = array_source(images_of("float32"), LABELS, GIVEN)
+    source = array_source(images_of("float32"), LABELS, SPEC)
     with pytest.raises(ConfigError, match="normalization zero-one"):
-        array_dataset(data_of(normalization="zero-one"), GIVEN, source, None)
+        array_dataset(data_of(normalization="zero-one"), SPEC, source, None)
     data = data_of(eight_bit_transfer=True)
     with pytest.raises(ConfigError, match="eight_bit_transfer is on"):
-        feed_options(data, array_dataset(data, GIVEN, source, None).info, 0, 1)
+        feed_options(data, array_dataset(data, SPEC, source, None).info, 0, 1)
 
 
 def test_data_unlike_that_of_the_training_is_refused():
-    trained = Given(image_hwc=(4, 5, 3), num_classes=7, image_dtype="uint8")
+    trained = ImageSpec(image_hwc=(4, 5, 3), num_classes=7, image_dtype="uint8")
     with pytest.raises(DataError, match="trained on were uint8"):
         array_source(images_of("float32"), LABELS, trained)
-    source = array_source(images_of("uint8"), LABELS, GIVEN)
+    source = array_source(images_of("uint8"), LABELS, SPEC)
     with pytest.raises(DataError, match="per-channel needs the mean"):
-        array_dataset(data_of(normalization="per-channel"), GIVEN, None, source)
+        array_dataset(data_of(normalization="per-channel"), SPEC, None, source)
     with pytest.raises(DataError, match="2 names"):
         check_class_names(("a", "b"), 7)

@@ -123,7 +123,9 @@ def test_sums_may_be_taken_up_again_at_any_call():
 
 def test_directories_of_new_runs(quick, tmp_path):
     config = quick().config
-    assert make_directory(config).path != make_directory(config).path, "two runs that begin in the same second"
+    assert make_directory(config, "toy").path != make_directory(config, "toy").path, (
+        "two runs that begin in the same second"
+    )
     named = quick(run_name="mine").config
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     (tmp_path / "runs" / "mine" / ".lock").touch()
@@ -134,7 +136,7 @@ def test_directories_of_new_runs(quick, tmp_path):
     (tmp_path / "file").touch()
     for option in ("log_dir", "checkpoint_dir"):
         with pytest.raises(ConfigError, match=rf"file is not a directory.*--{option.replace('_', '-')}"):
-            make_directory(quick(**{option: str(tmp_path / "file")}).config)
+            make_directory(quick(**{option: str(tmp_path / "file")}).config, "toy")
 
 
 def test_paths_that_are_no_runs(quick, tmp_path):

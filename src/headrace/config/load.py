@@ -26,6 +26,8 @@ DEFAULT_RECIPE = "default"
 PICTURES_RECIPE = "pictures"  # the default where somebody says where their pictures are
 NO_RECIPE = "none"
 DATASET_VARIABLES = ("DATASETS_DIR", "DATA_DIR")
+KEPT_OF_MODEL = {"bn_momentum", "stable_norm", "dbn_replica_group_size"}  # not of one network, but of how it trains
+NAMED_OF_DATA = {"dataset", "dataset_path", "image_size", "num_channels", "num_classes", "num_samples"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +76,18 @@ def override(saved: Resolved, options: Mapping[str, Any]) -> Resolved:
 
 def config_from(flat: Mapping[str, Any]) -> Config:
     """Return a checked Config from flat option names (or their aliases); what is not named has its default."""
-    return _assemble([_option_layer(flat, Origin(kind="code"))], "").config
+    return resolve_code(flat).config
+
+
+def resolve_code(flat: Mapping[str, Any]) -> Resolved:
+    """Return the configuration of options that code gives; what is not named has its default."""
+    return _assemble([_option_layer(flat, Origin(kind="code"))], "")
+
+
+def named_options() -> frozenset[str]:
+    """Return the options that name and shape a network and a data set, which code may give instead."""
+    network = {name for name, option in all_options().items() if option.section == "model"} - KEPT_OF_MODEL
+    return frozenset(network | NAMED_OF_DATA)
 
 
 def to_flat(config: Config) -> dict[str, Any]:

@@ -21,16 +21,17 @@ _AT_ONCE = 1024  # images read together for the channels' mean
 
 
 @dataclass(frozen=True, kw_only=True)
-class Given:
-    """What the images must be: the network's input and classes; and, where they are known, their format and channels.
+class ImageSpec:
+    """What the images must be: the network's input and classes; and how a model saw the data it was trained on.
 
-    `class_names`, `image_dtype` and the two channel values are those of the data a model was trained on.
+    What follows `class_names` is of the training data, and empty before there was any.
     """
 
     image_hwc: tuple[int, int, int]
     num_classes: int
     class_names: tuple[str, ...] = ()
-    image_dtype: str | None = None
+    image_dtype: str = ""
+    normalization: str = ""
     channel_mean: tuple[float, ...] = ()  # of the training images, on the scale 0 to 1
     channel_std: tuple[float, ...] = ()
 
@@ -70,22 +71,22 @@ class SequenceSource:
         return read
 
 
-def array_source(images: Any, labels: Any, given: Given, what: str = "") -> Source:
+def array_source(images: Any, labels: Any, spec: ImageSpec, what: str = "") -> Source:
     """Return the split of these images and labels; `what` (such as `validation `) dresses errors."""
     first = np.asarray(images[0]) if _count(images, what) else None
     is_array = hasattr(images, "shape") and hasattr(images, "dtype")
-    _check_image(images if is_array else first, is_array, given, what)
-    labels = _labels(labels, len(images), given.num_classes, what)
+    _check_image(images if is_array else first, is_array, spec, what)
+    labels = _labels(labels, len(images), spec.num_classes, what)
     return ArraySource(np.asarray(images), labels) if is_array else SequenceSource(images, labels, np.asarray(first))
 
 
-def array_dataset(data: Data, given: Given, train: Source | None, validation: Source | None) -> DataSet:
+def array_dataset(data: Data, spec: ImageSpec, train: Source | None, validation: Source | None) -> DataSet:
     """Return the data set of these two splits (None: the run does without), with its preprocessing resolved."""
     source = train or validation
-    dtype = str(source.read(np.zeros(1, np.int64), 0).dtype) if source is not None else given.image_dtype or "float32"
+    dtype = str(source.read(np.zeros(1, np.int64), 0).dtype) if source is not None else spec.image_dtype or "float32"
     augmentation = "none" if data.train_augmentation == "auto" else data.train_augmentation
-    normalization = _normalization(data.wanted_normalization, dtype)
-    mean, std = given.channel_mean, given.channel_std
+    normalization = _normalization(data.wanted_normalization, spec.normalization, dtype)
+    mean, std = spec.channel_mean, spec.channel_std
     needs_mean = normalization in ("per-channel", "centred")
     if needs_mean and train is not None and not mean:
         mean, std = channel_moments(train)
@@ -96,18 +97,18 @@ def array_dataset(data: Data, given: Given, train: Source | None, validation: So
         )
     info = DataInfo(
         name=ARRAYS,
-        image_hwc=given.image_hwc,
-        num_classes=given.num_classes,
-        class_names=given.class_names or tuple(f"class {label}" for label in range(given.num_classes)),
+        image_hwc=spec.image_hwc,
+        num_classes=spec.num_classes,
+        class_names=spec.class_names or tuple(f"class {label}" for label in range(spec.num_classes)),
         num_train=len(train) if train is not None else 0,
         num_validation=len(validation) if validation is not None else 0,
         augmentation=augmentation,
         normalization=normalization,
-        channel_mean=mean or (0.0,) * given.image_hwc[2],
-        channel_std=std or (1.0,) * given.image_hwc[2],
+        channel_mean=mean or (0.0,) * spec.image_hwc[2],
+        channel_std=std or (1.0,) * spec.image_hwc[2],
         image_dtype=dtype,
     )
-    none = ArraySource(np.zeros((0, *given.image_hwc), dtype), np.zeros(0, np.int32))
+    none = ArraySource(np.zeros((0, *spec.image_hwc), dtype), np.zeros(0, np.int32))
     return DataSet(info=info, train=none if train is None else train, validation=validation or none)
 
 
@@ -139,9 +140,15 @@ def check_class_names(names: Sequence[str], num_classes: int) -> tuple[str, ...]
     return tuple(map(str, names))
 
 
-def _normalization(wanted: str, dtype: str) -> str:
+def _normalization(wanted: str, trained: str, dtype: str) -> str:
+    if trained and wanted not in ("auto", trained):
+        raise ConfigError(
+            f"normalization {wanted} is asked for, but the model was trained with {trained}.",
+            rule="A network must see images as it saw them in training.",
+            remedy="Leave normalization out.",
+        )
     if dtype == "uint8":
-        return "zero-one" if wanted == "auto" else wanted
+        return trained or ("zero-one" if wanted == "auto" else wanted)
     if wanted not in ("auto", "none"):
         raise ConfigError(
             f"normalization {wanted} is asked for, but the images are {dtype}.",
@@ -162,13 +169,13 @@ def _count(images: Any, what: str) -> int:
     return len(images)
 
 
-def _check_image(images: Any, is_array: bool, given: Given, what: str) -> None:
+def _check_image(images: Any, is_array: bool, spec: ImageSpec, what: str) -> None:
     """Refuse images (an array of them, or the first alone) of another shape or dtype than the network takes."""
     shape = tuple(images.shape)[1:] if is_array else tuple(images.shape)
-    wanted = "x".join(map(str, given.image_hwc))
-    if shape != given.image_hwc:
+    wanted = "x".join(map(str, spec.image_hwc))
+    if shape != spec.image_hwc:
         remedy = "Give the height, width and channels of the images as input_shape."
-        if len(shape) == 2 and (*shape, 1) == given.image_hwc:
+        if len(shape) == 2 and (*shape, 1) == spec.image_hwc:
             remedy = "Give them a dim for the one channel: images[..., None]."
         found = "x".join(map(str, shape)) or "single numbers"
         raise DataError(f"The {what}images are {found}, the network takes {wanted}.", remedy=remedy)
@@ -179,11 +186,11 @@ def _check_image(images: Any, is_array: bool, given: Given, what: str) -> None:
             rule="Images are uint8 (0 to 255, preprocessed as the options say) or float32 (taken as they are).",
             remedy="Convert them: images.astype(np.float32).",
         )
-    if given.image_dtype not in (None, dtype):
+    if spec.image_dtype not in ("", dtype):
         raise DataError(
-            f"The {what}images are {dtype}, those that the model was trained on were {given.image_dtype}.",
+            f"The {what}images are {dtype}, those that the model was trained on were {spec.image_dtype}.",
             rule="uint8 images are preprocessed and float32 ones are not, so the network would see other numbers.",
-            remedy=f"Give images of {given.image_dtype}.",
+            remedy=f"Give images of {spec.image_dtype}.",
         )
 
 

@@ -1,7 +1,8 @@
 """A block that is two functions: traced once for its shape and cost, then a layer like any other."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,10 +11,13 @@ import numpy as np
 from jax import Array
 
 from headrace.core.errors import ConfigError, HeadraceError
+from headrace.core.rng import generator
+from headrace.core.tree import flatten_named
 from headrace.model.context import Ctx, Draws
 from headrace.model.cost import Cost
 from headrace.model.initial import RngAt
 from headrace.model.layers import Shape, Tree
+from headrace.model.network import Network
 from headrace.model.sample_key import sample_key, start_key
 from headrace.model.traced_cost import count_jaxpr
 
@@ -86,6 +90,8 @@ class OwnBlock:
     def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
         """Apply the user's function to weights and images in the compute dtype."""
         own = self.packs[0].unpack(params), self.packs[1].unpack(stats)
+        if self.has_stats and params and ctx.is_frozen(*flatten_named(params)):
+            ctx = replace(ctx, train=False)  # a block whose weights are all left alone works as in evaluation
         y, batch_stats = _call(self.functions, own, x, ctx)
         y = y if self.logits else y.astype(ctx.compute_dtype)
         return y, self.packs[1].pack(batch_stats) if ctx.train else stats
@@ -93,6 +99,11 @@ class OwnBlock:
     def cost(self, hwc: Shape) -> Cost:
         """Return the cost per image, counted when the block was traced."""
         return self.traced_cost
+
+    def weights_like(self) -> tuple[Tree, Tree]:
+        """Return params and stats as shapes, without a device."""
+        as_float32 = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32)  # noqa: E731
+        return tuple(jax.tree.map(as_float32, pack.pack(pack.like)) for pack in self.packs)
 
 
 def make_own_block(name: str, make: Callable[[Shape], Functions], shape: Shape, *, logits: bool) -> OwnBlock:
@@ -127,6 +138,16 @@ def make_own_block(name: str, make: Callable[[Shape], Functions], shape: Shape, 
         start=functions.begin if functions.is_ready else jax.jit(lambda n: functions.begin(start_key(n))),
         logits=logits,
     )
+
+
+def weights_like(network: Network) -> tuple[Tree, Tree]:
+    """Return a network's params and stats as shapes; unlike `network.init` it needs no device for own blocks."""
+    params, stats = {}, {}
+    for (name, block), shape in zip(network.blocks, network.shapes(), strict=False):
+        like = block.weights_like() if isinstance(block, OwnBlock) else block.init(partial(generator, 0), shape)
+        params |= {name: like[0]} if like[0] else {}
+        stats |= {name: like[1]} if like[1] else {}
+    return params, stats
 
 
 def _call(functions: Functions, own: tuple[Any, Any], x: Any, ctx: Ctx) -> tuple[Any, Any]:

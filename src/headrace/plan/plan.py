@@ -50,6 +50,11 @@ class Plan:
         """Return what the user should hear: where the plan is not what was asked for."""
         return self.batch.warnings + self.steps.warnings + (self.pipeline.advice if self.pipeline else ())
 
+    def __str__(self) -> str:
+        from headrace.plan.draw import draw_plan  # it draws plans, and so imports this file
+
+        return draw_plan(self)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain values, for the run record and `headrace plan --json`."""
         return {

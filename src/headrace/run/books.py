@@ -60,6 +60,7 @@ class RunResult:
     images_per_second: float | None
     time_to_train: float
     can_resume: bool  # there is more to train, and resuming loses nothing
+    state: State | None = None  # after the last step, on its devices
 
 
 class Ending:
@@ -295,7 +296,7 @@ class Books:
             "step": step,
             "epoch": self._epoch(step),
             "seed": self._resolved.config.run.seed,
-            "config": saved_form(self._resolved),
+            "config": saved_form(self._resolved, self._design.own and self._design.own.record()),
             "plan": self._design.plan.to_dict(),
             "class_names": list(self._design.info.class_names),
             "elapsed_seconds": self.elapsed,

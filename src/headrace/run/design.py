@@ -9,7 +9,7 @@ import optax
 from headrace.config.schema import Config
 from headrace.core.tree import flatten_named
 from headrace.data.balance import refuse_weights
-from headrace.data.dataset import DataInfo, describe
+from headrace.data.dataset import DataInfo, DataSet, describe
 from headrace.engine.lr_curve import make_lr_curve
 from headrace.engine.optimizer import make_optimizer
 from headrace.engine.precision import Precision, make_precision
@@ -17,8 +17,24 @@ from headrace.engine.state import State, state_from
 from headrace.engine.trainable import Trainable, make_trainable
 from headrace.model.families import build_network
 from headrace.model.network import Network
+from headrace.model.own_block import weights_like
 from headrace.plan.plan import Plan, make_plan
 from headrace.plan.resolution import SizeSpan, size_spans
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnParts:
+    """What code gives to a run in the place of what options name: network and data set, and weights to start from."""
+
+    network: Network
+    dataset: DataSet
+    weights: tuple[Any, Any] | None = None  # (params, stats) in float32; None: drawn with the seed
+
+    def record(self) -> dict[str, Any]:
+        """Return what is stored with the run: enough to see images as the network saw them."""
+        info = self.dataset.info
+        names = ("image_hwc", "num_classes", "image_dtype", "normalization", "channel_mean", "channel_std")
+        return {"network": self.network.name} | {name: getattr(info, name) for name in names}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,13 +50,14 @@ class Design:
     optimizer: optax.GradientTransformationExtraArgs
     trainable: Trainable
     sizes: tuple[SizeSpan, ...]  # of training images, in their order
+    own: OwnParts | None = None
 
 
-def design_run(config: Config) -> Design:
-    """Return the design of the run that a configuration describes."""
-    info = describe(config.data)
+def design_run(config: Config, own: OwnParts | None = None) -> Design:
+    """Return the design of the run that a configuration describes, with what code gives instead of names."""
+    info = own.dataset.info if own else describe(config.data)
     refuse_weights(config.learning.class_weights, info)
-    network = build_network(config.model, info.num_classes, info.image_hwc)
+    network = own.network if own else build_network(config.model, info.num_classes, info.image_hwc)
     network = network.refined(config.pipeline.pipeline_splits)
     plan = make_plan(config, info, network)
     lr_curve = make_lr_curve(
@@ -49,7 +66,7 @@ def design_run(config: Config) -> Design:
         updates_per_epoch=plan.steps.updates_per_epoch,
         num_epochs=plan.steps.num_epochs,
     )
-    trainable = make_trainable(config.weights, lambda: flatten_named(network.init(0)[0]))
+    trainable = make_trainable(config.weights, lambda: flatten_named(weights_like(network)[0]))
     rate_factor = None if trainable.everything else trainable.rate_factor
     return Design(
         config=config,
@@ -61,6 +78,7 @@ def design_run(config: Config) -> Design:
         optimizer=make_optimizer(config.learning, lr_curve, plan.batch.global_batch_size, rate_factor),
         trainable=trainable,
         sizes=size_spans(config.augment, network, plan.steps),
+        own=own,
     )
 
 

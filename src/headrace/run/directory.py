@@ -12,7 +12,7 @@ from typing import Any
 from headrace.checkpoint.best import BEST_FILE
 from headrace.checkpoint.lock import LOCK_FILE, hold
 from headrace.checkpoint.store import list_checkpoints
-from headrace.config.load import Resolved, from_flat, origins_from_json, origins_to_json, to_flat
+from headrace.config.load import Resolved, from_flat, named_options, origins_from_json, origins_to_json, to_flat
 from headrace.config.schema import Config
 from headrace.core.errors import CheckpointError, ConfigError
 from headrace.core.files import write_atomic
@@ -69,10 +69,10 @@ def _is_free(path: Path) -> bool:
     return path.is_dir() and all(entry.name.startswith(".") for entry in path.iterdir())
 
 
-def make_directory(config: Config) -> RunDirectory:
-    """Make the directory of a new run: `runs/<model>-<dataset>-<time>`, or `--run-name`."""
+def make_directory(config: Config, what: str) -> RunDirectory:
+    """Make the directory of a new run: `runs/<what>-<time>`, `what` being network and data set, or `--run-name`."""
     name, apart = config.logging.run_name, config.checkpoint.checkpoint_dir
-    stem = name or f"{config.model.model_name}-{config.data.dataset}-{time.strftime('%Y%m%d-%H%M%S')}"
+    stem = name or f"{what}-{time.strftime('%Y%m%d-%H%M%S')}"
     if apart is not None:
         _make(Path(apart), "--checkpoint-dir")
     number = 1
@@ -131,35 +131,57 @@ def with_absolute_places(resolved: Resolved) -> Resolved:
     return replace(resolved, config=replace(config, checkpoint=places, weights=weights))
 
 
-def saved_form(resolved: Resolved) -> dict[str, Any]:
-    """Return a configuration and its origins as plain values, for config.json and for a checkpoint's manifest."""
-    origins = origins_to_json(resolved.origins)
-    return {"name": resolved.name, "values": to_flat(resolved.config), "origins": origins}
+def saved_form(resolved: Resolved, own: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return a configuration and its origins as plain values, for config.json and for a checkpoint's manifest.
+
+    `own` describes a network and data that code gave; the options that would name them are then left out.
+    """
+    saved = {"name": resolved.name, "values": to_flat(resolved.config), "origins": origins_to_json(resolved.origins)}
+    if own is None:
+        return saved
+    named = named_options()
+    values = {name: value for name, value in saved["values"].items() if name not in named}
+    return saved | {"values": values, "own": dict(own)}
 
 
-def from_saved(saved: Mapping[str, Any]) -> Resolved:
-    """Return the configuration that `saved_form` was given."""
+def from_saved(saved: Mapping[str, Any], *, own: bool = False) -> Resolved:
+    """Return the configuration that `saved_form` was given; with `own`, that of a network and data that code gives."""
+    if own != ("own" in saved):
+        _refuse_parts(saved.get("own"))
     origins = origins_from_json(saved["origins"])
     return Resolved(config=from_flat(saved["values"], origins), origins=origins, name=saved["name"])
 
 
-def write_run(directory: RunDirectory, resolved: Resolved, plan: dict[str, Any], command: list[str]) -> None:
+def _refuse_parts(own: Mapping[str, Any] | None) -> None:
+    if own is None:
+        raise CheckpointError(
+            "This run named its network and data set in options, and code gives others.",
+            remedy="Go on with it by headrace resume.",
+        )
+    raise CheckpointError(
+        f"The network {own['network']} and its data were given by code, which a command cannot know.",
+        rule="A run of one's own network goes on in the program that made it.",
+        remedy="Use headrace.PipelineModel there: fit(..., resume=RUN), load(CHECKPOINT), evaluate, predict.",
+    )
+
+
+def write_run(directory: RunDirectory, saved: dict[str, Any], plan: dict[str, Any], command: list[str]) -> None:
     """Store the configuration, where each value came from, and the plan."""
-    saved = {"command": command} | saved_form(resolved)
+    saved = {"command": command} | saved
     # config.json first: as soon as it is there, the run can be resumed.
     for file, content in ((directory.config_file, saved), (directory.plan_file, plan)):
         write_atomic(file, (json.dumps(content, indent=1) + "\n").encode())
     directory.reports.mkdir(exist_ok=True)
 
 
-def read_run(path: Path) -> tuple[RunDirectory, Resolved]:
-    """Return the layout and the configuration of a run that was started before."""
+def read_run(path: Path, *, own: bool = False) -> tuple[RunDirectory, Resolved]:
+    """Return the layout and the configuration of a run that was started before (`own`: with parts that code gave)."""
     file = path / "config.json"
     if not file.is_file():
         problem, remedy = _not_a_run(path)
         raise CheckpointError(problem, remedy=remedy)
     try:
-        resolved = from_saved(json.loads(file.read_text()))
+        resolved = from_saved(json.loads(file.read_text()), own=own)
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"{file} cannot be read: {error!r}.", remedy="A checkpoint's manifest.json holds the same configuration."

@@ -18,8 +18,16 @@ from headrace.engine.devices import start_devices, use_compilation_cache
 from headrace.engine.state import evaluated_weights
 from headrace.run.books import Books, InFlight, RunResult, utc_now
 from headrace.run.calls import Calls
-from headrace.run.design import Design, design_run, starting_state
-from headrace.run.directory import layout, make_directory, read_run, refuse_taken, with_absolute_places, write_run
+from headrace.run.design import Design, OwnParts, design_run, starting_state
+from headrace.run.directory import (
+    layout,
+    make_directory,
+    read_run,
+    refuse_taken,
+    saved_form,
+    with_absolute_places,
+    write_run,
+)
 from headrace.run.initial import adopt_weights, write_table
 from headrace.run.interrupt import listen
 from headrace.run.restore import Past, Restored, find_restored, refuse_other_run, rewind_run
@@ -32,29 +40,29 @@ from headrace.telemetry.sinks import open_sinks
 from headrace.weights.adopt import table_lines
 
 
-def train(resolved: Resolved) -> RunResult:
-    """Start a new run in a directory of its own."""
+def train(resolved: Resolved, own: OwnParts | None = None) -> RunResult:
+    """Start a new run in a directory of its own; `own` are a network and data that code gives instead of names."""
     refuse_taken(resolved.config)
-    return fit(with_absolute_places(resolved), None)
+    return fit(with_absolute_places(resolved), None, own)
 
 
-def resume(path: Path, overrides: Mapping[str, Any] | None = None) -> RunResult:
+def resume(path: Path, overrides: Mapping[str, Any] | None = None, own: OwnParts | None = None) -> RunResult:
     """Go on with a run from its newest good checkpoint (from its beginning when it has not saved one yet)."""
-    before, saved = read_run(Path(path))
+    before, saved = read_run(Path(path), own=own is not None)
     resolved = with_absolute_places(override(saved, overrides or {}))
-    refuse_other_run(saved, resolved)
+    refuse_other_run(saved, resolved, own)
     directory = layout(before.path, resolved.config)
     with directory.held():  # before the checkpoints are looked at: nobody adds or deletes one any more
-        return fit(resolved, find_restored(directory, before.checkpoints))
+        return fit(resolved, find_restored(directory, before.checkpoints), own)
 
 
-def fit(resolved: Resolved, restored: Restored | None) -> RunResult:
+def fit(resolved: Resolved, restored: Restored | None, own: OwnParts | None = None) -> RunResult:
     """Train, validate and save as the configuration says. What can be refused is refused before a file is made."""
     config = resolved.config
 
     # On paper: the data set's shape, the network, the plan. Then the data itself. No device is touched.
-    design = design_run(config)
-    dataset = open_dataset(config.data, config.run.seed)
+    design = design_run(config, own)
+    dataset = own.dataset if own else open_dataset(config.data, config.run.seed)
     step = restored.step if restored else 0
     design = replace(design, plan=replace(design.plan, steps=design.plan.steps.from_step(step)))
     plan, steps = design.plan, design.plan.steps
@@ -66,7 +74,7 @@ def fit(resolved: Resolved, restored: Restored | None) -> RunResult:
     devices = start_devices(config.run.platform, plan.num_devices)
     calls = Calls(design, options, dataset, devices, step)
     executor = calls.executor
-    state = starting_state(design, (adopted.params, adopted.stats) if adopted else None)
+    state = starting_state(design, (adopted.params, adopted.stats) if adopted else own.weights if own else None)
     if restored and restored.arrays is not None:
         state = fit_tree(restored.arrays, state)
 
@@ -74,13 +82,13 @@ def fit(resolved: Resolved, restored: Restored | None) -> RunResult:
         # From here on the run leaves traces: its directory, records, checkpoints.
         interrupt = stack.enter_context(listen())
         if restored is None:
-            directory, past = make_directory(config), Past()
+            directory, past = make_directory(config, f"{design.network.name}-{design.info.name}"), Past()
             stack.enter_context(directory.held())
         else:
             directory, past = restored.directory, rewind_run(restored, config.checkpoint.keep_best)
         if dataset.bad is not None:
             dataset.bad.write_to(directory.path / BAD_FILE)
-        write_run(directory, resolved, plan.to_dict(), sys.argv[1:])
+        write_run(directory, saved_form(resolved, own and own.record()), plan.to_dict(), sys.argv[1:])
         if adopted is not None:
             write_table(directory, adopted)
         console = make_console(config.logging.progress, past.records)
@@ -147,8 +155,8 @@ def fit(resolved: Resolved, restored: Restored | None) -> RunResult:
             # Somebody asked us to leave: the call is finished; save, and `headrace resume` goes on from here.
             if step < steps.total_steps:
                 books.leave(interrupt.signal_name or "", state)
-                return ending.reach("interrupted")
-        return ending.reach("finished")
+                return replace(ending.reach("interrupted"), state=state)
+        return replace(ending.reach("finished"), state=state)
 
 
 def _told(info: DataInfo, options: FeedOptions) -> str:
@@ -174,7 +182,7 @@ def _run_start(design: Design, devices: list[Any], first_step: int) -> RunStart:
     return RunStart(
         step=first_step,
         time=utc_now(),
-        model=config.model.model_name,
+        model=design.network.name,
         dataset=design.info.name,
         num_epochs=plan.steps.num_epochs,
         total_steps=plan.steps.total_steps,

@@ -9,7 +9,7 @@ from headrace.checkpoint.best import Best, Scored
 from headrace.checkpoint.store import load, newest_good
 from headrace.config.load import Resolved, to_flat
 from headrace.core.errors import CheckpointError
-from headrace.run.design import design_run
+from headrace.run.design import OwnParts, design_run
 from headrace.run.directory import RunDirectory, sweep
 from headrace.run.ledger import NOTHING_UNLOGGED, Unlogged
 from headrace.telemetry.files import read_records
@@ -113,11 +113,11 @@ _FIXED = (
 )
 
 
-def refuse_other_run(saved: Resolved, resolved: Resolved) -> None:
+def refuse_other_run(saved: Resolved, resolved: Resolved, own: OwnParts | None = None) -> None:
     """Refuse overrides that would make another run of it; replicas, epochs, periods and places may change."""
     old, new = to_flat(saved.config), to_flat(resolved.config)
     changed = [name for name in _FIXED if old[name] != new[name]]
-    before, after = design_run(saved.config).plan, design_run(resolved.config).plan
+    before, after = (design_run(each.config, own).plan for each in (saved, resolved))
     if before.batch.global_batch_size != after.batch.global_batch_size:
         changed.append(f"global batch size ({before.batch.global_batch_size} -> {after.batch.global_batch_size})")
     if before.steps.updates_per_epoch != after.steps.updates_per_epoch and not changed:

@@ -1,0 +1,27 @@
+"""Predictions: the logits of every sample, in order, from whole networks on the devices of a mesh."""
+
+from typing import Any
+
+import jax
+from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from headrace.engine.evaluate import EvalSpec
+from headrace.engine.loop import BATCHES
+from headrace.model.context import Ctx
+
+
+def make_prediction(spec: EvalSpec, mesh: Mesh) -> Any:
+    """Return the jitted program `predict(params, stats, resident, block) -> logits [n, B, classes]` of n batches."""
+    ctx = Ctx(train=False, compute_dtype=spec.compute_dtype)
+
+    def predict(params: Any, stats: Any, resident: Any, block: dict[str, jax.Array]) -> jax.Array:
+        def one_batch(batch: dict[str, jax.Array]) -> jax.Array:
+            images, _ = spec.fetch(resident, batch)
+            return spec.network.apply(params, stats, images, ctx)[0]
+
+        return lax.map(one_batch, block)
+
+    mapped = jax.shard_map(predict, mesh=mesh, in_specs=(P(), P(), P(), BATCHES), out_specs=BATCHES, check_vma=False)
+    return jax.jit(mapped)

@@ -1,0 +1,276 @@
+"""A user's own network as a model: fit, evaluate and predict on arrays, through the machinery of every other run.
+
+    model = PipelineModel(blocks, input_shape=(32, 32, 3), num_classes=10, num_pipeline_stages=4, micro_batch_size=16)
+    model.fit(images, labels, num_epochs=5, validation_data=(others, their_labels))
+
+The options are those of the command line, with underscores. A fit is a run: it has a directory with records,
+checkpoints and reports, and an interrupted one goes on with `fit(..., resume=RUN)`.
+"""
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from headrace.checkpoint.store import save
+from headrace.config.load import Resolved, resolve_code
+from headrace.core.errors import ConfigError, did_you_mean
+from headrace.core.tree import flatten_named
+from headrace.data.arrays import ImageSpec, array_dataset, array_source, check_class_names
+from headrace.data.dataset import DataInfo, DataSet
+from headrace.engine.devices import start_devices, use_compilation_cache
+from headrace.engine.state import State, evaluated_weights
+from headrace.model.network import Network
+from headrace.model.own import own_network
+from headrace.plan.plan import Plan
+from headrace.run.books import RunResult
+from headrace.run.design import Design, OwnParts, design_run, starting_state
+from headrace.run.directory import saved_form
+from headrace.run.fit import resume as resume_run
+from headrace.run.fit import train
+from headrace.run.own_options import check_own_options
+from headrace.run.own_weights import Loaded, load_weights, refuse_replacing
+from headrace.run.predictor import predict_all
+from headrace.run.validator import Validator
+from headrace.telemetry.report import validation_report
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Trained:
+    """What a model holds once it was fitted or loaded."""
+
+    weights: State  # params, stats and, when it is kept, ema; in host memory
+    step: int
+    epoch: float
+
+
+class PipelineModel:
+    """A network with its options, and its weights as they are now."""
+
+    def __init__(
+        self,
+        network: Network | Sequence[Any],
+        *,
+        input_shape: Sequence[int] | None = None,
+        num_classes: int | None = None,
+        name: str = "own_network",
+        class_names: Sequence[str] | None = None,
+        **options: Any,
+    ) -> None:
+        """Take a Network, or the blocks of one with its input shape and classes; the rest are ordinary options.
+
+        Nothing is run and no device is touched. What cannot work is refused here, except what needs the data.
+        """
+        self.network = _network(network, input_shape, num_classes, name)
+        self._options = check_own_options(options, self.network)
+        self.config = resolve_code(self._options).config
+        self.network = self.network.refined(self.config.pipeline.pipeline_splits)  # cut inside blocks, if asked to
+        classes = self.network.num_classes
+        self._spec = ImageSpec(
+            image_hwc=self.network.input_hwc,
+            num_classes=classes,
+            class_names=check_class_names(class_names, classes) if class_names is not None else (),
+        )
+        self._trained: _Trained | None = None
+        self._num_samples = (0, 0)  # of the last fit: training, validation
+        self.plan()
+
+    @property
+    def params(self) -> dict[str, Any] | None:
+        """The weights as {block: tree}, None before the first fit or load. A Flax block's tree is Flax's own."""
+        return self._trained.weights["params"] if self._trained else None
+
+    @property
+    def stats(self) -> dict[str, Any] | None:
+        """The running statistics as {block: tree}, None before the first fit or load."""
+        return self._trained.weights["stats"] if self._trained else None
+
+    def fit(
+        self,
+        images: Any,
+        labels: Any,
+        *,
+        num_epochs: int | None = None,
+        validation_data: tuple[Any, Any] | None = None,
+        resume: str | Path | None = None,
+    ) -> RunResult:
+        """Train on images [N, H, W, C] (uint8 or float32) and labels [N]; return what the run came to.
+
+        It starts from the model's weights: drawn with the seed at first, then as the last fit or load left them.
+        With `resume` it goes on with an interrupted run, exactly, on the same data.
+        """
+        spec = replace(self._spec, image_dtype="", normalization="", channel_mean=(), channel_std=())
+        sources = [array_source(images, labels, spec)]
+        if validation_data is not None:
+            sources.append(array_source(*_pair(validation_data), spec, "validation "))
+        options = self._options | _validation(self._options, validation_data is not None)
+        options |= {"num_epochs": num_epochs} if num_epochs is not None else {}
+        resolved = resolve_code(options)
+        dataset = array_dataset(resolved.config.data, spec, sources[0], sources[1] if validation_data else None)
+        own = OwnParts(network=self.network, dataset=dataset, weights=self._float32_weights())
+        if resume is not None:
+            result = resume_run(Path(resume), options, replace(own, weights=None))
+        else:
+            result = train(resolved, own)
+        self._num_samples = (dataset.info.num_train, dataset.info.num_validation)
+        self._remember(dataset.info)
+        if result.state is not None:
+            epoch = result.step / design_run(resolved.config, own).plan.steps.updates_per_epoch
+            self._trained = _Trained(weights=_kept(result.state), step=result.step, epoch=epoch)
+        return result
+
+    def evaluate(self, images: Any, labels: Any, *, weights: str = "raw") -> dict[str, Any]:
+        """Return the report on these images, each counted once: num_samples, loss, top1, top5, classes, confusions."""
+        design, dataset = self._design(images, labels)
+        state = self._state(design, weights)
+        with closing(Validator(design, dataset, _devices(design))) as validator:
+            validator.compile(state)
+            sums, _ = validator.finish(validator.start(state))[weights]
+        return validation_report(sums, dataset.info.class_names)
+
+    def predict(self, images: Any, *, weights: str = "raw") -> np.ndarray:
+        """Return the logits of these images, float32 [N, num_classes]."""
+        design, dataset = self._design(images, np.zeros(len(images), np.int32))
+        state = self._state(design, weights)
+        return predict_all(design, dataset, _devices(design), evaluated_weights(state)[weights])
+
+    def plan(self, num_samples: int | None = None, num_validation: int | None = None) -> Plan:
+        """Return the plan of a run over so many images: printable; no device is touched.
+
+        Without numbers they are those of the last fit, or one step's images.
+        """
+        batch = self.config.batch
+        count = batch.gradient_accumulation_count or 1
+        step = batch.global_batch_size or batch.micro_batch_size * batch.num_replicas * count
+        train_count = num_samples or self._num_samples[0] or step
+        held_out = self._num_samples[1] if num_validation is None else num_validation
+        dataset = array_dataset(self.config.data, self._spec_for_paper(), None, None)
+        info = replace(dataset.info, num_train=train_count, num_validation=held_out)
+        own = OwnParts(network=self.network, dataset=replace(dataset, info=info))
+        return design_run(resolve_code(self._options | {"validation": held_out > 0}).config, own).plan
+
+    def save(self, path: str | Path) -> Path:
+        """Write the weights as a checkpoint directory of the ordinary format, and return its path."""
+        trained, path = self._need_weights("save"), Path(path)
+        refuse_replacing(path)
+        dataset = array_dataset(self.config.data, self._spec, None, None)
+        own = OwnParts(network=self.network, dataset=dataset)
+        resolved: Resolved = resolve_code(self._options)
+        manifest = {
+            "step": trained.step,
+            "epoch": trained.epoch,
+            "seed": self.config.run.seed,
+            "config": saved_form(resolved, own.record()),
+            "class_names": list(dataset.info.class_names),
+            "elapsed_seconds": 0.0,
+        }
+        return save(path.parent, path.name, flatten_named(trained.weights), manifest)
+
+    def load(self, path: str | Path) -> "PipelineModel":
+        """Take the weights of a checkpoint, or of a run's newest good one, made under any plan; return the model."""
+        loaded: Loaded = load_weights(Path(path), self.network, self.config)
+        self._trained = _Trained(weights=loaded.weights, step=loaded.step, epoch=loaded.epoch)
+        self._spec = replace(
+            self._spec,
+            class_names=self._spec.class_names or loaded.class_names,
+            image_dtype=loaded.own.get("image_dtype", ""),
+            normalization=loaded.own.get("normalization", ""),
+            channel_mean=tuple(loaded.own.get("channel_mean", ())),
+            channel_std=tuple(loaded.own.get("channel_std", ())),
+        )
+        return self
+
+    def _design(self, images: Any, labels: Any) -> tuple[Design, DataSet]:
+        """Return a run that only validates these images."""
+        source = array_source(images, labels, self._spec)
+        resolved = resolve_code(self._options | {"training": False, "validation": True})
+        dataset = array_dataset(resolved.config.data, self._spec, None, source)
+        return design_run(resolved.config, OwnParts(network=self.network, dataset=dataset)), dataset
+
+    def _state(self, design: Design, weights: str) -> State:
+        """Return the state to look at; refuse weights that the model does not have."""
+        possible = ("raw", "ema") if self.config.learning.ema_decay > 0 else ("raw",)
+        if self._trained:
+            possible = tuple(evaluated_weights(self._trained.weights))
+        if weights not in possible:
+            raise ConfigError(
+                f"weights is {weights!r}.",
+                rule="raw are the weights themselves, ema their moving average, which ema_decay turns on.",
+                remedy=did_you_mean(str(weights), possible),
+            )
+        if self._trained:
+            return self._trained.weights
+        _devices(design)  # before anything else touches them: they may have to be made
+        return starting_state(design)
+
+    def _remember(self, info: DataInfo) -> None:
+        self._spec = replace(
+            self._spec,
+            image_dtype=info.image_dtype,
+            normalization=info.normalization,
+            channel_mean=info.channel_mean,
+            channel_std=info.channel_std,
+        )
+
+    def _spec_for_paper(self) -> ImageSpec:
+        """Return what is known of the images, with stand-ins for what only data can tell."""
+        wanted = self.config.data.normalization
+        dtype = self._spec.image_dtype or ("uint8" if wanted not in ("auto", "none") else "float32")
+        channels = self.network.input_hwc[2]
+        mean, std = self._spec.channel_mean, self._spec.channel_std
+        return replace(
+            self._spec, image_dtype=dtype, channel_mean=mean or (0.5,) * channels, channel_std=std or (1.0,) * channels
+        )
+
+    def _float32_weights(self) -> tuple[Any, Any] | None:
+        if self._trained is None:
+            return None
+        return jax.tree.map(lambda a: np.asarray(a, np.float32), (self.params, self.stats))
+
+    def _need_weights(self, verb: str) -> _Trained:
+        if self._trained is None:
+            raise ConfigError(f"There is nothing to {verb} yet.", remedy="Call fit or load first.")
+        return self._trained
+
+
+def _network(network: Any, input_shape: Any, num_classes: int | None, name: str) -> Network:
+    if isinstance(network, Network):
+        if input_shape is not None or num_classes is not None:
+            raise ConfigError(
+                "input_shape and num_classes are given beside a Network, which has its own.", remedy="Leave them out."
+            )
+        return network
+    if input_shape is None or num_classes is None:
+        raise ConfigError(
+            "A list of blocks needs input_shape and num_classes.",
+            remedy="Give one image's shape and the number of classes: input_shape=(32, 32, 3), num_classes=10.",
+        )
+    return own_network(network, input_shape=input_shape, num_classes=num_classes, name=name)
+
+
+def _devices(design: Design) -> list[Any]:
+    use_compilation_cache(design.config.run.compilation_cache_dir)
+    return start_devices(design.config.run.platform, design.plan.num_devices)
+
+
+def _kept(state: State) -> State:
+    """Return the weights of a state, copied to host memory."""
+    return jax.device_get({key: state[key] for key in ("params", "stats", "ema") if key in state})
+
+
+def _pair(data: Any) -> tuple[Any, Any]:
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        raise ConfigError("validation_data is not a pair.", rule="It is (images, labels).")
+    return data[0], data[1]
+
+
+def _validation(options: dict[str, Any], has_data: bool) -> dict[str, Any]:
+    if options.get("validation") is True and not has_data:
+        raise ConfigError(
+            "validation is on, but there is no validation_data.", remedy="Give fit some, or leave it out."
+        )
+    return {} if has_data else {"validation": False}
