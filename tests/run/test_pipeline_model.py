@@ -85,13 +85,12 @@ FLAX = [("first", Block(8)), ("second", NnxBlock), ("pool", lambda x: x.mean((1,
 
 @pytest.fixture
 def make(tmp_path, program_cache):
-    def build(blocks: Any = None, **options: Any) -> PipelineModel:
+    def build(blocks: Any = TRIPLES, **options: Any) -> PipelineModel:
         places = {"log_dir": str(tmp_path / "runs"), "compilation_cache_dir": str(program_cache), "progress": "none"}
         batch = {"micro_batch_size": 4, "lr_schedule_params": {"initial_learning_rate": 0.01}}
-        if not isinstance(blocks or TRIPLES, list):
-            return PipelineModel(blocks, **(batch | places | options))
-        shape = {"input_shape": (8, 8, 3), "num_classes": 4}
-        return PipelineModel(blocks or TRIPLES, **(shape | batch | places | options))
+        shape = {"input_shape": (8, 8, 3), "num_classes": 4} if isinstance(blocks, list) else {}
+        every: dict[str, Any] = shape | batch | places | options
+        return PipelineModel(blocks, **every)
 
     return build
 
