@@ -78,7 +78,10 @@ class OwnBlock:
     def shape(self, hwc: Shape) -> Shape:
         """Return the shape of one image's output; the block was traced for one input shape."""
         if hwc != self.input_shape:
-            raise ConfigError(f"It was made for an input of {self.input_shape}, and gets {hwc}.")
+            raise ConfigError(
+                f"It was made for an input of {self.input_shape}, and gets {hwc}.",
+                rule="A block of one's own is made for one size of images.",
+            )
         return self.output_shape
 
     def init(self, rng_at: RngAt, hwc: Shape) -> tuple[Tree, Tree]:
