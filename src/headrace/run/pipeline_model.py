@@ -218,7 +218,7 @@ class PipelineModel:
 
     def _spec_for_paper(self) -> ImageSpec:
         """Return what is known of the images, with stand-ins for what only data can tell."""
-        wanted = self.config.data.normalization
+        wanted = self.config.data.wanted_normalization
         dtype = self._spec.image_dtype or ("uint8" if wanted not in ("auto", "none") else "float32")
         channels = self.network.input_hwc[2]
         mean, std = self._spec.channel_mean, self._spec.channel_std
