@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
 
     which = LAST if own.last else BEST if own.best else ALL
     found = validate(own.path, words.options, which=which, report_dir=own.report_dir)
-    table, place = _Table(), None
+    table, place = Table(), None
     for result in found:
         if result.problem:
             print(f"warning: passed over: {result.problem}", file=sys.stderr)
@@ -58,7 +58,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-class _Table:
+class Table:
     """Prints rows as they come, behind a row whether it is the best so far, and the best one at the end."""
 
     def __init__(self) -> None:

@@ -20,6 +20,7 @@ from headrace.core.units import format_bytes, format_duration
 from headrace.data.feed import FeedOptions, FeedStats
 from headrace.data.verdict import verdict
 from headrace.engine.state import State
+from headrace.run.bundle import input_form
 from headrace.run.design import Design
 from headrace.run.directory import RunDirectory, delete_checkpoints, saved_form
 from headrace.run.ledger import Ledger
@@ -299,6 +300,7 @@ class Books:
             "config": saved_form(self._resolved, self._design.own and self._design.own.record()),
             "plan": self._design.plan.to_dict(),
             "class_names": list(self._design.info.class_names),
+            "input": input_form(self._design.info, self._resolved.config),
             "elapsed_seconds": self.elapsed,
             "unlogged": self.ledger.unlogged.to_dict(),
         }

@@ -28,7 +28,7 @@ from headrace.run.directory import (
     with_absolute_places,
     write_run,
 )
-from headrace.run.initial import adopt_weights, write_table
+from headrace.run.initial import adopt_weights, dialect_hint, write_table
 from headrace.run.interrupt import listen
 from headrace.run.restore import Past, Restored, find_restored, refuse_other_run, rewind_run
 from headrace.run.settle import Settler
@@ -99,8 +99,11 @@ def fit(resolved: Resolved, restored: Restored | None, own: OwnParts | None = No
         sinks.write(_run_start(design, devices, step))
         for text in (*resolved.warnings, *plan.warnings, *(restored.notes if restored else ())):
             books.note(text, "warning")
-        for text in table_lines(adopted) if adopted else ():
-            books.note(text)
+        if adopted is not None:
+            for text in table_lines(adopted):
+                books.note(text)
+            if hint := dialect_hint(design, adopted):
+                books.note(hint, "warning")
         for text in (*resolved.notes, _told(dataset.info, options), *_hints(design, devices)):
             books.note(text)
         books.note(f"run directory: {directory.path}")

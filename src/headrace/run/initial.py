@@ -6,13 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from headrace.checkpoint.best import Best
-from headrace.checkpoint.manifest import MANIFEST_FILE
-from headrace.checkpoint.store import list_checkpoints, load, newest_good
+from headrace.checkpoint.store import load
 from headrace.core.errors import CheckpointError
 from headrace.core.files import write_atomic
+from headrace.run.bundle import find_weights
 from headrace.run.design import Design
-from headrace.run.directory import RunDirectory, read_run
+from headrace.run.directory import RunDirectory
 from headrace.weights.adopt import Adopted, adopt
 from headrace.weights.files import Foreign, read_file
 
@@ -29,6 +28,18 @@ def adopt_weights(design: Design) -> Adopted | None:
     return adopt(design.network, design.network.init(design.config.run.seed), foreign, options.init_min_loaded)
 
 
+def dialect_hint(design: Design, adopted: Adopted) -> str:
+    """Say, where weights come from another definition of the network, which option makes it compute the same."""
+    dialect = design.config.model.model_dialect
+    wanted = {"common": "torchvision", "common-fc": "torchvision"}.get(adopted.scheme, adopted.scheme)
+    if dialect != "reference" or wanted not in ("torchvision", "timm"):
+        return ""
+    return (
+        f"The weights have {adopted.scheme} names, but padding, epsilon and shortcuts are the reference's: "
+        f"--model-dialect {wanted} computes what they were trained with."
+    )
+
+
 def write_table(directory: RunDirectory, adopted: Adopted) -> None:
     """Keep what became of every tensor with the run."""
     content = {
@@ -42,21 +53,9 @@ def write_table(directory: RunDirectory, adopted: Adopted) -> None:
     write_atomic(directory.path / TABLE_FILE, (json.dumps(content, indent=1) + "\n").encode())
 
 
-def find_checkpoint(path: Path) -> Path:
-    """Return the checkpoint that a directory means: itself, or a run's best good one, or its newest good one."""
-    if (path / MANIFEST_FILE).exists():
-        return path
-    place = path if list_checkpoints(path) else read_run(path)[0].checkpoints
-    best = Best(place).first_good()
-    found = place / best.name if best is not None else newest_good(place)[0]
-    if found is None:
-        raise CheckpointError(f"{place} holds no good checkpoint.", remedy="Name another run, or a checkpoint.")
-    return found
-
-
 def _read_own(path: Path, ema: bool) -> Foreign:
     """Return the weights of a Headrace checkpoint, or of a run's best one."""
-    checkpoint = find_checkpoint(path)
+    checkpoint, _ = find_weights(path)
     arrays, _ = load(checkpoint)
     start = "ema/" if ema else ""
     if ema and not any(name.startswith("ema/") for name in arrays):

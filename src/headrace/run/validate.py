@@ -75,11 +75,13 @@ def validate(
                 if checkpoint.exists():  # a training that goes on may have deleted it meanwhile
                     yield Validated(checkpoint=checkpoint, step=step_of(checkpoint) or 0, problem=error.problem)
                 continue
-            weights = _weights(design, arrays)
+            weights = _weights(design, arrays, averaged="averaged" in manifest)
+            label = manifest.get("weights", "raw")  # an average has a name of its own
             if not num_good:
                 validator.compile(weights)
             num_good += 1
             results = validator.finish(validator.start(weights))
+            results = {label if name == "raw" else name: result for name, result in results.items()}
             reports = {name: validation_report(sums, design.info.class_names) for name, (sums, _) in results.items()}
             report_file = report_dir / f"{checkpoint.name}.json" if report_dir else None
             if report_file is not None:
@@ -144,10 +146,10 @@ def _report_dir(run: Path | None) -> Path | None:
     return run / "reports" / "validate" if run and os.access(run, os.W_OK) else None
 
 
-def _weights(design: Design, arrays: Mapping[str, Any]) -> dict[str, Any]:
+def _weights(design: Design, arrays: Mapping[str, Any], averaged: bool) -> dict[str, Any]:
     """Return the parts of a state that validation needs, from a checkpoint's tensors."""
     params, stats = design.network.init(0)
-    stored = jax.tree.map(lambda w: w.astype(design.precision.weight_dtype), params)
+    stored = params if averaged else jax.tree.map(lambda w: w.astype(design.precision.weight_dtype), params)
     found = {"params": fit_tree(arrays, stored, "params"), "stats": fit_tree(arrays, stats, "stats")}
     if any(name.startswith("ema/") for name in arrays):
         found["ema"] = fit_tree(arrays, {"params": params, "stats": stats}, "ema")

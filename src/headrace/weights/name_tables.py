@@ -10,20 +10,20 @@ _UNIT = r"conv(?P<group>\d+)_block(?P<unit>\d+)"
 
 _RESNET = layer_rows(
     (r"conv1/conv", "conv1", "conv"),
-    (r"conv1/[bg]n", "bn1", "norm"),
+    (r"conv1/[bgl]n", "bn1", "norm"),
     (_UNIT + r"/0_conv", "layer{group-1}.{unit-1}.downsample.0", "conv"),
-    (_UNIT + r"/0_[bg]n", "layer{group-1}.{unit-1}.downsample.1", "norm"),
+    (_UNIT + r"/0_[bgl]n", "layer{group-1}.{unit-1}.downsample.1", "norm"),
     (_UNIT + r"/(?P<place>[123])_conv", "layer{group-1}.{unit-1}.conv{place}", "conv"),
-    (_UNIT + r"/(?P<place>[123])_[bg]n", "layer{group-1}.{unit-1}.bn{place}", "norm"),
+    (_UNIT + r"/(?P<place>[123])_[bgl]n", "layer{group-1}.{unit-1}.bn{place}", "norm"),
     (r"predictions", "fc", "dense"),
 )
 _CIFAR_RESNET = layer_rows(
     (r"conv1/conv", "conv1", "conv"),
-    (r"conv1/[bg]n", "bn1", "norm"),
+    (r"conv1/[bgl]n", "bn1", "norm"),
     (_UNIT + r"/layer(?P<place>[123])_conv(?:_ds)?", "layer{group-1}.{unit-1}.conv{place}", "conv"),
-    (_UNIT + r"/layer(?P<place>[123])_[bg]n", "layer{group-1}.{unit-1}.bn{place}", "norm"),
-    (_UNIT + r"/(?:shortcut|layer0)_conv", "layer{group-1}.{unit-1}.downsample.0", "conv"),
-    (_UNIT + r"/(?:shortcut|layer0)_[bg]n", "layer{group-1}.{unit-1}.downsample.1", "norm"),
+    (_UNIT + r"/layer(?P<place>[123])_[bgl]n", "layer{group-1}.{unit-1}.bn{place}", "norm"),
+    (_UNIT + r"/0_conv", "layer{group-1}.{unit-1}.downsample.0", "conv"),
+    (_UNIT + r"/0_[bgl]n", "layer{group-1}.{unit-1}.downsample.1", "norm"),
 )
 _KERAS_RESNET = layer_rows(
     (r"conv1/conv", "conv1_conv", "conv"),
@@ -33,9 +33,148 @@ _KERAS_RESNET = layer_rows(
     (r"predictions", "predictions", "dense"),
 )
 
+# EfficientNets have groups of units (`block2a`), MobileNets one row of them (`block2`).
+_NAMED = r"block(?P<group>\d+)(?P<unit>[a-z])"
+_COUNTED = r"block(?P<group>\d+)"
+
+
+def _inverted(block: str, at: str, rows: tuple[tuple[str, str, str], ...]) -> tuple[tuple[str, str, str], ...]:
+    """Return the rows of an inverted bottleneck's layers, under its name here and there."""
+    return tuple((f"{block}/{ours}", at + theirs, kind) for ours, theirs, kind in rows)
+
+
+_TORCHVISION_BLOCK = (
+    (r"expand_conv", "block.0.0", "conv"),
+    (r"expand_bn", "block.0.1", "norm"),
+    (r"dwconv", "block.{e}.0", "conv"),
+    (r"bn", "block.{e}.1", "norm"),
+    (r"se/reduce", "block.{e+1}.fc1", "dense_as_conv"),
+    (r"se/expand", "block.{e+1}.fc2", "dense_as_conv"),
+    (r"project_conv", "block.{k+1}.0", "conv"),
+    (r"project_bn", "block.{k+1}.1", "norm"),
+)
+_TORCHVISION_V2_BLOCK = (
+    (r"expand_conv", "conv.0.0", "conv"),
+    (r"expand_bn", "conv.0.1", "norm"),
+    (r"dwconv", "conv.{e}.0", "conv"),
+    (r"bn", "conv.{e}.1", "norm"),
+    (r"project_conv", "conv.{e+1}", "conv"),
+    (r"project_bn", "conv.{e+2}", "norm"),
+)
+_TIMM_BLOCK = (
+    (r"expand_conv", "conv_pw", "conv"),
+    (r"expand_bn", "bn1", "norm"),
+    (r"dwconv", "conv_dw", "conv"),
+    (r"bn", "bn{e+1}", "norm"),
+    (r"se/reduce", "se.conv_reduce", "dense_as_conv"),
+    (r"se/expand", "se.conv_expand", "dense_as_conv"),
+    (r"project_conv", "{pw}", "conv"),
+    (r"project_bn", "bn{e+2}", "norm"),
+)
+_KERAS_BLOCK = (
+    (r"(?P<which>expand|project)_conv", "_{which}_conv", "conv"),
+    (r"(?P<which>expand|project)_bn", "_{which}_bn", "norm"),
+    (r"dwconv", "_dwconv", "depthwise"),
+    (r"bn", "_bn", "norm"),
+    (r"se/(?P<which>reduce|expand)", "_se_{which}", "dense_as_conv"),
+)
+_TORCHVISION_ENDS = (
+    (r"stem/conv", "features.0.0", "conv"),
+    (r"stem/bn", "features.0.1", "norm"),
+    (r"top/conv", "features.{top}.0", "conv"),
+    (r"top/bn", "features.{top}.1", "norm"),
+)
+_TIMM_ENDS = (
+    (r"stem/conv", "conv_stem", "conv"),
+    (r"stem/bn", "bn1", "norm"),
+    (r"top/conv", "conv_head", "conv"),
+    (r"top/bn", "bn2", "norm"),
+    (r"predictions", "classifier", "dense"),
+)
+_KERAS_ENDS = (
+    (r"(?P<end>stem|top)/conv", "{end}_conv", "conv"),
+    (r"(?P<end>stem|top)/bn", "{end}_bn", "norm"),
+    (r"predictions", "predictions", "dense"),
+)
+_LAST_DENSE = ((r"predictions", "classifier.1", "dense"),)
+_V3_DENSE = ((r"hidden/dense", "classifier.0", "dense"), (r"predictions", "classifier.3", "dense"))
+
+
+def _torchvision_ends(top: str) -> tuple[tuple[str, str, str], ...]:
+    return tuple((ours, theirs.replace("{top}", top), kind) for ours, theirs, kind in _TORCHVISION_ENDS)
+
+
+def _timm_groups(units: tuple[int, ...]) -> tuple[tuple[str, str, str], ...]:
+    """Return the rows of a MobileNet's blocks, counted in one row here and in groups there."""
+    places = [(group, unit) for group, count in enumerate(units) for unit in range(count)]
+    rows = ()
+    for number, (group, unit) in enumerate(places, start=1):
+        rows += _inverted(f"block{number}", f"blocks.{group}.{unit}.", _TIMM_BLOCK)
+    return rows
+
+
+def _timm_v3(units: tuple[int, ...]) -> tuple[tuple[str, str, str], ...]:
+    """Return the rows of timm's V3: its last convolution is a group of its own, its hidden layer the head."""
+    last = len(units)
+    ends = (
+        *_TIMM_ENDS[:2],
+        (r"top/conv", f"blocks.{last}.0.conv", "conv"),
+        (r"top/bn", f"blocks.{last}.0.bn1", "norm"),
+        (r"hidden/dense", "conv_head", "dense_as_conv"),
+        _TIMM_ENDS[-1],
+    )
+    return *ends, *_timm_groups(units)
+
+
+# torchvision's places of SqueezeNet 1.0's fire modules
+_FIRES = {2: 3, 3: 4, 4: 5, 5: 7, 6: 8, 7: 9, 8: 10, 9: 12}
+_SQUEEZENET = (
+    (r"conv1/conv", "features.0", "conv"),
+    *((rf"fire{here}/squeeze", f"features.{there}.squeeze", "conv") for here, there in _FIRES.items()),
+    *(
+        (rf"fire{here}/expand/{size}", f"features.{there}.expand{size}", "conv")
+        for here, there in _FIRES.items()
+        for size in ("1x1", "3x3")
+    ),
+    (r"conv10/conv", "classifier.1", "conv"),
+)
+
+_EFFICIENTNET_TV = (
+    *_torchvision_ends("8"),
+    *_LAST_DENSE,
+    *_inverted(_NAMED, "features.{group}.{unit}.", _TORCHVISION_BLOCK),
+)
+_EFFICIENTNET_TIMM = (*_TIMM_ENDS, *_inverted(_NAMED, "blocks.{group-1}.{unit}.", _TIMM_BLOCK))
+_EFFICIENTNET_KERAS = (*_KERAS_ENDS, *_inverted(r"(?P<block>block\d+[a-z])", "{block}", _KERAS_BLOCK))
+_V2_TV = (
+    *_torchvision_ends("{last+1}"),
+    *_LAST_DENSE,
+    *_inverted(_COUNTED, "features.{group}.", _TORCHVISION_V2_BLOCK),
+)
+_V3_TV = (
+    *_torchvision_ends("{last+1}"),
+    *_V3_DENSE,
+    *_inverted(_COUNTED, "features.{group}.", _TORCHVISION_BLOCK),
+)
+
+# (whose names, rows). Schemes of one library differ in the layers that they know, so at most one fits a network whole.
+_TORCH_SCHEMES = (
+    ("torchvision", _EFFICIENTNET_TV),
+    ("torchvision", _V2_TV),
+    ("torchvision", _V3_TV),
+    ("torchvision", _SQUEEZENET),
+    ("timm", _EFFICIENTNET_TIMM),
+    ("timm", (*_TIMM_ENDS, *_timm_groups((1, 2, 3, 4, 3, 3, 1)))),
+    ("timm", _timm_v3((1, 2, 3, 2, 3))),  # before the large one, whose rows reach further
+    ("timm", _timm_v3((1, 2, 3, 4, 2, 3))),
+)
+
 SCHEMES: tuple[Scheme, ...] = (
     Scheme(name="torchvision", rows=_RESNET),
     Scheme(name="common", rows=(*_CIFAR_RESNET, *layer_rows((r"fc_layer", "linear", "dense")))),
     Scheme(name="common-fc", rows=(*_CIFAR_RESNET, *layer_rows((r"fc_layer", "fc", "dense")))),
+    *(Scheme(name=name, rows=layer_rows(*rows)) for name, rows in _TORCH_SCHEMES),
+    Scheme(name="timm", rows=_RESNET),
     Scheme(name="keras", rows=_KERAS_RESNET, tensors=KERAS_TENSORS),
+    Scheme(name="keras", rows=layer_rows(*_EFFICIENTNET_KERAS), tensors=KERAS_TENSORS),
 )

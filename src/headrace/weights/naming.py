@@ -77,7 +77,9 @@ KERAS_TENSORS: dict[str, tuple[TensorRow, ...]] = {
 class LayerRow:
     """A layer's name here (a regular expression with named groups) and there (`{group-1}` counts from another number).
 
-    A letter in a group counts from 0: `block2a` is unit 0. `{n}` is the how-manieth of the scheme's units it is in.
+    A letter in a group counts from 0: `block2a` is unit 0. Beside its groups a row may use what follows from the
+    network: `{last}`, the number of inverted bottlenecks; `{e}`, 1 where this one expands its input and 0 where not;
+    `{k}`, `{e}` and 1 more with squeeze-excite; `{pw}`, timm's name of the last convolution, which depends on `{e}`.
     """
 
     ours: str
@@ -87,12 +89,11 @@ class LayerRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Scheme:
-    """How a library names the weights of one family; `unit` finds what `{n}` numbers, from 0."""
+    """How a library names the weights of one family."""
 
     name: str
     rows: tuple[LayerRow, ...]
     tensors: Mapping[str, tuple[TensorRow, ...]] = field(default_factory=lambda: TORCH_TENSORS)
-    unit: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,12 +113,12 @@ def layer_rows(*rows: tuple[str, str, str]) -> tuple[LayerRow, ...]:
 def pair_names(scheme: Scheme, names: Iterable[str]) -> dict[str, Pair]:
     """Return {name here: pair} of the tensors (`params/conv1/conv/kernel`) that the scheme has a name for."""
     names = list(names)
-    numbers = _unit_numbers(scheme.unit, names)
+    facts = _facts(names)
     pairs = {}
     for name in names:
         tree, _, rest = name.partition("/")
         layer, _, tensor = rest.rpartition("/")
-        found = _layer_name(scheme, layer, numbers)
+        found = _layer_name(scheme, layer, facts.get(layer.split("/")[0], {}))
         rows = scheme.tensors[found[1]] if found else ()
         row = next((row for row in rows if row.ours == f"{tree} {tensor}"), None)
         if found and row:
@@ -131,19 +132,27 @@ def covers(scheme: Scheme, names: Iterable[str]) -> bool:
     return len(pair_names(scheme, names)) == len(names)
 
 
-def _unit_numbers(unit: str, names: list[str]) -> dict[str, int]:
-    found = [match[0] for name in names if unit and (match := re.match(unit, name.partition("/")[2]))]
-    return {text: number for number, text in enumerate(dict.fromkeys(found))}
+def _facts(names: list[str]) -> dict[str, dict[str, int | str]]:
+    """Return, for each block, what its layers say of it."""
+    layers: dict[str, set[str]] = {}
+    for name in names:
+        _, block, *rest = name.split("/")
+        layers.setdefault(block, set()).add(rest[0] if rest else "")
+    last = sum("dwconv" in inside for inside in layers.values())
+    found: dict[str, dict[str, int | str]] = {}
+    for block, inside in layers.items():
+        expands, squeezes = int("expand_conv" in inside), int("se" in inside)
+        project = "conv_pwl" if expands else "conv_pw"
+        found[block] = {"last": last, "e": expands, "k": expands + squeezes, "pw": project}
+    return found
 
 
-def _layer_name(scheme: Scheme, layer: str, numbers: dict[str, int]) -> tuple[str, str] | None:
+def _layer_name(scheme: Scheme, layer: str, facts: dict[str, int | str]) -> tuple[str, str] | None:
     """Return (the layer's name there, its kind), or None."""
     for row in scheme.rows:
         match = re.fullmatch(row.ours, layer)
         if match:
-            values = {key: _number(text) for key, text in match.groupdict().items() if text is not None}
-            unit = re.match(scheme.unit, layer) if scheme.unit else None
-            values |= {"n": numbers[unit[0]]} if unit else {}
+            values = facts | {key: _number(text) for key, text in match.groupdict().items() if text is not None}
             return _FIELD.sub(lambda m, v=values: str(_shifted(v[m[1]], m[2])), row.theirs), row.kind
     return None
 

@@ -1,0 +1,59 @@
+"""`headrace export RUN_DIR|CHECKPOINT --format FORMAT`: weights or the whole network for other programs."""
+
+import argparse
+from pathlib import Path
+
+from headrace.config.arguments import Parser
+from headrace.core.units import format_bytes
+
+DESCRIPTION = (
+    "Write a run's best weights for other programs: safetensors (our names), torch-names (those of torchvision, timm "
+    "or the common CIFAR ResNets; a .pth where --out ends so), onnx or stablehlo (the whole network, normalisation and "
+    "softmax inside). A JSON file beside it describes the input and names the classes."
+)
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; return its exit code."""
+    parser = Parser(prog="headrace export", description=DESCRIPTION)
+    _add_arguments(parser)
+    own = parser.parse_args(argv)
+    from headrace.engine.devices import start_devices
+    from headrace.run.bundle import load_bundle
+    from headrace.run.export import ExportOptions, export
+
+    start_devices(own.platform, 1)
+    options = ExportOptions(
+        format=own.format, names=own.names, input=own.input, platforms=tuple(own.platforms.replace(",", " ").split())
+    )
+    bundle = load_bundle(own.path, own.weights)
+    made = export(bundle, own.out, options)
+    print(f"{bundle.network.name}, {bundle.weights} weights of {bundle.checkpoint.name} (epoch {bundle.epoch:g})")
+    print(made.told)
+    print(f"written: {made.path} ({format_bytes(made.path.stat().st_size)}) and {made.described.name}")
+    return 0
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    formats = ("safetensors", "torch-names", "onnx", "stablehlo")
+    parser.add_argument("path", metavar="RUN_DIR|CHECKPOINT", type=Path, help="a run (its best weights) or checkpoint")
+    parser.add_argument("--format", choices=formats, required=True, help="what is written")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="file or directory [the run's directory]")
+    parser.add_argument("--weights", choices=("auto", "raw", "ema"), default="auto", help="which weights [the better]")
+    parser.add_argument(
+        "--names",
+        choices=("torchvision", "timm", "common", "common-fc"),
+        default="",
+        help="whose names torch-names uses [those of the model's dialect, or the first that fit]",
+    )
+    parser.add_argument(
+        "--input",
+        choices=("uint8", "float"),
+        default="uint8",
+        help="input of onnx and stablehlo: pixels, or numbers that are normalised already [uint8]",
+    )
+    parser.add_argument(
+        "--platforms", default="cpu,cuda,tpu", metavar="LIST", help="platforms of stablehlo [cpu,cuda,tpu]"
+    )
+    platforms = ("auto", "cpu", "cuda", "rocm", "tpu")
+    parser.add_argument("--platform", choices=platforms, default="auto", help="kind of device to run on [auto]")

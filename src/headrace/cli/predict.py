@@ -1,0 +1,102 @@
+"""`headrace predict RUN_DIR|CHECKPOINT IMAGES...`: the classes of pictures as a table, CSV or JSON."""
+
+import argparse
+import csv
+import io
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.config.arguments import Parser
+from headrace.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headrace.run.predict import Prediction
+
+SOME_UNREADABLE = 1
+DESCRIPTION = (
+    "Predict the classes of pictures (JPEG, PNG, WebP), prepared as in validation. Pictures that cannot be read are "
+    f"named at the end, and the exit code is {SOME_UNREADABLE}."
+)
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; return its exit code."""
+    parser = Parser(prog="headrace predict", description=DESCRIPTION)
+    _add_arguments(parser)
+    own = parser.parse_args(argv)
+    if own.top_k < 1 or own.batch_size < 1:
+        raise ConfigError("--top-k and --batch-size are counts.", rule="They must be 1 or more.")
+    from headrace.engine.devices import start_devices
+    from headrace.run.bundle import load_bundle
+    from headrace.run.predict import find_pictures, predict
+
+    bundle = load_bundle(own.path, own.weights)
+    files = find_pictures(own.images)
+    start_devices(own.platform, 1)
+    found = list(predict(bundle, files, min(own.top_k, len(bundle.class_names)), own.batch_size))
+    text = _FORMATS[own.format](found, bundle.class_names)
+    if own.output is None:
+        print(text, end="")
+    else:
+        from headrace.core.files import write_atomic
+
+        write_atomic(own.output, text.encode())
+    bad = [prediction for prediction in found if prediction.problem]
+    for prediction in bad:
+        print(f"unreadable: {prediction.file}: {prediction.problem}", file=sys.stderr)
+    if bad:
+        print(f"{len(bad)} of {len(found)} pictures could not be read", file=sys.stderr)
+    return SOME_UNREADABLE if bad else 0
+
+
+def _table(found: "Sequence[Prediction]", names: Sequence[str]) -> str:
+    wide = max(len(str(prediction.file)) for prediction in found)
+    lines = []
+    for prediction in found:
+        best = [f"{names[number]} {100 * share:.2f} %" for number, share in prediction.best]
+        lines.append(f"{prediction.file!s:{wide}}  {', '.join(best) or '(unreadable)'}")
+    return "\n".join(lines) + "\n"
+
+
+def _csv(found: "Sequence[Prediction]", names: Sequence[str]) -> str:
+    count = max((len(prediction.best) for prediction in found), default=0)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    columns = [f"{word}_{place}" for place in range(1, count + 1) for word in ("class", "probability")]
+    writer.writerow(["file", *columns, "problem"])
+    for prediction in found:
+        cells = [cell for number, share in prediction.best for cell in (names[number], f"{share:.6f}")]
+        writer.writerow([prediction.file, *cells, *[""] * (2 * count - len(cells)), prediction.problem])
+    return text.getvalue()
+
+
+def _json(found: "Sequence[Prediction]", names: Sequence[str]) -> str:
+    rows = [
+        {
+            "file": str(prediction.file),
+            "predictions": [
+                {"class": names[number], "label": number, "probability": share} for number, share in prediction.best
+            ],
+        }
+        | ({"problem": prediction.problem} if prediction.problem else {})
+        for prediction in found
+    ]
+    return json.dumps(rows, indent=1) + "\n"
+
+
+_FORMATS = {"table": _table, "csv": _csv, "json": _json}
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", metavar="RUN_DIR|CHECKPOINT", type=Path, help="a run (its best weights) or checkpoint")
+    parser.add_argument("images", metavar="IMAGE", type=Path, nargs="+", help="pictures, and folders of pictures")
+    parser.add_argument("--top-k", type=int, default=5, metavar="K", help="how many classes of each picture [5]")
+    parser.add_argument("--format", choices=tuple(_FORMATS), default="table", help="form of the result [table]")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="file to write it to [the console]")
+    parser.add_argument("--weights", choices=("auto", "raw", "ema"), default="auto", help="which weights [the better]")
+    platforms = ("auto", "cpu", "cuda", "rocm", "tpu")
+    parser.add_argument("--platform", choices=platforms, default="auto", help="kind of device to run on [auto]")
+    parser.add_argument("--batch-size", type=int, default=32, metavar="N", help="pictures at a time [32]")

@@ -1,0 +1,62 @@
+"""Average the checkpoints of a run into one, under a label of its own, beside them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.checkpoint.average import average, choose
+from headrace.checkpoint.store import list_checkpoints, load, save
+from headrace.core.errors import ConfigError
+from headrace.run.directory import layout, read_run
+
+FOLDER = "averages"
+_FROM_NEWEST = ("step", "epoch", "seed", "config", "plan", "class_names", "input", "elapsed_seconds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Averaged:
+    """An average that was written: where, its label, what it is made of, and checkpoints that were passed over."""
+
+    path: Path
+    label: str
+    members: tuple[str, ...]
+    damaged: tuple[tuple[Path, str], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AverageOptions:
+    """Which checkpoints are averaged, and how."""
+
+    mode: str = "mean"
+    last: int | None = None
+    decay: float = 0.99
+    discard_last: int = 0
+    weights: str = "raw"
+    name: str | None = None
+
+
+def average_run(run: Path, options: AverageOptions) -> Averaged:
+    """Average the checkpoints of a run (or of a directory of them); the same name is replaced."""
+    folder, home = (run, run.parent) if list_checkpoints(run) else _of_run(run)
+    for what, number in (("last", options.last), ("discard_last", options.discard_last)):
+        if number is not None and number < (1 if what == "last" else 0):
+            raise ConfigError(f"{what} is {number}.", rule="It must be a count.")
+    paths, damaged = choose(folder, options.last, options.discard_last)
+    arrays = average(paths, options.mode, options.decay, options.weights)
+    _, manifest = load(paths[-1])
+    label = f"{'mean' if options.mode == 'mean' else 'exp'} {len(paths)}"
+    how = options.mode if options.mode == "mean" else f"{options.mode}-{options.decay:g}"
+    ema = "" if options.weights == "raw" else f"-{options.weights}"
+    name = options.name or f"{how}{ema}-{len(paths)}-{paths[-1].name}"
+    if Path(name).name != name or name.startswith("."):
+        raise ConfigError(f"The name {name!r} is not that of a directory.", remedy="Leave slashes out.")
+    given = {key: manifest[key] for key in _FROM_NEWEST if key in manifest}
+    members = tuple(path.name for path in paths)
+    made = {"mode": options.mode, "of": list(members), "weights": options.weights}
+    made |= {"decay": options.decay} if options.mode != "mean" else {}
+    path = save(home / FOLDER, name, arrays, given | {"weights": label, "averaged": made})
+    return Averaged(path=path, label=label, members=members, damaged=tuple(damaged))
+
+
+def _of_run(run: Path) -> tuple[Path, Path]:
+    directory, resolved = read_run(run)
+    return layout(directory.path, resolved.config).checkpoints, directory.path

@@ -1,0 +1,81 @@
+"""Averages of checkpoints against NumPy in float64, and what cannot be averaged."""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from headrace.checkpoint.average import average, choose
+from headrace.checkpoint.store import checkpoint_name, save
+from headrace.core.errors import CheckpointError, ConfigError
+
+COUNT = 5
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Five checkpoints with weights, statistics, averages and slots of an optimizer."""
+    rng = np.random.default_rng(0)
+    for step in range(1, COUNT + 1):
+        arrays = {
+            "params/a/kernel": rng.normal(size=(3, 4)).astype(np.float32) + 1000,
+            "params/b": rng.normal(size=7).astype(ml_dtypes.bfloat16),
+            "stats/a/mean": rng.normal(size=4).astype(np.float32),
+            "ema/params/a/kernel": np.full((3, 4), step, np.float32),
+            "opt/velocity/a": np.zeros(3, np.float32),
+        }
+        save(tmp_path, checkpoint_name(step), arrays, {"step": step})
+        plain: dict[str, Any] = {name.replace("/", "|"): np.asarray(a, np.float64) for name, a in arrays.items()}
+        np.savez(tmp_path / f"{step}.npz", **plain)
+    return tmp_path
+
+
+def values(folder, name):
+    return [np.load(folder / f"{step}.npz")[name.replace("/", "|")] for step in range(1, COUNT + 1)]
+
+
+@pytest.mark.parametrize(("last", "discard"), [(None, 0), (3, 0), (2, 1), (1, 4)])
+def test_the_mean_of_the_last(folder, last, discard):
+    paths, damaged = choose(folder, last, discard)
+    found = average(paths)
+    assert found.keys() == {"params/a/kernel", "params/b", "stats/a/mean"}
+    for name, array in found.items():
+        chosen = values(folder, name)[: COUNT - discard][-(last or COUNT) :]
+        assert array.dtype == np.float32
+        np.testing.assert_array_equal(array, np.mean(chosen, axis=0).astype(np.float32), err_msg=name)
+    assert damaged == []
+
+
+def test_the_exponential_average_starts_with_the_first(folder):
+    found = average(choose(folder, None)[0], "exponential", 0.9)
+    first, *rest = values(folder, "params/a/kernel")
+    for later in rest:
+        first = 0.9 * first + 0.1 * later
+    np.testing.assert_array_equal(found["params/a/kernel"], first.astype(np.float32))
+    ema = average(choose(folder, 2)[0], weights="ema")
+    np.testing.assert_array_equal(ema["params/a/kernel"], np.full((3, 4), 4.5))
+
+
+def test_what_cannot_be_averaged_is_refused(folder):
+    with pytest.raises(CheckpointError, match=r"average of 6 checkpoints.*holds 5"):
+        choose(folder, 6)
+    with pytest.raises(CheckpointError, match="holds 0 good ones after 5 left out"):
+        choose(folder, None, 5)
+    with pytest.raises(ConfigError, match="no average 'median'"):
+        average(choose(folder, 2)[0], "median")
+    with pytest.raises(ConfigError, match="decay"):
+        average(choose(folder, 2)[0], "exponential", 1.0)
+    save(folder, checkpoint_name(6), {"params/other": np.zeros(2, np.float32)}, {"step": 6})
+    with pytest.raises(CheckpointError, match="different tensors"):
+        average(choose(folder, 2)[0])
+    with pytest.raises(CheckpointError, match="no ema weights"):
+        average(choose(folder, 1)[0], weights="ema")
+
+
+def test_damaged_ones_are_passed_over_and_named(folder):
+    file = folder / checkpoint_name(5) / "state.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    paths, damaged = choose(folder, 2)
+    assert [path.name for path in paths] == [checkpoint_name(3), checkpoint_name(4)]
+    assert [path.name for path, _ in damaged] == [checkpoint_name(5)]

@@ -1,0 +1,165 @@
+"""`headrace predict`, `average` and `export` on a real run, as a user types them."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from headrace.cli.main import main
+from headrace.data.digits import read_digits
+from headrace.run.bundle import load_bundle
+from headrace.run.predict import forward
+from headrace.weights.files import read_file
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A short run of the toy on the digits, with three checkpoints."""
+    folder = tmp_path_factory.mktemp("weights")
+    options = "--model-name toy_model_bn --dataset digits --micro-batch-size 32 --num-epochs 3 --bn-momentum 0.9"
+    options += ' --optimizer-params {"momentum":0.9} --lr-schedule-params {"initial_learning_rate":0.001}'
+    options += f" --weight-updates-per-epoch 20 --progress none --run-name r --log-dir {folder}"
+    assert main(["train", "--config", "none", *options.split(" ")]) == 0
+    return folder / "r"
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """The validation digits as PNG files in folders by class."""
+    folder = tmp_path_factory.mktemp("pictures")
+    part = read_digits()["validation"]
+    for number, (image, label) in enumerate(zip(part.images, part.labels, strict=True)):
+        (folder / str(label)).mkdir(exist_ok=True)
+        Image.fromarray(image[:, :, 0]).save(folder / str(label) / f"{number:03d}.png")
+    return folder
+
+
+def test_predictions_of_a_folder_have_the_accuracy_of_validation(run, pictures, capsys):
+    capsys.readouterr()
+    assert main(["predict", str(run), str(pictures), "--format", "json", "--top-k", "3"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert len(rows) == 360
+    right = [row["predictions"][0]["label"] == int(Path(row["file"]).parent.name) for row in rows]
+    assert main(["validate", str(run), "--best", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert np.mean(right) == pytest.approx(report["raw"]["top1"], abs=1e-6)
+    for row in rows[:20]:
+        shares = [each["probability"] for each in row["predictions"]]
+        assert shares == sorted(shares, reverse=True)
+        assert 0 < sum(shares) <= 1.000001
+        assert row["predictions"][0]["class"] == str(row["predictions"][0]["label"])
+
+
+def test_every_kind_of_picture_is_read_and_broken_ones_are_named(run, pictures, tmp_path, capsys):
+    source = Image.open(sorted(pictures.rglob("*.png"))[0])
+    grey, colour = source.convert("L"), source.convert("RGB")
+    grey.save(tmp_path / "a.png")
+    colour.save(tmp_path / "b.webp", lossless=True)
+    colour.save(tmp_path / "c.jpg", quality=100, subsampling=0)
+    colour.convert("CMYK").save(tmp_path / "d.jpeg", quality=100)
+    turned = colour.transpose(Image.Transpose.ROTATE_90)
+    exif = turned.getexif()
+    exif[0x0112] = 6  # turn by 90 degrees to the right to see it upright
+    turned.save(tmp_path / "e.jpg", quality=100, subsampling=0, exif=exif)
+    (tmp_path / "f.png").write_bytes((tmp_path / "a.png").read_bytes()[:60])
+    (tmp_path / "g.jpg").write_text("no picture")
+    (tmp_path / "notes.txt").write_text("not looked at")
+    capsys.readouterr()
+    gone = tmp_path / "gone.png"
+    assert main(["predict", str(run), str(tmp_path), str(gone), "--format", "csv", "--top-k", "2"]) == 1
+    captured = capsys.readouterr()
+    rows = list(csv.DictReader(io.StringIO(captured.out)))
+    assert [Path(row["file"]).name for row in rows] == [
+        "a.png",
+        "b.webp",
+        "c.jpg",
+        "d.jpeg",
+        "e.jpg",
+        "f.png",
+        "g.jpg",
+        "gone.png",
+    ]
+    good = rows[:5]
+    assert len({row["class_1"] for row in good}) == 1
+    for row in good:
+        assert float(row["probability_1"]) == pytest.approx(float(rows[0]["probability_1"]), abs=0.02)
+    assert [bool(row["problem"]) for row in rows] == [False] * 5 + [True] * 3
+    assert "3 of 8 pictures could not be read" in captured.err
+    assert "unreadable: " in captured.err
+    assert str(gone) in captured.err
+
+
+def test_bad_requests_are_refused(run, tmp_path, capsys):
+    for words, told in (
+        (["predict", str(run), str(tmp_path)], "no picture"),
+        (["predict", str(run)], "required"),
+        (["predict", str(tmp_path), "x.png"], "not a run directory"),
+        (["predict", str(run), "x.png", "--weights", "ema"], "no averaged weights"),
+        (["predict", str(run), "x.png", "--top-k", "0"], "1 or more"),
+        (["export", str(run)], "required"),
+        (["export", str(run), "--format", "pdf"], "pdf"),
+        (["export", str(run), "--format", "torch-names"], "No torch library"),
+        (["export", str(run), "--format", "stablehlo", "--platforms", "abacus"], "abacus"),
+        (["export", str(run), "--format", "onnx", "--out", str(tmp_path / "no" / "x.onnx")], "no directory"),
+        (["average", str(run), "--last", "9"], "average of 9"),
+        (["average", str(run), "--last", "0"], "count"),
+        (["average", str(run), "--filename", "../x"], "slashes"),
+    ):
+        assert main(words) == 2, words
+        assert told in capsys.readouterr().err, words
+
+
+def test_an_average_is_written_validated_and_used(run, pictures, capsys):
+    assert main(["average", str(run), "-N", "2", "--filename", "two"]) == 0
+    out = capsys.readouterr().out
+    assert "mean 2: the mean of step_00000040, step_00000060" in out
+    assert "   mean 2 " in out.splitlines()[-1], "validated under its own label"
+    path = run / "averages" / "two"
+    manifest = json.loads((path / "manifest.json").read_text())
+    assert manifest["averaged"] == {"mode": "mean", "of": ["step_00000040", "step_00000060"], "weights": "raw"}
+    kernels = [
+        load_bundle(place).params["dense"]["kernel"].astype(np.float64)
+        for place in (run / "checkpoints" / "step_00000040", run / "checkpoints" / "step_00000060")
+    ]
+    bundle = load_bundle(path)
+    assert bundle.weights == "mean 2"
+    np.testing.assert_array_equal(bundle.params["dense"]["kernel"], ((kernels[0] + kernels[1]) / 2).astype(np.float32))
+    assert main(["validate", str(path), "--json"]) == 0
+    assert "mean 2" in json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert main(["predict", str(path), str(sorted(pictures.rglob("*.png"))[0])]) == 0
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "onnx", "stablehlo"])
+def test_exports_hold_the_network_and_its_description(run, tmp_path, capsys, kind):
+    if kind == "onnx":
+        pytest.importorskip("onnxruntime")
+    out = tmp_path / f"net.{kind}"
+    assert main(["export", str(run), "--format", kind, "--out", str(out)]) == 0
+    assert "written" in capsys.readouterr().out
+    along = json.loads((tmp_path / f"net.{kind}.json").read_text())
+    assert along["class_names"] == [str(digit) for digit in range(10)]
+    assert along["normalization"] == "zero-one"
+    assert along["image_hwc"] == [32, 32, 1]
+    bundle = load_bundle(run)
+    images = np.random.default_rng(1).integers(0, 256, (5, 32, 32, 1)).astype(np.uint8)
+    expected = np.asarray(jax.jit(forward(bundle))(images)["probabilities"])
+    if kind == "safetensors":
+        found = read_file(out)
+        assert found.metadata["class_names"] == along["class_names"]
+        np.testing.assert_array_equal(found.arrays["params/dense/kernel"], bundle.params["dense"]["kernel"])
+    elif kind == "stablehlo":
+        assert along["platforms"] == ["cpu", "cuda", "tpu"]
+        made = jax.export.deserialize(bytearray(out.read_bytes()))
+        assert made.platforms == ("cpu", "cuda", "tpu")
+        np.testing.assert_allclose(made.call(images)["probabilities"], expected, rtol=1e-5)
+    else:
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(str(out), providers=["CPUExecutionProvider"])
+        found = np.array(session.run(["probabilities"], {"images": images})[0])
+        np.testing.assert_allclose(found, expected, atol=1e-5)
