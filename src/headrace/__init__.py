@@ -25,6 +25,12 @@ _HOME = {
     "dataset_benchmark": "headrace.program.benchmark",
     "infeed_benchmark": "headrace.program.benchmark",
     "PipelineModel": "headrace.run.pipeline_model",
+    "OptimizerOutput": "headrace.program.stage",
+    "Pipeline": "headrace.program.pipeline",
+    "PipelineState": "headrace.program.pipeline",
+    "Stage": "headrace.program.stage",
+    "pipeline": "headrace.program.pipeline",
+    "recomputation_checkpoint": "headrace.program.stage",
     "train": "headrace.run.fit",
     "resume": "headrace.run.fit",
     "validate": "headrace.run.validate",
@@ -36,9 +42,13 @@ __all__ = [
     "Config",
     "HeadraceError",
     "Infeed",
+    "OptimizerOutput",
     "Outfeed",
     "OutfeedMode",
+    "Pipeline",
     "PipelineModel",
+    "PipelineState",
+    "Stage",
     "__version__",
     "accumulate_gradients",
     "build_network",
@@ -50,6 +60,8 @@ __all__ = [
     "make_plan",
     "open_dataset",
     "own_network",
+    "pipeline",
+    "recomputation_checkpoint",
     "resolve",
     "resume",
     "train",
@@ -68,6 +80,8 @@ if TYPE_CHECKING:
     from headrace.program.benchmark import dataset_benchmark, infeed_benchmark
     from headrace.program.infeed import Infeed
     from headrace.program.outfeed import Outfeed, OutfeedMode
+    from headrace.program.pipeline import Pipeline, PipelineState, pipeline
+    from headrace.program.stage import OptimizerOutput, Stage, recomputation_checkpoint
     from headrace.program.transforms import accumulate_gradients, cross_replica
     from headrace.run.fit import resume, train
     from headrace.run.pipeline_model import PipelineModel

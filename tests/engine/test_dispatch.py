@@ -13,7 +13,8 @@ from headrace.engine.lr_curve import make_lr_curve
 from headrace.engine.objective import training_loss
 from headrace.engine.optimizer import make_optimizer
 from headrace.engine.precision import make_precision
-from headrace.engine.stage import StageSpec, _without_arguments
+from headrace.engine.residuals import without_arguments
+from headrace.engine.stage import StageSpec
 from headrace.engine.state import init_state
 from headrace.engine.step import StepSpec
 from headrace.model.context import Ctx
@@ -157,7 +158,7 @@ def test_a_stage_keeps_its_convolution_outputs_alone():
 
     kept = jax.checkpoint(unit, policy=jax.checkpoint_policies.dots_saveable)
     _, vjp, _ = jax.vjp(kept, {"unit": params["unit"]}, x, has_aux=True)
-    saved = [leaf.shape for leaf in jax.tree.leaves(_without_arguments(vjp)) if np.ndim(leaf) == 4]
+    saved = [leaf.shape for leaf in jax.tree.leaves(without_arguments(vjp)) if np.ndim(leaf) == 4]
     assert saved == [(4, 8, 8, 8)], "the one convolution of the unit"
 
 

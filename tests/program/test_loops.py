@@ -133,7 +133,7 @@ def test_results_are_read_while_the_program_runs():
             seen.append(float(value))
             go_on.release()
 
-    watcher = threading.Thread(target=watch)
+    watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     infeed = Infeed(dataset, block_size=1)
     go_on.release()
@@ -154,7 +154,7 @@ def test_one_launch_streams_too():
         while sum(sizes) < 40:
             sizes.append(len(out.dequeue()))
 
-    poller = threading.Thread(target=poll)
+    poller = threading.Thread(target=poll, daemon=True)
     poller.start()
     loops.repeat(40, slow, [np.zeros((100, 100), np.float32)])
     poller.join(30)

@@ -25,7 +25,7 @@ def start_devices(platform: str, num_devices: int) -> list[Any]:
     """
     if platform != "auto":
         jax.config.update("jax_platforms", platform)
-    if num_devices > 1:
+    if num_devices > max(1, jax.config.jax_num_cpu_devices):  # pyright: ignore[reportAttributeAccessIssue]
         with suppress(RuntimeError):  # the backend already runs (library use, tests): the check below speaks
             jax.config.update("jax_num_cpu_devices", num_devices)
     try:

@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 from headrace.engine.devices import REPLICA, replicated
 from headrace.engine.home import ON_DEVICE, Home, make_copy, shardings, to_device
 from headrace.engine.optimizer import global_norm
+from headrace.engine.residuals import with_arguments, without_arguments
 from headrace.engine.segments import apply_blocks, inner_points
 from headrace.engine.state import State, make_state
 from headrace.engine.step import Metrics, StepSpec, finish_step, finite_by_block, train_ctx, unscaled
@@ -170,7 +171,7 @@ def _forward(stage: StageSpec, state: State, work: Any, x: Any, source: Any) -> 
             # Convolution outputs are kept, all between them is computed again: a fifth of the memory, no more time.
             function = jax.checkpoint(function, policy=jax.checkpoint_policies.dots_saveable)
         y, vjp, (batch_stats, sums, finite) = jax.vjp(function, *arguments, has_aux=True)
-        saved = jax.tree.map(lambda a: a[None], _without_arguments(vjp))
+        saved = jax.tree.map(lambda a: a[None], without_arguments(vjp))
     count = stage.step.gradient_accumulation_count
     work = work | {
         "stats": jax.tree.map(lambda total, new: total + new[None] / count, work["stats"], batch_stats),
@@ -187,24 +188,11 @@ def _backward(stage: StageSpec, state: State, work: Any, carried: tuple[Any, Any
     if stage.keeps_nothing:
         _, vjp, _ = jax.vjp(function, *arguments, has_aux=True)
     else:
-        vjp = _with_arguments(jax.tree.map(lambda a: a[0], saved), arguments)
+        vjp = with_arguments(jax.tree.map(lambda a: a[0], saved), arguments)
     dparams, *dx = vjp(dy[0] if stage.is_last else dy)
     count = stage.step.gradient_accumulation_count
     grads = jax.tree.map(lambda total, g: total + (g / count).astype(total.dtype)[None], work["grads"], dparams)
     return (dx[0] if dx else jnp.zeros((1,))), work | {"grads": grads}
-
-
-def _without_arguments(vjp: Any) -> Any:
-    """Take weights and input out of what jax.vjp keeps: the dispatcher owns them, and they would be copied."""
-    if hasattr(vjp, "args_res"):
-        vjp.args_res = [None] * len(vjp.args_res)
-    return vjp
-
-
-def _with_arguments(vjp: Any, arguments: tuple[Any, ...]) -> Any:
-    if hasattr(vjp, "args_res"):
-        vjp.args_res = list(arguments)
-    return vjp
 
 
 def _reduce(stage: StageSpec, state: State, work: Any) -> dict[str, Any]:

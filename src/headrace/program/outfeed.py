@@ -35,16 +35,22 @@ class Enqueue:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Results of `count` iterations: leaves [replicas, at least count, ...], on a device or not."""
+    """Results of `count` iterations: leaves [replicas, at least count, ...], on a device or not.
+
+    Those of one iteration may lack the dim: [replicas, ...].
+    """
 
     leaves: Sequence[Any]
     count: int
+    is_stacked: bool = True
 
     def is_ready(self) -> bool:
         return all(not hasattr(leaf, "is_ready") or leaf.is_ready() for leaf in self.leaves)
 
     def host(self) -> list[np.ndarray]:
         """Return leaves [count, replicas, ...]; waits for the device."""
+        if not self.is_stacked:
+            return [np.asarray(leaf)[None] for leaf in self.leaves]
         return [np.asarray(leaf)[:, : self.count].swapaxes(0, 1) for leaf in self.leaves]
 
 
@@ -177,13 +183,19 @@ class Outfeed:
 
     def add(self, first: int, leaves: Sequence[Any], count: int) -> None:
         """Take the rows of iterations `first` on: leaves [replicas, at least count, ...]."""
-        if not count:
-            return
+        if count:
+            self._add(first, _Rows(leaves, count))
+
+    def add_one(self, number: int, leaves: Sequence[Any]) -> None:
+        """Take the results of one iteration: leaves [replicas, ...]."""
+        self._add(number, _Rows(leaves, 1, is_stacked=False))
+
+    def _add(self, first: int, rows: _Rows) -> None:
         with self._change:
             if self.mode is OutfeedMode.LAST:
-                self._last = _Rows(leaves, count)
+                self._last = rows
             else:
-                self._early[first] = _Rows(leaves, count)
+                self._early[first] = rows
                 while self._expected in self._early:
                     rows = self._early.pop(self._expected)
                     self._ready.append(rows)

@@ -1,0 +1,144 @@
+"""What `pipeline()` is asked for, and the checks that need no stage to be traced."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from headrace.core.errors import ConfigError
+from headrace.program.accumulation import AccumulatorType, accumulator_dtype, check_reduction
+from headrace.program.infeed import Infeed
+from headrace.program.outfeed import Outfeed, OutfeedMode
+from headrace.program.stage import OptimizerOutput
+from headrace.program.structure import Structure, host_arrays, structure_of, whole_number
+
+MOST = 2**31 - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What `pipeline()` was asked for; its documentation says what each is."""
+
+    stages: Any
+    gradient_accumulation_count: int
+    optimizer_function: Callable[..., OptimizerOutput] | None
+    device_mapping: Sequence[int | Sequence[int]] | None
+    pipeline_schedule: str
+    inputs: Sequence[Any] | None
+    infeed: Infeed | None
+    outfeed: Outfeed | None
+    repeat_count: int
+    gradient_accumulation_dtype: AccumulatorType
+    reduction_method: str
+    recomputation: bool
+    offload_weight_update_variables: bool | None
+    outfeed_loss: bool
+    outfeed_mask: Sequence[bool] | None
+    accumulate_outfeed: bool
+    accumulate_outfeed_dtype: AccumulatorType
+    replicas: int
+    strict: bool
+
+
+def check_values(request: Request) -> None:
+    """Refuse values that cannot work, whatever the stages are."""
+    whole_number(request.gradient_accumulation_count, "gradient_accumulation_count", 1, MOST)
+    whole_number(request.repeat_count, "repeat_count", 1)
+    whole_number(request.replicas, "replicas", 1)
+    check_reduction(request.reduction_method)
+    for name, feed, kind in (("infeed", request.infeed, Infeed), ("outfeed", request.outfeed, Outfeed)):
+        if feed is not None and not isinstance(feed, kind):
+            raise ConfigError(f"{name} is of type {type(feed).__name__}.", rule=f"It is a headrace.{kind.__name__}.")
+    training = request.optimizer_function is not None
+    if training and not callable(request.optimizer_function):
+        raise ConfigError(
+            f"optimizer_function is of type {type(request.optimizer_function).__name__}.",
+            rule="It is a function of the last stage's outputs that returns OptimizerOutput(optimizer, loss).",
+        )
+    for name in ("gradient_accumulation_dtype", "accumulate_outfeed_dtype"):
+        dtype = getattr(request, name)
+        if dtype is not None and (isinstance(dtype, type) or not callable(dtype)):
+            accumulator_dtype(dtype, None, name)
+    needs_training = {
+        "outfeed_loss": request.outfeed_loss,
+        "outfeed_mask": request.outfeed_mask is not None,
+        "offload_weight_update_variables": request.offload_weight_update_variables,
+        "gradient_accumulation_dtype": request.gradient_accumulation_dtype is not None,
+        "recomputation": request.recomputation,
+    }
+    for name, given in needs_training.items():
+        if given and not training:
+            raise ConfigError(f"{name} is given, but there is no optimizer_function.", rule="It is for training.")
+    _check_outfeed(request)
+
+
+def _check_outfeed(request: Request) -> None:
+    if request.outfeed_loss and request.outfeed_mask is not None:
+        raise ConfigError(
+            "outfeed_loss and outfeed_mask are both given.", rule="The loss leaves alone, or chosen outputs do."
+        )
+    if request.accumulate_outfeed and (request.outfeed is None or request.outfeed.mode is not OutfeedMode.ALL):
+        raise ConfigError(
+            "accumulate_outfeed needs an outfeed of mode ALL.",
+            rule="One sum over the micro batches leaves per step.",
+            remedy="Give outfeed=Outfeed().",
+        )
+    if request.accumulate_outfeed_dtype is not None and not request.accumulate_outfeed:
+        raise ConfigError(
+            "accumulate_outfeed_dtype is given without accumulate_outfeed.", remedy="Add accumulate_outfeed=True."
+        )
+
+
+def run_constants(inputs: Any) -> tuple[Any, ...]:
+    if inputs is None:
+        return ()
+    if not isinstance(inputs, list | tuple) or hasattr(inputs, "_fields"):
+        raise ConfigError(
+            f"The inputs of a pipeline are of type {type(inputs).__name__}.",
+            rule="They are a list of values that stay the same for a run, such as a learning rate.",
+        )
+    try:
+        return tuple(host_arrays(value) for value in inputs)
+    except jax.errors.TracerArrayConversionError:
+        raise ConfigError(
+            "The inputs of a pipeline are values of a function that JAX is tracing.",
+            rule="The host drives a pipeline's devices, so it cannot be part of another device program.",
+            remedy="Call pipeline() outside jit.",
+        ) from None
+
+
+def leaving_values(request: Request, outputs: list[Structure], loss: Structure | None) -> Structure:
+    """Return what a row of the outfeed is made of; refuse a mask of another length, and outputs without an outfeed."""
+    values = [value for structure in outputs for value in structure.shapes()]
+    if request.outfeed_mask is not None:
+        if len(request.outfeed_mask) != len(values):
+            raise ConfigError(
+                f"outfeed_mask has {len(request.outfeed_mask)} entries, but the last stage has {len(values)} outputs.",
+                rule="It says of each output whether it is left out.",
+            )
+        values = [value for value, left_out in zip(values, request.outfeed_mask, strict=True) if not left_out]
+    if request.outfeed_loss:
+        assert loss is not None
+        values = [loss.shapes()]
+    if values and request.outfeed is None:
+        raise ConfigError(
+            f"The last stage has {len(values)} outputs, but there is no outfeed.",
+            rule="What the last stage returns leaves through an outfeed.",
+            remedy="Give outfeed=Outfeed()"
+            + (", with outfeed_loss=True for the loss alone." if loss is not None else "."),
+        )
+    if not values and request.outfeed is not None:
+        raise ConfigError("There is an outfeed, but nothing is left to put into it.", remedy="Leave the outfeed out.")
+    if request.accumulate_outfeed:
+        dtype = request.accumulate_outfeed_dtype
+        values = [
+            jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, accumulator_dtype(dtype, a, "dtype")), value)
+            for value in values
+        ]
+    return structure_of(as_row(values))
+
+
+def as_row(values: Sequence[Any]) -> Any:
+    """Return what is enqueued for these values: one by itself, several as a tuple."""
+    return values[0] if len(values) == 1 else tuple(values)

@@ -1,0 +1,253 @@
+"""A pipeline on paper: what `pipeline()` was asked for, checked and traced through all stages before anything runs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.core import Tracer
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from headrace.core.errors import ConfigError
+from headrace.engine.devices import replica_mesh, start_devices
+from headrace.engine.home import host_memory_of
+from headrace.plan.device_mapping import check_device_mapping
+from headrace.plan.place import make_table
+from headrace.plan.schedule import Node, Work, strict_rule
+from headrace.plan.table import Table
+from headrace.program.accumulation import check_reduction
+from headrace.program.node_programs import Accumulation, NodeSpec
+from headrace.program.pipeline_request import Request, check_values, leaving_values, run_constants
+from headrace.program.stage import Function, OptimizerOutput, check_stages, make_functions
+from headrace.program.structure import Structure, call_in_words, can_take, element_arguments, structure_of
+from headrace.program.transforms import accumulates
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """What comes after the last stage in training."""
+
+    optimizer: Callable[..., Any]  # of the run's arguments
+    loss: Structure
+    arguments: Structure
+    finish: Callable[..., OptimizerOutput]  # the user's optimizer function
+
+    def loss_and_arguments(self, *outputs: Any) -> tuple[Any, Any]:
+        """Return the loss of a micro batch and the optimizer's arguments."""
+        result = self.finish(*outputs)
+        return jnp.asarray(result.loss), jax.tree.map(jnp.asarray, result.arguments)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineSpec:
+    """A pipeline that can run: nodes with their structures, the schedule, the optimizer, and what leaves it."""
+
+    request: Request
+    table: Table
+    functions: dict[Node, Function]
+    nodes: dict[Node, NodeSpec]
+    inputs: tuple[Any, ...]  # run constants, host arrays
+    ending: Ending | None  # None in inference
+    leaving: Structure  # what one row of the outfeed is made of
+    nested: tuple[tuple[Node, ...] | Node, ...]  # nodes, as the stages were given
+
+    @property
+    def work(self) -> Work:
+        """What the schedule has to get done in one step."""
+        return self.table.work
+
+    @property
+    def last(self) -> tuple[Node, ...]:
+        """The nodes of the last stage."""
+        return self.work.stages[-1]
+
+
+def make_spec(request: Request) -> PipelineSpec:
+    """Check the request and trace every stage; what cannot work is refused here."""
+    stages = check_stages(request.stages)
+    check_values(request)
+    branches = [len(entry) if isinstance(entry, tuple) else None for entry in stages]
+    training = request.optimizer_function is not None
+    try:
+        mapping = check_device_mapping(request.device_mapping, len(stages), branches)
+    except ConfigError as error:
+        raise _renamed(error, "--device-mapping", "device_mapping") from None
+    work = Work(mapping, request.gradient_accumulation_count, training)
+    table = make_table(request.pipeline_schedule, work)
+    if request.strict and (
+        broken := strict_rule(
+            request.pipeline_schedule, work.num_stages, work.num_micros, training=training, device_mapping=mapping
+        )
+    ):
+        raise _renamed(ConfigError(broken), "--strict-pipeline", "strict=True")
+    functions = make_functions(stages, work)
+    devices = start_devices("auto", request.replicas * work.num_devices)
+    grid = np.array(devices).reshape(request.replicas, work.num_devices)
+    meshes = {node: replica_mesh(list(grid[:, device])) for node, device in work.device_of.items()}
+    inputs = run_constants(request.inputs)
+    nodes = _trace_stages(request, work, functions, meshes, inputs)
+    ending = _trace_loss(request, work, nodes)
+    leaving = leaving_values(request, [nodes[node].outputs for node in work.stages[-1]], ending and ending.loss)
+    if request.offload_weight_update_variables and not host_memory_of(devices[0]):
+        raise ConfigError(
+            f"offload_weight_update_variables is True, but programs on {devices[0].platform} cannot reach host memory.",
+            remedy="Leave it out: the optimizer's state stays on the devices.",
+        )
+    return PipelineSpec(
+        request=request,
+        table=table,
+        functions=functions,
+        nodes=nodes,
+        inputs=inputs,
+        ending=ending,
+        leaving=leaving,
+        nested=tuple(
+            nodes if isinstance(entry, tuple) else nodes[0] for nodes, entry in zip(work.stages, stages, strict=True)
+        ),
+    )
+
+
+def _renamed(error: ConfigError, option: str, name: str) -> ConfigError:
+    parts = (part.replace(option, name) for part in (error.problem, error.rule, error.remedy))
+    problem, rule, remedy = parts
+    return ConfigError(problem, rule=rule, remedy=remedy)
+
+
+def _trace_stages(
+    request: Request, work: Work, functions: dict[Node, Function], meshes: dict[Node, Mesh], inputs: tuple[Any, ...]
+) -> dict[Node, NodeSpec]:
+    """Follow the shapes from the first stage to the last."""
+    element = () if request.infeed is None else request.infeed.structure.shapes()
+    more, kwargs = ((), {}) if request.infeed is None else element_arguments(element)
+    given = ((*(structure_of(value).shapes() for value in inputs), *more), kwargs)
+    accumulation = Accumulation(
+        count=request.gradient_accumulation_count,
+        reduction=check_reduction(request.reduction_method),
+        dtype=request.gradient_accumulation_dtype,
+    )
+    nodes: dict[Node, NodeSpec] = {}
+    before: tuple[Structure, ...] = ()
+    for stage in work.stages:
+        for node in stage:
+            nodes[node] = NodeSpec(
+                function=functions[node],
+                mesh=meshes[node],
+                inputs=structure_of(given),
+                outputs=_trace(functions[node], meshes[node], given),
+                before=before,
+                recomputation=request.recomputation,
+                accumulation=accumulation if work.training else None,
+            )
+        before = tuple(nodes[node].outputs for node in stage)
+        given = (tuple(value for outputs in before for value in outputs.shapes()), {})
+    return nodes
+
+
+def _trace(function: Function, mesh: Mesh, given: tuple[tuple[Any, ...], dict[str, Any]]) -> Structure:
+    args, kwargs = given
+    if not can_take(function.apply, function.signature(args), kwargs):
+        held = "" if function.is_plain else " after its params and state" if function.has_state else " after its params"
+        raise ConfigError(
+            f"{function.name} cannot be called with {call_in_words(args, kwargs)}{held}.",
+            rule="The first stage takes the inputs, then the infeed's element; each next one takes the outputs of the "
+            "stage before, those of concurrent functions one after the other.",
+            remedy="Thread what a later stage needs through all stages before it.",
+        )
+
+    def run(params: Any, state: Any, args: Any, kwargs: Any) -> Any:
+        return jax.tree.map(jnp.asarray, function.call(params, state, args, kwargs)[0])
+
+    try:
+        outputs = jax.eval_shape(_everywhere(run, mesh), function.params, function.state, args, kwargs)
+    except Exception as error:
+        error.add_note(f"while tracing {function.name} of the pipeline with {structure_of((args, kwargs))}")
+        raise
+    return structure_of(outputs)
+
+
+def _trace_loss(request: Request, work: Work, nodes: dict[Node, NodeSpec]) -> Ending | None:
+    """Trace the optimizer function on the last stage's outputs; return None in inference."""
+    function = request.optimizer_function
+    if function is None:
+        return None
+    found: list[OptimizerOutput] = []
+
+    def run(outputs: Any) -> Any:
+        result = check_output(function(*outputs))
+        found.append(result)
+        return jax.tree.map(jnp.asarray, (result.loss, result.arguments))
+
+    mesh = nodes[work.stages[-1][0]].mesh
+    outputs = tuple(value for node in work.stages[-1] for value in nodes[node].outputs.shapes())
+    loss, arguments = map(structure_of, jax.eval_shape(_everywhere(run, mesh), outputs))
+    chosen = found[-1].optimizer
+    ending = Ending(
+        optimizer=chosen if found[-1].arguments else lambda: chosen, loss=loss, arguments=arguments, finish=function
+    )
+    _check_optimizer(ending, mesh, nodes)
+    return ending
+
+
+def _everywhere(function: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
+    """Return the function inside a mesh, so that what it exchanges between replicas can be traced."""
+    return jax.shard_map(function, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
+
+
+def check_output(result: Any) -> OptimizerOutput:
+    """Return what an optimizer function returned; refuse other things."""
+    if not isinstance(result, OptimizerOutput):
+        raise ConfigError(
+            f"optimizer_function returned a {type(result).__name__}.",
+            rule="It returns headrace.OptimizerOutput(optimizer, loss).",
+        )
+    wanted = callable(result.optimizer) if result.arguments else True
+    if not wanted or (not result.arguments and not isinstance(result.optimizer, optax.GradientTransformation)):
+        raise ConfigError(
+            f"The optimizer of the pipeline is of type {type(result.optimizer).__name__}.",
+            rule="It is an optax transformation; with arguments, a function of them that returns one.",
+        )
+    try:
+        loss = jnp.asarray(result.loss)
+    except TypeError:
+        raise ConfigError(
+            f"The loss of the pipeline is of type {type(result.loss).__name__}.", rule="It is one number."
+        ) from None
+    if loss.shape or not jnp.issubdtype(loss.dtype, np.floating):
+        raise ConfigError(
+            f"The loss of the pipeline is {structure_of(loss)}.",
+            rule="It is one floating-point number per micro batch.",
+            remedy="Take the mean over the samples.",
+        )
+    return result
+
+
+def _check_optimizer(ending: Ending, mesh: Mesh, nodes: dict[Node, NodeSpec]) -> None:
+    params = next((node.function.params for node in nodes.values() if jax.tree.leaves(node.function.params)), {})
+
+    def once(params: Any, arguments: Any) -> Any:
+        made = ending.optimizer(*arguments)
+        if not isinstance(made, optax.GradientTransformation):
+            raise ConfigError(
+                f"The optimizer of the pipeline, called with its arguments, is of type {type(made).__name__}.",
+                rule="It returns an optax transformation.",
+            )
+        state = made.init(params)
+        return made.update(params, state, params)
+
+    closed, result = jax.make_jaxpr(_everywhere(once, mesh), return_shape=True)(params, ending.arguments.shapes())
+    if any(isinstance(value, Tracer) for value in closed.consts):
+        raise ConfigError(
+            "The optimizer holds values that came through the stages.",
+            rule="Every stage updates its own weights, so such values travel as arguments.",
+            remedy="Write OptimizerOutput(optax.sgd, loss, arguments=(rate,)).",
+        )
+    if accumulates(result):
+        raise ConfigError(
+            "The optimizer of the pipeline accumulates gradients.",
+            rule="A pipeline accumulates them itself, over gradient_accumulation_count micro batches.",
+            remedy="Give the optimizer without accumulate_gradients() or optax.MultiSteps.",
+        )

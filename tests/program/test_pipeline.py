@@ -1,0 +1,375 @@
+"""pipeline(): the weights of plain single-device training, for every schedule, mapping, replica count and reduction."""
+
+import threading
+from functools import lru_cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from headrace import Infeed, OptimizerOutput, Outfeed, Stage, loops, pipeline, recomputation_checkpoint
+
+SCHEDULES = ("Grouped", "Interleaved", "Sequential")
+RNG = np.random.default_rng(0)
+W0, W1A, W1B, W2 = (0.5 * RNG.normal(size=shape).astype(np.float32) for shape in ((5, 8), (8, 4), (8, 3), (7, 2)))
+DATA = [(RNG.normal(size=(6, 5)).astype(np.float32), RNG.integers(0, 2, 6).astype(np.int32)) for _ in range(24)]
+RATE = 0.1
+
+
+def s0(p, x, y):
+    return jnp.tanh(x @ p["w"] + p["b"][None]), y
+
+
+def s1(p, h, y):
+    return jnp.concatenate([jnp.sin(h @ p["a"]), jnp.tanh(h @ p["b"])], -1), y
+
+
+def s1a(p, h, y):
+    return jnp.sin(h @ p), y
+
+
+def s1b(p, h, y):
+    return jnp.tanh(h @ p)
+
+
+def s2(p, c, y):
+    return jnp.mean(jnp.square(c @ p - jax.nn.one_hot(y, 2)))
+
+
+def s2_joined(p, a, y, b):
+    return s2(p, jnp.concatenate([a, b], -1), y)
+
+
+FIRST = {"w": W0, "b": np.zeros(8, np.float32)}
+THREE = [Stage(s0, FIRST), Stage(s1, {"a": W1A, "b": W1B}), Stage(s2, W2)]
+CONCURRENT = [Stage(s0, FIRST), [Stage(s1a, W1A), Stage(s1b, W1B)], Stage(s2_joined, W2)]
+
+
+def momentum(loss):
+    return OptimizerOutput(optax.sgd(RATE, momentum=0.9), loss)
+
+
+def composed(params, x, y):
+    """The same model as one function, for one device."""
+    first, (a, b), last = params
+    return s2(last, *s1({"a": a, "b": b}, *s0(first, x, y)))
+
+
+GRADIENT = jax.jit(jax.value_and_grad(composed))
+
+
+@lru_cache
+def plain_training(count, replicas=1, steps=2, mean=False, clip=None):
+    """Return the weights after steps of momentum by hand, on one device, with gradients of single micro batches."""
+    params = [FIRST, [W1A, W1B], W2]
+    trace = jax.tree.map(np.zeros_like, params)
+    losses = []
+    size = count * replicas
+    for step in range(steps):
+        results = [GRADIENT(params, *DATA[step * size + i]) for i in range(size)]
+        losses += [float(loss) for loss, _ in results]
+        scale = 1 / (replicas * (count if mean else 1))
+        gradient = jax.tree.map(lambda *gs, scale=scale: scale * sum(gs), *(g for _, g in results))
+        if clip is not None:
+            norm = np.sqrt(sum(float(np.sum(np.square(leaf))) for leaf in jax.tree.leaves(gradient)))
+            gradient = jax.tree.map(lambda g, norm=norm: g * min(1, clip / norm), gradient)
+        trace = jax.tree.map(lambda t, g: 0.9 * t + g, trace, gradient)
+        params = jax.tree.map(lambda p, t: p - RATE * t, params, trace)
+    return jax.tree.leaves(params), losses
+
+
+def train(stages, count, **options):
+    """Run two steps; return (weights as leaves, results of the outfeed, the pipeline)."""
+    outfeed = options.pop("outfeed", None) or Outfeed()
+    options = {"optimizer_function": momentum, "infeed": Infeed(DATA), "repeat_count": 2} | options
+    pipe = pipeline(stages, count, outfeed=outfeed, **options)
+    state = pipe(pipe.init())
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(state.params)], outfeed.dequeue(), pipe
+
+
+def assert_close(found, wanted, tolerance=1e-5):
+    for a, b in zip(found, wanted, strict=True):
+        assert np.max(np.abs(a - b)) <= tolerance * np.max(np.abs(b))
+
+
+def test_three_schedules_give_the_weights_of_one_device_and_the_same_bits():
+    wanted, losses = plain_training(4)
+    first = None
+    for schedule in SCHEDULES:
+        found, results, pipe = train(THREE, 4, pipeline_schedule=schedule)
+        assert_close(found, wanted)
+        assert np.allclose(results, losses, rtol=1e-5)
+        assert pipe.peaks == pipe.table.peak_by_node()  # what was really held is what the schedule says
+        first = first or found
+        assert all(np.array_equal(a, b) for a, b in zip(found, first, strict=True))
+
+
+def test_concurrent_stages_likewise():
+    wanted, losses = plain_training(4)
+    first = None
+    for schedule in SCHEDULES:
+        found, results, pipe = train(CONCURRENT, 4, pipeline_schedule=schedule, device_mapping=[0, [1, 2], 2])
+        assert_close(found, wanted)
+        assert np.allclose(results, losses, rtol=1e-5)
+        assert pipe.peaks == pipe.table.peak_by_node()
+        first = first or found
+        assert all(np.array_equal(a, b) for a, b in zip(found, first, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("stages", "count", "options"),
+    [
+        (THREE, 3, {"device_mapping": [0, 1, 0], "pipeline_schedule": "interleaved"}),
+        (THREE, 1, {"device_mapping": [0, 0, 0], "pipeline_schedule": "GPipe"}),
+        (CONCURRENT, 3, {"device_mapping": [0, [0, 1], 1], "replicas": 2, "recomputation": True}),
+    ],
+    ids=["two devices", "one device, one micro batch", "replicas and recomputation"],
+)
+def test_mappings_counts_replicas_and_recomputation(stages, count, options):
+    wanted, losses = plain_training(count, options.get("replicas", 1))
+    found, results, _ = train(stages, count, **options)
+    assert_close(found, wanted)
+    assert results.shape == ((2 * count, 2) if "replicas" in options else (2 * count,))
+    assert np.allclose(results.reshape(-1), losses, rtol=1e-5)
+
+
+@pytest.mark.parametrize("reduction", ["MEAN", "RUNNING_MEAN"])
+def test_reductions_and_accumulator_types(reduction):
+    wanted, _ = plain_training(4, mean=True)
+    types = []
+
+    def choose(weight):
+        types.append(weight.shape)
+        return jnp.float32
+
+    found, _, _ = train(THREE, 4, reduction_method=reduction, gradient_accumulation_dtype=choose)
+    assert_close(found, wanted)
+    assert {(5, 8), (8,), (8, 4), (8, 3), (7, 2)} <= set(types)
+
+
+def test_an_optimizer_that_looks_at_all_gradients_sees_all():
+    """Clipping by the global norm is not clipping stage by stage."""
+    wanted, _ = plain_training(4, clip=0.05)
+
+    def clipped(loss):
+        return OptimizerOutput(optax.chain(optax.clip_by_global_norm(0.05), optax.sgd(RATE, momentum=0.9)), loss)
+
+    found, _, _ = train(THREE, 4, optimizer_function=clipped)
+    assert_close(found, wanted)
+
+
+def test_a_rate_that_comes_through_the_stages_and_changes_from_run_to_run():
+    def a(p, rate, x):
+        return x * p, rate
+
+    def b(p, h, rate):
+        return jnp.mean(h) * p, rate
+
+    def finish(loss, rate):
+        return OptimizerOutput(optax.sgd, loss, arguments=(rate,))
+
+    out = Outfeed()
+    elements = [{"x": np.full(3, i + 1, np.float32)} for i in range(6)]
+    stages = [Stage(a, np.float32(2)), Stage(b, np.float32(3))]
+    pipe = pipeline(
+        stages,
+        2,
+        optimizer_function=finish,
+        inputs=[0.1],
+        infeed=Infeed(elements),
+        outfeed=out,
+        outfeed_mask=[False, True],
+    )
+    state = start = pipe.init()
+    p, q = 2.0, 3.0
+    for run, rate in enumerate((0.1, 0.01, 0.0)):
+        state = pipe(state, inputs=[rate])
+        xs = [2 * run + 1, 2 * run + 2]
+        assert np.allclose(out.dequeue(), [p * q * x for x in xs])
+        p, q = p - rate * q * sum(xs), q - rate * p * sum(xs)
+    assert np.allclose(state.params, [p, q], rtol=1e-6)
+    assert np.array_equal(start.params, [2, 3])  # a state stays what it was
+
+
+def test_shared_weights_get_the_gradients_of_all_their_uses():
+    shared = {"w": np.float32(1.5)}
+
+    def times(p, x):
+        return x * p["w"]
+
+    def finish(y):
+        return OptimizerOutput(optax.sgd(0.01), jnp.mean(y))
+
+    stages = [Stage(times, shared), Stage(lambda p, x: x + p, np.float32(0)), Stage(times, shared)]
+    pipe = pipeline(
+        stages,
+        2,
+        optimizer_function=finish,
+        device_mapping=[0, 1, 0],
+        infeed=Infeed([np.ones(2), 2 * np.ones(2)]),
+        outfeed=Outfeed(),
+        reduction_method="RUNNING_MEAN",
+    )
+    params = pipe(pipe.init()).params
+    # y = w (w x + b), so dy/dw = 2 w x + b, and its mean over x = 1, 2 is 3 w
+    assert np.allclose(params[0]["w"], 1.5 - 0.01 * 3 * 1.5)
+    assert params[2]["w"] is params[0]["w"]
+
+
+def test_states_move_with_every_micro_batch_and_are_the_mean_over_replicas():
+    def running(p, state, x):
+        state = {"mean": 0.5 * state["mean"] + 0.5 * jnp.mean(x), "seen": state["seen"] + 1}
+        return (x - state["mean"]) * p, state
+
+    def finish(y):
+        return OptimizerOutput(optax.sgd(0.0), jnp.mean(y))
+
+    stages = [lambda x: 2 * x, Stage(running, np.float32(1), {"mean": np.float32(0), "seen": 0})]
+    out = Outfeed()
+    elements = [np.full(2, i, np.float32) for i in range(12)]
+    pipe = pipeline(
+        stages,
+        3,
+        optimizer_function=finish,
+        infeed=Infeed(elements),
+        outfeed=out,
+        replicas=2,
+        repeat_count=2,
+        device_mapping=[0, 0],
+        recomputation=True,
+    )
+    state = pipe(pipe.init())
+    mean, rows = np.zeros(2), []
+    for step in range(2):
+        for micro in range(3):
+            x = 2 * np.arange(12.0).reshape(2, 3, 2)[step, micro]
+            mean = 0.5 * mean + 0.5 * x
+            rows.append(x - mean)
+        mean = np.full(2, mean.mean())
+    assert np.allclose(out.dequeue(), np.repeat(np.array(rows)[..., None], 2, -1))
+    assert state.state[0] is None
+    assert np.allclose(state.state[1]["mean"], mean[0])
+    assert state.state[1]["seen"] == 6
+
+
+def test_inference_with_concurrent_first_and_last_stages():
+    scale = {"by": np.float32(3)}
+    stages = [
+        [lambda k, x: (x + k, k), lambda k, x: x * x],
+        lambda a, k, b: (a + b, k),
+        [Stage(lambda p, c, k: p["by"] * c, scale), lambda c, k: {"low": c.astype(jnp.int32), "k": k}],
+    ]
+    out = Outfeed()
+    xs = [np.full(2, i, np.float32) for i in range(10)]
+    pipe = pipeline(stages, 5, inputs=[10.0], infeed=Infeed(xs), outfeed=out, device_mapping=[[0, 1], 1, [1, 2]])
+    state = pipe(pipe(pipe.init()), inputs=[10.0])
+    first, second = out.dequeue()
+    wanted = np.array([x + 10 + x * x for x in xs])
+    assert np.array_equal(first, 3 * wanted)
+    assert np.array_equal(second["low"], wanted.astype(np.int32))
+    assert np.array_equal(second["k"], np.full(10, 10))
+    assert state.params[2][0]["by"] == 3
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [(None, np.float32), (jnp.float16, np.float16)])
+def test_the_sum_over_the_micro_batches_leaves_once_per_step(dtype, kind):
+    _, losses = plain_training(4)
+    _, results, _ = train(THREE, 4, accumulate_outfeed=True, accumulate_outfeed_dtype=dtype, outfeed_loss=True)
+    assert results.dtype == kind
+    assert np.allclose(results, np.reshape(losses, (2, 4)).sum(1), rtol=1e-5 if dtype is None else 1e-2)
+
+
+def test_last_keeps_the_last():
+    out = Outfeed(mode="LAST")
+    pipe = pipeline([lambda x: x + 1, lambda x: x * x], 3, infeed=Infeed([1.0, 2.0, 3.0]), outfeed=out)
+    pipe(pipe.init())
+    assert out.dequeue() == 16
+
+
+def test_results_stream_while_the_pipeline_runs():
+    """The dataset of the second step waits until the results of the first were seen."""
+    out, seen, first_seen = Outfeed(), [], threading.Event()
+
+    def dataset():
+        yield from (np.float32(i) for i in range(4))
+        assert first_seen.wait(30)
+        yield from (np.float32(i) for i in range(4, 8))
+
+    def watch():
+        for value in out:
+            seen.append(float(value))
+            if len(seen) == 4:
+                first_seen.set()
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    pipe = pipeline([lambda x: x + 1, lambda x: x * x], 4, infeed=Infeed(dataset), outfeed=out, repeat_count=2)
+    pipe(pipe.init())
+    thread.join(30)
+    assert seen == [(i + 1) ** 2 for i in range(8)]
+
+
+def test_the_optimizers_state_can_live_in_host_memory():
+    infeed = Infeed([np.ones(3), 2 * np.ones(3)], repeat=True)
+    stages = [Stage(lambda p, x: x * p, np.float32(2)), Stage(lambda p, x: jnp.mean(p * x), np.ones(3, np.float32))]
+    pipe = pipeline(
+        stages,
+        2,
+        optimizer_function=momentum,
+        infeed=infeed,
+        outfeed=Outfeed(),
+        repeat_count=2,
+        offload_weight_update_variables=True,
+    )
+    state = pipe(pipe.init())
+    kinds = {leaf.sharding.memory_kind for leaf in jax.tree.leaves(state.optimizer)}
+    assert kinds == {"pinned_host"}
+    assert {leaf.sharding.memory_kind for leaf in jax.tree.leaves(state.params)} == {"device"}
+    a, b, trace_a, trace_b = 2.0, 1.0, 0.0, 0.0  # loss = a b x, with x = 1 and 2
+    for _ in range(2):
+        trace_a, trace_b = 0.9 * trace_a + 3 * b, 0.9 * trace_b + 3 * a / 3
+        a, b = a - RATE * trace_a, b - RATE * trace_b
+    assert np.allclose(state.params[0], a)
+    assert np.allclose(state.params[1], b)
+
+
+@pytest.mark.parametrize(("recomputation", "marked", "kept"), [(False, False, 2), (True, False, 0), (True, True, 1)])
+def test_what_a_stage_keeps(recomputation, marked, kept):
+    """Two products in a stage: both outputs are kept, or nothing, or what is marked."""
+
+    def two(p, x):
+        middle = jnp.tanh(x @ p["a"])
+        middle = recomputation_checkpoint(middle) if marked else middle
+        return jnp.tanh(middle @ p["b"])
+
+    stages = [Stage(two, {"a": np.ones((4, 7)), "b": np.ones((7, 5))}), jnp.mean]
+    pipe = pipeline(
+        stages,
+        2,
+        optimizer_function=momentum,
+        infeed=Infeed([np.ones((3, 4))] * 2),
+        outfeed=Outfeed(),
+        recomputation=recomputation,
+    )
+    node = pipe.table.work.stages[0][0]
+    x = jax.ShapeDtypeStruct((1, 3, 4), np.float32)
+    _, saved, _ = jax.eval_shape(pipe._programs.nodes[node].forward, pipe.init().weights[0], None, [x])
+    shapes = [leaf.shape for leaf in jax.tree.leaves(saved) if leaf.shape[-1:] in ((7,), (5,))]
+    assert len(shapes) == kept
+
+
+def test_a_pipeline_can_follow_a_loop_on_the_same_infeed():
+    infeed = Infeed([np.full(1, i, np.float32) for i in range(20)])
+    (total,) = loops.repeat(4, lambda t, x: t + x[0], [0.0], infeed)
+    out = Outfeed()
+    pipe = pipeline([lambda x: 2 * x, lambda x: x + 1], 3, infeed=infeed, outfeed=out)
+    pipe(pipe.init())
+    assert total == 6
+    assert np.array_equal(out.dequeue()[:, 0], [9, 11, 13])
+
+
+def test_the_picture_is_that_of_the_schedule():
+    pipe = pipeline([lambda x: x, lambda x: x], 3, inputs=[1.0], outfeed=Outfeed())
+    assert pipe.draw().splitlines()[:3] == ["Grouped", "dev 0 |F0|F1|F2|. |", "dev 1 |. |F0|F1|F2|"]
