@@ -147,7 +147,8 @@ def _cifar_unit(place: Place, style: Style) -> Residual:
     )
     chosen = style.dialect.shortcut if style.options.shortcut == "auto" else style.options.shortcut
     if chosen == "projection":
-        shortcut = _projection(replace(place, first=halves), place.width, style)
+        conv = style.conv(place.width, kernel=1, stride=place.stride)
+        shortcut = Chain(_conv_norm("shortcut", conv, style) if halves else ())
     else:
         shortcut = _padded(place, chosen == "pad-both")
     return Residual(body=Chain(body), shortcut=shortcut)

@@ -72,5 +72,29 @@ def conv2d_cpu(x_NHWC: Array, w_HWIO: Array, stride: int, pads: Pads, groups: in
         return conv2d_canonical(x_NHWC, w_HWIO, stride, pads)
     if w_HWIO.shape[2] == 1 and w_HWIO.shape[3] == groups:
         return depthwise_conv2d(x_NHWC, w_HWIO, stride, pads)
-    parts = zip(jnp.split(x_NHWC, groups, axis=3), jnp.split(w_HWIO, groups, axis=3), strict=True)
-    return jnp.concatenate([conv2d_canonical(x, w, stride, pads) for x, w in parts], axis=3)
+    return conv2d_grouped(x_NHWC, w_HWIO, stride, pads, groups)
+
+
+# Forward and backward of 32 groups of 4 channels (8x56x56x128) took 861 ms as 32 convolutions, 348 as 4 and 1,412 as
+# one; of 6 groups of 16 (8x28x28x96) 28 ms as 6 and 10 as 3; all on two busy cores. Fewer also compile sooner.
+_CHANNELS_TOGETHER = 32
+
+
+def conv2d_grouped(x_NHWC: Array, w_HWIO: Array, stride: int, pads: Pads, groups: int) -> Array:
+    """Convolve a few neighbouring groups at a time as one, with zeros for the weights between different groups."""
+    per_group = w_HWIO.shape[2]
+    together = max(
+        n for n in range(1, groups + 1) if groups % n == 0 and (n == 1 or n * per_group <= _CHANNELS_TOGETHER)
+    )
+    parts = zip(*(jnp.split(array, groups // together, axis=3) for array in (x_NHWC, w_HWIO)), strict=True)
+    return jnp.concatenate([conv2d_canonical(x, _side_by_side(w, together), stride, pads) for x, w in parts], axis=3)
+
+
+def _side_by_side(w_HWIO: Array, groups: int) -> Array:
+    """Return the weights of one convolution that computes those of several groups."""
+    if groups == 1:
+        return w_HWIO
+    height, width, inputs, outputs = w_HWIO.shape
+    w = w_HWIO.reshape(height, width, 1, inputs, groups, outputs // groups)
+    own = jnp.eye(groups, dtype=w.dtype).reshape(1, 1, groups, 1, groups, 1)
+    return (w * own).reshape(height, width, groups * inputs, outputs)

@@ -1,24 +1,75 @@
 """Depthwise convolution as one multiply-add per weight position, over shifted views of the image.
 
 On the CPU XLA runs the grouped convolution it would otherwise be 60 times slower (0.9 against 55 ms, 32x32x32x64, 3x3).
+The gradients are written the same way: that of the image as the same convolution with the turned window, that of the
+weights as all their sums in one pass. JAX's own makes a pass, and a program, for each weight position: 188 and 223 ms
+against 42 and 62 (8x56x56x144 5x5 stride 2, 8x14x14x672 5x5), and 2 to 4 s of compilation against 0.5.
 """
 
+from collections.abc import Iterator
+from functools import partial
+
+import jax
 import jax.numpy as jnp
-from jax import Array
+import numpy as np
+from jax import Array, lax
 
 from headrace.ops.window import Pads, out_size
 
+_Size = tuple[int, int]
 
+
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def depthwise_conv2d(x_NHWC: Array, w_HW1C: Array, stride: int, pads: Pads) -> Array:
     """Convolve each channel with its own window; sums in float32, returns the images' dtype."""
-    kernel_h, kernel_w = w_HW1C.shape[:2]
-    height, width = out_size(pads, (x_NHWC.shape[1], x_NHWC.shape[2]), (kernel_h, kernel_w), stride)
-    x = jnp.pad(x_NHWC, ((0, 0), *pads, (0, 0))).astype(jnp.float32)
-    w = w_HW1C.astype(jnp.float32)
-    total = jnp.zeros((x.shape[0], height, width, x.shape[3]), jnp.float32)
-    for i in range(kernel_h):
-        for j in range(kernel_w):
-            rows = slice(i, i + (height - 1) * stride + 1, stride)
-            columns = slice(j, j + (width - 1) * stride + 1, stride)
-            total = total + x[:, rows, columns, :] * w[i, j][None, None]
-    return total.astype(x_NHWC.dtype)
+    return _forward(x_NHWC, w_HW1C, stride, pads)[0]
+
+
+def _forward(x_NHWC: Array, w_HW1C: Array, stride: int, pads: Pads) -> tuple[Array, tuple[Array, Array]]:
+    size = out_size(pads, (x_NHWC.shape[1], x_NHWC.shape[2]), (w_HW1C.shape[0], w_HW1C.shape[1]), stride)
+    padded = jnp.pad(x_NHWC, ((0, 0), *pads, (0, 0)))
+    return _sum_views(padded, w_HW1C, stride, size).astype(x_NHWC.dtype), (x_NHWC, w_HW1C)
+
+
+def _backward(stride: int, pads: Pads, kept: tuple[Array, Array], g_NHWC: Array) -> tuple[Array, Array]:
+    x_NHWC, w_HW1C = kept
+    window = w_HW1C.shape[0], w_HW1C.shape[1]
+    around = []
+    for (lo, _), k, i, o in zip(pads, window, x_NHWC.shape[1:3], g_NHWC.shape[1:3], strict=True):
+        before = k - 1 - lo
+        around.append((before, i - ((o - 1) * stride + 1) - before + k - 1, stride - 1))
+    spread = lax.pad(g_NHWC, np.zeros((), g_NHWC.dtype), ((0, 0, 0), *around, (0, 0, 0)))
+    dx = _sum_views(spread, w_HW1C[::-1, ::-1], 1, (x_NHWC.shape[1], x_NHWC.shape[2]))
+    return dx.astype(x_NHWC.dtype), _weight_gradient(x_NHWC, w_HW1C, stride, pads, g_NHWC)
+
+
+def _weight_gradient(x_NHWC: Array, w_HW1C: Array, stride: int, pads: Pads, g_NHWC: Array) -> Array:
+    """Sum the products of the gradient with each shifted view over images and pixels, all in one loop."""
+    g = g_NHWC.astype(jnp.float32)
+    padded = jnp.pad(x_NHWC, ((0, 0), *pads, (0, 0)))
+    window = w_HW1C.shape[0], w_HW1C.shape[1]
+    products = [view.astype(jnp.float32) * g for _, _, view in _views(padded, window, stride, g.shape[1:3])]
+    zeros = [np.float32(0)] * len(products)
+    sums = lax.reduce(products, zeros, lambda a, b: [p + q for p, q in zip(a, b, strict=True)], (0, 1, 2))
+    return jnp.stack(sums).reshape(w_HW1C.shape).astype(w_HW1C.dtype)
+
+
+def _sum_views(padded: Array, w_HW1C: Array, stride: int, size: _Size) -> Array:
+    """Add up the shifted views, each times its weights."""
+    total = jnp.zeros((padded.shape[0], *size, padded.shape[3]), jnp.float32)
+    window = w_HW1C.shape[0], w_HW1C.shape[1]
+    for i, j, view in _views(padded, window, stride, size):
+        total = total + view.astype(jnp.float32) * w_HW1C[i, j].astype(jnp.float32)[None, None]
+    return total
+
+
+def _views(padded: Array, window: _Size, stride: int, size: tuple[int, ...]) -> Iterator[tuple[int, int, Array]]:
+    """Return for each place of the window the pixels that it meets."""
+    for i in range(window[0]):
+        for j in range(window[1]):
+            rows = slice(i, i + (size[0] - 1) * stride + 1, stride)
+            columns = slice(j, j + (size[1] - 1) * stride + 1, stride)
+            yield i, j, padded[:, rows, columns, :]
+
+
+depthwise_conv2d.defvjp(_forward, _backward)
