@@ -14,9 +14,10 @@ import numpy as np
 
 from headrace.config.schema import Augment, Data
 from headrace.core.errors import ConfigError
-from headrace.core.rng import bits, name_id
+from headrace.core.rng import name_id
 from headrace.data.color import jitter
 from headrace.data.dataset import DataInfo
+from headrace.data.draw import draw
 from headrace.data.erase import erase
 from headrace.data.mix import Mix, mix_of
 from headrace.data.rand_augment import RandAugment, change_colors, move_places, rand_augment_of
@@ -113,8 +114,7 @@ def draw_moves(
 
     One draw serves all three: its bits 0-14 and 15-29 choose the offsets, its last bit the flip.
     """
-    epoch = xp.asarray(epoch).astype(np.uint32)
-    word = bits(spec.seed, epoch, index.astype(np.uint32), _PURPOSE)
+    word = draw(spec.seed, epoch, index, _PURPOSE)
     mask, shift = np.uint32(0x7FFF), np.uint32(15)
     down = ((word & mask) * np.uint32(places[0])) >> shift
     right = (((word >> shift) & mask) * np.uint32(places[1])) >> shift

@@ -9,7 +9,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from headrace.core.rng import bits, name_id
+from headrace.core.rng import name_id
+from headrace.data.draw import draw
 
 TOP = np.float32(255)
 
@@ -137,14 +138,12 @@ def jitter(x: Any, index: Any, epoch: Any, strengths: tuple[float, float], seed:
     `strengths` are s and the greatest turn of the hue; each factor is drawn for each sample.
     """
     strength, turn = strengths
-    xp = room_of(index)
-    epoch = xp.asarray(epoch).astype(np.uint32)
 
     def drawn(name: str, middle: float, spread: float) -> Any:
         """Draw one of 4,096 even values from middle - spread to middle + spread for each sample."""
         table = exact(middle + spread * ((np.arange(4096) + 0.5) / 2048 - 1))
-        word = bits(seed, epoch, index.astype(np.uint32), name_id(f"jitter/{name}"))
-        return xp.asarray(table)[(word >> np.uint32(20)).astype(np.int32)][:, None, None, None]
+        word = draw(seed, epoch, index, name_id(f"jitter/{name}"))
+        return room_of(index).asarray(table)[(word >> np.uint32(20)).astype(np.int32)][:, None, None, None]
 
     if strength:
         for name, change in (("brightness", brightness), ("contrast", contrast), ("saturation", saturation)):

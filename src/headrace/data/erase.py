@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from headrace.core.rng import bits, name_id
+from headrace.core.rng import name_id
 from headrace.data.color import room_of
+from headrace.data.draw import draw
 
 AREA, ASPECT = (0.02, 1 / 3), (0.3, 3.3)
 _SIDE = 64  # of the table: 64 areas x 64 aspects
@@ -32,8 +33,7 @@ def erase(values: Any, index: Any, epoch: Any, share: float, seed: int) -> Any:
 def rectangles(index: Any, epoch: Any, share: float, seed: int, hw: tuple[int, int]) -> tuple[Any, ...]:
     """Return (chosen or not, top, left, height, width) of each sample's rectangle, [n] each."""
     xp = room_of(index)
-    epoch, sample = xp.asarray(epoch).astype(np.uint32), index.astype(np.uint32)
-    dice, shape, place = (bits(seed, epoch, sample, purpose) for purpose in (_CHOSEN, _SHAPE, _PLACE))
+    dice, shape, place = (draw(seed, epoch, index, purpose) for purpose in (_CHOSEN, _SHAPE, _PLACE))
     at = (shape >> np.uint32(20)).astype(np.int32)
     box_height, box_width = (xp.asarray(sides)[at] for sides in _sides(hw))
     top, left = (

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from headrace.config.schema import Augment
-from headrace.core.rng import bits, name_id
+from headrace.core.rng import name_id
+from headrace.data.draw import draw
 
 _TABLE_BITS = 12
 _TABLE_SIZE = 1 << _TABLE_BITS  # quantiles: a draw is never further than 1/8192 from its distribution
@@ -64,13 +65,15 @@ def mix_images(images: Any, index: Any, epoch: Any, mix: Mix) -> Any:
     if mix.mixup_alpha > 0:
         share = mixup_shares(index, epoch, mix)[:, None, None, None]
         images = share * images + (1 - share) * xp.roll(images, 1, axis=0)
-    if mix.cuts:
-        top, bottom, left, right = (end[:, None, None, None] for end in cutmix_box(index, epoch, mix))
-        row = xp.arange(images.shape[1], dtype=np.int32)[None, :, None, None]
-        column = xp.arange(images.shape[2], dtype=np.int32)[None, None, :, None]
-        row_inside, column_inside = (row >= top) & (row < bottom), (column >= left) & (column < right)
-        images = xp.where(row_inside & column_inside, xp.roll(images, _cut_shift(len(images)), axis=0), images)
-    return images
+    if not mix.cuts:
+        return images
+    top, bottom, left, right = (end[:, None, None, None] for end in cutmix_box(index, epoch, mix))
+    row = xp.arange(images.shape[1], dtype=np.int32)[None, :, None, None]
+    column = xp.arange(images.shape[2], dtype=np.int32)[None, None, :, None]
+    inside = (row >= top) & (row < bottom) & (column >= left) & (column < right)
+    # A look-up, not a second roll: XLA would compute the mixed images again in each slice, on a CPU twice as slow.
+    partner = images[(np.arange(len(images)) - _cut_shift(len(images))) % len(images)]
+    return xp.where(inside, partner, images)
 
 
 def mix_labels(labels: Any, index: Any, epoch: Any, mix: Mix) -> MixedLabels:
@@ -100,8 +103,7 @@ def cutmix_box(index: Any, epoch: Any, mix: Mix) -> tuple[Any, ...]:
     out of the image is cut off (the usual formula); else the centre is moved so that the whole box is inside.
     """
     xp = np if isinstance(index, np.ndarray) else jnp
-    first = index[:1]
-    chosen, centre = _draw(first, epoch, mix, _KEPT), _draw(first, epoch, mix, _CENTRE)
+    chosen, centre = (_draw(index, epoch, mix, purpose)[:1] for purpose in (_KEPT, _CENTRE))
     side = np.sqrt(1 - kept_quantiles(mix))
     ends = []
     for size, word in zip(mix.image_hw, (centre >> np.uint32(16), centre & np.uint32(0xFFFF)), strict=True):
@@ -152,8 +154,7 @@ def _midpoints() -> np.ndarray:
 
 
 def _draw(index: Any, epoch: Any, mix: Mix, purpose: int) -> Any:
-    xp = np if isinstance(index, np.ndarray) else jnp
-    return bits(mix.seed, xp.asarray(epoch).astype(np.uint32), index.astype(np.uint32), purpose)
+    return draw(mix.seed, epoch, index, purpose)
 
 
 def _pick(table: np.ndarray, word: Any) -> Any:

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from headrace.config.sections_augment import RAND_AUGMENT_OPERATIONS
-from headrace.core.rng import bits, name_id
+from headrace.core.rng import name_id
 from headrace.data import color
 from headrace.data.color import room_of
+from headrace.data.draw import draw
 
 FULL = 30.0  # the greatest magnitude
 _PART = 256  # of a pixel
@@ -92,8 +93,7 @@ MOVES: dict[str, Move] = {
 
 def choices(index: Any, epoch: Any, how: RandAugment, layer: int) -> tuple[Any, Any]:
     """Return (number of the operation, whether its sign is negative) of each sample, int32 [n] and bool [n]."""
-    epoch = room_of(index).asarray(epoch).astype(np.uint32)
-    word = bits(how.seed, epoch, index.astype(np.uint32), name_id(f"rand_augment/{layer}"))
+    word = draw(how.seed, epoch, index, name_id(f"rand_augment/{layer}"))
     number = ((word >> np.uint32(16)) * np.uint32(len(how.operations))) >> np.uint32(16)
     return number.astype(np.int32), (word & np.uint32(1)) == np.uint32(1)
 
