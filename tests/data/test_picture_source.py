@@ -43,7 +43,9 @@ def test_training_reads_the_drawn_crop(folder: Path) -> None:
         picture = Image.open(folder / "train" / name)
         top, left, height, width = random_crop((150, 190), CROP_RULES["torchvision"], draws(3, epoch, sample))
         want = picture.crop((left, top, left + width, top + height)).resize((96, 96), Image.Resampling.BILINEAR)
-        assert np.abs(image.astype(int) - np.asarray(want)).max() <= 2
+        difference = np.abs(image.astype(int) - np.asarray(want))
+        assert difference.max() <= 8, "the quick decoding of training"
+        assert difference.mean() < 2
 
 
 def test_validation_reads_the_centre(folder: Path) -> None:

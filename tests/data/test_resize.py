@@ -1,9 +1,10 @@
-"""Resizing: antialiased it is Pillow's to the bit; plain it is the four-neighbour formula."""
+"""Resizing: antialiased, each pass is Pillow's to the bit; plain it is the four-neighbour formula."""
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from headrace.data import resize
 from headrace.data.resize import View, resize_view
 
 RNG = np.random.default_rng(4)
@@ -11,10 +12,23 @@ NOISE = RNG.integers(0, 256, (120, 170, 3)).astype(np.uint8)
 CROPS = [(0, 0, 120, 170), (10, 20, 64, 64), (3, 5, 100, 33), (7, 9, 20, 31), (0, 0, 1, 1), (119, 0, 1, 170)]
 
 
-def pillow(pixels: np.ndarray, crop: tuple[int, int, int, int], hw: tuple[int, int]) -> np.ndarray:
+def pillow(pixels: np.ndarray, crop: tuple[int, int, int, int], hw: tuple[int, int], passes: int = 2) -> np.ndarray:
+    """Resize as Pillow does, in one call, or in two: downwards first if it shrinks downwards, else across first."""
     top, left, height, width = crop
     image = Image.fromarray(pixels).crop((left, top, left + width, top + height))
+    if passes == 2:
+        image = image.resize((width, hw[0]) if hw[0] < height else (hw[1], height), Image.Resampling.BILINEAR)
     return np.asarray(image.resize((hw[1], hw[0]), Image.Resampling.BILINEAR))
+
+
+@pytest.fixture(params=["compiled", "Pillow"], autouse=True)
+def resizer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Resize with the compiled resizer, where there is a compiler, and without."""
+    if request.param == "Pillow":
+        monkeypatch.setattr(resize, "native_resize", lambda: None)
+    elif resize.native_resize() is None:
+        pytest.skip("no C compiler")
+    return request.param
 
 
 @pytest.mark.parametrize("crop", CROPS)
@@ -26,6 +40,21 @@ def test_antialiased_resizing_is_pillows(crop: tuple[int, int, int, int], hw: tu
     grey = np.empty((*hw, 1), np.uint8)
     resize_view(NOISE[:, :, :1], View(crop, hw), grey)
     assert (grey[:, :, 0] == pillow(NOISE[:, :, 0], crop, hw)).all()
+    assert np.abs(out.astype(int) - pillow(NOISE, crop, hw, passes=1)).max() <= 1, "the bound that the docs state"
+
+
+def test_many_sizes_of_both_resizers_are_pillows() -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(150):
+        height, width, new_height, new_width = (int(side) for side in rng.integers(1, 110, 4))
+        crop = (int(rng.integers(0, 121 - height)), int(rng.integers(0, 171 - width)), height, width)
+        top, left = int(rng.integers(0, new_height)), int(rng.integers(0, new_width))
+        out = np.empty(
+            (int(rng.integers(1, new_height - top + 1)), int(rng.integers(1, new_width - left + 1)), 3), np.uint8
+        )
+        resize_view(NOISE, View(crop, (new_height, new_width), (top, left)), out)
+        want = pillow(NOISE, crop, (new_height, new_width))[top : top + out.shape[0], left : left + out.shape[1]]
+        assert (out == want).all()
 
 
 def test_a_window_is_a_part_of_the_resized_picture() -> None:

@@ -119,18 +119,21 @@ def _bench(argv: list[str]) -> int:
     def extra(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--threads", type=int, nargs="+", metavar="N", help="numbers of threads [1 and all]")
         parser.add_argument("--seconds", type=float, default=3.0, metavar="X", help="time of each measurement [3]")
+        parser.add_argument(
+            "--parts", nargs="+", choices=("read", "decode", "view", "block"), help="what to time [all]"
+        )
         parser.add_argument("--json", action="store_true", help="print the line of JSON alone")
 
     resolved, own = parse(argv, "headrace data bench", extra)
     import json
 
     from headrace.data.blocks import num_threads_of
-    from headrace.data.input_bench import bench_input
+    from headrace.data.input_bench import PARTS, bench_input
     from headrace.data.picture import decoder_name
 
     config = resolved.config
     threads = tuple(own.threads or sorted({1, num_threads_of(config.data)}))
-    rates = bench_input(config.data, config.run.seed, threads, own.seconds)
+    rates = bench_input(config.data, config.run.seed, threads, own.seconds, tuple(own.parts or PARTS))
     rows = [rate.to_dict() for rate in rates]
     if not own.json:
         print(f"JPEGs are decoded by {decoder_name()}")

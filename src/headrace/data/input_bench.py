@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,12 @@ class Rate:
         }
 
 
-def bench_input(data: Data, seed: int, threads: tuple[int, ...], seconds: float) -> list[Rate]:
+PARTS = ("read", "decode", "view", "block")
+
+
+def bench_input(
+    data: Data, seed: int, threads: tuple[int, ...], seconds: float, parts: tuple[str, ...] = PARTS
+) -> list[Rate]:
     """Time each part of the training set's input path for about as many seconds, after a few that are not timed."""
     if seconds <= 0 or any(count < 1 for count in threads):
         raise ConfigError(f"{seconds:g} seconds with {threads} threads.", rule="Both must be above 0.")
@@ -51,11 +56,13 @@ def bench_input(data: Data, seed: int, threads: tuple[int, ...], seconds: float)
     rates = []
     for count in threads:
         for part, work in _parts(source).items():
-            rates.append(_timed(part, work, order, count, seconds))
-        options = feed_options(data, dataset.info, seed, 1)
-        reader = BlockReader(source, _with_threads(options, count), train=True)
-        rates.append(_timed_blocks(reader, order, count, seconds))
-        reader.close()
+            if part in parts:
+                rates.append(_timed(part, work, order, count, seconds))
+        if "block" in parts:
+            options = replace(feed_options(data, dataset.info, seed, 1), num_threads=count)
+            reader = BlockReader(source, options, train=True)
+            rates.append(_timed_blocks(reader, order, count, seconds))
+            reader.close()
     return rates
 
 
@@ -124,9 +131,3 @@ def _timed_blocks(reader: BlockReader, order: np.ndarray, threads: int, seconds:
         total_bytes_processed=total,
         time_elapsed=elapsed,
     )
-
-
-def _with_threads(options: Any, threads: int) -> Any:
-    from dataclasses import replace
-
-    return replace(options, num_threads=threads)

@@ -85,12 +85,16 @@ def read_header(data: bytes) -> Header:
     return Header(kind=kind, height=height, width=width, orientation=orientation, plain=plain)
 
 
-def decode(data: bytes, header: Header, channels: int = 3, factor: int = 1) -> np.ndarray:
-    """Return the turned pixels, uint8 [h, w, channels]; a JPEG comes at ceil(size / factor), others at full size."""
+def decode(data: bytes, header: Header, channels: int = 3, factor: int = 1, quick: bool = False) -> np.ndarray:
+    """Return the turned pixels, uint8 [h, w, channels]; a JPEG comes at ceil(size / factor), others at full size.
+
+    `quick` lets simplejpeg use the faster transform and repeat colours instead of interpolating them, as is usual for
+    training: values differ by a few levels.
+    """
     turbo = _simplejpeg()
     try:
         if header.kind == "jpeg" and header.plain and turbo is not None:
-            pixels = _turbo_pixels(turbo, data, header, channels, factor)
+            pixels = _turbo_pixels(turbo, data, header, (channels, factor, quick))
         else:
             pixels = _pillow_pixels(data, header, channels, factor)
     except BadPicture:
@@ -108,7 +112,8 @@ def decode_factor(header: Header, crop_hw: tuple[int, int], wanted_hw: tuple[int
     return next((factor for factor in FACTORS if least >= factor), 1)
 
 
-def _turbo_pixels(turbo: Any, data: bytes, header: Header, channels: int, factor: int) -> np.ndarray:
+def _turbo_pixels(turbo: Any, data: bytes, header: Header, how: tuple[int, int, bool]) -> np.ndarray:
+    channels, factor, quick = how
     height, width = header.height, header.width
     if header.orientation >= _SIDEWAYS:
         height, width = width, height
@@ -118,6 +123,8 @@ def _turbo_pixels(turbo: Any, data: bytes, header: Header, channels: int, factor
         min_height=-(-height // factor),
         min_width=-(-width // factor),
         min_factor=factor,
+        fastdct=quick,
+        fastupsample=quick,
     )
 
 

@@ -11,7 +11,8 @@ import numpy as np
 from headrace.core.errors import DataError
 from headrace.data.bad import BadSamples
 from headrace.data.crop import CropRule, draws, random_crop, valid_view
-from headrace.data.picture import MAX_PIXELS, BadPicture, decode, decode_factor, read_header
+from headrace.data.jpeg_rows import cut_rows
+from headrace.data.picture import MAX_PIXELS, BadPicture, Header, decode, decode_factor, read_header
 from headrace.data.resize import View, resize_view
 from headrace.data.samples import Boxes, Samples
 
@@ -101,19 +102,28 @@ def show(samples: Samples, sample: int, epoch: int, look: Look, out: np.ndarray)
     """Decode one sample and write what is seen of it into `out`; BadPicture says what is wrong."""
     data, boxes = samples.content(sample)
     if isinstance(data, np.ndarray):
-        pixels, hw, factor = _as_channels(data, look.channels), data.shape[:2], 1
-        view = look.view(hw, epoch, sample, boxes)
+        view = look.view(data.shape[:2], epoch, sample, boxes)
+        pixels = _as_channels(data, look.channels)
     else:
         header = read_header(data)
-        hw = header.height, header.width
-        view = look.view(hw, epoch, sample, boxes)
-        factor = decode_factor(header, view.crop[2:], view.resized_hw)
-        pixels = decode(data, header, look.channels, factor)
-    if view.resized_hw[0] * view.resized_hw[1] > MAX_PIXELS:
-        raise BadPicture(f"{hw[1]:,} x {hw[0]:,} pixels: too long and thin for a centre crop")
-    if factor > 1:
-        view = view._replace(crop=_shrunk(view.crop, factor, pixels.shape))
+        view = look.view((header.height, header.width), epoch, sample, boxes)
+        pixels, view = decode_view(data, header, view, look)
     resize_view(pixels, view, out, look.antialias)
+
+
+def decode_view(data: bytes, header: Header, view: View, look: Look) -> tuple[np.ndarray, View]:
+    """Decode what a view needs: at a fraction of the size, or only its rows; return the pixels and the view in them."""
+    if view.resized_hw[0] * view.resized_hw[1] > MAX_PIXELS:
+        raise BadPicture(f"{header.width:,} x {header.height:,} pixels: too long and thin for a centre crop")
+    top, left, height, width = view.crop
+    factor, quick = decode_factor(header, (height, width), view.resized_hw), look.crop is not None
+    if quick and factor == 1 and header.kind == "jpeg" and header.orientation == 1:
+        cut = cut_rows(data, top, top + height)
+        if cut is not None:
+            pixels = decode(cut[0], read_header(cut[0]), look.channels, quick=True)
+            return pixels, view._replace(crop=(top - cut[1], left, height, width))
+    pixels = decode(data, header, look.channels, factor, quick)
+    return pixels, view if factor == 1 else view._replace(crop=_shrunk(view.crop, factor, pixels.shape))
 
 
 def _shrunk(crop: tuple[int, int, int, int], factor: int, shape: tuple[int, ...]) -> tuple[int, int, int, int]:

@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from headrace.data.native import native_resize
+
 Box = tuple[int, int, int, int]  # top, left, height, width
 
 
@@ -18,26 +20,39 @@ class View(NamedTuple):
 def resize_view(pixels: np.ndarray, view: View, out: np.ndarray, antialias: bool = True) -> None:
     """Write a view of uint8 [h, w, C] pixels into `out` [H, W, C]. The crop's edge is an edge.
 
-    With antialiasing the result is Pillow's, bit for bit. Without it, each pixel is the mean of its four neighbours,
-    weighted by distance, pixel centres aligned.
+    With antialiasing each of the two passes is Pillow's, bit for bit; a picture that shrinks downwards is resized
+    downwards first, others across first. Without it, each pixel is the mean of its four neighbours, weighted by
+    distance, pixel centres aligned.
     """
     top, left, height, width = view.crop
     crop = pixels[top : top + height, left : left + width]
     rows, columns = (slice(start, start + size) for start, size in zip(view.offset, out.shape, strict=False))
     if crop.shape[:2] == view.resized_hw:
         out[...] = crop[rows, columns]
+    elif antialias and (native := native_resize()) is not None and _fits(crop, out):
+        native(crop, view.resized_hw, view.offset, out)
     elif antialias:
-        out[...] = _pillow(crop, view.resized_hw)[rows, columns]
+        out[...] = pillow_resize(crop, view.resized_hw)[rows, columns]
     else:
         _plain(crop, view, out)
 
 
-def _pillow(crop: np.ndarray, hw: tuple[int, int]) -> np.ndarray:
+def _fits(crop: np.ndarray, out: np.ndarray) -> bool:
+    """Say whether pixels lie as the compiled resizer takes them."""
+    return crop.strides[1:] == (crop.shape[2], 1) and crop.strides[0] > 0 and out.flags.c_contiguous
+
+
+def pillow_resize(crop: np.ndarray, hw: tuple[int, int]) -> np.ndarray:
+    """Return a picture resized by Pillow, the two passes in our order."""
     from PIL import Image
 
     grey = crop.shape[2] == 1
     image = Image.fromarray(np.ascontiguousarray(crop[:, :, 0] if grey else crop))
-    resized = np.asarray(image.resize((hw[1], hw[0]), Image.Resampling.BILINEAR))
+    between = (image.width, hw[0]) if hw[0] < image.height else (hw[1], image.height)
+    # One call would take the passes in an order that depends on Pillow's version; the fewer rows across, the faster.
+    for size in (between, (hw[1], hw[0])):
+        image = image.resize(size, Image.Resampling.BILINEAR)
+    resized = np.asarray(image)
     return resized[:, :, None] if grey else resized
 
 
