@@ -71,7 +71,7 @@ def test_the_words_become_values():
     assert config.validation.validation is False
     assert config.learning.weight_decay_exclude == ("a", "b")
     assert config.learning.optimizer_params == {"momentum": 0.5}
-    assert config.data.dataset_cache == "host"
+    assert config.data.dataset_cache == "none"
 
 
 def test_the_help_names_every_option_with_its_default():

@@ -19,6 +19,7 @@ from headrace.data.dataset import open_dataset
 from headrace.data.feed import EvalFeed, TrainFeed, feed_options
 from headrace.data.order import StepShape, epoch_order
 from headrace.data.picture_source import Look, PictureSource
+from headrace.data.sample_cache import CachedSamples
 from headrace.data.samples import ObjectSamples
 
 from .pictures import encode, smooth, write_classes
@@ -197,3 +198,39 @@ def test_objects_that_give_pictures() -> None:
         )
         assert (images[number] == np.asarray(whole)[4:60, 14:70]).all()
     assert (images[2][:, :, 0] == images[2][:, :, 2]).all()
+
+
+@pytest.mark.parametrize("form", ["raw", "decoded"])
+def test_kept_samples_show_the_same_and_are_read_once(folder: Path, form: str) -> None:
+    options = {"image_size": 100, "train_crop": "torchvision", "dataset_cache": form}
+    source = opened(folder, **options).train
+    first = [source.read(np.arange(9), epoch) for epoch in range(2)]
+    for file in (folder / "train" / "a").iterdir():
+        file.write_bytes(b"gone")
+    again = [source.read(np.arange(9), epoch) for epoch in range(2)]
+    assert all((one == other).all() for one, other in zip(first, again, strict=True))
+
+
+def test_the_host_budget_holds(folder: Path) -> None:
+    """A picture of 150 x 190 is 85,500 bytes decoded: two fit, the others are read again and show the same."""
+    options = {"image_size": 100, "train_crop": "torchvision", "dataset_cache": "decoded"}
+    whole = opened(folder, **options).train.read(np.arange(9), 1)
+    source = opened(folder, **options, dataset_host_budget="180000").train
+    assert (source.read(np.arange(9), 1) == whole).all()
+    assert isinstance(source, PictureSource)
+    samples = source.samples
+    assert isinstance(samples, CachedSamples)
+    assert len(samples._kept) == 2
+    assert (source.read(np.arange(9), 1) == whole).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"dataset": "cifar10", "dataset_cache": "raw"}, "raw and decoded are for pictures"),
+        ({"dataset": "folder", "dataset_host_budget": "1GiB"}, "dataset_host_budget 1GiB"),
+    ],
+)
+def test_a_host_cache_that_would_be_ignored_is_refused(options: dict, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        config_from(options)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.data.verdict import verdict
+from headrace.data.verdict import Measured, verdict
 
 
 def judged(**changes: float) -> str:
@@ -14,7 +14,7 @@ def judged(**changes: float) -> str:
         "threads": 2,
         "cached": False,
     }
-    return verdict(**(numbers | changes))  # pyright: ignore[reportArgumentType]
+    return verdict(Measured(**(numbers | changes)))  # pyright: ignore[reportArgumentType]
 
 
 def test_a_device_that_never_waited() -> None:
@@ -53,3 +53,12 @@ def test_nothing_measured(changes: dict[str, float]) -> None:
 )
 def test_odd_measurements_do_not_break_it(changes: dict[str, float]) -> None:
     assert "bound: " in judged(**changes)
+
+
+def test_decoding_and_sending_are_told_apart() -> None:
+    """10,000 images in 9 s, 1 s of it sending 150,528 bytes each: 1,250 img/s made, 10,000 img/s and 1.5 GB/s sent."""
+    said = judged(wait_seconds=5, prepare_seconds=9.0, send_seconds=1.0, bytes_per_image=150_528, pictures=True)
+    assert "the host prepares 1,111 img/s (decodes 1,250, sends 10,000 at 1.5 GB/s)" in said
+    assert "headrace data pack" in said
+    sending = judged(wait_seconds=5, prepare_seconds=9.0, send_seconds=8.0, bytes_per_image=602_112, pictures=True)
+    assert "sending binds it" in sending

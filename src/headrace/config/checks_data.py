@@ -41,6 +41,23 @@ DATA_RULES = (
     *(_only_for(name, PICTURE_DATASETS, "pictures") for name in _PICTURE_OPTIONS),
     Rule(
         broken=lambda facts: (
+            facts.config.data.dataset_cache in ("raw", "decoded") and facts.config.data.dataset not in PICTURE_DATASETS
+        ),
+        problem=lambda facts: f"{facts.told('dataset_cache')} for the data set {facts.config.data.dataset}.",
+        rule="raw and decoded are for pictures; the other sets lie in memory as they are.",
+        remedy="Choose auto, device or host.",
+    ),
+    Rule(
+        broken=lambda facts: (
+            facts.config.data.dataset_host_budget != all_options()["dataset_host_budget"].default
+            and facts.config.data.dataset_cache not in ("raw", "decoded")
+        ),
+        problem=lambda facts: f"{facts.told('dataset_host_budget')} with {facts.told('dataset_cache')}.",
+        rule="The budget is for pictures kept in the host's memory.",
+        remedy="Add --dataset-cache raw or decoded, or leave the budget out.",
+    ),
+    Rule(
+        broken=lambda facts: (
             facts.config.data.dataset in PICTURE_DATASETS and facts.config.data.num_channels not in (1, 3)
         ),
         problem=lambda facts: f"{facts.told('num_channels')} for pictures.",

@@ -81,10 +81,12 @@ class Data:
     balanced_sampling: bool = option(False, "Show every class equally often, small ones again and again.")
     dataset_cache: str = option(
         "auto",
-        "Where the decoded data set is kept; auto means on the device if it fits dataset_device_budget.",
-        choices=("auto", "device", "host"),
-        no_value="host",
+        "Where the data set is kept; auto means on the device if it fits dataset_device_budget, raw and decoded (for "
+        "pictures) in the host's memory.",
+        choices=("auto", "device", "host", "raw", "decoded", "none"),
+        no_value="none",
     )
+    dataset_host_budget: str = option("4GiB", "Bytes of host memory for pictures kept raw or decoded.", kind=BYTES)
     dataset_device_budget: str = option("2GiB", "Bytes of device memory that the data set may take.", kind=BYTES)
     pipeline_num_parallel: int | None = option(
         None,

@@ -17,7 +17,8 @@ class FeedStats:
     blocks: int = 0  # handed out
     images: int = 0  # samples prepared, some of them not handed out yet
     bytes: int = 0  # of prepared blocks, all sent to the devices
-    prepare_seconds: float = 0.0  # it took to prepare `images`
+    prepare_seconds: float = 0.0  # it took to prepare `images`, sending included
+    send_seconds: float = 0.0  # of these, until the devices had the bytes
     wait_seconds: float = 0.0  # time the device stood idle for want of a block
     first_wait_seconds: float = 0.0
 

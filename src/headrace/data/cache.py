@@ -13,6 +13,7 @@ from headrace.core.errors import ConfigError
 from headrace.core.units import format_bytes, parse_bytes
 from headrace.data.dataset import DataInfo
 from headrace.data.made_up import MadeUp, made_up_images, made_up_labels
+from headrace.data.sample_cache import KEPT
 from headrace.data.source import DecodingSource, Source, SyntheticSource
 
 
@@ -42,9 +43,10 @@ def decide_cache(info: DataInfo, data: Data, num_devices: int) -> CacheChoice:
                 rule="A set on the device is decoded once.",
                 remedy="Add --train-crop valid (with --train-augmentation flip-crop), or leave --dataset-cache out.",
             )
-        return CacheChoice("host", "pictures are decoded and cropped as they are needed")
-    if data.dataset_cache == "host":
-        return CacheChoice("host", "--dataset-cache host")
+        kept = f", kept {data.dataset_cache} in memory" if data.dataset_cache in KEPT else ""
+        return CacheChoice("host", f"pictures are decoded and cropped as they are needed{kept}")
+    if data.dataset_cache in ("host", "none", *KEPT):
+        return CacheChoice("host", f"--dataset-cache {data.dataset_cache}")
     if info.name == "generated" and data.dataset_cache == "auto":
         return CacheChoice("host", "generated images are there to be sent")
     need = (info.num_train + info.num_validation) * (info.image_bytes + 4)

@@ -8,6 +8,7 @@ import numpy as np
 
 from headrace.config.schema import Data
 from headrace.core.errors import ConfigError, DataError
+from headrace.core.units import parse_bytes
 from headrace.data.bad import BadSamples
 from headrace.data.crop import CROP_RULES, CropRule
 from headrace.data.detect import KINDS, detect_kind
@@ -24,6 +25,7 @@ from headrace.data.records import (
     tfds_names,
     tfds_schema,
 )
+from headrace.data.sample_cache import KEPT, Budget, CachedSamples
 from headrace.data.samples import Samples
 from headrace.data.stored import Index, StoredSamples, refuse_empty_classes, refuse_new_labels
 from headrace.data.tar_shards import plain_content, tar_index, tar_shards
@@ -217,9 +219,16 @@ def sources_of(
             remedy="Leave --eval-resize-size out, or raise it.",
         )
     look = Look(size=size, channels=data.num_channels, seed=seed, shorter_side=shorter, antialias=data.resize_antialias)
+    looks = replace(look, crop=crop_rule(data, size)), look
+    samples: tuple[Samples, Samples] = (pictures.train, pictures.validation)
+    if data.dataset_cache in KEPT:
+        budget = Budget(parse_bytes(data.dataset_host_budget))
+        samples = tuple(  # type: ignore[assignment]
+            CachedSamples(part, data.dataset_cache, way, budget) for part, way in zip(samples, looks, strict=True)
+        )
     return (
-        PictureSource(pictures.train, replace(look, crop=crop_rule(data, size)), "train", bad),
-        PictureSource(pictures.validation, look, "validation", bad),
+        PictureSource(samples[0], looks[0], "train", bad),
+        PictureSource(samples[1], looks[1], "validation", bad),
         bad,
     )
 

@@ -12,7 +12,7 @@ from headrace.core.errors import DataError
 from headrace.data.bad import BadSamples
 from headrace.data.crop import CropRule, draws, random_crop, valid_view
 from headrace.data.jpeg_rows import cut_rows
-from headrace.data.picture import MAX_PIXELS, BadPicture, Header, decode, decode_factor, read_header
+from headrace.data.picture import MAX_PIXELS, BadPicture, Header, Scratch, decode, decode_factor, read_header
 from headrace.data.resize import View, resize_view
 from headrace.data.samples import Boxes, Samples
 
@@ -41,7 +41,7 @@ class PictureSource:
 
     def __init__(self, samples: Samples, look: Look, split: str, bad: BadSamples) -> None:
         self.samples, self.look, self.bad = samples, look, bad
-        self._split = split
+        self._split, self._scratch = split, Scratch()
         self.labels = samples.labels
         self.labels.flags.writeable = False
 
@@ -77,7 +77,7 @@ class PictureSource:
 
     def _show(self, sample: int, epoch: int, out: np.ndarray) -> None:
         try:
-            show(self.samples, sample, epoch, self.look, out)
+            show(self.samples, sample, epoch, self.look, out, self._scratch)
         except BadPicture as error:
             self.bad.add(self._split, sample, self.samples.name(sample), str(error))
             self._show_next(sample, epoch, out)
@@ -88,7 +88,7 @@ class PictureSource:
         after = np.roll(same, -int(np.searchsorted(same, sample)))[1:]
         for other in after.tolist():
             try:
-                return show(self.samples, other, epoch, self.look, out)
+                return show(self.samples, other, epoch, self.look, out, self._scratch)
             except BadPicture as error:
                 self.bad.add(self._split, other, self.samples.name(other), str(error))
         raise DataError(
@@ -98,7 +98,7 @@ class PictureSource:
         )
 
 
-def show(samples: Samples, sample: int, epoch: int, look: Look, out: np.ndarray) -> None:
+def show(samples: Samples, sample: int, epoch: int, look: Look, out: np.ndarray, scratch: Scratch | None) -> None:
     """Decode one sample and write what is seen of it into `out`; BadPicture says what is wrong."""
     data, boxes = samples.content(sample)
     if isinstance(data, np.ndarray):
@@ -107,11 +107,13 @@ def show(samples: Samples, sample: int, epoch: int, look: Look, out: np.ndarray)
     else:
         header = read_header(data)
         view = look.view((header.height, header.width), epoch, sample, boxes)
-        pixels, view = decode_view(data, header, view, look)
+        pixels, view = decode_view(data, header, view, look, scratch)
     resize_view(pixels, view, out, look.antialias)
 
 
-def decode_view(data: bytes, header: Header, view: View, look: Look) -> tuple[np.ndarray, View]:
+def decode_view(
+    data: bytes, header: Header, view: View, look: Look, scratch: Scratch | None = None
+) -> tuple[np.ndarray, View]:
     """Decode what a view needs: at a fraction of the size, or only its rows; return the pixels and the view in them."""
     if view.resized_hw[0] * view.resized_hw[1] > MAX_PIXELS:
         raise BadPicture(f"{header.width:,} x {header.height:,} pixels: too long and thin for a centre crop")
@@ -120,9 +122,9 @@ def decode_view(data: bytes, header: Header, view: View, look: Look) -> tuple[np
     if quick and factor == 1 and header.kind == "jpeg" and header.orientation == 1:
         cut = cut_rows(data, top, top + height)
         if cut is not None:
-            pixels = decode(cut[0], read_header(cut[0]), look.channels, quick=True)
+            pixels = decode(cut[0], read_header(cut[0]), look.channels, quick=True, scratch=scratch)
             return pixels, view._replace(crop=(top - cut[1], left, height, width))
-    pixels = decode(data, header, look.channels, factor, quick)
+    pixels = decode(data, header, look.channels, factor, quick, scratch)
     return pixels, view if factor == 1 else view._replace(crop=_shrunk(view.crop, factor, pixels.shape))
 
 

@@ -18,7 +18,7 @@ from headrace.core.errors import HeadraceError
 from headrace.core.tree import flatten_named
 from headrace.core.units import format_bytes, format_duration
 from headrace.data.feed import FeedOptions, FeedStats
-from headrace.data.verdict import verdict
+from headrace.data.verdict import Measured, verdict
 from headrace.engine.state import State
 from headrace.run.bundle import input_form
 from headrace.run.design import Design
@@ -161,12 +161,17 @@ class Books:
         pace = self.ledger.pace
         prepared = pace.images / stats.images if stats.images else 0.0  # the share of the images whose calls were timed
         self.verdict = verdict(
-            pace.images,
-            pace.seconds,
-            stats.wait_seconds,
-            stats.prepare_seconds * prepared,
-            options.num_threads,
-            options.cache.where == "device",
+            Measured(
+                images=pace.images,
+                seconds=pace.seconds,
+                wait_seconds=stats.wait_seconds,
+                prepare_seconds=stats.prepare_seconds * prepared,
+                send_seconds=stats.send_seconds * prepared,
+                bytes_per_image=stats.bytes / stats.images if stats.images else 0.0,
+                threads=options.num_threads,
+                cached=options.cache.where == "device",
+                pictures=bool(self._design.info.place),
+            )
         )
 
     def leave(self, signal_name: str, state: State) -> None:
