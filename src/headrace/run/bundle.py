@@ -4,7 +4,7 @@ Everything comes from a checkpoint. The data set is not needed: its form was wri
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +48,10 @@ class Bundle:
         spec = self.preprocess
         return {
             "model": self.network.name,
+            "dialect": self.config.model.model_dialect,
             "image_hwc": list(self.network.input_hwc),
             "normalization": spec.normalization,
-            "mean": list(spec.mean),
-            "std": list(spec.std),
+            **({"mean": list(spec.mean), "std": list(spec.std)} if spec.normalization == "per-channel" else {}),
             "resize_shorter_side": self.shorter_side or self.network.input_hwc[0] * 256 // 224,
             "class_names": list(self.class_names),
             "output": "softmax of the logits",
@@ -75,11 +75,11 @@ def input_form(info: DataInfo, config: Config) -> dict[str, Any]:
     }
 
 
-def find_weights(path: Path) -> tuple[Path, str]:
+def find_weights(path: Path, own: bool = False) -> tuple[Path, str]:
     """Return (checkpoint, which weights of it are best) for a checkpoint, a directory of them, or a run's directory."""
     if (path / MANIFEST_FILE).exists():
         return path, RAW
-    place = path if list_checkpoints(path) else read_run(path)[0].checkpoints
+    place = path if list_checkpoints(path) else read_run(path, own=own)[0].checkpoints
     best = Best(place).first_good()
     if best is not None:
         return place / best.name, best.weights
@@ -92,14 +92,17 @@ def find_weights(path: Path) -> tuple[Path, str]:
     return found, RAW
 
 
-def load_bundle(path: Path, weights: str = AUTO) -> Bundle:
-    """Return the network of a checkpoint, or of a run's best one; `weights` is raw, ema, or auto for the better."""
-    checkpoint, better = find_weights(path)
+def load_bundle(path: Path, weights: str = AUTO, own: Network | None = None) -> Bundle:
+    """Return the network of a checkpoint, or of a run's best one; `weights` is raw, ema, or auto for the better.
+
+    `own` is the network of a run whose network was given by code.
+    """
+    checkpoint, better = find_weights(path, own is not None)
     arrays, manifest = load(checkpoint)
-    config = from_saved(manifest["config"]).config
+    config = from_saved(manifest["config"], own=own is not None).config
     form = manifest.get("input") or input_form(describe(config.data), config)  # older checkpoints do not say
     height, width, channels = form["image_hwc"]
-    network = build_network(config.model, len(manifest["class_names"]), (height, width, channels))
+    network = own or build_network(config.model, len(manifest["class_names"]), (height, width, channels))
     chosen = better if weights == AUTO else weights
     params, stats = _tensors(network, arrays, chosen, checkpoint)
     return Bundle(
@@ -136,10 +139,3 @@ def _tensors(network: Network, arrays: Mapping[str, Any], weights: str, checkpoi
     own = {name: array.astype(np.float32) for name, array in arrays.items() if array.dtype.kind in "fV"}
     params, stats = network.init(0)
     return fit_tree(own, params, f"{start}params"), fit_tree(own, stats, f"{start}stats")
-
-
-def with_image_size(bundle: Bundle, size: int) -> Bundle:
-    """Return the bundle for images of another size, which a network with a global pool takes."""
-    hwc = (size, size, bundle.network.input_hwc[2])
-    network = build_network(bundle.config.model, bundle.network.num_classes, hwc)
-    return replace(bundle, network=network, preprocess=replace(bundle.preprocess, image_hwc=hwc), shorter_side=None)

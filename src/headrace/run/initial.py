@@ -35,8 +35,8 @@ def dialect_hint(design: Design, adopted: Adopted) -> str:
     if dialect != "reference" or wanted not in ("torchvision", "timm"):
         return ""
     return (
-        f"The weights have {adopted.scheme} names, but padding, epsilon and shortcuts are the reference's: "
-        f"--model-dialect {wanted} computes what they were trained with."
+        f"The names are those of {adopted.scheme}, while padding, epsilon and shortcuts are the reference's: "
+        f"weights that were trained elsewhere need --model-dialect {wanted} to compute what they did there."
     )
 
 
