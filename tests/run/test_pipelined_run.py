@@ -33,6 +33,13 @@ def test_a_pipelined_run_gives_the_weights_and_accuracies_of_one_stage(quick):
     assert staged.validation["raw"].top1 == plain.validation["raw"].top1
 
 
+def test_an_optimizer_that_counts_its_steps_works_in_a_pipeline(quick):
+    counting = {**SMALL, "optimizer": "adamw", "optimizer_params": {"epsilon": 0.1}}
+    plain = train(quick(run_name="plain", **counting))
+    staged = train(quick(run_name="staged", **counting, num_pipeline_stages=2))  # two calls: the state is split twice
+    assert_close(final_state(staged.directory), final_state(plain.directory))
+
+
 def test_a_checkpoint_of_one_plan_restores_on_any_other(quick, tmp_path):
     whole = train(quick(run_name="whole", **SMALL))
     train(quick(run_name="cut", **SMALL, num_pipeline_stages=2, num_replicas=2))

@@ -4,6 +4,7 @@ To the run it looks like the one-stage device loop: `program(state, resident, bl
 whose leaves lie on the devices of their stages.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -138,11 +139,15 @@ class Dispatcher:
     def _split(self, state: State) -> list[State]:
         """Return each stage's part of a state, with its own copy of what all need."""
         flat = flatten_named(state)
+        seen = Counter(name for like in self.likes for name in flatten_named(like))
+        shared = {name: flat[name] for name, count in seen.items() if count > 1}  # `ONCE`, and an optimizer's counts
         parts = []
-        for like, mesh in zip(self.likes, self.meshes, strict=True):
-            part = unflatten_named(like, flat)
+        for spec, like, mesh in zip(self.stages, self.likes, self.meshes, strict=True):
             # Real copies: stages may share a device, and each donates its own.
-            parts.append(part | snapshot(jax.device_put({key: part[key] for key in ONCE}, replicated(mesh))))
+            copies = snapshot(jax.device_put(shared, replicated(mesh)))
+            where = flatten_named(shardings(like, mesh, spec.home))
+            copies = {name: jax.device_put(leaf, where[name]) for name, leaf in copies.items()}
+            parts.append(unflatten_named(like, flat | copies))
         return parts
 
     def _join(self, like: State, parts: list[State]) -> State:
