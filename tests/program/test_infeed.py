@@ -71,15 +71,17 @@ def test_a_thread_reads_ahead_and_no_further():
 
 
 def test_threads_end_with_their_infeed():
+    before = set(threading.enumerate())
     with Infeed(numbers(50)) as infeed:
         infeed.take(1)
     another = Infeed(numbers(50))
     another.take(1)
+    mine = set(threading.enumerate()) - before
+    assert mine
     del another
-    deadline = time.monotonic() + 10
-    while any(thread.name == "infeed" for thread in threading.enumerate()) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not any(thread.name == "infeed" for thread in threading.enumerate())
+    for thread in mine:
+        thread.join(30)
+        assert not thread.is_alive()
 
 
 def test_batches_of_a_source():
