@@ -139,6 +139,7 @@ def test_the_plan_is_frozen_and_its_record_is_json():
     assert record["validation"] == {
         "micro_batch_size": 8,
         "num_replicas": 2,
+        "num_devices": 2,
         "batch_size": 16,
         "num_samples": 10_000,
         "num_batches": 625,

@@ -1,6 +1,9 @@
 """The section of the schema that cuts the network into pipeline stages."""
 
+# ruff: noqa: RUF009 (option() makes a dataclass field, with a fresh copy of a mapping each time)
+
 from dataclasses import dataclass
+from typing import Any
 
 from headrace.config.field import option
 from headrace.config.values import BYTES, NUMBERS, at_least
@@ -52,6 +55,9 @@ class Pipeline:
     )
     measure_splits: bool = option(
         False, "Time every block on the device first, and cut the stages by these times instead of by shapes."
+    )
+    block_seconds: dict[str, Any] = option(
+        {}, "Seconds that each block takes, in place of its shapes' cost; --measure-splits fills it in."
     )
     device_memory: str | None = option(
         None, "Memory of a device, such as 16GiB, that stages cut automatically must fit.", kind=BYTES

@@ -16,18 +16,20 @@ Observer = Callable[[Action, Any], None]  # (action, its result, still in flight
 class Programs(Protocol):
     """What runs the passes of the nodes. Inputs and outputs are whatever the nodes agree on."""
 
-    def forward(self, node: Node, micro: int, inputs: tuple[Any, ...]) -> tuple[Any, Any]:
+    def forward(self, node: Node, micro: int, inputs: tuple[Any, ...], /) -> tuple[Any, Any]:
         """Return (output, what the backward pass needs); `inputs` are the outputs of all nodes of the stage before."""
         ...
 
-    def backward(self, node: Node, micro: int, inputs: tuple[Any, ...], saved: Any, gradients: tuple[Any, ...]) -> Any:
+    def backward(
+        self, node: Node, micro: int, inputs: tuple[Any, ...], saved: Any, gradients: tuple[Any, ...], /
+    ) -> Any:
         """Return the gradients of the inputs, one for each node of the stage before.
 
         `gradients` are those of this node's output, one from each node of the stage after; none at the last stage.
         """
         ...
 
-    def hop(self, value: Any, node: Node) -> Any:
+    def hop(self, value: Any, node: Node, /) -> Any:
         """Put a value on the devices of a node."""
         ...
 

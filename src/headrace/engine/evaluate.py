@@ -30,18 +30,22 @@ class EvalSpec:
     num_replicas: int
 
 
+def batch_sums(logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Sums:
+    """Return the sums of one batch: loss, top-1, top-5, count, and which class was taken for which."""
+    num_classes = logits.shape[-1]
+    confusion = jnp.zeros((num_classes, num_classes), jnp.int32)
+    confusion = confusion.at[labels, jnp.argmax(logits, -1)].add(mask.astype(jnp.int32))
+    return classification_sums(logits, labels, mask, 0.0) | {"confusion": confusion}
+
+
 def make_evaluation(spec: EvalSpec, mesh: Mesh) -> Any:
     """Return the jitted program `evaluate(params, stats, resident, block) -> sums over the block's n batches`."""
-    num_classes = spec.network.num_classes
     ctx = Ctx(train=False, compute_dtype=spec.compute_dtype)
 
     def one_batch(params: Any, stats: Any, resident: Any, batch: dict[str, jax.Array]) -> Sums:
         images, labels = spec.fetch(resident, batch)
         logits, _ = spec.network.apply(params, stats, images, ctx)
-        sums = classification_sums(logits, labels, batch["mask"], 0.0)
-        counted = batch["mask"].astype(jnp.int32)
-        confusion = jnp.zeros((num_classes, num_classes), jnp.int32)
-        return sums | {"confusion": confusion.at[labels, jnp.argmax(logits, -1)].add(counted)}
+        return batch_sums(logits, labels, batch["mask"])
 
     def evaluate(params: Any, stats: Any, resident: Any, block: dict[str, jax.Array]) -> Sums:
         first = jax.tree.map(lambda a: a[0], block)

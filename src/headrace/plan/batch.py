@@ -41,6 +41,11 @@ class ValidationPlan:
     micro_batch_size: int
     num_replicas: int
     num_samples: int
+    devices_per_replica: int = 1  # more where validation goes through the stages of a pipeline
+
+    @property
+    def num_devices(self) -> int:
+        return self.num_replicas * self.devices_per_replica
 
     @property
     def batch_size(self) -> int:
@@ -58,6 +63,7 @@ class ValidationPlan:
         return {
             "micro_batch_size": self.micro_batch_size,
             "num_replicas": self.num_replicas,
+            "num_devices": self.num_devices,
             "batch_size": self.batch_size,
             "num_samples": self.num_samples,
             "num_batches": self.num_batches,
@@ -111,10 +117,16 @@ def make_validation_plan(
     num_replicas: int | None,
     num_samples: int,
     devices_per_replica: int = 1,
+    pipelined: bool = False,
 ) -> ValidationPlan:
-    """Cut the validation set; what is not given is as in training, with the whole network on each of its devices."""
+    """Cut the validation set; what is not given is as in training.
+
+    The whole network is on each of the devices or, `pipelined`, a replica is as many devices wide as in training.
+    """
+    wide = devices_per_replica if pipelined else 1
     return ValidationPlan(
         micro_batch_size=batch.micro_batch_size if micro_batch_size is None else micro_batch_size,
-        num_replicas=batch.num_replicas * devices_per_replica if num_replicas is None else num_replicas,
+        num_replicas=batch.num_replicas * devices_per_replica // wide if num_replicas is None else num_replicas,
         num_samples=num_samples,
+        devices_per_replica=wide,
     )

@@ -9,6 +9,7 @@ from headrace.plan.draw_pipeline import draw_pipeline, recomputation_detail
 from headrace.plan.memory import MemoryPlan
 from headrace.plan.pipeline import PipelinePlan
 from headrace.plan.plan import Plan
+from headrace.plan.savings import Saving
 from headrace.plan.schedule import find_schedule
 from headrace.plan.steps import StepPlan
 
@@ -49,6 +50,7 @@ def plan_sections(plan: Plan) -> tuple[Section, ...]:
         *sections,
         Section("validation", _validation_lines(plan.validation)),
         Section(_memory_title(plan), _memory_lines(plan.memory, plan.cache.reason)),
+        *((Section("could be saved on that device", _saving_lines(plan.savings)),) if plan.savings else ()),
     )
 
 
@@ -70,12 +72,15 @@ def draw_plan(plan: Plan, learning_rates: Iterable[tuple[int, float]] = ()) -> s
     """Return the whole plan as text, with the learning rate at some steps if given, the stages, and warnings last."""
     rates = tuple(Line(f"step {step:,}", f"{rate:.4g}") for step, rate in learning_rates)
     sections = plan_sections(plan) + ((Section("learning rate", rates),) if rates else ())
-    stages = "\n" + draw_pipeline(plan.pipeline, plan.memory_by_device) if plan.pipeline else ""
+    pipeline = plan.pipeline if plan.pipeline and plan.pipeline.num_stages > 1 else None
+    stages = "\n" + draw_pipeline(pipeline, plan.memory_by_device) if pipeline else ""
     return draw_sections(sections) + stages + "".join(f"\nwarning: {sentence}" for sentence in plan.warnings)
 
 
 def _pipeline_lines(pipeline: PipelinePlan) -> tuple[Line, ...]:
     devices = pipeline.num_devices
+    if pipeline.num_stages == 1:
+        return (Line("stages", "1", "driven by the host, since the optimizer's state lives elsewhere"),)
     return (
         Line("stages", str(pipeline.num_stages), f"on {devices} device{'s' * (devices != 1)} of a replica"),
         Line("schedule", pipeline.schedule, find_schedule(pipeline.schedule).summary),
@@ -147,6 +152,12 @@ def _validation_lines(validation: ValidationPlan) -> tuple[Line, ...]:
             format_count(validation.num_batches),
             f"of {validation.micro_batch_size} x {validation.num_replicas}, the last padded by {validation.padding}",
         ),
+    )
+
+
+def _saving_lines(savings: Iterable[Saving]) -> tuple[Line, ...]:
+    return tuple(
+        Line(saving.option.replace("_", " "), format_bytes(saving.num_bytes), saving.price) for saving in savings
     )
 
 

@@ -5,13 +5,12 @@ to 1.14 times the row here: ResNet-20 at batch 128, ResNet-18 at 64, ResNet-50 a
 the CPU (jax 0.10.2) it was 2 times in float32, and 3.5 in bfloat16, which XLA computes in float32 there.
 """
 
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from headrace.config.schema import Config, Learning
-from headrace.model.cost import Cost
+from headrace.core.units import format_bytes
 
 FLOAT32_BYTES = 4
 
@@ -67,21 +66,26 @@ def optimizer_slots(learning: Learning) -> int:
 
 def estimate_memory(
     config: Config,
-    costs: Iterable[Cost],
-    input_hwc: tuple[int, ...],
     *,
+    num_parameters: int,
+    kept_elements: int,
     micro_batch_size: int,
     gradient_accumulation_count: int,
     data: MemoryRow,
 ) -> MemoryPlan:
-    """Add up what training the blocks of these costs takes on the device that holds them."""
-    cost = sum(costs, Cost())
+    """Add up what training takes on a device with so many parameters and numbers kept per image."""
     rows = (
-        *model_rows(config, cost.params, accumulated=gradient_accumulation_count > 1),
-        _activations(config, cost.activation_elements + math.prod(input_hwc), micro_batch_size),
+        *model_rows(config, num_parameters, accumulated=gradient_accumulation_count > 1),
+        _activations(config, kept_elements, micro_batch_size),
         data,
     )
     return MemoryPlan(rows=rows)
+
+
+def bytes_per_parameter(config: Config) -> float:
+    """Return what a parameter takes on a device of a pipeline, with all that comes along with it."""
+    many = 1 << 20  # so that a share of a byte is not rounded up
+    return sum(row.num_bytes for row in model_rows(config, many, accumulated=True)) / many
 
 
 def model_rows(config: Config, params: int, *, accumulated: bool) -> tuple[MemoryRow, ...]:
@@ -102,17 +106,21 @@ def model_rows(config: Config, params: int, *, accumulated: bool) -> tuple[Memor
             num_bytes=params * accumulator_bits // 8 if accumulated else 0,
             detail=f"one per parameter, {accumulator_bits} bits" if accumulated else "no accumulation",
         ),
-        MemoryRow(
-            name="optimizer state",
-            num_bytes=slots * params * FLOAT32_BYTES,
-            detail=f"{config.learning.optimizer}: {slots} of 32 bits per parameter",
+        _update_only(
+            config, "optimizer state", slots * params, f"{config.learning.optimizer}: {slots} of 32 bits per parameter"
         ),
-        MemoryRow(
-            name="average of weights",
-            num_bytes=params * FLOAT32_BYTES if ema else 0,
-            detail="one per parameter, 32 bits" if ema else "off",
-        ),
+        _update_only(config, "average of weights", params * ema, "one per parameter, 32 bits" if ema else "off"),
     )
+
+
+def _update_only(config: Config, name: str, elements: int, detail: str) -> MemoryRow:
+    """Return the row of a part of the state that only the update touches, wherever it lives."""
+    num_bytes, replicas = elements * FLOAT32_BYTES, config.batch.num_replicas
+    if config.pipeline.replicated_optimizer_state_sharding and replicas > 1:
+        num_bytes, detail = -(-num_bytes // replicas), f"{detail}; over {replicas} replicas"
+    if config.pipeline.optimizer_state_offloading and num_bytes:
+        num_bytes, detail = 0, f"{detail}; {format_bytes(num_bytes)} in host memory"
+    return MemoryRow(name=name, num_bytes=num_bytes, detail=detail)
 
 
 def _activations(config: Config, elements: int, micro_batch_size: int) -> MemoryRow:

@@ -64,6 +64,14 @@ def block_costs(network: Network, micro_batch_size: int, bytes_per_number: int) 
 
 def measured(costs: Sequence[BlockCost], seconds: Mapping[str, float]) -> tuple[BlockCost, ...]:
     """Return the costs with measured times, one for each block."""
+    names = [cost.name for cost in costs]
+    wrong = [name for name in seconds if name not in names] + [name for name in names if name not in seconds]
+    if wrong or not all(seconds[name] > 0 for name in names):
+        raise ConfigError(
+            f"block_seconds does not fit the network: {wrong[0] if wrong else min(seconds, key=lambda n: seconds[n])}.",
+            rule=f"It has a time above 0 for each of its {len(names)} blocks, and for nothing else.",
+            remedy="Leave it out: --measure-splits makes it.",
+        )
     return tuple(replace(cost, time=seconds[cost.name]) for cost in costs)
 
 

@@ -10,7 +10,6 @@ from headrace.model.network import Network
 from headrace.plan.device_mapping import DeviceMapping, check_device_mapping
 from headrace.plan.partition import (
     BlockCost,
-    Cut,
     Limits,
     best_splits,
     block_costs,
@@ -20,6 +19,7 @@ from headrace.plan.partition import (
     stage_ranges,
 )
 from headrace.plan.place import make_table, per_stage
+from headrace.plan.recompute import segments
 from headrace.plan.schedule import Node, Work, find_schedule
 from headrace.plan.table import Table
 
@@ -41,6 +41,7 @@ class PipelineOptions:
     device_bytes: float | None = None  # a limit that an automatic cut keeps
     block_seconds: Mapping[str, float] | None = None  # measured times, in place of those from shapes
     recomputation: bool = False
+    recompute_points: Sequence[int] = ()  # blocks whose inputs recomputation keeps, beside those of the stages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,13 +56,15 @@ class StagePlan:
     num_parameters: int
     flops_per_image: int
     stored_bytes: int  # activations kept for the backward pass, per micro batch
-    input_bytes: int  # what arrives, per micro batch; with recomputation this alone is kept
+    input_bytes: int  # what arrives, per micro batch
+    point_bytes: int  # what recomputation keeps beside the input, per micro batch
+    segment_bytes: int  # what of stored_bytes recomputation computes again at a time
     output_bytes: int  # what crosses to the next stage, per micro batch
     time_share: float  # of the whole network's time, from shapes or measured
 
     def kept_bytes(self, recomputation: bool = False) -> int:
         """Return what one micro batch keeps on the device between the forward and the backward pass."""
-        return self.input_bytes + (0 if recomputation else self.stored_bytes)
+        return self.input_bytes + (self.point_bytes if recomputation else self.stored_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,15 +112,12 @@ class PipelinePlan:
 
     def weight_bytes(self) -> tuple[int, ...]:
         """Return what weights, gradients and optimizer state take on each device."""
-        return tuple(
-            round(sum(stage.num_parameters for stage in stages) * self.bytes_per_parameter)
-            for stages in self.stages_by_device()
-        )
+        return tuple(round(number * self.bytes_per_parameter) for number in self.parameters_by_device())
 
     def activation_bytes(self, recomputation: bool = False) -> tuple[int, ...]:
         """Return the peak of stored activations on each device; recomputation adds one stage's while it goes back."""
         stored = self.table.peak_by_device(lambda node: self.stages[node.stage].kept_bytes(recomputation))
-        again = [max(stage.stored_bytes for stage in stages) * recomputation for stages in self.stages_by_device()]
+        again = [max(stage.segment_bytes for stage in stages) * recomputation for stages in self.stages_by_device()]
         return tuple(int(a + b) for a, b in zip(stored, again, strict=True))
 
     def peak_bytes(self, recomputation: bool = False) -> tuple[int, ...]:
@@ -147,6 +147,10 @@ class PipelinePlan:
             "advice": list(self.advice),
         }
 
+    def parameters_by_device(self) -> tuple[int, ...]:
+        """Return the number of parameters on each device of a replica."""
+        return tuple(sum(stage.num_parameters for stage in stages) for stages in self.stages_by_device())
+
     def stages_by_device(self) -> list[list[StagePlan]]:
         """Return the stages of each device of a replica."""
         return [[stage for stage in self.stages if stage.device == device] for device in range(self.num_devices)]
@@ -156,7 +160,7 @@ def make_pipeline_plan(network: Network, options: PipelineOptions) -> PipelinePl
     """Cut the network, map the stages, place the schedule; what cannot work is refused."""
     schedule = find_schedule(options.schedule).name
     costs = block_costs(network, options.micro_batch_size, options.bytes_per_number)
-    if options.block_seconds is not None:
+    if options.block_seconds:
         costs = measured(costs, options.block_seconds)
     named = None if isinstance(options.splits, int) else splits_by_name(network, options.splits)
     num_stages = options.splits if isinstance(options.splits, int) else len(options.splits) + 1
@@ -169,7 +173,7 @@ def make_pipeline_plan(network: Network, options: PipelineOptions) -> PipelinePl
     cut = best if named is None else named
     sentences = (compare(costs, cut, best, devices), _schedule_advice(schedule, table))
     return PipelinePlan(
-        stages=_stages(network, costs, cut, devices),
+        stages=_stages(network, costs, stage_ranges(cut, len(costs)), devices, options.recompute_points),
         device_mapping=mapping,
         schedule=schedule,
         num_micros=options.num_micros,
@@ -190,12 +194,18 @@ def _limits(options: PipelineOptions, table: Table) -> Limits | None:
     )
 
 
-def _stages(network: Network, costs: tuple[BlockCost, ...], cut: Cut, devices: list[int]) -> tuple[StagePlan, ...]:
+def _stages(
+    network: Network,
+    costs: Sequence[BlockCost],
+    ranges: Sequence[tuple[int, int]],
+    devices: Sequence[int],
+    points: Sequence[int],
+) -> tuple[StagePlan, ...]:
     block_flops = [cost.flops for cost in network.costs().values()]
     total = sum(cost.time for cost in costs) or 1.0
     stages = []
-    for index, (first, end) in enumerate(stage_ranges(cut, len(costs))):
-        mine = costs[first:end]
+    for index, (first, end) in enumerate(ranges):
+        mine, parts = costs[first:end], segments(points, first, end)
         stages.append(
             StagePlan(
                 index=index,
@@ -207,6 +217,8 @@ def _stages(network: Network, costs: tuple[BlockCost, ...], cut: Cut, devices: l
                 flops_per_image=sum(block_flops[first:end]),
                 stored_bytes=sum(cost.stored_bytes for cost in mine),
                 input_bytes=costs[first].input_bytes,
+                point_bytes=sum(costs[start].input_bytes for start, _ in parts[1:]),
+                segment_bytes=max(sum(cost.stored_bytes for cost in costs[i:j]) for i, j in parts),
                 output_bytes=costs[end].input_bytes if end < len(costs) else 0,
                 time_share=sum(cost.time for cost in mine) / total,
             )

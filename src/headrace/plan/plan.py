@@ -13,6 +13,8 @@ from headrace.plan.batch import BatchPlan, ValidationPlan, make_batch_plan, make
 from headrace.plan.data_memory import DataMemory, resident_data, sent_data
 from headrace.plan.memory import MemoryPlan, estimate_memory
 from headrace.plan.pipeline import PipelinePlan
+from headrace.plan.recompute import kept_elements, recompute_points
+from headrace.plan.savings import Saving, find_savings
 from headrace.plan.staged import estimate_stage_memory, plan_stages
 from headrace.plan.steps import Events, StepPlan, make_epoch_plan, make_step_plan, no_steps
 
@@ -25,7 +27,9 @@ class Plan:
     steps: StepPlan
     validation: ValidationPlan
     memory_by_device: tuple[MemoryPlan, ...]  # of one replica; replicas are alike
-    pipeline: PipelinePlan | None  # None: the network is one stage
+    savings: tuple[Saving, ...]
+    pipeline: PipelinePlan | None  # None: a call is one device program
+    recompute_points: tuple[int, ...]  # blocks whose inputs are kept where recomputation is on
     cache: CacheChoice
     num_parameters: int
     flops_per_image: int
@@ -33,7 +37,7 @@ class Plan:
     @property
     def num_devices(self) -> int:
         """Return how many devices the run needs."""
-        return max(self.batch.num_replicas * self.devices_per_replica, self.validation.num_replicas)
+        return max(self.batch.num_replicas * self.devices_per_replica, self.validation.num_devices)
 
     @property
     def devices_per_replica(self) -> int:
@@ -68,6 +72,7 @@ class Plan:
             "pipeline": self.pipeline.to_dict() if self.pipeline else None,
             "memory": self.memory.to_dict(),
             "memory_by_device": [memory.total_bytes for memory in self.memory_by_device],
+            "savings": {saving.option: saving.num_bytes for saving in self.savings},
             "warnings": list(self.warnings),
         }
 
@@ -85,8 +90,19 @@ def make_plan(config: Config, info: DataInfo, network: Network) -> Plan:
     budget = parse_bytes(config.data.dataset_device_budget)
     steps = _steps(config, info, batch, budget // sent.bytes_per_step if sent else None)
     data = sent.memory(steps.steps_per_call) if sent else resident_data(config, info, budget)
-    pipeline = plan_stages(config, batch, network)
+    wanted = config.pipeline
+    points = recompute_points(network, wanted.recomputation_points, wanted.num_stages)
+    pipeline = plan_stages(config, batch, network, points)
     cost = network.total_cost()
+
+    def memory(recomputation: bool) -> tuple[MemoryPlan, ...]:
+        if pipeline:
+            return estimate_stage_memory(config, pipeline, data, recomputation=recomputation)
+        kept = kept_elements(network, points if recomputation else None)
+        return (_memory(config, cost.params, kept, batch, data),)
+
+    by_device = memory(wanted.recomputation)
+    parameters = max(pipeline.parameters_by_device()) if pipeline else cost.params
     return Plan(
         batch=batch,
         steps=steps,
@@ -96,10 +112,11 @@ def make_plan(config: Config, info: DataInfo, network: Network) -> Plan:
             num_replicas=config.validation.validation_num_replicas,
             num_samples=info.num_validation,
             devices_per_replica=pipeline.num_devices if pipeline else 1,
+            pipelined=config.validation.pipeline_validation_model,
         ),
-        memory_by_device=estimate_stage_memory(config, pipeline, data)
-        if pipeline
-        else (_memory(config, network, batch, data),),
+        memory_by_device=by_device,
+        savings=find_savings(config, parameters, by_device, lambda: memory(True)),
+        recompute_points=points if wanted.recomputation else (),
         pipeline=pipeline,
         cache=feed.cache,
         num_parameters=cost.params,
@@ -107,11 +124,11 @@ def make_plan(config: Config, info: DataInfo, network: Network) -> Plan:
     )
 
 
-def _memory(config: Config, network: Network, batch: BatchPlan, data: DataMemory) -> MemoryPlan:
+def _memory(config: Config, num_parameters: int, kept: int, batch: BatchPlan, data: DataMemory) -> MemoryPlan:
     return estimate_memory(
         config,
-        network.costs().values(),
-        network.input_hwc,
+        num_parameters=num_parameters,
+        kept_elements=kept,
         micro_batch_size=batch.micro_batch_size,
         gradient_accumulation_count=batch.gradient_accumulation_count,
         data=data.images,

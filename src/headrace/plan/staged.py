@@ -2,18 +2,21 @@
 
 from headrace.config.schema import Config
 from headrace.core.errors import ConfigError
+from headrace.core.units import parse_bytes
 from headrace.model.network import Network
 from headrace.plan.batch import BatchPlan
 from headrace.plan.data_memory import DataMemory
-from headrace.plan.memory import MemoryPlan, MemoryRow, model_rows, widths
+from headrace.plan.memory import MemoryPlan, MemoryRow, bytes_per_parameter, model_rows, widths
 from headrace.plan.pipeline import PipelineOptions, PipelinePlan, StagePlan, make_pipeline_plan
 from headrace.plan.schedule import strict_rule
 
 
-def plan_stages(config: Config, batch: BatchPlan, network: Network) -> PipelinePlan | None:
-    """Return the pipeline that the configuration asks for, None if it is one stage."""
+def plan_stages(
+    config: Config, batch: BatchPlan, network: Network, recompute_points: tuple[int, ...]
+) -> PipelinePlan | None:
+    """Return the pipeline that the configuration asks for, None where a call is one device program."""
     wanted = config.pipeline
-    if wanted.num_stages == 1:
+    if not wanted.dispatched:
         return None
     pipeline = make_pipeline_plan(
         network,
@@ -24,8 +27,11 @@ def plan_stages(config: Config, batch: BatchPlan, network: Network) -> PipelineP
             num_micros=batch.gradient_accumulation_count,
             micro_batch_size=batch.micro_batch_size,
             bytes_per_number=widths(config.numerics.precision)[0],
-            bytes_per_parameter=sum(row.num_bytes for row in model_rows(config, 1, accumulated=True)),
+            bytes_per_parameter=bytes_per_parameter(config),
+            device_bytes=parse_bytes(wanted.device_memory) if wanted.device_memory else None,
+            block_seconds=wanted.block_seconds or None,
             recomputation=wanted.recomputation,
+            recompute_points=recompute_points,
         ),
     )
     if wanted.strict_pipeline:
@@ -45,16 +51,18 @@ def _check_strict(pipeline: PipelinePlan) -> None:
         )
 
 
-def estimate_stage_memory(config: Config, pipeline: PipelinePlan, data: DataMemory) -> tuple[MemoryPlan, ...]:
+def estimate_stage_memory(
+    config: Config, pipeline: PipelinePlan, data: DataMemory, *, recomputation: bool
+) -> tuple[MemoryPlan, ...]:
     """Return what each device of a replica holds: the weights of its stages, activations at their peak, data."""
-    activations = pipeline.activation_bytes(pipeline.recomputation)
+    activations = pipeline.activation_bytes(recomputation)
     peaks = pipeline.table.peak_by_stage()
     plans = []
     for device, stages in enumerate(pipeline.stages_by_device()):
         row = MemoryRow(
             name="activations",
             num_bytes=activations[device],
-            detail=_kept(stages, peaks, recomputation=pipeline.recomputation),
+            detail=_kept(stages, peaks, recomputation=recomputation),
         )
         mine = {stage.index for stage in stages}
         parameters = sum(stage.num_parameters for stage in stages)

@@ -93,7 +93,7 @@ def _measure(design: Design, dataset: DataSet, devices: list[Any]) -> tuple[Comp
     """Run the design's calls; return the program, the seconds of each call and the loss of the last step."""
     config = design.config
     options = feed_options(config.data, dataset.info, config.run.seed, len(devices), config.augment)
-    executor = make_executor(design.plan, step_spec(design, options, dataset), devices, config.pipeline.recomputation)
+    executor = make_executor(design.plan, step_spec(design, options, dataset), devices, config.pipeline)
     state = executor.place(starting_state(design))
     ends: list[float] = []
 

@@ -44,4 +44,4 @@ def _executor(design: Design, options: FeedOptions, dataset: DataSet, devices: l
         design = replace(design, network=replace(network, input_hwc=(*span.image_hw, network.input_hwc[2])))
         options = replace(options, preprocess=options.preprocess.at_size(span.image_hw))
     spec = step_spec(design, options, dataset)
-    return make_executor(design.plan, spec, devices, design.config.pipeline.recomputation)
+    return make_executor(design.plan, spec, devices, design.config.pipeline)

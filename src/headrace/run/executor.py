@@ -7,8 +7,10 @@ from typing import Any, Protocol
 import numpy as np
 from jax.sharding import Mesh
 
+from headrace.config.schema import Pipeline
 from headrace.engine.devices import replica_mesh
 from headrace.engine.dispatch import make_dispatcher
+from headrace.engine.home import Home, host_memory_of
 from headrace.engine.loop import make_call, put_on
 from headrace.engine.stage import StageSpec
 from headrace.engine.state import State, put_state, snapshot
@@ -60,14 +62,24 @@ class DeviceLoop:
         return make_call(make_step(self.spec), self.mesh, block).lower(state, resident, block).compile()
 
 
-def make_executor(plan: Plan, spec: StepSpec, devices: list[Any], recompute: bool) -> Executor:
+def make_executor(plan: Plan, spec: StepSpec, devices: list[Any], wanted: Pipeline) -> Executor:
     """Return what runs the calls of a plan on the first devices of the list."""
     replicas, pipeline = plan.batch.num_replicas, plan.pipeline
     if pipeline is None:
         return DeviceLoop(spec, replica_mesh(devices[:replicas]))
     grid = np.array(devices[: replicas * pipeline.num_devices]).reshape(replicas, pipeline.num_devices)
+    home = Home(
+        in_host_memory=wanted.optimizer_state_offloading and host_memory_of(devices[0]),
+        sharded=wanted.replicated_optimizer_state_sharding,
+    )
     stages = [
-        StageSpec(step=spec, blocks=(stage.first, stage.end), fetch_labels=spec.fetch_labels, recompute=recompute)
+        StageSpec(
+            step=spec,
+            blocks=(stage.first, stage.end),
+            fetch_labels=spec.fetch_labels,
+            recompute=wanted.recomputation,
+            home=home,
+        )
         for stage in pipeline.stages
     ]
     return make_dispatcher(stages, grid, pipeline.table)

@@ -15,6 +15,7 @@ from headrace.data.bad import FILE as BAD_FILE
 from headrace.data.dataset import DataInfo, open_dataset
 from headrace.data.feed import FeedOptions, feed_options
 from headrace.engine.devices import start_devices, use_compilation_cache
+from headrace.engine.home import host_memory_of
 from headrace.engine.state import evaluated_weights
 from headrace.run.books import Books, InFlight, RunResult, utc_now
 from headrace.run.calls import Calls
@@ -177,6 +178,11 @@ def _hints(design: Design, devices: list[Any]) -> list[str]:
         hints += [
             "precision is 32.32; --precision 16.32 (bfloat16 compute, float32 weights) is often twice as fast here"
         ]
+    if design.config.pipeline.optimizer_state_offloading:
+        if not host_memory_of(devices[0]):
+            hints.append("optimizer_state_offloading is off: programs here cannot reach into host memory")
+        elif devices[0].platform == "cpu":
+            hints.append("optimizer_state_offloading saves nothing here: the CPU's memory is the host's")
     return hints
 
 

@@ -55,6 +55,7 @@ def step_spec(design: Design, options: FeedOptions, dataset: DataSet) -> StepSpe
         bn_momentum=config.model.bn_momentum,
         ema_decay=config.learning.ema_decay,
         frozen=design.trainable.frozen if design.trainable.any_frozen else None,
+        recompute_points=design.plan.recompute_points,
     )
 
 

@@ -62,7 +62,7 @@ def validate(
     config = design.config
     dataset = open_dataset(config.data, config.run.seed)
     use_compilation_cache(config.run.compilation_cache_dir)
-    devices = start_devices(config.run.platform, design.plan.validation.num_replicas)
+    devices = start_devices(config.run.platform, design.plan.validation.num_devices)
     report_dir = report_dir or _report_dir(found.run)
     num_good = 0
     with closing(Validator(design, dataset, devices)) as validator:

@@ -9,11 +9,10 @@ import jax
 from headrace.data.dataset import DataSet
 from headrace.data.feed import EvalFeed, feed_options
 from headrace.data.fetch import fetch
-from headrace.engine.devices import replica_mesh, replicated
-from headrace.engine.evaluate import EvalSpec, Sums, make_evaluation, total_sums
-from headrace.engine.loop import put_on
+from headrace.engine.evaluate import EvalSpec, Sums, total_sums
 from headrace.engine.state import State, evaluated_weights
 from headrace.run.design import Design
+from headrace.run.evaluator import Program, make_evaluator
 from headrace.run.trainer import Compiled, compiled_from
 
 _STREAMED_BLOCK_BYTES = 256 << 20  # of images sent at a time when the set is not on the device
@@ -32,31 +31,30 @@ class Validator:
 
     def __init__(self, design: Design, dataset: DataSet, devices: list[Any]) -> None:
         config, plan = design.config, design.plan.validation
-        self._mesh = replica_mesh(devices[: plan.num_replicas])
-        options = feed_options(config.data, dataset.info, config.run.seed, plan.num_replicas)
+        options = feed_options(config.data, dataset.info, config.run.seed, plan.num_devices)
         batches = plan.num_batches
         if options.cache.where != "device":
             batches = max(1, min(batches, _STREAMED_BLOCK_BYTES // (plan.batch_size * dataset.info.image_bytes)))
-        self._feed = EvalFeed(dataset.validation, plan.batch_size, batches, options, put_on(self._mesh))
         spec = EvalSpec(
             network=design.network,
             fetch=lambda resident, batch: fetch(resident, batch, options.preprocess, train=False),
             compute_dtype=design.precision.compute_dtype,
             num_replicas=plan.num_replicas,
         )
-        self._program = make_evaluation(spec, self._mesh)
-        self._compiled: dict[str, Any] = {}  # by the name of the weights
+        self._evaluator = make_evaluator(design.plan, spec, devices)
+        self._feed = EvalFeed(dataset.validation, plan.batch_size, batches, options, self._evaluator.put)
+        self._compiled: dict[str, Program] = {}  # by the name of the weights
 
     def compile(self, state: State) -> Compiled:
         """Compile for the weights of such a state ahead of their use, so that the time stays apart."""
         return compiled_from(lambda: self._compile(self._place(state), next(iter(self._feed))))
 
-    def _compile(self, weights: dict[str, tuple[Any, Any]], block: dict[str, Any]) -> Any:
-        programs: dict[tuple[Any, ...], Any] = {}  # by dtypes: averaged weights are float32 where raw ones have 16 bits
-        for name, (params, stats) in weights.items():
-            dtypes = tuple(leaf.dtype for leaf in jax.tree.leaves((params, stats)))
+    def _compile(self, weights: dict[str, Any], block: Any) -> Program:
+        programs: dict[tuple[Any, ...], Program] = {}  # by dtypes: averages are float32 where raw weights have 16 bits
+        for name, placed in weights.items():
+            dtypes = tuple(leaf.dtype for leaf in jax.tree.leaves(placed))
             if dtypes not in programs:
-                programs[dtypes] = self._program.lower(params, stats, self._feed.resident, block).compile()
+                programs[dtypes] = self._evaluator.compile(placed, self._feed.resident, block)
             self._compiled[name] = programs[dtypes]
         return self._compiled["raw"]
 
@@ -65,8 +63,8 @@ class Validator:
         asked, weights = time.perf_counter(), self._place(state)
         parts: dict[str, list[Sums]] = {name: [] for name in weights}
         for block in self._feed:
-            for name, (params, stats) in weights.items():
-                parts[name].append(self._compiled[name](params, stats, self._feed.resident, block))
+            for name, placed in weights.items():
+                parts[name].append(self._compiled[name](placed, self._feed.resident, block))
         return Started(parts, asked)
 
     def finish(self, started: Started, not_before: float = 0.0) -> dict[str, tuple[dict[str, Any], float]]:
@@ -82,7 +80,5 @@ class Validator:
         """End the feed's threads."""
         self._feed.close()
 
-    def _place(self, state: State) -> dict[str, tuple[Any, Any]]:
-        weights = evaluated_weights(state)
-        placed = jax.device_put(weights, replicated(self._mesh))
-        return {name: placed[name] for name in weights}  # raw first: JAX sorts the keys of a dict
+    def _place(self, state: State) -> dict[str, Any]:
+        return {name: self._evaluator.place(weights) for name, weights in evaluated_weights(state).items()}
