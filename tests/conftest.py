@@ -1,4 +1,4 @@
-"""What every test shares: four virtual CPU devices, strict JAX, quiet reproducible hypothesis, a tiny configuration."""
+"""What tests share: eight virtual CPU devices, strict JAX, quiet reproducible hypothesis, a tiny configuration."""
 
 import atexit
 import os
@@ -21,7 +21,7 @@ atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 # Before any backend starts: afterwards these stand as they are. The suite is for the CPU, also on a machine with a GPU.
 jax.config.update("jax_platforms", "cpu")
-jax.config.update("jax_num_cpu_devices", 4)
+jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 settings.register_profile(

@@ -1,105 +1,21 @@
 """The main test: every plan gives the weights of one device on the same normalisation groups, to float32 rounding."""
 
-from functools import partial
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from headrace.config.load import config_from
-from headrace.engine.devices import replica_mesh
-from headrace.engine.loop import make_call, put_on
-from headrace.engine.lr_curve import make_lr_curve
-from headrace.engine.objective import training_loss
-from headrace.engine.optimizer import make_optimizer
-from headrace.engine.precision import make_precision
-from headrace.engine.state import init_state, put_state
-from headrace.engine.step import StepSpec, make_step
-from headrace.model.composites import Chain, Residual
 from headrace.model.cost import Cost
 from headrace.model.families import build_network
-from headrace.model.layers import Conv, Dense, GlobalAveragePool, Relu
 from headrace.model.network import Network
-from headrace.model.norm import Norm, NormSpec
+from headrace.model.norm import NormSpec
 
-GLOBAL_BATCH, NUM_STEPS = 16, 3
-
-
-def train_steps(config, network, images, labels, *, replicas, count, objective=None, norm_group_size=1):
-    """Run the real device loop over given samples [K, global batch, ...] and return the state on the host."""
-    micro = images.shape[1] // (replicas * count)
-    learning, numerics = config.learning, config.numerics
-    curve = make_lr_curve(learning, global_batch_size=images.shape[1], updates_per_epoch=10, num_epochs=1)
-    optimizer = make_optimizer(learning, curve, images.shape[1])
-    precision = make_precision(numerics, config.batch)
-    spec = StepSpec(
-        network=network,
-        optimizer=optimizer,
-        lr_curve=curve,
-        precision=precision,
-        numerics=numerics,
-        fetch=lambda _resident, micro: (micro["images"], micro["labels"]),
-        num_replicas=replicas,
-        gradient_accumulation_count=count,
-        seed=0,
-        objective=objective or partial(training_loss, label_smoothing=learning.label_smoothing),
-        stable_norm=config.model.stable_norm,
-        norm_group_size=norm_group_size,
-        bn_momentum=0.9,
-        ema_decay=learning.ema_decay,
-    )
-    mesh = replica_mesh(jax.devices()[:replicas])
-
-    def cut(array):  # position in the global batch is ((g * R + r) * micro + m): the contract of data/order.py
-        return array.reshape(len(array), count, replicas * micro, *array.shape[2:])
-
-    index = np.arange(labels.size, dtype=np.int32).reshape(labels.shape)
-    block = {"images": cut(images), "labels": cut(labels), "index": cut(index)}
-    block |= {"epoch": np.zeros(len(images), np.uint32)}
-    block = put_on(mesh)(block, "steps")
-    state = init_state(network, optimizer, precision, numerics, seed=0, ema=learning.ema_decay > 0)
-    state, metrics = make_call(make_step(spec), mesh, block)(put_state(state, mesh), None, block)
-    return jax.device_get(state), jax.device_get(metrics)
-
-
-def assert_close(found, wanted, tolerance=2e-6):
-    """Compare two trees leaf by leaf, relative to the largest number of the leaf."""
-    for path, leaf in jax.tree_util.tree_flatten_with_path(wanted)[0]:
-        other = dict(jax.tree_util.tree_flatten_with_path(found)[0])[path]
-        scale = np.abs(leaf).max() + 1e-12
-        assert np.abs(other - leaf).max() <= tolerance * scale, jax.tree_util.keystr(path)
+from .harness import OPTIONS, assert_close, make_samples, small_residual, train_steps
 
 
 @pytest.fixture(scope="module")
 def samples():
-    rng = np.random.default_rng(1)
-    images = rng.normal(size=(NUM_STEPS, GLOBAL_BATCH, 16, 16, 3)).astype(np.float32)
-    return images, rng.integers(0, 10, (NUM_STEPS, GLOBAL_BATCH)).astype(np.int32)
-
-
-OPTIONS = {
-    "model_name": "cifar_resnet8",
-    "optimizer_params": {"momentum": 0.9},
-    "lr_schedule_params": {"initial_learning_rate": 0.05 / GLOBAL_BATCH},
-    "weight_decay": 0.01,
-    "label_smoothing": 0.1,
-    "ema_decay": 0.9,
-    "gradient_clipping": 1.0,
-}
-
-
-def small_residual(norm):
-    """A stem, one residual unit and a head: everything a ResNet has, in a quarter of its compile time."""
-    unit = Residual(body=Chain((("conv", Conv(channels=8)), ("norm", Norm(spec=norm)))), shortcut=Chain())
-    blocks = (
-        ("conv1", Chain((("conv", Conv(channels=8, stride=2)), ("norm", Norm(spec=norm)), ("relu", Relu())))),
-        ("unit", unit),
-        ("unit_out", Relu()),
-        ("pool", GlobalAveragePool()),
-        ("fc", Dense(features=10, logits=True)),
-    )
-    return Network(name="small", blocks=blocks, input_hwc=(16, 16, 3), num_classes=10)
+    return make_samples()
 
 
 @pytest.fixture(scope="module")

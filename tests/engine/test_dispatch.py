@@ -1,129 +1,40 @@
-"""Pipelines: every schedule, mapping and number of stages gives the gradients and weights of one device."""
+"""Stage programs: number formats, where the optimizer's state lives, what is kept, and when actions really ran."""
 
-import itertools
-from functools import partial
+import threading
+import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from headrace.config.load import config_from
-from headrace.engine.dispatch import make_dispatcher
-from headrace.engine.lr_curve import make_lr_curve
-from headrace.engine.objective import training_loss
-from headrace.engine.optimizer import make_optimizer
-from headrace.engine.precision import make_precision
+from headrace.engine.home import Home
 from headrace.engine.residuals import without_arguments
-from headrace.engine.stage import StageSpec
-from headrace.engine.state import init_state
-from headrace.engine.step import StepSpec
 from headrace.model.context import Ctx
 from headrace.model.families import build_network
 from headrace.model.norm import NormSpec
-from headrace.plan.partition import stage_ranges
-from headrace.plan.place import make_table
-from headrace.plan.schedule import Work
+from headrace.plan.schedule import Op
 
-from ..test_equivalence import OPTIONS, assert_close, small_residual, train_steps
+from ..harness import (
+    OPTIONS,
+    Stages,
+    assert_close,
+    first_state,
+    make_block,
+    make_samples,
+    make_stages,
+    small_residual,
+    train_pipelined,
+    train_steps,
+)
 
-
-def train_pipelined(config, network, samples, *, replicas, count, cut, mapping, schedule, recompute=False):
-    """Run the same steps as `train_steps` through stage programs; return (state, metrics) on the host."""
-    images, labels = samples
-    learning, numerics = config.learning, config.numerics
-    curve = make_lr_curve(learning, global_batch_size=images.shape[1], updates_per_epoch=10, num_epochs=1)
-    optimizer = make_optimizer(learning, curve, images.shape[1])
-    precision = make_precision(numerics, config.batch)
-    spec = StepSpec(
-        network=network,
-        optimizer=optimizer,
-        lr_curve=curve,
-        precision=precision,
-        numerics=numerics,
-        fetch=lambda _resident, micro: (micro["images"], micro["index"]),
-        num_replicas=replicas,
-        gradient_accumulation_count=count,
-        seed=0,
-        objective=partial(training_loss, label_smoothing=learning.label_smoothing),
-        stable_norm=False,
-        bn_momentum=0.9,
-        ema_decay=learning.ema_decay,
-    )
-    stages = [
-        StageSpec(step=spec, blocks=blocks, fetch_labels=lambda _resident, micro: micro["labels"], recompute=recompute)
-        for blocks in stage_ranges(cut, len(network.blocks))
-    ]
-    table = make_table(schedule, Work(num_micros=count, device_mapping=tuple(mapping)))
-    num_devices = 1 + max(mapping)
-    devices = np.array(jax.devices()[: replicas * num_devices]).reshape(replicas, num_devices)
-    dispatcher = make_dispatcher(stages, devices, table)
-    state = init_state(network, optimizer, precision, numerics, seed=0, ema=learning.ema_decay > 0)
-
-    def arrange(array):
-        return array.reshape(len(array), count, -1, *array.shape[2:])
-
-    index = arrange(np.arange(labels.size, dtype=np.int32).reshape(labels.shape))
-    block = {"images": arrange(images), "labels": arrange(labels), "index": index}
-    block = dispatcher.put(block | {"epoch": np.zeros(len(images), np.uint32)}, "steps")
-    return jax.device_get(dispatcher(dispatcher.place(state), None, block))
+THREE = Stages(cut=(1, 3), mapping=(0, 1, 2), count=2)
 
 
 @pytest.fixture(scope="module")
 def samples():
-    rng = np.random.default_rng(1)
-    images = rng.normal(size=(3, 16, 16, 16, 3)).astype(np.float32)
-    return images, rng.integers(0, 10, (3, 16)).astype(np.int32)
-
-
-@pytest.fixture(scope="module")
-def reference(samples):
-    config = config_from(OPTIONS)
-    network = small_residual(NormSpec())
-    wanted = {count: train_steps(config, network, *samples, replicas=1, count=count) for count in (1, 4)}
-    return config, network, wanted
-
-
-CASES = [
-    # replicas, accumulation, cut, mapping, schedule, recompute
-    (1, 4, (1,), [0, 1], "Grouped", False),
-    (1, 4, (1, 3), [0, 1, 2], "Interleaved", False),
-    (2, 2, (1,), [0, 1], "Interleaved", True),
-    pytest.param(2, 4, (2,), [0, 0], "Sequential", False, marks=pytest.mark.slow),
-    (1, 4, (1, 2, 3), [0, 1, 1, 0], "Grouped", True),
-    pytest.param(1, 8, (1, 2, 4), [0, 1, 2, 3], "Interleaved", False, marks=pytest.mark.slow),
-    (1, 1, (1, 2, 3), [0, 0, 0, 0], "Sequential", True),
-    pytest.param(1, 4, (1, 3), [0, 1, 2], "GPipe", False, marks=pytest.mark.slow),
-]
-
-
-@pytest.mark.parametrize(("replicas", "count", "cut", "mapping", "schedule", "recompute"), CASES)
-def test_a_pipeline_gives_the_weights_of_one_device(
-    samples, reference, replicas, count, cut, mapping, schedule, recompute
-):
-    config, network, wanted = reference
-    plan = {"replicas": replicas, "count": count, "cut": cut, "mapping": mapping, "schedule": schedule}
-    state, metrics = train_pipelined(config, network, samples, **plan, recompute=recompute)
-    groups = replicas * count
-    if groups not in wanted:
-        wanted[groups] = train_steps(config, network, *samples, replicas=1, count=groups)
-    one_device, its_metrics = wanted[groups]
-    for part in ("params", "stats", "opt", "ema"):
-        assert_close(state[part], one_device[part], 2e-5)
-    for key in ("loss", "grad_norm", "learning_rate", "top1", "count"):
-        np.testing.assert_allclose(metrics[key], its_metrics[key], rtol=2e-5, err_msg=key)
-    assert int(state["step"]) == 3
-
-
-def test_schedules_agree_bit_for_bit(samples, reference):
-    config, network, _ = reference
-    plan = {"replicas": 1, "count": 4, "cut": (1, 3), "mapping": [0, 1, 2]}
-    states = [
-        train_pipelined(config, network, samples, **plan, schedule=schedule)[0]
-        for schedule in ("Grouped", "Interleaved", "Sequential")
-    ]
-    for first, second in itertools.pairwise(states):
-        for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
-            assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+    return make_samples()
 
 
 @pytest.mark.slow
@@ -134,8 +45,7 @@ def test_sixteen_bit_weights_dynamic_scaling_and_skipped_steps_are_the_same(samp
     config = config_from(OPTIONS | options)
     network = small_residual(NormSpec())
     one, its_metrics = train_steps(config, network, *samples, replicas=1, count=2)
-    plan = {"replicas": 1, "count": 2, "cut": (1, 3), "mapping": [0, 1, 2], "schedule": "Interleaved"}
-    state, metrics = train_pipelined(config, network, samples, **plan)
+    state, metrics = train_pipelined(config, network, samples, THREE)
     np.testing.assert_array_equal(metrics["skipped"], its_metrics["skipped"])
     assert metrics["skipped"].sum() > 0
     np.testing.assert_array_equal(metrics["loss_scale"], its_metrics["loss_scale"])
@@ -145,6 +55,89 @@ def test_sixteen_bit_weights_dynamic_scaling_and_skipped_steps_are_the_same(samp
             jax.tree.map(lambda a: np.asarray(a, np.float32), one[part]),
             5e-3,
         )
+
+
+HOMES = {
+    "host": Home(in_host_memory=True),
+    "sharded": Home(sharded=True),
+    "both": Home(in_host_memory=True, sharded=True),
+}
+OPTIMIZERS = {
+    "sgd": {"momentum": 0.9},
+    "lars": {
+        "momentum": 0.9,
+        "weight_decay": 1e-4,
+        "eeta": 0.001,
+        "epsilon": 0.0,
+    },  # its norms are of whole tensors, wherever their parts are
+    "adamw": {},
+}
+
+
+@pytest.mark.parametrize(
+    ("home", "optimizer", "cut"),
+    [
+        ("host", "sgd", (1,)),
+        ("sharded", "lars", ()),
+        pytest.param("sharded", "adamw", (1,), marks=pytest.mark.slow),
+        ("both", "adamw", ()),
+        pytest.param("both", "lars", (1,), marks=pytest.mark.slow),
+    ],
+)
+def test_wherever_the_optimizer_state_lives_the_weights_are_the_same(samples, home, optimizer, cut):
+    config = config_from(OPTIONS | {"optimizer": optimizer, "optimizer_params": OPTIMIZERS[optimizer]})
+    network = small_residual(NormSpec())
+    wanted, _ = train_steps(config, network, *samples, replicas=2, count=2)
+    stages = Stages(replicas=2, count=2, cut=cut, mapping=tuple(range(len(cut) + 1)), home=HOMES[home])
+    state, _ = train_pipelined(config, network, samples, stages)
+    for part in ("params", "stats", "opt", "ema"):
+        assert_close(state[part], wanted[part], 1e-5)
+
+
+@pytest.mark.parametrize("home", HOMES)
+def test_the_state_stays_where_it_lives(samples, home):
+    """Before and after a call, and in a copy: memory kind and pieces are what was asked for."""
+    config = config_from(OPTIONS)
+    stages = Stages(replicas=2, count=2, cut=(), mapping=(0,), home=HOMES[home])
+    spec, dispatcher = make_stages(config, small_residual(NormSpec()), samples[0], stages)
+    block = dispatcher.put(make_block(*samples, 2), "steps")
+    placed = dispatcher.place(first_state(spec))
+    copied = dispatcher.snapshot(placed)
+    after, _ = dispatcher(placed, None, block)
+    for state in (copied, after):
+        kernels = [leaf for leaf in jax.tree.leaves((state["opt"], state["ema"])) if leaf.ndim == 4]
+        assert kernels
+        for leaf in kernels:
+            assert leaf.sharding.memory_kind == ("pinned_host" if HOMES[home].in_host_memory else "device")
+            pieces = [shard.data.size for shard in leaf.addressable_shards]
+            assert pieces == [leaf.size // (2 if HOMES[home].sharded else 1)] * 2
+        assert all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(state["params"]))
+    jax.block_until_ready(after)
+
+
+def test_recompute_points_change_what_is_kept_and_nothing_else(samples):
+    config, network = config_from(OPTIONS), small_residual(NormSpec())
+    wanted, _ = train_steps(config, network, *samples, replicas=1, count=2)
+    for cut, points in (((), (1, 3)), ((2,), (1, 4)), ((3,), (4,))):
+        stages = Stages(count=2, cut=cut, mapping=tuple(range(len(cut) + 1)), recompute=True)
+        state, _ = train_pipelined(config, network, samples, stages, recompute_points=points)
+        assert_close(state["params"], wanted["params"], 1e-5)
+    state, _ = train_steps(config, network, *samples, replicas=1, count=2, recompute_points=(1, 3))
+    assert_close(state["params"], wanted["params"], 1e-5)
+
+
+def test_flags_name_the_block_in_a_pipeline_as_on_one_device(samples):
+    """A weight that is not a number makes its block and all after it bad, and no gradient is left."""
+    config, network = config_from(OPTIONS | {"fp_exceptions": True}), small_residual(NormSpec())
+    spec, dispatcher = make_stages(config, network, samples[0], THREE)
+    state = first_state(spec)
+    state["params"]["unit"]["conv"]["kernel"] = np.full_like(state["params"]["unit"]["conv"]["kernel"], np.nan)
+    block = dispatcher.put(make_block(*samples, 2), "steps")
+    _, metrics = jax.device_get(dispatcher(dispatcher.place(state), None, block))
+    np.testing.assert_array_equal(metrics["forward_finite"], [[True, False, False, False, False]] * 3)
+    # the relu's and the pool's have no weights; the dense layer and all before it get gradients that are no numbers
+    np.testing.assert_array_equal(metrics["gradient_finite"], [[False, False, True, True, False]] * 3)
+    np.testing.assert_array_equal(metrics["bad"], [1, 1, 1])
 
 
 def test_a_stage_keeps_its_convolution_outputs_alone():
@@ -162,12 +155,62 @@ def test_a_stage_keeps_its_convolution_outputs_alone():
     assert saved == [(4, 8, 8, 8)], "the one convolution of the unit"
 
 
+def test_the_trace_has_every_action_once_and_in_a_possible_order(samples):
+    config = config_from(OPTIONS)
+    spec, dispatcher = make_stages(config, small_residual(NormSpec()), samples[0], THREE)
+    block = dispatcher.put(make_block(*samples, 2), "steps")
+    state = dispatcher.place(first_state(spec))
+    dispatcher.compile(state, None, block)
+    table = dispatcher.trace(state, None, block)
+    assert table.unit == "seconds"
+    assert sorted(cell.action for cell in table.cells) == sorted(table.work.actions())
+    ends = {cell.action: cell.end for cell in table.cells}
+    for cell in table.cells:
+        assert cell.start <= cell.end
+        if cell.action.op is Op.B:
+            forward = cell.action._replace(op=Op.F)
+            assert ends[forward] <= cell.end
+    # the state is a copy: the original can still be trained
+    _, metrics = dispatcher(state, None, block)
+    assert np.isfinite(metrics["loss"]).all()
+
+
+def test_stage_programs_of_different_devices_overlap():
+    """A short program ends long before the one that was dispatched before it, unless both are on the same device."""
+
+    def program(turns):
+        return jax.jit(lambda x: jax.lax.fori_loop(0, turns, lambda _, y: jnp.tanh(y @ x), x))
+
+    def ends(devices):
+        values = [jax.device_put(np.full((128, 128), 1e-3, np.float32), device) for device in devices]
+        programs = [program(8000), program(200)]
+        jax.block_until_ready([run(value) for run, value in zip(programs, values, strict=True)])
+        found, begin = {}, time.perf_counter()
+
+        def wait(number, result):
+            jax.block_until_ready(result)
+            found[number] = time.perf_counter() - begin
+
+        results = [run(value) for run, value in zip(programs, values, strict=True)]
+        threads = [threading.Thread(target=wait, args=pair) for pair in enumerate(results)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return found[0], found[1]
+
+    first, second = jax.devices()[:2]
+    long, short = ends((first, second))
+    assert short < 0.5 * long
+    long, short = ends((first, first))
+    assert short >= 0.9 * long
+
+
 @pytest.mark.slow
-def test_a_real_resnet_in_four_stages_on_eight_devices(samples):
+def test_a_real_resnet_in_four_stages(samples):
     config = config_from(OPTIONS)
     network = build_network(config.model, 10, (16, 16, 3))
     one, _ = train_steps(config, network, *samples, replicas=1, count=4)
-    plan = {"replicas": 1, "count": 4, "cut": (1, 3, 5), "mapping": [0, 1, 2, 3], "schedule": "Interleaved"}
-    state, _ = train_pipelined(config, network, samples, **plan)
+    state, _ = train_pipelined(config, network, samples, Stages(cut=(1, 3, 5), mapping=(0, 1, 2, 3)))
     for part in ("params", "stats", "opt"):
         assert_close(state[part], one[part], 5e-5)

@@ -157,7 +157,8 @@ def _validation_lines(validation: ValidationPlan) -> tuple[Line, ...]:
 
 def _saving_lines(savings: Iterable[Saving]) -> tuple[Line, ...]:
     return tuple(
-        Line(saving.option.replace("_", " "), format_bytes(saving.num_bytes), saving.price) for saving in savings
+        Line(saving.name, format_bytes(saving.num_bytes), f"--{saving.option.replace('_', '-')}, {saving.price}")
+        for saving in savings
     )
 
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 from headrace.config.schema import Config
 from headrace.plan.memory import MemoryPlan, model_rows
 
+# option -> its short name, and what it costs
 PRICES = {
-    "recomputation": "for about one more forward pass",
-    "optimizer_state_offloading": "for sending it in and out at every update",
-    "replicated_optimizer_state_sharding": "for collecting the new weights from the replicas",
+    "recomputation": ("activations", "for about one more forward pass"),
+    "optimizer_state_offloading": ("optimizer state", "for sending it in and out at every update"),
+    "replicated_optimizer_state_sharding": ("parts of it", "for collecting the new weights from the replicas"),
 }
 
 
@@ -18,6 +19,7 @@ class Saving:
     """Bytes that an option would save, and what it costs."""
 
     option: str
+    name: str
     num_bytes: int
     price: str
 
@@ -47,7 +49,7 @@ def find_savings(
         with_it = replace(config, pipeline=replace(config.pipeline, **{option: True}))
         found[option] = state_bytes(config) - state_bytes(with_it)
     return tuple(
-        Saving(option=option, num_bytes=num_bytes, price=PRICES[option])
+        Saving(option=option, name=PRICES[option][0], num_bytes=num_bytes, price=PRICES[option][1])
         for option, num_bytes in found.items()
         if num_bytes > 0
     )
