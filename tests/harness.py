@@ -101,6 +101,7 @@ def make_spec(config, network, global_batch_size, *, replicas, count, **given) -
         precision=make_precision(config.numerics, config.batch),
         numerics=config.numerics,
         fetch=lambda _resident, micro: (micro["images"], micro["labels"]),
+        fetch_labels=lambda _resident, micro: micro["labels"],
         num_replicas=replicas,
         gradient_accumulation_count=count,
         seed=0,
@@ -143,7 +144,6 @@ def make_stages(config, network, images, stages: Stages, **given) -> tuple[StepS
         StageSpec(
             step=spec,
             blocks=blocks,
-            fetch_labels=lambda _resident, micro: micro["labels"],
             recompute=stages.recompute,
             home=stages.home,
         )

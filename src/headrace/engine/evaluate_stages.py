@@ -1,6 +1,6 @@
 """Exact evaluation through the stages of a pipeline: weights stay on the devices of their stages, batches pass by."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,6 @@ from headrace.model.context import Ctx
 from headrace.plan.place import make_table
 from headrace.plan.schedule import Node, Work
 
-Labels = Callable[[Any, dict[str, jax.Array]], jax.Array]
 IN_FLIGHT = 2  # batches under way for each stage: enough to keep all busy, and no more lie about
 
 
@@ -95,7 +94,7 @@ class _Passes:
 
 
 def make_staged_evaluation(
-    spec: EvalSpec, fetch_labels: Labels, ranges: Sequence[tuple[int, int]], devices: np.ndarray, mapping: Sequence[int]
+    spec: EvalSpec, ranges: Sequence[tuple[int, int]], devices: np.ndarray, mapping: Sequence[int]
 ) -> StagedEvaluation:
     """Return the evaluation over stages of these blocks, on a grid of devices [replica, device of the replica]."""
     meshes = tuple(replica_mesh(list(devices[:, device])) for device in mapping)
@@ -119,15 +118,13 @@ def make_staged_evaluation(
         names=names,
         meshes=meshes,
         device_mapping=tuple(mapping),
-        forwards=tuple(
-            _make_forward(spec, fetch_labels, blocks, mesh) for blocks, mesh in zip(ranges, meshes, strict=True)
-        ),
+        forwards=tuple(_make_forward(spec, blocks, mesh) for blocks, mesh in zip(ranges, meshes, strict=True)),
         empty=jax.jit(empty, out_shardings=NamedSharding(last, P(REPLICA))),
         total=jax.jit(jax.shard_map(total, mesh=last, in_specs=P(REPLICA), out_specs=P(), check_vma=False)),
     )
 
 
-def _make_forward(spec: EvalSpec, fetch_labels: Labels, blocks: tuple[int, int], mesh: Mesh) -> Any:
+def _make_forward(spec: EvalSpec, blocks: tuple[int, int], mesh: Mesh) -> Any:
     """Return a stage's program: `(weights, x, source) -> y`; of the last, `(..., sums) -> (sums, count)`."""
     ctx = Ctx(train=False, compute_dtype=spec.compute_dtype)
     is_first, is_last = blocks[0] == 0, blocks[1] == len(spec.network.blocks)
@@ -143,7 +140,7 @@ def _make_forward(spec: EvalSpec, fetch_labels: Labels, blocks: tuple[int, int],
     def count(weights: Any, x: Any, source: Any, sums: Sums) -> tuple[Sums, jax.Array]:
         logits = apply(weights, x, source)
         resident, batch = at_batch(source)
-        new = batch_sums(logits, fetch_labels(resident, batch), batch["mask"])
+        new = batch_sums(logits, spec.fetch_labels(resident, batch), batch["mask"])
         sums = jax.tree.map(lambda a, b: a + b[None], sums, new)
         return sums, sums["count"] + 0
 

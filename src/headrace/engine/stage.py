@@ -22,7 +22,6 @@ from headrace.engine.segments import apply_blocks, inner_points
 from headrace.engine.state import State, make_state
 from headrace.engine.step import Metrics, StepSpec, finish_step, finite_by_block, train_ctx, unscaled
 
-LocalLabels = Callable[[Any, dict[str, jax.Array]], jax.Array]
 EACH, ALL = P(REPLICA), P()
 
 
@@ -32,7 +31,6 @@ class StageSpec:
 
     step: StepSpec
     blocks: tuple[int, int]
-    fetch_labels: LocalLabels
     recompute: bool = False
     home: Home = ON_DEVICE
 
@@ -143,7 +141,7 @@ def _function(stage: StageSpec, state: State, x: Any, source: Any) -> tuple[Call
     spec = stage.step
     resident, here = _slice(source)
     ctx = train_ctx(spec, state["step"], here["index"])
-    labels = stage.fetch_labels(resident, here) if stage.is_last else None
+    labels = spec.fetch_labels(resident, here) if stage.is_last else None
 
     def apply(params: Any, x: Any) -> tuple[Any, Any]:
         weights = params, state["stats"]

@@ -8,7 +8,6 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from headrace.data.fetch import fetch_labels
 from headrace.engine.devices import replica_mesh, replicated
 from headrace.engine.evaluate import EvalSpec, Sums, make_evaluation
 from headrace.engine.evaluate_stages import StagedEvaluation, make_staged_evaluation
@@ -85,4 +84,4 @@ def make_evaluator(plan: Plan, spec: EvalSpec, devices: list[Any]) -> Evaluator:
     grid = np.array(mine).reshape(validation.num_replicas, pipeline.num_devices)
     ranges = [(stage.first, stage.end) for stage in pipeline.stages]
     mapping = [stage.device for stage in pipeline.stages]
-    return StagedEvaluator(make_staged_evaluation(spec, fetch_labels, ranges, grid, mapping))
+    return StagedEvaluator(make_staged_evaluation(spec, ranges, grid, mapping))

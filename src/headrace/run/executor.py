@@ -76,7 +76,6 @@ def make_executor(plan: Plan, spec: StepSpec, devices: list[Any], wanted: Pipeli
         StageSpec(
             step=spec,
             blocks=(stage.first, stage.end),
-            fetch_labels=spec.fetch_labels,
             recompute=wanted.recomputation,
             home=home,
         )

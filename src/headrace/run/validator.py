@@ -8,7 +8,7 @@ import jax
 
 from headrace.data.dataset import DataSet
 from headrace.data.feed import EvalFeed, feed_options
-from headrace.data.fetch import fetch
+from headrace.data.fetch import fetch, fetch_labels
 from headrace.engine.evaluate import EvalSpec, Sums, total_sums
 from headrace.engine.state import State, evaluated_weights
 from headrace.run.design import Design
@@ -38,6 +38,7 @@ class Validator:
         spec = EvalSpec(
             network=design.network,
             fetch=lambda resident, batch: fetch(resident, batch, options.preprocess, train=False),
+            fetch_labels=lambda resident, batch: fetch_labels(resident, batch, options.preprocess, train=False),
             compute_dtype=design.precision.compute_dtype,
             num_replicas=plan.num_replicas,
         )
