@@ -82,7 +82,8 @@ def make_optimizer(
         if decay:
             updates = _add_weights(updates, params, -rate * decay, decayed)
         if rate_factor is not None:
-            updates = map_named(lambda name, u: u * rate_factor(name), updates)
+            factor_of = rate_factor
+            updates = map_named(lambda name, u: u * factor_of(name), updates)
         return updates, state
 
     return optax.GradientTransformationExtraArgs(rule.init, update)
