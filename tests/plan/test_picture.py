@@ -3,17 +3,23 @@
 python tests/plan/test_picture.py
 """
 
+import io
 import json
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image, ImageColor
 
+from headrace.core.errors import ConfigError
 from headrace.plan.picture import draw_text
-from headrace.plan.picture_files import chrome_trace, draw_svg
+from headrace.plan.picture_files import Box, chrome_trace, draw_marks, draw_svg
+from headrace.plan.picture_formats import write_picture
+from headrace.plan.picture_png import draw_png
 from headrace.plan.place import equal_stages, make_table, per_stage
 from headrace.plan.schedule import Work
 from headrace.plan.table import Table
@@ -106,6 +112,35 @@ def test_svg_shows_every_cell_at_its_place(name):
 
 def test_svg_escapes_titles():
     assert "a &lt;b&gt; &amp; c" in draw_svg({"a <b> & c": TABLES["grouped"]})
+
+
+def test_png_has_the_colours_of_the_cells_at_their_places():
+    table = TABLES["interleaved"]
+    drawing = draw_marks({"a": table})
+    boxes = [mark for mark in drawing.marks if isinstance(mark, Box) and mark.tip]
+    assert len(boxes) == len(table.cells)
+    image = Image.open(io.BytesIO(draw_png({"a": table}))).convert("RGB")
+    assert image.size == (round(2 * drawing.width), round(2 * drawing.height))
+    for box in boxes:
+        pixel = np.array(image.getpixel((round(2 * box.x) + 12, round(2 * box.y) + 8)))
+        assert np.abs(pixel - ImageColor.getrgb(box.fill)).max() < 12  # a palette of 64 colours
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".png", ".json", ".txt"])
+def test_a_picture_is_written_as_its_suffix_says(tmp_path, suffix):
+    path = tmp_path / f"schedule{suffix}"
+    write_picture(path, {"a": TABLES["interleaved"]})
+    start = {".svg": b"<svg", ".png": b"\x89PNG", ".json": b'{"displayTimeUnit"', ".txt": b"a\n"}[suffix]
+    assert path.read_bytes().startswith(start)
+    with pytest.raises(ConfigError, match="no suffix of a picture"):
+        write_picture(tmp_path / "schedule.gif", {"a": TABLES["interleaved"]})
+
+
+def test_actions_of_no_length_can_be_drawn():
+    cells = [cell._replace(end=cell.start) if cell.start == 3 else cell for cell in TABLES["grouped"].cells]
+    table = Table(cells=tuple(cells), work=FOUR, unit="seconds")
+    assert draw_svg({"a": table}).count("<title>") == len(cells)
+    assert draw_text(table).count("dev") >= 4
 
 
 def test_chrome_trace_holds_the_cells():

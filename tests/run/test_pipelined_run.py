@@ -1,5 +1,8 @@
 """Whole runs as pipelines: the same weights as without stages, checkpoints that any other plan restores."""
 
+import json
+import re
+
 import numpy as np
 import pytest
 
@@ -82,3 +85,72 @@ def test_splits_that_do_not_exist_are_refused_with_the_possible_ones(quick, tmp_
     with pytest.raises(ConfigError, match="max_pool_1"):
         train(quick(**SMALL, pipeline_splits=["max_pool_9"]))
     assert not (tmp_path / "runs").exists()
+
+
+def test_state_elsewhere_pipelined_validation_and_a_traced_schedule(quick):
+    """All that concerns where things are leaves the weights and the accuracy alone."""
+    plain = train(quick(run_name="plain", **SMALL, num_replicas=2, ema_decay=0.9))
+    elsewhere = {
+        "pipeline_splits": ["max_pool_0", "conv2d_1"],
+        "optimizer_state_offloading": True,
+        "replicated_optimizer_state_sharding": True,
+        "pipeline_validation_model": True,
+        "trace_schedule": True,
+        "fp_exceptions": True,
+    }
+    staged = train(quick(run_name="staged", **SMALL, num_replicas=2, ema_decay=0.9, **elsewhere))
+    assert_close(final_state(staged.directory), final_state(plain.directory))
+    assert staged.validation["raw"].top1 == plain.validation["raw"].top1
+    assert staged.validation["ema"].top1 == plain.validation["ema"].top1
+    for suffix in (".svg", ".png", ".json", ".txt"):
+        assert (staged.directory / f"schedule{suffix}").stat().st_size > 500
+    trace = json.loads((staged.directory / "schedule.json").read_text())
+    measured = [event for event in trace["traceEvents"] if event["ph"] == "X" and event["pid"] == 1]
+    assert len(measured) == 2 * 3 * 2  # forward and backward, three stages, two micro batches
+    notes = (staged.directory / "metrics.jsonl").read_text()
+    assert "devices idle" in notes
+    assert "the CPU's memory is the host's" in notes
+
+
+def test_measured_blocks_become_part_of_the_configuration(quick):
+    result = train(quick(run_name="measured", **SMALL, num_pipeline_stages=2, measure_splits=True))
+    saved = json.loads((result.directory / "config.json").read_text())
+    flat = json.dumps(saved)
+    assert '"measured"' in flat
+    plan = json.loads((result.directory / "plan.json").read_text())
+    names = [name for stage in plan["pipeline"]["stages"] for name in stage["block_names"]]
+    seconds = next(value for key, value in _walk(saved) if key == "block_seconds")
+    assert sorted(seconds) == sorted(names)
+    # the cut is the best one by these times: no other has a quicker slowest stage
+    times = [seconds[name] for name in names]
+    slowest = [max(sum(times[:cut]), sum(times[cut:])) for cut in range(1, len(times))]
+    chosen = len(plan["pipeline"]["stages"][0]["block_names"])
+    assert slowest[chosen - 1] == pytest.approx(min(slowest))
+
+
+def _walk(tree):
+    for key, value in tree.items():
+        yield key, value
+        if isinstance(value, dict):
+            yield from _walk(value)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"recomputation": True, "recomputation_points": ["no_such"]}, "matches no block"),
+        ({"recomputation": True, "recomputation_points": ["("]}, "is no regular expression"),
+        ({"num_pipeline_stages": 2, "block_seconds": {"conv2d_0": 1.0}}, "block_seconds does not fit the network"),
+        ({"num_pipeline_stages": 2, "device_memory": "1KiB"}, "No cut into 2 stages fits"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_a_run_is_made(quick, tmp_path, options, told):
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        train(quick(run_name="bad", **SMALL, **options))
+    assert not (tmp_path / "runs" / "bad").exists()
+
+
+def test_recomputation_of_a_run_without_stages_changes_no_weight(quick):
+    plain = train(quick(run_name="plain", **SMALL))
+    again = train(quick(run_name="again", **SMALL, recomputation=True))
+    assert_close(final_state(again.directory), final_state(plain.directory))

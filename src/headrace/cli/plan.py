@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from pathlib import Path
 from typing import Any
 
 from headrace.cli.options import parse, print_remarks
@@ -14,12 +15,20 @@ def main(argv: list[str]) -> int:
     resolved, own = parse(argv, "headrace plan", _add_arguments, DESCRIPTION)
     import jax
 
-    # The learning rate is evaluated with JAX; without this it would open every accelerator to do so.
-    jax.config.update("jax_platforms", "cpu")
     from headrace.plan.draw import draw_plan
+    from headrace.plan.picture_formats import check_picture_file, write_picture
     from headrace.run.design import design_run
+    from headrace.run.measure import with_measured_blocks
 
+    if own.schedule_file:
+        check_picture_file(own.schedule_file)
+    if not resolved.config.pipeline.measure_splits:
+        # The learning rate is evaluated with JAX; without this it would open every accelerator to do so.
+        jax.config.update("jax_platforms", "cpu")
+    resolved = with_measured_blocks(resolved)
     design = design_run(resolved.config)
+    if own.schedule_file:
+        write_picture(own.schedule_file, _tables(design))
     if own.json:
         heading = {"model": design.network.name, "dataset": design.info.name}
         print(json.dumps(heading | design.plan.to_dict() | {"learning_rate": _lr_points(design)}, indent=1))
@@ -32,6 +41,29 @@ def main(argv: list[str]) -> int:
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="Print the plan as JSON.")
+    parser.add_argument(
+        "--schedule-file",
+        type=Path,
+        metavar="FILE",
+        help="Draw the pipeline's schedule into a file: .svg, .png, .txt, or .json for a Chrome trace.",
+    )
+
+
+def _tables(design: Any) -> dict[str, Any]:
+    """Return the schedule's tables by title: with equal stages, and as cut."""
+    from headrace.core.errors import ConfigError
+
+    pipeline = design.plan.pipeline
+    if pipeline is None:
+        raise ConfigError(
+            "--schedule-file without pipeline stages.",
+            rule="A schedule says in which order stages take the micro batches of a step.",
+            remedy="Name stages with --pipeline-splits or --num-pipeline-stages.",
+        )
+    return {
+        f"{pipeline.schedule}, if all stages took the same time": pipeline.table,
+        "with the stages' times, from shapes or measured blocks": pipeline.expected_table(),
+    }
 
 
 def _lr_points(design: Any) -> dict[int, float]:

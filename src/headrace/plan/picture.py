@@ -8,6 +8,7 @@ from headrace.plan.table import Cell, Table
 
 MAX_WIDTH = 100
 GAP = " ... "
+MAX_COLUMNS = 500
 
 
 def draw_text(table: Table, title: str = "", max_width: int = MAX_WIDTH) -> str:
@@ -74,8 +75,9 @@ def _unit(cells: Sequence[Cell]) -> float:
     times = {time for cell in cells for time in (cell.start, cell.end)}
     if all(float(time).is_integer() for time in times):
         return math.gcd(*(int(time) for time in times)) or 1
-    # A hair less, so that rounding leaves every action at least one column.
-    return min(cell.end - cell.start for cell in cells) * (1 - 1e-9)
+    # A hair less, so that rounding leaves every action at least one column; measured ones may be as good as nothing.
+    shortest = min(cell.end - cell.start for cell in cells)
+    return max(shortest, (max(times) - min(times)) / MAX_COLUMNS) * (1 - 1e-9)
 
 
 def _column(time: float, unit: float) -> int:

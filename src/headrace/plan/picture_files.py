@@ -1,10 +1,12 @@
 """Placed schedules as files: an SVG for documents, a Chrome trace for chrome://tracing or ui.perfetto.dev.
 
-Both take tables by title, so that schedules, or what was planned and what was measured, can stand side by side.
+A picture is first a list of marks, boxes and texts; the SVG here and the PNG (picture_png.py) write them down. All take
+tables by title, so that schedules, or what was planned and what was measured, can stand side by side.
 """
 
 import colorsys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from html import escape
 from typing import Any
 
@@ -23,25 +25,71 @@ MICROSECONDS = {"ticks": 1e3, "seconds": 1e6}  # a tick is shown as a millisecon
 INK, FAINT, LINE = "#24292f", "#6e7781", "#d0d7de"
 
 
-def draw_svg(tables: Mapping[str, Table]) -> str:
-    """Return an SVG with one panel for each table; tables in the same unit have the same scale."""
-    parts, top, width = [], MARGIN, 0.0
+@dataclass(frozen=True, kw_only=True)
+class Box:
+    """A filled rectangle, with words that a pointer over it brings up."""
+
+    x: float
+    y: float
+    width: float
+    height: float = ROW
+    fill: str
+    stroke: str | None = None
+    radius: int = 3
+    tip: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """Words on a line; `anchor` says which part of them is at x."""
+
+    x: float
+    y: float
+    words: str
+    size: int = 11
+    fill: str = INK
+    anchor: str = "start"
+
+
+Mark = Box | Text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """A picture as its size in pixels and its marks, later ones on top."""
+
+    width: float
+    height: float
+    marks: tuple[Mark, ...]
+
+
+def draw_marks(tables: Mapping[str, Table]) -> Drawing:
+    """Return a picture with one panel for each table; tables in the same unit have the same scale."""
+    parts: list[Mark] = []
+    top, width = MARGIN, 0.0
     scales: dict[str, float] = {}
     for table in tables.values():
-        shortest = min(cell.end - cell.start for cell in table.cells)
+        # Measured actions may be as good as nothing: they are boxes too narrow for words then.
+        shortest = max(min(cell.end - cell.start for cell in table.cells), table.total_time / 500)
         scale = min(COLUMN / shortest, MAX_TIME_WIDTH / table.total_time)
         scales[table.unit] = min(scale, scales.get(table.unit, scale))
     for title, table in tables.items():
         panel, panel_width, height = _panel(title, table, top, scales[table.unit])
         parts += panel
         top, width = top + height, max(width, panel_width)
-    width, top = width + MARGIN, top + MARGIN - 8
+    return Drawing(width=width + MARGIN, height=top + MARGIN - 8, marks=tuple(parts))
+
+
+def draw_svg(tables: Mapping[str, Table]) -> str:
+    """Return an SVG with one panel for each table."""
+    drawing = draw_marks(tables)
+    width, height = f"{drawing.width:.0f}", f"{drawing.height:.0f}"
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{top:.0f}" '
-            f'viewBox="0 0 {width:.0f} {top:.0f}" font-family="Helvetica, Arial, sans-serif">',
-            f'<rect width="{width:.0f}" height="{top:.0f}" fill="#ffffff"/>',
-            *parts,
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+            f'viewBox="0 0 {width} {height}" font-family="Helvetica, Arial, sans-serif">',
+            f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
+            *(_svg_box(mark) if isinstance(mark, Box) else _svg_text(mark) for mark in drawing.marks),
             "</svg>\n",
         ]
     )
@@ -73,47 +121,46 @@ def _event(cell: Cell, pid: int, scale: float) -> dict[str, Any]:
     }
 
 
-def _panel(title: str, table: Table, top: float, scale: float) -> tuple[list[str], float, float]:
+def _panel(title: str, table: Table, top: float, scale: float) -> tuple[list[Mark], float, float]:
     """Return the marks of one table below `top`, and its width and height."""
     work, origin = table.work, min(cell.start for cell in table.cells)
     left, first_row = MARGIN + HEAD, top + TITLE
     right, bottom = left + table.total_time * scale, first_row + work.num_devices * (ROW + GAP)
-    parts = [_text(MARGIN, top + 14, title, size=14)] if title else []
+    parts: list[Mark] = [Text(x=MARGIN, y=top + 14, words=title, size=14)] if title else []
     parts += _key(right, top + 14, table, title)
     for device in range(work.num_devices):
         y = first_row + device * (ROW + GAP)
-        parts.append(_text(MARGIN, y + ROW / 2 + 4, f"device {device}", fill=FAINT))
-        parts.append(_box(left, y, right - left, "#f6f8fa", stroke=LINE))
+        parts.append(Text(x=MARGIN, y=y + ROW / 2 + 4, words=f"device {device}", fill=FAINT))
+        parts.append(Box(x=left, y=y, width=right - left, fill="#f6f8fa", stroke=LINE))
     for cell in table.cells:
         x, y = left + (cell.start - origin) * scale, first_row + cell.device * (ROW + GAP)
         parts += _cell(
             cell, x, y, (cell.end - cell.start) * scale, label(cell.action, work), _shade(cell.action, table)
         )
     facts = summary(table)
-    parts.append(_text(left, bottom + 13, facts, fill=FAINT))
+    parts.append(Text(x=left, y=bottom + 13, words=facts, fill=FAINT))
     wide_enough = max(right, left + len(facts) * LETTER[11], MARGIN + len(title) * 8 + 200)
     return parts, wide_enough, TITLE + work.num_devices * (ROW + GAP) + AXIS
 
 
-def _key(right: float, y: float, table: Table, title: str) -> list[str]:
+def _key(right: float, y: float, table: Table, title: str) -> list[Mark]:
     """Return the legend: right of the title, at the panel's right end where there is room."""
     ops = {Op.F: "forward", Op.B: "backward"} if table.work.training else {Op.F: "forward"}
     x = max(right - 88 * len(ops), MARGIN + len(title) * 8 + 16)
-    parts = []
+    parts: list[Mark] = []
     for i, (op, name) in enumerate(ops.items()):
-        parts.append(
-            f'<rect x="{x + 88 * i:.1f}" y="{y - 10:.1f}" width="12" height="12" rx="2" fill="{_colour(op, 1)}"/>'
-        )
-        parts.append(_text(x + 88 * i + 17, y, name, fill=FAINT))
+        parts.append(Box(x=x + 88 * i, y=y - 10, width=12, height=12, radius=2, fill=_colour(op, 1)))
+        parts.append(Text(x=x + 88 * i + 17, y=y, words=name, fill=FAINT))
     return parts
 
 
-def _cell(cell: Cell, x: float, y: float, width: float, name: str, shade: int) -> list[str]:
-    start, end = f"{cell.start:.6g}", f"{cell.end:.6g}"
-    tip = f"<title>{escape(str(cell.action))}: {start} to {end}</title>"
-    box = _box(x, y, width, _colour(cell.action.op, shade), stroke="#ffffff", inside=tip)
+def _cell(cell: Cell, x: float, y: float, width: float, name: str, shade: int) -> list[Mark]:
+    tip = f"{cell.action}: {cell.start:.6g} to {cell.end:.6g}"
+    box = Box(x=x, y=y, width=width, fill=_colour(cell.action.op, shade), stroke="#ffffff", tip=tip)
     size = next((size for size, letter in LETTER.items() if len(name) * letter < width), None)
-    return [box] if size is None else [box, _text(x + width / 2, y + ROW / 2 + 4, name, size=size, anchor="middle")]
+    if size is None:
+        return [box]
+    return [box, Text(x=x + width / 2, y=y + ROW / 2 + 4, words=name, size=size, anchor="middle")]
 
 
 def _shade(action: Action, table: Table) -> int:
@@ -131,12 +178,14 @@ def _colour(op: Op, shade: int) -> str:
     return f"#{round(255 * red):02x}{round(255 * green):02x}{round(255 * blue):02x}"
 
 
-def _box(x: float, y: float, width: float, fill: str, *, stroke: str, inside: str = "") -> str:
-    shape = f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{ROW}" rx="3" fill="{fill}" stroke="{stroke}"'
-    return f"{shape}>{inside}</rect>" if inside else f"{shape}/>"
+def _svg_box(box: Box) -> str:
+    edge = f' stroke="{box.stroke}"' if box.stroke else ""
+    place = f'x="{box.x:.1f}" y="{box.y:.1f}" width="{box.width:.1f}" height="{box.height}"'
+    shape = f'<rect {place} rx="{box.radius}" fill="{box.fill}"{edge}'
+    return f"{shape}><title>{escape(box.tip)}</title></rect>" if box.tip else f"{shape}/>"
 
 
-def _text(x: float, y: float, words: str, *, size: int = 11, fill: str = INK, anchor: str = "start") -> str:
-    weight = 600 if size > 11 else 400
-    style = f'font-size="{size}" font-weight="{weight}" fill="{fill}" text-anchor="{anchor}"'
-    return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escape(words)}</text>'
+def _svg_text(text: Text) -> str:
+    weight = 600 if text.size > 11 else 400
+    style = f'font-size="{text.size}" font-weight="{weight}" fill="{text.fill}" text-anchor="{text.anchor}"'
+    return f'<text x="{text.x:.1f}" y="{text.y:.1f}" {style}>{escape(text.words)}</text>'

@@ -17,6 +17,7 @@ from headrace.data.feed import feed_options
 from headrace.engine.devices import start_devices, use_compilation_cache
 from headrace.run.design import Design, design_run, starting_state
 from headrace.run.executor import make_executor
+from headrace.run.measure import with_measured_blocks
 from headrace.run.settle import Settler
 from headrace.run.trainer import Compiled, advise_on_memory, compile_call, open_feed, step_spec
 
@@ -56,6 +57,7 @@ def bench(resolved: Resolved, *, steps_per_call: int, num_calls: int) -> BenchRe
     for name, value in (("--steps-per-call", steps_per_call), ("--num-calls", num_calls)):
         if value < 1:
             raise ConfigError(f"{name} is {value}.", rule="At least one is timed.")
+    resolved = with_measured_blocks(resolved)
     config = resolved.config
     design = _with_calls(design_run(config), steps_per_call, num_calls + 1)
     dataset = open_dataset(config.data, config.run.seed)

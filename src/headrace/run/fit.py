@@ -15,6 +15,7 @@ from headrace.data.bad import FILE as BAD_FILE
 from headrace.data.dataset import DataInfo, open_dataset
 from headrace.data.feed import FeedOptions, feed_options
 from headrace.engine.devices import start_devices, use_compilation_cache
+from headrace.engine.dispatch import Dispatcher
 from headrace.engine.home import host_memory_of
 from headrace.engine.state import evaluated_weights
 from headrace.run.books import Books, InFlight, RunResult, utc_now
@@ -31,7 +32,9 @@ from headrace.run.directory import (
 )
 from headrace.run.initial import adopt_weights, dialect_hint, write_table
 from headrace.run.interrupt import listen
+from headrace.run.measure import with_measured_blocks
 from headrace.run.restore import Past, Restored, find_restored, refuse_other_run, rewind_run
+from headrace.run.schedule_trace import trace_schedule
 from headrace.run.settle import Settler
 from headrace.run.trainer import advise_on_memory, open_feed
 from headrace.run.validator import Validator
@@ -44,7 +47,7 @@ from headrace.weights.adopt import table_lines
 def train(resolved: Resolved, own: OwnParts | None = None) -> RunResult:
     """Start a new run in a directory of its own; `own` are a network and data that code gives instead of names."""
     refuse_taken(resolved.config)
-    return fit(with_absolute_places(resolved), None, own)
+    return fit(with_absolute_places(with_measured_blocks(resolved, own)), None, own)
 
 
 def resume(path: Path, overrides: Mapping[str, Any] | None = None, own: OwnParts | None = None) -> RunResult:
@@ -128,6 +131,9 @@ def fit(resolved: Resolved, restored: Restored | None, own: OwnParts | None = No
             block = feed.next()
             for what, compiled in calls.compile(state, feed.resident, block):
                 books.compiled(what, compiled)
+            if config.pipeline.trace_schedule and isinstance(executor, Dispatcher) and plan.pipeline:
+                for text in trace_schedule(executor, plan.pipeline, (state, feed.resident, block), directory.path):
+                    books.note(text)
             if config.run.compile_only:
                 return ending.reach("compiled")
 
