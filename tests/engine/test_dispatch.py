@@ -100,7 +100,7 @@ def test_the_state_stays_where_it_lives(samples, home):
     config = config_from(OPTIONS)
     stages = Stages(replicas=2, count=2, cut=(), mapping=(0,), home=HOMES[home])
     spec, dispatcher = make_stages(config, small_residual(NormSpec()), samples[0], stages)
-    block = dispatcher.put(make_block(*samples, 2), "steps")
+    block = dispatcher.put(make_block(samples[0], samples[1], 2), "steps")
     placed = dispatcher.place(first_state(spec))
     copied = dispatcher.snapshot(placed)
     after, _ = dispatcher(placed, None, block)
@@ -132,7 +132,7 @@ def test_flags_name_the_block_in_a_pipeline_as_on_one_device(samples):
     spec, dispatcher = make_stages(config, network, samples[0], THREE)
     state = first_state(spec)
     state["params"]["unit"]["conv"]["kernel"] = np.full_like(state["params"]["unit"]["conv"]["kernel"], np.nan)
-    block = dispatcher.put(make_block(*samples, 2), "steps")
+    block = dispatcher.put(make_block(samples[0], samples[1], 2), "steps")
     _, metrics = jax.device_get(dispatcher(dispatcher.place(state), None, block))
     np.testing.assert_array_equal(metrics["forward_finite"], [[True, False, False, False, False]] * 3)
     # the relu's and the pool's have no weights; the dense layer and all before it get gradients that are no numbers
@@ -158,7 +158,7 @@ def test_a_stage_keeps_its_convolution_outputs_alone():
 def test_the_trace_has_every_action_once_and_in_a_possible_order(samples):
     config = config_from(OPTIONS)
     spec, dispatcher = make_stages(config, small_residual(NormSpec()), samples[0], THREE)
-    block = dispatcher.put(make_block(*samples, 2), "steps")
+    block = dispatcher.put(make_block(samples[0], samples[1], 2), "steps")
     state = dispatcher.place(first_state(spec))
     dispatcher.compile(state, None, block)
     table = dispatcher.trace(state, None, block)

@@ -12,8 +12,7 @@ from headrace.model import Ctx
 from headrace.model.context import Draws
 from headrace.plan.partition import block_costs, splits_by_name
 
-from ..engine.test_dispatch import train_pipelined
-from ..test_equivalence import OPTIONS, train_steps
+from ..harness import OPTIONS, Stages, train_pipelined, train_steps
 from .build import network, small_squeeze_excite
 
 # The splits of the commands in the reference's documents, and the block or layer that each begins a stage with.
@@ -132,11 +131,7 @@ def test_a_pipeline_cut_inside_blocks_learns_what_one_device_learns():
         config,
         fine,
         (images, labels),
-        replicas=1,
-        count=4,
-        cut=splits_by_name(fine, splits),
-        mapping=[0, 1, 2],
-        schedule="Interleaved",
+        Stages(count=4, cut=splits_by_name(fine, splits), mapping=(0, 1, 2)),
     )
     flat = flatten_named(found["params"])
     for name, leaf in flatten_named(wanted["params"]).items():

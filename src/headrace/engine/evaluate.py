@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from headrace.engine.devices import REPLICA
 from headrace.engine.loop import BATCHES
 from headrace.engine.objective import classification_sums
-from headrace.engine.step import Fetch, FetchLabels
+from headrace.engine.step import Fetch, FetchLabels, no_labels
 from headrace.model.context import Ctx
 from headrace.model.network import Network
 
@@ -26,9 +26,9 @@ class EvalSpec:
 
     network: Network
     fetch: Fetch
-    fetch_labels: FetchLabels  # the labels alone, for the last stage of a pipeline
     compute_dtype: Any
     num_replicas: int
+    fetch_labels: FetchLabels = no_labels  # the labels alone, for the last stage of a pipeline
 
 
 def batch_sums(logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Sums:
