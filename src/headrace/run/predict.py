@@ -80,7 +80,7 @@ def predict(bundle: Bundle, files: Sequence[Path], top_k: int = 5, batch_size: i
 def _read(path: Path, look: Look, out: np.ndarray) -> str:
     """Decode a picture into `out`; return what is wrong with it, or nothing."""
     try:
-        show(FileSamples(path.parent, [path.name], np.zeros(1, np.int32)), 0, 0, look, out)
+        show(FileSamples(path.parent, [path.name], np.zeros(1, np.int32)), 0, 0, look, out, None)
     except BadPicture as error:
         return str(error)
     except OSError as error:
