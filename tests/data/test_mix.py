@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from headrace.config.load import config_from
+from headrace.config.load import config_from, resolve
 from headrace.config.schema import Augment
 from headrace.core.errors import ConfigError
 from headrace.data.mix import (
@@ -220,6 +220,15 @@ def test_the_box_is_addressed_by_the_first_sample() -> None:
         pytest.approx(np.clip((word >> 16) * 100 / 65536, 5, 95), abs=0.51),
         pytest.approx(np.clip((word % 65536) * 60 / 65536, 3, 57), abs=0.51),
     )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"cutmix_version": 2}, {"rand_augment_operations": ["rotate"]}, {"progressive_resolution_sizes": 3}],
+)
+def test_what_has_no_effect_is_said(options: dict[str, Any]) -> None:
+    notes = resolve(options, "none", environ={}).notes
+    assert any("has no effect without" in note for note in notes)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,9 @@
 """Rules across options about mixed, changed and shrunk training images."""
 
+from collections.abc import Callable
+
 from headrace.config.rule import Facts, Remark, Rule
+from headrace.config.schema import Augment
 from headrace.config.sections_data import MADE_UP_DATASETS
 
 
@@ -13,6 +16,14 @@ def _mixing(facts: Facts) -> str:
         "cutmix_alpha": augment.cutmix_alpha > 0,
     }
     return next((name for name, is_on in on.items() if is_on), "")
+
+
+def _without(name: str, owner: str, on: Callable[[Augment], object]) -> Remark:
+    """Say that an option does nothing while the one that it belongs to is off."""
+    return Remark(
+        when=lambda facts: facts.given(name) and not on(facts.config.augment),
+        text=lambda facts: f"{facts.told(name)} has no effect without {owner}.",
+    )
 
 
 AUGMENT_RULES = (
@@ -67,8 +78,9 @@ AUGMENT_NOTES = (
             "images keep their channels (no fourth one is added)."
         ),
     ),
-    Remark(
-        when=lambda facts: facts.given("cutmix_version") and facts.config.augment.cutmix_lambda == 1,
-        text=lambda facts: f"{facts.told('cutmix_version')} has no effect without cutmix_lambda.",
-    ),
+    _without("cutmix_version", "cutmix_lambda", lambda augment: augment.cutmix_lambda < 1),
+    _without("rand_augment_magnitude", "rand_augment", lambda augment: augment.rand_augment),
+    _without("rand_augment_operations", "rand_augment", lambda augment: augment.rand_augment),
+    _without("progressive_resolution_end", "progressive_resolution", lambda augment: augment.progressive_resolution),
+    _without("progressive_resolution_sizes", "progressive_resolution", lambda augment: augment.progressive_resolution),
 )
