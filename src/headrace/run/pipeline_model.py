@@ -7,6 +7,7 @@ The options are those of the command line, with underscores. A fit is a run: it 
 checkpoints and reports, and an interrupted one goes on with `fit(..., resume=RUN)`.
 """
 
+import tempfile
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from headrace.checkpoint.store import save
+from headrace.checkpoint.store import checkpoint_name, save
 from headrace.config.load import Resolved, resolve_code
 from headrace.core.errors import ConfigError, did_you_mean
 from headrace.core.tree import flatten_named
@@ -28,8 +29,11 @@ from headrace.model.network import Network
 from headrace.model.own import own_network
 from headrace.plan.plan import Plan
 from headrace.run.books import RunResult
+from headrace.run.bundle import input_form, load_bundle
 from headrace.run.design import Design, OwnParts, design_run, starting_state
 from headrace.run.directory import saved_form
+from headrace.run.export import ExportOptions
+from headrace.run.export import export as export_bundle
 from headrace.run.fit import resume as resume_run
 from headrace.run.fit import train
 from headrace.run.own_options import check_own_options
@@ -166,9 +170,24 @@ class PipelineModel:
             "seed": self.config.run.seed,
             "config": saved_form(resolved, own.record()),
             "class_names": list(dataset.info.class_names),
+            "input": input_form(dataset.info, self.config),
             "elapsed_seconds": 0.0,
         }
         return save(path.parent, path.name, flatten_named(trained.weights), manifest)
+
+    def export(self, path: str | Path, *, format: str = "stablehlo", weights: str = "raw") -> Path:
+        """Write the network for other programs (stablehlo, onnx, safetensors), checked, and return the file's path.
+
+        It takes images as `fit` did: bytes to be normalised, or float32 numbers.
+        """
+        trained = self._need_weights("export")
+        start_devices(self.config.run.platform, self.plan().num_devices)
+        pixels = self._spec.image_dtype == "uint8"
+        with tempfile.TemporaryDirectory() as place:
+            checkpoint = self.save(Path(place) / checkpoint_name(trained.step))
+            bundle = load_bundle(checkpoint, weights, own=self.network)
+            options = ExportOptions(format=format, input="uint8" if pixels else "float")
+            return export_bundle(bundle, Path(path), options).path
 
     def load(self, path: str | Path) -> "PipelineModel":
         """Take the weights of a checkpoint, or of a run's newest good one, made under any plan; return the model."""
