@@ -62,6 +62,7 @@ def _run(words: list[str]) -> int:
         print(f"headrace {headrace.__version__}")
         return 0
     modules = {command.name: command.module for command in COMMANDS}
+    modules["weight_avg"] = modules["average"]  # as the reference calls it
     if name not in modules:
         raise HeadraceError(f"There is no command {name}.", remedy=did_you_mean(name, modules))
     code = importlib.import_module(modules[name]).main(words[1:])

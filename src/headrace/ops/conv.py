@@ -6,7 +6,7 @@ Shapes in names: N images, H height, W width, C channels in, O channels out, I c
 import jax.numpy as jnp
 from jax import Array, lax
 
-from headrace.ops.backend import on_cpu
+from headrace.ops.backend import is_portable, on_cpu
 from headrace.ops.conv_cpu import conv2d_canonical
 from headrace.ops.depthwise import depthwise_conv2d
 from headrace.ops.window import Padding, Pads, pad_pixels
@@ -16,6 +16,13 @@ def conv2d(x_NHWC: Array, w_HWIO: Array, stride: int = 1, padding: Padding = "SA
     """Convolve images with weights of the same dtype; returns that dtype."""
     height, width = x_NHWC.shape[1:3]
     pads = pad_pixels(padding, (height, width), (w_HWIO.shape[0], w_HWIO.shape[1]), stride)
+    if is_portable():
+        return lax.platform_dependent(
+            x_NHWC,
+            w_HWIO,
+            cpu=lambda x, w: conv2d_cpu(x, w, stride, pads, groups),
+            default=lambda x, w: conv2d_plain(x, w, stride, pads, groups),
+        )
     if not on_cpu():
         if _is_image_stem(x_NHWC, w_HWIO, stride):
             return conv2d_folded(x_NHWC, w_HWIO, pads)

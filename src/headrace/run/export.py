@@ -16,6 +16,7 @@ import numpy as np
 from headrace.core.errors import ConfigError, did_you_mean
 from headrace.core.files import write_atomic
 from headrace.model.context import Ctx
+from headrace.ops.backend import portable
 from headrace.run.bundle import Bundle
 from headrace.run.predict import forward
 from headrace.weights.adopt import flat_weights
@@ -107,7 +108,8 @@ def _stablehlo(bundle: Bundle, path: Path, options: ExportOptions) -> tuple[byte
     (batch,) = jax.export.symbolic_shape("batch")
     images = jax.ShapeDtypeStruct((batch, *bundle.network.input_hwc), jnp.uint8 if as_pixels else jnp.float32)
     function = forward(bundle) if as_pixels else _float_forward(bundle)
-    made = jax.export.export(jax.jit(function), platforms=options.platforms)(images)
+    with portable():  # a convolution has another form on each platform; the host's alone would be slow elsewhere
+        made = jax.export.export(jax.jit(function), platforms=options.platforms)(images)
     data = bytes(made.serialize())
     _check_stablehlo(data, bundle, as_pixels, options.platforms)
     more = _input_form(bundle, options) | {"platforms": list(options.platforms)}

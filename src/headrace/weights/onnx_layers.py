@@ -6,10 +6,11 @@ Images are [N, C, H, W] inside the graph, as ONNX has them. Weights are turned o
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from headrace.core.errors import ConfigError
-from headrace.model import composites, gates, layers, norm
+from headrace.model import composites, gates, layers, norm, proxy_norm
 from headrace.ops.window import Padding, pad_pixels
 from headrace.weights.onnx_graph import Graph
 
@@ -164,6 +165,19 @@ def _squeeze_excite(graph: Graph, layer: Any, trees: Trees, hwc: Shape, x: str) 
     return graph.node("Mul", [x, graph.reshaped(gate, [0, hwc[2], 1, 1])])
 
 
+def _proxy(graph: Graph, layer: Any, trees: Trees, hwc: Shape, x: str) -> str:
+    """Scale, shift, activate, and normalise by the proxy's moments, which follow from the weights alone."""
+    gamma, beta, scale, shift = (np.asarray(trees[0][n]) for n in ("gamma", "beta", "proxy_scale", "proxy_shift"))
+    gaussian = proxy_norm.quantiles()[:, None] * (1 + scale) + shift
+    proxy = np.asarray(gates.ACTIVATIONS[layer.kind](jnp.asarray(gaussian * gamma + beta)))
+    inverse = 1 / np.sqrt(proxy.var(0) + layer.epsilon)
+    tensors = {"scale": gamma, "shift": beta, "mean": proxy.mean(0), "inverse": inverse}
+    w = {name: graph.weight(name, array.reshape(1, hwc[2], 1, 1)) for name, array in tensors.items()}
+    x = graph.node("Add", [graph.node("Mul", [x, w["scale"]]), w["shift"]])
+    x = graph.node("Sub", [_activation(graph, layer.kind, x), w["mean"]])
+    return graph.node("Mul", [x, w["inverse"]])
+
+
 LAYERS: dict[type, Write] = {
     layers.Conv: _conv,
     layers.Dense: _dense,
@@ -179,6 +193,7 @@ LAYERS: dict[type, Write] = {
     composites.SubsampleShortcut: _subsample,
     gates.Activation: lambda graph, layer, trees, hwc, x: _activation(graph, layer.kind, x),
     gates.SqueezeExcite: _squeeze_excite,
+    proxy_norm.ProxyActivation: _proxy,
     gates.Dropout: lambda graph, layer, trees, hwc, x: x,  # nothing is dropped in evaluation
     gates.DropPath: lambda graph, layer, trees, hwc, x: x,
 }
