@@ -186,3 +186,29 @@ def test_large_images_keep_their_statistics() -> None:
     train = partial(preprocess, index=np.arange(2, dtype=np.int32), epoch=0, spec=how, train=True)
     for values in (train(images), jax.jit(train)(images)):
         assert np.abs(np.asarray(values) - expected).max() < 2e-4
+
+
+@pytest.mark.parametrize("augmentation", AUGMENTATIONS)
+def test_larger_images_are_cropped_at_random_or_in_the_centre(augmentation: str) -> None:
+    """From 14 x 17 pixels 9 x 12 are cut out: 6 x 6 places for training where crops are asked for, else the middle."""
+    images, how = some_images(600, (14, 17, 3)), spec(augmentation, "none")
+    index = np.arange(600, dtype=np.int32)
+    trained = preprocess(images, index, 1, how, True)
+    device = jax.jit(lambda x, i, e: preprocess(x, i, e, how, True))(images, index, np.uint32(1))
+    assert (np.asarray(device) == trained).all()
+    assert (preprocess(images, index, 1, how, False) == images[:, 2:11, 2:14]).all()
+    places = set()
+    for image, found in zip(images, trained, strict=True):
+        views = {
+            (y, x, flip): view[:, ::-1] if flip else view
+            for y in range(6)
+            for x in range(6)
+            for flip in (False, True)
+            for view in (image[y : y + 9, x : x + 12],)
+        }
+        (place,) = (place for place, view in views.items() if (view == found).all())
+        places.add(place)
+    crops, flips = "crop" in augmentation, "flip" in augmentation
+    centre = {(2, 2), (2, 3)} if flips else {(2, 2)}  # 5 to spare are 2 and 3, the other way round in a mirror
+    assert {(y, x) for y, x, _ in places} == ({(y, x) for y in range(6) for x in range(6)} if crops else centre)
+    assert {flip for _, _, flip in places} == ({False, True} if flips else {False})

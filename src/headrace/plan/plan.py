@@ -85,7 +85,7 @@ def make_plan(config: Config, info: DataInfo, network: Network) -> Plan:
         gradient_accumulation_count=config.batch.gradient_accumulation_count,
         global_batch_size=config.batch.global_batch_size,
     )
-    feed = feed_options(config.data, info, config.run.seed, batch.num_replicas)
+    feed = feed_options(config.data, info, config.run.seed, batch.num_replicas, config.augment)
     sent = sent_data(feed, info, batch) if feed.cache.where == "host" else None
     budget = parse_bytes(config.data.dataset_device_budget)
     steps = _steps(config, info, batch, budget // sent.bytes_per_step if sent else None)
