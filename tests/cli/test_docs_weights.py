@@ -36,7 +36,7 @@ def test_the_commands_run_one_after_the_other(tmp_path, monkeypatch, capsys):
     for number, image in enumerate(read_digits()["validation"].images[:3]):
         Image.fromarray(np.asarray(image)[:, :, 0]).save(f"pictures/{number}.png")
     Path("pictures/torn.jpg").write_bytes(b"\xff\xd8\xff\xe0 cut off")
-    assert len(COMMANDS) == 9
+    assert len(COMMANDS) == 10
     for words in COMMANDS:
         more = ["--progress", "plain"] if words[1] == "train" else []
         assert main([*words[1:], *more]) == (1 if words[1] == "predict" else 0), words

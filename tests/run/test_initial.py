@@ -64,6 +64,13 @@ def test_a_file_that_does_not_fit_leaves_nothing_behind(quick, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
+def test_without_training_the_weights_become_a_checkpoint(quick, first):
+    made = train(quick(**SHORT | {"validation": True}, training=False, init_from=str(first)))
+    assert made.step == 0
+    assert_same_bits(weights_of(final_state(first)), weights_of(final_state(made.directory)))
+
+
 LARS = {"momentum": 0.9, "weight_decay": 0.01, "eeta": 0.1, "epsilon": 0}
 FROZEN = ("params/conv2d_0/", "params/bn_0/", "stats/bn_0/")
 

@@ -125,6 +125,8 @@ def fit(resolved: Resolved, restored: Restored | None, own: OwnParts | None = No
             if to_validate:  # nothing to train, or a kill came between a checkpoint and the end of its validation
                 books.validated(step, validator, validator.start(state))
 
+        if adopted is not None and not config.run.training and config.checkpoint.checkpoints:
+            books.save(state, step)  # weights from elsewhere become a checkpoint, to predict with and to export
         if to_train:
             state = executor.place(state)
             feed = stack.enter_context(closing(open_feed(design, dataset, options, executor, step)))
