@@ -373,3 +373,36 @@ def test_a_pipeline_can_follow_a_loop_on_the_same_infeed():
 def test_the_picture_is_that_of_the_schedule():
     pipe = pipeline([lambda x: x, lambda x: x], 3, inputs=[1.0], outfeed=Outfeed())
     assert pipe.draw().splitlines()[:3] == ["Grouped", "dev 0 |F0|F1|F2|. |", "dev 1 |. |F0|F1|F2|"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("count", [1, 3, 4])
+@pytest.mark.parametrize("recomputation", [False, True])
+@pytest.mark.parametrize(
+    ("stages", "mapping"),
+    [
+        (THREE, [0, 1, 0]),
+        (THREE, [0, 0, 0]),
+        (CONCURRENT, [0, [1, 1], 0]),
+        (CONCURRENT, [1, [0, 1], 1]),
+        (CONCURRENT, [0, [0, 0], 0]),
+    ],
+)
+def test_every_plan_gives_the_same_weights(stages, mapping, count, replicas, recomputation):
+    wanted, _ = plain_training(count, replicas)
+    results = [
+        train(
+            stages,
+            count,
+            device_mapping=mapping,
+            replicas=replicas,
+            recomputation=recomputation,
+            pipeline_schedule=schedule,
+        )
+        for schedule in SCHEDULES
+    ]
+    for found, _, pipe in results:
+        assert_close(found, wanted)
+        assert pipe.peaks == pipe.table.peak_by_node()
+        assert all(np.array_equal(a, b) for a, b in zip(found, results[0][0], strict=True))
