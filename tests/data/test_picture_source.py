@@ -147,6 +147,11 @@ def test_a_bad_picture_is_replaced_by_the_next_of_its_class(folder: Path, tmp_pa
     ]
     assert "neither JPEG" in rows[0]["problem"]
     assert "2 bad sample(s) were replaced" in dataset.bad.told()
+    resumed = opened(folder, image_size=100, train_crop="valid", max_bad_samples=0.2)
+    assert resumed.bad is not None
+    resumed.bad.write_to(listed)
+    resumed.train.read(np.arange(9), 0)
+    assert len(listed.read_text().splitlines()) == 2, "a resumed run lists none twice"
 
 
 def test_too_many_bad_pictures_stop_the_run(folder: Path) -> None:

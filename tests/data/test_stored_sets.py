@@ -212,3 +212,14 @@ def test_build_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "already has shards" in capsys.readouterr().err
     assert main(["data", "biuld"]) == 2
     assert "Did you mean build?" in capsys.readouterr().err
+
+
+def test_a_run_that_verifies_stops_before_it_leaves_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_classes(tmp_path / "raw", {"a": 6, "b": 6})
+    (tmp_path / "raw" / "b" / "2.jpg").write_bytes(b"")
+    words = ["train", "--dataset-path", str(tmp_path / "raw"), "--model", "cifar_resnet8", "--verify-dataset"]
+    assert main([*words, "--micro-batch-size", "2", "--log-dir", str(tmp_path / "runs")]) == 2
+    told = capsys.readouterr().err
+    assert "has 1 problem(s)" in told
+    assert "b/2.jpg: empty" in told
+    assert not (tmp_path / "runs").exists()

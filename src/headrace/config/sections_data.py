@@ -48,6 +48,9 @@ class Data:
         check=at_least(1),
     )
     resize_antialias: bool = option(True, "Average over all pixels when a picture shrinks; off means four neighbours.")
+    verify_dataset: bool = option(
+        False, "Check the whole data set before the first step, as headrace data verify does, and stop at any problem."
+    )
     max_bad_samples: float = option(
         0.001, "Share of broken pictures, each replaced by the next of its class, above which a run stops.", check=share
     )

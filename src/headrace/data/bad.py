@@ -17,6 +17,7 @@ class BadSamples:
         self._lock = threading.Lock()
         self._found: dict[tuple[str, int], dict[str, str | int]] = {}
         self._path: Path | None = None
+        self._listed: set[tuple[str | int, str | int]] = set()
 
     def __len__(self) -> int:
         return len(self._found)
@@ -30,6 +31,9 @@ class BadSamples:
         """List them in this file from now on, those met so far included; nothing is written while there are none."""
         with self._lock:
             self._path = path
+            lines = path.read_text().splitlines() if path.exists() else []  # of the run before it was resumed
+            rows = [json.loads(line) for line in lines]
+            self._listed = {(row["split"], row["sample"]) for row in rows}
             for row in self._found.values():
                 self._append(row)
 
@@ -62,6 +66,6 @@ class BadSamples:
         )
 
     def _append(self, row: dict[str, str | int]) -> None:
-        if self._path is not None:
+        if self._path is not None and (row["split"], row["sample"]) not in self._listed:
             with self._path.open("a") as file:
                 file.write(json.dumps(row) + "\n")

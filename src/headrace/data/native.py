@@ -18,6 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
+from headrace.data.scratch import Scratch
+
 OFF = "HEADRACE_NATIVE"  # in the environment, with the value 0: do without
 _FLAGS = (("-O3", "-DHR_CLONES"), ("-O3",))  # the first picks the best instructions of each processor at run time
 
@@ -66,15 +68,19 @@ def _library(flags: tuple[str, ...]) -> Path | None:
 def _function(path: Path) -> Resize:
     function = ctypes.CDLL(str(path)).hr_resize
     whole = ctypes.c_int
-    function.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, *([whole] * 9), ctypes.c_void_p]
+    function.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, *([whole] * 9), ctypes.c_void_p, ctypes.c_void_p]
     function.restype = whole
+
+    scratch = Scratch()
 
     def resize(pixels: np.ndarray, resized_hw: tuple[int, int], offset: tuple[int, int], out: np.ndarray) -> None:
         height, width, channels = pixels.shape
+        size = out.shape[0] * width if resized_hw[0] < height else height * out.shape[1]
+        between = scratch.take(size * channels + 4)
         assert pixels.strides[1:] == (channels, 1)
         assert out.flags.c_contiguous
         sizes = (height, width, channels, *resized_hw, *offset, *out.shape[:2])
-        if not function(pixels.ctypes.data, pixels.strides[0], *sizes, out.ctypes.data):
+        if not function(pixels.ctypes.data, pixels.strides[0], *sizes, out.ctypes.data, between.ctypes.data):
             raise MemoryError
 
     return resize

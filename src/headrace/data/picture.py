@@ -7,11 +7,12 @@ JPEGs too where simplejpeg is not installed. Both can decode a JPEG at 1/2, 1/4 
 
 import io
 import struct
-import threading
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from headrace.data.scratch import Scratch
 
 MAX_PIXELS = 89_478_485  # 256 MiB decoded, where Pillow warns too; more is a mistake or an attack
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
@@ -84,22 +85,6 @@ def read_header(data: bytes) -> Header:
     if orientation >= _SIDEWAYS:
         height, width = width, height
     return Header(kind=kind, height=height, width=width, orientation=orientation, plain=plain)
-
-
-class Scratch(threading.local):
-    """Memory for pixels that are used up before the same thread decodes again.
-
-    Fresh memory for each picture is handed over by the system page by page, which takes a fifth of the decoding time.
-    """
-
-    def __init__(self) -> None:
-        self._bytes = np.empty(0, np.uint8)
-
-    def take(self, size: int) -> np.ndarray:
-        """Return so many bytes of this thread."""
-        if len(self._bytes) < size:
-            self._bytes = np.empty(size + size // 4, np.uint8)
-        return self._bytes[:size]
 
 
 def decode(

@@ -12,9 +12,10 @@ from headrace.core.errors import DataError
 from headrace.data.bad import BadSamples
 from headrace.data.crop import CropRule, draws, random_crop, valid_view
 from headrace.data.jpeg_rows import cut_rows
-from headrace.data.picture import MAX_PIXELS, BadPicture, Header, Scratch, decode, decode_factor, read_header
+from headrace.data.picture import MAX_PIXELS, BadPicture, Header, decode, decode_factor, read_header
 from headrace.data.resize import View, resize_view
 from headrace.data.samples import Boxes, Samples
+from headrace.data.scratch import Scratch
 
 
 @dataclass(frozen=True, kw_only=True)

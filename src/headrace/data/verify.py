@@ -15,6 +15,7 @@ from headrace.data.finding import Part
 from headrace.data.read import SPLITS, class_names, read_split
 from headrace.data.verify_pictures import check_pictures
 
+_TOLD = 5  # problems that an error names
 _MEAN_TOLERANCE = 0.002  # of the scale 0 to 1; published means are exact to 0.00001
 
 
@@ -46,6 +47,18 @@ def verify(data: Data) -> VerifyReport:
             name=row.name, place="not found", class_names=row.class_names, counts={}, problems=(str(error),)
         )
     return verify_found(found, row)
+
+
+def refuse_problems(data: Data) -> None:
+    """Check the configured set; any problem is a DataError that names the first ones."""
+    report = verify(data)
+    if report.problems:
+        more = f" And {len(report.problems) - _TOLD} more." if len(report.problems) > _TOLD else ""
+        first = "; ".join(report.problems[:_TOLD])
+        raise DataError(
+            f"The data set {report.name} has {len(report.problems)} problem(s): {first}.{more}",
+            remedy="`headrace data verify` lists all of them; without --verify-dataset broken pictures are replaced.",
+        )
 
 
 def verify_found(found: Found, row: SetRow) -> VerifyReport:

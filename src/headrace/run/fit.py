@@ -14,6 +14,7 @@ from headrace.config.load import Resolved, override
 from headrace.data.bad import FILE as BAD_FILE
 from headrace.data.dataset import DataInfo, open_dataset
 from headrace.data.feed import FeedOptions, feed_options
+from headrace.data.verify import refuse_problems
 from headrace.engine.devices import start_devices, use_compilation_cache
 from headrace.engine.dispatch import Dispatcher
 from headrace.engine.home import host_memory_of
@@ -66,6 +67,8 @@ def fit(resolved: Resolved, restored: Restored | None, own: OwnParts | None = No
 
     # On paper: the data set's shape, the network, the plan. Then the data itself. No device is touched.
     design = design_run(config, own)
+    if config.data.verify_dataset and not own:
+        refuse_problems(config.data)
     dataset = own.dataset if own else open_dataset(config.data, config.run.seed)
     step = restored.step if restored else 0
     design = replace(design, plan=replace(design.plan, steps=design.plan.steps.from_step(step)))

@@ -133,13 +133,14 @@ static void across_rows(const uint8_t *from, ptrdiff_t stride, int rows, int has
 
 /* pixels: `height` rows of `width` pixels, `stride` bytes apart. The window begins at (top, left) of the resized picture,
    whose size is resized_h x resized_w, and fills out_h x out_w pixels of `out`. A picture that shrinks downwards is resized
-   downwards first, others across first: so the slower pass across has fewer rows. Returns 0 when there is no memory. */
+   downwards first, others across first: so the slower pass across has fewer rows. `between` has room for what lies between the passes, (resized_h < height ?
+   out_h * width : height * out_w) * channels + 4 bytes: taken afresh each time, such memory costs more than the work in it.
+   Returns 0 when there is no memory. */
 int hr_resize(const uint8_t *pixels, ptrdiff_t stride, int height, int width, int channels, int resized_h, int resized_w,
-              int top, int left, int out_h, int out_w, uint8_t *out) {
+              int top, int left, int out_h, int out_w, uint8_t *out, uint8_t *between) {
   int done = 0, down_first = resized_h < height;
   int *bounds_x = malloc(sizeof *bounds_x * 2 * out_w), *bounds_y = malloc(sizeof *bounds_y * 2 * out_h);
   int32_t *weights_x = NULL, *weights_y = NULL, *sums = NULL;
-  uint8_t *between = NULL;
   if (!bounds_x || !bounds_y) goto end;
   int taps_x = make_weights(width, resized_w, left, out_w, bounds_x, &weights_x);
   int taps_y = make_weights(height, resized_h, top, out_h, bounds_y, &weights_y);
@@ -147,9 +148,8 @@ int hr_resize(const uint8_t *pixels, ptrdiff_t stride, int height, int width, in
   int x0 = bounds_x[0], x1 = bounds_x[2 * out_w - 2] + bounds_x[2 * out_w - 1];
   int y0 = bounds_y[0], y1 = bounds_y[2 * out_h - 2] + bounds_y[2 * out_h - 1];
   int line = (down_first ? x1 - x0 : out_w) * channels, rows = down_first ? out_h : y1 - y0;
-  between = malloc((size_t)rows * line + 4);
   sums = malloc(sizeof *sums * line);
-  if (!between || !sums) goto end;
+  if (!sums) goto end;
   if (down_first) {
     const uint8_t *from = pixels + (ptrdiff_t)x0 * channels;
     for (int y = 0; y < out_h; y++)
@@ -180,6 +180,5 @@ end:
   free(weights_x);
   free(weights_y);
   free(sums);
-  free(between);
   return done;
 }
