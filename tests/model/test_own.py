@@ -156,6 +156,8 @@ def test_half_precision_reaches_the_functions():
     logits, _ = network.apply(params, stats, IMAGES, Ctx(train=False, compute_dtype=jnp.bfloat16))
     assert seen[-1] == (jnp.bfloat16, jnp.bfloat16)
     assert logits.dtype == jnp.float32
+    _, batch_stats = make().apply(*make().init(0), IMAGES, Ctx(train=True, compute_dtype=jnp.bfloat16))
+    assert batch_stats["centre"]["mean"].dtype == jnp.float32
 
 
 def bad(init=lambda rng, shape: {}, apply=lambda params, x: x):

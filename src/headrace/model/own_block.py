@@ -97,7 +97,10 @@ class OwnBlock:
             ctx = replace(ctx, train=False)  # a block whose weights are all left alone works as in evaluation
         y, batch_stats = _call(self.functions, own, x, ctx)
         y = y if self.logits else y.astype(ctx.compute_dtype)
-        return y, self.packs[1].pack(batch_stats) if ctx.train else stats
+        if not ctx.train:
+            return y, stats
+        # in float32, whatever the block computes in: they are summed over micro batches
+        return y, self.packs[1].pack(jax.tree.map(lambda s: s.astype(jnp.float32), batch_stats))
 
     def cost(self, hwc: Shape) -> Cost:
         """Return the cost per image, counted when the block was traced."""
