@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.config.load import config_from
+from headrace.config.load import config_from, resolve
 from headrace.core.errors import ConfigError
 from headrace.engine.lr_curve import make_lr_curve
 from headrace.engine.optimizer import make_optimizer
@@ -53,6 +53,14 @@ RULES = {
     "rmsprop": {"momentum": 0.9, "decay": 0.9, "epsilon": 0.001},
     "adamw": {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8},
 }
+
+
+def test_options_about_a_file_are_remarked_on_without_one():
+    notes = resolve({"init_ema": True, "init_min_loaded": 0.5}, "none", environ={}).notes
+    assert [note for note in notes if "init_from" in note] == [
+        "init_ema on (command line) has no effect without init_from.",
+        "init_min_loaded 0.5 (command line) has no effect without init_from.",
+    ]
 
 
 @pytest.mark.parametrize("optimizer", RULES)

@@ -10,6 +10,7 @@ from headrace.config.checks_augment import AUGMENT_NOTES, AUGMENT_RULES
 from headrace.config.checks_data import DATA_RULES
 from headrace.config.checks_model import MODEL_RULES
 from headrace.config.checks_pipeline import PIPELINE_NOTES, PIPELINE_RULES
+from headrace.config.checks_weights import WEIGHT_NOTES
 from headrace.config.field import DEFAULT, Origin
 from headrace.config.layers import periods_fit
 from headrace.config.params import complete
@@ -127,6 +128,7 @@ NOTES = (
         text=lambda facts: f"{facts.told('loss_scaling_params')} is for dynamic loss scaling only.",
     ),
     *PIPELINE_NOTES,
+    *WEIGHT_NOTES,
     *AUGMENT_NOTES,
 )
 

@@ -17,6 +17,7 @@ from headrace.data.feed import feed_options
 from headrace.engine.devices import start_devices, use_compilation_cache
 from headrace.run.design import Design, design_run, starting_state
 from headrace.run.executor import make_executor
+from headrace.run.initial import adopt_weights
 from headrace.run.measure import with_measured_blocks
 from headrace.run.settle import Settler
 from headrace.run.trainer import Compiled, advise_on_memory, compile_call, open_feed, step_spec
@@ -96,7 +97,8 @@ def _measure(design: Design, dataset: DataSet, devices: list[Any]) -> tuple[Comp
     config = design.config
     options = feed_options(config.data, dataset.info, config.run.seed, len(devices), config.augment)
     executor = make_executor(design.plan, step_spec(design, options, dataset), devices, config.pipeline)
-    state = executor.place(starting_state(design))
+    adopted = adopt_weights(design)
+    state = executor.place(starting_state(design, (adopted.params, adopted.stats) if adopted else None))
     ends: list[float] = []
 
     def settle(metrics: Any) -> None:
