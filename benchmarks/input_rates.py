@@ -1,15 +1,16 @@
 """Measure the host's input path beside other pipelines, in turns in one run: JPEG files, and a packed file of them.
 
-    python benchmarks/input_rates.py --images FOLDER_OF_JPEGS --threads 1 2 \
-        --peer 'torch=/path/to/python input_peers.py --peer torch' --peer 'tfdata=...'
+    python benchmarks/input_rates.py --images FOLDER_OF_JPEGS --threads 1 2 \\
+        --peer 'torch=/path/to/python benchmarks/peer_input.py --peers input_peers.py --peer torch'
 
 A peer is a command that takes `--images FOLDER --workers N --seconds S` and prints one line of JSON with
-images_per_second. The work is the same for all: a random resized crop (area 0.08 to 1) to 224 pixels, uint8. Ours runs
-`headrace data bench --parts block`: whole blocks as the feed makes them. Flips are not in ours: the device does them.
+images_per_second and per_processor_second. The work is the same for all: a random resized crop (area 0.08 to 1) to 224
+pixels, uint8. Ours runs `headrace data bench --parts block`: whole blocks as the feed makes them. Flips are not in it:
+the device does them.
 
-Every rate is given twice: images per second of the clock, and images per second of processor time. The latter is taken
-from a short and a long run (the difference leaves out start and imports) and says what the work costs on a machine that
-has other work too, where the clock's rate mostly says how many threads a pipeline has.
+Every rate is given twice: images per second of the clock, and images per second of processor time (of all threads and
+processes, start and imports left out). The latter says what the work costs on a machine that has other work too, where
+the clock's rate mostly says how many threads a pipeline has.
 """
 
 import argparse
@@ -49,31 +50,18 @@ def peer_command(command: str, images: Path, threads: int) -> list[str]:
     return [*shlex.split(command), "--images", str(images), "--workers", str(threads)]
 
 
-def run(words: list[str], seconds: float) -> tuple[float, float]:
-    """Run a measurement; return (images per second, seconds of processor time that the whole process took)."""
+def measure(words: list[str], seconds: float) -> tuple[float, float]:
+    """Return (images per second of the clock, images per second of processor time)."""
     environment = dict(os.environ)
     if "headrace" not in words:
         environment.pop("PYTHONPATH", None)
-    process = subprocess.Popen(
-        [*words, "--seconds", str(seconds)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env=environment,
-    )
-    assert process.stdout is not None
-    last = process.stdout.read().splitlines()[-1]
-    _, _, usage = os.wait4(process.pid, 0)
-    row = json.loads(last)
-    rate = row["images_per_second"] if "images_per_second" in row else row["epochs"][0]["elements_per_second"]
-    return rate, usage.ru_utime + usage.ru_stime
-
-
-def measure(words: list[str], seconds: float) -> tuple[float, float]:
-    """Return (images per second of the clock, images per second of processor time)."""
-    short, before = run(words, seconds)
-    rate, after = run(words, 3 * seconds)
-    return rate, (rate * 3 * seconds - short * seconds) / (after - before)
+    words = [*words, "--seconds", str(seconds)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, env=environment)
+    row = json.loads(done.stdout.splitlines()[-1])
+    if "epochs" not in row:
+        return row["images_per_second"], row["per_processor_second"]
+    block = row["epochs"][0]
+    return block["elements_per_second"], block["elements_processed"] / block["processor_seconds"]
 
 
 def main() -> None:

@@ -27,6 +27,7 @@ class Rate:
     elements_processed: int
     total_bytes_processed: int
     time_elapsed: float
+    processor_seconds: float  # of all threads
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row with its rates, in the field names of the known dataset benchmark; bandwidth is GB/s."""
@@ -36,6 +37,7 @@ class Rate:
             "elements_processed": self.elements_processed,
             "total_bytes_processed": self.total_bytes_processed,
             "time_elapsed": self.time_elapsed,
+            "processor_seconds": self.processor_seconds,
             "elements_per_second": self.elements_processed / self.time_elapsed,
             "bandwidth": self.total_bytes_processed / self.time_elapsed / 1e9,
         }
@@ -91,7 +93,7 @@ def _timed(part: str, work: Callable[[int], int], order: np.ndarray, threads: in
     samples = order.tolist()
     for sample in samples[: 4 * threads]:
         work(sample)
-    begin = time.perf_counter()
+    begin, spent = time.perf_counter(), time.process_time()
     stop = begin + seconds
 
     def run(number: int) -> tuple[int, int]:
@@ -103,13 +105,14 @@ def _timed(part: str, work: Callable[[int], int], order: np.ndarray, threads: in
 
     with ThreadPoolExecutor(threads) as pool:
         results = list(pool.map(run, range(threads)))
-    elapsed = time.perf_counter() - begin
+    elapsed, spent = time.perf_counter() - begin, time.process_time() - spent
     return Rate(
         part=part,
         threads=threads,
         elements_processed=sum(done for done, _ in results),
         total_bytes_processed=sum(total for _, total in results),
         time_elapsed=elapsed,
+        processor_seconds=spent,
     )
 
 
@@ -118,7 +121,7 @@ def _timed_blocks(reader: BlockReader, order: np.ndarray, threads: int, seconds:
     size = 64
     done = total = epoch = 0
     reader.read(np.resize(order, size), 0)
-    begin = time.perf_counter()
+    begin, spent = time.perf_counter(), time.process_time()
     while (elapsed := time.perf_counter() - begin) < seconds:
         index = np.take(order, np.arange(done, done + size), mode="wrap")
         total += reader.read(index, epoch)["images"].nbytes
@@ -130,4 +133,5 @@ def _timed_blocks(reader: BlockReader, order: np.ndarray, threads: int, seconds:
         elements_processed=done,
         total_bytes_processed=total,
         time_elapsed=elapsed,
+        processor_seconds=time.process_time() - spent,
     )
