@@ -161,7 +161,7 @@ def _refuse_parts(own: Mapping[str, Any] | None) -> None:
     raise CheckpointError(
         f"The network {own['network']} and its data were given by code, which a command cannot know.",
         rule="A run of one's own network goes on in the program that made it.",
-        remedy="Use headrace.PipelineModel there: fit(..., resume=RUN), load(CHECKPOINT), evaluate, predict.",
+        remedy="Use headrace.PipelineModel there: fit(..., resume=RUN), load(RUN), evaluate, predict, export.",
     )
 
 
