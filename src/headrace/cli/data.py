@@ -8,7 +8,7 @@ from headrace.core.errors import ConfigError, did_you_mean
 _ACTIONS = {
     "verify": "check all files of a data set and print the images of each class and split",
     "build": "write ImageNet's TFRecords from class folders",
-    "pack": "pack pictures, made smaller, into one file that is read two to three times faster",
+    "pack": "pack pictures, made smaller, into one file that is read about twice as fast",
     "bench": "measure the host's input path: images per second of each part and number of threads",
 }
 
