@@ -21,8 +21,9 @@ def swish(x):
     return x / (1 + np.exp(-x))
 
 
-def proxy_norm(x, gamma, beta, scale, shift, epsilon):
+def proxy_norm(x, values, epsilon):
     """Return proxy norm by its definition, from 200 quantiles of a Gaussian."""
+    gamma, beta, scale, shift = (values[name] for name in ("gamma", "beta", "proxy_scale", "proxy_shift"))
     r = np.array([NormalDist().inv_cdf((i + 0.5) / 200) for i in range(200)])[:, None]
     z = swish(gamma * ((1 + scale) * r + shift) + beta)
     return (swish(gamma * x + beta) - z.mean(0)) / np.sqrt(z.var(0) + epsilon)
@@ -35,7 +36,7 @@ def test_values_and_gradients_of_proxy_norm():
     values = {
         name: rng.normal(size=4) * 0.5 + (name == "gamma") for name in ("gamma", "beta", "proxy_scale", "proxy_shift")
     }
-    wanted = proxy_norm(x, *values.values(), 0.03)
+    wanted = proxy_norm(x, values, 0.03)
     params = {name: jnp.array(value, jnp.float32) for name, value in values.items()}
 
     def total(params):
@@ -50,7 +51,7 @@ def test_values_and_gradients_of_proxy_norm():
             for step in (1e-5, -1e-5):
                 other = {key: value.copy() for key, value in values.items()}
                 other[name][channel] += step
-                moved.append((proxy_norm(x, *other.values(), 0.03) * wanted).sum())
+                moved.append((proxy_norm(x, other, 0.03) * wanted).sum())
             assert gradients[name][channel] == pytest.approx((moved[0] - moved[1]) / 2e-5, rel=1e-3, abs=1e-3), name
 
 
