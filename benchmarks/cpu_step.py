@@ -4,9 +4,10 @@
 
 The step is forward, backward and SGD with momentum, float32, on a fixed random batch. The three are measured in turn,
 `--rounds` times, so that a busy machine troubles them alike. A round's figure is the median of its calls; the best and
-the median round of each are printed as JSON.
+the median round of each are printed as JSON, and the CPU time of an image, which other work on the machine hardly
+changes. `--loop 0` leaves the device loop out.
 The peer is run as `PYTHON PEER_SCRIPT --model resnet8 --batch 32 --steps N` (our name without `cifar_`) and must end
-its output with a JSON line that has `images_per_second`.
+its output with a JSON line that has `images_per_second`, and may have `cpu_ms_per_image`. `torch_step.py` is one.
 """
 
 import argparse
@@ -25,6 +26,7 @@ import numpy as np
 
 from headrace.config.load import config_from
 from headrace.model import Ctx, Network, build_network
+from headrace.model.context import Draws
 from headrace.model.families import model_row
 
 
@@ -38,9 +40,10 @@ def make_network(name: str, norm: str) -> Network:
 
 def make_step(network: Network, dtype: Any) -> Callable[[Any, Any], Any]:
     """Return step(state, (images, labels)) -> (state, loss), the whole of a plain SGD training step."""
-    ctx = Ctx(train=True, compute_dtype=dtype)
 
     def loss_fn(params: Any, stats: Any, images: Any, labels: Any) -> tuple[Any, Any]:
+        draws = Draws(seed=0, step=0, samples=jnp.arange(len(images), dtype=jnp.uint32))
+        ctx = Ctx(train=True, compute_dtype=dtype, draws=draws)
         logits, batch_stats = network.apply(params, stats, images, ctx)
         chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=1)
         return -jnp.mean(chosen), batch_stats
@@ -69,7 +72,7 @@ class Measured:
         start = time.perf_counter()
         self.program = jax.jit(program, donate_argnums=0).lower(state, batch).compile()
         self.compile_seconds = time.perf_counter() - start
-        self.state, self.batch, self.steps_per_call, self.rounds = state, batch, steps_per_call, []
+        self.state, self.batch, self.steps_per_call, self.rounds, self.cpu = state, batch, steps_per_call, [], []
 
     def round(self, steps: int) -> None:
         """Run about `steps` steps after one call of warm-up; keep the median."""
@@ -77,20 +80,21 @@ class Measured:
         jax.block_until_ready(out)
         seconds = []
         for _ in range(max(1, steps // self.steps_per_call)):
-            start = time.perf_counter()
+            start, cpu = time.perf_counter(), time.process_time()
             self.state, out = self.program(self.state, self.batch)
             jax.block_until_ready(out)
             seconds.append((time.perf_counter() - start) / self.steps_per_call)
+            self.cpu.append((time.process_time() - cpu) / self.steps_per_call)
         self.rounds.append(statistics.median(seconds))
 
 
-def run_peer(command: list[str], args: argparse.Namespace) -> float:
-    """Run the peer once; return its images per second."""
+def run_peer(command: list[str], args: argparse.Namespace) -> dict[str, float]:
+    """Run the peer once; return its figures."""
     name = args.model.removeprefix("cifar_")
     full = [*command, "--model", name, "--batch", str(args.batch), "--steps", str(args.steps)]
     full += ["--precision", "bf16"] if args.dtype == "bfloat16" else []
     done = subprocess.run(full, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout.strip().splitlines()[-1])["images_per_second"]
+    return json.loads(done.stdout.strip().splitlines()[-1])
 
 
 def summary(images_per_second: list[float]) -> dict[str, float]:
@@ -111,21 +115,28 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         return jax.lax.scan(lambda s, _: step(s, batch), state, None, length=args.loop)
 
     alone = Measured(step, fresh_state(network), batch, 1)
-    scanned = Measured(loop, fresh_state(network), batch, args.loop)
-    peer: list[float] = []
+    programs = {"alone": alone}
+    if args.loop:
+        programs["in_loop"] = Measured(loop, fresh_state(network), batch, args.loop)
+    peer: list[dict[str, float]] = []
     for _ in range(args.rounds):
-        alone.round(args.steps)
-        scanned.round(args.steps)
+        for program in programs.values():
+            program.round(args.steps)
         peer += [run_peer(args.peer, args)] if args.peer else []
-    result: dict[str, Any] = {"compile_seconds": round(alone.compile_seconds, 2)}
-    result["loop_compile_seconds"] = round(scanned.compile_seconds, 2)
-    for name, program in (("alone", alone), ("in_loop", scanned)):
+    result: dict[str, Any] = {}
+    for name, program in programs.items():
         result[name] = summary([args.batch / seconds for seconds in program.rounds])
-    result["loop_over_alone_seconds"] = round(min(scanned.rounds) / min(alone.rounds), 3)
+        result[name]["compile_seconds"] = round(program.compile_seconds, 2)
+        result[name]["cpu_ms_per_image"] = round(1000 * min(program.cpu) / args.batch, 2)
+    if args.loop:
+        result["loop_over_alone_seconds"] = round(min(programs["in_loop"].rounds) / min(alone.rounds), 3)
     if peer:
-        result["peer"] = summary(peer)
-        result["alone_over_peer"] = round(args.batch / min(alone.rounds) / max(peer), 3)
-        result["in_loop_over_peer"] = round(args.batch / min(scanned.rounds) / max(peer), 3)
+        rates = [figures["images_per_second"] for figures in peer]
+        result["peer"] = summary(rates)
+        if "cpu_ms_per_image" in peer[0]:
+            result["peer"]["cpu_ms_per_image"] = round(min(figures["cpu_ms_per_image"] for figures in peer), 2)
+        for name, program in programs.items():
+            result[f"{name}_over_peer"] = round(args.batch / min(program.rounds) / max(rates), 3)
     return result
 
 
@@ -142,6 +153,7 @@ def main() -> None:
     parser.add_argument("--peer", nargs=2, metavar=("PYTHON", "SCRIPT"))
     args = parser.parse_args()
     about = {"jax": jax.__version__, "cores": os.cpu_count(), "machine": platform.machine()}
+    about["load"] = round(os.getloadavg()[0], 1)
     asked = {key: getattr(args, key) for key in ("model", "batch", "dtype", "norm", "steps", "loop", "rounds")}
     print(json.dumps(about | asked | measure(args)))
 

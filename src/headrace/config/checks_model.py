@@ -1,10 +1,8 @@
 """Rules across the options of the model: what a family does not have, and norms that contradict each other."""
 
-from headrace.config.model_table import OPTION_FAMILIES, norm_choice, variant_of
+from headrace.config.model_table import NORM_OPTIONS, OPTION_FAMILIES, norm_choice, variant_of
 from headrace.config.rule import Facts, Rule
 from headrace.config.schema import all_options
-
-_NORM_OPTIONS = ("norm_layer", "batch_norm", "group_norm", "groups", "norm_epsilon", "stable_norm", "proxy_norm")
 
 
 def _differs(facts: Facts, name: str) -> bool:
@@ -31,7 +29,7 @@ def _needless_norm(facts: Facts) -> str:
     variant = variant_of(facts.config.model)
     if variant is None or variant.has_norm:
         return ""
-    return next((name for name in _NORM_OPTIONS if _differs(facts, name)), "")
+    return next((name for name in (*NORM_OPTIONS, "stable_norm") if _differs(facts, name)), "")
 
 
 def _contradicting_norms(facts: Facts) -> str:

@@ -69,6 +69,18 @@ OPTION_FAMILIES: Mapping[str, tuple[str, ...]] = {
     "model_dialect": ("resnet", "resnext", "efficientnet", "mobilenet"),
 }
 
+# what says the norm of a network
+NORM_OPTIONS = (
+    "norm_layer",
+    "batch_norm",
+    "group_norm",
+    "groups",
+    "group_order",
+    "norm_epsilon",
+    "proxy_norm",
+    "proxy_epsilon",
+)
+
 _EFFICIENTNET_IMAGES = (224, 240, 260, 300, 380, 456, 528, 600)
 _ALIASES = {"mobilenetv3": "mobilenet_v3_large", "squeezenet10": "squeezenet"}  # spelled as by _plain
 

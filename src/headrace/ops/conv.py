@@ -8,7 +8,7 @@ from jax import Array, lax
 
 from headrace.ops.backend import is_portable, on_cpu
 from headrace.ops.conv_cpu import conv2d_canonical
-from headrace.ops.depthwise import depthwise_conv2d
+from headrace.ops.depthwise import depthwise_conv2d, depthwise_views
 from headrace.ops.window import Padding, Pads, pad_pixels
 
 
@@ -26,6 +26,8 @@ def conv2d(x_NHWC: Array, w_HWIO: Array, stride: int = 1, padding: Padding = "SA
     if not on_cpu():
         if _is_image_stem(x_NHWC, w_HWIO, stride):
             return conv2d_folded(x_NHWC, w_HWIO, pads)
+        if _is_depthwise(w_HWIO, groups):
+            return depthwise_views(x_NHWC, w_HWIO, stride, pads)
         return conv2d_plain(x_NHWC, w_HWIO, stride, pads, groups)
     return conv2d_cpu(x_NHWC, w_HWIO, stride, pads, groups)
 
@@ -40,6 +42,10 @@ def conv2d_plain(x_NHWC: Array, w_HWIO: Array, stride: int, pads: Pads, groups: 
         dimension_numbers=("NHWC", "HWIO", "NHWC"),
         feature_group_count=groups,
     )
+
+
+def _is_depthwise(w_HWIO: Array, groups: int) -> bool:
+    return groups > 1 and w_HWIO.shape[2] == 1 and w_HWIO.shape[3] == groups
 
 
 def _is_image_stem(x_NHWC: Array, w_HWIO: Array, stride: int) -> bool:
@@ -77,7 +83,7 @@ def conv2d_cpu(x_NHWC: Array, w_HWIO: Array, stride: int, pads: Pads, groups: in
     """
     if groups == 1:
         return conv2d_canonical(x_NHWC, w_HWIO, stride, pads)
-    if w_HWIO.shape[2] == 1 and w_HWIO.shape[3] == groups:
+    if _is_depthwise(w_HWIO, groups):
         return depthwise_conv2d(x_NHWC, w_HWIO, stride, pads)
     return conv2d_grouped(x_NHWC, w_HWIO, stride, pads, groups)
 

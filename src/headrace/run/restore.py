@@ -8,6 +8,7 @@ from typing import Any
 from headrace.checkpoint.best import Best, Scored
 from headrace.checkpoint.store import load, newest_good
 from headrace.config.load import Resolved, to_flat
+from headrace.config.model_table import NORM_OPTIONS, OPTION_FAMILIES
 from headrace.core.errors import CheckpointError
 from headrace.run.design import OwnParts, design_run
 from headrace.run.directory import RunDirectory, sweep
@@ -100,7 +101,8 @@ def rewind_run(restored: Restored, keep_best: int) -> Past:
 # A run is these: with another value its steps would mean something else.
 _FIXED = (
     "model_name",
-    "norm_layer",
+    *OPTION_FAMILIES,
+    *NORM_OPTIONS,
     "dataset",
     "balanced_sampling",
     "seed",
