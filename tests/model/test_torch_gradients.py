@@ -2,6 +2,7 @@
 
 Slow, and skipped unless HEADRACE_TORCH_PYTHON names a Python with torch, torchvision and timm (the extra `torch`):
 HEADRACE_TORCH_PYTHON=/path/to/python pytest -m slow tests/model/test_torch_gradients.py
+XLA_FLAGS=--xla_backend_optimization_level=0 makes it much faster: most of the time is compilation.
 The other side computes in float64, so a difference is the rounding of float32 here.
 """
 
@@ -22,7 +23,11 @@ from headrace.weights.files import read_file
 from .build import network
 
 PYTHON = os.environ.get("HEADRACE_TORCH_PYTHON", "")
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not PYTHON, reason="HEADRACE_TORCH_PYTHON is not set")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(not PYTHON, reason="HEADRACE_TORCH_PYTHON is not set"),
+]
 CERTAIN = {"dropout_rate": 0.0}
 # library, its model, ours, image size, options
 CASES = [
