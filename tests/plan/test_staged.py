@@ -139,3 +139,17 @@ def test_the_command_shows_stages_devices_and_the_schedule(capsys):
     assert any(line.startswith("  dev 1 |.  |1F0|2F0") for line in lines)
     assert any(line.startswith("memory of device 0, the fullest") for line in lines)
     assert any("would save up to" in line for line in lines)
+
+
+def test_stages_on_one_device_are_one_program_cut_for_recomputation():
+    plan = plan_of(**RUN | {"device_mapping": [0, 0, 0, 0]}, recomputation=True)
+    assert plan.one_program
+    names = [name for stage in pipeline_of(plan).stages for name in stage.block_names]
+    assert [names[point] for point in plan.recompute_points] == SPLITS
+    # kept per image: the input, what reaches the stages, and the largest segment's convolutions, relus and pool
+    inputs = 32 * 32 * 3 + 32 * 32 * 16 + 16 * 16 * 32 + 8 * 8 * 64
+    segments = [5 * 32 * 32 * 16, 32 * 32 * 16 + 3 * 16 * 16 * 32, 16 * 16 * 32 + 3 * 8 * 8 * 64, 8 * 8 * 64 + 64 + 10]
+    assert plan.memory.bytes_of("activations") == 4 * 32 * (inputs + max(segments))
+    assert not plan_of(**RUN).one_program
+    offloaded = plan_of(**RUN | {"device_mapping": [0, 0, 0, 0]}, optimizer_state_offloading=True)
+    assert not offloaded.one_program

@@ -65,9 +65,9 @@ PIPELINE_NOTES = (
         text=lambda facts: f"{facts.told('strict_pipeline')} has no effect without pipeline stages.",
     ),
     Remark(
-        when=lambda facts: facts.config.pipeline.trace_schedule and not facts.config.pipeline.dispatched,
+        when=lambda facts: facts.config.pipeline.trace_schedule and facts.config.pipeline.one_program,
         text=lambda facts: (
-            f"{facts.told('trace_schedule')} has no effect without pipeline stages: a call is one program."
+            f"{facts.told('trace_schedule')} has no effect where all stages are on one device: a call is one program."
         ),
     ),
     Remark(

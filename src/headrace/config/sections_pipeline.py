@@ -76,9 +76,19 @@ class Pipeline:
 
     @property
     def dispatched(self) -> bool:
-        """Whether the host drives stage programs: there are several, or the optimizer's state lives elsewhere."""
-        elsewhere = self.optimizer_state_offloading or self.replicated_optimizer_state_sharding
-        return self.num_stages > 1 or elsewhere
+        """Whether the plan has stages: there are several, or the optimizer's state lives elsewhere."""
+        return self.num_stages > 1 or self.state_elsewhere
+
+    @property
+    def one_program(self) -> bool:
+        """Whether a call is one device program: all stages are on one device, and so is the optimizer's state."""
+        several = self.num_stages > 1 and (not self.device_mapping or max(self.device_mapping) > 0)
+        return not several and not self.state_elsewhere
+
+    @property
+    def state_elsewhere(self) -> bool:
+        """Whether the optimizer's state lives elsewhere than whole on every device."""
+        return self.optimizer_state_offloading or self.replicated_optimizer_state_sharding
 
     @property
     def cut(self) -> tuple[str, ...] | int:

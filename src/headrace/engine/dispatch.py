@@ -100,11 +100,14 @@ class Dispatcher:
         self, parts: list[State], record: Any, source: tuple[Any, Any, int], observe: Observer | None = None
     ) -> tuple[list[State], Any]:
         needed = [{key: part[key] for key in PASSES} for part in parts]
-        work = [programs.fresh(part) for programs, part in zip(self.programs, needed, strict=True)]
-        passes = _Passes(self, needed, work, source)
+        fresh = [programs.fresh(part) for programs, part in zip(self.programs, needed, strict=True)]
+        passes = _Passes(self, needed, [counts for counts, _ in fresh], [grads for _, grads in fresh], source)
         walk = Walk(work=self.table.work, programs=passes, observe=observe)
         self.peaks.update(walk.run(action for _, action in self.table.in_order()).peaks)
-        reduced = [programs.reduce(*pair) for programs, *pair in zip(self.programs, needed, work, strict=True)]
+        reduced = [
+            programs.reduce(part["loss_scale"], counts, grads)
+            for programs, part, counts, grads in zip(self.programs, needed, passes.counts, passes.grads, strict=True)
+        ]
         updated = []
         for number, programs in enumerate(self.programs):
             is_last = number == len(self.stages) - 1
@@ -160,11 +163,12 @@ class Dispatcher:
 
 @dataclass(frozen=True)
 class _Passes:
-    """The passes of one step, for the walk; `work` holds each stage's sums and is replaced as they grow."""
+    """The passes of one step, for the walk; `counts` and `grads` of each stage are replaced as they grow."""
 
     owner: Dispatcher
     needed: list[State]
-    work: list[Any]
+    counts: list[Any]
+    grads: list[Any]
     source: tuple[Any, Any, int]  # resident set, block, number of the step in it
 
     def forward(self, node: Node, micro: int, inputs: tuple[Any, ...]) -> tuple[Any, Any]:
@@ -172,7 +176,7 @@ class _Passes:
         stage = node.stage
         x = inputs[0] if inputs else None
         forward = self.owner.programs[stage].forward
-        y, saved, self.work[stage] = forward(self.needed[stage], self.work[stage], x, self._fetched(stage, micro))
+        y, saved, self.counts[stage] = forward(self.needed[stage], self.counts[stage], x, self._fetched(stage, micro))
         return y, saved
 
     def backward(
@@ -183,7 +187,7 @@ class _Passes:
         x = inputs[0] if inputs else None
         dy = gradients[0] if gradients else self.owner._ones(stage)
         backward, fetched = self.owner.programs[stage].backward, self._fetched(stage, micro)
-        dx, self.work[stage] = backward(self.needed[stage], self.work[stage], x, saved, dy, fetched)
+        dx, self.grads[stage] = backward(self.needed[stage], self.grads[stage], x, saved, dy, fetched)
         return (dx,)
 
     def hop(self, value: Any, node: Node) -> Any:

@@ -81,20 +81,22 @@ def make_stage(stage: StageSpec, mesh: Mesh) -> StagePrograms:
 
     return StagePrograms(
         copy=make_copy(like, mesh, stage.home),
-        fresh=on_mesh(lambda state: _fresh(stage, state), (ALL,), EACH),
+        fresh=on_mesh(lambda state: _fresh(stage, state), (ALL,), (EACH, EACH)),
         forward=on_mesh(
-            lambda state, work, x, source: _forward(stage, state, work, x, source),
+            lambda state, counts, x, source: _forward(stage, state, counts, x, source),
             (ALL, EACH, EACH, source),
             (EACH, EACH, EACH),
             donate=(1,),
         ),
         backward=on_mesh(
-            lambda state, work, x, saved, dy, source: _backward(stage, state, work, (x, saved, dy), source),
+            lambda state, grads, x, saved, dy, source: _backward(stage, state, grads, (x, saved, dy), source),
             (ALL, EACH, EACH, EACH, EACH, source),
             (EACH, EACH),
             donate=(1,),
         ),
-        reduce=on_mesh(lambda state, work: _reduce(stage, state, work), (ALL, EACH), ALL),
+        reduce=on_mesh(
+            lambda loss_scale, counts, grads: _reduce(stage, loss_scale, counts, grads), (ALL, EACH, EACH), ALL
+        ),
         # Not mapped by hand: where the state is cut over the replicas XLA finds what each has to compute and to send.
         update=jax.jit(
             update,
@@ -116,16 +118,20 @@ def part_of(stage: StageSpec) -> State:
     )
 
 
-def _fresh(stage: StageSpec, state: State) -> dict[str, Any]:
-    """Return empty sums for a step: gradients, batch statistics and metrics of this replica, each as [1, ...]."""
+def _fresh(stage: StageSpec, state: State) -> tuple[dict[str, Any], Any]:
+    """Return what a step adds up on this replica, empty, each as [1, ...].
+
+    First what forward passes count (batch statistics, metrics, flags), then the gradients that backward passes make:
+    apart, since every array that goes in and out of a program costs the host about a microsecond.
+    """
     dtype = stage.step.precision.accumulator_dtype
     sums = ("loss", "top1", "top5", "count") if stage.is_last else ()
-    return {
-        "grads": jax.tree.map(lambda w: jnp.zeros((1, *w.shape), dtype), state["params"]),
+    counts = {
         "stats": jax.tree.map(lambda s: jnp.zeros((1, *s.shape), s.dtype), state["stats"]),
         "sums": {key: jnp.zeros((1,), jnp.float32) for key in sums},
         "finite": jnp.ones((1, len(stage.block_names) if stage.step.numerics.fp_exceptions else 0), bool),
     }
+    return counts, jax.tree.map(lambda w: jnp.zeros((1, *w.shape), dtype), state["params"])
 
 
 def _slice(source: Any) -> tuple[Any, dict[str, jax.Array]]:
@@ -158,8 +164,8 @@ def _function(stage: StageSpec, state: State, x: Any, source: Any) -> tuple[Call
     return lambda params: apply(params, images), (state["params"],)
 
 
-def _forward(stage: StageSpec, state: State, work: Any, x: Any, source: Any) -> tuple[Any, Any, Any]:
-    """Return the output (of the last stage: the loss), what backward needs, and the sums with this micro-batch in."""
+def _forward(stage: StageSpec, state: State, counts: Any, x: Any, source: Any) -> tuple[Any, Any, Any]:
+    """Return the output (of the last stage: the loss), what backward needs, and the counts with this micro-batch in."""
     function, arguments = _function(stage, state, x, source)
     saved: Any = ()
     if stage.keeps_nothing:
@@ -171,16 +177,18 @@ def _forward(stage: StageSpec, state: State, work: Any, x: Any, source: Any) -> 
         y, vjp, (batch_stats, sums, finite) = jax.vjp(function, *arguments, has_aux=True)
         saved = jax.tree.map(lambda a: a[None], without_arguments(vjp))
     count = stage.step.gradient_accumulation_count
-    work = work | {
-        "stats": jax.tree.map(lambda total, new: total + new[None] / count, work["stats"], batch_stats),
-        "sums": {key: total + sums[key][None] for key, total in work["sums"].items()},
-        "finite": work["finite"] & finite[None],
+    counts = {
+        "stats": jax.tree.map(lambda total, new: total + new[None] / count, counts["stats"], batch_stats),
+        "sums": {key: total + sums[key][None] for key, total in counts["sums"].items()},
+        "finite": counts["finite"] & finite[None],
     }
-    return (y[None] if stage.is_last else y), saved, work
+    return (y[None] if stage.is_last else y), saved, counts
 
 
-def _backward(stage: StageSpec, state: State, work: Any, carried: tuple[Any, Any, Any], source: Any) -> tuple[Any, Any]:
-    """Return the gradient of the input and the sums with this micro-batch's weight gradient added."""
+def _backward(
+    stage: StageSpec, state: State, grads: Any, carried: tuple[Any, Any, Any], source: Any
+) -> tuple[Any, Any]:
+    """Return the gradient of the input and the gradients of the weights with this micro-batch's added."""
     x, saved, dy = carried
     function, arguments = _function(stage, state, x, source)
     if stage.keeps_nothing:
@@ -189,21 +197,21 @@ def _backward(stage: StageSpec, state: State, work: Any, carried: tuple[Any, Any
         vjp = with_arguments(jax.tree.map(lambda a: a[0], saved), arguments)
     dparams, *dx = vjp(dy[0] if stage.is_last else dy)
     count = stage.step.gradient_accumulation_count
-    grads = jax.tree.map(lambda total, g: total + (g / count).astype(total.dtype)[None], work["grads"], dparams)
-    return (dx[0] if dx else jnp.zeros((1,))), work | {"grads": grads}
+    grads = jax.tree.map(lambda total, g: total + (g / count).astype(total.dtype)[None], grads, dparams)
+    return (dx[0] if dx else jnp.zeros((1,))), grads
 
 
-def _reduce(stage: StageSpec, state: State, work: Any) -> dict[str, Any]:
+def _reduce(stage: StageSpec, loss_scale: Any, counts: Any, grads: Any) -> dict[str, Any]:
     """Exchange once per step: mean gradients in float32, mean statistics, summed metrics, the squared norm."""
     replicas = stage.step.num_replicas
-    grads, stats, sums = (jax.tree.map(lambda a: a[0], work[key]) for key in ("grads", "stats", "sums"))
+    grads, stats, sums = (jax.tree.map(lambda a: a[0], part) for part in (grads, counts["stats"], counts["sums"]))
     if replicas > 1:
         grads = lax.psum(jax.tree.map(lambda g: g / replicas, grads), REPLICA)
         stats, sums = lax.pmean(stats, REPLICA), lax.psum(sums, REPLICA)
-    grads = unscaled(state, jax.tree.map(lambda g: g.astype(jnp.float32), grads))
+    grads = unscaled({"loss_scale": loss_scale}, jax.tree.map(lambda g: g.astype(jnp.float32), grads))
     reduced = {"grads": grads, "stats": stats, "sums": sums, "square": jnp.square(global_norm(grads))}
     if stage.step.numerics.fp_exceptions:
-        forward = lax.pmin(work["finite"][0].astype(jnp.int32), REPLICA).astype(bool)
+        forward = lax.pmin(counts["finite"][0].astype(jnp.int32), REPLICA).astype(bool)
         reduced |= {"forward_finite": forward, "gradient_finite": finite_by_block(stage.block_names, grads)}
     return reduced
 

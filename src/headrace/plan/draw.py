@@ -40,7 +40,7 @@ def plan_sections(plan: Plan) -> tuple[Section, ...]:
     )
     sections = [Section("network", network)]
     if plan.pipeline:
-        sections.append(Section("pipeline", _pipeline_lines(plan.pipeline)))
+        sections.append(Section("pipeline", _pipeline_lines(plan.pipeline, plan.one_program)))
     sections.append(Section("batch", _batch_lines(plan.batch)))
     if plan.steps.total_steps:
         sections += [Section("steps", _step_lines(plan.steps)), Section("events", _event_lines(plan.steps))]
@@ -73,14 +73,20 @@ def draw_plan(plan: Plan, learning_rates: Iterable[tuple[int, float]] = ()) -> s
     rates = tuple(Line(f"step {step:,}", f"{rate:.4g}") for step, rate in learning_rates)
     sections = plan_sections(plan) + ((Section("learning rate", rates),) if rates else ())
     pipeline = plan.pipeline if plan.pipeline and plan.pipeline.num_stages > 1 else None
-    stages = "\n" + draw_pipeline(pipeline, plan.memory_by_device) if pipeline else ""
+    stages = "\n" + draw_pipeline(pipeline, plan.memory_by_device, plan.one_program) if pipeline else ""
     return draw_sections(sections) + stages + "".join(f"\nwarning: {sentence}" for sentence in plan.warnings)
 
 
-def _pipeline_lines(pipeline: PipelinePlan) -> tuple[Line, ...]:
+def _pipeline_lines(pipeline: PipelinePlan, one_program: bool) -> tuple[Line, ...]:
     devices = pipeline.num_devices
     if pipeline.num_stages == 1:
         return (Line("stages", "1", "driven by the host, since the optimizer's state lives elsewhere"),)
+    if one_program:
+        again = "keeps the inputs of the stages alone" if pipeline.recomputation else "would keep their inputs alone"
+        return (
+            Line("stages", str(pipeline.num_stages), "on one device: a call is one program, whatever the schedule"),
+            Line("recomputation", "on" if pipeline.recomputation else "off", again),
+        )
     return (
         Line("stages", str(pipeline.num_stages), f"on {devices} device{'s' * (devices != 1)} of a replica"),
         Line("schedule", pipeline.schedule, find_schedule(pipeline.schedule).summary),

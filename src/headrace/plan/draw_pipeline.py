@@ -11,12 +11,17 @@ STAGE_HEAD = ("stage", "blocks", "device", "parameters", "FLOP", "kept", "sent o
 DEVICE_HEAD = ("device", "stages", "weights", "activations", "recomputed", "data", "total")
 
 
-def draw_pipeline(pipeline: PipelinePlan, memory_by_device: Sequence[MemoryPlan]) -> str:
-    """Return the stages, the devices of a replica and the schedule as text."""
+def draw_pipeline(pipeline: PipelinePlan, memory_by_device: Sequence[MemoryPlan], one_program: bool = False) -> str:
+    """Return the stages, the devices of a replica and the schedule as text; of one program, the stages alone."""
+    stages = [
+        "stages (FLOP per image, forward; kept and sent on: bytes of one micro batch)",
+        draw_table(STAGE_HEAD, _stage_rows(pipeline), left=(1,)),
+    ]
+    if one_program:
+        return "\n".join(stages)
     return "\n".join(
         [
-            "stages (FLOP per image, forward; kept and sent on: bytes of one micro batch)",
-            draw_table(STAGE_HEAD, _stage_rows(pipeline), left=(1,)),
+            *stages,
             "devices of a replica (estimate; recomputed: the activations with --recomputation)",
             draw_table(DEVICE_HEAD, _device_rows(pipeline, memory_by_device), left=(1,)),
             "one step, if all stages took the same time",

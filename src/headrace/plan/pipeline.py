@@ -227,17 +227,12 @@ def _stages(
 
 
 def _schedule_advice(schedule: str, table: Table) -> str | None:
-    """Say it when another schedule does the same with less, and when there is too little to keep the devices busy."""
+    """Say it when there is too little to keep the devices busy."""
     work = table.work
     if work.training and work.num_devices > 1 and work.num_micros < work.num_stages and schedule != "Sequential":
         return (
             f"With {work.num_micros} micro batch{'es' * (work.num_micros != 1)} per step, the {work.num_devices} "
             f"devices are idle for {table.bubble:.0%} of the time: a larger --gradient-accumulation-count, with a "
             "smaller micro batch if need be, keeps them busy."
-        )
-    if work.num_devices == 1 and work.num_stages > 1 and schedule != "Sequential" and work.training:
-        return (
-            f"All {work.num_stages} stages are on one device, where no schedule is faster than another: "
-            f"--pipeline-schedule Sequential stores one micro batch, {schedule} up to {max(table.peak_by_stage())}."
         )
     return None

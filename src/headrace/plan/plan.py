@@ -28,7 +28,8 @@ class Plan:
     validation: ValidationPlan
     memory_by_device: tuple[MemoryPlan, ...]  # of one replica; replicas are alike
     savings: tuple[Saving, ...]
-    pipeline: PipelinePlan | None  # None: a call is one device program
+    pipeline: PipelinePlan | None  # None: there are no stages
+    one_program: bool  # a call is one device program; else the host dispatches the passes of the stages
     recompute_points: tuple[int, ...]  # blocks whose inputs are kept where recomputation is on
     cache: CacheChoice
     num_parameters: int
@@ -70,6 +71,7 @@ class Plan:
             "steps": self.steps.to_dict(),
             "validation": self.validation.to_dict(),
             "pipeline": self.pipeline.to_dict() if self.pipeline else None,
+            "one_program": self.one_program,
             "memory": self.memory.to_dict(),
             "memory_by_device": [memory.total_bytes for memory in self.memory_by_device],
             "savings": {saving.option: saving.num_bytes for saving in self.savings},
@@ -94,9 +96,13 @@ def make_plan(config: Config, info: DataInfo, network: Network) -> Plan:
     points = recompute_points(network, wanted.recomputation_points, wanted.num_stages)
     pipeline = plan_stages(config, batch, network, points)
     cost = network.total_cost()
+    # Stages that share one device, each replica's own, need no dispatching: they are cuts for recomputation.
+    one_program = wanted.one_program
+    if pipeline and one_program:
+        points = tuple(sorted({*points, *(stage.first for stage in pipeline.stages[1:])}))
 
     def memory(recomputation: bool) -> tuple[MemoryPlan, ...]:
-        if pipeline:
+        if pipeline and not one_program:
             return estimate_stage_memory(config, pipeline, data, recomputation=recomputation)
         kept = kept_elements(network, points if recomputation else None)
         return (_memory(config, cost.params, kept, batch, data),)
@@ -118,6 +124,7 @@ def make_plan(config: Config, info: DataInfo, network: Network) -> Plan:
         savings=find_savings(config, parameters, by_device, lambda: memory(True)),
         recompute_points=points if wanted.recomputation else (),
         pipeline=pipeline,
+        one_program=one_program,
         cache=feed.cache,
         num_parameters=cost.params,
         flops_per_image=cost.flops,

@@ -65,7 +65,7 @@ class DeviceLoop:
 def make_executor(plan: Plan, spec: StepSpec, devices: list[Any], wanted: Pipeline) -> Executor:
     """Return what runs the calls of a plan on the first devices of the list."""
     replicas, pipeline = plan.batch.num_replicas, plan.pipeline
-    if pipeline is None:
+    if pipeline is None or plan.one_program:
         return DeviceLoop(spec, replica_mesh(devices[:replicas]))
     grid = np.array(devices[: replicas * pipeline.num_devices]).reshape(replicas, pipeline.num_devices)
     home = Home(
