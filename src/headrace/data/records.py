@@ -7,7 +7,7 @@ is made, and a record's own when it is read for the first time in a process.
 import json
 import mmap
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import numpy as np
 from headrace.core.errors import DataError
 from headrace.data.example import BadMessage, read_example
 from headrace.data.picture import BadPicture
-from headrace.data.record_file import FOOTER, checksum_is_right, walk_records
+from headrace.data.record_file import FOOTER, Extent, checksum_is_right, walk_records
 from headrace.data.samples import Content
 from headrace.data.stored import Index, StoredSamples, indexed, make_index
 
@@ -126,15 +126,15 @@ def _make_index(files: Sequence[Path], schema: Schema, class_names: Sequence[str
     return make_index(rows, [names.get(label) or f"class {label}" for label in range(count)])
 
 
-def _records(path: Path):
+def _records(path: Path) -> Iterator[tuple[Extent, memoryview]]:
+    """Yield the records of a file. The map is let go, not closed: an error in a record may still hold a part of it."""
     try:
+        if not path.stat().st_size:
+            return
         with path.open("rb") as file:
-            if not path.stat().st_size:
-                return
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
-                for extent in walk_records(path, view):
-                    with view[extent.offset : extent.offset + extent.length] as record:
-                        yield extent, record
+            view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        for extent in walk_records(path, view):
+            yield extent, view[extent.offset : extent.offset + extent.length]
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from None
 
