@@ -48,7 +48,9 @@ CASES = [
 @pytest.mark.parametrize(("library", "model", "name", "size", "options"), CASES)
 def test_logits_and_gradients_of_a_training_step(tmp_path, library, model, name, size, options):
     script = Path(__file__).with_name("torch_gradients.py")
-    subprocess.run([PYTHON, script, library, model, str(size), tmp_path], check=True, timeout=300)
+    # One thread: several wait for each other by spinning, which takes minutes on a busy machine.
+    environ = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run([PYTHON, script, library, model, str(size), tmp_path], check=True, timeout=900, env=environ)
     images, labels, logits = (np.load(tmp_path / f"{key}.npy") for key in ("images", "labels", "logits"))
     if name != "squeezenet":
         options = options | {"model_dialect": "torchvision" if library == "common" else library}
