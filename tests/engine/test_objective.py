@@ -197,7 +197,7 @@ def test_one_label_with_the_whole_share_is_that_label(batch):
 def test_hits_are_counted_against_the_own_label(batch):
     logits, labels = batch
     other = np.argmax(logits, axis=1).astype(np.int32)
-    mixed = MixedLabels(np.stack([labels, other], 1), np.tile(np.float32([0.1, 0.9]), (64, 1)))
+    mixed = MixedLabels(np.stack([labels, other], 1), np.tile(np.array([0.1, 0.9], np.float32), (64, 1)))
     _, sums = training_loss(logits, mixed)
     assert float(sums["top1"]) == np.sum(other == labels)
 
@@ -214,7 +214,7 @@ def test_gradient_with_mixed_labels_and_weights_of_classes(batch):
 
 def test_a_class_of_weight_0_teaches_nothing(batch):
     logits, _ = batch
-    labels = np.full(64, 3, np.int32)
+    labels = jnp.full(64, 3, jnp.int32)
     weights = tuple(float(label != 3) for label in range(10))
     loss, sums = training_loss(logits, labels, 0.0, weights)
     assert (float(loss), float(sums["loss"]), float(sums["count"])) == (0.0, 0.0, 64.0)

@@ -6,6 +6,7 @@ weights as all their sums in one pass. JAX's own makes a pass, and a program, fo
 against 42 and 62 (8x56x56x144 5x5 stride 2, 8x14x14x672 5x5), and 2 to 4 s of compilation against 0.5.
 """
 
+import functools
 from collections.abc import Iterator
 from functools import partial
 
@@ -26,12 +27,19 @@ def depthwise_conv2d(x_NHWC: Array, w_HW1C: Array, stride: int, pads: Pads) -> A
 
 
 def depthwise_views(x_NHWC: Array, w_HW1C: Array, stride: int, pads: Pads) -> Array:
-    """Convolve in the same way with JAX's own gradient: the form for accelerators.
+    """Convolve in the same way in the images' dtype, with JAX's own gradient: the form for accelerators.
 
-    An EfficientNet-B0 step, batch 256, bfloat16, on an H200: 6,366 img/s and 12 s to compile, against 5,586 and 57 with
-    XLA's convolution in feature groups.
+    An EfficientNet-B0 step, batch 256, bfloat16, on an H200: 6,234 img/s, against 5,772 with XLA's convolution in
+    feature groups, 5,105 with sums in float32 and 3,777 with the gradients above. XLA keeps the sums of one kernel in
+    float32 anyway.
     """
-    return _forward(x_NHWC, w_HW1C, stride, pads)[0]
+    size = out_size(pads, (x_NHWC.shape[1], x_NHWC.shape[2]), (w_HW1C.shape[0], w_HW1C.shape[1]), stride)
+    padded = jnp.pad(x_NHWC, ((0, 0), *pads, (0, 0)))
+    window = w_HW1C.shape[0], w_HW1C.shape[1]
+    products = [
+        view * w_HW1C[i, j].astype(view.dtype)[None, None] for i, j, view in _views(padded, window, stride, size)
+    ]
+    return functools.reduce(jnp.add, products)
 
 
 def _forward(x_NHWC: Array, w_HW1C: Array, stride: int, pads: Pads) -> tuple[Array, tuple[Array, Array]]:

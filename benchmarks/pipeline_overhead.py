@@ -1,0 +1,93 @@
+"""What pipelines cost the host: the dispatcher against the device loop, on one device.
+
+    PYTHONPATH=src python benchmarks/pipeline_overhead.py --config synthetic_resnet50 --micro-batch-size 64 \
+        --gradient-accumulation-count 4 --pipeline-splits conv2_block3_out conv3_block4_out conv4_block4_out
+
+All stages are put on device 0. `headrace` itself would run them as one program there; here the dispatcher is made to
+run them, as it does when they are on devices of their own, so that its cost can be seen. Prints a line of JSON: ms per
+step of the device loop and of the dispatcher, alternating, and the host's microseconds per action.
+"""
+
+import json
+import statistics
+import sys
+import time
+from dataclasses import replace
+from typing import Any
+
+import jax
+
+from headrace.cli.options import parse
+from headrace.data.dataset import open_dataset
+from headrace.data.feed import feed_options
+from headrace.run.bench import _with_calls
+from headrace.run.design import Design, design_run, starting_state
+from headrace.run.executor import make_executor
+from headrace.run.trainer import open_feed, step_spec
+
+STEPS, ROUNDS = 10, 4
+
+
+class Side:
+    """One way to run the steps, compiled, with its own state."""
+
+    def __init__(self, design: Design, one_program: bool) -> None:
+        self.design = replace(design, plan=replace(design.plan, one_program=one_program))
+        config = design.config
+        dataset = open_dataset(config.data, 0)
+        options = feed_options(config.data, dataset.info, 0, 1, config.augment)
+        spec = step_spec(self.design, options, dataset)
+        executor = make_executor(self.design.plan, spec, jax.devices(), config.pipeline)
+        self.state = executor.place(starting_state(self.design))
+        self.feed = open_feed(self.design, dataset, options, executor, 0)
+        self.block = self.feed.next()
+        self.program: Any = executor.compile(self.state, self.feed.resident, self.block)
+
+    def run(self) -> tuple[float, float]:
+        """Return (seconds until the call was dispatched, seconds until it was done), per step."""
+        begin = time.perf_counter()
+        self.state, metrics = self.program(self.state, self.feed.resident, self.block)
+        dispatched = time.perf_counter() - begin
+        jax.block_until_ready(metrics)
+        return dispatched / STEPS, (time.perf_counter() - begin) / STEPS
+
+
+def main(argv: list[str]) -> None:
+    """Measure and print."""
+    resolved, _ = parse([*argv, "--device-mapping", *"0000"[: 1 + len(_splits(argv))]], "pipeline_overhead")
+    design = _with_calls(design_run(resolved.config), STEPS, 2)
+    sides = {"device loop": Side(design, True), "dispatcher": Side(design, False)}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
+    for _ in range(ROUNDS + 1):
+        for name, side in sides.items():
+            times[name].append(side.run())
+    pipeline = design.plan.pipeline
+    assert pipeline is not None
+    done = {name: 1e3 * statistics.median(total for _, total in runs[1:]) for name, runs in times.items()}
+    num_actions = len(pipeline.table.cells)
+    dispatched = statistics.median(first for first, _ in times["dispatcher"][1:])
+    result = {
+        "model": design.network.name,
+        "micro_batch_size": design.plan.batch.micro_batch_size,
+        "num_micros": design.plan.batch.gradient_accumulation_count,
+        "num_stages": pipeline.num_stages,
+        "recomputation": pipeline.recomputation,
+        "device_loop_ms": round(done["device loop"], 2),
+        "dispatcher_ms": round(done["dispatcher"], 2),
+        "ratio": round(done["dispatcher"] / done["device loop"], 3),
+        "actions_per_step": num_actions,
+        "host_us_per_action": round(1e6 * dispatched / num_actions),
+        "device": jax.devices()[0].device_kind,
+        "jax": jax.__version__,
+    }
+    print(json.dumps(result))
+
+
+def _splits(argv: list[str]) -> list[str]:
+    start = argv.index("--pipeline-splits") + 1
+    end = next((i for i in range(start, len(argv)) if argv[i].startswith("--")), len(argv))
+    return argv[start:end]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
