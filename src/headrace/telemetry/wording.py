@@ -89,10 +89,8 @@ def run_start_line(run: RunStart) -> str:
     if not run.total_steps:
         return f"validate  {run.model} on {run.dataset}{size}{place}"
     verb = f"resume from step {run.step}" if run.step else "train"
-    return (
-        f"{verb}  {run.model} on {run.dataset}{size}: {run.num_epochs} epoch{'s' * (run.num_epochs != 1)} of {run.updates_per_epoch} steps, "
-        f"{run.global_batch_size} images each{place}"
-    )
+    epochs = f"{run.num_epochs} epoch{'s' * (run.num_epochs != 1)} of {run.updates_per_epoch} steps"
+    return f"{verb}  {run.model} on {run.dataset}{size}: {epochs}, {run.global_batch_size} images each{place}"
 
 
 def validation_line(record: ValidationRecord) -> str:
