@@ -38,7 +38,7 @@ REFUSED = {
         "--micro-batchsize 3",
         ["no option --micro-batchsize", "remedy: Did you mean --micro-batch-size?"],
     ),
-    "unknown model": (2, "--model-name cifar_resnet9", ["'cifar_resnet9'", "remedy: Did you mean cifar_resnet8?"]),
+    "unknown model": (2, "--model-name cifar_resnet5", ["'cifar_resnet5'", "remedy: Did you mean cifar_resnet"]),
     "missing data": (
         2,
         "--dataset cifar10",

@@ -158,7 +158,7 @@ def test_every_command_is_there_and_has_help(command, capsys):
 
 
 def test_public_names_are_there():
-    assert set(headrace.__all__) == {"__version__", *headrace._HOME}
+    assert set(headrace.__all__) == {"__version__", *headrace._HOME, *headrace._ROOM_FILES}
     for name in headrace.__all__:
         assert getattr(headrace, name) is not None
     assert dir(headrace) == sorted(headrace.__all__)

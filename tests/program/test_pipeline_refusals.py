@@ -70,7 +70,7 @@ TWO_FUNCTIONS = [Stage(a, W), [Stage(b, V), Stage(b, 2 * V)], lambda x, y: x + y
         ({"count": 2.0}, "whole number"),
         ({"repeat_count": 0}, "repeat_count is 0"),
         ({"replicas": 0}, "replicas is 0"),
-        ({"replicas": 3}, "6 devices are needed"),
+        ({"replicas": 5}, "10 devices are needed"),
         ({"pipeline_schedule": "Groupd"}, "Did you mean Grouped"),
         ({"reduction_method": "MAX"}, "SUM, MEAN, RUNNING_MEAN"),
         ({"gradient_accumulation_dtype": "int8"}, "gradient_accumulation_dtype is 'int8'"),

@@ -240,7 +240,7 @@ def test_host_and_device_preprocessing_train_alike(quick):
 def test_refusals_leave_nothing_behind(quick, tmp_path):
     with pytest.raises(ConfigError, match="toy_model_bm"):
         train(quick(model_name="toy_model_bm"))
-    with pytest.raises(RunStopped, match="9 devices are needed, but there are 4"):
+    with pytest.raises(RunStopped, match="9 devices are needed, but there are 8"):
         train(quick(num_replicas=9, global_batch_size=144))
     assert not (tmp_path / "runs").exists()
     result = train(quick(run_name="mine", num_epochs=1))
