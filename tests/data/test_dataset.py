@@ -9,7 +9,7 @@ import pytest
 
 from headrace.config.load import config_from
 from headrace.config.schema import Data
-from headrace.core.errors import ConfigError
+from headrace.core.errors import ConfigError, DataError
 from headrace.data.catalog import KNOWN_SETS
 from headrace.data.dataset import describe, open_dataset
 from headrace.data.made_up import MadeUp, distinct_images, made_up_images, made_up_labels
@@ -143,3 +143,11 @@ def test_a_source_cannot_be_written_to() -> None:
         source._images[0] = 1
     source.read(np.array([0]), 0)[0] = 1  # what was read is a copy
     assert source.read(np.array([0]), 0).max() == 0
+
+
+def test_imagenet_without_a_place_is_asked_for(tmp_path, monkeypatch):
+    (tmp_path / "src").mkdir()  # any folder would pass for a class
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match="not said where ImageNet lies") as caught:
+        describe(config_from({"dataset": "imagenet"}).data)
+    assert "--dataset synthetic --num-samples 1281167" in caught.value.remedy

@@ -158,6 +158,13 @@ def open_pictures(data: Data, kind: str) -> PictureSet:
     if not path.exists():
         raise DataError(f"{path.absolute()} does not exist.", remedy="Give the place of your data with --dataset-path.")
     found = detect_kind(path) if kind == "imagenet" else kind
+    if kind == "imagenet" and data.dataset_path == "." and found in (None, "folder"):
+        # The current directory is the option's default: it was not meant, whatever folders it holds.
+        raise DataError(
+            "It is not said where ImageNet lies.",
+            remedy="Give its TFRecords, tar shards, packed file or class folders with --dataset-path; or see the plan "
+            "alone with --dataset synthetic --num-samples 1281167 --num-classes 1000.",
+        )
     if found is None:
         words = "; ".join(row.words for row in KINDS)
         raise DataError(f"{path.absolute()} holds no pictures.", rule=f"Looked for {words}.")
