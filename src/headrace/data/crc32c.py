@@ -1,7 +1,7 @@
 """CRC-32C (Castagnoli), the checksum of TFRecords, with NumPy alone; google-crc32c is used where it is installed.
 
 The bytes are cut into lanes of 64, whose checksums advance together, two bytes a step. Neighbouring lanes are then
-joined in pairs: moving a checksum past n bytes is linear, so it is four table look-ups. 110 kB take 0.3 ms instead of
+joined in pairs: moving a checksum past n bytes is linear, so it is four table look-ups. 110 kB take 0.6 ms instead of
 the 30 ms of a loop over bytes.
 """
 

@@ -64,55 +64,35 @@ def _from_records(path: Path, data: Data) -> PictureSet:
     train = shards(path, "train")
     index = index_of(train, IMAGENET)
     refuse_empty_classes(path, index)
-    files = shards(path, "validation")
-    if not files:
-        return _held_out(path, "tfrecord", train, index, data, lambda part: samples_of(train, part, IMAGENET))
-    validation = index_of(files, IMAGENET)
-    refuse_new_labels(path, index, validation)
-    return PictureSet(
+    reader = _Reader(
         kind="tfrecord",
-        place=str(path),
-        class_names=index.class_names,
-        train=samples_of(train, index, IMAGENET),
-        validation=samples_of(files, validation, IMAGENET),
-        how=f"{len(train):,} and {len(files):,} shards",
+        index=lambda files: index_of(files, IMAGENET),
+        samples=lambda files, part: samples_of(files, part, IMAGENET),
     )
+    return _from_shards(path, data, reader, (train, index), shards(path, "validation"))
 
 
 def _from_tfds(path: Path, data: Data) -> PictureSet:
     schema, names = tfds_schema(path), tfds_names(path)
-    train = shards(path, "train", TFDS_SHARD)
-    index = index_of(train, schema, names)
-    files = shards(path, "validation", TFDS_SHARD) or shards(path, "test", TFDS_SHARD)
-    if not files:
-        return _held_out(path, "tfds", train, index, data, lambda part: samples_of(train, part, schema))
-    validation = index_of(files, schema, names)
-    refuse_new_labels(path, index, validation)
-    return PictureSet(
+    reader = _Reader(
         kind="tfds",
-        place=str(path),
-        class_names=index.class_names,
-        train=samples_of(train, index, schema),
-        validation=samples_of(files, validation, schema),
-        how=f"{len(train):,} and {len(files):,} shards",
+        index=lambda files: index_of(files, schema, names),
+        samples=lambda files, part: samples_of(files, part, schema),
     )
+    train = shards(path, "train", TFDS_SHARD)
+    validation = shards(path, "validation", TFDS_SHARD) or shards(path, "test", TFDS_SHARD)
+    return _from_shards(path, data, reader, (train, reader.index(train)), validation)
 
 
 def _from_tar(path: Path, data: Data) -> PictureSet:
-    train, files = tar_shards(path)
+    train, validation = tar_shards(path)
     index = tar_index(train)
-    if not files:
-        return _held_out(path, "tar", train, index, data, lambda part: StoredSamples(train, part, plain_content))
-    validation = tar_index(files, index.class_names)
-    refuse_new_labels(path, index, validation)
-    return PictureSet(
+    reader = _Reader(
         kind="tar",
-        place=str(path),
-        class_names=index.class_names,
-        train=StoredSamples(train, index, plain_content),
-        validation=StoredSamples(files, validation, plain_content),
-        how=f"{len(train):,} and {len(files):,} shards",
+        index=lambda files: tar_index(files, index.class_names),
+        samples=lambda files, part: StoredSamples(files, part, plain_content),
     )
+    return _from_shards(path, data, reader, (train, index), validation)
 
 
 def _from_pack(path: Path, data: Data) -> PictureSet:
@@ -127,19 +107,38 @@ def _from_pack(path: Path, data: Data) -> PictureSet:
     )
 
 
-def _held_out(
-    path: Path, kind: str, files: list[Path], index: Index, data: Data, samples: Callable[[Index], Samples]
+@dataclass(frozen=True, kw_only=True)
+class _Reader:
+    """How shards of one kind are listed, and how their samples are read."""
+
+    kind: str
+    index: Callable[[list[Path]], Index]
+    samples: Callable[[list[Path], Index], Samples]
+
+
+def _from_shards(
+    path: Path, data: Data, reader: _Reader, train: tuple[list[Path], Index], validation: list[Path]
 ) -> PictureSet:
-    """Return a set without a validation part, a share of each class held out by the place of each sample."""
-    names = [f"{files[file].name}#{offset}" for file, offset in zip(index.file, index.offset, strict=True)]
-    held_out = held_out_mask(tuple(names), index.labels, data.validation_split)
+    """Return a set of shards; where none are for validation, a share of each class is held out by its place."""
+    files, index = train
+    if validation:
+        listed = reader.index(validation)
+        refuse_new_labels(path, index, listed)
+        splits = reader.samples(files, index), reader.samples(validation, listed)
+        how = f"{len(files):,} and {len(validation):,} shards"
+    else:
+        names = [f"{files[file].name}#{offset}" for file, offset in zip(index.file, index.offset, strict=True)]
+        held_out = held_out_mask(tuple(names), index.labels, data.validation_split)
+        parts = (index.take(np.flatnonzero(mask)) for mask in (~held_out, held_out))
+        splits = tuple(reader.samples(files, part) for part in parts)
+        how = f"{data.validation_split:.3g} of each class held out, always the same pictures"
     return PictureSet(
-        kind=kind,
+        kind=reader.kind,
         place=str(path),
         class_names=index.class_names,
-        train=samples(index.take(np.flatnonzero(~held_out))),
-        validation=samples(index.take(np.flatnonzero(held_out))),
-        how=f"{data.validation_split:.3g} of each class held out, always the same pictures",
+        train=splits[0],
+        validation=splits[1],
+        how=how,
     )
 
 
