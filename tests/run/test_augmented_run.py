@@ -1,13 +1,12 @@
 """Whole runs with changed, mixed and weighted samples: plans with the same micro-batches give the same weights."""
 
-import numpy as np
 import pytest
 
 from headrace.checkpoint.store import list_checkpoints
 from headrace.core.errors import ConfigError
 from headrace.run.fit import resume, train
 
-from .conftest import assert_same_bits, final_state
+from .conftest import assert_close, assert_same_bits, final_state
 
 SMALL = {
     "num_epochs": 1,
@@ -26,28 +25,21 @@ SMALL = {
 }
 
 
-def assert_close(found, wanted):
-    assert found.keys() == wanted.keys()
-    for name, array in wanted.items():
-        if name.startswith(("params/", "stats/", "ema/", "opt/")):
-            np.testing.assert_allclose(found[name], array, rtol=5e-4, atol=5e-5, err_msg=name)
-
-
 def test_stages_and_replicas_mix_the_same_images_and_labels(quick):
     """The labels are mixed on the last stage, without the images."""
     plain = train(quick(run_name="plain", **SMALL))
     staged = train(quick(run_name="staged", **SMALL, num_pipeline_stages=2, num_replicas=2))
-    assert_close(final_state(staged.directory), final_state(plain.directory))
+    assert_close(final_state(staged.directory), final_state(plain.directory), 5e-4)
 
 
 @pytest.mark.slow
 def test_the_host_side_gives_the_same_weights(quick):
     plain = train(quick(run_name="plain", **SMALL))
     host = train(quick(run_name="host", **SMALL, accelerator_side_preprocess=False))
-    assert_close(final_state(host.directory), final_state(plain.directory))
+    assert_close(final_state(host.directory), final_state(plain.directory), 5e-4)
     unmixed = train(quick(run_name="unmixed", **SMALL | {"mixup_alpha": 0, "cutmix_alpha": 0}))
     with pytest.raises(AssertionError):
-        assert_close(final_state(unmixed.directory), final_state(plain.directory))
+        assert_close(final_state(unmixed.directory), final_state(plain.directory), 5e-4)
 
 
 def test_weights_must_be_one_for_each_class(quick, tmp_path):
@@ -73,7 +65,7 @@ GROWING = {
 def test_growing_images_in_stages_and_after_a_resume(quick, tmp_path):
     plain = train(quick(run_name="plain", **GROWING))
     staged = train(quick(run_name="staged", **GROWING, num_pipeline_stages=2))
-    assert_close(final_state(staged.directory), final_state(plain.directory))
+    assert_close(final_state(staged.directory), final_state(plain.directory), 5e-4)
     text = (tmp_path / "runs" / "plain" / "metrics.jsonl").read_text()
     assert "image sizes: 8x8 from step 0, 32x32 from step 4" in text
     assert "training at 8x8 compiled" in text

@@ -10,7 +10,7 @@ from headrace.checkpoint.store import list_checkpoints
 from headrace.core.errors import ConfigError
 from headrace.run.fit import resume, train
 
-from .conftest import assert_same_bits, final_state
+from .conftest import assert_close, assert_same_bits, final_state
 
 SMALL = {
     "num_epochs": 2,
@@ -19,13 +19,6 @@ SMALL = {
     "global_batch_size": 32,
     "lr_schedule_params": {"initial_learning_rate": 0.0001},
 }
-
-
-def assert_close(found, wanted):
-    assert found.keys() == wanted.keys()
-    for name, array in wanted.items():
-        if name.startswith(("params/", "stats/", "ema/", "opt/")):
-            np.testing.assert_allclose(found[name], array, rtol=2e-4, atol=2e-5, err_msg=name)
 
 
 def test_a_pipelined_run_gives_the_weights_and_accuracies_of_one_stage(quick):

@@ -75,7 +75,7 @@ class Pipeline:
         return max(self.num_pipeline_stages, stages_of_splits(self.pipeline_splits))
 
     @property
-    def dispatched(self) -> bool:
+    def has_stages(self) -> bool:
         """Whether the plan has stages: there are several, or the optimizer's state lives elsewhere."""
         return self.num_stages > 1 or self.state_elsewhere
 

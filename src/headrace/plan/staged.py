@@ -14,9 +14,9 @@ from headrace.plan.schedule import strict_rule
 def plan_stages(
     config: Config, batch: BatchPlan, network: Network, recompute_points: tuple[int, ...]
 ) -> PipelinePlan | None:
-    """Return the pipeline that the configuration asks for, None where a call is one device program."""
+    """Return the pipeline that the configuration asks for, None where it asks for no stages."""
     wanted = config.pipeline
-    if not wanted.dispatched:
+    if not wanted.has_stages:
         return None
     pipeline = make_pipeline_plan(
         network,
