@@ -40,7 +40,7 @@ def test_show(capsys, argv):
     lines = {line.split(":")[0].strip(): line for line in out.splitlines()}
     assert lines["seed"].split() == ["seed:", "3", "#", "command", "line"]
     assert lines["shuffle"].split() == ["shuffle:", "true", "#", "default"]
-    assert "# recipe reference.yml:" in lines["micro_batch_size"]
+    assert "# recipe reference_tf2.yml:" in lines["micro_batch_size"]
 
 
 def test_show_tells_what_was_let_go(capsys):
