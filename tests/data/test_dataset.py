@@ -150,4 +150,4 @@ def test_imagenet_without_a_place_is_asked_for(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match="not said where ImageNet lies") as caught:
         describe(config_from({"dataset": "imagenet"}).data)
-    assert "--dataset synthetic --num-samples 1281167" in caught.value.remedy
+    assert "--generated-data" in caught.value.remedy

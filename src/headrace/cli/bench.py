@@ -1,41 +1,92 @@
-"""`headrace bench`: images per second of the training path, first call left out, as a table and one line of JSON."""
+"""`headrace bench`: images per second of training or inference, the first call left out, in words and as JSON."""
 
 import argparse
 import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from headrace.cli.options import parse, print_remarks
+from headrace.cli.options import print_remarks, read_config_words, resolve_words
+
+if TYPE_CHECKING:
+    from headrace.config.load import Resolved
+    from headrace.run.bench import BenchResult
+    from headrace.run.bench_inference import InferenceResult
 
 DESCRIPTION = (
-    "Measure training: the real feed and device loop, without validation, records and checkpoints. "
-    "With --dataset synthetic nothing but the device is measured, with --dataset generated the transfer as well."
+    "Measure training (the real feed and device loop, without validation, records and checkpoints) or inference. With "
+    "--synthetic-data nothing but the device is measured, with --generated-data the transfer as well, on real data all."
 )
 
 
 def main(argv: list[str]) -> int:
     """Run the command; return its exit code."""
+    words = read_config_words(argv, "headrace bench", _add_arguments, DESCRIPTION)
+    own = words.own
+    if own.list or own.entry:
+        from headrace.cli.bench_entries import run_entries
 
-    def extra(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--steps-per-call", type=int, default=50, metavar="N", help="steps of one device call [50]")
-        parser.add_argument("--num-calls", type=int, default=5, metavar="N", help="timed calls, after one untimed [5]")
-        parser.add_argument("--json", action="store_true", help="print the line of JSON alone")
+        return run_entries(argv, own)
+    resolved = resolve_words(words)
+    print_remarks(resolved)
+    result = {"training": _training, "inference": _inference}[own.mode](resolved, own)
+    line = json.dumps(result.to_dict())
+    print(line)
+    if own.output is not None:
+        with own.output.open("a") as file:
+            file.write(line + "\n")
+    return 0
 
-    resolved, own = parse(argv, "headrace bench", extra, DESCRIPTION)
+
+def _training(resolved: "Resolved", own: argparse.Namespace) -> "BenchResult":
     from headrace.core.units import format_bytes
     from headrace.run.bench import bench
 
-    print_remarks(resolved)
     result = bench(resolved, steps_per_call=own.steps_per_call, num_calls=own.num_calls)
     if not own.json:
-        print(f"{result.model} on {result.dataset}, precision {result.precision}, {result.device}")
+        print(f"training {result.model} on {result.dataset}, precision {result.precision}, {result.device}")
         sizes = (result.micro_batch_size, result.num_replicas, result.gradient_accumulation_count)
         print(
             f"global batch {result.global_batch_size} ({sizes[0]} x {sizes[1]} replicas x {sizes[2]} accumulated), "
             f"{result.num_calls} calls of {result.steps_per_call} steps"
         )
         print(
-            f"{result.images_per_second:,.0f} img/s (median; {result.lowest:,.0f} to {result.highest:,.0f}), "
-            f"{result.step_milliseconds:.3g} ms per step; compiled in {result.compile_seconds:.1f} s "
+            f"{result.rates}, {result.step_milliseconds:.3g} ms per step; compiled in {result.compile_seconds:.1f} s "
             f"({result.compile_cache}); one device holds {format_bytes(result.device_bytes)}"
         )
-    print(json.dumps(result.to_dict()))
-    return 0
+    return result
+
+
+def _inference(resolved: "Resolved", own: argparse.Namespace) -> "InferenceResult":
+    from headrace.core.units import format_bytes
+    from headrace.run.bench_inference import bench_inference
+
+    result = bench_inference(
+        resolved, batches_per_call=own.steps_per_call, num_calls=own.num_calls, num_requests=own.num_requests
+    )
+    if not own.json:
+        print(f"inference of {result.model} on {result.dataset}, precision {result.precision}, {result.device}")
+        print(
+            f"batch {result.batch_size} ({result.micro_batch_size} x {result.num_replicas} replicas), "
+            f"{len(result.rates.each)} calls of {result.batches_per_call} batches"
+        )
+        print(
+            f"{result.rates}; compiled in {result.compile_seconds:.1f} s ({result.compile_cache}); "
+            f"one device holds {format_bytes(result.device_bytes)}"
+        )
+        if result.latency_milliseconds:
+            told = ", ".join(f"{name} {each:.3g}" for name, each in result.latency_milliseconds.items())
+            print(f"latency of one batch, {result.num_requests} of them: {told} ms")
+    return result
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    add: Any = parser.add_argument
+    add("--mode", choices=("training", "inference"), default="training", help="what is measured [training]")
+    add("--steps-per-call", type=int, default=50, metavar="N", help="steps, or batches, of one device call [50]")
+    add("--num-calls", "--repeat", type=int, default=5, metavar="N", help="timed calls, after one untimed [5]")
+    add("--num-requests", type=int, default=100, metavar="N", help="batches timed one by one, for inference [100]")
+    add("--json", action="store_true", help="print the line of JSON alone")
+    add("--list", action="store_true", help="list the named benchmarks")
+    add("--entry", metavar="NAME", help="run a named benchmark, or all that a regular expression matches")
+    add("--benchmarks", type=Path, metavar="FILE", help="the file that names them [the shipped benchmarks.yml]")
+    add("--output", type=Path, metavar="FILE", help="append each line of JSON to this file as well")

@@ -25,6 +25,17 @@ def parse(
 
     `extra` adds a command's own arguments to the parser; `prog` is the command as typed, such as `headrace train`.
     """
+    words = read_config_words(argv, prog, extra, description)
+    return resolve_words(words), words.own
+
+
+def resolve_words(words: Words) -> Resolved:
+    """Return the configuration that the words of a command ask for."""
+    return resolve(words.options, words.own.config, words.own.config_path)
+
+
+def read_config_words(argv: list[str], prog: str, extra: Extra | None = None, description: str = "") -> Words:
+    """Take an argv with `--config` and `--config-path` apart without making a configuration of it."""
 
     def add(parser: argparse.ArgumentParser) -> None:
         group = parser.add_argument_group("configuration")
@@ -35,8 +46,7 @@ def parse(
         if extra:
             extra(parser)
 
-    words = read_words(argv, prog, add, description)
-    return resolve(words.options, words.own.config, words.own.config_path), words.own
+    return read_words(argv, prog, add, description)
 
 
 def read_words(argv: list[str], prog: str, extra: Extra | None = None, description: str = "") -> Words:

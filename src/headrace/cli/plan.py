@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
         # The learning rate is evaluated with JAX; without this it would open every accelerator to do so.
         jax.config.update("jax_platforms", "cpu")
     resolved = with_measured_blocks(resolved)
-    design = design_run(resolved.config)
+    design = design_run(resolved.config, absent_ok=True)
     if own.schedule_file:
         write_picture(own.schedule_file, _tables(design))
     if own.json:
@@ -34,7 +34,8 @@ def main(argv: list[str]) -> int:
         print(json.dumps(heading | design.plan.to_dict() | {"learning_rate": _lr_points(design)}, indent=1))
         return 0
     print_remarks(resolved)
-    print(f"{design.network.name} on {design.info.name}, precision {resolved.config.numerics.precision}")
+    place = f" ({design.info.place})" if design.info.place else ""
+    print(f"{design.network.name} on {design.info.name}{place}, precision {resolved.config.numerics.precision}")
     print(draw_plan(design.plan, tuple(_lr_points(design).items())))
     return 0
 

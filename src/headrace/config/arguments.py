@@ -102,6 +102,8 @@ def _take_value(option: Option, negated: bool, words: list[str]) -> Any:
         while words and not words[0].startswith("--"):
             taken.append(words.pop(0))
         return taken
+    if option.bare_value is not None and (not words or words[0].startswith("--") or not option.knows(words[0])):
+        return option.bare_value
     if not words or words[0].startswith("--"):
         raise ConfigError(f"{option.flag} has no value.", rule=f"It takes {option.kind.words}: {option.help}")
     return words.pop(0)
@@ -128,4 +130,6 @@ def usage_of(option: Option) -> str:
     """Return an option as it is written, such as `--[no-]shuffle` or `--seed N`."""
     if option.kind is BOOL:
         return f"--[no-]{option.flag[2:]}"
+    if option.bare_value is not None:
+        return f"{option.flag} [{option.placeholder}]"
     return f"{option.flag} {option.placeholder}{' ...' if option.kind.many else ''}"

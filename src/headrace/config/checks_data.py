@@ -2,7 +2,7 @@
 
 from headrace.config.rule import Facts, Rule
 from headrace.config.schema import all_options
-from headrace.config.sections_data import MADE_UP_DATASETS, PICTURE_DATASETS
+from headrace.config.sections_data import LIKENESSES, MADE_UP_DATASETS, PICTURE_DATASETS
 
 
 def _only_for(name: str, datasets: tuple[str, ...], what: str) -> Rule:
@@ -55,6 +55,25 @@ DATA_RULES = (
         problem=lambda facts: f"{facts.told('dataset_host_budget')} with {facts.told('dataset_cache')}.",
         rule="The budget is for pictures kept in the host's memory.",
         remedy="Add --dataset-cache raw or decoded, or leave the budget out.",
+    ),
+    Rule(
+        broken=lambda facts: facts.config.data.generated_data and facts.config.data.synthetic_data is not None,
+        problem=lambda facts: f"{facts.told('generated_data')} and {facts.told('synthetic_data')}.",
+        rule="Generated images are made on the host and sent, synthetic ones are made on the device.",
+        remedy="Leave one of them out.",
+    ),
+    *(
+        Rule(
+            broken=lambda facts, name=name: (
+                bool(getattr(facts.config.data, name)) and facts.config.data.dataset not in LIKENESSES
+            ),
+            problem=lambda facts, name=name: (
+                f"{facts.told(name)} for the data set {facts.config.data.dataset}, whose shape only its files tell."
+            ),
+            rule=f"Images can be made up in the likeness of {', '.join(LIKENESSES)}.",
+            remedy="Choose one of these, or --dataset generated or synthetic with --image-size and --num-classes.",
+        )
+        for name in ("generated_data", "synthetic_data")
     ),
     Rule(
         broken=lambda facts: (

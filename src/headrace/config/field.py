@@ -43,6 +43,7 @@ class Option:
     choices: tuple[str, ...] = ()
     check: Limit | None = None
     no_value: Any = None
+    bare_value: Any = None
 
     @property
     def flag(self) -> str:
@@ -71,6 +72,10 @@ class Option:
             raise self._refusal(raw, broken, origin)
         return value
 
+    def knows(self, word: str) -> bool:
+        """Say whether a word is one of the choices."""
+        return _plain(word) in {_plain(choice) for choice in self.choices}
+
     def _choose(self, value: str) -> tuple[str, str]:
         """Return the choice spelled `value`, whatever its case and dashes, or the rule it breaks."""
         plain = {_plain(choice): choice for choice in self.choices}
@@ -94,10 +99,15 @@ def option(
     check: Limit | None = None,
     kind: Kind | None = None,
     no_value: Any = None,
+    bare_value: Any = None,
 ) -> Any:
-    """Make a dataclass field that is an option; `no_value` is what `--no-NAME` means where it is not a boolean."""
-    extra = {"help": help, "aliases": aliases, "choices": choices, "check": check, "no_value": no_value}
-    metadata = {_META: {"default": default, "kind": kind, **extra}}
+    """Make a dataclass field that is an option.
+
+    `no_value` is what `--no-NAME` means where it is not a boolean, `bare_value` what `--NAME` means without a value.
+    """
+    extra = {"help": help, "aliases": aliases, "choices": choices, "check": check}
+    bare = {"no_value": no_value, "bare_value": bare_value}
+    metadata = {_META: {"default": default, "kind": kind, **extra, **bare}}
     if isinstance(default, dict):
         return dataclasses.field(default_factory=lambda: copy.deepcopy(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)

@@ -7,7 +7,9 @@ from headrace.config.values import BYTES, FLOATS, at_least, between, share
 
 MADE_UP_DATASETS = ("generated", "synthetic")
 PICTURE_DATASETS = ("auto", "folder", "imagenet", "tfrecord", "tfds", "tar", "packed")
-DATASETS = ("digits", "cifar10", "cifar100", "mnist", "fashion_mnist", *PICTURE_DATASETS, *MADE_UP_DATASETS)
+_PUBLISHED = ("digits", "cifar10", "cifar100", "mnist", "fashion_mnist")
+LIKENESSES = (*_PUBLISHED, "imagenet")  # sets whose shape and number are known without their files
+DATASETS = (*_PUBLISHED, *PICTURE_DATASETS, *MADE_UP_DATASETS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +21,16 @@ class Data:
         ".",
         "Directory that holds the data set or a directory of it; without it $DATASETS_DIR, then $DATA_DIR.",
         aliases=("data_dir",),
+    )
+    generated_data: bool = option(
+        False, "Made-up images in the place of the data set's, of its shape and number, made on the host and sent."
+    )
+    synthetic_data: str | None = option(
+        None,
+        "Made-up images in the place of the data set's: made on the device (ipu means so too), or on the host as "
+        "generated_data does.",
+        choices=("device", "ipu", "host"),
+        bare_value="device",
     )
     image_size: int | None = option(
         None,
@@ -97,6 +109,13 @@ class Data:
         check=at_least(1),
     )
     prefetch_depth: int = option(2, "Blocks of images prepared ahead of the device.", check=between(1, 255))
+
+    @property
+    def made_up(self) -> str:
+        """Return where images are made up: host or device; empty for real ones."""
+        if self.generated_data or self.dataset == "generated" or self.synthetic_data == "host":
+            return "host"
+        return "device" if self.synthetic_data or self.dataset == "synthetic" else ""
 
     @property
     def wanted_normalization(self) -> str:

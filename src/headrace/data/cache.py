@@ -26,7 +26,7 @@ class CacheChoice(NamedTuple):
 
 def decide_cache(info: DataInfo, data: Data, num_devices: int) -> CacheChoice:
     """Return where to keep the set; each device that keeps it keeps all of it."""
-    if info.name == "synthetic":
+    if info.made_up == "device":
         return CacheChoice("device", "synthetic images are made on the device")
     if not data.accelerator_side_preprocess:
         if data.dataset_cache == "device":
@@ -47,7 +47,7 @@ def decide_cache(info: DataInfo, data: Data, num_devices: int) -> CacheChoice:
         return CacheChoice("host", f"pictures are decoded and cropped as they are needed{kept}")
     if data.dataset_cache in ("host", "none", *KEPT):
         return CacheChoice("host", f"--dataset-cache {data.dataset_cache}")
-    if info.name == "generated" and data.dataset_cache == "auto":
+    if info.made_up == "host" and data.dataset_cache == "auto":
         return CacheChoice("host", "generated images are there to be sent")
     need = (info.num_train + info.num_validation) * (info.image_bytes + 4)
     budget = parse_bytes(data.dataset_device_budget)

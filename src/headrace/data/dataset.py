@@ -23,6 +23,7 @@ from headrace.data.picture_sets import (
     PictureSet,
     crop_rule,
     image_size_of,
+    imagenet_is_there,
     open_pictures,
     sources_of,
 )
@@ -50,6 +51,7 @@ class DataInfo:
     image_dtype: str = "uint8"  # or float32, for images that code gives
     varies: bool = False  # what a source reads of a sample is another in each epoch, so it cannot lie on a device
     place: str = ""  # where a set of pictures lies, and how it was split
+    made_up: str = ""  # where its images are made up: host or device
 
     @property
     def num_values(self) -> int:
@@ -72,11 +74,16 @@ class DataSet:
     bad: BadSamples | None = None  # the broken pictures met so far, for sets that can have them
 
 
-def describe(data: Data) -> DataInfo:
-    """Return what is known of the configured set without reading its images."""
+def describe(data: Data, *, absent_ok: bool = False) -> DataInfo:
+    """Return what is known of the configured set without reading its images.
+
+    With `absent_ok` an ImageNet that is not there is taken as it was published, for planning.
+    """
     data = resolved_set(data)
     if data.dataset in MADE_UP_SETS:
         return _describe_made_up(data)
+    if data.dataset == "imagenet" and (data.made_up or (absent_ok and not imagenet_is_there(data))):
+        return _describe_imagenet(data)
     if data.dataset in PICTURE_DATASETS:
         return _describe_pictures(open_pictures(data, data.dataset), data)
     row = KNOWN_SETS.get(data.dataset)
@@ -96,16 +103,18 @@ def describe(data: Data) -> DataInfo:
         normalization=_or(data.wanted_normalization, row.normalization),
         channel_mean=row.channel_mean,
         channel_std=row.channel_std,
+        place=_made_up_place(data),
+        made_up=data.made_up,
     )
 
 
 def open_dataset(data: Data, seed: int) -> DataSet:
     """Read the configured set; what is missing or damaged is a DataError. `seed` makes made-up images."""
     data = resolved_set(data)
-    if data.dataset in PICTURE_DATASETS:
+    if data.dataset in PICTURE_DATASETS and not data.made_up:
         return _open_pictures(data, seed)
     info = describe(data)
-    if info.name in MADE_UP_SETS:
+    if info.made_up:
         train, validation = (_made_up(info, data, seed, split) for split in SPLITS)
         return DataSet(info=info, train=train, validation=validation)
     if info.name == "digits":
@@ -152,6 +161,30 @@ def _describe_pictures(pictures: PictureSet, data: Data) -> DataInfo:
     )
 
 
+def _describe_imagenet(data: Data) -> DataInfo:
+    """Return ImageNet (LSVRC 2012) as it was published."""
+    size, channels = data.image_size or 224, data.num_channels
+    return DataInfo(
+        name="imagenet",
+        image_hwc=(size, size, channels),
+        num_classes=1000,
+        class_names=tuple(f"class {label}" for label in range(1000)),
+        num_train=1_281_167,
+        num_validation=50_000,
+        augmentation=_or(data.train_augmentation, "flip"),
+        normalization=_or(data.wanted_normalization, "per-channel"),
+        channel_mean=IMAGENET_MEAN if channels == 3 else GREY_MEAN,
+        channel_std=IMAGENET_STD if channels == 3 else GREY_STD,
+        varies=not data.made_up,
+        place=_made_up_place(data) or "not there, planned as published",
+        made_up=data.made_up,
+    )
+
+
+def _made_up_place(data: Data) -> str:
+    return f"made up on the {data.made_up}" if data.made_up else ""
+
+
 def _from_parts(info: DataInfo, parts: dict[str, Part]) -> DataSet:
     raise_findings(info.name, [finding for part in parts.values() for finding in part.findings])
     train, validation = (ArraySource(parts[split].images, parts[split].labels) for split in SPLITS)
@@ -173,6 +206,7 @@ def _describe_made_up(data: Data) -> DataInfo:
         normalization=_or(data.wanted_normalization, "per-channel"),
         channel_mean=(0.5,) * channels,  # of uniform bytes
         channel_std=(0.28975,) * channels,
+        made_up=data.made_up,
     )
 
 
@@ -185,7 +219,7 @@ def _made_up(info: DataInfo, data: Data, seed: int, split: str) -> Source:
         num_classes=info.num_classes,
         num_distinct=distinct_images(num_samples, info.image_bytes, parse_bytes(data.dataset_device_budget)),
     )
-    return SyntheticSource(spec, num_samples) if info.name == "synthetic" else generated_source(spec, num_samples)
+    return SyntheticSource(spec, num_samples) if info.made_up == "device" else generated_source(spec, num_samples)
 
 
 def _refuse_contradictions(data: Data, row: SetRow) -> None:

@@ -19,7 +19,7 @@ from headrace.data.cache import decide_cache, make_resident
 from headrace.data.order import StepShape, epoch_order, step_indices
 from headrace.data.source import Source
 
-__all__ = ["EvalFeed", "FeedOptions", "FeedStats", "TrainFeed", "decide_cache", "feed_options"]
+__all__ = ["EvalFeed", "FeedOptions", "FeedStats", "RepeatedFeed", "TrainFeed", "decide_cache", "feed_options"]
 
 Put = Callable[[Any, str], Any]  # (tree of arrays, `replicated` | `steps` | `batches`) -> tree of device arrays
 
@@ -106,6 +106,34 @@ class EvalFeed:
         block = {"index": index, "mask": counted.astype(np.float32)}
         if self._reader is not None:
             block |= self._reader.read(index, 0)
+        return _sent(block, lambda: self._put(block, "batches"), self.stats)
+
+
+class RepeatedFeed:
+    """Blocks of [n, B] samples of a split in order, over and over: for measuring, where nothing is counted."""
+
+    def __init__(self, source: Source, shape: tuple[int, int], num_blocks: int, options: FeedOptions, put: Put) -> None:
+        self._shape, self._num_samples, self._put = shape, len(source), put
+        self._reader = BlockReader(source, options, train=False) if options.cache.where != "device" else None
+        self.stats = FeedStats()
+        self._ahead = Ahead(self._make, num_blocks, options.prefetch_depth, self.stats)
+
+    def next(self, in_flight: Any = None) -> dict[str, Any]:
+        """Return the next block: index [n, B], with images and labels unless they are resident."""
+        return self._ahead.next(in_flight)
+
+    def close(self) -> None:
+        """End the threads."""
+        if self._reader is not None:
+            self._reader.close()
+        self._ahead.close()
+
+    def _make(self, number: int) -> dict[str, Any]:
+        size = self._shape[0] * self._shape[1]
+        index = (np.arange(number * size, (number + 1) * size) % self._num_samples).reshape(self._shape)
+        block: dict[str, Any] = {"index": index.astype(np.int32)}
+        if self._reader is not None:
+            block |= self._reader.read(block["index"], 0)
         return _sent(block, lambda: self._put(block, "batches"), self.stats)
 
 

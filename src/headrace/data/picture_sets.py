@@ -151,18 +151,25 @@ OPENERS: dict[str, Callable[[Path, Data], PictureSet]] = {
 }
 
 
+def imagenet_is_there(data: Data) -> bool:
+    """Say whether something lies where ImageNet is said to be; the current directory, by default, says nothing."""
+    path = Path(data.dataset_path).expanduser()
+    found = detect_kind(path) if path.exists() else None
+    return found is not None and not (data.dataset_path == "." and found == "folder")
+
+
 def open_pictures(data: Data, kind: str) -> PictureSet:
     """List the set; `kind` is a row of detect.KINDS, or `imagenet` for whichever of them is there."""
     path = Path(data.dataset_path).expanduser()
     if not path.exists():
         raise DataError(f"{path.absolute()} does not exist.", remedy="Give the place of your data with --dataset-path.")
     found = detect_kind(path) if kind == "imagenet" else kind
-    if kind == "imagenet" and data.dataset_path == "." and found in (None, "folder"):
+    if kind == "imagenet" and data.dataset_path == "." and not imagenet_is_there(data):
         # The current directory is the option's default: it was not meant, whatever folders it holds.
         raise DataError(
             "It is not said where ImageNet lies.",
-            remedy="Give its TFRecords, tar shards, packed file or class folders with --dataset-path; or see the plan "
-            "alone with --dataset synthetic --num-samples 1281167 --num-classes 1000.",
+            remedy="Give its TFRecords, tar shards, packed file or class folders with --dataset-path; or train on "
+            "made-up images of its shape with --generated-data or --synthetic-data.",
         )
     if found is None:
         words = "; ".join(row.words for row in KINDS)

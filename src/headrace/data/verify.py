@@ -33,11 +33,11 @@ class VerifyReport:
 def verify(data: Data) -> VerifyReport:
     """Check the configured set."""
     data = resolved_set(data)
+    if data.made_up:
+        return _made_up_report(data)
     if data.dataset in PICTURE_DATASETS:
         return _pictures_report(data)
-    row = KNOWN_SETS.get(data.dataset)
-    if row is None:
-        return _made_up_report(data)
+    row = KNOWN_SETS[data.dataset]
     if row.name == "digits":
         return _report(row, "inside the package", row.class_names, read_digits(), [])
     try:

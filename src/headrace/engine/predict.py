@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
@@ -10,6 +11,14 @@ from jax.sharding import PartitionSpec as P
 from headrace.engine.evaluate import EvalSpec
 from headrace.engine.loop import BATCHES
 from headrace.model.context import Ctx
+
+
+def stored_for_inference(params: Any, compute_dtype: Any) -> Any:
+    """Return the weights with those of convolutions and matrices in the dtype they are used in; the values are equal.
+
+    Layers would round them at each use. Scales and shifts of norms are used in float32, and stay.
+    """
+    return jax.tree.map(lambda w: np.asarray(w).astype(compute_dtype) if w.ndim > 1 else w, params)
 
 
 def make_prediction(spec: EvalSpec, mesh: Mesh) -> Any:

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from headrace.config.schema import Config
-from headrace.config.sections_data import MADE_UP_DATASETS
 from headrace.core.units import format_bytes
 from headrace.data.blocks import FeedOptions
 from headrace.data.dataset import DataInfo
@@ -67,7 +66,7 @@ def sent_data(feed: FeedOptions, info: DataInfo, batch: BatchPlan) -> SentData:
 def resident_data(config: Config, info: DataInfo, budget: int) -> DataMemory:
     """Return the rows of a set that is kept on the devices as it is; each validates and so has that part."""
     counts = [info.num_train, info.num_validation]
-    if info.name in MADE_UP_DATASETS:
+    if info.made_up:
         counts = [distinct_images(count, info.image_bytes, budget) for count in counts]
     train, validation = counts[0], counts[1] * config.validation.validation
     bits = 8 * info.image_bytes // info.num_values

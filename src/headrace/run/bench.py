@@ -19,6 +19,7 @@ from headrace.run.design import Design, design_run, starting_state
 from headrace.run.executor import make_executor
 from headrace.run.initial import adopt_weights
 from headrace.run.measure import with_measured_blocks
+from headrace.run.rates import Rates, call_rates
 from headrace.run.settle import Settler
 from headrace.run.trainer import Compiled, advise_on_memory, compile_call, open_feed, step_spec
 
@@ -36,9 +37,7 @@ class BenchResult:
     global_batch_size: int
     steps_per_call: int
     num_calls: int  # timed ones
-    images_per_second: float  # the median of the calls
-    lowest: float
-    highest: float
+    rates: Rates
     step_milliseconds: float
     first_call_seconds: float
     compile_seconds: float
@@ -50,7 +49,9 @@ class BenchResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain values."""
-        return asdict(self)
+        plain = {"mode": "training"} | asdict(self) | self.rates.to_dict()
+        del plain["rates"]
+        return plain
 
 
 def bench(resolved: Resolved, *, steps_per_call: int, num_calls: int) -> BenchResult:
@@ -67,7 +68,6 @@ def bench(resolved: Resolved, *, steps_per_call: int, num_calls: int) -> BenchRe
     with advise_on_memory(design.plan):
         compiled, seconds, loss = _measure(design, dataset, devices)
     batch = design.plan.batch
-    rates = sorted(steps_per_call * batch.global_batch_size / s for s in seconds[1:])
     return BenchResult(
         model=config.model.model_name,
         dataset=config.data.dataset,
@@ -78,9 +78,7 @@ def bench(resolved: Resolved, *, steps_per_call: int, num_calls: int) -> BenchRe
         global_batch_size=batch.global_batch_size,
         steps_per_call=steps_per_call,
         num_calls=num_calls,
-        images_per_second=statistics.median(rates),
-        lowest=rates[0],
-        highest=rates[-1],
+        rates=call_rates(steps_per_call * batch.global_batch_size, seconds),
         step_milliseconds=1e3 * statistics.median(seconds[1:]) / steps_per_call,
         first_call_seconds=seconds[0],
         compile_seconds=compiled.seconds,

@@ -53,9 +53,12 @@ class Design:
     own: OwnParts | None = None
 
 
-def design_run(config: Config, own: OwnParts | None = None) -> Design:
-    """Return the design of the run that a configuration describes, with what code gives instead of names."""
-    info = own.dataset.info if own else describe(config.data)
+def design_run(config: Config, own: OwnParts | None = None, *, absent_ok: bool = False) -> Design:
+    """Return the design of the run that a configuration describes, with what code gives instead of names.
+
+    `absent_ok`: an ImageNet that is not there is planned with as published.
+    """
+    info = own.dataset.info if own else describe(config.data, absent_ok=absent_ok)
     refuse_weights(config.learning.class_weights, info)
     network = own.network if own else build_network(config.model, info.num_classes, info.image_hwc)
     network = network.refined(config.pipeline.pipeline_splits)

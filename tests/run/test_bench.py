@@ -1,0 +1,144 @@
+"""Benchmarks: the arithmetic of rates and latencies, measured runs, named entries, refusals."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace.cli.bench_entries import SHIPPED, read_entries
+from headrace.cli.main import main
+from headrace.config.load import config_from, resolve
+from headrace.core.errors import ConfigError
+from headrace.data.dataset import describe, open_dataset
+from headrace.run.bench_inference import bench_inference
+from headrace.run.rates import call_rates, latencies
+
+SMALL = {"model_name": "cifar_resnet8", "dataset": "cifar10", "micro_batch_size": 4}
+
+
+def test_rates_leave_the_first_call_out():
+    rates = call_rates(100, [9.0, 1.0, 2.0, 4.0])
+    assert rates.each == (100.0, 50.0, 25.0)
+    assert rates.median == 50.0
+    assert rates.mean == pytest.approx(np.mean([100, 50, 25]))
+    assert rates.deviation == pytest.approx(np.std([100, 50, 25], ddof=1))
+    assert call_rates(10, [1.0, 2.0]).deviation == 0
+
+
+def test_latencies_are_percentiles_in_milliseconds():
+    seconds = np.random.default_rng(0).permutation(np.arange(1, 201)) / 1e3
+    found = latencies(seconds.tolist())
+    assert (found["p50"], found["p90"], found["p95"], found["p99"]) == pytest.approx((100, 180, 190, 198))
+    assert found["mean"] == pytest.approx(100.5)
+    assert found["longest"] == pytest.approx(200)
+    assert latencies([0.5])["p99"] == 500
+
+
+@pytest.mark.parametrize("made_up", [{"generated_data": True}, {"synthetic_data": "device"}])
+def test_inference_counts_every_image_of_all_replicas(made_up):
+    resolved = resolve(SMALL | made_up | {"num_replicas": 2}, "none")
+    result = bench_inference(resolved, batches_per_call=2, num_calls=3, num_requests=5)
+    assert (result.batch_size, result.num_replicas, len(result.rates.each)) == (8, 2, 3)
+    line = json.loads(json.dumps(result.to_dict()))
+    assert line["mode"] == "inference"
+    assert line["lowest"] <= line["images_per_second"] <= line["highest"]
+    assert 0 < line["latency_milliseconds"]["p50"] <= line["latency_milliseconds"]["p99"]
+
+
+def test_imagenet_is_made_up_as_published():
+    data = config_from({"dataset": "imagenet", "synthetic_data": "ipu", "model_name": "efficientnet_b4"}).data
+    info = describe(data)
+    assert (info.image_hwc, info.num_classes) == ((380, 380, 3), 1000)
+    assert (info.num_train, info.num_validation) == (1_281_167, 50_000)
+    assert (info.made_up, info.channel_mean) == ("device", (0.485, 0.456, 0.406))
+
+
+def test_cifar_is_made_up_without_its_files(tmp_path):
+    data = config_from({"dataset": "cifar10", "generated_data": True, "dataset_path": str(tmp_path)}).data
+    opened = open_dataset(data, seed=3)
+    assert (len(opened.train), len(opened.validation), opened.info.made_up) == (50000, 10000, "host")
+    images = opened.train.read(np.arange(256), 0)
+    assert images.shape == (256, 32, 32, 3)
+    assert abs(images.mean() - 127.5) < 1  # uniform bytes
+
+
+def test_a_plan_of_an_absent_imagenet_takes_the_published_numbers(capsys, monkeypatch, tmp_path):
+    monkeypatch.delenv("DATASETS_DIR", raising=False)
+    monkeypatch.delenv("DATA_DIR", raising=False)
+    monkeypatch.chdir(tmp_path)
+    words = "plan --config none --model resnet18 --dataset imagenet --micro-batch-size 256"
+    assert main(words.split()) == 0
+
+    out = capsys.readouterr().out
+    assert "not there, planned as published" in out
+    assert "5,004" in out  # 1,281,167 // 256 updates per epoch
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"dataset": "folder", "generated_data": True}, "whose shape only its files tell"),
+        (
+            {"generated_data": True, "synthetic_data": "device"},
+            "generated_data on .* and synthetic_data",
+        ),
+    ],
+)
+def test_made_up_data_is_refused_where_it_cannot_be(options, told):
+    with pytest.raises(ConfigError, match=told):
+        resolve(options, "none")
+
+
+def test_a_bare_flag_means_the_device():
+    from headrace.cli.options import parse
+
+    for words in (["--synthetic-data"], ["--synthetic-data", "--seed", "1"], ["--synthetic-data", "device"]):
+        assert parse([*words, "--dataset", "cifar10"], "headrace plan")[0].config.data.made_up == "device"
+    assert parse(["--dataset", "cifar10", "--synthetic-data", "host"], "headrace plan")[0].config.data.made_up == "host"
+
+
+def test_the_shipped_benchmarks_are_the_references_and_ours():
+    entries = read_entries(SHIPPED)
+    assert entries["resnet50_inference"].sweep == {"batch-size": [1, 4, 16, 32, 64, 90]}
+    assert entries["resnet50_inference_host"].sweep == {"batch-size": [1, 4, 16, 32, 64, 80]}
+    assert entries["resnext101_inference"].sweep == {"batch-size": [1, 2, 4, 8, 16]}
+    assert entries["efficientnet_b0_inference"].sweep == {"batch-size": [1, 8, 16, 32]}
+    assert len(entries["gpu_inference"].points()) == 12
+
+
+def test_an_entry_runs_each_point_and_typed_options_win(tmp_path):
+    file, lines = tmp_path / "mine.yml", tmp_path / "out.jsonl"
+    file.write_text(
+        "tiny:\n  mode: inference\n  options: --config none --model cifar_resnet8 --dataset cifar10 --generated-data "
+        "--steps-per-call 9 --repeat 2\n  sweep: {micro-batch-size: [1, 2]}\n"
+    )
+    more = ["--steps-per-call", "1", "--num-requests", "0", "--output", str(lines)]
+    command = [sys.executable, "-m", "headrace", "bench", "--benchmarks", str(file), "--entry", "ti.*", *more]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    found = [json.loads(line) for line in lines.read_text().splitlines()]
+    assert [line["micro_batch_size"] for line in found] == [1, 2]
+    assert all(line["batches_per_call"] == 1 and len(line["each_call"]) == 2 for line in found)
+    assert "micro-batch-size=2" in done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("a: {mode: serving}", "mode is 'serving'"),
+        ("a: {option: --seed 1}", "has the key 'option'"),
+        ("a: {sweep: {seed: 1}}", "sweep is"),
+        ("a: 3", "not a mapping"),
+        ("[1", "not YAML"),
+        ("", "names no benchmarks"),
+    ],
+)
+def test_a_bad_file_is_refused(tmp_path, text, told):
+    file = tmp_path / "bad.yml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=told):
+        read_entries(file)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_entries(Path(tmp_path / "none.yml"))
