@@ -17,8 +17,10 @@ def main(argv: list[str]) -> int:
 
     from headrace.plan.draw import draw_plan
     from headrace.plan.picture_formats import check_picture_file, write_picture
+    from headrace.plan.scale import draw_scale
     from headrace.run.design import design_run
     from headrace.run.measure import with_measured_blocks
+    from headrace.run.scale import scaled
 
     if own.schedule_file:
         check_picture_file(own.schedule_file)
@@ -26,16 +28,18 @@ def main(argv: list[str]) -> int:
         # The learning rate is evaluated with JAX; without this it would open every accelerator to do so.
         jax.config.update("jax_platforms", "cpu")
     resolved = with_measured_blocks(resolved)
+    resolved, rows = scaled(resolved, own.num_devices) if own.num_devices is not None else (resolved, ())
     design = design_run(resolved.config, absent_ok=True)
     if own.schedule_file:
         write_picture(own.schedule_file, _tables(design))
     if own.json:
-        heading = {"model": design.network.name, "dataset": design.info.name}
-        print(json.dumps(heading | design.plan.to_dict() | {"learning_rate": _lr_points(design)}, indent=1))
+        _print_json(design, rows)
         return 0
     print_remarks(resolved)
     place = f" ({design.info.place})" if design.info.place else ""
     print(f"{design.network.name} on {design.info.name}{place}, precision {resolved.config.numerics.precision}")
+    if rows:
+        print(draw_scale(rows, own.num_devices))
     print(draw_plan(design.plan, tuple(_lr_points(design).items())))
     return 0
 
@@ -43,11 +47,24 @@ def main(argv: list[str]) -> int:
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="Print the plan as JSON.")
     parser.add_argument(
+        "--num-devices",
+        type=int,
+        metavar="N",
+        help="Plan for so many devices: more or fewer replicas, the same global batch.",
+    )
+    parser.add_argument(
         "--schedule-file",
         type=Path,
         metavar="FILE",
         help="Draw the pipeline's schedule into a file: .svg, .png, .txt, or .json for a Chrome trace.",
     )
+
+
+def _print_json(design: Any, rows: tuple[Any, ...]) -> None:
+    heading: dict[str, Any] = {"model": design.network.name, "dataset": design.info.name}
+    if rows:
+        heading["scaling"] = [row.to_dict() for row in rows]
+    print(json.dumps(heading | design.plan.to_dict() | {"learning_rate": _lr_points(design)}, indent=1))
 
 
 def _tables(design: Any) -> dict[str, Any]:

@@ -16,6 +16,11 @@ class Run:
         check=between(0, 2**32 - 1),
     )
     training: bool = option(True, "Train; without it the run only validates.")
+    dry_run_steps: int | None = option(
+        None,
+        "Stop after so many weight updates and as many validation batches, all else as planned: a quick trial.",
+        check=at_least(1),
+    )
     compile_only: bool = option(False, "Compile the programs, report time and memory, and stop.")
     platform: str = option("auto", "Kind of device to run on.", choices=("auto", "cpu", "cuda", "rocm", "tpu"))
     compilation_cache_dir: str | None = option(

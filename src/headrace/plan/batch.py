@@ -1,6 +1,6 @@
 """Batch arithmetic: micro batch x replicas x gradient accumulation = global batch, for training and for validation."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -58,6 +58,10 @@ class ValidationPlan:
     @property
     def padding(self) -> int:
         return self.num_batches * self.batch_size - self.num_samples
+
+    def first_batches(self, num_batches: int) -> "ValidationPlan":
+        """Return the plan of a trial on the first batches alone."""
+        return replace(self, num_samples=min(self.num_samples, num_batches * self.batch_size))
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -91,6 +91,9 @@ def make_plan(config: Config, info: DataInfo, network: Network) -> Plan:
     sent = sent_data(feed, info, batch) if feed.cache.where == "host" else None
     budget = parse_bytes(config.data.dataset_device_budget)
     steps = _steps(config, info, batch, budget // sent.bytes_per_step if sent else None)
+    trial = config.run.dry_run_steps
+    if trial:
+        steps = steps.cut_short(trial)
     data = sent.memory(steps.steps_per_call) if sent else resident_data(config, info, budget)
     wanted = config.pipeline
     points = recompute_points(network, wanted.recomputation_points, wanted.num_stages)
@@ -108,18 +111,19 @@ def make_plan(config: Config, info: DataInfo, network: Network) -> Plan:
         return (_memory(config, cost.params, kept, batch, data),)
 
     by_device = memory(wanted.recomputation)
+    validation = make_validation_plan(
+        batch,
+        micro_batch_size=config.validation.validation_micro_batch_size,
+        num_replicas=config.validation.validation_num_replicas,
+        num_samples=info.num_validation,
+        devices_per_replica=pipeline.num_devices if pipeline else 1,
+        pipelined=config.validation.pipeline_validation_model,
+    )
     parameters = max(pipeline.parameters_by_device()) if pipeline else cost.params
     return Plan(
         batch=batch,
         steps=steps,
-        validation=make_validation_plan(
-            batch,
-            micro_batch_size=config.validation.validation_micro_batch_size,
-            num_replicas=config.validation.validation_num_replicas,
-            num_samples=info.num_validation,
-            devices_per_replica=pipeline.num_devices if pipeline else 1,
-            pipelined=config.validation.pipeline_validation_model,
-        ),
+        validation=validation.first_batches(trial) if trial else validation,
         memory_by_device=by_device,
         savings=find_savings(config, parameters, by_device, lambda: memory(True)),
         recompute_points=points if wanted.recomputation else (),

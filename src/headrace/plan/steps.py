@@ -72,6 +72,23 @@ class StepPlan:
         """Return the plan of what is left after `first_step` steps: calls that begin there and meet every event."""
         return replace(self, steps_per_call=math.gcd(self.steps_per_call, first_step))
 
+    def cut_short(self, num_steps: int) -> "StepPlan":
+        """Return the plan of a trial of at most so many steps in one call; what was due sometime is due at its end."""
+        last = min(num_steps, self.total_steps)
+
+        def at_end(every: int) -> int:
+            return last if every else 0
+
+        return replace(
+            self,
+            total_steps=last,
+            log_every=at_end(self.log_every),
+            checkpoint_every=at_end(self.checkpoint_every),
+            validate_every=at_end(self.validate_every),
+            host_every=last,
+            steps_per_call=largest_divisor(last, self.steps_per_call) if last else 0,
+        )
+
     def log_due(self, step: int) -> bool:
         """Say whether a record is due after `step` steps."""
         return self._due(step, self.log_every)

@@ -14,6 +14,7 @@ from headrace.config.load import Resolved, override
 from headrace.data.bad import FILE as BAD_FILE
 from headrace.data.dataset import DataInfo, open_dataset
 from headrace.data.feed import FeedOptions, feed_options
+from headrace.data.few import few
 from headrace.data.verify import refuse_problems
 from headrace.engine.devices import start_devices, use_compilation_cache
 from headrace.engine.dispatch import Dispatcher
@@ -70,6 +71,8 @@ def fit(resolved: Resolved, restored: Restored | None, own: OwnParts | None = No
     if config.data.verify_dataset and not own:
         refuse_problems(config.data)
     dataset = own.dataset if own else open_dataset(config.data, config.run.seed)
+    if config.run.dry_run_steps:
+        dataset = replace(dataset, validation=few(dataset.validation, design.plan.validation.num_samples))
     step = restored.step if restored else 0
     design = replace(design, plan=replace(design.plan, steps=design.plan.steps.from_step(step)))
     plan, steps = design.plan, design.plan.steps
