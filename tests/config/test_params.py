@@ -44,7 +44,12 @@ from headrace.core.errors import ConfigError
             {"initial_learning_rate": 0.1},
             {"initial_learning_rate": 0.1, "decay_rate": 0.97, "epochs_per_drop": 2.4},
         ),
-        ("lr_warmup", None, {"warmup_mode": "mask", "warmup_epochs": 5}, {"warmup_mode": "mask", "warmup_epochs": 5.0}),
+        (
+            "lr_warmup",
+            None,
+            {"warmup_mode": "mask", "warmup_epochs": 5},
+            {"warmup_mode": "mask", "warmup_epochs": 5.0, "from_zero": False},
+        ),
         (
             "loss_scaling",
             "dynamic",

@@ -54,6 +54,26 @@ def test_stepped_values_are_absolute_and_change_after_the_boundary():
     assert {t: pytest.approx(float(curve(t)), rel=1e-6) for t in points} == points
 
 
+def test_drops_are_shares_of_the_run_and_factors():
+    """CIFAR ResNet-20 at micro batch 32 and 2^-6 per image, as the reference's test has it: 0.5, at last 0.0005."""
+    params = {"initial_learning_rate": 2.0**-6, "drops": [0.25, 0.5, 0.75], "factor": 0.1}
+    curve = curve_of("drops", params, batch=32, epochs=10)
+    points = {0: 0.5, 250: 0.5, 251: 0.05, 500: 0.05, 501: 0.005, 750: 0.005, 751: 0.0005, 999: 0.0005}
+    assert {t: pytest.approx(float(curve(t)), rel=1e-6) for t in points} == points
+
+
+@pytest.mark.parametrize("mode", ["mask", "shift"])
+def test_a_warm_up_from_zero(mode):
+    """The first application's: t / W of the rate, 0 at the first step, the whole rate at step W."""
+    warmup = {"warmup_mode": mode, "warmup_epochs": 2, "from_zero": True}
+    curve = curve_of("cosine", {"initial_learning_rate": 0.125}, warmup=warmup)
+    for t in (0, 1, 50, 199, 200, 700):
+        under = cosine(max(t - 200, 0), 1.0, 800) if mode == "shift" else cosine(t, 1.0, 1000)
+        assert float(curve(t)) == pytest.approx(under * min(t / 200, 1), abs=1e-6)
+    none = curve_of("const", {"initial_learning_rate": 0.125}, warmup=warmup | {"warmup_epochs": 0})
+    assert float(none(1)) == pytest.approx(1.0)
+
+
 def test_epochs_that_binary_fractions_put_just_under_a_step():
     assert int(0.29 * U) == 28  # the trap
     curve = curve_of("stepped", {"boundaries": [0.29], "values": [1.0, 2.0]})

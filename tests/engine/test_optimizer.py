@@ -88,6 +88,21 @@ def test_velocity_holds_rates_of_the_past():
     assert float(params["w"][0]) == pytest.approx(-0.2, rel=1e-6)
 
 
+def test_momentum_holds_gradients_of_the_past():
+    """TensorFlow 1's form: v = m v + g, w -= lr v. Rates 0.1, 0.05, gradient 1, m 0.5: -(0.1 + 0.05 x 1.5)."""
+    tx = make("momentum", {"momentum": 0.5})
+    params = train(tx, {"w": np.array([0.0], np.float32)}, lambda step: {"w": jnp.ones(1)}, 2)
+    assert float(params["w"][0]) == pytest.approx(-0.175, rel=1e-6)
+
+
+def test_momentum_matches_numpy(start):
+    def rule(name, w, g, slots, rate):
+        slots["v"] = 0.9 * slots.get("v", 0.0) + g
+        return w - rate * slots["v"]
+
+    assert_same(train(make("momentum", {"momentum": 0.9}), start, grads_at, 6), by_hand(start, 6, rule))
+
+
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_sgd_matches_numpy(start, nesterov):
     def rule(name, w, g, slots, rate):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.config.checks_augment import AUGMENT_NOTES, AUGMENT_RULES
+from headrace.config.checks_compiler import COMPILER_RULES, COMPILER_WARNINGS
 from headrace.config.checks_data import DATA_RULES
 from headrace.config.checks_model import MODEL_RULES
 from headrace.config.checks_pipeline import PIPELINE_NOTES, PIPELINE_RULES
@@ -73,6 +74,7 @@ RULES = (
     *MODEL_RULES,
     *PIPELINE_RULES,
     *AUGMENT_RULES,
+    *COMPILER_RULES,
 )
 
 
@@ -104,6 +106,7 @@ WARNINGS = (
         when=lambda facts: facts.config.run.target_accuracy is not None and not facts.config.validation.validation,
         text=lambda facts: f"{facts.told('target_accuracy')} is never looked at: {facts.told('validation')}.",
     ),
+    *COMPILER_WARNINGS,
 )
 
 NOTES = (

@@ -24,6 +24,11 @@ class Origin:
     def __str__(self) -> str:
         return f"{self.kind} {self.where}".strip()
 
+    @property
+    def is_given(self) -> bool:
+        """Say whether somebody wrote the value; else it is worked out again when options change."""
+        return self.kind not in ("default", "dialect")
+
 
 DEFAULT = Origin(kind="default")
 COMMAND_LINE = Origin(kind="command line")
@@ -44,6 +49,7 @@ class Option:
     check: Limit | None = None
     no_value: Any = None
     bare_value: Any = None
+    same: tuple[tuple[str, str], ...] = ()  # other words for choices
 
     @property
     def flag(self) -> str:
@@ -79,6 +85,7 @@ class Option:
     def _choose(self, value: str) -> tuple[str, str]:
         """Return the choice spelled `value`, whatever its case and dashes, or the rule it breaks."""
         plain = {_plain(choice): choice for choice in self.choices}
+        plain |= {_plain(word): choice for word, choice in self.same}
         found = plain.get(_plain(value))
         return (found, "") if found else (value, "not one of the choices")
 
@@ -100,12 +107,14 @@ def option(
     kind: Kind | None = None,
     no_value: Any = None,
     bare_value: Any = None,
+    same: tuple[tuple[str, str], ...] = (),
 ) -> Any:
     """Make a dataclass field that is an option.
 
-    `no_value` is what `--no-NAME` means where it is not a boolean, `bare_value` what `--NAME` means without a value.
+    `no_value` is what `--no-NAME` means where it is not a boolean, `bare_value` what `--NAME` means without a value,
+    `same` other words for choices.
     """
-    extra = {"help": help, "aliases": aliases, "choices": choices, "check": check}
+    extra = {"help": help, "aliases": aliases, "choices": choices, "check": check, "same": same}
     bare = {"no_value": no_value, "bare_value": bare_value}
     metadata = {_META: {"default": default, "kind": kind, **extra, **bare}}
     if isinstance(default, dict):

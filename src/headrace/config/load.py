@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from headrace.config.checks import check
+from headrace.config.dialect import choose_dialect, settle_dialect
 from headrace.config.field import COMMAND_LINE, DEFAULT, Option, Origin
 from headrace.config.layers import Given, Layer, merge_layers
 from headrace.config.names import Spelled, find, spellings
@@ -65,12 +66,9 @@ def resolve(
 
 def override(saved: Resolved, options: Mapping[str, Any]) -> Resolved:
     """Return a saved configuration with the command line's options over it."""
-    flat = to_flat(saved.config)
-    given = {
-        name: Given(value=flat[name], origin=origin)
-        for name, origin in saved.origins.items()
-        if origin.kind != "default"
-    }
+    flat, known = to_flat(saved.config), all_options()
+    written = {name: origin for name, origin in saved.origins.items() if origin.is_given}
+    given = {name: Given(value=known[name].read(flat[name], origin), origin=origin) for name, origin in written.items()}
     return _assemble([given, _option_layer(options, COMMAND_LINE)], saved.name)
 
 
@@ -125,11 +123,14 @@ def origins_from_json(saved: Mapping[str, Mapping[str, str]]) -> dict[str, Origi
 
 def _assemble(layers: list[Layer], name: str) -> Resolved:
     found, tie_notes = merge_layers(layers)
+    found, dialect_notes = settle_dialect(found)
     found = settle(found)
     config = _build({option: given.value for option, given in found.items()})
     origins = {option: given.origin for option, given in found.items()}
     warnings, notes = check(config, origins)
-    return Resolved(config=config, origins=origins, name=name, warnings=warnings, notes=tie_notes + notes)
+    return Resolved(
+        config=config, origins=origins, name=name, warnings=warnings, notes=tie_notes + dialect_notes + notes
+    )
 
 
 def _build(values: Mapping[str, Any]) -> Config:
@@ -140,6 +141,8 @@ def _build(values: Mapping[str, Any]) -> Config:
 
 
 def _default_recipe(given: Layer) -> str:
+    if choose_dialect(merge_layers([given])[0])[0] != "headrace":
+        return NO_RECIPE  # a reference's command line comes with that application's own defaults
     if "dataset" in given:
         return PICTURES_RECIPE if given["dataset"].value in PICTURE_DATASETS else DEFAULT_RECIPE
     return PICTURES_RECIPE if "dataset_path" in given else DEFAULT_RECIPE

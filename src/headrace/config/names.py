@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from headrace.config.field import Option
 from headrace.core.errors import ConfigError, nearest
 
+SECOND_RANK = ("compiler", "legacy")  # sections of the reference's names, so that they take no prefix from ours
+
 
 @dataclass(frozen=True, kw_only=True)
 class Spelled:
@@ -13,6 +15,7 @@ class Spelled:
 
     name: str
     negated: bool = False
+    rank: int = 0  # a prefix looks at names of rank 1 only where none of rank 0 begins with it
 
     def __str__(self) -> str:
         return f"no_{self.name}" if self.negated else self.name
@@ -28,9 +31,10 @@ def spellings(options: Mapping[str, Option], extra: Iterable[str] = ()) -> dict[
     found = {plain(name): Spelled(name=plain(name)) for name in extra}
     for name, option in options.items():
         for spelling in (name, *option.aliases):
-            found[spelling] = Spelled(name=name)
+            rank = int(option.section in SECOND_RANK)
+            found[spelling] = Spelled(name=name, rank=rank)
             if option.no_value is not None:
-                found[f"no_{spelling}"] = Spelled(name=name, negated=True)
+                found[f"no_{spelling}"] = Spelled(name=name, negated=True, rank=rank)
     return found
 
 
@@ -39,7 +43,9 @@ def find(written: str, known: Mapping[str, Spelled], *, place: str = "", dashes:
     wanted = plain(written)
     if wanted in known:
         return known[wanted]
-    matches = {str(known[name]): known[name] for name in known if name.startswith(wanted)} if wanted else {}
+    begins = [known[name] for name in known if name.startswith(wanted)] if wanted else []
+    first = min((spelled.rank for spelled in begins), default=0)
+    matches = {str(spelled): spelled for spelled in begins if spelled.rank == first}
     if len(matches) == 1:
         return next(iter(matches.values()))
 

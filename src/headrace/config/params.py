@@ -68,6 +68,11 @@ def rising(value: Sequence[float]) -> str:
     return "" if ordered and all(item >= 0 for item in value) else "must rise, and not be negative"
 
 
+def shares(value: Sequence[float]) -> str:
+    """Limit a list to rising shares of the run."""
+    return rising(value) or ("" if all(item <= 1 for item in value) else "must be shares of the run, from 0 to 1")
+
+
 MOMENTUM = Param(name="momentum", check=share)
 EPSILON = Param(name="epsilon", check=at_least(0))
 INITIAL = Param(name="initial_learning_rate", check=at_least(0))
@@ -75,6 +80,7 @@ DECAY_EPOCHS = Param(name="epochs_to_total_decay", default=None, check=above(0))
 
 OPTIMIZER_PARAMS: dict[str, Row] = {
     "sgd": Row(params=(MOMENTUM, Param(name="nesterov", kind=BOOL, default=False))),
+    "momentum": Row(params=(MOMENTUM,)),
     "lars": Row(
         params=(
             MOMENTUM,
@@ -103,6 +109,13 @@ LR_PARAMS: dict[str, Row] = {
     "stepped": Row(
         params=(Param(name="boundaries", kind=NUMBERS, check=rising), Param(name="values", kind=NUMBERS)),
     ),
+    "drops": Row(
+        params=(
+            INITIAL,
+            Param(name="drops", kind=NUMBERS, check=shares),
+            Param(name="factor", default=0.1, check=above(0)),
+        )
+    ),
     "polynomial": Row(
         params=(
             INITIAL,
@@ -120,7 +133,13 @@ LR_PARAMS: dict[str, Row] = {
     ),
 }
 
-_WARMUP = Row(params=(Param(name="warmup_mode", kind=WORD), Param(name="warmup_epochs", check=at_least(0))))
+_WARMUP = Row(
+    params=(
+        Param(name="warmup_mode", kind=WORD),
+        Param(name="warmup_epochs", check=at_least(0)),
+        Param(name="from_zero", kind=BOOL, default=False),  # the first step's rate is 0, not the first of the ramp
+    )
+)
 WARMUP_PARAMS: dict[str, Row] = {"shift": _WARMUP, "mask": _WARMUP}
 
 LOSS_SCALING_PARAMS: dict[str, Row] = {

@@ -17,7 +17,7 @@ class Facts:
 
     def given(self, name: str) -> bool:
         """Say whether somebody wrote the value, be it the default's."""
-        return self.origins.get(name, DEFAULT).kind != "default"
+        return self.origins.get(name, DEFAULT).is_given
 
     def told(self, name: str) -> str:
         """Return an option with its value and origin, for a message."""

@@ -9,8 +9,10 @@ from types import MappingProxyType
 from headrace.config.field import Option, options_of
 from headrace.config.sections import Batch, Run
 from headrace.config.sections_augment import Augment
+from headrace.config.sections_compiler import Compiler
 from headrace.config.sections_data import Data
 from headrace.config.sections_learning import Checkpoint, Learning, Logging, Numerics, Validation
+from headrace.config.sections_legacy import Legacy
 from headrace.config.sections_model import Model
 from headrace.config.sections_pipeline import Pipeline
 from headrace.config.sections_weights import Weights
@@ -20,9 +22,11 @@ __all__ = [
     "Augment",
     "Batch",
     "Checkpoint",
+    "Compiler",
     "Config",
     "Data",
     "Learning",
+    "Legacy",
     "Logging",
     "Model",
     "Numerics",
@@ -46,6 +50,8 @@ SECTIONS: dict[str, type] = {
     "validation": Validation,
     "checkpoint": Checkpoint,
     "logging": Logging,
+    "compiler": Compiler,
+    "legacy": Legacy,
 }
 
 
@@ -65,6 +71,8 @@ class Config:
     validation: Validation = field(default_factory=Validation)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     logging: Logging = field(default_factory=Logging)
+    compiler: Compiler = field(default_factory=Compiler)
+    legacy: Legacy = field(default_factory=Legacy)
 
 
 @functools.cache

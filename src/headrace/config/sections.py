@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from headrace.config.field import option
 from headrace.config.values import FRACTION, at_least, between, updates
 
+DIALECTS = ("headrace", "tf1", "tf2")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
@@ -15,6 +17,12 @@ class Run:
         "Number from which all randomness of the run derives: weights, order of samples, augmentation, rounding.",
         check=between(0, 2**32 - 1),
     )
+    dialect: str = option(
+        "headrace",
+        "Whose meanings and defaults hold: ours, or those of the reference's first (tf1) or second (tf2) application; "
+        "unsaid, names that only tf1 has select it.",
+        choices=DIALECTS,
+    )
     training: bool = option(True, "Train; without it the run only validates.")
     dry_run_steps: int | None = option(
         None,
@@ -23,6 +31,9 @@ class Run:
     )
     compile_only: bool = option(False, "Compile the programs, report time and memory, and stop.")
     platform: str = option("auto", "Kind of device to run on.", choices=("auto", "cpu", "cuda", "rocm", "tpu"))
+    profile: bool = option(
+        False, "Record the first calls with JAX's profiler into the run's directory, for TensorBoard or Perfetto."
+    )
     compilation_cache_dir: str | None = option(
         None,
         "Directory of compiled programs kept for later runs; unset means the user's cache directory, none means off.",
@@ -64,6 +75,12 @@ class Batch:
         "How often per epoch results come back from the device; below 1 means every so many epochs, 0 only at the end.",
         kind=FRACTION,
         check=at_least(0),
+    )
+    max_steps_per_call: int | None = option(
+        None,
+        "Most weight updates that the device makes before it returns to the host; unset means no limit.",
+        aliases=("batches_per_step",),
+        check=at_least(1),
     )
     ckpts_per_epoch: float | None = option(
         None,

@@ -16,7 +16,12 @@ DATASETS = (*_PUBLISHED, *PICTURE_DATASETS, *MADE_UP_DATASETS)
 class Data:
     """The data set, and how it reaches the device."""
 
-    dataset: str = option("digits", "Data set to train on; auto finds out what lies in dataset_path.", choices=DATASETS)
+    dataset: str = option(
+        "digits",
+        "Data set to train on; auto finds out what lies in dataset_path.",
+        choices=DATASETS,
+        same=(("gc_imagenet", "imagenet"),),
+    )
     dataset_path: str = option(
         ".",
         "Directory that holds the data set or a directory of it; without it $DATASETS_DIR, then $DATA_DIR.",

@@ -42,7 +42,10 @@ class Learning:
     """Optimizer, learning rate and regularisation."""
 
     optimizer: str = option(
-        "sgd", "Rule of the weight update.", aliases=("optimiser",), choices=("sgd", "lars", "rmsprop", "adamw")
+        "sgd",
+        "Rule of the weight update; sgd has the learning rate inside its momentum, momentum (and tf1) behind it.",
+        aliases=("optimiser",),
+        choices=("sgd", "momentum", "lars", "rmsprop", "adamw"),
     )
     optimizer_params: dict[str, Any] = option(
         {"momentum": 0}, "Settings of the optimizer.", aliases=("optimiser_params",)
@@ -50,7 +53,8 @@ class Learning:
     lr_schedule: str = option(
         "const",
         "Curve of the learning rate.",
-        choices=("const", "cosine", "stepped", "polynomial", "exponential"),
+        choices=("const", "cosine", "stepped", "drops", "polynomial", "exponential"),
+        same=(("polynomial_decay_lr", "polynomial"),),
     )
     lr_schedule_params: dict[str, Any] = option(
         {"initial_learning_rate": 0.0001},
@@ -61,6 +65,11 @@ class Learning:
     )
     lr_staircase: bool = option(False, "Keep the learning rate constant within an epoch.")
     label_smoothing: float = option(0.0, "Share of the target spread evenly over all classes.", check=share)
+    label_smoothing_classes: str = option(
+        "all",
+        "Classes that share what label_smoothing s takes off the label: all (s / C each) or the others (s / (C - 1)).",
+        choices=("all", "others"),
+    )
     class_weights: tuple[Any, ...] = option(
         (),
         "Weight of each class in the loss; balanced means images / (number of classes x images of the class).",

@@ -51,7 +51,9 @@ class Pipeline:
         aliases=("offload_weight_update_variables", "variable_offloading"),
     )
     replicated_optimizer_state_sharding: bool = option(
-        False, "Cut the optimizer's state (and averaged weights) over the replicas; each updates its part."
+        False,
+        "Cut the optimizer's state (and averaged weights) over the replicas; each updates its part.",
+        aliases=("rts",),
     )
     measure_splits: bool = option(
         False, "Time every block on the device first, and cut the stages by these times instead of by shapes."

@@ -46,7 +46,7 @@ def _momentum(found: dict[str, Given]) -> dict[str, Given]:
     if momentum is None or not isinstance(momentum, int | float):
         return found
     own = found["bn_momentum"]
-    if own.origin.kind != "default" and own.value != momentum:
+    if own.origin.is_given and own.value != momentum:
         raise ConfigError(
             f"norm_layer says momentum {momentum}, bn_momentum says {own.value}.", remedy="Leave one of them out."
         )

@@ -1,4 +1,4 @@
-"""The learning rate as a function of the step: five curves, two warm-ups, a staircase.
+"""The learning rate as a function of the step: six curves, two warm-ups, a staircase.
 
 A curve is a pure function of the step (a whole number, a traced scalar or an array of steps), evaluated on the device
 at every step: no state, so nothing to restore. Whole numbers stay whole (floor, shift, comparison) until the last
@@ -27,6 +27,7 @@ class Span:
 
     global_batch_size: int
     updates_per_epoch: int
+    num_epochs: int = 1
 
     def steps(self, epochs: float) -> int:
         """Return whole steps in so many epochs, rounded down (but 0.29 x 100 is 29, whatever binary fractions say)."""
@@ -67,6 +68,14 @@ def _stepped(params: dict[str, Any], span: Span) -> LrCurve:
     return curve
 
 
+def _drops(params: dict[str, Any], span: Span) -> LrCurve:
+    """Fall by a factor at shares of the run: stepped, as the reference's first application has it."""
+    rate, factor = span.initial(params), params["factor"]
+    boundaries = [share * span.num_epochs for share in params["drops"]]
+    values = [rate * factor**drop for drop in range(len(boundaries) + 1)]
+    return _stepped({"boundaries": boundaries, "values": values}, span)
+
+
 def _polynomial(params: dict[str, Any], span: Span) -> LrCurve:
     rate, power = span.initial(params), params["power"]
     end = params["end_learning_rate_ratio"] * rate
@@ -96,16 +105,18 @@ CURVES: dict[str, Callable[[dict[str, Any], Span], LrCurve]] = {
     "const": _const,
     "cosine": _cosine,
     "stepped": _stepped,
+    "drops": _drops,
     "polynomial": _polynomial,
     "exponential": _exponential,
 }
 
 
-def _warm_up(curve: LrCurve, warmup_steps: int, shift: bool) -> LrCurve:
+def _warm_up(curve: LrCurve, warmup_steps: int, *, shift: bool, from_zero: bool) -> LrCurve:
     """Ramp linearly over the first steps; `shift` starts the curve after them, `mask` lets it run underneath."""
+    first, last = (0, max(1, warmup_steps)) if from_zero else (1, warmup_steps + 1)
 
     def warmed(step: jax.Array) -> jax.Array:
-        ramp = jnp.minimum(step + 1, warmup_steps + 1).astype(jnp.float32) / (warmup_steps + 1)
+        ramp = jnp.minimum(step + first, last).astype(jnp.float32) / last
         return ramp * curve(jnp.maximum(step - warmup_steps, 0) if shift else step)
 
     return warmed
@@ -114,10 +125,11 @@ def _warm_up(curve: LrCurve, warmup_steps: int, shift: bool) -> LrCurve:
 def make_lr_curve(learning: Learning, *, global_batch_size: int, updates_per_epoch: int, num_epochs: int) -> LrCurve:
     """Return the learning rate as a float32 function of the step (0 for the first update)."""
     params, warmup = complete_lr(learning, num_epochs)
-    span = Span(global_batch_size=global_batch_size, updates_per_epoch=updates_per_epoch)
+    span = Span(global_batch_size=global_batch_size, updates_per_epoch=updates_per_epoch, num_epochs=num_epochs)
     curve = CURVES[learning.lr_schedule](params, span)
     if warmup:
-        curve = _warm_up(curve, span.steps(warmup["warmup_epochs"]), shift=warmup["warmup_mode"] == "shift")
+        shift, from_zero = warmup["warmup_mode"] == "shift", warmup["from_zero"]
+        curve = _warm_up(curve, span.steps(warmup["warmup_epochs"]), shift=shift, from_zero=from_zero)
 
     def lr_curve(step: Any) -> jax.Array:
         step = jnp.asarray(step).astype(jnp.int32)

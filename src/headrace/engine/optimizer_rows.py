@@ -53,6 +53,22 @@ def _sgd(options: dict[str, Any], global_batch_size: int) -> Rule:
     return Rule(init, update)
 
 
+def _momentum(options: dict[str, Any], global_batch_size: int) -> Rule:
+    """v = m v + g; w -= lr v (TensorFlow 1's form: a change of the rate acts on the whole velocity at once)."""
+    del global_batch_size
+    momentum = options["momentum"]
+
+    def init(params: Any) -> dict[str, Any]:
+        return {"velocity": _zeros(params)}
+
+    def update(grads: Any, slots: Any, params: Any, rate: Any) -> tuple[Any, Any]:
+        del params
+        velocity = jax.tree.map(lambda v, g: momentum * v + g, slots["velocity"], grads)
+        return jax.tree.map(lambda v: -rate * v, velocity), {"velocity": velocity}
+
+    return Rule(init, update)
+
+
 def lars_trust(weight: jax.Array, grad: jax.Array, options: dict[str, Any]) -> jax.Array:
     """Return eeta |w| / (|g| + wd |w| + eps), or 1 where |w| or |g| is 0; |g| is the norm before the decay is added."""
     weight_norm, grad_norm = jnp.sqrt(jnp.sum(weight * weight)), jnp.sqrt(jnp.sum(grad * grad))
@@ -128,6 +144,7 @@ def _adamw(options: dict[str, Any], global_batch_size: int) -> Rule:
 
 OPTIMIZERS: dict[str, Callable[[dict[str, Any], int], Rule]] = {
     "sgd": _sgd,
+    "momentum": _momentum,
     "lars": _lars,
     "rmsprop": _rmsprop,
     "adamw": _adamw,

@@ -17,6 +17,7 @@ FLOAT32_BYTES = 4
 # Slots of an optimizer: float32 arrays of the weights' shapes.
 OPTIMIZER_SLOTS: Mapping[str, Callable[[Mapping[str, Any]], int]] = {
     "sgd": lambda params: 1 if params.get("momentum") else 0,
+    "momentum": lambda params: 1,
     "lars": lambda params: 1,
     "rmsprop": lambda params: 2 if params.get("momentum") else 1,
     "adamw": lambda params: 2,

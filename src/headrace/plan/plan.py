@@ -165,4 +165,5 @@ def _steps(config: Config, info: DataInfo, batch: BatchPlan, max_steps_per_call:
         checkpoints=events_of(config.checkpoint.checkpoints, wanted.ckpts_per_epoch),
         validations=events_of(config.validation.validation, wanted.validations_per_epoch),
     )
-    return make_step_plan(epoch, wanted.num_epochs, events, max_steps_per_call)
+    limits = [limit for limit in (max_steps_per_call, wanted.max_steps_per_call) if limit is not None]
+    return make_step_plan(epoch, wanted.num_epochs, events, min(limits, default=None))

@@ -9,6 +9,7 @@ from headrace.plan.data_memory import DataMemory
 from headrace.plan.memory import MemoryPlan, MemoryRow, bytes_per_parameter, model_rows, widths
 from headrace.plan.pipeline import PipelineOptions, PipelinePlan, StagePlan, make_pipeline_plan
 from headrace.plan.schedule import strict_rule
+from headrace.plan.shards import refuse_missing_splits
 
 
 def plan_stages(
@@ -16,6 +17,7 @@ def plan_stages(
 ) -> PipelinePlan | None:
     """Return the pipeline that the configuration asks for, None where it asks for no stages."""
     wanted = config.pipeline
+    refuse_missing_splits(config, network)
     if not wanted.has_stages:
         return None
     pipeline = make_pipeline_plan(

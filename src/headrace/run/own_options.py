@@ -29,7 +29,7 @@ def check_own_options(options: Mapping[str, Any], network: Network) -> dict[str,
             raise ConfigError(f"The option {written} has no meaning here.", rule=_REFUSED.get(name, _PARTS))
     resolved = resolve_code(options)
     flat = to_flat(resolved.config)
-    given = {name: flat[name] for name, origin in resolved.origins.items() if origin.kind != "default"}
+    given = {name: flat[name] for name, origin in resolved.origins.items() if origin.is_given}
     own = [block for _, block in network.blocks if isinstance(block, OwnBlock)]
     if any(block.has_stats for block in own):
         for name in _OF_OUR_NORM:

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from headrace.config.schema import Learning
 from headrace.core.errors import RunStopped
 from headrace.data.balance import class_weights
 from headrace.data.dataset import DataSet
@@ -37,7 +38,7 @@ def step_spec(design: Design, options: FeedOptions, dataset: DataSet) -> StepSpe
     """Return what the step of this design needs; of the data set only the labels matter, for weights of classes."""
     config, batch = design.config, design.plan.batch
     weights = class_weights(config.learning.class_weights, dataset.train.labels, design.info.num_classes)
-    smoothing = config.learning.label_smoothing
+    smoothing = smoothing_over_all(config.learning, design.info.num_classes)
     return StepSpec(
         network=design.network,
         optimizer=design.optimizer,
@@ -57,6 +58,12 @@ def step_spec(design: Design, options: FeedOptions, dataset: DataSet) -> StepSpe
         frozen=design.trainable.frozen if design.trainable.any_frozen else None,
         recompute_points=design.plan.recompute_points,
     )
+
+
+def smoothing_over_all(learning: Learning, num_classes: int) -> float:
+    """Return the smoothing that, spread over all C classes, is the one asked for: s / (C - 1) each is s' / C."""
+    others = learning.label_smoothing_classes == "others" and num_classes > 1
+    return learning.label_smoothing * (num_classes / (num_classes - 1) if others else 1.0)
 
 
 def open_feed(design: Design, dataset: DataSet, options: FeedOptions, executor: Executor, first_step: int) -> TrainFeed:

@@ -1,0 +1,134 @@
+"""The defaults of the reference's first application (dialect tf1) by family and data set; and of its second."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.config.legacy_table import Look
+from headrace.config.model_table import family_of
+
+NORM_PARAMETERS = ("(beta|gamma)$",)
+_SMALL = ("cifar10", "cifar100", "mnist", "fashion_mnist", "digits")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Defaults:
+    """What a family has by default on one kind of data set: `powers` are base learning rates by optimizer."""
+
+    micro_batch_size: int
+    num_epochs: int
+    weight_decay: float
+    powers: Mapping[str, float]
+    drops: tuple[float, ...]
+    label_smoothing: float = 0.0
+    group_norm: bool = False
+    stable_norm: bool = False
+
+
+_LARGE_DROPS, _SMALL_DROPS = (0.3, 0.6, 0.8, 0.9), (0.5, 0.75)
+_LARGE_POWERS = {"sgd": -8.0, "momentum": -11.0, "lars": -11.0, "rmsprop": -14.0}
+_SMALL_POWERS = dict.fromkeys(_LARGE_POWERS, -6.0)
+
+
+def _large(micro: int, **changes: Any) -> Defaults:
+    row = {"num_epochs": 100, "weight_decay": 1e-4, "powers": _LARGE_POWERS, "drops": _LARGE_DROPS, "group_norm": True}
+    return Defaults(micro_batch_size=micro, **(row | changes))
+
+
+def _small(micro: int, **changes: Any) -> Defaults:
+    row = {"num_epochs": 160, "weight_decay": 1e-6, "powers": _SMALL_POWERS, "drops": _SMALL_DROPS}
+    return Defaults(micro_batch_size=micro, **(row | changes))
+
+
+_EFFICIENT_POWERS = {"sgd": -7.0, "momentum": -10.0, "lars": -10.0, "rmsprop": -14.0}
+
+# family -> (large images, small images)
+TABLE: Mapping[str, tuple[Defaults, Defaults]] = {
+    "resnet": (_large(4), _small(32)),
+    "resnext": (_large(1, stable_norm=True), _small(8)),
+    "efficientnet": (
+        _large(
+            4,
+            num_epochs=350,
+            weight_decay=1e-5,
+            powers=_EFFICIENT_POWERS,
+            label_smoothing=0.1,
+            stable_norm=True,
+        ),
+        _small(8, num_epochs=300, group_norm=True),
+    ),
+    "squeezenet": (_large(2, group_norm=False), _small(128)),
+}
+
+# What does not depend on the family. Loss scaling is that of float16, the only 16-bit format there.
+_COMMON: Mapping[str, Any] = {
+    "model_name": "resnet",
+    "precision": "16.16",
+    "half_type": "float16",
+    "loss_scaling": 128.0,
+    "label_smoothing_classes": "others",
+    "lr_schedule": "stepped",
+    "optimizer": "sgd",
+    "pipeline_schedule": "Interleaved",
+    "logs_per_epoch": 16.0,
+    "ckpts_per_epoch": 1.0,
+    "validations_per_epoch": 1.0,
+    "max_ckpts_to_keep": 999_999,
+    "max_steps_per_call": 1000,
+    "cutmix_version": 2,
+    "momentum": 0.9,
+    "warmup_epochs": 5.0,
+    "learning_rate_decay": 0.1,
+    "lr_decay_rate": 0.97,
+    "lr_drops": 146.0,
+    "poly_lr_decay_power": 2.0,
+    "poly_lr_end_ratio": 1e-5,
+    "rmsprop_epsilon": 1e-3,
+    "lars_eeta": 0.001,
+    "lars_epsilon": 0.0,
+    "log_freq": 500,
+}
+_PATH_WORDS = (("imagenet", "imagenet"), ("cifar100", "cifar100"), ("cifar-100", "cifar100"), ("cifar", "cifar10"))
+
+TF2_DEFAULTS: Mapping[str, Any] = {
+    "model_name": "toy_model",
+    "dataset": "cifar10",
+    "precision": "16.16",
+    "pipeline_schedule": "Grouped",
+}
+
+
+def tf1_defaults(look: Look) -> dict[str, Any]:
+    """Return the default of every option, ours or legacy, that dialect tf1 has another one for."""
+    dataset = look("dataset") or dataset_of_path(look("dataset_path"))
+    name = look("model_name") or _COMMON["model_name"]
+    small = dataset in _SMALL
+    row = TABLE.get(family_of(name) or "resnet", TABLE["resnet"])[small]
+    optimizer = look("optimizer") or _COMMON["optimizer"]
+    decays = optimizer != "lars"
+    family = {
+        "dataset": dataset,
+        "micro_batch_size": row.micro_batch_size,
+        "num_epochs": row.num_epochs,
+        "base_learning_rate": row.powers.get(optimizer, row.powers["momentum"]),
+        "learning_rate_schedule": row.drops,
+        "l2_regularization": row.weight_decay if decays else 0.0,
+        "lars_weight_decay": row.weight_decay,
+        "weight_decay_exclude": () if small else NORM_PARAMETERS,
+        "label_smoothing": row.label_smoothing,
+        "stable_norm": row.stable_norm,
+        "group_norm": row.group_norm,
+    }
+    if dataset == "imagenet":
+        family["normalise_input"] = False
+    if family_of(name) == "efficientnet":
+        family["rmsprop_base_decay_exp"] = -14.0
+    else:
+        family["rmsprop_decay"] = 0.9
+    return {**_COMMON, **family}
+
+
+def dataset_of_path(path: str) -> str:
+    """Return the data set that the words of a path name, or auto: whatever lies there."""
+    text = path.lower()
+    return next((name for word, name in _PATH_WORDS if word in text), "auto")

@@ -1,0 +1,295 @@
+"""Dialects: the reference's two applications, their names, meanings and defaults, by the numbers of their formulas."""
+
+import math
+import shlex
+from typing import Any
+
+import pytest
+
+from headrace.config.arguments import build_parser, take_options
+from headrace.config.dialect import options_of_dialect
+from headrace.config.legacy_table import BY_OPTION
+from headrace.config.load import Resolved, from_flat, override, resolve, to_flat
+from headrace.config.schema import all_options
+from headrace.config.seed_words import seed_dialect, with_seed_dialect
+from headrace.core.errors import ConfigError
+
+IMAGENET = "--dataset imagenet --data-dir /data/imagenet-data"
+RESNEXT = f"""--model resnext --model-size 101 {IMAGENET} --shards 2 --replicas 8 --batch-size 6
+    --gradient-accumulation-count 16 --epoch 120 --pipeline --pipeline-splits b3/3/relu --pipeline-schedule Grouped
+    --enable-recomputation --optimiser momentum --momentum 0.9 --ckpts-per-epoch 1 --no-validation
+    --internal-exchange-optimisation-target balanced --disable-variable-offloading --normalise-input --stable-norm
+    --base-learning-rate -11 --enable-half-partials --lr-schedule cosine --label-smoothing 0.1 --eight-bit-io"""
+
+
+def read(line: str, config: str | None = None) -> Resolved:
+    """Read a command line as the commands do."""
+    options, left = take_options(shlex.split(line), build_parser("test", ""))
+    assert not left, left
+    return resolve(options, config, environ={})
+
+
+def refused(line: str) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        read(line)
+    return caught.value
+
+
+def peak(resolved: Resolved) -> float:
+    batch, params = resolved.config.batch, resolved.config.learning.lr_schedule_params
+    images = batch.micro_batch_size * batch.num_replicas * (batch.gradient_accumulation_count or 1)
+    return params["initial_learning_rate"] * images
+
+
+def test_a_command_of_the_first_application():
+    resolved = read(RESNEXT)
+    config, learning = resolved.config, resolved.config.learning
+    assert config.run.dialect == "tf1"
+    assert str(resolved.origins["dialect"]) == "dialect of base_learning_rate -11 (command line)"
+    assert peak(resolved) == 2.0**-11 * 768
+    assert (learning.optimizer, learning.optimizer_params) == ("momentum", {"momentum": 0.9})
+    assert learning.lr_warmup_params == {"warmup_mode": "mask", "warmup_epochs": 5.0, "from_zero": True}
+    assert (learning.l2_regularization, learning.weight_decay) == (1e-4, 0.0)
+    assert learning.weight_decay_exclude == ("(beta|gamma)$",)
+    assert learning.label_smoothing_classes == "others"
+    assert (config.numerics.precision, config.numerics.loss_scaling) == ("16.16", 128.0)
+    assert config.model.group_norm
+    assert config.pipeline.pipeline_schedule == "Grouped"
+    assert config.pipeline.num_stages == 2
+    assert config.compiler.half_partials
+    assert config.compiler.internal_exchange_optimization_target == "balanced"
+    assert (config.batch.num_epochs, config.validation.validation) == (120, False)
+
+
+# CIFAR ResNet-20, micro batch 32, exponent -6: first rate 0.5; ResNeXt with 8: 0.125 (anchors of the reference's tests)
+@pytest.mark.parametrize(
+    ("line", "rate"),
+    [
+        ("--dataset cifar-10", 0.5),
+        ("--dataset cifar-10 --model resnext", 0.125),
+        (f"{IMAGENET}", 2.0**-8 * 4),
+        (f"{IMAGENET} --optimiser momentum", 2.0**-11 * 4),
+        (f"{IMAGENET} --optimiser momentum --batch-size 8 --replicas 16 --gradient-accumulation-count 8", 0.5),
+        (
+            f"{IMAGENET} --model efficientnet --optimiser RMSprop --batch-size 3 --gradient-accumulation-count 256",
+            768 / 2**14,
+        ),
+        ("--dataset cifar-10 --batch-size 16 --base-learning-rate -4", 1.0),
+        ("--dataset cifar-10 --abs-learning-rate 4.588 --replicas 16 --batch-size 16", 4.588),
+    ],
+)
+def test_the_first_rate(line, rate):
+    assert peak(read(f"--dialect tf1 {line}")) == pytest.approx(rate, rel=1e-12)
+
+
+def test_rates_of_each_curve():
+    line = f"--dialect tf1 {IMAGENET} --epochs 350"
+    assert read(line).config.learning.lr_schedule_params == {
+        "initial_learning_rate": 2.0**-8,
+        "drops": (0.3, 0.6, 0.8, 0.9),
+        "factor": 0.1,
+    }
+    stepped = read(f"{line} --lr-schedule stepped --learning-rate-schedule 0.5,0.75 --learning-rate-decay 0.2").config
+    assert stepped.learning.lr_schedule == "drops"
+    assert stepped.learning.lr_schedule_params["drops"] == (0.5, 0.75)
+    assert stepped.learning.lr_schedule_params["factor"] == 0.2
+    exponential = read(f"{line} --lr-schedule exponential").config.learning.lr_schedule_params
+    assert exponential["decay_rate"] == 0.97
+    assert exponential["epochs_per_drop"] == pytest.approx(350 / 146)
+    polynomial = read(
+        f"{line} --lr-schedule polynomial_decay_lr --abs-learning-rate 4.588 --abs-end-learning-rate 1e-4"
+    )
+    learning = polynomial.config.learning
+    assert learning.lr_schedule == "polynomial"
+    assert learning.lr_schedule_params["end_learning_rate_ratio"] == pytest.approx(1e-4 / 4.588)
+    assert learning.lr_schedule_params["power"] == 2
+    assert learning.lr_warmup_params is not None
+    assert learning.lr_warmup_params["warmup_mode"] == "shift"
+    assert read(f"{line} --warmup-epochs 0").config.learning.lr_warmup_params is None
+
+
+def test_the_optimizers():
+    line = f"--dialect tf1 --model efficientnet {IMAGENET}"
+    assert read(line).config.learning.optimizer_params == {"momentum": 0}
+    assert (
+        read(f"{line} --optimiser SGD --momentum 0.5").notes[0].startswith("momentum 0.5 (command line) has no effect")
+    )
+    rmsprop = read(f"{line} --optimiser RMSprop").config.learning
+    assert rmsprop.optimizer_params == {
+        "momentum": 0.9,
+        "epsilon": 1e-3,
+        "initial_accumulator": 1.0,
+        "base_decay_exponent": -14.0,
+    }
+    decay = read(f"{line} --optimiser RMSprop --rmsprop-decay 0.95").config.learning.optimizer_params
+    assert decay["decay"] == 0.95
+    assert "base_decay_exponent" not in decay
+    lars = read(f"{line} --optimiser LARS --lars-weight-decay 2.5e-6 --momentum 0.885").config.learning
+    assert lars.l2_regularization == 0
+    assert lars.optimizer_params == {"momentum": 0.885, "weight_decay": 2.5e-6, "eeta": 0.001, "epsilon": 0.0}
+
+
+def test_weight_decay_means_two_things():
+    first = read("--dialect tf1 --dataset cifar-10 --weight-decay 0.01").config.learning
+    assert (first.l2_regularization, first.weight_decay) == (0.01, 0.0)
+    assert first.weight_decay_exclude == ()  # CIFAR decays the parameters of norms, too
+    off = read("--dialect tf1 --dataset cifar-10 --weight-decay 0").config.learning
+    assert (off.l2_regularization, off.weight_decay) == (0.0, 0.0)
+    second = read("--dialect tf2 --weight-decay 0.01").config.learning
+    assert (second.l2_regularization, second.weight_decay) == (0.0, 0.01)
+
+
+def test_the_second_application_has_its_own_defaults():
+    config = read("--dialect tf2").config
+    assert (config.model.model_name, config.data.dataset) == ("toy_model", "cifar10")
+    assert (config.numerics.precision, config.pipeline.pipeline_schedule) == ("16.16", "Grouped")
+    assert (config.numerics.loss_scaling, config.learning.lr_warmup_params) == (0.0, None)
+    assert config.learning.lr_schedule_params == {"initial_learning_rate": 0.0001}
+    assert read("--dialect tf1 --dataset cifar-10").config.pipeline.pipeline_schedule == "Interleaved"
+
+
+def test_without_names_of_the_reference_nothing_changes():
+    resolved = read("--batch-size 16 --epochs 2 --optimiser adamw")
+    assert resolved.config.run.dialect == "headrace"
+    assert resolved.config.data.dataset == "digits"
+    momentum = read("--momentum 0.5").config
+    assert momentum.run.dialect == "headrace"
+    assert momentum.learning.optimizer_params == {"momentum": 0.5, "nesterov": True}
+
+
+@pytest.mark.parametrize(
+    ("line", "dataset", "family", "norm"),
+    [
+        ("--data-dir /sets/imagenet-data", "imagenet", "resnet18", True),
+        ("--data-dir /sets/cifar-100-binary", "cifar100", "cifar_resnet20", False),
+        ("--data-dir /sets/cifar-10-batches-bin", "cifar10", "cifar_resnet20", False),
+        ("--data-dir /sets/cifar-10-batches-bin --model efficientnet", "cifar10", "efficientnet_cifar", True),
+        ("--data-dir /sets/mine", "auto", "resnet18", True),
+    ],
+)
+def test_the_data_set_and_the_norm_follow_from_the_place(line, dataset, family, norm):
+    config = read(f"--dialect tf1 {line}").config
+    assert (config.data.dataset, config.model.model_name, config.model.group_norm) == (dataset, family, norm)
+    assert not read(f"--dialect tf1 {line} --batch-norm").config.model.group_norm
+
+
+def test_shards():
+    automatic = read(f"{IMAGENET} --shards 4").config
+    assert (automatic.pipeline.num_stages, automatic.pipeline.pipeline_schedule) == (4, "Sequential")
+    line = f"{IMAGENET} --pipeline --shards 1 --enable-recompute --pipeline-splits b1/2/relu b3/0/relu"
+    one = read(f"{line} --pipeline-schedule Sequential").config.pipeline
+    assert (one.device_mapping, one.pipeline_schedule, one.one_program) == ((0, 0, 0), "Sequential", True)
+
+
+def test_iterations_are_one_epoch_without_warm_up():
+    config = read("--dialect tf1 --dataset cifar-10 --iterations 1000").config
+    assert (config.batch.weight_updates_per_epoch, config.batch.num_epochs) == (1000, 1)
+    assert config.batch.logs_per_epoch == 2.0
+    assert config.learning.lr_warmup_params is None
+
+
+def test_other_conversions():
+    config = read("--hostside-norm --disable-variable-offloading --epochs-per-ckpt 4 --epochs 8 --gc-profile").config
+    assert config.data.accelerator_side_preprocess is False
+    assert config.pipeline.optimizer_state_offloading is False
+    assert config.batch.ckpts_per_epoch == 0.25
+    assert config.run.profile
+    assert config.pipeline.trace_schedule
+    assert read("--no-hostside-norm").config.data.accelerator_side_preprocess is True
+    assert read("--gc-profile NO_PROFILE").config.run.profile is False
+    assert read("--batches-per-step 10").config.batch.max_steps_per_call == 10
+    assert read("--weight-avg-exp 0.97 0.99 --weight-avg-N 5").config.checkpoint.max_ckpts_to_keep == 1_000_000
+    assert read("--dataset gc-imagenet --dataset-path x").config.data.dataset == "imagenet"
+
+
+@pytest.mark.parametrize(
+    ("line", "parts"),
+    [
+        (
+            """--base-learning-rate -11 --lr-schedule-params '{"initial_learning_rate": 1}'""",
+            ["dialects", "base_learning_rate -11 (command line)", "lr_schedule_params"],
+        ),
+        (
+            """--warmup-epochs 3 --lr-warmup-params '{"warmup_mode": "mask", "warmup_epochs": 2}'""",
+            ["dialects", "warmup_epochs 3", "lr_warmup_params"],
+        ),
+        ("--base-learning-rate -11 --dialect tf2", ["base_learning_rate -11", "dialect tf2", "of dialect tf1 only"]),
+        ("--shards 2 --dialect headrace", ["shards 2", "dialect headrace"]),
+        ("--shards 2 --num-pipeline-stages 3", ["dialects", "shards 2", "num_pipeline_stages 3"]),
+        ("--dialect tf1 --weight-decay 1e-4 --l2-regularization 1e-4", ["weight_decay", "l2_regularization"]),
+        ("--momentum 0.9 --optimizer-params '{\"momentum\": 0.5}'", ["momentum 0.9", "optimizer_params"]),
+        ("--base-learning-rate -8 --abs-learning-rate 1", ["Both", "base_learning_rate", "abs_learning_rate"]),
+        ("--iterations 10 --epochs 2", ["Both", "iterations 10", "num_epochs 2"]),
+        ("--epochs-per-ckpt 2 --ckpts-per-epoch 1", ["Both", "epochs_per_ckpt", "ckpts_per_epoch"]),
+    ],
+)
+def test_mixing_dialects_names_the_two_options(line, parts):
+    error = refused(line)
+    for part in parts:
+        assert part in str(error)
+    assert error.rule
+    assert error.remedy
+
+
+def test_a_recipe_of_one_dialect_and_a_name_of_the_other():
+    with pytest.raises(ConfigError, match=r"base_learning_rate -9 \(command line\) and lr_schedule_params .*\(recipe"):
+        read("--base-learning-rate -9", "cifar10_resnet20")
+
+
+def test_saved_configurations_come_back_and_may_be_changed():
+    resolved = read(RESNEXT)
+    flat = to_flat(resolved.config)
+    assert from_flat(flat) == resolved.config
+    changed = override(resolved, {"replicas": "4", "base_learning_rate": "-10"})
+    assert changed.config.learning.lr_schedule_params == {"initial_learning_rate": 2.0**-10}
+    assert peak(changed) == 2.0**-10 * 384
+    assert changed.config.run.dialect == "tf1"
+    again = override(resolved, {})
+    assert again.config == resolved.config
+    assert again.config.learning.weight_decay == 0
+
+
+def test_every_legacy_option_has_a_row_and_every_row_a_reason():
+    assert set(BY_OPTION) == set(options_of_dialect())
+    for row in BY_OPTION.values():
+        assert row.convert or row.words or row.no_effect, row.option
+        for setting in row.sets:
+            assert setting.partition(".")[0] in all_options()
+
+
+@pytest.mark.parametrize(
+    ("line", "dialect"),
+    [
+        ("", "tf2"),
+        ("--model cifar_resnet8 --num-epochs 6 --gradient-accumulation 8 --validation False", "tf2"),
+        ("--config_path x --accelerator-side-preprocess True --eight-bit-transfer True", "tf2"),
+        ("--dataset imagenet --data-dir x", "tf1"),
+        ("--model resnet --model-size 50 --batch-size 1 --synthetic-data --repeat 10", "tf1"),
+        ("--model=efficientnet --batch-size=5", "tf1"),
+        ("--epoch 2", "tf1"),
+        ("--pipeline-splits a", "tf2"),
+        ("--pipeline", "tf1"),
+    ],
+)
+def test_the_names_of_a_command_line_tell_its_application(line, dialect):
+    assert seed_dialect(line.split()) == dialect
+    assert with_seed_dialect(line.split())[-2:] == ["--dialect", dialect]
+
+
+def test_a_named_configuration_or_the_option_says_the_dialect():
+    for line in ("--config x --batch-size 3", "--batch-size 3 --dialect=tf2"):
+        assert with_seed_dialect(line.split()) == line.split()
+
+
+def label_targets(smoothing: float, num_classes: int) -> tuple[float, float]:
+    from headrace.run.trainer import smoothing_over_all
+
+    learning: Any = read(f"--dialect tf1 --dataset cifar-10 --label-smoothing {smoothing}").config.learning
+    spread = smoothing_over_all(learning, num_classes)
+    return 1 - spread + spread / num_classes, spread / num_classes
+
+
+def test_label_smoothing_of_the_first_application():
+    own, other = label_targets(0.1, 10)
+    assert math.isclose(own, 0.9)
+    assert math.isclose(other, 0.1 / 9)
