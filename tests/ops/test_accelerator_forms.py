@@ -8,6 +8,7 @@ import pytest
 from headrace import ops
 from headrace.ops.conv import conv2d_folded, conv2d_plain
 from headrace.ops.depthwise import depthwise_views
+from headrace.ops.depthwise_library import depthwise_by_library
 from headrace.ops.window import pad_pixels
 
 
@@ -31,16 +32,20 @@ def test_the_folded_stem_is_the_plain_convolution(size, window, padding):
     leaves_close(jax.jit(folded)(x, w), jax.jit(plain)(x, w), 1e-4)
 
 
-@pytest.mark.parametrize(("window", "stride", "padding"), [(3, 1, "SAME"), (5, 2, ((2, 2), (2, 2))), (3, 2, "SAME")])
-def test_depthwise_by_views_is_the_plain_convolution(window, stride, padding):
+@pytest.mark.parametrize("form", [depthwise_views, depthwise_by_library])
+@pytest.mark.parametrize(
+    ("window", "stride", "padding"),
+    [(3, 1, "SAME"), (5, 2, ((2, 2), (2, 2))), (3, 2, "SAME"), (5, 1, ((2, 2), (1, 3))), (3, 2, "VALID")],
+)
+def test_depthwise_for_accelerators_is_the_plain_convolution(form, window, stride, padding):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(2, 8, 9, 6)).astype(np.float32)
     w = rng.normal(size=(window, window, 1, 6)).astype(np.float32)
     pads = pad_pixels(padding, (8, 9), (window, window), stride)
     probe = rng.normal(size=conv2d_plain(jnp.array(x), jnp.array(w), stride, pads, 6).shape).astype(np.float32)
     plain = jax.value_and_grad(lambda x, w: (conv2d_plain(x, w, stride, pads, 6) * probe).sum(), (0, 1))
-    views = jax.value_and_grad(lambda x, w: (depthwise_views(x, w, stride, pads) * probe).sum(), (0, 1))
-    leaves_close(jax.jit(views)(x, w), jax.jit(plain)(x, w), 1e-4)
+    found = jax.value_and_grad(lambda x, w: (form(x, w, stride, pads) * probe).sum(), (0, 1))
+    leaves_close(jax.jit(found)(x, w), jax.jit(plain)(x, w), 1e-4)
 
 
 POOLS = [(9, 3, 2, ((1, 1), (1, 1))), (32, 5, 5, "VALID"), (8, 2, 2, "SAME"), (7, 3, 1, "SAME")]

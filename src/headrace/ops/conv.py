@@ -8,7 +8,8 @@ from jax import Array, lax
 
 from headrace.ops.backend import is_portable, on_cpu
 from headrace.ops.conv_cpu import conv2d_canonical
-from headrace.ops.depthwise import depthwise_conv2d, depthwise_views
+from headrace.ops.depthwise import depthwise_conv2d
+from headrace.ops.depthwise_library import depthwise_by_library
 from headrace.ops.window import Padding, Pads, pad_pixels
 
 
@@ -27,7 +28,7 @@ def conv2d(x_NHWC: Array, w_HWIO: Array, stride: int = 1, padding: Padding = "SA
         if _is_image_stem(x_NHWC, w_HWIO, stride):
             return conv2d_folded(x_NHWC, w_HWIO, pads)
         if _is_depthwise(w_HWIO, groups):
-            return depthwise_views(x_NHWC, w_HWIO, stride, pads)
+            return depthwise_by_library(x_NHWC, w_HWIO, stride, pads)
         return conv2d_plain(x_NHWC, w_HWIO, stride, pads, groups)
     return conv2d_cpu(x_NHWC, w_HWIO, stride, pads, groups)
 

@@ -27,12 +27,7 @@ def depthwise_conv2d(x_NHWC: Array, w_HW1C: Array, stride: int, pads: Pads) -> A
 
 
 def depthwise_views(x_NHWC: Array, w_HW1C: Array, stride: int, pads: Pads) -> Array:
-    """Convolve in the same way in the images' dtype, with JAX's own gradient: the form for accelerators.
-
-    An EfficientNet-B0 step, batch 256, bfloat16, on an H200: 6,234 img/s, against 5,772 with XLA's convolution in
-    feature groups, 5,105 with sums in float32 and 3,777 with the gradients above. XLA keeps the sums of one kernel in
-    float32 anyway.
-    """
+    """Convolve in the same way in the images' dtype, with JAX's own gradient."""
     size = out_size(pads, (x_NHWC.shape[1], x_NHWC.shape[2]), (w_HW1C.shape[0], w_HW1C.shape[1]), stride)
     padded = jnp.pad(x_NHWC, ((0, 0), *pads, (0, 0)))
     window = w_HW1C.shape[0], w_HW1C.shape[1]
@@ -51,13 +46,20 @@ def _forward(x_NHWC: Array, w_HW1C: Array, stride: int, pads: Pads) -> tuple[Arr
 def _backward(stride: int, pads: Pads, kept: tuple[Array, Array], g_NHWC: Array) -> tuple[Array, Array]:
     x_NHWC, w_HW1C = kept
     window = w_HW1C.shape[0], w_HW1C.shape[1]
-    around = []
-    for (lo, _), k, i, o in zip(pads, window, x_NHWC.shape[1:3], g_NHWC.shape[1:3], strict=True):
-        before = k - 1 - lo
-        around.append((before, i - ((o - 1) * stride + 1) - before + k - 1, stride - 1))
-    spread = lax.pad(g_NHWC, np.zeros((), g_NHWC.dtype), ((0, 0, 0), *around, (0, 0, 0)))
+    around = gradient_pads(pads, window, stride, (x_NHWC.shape, g_NHWC.shape))
+    inner = [(lo, hi, stride - 1) for lo, hi in around]
+    spread = lax.pad(g_NHWC, np.zeros((), g_NHWC.dtype), ((0, 0, 0), *inner, (0, 0, 0)))
     dx = _sum_views(spread, w_HW1C[::-1, ::-1], 1, (x_NHWC.shape[1], x_NHWC.shape[2]))
     return dx.astype(x_NHWC.dtype), _weight_gradient(x_NHWC, w_HW1C, stride, pads, g_NHWC)
+
+
+def gradient_pads(pads: Pads, window: _Size, stride: int, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> Pads:
+    """Return the pads with which the turned window, at stride 1, makes the images' gradient of the spread outputs'."""
+    around = []
+    for (lo, _), k, i, o in zip(pads, window, shapes[0][1:3], shapes[1][1:3], strict=True):
+        before = k - 1 - lo
+        around.append((before, i - ((o - 1) * stride + 1) - before + k - 1))
+    return tuple(around)
 
 
 def _weight_gradient(x_NHWC: Array, w_HW1C: Array, stride: int, pads: Pads, g_NHWC: Array) -> Array:
