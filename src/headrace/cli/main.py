@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(words)
     except HeadraceError as error:
-        _print_error(error)
+        print_error(error)
         return error.exit_code
     except KeyboardInterrupt:
         print("headrace: interrupted", file=sys.stderr)
@@ -76,7 +76,8 @@ def _help() -> str:
     return "\n".join([*lines, "", "`headrace COMMAND --help` says more; `headrace --version` prints the version."])
 
 
-def _print_error(error: HeadraceError) -> None:
+def print_error(error: HeadraceError) -> None:
+    """Print an error for people, on stderr."""
     sys.stdout.flush()
     print(f"headrace: {error.problem}", file=sys.stderr)
     for name, text in (("rule", error.rule), ("remedy", error.remedy)):

@@ -15,7 +15,9 @@ def main(argv: list[str]) -> int:
     words = read_words(argv, "headrace resume", extra, "Go on with a run from its newest good checkpoint, exactly.")
     from headrace.cli.outcome import exit_code, tell
     from headrace.run.fit import resume
+    from headrace.run.join import joined
 
-    result = resume(words.own.run_dir, words.options)
+    with joined():
+        result = resume(words.own.run_dir, words.options)
     tell(result)
     return exit_code(result)

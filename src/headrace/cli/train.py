@@ -10,7 +10,9 @@ def main(argv: list[str]) -> int:
     resolved, _ = parse(argv, "headrace train", description=DESCRIPTION)
     from headrace.cli.outcome import exit_code, tell
     from headrace.run.fit import train
+    from headrace.run.join import joined
 
-    result = train(resolved)
+    with joined():
+        result = train(resolved)
     tell(result)
     return exit_code(result)

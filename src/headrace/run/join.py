@@ -1,14 +1,25 @@
-"""Join the other processes of a job, before anything touches a device."""
+"""Join the other processes of a job, before anything touches a device; and leave it, in order or in trouble."""
 
+import atexit
 import os
-from dataclasses import replace
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import cache
 
 import jax
 
-from headrace.core.find_place import find_place
-from headrace.core.place import Place
+from headrace.core.errors import HeadraceError, RunStopped
+from headrace.core.find_place import LOOPBACK, find_place
+from headrace.core.hosts import split_address
+from headrace.core.place import COORDINATOR, PARENT, Place
+from headrace.run.roll import call_roll
+from headrace.run.watch import GRACE, Watch, told
 
-HEARTBEAT_SECONDS, SHUTDOWN_SECONDS = 10, 5
+SHUTDOWN_SECONDS = 5  # for JAX's own last barrier: the watch has seen to it that all processes come to it together
+NEWS_SECONDS = 3.0  # after a failed collective the news of who died comes within milliseconds
 
 
 def join_job(*, distributed: bool = False) -> Place | None:
@@ -22,16 +33,102 @@ def join(place: Place) -> Place:
     if not place.is_alone and not jax.distributed.is_initialized():
         # XLA's own CPU collectives know one process only. On other platforms nobody reads this.
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        known = place.num_processes > 0
-        jax.distributed.initialize(
-            coordinator_address=place.coordinator or None,
-            num_processes=place.num_processes or None,
-            process_id=place.process if known else None,
-            cluster_detection_method="deactivate" if known else None,
-            initialization_timeout=int(place.join_seconds),
-            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
-            shutdown_timeout_seconds=SHUTDOWN_SECONDS,
-        )
+        jax.config.update("jax_enable_preemption_service", False)  # signals are ours
+        if place.num_processes:
+            _meet(place)
+        else:
+            jax.distributed.initialize(initialization_timeout=int(place.join_seconds))
     if not place.num_processes:
         place = replace(place, process=jax.process_index(), num_processes=jax.process_count())
     return place
+
+
+@contextmanager
+def joined(*, distributed: bool = False) -> Iterator[Place | None]:
+    """Be part of the job while the block runs: an error in here ends all processes, and theirs end this one."""
+    place = join_job(distributed=distributed)
+    watch = current_watch()
+    if watch is None:
+        yield place
+        return
+    try:
+        with naming_the_lost():
+            yield place
+    except BaseException as error:
+        watch.fail(_in_a_line(error))
+        watch.tell()  # the error itself is printed, by whoever catches it
+        # JAX would wait for the others at exit, and then abort.
+        atexit.register(_leave_at_once, getattr(error, "exit_code", 1))
+        raise
+
+
+@contextmanager
+def naming_the_lost() -> Iterator[None]:
+    """Turn the error of a collective whose other end is gone into one that says which process that was."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        watch, of_xla = current_watch(), isinstance(error, jax.errors.JaxRuntimeError)
+        lost = watch.wait_for_loss(NEWS_SECONDS if of_xla else NEWS_SECONDS / 10) if watch else None
+        if watch is None or lost is None:
+            raise
+        if watch.me.process:
+            time.sleep(GRACE)  # only process 0 has something to write: the watch ends the others right now
+        raise RunStopped(
+            f"{told(watch.me, lost)}.",
+            rule="A step needs all processes.",
+            remedy="Nothing before the last checkpoint is lost: headrace resume RUN_DIR, with any number of processes.",
+        ) from error
+
+
+def current_watch() -> Watch | None:
+    """Return the watch of the job that this process has joined."""
+    return _job().watch
+
+
+@dataclass
+class _Job:
+    watch: Watch | None = None
+
+
+@cache
+def _job() -> _Job:
+    """Return what this process has joined: one job in its life, as it is with JAX's own state."""
+    return _Job()
+
+
+def _meet(place: Place) -> None:
+    """Call the roll, start the watch, then JAX."""
+    roll = call_roll(place)
+    parent = os.environ.get(PARENT)
+    watch = _job().watch = Watch(roll, place.silence_seconds, int(parent) if parent else None)
+    host, port = split_address(roll.jax_address, COORDINATOR)
+    local = host == LOOPBACK
+    try:
+        jax.distributed.initialize(
+            coordinator_address=roll.jax_address,
+            num_processes=place.num_processes,
+            process_id=place.process,
+            cluster_detection_method="deactivate",
+            initialization_timeout=int(max(place.join_seconds, 10)),
+            # JAX ends a process by an abort of its own. It is the second line: the watch must have spoken before.
+            heartbeat_timeout_seconds=int(3 * place.silence_seconds) + 10,
+            shutdown_timeout_seconds=SHUTDOWN_SECONDS,
+            coordinator_bind_address=f"{host}:{port}" if local else None,
+        )
+    except Exception as error:
+        watch.fail(_in_a_line(error))
+        raise
+    atexit.register(watch.farewell)  # after JAX's own, so that it runs before it
+
+
+def _in_a_line(error: BaseException) -> str:
+    text = error.problem if isinstance(error, HeadraceError) else f"{type(error).__name__}: {error}"
+    return text.splitlines()[0][:300] if text else type(error).__name__
+
+
+def _leave_at_once(code: int) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)

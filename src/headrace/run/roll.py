@@ -1,0 +1,203 @@
+"""The roll call: all processes of a job meet at its coordinator's address before JAX is started.
+
+Process 0 listens, the others report to it. Who is missing when the time is over is named. The lines stay open: the
+watch (`watch.py`) hears through them when a process dies or hangs.
+"""
+
+import os
+import selectors
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.core.errors import ConfigError, RunStopped
+from headrace.core.hosts import address, split_address
+from headrace.core.place import COORDINATOR, JOIN_SECONDS, Place
+from headrace.run.line import Gone, Line, Member
+
+_TELL_AFTER = 10.0  # seconds of waiting before a word is said about it
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roll:
+    """Who is there: this process, the lines to the others (the workers have one, to process 0), JAX's own address."""
+
+    me: Member
+    lines: Mapping[Line, Member]
+    jax_address: str
+
+
+def call_roll(place: Place) -> Roll:
+    """Meet the other processes; raise RunStopped, naming who is missing, when the time is over."""
+    me = Member(process=place.process, pid=os.getpid(), host=socket.gethostname())
+    return _Desk(place, me).wait_for_all() if place.is_first else _report(place, me)
+
+
+class _Desk:
+    """Process 0's side: where the others report."""
+
+    def __init__(self, place: Place, me: Member) -> None:
+        self._place, self._me = place, me
+        self._here: dict[Line, Member] = {}
+        self._waiting: set[Line] = set()  # connected, but have not said who they are
+        self._host, port = split_address(place.coordinator, COORDINATOR)
+        self._listener = _listen(self._host, port)
+
+    def wait_for_all(self) -> Roll:
+        """Wait until every process has reported; then tell all of them where JAX's service will be."""
+        begin, told = time.monotonic(), False
+        with self._listener, selectors.DefaultSelector() as selector:
+            selector.register(self._listener, selectors.EVENT_READ)
+            while missing := self._missing():
+                waited = time.monotonic() - begin
+                if waited > self._place.join_seconds:
+                    self._refuse(self._too_late(missing))
+                if waited > _TELL_AFTER and not told:
+                    told = True
+                    text = f"headrace: waiting for {_named(missing)} of {self._place.num_processes}"
+                    print(text, file=sys.stderr, flush=True)
+                for key, _ in selector.select(min(1.0, self._place.join_seconds / 4)):
+                    self._hear(key.fileobj, selector)
+        for line in self._waiting:
+            line.close()
+        jax_address = address(self._host, _free_port())
+        for line in self._here:
+            line.send(welcome=jax_address, first=self._me.to_dict())
+        return Roll(me=self._me, lines=self._here, jax_address=jax_address)
+
+    def _missing(self) -> list[int]:
+        here = {member.process for member in self._here.values()}
+        return [number for number in range(1, self._place.num_processes) if number not in here]
+
+    def _hear(self, source: Any, selector: selectors.BaseSelector) -> None:
+        if source is self._listener:
+            line = Line(self._listener.accept()[0])
+            self._waiting.add(line)
+            selector.register(line, selectors.EVENT_READ)
+            return
+        try:
+            for message in source.receive():
+                self._admit(source, message)
+        except Gone:
+            selector.unregister(source)
+            source.close()
+            self._waiting.discard(source)
+            if source in self._here:
+                member = self._here.pop(source)
+                self._refuse(RunStopped(f"{_capital(member)} ended while others were still joining."))
+
+    def _admit(self, line: Line, message: dict[str, Any]) -> None:
+        try:
+            member, size = Member(**message["member"]), message["num_processes"]
+        except (KeyError, TypeError):
+            raise Gone from None  # not one of us
+        double = next((other for other in (self._me, *self._here.values()) if other.process == member.process), None)
+        if size != self._place.num_processes:
+            self._here[line] = member
+            self._refuse(
+                ConfigError(
+                    f"{_capital(member)} belongs to a job of {size} processes, "
+                    f"{self._me} to one of {self._place.num_processes}.",
+                    remedy="Start all processes of a job with the same number; are there some of an earlier job left?",
+                )
+            )
+        if double is not None:
+            self._here[line] = member
+            self._refuse(
+                ConfigError(
+                    f"There are two processes {member.process}: pid {double.pid} on host {double.host} "
+                    f"and pid {member.pid} on host {member.host}.",
+                    remedy="Give each process a number of its own; are there some of an earlier job left?",
+                )
+            )
+        self._waiting.discard(line)
+        self._here[line] = member
+
+    def _too_late(self, missing: list[int]) -> RunStopped:
+        return RunStopped(
+            f"{_capital(_named(missing))} of {self._place.num_processes} did not join within "
+            f"{self._place.join_seconds:g} s.",
+            rule=f"All processes meet at {self._place.coordinator} before training starts.",
+            remedy=f"Look at what they print; they must reach this address. A longer time: {JOIN_SECONDS}=600.",
+        )
+
+    def _refuse(self, error: RunStopped | ConfigError) -> None:
+        """End the start-up of everybody."""
+        for line in self._here:
+            line.send(refused=str(error), code=error.exit_code)
+            line.close()
+        raise error
+
+
+def _report(place: Place, me: Member) -> Roll:
+    """Report to process 0 and wait until everybody is there."""
+    deadline = time.monotonic() + place.join_seconds
+    line = _connect(place, deadline)
+    line.send(member=me.to_dict(), num_processes=place.num_processes)
+    # Process 0 may have begun to wait later than we did; its time limit holds, so give it all of that.
+    deadline = time.monotonic() + place.join_seconds + 10
+    while time.monotonic() < deadline:
+        try:
+            for message in line.receive(1.0):
+                if "refused" in message:
+                    error = RunStopped(message["refused"])
+                    error.exit_code = message["code"]
+                    raise error
+                if "welcome" in message:
+                    return Roll(me=me, lines={line: Member(**message["first"])}, jax_address=message["welcome"])
+        except Gone:
+            raise RunStopped(
+                "Process 0 ended before all processes had joined.", remedy="See what it printed."
+            ) from None
+    raise RunStopped(f"Process 0 at {place.coordinator} is silent.", remedy="See what it printed.")
+
+
+def _connect(place: Place, deadline: float) -> Line:
+    host, port = split_address(place.coordinator, COORDINATOR)
+    reason = ""
+    while (left := deadline - time.monotonic()) > 0:
+        try:
+            return Line(socket.create_connection((host, port), timeout=min(5.0, left)))
+        except OSError as error:  # process 0 is not yet there, or its name not yet known
+            reason = error.strerror or str(error)
+            time.sleep(min(0.2, max(0.0, left)))
+    raise RunStopped(
+        f"Process 0 of {place.num_processes} did not answer at {place.coordinator} within {place.join_seconds:g} s: "
+        f"{reason}.",
+        rule=f"Its address was found by {place.found_by}; {COORDINATOR} overrides it.",
+        remedy=f"See what process 0 printed, or whether it runs at all. A longer time: {JOIN_SECONDS}=600.",
+    )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Listen at a port: on this host alone where the job is, else on all its addresses."""
+    try:
+        if host in _LOOPBACK:
+            return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        if socket.has_dualstack_ipv6():
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+        return socket.create_server(("", port))
+    except OSError as error:
+        raise RunStopped(
+            f"Process 0 cannot listen at port {port}: {error.strerror}.",
+            rule="The processes of a job meet there; two jobs need two ports.",
+            remedy=f"Choose another: {COORDINATOR}={host}:PORT for all processes.",
+        ) from error
+
+
+def _free_port() -> int:
+    with socket.create_server(("", 0)) as probe:
+        return probe.getsockname()[1]
+
+
+def _named(processes: list[int]) -> str:
+    numbers = ", ".join(str(number) for number in processes[:8]) + (", ..." if len(processes) > 8 else "")
+    return f"process{'es' * (len(processes) > 1)} {numbers}"
+
+
+def _capital(text: object) -> str:
+    return str(text)[:1].upper() + str(text)[1:]
