@@ -12,6 +12,7 @@ from headrace.core.errors import ConfigError
 from headrace.data.augment import Preprocess, preprocess, preprocess_spec
 from headrace.data.cache import CacheChoice, decide_cache, num_processors
 from headrace.data.dataset import DataInfo
+from headrace.data.share import WHOLE, Share
 from headrace.data.source import DecodingSource, Source
 
 _CHUNK_BYTES = 1 << 18  # of images that a thread reads at a time: worth a hand-over, and yet many in a block
@@ -27,6 +28,7 @@ class FeedOptions:
     eight_bit_transfer: bool
     num_threads: int
     prefetch_depth: int
+    share: Share = WHOLE  # of this process in every batch
 
 
 def feed_options(

@@ -39,6 +39,7 @@ class TrainFeed:
     ) -> None:
         assert shape.num_samples == len(source)
         self._shape, self._steps, self._first, self._put = shape, steps_per_call, first_step, put
+        self._columns = options.share.columns(shape.num_replicas * shape.micro_batch_size)
         order = balanced_order(source.labels) if shape.balanced else epoch_order
         self._order = lru_cache(maxsize=4)(order)  # a block is seldom in more than two epochs
         self.resident = make_resident(source, put) if options.cache.where == "device" else None
@@ -61,6 +62,7 @@ class TrainFeed:
 
     def _make(self, number: int) -> dict[str, Any]:
         index, epoch = step_indices(self._shape, self._first + number * self._steps, self._steps, self._order)
+        index = index[:, :, self._columns]
         block = {"index": index, "epoch": epoch}
         if self._reader is not None:
             block |= self._reader.read(index, epoch[:, None, None])
@@ -77,6 +79,7 @@ class EvalFeed:
         self, source: Source, batch_size: int, max_batches_per_block: int, options: FeedOptions, put: Put
     ) -> None:
         self._put, self._depth, self._num_samples = put, options.prefetch_depth, len(source)
+        self._columns = options.share.columns(batch_size)
         self.num_batches = -(-len(source) // batch_size)
         self.num_blocks = -(-self.num_batches // max_batches_per_block)
         self._shape = (-(-self.num_batches // self.num_blocks), batch_size)  # blocks as even as can be: least padding
@@ -100,7 +103,7 @@ class EvalFeed:
 
     def _make(self, number: int) -> dict[str, Any]:
         size = self._shape[0] * self._shape[1]
-        place = np.arange(number * size, (number + 1) * size).reshape(self._shape)
+        place = np.arange(number * size, (number + 1) * size).reshape(self._shape)[:, self._columns]
         counted = place < self._num_samples
         index = np.where(counted, place, 0).astype(np.int32)
         block = {"index": index, "mask": counted.astype(np.float32)}

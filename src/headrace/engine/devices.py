@@ -18,18 +18,19 @@ from headrace.core.errors import RunStopped
 REPLICA = "replica"  # the one mesh axis of a run without pipeline stages
 
 
-def start_devices(platform: str, num_devices: int) -> list[Any]:
-    """Return the first `num_devices` devices; on the CPU virtual ones are made when there are fewer.
+def start_devices(platform: str, num_devices: int, num_processes: int = 1) -> list[Any]:
+    """Return the first `num_devices` devices, as many of each process; virtual CPU ones are made where there are fewer.
 
     Must be the first thing that touches JAX's devices in this process, or the number of CPU devices stands as it is.
     """
+    num_local = num_devices // num_processes
     if platform != "auto":
         jax.config.update("jax_platforms", platform)
-    if num_devices > max(1, jax.config.jax_num_cpu_devices):  # pyright: ignore[reportAttributeAccessIssue]
+    if num_local > max(1, jax.config.jax_num_cpu_devices):  # pyright: ignore[reportAttributeAccessIssue]
         with suppress(RuntimeError):  # the backend already runs (library use, tests): the check below speaks
-            jax.config.update("jax_num_cpu_devices", num_devices)
+            jax.config.update("jax_num_cpu_devices", num_local)
     try:
-        devices = jax.devices()
+        devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
     except (RuntimeError, AssertionError) as error:  # JAX asserts where the platform's plugin is not installed
         reason = f": {str(error).splitlines()[0]}" if str(error) else "."
         raise RunStopped(
@@ -37,8 +38,11 @@ def start_devices(platform: str, num_devices: int) -> list[Any]:
             rule="A platform needs its devices, their driver, and the JAX that was made for it.",
             remedy="Install that platform's JAX (for NVIDIA: pip install 'headrace[cuda]') or take --platform cpu.",
         ) from error
+    of_process = [sum(device.process_index == process for device in devices) for process in range(num_processes)]
+    if num_processes > 1 and min(of_process) < num_local:
+        raise _too_few(of_process, num_local, devices[0].platform)
     if len(devices) >= num_devices:
-        return devices[:num_devices]
+        return take(devices, num_devices)
     kind = devices[0].platform
     if kind == "cpu":
         remedy = (
@@ -47,6 +51,23 @@ def start_devices(platform: str, num_devices: int) -> list[Any]:
     else:
         remedy = "Lower --num-replicas and raise --gradient-accumulation-count by the same factor."
     raise RunStopped(f"{num_devices} devices are needed, but there are {len(devices)} ({kind}).", remedy=remedy)
+
+
+def take(devices: list[Any], count: int) -> list[Any]:
+    """Return the first `count` of sorted devices, as many of each process: a replica's devices are of one process."""
+    processes = sorted({device.process_index for device in devices})
+    each = count // len(processes)
+    return [d for process in processes for d in [d for d in devices if d.process_index == process][:each]]
+
+
+def _too_few(of_process: list[int], needed: int, kind: str) -> RunStopped:
+    """Return the error that names the process with the fewest devices."""
+    process, found = min(enumerate(of_process), key=lambda pair: pair[1])
+    return RunStopped(
+        f"{needed} devices are needed in every process, but process {process} has {found} ({kind}).",
+        rule="A process owns whole replicas, with all devices of their pipelines.",
+        remedy="Start fewer processes with more devices each, or lower --num-replicas or the number of stages.",
+    )
 
 
 def replica_mesh(devices: list[Any]) -> Mesh:

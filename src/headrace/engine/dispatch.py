@@ -19,7 +19,8 @@ from headrace.core.tree import flatten_named, unflatten_named
 from headrace.engine.actions import Observer, Walk
 from headrace.engine.devices import REPLICA, replica_mesh, replicated
 from headrace.engine.home import shardings
-from headrace.engine.loop import block_specs
+from headrace.engine.loop import put_on
+from headrace.engine.spread import hop, place
 from headrace.engine.stage import StagePrograms, StageSpec, make_stage, part_of
 from headrace.engine.state import State, snapshot
 from headrace.engine.step import Metrics
@@ -50,7 +51,7 @@ class Dispatcher:
         placed = []
         for spec, like, mesh in zip(self.stages, self.likes, self.meshes, strict=True):
             part = unflatten_named(like, flatten_named(state))
-            placed.append(jax.device_put(jax.tree.map(np.array, part), shardings(like, mesh, spec.home)))
+            placed.append(place(jax.tree.map(np.array, part), shardings(like, mesh, spec.home)))
         return self._join(state, placed)
 
     def put(self, tree: Any, kind: str) -> Any:
@@ -59,13 +60,18 @@ class Dispatcher:
         for spec, mesh in zip(self.stages, self.meshes, strict=True):
             left_out = () if spec.is_first else ("images",) if spec.is_last else ("images", "labels")
             part = {key: value for key, value in tree.items() if key not in left_out}
-            parts.append(_put_block(part, mesh) if kind == "steps" else jax.device_put(part, replicated(mesh)))
+            parts.append(put_on(mesh)(part, kind))
         return tuple(parts)
 
     def snapshot(self, state: State) -> State:
         """Copy a state where it lies, stage by stage."""
         parts = zip(self.programs, self._split(state), strict=True)
         return self._join(state, [programs.copy(part) for programs, part in parts])
+
+    def copy_to_save(self, state: State) -> State:
+        """Copy a state so that this process can read it whole, stage by stage."""
+        parts = zip(self.programs, self._split(state), strict=True)
+        return self._join(state, [programs.copy_to_save(part) for programs, part in parts])
 
     def compile(self, state: State, resident: Any, block: Any) -> "Dispatcher":
         """Compile every program of every stage by running the block's first step on a copy of the state."""
@@ -94,7 +100,7 @@ class Dispatcher:
         rows: dict[str, Any] = {key: np.zeros(steps, np.float32) for key in METRICS}
         if spec.numerics.fp_exceptions:
             rows |= {key: np.ones((steps, len(spec.network.blocks)), bool) for key in FLAGS}
-        return jax.device_put(rows | {"at": np.int32(0)}, replicated(self.meshes[-1]))
+        return place(rows | {"at": np.int32(0)}, replicated(self.meshes[-1]))
 
     def _step(
         self, parts: list[State], record: Any, source: tuple[Any, Any, int], observe: Observer | None = None
@@ -122,7 +128,7 @@ class Dispatcher:
         names = [key for key in FLAGS if key in reduced[0]] if stage == len(self.stages) - 1 else []
         parts = ([part["square"] for part in reduced], reduced[-1]["sums"]["loss"])
         flags = {key: [part[key] for part in reduced] for key in names}
-        (squares, loss), flags = jax.device_put((parts, flags), replicated(self.meshes[stage]))
+        (squares, loss), flags = hop((parts, flags), replicated(self.meshes[stage]))
         joined = {key: jnp.concatenate(values) for key, values in flags.items()}
         return {"squares": jnp.stack(squares), "loss": loss, "flags": joined}
 
@@ -130,13 +136,13 @@ class Dispatcher:
         key = (stage, -1)
         if key not in self.numbers:
             ones = np.ones(self.stages[stage].step.num_replicas, np.float32)
-            self.numbers[key] = jax.device_put(ones, NamedSharding(self.meshes[stage], P(REPLICA)))
+            self.numbers[key] = place(ones, NamedSharding(self.meshes[stage], P(REPLICA)))
         return self.numbers[key]
 
     def _number(self, stage: int, number: int) -> jax.Array:
         key = (stage, number)
         if key not in self.numbers:
-            self.numbers[key] = jax.device_put(np.int32(number), replicated(self.meshes[stage]))
+            self.numbers[key] = place(np.int32(number), replicated(self.meshes[stage]))
         return self.numbers[key]
 
     def _split(self, state: State) -> list[State]:
@@ -147,7 +153,7 @@ class Dispatcher:
         parts = []
         for spec, like, mesh in zip(self.stages, self.likes, self.meshes, strict=True):
             # Real copies: stages may share a device, and each donates its own.
-            copies = snapshot(jax.device_put(shared, replicated(mesh)))
+            copies = snapshot(hop(shared, replicated(mesh)))
             where = flatten_named(shardings(like, mesh, spec.home))
             copies = {name: jax.device_put(leaf, where[name]) for name, leaf in copies.items()}
             parts.append(unflatten_named(like, flat | copies))
@@ -192,7 +198,7 @@ class _Passes:
 
     def hop(self, value: Any, node: Node) -> Any:
         """Put a value on the devices of a stage, replica by replica."""
-        return jax.device_put(value, NamedSharding(self.owner.meshes[node.stage], P(REPLICA)))
+        return hop(value, NamedSharding(self.owner.meshes[node.stage], P(REPLICA)))
 
     def _fetched(self, stage: int, micro: int) -> Any:
         """Return what a stage fetches from: the resident set, the block, and which micro-batch of it."""
@@ -217,8 +223,3 @@ def make_dispatcher(stages: Sequence[StageSpec], devices: np.ndarray, table: Tab
 
 def _num_steps(block: Any) -> int:
     return block[0]["epoch"].shape[0]
-
-
-def _put_block(block: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
-    specs = block_specs(block)
-    return {key: jax.device_put(value, NamedSharding(mesh, specs[key])) for key, value in block.items()}

@@ -14,7 +14,8 @@ from jax.sharding import PartitionSpec as P
 from headrace.engine.actions import Walk
 from headrace.engine.devices import REPLICA, replica_mesh, replicated
 from headrace.engine.evaluate import EvalSpec, Sums, batch_sums
-from headrace.engine.loop import BATCHES
+from headrace.engine.loop import BATCHES, put_on
+from headrace.engine.spread import hop, place
 from headrace.model.context import Ctx
 from headrace.plan.place import make_table
 from headrace.plan.schedule import Node, Work
@@ -36,17 +37,13 @@ class StagedEvaluation:
 
     def put(self, tree: Any, kind: str) -> Any:
         """Put batches or a resident set on the devices of the first stage and, without images, of the last."""
-        spec = BATCHES if kind == "batches" else P()
         labels = {key: value for key, value in tree.items() if key != "images"}
-        first, last = (NamedSharding(mesh, spec) for mesh in (self.meshes[0], self.meshes[-1]))
-        return jax.device_put(tree, first), jax.device_put(labels, last)
+        return put_on(self.meshes[0])(tree, kind), put_on(self.meshes[-1])(labels, kind)
 
     def place(self, weights: tuple[Any, Any]) -> tuple[Any, ...]:
         """Put (params, stats) on the devices of their stages."""
         return tuple(
-            jax.device_put(
-                tuple({name: tree[name] for name in names if name in tree} for tree in weights), replicated(mesh)
-            )
+            hop(tuple({name: tree[name] for name in names if name in tree} for tree in weights), replicated(mesh))
             for names, mesh in zip(self.names, self.meshes, strict=True)
         )
 
@@ -73,7 +70,7 @@ class _Passes:
         ahead = micro - IN_FLIGHT * (last + 1)
         if stage == 0 and 0 <= ahead < len(self.ends):
             jax.block_until_ready(self.ends[ahead])
-        number = jax.device_put(np.int32(micro), replicated(self.owner.meshes[stage]))
+        number = place(np.int32(micro), replicated(self.owner.meshes[stage]))
         here = 0 if stage == 0 else 1
         resident, block = (part[here] if part else None for part in self.source)
         fetched = (resident, block, number) if stage in (0, last) else None
@@ -90,7 +87,7 @@ class _Passes:
 
     def hop(self, value: Any, node: Node) -> Any:
         """Put a value on the devices of a stage, replica by replica."""
-        return jax.device_put(value, NamedSharding(self.owner.meshes[node.stage], P(REPLICA)))
+        return hop(value, NamedSharding(self.owner.meshes[node.stage], P(REPLICA)))
 
 
 def make_staged_evaluation(

@@ -4,7 +4,7 @@ Weights and statistics are on every device of the stage. What only the update to
 weights) may lie in host memory, and may be cut over the replicas.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -54,14 +54,15 @@ def to_device(state: State, like: State, mesh: Mesh, home: Home) -> State:
     return state | {key: jax.device_put(state[key], wanted[key]) for key in UPDATE_ONLY if key in state}
 
 
-def make_copy(like: State, mesh: Mesh, home: Home) -> Any:
-    """Return the program that copies a part of the state where it lives."""
+def make_copy(like: State, mesh: Mesh, home: Home, *, whole: bool = False) -> Any:
+    """Return the program that copies a part of the state where it lives, or (`whole`) whole to each of the devices."""
     where = shardings(like, mesh, home)
+    goal = shardings(like, mesh, replace(home, sharded=False)) if whole else where
 
     def copy(state: State) -> State:
         return jax.tree.map(jnp.copy, to_device(state, like, mesh, home))
 
-    return jax.jit(copy, in_shardings=(where,), out_shardings=where)
+    return jax.jit(copy, in_shardings=(where,), out_shardings=goal)
 
 
 def _cut(shape: tuple[int, ...], num_pieces: int) -> PartitionSpec:

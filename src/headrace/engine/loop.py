@@ -9,6 +9,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from headrace.engine.devices import REPLICA
+from headrace.engine.spread import place, place_share
 from headrace.engine.state import State
 from headrace.engine.step import Metrics
 
@@ -31,8 +32,10 @@ def put_on(mesh: Mesh) -> Callable[[Any, str], Any]:
     def put(tree: Any, kind: str) -> Any:
         if kind == "steps":
             specs = block_specs(tree)
-            return {key: jax.device_put(value, NamedSharding(mesh, specs[key])) for key, value in tree.items()}
-        return jax.device_put(tree, NamedSharding(mesh, BATCHES if kind == "batches" else P()))
+            return {key: place_share(value, NamedSharding(mesh, specs[key])) for key, value in tree.items()}
+        if kind == "batches":
+            return place_share(tree, NamedSharding(mesh, BATCHES))
+        return place(tree, NamedSharding(mesh, P()))
 
     return put
 

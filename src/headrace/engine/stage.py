@@ -57,6 +57,7 @@ class StagePrograms:
     """Jitted programs; see the functions they are made of."""
 
     copy: Any
+    copy_to_save: Any  # what every process can read whole
     fresh: Any
     forward: Any
     backward: Any
@@ -81,6 +82,7 @@ def make_stage(stage: StageSpec, mesh: Mesh) -> StagePrograms:
 
     return StagePrograms(
         copy=make_copy(like, mesh, stage.home),
+        copy_to_save=make_copy(like, mesh, stage.home, whole=not everywhere.is_fully_addressable),
         fresh=on_mesh(lambda state: _fresh(stage, state), (ALL,), (EACH, EACH)),
         forward=on_mesh(
             lambda state, counts, x, source: _forward(stage, state, counts, x, source),

@@ -18,6 +18,7 @@ from headrace.engine.devices import replicated
 from headrace.engine.ema import init_ema
 from headrace.engine.loss_scale import init_loss_scale
 from headrace.engine.precision import Precision, store_weights
+from headrace.engine.spread import place
 from headrace.model.network import Network
 
 State = dict[str, Any]
@@ -67,7 +68,7 @@ def state_from(
 def put_state(state: State, mesh: Mesh) -> State:
     """Place a state in host memory on every device of the mesh."""
     # From NumPy copies: device_put of a JAX array may alias it, and the first donation would then delete the source.
-    return jax.device_put(jax.tree.map(np.array, state), replicated(mesh))
+    return place(jax.tree.map(np.array, state), replicated(mesh))
 
 
 @jax.jit

@@ -37,6 +37,7 @@ def plan_sections(plan: Plan) -> tuple[Section, ...]:
         Line("parameters", format_count(plan.num_parameters)),
         Line("forward pass", f"{format_count(plan.flops_per_image, short=True)}FLOP", "per image"),
         Line("devices", format_count(plan.num_devices)),
+        *_process_lines(plan),
     )
     sections = [Section("network", network)]
     if plan.pipeline:
@@ -52,6 +53,13 @@ def plan_sections(plan: Plan) -> tuple[Section, ...]:
         Section(_memory_title(plan), _memory_lines(plan.memory, plan.cache.reason)),
         *((Section("could be saved on that device", _saving_lines(plan.savings)),) if plan.savings else ()),
     )
+
+
+def _process_lines(plan: Plan) -> tuple[Line, ...]:
+    if plan.num_processes == 1:
+        return ()
+    detail = f"each with {plan.replicas_per_process} of the replicas on {plan.devices_per_process} of the devices"
+    return (Line("processes", format_count(plan.num_processes), detail),)
 
 
 def draw_sections(sections: Iterable[Section]) -> str:

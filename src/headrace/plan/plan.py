@@ -13,6 +13,7 @@ from headrace.plan.batch import BatchPlan, ValidationPlan, make_batch_plan, make
 from headrace.plan.data_memory import DataMemory, resident_data, sent_data
 from headrace.plan.memory import MemoryPlan, estimate_memory
 from headrace.plan.pipeline import PipelinePlan
+from headrace.plan.processes import refuse_split_replicas
 from headrace.plan.recompute import kept_elements, recompute_points
 from headrace.plan.savings import Saving, find_savings
 from headrace.plan.staged import estimate_stage_memory, plan_stages
@@ -34,6 +35,7 @@ class Plan:
     cache: CacheChoice
     num_parameters: int
     flops_per_image: int
+    num_processes: int = 1
 
     @property
     def num_devices(self) -> int:
@@ -44,6 +46,16 @@ class Plan:
     def devices_per_replica(self) -> int:
         """Return how many devices the stages of one replica take."""
         return self.pipeline.num_devices if self.pipeline else 1
+
+    @property
+    def replicas_per_process(self) -> int:
+        """Return how many replicas a process owns, whole."""
+        return self.batch.num_replicas // self.num_processes
+
+    @property
+    def devices_per_process(self) -> int:
+        """Return how many devices a process needs."""
+        return self.num_devices // self.num_processes
 
     @property
     def memory(self) -> MemoryPlan:
@@ -64,6 +76,9 @@ class Plan:
         """Return the plan as plain values, for the run record and `headrace plan --json`."""
         return {
             "num_devices": self.num_devices,
+            "num_processes": self.num_processes,
+            "devices_per_process": self.devices_per_process,
+            "replicas_per_process": self.replicas_per_process,
             "num_parameters": self.num_parameters,
             "flops_per_image": self.flops_per_image,
             "dataset_cache": self.cache._asdict(),
@@ -79,7 +94,7 @@ class Plan:
         }
 
 
-def make_plan(config: Config, info: DataInfo, network: Network) -> Plan:
+def make_plan(config: Config, info: DataInfo, network: Network, num_processes: int = 1) -> Plan:
     """Derive every number of the run; what cannot work is refused here, before a device is touched."""
     batch = make_batch_plan(
         micro_batch_size=config.batch.micro_batch_size,
@@ -111,6 +126,7 @@ def make_plan(config: Config, info: DataInfo, network: Network) -> Plan:
         return (_memory(config, cost.params, kept, batch, data),)
 
     by_device = memory(wanted.recomputation)
+    parameters = max(pipeline.parameters_by_device()) if pipeline else cost.params
     validation = make_validation_plan(
         batch,
         micro_batch_size=config.validation.validation_micro_batch_size,
@@ -119,7 +135,7 @@ def make_plan(config: Config, info: DataInfo, network: Network) -> Plan:
         devices_per_replica=pipeline.num_devices if pipeline else 1,
         pipelined=config.validation.pipeline_validation_model,
     )
-    parameters = max(pipeline.parameters_by_device()) if pipeline else cost.params
+    refuse_split_replicas(config, batch, validation, num_processes)
     return Plan(
         batch=batch,
         steps=steps,
@@ -132,6 +148,7 @@ def make_plan(config: Config, info: DataInfo, network: Network) -> Plan:
         cache=feed.cache,
         num_parameters=cost.params,
         flops_per_image=cost.flops,
+        num_processes=num_processes,
     )
 
 

@@ -79,7 +79,9 @@ class Ending:
 class Books:
     """Everything that a run writes down while it trains."""
 
-    def __init__(self, resolved: Resolved, design: Design, directory: RunDirectory, sinks: Sinks) -> None:
+    def __init__(
+        self, resolved: Resolved, design: Design, directory: RunDirectory, sinks: Sinks, *, writes: bool = True
+    ) -> None:
         keep = resolved.config.checkpoint
         self.clock = Clock()
         self.best = Best(directory.checkpoints, keep.keep_best)
@@ -88,6 +90,7 @@ class Books:
         self.validations: list[ValidationRecord] = []  # of the whole run
         self.verdict = ""
         self._resolved, self._design, self._directory, self._sinks = resolved, design, directory, sinks
+        self._writes = writes  # one process of a job does; the others keep the same books without a file
         self._elapsed_before, self._began = 0.0, time.perf_counter()
         self._settled = self._began
         self.step = 0  # settled so far
@@ -159,10 +162,11 @@ class Books:
     def judge(self, stats: FeedStats, options: FeedOptions) -> None:
         """Say what bound the run: the device or its input."""
         pace = self.ledger.pace
-        prepared = pace.images / stats.images if stats.images else 0.0  # the share of the images whose calls were timed
+        images = pace.images // self._design.plan.num_processes  # those that this process prepared
+        prepared = images / stats.images if stats.images else 0.0  # the share of the images whose calls were timed
         self.verdict = verdict(
             Measured(
-                images=pace.images,
+                images=images,
                 seconds=pace.seconds,
                 wait_seconds=stats.wait_seconds,
                 prepare_seconds=stats.prepare_seconds * prepared,
@@ -192,16 +196,18 @@ class Books:
         try:
             with self.saver:
                 yield ending
-            if ending.outcome == "finished":
+            if ending.outcome == "finished" and self._writes:
                 self._tidy()
         except HeadraceError as error:
             ending.outcome = "failed"
-            self.note(str(error), "warning")
+            if self._writes:
+                self.note(str(error), "warning")
             raise
         finally:
-            self.tell_saved()
-            self._sinks.write(self._run_end(ending))
-            write_curve(self._directory.path)
+            if self._writes:
+                self.tell_saved()
+                self._sinks.write(self._run_end(ending))
+                write_curve(self._directory.path)
 
     def _tidy(self) -> None:
         """Delete what is not to be kept: the last validation may have moved the best checkpoint on."""
@@ -234,8 +240,9 @@ class Books:
 
     def save(self, state: State, step: int) -> None:
         """Hand a state to the thread that writes checkpoints."""
-        with self.clock.measure("save"):
-            self.saver.save(flatten_named(state), self._manifest(step))
+        if self._writes:
+            with self.clock.measure("save"):
+                self.saver.save(flatten_named(state), self._manifest(step))
         self._saved_step = step
         self.tell_saved()
 
@@ -265,7 +272,8 @@ class Books:
         reports = {
             weights: validation_report(sums, self._design.info.class_names) for weights, (sums, _) in results.items()
         }
-        write_report(self._report_file(step), reports)
+        if self._writes:
+            write_report(self._report_file(step), reports)
         told = {record.weights for record in self.validations if record.step == step}
         for weights, (_, seconds) in results.items():
             self.clock.add("validate", seconds)
@@ -288,7 +296,7 @@ class Books:
         )
         self._sinks.write(record)
         self.validations.append(record)
-        if record.checkpoint:
+        if record.checkpoint and self._writes:
             self.best.add(record.top1, record.checkpoint, record.weights)
 
     def _report_file(self, step: int) -> Path:

@@ -53,7 +53,9 @@ class Design:
     own: OwnParts | None = None
 
 
-def design_run(config: Config, own: OwnParts | None = None, *, absent_ok: bool = False) -> Design:
+def design_run(
+    config: Config, own: OwnParts | None = None, num_processes: int = 1, *, absent_ok: bool = False
+) -> Design:
     """Return the design of the run that a configuration describes, with what code gives instead of names.
 
     `absent_ok`: an ImageNet that is not there is planned with as published.
@@ -62,7 +64,7 @@ def design_run(config: Config, own: OwnParts | None = None, *, absent_ok: bool =
     refuse_weights(config.learning.class_weights, info)
     network = own.network if own else build_network(config.model, info.num_classes, info.image_hwc)
     network = network.refined(config.pipeline.pipeline_splits)
-    plan = make_plan(config, info, network)
+    plan = make_plan(config, info, network, num_processes)
     lr_curve = make_lr_curve(
         config.learning,
         global_batch_size=plan.batch.global_batch_size,

@@ -176,17 +176,35 @@ def write_run(directory: RunDirectory, saved: dict[str, Any], plan: dict[str, An
 
 def read_run(path: Path, *, own: bool = False) -> tuple[RunDirectory, Resolved]:
     """Return the layout and the configuration of a run that was started before (`own`: with parts that code gave)."""
+    return parse_run(path, read_saved(path), own=own)
+
+
+def read_saved(path: Path) -> dict[str, Any]:
+    """Return what config.json of a run directory holds."""
     file = path / "config.json"
     if not file.is_file():
         problem, remedy = _not_a_run(path)
         raise CheckpointError(problem, remedy=remedy)
     try:
-        resolved = from_saved(json.loads(file.read_text()), own=own)
+        return json.loads(file.read_text())
+    except ValueError as error:
+        raise _unreadable(path, error) from error
+
+
+def parse_run(path: Path, saved: Mapping[str, Any], *, own: bool = False) -> tuple[RunDirectory, Resolved]:
+    """Return the layout and the configuration of the run at `path` from what its config.json holds."""
+    try:
+        resolved = from_saved(saved, own=own)
     except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{file} cannot be read: {error!r}.", remedy="A checkpoint's manifest.json holds the same configuration."
-        ) from error
+        raise _unreadable(path, error) from error
     return layout(path, resolved.config), resolved
+
+
+def _unreadable(path: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"{path / 'config.json'} cannot be read: {error!r}.",
+        remedy="A checkpoint's manifest.json holds the same configuration.",
+    )
 
 
 def _not_a_run(path: Path) -> tuple[str, str]:

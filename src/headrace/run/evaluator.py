@@ -8,10 +8,11 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from headrace.engine.devices import replica_mesh, replicated
+from headrace.engine.devices import replica_mesh, replicated, take
 from headrace.engine.evaluate import EvalSpec, Sums, make_evaluation
 from headrace.engine.evaluate_stages import StagedEvaluation, make_staged_evaluation
 from headrace.engine.loop import put_on
+from headrace.engine.spread import hop
 from headrace.plan.plan import Plan
 
 Program = Callable[[Any, Any, Any], Sums]  # (placed weights, resident set, block) -> sums
@@ -46,7 +47,7 @@ class WholeEvaluator:
 
     def place(self, weights: tuple[Any, Any]) -> Any:
         """Put the weights on every device."""
-        return jax.device_put(weights, replicated(self.mesh))
+        return hop(weights, replicated(self.mesh))
 
     def compile(self, placed: Any, resident: Any, block: Any) -> Program:
         """Compile ahead of the first use."""
@@ -78,7 +79,7 @@ class StagedEvaluator:
 def make_evaluator(plan: Plan, spec: EvalSpec, devices: list[Any]) -> Evaluator:
     """Return what evaluates as the plan says, on the first devices of the list."""
     validation, pipeline = plan.validation, plan.pipeline
-    mine = devices[: validation.num_devices]
+    mine = take(devices, validation.num_devices)
     if pipeline is None or validation.devices_per_replica == 1:
         return WholeEvaluator(spec, replica_mesh(mine))
     grid = np.array(mine).reshape(validation.num_replicas, pipeline.num_devices)

@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from headrace.config.schema import Pipeline
-from headrace.engine.devices import replica_mesh
+from headrace.engine.devices import replica_mesh, take
 from headrace.engine.dispatch import make_dispatcher
 from headrace.engine.home import Home, host_memory_of
 from headrace.engine.loop import make_call, put_on
@@ -31,6 +31,10 @@ class Executor(Protocol):
 
     def snapshot(self, state: State) -> State:
         """Copy a state on its devices, so that it outlives the call that the original is donated to."""
+        ...
+
+    def copy_to_save(self, state: State) -> State:
+        """Copy a state so that it outlives the next call and this process can read it whole."""
         ...
 
     def compile(self, state: State, resident: Any, block: Any) -> Callable[..., Any]:
@@ -57,6 +61,10 @@ class DeviceLoop:
         """Copy a state."""
         return snapshot(state)
 
+    def copy_to_save(self, state: State) -> State:
+        """Copy a state: it is whole on every device."""
+        return snapshot(state)
+
     def compile(self, state: State, resident: Any, block: Any) -> Callable[..., Any]:
         """Compile the call ahead of its first use."""
         return make_call(make_step(self.spec), self.mesh, block).lower(state, resident, block).compile()
@@ -66,8 +74,8 @@ def make_executor(plan: Plan, spec: StepSpec, devices: list[Any], wanted: Pipeli
     """Return what runs the calls of a plan on the first devices of the list."""
     replicas, pipeline = plan.batch.num_replicas, plan.pipeline
     if pipeline is None or plan.one_program:
-        return DeviceLoop(spec, replica_mesh(devices[:replicas]))
-    grid = np.array(devices[: replicas * pipeline.num_devices]).reshape(replicas, pipeline.num_devices)
+        return DeviceLoop(spec, replica_mesh(take(devices, replicas)))
+    grid = np.array(take(devices, replicas * pipeline.num_devices)).reshape(replicas, pipeline.num_devices)
     home = Home(
         in_host_memory=wanted.optimizer_state_offloading and host_memory_of(devices[0]),
         sharded=wanted.replicated_optimizer_state_sharding,

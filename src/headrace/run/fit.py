@@ -24,50 +24,68 @@ from headrace.run.books import Books, InFlight, RunResult, utc_now
 from headrace.run.calls import Calls
 from headrace.run.design import Design, OwnParts, design_run, starting_state
 from headrace.run.directory import (
+    RunDirectory,
     layout,
     make_directory,
-    read_run,
     refuse_taken,
     saved_form,
     with_absolute_places,
     write_run,
 )
+from headrace.run.equal import refuse_difference
+from headrace.run.group import current_group
 from headrace.run.initial import adopt_weights, dialect_hint, write_table
 from headrace.run.interrupt import listen
 from headrace.run.measure import with_measured_blocks
-from headrace.run.restore import Past, Restored, find_restored, refuse_other_run, rewind_run
+from headrace.run.restore import (
+    Past,
+    Restored,
+    find_restored,
+    read_run_together,
+    refuse_other_run,
+    rewind_run,
+    share_restored,
+)
 from headrace.run.schedule_trace import trace_schedule
 from headrace.run.settle import Settler
 from headrace.run.trainer import advise_on_memory, open_feed
 from headrace.run.validator import Validator
 from headrace.telemetry.console import make_console
 from headrace.telemetry.record import RunStart
-from headrace.telemetry.sinks import open_sinks
+from headrace.telemetry.sinks import Sinks, WarningSink, open_sinks
 from headrace.weights.adopt import table_lines
 
 
 def train(resolved: Resolved, own: OwnParts | None = None) -> RunResult:
     """Start a new run in a directory of its own; `own` are a network and data that code gives instead of names."""
-    refuse_taken(resolved.config)
-    return fit(with_absolute_places(with_measured_blocks(resolved, own)), None, own)
+    group = current_group()
+    with group.together():
+        group.first(lambda: refuse_taken(resolved.config))
+        return fit(with_absolute_places(with_measured_blocks(resolved, own)), None, own)
 
 
 def resume(path: Path, overrides: Mapping[str, Any] | None = None, own: OwnParts | None = None) -> RunResult:
     """Go on with a run from its newest good checkpoint (from its beginning when it has not saved one yet)."""
-    before, saved = read_run(Path(path), own=own is not None)
-    resolved = with_absolute_places(override(saved, overrides or {}))
-    refuse_other_run(saved, resolved, own)
-    directory = layout(before.path, resolved.config)
-    with directory.held():  # before the checkpoints are looked at: nobody adds or deletes one any more
-        return fit(resolved, find_restored(directory, before.checkpoints), own)
+    group = current_group()
+    with group.together(), ExitStack() as stack:
+        before, saved = read_run_together(group, Path(path), own=own is not None)
+        resolved = with_absolute_places(override(saved, overrides or {}))
+        refuse_other_run(saved, resolved, own)
+        directory = layout(before.path, resolved.config)
+
+        def find() -> Restored:
+            stack.enter_context(directory.held())  # nobody adds or deletes a checkpoint from here on
+            return find_restored(directory, before.checkpoints)
+
+        return fit(resolved, share_restored(group, group.first(find), directory), own)
 
 
 def fit(resolved: Resolved, restored: Restored | None, own: OwnParts | None = None) -> RunResult:
     """Train, validate and save as the configuration says. What can be refused is refused before a file is made."""
-    config = resolved.config
+    config, group = resolved.config, current_group()
 
     # On paper: the data set's shape, the network, the plan. Then the data itself. No device is touched.
-    design = design_run(config, own)
+    design = design_run(config, own, group.num_processes)
     if config.data.verify_dataset and not own:
         refuse_problems(config.data)
     dataset = own.dataset if own else open_dataset(config.data, config.run.seed)
@@ -78,52 +96,60 @@ def fit(resolved: Resolved, restored: Restored | None, own: OwnParts | None = No
     plan, steps = design.plan, design.plan.steps
     adopted = adopt_weights(design) if restored is None or restored.arrays is None else None
     options = feed_options(config.data, dataset.info, config.run.seed, plan.num_devices, config.augment)
+    refuse_difference(group, design, dataset, step)
 
     # The devices, and the state that they start from.
     use_compilation_cache(config.run.compilation_cache_dir)
-    devices = start_devices(config.run.platform, plan.num_devices)
+    devices = start_devices(config.run.platform, plan.num_devices, group.num_processes)
     calls = Calls(design, options, dataset, devices, step)
     executor = calls.executor
     state = starting_state(design, (adopted.params, adopted.stats) if adopted else own.weights if own else None)
     if restored and restored.arrays is not None:
-        state = fit_tree(restored.arrays, state)
+        arrays, blank = restored.arrays, state
+        state = group.first(lambda: fit_tree(arrays, blank)) or blank
+    state = group.same(state)
 
     with ExitStack() as stack:
-        # From here on the run leaves traces: its directory, records, checkpoints.
+        # From here on the run leaves traces: its directory, records, checkpoints. They are process 0's alone.
         interrupt = stack.enter_context(listen())
-        if restored is None:
-            directory, past = make_directory(config, f"{design.network.name}-{design.info.name}"), Past()
-            stack.enter_context(directory.held())
-        else:
-            directory, past = restored.directory, rewind_run(restored, config.checkpoint.keep_best)
-        if dataset.bad is not None:
-            dataset.bad.write_to(directory.path / BAD_FILE)
-        write_run(directory, saved_form(resolved, own and own.record()), plan.to_dict(), sys.argv[1:])
-        if adopted is not None:
-            write_table(directory, adopted)
-        console = make_console(config.logging.progress, past.records)
-        sinks = stack.enter_context(closing(open_sinks(directory.path, console)))
-        books = Books(resolved, design, directory, sinks)
+
+        def open_run() -> tuple[RunDirectory, Past, Sinks]:
+            if restored is None:
+                directory, past = make_directory(config, f"{design.network.name}-{design.info.name}"), Past()
+                stack.enter_context(directory.held())
+            else:
+                directory, past = restored.directory, rewind_run(restored, config.checkpoint.keep_best)
+            if dataset.bad is not None:
+                dataset.bad.write_to(directory.path / BAD_FILE)
+            write_run(directory, saved_form(resolved, own and own.record()), plan.to_dict(), sys.argv[1:])
+            if adopted is not None:
+                write_table(directory, adopted)
+            console = make_console(config.logging.progress, past.records)
+            return directory, past, stack.enter_context(closing(open_sinks(directory.path, console)))
+
+        opened = group.first(open_run)
+        path = group.share(str(opened[0].path) if opened else None)
+        directory, past, sinks = opened or (layout(Path(path), config), Past(), Sinks([WarningSink(group.process)]))
+        books = Books(resolved, design, directory, sinks, writes=group.is_first)
         if restored is not None:
             books.go_on(restored, past)
         sinks.write(_run_start(design, devices, step))
-        for text in (*resolved.warnings, *plan.warnings, *(restored.notes if restored else ())):
-            books.note(text, "warning")
+        warnings = [*resolved.warnings, *plan.warnings, *(restored.notes if restored else ())]
+        notes = [*resolved.notes, _told(dataset.info, options), *_hints(design, devices)]
         if adopted is not None:
-            for text in table_lines(adopted):
-                books.note(text)
-            if hint := dialect_hint(design, adopted):
-                books.note(hint, "warning")
-        for text in (*resolved.notes, _told(dataset.info, options), *_hints(design, devices)):
+            notes = [*table_lines(adopted), *notes]
+            warnings += [hint] if (hint := dialect_hint(design, adopted)) else []
+        for text in warnings if group.is_first else ():
+            books.note(text, "warning")
+        for text in (*notes, f"run directory: {directory.path}"):
             books.note(text)
-        books.note(f"run directory: {directory.path}")
 
         ending = stack.enter_context(books.ending())  # writes the last record, whatever happens
         stack.enter_context(advise_on_memory(plan))
         # Compile before anything is run, so that its time stays apart.
         to_train = config.run.training and step < steps.total_steps
         due = config.validation.validation and (steps.validation_due(step) or not config.run.training)
-        to_validate = due and books.missing_validation(step, evaluated_weights(state))
+        to_validate = group.share(bool(due and books.missing_validation(step, evaluated_weights(state))))
         validator = None
         if config.validation.validation and (to_train or to_validate):
             validator = stack.enter_context(closing(Validator(design, dataset, devices)))
@@ -150,21 +176,24 @@ def fit(resolved: Resolved, restored: Restored | None, own: OwnParts | None = No
             books.begin()
             sinks.advance(step)
             wait = 0.0
-            while step < steps.total_steps and not interrupt.requested:
+            why = group.stop_asked(interrupt.signal_name)
+            while step < steps.total_steps and not why:
                 state, metrics = calls.at(step)(state, feed.resident, block)
                 step += steps.steps_per_call
                 call = InFlight(
                     last_step=step,
                     metrics=metrics,
                     wait_seconds=wait,
-                    copy=executor.snapshot(state) if steps.checkpoint_due(step) else None,
+                    copy=executor.copy_to_save(state) if steps.checkpoint_due(step) else None,
                     evaluation=validator.start(state) if validator and steps.validation_due(step) else None,
                 )
                 settler.submit(call)
-                if step < steps.total_steps and not interrupt.requested:
+                why = group.stop_asked(interrupt.signal_name) if step < steps.total_steps else None
+                if step < steps.total_steps and not why:
                     waited = feed.stats.wait_seconds
                     block = feed.next(metrics["loss"])
                     wait = feed.stats.wait_seconds - waited
+                    why = group.stop_asked(interrupt.signal_name)
             settler.drain()
             books.judge(feed.stats, options)
             if dataset.bad:
@@ -172,7 +201,7 @@ def fit(resolved: Resolved, restored: Restored | None, own: OwnParts | None = No
 
             # Somebody asked us to leave: the call is finished; save, and `headrace resume` goes on from here.
             if step < steps.total_steps:
-                books.leave(interrupt.signal_name or "", state)
+                books.leave(why or "", executor.copy_to_save(state))
                 return replace(ending.reach("interrupted"), state=state)
         return replace(ending.reach("finished"), state=state)
 

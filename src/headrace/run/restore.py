@@ -11,7 +11,8 @@ from headrace.config.load import Resolved, to_flat
 from headrace.config.model_table import NORM_OPTIONS, OPTION_FAMILIES
 from headrace.core.errors import CheckpointError
 from headrace.run.design import OwnParts, design_run
-from headrace.run.directory import RunDirectory, sweep
+from headrace.run.directory import RunDirectory, parse_run, read_saved, sweep
+from headrace.run.group import Group
 from headrace.run.ledger import NOTHING_UNLOGGED, Unlogged
 from headrace.telemetry.files import read_records
 from headrace.telemetry.record import CheckpointRecord, Record, RunEnd, TrainRecord, ValidationRecord
@@ -65,6 +66,18 @@ def find_restored(directory: RunDirectory, earlier_place: Path) -> Restored:
         unlogged=Unlogged.from_dict(manifest.get("unlogged", {})),
         notes=tuple(f"Checkpoint {bad.name} was passed over: {problem}" for bad, problem in damaged),
     )
+
+
+def read_run_together(group: Group, path: Path, *, own: bool) -> tuple[RunDirectory, Resolved]:
+    """Return the layout and the configuration of a run, as process 0 reads them."""
+    saved = group.share(group.first(lambda: read_saved(path)))
+    return parse_run(path, saved, own=own)
+
+
+def share_restored(group: Group, found: Restored | None, directory: RunDirectory) -> Restored:
+    """Return what process 0 found, in every process; the tensors stay there, and reach the others with the state."""
+    told = group.share(found and {"step": found.step, "begins_anew": found.arrays is None})
+    return found or Restored(directory=directory, step=told["step"], arrays=None if told["begins_anew"] else {})
 
 
 def _refuse_lost(directory: RunDirectory, damaged: list[tuple[Path, str]]) -> None:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from headrace.data.dataset import DataSet
 from headrace.data.feed import FeedOptions, TrainFeed
 from headrace.data.fetch import fetch, fetch_labels
 from headrace.data.order import StepShape
+from headrace.data.share import WHOLE, Share
 from headrace.engine.devices import CompileCounts, count_compilations
 from headrace.engine.objective import training_loss
 from headrace.engine.state import State
@@ -66,6 +67,11 @@ def smoothing_over_all(learning: Learning, num_classes: int) -> float:
     return learning.label_smoothing * (num_classes / (num_classes - 1) if others else 1.0)
 
 
+def own_share(plan: Plan) -> Share:
+    """Return this process's share of every batch; its devices must have been started."""
+    return Share(process=jax.process_index(), num_processes=plan.num_processes) if plan.num_processes > 1 else WHOLE
+
+
 def open_feed(design: Design, dataset: DataSet, options: FeedOptions, executor: Executor, first_step: int) -> TrainFeed:
     """Return the feed that starts at `first_step`."""
     config, batch, steps = design.config, design.plan.batch, design.plan.steps
@@ -80,6 +86,7 @@ def open_feed(design: Design, dataset: DataSet, options: FeedOptions, executor: 
         balanced=config.data.balanced_sampling,
     )
     num_calls = (steps.total_steps - first_step) // steps.steps_per_call
+    options = replace(options, share=own_share(design.plan))
     return TrainFeed(dataset.train, shape, steps.steps_per_call, first_step, num_calls, options, executor.put)
 
 

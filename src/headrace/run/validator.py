@@ -1,7 +1,7 @@
 """Validation inside a run: started behind a call without waiting for it, read when the call has been settled."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from headrace.engine.evaluate import EvalSpec, Sums, total_sums
 from headrace.engine.state import State, evaluated_weights
 from headrace.run.design import Design
 from headrace.run.evaluator import Program, make_evaluator
-from headrace.run.trainer import Compiled, compiled_from
+from headrace.run.trainer import Compiled, compiled_from, own_share
 
 _STREAMED_BLOCK_BYTES = 256 << 20  # of images sent at a time when the set is not on the device
 
@@ -32,6 +32,7 @@ class Validator:
     def __init__(self, design: Design, dataset: DataSet, devices: list[Any]) -> None:
         config, plan = design.config, design.plan.validation
         options = feed_options(config.data, dataset.info, config.run.seed, plan.num_devices)
+        options = replace(options, share=own_share(design.plan))
         batches = plan.num_batches
         if options.cache.where != "device":
             batches = max(1, min(batches, _STREAMED_BLOCK_BYTES // (plan.batch_size * dataset.info.image_bytes)))

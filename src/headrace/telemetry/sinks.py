@@ -1,9 +1,10 @@
 """Sinks: where records go. JSONL is the truth; the CSV tables and the log are made from the same records."""
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TextIO, runtime_checkable
 
 from headrace.telemetry.files import (
     LOG_FILE,
@@ -14,7 +15,7 @@ from headrace.telemetry.files import (
     read_records,
     replace_file,
 )
-from headrace.telemetry.record import Record, TrainRecord, ValidationRecord
+from headrace.telemetry.record import Note, Record, TrainRecord, ValidationRecord
 from headrace.telemetry.table import TRAINING_COLUMNS, VALIDATION_COLUMNS, TrainingTable, validation_row
 from headrace.telemetry.wording import Narrator
 
@@ -94,6 +95,21 @@ class LogSink:
     def close(self) -> None:
         """Close the file."""
         self._lines.close()
+
+
+class WarningSink:
+    """The warnings of a process that keeps no records, on standard error, each with the number of the process."""
+
+    def __init__(self, process: int, stream: TextIO | None = None) -> None:
+        self._head, self._stream = f"process {process}: ", stream
+
+    def write(self, record: Record) -> None:
+        """Print a warning; everything else is process 0's to tell."""
+        if isinstance(record, Note) and record.level == "warning":
+            print(self._head + record.text, file=self._stream or sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Do nothing: the stream is not ours."""
 
 
 class Sinks:

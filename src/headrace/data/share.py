@@ -1,0 +1,20 @@
+"""The share of a process in every batch: its replicas' columns, and nothing else is read or decoded."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """Which process this is among those that read a batch together."""
+
+    process: int = 0
+    num_processes: int = 1
+
+    def columns(self, num_columns: int) -> slice:
+        """Return the columns of a batch that belong to this process."""
+        assert num_columns % self.num_processes == 0, (num_columns, self.num_processes)
+        each = num_columns // self.num_processes
+        return slice(self.process * each, (self.process + 1) * each)
+
+
+WHOLE = Share()

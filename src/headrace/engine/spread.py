@@ -1,0 +1,72 @@
+"""Put values on meshes that may span several processes: every process handles its own devices, and no tensor moves.
+
+JAX's `device_put` knows one process's devices. Where a mesh has devices of others, each process puts its part on its
+own devices, and the parts are declared one array. Within one process all of these are `device_put`.
+"""
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+
+def place(tree: Any, where: Any) -> Any:
+    """Put host arrays, whole in every process, on devices; `where` is one sharding or a tree of them."""
+    if all(sharding.is_fully_addressable for sharding in jax.tree.leaves(where)):
+        return jax.device_put(tree, where)
+    if isinstance(where, NamedSharding):
+        return jax.tree.map(lambda leaf: _place(leaf, where), tree)
+    return jax.tree.map(_place, tree, where)
+
+
+def place_share(tree: Any, where: Any) -> Any:
+    """Put host arrays on devices, each process giving what its own devices hold of the dims that are cut."""
+    if where.is_fully_addressable:
+        return jax.device_put(tree, where)
+    return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(where, leaf), tree)
+
+
+def hop(tree: Any, where: NamedSharding) -> Any:
+    """Bring arrays to another mesh, replica by replica; whole ones to every device of it."""
+    if where.is_fully_addressable:
+        return jax.device_put(tree, where)
+    return jax.tree.map(lambda leaf: _hop(leaf, where), tree)
+
+
+def readable(array: jax.Array) -> jax.Array:
+    """Return an array whole on every device where it is cut over devices of several processes; else as it is."""
+    if array.is_fully_addressable or array.is_fully_replicated:
+        return array
+    sharding = array.sharding
+    assert isinstance(sharding, NamedSharding), sharding
+    return jax.device_put(array, NamedSharding(sharding.mesh, PartitionSpec(), memory_kind=sharding.memory_kind))
+
+
+def local_devices(mesh: Mesh | AbstractMesh) -> list[Any]:
+    """Return the mesh's devices of this process, in the mesh's order."""
+    assert isinstance(mesh, Mesh), mesh
+    return [device for device in mesh.devices.flat if device.process_index == device.client.process_index()]
+
+
+def _place(leaf: Any, where: NamedSharding) -> jax.Array:
+    if isinstance(leaf, jax.Array):  # made on a device of this process
+        assert where.is_fully_replicated, where
+        copies = [jax.device_put(leaf, device) for device in local_devices(where.mesh)]
+        return jax.make_array_from_single_device_arrays(leaf.shape, where, copies)
+    whole = np.asarray(leaf)
+    return jax.make_array_from_callback(whole.shape, where, lambda index: whole[index])
+
+
+def _hop(leaf: Any, where: NamedSharding) -> jax.Array:
+    if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
+        return _place(np.asarray(leaf), where)
+    if leaf.sharding == where:
+        return leaf
+    leaf = readable(leaf) if where.is_fully_replicated else leaf
+    held = {shard.device: shard.data for shard in leaf.addressable_shards}
+    sources = [held[device] for device in local_devices(leaf.sharding.mesh)]  # pyright: ignore[reportAttributeAccessIssue]
+    targets = local_devices(where.mesh)
+    assert where.is_fully_replicated or len(sources) == len(targets), (leaf.sharding, where)
+    parts = [jax.device_put(sources[n % len(sources)], device) for n, device in enumerate(targets)]
+    return jax.make_array_from_single_device_arrays(leaf.shape, where, parts)

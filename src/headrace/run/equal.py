@@ -1,0 +1,61 @@
+"""What must be equal in all processes of a job, compared before they start: options, plan, data, versions."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+import headrace
+from headrace.config.load import to_flat
+from headrace.core.errors import ConfigError
+from headrace.data.dataset import DataSet
+from headrace.run.design import Design
+from headrace.run.group import Group
+
+# What may differ between hosts: where things lie, how much a host can do, what it shows.
+FREE = ("dataset_path", "log_dir", "checkpoint_dir", "compilation_cache_dir", "pipeline_num_parallel", "progress")
+_SHOWN = 6
+
+
+def refuse_difference(group: Group, design: Design, dataset: DataSet, first_step: int) -> None:
+    """Refuse processes that were started with different options, data or versions; name what differs."""
+    if group.is_alone:
+        return
+    facts = _facts(design, dataset, first_step)
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+    if len(set(group.gather(digest))) == 1:
+        return
+    everybody = group.gather(json.loads(json.dumps(facts, default=str)))
+    differing = differing_keys(everybody)
+    told = [f"{key}: {', '.join(_values(key, everybody))}" for key in differing[:_SHOWN]]
+    more = f"; and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
+    raise ConfigError(
+        f"The processes differ in {'; '.join(told)}{more}.",
+        rule="Every process of a job runs the same command on the same data, with the same versions.",
+        remedy="Start all of them with the same options; files of options and data must be equal on all hosts.",
+    )
+
+
+def differing_keys(everybody: list[Mapping[str, Any]]) -> list[str]:
+    """Return the names under which not all have the same value; options stand before what follows from them."""
+    names = dict.fromkeys(name for facts in everybody for name in facts)
+    missing = object()
+    return [name for name in names if any(f.get(name, missing) != everybody[0].get(name, missing) for f in everybody)]
+
+
+def _values(key: str, everybody: list[Mapping[str, Any]]) -> list[str]:
+    return [f"{facts.get(key)} (process {number})" for number, facts in enumerate(everybody)][:_SHOWN]
+
+
+def _facts(design: Design, dataset: DataSet, first_step: int) -> dict[str, Any]:
+    options = {name: value for name, value in to_flat(design.config).items() if name not in FREE}
+    versions = {"version of headrace": headrace.__version__, "version of jax": jax.__version__}
+    labels = {
+        f"labels of the {split} set": hashlib.sha256(np.ascontiguousarray(source.labels).tobytes()).hexdigest()[:12]
+        for split, source in (("training", dataset.train), ("validation", dataset.validation))
+    }
+    plan = {f"plan: {name}": value for name, value in design.plan.to_dict().items() if name != "warnings"}
+    return options | versions | labels | {"step to start from": first_step} | plan

@@ -1,0 +1,146 @@
+"""The processes of a job as one: what process 0 decides the others follow, and what must be equal is compared.
+
+Words go through the store of JAX's coordination service, which waits for no device and is there before any is touched;
+arrays go through XLA's collectives. Every process must come to the same questions in the same order.
+"""
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from headrace.core.errors import HeadraceError, RunStopped
+
+_ROOT = "headrace/run"
+_PATIENCE = 1_000  # milliseconds of waiting between two looks at whether another process has failed
+_KEPT = 256  # answers of process 0 that stay in the store; nobody is that far behind, since calls need everybody
+
+
+class Group:
+    """This process among those of its job."""
+
+    def __init__(self, process: int = 0, num_processes: int = 1, client: Any = None) -> None:
+        self.process, self.num_processes, self._client = process, num_processes, client
+        self._questions = itertools.count()
+        self._has_asked = False
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the process that writes logs, records and checkpoints."""
+        return self.process == 0
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the job has no other process."""
+        return self.num_processes == 1
+
+    def share(self, value: Any = None) -> Any:
+        """Return process 0's value (of JSON's kinds) in every process."""
+        if self.is_alone:
+            return value
+        number = next(self._questions)
+        if self.is_first:
+            self._client.key_value_set(f"{_ROOT}/said/{number}", json.dumps(value))
+            if number >= _KEPT:
+                self._client.key_value_delete(f"{_ROOT}/said/{number - _KEPT}")
+            return value
+        return json.loads(self._wait(f"{_ROOT}/said/{number}"))
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return every process's value (of JSON's kinds), in their order, in every process."""
+        if self.is_alone:
+            return [value]
+        place = f"{_ROOT}/gathered/{next(self._questions)}"
+        self._client.key_value_set(f"{place}/{self.process}", json.dumps(value))
+        return [json.loads(self._wait(f"{place}/{process}")) for process in range(self.num_processes)]
+
+    def first(self, work: Callable[[], Any]) -> Any:
+        """Let process 0 do some work; return what it gives there, None elsewhere. Its error is everybody's error."""
+        if self.is_alone:
+            return work()
+        if not self.is_first:
+            if error := self.share():
+                raise told_elsewhere(0, error)
+            return None
+        try:
+            result = work()
+        except HeadraceError as error:
+            self.share({"problem": error.problem, "code": error.exit_code})
+            raise
+        self.share()
+        return result
+
+    def same(self, tree: Any) -> Any:
+        """Return process 0's host arrays in every process, bit by bit; the shapes must be equal already."""
+        if self.is_alone:
+            return tree
+        leaves, build = jax.tree.flatten(jax.tree.map(np.asarray, tree))
+        joined = np.frombuffer(b"".join(leaf.tobytes() for leaf in leaves), np.uint8)
+        received = multihost_utils.broadcast_one_to_all(joined).tobytes()
+        ends = list(itertools.accumulate(leaf.nbytes for leaf in leaves))
+        parts = [received[end - leaf.nbytes : end] for leaf, end in zip(leaves, ends, strict=True)]
+        found = [
+            np.frombuffer(part, leaf.dtype).reshape(leaf.shape).copy() for part, leaf in zip(parts, leaves, strict=True)
+        ]
+        return jax.tree.unflatten(build, found)
+
+    def stop_asked(self, asked: str | None) -> str | None:
+        """Return why the job is to stop now, the same in every process, or None; `asked` is what this one was told."""
+        if self.is_alone:
+            return asked
+        if asked and not self.is_first and not self._has_asked:
+            self._client.key_value_set(f"{_ROOT}/asked/{self.process}", f"{asked} at process {self.process}")
+            self._has_asked = True
+        if self.is_first and not asked:
+            others = self._client.key_value_dir_get(f"{_ROOT}/asked/")
+            asked = others[0][1] if others else None
+        return self.share(asked)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Leave the block when process 0 leaves it; tell the others when it is left by an error."""
+        try:
+            yield
+            self.share()  # process 0 may still be writing: who left before it would seem lost to it
+        except BaseException as error:
+            if not self.is_alone and not isinstance(error, ToldElsewhere):
+                word = {"problem": getattr(error, "problem", repr(error)), "code": getattr(error, "exit_code", 1)}
+                self._client.key_value_set(f"{_ROOT}/failed/{self.process}", json.dumps(word), allow_overwrite=True)
+            raise
+
+    def _wait(self, key: str) -> str:
+        while True:
+            try:
+                return self._client.blocking_key_value_get(key, _PATIENCE)
+            except jax.errors.JaxRuntimeError as error:
+                if "DEADLINE_EXCEEDED" not in str(error):
+                    raise
+            for name, word in self._client.key_value_dir_get(f"{_ROOT}/failed/"):
+                raise told_elsewhere(int(name.rpartition("/")[2]), json.loads(word))
+
+
+class ToldElsewhere(RunStopped):
+    """An error of another process, which tells it itself."""
+
+
+def told_elsewhere(process: int, error: dict[str, Any]) -> ToldElsewhere:
+    """Return the error that ends this process because another one has failed."""
+    ending = ToldElsewhere(f"Process {process} has stopped: {error['problem']}")
+    ending.exit_code = error["code"]
+    return ending
+
+
+@cache
+def current_group() -> Group:
+    """Return the group that this process has joined; one that never joined any is alone."""
+    if not jax.distributed.is_initialized():
+        return Group()
+    from jax._src.distributed import global_state  # the store has no public door; multihost_utils takes this one too
+
+    return Group(global_state.process_id, global_state.num_processes, global_state.client)
