@@ -1,10 +1,11 @@
 """Real `headrace` processes for the tests of kills and signals."""
 
 import os
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import headrace
@@ -13,9 +14,9 @@ SRC = str(Path(headrace.__file__).parent.parent)
 PATIENCE = 120  # seconds before a test gives a process up
 
 
-def start(words: Sequence[str | Path], output: Path) -> subprocess.Popen[bytes]:
-    """Start `headrace words...`; what it prints is appended to the file `output`."""
-    environ = {**os.environ, "PYTHONPATH": SRC, "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
+def start(words: Sequence[str | Path], output: Path, more: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    """Start `headrace words...`; what it prints is appended to the file `output`. `more` goes into its environment."""
+    environ = {**os.environ, "PYTHONPATH": SRC, "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1", **(more or {})}
     with output.open("ab") as file:
         command = [sys.executable, "-m", "headrace", *map(str, words)]
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environ)
@@ -24,6 +25,30 @@ def start(words: Sequence[str | Path], output: Path) -> subprocess.Popen[bytes]:
 def run(words: Sequence[str | Path], output: Path) -> int:
     """Run `headrace words...` to its end; return its exit code."""
     return finish(start(words, output))
+
+
+def start_job(
+    num_processes: int, words: Sequence[str | Path], folder: Path, differing: Sequence[Sequence[str | Path]] = ()
+) -> list[subprocess.Popen[bytes]]:
+    """Start the processes of a job here; each prints into `folder/N.txt`; `differing[N]` are words of its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    started = []
+    for number in range(num_processes):
+        place = {"PROCESS": str(number), "NUM_PROCESSES": str(num_processes), "COORDINATOR": f"127.0.0.1:{port}"}
+        own = differing[number] if differing else ()
+        environ = {f"HEADRACE_{name}": value for name, value in place.items()}
+        started.append(start([*words, *own], folder / f"{number}.txt", environ))
+    return started
+
+
+def run_job(
+    num_processes: int, words: Sequence[str | Path], folder: Path, differing: Sequence[Sequence[str | Path]] = ()
+) -> list[int]:
+    """Run a job to its end; return the exit codes."""
+    return [finish(process) for process in start_job(num_processes, words, folder, differing)]
 
 
 def finish(process: subprocess.Popen[bytes]) -> int:

@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
         jax.config.update("jax_platforms", "cpu")
     resolved = with_measured_blocks(resolved)
     resolved, rows = scaled(resolved, own.num_devices) if own.num_devices is not None else (resolved, ())
-    design = design_run(resolved.config, absent_ok=True)
+    design = design_run(resolved.config, num_processes=own.num_processes, absent_ok=True)
     if own.schedule_file:
         write_picture(own.schedule_file, _tables(design))
     if own.json:
@@ -51,6 +51,13 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         help="Plan for so many devices: more or fewer replicas, the same global batch.",
+    )
+    parser.add_argument(
+        "--num-processes",
+        type=int,
+        default=1,
+        metavar="N",
+        help="Plan for so many processes, each with as many whole replicas as the others [1].",
     )
     parser.add_argument(
         "--schedule-file",
