@@ -3,7 +3,7 @@
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import headrace
@@ -39,8 +39,13 @@ COMMANDS = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    return report(lambda: words)
+
+
+def report(words_of: Callable[[], list[str]]) -> int:
+    """Run the command of these words; what goes wrong, also while they are found, becomes words and an exit code."""
     try:
-        return _run(words)
+        return _run(words_of())
     except HeadraceError as error:
         print_error(error)
         return error.exit_code

@@ -1,0 +1,11 @@
+"""Measure the host's input path, as the reference's dataset_benchmark.py does: `headrace data bench`."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))  # a clone works without being installed
+
+from headrace.cli.scripts import run
+
+if __name__ == "__main__":
+    sys.exit(run("dataset_benchmark"))

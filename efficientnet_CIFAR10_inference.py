@@ -1,0 +1,11 @@
+"""Validate the newest run of efficientnet_CIFAR10_train.py, or the one that is named."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))  # a clone works without being installed
+
+from headrace.cli.scripts import run
+
+if __name__ == "__main__":
+    sys.exit(run("efficientnet_CIFAR10_inference"))

@@ -1,0 +1,11 @@
+"""Go on with a run (`--restore-path RUN_DIR`), as the reference's restore.py does: `headrace resume`."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))  # a clone works without being installed
+
+from headrace.cli.scripts import run
+
+if __name__ == "__main__":
+    sys.exit(run("restore"))

@@ -1,0 +1,142 @@
+"""The scripts of the reference applications as doors into our commands: each turns its words into ours.
+
+The files at the repository's root (train.py, validation.py, ...) call `run` with their name. The reference's two
+applications share these names; which one a command line is written for is told by the options that it uses.
+"""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from headrace.cli.main import report
+from headrace.config.seed_words import with_seed_dialect
+from headrace.core.errors import ConfigError
+
+EFFICIENTNET = "efficientnet_cifar10_pipeline"
+_MADE_UP = ("--generated-data", "--synthetic-data")
+
+
+def run(script: str, argv: Sequence[str] | None = None) -> int:
+    """Run a script of the reference by its name; return the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    return report(lambda: SCRIPTS[script](words))
+
+
+def train(argv: list[str]) -> list[str]:
+    """Train; with --restore-path go on with a run, or validate it where it has been trained to its end."""
+    place, words = take_value(argv, "--restore-path")
+    if place is None:
+        return ["train", *with_seed_dialect(words)]
+    if is_finished(Path(place)):
+        return ["validate", place, *_of_saved_run(words, place)]
+    return ["resume", place, *_of_saved_run(words, place)]
+
+
+def validation(argv: list[str]) -> list[str]:
+    """Validate checkpoints (--restore-path); on made-up data measure inference; else validate untrained weights."""
+    place, words = take_value(argv, "--restore-path")
+    if place is not None:
+        return ["validate", place, *_of_saved_run(words, place)]
+    if any(_name(word) in _MADE_UP for word in words):
+        return ["bench", "--mode", "inference", *_first_application(words)]
+    if not _asks_for_help(words):
+        print("warning: no --restore-path: the weights are untrained", file=sys.stderr)
+    return ["train", *_first_application(words), "--no-training"]
+
+
+def restore(argv: list[str]) -> list[str]:
+    """Go on with a run."""
+    place, words = take_value(argv, "--restore-path")
+    if place is None and not _asks_for_help(words):
+        raise ConfigError("restore.py needs --restore-path.", remedy="Give the directory of a run, such as runs/NAME.")
+    return ["resume", *([place] if place else []), *words]
+
+
+def weight_avg(argv: list[str]) -> list[str]:
+    """Average the checkpoints of a run."""
+    place, words = take_value(argv, "--restore-path")
+    return ["average", *([place] if place else []), *words]
+
+
+def inference(argv: list[str]) -> list[str]:
+    """Validate the newest EfficientNet of efficientnet_CIFAR10_train.py, or the run named first."""
+    if argv and (not argv[0].startswith("-") or _asks_for_help(argv)):
+        return ["validate", *argv]
+    log_dir, _ = take_value(argv, "--log-dir")
+    found = sorted(Path(log_dir or "runs").glob("efficientnet_b0-cifar10-*/config.json"))
+    if not found:
+        raise ConfigError(
+            f"There is no run of an EfficientNet on CIFAR-10 in {log_dir or 'runs'}.",
+            remedy="Train it first: python efficientnet_CIFAR10_train.py; or give the directory of a run.",
+        )
+    newest = max(found, key=lambda file: file.stat().st_mtime).parent
+    return ["validate", str(newest), "--last", *argv]
+
+
+Door = Callable[[list[str]], list[str]]
+SCRIPTS: Mapping[str, Door] = {
+    "train": train,
+    "validation": validation,
+    "restore": restore,
+    "weight_avg": weight_avg,
+    "dataset_benchmark": lambda argv: ["data", "bench", "--parts", "block", *with_seed_dialect(argv)],
+    "verify_dataset": lambda argv: ["data", "verify", *with_seed_dialect(argv)],
+    "efficientnet_CIFAR10_train": lambda argv: ["train", "--config", EFFICIENTNET, *argv],
+    "efficientnet_CIFAR10_inference": inference,
+}
+
+
+def take_value(argv: Sequence[str], option: str) -> tuple[str | None, list[str]]:
+    """Take an option with its value out of an argv; the last one counts."""
+    value, left, words = None, [], list(argv)
+    while words:
+        word = words.pop(0)
+        if _name(word) != option:
+            left.append(word)
+            continue
+        _, equals, value = word.partition("=")
+        if not equals:
+            if not words or words[0].startswith("--"):
+                raise ConfigError(f"{option} has no value.", remedy="Give the directory of a run, such as runs/NAME.")
+            value = words.pop(0)
+    return value, left
+
+
+def is_finished(place: Path) -> bool:
+    """Say whether a run has been trained to its end."""
+    import json
+
+    from headrace.checkpoint.store import newest_good, step_of
+
+    try:
+        plan = json.loads((place / "plan.json").read_text())
+    except (OSError, ValueError):
+        return False
+    newest = newest_good(place / "checkpoints")[0]
+    return newest is not None and (step_of(newest) or 0) >= plan["steps"]["total_steps"]
+
+
+def _of_saved_run(argv: list[str], place: str) -> list[str]:
+    """Leave out a named configuration, once it is known to be one: a saved run brings its own options."""
+    from headrace.config.shipped import blocks_of, choose
+
+    name, words = take_value(argv, "--config")
+    file, words = take_value(words, "--config-path")
+    if name is not None:
+        choose(blocks_of(file), name, file)
+        print(f"note: --config {name}: the options that the run in {place} was made with hold", file=sys.stderr)
+    return words
+
+
+def _first_application(argv: list[str]) -> list[str]:
+    """Only the reference's first application has a validation.py."""
+    said = any(_name(word) in ("--dialect", "--config") for word in argv)
+    return argv if said else [*argv, "--dialect", "tf1"]
+
+
+def _name(word: str) -> str:
+    return word.partition("=")[0].replace("_", "-")
+
+
+def _asks_for_help(argv: Sequence[str]) -> bool:
+    return any(word in ("-h", "--help") for word in argv)

@@ -1,0 +1,11 @@
+"""Validate checkpoints, or measure inference on made-up data, as the reference's validation.py does."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))  # a clone works without being installed
+
+from headrace.cli.scripts import run
+
+if __name__ == "__main__":
+    sys.exit(run("validation"))

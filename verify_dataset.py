@@ -1,0 +1,11 @@
+"""Check a data set, as the reference's verify_dataset.py does: `headrace data verify`."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))  # a clone works without being installed
+
+from headrace.cli.scripts import run
+
+if __name__ == "__main__":
+    sys.exit(run("verify_dataset"))

@@ -1,0 +1,11 @@
+"""Average the checkpoints of a run (`--restore-path RUN_DIR`), as the reference's weight_avg.py does."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))  # a clone works without being installed
+
+from headrace.cli.scripts import run
+
+if __name__ == "__main__":
+    sys.exit(run("weight_avg"))
