@@ -39,6 +39,7 @@ RESNET8_16 = {
     "l2_regularization": 1e-4,
     "accelerator_side_preprocess": True,
     "dbn_replica_group_size": 1,
+    "half_partials": True,
 }
 RESNET50_8K = {
     "model_name": "resnet50",
@@ -67,6 +68,8 @@ RESNET50_8K = {
     "lr_schedule_params": {"initial_learning_rate": 2**-13, "epochs_to_total_decay": 100},
     "lr_warmup_params": {"warmup_mode": "mask", "warmup_epochs": 5},
     "lr_staircase": True,
+    "half_partials": True,
+    "available_memory_proportion": [15],
 }
 RESNET50_16K = RESNET50_8K | {
     "global_batch_size": 16384,
@@ -87,6 +90,8 @@ ON_ONE = {
     "pipeline_splits": SPLITS_4,
     "device_mapping": [0, 0, 0, 0],
     "recomputation": True,
+    "half_partials": True,
+    "available_memory_proportion": [15],
 }
 MLPERF = {
     "model_name": "resnet50",
@@ -122,6 +127,12 @@ MLPERF = {
     "dbn_replica_group_size": 2,
     "ckpts_per_epoch": 0.25,
     "validation_micro_batch_size": 108,
+    "half_partials": True,
+    "available_memory_proportion": [20],
+    "internal_exchange_optimization_target": "memory",
+    "max_cross_replica_buffer_size": 52428800,
+    "gather_conv_output": False,
+    "min_remote_tensor_size": 128,
 }
 MLPERF_20 = MLPERF | {
     "micro_batch_size": 20,
@@ -130,6 +141,8 @@ MLPERF_20 = MLPERF | {
     "pipeline_splits": SPLITS_7,
     "device_mapping": [0] * 7,
     "validation_micro_batch_size": 115,
+    "available_memory_proportion": [15],
+    "gather_conv_output": True,
 }
 MLPERF_LARS = MLPERF | {
     "micro_batch_size": 18,
@@ -148,6 +161,8 @@ MLPERF_LARS = MLPERF | {
     },
     "lr_warmup_params": {"warmup_mode": "shift", "warmup_epochs": 2},
     "ckpts_per_epoch": 0.5,  # after epoch 2 and every fourth in the reference: a part of every second
+    "available_memory_proportion": [15],
+    "max_reduce_many_buffer_size": 216,
 }
 INFER = {
     "model_name": "resnet50",
@@ -160,6 +175,8 @@ INFER = {
     "fused_preprocessing": True,
     "recomputation": False,
     "num_replicas": 1,
+    "half_partials": True,
+    "available_memory_proportion": [20],
 }
 
 
@@ -195,6 +212,7 @@ TF2 = {
     | {
         "model_name": "cifar_resnet56",
         "pipeline_validation_model": True,
+        "available_memory_proportion": [13.5],
         "pipeline_splits": [f"{name}_post_addition_relu" for name in ("conv2_block4", "conv2_block7", "conv3_block4")],
     },
     "resnet50_16ipus_8k_gn_pipeline": RESNET50_8K | {"norm_layer": {"name": "group_norm", "num_groups": 32}},
@@ -213,11 +231,10 @@ TF2 = {
 @pytest.mark.parametrize("name", TF2)
 def test_values(name):
     flat = to_flat(resolve({}, name, environ={}).config)
+    assert flat["dialect"] == "tf2"
     assert {option: flat[option] for option in TF2[name]} == TF2[name]
 
 
 def test_no_configuration_is_left_out_of_the_table():
-    files = {"reference_tf2.yml": TF2}
-    for file, table in files.items():
-        blocks = [block.name for block in shipped_blocks().values() if block.file == file]
-        assert {name for name in blocks if not name.startswith("_")} == set(table)
+    blocks = [block.name for block in shipped_blocks().values() if block.file == "reference_tf2.yml"]
+    assert {name for name in blocks if not name.startswith("_")} == set(TF2)

@@ -28,9 +28,10 @@ def main(argv: list[str]) -> int:
 
 def _verify(argv: list[str]) -> int:
     from headrace.cli.options import parse
-    from headrace.data.verify import format_report, verify
 
     resolved, _ = parse(argv, "headrace data verify")
+    from headrace.data.verify import format_report, verify
+
     report = verify(resolved.config.data)
     print(format_report(report))
     return 1 if report.problems else 0

@@ -79,5 +79,9 @@ def draw_scale(rows: Iterable[ScaleRow], num_devices: int | None) -> str:
             options = (
                 f"--num-replicas {row.num_replicas} --gradient-accumulation-count {row.gradient_accumulation_count}"
             )
-    remark = [] if len(kept) == 1 else ["the global batch cannot be kept: gradients are accumulated at least once"]
+    remark = (
+        []
+        if len(kept) == 1
+        else ["the global batch cannot be kept everywhere: accumulation is a whole number, at least 1"]
+    )
     return "\n".join([*lines, *remark, f"on {num_devices} devices: {options}"])

@@ -1,0 +1,117 @@
+"""The scripts at the repository's root: each finds the package, and turns its words into a command of ours."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace.cli.scripts import SCRIPTS, is_finished, run, take_value
+from headrace.core.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted([*SCRIPTS, "efficientnet_CIFAR10_train_ipu"])
+
+WORDS = {
+    ("train", "--model cifar_resnet8 --num-epochs 3"): "train --model cifar_resnet8 --num-epochs 3 --dialect tf2",
+    ("train", "--model-size 50 --batch-size 8"): "train --model-size 50 --batch-size 8 --dialect tf1",
+    ("train", "--config resnet8_test --num-epochs 2"): "train --config resnet8_test --num-epochs 2",
+    ("train", "--restore-path runs/a --seed 1"): "resume runs/a --seed 1",
+    ("validation", "--model resnet --synthetic-data --repeat 10"): (
+        "bench --mode inference --model resnet --synthetic-data --repeat 10 --dialect tf1"
+    ),
+    (
+        "validation",
+        "--config mk2_resnet50_gn_16ipus --data-dir d --restore-path=runs/a",
+    ): "validate runs/a --data-dir d",
+    ("validation", "--model resnet --data-dir d"): "train --model resnet --data-dir d --dialect tf1 --no-training",
+    ("restore", "--restore_path runs/a/"): "resume runs/a/",
+    ("weight_avg", "--restore-path runs/a --mode exponential --decay 0.9 -N 4"): (
+        "average runs/a --mode exponential --decay 0.9 -N 4"
+    ),
+    ("dataset_benchmark", "--dataset cifar10"): "data bench --parts block --dataset cifar10 --dialect tf2",
+    ("verify_dataset", ""): "data verify --dialect tf2",
+    ("efficientnet_CIFAR10_train", "--seed 2"): "train --config efficientnet_cifar10_pipeline --seed 2",
+    ("efficientnet_CIFAR10_inference", "runs/a"): "validate runs/a",
+}
+
+
+@pytest.mark.parametrize(("script", "given"), WORDS)
+def test_words(script, given):
+    assert SCRIPTS[script](given.split()) == WORDS[script, given].split()
+
+
+def test_there_is_a_file_for_each_and_it_is_a_few_lines():
+    for name in FILES:
+        lines = (ROOT / f"{name}.py").read_text().splitlines()
+        assert len(lines) < 15
+        assert lines[-1] == f'    sys.exit(run("{name.removesuffix("_ipu")}"))'
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_clone_works_without_being_installed(name, tmp_path):
+    environ = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, ROOT / f"{name}.py", "--help"],
+        cwd=tmp_path,
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: headrace ")
+    assert "--dataset-path" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("script", "given", "parts"),
+    [
+        ("restore", "", ["restore.py needs --restore-path", "runs/NAME"]),
+        ("restore", "--restore-path", ["--restore-path has no value"]),
+        (
+            "validation",
+            "--restore-path runs/none --config resnet8_tst",
+            ["no configuration resnet8_tst", "resnet8_test?"],
+        ),
+        ("train", "--restore-path runs/none", ["runs/none"]),
+        ("efficientnet_CIFAR10_inference", "--log-dir nowhere", ["no run of an EfficientNet", "Train it first"]),
+        (
+            "train",
+            '--base-learning-rate -11 --lr-schedule-params {"initial_learning_rate":1}',
+            ["Two dialects are mixed"],
+        ),
+    ],
+)
+def test_refusals_come_in_words(script, given, parts, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(script, given.split()) == 2
+    told = capsys.readouterr().err
+    for part in parts:
+        assert part in told
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_last_value_counts():
+    assert take_value(["--a", "1", "--b=2", "--b", "3"], "--b") == ("3", ["--a", "1"])
+    with pytest.raises(ConfigError):
+        take_value(["--b", "--a"], "--b")
+
+
+def test_a_run_is_finished_with_the_checkpoint_of_its_last_step(tmp_path):
+    assert not is_finished(tmp_path)
+    (tmp_path / "plan.json").write_text(json.dumps({"steps": {"total_steps": 4}}))
+    assert not is_finished(tmp_path)
+
+
+def test_the_newest_efficientnet_is_validated(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for number, name in enumerate(("b", "a")):
+        place = tmp_path / "runs" / f"efficientnet_b0-cifar10-{name}"
+        place.mkdir(parents=True)
+        (place / "config.json").write_text("{}")
+        os.utime(place / "config.json", (number, number))
+    assert SCRIPTS["efficientnet_CIFAR10_inference"]([]) == ["validate", "runs/efficientnet_b0-cifar10-a", "--last"]
