@@ -26,13 +26,18 @@ def blocks_text(blocks: Iterable[Block]) -> str:
 
 
 def resolved_text(resolved: Resolved, *, everything: bool = False) -> str:
-    """Return a configuration as YAML, each value with its origin in a comment; defaults only where asked for."""
+    """Return a configuration as YAML, each value with its origin in a comment; defaults only where asked for.
+
+    What follows from a dialect is a comment as a whole, since it would follow again when the text is read.
+    """
     flat = to_flat(resolved.config)
+    follows = resolved.config.run.dialect != "headrace"
     rows = []
     for name, option in all_options().items():
         origin = resolved.origins[name]
         if everything or origin.kind != "default":
-            rows.append((option.section, f"  {name}: {_yaml(flat[name])}", str(origin)))
+            mark = "# " if follows and not origin.is_given else ""
+            rows.append((option.section, f"  {mark}{name}: {_yaml(flat[name])}", str(origin)))
     wide = min(max((len(text) for _, text, _ in rows), default=0), 70)
     lines = [f"{resolved.name or 'defaults'}:"]
     section = ""

@@ -108,6 +108,11 @@ TIES = (
         Tie(owner="num_epochs", dependent=name, keep=_only_whole)
         for name in ("logs_per_epoch", "ckpts_per_epoch", "validations_per_epoch")
     ),
+    Tie(
+        owner="num_epochs",
+        dependent="epochs_per_ckpt",
+        keep=lambda epochs, every: every if epochs % every == 0 else None,
+    ),
     Tie(owner="global_batch_size", dependent="gradient_accumulation_count", keep=lambda size, count: None),
     Tie(owner="gradient_accumulation_count", dependent="global_batch_size", keep=lambda count, size: None),
     Tie(
