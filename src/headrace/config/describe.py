@@ -31,12 +31,12 @@ def resolved_text(resolved: Resolved, *, everything: bool = False) -> str:
     What follows from a dialect is a comment as a whole, since it would follow again when the text is read.
     """
     flat = to_flat(resolved.config)
-    follows = resolved.config.run.dialect != "headrace"
+    follows = ("dialect", "default") if resolved.config.run.dialect == "tf1" else ("dialect",)
     rows = []
     for name, option in all_options().items():
         origin = resolved.origins[name]
         if everything or origin.kind != "default":
-            mark = "# " if follows and not origin.is_given else ""
+            mark = "# " if origin.kind in follows else ""
             rows.append((option.section, f"  {mark}{name}: {_yaml(flat[name])}", str(origin)))
     wide = min(max((len(text) for _, text, _ in rows), default=0), 70)
     lines = [f"{resolved.name or 'defaults'}:"]
