@@ -130,17 +130,17 @@ def _bench(argv: list[str]) -> int:
 
     from headrace.data.blocks import num_threads_of
     from headrace.data.input_bench import PARTS, bench_input
-    from headrace.data.picture import decoder_name
+    from headrace.data.jpeg_view import decoders
 
     config = resolved.config
     threads = tuple(own.threads or sorted({1, num_threads_of(config.data)}))
     rates = bench_input(config.data, config.run.seed, threads, own.seconds, tuple(own.parts or PARTS))
     rows = [rate.to_dict() for rate in rates]
     if not own.json:
-        print(f"JPEGs are decoded by {decoder_name()}")
+        print(f"JPEGs are decoded by {decoders()}")
         print(f"{'part':8}{'threads':>8}{'images/s':>12}{'GB/s':>8}")
         for row in rows:
             rate, bandwidth = row["elements_per_second"], row["bandwidth"]
             print(f"{row['part']:8}{row['threads']:>8}{rate:>12,.0f}{bandwidth:>8.3f}")
-    print(json.dumps({"decoder": decoder_name(), "epochs": rows}))
+    print(json.dumps({"decoder": decoders(), "epochs": rows}))
     return 0

@@ -15,7 +15,7 @@ from headrace.data.dataset import DataInfo
 from headrace.data.share import WHOLE, Share
 from headrace.data.source import DecodingSource, Source
 
-_CHUNK_BYTES = 1 << 18  # of images that a thread reads at a time: worth a hand-over, and yet many in a block
+_CHUNK_BYTES = 1 << 20  # of images that a thread reads at a time: worth a hand-over, and yet many in a block
 _MAX_THREADS = 16  # without --pipeline-num-parallel; gathering is bound by memory long before
 
 
@@ -80,6 +80,8 @@ class BlockReader:
         hwc = self._source.image_hwc
         images = np.empty((len(flat), *hwc), np.uint8 if self._options.eight_bit_transfer else np.float32)
         size = max(1, _CHUNK_BYTES // int(np.prod(hwc)))
+        if self._in_place is not None:  # decoding: few pictures at a time, so that the threads end together
+            size = max(1, min(size, len(flat) // (4 * self._options.num_threads)))
 
         def fill(start: int) -> None:
             if self._closing.is_set():

@@ -77,6 +77,12 @@ def read_header(data: bytes) -> Header:
         raise
     except Exception as error:  # decoders raise what they like: ValueError, OSError, SyntaxError, struct.error ...
         raise BadPicture(_words(error)) from None
+    return header_of(kind, (height, width), orientation, plain)
+
+
+def header_of(kind: str, hw: tuple[int, int], orientation: int, plain: bool = True) -> Header:
+    """Return the header of a picture of this stored size; one that is too large is a BadPicture."""
+    height, width = hw
     if height * width > MAX_PIXELS:
         raise BadPicture(f"{width:,} x {height:,} pixels, more than {MAX_PIXELS:,}: a decompression bomb?")
     if height < 1 or width < 1:

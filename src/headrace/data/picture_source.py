@@ -12,6 +12,7 @@ from headrace.core.errors import DataError
 from headrace.data.bad import BadSamples
 from headrace.data.crop import CropRule, draws, random_crop, valid_view
 from headrace.data.jpeg_rows import cut_rows
+from headrace.data.jpeg_view import jpeg_viewer
 from headrace.data.picture import MAX_PIXELS, BadPicture, Header, decode, decode_factor, read_header
 from headrace.data.resize import View, resize_view
 from headrace.data.samples import Boxes, Samples
@@ -106,8 +107,14 @@ def show(samples: Samples, sample: int, epoch: int, look: Look, out: np.ndarray,
         view = look.view(data.shape[:2], epoch, sample, boxes)
         pixels = _as_channels(data, look.channels)
     else:
-        header = read_header(data)
+        viewer = jpeg_viewer() if look.crop is not None and look.antialias else None
+        known = viewer.header(data) if viewer is not None else None
+        header = known or read_header(data)
         view = look.view((header.height, header.width), epoch, sample, boxes)
+        if viewer is not None and known is not None and header.orientation == 1:
+            factor = decode_factor(header, view.crop[2:], view.resized_hw)
+            if viewer.show(data, _in_smaller(view, factor, (header.height, header.width)), out, factor):
+                return
         pixels, view = decode_view(data, header, view, look, scratch)
     resize_view(pixels, view, out, look.antialias)
 
@@ -126,13 +133,16 @@ def decode_view(
             pixels = decode(cut[0], read_header(cut[0]), look.channels, quick=True, scratch=scratch)
             return pixels, view._replace(crop=(top - cut[1], left, height, width))
     pixels = decode(data, header, look.channels, factor, quick, scratch)
-    return pixels, view if factor == 1 else view._replace(crop=_shrunk(view.crop, factor, pixels.shape))
+    return pixels, _in_smaller(view, factor, (header.height, header.width))
 
 
-def _shrunk(crop: tuple[int, int, int, int], factor: int, shape: tuple[int, ...]) -> tuple[int, int, int, int]:
-    """Return the crop in a picture that was decoded at 1/factor."""
-    top, left, height, width = (round(side / factor) for side in crop)
-    return top, left, min(height, shape[0] - top), min(width, shape[1] - left)
+def _in_smaller(view: View, factor: int, hw: tuple[int, int]) -> View:
+    """Return the view in a picture that was decoded at 1/factor of this size."""
+    if factor == 1:
+        return view
+    top, left, height, width = (round(side / factor) for side in view.crop)
+    most = -(-hw[0] // factor) - top, -(-hw[1] // factor) - left
+    return view._replace(crop=(top, left, min(height, most[0]), min(width, most[1])))
 
 
 def _as_channels(pixels: np.ndarray, channels: int) -> np.ndarray:

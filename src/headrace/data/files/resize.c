@@ -6,179 +6,247 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define BITS 22
-
-#ifdef HR_CLONES
-#define FAST __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define FAST
+#ifdef __AVX2__
+#include <immintrin.h>
 #endif
 
-typedef uint8_t bytes4 __attribute__((vector_size(4)));
-typedef int32_t ints4 __attribute__((vector_size(16)));
+#define BITS 22
+#define LOW_BITS 11 /* a weight is taken in two parts that fit 16 bits: two products of 16 bits are quicker than one of 32 */
 
-/* Fill first pixel and number of pixels of each of `count` places, and their weights; return how many weights a place has.
-   All places get as many as the widest, the others with weights of 0, so that loops have one length and no branch is
-   mispredicted: that alone halves the time. */
-static int make_weights(int size, int resized, int first, int count, int *bounds, int32_t **out) {
-  double scale = (double)size / resized, wide = scale < 1.0 ? 1.0 : scale;
-  int taps = (int)wide * 2 + 3;
-  int32_t *weights = calloc((size_t)count * taps, sizeof *weights);
-  double *row = malloc(sizeof *row * taps);
-  if (!weights || !row) {
-    free(weights);
+/* For each of `count` places in a row: its first neighbour, and the weights of its `num` neighbours. All places have as many
+   as the widest, with weights of 0, so that loops have one length and no branch is mispredicted. */
+typedef struct {
+  int count, num;
+  int *from;
+  int32_t *weights;
+} Taps;
+
+/* Make the weights of places `first` to `first + count` of a side that is resized; return 0 when there is no memory. */
+static int make_taps(Taps *taps, int size, int resized, int first, int count) {
+  double scale = (double)size / resized, wide = scale < 1.0 ? 1.0 : scale, step = 1.0 / wide;
+  int most = (int)wide * 2 + 3;
+  if (most > size) most = size;
+  double *row = malloc(sizeof *row * (size_t)(2 * (int)wide + 3));
+  taps->from = malloc(sizeof *taps->from * (size_t)count);
+  taps->weights = malloc(sizeof *taps->weights * (size_t)count * most);
+  taps->count = count;
+  taps->num = 0;
+  if (!row || !taps->from || !taps->weights) {
     free(row);
     return 0;
   }
+  for (int i = 0; i < count; i++) { /* how many neighbours the widest has */
+    double centre = (first + i + 0.5) * scale;
+    int low = (int)(centre - wide + 0.5), high = (int)(centre + wide + 0.5);
+    int num = (high > size ? size : high) - (low < 0 ? 0 : low);
+    taps->num = num > taps->num ? num : taps->num;
+  }
   for (int i = 0; i < count; i++) {
-    double centre = (first + i + 0.5) * scale, sum = 0.0, step = 1.0 / wide;
+    double centre = (first + i + 0.5) * scale, sum = 0.0;
     int low = (int)(centre - wide + 0.5), high = (int)(centre + wide + 0.5);
     if (low < 0) low = 0;
     if (high > size) high = size;
-    int num = high - low;
-    for (int x = 0; x < num; x++) {
+    for (int x = 0; x < high - low; x++) {
       double at = (x + low - centre + 0.5) * step;
       if (at < 0) at = -at;
       row[x] = at < 1.0 ? 1.0 - at : 0.0;
       sum += row[x];
     }
-    for (int x = 0; x < num; x++) {
+    taps->from[i] = low + taps->num > size ? size - taps->num : low;
+    int32_t *weights = taps->weights + (size_t)i * taps->num;
+    memset(weights, 0, sizeof *weights * (size_t)taps->num);
+    for (int x = 0; x < high - low; x++) {
       double weight = sum != 0.0 ? row[x] / sum : row[x];
-      weights[(size_t)i * taps + x] = (int32_t)(0.5 + weight * (1 << BITS));
+      weights[low - taps->from[i] + x] = (int32_t)(0.5 + weight * (1 << BITS));
     }
-    bounds[2 * i] = low;
-    bounds[2 * i + 1] = num;
   }
   free(row);
-  int most = 0;
-  for (int i = 0; i < count; i++) most = bounds[2 * i + 1] > most ? bounds[2 * i + 1] : most;
-  for (int i = 0; i < count; i++) {
-    int over = bounds[2 * i] + most - size;
-    if (over > 0) {
-      int32_t *mine = weights + (size_t)i * taps;
-      memmove(mine + over, mine, sizeof *mine * (most - over));
-      memset(mine, 0, sizeof *mine * over);
-      bounds[2 * i] -= over;
-    }
-    bounds[2 * i + 1] = most;
-  }
-  *out = weights;
-  return taps;
+  return 1;
 }
 
 /* Weights are never negative and add up to 1 but for their rounding, far too little to carry 255 over: no clipping. */
 static inline uint8_t whole(int32_t value) { return (uint8_t)(value >> BITS); }
 
-/* One row of a picture of three channels. Four bytes are read for a pixel of three, so not at the very end of the data. */
-static inline __attribute__((always_inline)) void across3_of(const uint8_t *row, uint8_t *out, int count, const int *bounds,
-                                                             const int32_t *weights, int taps, const int num) {
-  const int32_t half = 1 << (BITS - 1);
-  for (int i = 0; i < count; i++) {
-    const uint8_t *pixel = row + (ptrdiff_t)bounds[2 * i] * 3;
-    const int32_t *weight = weights + (size_t)i * taps;
-    ints4 sum = {half, half, half, half};
-    for (int x = 0; x < num; x++, pixel += 3) {
-      bytes4 four;
-      memcpy(&four, pixel, 4);
-      sum += __builtin_convertvector(four, ints4) * weight[x];
-    }
-    bytes4 done = __builtin_convertvector(sum >> BITS, bytes4);
-    memcpy(out + 3 * i, &done, i + 1 < count ? 4 : 3); /* the fourth byte belongs to the next pixel, which comes later */
-  }
-}
-
-FAST static void across3(const uint8_t *row, uint8_t *out, int count, const int *bounds, const int32_t *weights, int taps) {
-  switch (bounds[1]) { /* the usual numbers, known to the compiler */
-    case 2: across3_of(row, out, count, bounds, weights, taps, 2); break;
-    case 3: across3_of(row, out, count, bounds, weights, taps, 3); break;
-    case 4: across3_of(row, out, count, bounds, weights, taps, 4); break;
-    case 5: across3_of(row, out, count, bounds, weights, taps, 5); break;
-    default: across3_of(row, out, count, bounds, weights, taps, bounds[1]);
-  }
-}
-
-static void across(const uint8_t *row, uint8_t *out, int channels, int count, const int *bounds, const int32_t *weights,
-                   int taps) {
-  for (int i = 0; i < count; i++)
+static void across(const uint8_t *row, uint8_t *out, int channels, int first, int count, const Taps *taps) {
+  for (int i = first; i < count; i++)
     for (int c = 0; c < channels; c++) {
       int32_t sum = 1 << (BITS - 1);
-      for (int x = 0; x < bounds[2 * i + 1]; x++)
-        sum += row[(ptrdiff_t)(bounds[2 * i] + x) * channels + c] * weights[(size_t)i * taps + x];
+      for (int x = 0; x < taps->num; x++)
+        sum += row[(ptrdiff_t)(taps->from[i] + x) * channels + c] * taps->weights[(size_t)i * taps->num + x];
       out[i * channels + c] = whole(sum);
     }
 }
 
-FAST static void down(const uint8_t *rows, ptrdiff_t stride, int width, uint8_t *out, int32_t *sums, int num,
-                      const int32_t *weights) {
-  for (int x = 0; x < width; x++) sums[x] = 1 << (BITS - 1);
-  for (int y = 0; y < num; y++) {
-    const uint8_t *row = rows + y * stride;
-    int32_t weight = weights[y];
-    for (int x = 0; x < width; x++) sums[x] += row[x] * weight;
-  }
-  for (int x = 0; x < width; x++) out[x] = whole(sums[x]);
+#ifdef __AVX2__
+/* Lay the weights out as the pass across for three channels wants them: for four pixels and two neighbours at a time, high and
+   low parts of the first and third pixel, then of the second and fourth. Return NULL where there is no memory. */
+static int16_t *quick_weights(const Taps *taps) {
+  int groups = taps->count / 4, pairs = (taps->num + 1) / 2;
+  int16_t *all = malloc((size_t)groups * pairs * 64 * sizeof *all + 64), *to = all;
+  if (!all) return NULL;
+  for (int group = 0; group < groups; group++)
+    for (int pair = 0; pair < pairs; pair++)
+      for (int half = 0; half < 2; half++)
+        for (int part = 0; part < 2; part++)
+          for (int lane = 0; lane < 2; lane++)
+            for (int n = 0; n < 8; n++) {
+              int tap = 2 * pair + (n & 1);
+              int32_t weight = tap < taps->num ? taps->weights[(size_t)(4 * group + half + 2 * lane) * taps->num + tap] : 0;
+              *to++ = (int16_t)(part ? weight & ((1 << LOW_BITS) - 1) : weight >> LOW_BITS);
+            }
+  return all;
 }
 
-static void across_rows(const uint8_t *from, ptrdiff_t stride, int rows, int has_more, int channels, uint8_t *to, int count,
-                        const int *bounds, const int32_t *weights, int taps) {
-  for (int y = 0; y < rows; y++) {
-    const uint8_t *row = from + y * stride;
-    uint8_t *out = to + (size_t)y * count * channels;
-    if (channels == 3 && (has_more || y + 1 < rows))
-      across3(row, out, count, bounds, weights, taps);
-    else
-      across(row, out, channels, count, bounds, weights, taps);
+static inline __m256i two_pixels(const uint8_t *first, const uint8_t *second) {
+  const __m256i spread = _mm256_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1, /* r r g g b b 0 0 */
+                                          0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1);
+  __m128i low = _mm_loadl_epi64((const __m128i *)first), high = _mm_loadl_epi64((const __m128i *)second);
+  return _mm256_shuffle_epi8(_mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1), spread);
+}
+
+static inline __m256i rounded(__m256i high, __m256i low) {
+  __m256i sum = _mm256_add_epi32(_mm256_slli_epi32(high, LOW_BITS), low);
+  return _mm256_srli_epi32(_mm256_add_epi32(sum, _mm256_set1_epi32(1 << (BITS - 1))), BITS);
+}
+
+/* One row of three channels, four pixels at a time: each neighbour's two channels of 16 bits beside its partner's. Up to 11
+   bytes after the row's last pixel are read. */
+static inline __attribute__((always_inline)) void across3_of(const uint8_t *row, uint8_t *out, const Taps *taps,
+                                                             const int16_t *weights, const int pairs) {
+  const __m256i close_up = _mm256_setr_epi8(0, 1, 2, 4, 5, 6, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, /* without the fourths */
+                                            0, 1, 2, 4, 5, 6, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
+  int i = 0;
+  for (; i + 4 <= taps->count; i += 4) {
+    const uint8_t *from[4];
+    for (int n = 0; n < 4; n++) from[n] = row + 3 * (ptrdiff_t)taps->from[i + n];
+    __m256i high0 = _mm256_setzero_si256(), low0 = high0, high1 = high0, low1 = high0;
+    for (int pair = 0; pair < pairs; pair++, weights += 64) {
+      const __m256i *weight = (const __m256i *)weights;
+      __m256i even = two_pixels(from[0] + 6 * pair, from[2] + 6 * pair);
+      __m256i odd = two_pixels(from[1] + 6 * pair, from[3] + 6 * pair);
+      high0 = _mm256_add_epi32(high0, _mm256_madd_epi16(even, _mm256_loadu_si256(weight)));
+      low0 = _mm256_add_epi32(low0, _mm256_madd_epi16(even, _mm256_loadu_si256(weight + 1)));
+      high1 = _mm256_add_epi32(high1, _mm256_madd_epi16(odd, _mm256_loadu_si256(weight + 2)));
+      low1 = _mm256_add_epi32(low1, _mm256_madd_epi16(odd, _mm256_loadu_si256(weight + 3)));
+    }
+    __m256i words = _mm256_packus_epi32(rounded(high0, low0), rounded(high1, low1));
+    __m256i bytes = _mm256_shuffle_epi8(_mm256_packus_epi16(words, words), close_up);
+    uint8_t *to = out + 3 * i, last[16];
+    int ends = i + 8 > taps->count; /* nothing is written after the row */
+    _mm_storel_epi64((__m128i *)(ends ? last : to), _mm256_castsi256_si128(bytes));
+    _mm_storel_epi64((__m128i *)((ends ? last : to) + 6), _mm256_extracti128_si256(bytes, 1));
+    if (ends) memcpy(to, last, 12);
   }
+  across(row, out, 3, i, taps->count, taps);
+}
+
+static void across3(const uint8_t *row, uint8_t *out, const Taps *taps, const int16_t *weights) {
+  switch ((taps->num + 1) / 2) { /* the usual numbers, known to the compiler */
+    case 1: across3_of(row, out, taps, weights, 1); break;
+    case 2: across3_of(row, out, taps, weights, 2); break;
+    case 3: across3_of(row, out, taps, weights, 3); break;
+    default: across3_of(row, out, taps, weights, (taps->num + 1) / 2);
+  }
+}
+
+/* 32 bytes of a row: two rows above each other are taken at a time. */
+static inline void down32(const uint8_t *rows, ptrdiff_t stride, uint8_t *out, int num, const int32_t *weights) {
+  const __m256i zero = _mm256_setzero_si256();
+  __m256i high[4] = {zero, zero, zero, zero}, low[4] = {zero, zero, zero, zero};
+  for (int y = 0; y < num; y += 2) {
+    int partner = y + 1 < num;
+    int32_t one = weights[y], two = partner ? weights[y + 1] : 0, mask = (1 << LOW_BITS) - 1;
+    __m256i highs = _mm256_set1_epi32(one >> LOW_BITS | (two >> LOW_BITS) << 16);
+    __m256i lows = _mm256_set1_epi32((one & mask) | (two & mask) << 16);
+    __m256i above = _mm256_loadu_si256((const __m256i *)(rows + y * stride));
+    __m256i below = _mm256_loadu_si256((const __m256i *)(rows + (y + partner) * stride));
+    __m256i left = _mm256_unpacklo_epi8(above, below), right = _mm256_unpackhi_epi8(above, below);
+    __m256i four[4] = {_mm256_unpacklo_epi8(left, zero), _mm256_unpackhi_epi8(left, zero), _mm256_unpacklo_epi8(right, zero),
+                       _mm256_unpackhi_epi8(right, zero)};
+    for (int n = 0; n < 4; n++) {
+      high[n] = _mm256_add_epi32(high[n], _mm256_madd_epi16(four[n], highs));
+      low[n] = _mm256_add_epi32(low[n], _mm256_madd_epi16(four[n], lows));
+    }
+  }
+  __m256i left = _mm256_packus_epi32(rounded(high[0], low[0]), rounded(high[1], low[1]));
+  __m256i right = _mm256_packus_epi32(rounded(high[2], low[2]), rounded(high[3], low[3]));
+  _mm256_storeu_si256((__m256i *)out, _mm256_packus_epi16(left, right));
+}
+#endif
+
+/* One row of `width` bytes from `num` rows that lie above each other. */
+static void down(const uint8_t *rows, ptrdiff_t stride, int width, uint8_t *out, int num, const int32_t *weights) {
+  int x = 0;
+#ifdef __AVX2__
+  for (; x + 32 <= width; x += 32) down32(rows + x, stride, out + x, num, weights);
+#endif
+  for (; x < width; x++) {
+    int32_t sum = 1 << (BITS - 1);
+    for (int y = 0; y < num; y++) sum += rows[y * stride + x] * weights[y];
+    out[x] = whole(sum);
+  }
+}
+
+/* Resize rows across. Of the last row of a picture nothing after its end may be read, so it is copied first. */
+static int across_rows(const uint8_t *from, ptrdiff_t stride, int rows, int last_row, int width, int channels, uint8_t *to,
+                       const Taps *taps) {
+  size_t line = (size_t)taps->count * channels;
+#ifdef __AVX2__
+  if (channels == 3) {
+    int16_t *weights = quick_weights(taps);
+    uint8_t *copy = malloc((size_t)width * 3 + 64);
+    int done = weights && copy;
+    for (int y = 0; done && y < rows; y++) {
+      const uint8_t *row = from + y * stride;
+      if (y == last_row) row = memcpy(copy, row, (size_t)width * 3);
+      across3(row, to + y * line, taps, weights);
+    }
+    free(weights);
+    free(copy);
+    return done;
+  }
+#else
+  (void)last_row, (void)width;
+#endif
+  for (int y = 0; y < rows; y++) across(from + y * stride, to + y * line, channels, 0, taps->count, taps);
+  return 1;
 }
 
 /* pixels: `height` rows of `width` pixels, `stride` bytes apart. The window begins at (top, left) of the resized picture,
    whose size is resized_h x resized_w, and fills out_h x out_w pixels of `out`. A picture that shrinks downwards is resized
-   downwards first, others across first: so the slower pass across has fewer rows. `between` has room for what lies between the passes, (resized_h < height ?
-   out_h * width : height * out_w) * channels + 4 bytes: taken afresh each time, such memory costs more than the work in it.
-   Returns 0 when there is no memory. */
+   downwards first, others across first: so the slower pass across has fewer rows. `between` has room for what lies between the
+   passes, (resized_h < height ? out_h * width : height * out_w) * channels + 64 bytes: taken afresh each time, such memory
+   costs more than the work in it. Returns 0 when there is no memory. */
 int hr_resize(const uint8_t *pixels, ptrdiff_t stride, int height, int width, int channels, int resized_h, int resized_w,
               int top, int left, int out_h, int out_w, uint8_t *out, uint8_t *between) {
-  int done = 0, down_first = resized_h < height;
-  int *bounds_x = malloc(sizeof *bounds_x * 2 * out_w), *bounds_y = malloc(sizeof *bounds_y * 2 * out_h);
-  int32_t *weights_x = NULL, *weights_y = NULL, *sums = NULL;
-  if (!bounds_x || !bounds_y) goto end;
-  int taps_x = make_weights(width, resized_w, left, out_w, bounds_x, &weights_x);
-  int taps_y = make_weights(height, resized_h, top, out_h, bounds_y, &weights_y);
-  if (!taps_x || !taps_y) goto end;
-  int x0 = bounds_x[0], x1 = bounds_x[2 * out_w - 2] + bounds_x[2 * out_w - 1];
-  int y0 = bounds_y[0], y1 = bounds_y[2 * out_h - 2] + bounds_y[2 * out_h - 1];
-  int line = (down_first ? x1 - x0 : out_w) * channels, rows = down_first ? out_h : y1 - y0;
-  sums = malloc(sizeof *sums * line);
-  if (!sums) goto end;
-  if (down_first) {
+  Taps x = {0}, y = {0};
+  int done = make_taps(&x, width, resized_w, left, out_w) && make_taps(&y, height, resized_h, top, out_h);
+  if (done && resized_h < height) {
+    int x0 = x.from[0], across = x.from[out_w - 1] + x.num - x0, line = across * channels;
     const uint8_t *from = pixels + (ptrdiff_t)x0 * channels;
-    for (int y = 0; y < out_h; y++)
-      down(from + bounds_y[2 * y] * stride, stride, line, between + (size_t)y * line, sums, bounds_y[2 * y + 1],
-           weights_y + (size_t)y * taps_y);
-    for (int i = 0; i < out_w; i++) bounds_x[2 * i] -= x0;
+    for (int i = 0; i < out_h; i++)
+      down(from + y.from[i] * stride, stride, line, between + (size_t)i * line, y.num, y.weights + (size_t)i * y.num);
+    for (int i = 0; i < out_w; i++) x.from[i] -= x0;
     if (width == resized_w)
       memcpy(out, between, (size_t)out_h * line);
     else
-      across_rows(between, line, out_h, 1, channels, out, out_w, bounds_x, weights_x, taps_x);
-  } else {
+      done = across_rows(between, line, out_h, -1, across, channels, out, &x);
+  } else if (done) {
+    int y0 = y.from[0], rows = y.from[out_h - 1] + y.num - y0, line = out_w * channels;
     const uint8_t *from = pixels + y0 * stride;
     if (width == resized_w)
-      for (int y = 0; y < rows; y++) memcpy(between + (size_t)y * line, from + y * stride + (ptrdiff_t)left * channels, line);
+      for (int i = 0; i < rows; i++) memcpy(between + (size_t)i * line, from + i * stride + (ptrdiff_t)left * channels, line);
     else
-      across_rows(from, stride, rows, y1 < height, channels, between, out_w, bounds_x, weights_x, taps_x);
+      done = across_rows(from, stride, rows, height - 1 - y0, width, channels, between, &x);
     if (height == resized_h)
       memcpy(out, between + (size_t)(top - y0) * line, (size_t)out_h * line);
     else
-      for (int y = 0; y < out_h; y++)
-        down(between + (size_t)(bounds_y[2 * y] - y0) * line, line, line, out + (size_t)y * line, sums, bounds_y[2 * y + 1],
-             weights_y + (size_t)y * taps_y);
+      for (int i = 0; i < out_h; i++)
+        down(between + (size_t)(y.from[i] - y0) * line, line, line, out + (size_t)i * line, y.num, y.weights + (size_t)i * y.num);
   }
-  done = 1;
-end:
-  free(bounds_x);
-  free(bounds_y);
-  free(weights_x);
-  free(weights_y);
-  free(sums);
+  free(x.from);
+  free(x.weights);
+  free(y.from);
+  free(y.weights);
   return done;
 }

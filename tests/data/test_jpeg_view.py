@@ -1,0 +1,194 @@
+"""The compiled JPEG decoder: its pixels are libjpeg's to the bit, and damage never passes, crashes or hangs."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import simplejpeg
+
+from headrace.data import picture_source
+from headrace.data.bad import BadSamples
+from headrace.data.crop import CROP_RULES
+from headrace.data.jpeg_view import JpegViewer, jpeg_viewer
+from headrace.data.picture import BadPicture, read_header
+from headrace.data.picture_source import Look, PictureSource
+from headrace.data.resize import View
+from headrace.data.samples import ObjectSamples
+
+from .pictures import encode, smooth
+
+RNG = np.random.default_rng(5)
+FORMS = [
+    *({"subsampling": sub, "quality": quality} for sub in (0, 1, 2) for quality in (30, 97)),
+    {"restart_marker_rows": 1},
+    {"restart_marker_blocks": 3, "subsampling": 0},
+    {"optimize": True, "quality": 85},
+]
+
+
+@pytest.fixture
+def viewer() -> JpegViewer:
+    """Return the decoder, where there is a compiler."""
+    found = jpeg_viewer()
+    if found is None:
+        pytest.skip("no C compiler")
+    return found
+
+
+def rough(height: int, width: int, seed: int) -> np.ndarray:
+    """Return a picture with edges, flat parts and noise."""
+    rng = np.random.default_rng(seed)
+    pixels = smooth(height, width, seed).astype(int) + rng.integers(-40, 41, (height, width, 1))
+    pixels[: height // 3, : width // 2] = rng.integers(0, 256, 3)
+    pixels[height // 2 :, width // 2 :: 3] = 255
+    return np.clip(pixels, 0, 255).astype(np.uint8)
+
+
+def by_libjpeg(data: bytes, channels: int = 3, factor: int = 1) -> np.ndarray:
+    """Decode with libjpeg's quick settings; ValueError where it would warn."""
+    header = simplejpeg.decode_jpeg_header(data, strict=False)
+    height, width = int(header[0]), int(header[1])
+    tall, wide = -(-height // factor), -(-width // factor)
+    kind = "RGB" if channels == 3 else "GRAY"
+    pixels = simplejpeg.decode_jpeg(
+        data, kind, min_height=tall, min_width=wide, min_factor=factor, fastdct=True, fastupsample=True
+    )
+    return pixels.reshape(tall, wide, channels)
+
+
+def assert_same(viewer: JpegViewer, data: bytes, crops: int = 3) -> None:
+    for factor in (1, 2, 4, 8):
+        for channels in (3, 1):
+            want = by_libjpeg(data, channels, factor)
+            boxes = [(0, 0, *want.shape[:2])]
+            for _ in range(crops):
+                top, left = (int(RNG.integers(0, side)) for side in want.shape[:2])
+                boxes.append(
+                    (
+                        top,
+                        left,
+                        *(int(RNG.integers(1, s - t + 1)) for s, t in zip(want.shape, (top, left), strict=False)),
+                    )
+                )
+            for top, left, height, width in boxes:
+                out = np.zeros((height, width, channels), np.uint8)
+                assert viewer.show(data, View((top, left, height, width), (height, width)), out, factor)
+                assert (out == want[top : top + height, left : left + width]).all()
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("hw", [(16, 16), (75, 101), (200, 35), (9, 130)])
+def test_pixels_are_libjpegs_to_the_bit(viewer: JpegViewer, form: dict, hw: tuple[int, int]) -> None:
+    assert_same(viewer, encode(rough(*hw, seed=hw[0]), **form))
+
+
+def test_grey_pixels_are_libjpegs_to_the_bit(viewer: JpegViewer) -> None:
+    assert_same(viewer, encode(rough(77, 90, seed=1)[:, :, 0]))
+    assert_same(viewer, encode(rough(77, 90, seed=1)[:, :, 0], restart_marker_rows=1))
+
+
+def test_colours_of_half_the_height_are_libjpegs_to_the_bit(viewer: JpegViewer) -> None:
+    # No encoder at hand writes them. Units of 16 x 8 pixels become 8 x 16 by changing the header: mixed up, but valid.
+    data = bytearray(encode(rough(64, 96, seed=2), subsampling=1))
+    frame = data.index(b"\xff\xc0")
+    assert data[frame + 11] == 0x21
+    data[frame + 11] = 0x12
+    data[frame + 5 : frame + 9] = (128).to_bytes(2, "big") + (48).to_bytes(2, "big")
+    assert_same(viewer, bytes(data))
+
+
+@pytest.mark.parametrize("rule", ["torchvision", "reference"])
+def test_views_do_not_depend_on_the_decoder(viewer: JpegViewer, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = [(60, 80), (300, 200), (501, 640), (97, 33), (1000, 900)]
+    pictures = [(encode(rough(*hw, seed=n), **FORMS[n % len(FORMS)]), 0) for n, hw in enumerate(sizes * 2)]
+    source = PictureSource(
+        ObjectSamples(pictures), Look(size=112, crop=CROP_RULES[rule]), "train", BadSamples("set", 10, 0.0)
+    )
+    index = np.arange(len(pictures))
+    shown = [source.read(index, epoch) for epoch in range(4)]
+    monkeypatch.setattr(picture_source, "jpeg_viewer", lambda: None)
+    for epoch, images in enumerate(shown):
+        assert (images == source.read(index, epoch)).all()
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP"])
+def test_other_pictures_are_left_to_others(viewer: JpegViewer, kind: str) -> None:
+    assert viewer.header(encode(smooth(20, 30), kind)) is None
+    assert viewer.header(b"") is None
+    assert viewer.header(encode(smooth(20, 30), progressive=True)) is None
+
+
+def test_the_header_says_what_others_read(viewer: JpegViewer) -> None:
+    from PIL import Image
+
+    for orientation in range(1, 9):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        data = encode(smooth(20, 30), exif=exif)
+        assert viewer.header(data) == read_header(data)
+
+
+def test_what_passes_whole_is_what_libjpeg_passes(viewer: JpegViewer) -> None:
+    """Damage is either noticed, or libjpeg finds nothing wrong and gives the same pixels."""
+    rng = np.random.default_rng(3)
+    passed = refused = 0
+    for number, form in enumerate(FORMS):
+        data = encode(rough(50, 70, seed=number), **form)
+        for _ in range(150):
+            changed = bytearray(data[: int(rng.integers(2, len(data)))] if rng.random() < 0.2 else data)
+            for _ in range(int(rng.integers(1, 4))):
+                changed[int(rng.integers(0, len(changed)))] = int(rng.integers(0, 256))
+            header = viewer.header(bytes(changed))
+            if header is None or header.height * header.width > 10**6:
+                refused += 1
+                continue
+            out = np.zeros((header.height, header.width, 3), np.uint8)
+            if header.orientation != 1 or not viewer.show(
+                bytes(changed), View((0, 0, *out.shape[:2]), out.shape[:2]), out
+            ):
+                refused += 1
+                continue
+            passed += 1
+            assert (out == by_libjpeg(bytes(changed))).all()
+    assert passed > 100
+    assert refused > 100
+
+
+def test_a_file_cut_short_is_bad_whatever_its_crop(viewer: JpegViewer) -> None:
+    data = encode(rough(120, 90, seed=1))
+    look = Look(size=32, crop=CROP_RULES["torchvision"])
+    out = np.zeros((32, 32, 3), np.uint8)
+    for length in (len(data) - 2, len(data) * 3 // 4, len(data) // 2):
+        for epoch in range(5):
+            with pytest.raises(BadPicture):
+                picture_source.show(ObjectSamples([(data[:length], 0)]), 0, epoch, look, out, None)
+
+
+def test_a_crop_that_does_not_lie_in_the_picture_is_refused(viewer: JpegViewer) -> None:
+    data, out = encode(smooth(20, 30)), np.zeros((5, 5, 3), np.uint8)
+    for crop in [(-1, 0, 5, 5), (0, 26, 5, 5), (16, 0, 5, 5), (0, 0, 0, 5)]:
+        assert not viewer.show(data, View(crop, (5, 5)), out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [["-march=native"], []], ids=["native", "plain"])
+def test_damaged_jpegs_do_no_harm(tmp_path: Path, flags: list[str]) -> None:
+    """Run the decoder on 450,000 damaged pictures, in a process of its own, with sanitizers watching."""
+    compiler = shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    files = Path(picture_source.__file__).parent / "files"
+    sources = [str(path) for path in sorted(files.glob("*.c"))]
+    watched = ["-g", "-O1", "-fwrapv", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", f"-I{files}"]
+    program = str(tmp_path / "fuzz")
+    words = [compiler, *flags, *watched, "-o", program, str(Path(__file__).parent / "fuzz_jpeg.c"), *sources, "-lm"]
+    if subprocess.run(words, capture_output=True, check=False).returncode:
+        pytest.skip("the compiler has no sanitizers")
+    for number, form in enumerate(FORMS):
+        (tmp_path / f"{number}.jpg").write_bytes(encode(rough(77, 101, seed=number), **form))
+    pictures = [str(path) for path in sorted(tmp_path.glob("*.jpg"))]
+    done = subprocess.run([program, "50000", "1", *pictures], capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout.split()[0]) > 10_000
