@@ -37,6 +37,8 @@ def refused(line: str) -> ConfigError:
 
 def peak(resolved: Resolved) -> float:
     batch, params = resolved.config.batch, resolved.config.learning.lr_schedule_params
+    if "absolute_learning_rate" in params:
+        return params["absolute_learning_rate"]
     images = batch.micro_batch_size * batch.num_replicas * (batch.gradient_accumulation_count or 1)
     return params["initial_learning_rate"] * images
 
@@ -293,3 +295,29 @@ def test_label_smoothing_of_the_first_application():
     own, other = label_targets(0.1, 10)
     assert math.isclose(own, 0.9)
     assert math.isclose(other, 0.1 / 9)
+
+
+def test_of_two_ways_to_say_one_thing_the_stronger_source_counts(tmp_path):
+    file = tmp_path / "mine.yml"
+    file.write_text(
+        "one:\n  dialect: tf1\n  dataset: cifar-10\n  base_learning_rate: -6\n  epochs: 160\n  ckpts_per_epoch: 1\n"
+    )
+
+    def learn(**options: Any) -> Resolved:
+        return resolve(options, "one", str(file), environ={})
+
+    assert learn().config.learning.lr_schedule_params["initial_learning_rate"] == 2.0**-6
+    absolute = learn(abs_learning_rate="0.3").config.learning.lr_schedule_params
+    assert absolute["absolute_learning_rate"] == 0.3
+    assert "initial_learning_rate" not in absolute
+    assert learn(iterations="70").config.batch.weight_updates_per_epoch == 70
+    assert learn(epochs_per_ckpt="4").config.batch.ckpts_per_epoch == 0.25
+
+
+def test_the_cache_of_programs_from_the_environment():
+    environ = {"TF_POPLAR_FLAGS": "--max_compilation_threads=40 --executable_cache_path=/scratch/cache"}
+    resolved = resolve({}, environ=environ)
+    assert resolved.config.run.compilation_cache_dir == "/scratch/cache"
+    assert str(resolved.origins["compilation_cache_dir"]) == "environment $TF_POPLAR_FLAGS"
+    said = resolve({"executable_cache_path": "/mine"}, environ=environ)
+    assert said.config.run.compilation_cache_dir == "/mine"

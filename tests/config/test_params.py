@@ -97,7 +97,7 @@ def test_complete(kind, name, given, result):
         ("optimizer", "sgd", {"momentum": 1}, ["momentum is 1", "less than 1"]),
         ("optimizer", "sgd", {"momentum": "high"}, ["momentum is 'high'", "not a number"]),
         ("optimizer", "sgd", {"momentum": None}, ["momentum is None"]),
-        ("lr_schedule", "cosine", {}, ["lacks initial_learning_rate"]),
+        ("lr_schedule", "cosine", {}, ["none of initial_learning_rate, absolute_learning_rate"]),
         (
             "lr_schedule",
             "stepped",

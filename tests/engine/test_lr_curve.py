@@ -30,6 +30,11 @@ def test_const_is_per_sample_times_global_batch():
     assert curve(0).dtype == jnp.float32
 
 
+def test_an_absolute_rate_does_not_depend_on_the_batch():
+    for name, params in (("const", {}), ("cosine", {}), ("drops", {"drops": []}), ("exponential", {})):
+        assert float(curve_of(name, {"absolute_learning_rate": 4.588, **params}, batch=2304)(0)) == pytest.approx(4.588)
+
+
 def test_cosine_matches_closed_form():
     curve = curve_of("cosine", {"initial_learning_rate": 0.01, "epochs_to_total_decay": 5}, batch=10)
     for t in (0, 1, 17, 250, 499, 500, 501, 10_000):

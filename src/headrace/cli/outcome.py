@@ -1,5 +1,6 @@
 """What a run came to, as the last lines on the terminal and as an exit code."""
 
+from headrace.config.schema import Config
 from headrace.run.books import RunResult
 from headrace.run.group import current_group
 from headrace.run.interrupt import INTERRUPTED
@@ -14,6 +15,21 @@ def tell(result: RunResult) -> None:
     print(f"run directory: {result.directory}")
     if result.can_resume:
         print(f"interrupted; go on with: headrace resume {result.directory}")
+
+
+def tell_averages(result: RunResult, config: Config, *, validated: bool) -> None:
+    """Make the averages of checkpoints that were asked for with training, and validate them where one process can."""
+    if result.outcome != "finished" or not (config.legacy.weight_avg_n or config.legacy.weight_avg_exp):
+        return
+    from headrace.cli.validate import Table
+    from headrace.run.averages import averages_after
+    from headrace.run.validate import validate
+
+    for made in averages_after(result.directory, config):
+        print(f"{made.path.name}: of {len(made.members)} checkpoints, {made.path}")
+        table = Table()
+        for row in validate(made.path) if config.validation.validation and validated else ():
+            table.show(row)
 
 
 def exit_code(result: RunResult) -> int:

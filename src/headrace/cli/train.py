@@ -8,11 +8,13 @@ DESCRIPTION = "Train a network. Without options this is the embedded default: a 
 def main(argv: list[str]) -> int:
     """Run the command; return its exit code."""
     resolved, _ = parse(argv, "headrace train", description=DESCRIPTION)
-    from headrace.cli.outcome import exit_code, tell
+    from headrace.cli.outcome import exit_code, tell, tell_averages
     from headrace.run.fit import train
     from headrace.run.join import joined
 
-    with joined():
+    with joined() as place:
         result = train(resolved)
     tell(result)
+    if place is None or place.is_first:
+        tell_averages(result, resolved.config, validated=place is None)
     return exit_code(result)

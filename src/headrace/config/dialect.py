@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.config.field import Origin
+from headrace.config.field import COMMAND_LINE, DEFAULT, Origin
 from headrace.config.layers import Given
 from headrace.config.legacy_table import ROWS, Legacy
 from headrace.config.params import known_keys
@@ -23,10 +23,13 @@ MAPPINGS = {"lr_schedule_params": "lr_schedule", "optimizer_params": "optimizer"
 NORM_CHOICES = ("batch_norm", "group_norm", "groups", "norm_layer")
 # Filled in by a row only where nobody gave a value: the row is about something else.
 YIELDS = ("pipeline_schedule", "max_ckpts_to_keep", "trace_schedule")
+# Two ways to say one thing: refused side by side; else the stronger source counts.
 BOTH = (
     ("base_learning_rate", "abs_learning_rate"),
     ("epochs_per_ckpt", "ckpts_per_epoch"),
     ("iterations", "num_epochs"),
+    ("rmsprop_decay", "rmsprop_base_decay_exp"),
+    ("syncs_per_epoch", "epochs_per_sync"),
 )
 
 
@@ -57,7 +60,7 @@ def settle_dialect(found: Found) -> tuple[dict[str, Given], tuple[str, ...]]:
     """Return all options with the dialect chosen and its options put into ours, and notes on what does nothing."""
     dialect, origin = choose_dialect(found)
     settled = dict(found) | {"dialect": Given(value=dialect, origin=origin)}
-    _refuse_pairs(settled)
+    settled = _without_weaker(settled)
     if dialect == "tf1":
         settled = _moved(settled)
     work = _Work(found=settled, defaults=_defaults(dialect, settled), dialect=dialect)
@@ -75,6 +78,8 @@ def _defaults(dialect: str, found: Found) -> dict[str, Any]:
         defaults.pop("group_norm")
     if is_given(found, "normalization"):
         defaults.pop("normalise_input", None)
+    if is_given(found, "abs_learning_rate"):
+        defaults.pop("base_learning_rate")
     if is_given(found, "rmsprop_decay"):
         defaults.pop("rmsprop_base_decay_exp", None)
     if is_given(found, "rmsprop_base_decay_exp"):
@@ -181,16 +186,22 @@ class _Work:
             raise _conflict(self.found, row.option, name)
 
 
-def _refuse_pairs(found: Found) -> None:
-    for one, other in BOTH:
-        if is_given(found, one) and is_given(found, other):
-            same = found[one].origin.kind == found[other].origin.kind
-            if same:
-                raise ConfigError(
-                    f"Both are given: {_told(found, one)} and {_told(found, other)}.",
-                    rule="They say the same thing in two ways.",
-                    remedy="Leave one of them out.",
-                )
+def _without_weaker(found: dict[str, Given]) -> dict[str, Given]:
+    """Refuse two options of one source that say one thing; of two sources, let the weaker one's go."""
+    left = dict(found)
+    for pair in BOTH:
+        if not all(is_given(left, name) for name in pair):
+            continue
+        kinds = [left[name].origin.kind for name in pair]
+        if kinds[0] == kinds[1]:
+            raise ConfigError(
+                f"Both are given: {_told(left, pair[0])} and {_told(left, pair[1])}.",
+                rule="They say the same thing in two ways.",
+                remedy="Leave one of them out.",
+            )
+        weaker = pair[0] if kinds[1] == COMMAND_LINE.kind else pair[1]
+        left[weaker] = Given(value=all_options()[weaker].default, origin=DEFAULT)
+    return left
 
 
 def _conflict(found: Found, legacy: str, ours: str) -> ConfigError:

@@ -60,10 +60,6 @@ def _log_freq(steps: int, look: Look) -> Settings:
     return {"logs_per_epoch": max(1.0, updates / steps)} if updates else {}
 
 
-def _abs_rate(rate: float, look: Look) -> Settings:
-    return {"lr_schedule_params.initial_learning_rate": rate / global_batch(look)}
-
-
 def _abs_end_rate(rate: float, look: Look) -> Settings:
     first = look("abs_learning_rate") or 2.0 ** look("base_learning_rate") * global_batch(look)
     return {"lr_schedule_params.end_learning_rate_ratio": rate / first}
@@ -98,9 +94,8 @@ ROWS = (
     ),
     Legacy(
         option="abs_learning_rate",
-        sets=("lr_schedule_params.initial_learning_rate",),
-        convert=_abs_rate,
-        words="X / global batch",
+        sets=("lr_schedule_params.absolute_learning_rate",),
+        convert=_key("lr_schedule_params.absolute_learning_rate"),
         selects=True,
     ),
     _rate_row("learning_rate_schedule", "lr_schedule_params.drops"),

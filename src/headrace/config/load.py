@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # yaml takes 30 ms to import, which `--help` need not wait fo
 DEFAULT_RECIPE = "default"
 PICTURES_RECIPE = "pictures"  # the default where somebody says where their pictures are
 NO_RECIPE = "none"
+CACHE_VARIABLE = "TF_POPLAR_FLAGS"  # the reference's way to say where compiled programs are kept
 DATASET_VARIABLES = ("DATASETS_DIR", "DATA_DIR")
 KEPT_OF_MODEL = {"bn_momentum", "stable_norm", "dbn_replica_group_size"}  # not of one network, but of how it trains
 NAMED_OF_DATA = {"dataset", "dataset_path", "image_size", "num_channels", "num_classes", "num_samples"}
@@ -149,12 +150,17 @@ def _default_recipe(given: Layer) -> str:
 
 
 def _environment(environ: Mapping[str, str]) -> Layer:
-    for variable in DATASET_VARIABLES:
+    found = {}
+    for variable in reversed(DATASET_VARIABLES):
         if environ.get(variable):
-            return {
-                "dataset_path": Given(value=environ[variable], origin=Origin(kind="environment", where=f"${variable}"))
-            }
-    return {}
+            origin = Origin(kind="environment", where=f"${variable}")
+            found["dataset_path"] = Given(value=environ[variable], origin=origin)
+    for word in environ.get(CACHE_VARIABLE, "").split():
+        name, _, value = word.partition("=")
+        if name.lstrip("-") == "executable_cache_path" and value:
+            origin = Origin(kind="environment", where=f"${CACHE_VARIABLE}")
+            found["compilation_cache_dir"] = Given(value=value, origin=origin)
+    return found
 
 
 def _block_layer(block: "Block", kind: str) -> Layer:

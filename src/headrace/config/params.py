@@ -75,7 +75,10 @@ def shares(value: Sequence[float]) -> str:
 
 MOMENTUM = Param(name="momentum", check=share)
 EPSILON = Param(name="epsilon", check=at_least(0))
-INITIAL = Param(name="initial_learning_rate", check=at_least(0))
+RATE = (  # the first rate: for one image, to be multiplied by the global batch size, or as it is
+    Param(name="initial_learning_rate", check=at_least(0)),
+    Param(name="absolute_learning_rate", check=at_least(0)),
+)
 DECAY_EPOCHS = Param(name="epochs_to_total_decay", default=None, check=above(0))
 
 OPTIMIZER_PARAMS: dict[str, Row] = {
@@ -104,32 +107,29 @@ OPTIMIZER_PARAMS: dict[str, Row] = {
 }
 
 LR_PARAMS: dict[str, Row] = {
-    "const": Row(params=(INITIAL,)),
-    "cosine": Row(params=(INITIAL, DECAY_EPOCHS)),
+    "const": Row(params=(), one_of=RATE),
+    "cosine": Row(params=(DECAY_EPOCHS,), one_of=RATE),
     "stepped": Row(
         params=(Param(name="boundaries", kind=NUMBERS, check=rising), Param(name="values", kind=NUMBERS)),
     ),
     "drops": Row(
-        params=(
-            INITIAL,
-            Param(name="drops", kind=NUMBERS, check=shares),
-            Param(name="factor", default=0.1, check=above(0)),
-        )
+        params=(Param(name="drops", kind=NUMBERS, check=shares), Param(name="factor", default=0.1, check=above(0))),
+        one_of=RATE,
     ),
     "polynomial": Row(
         params=(
-            INITIAL,
             DECAY_EPOCHS,
             Param(name="end_learning_rate_ratio", check=at_least(0)),
             Param(name="power", check=above(0)),
-        )
+        ),
+        one_of=RATE,
     ),
     "exponential": Row(
         params=(
-            INITIAL,
             Param(name="decay_rate", default=0.97, check=above(0)),
             Param(name="epochs_per_drop", default=2.4, check=above(0)),
-        )
+        ),
+        one_of=RATE,
     ),
 }
 

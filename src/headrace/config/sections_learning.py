@@ -58,7 +58,7 @@ class Learning:
     )
     lr_schedule_params: dict[str, Any] = option(
         {"initial_learning_rate": 0.0001},
-        "Settings of the curve; initial_learning_rate is per image and is multiplied by the global batch size.",
+        "Settings of the curve; initial_learning_rate is per image, absolute_learning_rate for the global batch.",
     )
     lr_warmup_params: dict[str, Any] | None = option(
         None, "Warm-up of the learning rate: warmup_mode (shift or mask) and warmup_epochs; unset means none."

@@ -117,7 +117,7 @@ def tf1_defaults(look: Look) -> dict[str, Any]:
         "weight_decay_exclude": () if small else NORM_PARAMETERS,
         "label_smoothing": row.label_smoothing,
         "stable_norm": row.stable_norm,
-        "group_norm": row.group_norm,
+        "group_norm": row.group_norm and family_of(name) in TABLE,
     }
     if dataset == "imagenet":
         family["normalise_input"] = False

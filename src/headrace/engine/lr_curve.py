@@ -3,7 +3,7 @@
 A curve is a pure function of the step (a whole number, a traced scalar or an array of steps), evaluated on the device
 at every step: no state, so nothing to restore. Whole numbers stay whole (floor, shift, comparison) until the last
 division, because float32 counts exactly only up to 2^24. `initial_learning_rate` is per sample and is multiplied by
-the global batch; the `values` of `stepped` are absolute.
+the global batch; `absolute_learning_rate` and the `values` of `stepped` are not.
 """
 
 import math
@@ -35,7 +35,8 @@ class Span:
 
     def initial(self, params: dict[str, Any]) -> float:
         """Return the absolute initial rate."""
-        return params["initial_learning_rate"] * self.global_batch_size
+        absolute = params.get("absolute_learning_rate")
+        return params["initial_learning_rate"] * self.global_batch_size if absolute is None else absolute
 
 
 def _const(params: dict[str, Any], span: Span) -> LrCurve:

@@ -27,6 +27,7 @@ class Precision:
     weight_dtype: jnp.dtype
     accumulator_dtype: jnp.dtype
     stochastic_rounding: bool  # of 16-bit weights; has no effect on float32 ones
+    half_partials: bool = False  # 16-bit sums of matrix products
 
     @property
     def half_weights(self) -> bool:
@@ -34,7 +35,7 @@ class Precision:
         return self.weight_dtype.itemsize == 2
 
 
-def make_precision(numerics: Numerics, batch: Batch) -> Precision:
+def make_precision(numerics: Numerics, batch: Batch, *, half_partials: bool = False) -> Precision:
     """Return the number formats that the options ask for."""
     if numerics.precision not in _WIDTHS:
         raise ConfigError(
@@ -49,6 +50,7 @@ def make_precision(numerics: Numerics, batch: Batch) -> Precision:
         weight_dtype=half if half_weights else full,
         accumulator_dtype=jnp.dtype(batch.gradient_accumulation_dtype),
         stochastic_rounding=numerics.stochastic_rounding,
+        half_partials=half_partials and half_compute,
     )
 
 

@@ -67,11 +67,12 @@ class StagePrograms:
 
 def make_stage(stage: StageSpec, mesh: Mesh) -> StagePrograms:
     """Return the programs of a stage on its mesh."""
+    told = dict(stage.step.compiler_options) or None
 
     def on_mesh(function: Callable[..., Any], in_specs: Any, out_specs: Any, donate: tuple[int, ...] = ()) -> Any:
         # check_vma=False: with True JAX would sum the gradients over replicas in every backward, by itself
         mapped = jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
-        return jax.jit(mapped, donate_argnums=donate)
+        return jax.jit(mapped, donate_argnums=donate, compiler_options=told)
 
     source = (ALL, {"epoch": ALL, "rest": P(None, None, REPLICA)}, ALL)  # resident set, block, (step, micro)
     like, everywhere = part_of(stage), replicated(mesh)
@@ -105,6 +106,7 @@ def make_stage(stage: StageSpec, mesh: Mesh) -> StagePrograms:
             in_shardings=(home, everywhere, everywhere, everywhere),
             out_shardings=(home, everywhere),
             donate_argnums=(0, 3),
+            compiler_options=told,
         ),
     )
 

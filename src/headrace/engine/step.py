@@ -58,6 +58,7 @@ class StepSpec:
     ema_decay: float
     recompute_points: tuple[int, ...] = ()  # blocks whose inputs are kept, and what is between them computed again
     frozen: Callable[[str], bool] | None = None  # by a weight's name; with it, its batch norm's statistics
+    compiler_options: tuple[tuple[str, Any], ...] = ()  # what XLA is told: engine/compiler.py
 
 
 def make_step(spec: StepSpec) -> Callable[[State, Any, Any], tuple[State, Metrics]]:
@@ -140,6 +141,7 @@ def train_ctx(spec: StepSpec, step: jax.Array, samples: jax.Array) -> Ctx:
     return Ctx(
         train=True,
         compute_dtype=dtype,
+        half_partials=spec.precision.half_partials,
         stable_norm=stable,
         norm_groups=groups,
         draws=draws,

@@ -34,6 +34,7 @@ class Ctx:
 
     train: bool
     compute_dtype: Any = jnp.float32
+    half_partials: bool = False
     stable_norm: bool = False
     norm_groups: tuple[str, tuple[tuple[int, ...], ...]] | None = None
     draws: Draws | None = None

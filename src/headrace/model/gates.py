@@ -76,7 +76,9 @@ class SqueezeExcite:
         y_NC = ops.global_average_pool(x)
         for name, function in (("reduce", self.activation), ("expand", self.gate)):
             kernel, bias = params[name]["kernel"].astype(ctx.compute_dtype), params[name]["bias"]
-            y_NC = ACTIVATIONS[function](ops.dense(y_NC, kernel, bias)).astype(ctx.compute_dtype)
+            y_NC = ACTIVATIONS[function](ops.dense(y_NC, kernel, bias, half_sums=ctx.half_partials)).astype(
+                ctx.compute_dtype
+            )
         return x * y_NC[:, None, None], {}
 
     def cost(self, hwc: Shape) -> Cost:

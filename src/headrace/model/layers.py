@@ -123,7 +123,7 @@ class Dense:
 
     def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
         """Multiply in the compute dtype, sum in float32."""
-        y_NO = ops.dense(x, params["kernel"].astype(ctx.compute_dtype), params["bias"])
+        y_NO = ops.dense(x, params["kernel"].astype(ctx.compute_dtype), params["bias"], half_sums=ctx.half_partials)
         return y_NO if self.logits else y_NO.astype(ctx.compute_dtype), {}
 
     def cost(self, hwc: Shape) -> Cost:

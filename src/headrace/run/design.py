@@ -78,7 +78,7 @@ def design_run(
         info=info,
         network=network,
         plan=plan,
-        precision=make_precision(config.numerics, config.batch),
+        precision=make_precision(config.numerics, config.batch, half_partials=config.compiler.half_partials),
         lr_curve=lr_curve,
         optimizer=make_optimizer(config.learning, lr_curve, plan.batch.global_batch_size, rate_factor),
         trainable=trainable,

@@ -67,7 +67,8 @@ class DeviceLoop:
 
     def compile(self, state: State, resident: Any, block: Any) -> Callable[..., Any]:
         """Compile the call ahead of its first use."""
-        return make_call(make_step(self.spec), self.mesh, block).lower(state, resident, block).compile()
+        lowered = make_call(make_step(self.spec), self.mesh, block).lower(state, resident, block)
+        return lowered.compile(compiler_options=dict(self.spec.compiler_options))
 
 
 def make_executor(plan: Plan, spec: StepSpec, devices: list[Any], wanted: Pipeline) -> Executor:

@@ -8,14 +8,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
+
 import headrace
 from headrace.checkpoint.restore import fit_tree
 from headrace.config.load import Resolved, override
+from headrace.config.no_effect import told_without_effect
 from headrace.data.bad import FILE as BAD_FILE
 from headrace.data.dataset import DataInfo, open_dataset
 from headrace.data.feed import FeedOptions, feed_options
 from headrace.data.few import few
 from headrace.data.verify import refuse_problems
+from headrace.engine.compiler import told_to_compiler
 from headrace.engine.devices import start_devices, use_compilation_cache
 from headrace.engine.dispatch import Dispatcher
 from headrace.engine.home import host_memory_of
@@ -37,6 +41,7 @@ from headrace.run.group import current_group
 from headrace.run.initial import adopt_weights, dialect_hint, write_table
 from headrace.run.interrupt import listen
 from headrace.run.measure import with_measured_blocks
+from headrace.run.profile import profile_first_calls, profile_told
 from headrace.run.restore import (
     Past,
     Restored,
@@ -173,12 +178,14 @@ def fit(resolved: Resolved, restored: Restored | None, own: OwnParts | None = No
 
             # The calls. While one runs, the numbers of the one before it are read and written down.
             settler = stack.enter_context(closing(Settler(partial(books.settle, validator=validator))))
+            profile = stack.enter_context(profile_first_calls(config.run.profile, directory.path))
             books.begin()
             sinks.advance(step)
             wait = 0.0
             why = group.stop_asked(interrupt.signal_name)
             while step < steps.total_steps and not why:
                 state, metrics = calls.at(step)(state, feed.resident, block)
+                profile.called(metrics)
                 step += steps.steps_per_call
                 call = InFlight(
                     last_step=step,
@@ -196,6 +203,8 @@ def fit(resolved: Resolved, restored: Restored | None, own: OwnParts | None = No
                     why = group.stop_asked(interrupt.signal_name)
             settler.drain()
             books.judge(feed.stats, options)
+            for text in profile_told(config.run.profile, directory.path):
+                books.note(text)
             if dataset.bad:
                 books.note(dataset.bad.told(), "warning")
 
@@ -213,8 +222,10 @@ def _told(info: DataInfo, options: FeedOptions) -> str:
 
 def _hints(design: Design, devices: list[Any]) -> list[str]:
     """Return advice that no error gives: what most people would want to know before they wait."""
-    numerics = design.config.numerics
+    numerics, backend = design.config.numerics, jax.default_backend()
     hints = [design.trainable.told] if design.trainable.told else []
+    hints += told_without_effect(design.config, backend)
+    hints += told_to_compiler(design.config.compiler, backend)
     if len(design.sizes) > 1:
         hints += [f"image sizes: {', '.join(str(span) for span in design.sizes)}"]
     if devices[0].platform != "cpu" and numerics.precision == "32.32":

@@ -16,6 +16,7 @@ from headrace.data.feed import FeedOptions, TrainFeed
 from headrace.data.fetch import fetch, fetch_labels
 from headrace.data.order import StepShape
 from headrace.data.share import WHOLE, Share
+from headrace.engine.compiler import compiler_options
 from headrace.engine.devices import CompileCounts, count_compilations
 from headrace.engine.objective import training_loss
 from headrace.engine.state import State
@@ -58,6 +59,7 @@ def step_spec(design: Design, options: FeedOptions, dataset: DataSet) -> StepSpe
         ema_decay=config.learning.ema_decay,
         frozen=design.trainable.frozen if design.trainable.any_frozen else None,
         recompute_points=design.plan.recompute_points,
+        compiler_options=tuple(compiler_options(config.compiler).items()),
     )
 
 

@@ -1,0 +1,107 @@
+"""What XLA is told when a training program is compiled: the counterparts of the IPU compiler's options, by backend.
+
+They are given to each compilation (not as XLA_FLAGS, where an unknown name ends the process), and only those that this
+JAX knows: names of options come and go between its versions.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from headrace.config.schema import Compiler
+
+Options = Mapping[str, Any]
+
+# XLA's effort levels, as its ExecutionOptions number them.
+EFFORT_O1, EFFORT_O2 = 19, 29
+
+_TARGETS: Mapping[str, Mapping[str, Options]] = {
+    "gpu": {
+        "cycles": {"optimization_level": EFFORT_O2, "xla_gpu_enable_latency_hiding_scheduler": True},
+        "memory": {"memory_fitting_level": EFFORT_O2, "xla_gpu_enable_latency_hiding_scheduler": False},
+        "balanced": {"optimization_level": EFFORT_O1, "memory_fitting_level": EFFORT_O1},
+    },
+    "tpu": {
+        "cycles": {"optimization_level": EFFORT_O2},
+        "memory": {"memory_fitting_level": EFFORT_O2},
+        "balanced": {"optimization_level": EFFORT_O1, "memory_fitting_level": EFFORT_O1},
+    },
+    "cpu": {
+        "cycles": {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_CONCURRENCY_OPTIMIZED"},
+        "memory": {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"},
+    },
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counterpart:
+    """An option and what it tells XLA: `options(value, backend)` is empty where there is nothing to tell."""
+
+    option: str
+    options: Callable[[Any, str], Options]
+
+
+def _target(value: str, backend: str) -> Options:
+    return _TARGETS.get(backend, {}).get(value, {})
+
+
+def _all_reduce(size: int, backend: str) -> Options:
+    return {"xla_gpu_all_reduce_combine_threshold_bytes": size} if backend == "gpu" else {}
+
+
+def _scatter(size: int, backend: str) -> Options:
+    names = ("reduce_scatter", "all_gather")
+    return {f"xla_gpu_{name}_combine_threshold_bytes": size for name in names} if backend == "gpu" else {}
+
+
+def _memory_limit(values: tuple[float, ...], backend: str) -> Options:
+    """Limit what the compiler plans with to the largest share; it is a fraction below 1, else in percent."""
+    largest = max(values)
+    percent = round(100 * largest if largest <= 1 else largest)
+    return {"xla_gpu_memory_limit_slop_factor": max(1, percent)} if backend == "gpu" else {}
+
+
+COUNTERPARTS = (
+    Counterpart(option="internal_exchange_optimization_target", options=_target),
+    Counterpart(option="max_cross_replica_buffer_size", options=_all_reduce),
+    Counterpart(option="max_reduce_many_buffer_size", options=_scatter),
+    Counterpart(option="available_memory_proportion", options=_memory_limit),
+)
+
+
+def told(compiler: Compiler, backend: str) -> dict[str, Options]:
+    """Return {option: what it tells XLA} of the options given that have something to tell on a backend."""
+    wanted = {row.option: (row, getattr(compiler, row.option)) for row in COUNTERPARTS}
+    found = {name: row.options(value, backend) for name, (row, value) in wanted.items() if value not in (None, ())}
+    return {name: options for name, options in found.items() if options}
+
+
+def compiler_options(compiler: Compiler) -> dict[str, Any]:
+    """Return what XLA is told on this process's backend, without what this JAX does not know."""
+    options = {key: value for row in told(compiler, jax.default_backend()).values() for key, value in row.items()}
+    return {name: value for name, value in options.items() if is_known(name, value)}
+
+
+def told_to_compiler(compiler: Compiler, backend: str) -> list[str]:
+    """Return the sentences on what XLA is told, and on what this JAX does not know."""
+    lines = []
+    for option, options in told(compiler, backend).items():
+        unknown = [name for name, value in options.items() if not is_known(name, value)]
+        known = [f"{name}={value}" for name, value in options.items() if name not in unknown]
+        lines += [f"compiler: {option} is XLA's {', '.join(known)}"] if known else []
+        lines += [f"compiler: this JAX has no {', '.join(unknown)}, which {option} would set"] if unknown else []
+    return lines
+
+
+@functools.cache
+def is_known(name: str, value: Any) -> bool:
+    """Say whether this JAX takes a compiler option, by compiling next to nothing with it."""
+    try:
+        jax.jit(lambda x: x + 1).lower(jnp.zeros(())).compile(compiler_options={name: value})
+    except (jax.errors.JaxRuntimeError, TypeError, ValueError, RuntimeError):
+        return False
+    return True

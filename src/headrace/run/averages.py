@@ -1,0 +1,27 @@
+"""Averages of checkpoints asked for together with training: made when it has ended well, and validated."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from headrace.checkpoint.store import list_checkpoints
+from headrace.config.schema import Config
+from headrace.run.average import Averaged, AverageOptions, average_run
+from headrace.run.directory import layout
+
+
+def averages_after(run: Path, config: Config) -> Iterator[Averaged]:
+    """Make the averages of --weight-avg-N (means of the last N epochs) and --weight-avg-exp (of all checkpoints)."""
+    legacy = config.legacy
+    for epochs in legacy.weight_avg_n or ():
+        last = _newest_of(layout(run, config).checkpoints, epochs)
+        yield average_run(run, AverageOptions(last=last, name=f"weight_avg_N_{epochs:g}"))
+    for decay in legacy.weight_avg_exp or ():
+        yield average_run(run, AverageOptions(mode="exponential", decay=decay, name=f"weight_avg_exp_{decay:g}"))
+
+
+def _newest_of(checkpoints: Path, epochs: float) -> int:
+    """Return how many of the newest checkpoints lie in the last epochs, rounded to a tenth as the reference does."""
+    manifests = [path / "manifest.json" for path in list_checkpoints(checkpoints)]
+    ends = [round(float(json.loads(file.read_text())["epoch"]), 1) for file in manifests if file.is_file()]
+    return max(1, sum(end >= round(ends[-1] - epochs, 1) for end in ends)) if ends else 1

@@ -1,0 +1,62 @@
+"""What XLA is told: the counterparts of the IPU compiler's options, taken by the JAX that is installed."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from headrace.config.schema import Compiler
+from headrace.engine.compiler import compiler_options, is_known, told, told_to_compiler
+
+
+def test_nothing_given_nothing_told():
+    for backend in ("cpu", "gpu", "tpu"):
+        assert told(Compiler(), backend) == {}
+    assert compiler_options(Compiler()) == {}
+
+
+@pytest.mark.parametrize("target", ["cycles", "memory", "balanced"])
+@pytest.mark.parametrize("backend", ["cpu", "gpu", "tpu"])
+def test_this_jax_takes_every_option(target, backend):
+    """XLA's options are one list for all backends, so that those of a GPU can be looked up anywhere."""
+    wanted = Compiler(
+        internal_exchange_optimization_target=target,
+        max_cross_replica_buffer_size=52_428_800,
+        max_reduce_many_buffer_size=216,
+        available_memory_proportion=(15.0,),
+    )
+    for options in told(wanted, backend).values():
+        for name, value in options.items():
+            assert is_known(name, value), name
+
+
+def test_sizes_and_shares():
+    wanted = Compiler(max_cross_replica_buffer_size=100_000_000, available_memory_proportion=(0.6, 0.16))
+    assert told(wanted, "gpu") == {
+        "max_cross_replica_buffer_size": {"xla_gpu_all_reduce_combine_threshold_bytes": 100_000_000},
+        "available_memory_proportion": {"xla_gpu_memory_limit_slop_factor": 60},
+    }
+    percent = told(Compiler(available_memory_proportion=(13.5,)), "gpu")
+    assert percent == {"available_memory_proportion": {"xla_gpu_memory_limit_slop_factor": 14}}
+    assert told(wanted, "cpu") == {}
+
+
+def test_an_option_that_jax_does_not_know_is_found_out():
+    assert not is_known("xla_gpu_no_such_option", 1)
+    assert not is_known("xla_cpu_scheduler_type", "NO_SUCH_TYPE")
+
+
+def test_what_xla_is_told_is_said():
+    assert told_to_compiler(Compiler(internal_exchange_optimization_target="memory"), "cpu") == [
+        "compiler: internal_exchange_optimization_target is XLA's "
+        "xla_cpu_scheduler_type=CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"
+    ]
+
+
+@pytest.mark.parametrize("target", ["cycles", "memory"])
+def test_a_program_computes_the_same(target):
+    options = compiler_options(Compiler(internal_exchange_optimization_target=target))
+    assert options
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    lowered = jax.jit(lambda x: jnp.tanh(x @ x.T)).lower(x)
+    np.testing.assert_array_equal(lowered.compile(compiler_options=options)(x), lowered.compile()(x))
