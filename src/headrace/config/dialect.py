@@ -129,7 +129,7 @@ class _Work:
         settled = dict(self.found)
         legacy = {row.option for row in ROWS}
         for name in self.defaults:
-            if name not in legacy and not is_given(self.found, name):
+            if name not in legacy and not is_given(self.found, name) and self.look(name) != self.found[name].value:
                 settled[name] = Given(value=self.look(name), origin=origin)
         keys: dict[str, dict[str, tuple[Any, Origin]]] = {name: {} for name in MAPPINGS}
         for row in ROWS:

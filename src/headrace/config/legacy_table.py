@@ -173,6 +173,7 @@ ROWS = (
     Legacy(
         option="disable_variable_offloading",
         sets=("optimizer_state_offloading",),
+        words="off",
         convert=lambda off, look: {"optimizer_state_offloading": not off},
     ),
     Legacy(
@@ -182,6 +183,7 @@ ROWS = (
     Legacy(
         option="hostside_norm",
         sets=("accelerator_side_preprocess",),
+        words="off; on with no-",
         convert=lambda on, look: {"accelerator_side_preprocess": not on},
     ),
     Legacy(option="hostside_image_mixing", no_effect=_MIXED),
@@ -189,6 +191,7 @@ ROWS = (
     Legacy(
         option="train_with_valid_preprocessing",
         sets=("train_crop",),
+        words="valid",
         convert=lambda on, look: {"train_crop": "valid"} if on else {},
     ),
     *(
@@ -205,6 +208,7 @@ ROWS = (
     Legacy(
         option="gc_profile",
         sets=("profile", "trace_schedule"),
+        words="on, unless NO_PROFILE",
         convert=lambda kind, look: {"profile": kind != "NO_PROFILE", "trace_schedule": kind != "NO_PROFILE"},
     ),
     Legacy(option="syncs_per_epoch", no_effect=_EQUAL),

@@ -86,4 +86,5 @@ def told_without_effect(config: Config, backend: str) -> list[str]:
     found = without_effect(config, backend)
     if not found:
         return []
-    return [f"without effect on {backend}: " + " ".join(f"{name} ({reason})" for name, reason in found.items())]
+    listed = "; ".join(f"{name} ({reason.rstrip('.')})" for name, reason in found.items())
+    return [f"without effect on {backend}: {listed}"]
