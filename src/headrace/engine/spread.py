@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 
 def place(tree: Any, where: Any) -> Any:
@@ -49,10 +49,18 @@ def local_devices(mesh: Mesh | AbstractMesh) -> list[Any]:
     return [device for device in mesh.devices.flat if device.process_index == device.client.process_index()]
 
 
+def _parts_of(where: NamedSharding) -> list[SingleDeviceSharding]:
+    """Return where the parts of this process lie, in the mesh's order, in the memory that the whole is to be in."""
+    return [
+        SingleDeviceSharding(device, memory_kind=where.memory_kind or device.default_memory().kind)
+        for device in local_devices(where.mesh)
+    ]
+
+
 def _place(leaf: Any, where: NamedSharding) -> jax.Array:
     if isinstance(leaf, jax.Array):  # made on a device of this process
         assert where.is_fully_replicated, where
-        copies = [jax.device_put(leaf, device) for device in local_devices(where.mesh)]
+        copies = [jax.device_put(leaf, on) for on in _parts_of(where)]
         return jax.make_array_from_single_device_arrays(leaf.shape, where, copies)
     whole = np.asarray(leaf)
     return jax.make_array_from_callback(whole.shape, where, lambda index: whole[index])
@@ -66,7 +74,7 @@ def _hop(leaf: Any, where: NamedSharding) -> jax.Array:
     leaf = readable(leaf) if where.is_fully_replicated else leaf
     held = {shard.device: shard.data for shard in leaf.addressable_shards}
     sources = [held[device] for device in local_devices(leaf.sharding.mesh)]  # pyright: ignore[reportAttributeAccessIssue]
-    targets = local_devices(where.mesh)
+    targets = _parts_of(where)
     assert where.is_fully_replicated or len(sources) == len(targets), (leaf.sharding, where)
-    parts = [jax.device_put(sources[n % len(sources)], device) for n, device in enumerate(targets)]
+    parts = [jax.device_put(sources[n % len(sources)], on) for n, on in enumerate(targets)]
     return jax.make_array_from_single_device_arrays(leaf.shape, where, parts)

@@ -63,16 +63,14 @@ from headrace.weights.adopt import table_lines
 
 def train(resolved: Resolved, own: OwnParts | None = None) -> RunResult:
     """Start a new run in a directory of its own; `own` are a network and data that code gives instead of names."""
-    group = current_group()
-    with group.together():
-        group.first(lambda: refuse_taken(resolved.config))
-        return fit(with_absolute_places(with_measured_blocks(resolved, own)), None, own)
+    current_group().first(lambda: refuse_taken(resolved.config))
+    return fit(with_absolute_places(with_measured_blocks(resolved, own)), None, own)
 
 
 def resume(path: Path, overrides: Mapping[str, Any] | None = None, own: OwnParts | None = None) -> RunResult:
     """Go on with a run from its newest good checkpoint (from its beginning when it has not saved one yet)."""
     group = current_group()
-    with group.together(), ExitStack() as stack:
+    with ExitStack() as stack:
         before, saved = read_run_together(group, Path(path), own=own is not None)
         resolved = with_absolute_places(override(saved, overrides or {}))
         refuse_other_run(saved, resolved, own)

@@ -6,8 +6,7 @@ arrays go through XLA's collectives. Every process must come to the same questio
 
 import itertools
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -15,10 +14,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from headrace.core.errors import HeadraceError, RunStopped
-
 _ROOT = "headrace/run"
-_PATIENCE = 1_000  # milliseconds of waiting between two looks at whether another process has failed
+_PATIENCE = 60_000  # milliseconds; then it is waited again: the watch ends a process that waits for a dead one
 _KEPT = 256  # answers of process 0 that stay in the store; nobody is that far behind, since calls need everybody
 
 
@@ -61,20 +58,8 @@ class Group:
         return [json.loads(self._wait(f"{place}/{process}")) for process in range(self.num_processes)]
 
     def first(self, work: Callable[[], Any]) -> Any:
-        """Let process 0 do some work; return what it gives there, None elsewhere. Its error is everybody's error."""
-        if self.is_alone:
-            return work()
-        if not self.is_first:
-            if error := self.share():
-                raise told_elsewhere(0, error)
-            return None
-        try:
-            result = work()
-        except HeadraceError as error:
-            self.share({"problem": error.problem, "code": error.exit_code})
-            raise
-        self.share()
-        return result
+        """Let process 0 do some work; return what it gives there, None elsewhere. If it fails, the watch ends all."""
+        return work() if self.is_first else None
 
     def same(self, tree: Any) -> Any:
         """Return process 0's host arrays in every process, bit by bit; the shapes must be equal already."""
@@ -102,18 +87,6 @@ class Group:
             asked = others[0][1] if others else None
         return self.share(asked)
 
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        """Leave the block when process 0 leaves it; tell the others when it is left by an error."""
-        try:
-            yield
-            self.share()  # process 0 may still be writing: who left before it would seem lost to it
-        except BaseException as error:
-            if not self.is_alone and not isinstance(error, ToldElsewhere):
-                word = {"problem": getattr(error, "problem", repr(error)), "code": getattr(error, "exit_code", 1)}
-                self._client.key_value_set(f"{_ROOT}/failed/{self.process}", json.dumps(word), allow_overwrite=True)
-            raise
-
     def _wait(self, key: str) -> str:
         while True:
             try:
@@ -121,19 +94,6 @@ class Group:
             except jax.errors.JaxRuntimeError as error:
                 if "DEADLINE_EXCEEDED" not in str(error):
                     raise
-            for name, word in self._client.key_value_dir_get(f"{_ROOT}/failed/"):
-                raise told_elsewhere(int(name.rpartition("/")[2]), json.loads(word))
-
-
-class ToldElsewhere(RunStopped):
-    """An error of another process, which tells it itself."""
-
-
-def told_elsewhere(process: int, error: dict[str, Any]) -> ToldElsewhere:
-    """Return the error that ends this process because another one has failed."""
-    ending = ToldElsewhere(f"Process {process} has stopped: {error['problem']}")
-    ending.exit_code = error["code"]
-    return ending
 
 
 @cache
