@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,24 +26,35 @@ def main(argv: list[str]) -> int:
     own = words.own
     if own.last and own.best:
         raise ConfigError("Both --last and --best are given.", remedy="Leave one of them out.")
+    from headrace.run.group import current_group
+    from headrace.run.join import joined
     from headrace.run.validate import ALL, BEST, LAST, validate
 
     which = LAST if own.last else BEST if own.best else ALL
-    found = validate(own.path, words.options, which=which, report_dir=own.report_dir)
+    with joined():
+        found = validate(own.path, words.options, which=which, report_dir=own.report_dir)
+        if current_group().is_first:
+            _show(found, as_json=own.json)
+        else:
+            list(found)  # process 0 tells the results
+    return 0
+
+
+def _show(found: Iterable["Validated"], *, as_json: bool) -> None:
+    """Print the results as they come."""
     table, place = Table(), None
     for result in found:
         if result.problem:
             print(f"warning: passed over: {result.problem}", file=sys.stderr)
-        if own.json:
+        if as_json:
             _print_json(result)
         else:
             table.show(result)
         place = result.report_file.parent if result.report_file else place
-    if not own.json:
+    if not as_json:
         table.close()
         if place:
             print(f"reports (confusion matrix, classes): {place}")
-    return 0
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:

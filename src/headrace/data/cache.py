@@ -14,6 +14,7 @@ from headrace.core.units import format_bytes, parse_bytes
 from headrace.data.dataset import DataInfo
 from headrace.data.made_up import MadeUp, made_up_images, made_up_labels
 from headrace.data.sample_cache import KEPT
+from headrace.data.share import WHOLE, Share
 from headrace.data.source import DecodingSource, Source, SyntheticSource
 
 
@@ -59,21 +60,29 @@ def decide_cache(info: DataInfo, data: Data, num_devices: int) -> CacheChoice:
     return CacheChoice("host", f"{format_bytes(need)} do not fit the budget of {format_bytes(budget)}")
 
 
-def make_resident(source: Source, put: Any) -> dict[str, jax.Array]:
-    """Return {images [N, H, W, C] in their own dtype, labels int32 [N]} on the devices."""
+def make_resident(source: Source, put: Any, share: Share = WHOLE) -> dict[str, jax.Array]:
+    """Return {images [N, H, W, C] in their own dtype, labels int32 [N]} on the devices.
+
+    Of several processes each decodes its share of the images, and the devices exchange them.
+    """
     if isinstance(source, SyntheticSource):
         return put(_made_on_device(source.spec), "replicated")
-    index = np.arange(source.num_distinct)
-    images = _decoded(source) if isinstance(source, DecodingSource) else source.read(index, 0)
-    return put({"images": images, "labels": source.labels[: source.num_distinct]}, "replicated")
+    count = source.num_distinct
+    if not isinstance(source, DecodingSource):
+        return put({"images": source.read(np.arange(count), 0), "labels": source.labels[:count]}, "replicated")
+    rows = np.minimum(np.array(share.rows(count)), count - 1)
+    part = {"images": _decoded(source, rows), "labels": source.labels[rows]}
+    if share.num_processes == 1:
+        return put(part, "replicated")
+    return jax.tree.map(lambda array: array[:count], put(part, "rows"))
 
 
-def _decoded(source: DecodingSource) -> np.ndarray:
-    """Return all images of a source that decodes, made by several threads."""
-    images = np.empty((source.num_distinct, *source.image_hwc), np.uint8)
+def _decoded(source: DecodingSource, rows: np.ndarray) -> np.ndarray:
+    """Return these images of a source that decodes, made by several threads."""
+    images = np.empty((len(rows), *source.image_hwc), np.uint8)
 
     def fill(number: int) -> None:
-        source.read_into(np.array([number]), 0, images[number : number + 1])
+        source.read_into(rows[number : number + 1], 0, images[number : number + 1])
 
     with ThreadPoolExecutor(num_processors(), thread_name_prefix="decode") as pool:
         list(pool.map(fill, range(len(images))))  # list: an exception in a thread is raised here

@@ -21,7 +21,9 @@ from headrace.data.source import Source
 
 __all__ = ["EvalFeed", "FeedOptions", "FeedStats", "RepeatedFeed", "TrainFeed", "decide_cache", "feed_options"]
 
-Put = Callable[[Any, str], Any]  # (tree of arrays, `replicated` | `steps` | `batches`) -> tree of device arrays
+Put = Callable[
+    [Any, str], Any
+]  # (tree of arrays, `replicated` | `steps` | `batches` | `rows`) -> tree of device arrays
 
 
 class TrainFeed:
@@ -42,7 +44,7 @@ class TrainFeed:
         self._columns = options.share.columns(shape.num_replicas * shape.micro_batch_size)
         order = balanced_order(source.labels) if shape.balanced else epoch_order
         self._order = lru_cache(maxsize=4)(order)  # a block is seldom in more than two epochs
-        self.resident = make_resident(source, put) if options.cache.where == "device" else None
+        self.resident = make_resident(source, put, options.share) if options.cache.where == "device" else None
         self._reader = BlockReader(source, options, train=True) if self.resident is None else None
         self.stats = FeedStats()  # what feeding cost so far
         self._ahead = Ahead(self._make, num_calls, options.prefetch_depth, self.stats)
@@ -83,7 +85,7 @@ class EvalFeed:
         self.num_batches = -(-len(source) // batch_size)
         self.num_blocks = -(-self.num_batches // max_batches_per_block)
         self._shape = (-(-self.num_batches // self.num_blocks), batch_size)  # blocks as even as can be: least padding
-        self.resident = make_resident(source, put) if options.cache.where == "device" else None
+        self.resident = make_resident(source, put, options.share) if options.cache.where == "device" else None
         self._reader = BlockReader(source, options, train=False) if self.resident is None else None
         self.stats = FeedStats()  # of the latest iteration
 

@@ -16,5 +16,10 @@ class Share:
         each = num_columns // self.num_processes
         return slice(self.process * each, (self.process + 1) * each)
 
+    def rows(self, num_rows: int) -> range:
+        """Return this process's rows of a set that all read together: each has as many; the last may go too far."""
+        each = -(-num_rows // self.num_processes)
+        return range(self.process * each, (self.process + 1) * each)
+
 
 WHOLE = Share()

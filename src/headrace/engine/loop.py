@@ -9,7 +9,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from headrace.engine.devices import REPLICA
-from headrace.engine.spread import place, place_share
+from headrace.engine.spread import gather_rows, place, place_share
 from headrace.engine.state import State
 from headrace.engine.step import Metrics
 
@@ -27,7 +27,10 @@ def block_specs(block: dict[str, Any]) -> dict[str, P]:
 
 
 def put_on(mesh: Mesh) -> Callable[[Any, str], Any]:
-    """Return `put(host arrays, kind)` for the feeds; kinds: `steps`, `batches`, `replicated`."""
+    """Return `put(host arrays, kind)` for the feeds; kinds: `steps`, `batches`, `replicated`, and `rows`.
+
+    `rows` are this process's part of arrays that become whole on every device.
+    """
 
     def put(tree: Any, kind: str) -> Any:
         if kind == "steps":
@@ -35,7 +38,8 @@ def put_on(mesh: Mesh) -> Callable[[Any, str], Any]:
             return {key: place_share(value, NamedSharding(mesh, specs[key])) for key, value in tree.items()}
         if kind == "batches":
             return place_share(tree, NamedSharding(mesh, BATCHES))
-        return place(tree, NamedSharding(mesh, P()))
+        whole = NamedSharding(mesh, P())
+        return gather_rows(tree, whole) if kind == "rows" else place(tree, whole)
 
     return put
 

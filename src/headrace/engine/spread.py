@@ -34,6 +34,16 @@ def hop(tree: Any, where: NamedSharding) -> Any:
     return jax.tree.map(lambda leaf: _hop(leaf, where), tree)
 
 
+def gather_rows(tree: Any, where: NamedSharding) -> Any:
+    """Put arrays whole on every device, each process giving as many of their rows, one behind the other."""
+    firsts: dict[int, Any] = {}
+    for device in _all_devices(where.mesh):
+        firsts.setdefault(device.process_index, device)
+    meeting = Mesh(np.array(list(firsts.values())), ("process",))
+    rows = place_share(tree, NamedSharding(meeting, PartitionSpec("process")))
+    return hop(jax.tree.map(readable, rows), where)
+
+
 def readable(array: jax.Array) -> jax.Array:
     """Return an array whole on every device where it is cut over devices of several processes; else as it is."""
     if array.is_fully_addressable or array.is_fully_replicated:
@@ -45,8 +55,12 @@ def readable(array: jax.Array) -> jax.Array:
 
 def local_devices(mesh: Mesh | AbstractMesh) -> list[Any]:
     """Return the mesh's devices of this process, in the mesh's order."""
+    return [device for device in _all_devices(mesh) if device.process_index == device.client.process_index()]
+
+
+def _all_devices(mesh: Mesh | AbstractMesh) -> list[Any]:
     assert isinstance(mesh, Mesh), mesh
-    return [device for device in mesh.devices.flat if device.process_index == device.client.process_index()]
+    return list(mesh.devices.flat)
 
 
 def _parts_of(where: NamedSharding) -> list[SingleDeviceSharding]:

@@ -24,11 +24,13 @@ def refuse_difference(group: Group, design: Design, dataset: DataSet, first_step
     """Refuse processes that were started with different options, data or versions; name what differs."""
     if group.is_alone:
         return
-    facts = _facts(design, dataset, first_step)
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
-    if len(set(group.gather(digest))) == 1:
-        return
-    everybody = group.gather(json.loads(json.dumps(facts, default=str)))
+    for facts in (_options(design), _consequences(design, dataset, first_step)):
+        digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+        if len(set(group.gather(digest))) > 1:
+            _refuse(group.gather(json.loads(json.dumps(facts, default=str))))
+
+
+def _refuse(everybody: list[dict[str, Any]]) -> None:
     differing = differing_keys(everybody)
     told = [f"{key}: {', '.join(_values(key, everybody))}" for key in differing[:_SHOWN]]
     more = f"; and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
@@ -40,7 +42,7 @@ def refuse_difference(group: Group, design: Design, dataset: DataSet, first_step
 
 
 def differing_keys(everybody: list[Mapping[str, Any]]) -> list[str]:
-    """Return the names under which not all have the same value; options stand before what follows from them."""
+    """Return the names under which not all have the same value."""
     names = dict.fromkeys(name for facts in everybody for name in facts)
     missing = object()
     return [name for name in names if any(f.get(name, missing) != everybody[0].get(name, missing) for f in everybody)]
@@ -50,12 +52,17 @@ def _values(key: str, everybody: list[Mapping[str, Any]]) -> list[str]:
     return [f"{facts.get(key)} (process {number})" for number, facts in enumerate(everybody)][:_SHOWN]
 
 
-def _facts(design: Design, dataset: DataSet, first_step: int) -> dict[str, Any]:
+def _options(design: Design) -> dict[str, Any]:
+    """Return what was given to the process: everything else follows from it."""
     options = {name: value for name, value in to_flat(design.config).items() if name not in FREE}
-    versions = {"version of headrace": headrace.__version__, "version of jax": jax.__version__}
+    return options | {"version of headrace": headrace.__version__, "version of jax": jax.__version__}
+
+
+def _consequences(design: Design, dataset: DataSet, first_step: int) -> dict[str, Any]:
+    """Return what equal options may still not make equal: the data, and what is planned with it."""
     labels = {
         f"labels of the {split} set": hashlib.sha256(np.ascontiguousarray(source.labels).tobytes()).hexdigest()[:12]
         for split, source in (("training", dataset.train), ("validation", dataset.validation))
     }
     plan = {f"plan: {name}": value for name, value in design.plan.to_dict().items() if name != "warnings"}
-    return options | versions | labels | {"step to start from": first_step} | plan
+    return labels | {"step to start from": first_step} | plan

@@ -7,6 +7,7 @@ from headrace.config.load import Resolved
 from headrace.engine.devices import start_devices, use_compilation_cache
 from headrace.engine.measure import measure_blocks
 from headrace.run.design import OwnParts, design_run
+from headrace.run.group import current_group
 
 
 def with_measured_blocks(resolved: Resolved, own: OwnParts | None = None) -> Resolved:
@@ -18,11 +19,17 @@ def with_measured_blocks(resolved: Resolved, own: OwnParts | None = None) -> Res
     if not config.pipeline.measure_splits:
         return resolved
     # Made from shapes first: whatever cannot work is refused before a device is touched.
-    design = design_run(config, own)
+    group = current_group()
+    design = design_run(config, own, group.num_processes)
     use_compilation_cache(config.run.compilation_cache_dir)
-    device = start_devices(config.run.platform, design.plan.num_devices)[0]
-    seconds = measure_blocks(design.network, config.batch.micro_batch_size, design.precision.compute_dtype, device)
-    rounded = {name: float(f"{value:.4g}") for name, value in seconds.items()}
+    device = start_devices(config.run.platform, design.plan.num_devices, group.num_processes)[0]
+
+    def measure() -> dict[str, float]:
+        micro, dtype = config.batch.micro_batch_size, design.precision.compute_dtype
+        seconds = measure_blocks(design.network, micro, dtype, device)
+        return {name: float(f"{value:.4g}") for name, value in seconds.items()}
+
+    rounded = group.share(group.first(measure))  # one process measures: all must cut alike
     pipeline = replace(config.pipeline, block_seconds=rounded, measure_splits=False)
     origins = {**resolved.origins, "block_seconds": Origin(kind="measured", where=device.device_kind)}
     return replace(resolved, config=replace(config, pipeline=pipeline), origins=origins)

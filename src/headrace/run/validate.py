@@ -3,7 +3,8 @@
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ from headrace.checkpoint.manifest import MANIFEST_FILE
 from headrace.checkpoint.restore import fit_tree
 from headrace.checkpoint.store import list_checkpoints, load, newest_good, step_of, verify
 from headrace.config.load import Resolved, override
+from headrace.config.schema import Config
 from headrace.core.errors import CheckpointError
 from headrace.data.dataset import open_dataset
 from headrace.engine.devices import start_devices, use_compilation_cache
 from headrace.run.design import Design, design_run
-from headrace.run.directory import from_saved, layout, read_run
+from headrace.run.directory import from_saved, layout, read_run, saved_form
+from headrace.run.group import Group, current_group
 from headrace.run.validator import Validator
 from headrace.telemetry.report import validation_report, write_report
 
@@ -54,29 +57,27 @@ def validate(
 
     A damaged checkpoint of a run is reported and passed over; a damaged one that was named is an error. Reports are
     written into `report_dir`, by default `reports/validate` in the run; those of the training stay as they are.
+    Of several processes, process 0 reads the checkpoints and writes the reports.
     """
-    overrides = overrides or {}
-    found = _find(Path(path), overrides)
-    checkpoints = _choose(found, which)
-    design = design_run(found.resolved.config)
-    config = design.config
+    overrides, group = overrides or {}, current_group()
+    found = _find_together(group, Path(path), overrides, which)
+    config, checkpoints = found.resolved.config, found.checkpoints
+    design = design_run(config if group.is_alone else only_validating(config), num_processes=group.num_processes)
     dataset = open_dataset(config.data, config.run.seed)
     use_compilation_cache(config.run.compilation_cache_dir)
-    devices = start_devices(config.run.platform, design.plan.validation.num_devices)
-    report_dir = report_dir or _report_dir(found.run)
+    devices = start_devices(config.run.platform, design.plan.validation.num_devices, group.num_processes)
+    report_dir = (report_dir or _report_dir(found.run)) if group.is_first else None
     num_good = 0
     with closing(Validator(design, dataset, devices)) as validator:
         for checkpoint in checkpoints:
-            try:
-                arrays, manifest = load(checkpoint)
-            except CheckpointError as error:
-                if len(checkpoints) == 1:
-                    raise
-                if checkpoint.exists():  # a training that goes on may have deleted it meanwhile
-                    yield Validated(checkpoint=checkpoint, step=step_of(checkpoint) or 0, problem=error.problem)
+            read = group.first(partial(_read, design, checkpoint, alone=len(checkpoints) == 1))
+            manifest = group.share(read and read.told)
+            if problem := manifest.get("problem"):
+                if manifest["is_there"]:  # a training that goes on may have deleted it meanwhile
+                    yield Validated(checkpoint=checkpoint, step=step_of(checkpoint) or 0, problem=problem)
                 continue
-            weights = _weights(design, arrays, averaged="averaged" in manifest)
-            label = manifest.get("weights", "raw")  # an average has a name of its own
+            weights = group.same(read.weights if read else _blank(design, manifest))
+            label = manifest["weights"]
             if not num_good:
                 validator.compile(weights)
             num_good += 1
@@ -96,6 +97,59 @@ def validate(
             )
     if not num_good:
         raise CheckpointError(f"None of the {len(checkpoints)} checkpoints of {path} can be used.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Read:
+    """A checkpoint's weights, and what the other processes must know of it: `problem` where it cannot be used."""
+
+    weights: dict[str, Any]
+    told: dict[str, Any]
+
+
+def _read(design: Design, checkpoint: Path, *, alone: bool) -> _Read:
+    """Read a checkpoint's weights; a damaged one is an error only where it is the only one."""
+    try:
+        arrays, manifest = load(checkpoint)
+    except CheckpointError as error:
+        if alone:
+            raise
+        return _Read(weights={}, told={"problem": error.problem, "is_there": checkpoint.exists()})
+    told = {
+        "step": manifest["step"],
+        "epoch": manifest["epoch"],
+        "weights": manifest.get("weights", "raw"),  # an average has a name of its own
+        "averaged": "averaged" in manifest,
+        "ema": any(name.startswith("ema/") for name in arrays),
+    }
+    blank = _blank(design, told)
+    return _Read(weights={key: fit_tree(arrays, part, key) for key, part in blank.items()}, told=told)
+
+
+def _blank(design: Design, told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return weights of the form that such a checkpoint holds."""
+    params, stats = design.network.init(0)
+    stored = params if told["averaged"] else jax.tree.map(lambda w: w.astype(design.precision.weight_dtype), params)
+    return {"params": stored, "stats": stats} | ({"ema": {"params": params, "stats": stats}} if told["ema"] else {})
+
+
+def only_validating(config: Config) -> Config:
+    """Return the configuration of a run that does not train: only the replicas of its validation matter."""
+    run, validation = replace(config.run, training=False), replace(config.validation, validation=True)
+    return replace(config, run=run, validation=validation)
+
+
+def _find_together(group: Group, path: Path, overrides: Mapping[str, Any], which: str) -> _Found:
+    """Find what is to be validated as process 0 does."""
+
+    def find() -> _Found:
+        found = _find(path, overrides)
+        return replace(found, checkpoints=_choose(found, which))
+
+    found = group.first(find)
+    told = group.share(found and {"checkpoints": [*map(str, found.checkpoints)], "config": saved_form(found.resolved)})
+    checkpoints = [Path(checkpoint) for checkpoint in told["checkpoints"]]
+    return found or _Found(checkpoints=checkpoints, resolved=from_saved(told["config"]), run=None)
 
 
 def _find(path: Path, overrides: Mapping[str, Any]) -> _Found:
@@ -144,13 +198,3 @@ def _choose(found: _Found, which: str) -> list[Path]:
 def _report_dir(run: Path | None) -> Path | None:
     """Return where reports go when nobody says where: into the run, unless it is not ours to write into."""
     return run / "reports" / "validate" if run and os.access(run, os.W_OK) else None
-
-
-def _weights(design: Design, arrays: Mapping[str, Any], averaged: bool) -> dict[str, Any]:
-    """Return the parts of a state that validation needs, from a checkpoint's tensors."""
-    params, stats = design.network.init(0)
-    stored = params if averaged else jax.tree.map(lambda w: w.astype(design.precision.weight_dtype), params)
-    found = {"params": fit_tree(arrays, stored, "params"), "stats": fit_tree(arrays, stats, "stats")}
-    if any(name.startswith("ema/") for name in arrays):
-        found["ema"] = fit_tree(arrays, {"params": params, "stats": stats}, "ema")
-    return found
