@@ -141,3 +141,8 @@ class Logging:
         "What the console shows; auto means a live bar on a terminal and plain lines elsewhere.",
         choices=("auto", "bar", "plain", "none"),
     )
+    tensorboard: bool = option(False, "Write event files for TensorBoard into the run's directory (extra tensorboard).")
+    wandb: bool = option(False, "Track the run with Weights & Biases, offline where nobody is logged in (extra wandb).")
+    wandb_project: str = option("headrace", "Project of Weights & Biases that the run belongs to.")
+    wandb_run_name: str | None = option(None, "The run's name there; unset means the name of its directory.")
+    wandb_tags: tuple[str, ...] = option((), "Tags of the run there.")

@@ -12,7 +12,7 @@ import jax
 
 import headrace
 from headrace.checkpoint.restore import fit_tree
-from headrace.config.load import Resolved, override
+from headrace.config.load import Resolved, override, to_flat
 from headrace.config.no_effect import told_without_effect
 from headrace.data.bad import FILE as BAD_FILE
 from headrace.data.dataset import DataInfo, open_dataset
@@ -58,6 +58,7 @@ from headrace.run.validator import Validator
 from headrace.telemetry.console import make_console
 from headrace.telemetry.record import RunStart
 from headrace.telemetry.sinks import Sinks, WarningSink, open_sinks
+from headrace.telemetry.trackers import About, make_trackers, refuse_missing
 from headrace.weights.adopt import table_lines
 
 
@@ -86,6 +87,7 @@ def resume(path: Path, overrides: Mapping[str, Any] | None = None, own: OwnParts
 def fit(resolved: Resolved, restored: Restored | None, own: OwnParts | None = None) -> RunResult:
     """Train, validate and save as the configuration says. What can be refused is refused before a file is made."""
     config, group = resolved.config, current_group()
+    refuse_missing(config.logging)
 
     # On paper: the data set's shape, the network, the plan. Then the data itself. No device is touched.
     design = design_run(config, own, group.num_processes)
@@ -128,7 +130,8 @@ def fit(resolved: Resolved, restored: Restored | None, own: OwnParts | None = No
             if adopted is not None:
                 write_table(directory, adopted)
             console = make_console(config.logging.progress, past.records)
-            return directory, past, stack.enter_context(closing(open_sinks(directory.path, console)))
+            guests = partial(make_trackers, config.logging, _about(design, directory.path, step))
+            return directory, past, stack.enter_context(closing(open_sinks(directory.path, console, guests=guests)))
 
         opened = group.first(open_run)
         path = group.share(str(opened[0].path) if opened else None)
@@ -216,6 +219,12 @@ def fit(resolved: Resolved, restored: Restored | None, own: OwnParts | None = No
 def _told(info: DataInfo, options: FeedOptions) -> str:
     """Return where the data set lies and where it is kept."""
     return f"data set: {info.place + '; ' if info.place else ''}{options.cache.reason}"
+
+
+def _about(design: Design, directory: Path, step: int) -> About:
+    """Return what trackers are told of the run."""
+    plan = design.plan.to_dict()
+    return About(directory=directory, name=directory.name, options=to_flat(design.config), plan=plan, step=step)
 
 
 def _hints(design: Design, devices: list[Any]) -> list[str]:

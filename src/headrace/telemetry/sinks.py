@@ -19,6 +19,8 @@ from headrace.telemetry.record import Note, Record, TrainRecord, ValidationRecor
 from headrace.telemetry.table import TRAINING_COLUMNS, VALIDATION_COLUMNS, TrainingTable, validation_row
 from headrace.telemetry.wording import Narrator
 
+Tell = Callable[[str, str], None]  # (text, level: info | warning)
+
 
 class Sink(Protocol):
     """Takes records one by one; `close` may be called more than once."""
@@ -141,10 +143,14 @@ class Sinks:
             raise failure
 
 
-def open_sinks(run_dir: Path | str, *others: Sink) -> Sinks:
-    """Return the file sinks of a run directory, going on from its records, and `others` (the console) behind them."""
+def open_sinks(run_dir: Path | str, *others: Sink, guests: Callable[[Tell], Iterable[Sink]] = lambda tell: ()) -> Sinks:
+    """Return the file sinks of a run directory, going on from its records, and `others` (the console) behind them.
+
+    `guests(tell)` makes sinks that come last; what they tell is written down by all the others.
+    """
     past = read_records(run_dir)
-    return Sinks([JsonlSink(run_dir), CsvSink(run_dir, past), LogSink(run_dir, past), *others])
+    hosts = Sinks([JsonlSink(run_dir), CsvSink(run_dir, past), LogSink(run_dir, past), *others])
+    return Sinks([hosts, *guests(lambda text, level: hosts.write(Note(level=level, text=text)))])
 
 
 def write_tables(run_dir: Path, records: list[Record]) -> TrainingTable:

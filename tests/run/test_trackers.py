@@ -1,0 +1,147 @@
+"""Trackers: what TensorBoard's files and W&B's offline runs hold, read back; failures that do not stop a run."""
+
+import importlib
+import json
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.core.errors import ConfigError
+from headrace.run.fit import resume, train
+from headrace.telemetry.files import read_records
+from headrace.telemetry.record import Note, RunEnd, TrainRecord, ValidationRecord
+from headrace.telemetry.trackers import TrackerSink, refuse_missing
+
+QUICK = {"num_epochs": 2, "weight_updates_per_epoch": 4}
+
+
+def scalars_of(directory: Path) -> dict[str, dict[int, float]]:
+    """Read TensorBoard's event files by their format: length, checksum, Event, checksum."""
+    event_of: Any = importlib.import_module("tensorboardX.proto.event_pb2").Event.FromString
+    found: dict[str, dict[int, float]] = {}
+    for path in sorted(directory.glob("events.*"), key=lambda path: path.stat().st_mtime):
+        data, place = path.read_bytes(), 0
+        while place < len(data):
+            (length,) = struct.unpack_from("<Q", data, place)
+            event = event_of(data[place + 12 : place + 12 + length])
+            place += 16 + length
+            for value in event.summary.value:
+                if value.HasField("simple_value"):
+                    found.setdefault(value.tag, {})[event.step] = value.simple_value
+    return found
+
+
+def test_tensorboard_has_every_number_of_the_records(quick):
+    result = train(quick(**QUICK, tensorboard=True))
+    found = scalars_of(result.directory / "tensorboard")
+    records = read_records(result.directory)
+    trained = {record.step: record.loss for record in records if isinstance(record, TrainRecord)}
+    assert found["train/loss"] == pytest.approx(trained)
+    validated = [record for record in records if isinstance(record, ValidationRecord)]
+    for weights in ("raw", "ema"):
+        wanted = {record.step: record.top1 for record in validated if record.weights == weights}
+        assert found[f"validation/{weights}/top1"] == pytest.approx(wanted)
+    (end,) = [record for record in records if isinstance(record, RunEnd)]
+    assert found["time_to_train"] == pytest.approx({8: end.time_to_train / 60})
+
+
+def test_tensorboard_goes_on_after_a_resume(quick):
+    first = train(quick(**QUICK, tensorboard=True))
+    resume(first.directory, {"num_epochs": 3, "tensorboard": True})
+    found = scalars_of(first.directory / "tensorboard")
+    assert sorted(found["train/loss"]) == [4, 8, 12]
+
+
+def wandb_run(directory: Path) -> dict[str, Any]:
+    """Read the file of an offline run by its format, in a process of its own."""
+    script = """
+import json, sys
+import struct
+from wandb.proto import wandb_internal_pb2 as pb
+def records(data):  # LevelDB's log format: blocks of 32 kB, chunks of a checksum, a length, a kind and bytes
+    place, whole = 7, b""
+    while place + 7 <= len(data):
+        if 32768 - place % 32768 < 7:
+            place += 32768 - place % 32768
+        length, kind = struct.unpack_from("<HB", data, place + 4)
+        whole += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):
+            yield whole
+            whole = b""
+history, summary, run = [], {}, {}
+for data in records(open(sys.argv[1], "rb").read()):
+    record = pb.Record.FromString(data)
+    kind = record.WhichOneof("record_type")
+    if kind == "history":
+        history.append({(i.key or "/".join(i.nested_key)): json.loads(i.value_json) for i in record.history.item})
+    if kind == "summary":
+        summary |= {(i.key or "/".join(i.nested_key)): json.loads(i.value_json) for i in record.summary.update}
+    if kind == "run":
+        run = {"name": record.run.display_name, "project": record.run.project, "tags": list(record.run.tags),
+               "config": {i.key: json.loads(i.value_json) for i in record.run.config.update}}
+print(json.dumps({"history": history, "summary": summary, "run": run}))
+"""
+    (path,) = directory.glob("wandb/offline-run-*/*.wandb")
+    done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_wandb_offline_has_options_plan_metrics_and_the_time_to_train(quick, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    result = train(quick(**QUICK, wandb=True, wandb_project="mills", wandb_tags=("a", "b"), wandb_run_name="wheel"))
+    found = wandb_run(result.directory)
+    assert (found["run"]["name"], found["run"]["project"], found["run"]["tags"]) == ("wheel", "mills", ["a", "b"])
+    assert found["run"]["config"]["options"]["num_epochs"] == 2
+    assert found["run"]["config"]["plan"]["steps"]["total_steps"] == 8
+    records = read_records(result.directory)
+    losses = [record.loss for record in records if isinstance(record, TrainRecord)]
+    assert [row["train/loss"] for row in found["history"] if "train/loss" in row] == pytest.approx(losses)
+    raw = [record for record in records if isinstance(record, ValidationRecord) and record.weights == "raw"]
+    name = "validation/raw/top1"
+    assert [row[name] for row in found["history"] if name in row] == pytest.approx([record.top1 for record in raw])
+    (end,) = [record for record in records if isinstance(record, RunEnd)]
+    assert found["summary"]["time_to_train"] == pytest.approx(end.time_to_train / 60)
+
+
+def test_without_a_login_the_run_is_kept_offline_and_says_so(quick, monkeypatch, tmp_path):
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    result = train(quick(**QUICK, wandb=True))
+    assert result.outcome == "finished"
+    notes = [record.text for record in read_records(result.directory) if isinstance(record, Note)]
+    assert any("nobody is logged in" in text and "wandb sync" in text for text in notes)
+
+
+def test_a_tracker_that_fails_is_told_once_and_left_alone():
+    told = []
+
+    class Broken:
+        def scalars(self, step, values):
+            raise OSError("no space left on device")
+
+        def summary(self, values):
+            raise AssertionError
+
+        def close(self):
+            raise AssertionError
+
+    sink = TrackerSink("broken", Broken, lambda text, level: told.append((text, level)))
+    record = TrainRecord(step=1, epoch=1, loss=1, accuracy=0, learning_rate=1, elapsed_seconds=1)
+    sink.write(record)
+    sink.write(record)
+    sink.close()
+    assert told == [("broken gave up (OSError: no space left on device); the run goes on without it", "warning")]
+
+
+def test_a_tracker_that_is_not_installed_is_refused_before_the_run(quick, monkeypatch, tmp_path):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for option in ("wandb", "tensorboard"):
+        with pytest.raises(ConfigError, match=rf"pip install 'headrace\[{option}\]'"):
+            refuse_missing(quick(**{option: True}).config.logging)
