@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from headrace.cli.main import print_error
 from headrace.core.errors import HeadraceError
+from headrace.core.files import write_atomic
 from headrace.core.place import Place
 from headrace.run.join import joined
 
@@ -25,8 +26,9 @@ def work(place: Place, folder: Path, num_sums: int, raises: str) -> None:
     mine = np.full((1,), place.process + 1, np.float32)
     everybodys = jax.make_array_from_process_local_data(NamedSharding(mesh, P("replica")), mine)
     for number in range(num_sums):
-        print("sum", float(total(everybodys)[0]), flush=True)
-        (folder / f"ready-{place.process}").write_text(str(os.getpid()))
+        sys.stdout.write(f"sum {float(total(everybodys)[0])}\n")  # in one piece, whoever else writes
+        sys.stdout.flush()
+        write_atomic(folder / f"ready-{place.process}", str(os.getpid()).encode())
         if raises == str(place.process) and number == 5:
             raise HeadraceError("No more of this.")
         time.sleep(0.02)

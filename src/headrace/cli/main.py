@@ -25,6 +25,7 @@ COMMANDS = (
     Command(name="train", module="headrace.cli.train", help="train a network; alone, the embedded default"),
     Command(name="validate", module="headrace.cli.validate", help="validate a run, or one of its checkpoints"),
     Command(name="resume", module="headrace.cli.resume", help="go on with a run from its newest good checkpoint"),
+    Command(name="launch", module="headrace.cli.launch", help="start the processes of a job, here or on other hosts"),
     Command(name="plan", module="headrace.cli.plan", help="print the arithmetic of a run without a device"),
     Command(name="bench", module="headrace.cli.bench", help="measure the throughput of training"),
     Command(name="models", module="headrace.cli.models", help="list the networks with their parameters and FLOPs"),
@@ -67,7 +68,7 @@ def _run(words: list[str]) -> int:
         print(f"headrace {headrace.__version__}")
         return 0
     modules = {command.name: command.module for command in COMMANDS}
-    modules["weight_avg"] = modules["average"]  # as the reference calls it
+    modules |= {"weight_avg": modules["average"], "poprun": modules["launch"]}  # as the reference calls them
     if name not in modules:
         raise HeadraceError(f"There is no command {name}.", remedy=did_you_mean(name, modules))
     code = importlib.import_module(modules[name]).main(words[1:])

@@ -32,6 +32,12 @@ class RunStopped(HeadraceError):
     exit_code = 3
 
 
+class ProcessLost(RunStopped):
+    """This process had to end because another one of its job died, hangs or failed."""
+
+    exit_code = 76
+
+
 def nearest(name: str, choices: Iterable[str]) -> str | None:
     """Return the choice that `name` was most likely meant to be, or None."""
     found = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.6)

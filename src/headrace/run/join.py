@@ -11,7 +11,7 @@ from functools import cache
 
 import jax
 
-from headrace.core.errors import HeadraceError, RunStopped
+from headrace.core.errors import HeadraceError, ProcessLost
 from headrace.core.find_place import LOOPBACK, find_place
 from headrace.core.hosts import split_address
 from headrace.core.place import COORDINATOR, PARENT, Place
@@ -74,7 +74,7 @@ def naming_the_lost() -> Iterator[None]:
             raise
         if watch.me.process:
             time.sleep(GRACE)  # only process 0 has something to write: the watch ends the others right now
-        raise RunStopped(
+        raise ProcessLost(
             f"{told(watch.me, lost)}.",
             rule="A step needs all processes.",
             remedy="Nothing before the last checkpoint is lost: headrace resume RUN_DIR, with any number of processes.",

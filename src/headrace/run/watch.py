@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from headrace.core.errors import RunStopped
+from headrace.core.errors import ProcessLost
 from headrace.run.line import Gone, Line, Member
 from headrace.run.roll import Roll
 
@@ -129,7 +129,7 @@ class Watch:
         if self.tell():
             with suppress(OSError, ValueError):
                 print(f"headrace: {told(self.me, what)}", file=sys.stderr, flush=True)
-        os._exit(RunStopped.exit_code)
+        os._exit(ProcessLost.exit_code)
 
 
 def told(me: Member, lost: str) -> str:
