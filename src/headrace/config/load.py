@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.config.checks import check
 from headrace.config.dialect import choose_dialect, settle_dialect
 from headrace.config.field import COMMAND_LINE, DEFAULT, Option, Origin
+from headrace.config.launched import launcher_layer
 from headrace.config.layers import Given, Layer, merge_layers
 from headrace.config.names import Spelled, find, spellings
 from headrace.config.schema import SECTIONS, Config, all_options
@@ -62,15 +63,16 @@ def resolve(
     if name != NO_RECIPE:
         block = choose(blocks_of(config_path), name, config_path)
         layers.insert(1, _block_layer(block, "file" if config_path else "recipe"))
-    return _assemble(layers, name or "")
+    return _assemble(layers, name or "", environ)
 
 
-def override(saved: Resolved, options: Mapping[str, Any]) -> Resolved:
+def override(saved: Resolved, options: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Resolved:
     """Return a saved configuration with the command line's options over it."""
     flat, known = to_flat(saved.config), all_options()
-    written = {name: origin for name, origin in saved.origins.items() if origin.is_given}
+    # How the processes were started then says nothing about now.
+    written = {name: origin for name, origin in saved.origins.items() if origin.is_given and name != "distributed"}
     given = {name: Given(value=known[name].read(flat[name], origin), origin=origin) for name, origin in written.items()}
-    return _assemble([given, _option_layer(options, COMMAND_LINE)], saved.name)
+    return _assemble([given, _option_layer(options, COMMAND_LINE)], saved.name, environ)
 
 
 def config_from(flat: Mapping[str, Any]) -> Config:
@@ -122,15 +124,20 @@ def origins_from_json(saved: Mapping[str, Mapping[str, str]]) -> dict[str, Origi
     return {name: found.get(name, DEFAULT) for name in all_options()}
 
 
-def _assemble(layers: list[Layer], name: str) -> Resolved:
-    found, tie_notes = merge_layers(layers)
+def _assemble(layers: list[Layer], name: str, environ: Mapping[str, str] | None = None) -> Resolved:
+    launched, overruled = launcher_layer(layers, environ or {})
+    found, tie_notes = merge_layers([*layers, launched])
     found, dialect_notes = settle_dialect(found)
     found = settle(found)
     config = _build({option: given.value for option, given in found.items()})
     origins = {option: given.origin for option, given in found.items()}
     warnings, notes = check(config, origins)
     return Resolved(
-        config=config, origins=origins, name=name, warnings=warnings, notes=tie_notes + dialect_notes + notes
+        config=config,
+        origins=origins,
+        name=name,
+        warnings=overruled + warnings,
+        notes=tie_notes + dialect_notes + notes,
     )
 
 

@@ -34,6 +34,10 @@ class Run:
     profile: bool = option(
         False, "Record the first calls with JAX's profiler into the run's directory, for TensorBoard or Perfetto."
     )
+    distributed: bool = option(
+        False,
+        "Take the other processes of the job from $TF_CONFIG; num_replicas then counts those of one process.",
+    )
     compilation_cache_dir: str | None = option(
         None,
         "Directory of compiled programs kept for later runs; unset means the user's cache directory, none means off.",
