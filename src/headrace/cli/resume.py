@@ -17,7 +17,7 @@ def main(argv: list[str]) -> int:
     from headrace.run.fit import resume
     from headrace.run.join import joined
 
-    with joined():
+    with joined(distributed=bool(words.options.get("distributed"))):
         result = resume(words.own.run_dir, words.options)
     tell(result)
     return exit_code(result)

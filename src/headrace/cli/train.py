@@ -12,7 +12,7 @@ def main(argv: list[str]) -> int:
     from headrace.run.fit import train
     from headrace.run.join import joined
 
-    with joined() as place:
+    with joined(distributed=resolved.config.run.distributed) as place:
         result = train(resolved)
     tell(result)
     if place is None or place.is_first:

@@ -40,6 +40,7 @@ from headrace.run.equal import refuse_difference
 from headrace.run.group import current_group
 from headrace.run.initial import adopt_weights, dialect_hint, write_table
 from headrace.run.interrupt import listen
+from headrace.run.join import naming_the_lost
 from headrace.run.measure import with_measured_blocks
 from headrace.run.profile import profile_first_calls, profile_told
 from headrace.run.restore import (
@@ -152,6 +153,7 @@ def fit(resolved: Resolved, restored: Restored | None, own: OwnParts | None = No
 
         ending = stack.enter_context(books.ending())  # writes the last record, whatever happens
         stack.enter_context(advise_on_memory(plan))
+        stack.enter_context(naming_the_lost())
         # Compile before anything is run, so that its time stays apart.
         to_train = config.run.training and step < steps.total_steps
         due = config.validation.validation and (steps.validation_due(step) or not config.run.training)
