@@ -12,7 +12,7 @@ from headrace.core.rng import name_id
 from headrace.data.resize import Box, View
 
 _MASK, _GOLDEN, _M1, _M2 = 0xFFFFFFFF, 0x9E3779B9, 0x85EBCA6B, 0xC2B2AE35
-_PURPOSE = name_id("random resized crop")
+PURPOSE = name_id("random resized crop")
 EVAL_RATIO = (256, 224)  # the shorter side of a resized picture to the side of its centre crop
 
 
@@ -29,8 +29,8 @@ CROP_RULES = {
     "reference": CropRule(area=(0.05, 1.0), aspect=(0.75, 1.33), reference=True),
     "torchvision": CropRule(area=(0.08, 1.0), aspect=(3 / 4, 4 / 3), reference=False),
 }
-_ATTEMPTS = {True: 100, False: 10}
-_MIN_COVERED = 0.1  # of an object's box, or of the whole picture where none is known
+ATTEMPTS = {True: 100, False: 10}
+MIN_COVERED = 0.1  # of an object's box, or of the whole picture where none is known
 
 
 def mix(h: int) -> int:
@@ -45,7 +45,7 @@ def mix(h: int) -> int:
 def draws(seed: int, epoch: int, sample: int) -> Iterator[float]:
     """Yield numbers in [0, 1): draw k is bits(seed, epoch, sample, purpose, k) / 2^32."""
     h = 0
-    for word in (seed, epoch, sample, _PURPOSE):
+    for word in (seed, epoch, sample, PURPOSE):
         h = mix((h ^ (word & _MASK)) * _GOLDEN + _GOLDEN & _MASK)
     k = 0
     while True:
@@ -55,7 +55,7 @@ def draws(seed: int, epoch: int, sample: int) -> Iterator[float]:
 
 def random_crop(hw: tuple[int, int], rule: CropRule, draw: Iterator[float], boxes: Sequence[tuple] = ()) -> Box:
     """Return a training crop of a picture; `boxes` are (top, left, bottom, right) of its objects, from 0 to 1."""
-    for _ in range(_ATTEMPTS[rule.reference]):
+    for _ in range(ATTEMPTS[rule.reference]):
         box = _reference_box(hw, rule, draw) if rule.reference else _torchvision_box(hw, rule, draw)
         if box is not None and (not rule.reference or _covers(hw, box, boxes)):
             return box
@@ -108,7 +108,7 @@ def _covers(hw: tuple[int, int], box: Box, boxes: Sequence[tuple]) -> bool:
     for object_top, object_left, object_bottom, object_right in boxes or ((0.0, 0.0, 1.0, 1.0),):
         y0, x0, y1, x1 = object_top * hw[0], object_left * hw[1], object_bottom * hw[0], object_right * hw[1]
         common = max(0.0, min(top + h, y1) - max(top, y0)) * max(0.0, min(left + w, x1) - max(left, x0))
-        if common >= _MIN_COVERED * (y1 - y0) * (x1 - x0) and common > 0:
+        if common >= MIN_COVERED * (y1 - y0) * (x1 - x0) and common > 0:
             return True
     return False
 

@@ -21,7 +21,7 @@ from headrace.data.resize import View
 _CLOSE = 16  # levels of 255 that the check on first use allows; tests compare with libjpeg to the bit
 
 
-class _Memory(threading.local):
+class ThreadMemory(threading.local):
     """What a thread's calls work in: room that grows, and the tables of the last picture, zero at first."""
 
     def __init__(self, tables_size: int) -> None:
@@ -41,11 +41,12 @@ class JpegViewer:
     def __init__(self, path: Path) -> None:
         whole, long, place = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
         library, short_calls = ctypes.CDLL(str(path)), ctypes.PyDLL(str(path))  # the latter keep Python's lock
+        self.library = library
         self._view, self._header = library.hr_jpeg_view, short_calls.hr_jpeg_header
         self._view.argtypes = [ctypes.c_char_p, long, *([whole] * 12), place, place, long, place]
         self._view.restype = long
         self._header.argtypes = [ctypes.c_char_p, long, place]
-        self._memory = _Memory(library.hr_tables_size())
+        self.memory = ThreadMemory(library.hr_tables_size())
         self._three = ctypes.c_int32 * 3
 
     def header(self, data: bytes) -> Header | None:
@@ -58,7 +59,7 @@ class JpegViewer:
     def show(self, data: bytes, view: View, out: np.ndarray, factor: int = 1) -> bool:
         """Write a view of a picture that is decoded at 1/factor into `out`; say whether that could be done."""
         assert out.flags.c_contiguous
-        memory, place = self._memory, out.ctypes.data
+        memory, place = self.memory, out.ctypes.data
         sizes = (factor, *view.crop, *view.resized_hw, *view.offset, *out.shape)
         missing = self._view(data, len(data), *sizes, place, memory.room_at, len(memory.room), memory.tables_at)
         if missing > 0:

@@ -21,8 +21,9 @@ import numpy as np
 from headrace.data.scratch import Scratch
 
 OFF = "HEADRACE_NATIVE"  # in the environment, with the value 0: do without
-_FLAGS = (("-O3", "-fwrapv", "-march=native"), ("-O3", "-fwrapv"))
-_SOURCES = ("jpeg_view.c", "jpeg_frame.c", "jpeg_pixels.c", "resize.c", "jpeg.h", "jpeg_bits.h")
+_SAME = ("-fwrapv", "-ffp-contract=off")  # whole numbers wrap; products are rounded before they are added, as in Python
+_FLAGS = (("-O3", *_SAME, "-march=native"), ("-O3", *_SAME))
+_SOURCES = ("jpeg_view.c", "jpeg_frame.c", "jpeg_pixels.c", "resize.c", "show.c", "jpeg.h", "jpeg_bits.h")
 _SPARE = 64  # bytes after what lies between the two passes: whole vectors are read and written
 
 Resize = Callable[[np.ndarray, tuple[int, int], tuple[int, int], np.ndarray], None]

@@ -78,7 +78,7 @@ def open_pack(path: Path) -> Pack:
                 raise BadPicture("the checksum is wrong")
             return Content(data)
 
-        return StoredSamples([path], index, checked)
+        return StoredSamples([path], index, checked, crcs=crcs)
 
     return Pack(
         class_names=tuple(facts["class_names"]),

@@ -17,6 +17,7 @@ from headrace.data.picture import MAX_PIXELS, BadPicture, Header, decode, decode
 from headrace.data.resize import View, resize_view
 from headrace.data.samples import Boxes, Samples
 from headrace.data.scratch import Scratch
+from headrace.data.show_chunk import PlacedSamples, chunk_viewer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +75,20 @@ class PictureSource:
     def read_into(self, indices: np.ndarray, epoch: np.ndarray | int, out: np.ndarray) -> None:
         """Write the images of these samples into `out`."""
         epochs = np.broadcast_to(np.asarray(epoch), indices.shape)
+        shown = self._show_together(indices, epochs, out)
         for place, (sample, when) in enumerate(zip(indices.tolist(), epochs.tolist(), strict=True)):
-            self._show(sample, when, out[place])
+            if shown is None or not shown[place]:
+                self._show(sample, when, out[place])
+
+    def _show_together(self, indices: np.ndarray, epochs: np.ndarray, out: np.ndarray) -> np.ndarray | None:
+        """Show what one call can show; say which those are."""
+        look = self.look
+        if look.crop is None or not look.antialias or not out.flags.c_contiguous:
+            return None
+        if not isinstance(self.samples, PlacedSamples) or (places := self.samples.places(indices)) is None:
+            return None
+        viewer = chunk_viewer(look.crop, look.seed, look.size, look.channels)
+        return None if viewer is None else viewer.show(places, indices, epochs, out)
 
     def _show(self, sample: int, epoch: int, out: np.ndarray) -> None:
         try:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from headrace.data.picture import BadPicture
+from headrace.data.show_chunk import Places
 
 Boxes = Sequence[tuple[float, float, float, float]]  # top, left, bottom, right of objects, from 0 to 1
 
@@ -69,6 +70,11 @@ class FileSamples:
                 os.close(handle)
         except OSError as error:
             raise BadPicture(f"cannot be read: {error.strerror or error}") from None
+
+    def places(self, samples: np.ndarray) -> Places:
+        """Return where these pictures lie: each is a whole file."""
+        none = np.full(len(samples), -1, np.int64)
+        return Places([os.fsencode(self.name(sample)) for sample in samples.tolist()], np.zeros_like(none), none, none)
 
     def name(self, sample: int) -> str:
         """Return the file's path."""

@@ -18,6 +18,7 @@ from headrace.core.errors import DataError
 from headrace.core.files import write_atomic
 from headrace.data.picture import BadPicture
 from headrace.data.samples import Content
+from headrace.data.show_chunk import Places
 
 _VERSION = 1
 
@@ -39,13 +40,21 @@ class Index:
 
 
 class StoredSamples:
-    """The samples of an index. `open_content(bytes, sample)` makes a picture of what is stored."""
+    """The samples of an index. `open_content(bytes, sample)` makes a picture of what is stored.
+
+    With `crcs`, the CRC-32 of each, what is stored are pictures and nothing else.
+    """
 
     def __init__(
-        self, files: Sequence[Path], index: Index, open_content: Callable[[bytes, int], Content], footer: int = 0
+        self,
+        files: Sequence[Path],
+        index: Index,
+        open_content: Callable[[bytes, int], Content],
+        footer: int = 0,
+        crcs: np.ndarray | None = None,
     ) -> None:
         self._files, self._index, self._open, self._footer = tuple(map(str, files)), index, open_content, footer
-        self.labels = index.labels
+        self._crcs, self.labels = crcs, index.labels
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -53,6 +62,14 @@ class StoredSamples:
     def name(self, sample: int) -> str:
         """Return the file and the byte."""
         return f"{self._files[self._index.file[sample]]}, byte {int(self._index.offset[sample]):,}"
+
+    def places(self, samples: np.ndarray) -> Places | None:
+        """Return where these pictures lie, if nothing but pictures is stored: then their CRC-32 are known."""
+        if self._crcs is None:
+            return None
+        index, files = self._index, [os.fsencode(file) for file in self._files]
+        paths = [files[number] for number in index.file[samples].tolist()]
+        return Places(paths, index.offset[samples], index.length[samples], self._crcs[samples].astype(np.int64))
 
     def content(self, sample: int) -> Content:
         """Return the picture that is stored, and the objects that are known in it."""

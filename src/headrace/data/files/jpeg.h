@@ -35,7 +35,8 @@ typedef struct {
 
 typedef struct {
   Huffman dc[4], ac[4];
-} Tables;
+  uint32_t crc[8][256];
+} Tables; /* of one thread */
 
 /* What stands in front of the scan. */
 typedef struct {
@@ -58,6 +59,10 @@ void hr_inverse_small(const int16_t *block, int side, uint8_t *out, ptrdiff_t st
 void hr_colour_row(const uint8_t *y, const uint8_t *cb, const uint8_t *cr, uint8_t *rgb, int width);
 int hr_resize(const uint8_t *pixels, ptrdiff_t stride, int height, int width, int channels, int resized_h, int resized_w,
               int top, int left, int out_h, int out_w, uint8_t *out, uint8_t *between);
+
+int64_t hr_jpeg_view(const uint8_t *data, int64_t size, int factor, int top, int left, int height, int width, int resized_h,
+                     int resized_w, int skip_y, int skip_x, int out_h, int out_w, int channels, uint8_t *out, uint8_t *room,
+                     int64_t room_size, Tables *tables);
 
 extern const uint8_t hr_natural[64];
 #endif
