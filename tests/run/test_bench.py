@@ -16,6 +16,8 @@ from headrace.data.dataset import describe, open_dataset
 from headrace.run.bench_inference import bench_inference
 from headrace.run.rates import call_rates, latencies
 
+from .process import run_job
+
 SMALL = {"model_name": "cifar_resnet8", "dataset": "cifar10", "micro_batch_size": 4}
 
 
@@ -46,6 +48,17 @@ def test_inference_counts_every_image_of_all_replicas(made_up):
     assert line["mode"] == "inference"
     assert line["lowest"] <= line["images_per_second"] <= line["highest"]
     assert 0 < line["latency_milliseconds"]["p50"] <= line["latency_milliseconds"]["p99"]
+
+
+def test_the_rate_of_two_processes_is_that_of_both_and_told_once(tmp_path):
+    made_up = "--config none --model cifar_resnet8 --dataset cifar10 --generated-data --progress none"
+    sizes = "--num-replicas 2 --micro-batch-size 4 --steps-per-call 2 --num-calls 2 --num-requests 2 --json"
+    assert run_job(2, ["bench", "--mode", "inference", *made_up.split(), *sizes.split()], tmp_path) == [0, 0]
+    told = [[line for line in (tmp_path / f"{n}.txt").read_text().splitlines() if line[:1] == "{"] for n in range(2)]
+    assert [len(lines) for lines in told] == [1, 0]
+    line = json.loads(told[0][0])
+    assert (line["batch_size"], line["num_replicas"], line["device"]) == (8, 2, "2 x cpu")
+    assert len(line["each_call"]) == 2
 
 
 def test_imagenet_is_made_up_as_published():

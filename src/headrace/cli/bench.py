@@ -27,8 +27,15 @@ def main(argv: list[str]) -> int:
 
         return run_entries(argv, own)
     resolved = resolve_words(words)
-    print_remarks(resolved)
-    result = {"training": _training, "inference": _inference}[own.mode](resolved, own)
+    from headrace.run.join import joined
+
+    with joined() as place:
+        own.mine = place is None or place.is_first  # the rates are those of all processes; one tells them
+        if own.mine:
+            print_remarks(resolved)
+        result = {"training": _training, "inference": _inference}[own.mode](resolved, own)
+    if not own.mine:
+        return 0
     line = json.dumps(result.to_dict())
     print(line)
     if own.output is not None:
@@ -42,7 +49,7 @@ def _training(resolved: "Resolved", own: argparse.Namespace) -> "BenchResult":
     from headrace.run.bench import bench
 
     result = bench(resolved, steps_per_call=own.steps_per_call, num_calls=own.num_calls)
-    if not own.json:
+    if own.mine and not own.json:
         print(f"training {result.model} on {result.dataset}, precision {result.precision}, {result.device}")
         sizes = (result.micro_batch_size, result.num_replicas, result.gradient_accumulation_count)
         print(
@@ -63,7 +70,7 @@ def _inference(resolved: "Resolved", own: argparse.Namespace) -> "InferenceResul
     result = bench_inference(
         resolved, batches_per_call=own.steps_per_call, num_calls=own.num_calls, num_requests=own.num_requests
     )
-    if not own.json:
+    if own.mine and not own.json:
         print(f"inference of {result.model} on {result.dataset}, precision {result.precision}, {result.device}")
         print(
             f"batch {result.batch_size} ({result.micro_batch_size} x {result.num_replicas} replicas), "

@@ -27,7 +27,7 @@ COMMANDS = (
     Command(name="resume", module="headrace.cli.resume", help="go on with a run from its newest good checkpoint"),
     Command(name="launch", module="headrace.cli.launch", help="start the processes of a job, here or on other hosts"),
     Command(name="plan", module="headrace.cli.plan", help="print the arithmetic of a run without a device"),
-    Command(name="bench", module="headrace.cli.bench", help="measure the throughput of training"),
+    Command(name="bench", module="headrace.cli.bench", help="measure the throughput of training or inference"),
     Command(name="models", module="headrace.cli.models", help="list the networks with their parameters and FLOPs"),
     Command(name="configs", module="headrace.cli.configs", help="list and show named configurations and the options"),
     Command(name="predict", module="headrace.cli.predict", help="predict the classes of pictures"),

@@ -119,6 +119,7 @@ class RepeatedFeed:
 
     def __init__(self, source: Source, shape: tuple[int, int], num_blocks: int, options: FeedOptions, put: Put) -> None:
         self._shape, self._num_samples, self._put = shape, len(source), put
+        self._columns = options.share.columns(shape[1])
         self._reader = BlockReader(source, options, train=False) if options.cache.where != "device" else None
         self.stats = FeedStats()
         self._ahead = Ahead(self._make, num_blocks, options.prefetch_depth, self.stats)
@@ -135,7 +136,8 @@ class RepeatedFeed:
 
     def _make(self, number: int) -> dict[str, Any]:
         size = self._shape[0] * self._shape[1]
-        index = (np.arange(number * size, (number + 1) * size) % self._num_samples).reshape(self._shape)
+        place = np.arange(number * size, (number + 1) * size).reshape(self._shape)[:, self._columns]
+        index = place % self._num_samples
         block: dict[str, Any] = {"index": index.astype(np.int32)}
         if self._reader is not None:
             block |= self._reader.read(block["index"], 0)

@@ -17,6 +17,7 @@ from headrace.data.feed import feed_options
 from headrace.engine.devices import start_devices, use_compilation_cache
 from headrace.run.design import Design, design_run, starting_state
 from headrace.run.executor import make_executor
+from headrace.run.group import current_group
 from headrace.run.initial import adopt_weights
 from headrace.run.measure import with_measured_blocks
 from headrace.run.rates import Rates, call_rates
@@ -61,10 +62,11 @@ def bench(resolved: Resolved, *, steps_per_call: int, num_calls: int) -> BenchRe
             raise ConfigError(f"{name} is {value}.", rule="At least one is timed.")
     resolved = with_measured_blocks(resolved)
     config = resolved.config
-    design = _with_calls(design_run(config), steps_per_call, num_calls + 1)
+    group = current_group()
+    design = _with_calls(design_run(config, None, group.num_processes), steps_per_call, num_calls + 1)
     dataset = open_dataset(config.data, config.run.seed)
     use_compilation_cache(config.run.compilation_cache_dir)
-    devices = start_devices(config.run.platform, design.plan.num_devices)
+    devices = start_devices(config.run.platform, design.plan.num_devices, group.num_processes)
     with advise_on_memory(design.plan):
         compiled, seconds, loss = _measure(design, dataset, devices)
     batch = design.plan.batch

@@ -6,7 +6,7 @@ in the host's memory (or on the device, for synthetic ones) to its scores in the
 
 import time
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -23,10 +23,12 @@ from headrace.engine.devices import replica_mesh, replicated, start_devices, use
 from headrace.engine.evaluate import EvalSpec
 from headrace.engine.loop import put_on
 from headrace.engine.predict import make_prediction, stored_for_inference
+from headrace.engine.spread import place
 from headrace.run.design import Design, design_run
+from headrace.run.group import current_group
 from headrace.run.initial import adopt_weights
 from headrace.run.rates import Rates, call_rates, latencies
-from headrace.run.trainer import Compiled, compiled_from
+from headrace.run.trainer import Compiled, compiled_from, own_share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,11 +69,12 @@ def bench_inference(resolved: Resolved, *, batches_per_call: int, num_calls: int
         if value < least:
             raise ConfigError(f"{name} is {value}.", rule=f"It is at least {least}.")
     config = resolved.config
-    design = design_run(config)
+    group = current_group()
+    design = design_run(config, None, group.num_processes)
     dataset = open_dataset(config.data, config.run.seed)
     use_compilation_cache(config.run.compilation_cache_dir)
     plan = design.plan.validation
-    devices = start_devices(config.run.platform, plan.num_replicas)
+    devices = start_devices(config.run.platform, plan.num_replicas, group.num_processes)
     bench = _Bench(design, dataset, devices)
     compiled, seconds = bench.time_calls(batches_per_call, num_calls + 1)
     single = bench.time_requests(num_requests) if num_requests else []
@@ -101,7 +104,8 @@ class _Bench:
     def __init__(self, design: Design, dataset: DataSet, devices: list[Any]) -> None:
         config, plan = design.config, design.plan.validation
         self._mesh, self._source, self._batch_size = replica_mesh(devices), dataset.validation, plan.batch_size
-        self._options = feed_options(config.data, dataset.info, config.run.seed, plan.num_replicas)
+        options = feed_options(config.data, dataset.info, config.run.seed, plan.num_replicas)
+        self._options = replace(options, share=own_share(design.plan))
         spec = EvalSpec(
             network=design.network,
             fetch=lambda resident, batch: fetch(resident, batch, self._options.preprocess, train=False),
@@ -112,8 +116,9 @@ class _Bench:
         adopted = adopt_weights(design)
         weights = (adopted.params, adopted.stats) if adopted else design.network.init(config.run.seed)
         stored = (stored_for_inference(weights[0], spec.compute_dtype), weights[1])
-        resident = make_resident(self._source, self._put) if self._options.cache.where == "device" else None
-        self._held = (*jax.device_put(stored, replicated(self._mesh)), resident)  # what stays on the devices
+        on_device = self._options.cache.where == "device"
+        resident = make_resident(self._source, self._put, self._options.share) if on_device else None
+        self._held = (*place(stored, replicated(self._mesh)), resident)  # what stays on the devices
 
     def time_calls(self, batches_per_call: int, num_calls: int) -> tuple[Compiled, list[float]]:
         """Return the program and the seconds of each call; the next call starts while one runs."""
@@ -121,17 +126,17 @@ class _Bench:
         with closing(feed):
             block = feed.next()
             compiled = self._compile(block)
-            ends, running = [time.perf_counter()], None
+            ends: list[float] = [time.perf_counter()]
+            running: list[jax.Array] = []
             for number in range(num_calls):
-                scores = compiled.program(*self._held, block)
-                scores.copy_to_host_async()
+                running.append(compiled.program(*self._held, block))
+                running[-1].copy_to_host_async()
                 if number + 1 < num_calls:
-                    block = feed.next(scores)
-                if running is not None:
-                    jax.device_get(running)
+                    block = feed.next(running[-1])
+                if len(running) > 1:
+                    _fetch(running.pop(0))
                     ends.append(time.perf_counter())
-                running = scores
-            jax.device_get(running)
+            _fetch(running.pop())
             ends.append(time.perf_counter())
         return compiled, [after - before for before, after in pairwise(ends)]
 
@@ -144,7 +149,7 @@ class _Bench:
             program = self._compile(self._put(block, "batches")).program
             for number in range(num_requests + 1):
                 begin = time.perf_counter()
-                jax.device_get(program(*self._held, self._put(block, "batches")))
+                _fetch(program(*self._held, self._put(block, "batches")))
                 seconds.append(time.perf_counter() - begin)
                 if number < num_requests:
                     block = feed.next()
@@ -155,3 +160,8 @@ class _Bench:
 
     def _compile(self, block: Any) -> Compiled:
         return compiled_from(lambda: self._program.lower(*self._held, block).compile())
+
+
+def _fetch(scores: jax.Array) -> None:
+    """Wait until the host has the scores of this process's devices."""
+    jax.device_get([shard.data for shard in scores.addressable_shards])
