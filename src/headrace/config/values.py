@@ -223,4 +223,4 @@ def shown(value: Any) -> str:
         return f"{value:.10g}"
     if isinstance(value, dict):
         return json.dumps(value)
-    return " ".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
+    return " ".join(map(shown, value)) or "none" if isinstance(value, tuple) else str(value)
