@@ -183,6 +183,13 @@ def test_shards():
     assert (one.device_mapping, one.pipeline_schedule, one.one_program) == ((0, 0, 0), "Sequential", True)
 
 
+def test_images_normalised_on_the_host_are_not_sent_as_bytes():
+    """The first application switches eight_bit_io off there; ours refuses the pair."""
+    config = read("--dialect tf1 --dataset cifar-10 --hostside-norm --eight-bit-io").config
+    assert (config.data.accelerator_side_preprocess, config.data.eight_bit_transfer) == (False, None)
+    assert "8 bits" in str(refused("--accelerator-side-preprocess off --eight-bit-io"))
+
+
 def test_iterations_are_one_epoch_without_warm_up():
     config = read("--dialect tf1 --dataset cifar-10 --iterations 1000").config
     assert (config.batch.weight_updates_per_epoch, config.batch.num_epochs) == (1000, 1)
@@ -201,6 +208,9 @@ def test_other_conversions():
     assert read("--gc-profile NO_PROFILE").config.run.profile is False
     assert read("--batches-per-step 10").config.batch.max_steps_per_call == 10
     assert read("--weight-avg-exp 0.97 0.99 --weight-avg-N 5").config.checkpoint.max_ckpts_to_keep == 1_000_000
+    for word, on in (("True", True), ("OFF", False), ("RI", True), ("ON_prng_stable", True), ("RI_prng_stable", True)):
+        assert read(f"--stochastic-rounding {word}").config.numerics.stochastic_rounding is on
+    assert read("--no-stochastic-rounding").config.numerics.stochastic_rounding is False
     assert read("--dataset gc-imagenet --dataset-path x").config.data.dataset == "imagenet"
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,12 +37,22 @@ def main(argv: list[str]) -> int:
         result = {"training": _training, "inference": _inference}[own.mode](resolved, own)
     if not own.mine:
         return 0
+    _tell_without_effect(resolved)
     line = json.dumps(result.to_dict())
     print(line)
     if own.output is not None:
         with own.output.open("a") as file:
             file.write(line + "\n")
     return 0
+
+
+def _tell_without_effect(resolved: "Resolved") -> None:
+    import jax
+
+    from headrace.config.no_effect import told_without_effect
+
+    for text in told_without_effect(resolved.config, jax.default_backend()):
+        print(f"note: {text}", file=sys.stderr)
 
 
 def _training(resolved: "Resolved", own: argparse.Namespace) -> "BenchResult":

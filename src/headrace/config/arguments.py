@@ -95,7 +95,7 @@ def take_options(argv: Iterable[str], parser: argparse.ArgumentParser) -> tuple[
 def _take_value(option: Option, negated: bool, words: list[str]) -> Any:
     """Take an option's value off the words that follow it."""
     if negated or option.kind is BOOL:
-        follows = bool(words) and words[0].lower() in TRUE_WORDS + FALSE_WORDS
+        follows = bool(words) and (words[0].lower() in TRUE_WORDS + FALSE_WORDS or option.knows(words[0]))
         return words.pop(0) if follows else True
     if option.kind.many:
         taken = []

@@ -94,6 +94,12 @@ COMPILER_RULES = (
         remedy="Leave lars_skip_list out.",
     ),
     Rule(
+        broken=lambda facts: facts.config.legacy.restore_path is not None,
+        problem=lambda facts: f"{facts.told('restore_path')}.",
+        rule="Which run a command works on is said on its command line.",
+        remedy="Use `headrace resume RUN_DIR`, `headrace validate RUN_DIR`, or --restore-path with `headrace train`.",
+    ),
+    Rule(
         broken=_bad_devices,
         problem=lambda facts: f"{facts.told('select_ipus')}.",
         rule="It is AUTO or the number of the first device, and perhaps another one for validation.",

@@ -102,6 +102,8 @@ def _moved(found: dict[str, Given]) -> dict[str, Given]:
         moved["weight_decay"] = Given(value=0.0, origin=Origin(kind="dialect", where="tf1: see l2_regularization"))
     elif is_given(found, "weight_decay") and not is_given(found, "l2_regularization"):
         moved["l2_regularization"] = found["weight_decay"]
+    if found["hostside_norm"].value and found["eight_bit_transfer"].value:
+        moved["eight_bit_transfer"] = Given(value=None, origin=Origin(kind="dialect", where="tf1: see hostside_norm"))
     schedule = found["lr_schedule"]
     if is_given(found, "lr_schedule") and schedule.value == "stepped" and not is_given(found, "lr_schedule_params"):
         moved["lr_schedule"] = Given(value="drops", origin=schedule.origin)

@@ -49,7 +49,7 @@ class Option:
     check: Limit | None = None
     no_value: Any = None
     bare_value: Any = None
-    same: tuple[tuple[str, str], ...] = ()  # other words for choices
+    same: tuple[tuple[str, str], ...] = ()  # other words for choices, or for a boolean's on and off
 
     @property
     def flag(self) -> str:
@@ -66,6 +66,8 @@ class Option:
         none_words = () if self.kind is values.TEXT else values.NONE_WORDS
         if self.optional and (raw is None or (isinstance(raw, str) and raw.lower() in none_words)):
             return None
+        if self.kind is values.BOOL:
+            raw = next((meant for word, meant in self.same if _plain(str(raw)) == _plain(word)), raw)
         try:
             value = self.kind.read(raw)
         except (ValueError, TypeError, OverflowError) as error:
@@ -79,8 +81,8 @@ class Option:
         return value
 
     def knows(self, word: str) -> bool:
-        """Say whether a word is one of the choices."""
-        return _plain(word) in {_plain(choice) for choice in self.choices}
+        """Say whether a word is one of the choices, or another word for one."""
+        return _plain(word) in {_plain(choice) for choice in (*self.choices, *(other for other, _ in self.same))}
 
     def _choose(self, value: str) -> tuple[str, str]:
         """Return the choice spelled `value`, whatever its case and dashes, or the rule it breaks."""

@@ -19,7 +19,7 @@ class Compiler:
 
     half_partials: bool = option(
         False,
-        "Let convolutions and matrix products give 16-bit sums; off means 32-bit sums, rounded afterwards.",
+        "Let matrix products give 16-bit sums, as convolutions do; off means 32-bit sums, rounded when they are used.",
         aliases=("enable_half_partials",),
     )
     internal_exchange_optimization_target: str | None = option(

@@ -21,7 +21,9 @@ class Numerics:
     )
     half_type: str = option("bfloat16", "Which 16-bit number format is meant.", choices=("bfloat16", "float16"))
     stochastic_rounding: bool = option(
-        True, "Round 16-bit weights up or down at random, so that small updates count on average."
+        True,
+        "Round 16-bit weights up or down at random, so that small updates count on average.",
+        same=(("RI", "on"), ("ON_prng_stable", "on"), ("RI_prng_stable", "on")),  # it is replica-identical always
     )
     loss_scaling: float | str = option(
         0.0,

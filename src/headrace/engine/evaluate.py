@@ -28,6 +28,7 @@ class EvalSpec:
     fetch: Fetch
     compute_dtype: Any
     num_replicas: int
+    half_partials: bool = False
     fetch_labels: FetchLabels = no_labels  # the labels alone, for the last stage of a pipeline
 
 
@@ -41,7 +42,7 @@ def batch_sums(logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Sums:
 
 def make_evaluation(spec: EvalSpec, mesh: Mesh) -> Any:
     """Return the jitted program `evaluate(params, stats, resident, block) -> sums over the block's n batches`."""
-    ctx = Ctx(train=False, compute_dtype=spec.compute_dtype)
+    ctx = Ctx(train=False, compute_dtype=spec.compute_dtype, half_partials=spec.half_partials)
 
     def one_batch(params: Any, stats: Any, resident: Any, batch: dict[str, jax.Array]) -> Sums:
         images, labels = spec.fetch(resident, batch)

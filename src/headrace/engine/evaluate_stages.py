@@ -123,7 +123,7 @@ def make_staged_evaluation(
 
 def _make_forward(spec: EvalSpec, blocks: tuple[int, int], mesh: Mesh) -> Any:
     """Return a stage's program: `(weights, x, source) -> y`; of the last, `(..., sums) -> (sums, count)`."""
-    ctx = Ctx(train=False, compute_dtype=spec.compute_dtype)
+    ctx = Ctx(train=False, compute_dtype=spec.compute_dtype, half_partials=spec.half_partials)
     is_first, is_last = blocks[0] == 0, blocks[1] == len(spec.network.blocks)
 
     def at_batch(source: Any) -> tuple[Any, dict[str, jax.Array]]:

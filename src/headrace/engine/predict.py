@@ -23,7 +23,7 @@ def stored_for_inference(params: Any, compute_dtype: Any) -> Any:
 
 def make_prediction(spec: EvalSpec, mesh: Mesh) -> Any:
     """Return the jitted program `predict(params, stats, resident, block) -> logits [n, B, classes]` of n batches."""
-    ctx = Ctx(train=False, compute_dtype=spec.compute_dtype)
+    ctx = Ctx(train=False, compute_dtype=spec.compute_dtype, half_partials=spec.half_partials)
 
     def predict(params: Any, stats: Any, resident: Any, block: dict[str, jax.Array]) -> jax.Array:
         def one_batch(batch: dict[str, jax.Array]) -> jax.Array:

@@ -14,7 +14,7 @@ from headrace.config.load import Resolved
 from headrace.core.errors import ConfigError
 from headrace.data.dataset import DataSet, open_dataset
 from headrace.data.feed import feed_options
-from headrace.engine.devices import start_devices, use_compilation_cache
+from headrace.engine.devices import show_devices, start_devices, use_compilation_cache
 from headrace.run.design import Design, design_run, starting_state
 from headrace.run.executor import make_executor
 from headrace.run.group import current_group
@@ -66,6 +66,7 @@ def bench(resolved: Resolved, *, steps_per_call: int, num_calls: int) -> BenchRe
     design = _with_calls(design_run(config, None, group.num_processes), steps_per_call, num_calls + 1)
     dataset = open_dataset(config.data, config.run.seed)
     use_compilation_cache(config.run.compilation_cache_dir)
+    show_devices(config.legacy.select_ipus, design.plan.num_devices // group.num_processes)
     devices = start_devices(config.run.platform, design.plan.num_devices, group.num_processes)
     with advise_on_memory(design.plan):
         compiled, seconds, loss = _measure(design, dataset, devices)

@@ -19,7 +19,7 @@ from headrace.data.cache import make_resident
 from headrace.data.dataset import DataSet, open_dataset
 from headrace.data.feed import RepeatedFeed, feed_options
 from headrace.data.fetch import fetch
-from headrace.engine.devices import replica_mesh, replicated, start_devices, use_compilation_cache
+from headrace.engine.devices import replica_mesh, replicated, show_devices, start_devices, use_compilation_cache
 from headrace.engine.evaluate import EvalSpec
 from headrace.engine.loop import put_on
 from headrace.engine.predict import make_prediction, stored_for_inference
@@ -74,6 +74,7 @@ def bench_inference(resolved: Resolved, *, batches_per_call: int, num_calls: int
     dataset = open_dataset(config.data, config.run.seed)
     use_compilation_cache(config.run.compilation_cache_dir)
     plan = design.plan.validation
+    show_devices(config.legacy.select_ipus, plan.num_replicas // group.num_processes)
     devices = start_devices(config.run.platform, plan.num_replicas, group.num_processes)
     bench = _Bench(design, dataset, devices)
     compiled, seconds = bench.time_calls(batches_per_call, num_calls + 1)
@@ -110,6 +111,7 @@ class _Bench:
             network=design.network,
             fetch=lambda resident, batch: fetch(resident, batch, self._options.preprocess, train=False),
             compute_dtype=design.precision.compute_dtype,
+            half_partials=design.precision.half_partials,
             num_replicas=plan.num_replicas,
         )
         self._program = make_prediction(spec, self._mesh)

@@ -20,7 +20,7 @@ from headrace.data.feed import FeedOptions, feed_options
 from headrace.data.few import few
 from headrace.data.verify import refuse_problems
 from headrace.engine.compiler import told_to_compiler
-from headrace.engine.devices import start_devices, use_compilation_cache
+from headrace.engine.devices import show_devices, start_devices, use_compilation_cache
 from headrace.engine.dispatch import Dispatcher
 from headrace.engine.home import host_memory_of
 from headrace.engine.state import evaluated_weights
@@ -106,6 +106,7 @@ def fit(resolved: Resolved, restored: Restored | None, own: OwnParts | None = No
 
     # The devices, and the state that they start from.
     use_compilation_cache(config.run.compilation_cache_dir)
+    show_devices(config.legacy.select_ipus, plan.num_devices // group.num_processes)
     devices = start_devices(config.run.platform, plan.num_devices, group.num_processes)
     calls = Calls(design, options, dataset, devices, step)
     executor = calls.executor

@@ -27,6 +27,7 @@ def predict_all(design: Design, dataset: DataSet, devices: list[Any], weights: t
         network=design.network,
         fetch=lambda resident, batch: fetch(resident, batch, options.preprocess, train=False),
         compute_dtype=design.precision.compute_dtype,
+        half_partials=design.precision.half_partials,
         num_replicas=plan.num_replicas,
     )
     program = make_prediction(spec, mesh)

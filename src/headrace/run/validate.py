@@ -18,7 +18,7 @@ from headrace.config.load import Resolved, override
 from headrace.config.schema import Config
 from headrace.core.errors import CheckpointError
 from headrace.data.dataset import open_dataset
-from headrace.engine.devices import start_devices, use_compilation_cache
+from headrace.engine.devices import show_devices, start_devices, use_compilation_cache
 from headrace.run.design import Design, design_run
 from headrace.run.directory import from_saved, layout, read_run, saved_form
 from headrace.run.group import Group, current_group
@@ -65,6 +65,7 @@ def validate(
     design = design_run(config if group.is_alone else only_validating(config), num_processes=group.num_processes)
     dataset = open_dataset(config.data, config.run.seed)
     use_compilation_cache(config.run.compilation_cache_dir)
+    show_devices(config.legacy.select_ipus, design.plan.validation.num_devices // group.num_processes)
     devices = start_devices(config.run.platform, design.plan.validation.num_devices, group.num_processes)
     report_dir = (report_dir or _report_dir(found.run)) if group.is_first else None
     num_good = 0

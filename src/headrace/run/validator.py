@@ -41,6 +41,7 @@ class Validator:
             fetch=lambda resident, batch: fetch(resident, batch, options.preprocess, train=False),
             fetch_labels=lambda resident, batch: fetch_labels(resident, batch, options.preprocess, train=False),
             compute_dtype=design.precision.compute_dtype,
+            half_partials=design.precision.half_partials,
             num_replicas=plan.num_replicas,
         )
         self._evaluator = make_evaluator(design.plan, spec, devices)
