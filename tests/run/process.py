@@ -48,13 +48,14 @@ def run_job(
     num_processes: int, words: Sequence[str | Path], folder: Path, differing: Sequence[Sequence[str | Path]] = ()
 ) -> list[int]:
     """Run a job to its end; return the exit codes."""
-    return [finish(process) for process in start_job(num_processes, words, folder, differing)]
+    started = start_job(num_processes, words, folder, differing)
+    return [finish(process, PATIENCE * num_processes) for process in started]
 
 
-def finish(process: subprocess.Popen[bytes]) -> int:
+def finish(process: subprocess.Popen[bytes], patience: float = PATIENCE) -> int:
     """Wait for a process; return its exit code (minus the signal that ended it)."""
     try:
-        return process.wait(PATIENCE)
+        return process.wait(patience)
     finally:
         process.kill()
 

@@ -4,6 +4,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import headrace
@@ -85,7 +86,17 @@ def _help() -> str:
 def print_error(error: HeadraceError) -> None:
     """Print an error for people, on stderr."""
     sys.stdout.flush()
-    print(f"headrace: {error.problem}", file=sys.stderr)
+    print(f"headrace: {_which_process()}{error.problem}", file=sys.stderr)
     for name, text in (("rule", error.rule), ("remedy", error.remedy)):
         if text:
             print(f"  {name}: {text}", file=sys.stderr)
+
+
+def _which_process() -> str:
+    """Name this process where it is one of several and not the first, which speaks for all."""
+    from headrace.core.find_place import find_place
+
+    with suppress(HeadraceError):  # a place that cannot be read is the error that is being told
+        place = find_place(os.environ)
+        return f"process {place.process}: " if place and place.process else ""
+    return ""

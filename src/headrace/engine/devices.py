@@ -30,7 +30,8 @@ def start_devices(platform: str, num_devices: int, num_processes: int = 1) -> li
         with suppress(RuntimeError):  # the backend already runs (library use, tests): the check below speaks
             jax.config.update("jax_num_cpu_devices", num_local)
     try:
-        devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+        everything = jax.devices() if num_processes > 1 else jax.local_devices()
+        devices = sorted(everything, key=lambda device: (device.process_index, device.id))
     except (RuntimeError, AssertionError) as error:  # JAX asserts where the platform's plugin is not installed
         reason = f": {str(error).splitlines()[0]}" if str(error) else "."
         raise RunStopped(

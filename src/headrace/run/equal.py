@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -30,7 +30,7 @@ def refuse_difference(group: Group, design: Design, dataset: DataSet, first_step
             _refuse(group.gather(json.loads(json.dumps(facts, default=str))))
 
 
-def _refuse(everybody: list[dict[str, Any]]) -> None:
+def _refuse(everybody: Sequence[Mapping[str, Any]]) -> None:
     differing = differing_keys(everybody)
     told = [f"{key}: {', '.join(_values(key, everybody))}" for key in differing[:_SHOWN]]
     more = f"; and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
@@ -41,14 +41,14 @@ def _refuse(everybody: list[dict[str, Any]]) -> None:
     )
 
 
-def differing_keys(everybody: list[Mapping[str, Any]]) -> list[str]:
+def differing_keys(everybody: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the names under which not all have the same value."""
     names = dict.fromkeys(name for facts in everybody for name in facts)
     missing = object()
     return [name for name in names if any(f.get(name, missing) != everybody[0].get(name, missing) for f in everybody)]
 
 
-def _values(key: str, everybody: list[Mapping[str, Any]]) -> list[str]:
+def _values(key: str, everybody: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"{facts.get(key)} (process {number})" for number, facts in enumerate(everybody)][:_SHOWN]
 
 

@@ -93,7 +93,7 @@ def fit(resolved: Resolved, restored: Restored | None, own: OwnParts | None = No
     # On paper: the data set's shape, the network, the plan. Then the data itself. No device is touched.
     design = design_run(config, own, group.num_processes)
     if config.data.verify_dataset and not own:
-        refuse_problems(config.data)
+        group.first(lambda: refuse_problems(config.data))
     dataset = own.dataset if own else open_dataset(config.data, config.run.seed)
     if config.run.dry_run_steps:
         dataset = replace(dataset, validation=few(dataset.validation, design.plan.validation.num_samples))
@@ -118,7 +118,7 @@ def fit(resolved: Resolved, restored: Restored | None, own: OwnParts | None = No
 
     with ExitStack() as stack:
         # From here on the run leaves traces: its directory, records, checkpoints. They are process 0's alone.
-        interrupt = stack.enter_context(listen())
+        interrupt = stack.enter_context(listen(quiet=not group.is_first))
 
         def open_run() -> tuple[RunDirectory, Past, Sinks]:
             if restored is None:
@@ -175,7 +175,8 @@ def fit(resolved: Resolved, restored: Restored | None, own: OwnParts | None = No
             for what, compiled in calls.compile(state, feed.resident, block):
                 books.compiled(what, compiled)
             if config.pipeline.trace_schedule and isinstance(executor, Dispatcher) and plan.pipeline:
-                for text in trace_schedule(executor, plan.pipeline, (state, feed.resident, block), directory.path):
+                place = directory.path if group.is_first else None
+                for text in trace_schedule(executor, plan.pipeline, (state, feed.resident, block), place):
                     books.note(text)
             if config.run.compile_only:
                 return ending.reach("compiled")

@@ -20,8 +20,9 @@ _SHOW_CURSOR = b"\x1b[?25h\n"  # a live progress line hides it
 class Interrupt:
     """Whether somebody asked the run to stop, and with which signal."""
 
-    def __init__(self) -> None:
+    def __init__(self, quiet: bool = False) -> None:
         self.signal_name: str | None = None
+        self._quiet = quiet
         self._times_handled = 0
 
     @property
@@ -34,8 +35,9 @@ class Interrupt:
             _leave(number)
             return
         self.signal_name = signal.Signals(number).name
-        text = f"headrace: {self.signal_name}: finishing the call and saving; a second one leaves at once"
-        print(text, file=sys.stderr, flush=True)
+        if not self._quiet:
+            text = f"headrace: {self.signal_name}: finishing the call and saving; a second one leaves at once"
+            print(text, file=sys.stderr, flush=True)
 
     def handle(self, _number: int, _frame: FrameType | None) -> None:
         """Take a signal, in the main thread: a second one ends the run of an interactive session, not the session."""
@@ -45,9 +47,12 @@ class Interrupt:
 
 
 @contextmanager
-def listen() -> Iterator[Interrupt]:
-    """Catch the signals while the block runs; in a thread that is not the main one nothing is caught."""
-    interrupt = Interrupt()
+def listen(*, quiet: bool = False) -> Iterator[Interrupt]:
+    """Catch the signals while the block runs; in a thread that is not the main one nothing is caught.
+
+    `quiet`: another process says that the signal was heard.
+    """
+    interrupt = Interrupt(quiet)
     if threading.current_thread() is not threading.main_thread():
         yield interrupt
         return

@@ -24,6 +24,7 @@ from headrace.core.tree import flatten_named
 from headrace.data.arrays import ImageSpec, array_dataset, array_source, check_class_names
 from headrace.data.dataset import DataInfo, DataSet
 from headrace.engine.devices import start_devices, use_compilation_cache
+from headrace.engine.spread import readable
 from headrace.engine.state import State, evaluated_weights
 from headrace.model.network import Network
 from headrace.model.own import own_network
@@ -36,6 +37,7 @@ from headrace.run.export import ExportOptions
 from headrace.run.export import export as export_bundle
 from headrace.run.fit import resume as resume_run
 from headrace.run.fit import train
+from headrace.run.group import current_group
 from headrace.run.own_options import check_own_options
 from headrace.run.own_weights import Loaded, load_weights, refuse_replacing
 from headrace.run.predictor import predict_all
@@ -158,8 +160,10 @@ class PipelineModel:
         return design_run(resolve_code(self._options | {"validation": held_out > 0}).config, own).plan
 
     def save(self, path: str | Path) -> Path:
-        """Write the weights as a checkpoint directory of the ordinary format, and return its path."""
+        """Write the weights as a checkpoint directory of the ordinary format (process 0 does), and return its path."""
         trained, path = self._need_weights("save"), Path(path)
+        if not current_group().is_first:
+            return path
         refuse_replacing(path)
         dataset = array_dataset(self.config.data, self._spec, None, None)
         own = OwnParts(network=self.network, dataset=dataset)
@@ -181,6 +185,8 @@ class PipelineModel:
         It takes images as `fit` did: bytes to be normalised, or float32 numbers.
         """
         trained = self._need_weights("export")
+        if not current_group().is_first:
+            return Path(path)
         start_devices(self.config.run.platform, self.plan().num_devices)
         pixels = self._spec.image_dtype == "uint8"
         with tempfile.TemporaryDirectory() as place:
@@ -208,7 +214,8 @@ class PipelineModel:
         source = array_source(images, labels, self._spec)
         resolved = resolve_code(self._options | {"training": False, "validation": True})
         dataset = array_dataset(resolved.config.data, self._spec, None, source)
-        return design_run(resolved.config, OwnParts(network=self.network, dataset=dataset)), dataset
+        own = OwnParts(network=self.network, dataset=dataset)
+        return design_run(resolved.config, own, current_group().num_processes), dataset
 
     def _state(self, design: Design, weights: str) -> State:
         """Return the state to look at; refuse weights that the model does not have."""
@@ -273,12 +280,13 @@ def _network(network: Any, input_shape: Any, num_classes: int | None, name: str)
 
 def _devices(design: Design) -> list[Any]:
     use_compilation_cache(design.config.run.compilation_cache_dir)
-    return start_devices(design.config.run.platform, design.plan.num_devices)
+    return start_devices(design.config.run.platform, design.plan.num_devices, design.plan.num_processes)
 
 
 def _kept(state: State) -> State:
     """Return the weights of a state, copied to host memory."""
-    return jax.device_get({key: state[key] for key in ("params", "stats", "ema") if key in state})
+    kept = {key: state[key] for key in ("params", "stats", "ema") if key in state}
+    return jax.device_get(jax.tree.map(lambda leaf: readable(leaf) if isinstance(leaf, jax.Array) else leaf, kept))
 
 
 def _pair(data: Any) -> tuple[Any, Any]:

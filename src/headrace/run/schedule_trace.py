@@ -12,13 +12,15 @@ from headrace.plan.table import Table
 
 
 def trace_schedule(
-    dispatcher: Dispatcher, pipeline: PipelinePlan, source: tuple[State, Any, Any], directory: Path
+    dispatcher: Dispatcher, pipeline: PipelinePlan, source: tuple[State, Any, Any], directory: Path | None
 ) -> list[str]:
     """Trace the first step of a block on a copy of the state; draw it; return what it shows, in sentences.
 
-    `source` is (state, resident set, block).
+    `source` is (state, resident set, block). Where `directory` is None another process draws, with its own times.
     """
     measured = dispatcher.trace(*source)
+    if directory is None:
+        return []
     tables = {"planned, with the stages' times from shapes or measured blocks": pipeline.expected_table()}
     tables["measured"] = measured
     for suffix in FORMATS:
