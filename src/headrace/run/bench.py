@@ -98,6 +98,7 @@ def _measure(design: Design, dataset: DataSet, devices: list[Any]) -> tuple[Comp
     config = design.config
     options = feed_options(config.data, dataset.info, config.run.seed, len(devices), config.augment)
     executor = make_executor(design.plan, step_spec(design, options, dataset), devices, config.pipeline)
+    current_group().meet(executor.meshes, config.model.dbn_replica_group_size)
     adopted = adopt_weights(design)
     state = executor.place(starting_state(design, (adopted.params, adopted.stats) if adopted else None))
     ends: list[float] = []

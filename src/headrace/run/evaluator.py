@@ -1,6 +1,6 @@
 """The two ways to evaluate, which look alike: the whole network on each device, or through the stages of a pipeline."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,6 +20,11 @@ Program = Callable[[Any, Any, Any], Sums]  # (placed weights, resident set, bloc
 
 class Evaluator(Protocol):
     """Where weights and batches go, and the program that evaluates a block of batches."""
+
+    @property
+    def meshes(self) -> Sequence[Mesh]:
+        """The devices that exchange something."""
+        ...
 
     def put(self, tree: Any, kind: str) -> Any:
         """Put batches or a resident set on the devices."""
@@ -41,6 +46,11 @@ class WholeEvaluator:
     spec: EvalSpec
     mesh: Mesh
 
+    @property
+    def meshes(self) -> Sequence[Mesh]:
+        """The one mesh over the replicas."""
+        return (self.mesh,)
+
     def put(self, tree: Any, kind: str) -> Any:
         """Put batches or a resident set on the mesh."""
         return put_on(self.mesh)(tree, kind)
@@ -61,6 +71,11 @@ class StagedEvaluator:
     """The stages of the pipeline, each on its devices."""
 
     evaluation: StagedEvaluation
+
+    @property
+    def meshes(self) -> Sequence[Mesh]:
+        """The replicas of each stage."""
+        return self.evaluation.meshes
 
     def put(self, tree: Any, kind: str) -> Any:
         """Put batches or a resident set where the first and the last stage need them."""

@@ -1,6 +1,6 @@
 """The two ways to run a training call, which look alike: the device loop of one stage, the dispatcher of a pipeline."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,6 +20,11 @@ from headrace.plan.plan import Plan
 
 class Executor(Protocol):
     """Where a state lies, how blocks reach the devices, and the call `(state, resident, block) -> (state, metrics)`."""
+
+    @property
+    def meshes(self) -> Sequence[Mesh]:
+        """The devices that exchange something."""
+        ...
 
     def put(self, tree: Any, kind: str) -> Any:
         """Put a block (`steps`) or a resident set (`replicated`) on the devices."""
@@ -48,6 +53,11 @@ class DeviceLoop:
 
     spec: StepSpec
     mesh: Mesh
+
+    @property
+    def meshes(self) -> Sequence[Mesh]:
+        """The one mesh over the replicas."""
+        return (self.mesh,)
 
     def put(self, tree: Any, kind: str) -> Any:
         """Put a block or a resident set on the mesh."""

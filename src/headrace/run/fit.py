@@ -110,6 +110,7 @@ def fit(resolved: Resolved, restored: Restored | None, own: OwnParts | None = No
     devices = start_devices(config.run.platform, plan.num_devices, group.num_processes)
     calls = Calls(design, options, dataset, devices, step)
     executor = calls.executor
+    group.meet(executor.meshes, config.model.dbn_replica_group_size)
     state = starting_state(design, (adopted.params, adopted.stats) if adopted else own.weights if own else None)
     if restored and restored.arrays is not None:
         arrays, blank = restored.arrays, state

@@ -6,13 +6,16 @@ arrays go through XLA's collectives. Every process must come to the same questio
 
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+
+from headrace.engine.greet import greet, quiet_output
 
 _ROOT = "headrace/run"
 _PATIENCE = 60_000  # milliseconds; then it is waited again: the watch ends a process that waits for a dead one
@@ -74,6 +77,15 @@ class Group:
             np.frombuffer(part, leaf.dtype).reshape(leaf.shape).copy() for part, leaf in zip(parts, leaves, strict=True)
         ]
         return jax.tree.unflatten(build, found)
+
+    def meet(self, meshes: Sequence[Mesh], group_size: int = 1) -> None:
+        """Wait for all processes, and connect those of their devices that will exchange something."""
+        if self.is_alone:
+            return
+        self.gather(None)
+        with quiet_output():
+            self.same(np.zeros(1, np.uint8))
+            greet(meshes, group_size)
 
     def stop_asked(self, asked: str | None) -> str | None:
         """Return why the job is to stop now, the same in every process, or None; `asked` is what this one was told."""

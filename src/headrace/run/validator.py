@@ -13,6 +13,7 @@ from headrace.engine.evaluate import EvalSpec, Sums, total_sums
 from headrace.engine.state import State, evaluated_weights
 from headrace.run.design import Design
 from headrace.run.evaluator import Program, make_evaluator
+from headrace.run.group import current_group
 from headrace.run.trainer import Compiled, compiled_from, own_share
 
 _STREAMED_BLOCK_BYTES = 256 << 20  # of images sent at a time when the set is not on the device
@@ -45,6 +46,7 @@ class Validator:
             num_replicas=plan.num_replicas,
         )
         self._evaluator = make_evaluator(design.plan, spec, devices)
+        current_group().meet(self._evaluator.meshes)
         self._feed = EvalFeed(dataset.validation, plan.batch_size, batches, options, self._evaluator.put)
         self._compiled: dict[str, Program] = {}  # by the name of the weights
 

@@ -1,0 +1,47 @@
+"""Let the devices of several processes exchange a number before they work, so that the first exchange finds all ready.
+
+Collectives connect the processes at their first use, and give up when one is late: gloo waits for 30 seconds, whatever
+is set, and a process may well compile for longer than another. Later exchanges are patient.
+"""
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import jax
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from headrace.engine.devices import REPLICA
+from headrace.engine.spread import place
+
+
+def greet(meshes: Iterable[Mesh], group_size: int = 1) -> None:
+    """Sum a one over the replicas of each mesh, and over the groups of so many replicas that share batch norms."""
+    for mesh in dict.fromkeys(meshes):
+        ones = place(np.ones(mesh.size, np.float32), NamedSharding(mesh, P(REPLICA)))
+        groups = [list(range(i, i + group_size)) for i in range(0, mesh.size, group_size)] if group_size > 1 else None
+
+        def count(one: jax.Array, groups: list[list[int]] | None = groups) -> jax.Array:
+            total = lax.psum(one, REPLICA)
+            return total if groups is None else lax.psum(total, REPLICA, axis_index_groups=groups)
+
+        mapped = jax.shard_map(count, mesh=mesh, in_specs=P(REPLICA), out_specs=P(REPLICA), check_vma=False)
+        jax.block_until_ready(jax.jit(mapped)(ones))
+
+
+@contextmanager
+def quiet_output() -> Iterator[None]:
+    """Keep what libraries print to standard output while the block runs: gloo tells of every connection."""
+    sys.stdout.flush()
+    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)
