@@ -11,7 +11,7 @@ from typing import Any
 from headrace.config.field import option
 from headrace.config.values import above, at_least, between, share
 
-DIALECTS = ("reference", "torchvision", "timm")
+DIALECTS = ("reference", "torchvision", "timm", "keras")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""MobileNet-V2 and V3. Padded alike on all sides in every dialect: all their definitions come from PyTorch."""
+"""MobileNet-V2 and V3, padded alike on all sides but in the dialect of Keras: the other definitions are PyTorch's."""
 
 from dataclasses import dataclass, replace
 
@@ -33,7 +33,7 @@ class MobileNet:
 
     def blocks(self, style: Style) -> tuple[Named, ...]:
         """Return the named blocks."""
-        style = replace(style, dialect=replace(style.dialect, symmetric=True))
+        style = replace(style, dialect=replace(style.dialect, symmetric=style.dialect.symmetric_mobilenets))
         rate = 0.2 if style.options.dropout_rate is None else style.options.dropout_rate
         top, hidden = self._widths(style)
         blocks: list[Named] = [("stem", conv_block(self.stem, 3, 2, self.activation, style))]

@@ -80,11 +80,12 @@ class ResNet:
 
     def _inner(self, place: Place, style: Style) -> Conv:
         """Return the 3x3 convolution of a bottleneck."""
+        stride = 1 if style.dialect.strides_first else place.stride
         if self.cardinality == 1:
-            return style.conv(place.width, stride=place.stride)
+            return style.conv(place.width, stride=stride)
         groups = style.options.convolution_groups or self.cardinality
         width = groups * (style.options.group_dim or 4) << place.group
-        return replace(style.conv(width, stride=place.stride), groups=groups)
+        return replace(style.conv(width, stride=stride), groups=groups)
 
     def _refuse_foreign(self, style: Style) -> None:
         """Refuse options that other rows of the family have."""
@@ -128,9 +129,10 @@ def _basic_unit(place: Place, style: Style) -> Residual:
 
 
 def _bottleneck_unit(inner: Conv, place: Place, style: Style) -> Residual:
-    """Stride on the 3x3 (v1.5); units with an identity shortcut start as the identity (last gamma 0)."""
+    """Return a unit; with an identity shortcut it starts as the identity (last gamma 0)."""
+    stride = place.stride if style.dialect.strides_first else 1
     body = (
-        *_conv_norm_relu("1", style.conv(inner.channels, kernel=1), style),
+        *_conv_norm_relu("1", style.conv(inner.channels, kernel=1, stride=stride), style),
         *_conv_norm_relu("2", inner, style),
         *_conv_norm("3", style.conv(4 * place.width, kernel=1), style, 1.0 if place.first else 0.0),
     )

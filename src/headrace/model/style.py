@@ -67,6 +67,8 @@ class Dialect:
     projects_first_group: bool  # of ResNet-10, 18, 34: a 1x1 convolution where shapes match already
     shortcut: Literal["pad-end", "pad-both"]  # of CIFAR ResNets
     epsilons: Mapping[str, float]
+    strides_first: bool = False  # in a bottleneck unit the first 1x1 convolution has the stride, not the 3x3 one
+    symmetric_mobilenets: bool = True
 
 
 DIALECTS: Mapping[str, Dialect] = {
@@ -89,6 +91,14 @@ DIALECTS: Mapping[str, Dialect] = {
         },
     ),
     "timm": Dialect(symmetric=True, projects_first_group=False, shortcut="pad-both", epsilons={"": 1e-5}),
+    "keras": Dialect(
+        symmetric=False,
+        projects_first_group=True,
+        shortcut="pad-end",
+        epsilons={"efficientnet": 1e-3, "mobilenet": 1e-3, "": DEFAULT_EPSILON},
+        strides_first=True,
+        symmetric_mobilenets=False,
+    ),
 }
 
 

@@ -32,7 +32,8 @@ def dialect_hint(design: Design, adopted: Adopted) -> str:
     """Say, where weights come from another definition of the network, which option makes it compute the same."""
     dialect = design.config.model.model_dialect
     wanted = {"common": "torchvision", "common-fc": "torchvision"}.get(adopted.scheme, adopted.scheme)
-    if dialect != "reference" or wanted not in ("torchvision", "timm"):
+    same = wanted == "keras" and design.network.name.startswith("efficientnet")  # the reference's is Keras'
+    if dialect != "reference" or wanted not in ("torchvision", "timm", "keras") or same:
         return ""
     return (
         f"The names are those of {adopted.scheme}, while padding, epsilon and shortcuts are the reference's: "

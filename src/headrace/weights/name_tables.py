@@ -78,6 +78,12 @@ _KERAS_BLOCK = (
     (r"bn", "_bn", "norm"),
     (r"se/(?P<which>reduce|expand)", "_se_{which}", "dense_as_conv"),
 )
+_KERAS_V2_BLOCK = (
+    (r"(?P<which>expand|project)_conv", "_{which}", "conv"),
+    (r"(?P<which>expand|project)_bn", "_{which}_BN", "norm"),
+    (r"dwconv", "_depthwise", "depthwise"),
+    (r"bn", "_depthwise_BN", "norm"),
+)
 _TORCHVISION_ENDS = (
     (r"stem/conv", "features.0.0", "conv"),
     (r"stem/bn", "features.0.1", "norm"),
@@ -94,6 +100,13 @@ _TIMM_ENDS = (
 _KERAS_ENDS = (
     (r"(?P<end>stem|top)/conv", "{end}_conv", "conv"),
     (r"(?P<end>stem|top)/bn", "{end}_bn", "norm"),
+    (r"predictions", "predictions", "dense"),
+)
+_KERAS_V2_ENDS = (
+    (r"stem/conv", "Conv1", "conv"),
+    (r"stem/bn", "bn_Conv1", "norm"),
+    (r"top/conv", "Conv_1", "conv"),
+    (r"top/bn", "Conv_1_bn", "norm"),
     (r"predictions", "predictions", "dense"),
 )
 _LAST_DENSE = ((r"predictions", "classifier.1", "dense"),)
@@ -146,6 +159,11 @@ _EFFICIENTNET_TV = (
 )
 _EFFICIENTNET_TIMM = (*_TIMM_ENDS, *_inverted(_NAMED, "blocks.{group-1}.{unit}.", _TIMM_BLOCK))
 _EFFICIENTNET_KERAS = (*_KERAS_ENDS, *_inverted(r"(?P<block>block\d+[a-z])", "{block}", _KERAS_BLOCK))
+_V2_KERAS = (
+    *_KERAS_V2_ENDS,
+    *_inverted("block1", "expanded_conv", _KERAS_V2_BLOCK),
+    *_inverted(_COUNTED, "block_{group-1}", _KERAS_V2_BLOCK),
+)
 _V2_TV = (
     *_torchvision_ends("{last+1}"),
     *_LAST_DENSE,
@@ -177,4 +195,5 @@ SCHEMES: tuple[Scheme, ...] = (
     Scheme(name="timm", rows=_RESNET),
     Scheme(name="keras", rows=_KERAS_RESNET, tensors=KERAS_TENSORS),
     Scheme(name="keras", rows=layer_rows(*_EFFICIENTNET_KERAS), tensors=KERAS_TENSORS),
+    Scheme(name="keras", rows=layer_rows(*_V2_KERAS), tensors=KERAS_TENSORS),
 )
