@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from headrace.cli.main import report
-from headrace.config.seed_words import with_seed_dialect
+from headrace.config.seed_words import seed_dialect, with_seed_dialect
 from headrace.core.errors import ConfigError
 
 EFFICIENTNET = "efficientnet_cifar10_pipeline"
@@ -26,7 +26,7 @@ def train(argv: list[str]) -> list[str]:
     """Train; with --restore-path go on with a run, or validate it where it has been trained to its end."""
     place, words = take_value(argv, "--restore-path")
     if place is None:
-        return ["train", *with_seed_dialect(words)]
+        return ["train", *_with_dialect(words)]
     if is_finished(Path(place)):
         return ["validate", place, *_of_saved_run(words, place)]
     return ["resume", place, *_of_saved_run(words, place)]
@@ -126,6 +126,19 @@ def _of_saved_run(argv: list[str], place: str) -> list[str]:
         choose(blocks_of(file), name, file)
         print(f"note: --config {name}: the options that the run in {place} was made with hold", file=sys.stderr)
     return words
+
+
+def _with_dialect(argv: list[str]) -> list[str]:
+    """Return a command line with its dialect said, told by its names and by those in a file of the user's own."""
+    name, file = take_value(argv, "--config")[0], take_value(argv, "--config-path")[0]
+    if name is None or file is None:
+        return with_seed_dialect(argv)
+    from headrace.config.shipped import blocks_of, choose
+
+    block = choose(blocks_of(file), name, file)
+    words = [*(f"--{entry.key}" for entry in block.merged + block.own), *argv]
+    said = any(_name(word) == "--dialect" for word in words)
+    return argv if said else [*argv, "--dialect", seed_dialect(words)]
 
 
 def _first_application(argv: list[str]) -> list[str]:

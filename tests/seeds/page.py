@@ -1,0 +1,73 @@
+"""Make docs/seeds.md from commands.yml: `python -m tests.seeds.page` writes it; a test keeps it in step."""
+
+import sys
+from pathlib import Path
+
+from tests.seeds.reading import NOT_OURS, SeedCommand, read_commands
+
+PAGE = Path(__file__).parents[2] / "docs" / "seeds.md"
+
+OPENING = """# The commands of the seeds
+
+Headrace is made after five documents on training convolutional networks, the seeds. Four of them tell a person what to
+type; each of these commands is listed here, with what it does in a clone of this repository and how that is known. The
+scripts (`train.py`, `validation.py`, ...) lie at the repository's root and are doors to `headrace train` and the other
+commands; they know the option names and defaults of the application that a command line is written for
+([seed_options.md](seed_options.md) has all of them).
+
+`poprun` is a command of Headrace ([hosts.md](hosts.md)). A plan needs no devices: put `headrace plan` in the place of
+`python train.py` to see what a command comes to, or add `--dry-run-steps 1` to try it. On a machine with fewer devices
+than a command asks for, `--platform cpu` makes virtual ones.
+
+How a status is known: **in the suite** and **in the slow tests** mean that the command was run through the real parser
+and planner as it stands, that the plan is the one that the seed's text states, and that it was executed for one weight
+update (or one measurement) on virtual CPU devices, with made-up images of 32 pixels (`tests/test_seed_commands.py`).
+"""
+
+TITLES = {
+    "000": "Seed 000: training in TensorFlow 2",
+    "001": "Seed 001: training in TensorFlow 1",
+    "003": "Seed 003: benchmarks",
+    "004": "Seed 004: porting EfficientNet",
+}
+
+
+def status(command: SeedCommand) -> str:
+    """Return in a few words whether a command runs here, and how that is known."""
+    if command.kind == NOT_OURS:
+        return "not ours"
+    if command.kind == "variable":
+        return "is read"
+    if command.refused:
+        return "is refused, as the seed says"
+    return {"quick": "runs, in the suite", "slow": "runs, in the slow tests"}[command.run]
+
+
+def numbers(command: SeedCommand) -> str:
+    """Return the numbers of the plan, as far as the seed states them."""
+    plan = command.plan
+    if not {"micro_batch", "replicas", "accumulation", "global_batch"} <= plan.keys():
+        return ""
+    batch = f"{plan['micro_batch']} x {plan['replicas']} x {plan['accumulation']} = {plan['global_batch']:,} images"
+    stages = f", {plan['stages']} stages" if plan.get("stages", 1) > 1 else ""
+    devices = f", {plan['devices']} device{'s' * (plan['devices'] != 1)}" if "devices" in plan else ""
+    return f" (micro batch x replicas x accumulation: {batch}{stages}{devices})"
+
+
+def entry(command: SeedCommand) -> str:
+    """Return a command with what it does."""
+    head = f"### Line {command.line}: {status(command)}"
+    return f"{head}\n\n```\n{command.text}\n```\n\n{command.does}{numbers(command)}\n"
+
+
+def page() -> str:
+    """Return the whole page."""
+    parts = [OPENING]
+    for seed, title in TITLES.items():
+        parts += [f"## {title}\n", *(entry(command) for command in read_commands() if command.seed == seed)]
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
+    sys.exit(0)
