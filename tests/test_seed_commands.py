@@ -111,9 +111,9 @@ def reduced(script: str, argv: list[str], place: Path, cache: Path) -> list[str]
     if not any(word.partition("=")[0] == "--config" for word in argv):
         more += ["--dialect", "tf1" if script == "validation" else seed_dialect(argv)]  # not to be told by these words
     if words[0] == "bench":
-        return [*argv, *more, "--image-size", "32", "--steps-per-call", "1", "--repeat", "1", "--num-requests", "1"]
+        return [*argv, *more, "--image-size", "8", "--steps-per-call", "1", "--repeat", "1", "--num-requests", "1"]
     resolved, _ = planned(words, None)
-    pictures = ["--image-size", "32"] if resolved.config.data.dataset == "imagenet" else []
+    pictures = ["--image-size", "8"] if resolved.config.data.dataset == "imagenet" else []
     made_up = [] if resolved.config.data.made_up else ["--generated-data"]
     return [*argv, *SHORT, *made_up, *pictures, *more, "--log-dir", str(place / "runs"), "--run-name", "seed"]
 

@@ -21,7 +21,7 @@ than a command asks for, `--platform cpu` makes virtual ones.
 
 How a status is known: **in the suite** and **in the slow tests** mean that the command was run through the real parser
 and planner as it stands, that the plan is the one that the seed's text states, and that it was executed for one weight
-update (or one measurement) on virtual CPU devices, with made-up images of 32 pixels (`tests/test_seed_commands.py`).
+update (or one measurement) on virtual CPU devices, with made-up images of 8 pixels (`tests/test_seed_commands.py`).
 """
 
 TITLES = {
