@@ -7,15 +7,20 @@ are marked slow. docs/seeds.md is made from the same list.
 
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from headrace.cli.main import main
 from headrace.cli.scripts import run
 from headrace.config.seed_words import seed_dialect
 from headrace.core.errors import ConfigError
+from headrace.core.find_place import find_place
+from tests.seeds.page import PAGE, page
 from tests.seeds.reading import (
     NOT_OURS,
     SeedCommand,
@@ -25,6 +30,7 @@ from tests.seeds.reading import (
     read_commands,
     script_words,
     split_launch,
+    variables,
 )
 
 ROOT = Path(__file__).parents[1]
@@ -37,28 +43,56 @@ def named(*kinds: str) -> list[object]:
     return [pytest.param(command, id=command.name) for command in COMMANDS if any(getattr(command, k) for k in kinds)]
 
 
-@pytest.mark.parametrize("command", named("plan"))
-def test_plan(command: SeedCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Begin in an empty directory, without variables that say where data lie."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("DATASETS_DIR", raising=False)
+    for name in ("DATASETS_DIR", "DATA_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    return monkeypatch
+
+
+@pytest.mark.parametrize("command", named("plan"))
+def test_plan(command: SeedCommand, tmp_path: Path, shell: pytest.MonkeyPatch) -> None:
     request, script, argv = split_launch(command.words(tmp_path))
-    replicas = request.num_replicas if request else None
-    if command.tf_config:  # two workers, each with the replicas that the command says
-        replicas = 2 * int(argv[argv.index("--replicas") + 1])
-    resolved, design = planned(script_words(script, argv), replicas)
+    words = script_words(script, argv)
+    for name, value in variables(request).items():
+        shell.setenv(name, value)
+    if command.tf_config:
+        shell.setenv("TF_CONFIG", tf_config(301))
+    resolved, design = planned(words)
     wanted = {key: value for key, value in command.plan.items() if key != "warns"}
     found = facts_of(resolved, design)
     assert {key: found[key] for key in wanted} == wanted
     logs = [text for text in design.plan.warnings if "--logs-per-epoch" in text]
     if command.seed == "000":
-        warns = command.plan.get("warns")
+        warns = command.plan.get("warns", "")
         assert [text.startswith(warns) for text in logs] == ([True] if warns else [])
     if command.launch:
         assert request is not None
-        given = {"processes": request.num_processes, "replicas": request.num_replicas, "hosts": len(request.hosts)}
-        given["devices_per_replica"] = request.devices_per_replica
+        given = {
+            "processes": request.num_processes,
+            "replicas": request.num_replicas,
+            "hosts": len(request.hosts),
+            "devices_per_replica": request.devices_per_replica,
+        }
         assert {key: given[key] for key in command.launch} == command.launch
         assert design.plan.devices_per_replica == command.launch.get("devices_per_replica", 4)
+
+
+@pytest.mark.parametrize("command", [pytest.param(c, id=c.name) for c in COMMANDS if c.launch and c.plan])
+def test_replicas_of_the_program_give_way_to_the_launcher_s(command: SeedCommand, tmp_path: Path, shell) -> None:
+    request, script, argv = split_launch(command.words(tmp_path))
+    words = script_words(script, [*argv, "--replicas", "3"])
+    for name, value in variables(request).items():
+        shell.setenv(name, value)
+    resolved, design = planned(words)
+    assert design.plan.batch.num_replicas == command.launch["replicas"]
+    (told,) = [text for text in resolved.warnings if "num_replicas" in text]
+    each = command.launch["replicas"] // command.launch["processes"]
+    assert told.startswith("num_replicas 3 (command line) is ignored: the launcher says")
+    assert told.endswith(f"{each} in each of {command.launch['processes']} processes")
 
 
 @pytest.mark.parametrize("command", named("bench"))
@@ -77,7 +111,7 @@ def test_measurement(command: SeedCommand, tmp_path: Path) -> None:
 def test_refusal(command: SeedCommand, tmp_path: Path) -> None:
     _, script, argv = split_launch(command.words(tmp_path))
     with pytest.raises(ConfigError) as caught:
-        planned(script_words(script, argv), None)
+        planned(script_words(script, argv))
     assert command.refused in str(caught.value)
 
 
@@ -91,11 +125,67 @@ def test_every_command_is_looked_at_in_some_way() -> None:
             assert command.run or command.refused, command.name
 
 
-def test_data_dir_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("DATASETS_DIR", raising=False)
-    monkeypatch.setenv("DATA_DIR", str(tmp_path))
-    resolved, _ = planned(script_words("train", ["--dataset", "cifar-10", "--batch-size", "8"]), None)
+def at(seed: str, line: int) -> SeedCommand:
+    return next(command for command in COMMANDS if (command.seed, command.line) == (seed, line))
+
+
+def tf_config(line: int) -> str:
+    """Return what an `export TF_CONFIG=...` of seed 001 sets."""
+    return shlex.split(at("001", line).text)[1].removeprefix("TF_CONFIG=")
+
+
+def test_data_dir(tmp_path: Path, shell) -> None:
+    name, _ = shlex.split(at("001", 71).text)[1].split("=")
+    shell.setenv(name, str(tmp_path))
+    resolved, _ = planned(script_words("train", ["--dataset", "cifar-10", "--batch-size", "8"]))
     assert resolved.config.data.dataset_path == str(tmp_path)
+
+
+def test_workers_named_by_tf_config() -> None:
+    for line, process in ((301, 0), (308, 1)):
+        place = find_place({"TF_CONFIG": tf_config(line)}, distributed=True)
+        assert place is not None
+        assert (place.process, place.num_processes) == (process, 2)
+
+
+def test_a_worker_started_by_mpirun_takes_its_number_from_there() -> None:
+    words = shlex.split(at("001", 313).text)
+    config = next(word for word in words if word.startswith("TF_CONFIG=")).removeprefix("TF_CONFIG=")
+    environ = {"TF_CONFIG": config, "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
+    place = find_place(environ, distributed=True)
+    assert place is not None
+    assert (place.process, place.num_processes) == (1, 2)
+
+
+def test_help_of_a_model_has_its_options(capsys) -> None:
+    _, script, argv = split_launch(at("001", 365).words(Path()))
+    with pytest.raises(SystemExit) as left:
+        run(script, argv)
+    assert left.value.code == 0
+    printed = capsys.readouterr().out
+    assert all(f"--{name}" in printed for name in ("group-dim", "expand-ratio", "width-coefficient"))
+
+
+def test_restore(tmp_path: Path, capsys) -> None:
+    command = at("001", 52)
+    place = Path(split_launch(command.words(tmp_path))[2][1])
+    tiny = "--model-name toy_model --num-epochs 2 --weight-updates-per-epoch 2 --platform cpu --progress plain"
+    saved = ["--log-dir", str(place.parent), "--run-name", place.name, "--compilation-cache-dir", "none"]
+    assert main(["train", *tiny.split(), *saved]) == 0
+    newest = sorted((place / "checkpoints").glob("step_*"))[-1]
+    shutil.rmtree(newest)
+    capsys.readouterr()
+    _, script, argv = split_launch(command.words(tmp_path))
+    assert run(script, argv) == 0
+    assert re.search(r"step 4/4  loss \d", capsys.readouterr().out)
+    assert newest.is_dir()
+    # A run that has come to its end: train.py --restore-path validates it, as the seed's line for 64 IPUs does.
+    assert run("train", ["--restore-path", str(place), "--platform", "cpu"]) == 0
+    assert re.search(r"^ +4 +2\.00 +raw ", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_the_page_is_made_from_this_list() -> None:
+    assert PAGE.read_text() == page(), "run: python -m tests.seeds.page"
 
 
 @pytest.fixture(scope="session")
@@ -112,7 +202,7 @@ def reduced(script: str, argv: list[str], place: Path, cache: Path) -> list[str]
         more += ["--dialect", "tf1" if script == "validation" else seed_dialect(argv)]  # not to be told by these words
     if words[0] == "bench":
         return [*argv, *more, "--image-size", "8", "--steps-per-call", "1", "--repeat", "1", "--num-requests", "1"]
-    resolved, _ = planned(words, None)
+    resolved, _ = planned(words)
     pictures = ["--image-size", "8"] if resolved.config.data.dataset == "imagenet" else []
     made_up = [] if resolved.config.data.made_up else ["--generated-data"]
     return [*argv, *SHORT, *made_up, *pictures, *more, "--log-dir", str(place / "runs"), "--run-name", "seed"]
@@ -133,9 +223,9 @@ QUICK = [command for command in COMMANDS if command.run == "quick" and (command.
 
 
 @pytest.mark.parametrize("command", [pytest.param(command, id=command.name) for command in QUICK])
-def test_execution(command: SeedCommand, tmp_path: Path, cache: Path, monkeypatch, capsys) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("WANDB_MODE", "offline")
+def test_execution(command: SeedCommand, tmp_path: Path, cache: Path, capsys) -> None:
+    if command.wandb:
+        pytest.importorskip("wandb")
     _, script, argv = split_launch(command.words(tmp_path))
     assert run(script.removesuffix("_ipu"), reduced(script, argv, tmp_path, cache)) == 0
     check_output(command, capsys.readouterr().out)

@@ -2,7 +2,7 @@
 
 import functools
 import shlex
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -11,9 +11,10 @@ import yaml
 from headrace.cli.bench import _add_arguments as bench_arguments
 from headrace.cli.options import parse, read_config_words, resolve_words
 from headrace.cli.scripts import SCRIPTS
-from headrace.config.load import Resolved, override
+from headrace.config.load import Resolved
 from headrace.config.model_table import norm_choice
 from headrace.run.design import Design, design_run
+from headrace.run.launch_local import process_variables
 from headrace.run.launch_request import LaunchRequest, read_launch
 
 NOT_OURS = "not ours"
@@ -87,14 +88,16 @@ def script_words(script: str, argv: list[str]) -> list[str]:
     return SCRIPTS[script.removesuffix("_ipu")](argv)
 
 
-def planned(words: list[str], replicas: int | None) -> tuple[Resolved, Design]:
-    """Return the configuration and design of `headrace train ...`, with the launcher's number of replicas."""
+def planned(words: list[str]) -> tuple[Resolved, Design]:
+    """Return the configuration and design of `headrace train ...`."""
     assert words[0] == "train", words
     resolved, _ = parse(words[1:], "headrace train")
-    if replicas is not None:
-        changed = override(resolved, {"num_replicas": replicas})
-        resolved = replace(changed, warnings=resolved.warnings)
     return resolved, design_run(resolved.config, absent_ok=True)
+
+
+def variables(request: LaunchRequest | None) -> dict[str, str]:
+    """Return what the launcher tells its first process."""
+    return process_variables(request, 0, "127.0.0.1:1", ()) if request else {}
 
 
 def facts_of(resolved: Resolved, design: Design) -> dict[str, Any]:

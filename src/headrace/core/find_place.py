@@ -95,7 +95,9 @@ def _refuse_contradiction(source: Source, place: Place, environ: Environ) -> Non
     for other in (OPEN_MPI, SLURM):
         if other is source or not other.is_present(environ):
             continue
-        size, rank = other.read(environ).num_processes, other.read(environ).process
+        # Where they meet is known from the explicit one; the other need not be able to say it.
+        said = other.read({**environ, COORDINATOR: place.coordinator})
+        size, rank = said.num_processes, said.process
         if size > 1 and (rank, size) != (place.process, place.num_processes):
             raise ConfigError(
                 f"{source.name} says process {place.process} of {place.num_processes}, "
