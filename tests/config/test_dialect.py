@@ -181,6 +181,8 @@ def test_shards():
     line = f"{IMAGENET} --pipeline --shards 1 --enable-recompute --pipeline-splits b1/2/relu b3/0/relu"
     one = read(f"{line} --pipeline-schedule Sequential").config.pipeline
     assert (one.device_mapping, one.pipeline_schedule, one.one_program) == ((0, 0, 0), "Sequential", True)
+    recipe = read("--shards 1", "mk2_resnet50_bn_16ipus").config.pipeline  # as it is validated
+    assert (recipe.device_mapping, recipe.one_program) == ((0, 0, 0, 0), True)
 
 
 def test_images_normalised_on_the_host_are_not_sent_as_bytes():

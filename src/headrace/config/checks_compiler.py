@@ -28,7 +28,8 @@ def _grouped_on_one(facts: Facts) -> bool:
     """Say whether a pipeline on one device was asked for in the same breath with a schedule of several."""
     legacy = facts.config.legacy
     one = bool(legacy.pipeline) and (legacy.shards or 1) == 1 and bool(facts.config.pipeline.pipeline_splits)
-    kinds = {facts.origins[name].kind for name in ("pipeline", "pipeline_schedule") if name in facts.origins}
+    said = "shards" if facts.given("shards") else "pipeline"
+    kinds = {facts.origins[name].kind for name in (said, "pipeline_schedule") if name in facts.origins}
     return one and facts.given("pipeline_schedule") and len(kinds) == 1 and _schedule(facts) != "Sequential"
 
 

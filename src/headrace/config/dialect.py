@@ -64,7 +64,15 @@ def settle_dialect(found: Found) -> tuple[dict[str, Given], tuple[str, ...]]:
     if dialect == "tf1":
         settled = _moved(settled)
     work = _Work(found=settled, defaults=_defaults(dialect, settled), dialect=dialect)
-    return work.run()
+    settled, notes = work.run()
+    return settled, (*_announced(origin), *notes)
+
+
+def _announced(origin: Origin) -> tuple[str, ...]:
+    """Say whose meanings and defaults hold where nobody named the dialect: one option brings them all."""
+    if origin.kind != "dialect":
+        return ()
+    return (f"dialect tf1 (because {origin.where}): meanings and defaults of the reference's first application hold.",)
 
 
 def _defaults(dialect: str, found: Found) -> dict[str, Any]:
