@@ -1,6 +1,6 @@
 """Measure the host's input path beside other pipelines, in turns in one run: JPEG files, and a packed file of them.
 
-    python benchmarks/input_rates.py --images FOLDER_OF_JPEGS --threads 1 2 \\
+    python benchmarks/input_rates.py --images FOLDER_OF_JPEGS --threads 1 2 4 8 16 --device-rate 7630 \\
         --peer 'torch=/path/to/python benchmarks/peer_input.py --peers input_peers.py --peer torch'
 
 A peer is a command that takes `--images FOLDER --workers N --seconds S` and prints one line of JSON with
@@ -24,19 +24,25 @@ import tempfile
 from pathlib import Path
 
 
-def make_sets(images: Path, work: Path) -> dict[str, Path]:
-    """Make class folders of links to the pictures, and pack them."""
+def link_folders(images: Path, work: Path) -> Path:
+    """Make class folders of links to the pictures; both splits have all of them."""
     files = sorted(path for path in images.iterdir() if path.suffix.lower() in (".jpg", ".jpeg"))
     for split in ("train", "val"):
         for number, path in enumerate(files):
             folder = work / "folders" / split / f"class{number % 2}"
             folder.mkdir(parents=True, exist_ok=True)
             (folder / path.name).symlink_to(path.absolute())
+    return work / "folders"
+
+
+def make_sets(images: Path, work: Path) -> dict[str, Path]:
+    """Make class folders of the pictures, and a packed file of those."""
+    folders = link_folders(images, work)
     packed = work / "packed.hrp"
-    words = [sys.executable, "-m", "headrace", "data", "pack", "--dataset-path", str(work / "folders")]
+    words = [sys.executable, "-m", "headrace", "data", "pack", "--dataset-path", str(folders)]
     done = subprocess.run([*words, "--output", str(packed)], capture_output=True, text=True, check=True)
     print(f"# {done.stdout.strip()}", flush=True)
-    return {"folder": work / "folders", "packed": packed}
+    return {"folder": folders, "packed": packed}
 
 
 def our_command(place: Path, threads: int) -> list[str]:
@@ -72,6 +78,7 @@ def main() -> None:
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=COMMAND")
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--device-rate", type=float, help="images/s that a device takes: what share of it is fed")
     args = parser.parse_args()
     peers = dict(text.split("=", 1) for text in args.peer)
     found: dict[tuple[str, int], list[tuple[float, float]]] = {}
@@ -87,11 +94,14 @@ def main() -> None:
                     row = {"round": number, "what": name, "threads": threads, "load": round(os.getloadavg()[0], 1)}
                     row |= {"images_per_second": round(rates[0], 1), "per_processor_second": round(rates[1], 1)}
                     print(json.dumps(row), flush=True)
-    print("| what | threads | img/s of the clock | img/s of processor time (lowest to highest) |\n|---|---|---|---|")
+    share = f" share of {args.device_rate:,.0f} img/s |" if args.device_rate else ""
+    print(f"| what | threads | img/s of the clock | img/s of processor time (lowest to highest) |{share}")
+    print("|---|---|---|---|" + "---|" * bool(share))
     for (name, threads), rates in sorted(found.items(), key=lambda item: item[0][1]):
         clock, own = (sorted(rate[part] for rate in rates) for part in (0, 1))
         spread = f"{statistics.median(own):,.0f} ({own[0]:,.0f} to {own[-1]:,.0f})"
-        print(f"| {name} | {threads} | {statistics.median(clock):,.0f} | {spread} |")
+        fed = f" {statistics.median(clock) / args.device_rate:.0%} |" if args.device_rate else ""
+        print(f"| {name} | {threads} | {statistics.median(clock):,.0f} | {spread} |{fed}")
 
 
 if __name__ == "__main__":

@@ -224,15 +224,16 @@ def test_a_wrong_checksum_is_found_when_the_record_is_read(folder: Path, tmp_pat
     built(folder, tmp_path / "out")
     files = shards(tmp_path / "out", "train")
     index = index_of(files, IMAGENET)
-    data = bytearray(files[0].read_bytes())
+    file = files[int(index.file[0])]
+    data = bytearray(file.read_bytes())
     place = int(index.offset[0]) + int(index.length[0]) // 2
     data[place] ^= 1
-    files[0].write_bytes(data)
+    file.write_bytes(data)
     samples = samples_of(files, index, IMAGENET)
     with pytest.raises(BadPicture, match="checksum is wrong"):
         samples.content(0)
     samples.content(1)
-    files[0].write_bytes(data[: place - 1])
+    file.write_bytes(data[: place - 1])
     with pytest.raises(BadPicture, match="the file ends inside"):
         samples_of(files, index, IMAGENET).content(0)
 

@@ -223,3 +223,19 @@ def test_a_run_that_verifies_stops_before_it_leaves_a_trace(tmp_path: Path, caps
     assert "has 1 problem(s)" in told
     assert "b/2.jpg: empty" in told
     assert not (tmp_path / "runs").exists()
+
+
+def test_built_records_number_their_samples_as_the_folders_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_classes(tmp_path / "set" / "train", {"ant": 7, "bee": 5, "cat": 9})
+    write_classes(tmp_path / "set" / "val", {"ant": 2, "bee": 3, "cat": 2}, first_seed=50)
+    words = ["data", "build", "--dataset-path", str(tmp_path / "set"), "--output-dir", str(tmp_path / "records")]
+    assert main([*words, "--train-shards", "4", "--validation-shards", "2"]) == 0
+    sets = [
+        open_dataset(config_from({"dataset": "auto", "dataset_path": str(tmp_path / name)}).data, 0)
+        for name in ("set", "records")
+    ]
+    for folder, records in ((sets[0].train, sets[1].train), (sets[0].validation, sets[1].validation)):
+        index = np.arange(len(folder))
+        assert (folder.labels == records.labels).all()
+        assert (folder.read(index, 3) == records.read(index, 3)).all()

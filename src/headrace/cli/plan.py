@@ -41,6 +41,8 @@ def main(argv: list[str]) -> int:
     if rows:
         print(draw_scale(rows, own.num_devices))
     print(draw_plan(design.plan, tuple(_lr_points(design).items())))
+    if len(design.sizes) > 1:
+        print(f"image sizes: {', '.join(str(span) for span in design.sizes)}")
     return 0
 
 
@@ -71,7 +73,9 @@ def _print_json(design: Any, rows: tuple[Any, ...]) -> None:
     heading: dict[str, Any] = {"model": design.network.name, "dataset": design.info.name}
     if rows:
         heading["scaling"] = [row.to_dict() for row in rows]
-    print(json.dumps(heading | design.plan.to_dict() | {"learning_rate": _lr_points(design)}, indent=1))
+    sizes = [{"first_step": span.first_step, "image_size": list(span.image_hw)} for span in design.sizes]
+    tail = {"learning_rate": _lr_points(design), "image_sizes": sizes}
+    print(json.dumps(heading | design.plan.to_dict() | tail, indent=1))
 
 
 def _tables(design: Any) -> dict[str, Any]:

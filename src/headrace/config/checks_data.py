@@ -27,6 +27,7 @@ _PICTURE_OPTIONS = (
     "train_crop",
     "crop_area",
     "crop_aspect",
+    "sent_image_size",
     "eval_resize_size",
     "resize_antialias",
     "max_bad_samples",
@@ -55,6 +56,20 @@ DATA_RULES = (
         problem=lambda facts: f"{facts.told('dataset_host_budget')} with {facts.told('dataset_cache')}.",
         rule="The budget is for pictures kept in the host's memory.",
         remedy="Add --dataset-cache raw or decoded, or leave the budget out.",
+    ),
+    Rule(
+        broken=lambda facts: bool(facts.config.data.sent_image_size and facts.config.data.made_up),
+        problem=lambda facts: f"{facts.told('sent_image_size')}, but the images are made up.",
+        rule="sent_image_size is for real pictures: made-up images are cropped nowhere.",
+        remedy="Leave sent_image_size out, or raise image_size.",
+    ),
+    Rule(
+        broken=lambda facts: bool(
+            facts.config.data.sent_image_size and facts.config.data.train_augmentation in ("none", "flip")
+        ),
+        problem=lambda facts: f"{facts.told('sent_image_size')} with {facts.told('train_augmentation')}.",
+        rule="Larger pictures are sent for the device to crop them at random.",
+        remedy="Choose --train-augmentation crop or flip-crop, or leave one of the two out.",
     ),
     Rule(
         broken=lambda facts: facts.config.data.generated_data and facts.config.data.synthetic_data is not None,

@@ -42,6 +42,12 @@ class Data:
         "Height and width of pictures as the network sees them, or of made-up images; unset fits the pictures.",
         check=at_least(1),
     )
+    sent_image_size: int | None = option(
+        None,
+        "Height and width of training pictures as they are sent; the device cuts image_size out of each at random. "
+        "Unset sends image_size.",
+        check=at_least(1),
+    )
     num_channels: int = option(3, "Channels of made-up images, or of pictures: 3 (RGB) or 1 (grey).", check=at_least(1))
     num_classes: int | None = option(None, "Classes of a made-up data set.", check=at_least(2))
     num_samples: int | None = option(None, "Training images of a made-up data set.", check=at_least(1))

@@ -50,7 +50,7 @@ def decide_cache(info: DataInfo, data: Data, num_devices: int) -> CacheChoice:
         return CacheChoice("host", f"--dataset-cache {data.dataset_cache}")
     if info.made_up == "host" and data.dataset_cache == "auto":
         return CacheChoice("host", "generated images are there to be sent")
-    need = (info.num_train + info.num_validation) * (info.image_bytes + 4)
+    need = info.num_train * (info.train_image_bytes + 4) + info.num_validation * (info.image_bytes + 4)
     budget = parse_bytes(data.dataset_device_budget)
     copies = f" on each of {num_devices} devices" if num_devices > 1 else ""
     if data.dataset_cache == "device":

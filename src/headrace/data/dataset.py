@@ -25,6 +25,7 @@ from headrace.data.picture_sets import (
     image_size_of,
     imagenet_is_there,
     open_pictures,
+    sent_size,
     sources_of,
 )
 from headrace.data.read import SPLITS, class_names, read_split
@@ -52,6 +53,7 @@ class DataInfo:
     varies: bool = False  # what a source reads of a sample is another in each epoch, so it cannot lie on a device
     place: str = ""  # where a set of pictures lies, and how it was split
     made_up: str = ""  # where its images are made up: host or device
+    sent_hw: tuple[int, int] | None = None  # of training images, where they are larger than the network's
 
     @property
     def num_values(self) -> int:
@@ -62,6 +64,16 @@ class DataInfo:
     def image_bytes(self) -> int:
         """Return the size of one image in bytes, as the source holds it."""
         return self.num_values * np.dtype(self.image_dtype).itemsize
+
+    @property
+    def num_train_values(self) -> int:
+        """Return how many numbers one training image has when it comes to the device."""
+        return int(np.prod((*(self.sent_hw or self.image_hwc[:2]), self.image_hwc[2])))
+
+    @property
+    def train_image_bytes(self) -> int:
+        """Return the size of one training image in bytes, as the source holds it."""
+        return self.num_train_values * np.dtype(self.image_dtype).itemsize
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +156,8 @@ def _open_pictures(data: Data, seed: int) -> DataSet:
 
 def _describe_pictures(pictures: PictureSet, data: Data) -> DataInfo:
     size, channels = image_size_of(pictures, data), data.num_channels
-    random_crops = crop_rule(data, size) is not None
+    random_crops, sent = crop_rule(data, size) is not None, sent_size(data, size)
+    place = ", ".join(part for part in (pictures.place, pictures.how, f"sent as {sent}x{sent}" if sent else "") if part)
     return DataInfo(
         name=pictures.kind,
         image_hwc=(size, size, channels),
@@ -152,18 +165,20 @@ def _describe_pictures(pictures: PictureSet, data: Data) -> DataInfo:
         class_names=pictures.class_names,
         num_train=len(pictures.train),
         num_validation=len(pictures.validation),
-        augmentation=_or(data.train_augmentation, "flip" if random_crops else "flip-crop"),
+        augmentation=_or(data.train_augmentation, "flip" if random_crops and not sent else "flip-crop"),
         normalization=_or(data.wanted_normalization, "per-channel"),
         channel_mean=IMAGENET_MEAN if channels == 3 else GREY_MEAN,
         channel_std=IMAGENET_STD if channels == 3 else GREY_STD,
         varies=random_crops,
-        place=f"{pictures.place}, {pictures.how}" if pictures.how else pictures.place,
+        place=place,
+        sent_hw=(sent, sent) if sent else None,
     )
 
 
 def _describe_imagenet(data: Data) -> DataInfo:
     """Return ImageNet (LSVRC 2012) as it was published."""
     size, channels = data.image_size or 224, data.num_channels
+    sent = sent_size(data, size)
     return DataInfo(
         name="imagenet",
         image_hwc=(size, size, channels),
@@ -171,13 +186,14 @@ def _describe_imagenet(data: Data) -> DataInfo:
         class_names=tuple(f"class {label}" for label in range(1000)),
         num_train=1_281_167,
         num_validation=50_000,
-        augmentation=_or(data.train_augmentation, "flip"),
+        augmentation=_or(data.train_augmentation, "flip-crop" if sent else "flip"),
         normalization=_or(data.wanted_normalization, "per-channel"),
         channel_mean=IMAGENET_MEAN if channels == 3 else GREY_MEAN,
         channel_std=IMAGENET_STD if channels == 3 else GREY_STD,
         varies=not data.made_up,
         place=_made_up_place(data) or "not there, planned as published",
         made_up=data.made_up,
+        sent_hw=(sent, sent) if sent else None,
     )
 
 

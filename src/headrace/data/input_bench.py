@@ -118,7 +118,7 @@ def _timed(part: str, work: Callable[[int], int], order: np.ndarray, threads: in
 
 def _timed_blocks(reader: BlockReader, order: np.ndarray, threads: int, seconds: float) -> Rate:
     """Read blocks as a feed does, one after the other."""
-    size = 64
+    size = max(64, 16 * threads)  # a call's block is larger; at its end threads wait for each other
     done = total = epoch = 0
     reader.read(np.resize(order, size), 0)
     begin, spent = time.perf_counter(), time.process_time()

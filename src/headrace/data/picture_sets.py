@@ -198,6 +198,18 @@ def image_size_of(pictures: PictureSet, data: Data) -> int:
     return _LARGE if typical >= 200 else max(32, -(-typical // 32) * 32)
 
 
+def sent_size(data: Data, size: int) -> int | None:
+    """Return the side of training pictures as they are sent, if it is larger than the network's."""
+    sent = data.sent_image_size
+    if sent is not None and sent < size:
+        raise ConfigError(
+            f"sent_image_size is {sent}, but the image size is {size}.",
+            rule="The device cuts its image out of what is sent.",
+            remedy="Leave --sent-image-size out, or raise it.",
+        )
+    return None if sent == size else sent
+
+
 def crop_rule(data: Data, size: int) -> CropRule | None:
     """Return how training pictures are cropped: as told, or fitted to their size. None: as in evaluation."""
     name = data.train_crop
@@ -233,6 +245,9 @@ def sources_of(
         )
     look = Look(size=size, channels=data.num_channels, seed=seed, shorter_side=shorter, antialias=data.resize_antialias)
     looks = replace(look, crop=crop_rule(data, size)), look
+    sent = sent_size(data, size)
+    if sent is not None:  # seen as in validation, all of the shorter side is sent: the device crops it
+        looks = replace(looks[0], size=sent, shorter_side=sent), look
     samples: tuple[Samples, Samples] = (pictures.train, pictures.validation)
     if data.dataset_cache in KEPT:
         budget = Budget(parse_bytes(data.dataset_host_budget))

@@ -34,6 +34,7 @@ class Schema:
     first_label: int
     texts: tuple[str, ...] = ()  # features that name a class, the best first
     boxes: tuple[str, ...] = ()
+    file: str = ""  # the feature that names the picture's file
 
 
 IMAGENET = Schema(
@@ -42,6 +43,7 @@ IMAGENET = Schema(
     first_label=1,
     texts=("image/class/text", "image/class/synset"),
     boxes=_BOX_KEYS,
+    file="image/filename",
 )
 TFDS = Schema(image="image", label="label", first_label=0)
 
@@ -106,10 +108,15 @@ def _opener(schema: Schema, count: int) -> Callable[[bytes, int], Content]:
 
 
 def _make_index(files: Sequence[Path], schema: Schema, class_names: Sequence[str]) -> Index:
-    """Walk all shards; the pictures are stepped over, so that little of the files is read."""
+    """Walk all shards; the pictures are stepped over, so that little of the files is read.
+
+    Samples are numbered by class and file name where records have such names: as in the class folders they were built
+    from, so that a run on either sees the same samples in the same order.
+    """
     rows: list[tuple[int, int, int, int]] = []
+    pictures: list[tuple[int, bytes]] = []
     names: dict[int, str] = dict(enumerate(class_names))
-    wanted = {schema.label, *schema.texts}
+    wanted = {schema.label, *schema.texts, *([schema.file] if schema.file else [])}
     for number, path in enumerate(files):
         for extent, view in _records(path):
             try:
@@ -120,6 +127,9 @@ def _make_index(files: Sequence[Path], schema: Schema, class_names: Sequence[str
             if label not in names:
                 names[label] = _text(features, schema)
             rows.append((number, extent.offset, extent.length, label))
+            pictures.append((label, _file_name(features, schema)))
+    if len({*pictures}) == len(rows) and all(name for _, name in pictures):
+        rows = [rows[number] for number in sorted(range(len(rows)), key=pictures.__getitem__)]
     if not rows:
         raise DataError(f"{files[0].parent if files else 'The set'} has no records.", remedy="Check --dataset-path.")
     count = max(names) + 1
@@ -153,6 +163,11 @@ def _label(path: Path, offset: int, features: dict, schema: Schema) -> int:
             rule=f"Labels start from {schema.first_label} in this layout.",
         )
     return label
+
+
+def _file_name(features: dict, schema: Schema) -> bytes:
+    values = features.get(schema.file)
+    return values[0] if values and isinstance(values[0], bytes) else b""
 
 
 def _text(features: dict, schema: Schema) -> str:

@@ -20,7 +20,7 @@ from headrace.data.picture import BadPicture
 from headrace.data.samples import Content
 from headrace.data.show_chunk import Places
 
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,7 +58,7 @@ def sent_data(feed: FeedOptions, info: DataInfo, batch: BatchPlan) -> SentData:
     """Return how a set is sent to the devices of a batch."""
     return SentData(
         images_per_step=batch.micro_batch_size * batch.gradient_accumulation_count,
-        image_bytes=info.num_values * (1 if feed.eight_bit_transfer else 4),
+        image_bytes=info.num_train_values * (1 if feed.eight_bit_transfer else 4),
         num_blocks=1 + feed.prefetch_depth,
     )
 
@@ -71,12 +71,15 @@ def resident_data(config: Config, info: DataInfo, budget: int) -> DataMemory:
     train, validation = counts[0], counts[1] * config.validation.validation
     bits = 8 * info.image_bytes // info.num_values
 
-    def row(num_images: int, num_labels: int = 0) -> MemoryRow:
-        num_bytes = num_images * (info.image_bytes + LABEL_BYTES) + num_labels * LABEL_BYTES
+    def row(num_images: int, num_labels: int = 0, sent: int = 0) -> MemoryRow:
+        larger = sent * (info.train_image_bytes - info.image_bytes)
+        num_bytes = num_images * (info.image_bytes + LABEL_BYTES) + larger + num_labels * LABEL_BYTES
         labels = f", and {num_labels:,} labels" if num_labels else ""
         return MemoryRow(name="data", num_bytes=num_bytes, detail=f"{num_images:,} images of {bits} bits{labels}")
 
-    return DataMemory(images=row(train + validation), labels=row(validation, train), neither=row(validation))
+    return DataMemory(
+        images=row(train + validation, sent=train), labels=row(validation, train), neither=row(validation)
+    )
 
 
 def no_data() -> MemoryRow:
