@@ -1,7 +1,9 @@
 """The compiled JPEG decoder: its pixels are libjpeg's to the bit, and damage never passes, crashes or hangs."""
 
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -192,3 +194,28 @@ def test_damaged_jpegs_do_no_harm(tmp_path: Path, flags: list[str]) -> None:
     done = subprocess.run([program, "50000", "1", *pictures], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert int(done.stdout.split()[0]) > 10_000
+
+
+def test_a_run_says_why_it_is_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+    from headrace.data import jpeg_view
+
+    monkeypatch.setattr(jpeg_view, "jpeg_viewer", lambda: None)
+    monkeypatch.delenv("HEADRACE_NATIVE", raising=False)
+    assert "no C compiler" in jpeg_view.told_slower()[0]
+    monkeypatch.setenv("HEADRACE_NATIVE", "0")
+    assert "HEADRACE_NATIVE is 0" in jpeg_view.told_slower()[0]
+
+
+@pytest.mark.slow
+def test_without_a_compiler_everything_works(tmp_path: Path) -> None:
+    """Open a set and read it in a process whose path has no compiler and whose cache is empty."""
+    from .pictures import write_classes
+
+    write_classes(tmp_path / "set" / "train", {"cat": 3, "dog": 3}, hw=(150, 120))
+    write_classes(tmp_path / "set" / "val", {"cat": 1, "dog": 1})
+    words = [sys.executable, "-m", "headrace", "data", "bench", "--dataset-path", str(tmp_path / "set"), "--json"]
+    words += ["--image-size", "112", "--threads", "2", "--seconds", "0.2", "--parts", "block"]
+    environment = dict(os.environ) | {"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert '"decoder": "simplejpeg"' in done.stdout

@@ -8,13 +8,14 @@ crop's last row is not seen, unless the file was cut short.
 
 import ctypes
 import io
+import os
 import threading
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
-from headrace.data.native import native_library
+from headrace.data.native import OFF, native_library
 from headrace.data.picture import Header, decoder_name, header_of
 from headrace.data.resize import View
 
@@ -85,6 +86,15 @@ def decoders() -> str:
     """Say what decodes JPEGs here."""
     own = jpeg_viewer() is not None
     return f"{'own C (training crops) and ' if own else ''}{decoder_name()}"
+
+
+def told_slower() -> list[str]:
+    """Say once why JPEGs are read more slowly than they could be, if they are."""
+    if jpeg_viewer() is not None:
+        return []
+    off = os.environ.get(OFF) == "0"
+    why = f"{OFF} is 0" if off else "no C compiler (cc, gcc, clang) that works was found"
+    return [f"JPEGs are decoded by {decoder_name()}: {why}; with the compiled decoder it takes half the time"]
 
 
 def _is_right(viewer: JpegViewer) -> bool:

@@ -47,6 +47,7 @@ class PictureSource:
         self._split, self._scratch = split, Scratch()
         self.labels = samples.labels
         self.labels.flags.writeable = False
+        jpeg_viewer()  # compiled now, if it must be, and not by every thread at once
 
     @property
     def num_distinct(self) -> int:

@@ -18,6 +18,7 @@ from headrace.data.bad import FILE as BAD_FILE
 from headrace.data.dataset import DataInfo, open_dataset
 from headrace.data.feed import FeedOptions, feed_options
 from headrace.data.few import few
+from headrace.data.jpeg_view import told_slower
 from headrace.data.verify import refuse_problems
 from headrace.engine.compiler import told_to_compiler
 from headrace.engine.devices import show_devices, start_devices, use_compilation_cache
@@ -238,6 +239,7 @@ def _hints(design: Design, devices: list[Any]) -> list[str]:
     hints = [design.trainable.told] if design.trainable.told else []
     hints += told_without_effect(design.config, backend)
     hints += told_to_compiler(design.config.compiler, backend)
+    hints += told_slower() if design.info.varies else []
     if len(design.sizes) > 1:
         hints += [f"image sizes: {', '.join(str(span) for span in design.sizes)}"]
     if devices[0].platform != "cpu" and numerics.precision == "32.32":
