@@ -3,14 +3,17 @@
 import os
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from headrace.core.errors import ConfigError
+from headrace.core.place import Place
+from headrace.run.gpus import gpu_share, visible_gpus
 from headrace.run.launch import command_of, driver_of
 from headrace.run.launch_hosts import deal_out, mpirun_command, own_variables, srun_command
-from headrace.run.launch_local import core_shares, how_it_ended, process_variables, visible_gpus
+from headrace.run.launch_local import core_shares, how_it_ended, process_variables
 from headrace.run.launch_request import LaunchRequest, read_launch, script_of
 
 # Seed 001, as printed, and what the text around each says: (processes, replicas, devices of a replica, hosts)
@@ -186,6 +189,16 @@ def test_devices_of_each_process(tmp_path: Path) -> None:
     for name in ("0000:1b", "0000:1c"):
         (tmp_path / name).mkdir()
     assert visible_gpus({}, tmp_path) == ["0", "1"]
+
+
+def test_gpus_under_mpirun() -> None:
+    """mpirun deals out none: process 1 of 2 on a host with 8 takes the second half."""
+    place = Place(process=3, num_processes=4, coordinator="h:1", found_by="x", local_process=1, num_local_processes=2)
+    assert gpu_share(place, {}, 8) == [4, 5, 6, 7]
+    assert gpu_share(place, {}, 0) is None
+    assert gpu_share(place, {"SLURM_GPUS_PER_TASK": "2"}, 2) is None
+    assert gpu_share(replace(place, local_process=0, num_local_processes=1), {}, 8) is None
+    assert gpu_share(replace(place, local_process=None), {}, 8) is None
 
 
 def test_variables_for_processes_here() -> None:

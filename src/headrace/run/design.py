@@ -20,6 +20,7 @@ from headrace.model.network import Network
 from headrace.model.own_block import weights_like
 from headrace.plan.plan import Plan, make_plan
 from headrace.plan.resolution import SizeSpan, size_spans
+from headrace.run.join import refuse_narrow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +66,7 @@ def design_run(
     network = own.network if own else build_network(config.model, info.num_classes, info.image_hwc)
     network = network.refined(config.pipeline.pipeline_splits)
     plan = make_plan(config, info, network, num_processes)
+    refuse_narrow(plan.devices_per_replica)
     lr_curve = make_lr_curve(
         config.learning,
         global_batch_size=plan.batch.global_batch_size,

@@ -11,10 +11,11 @@ from functools import cache
 
 import jax
 
-from headrace.core.errors import HeadraceError, ProcessLost
+from headrace.core.errors import ConfigError, HeadraceError, ProcessLost
 from headrace.core.find_place import LOOPBACK, find_place
 from headrace.core.hosts import split_address
 from headrace.core.place import COORDINATOR, PARENT, Place
+from headrace.run.gpus import gpu_share, visible_gpus
 from headrace.run.roll import call_roll
 from headrace.run.watch import GRACE, Watch, told
 
@@ -40,6 +41,7 @@ def join(place: Place) -> Place:
             jax.distributed.initialize(initialization_timeout=int(place.join_seconds))
     if not place.num_processes:
         place = replace(place, process=jax.process_index(), num_processes=jax.process_count())
+    _job().place = place
     return place
 
 
@@ -86,8 +88,22 @@ def current_watch() -> Watch | None:
     return _job().watch
 
 
+def refuse_narrow(devices_per_replica: int) -> None:
+    """Refuse a plan whose replicas need more devices than the launcher was told that they have."""
+    place = _job().place
+    if place is None or place.devices_per_replica is None or devices_per_replica <= place.devices_per_replica:
+        return
+    raise ConfigError(
+        f"A replica of this plan needs {devices_per_replica} devices, and the launcher gives it "
+        f"{place.devices_per_replica}.",
+        rule="--ipus-per-replica is the number of devices of a replica: one for each stage of a pipeline.",
+        remedy=f"Launch with --ipus-per-replica {devices_per_replica}, or cut the network into fewer stages.",
+    )
+
+
 @dataclass
 class _Job:
+    place: Place | None = None
     watch: Watch | None = None
 
 
@@ -109,6 +125,7 @@ def _meet(place: Place) -> None:
             coordinator_address=roll.jax_address,
             num_processes=place.num_processes,
             process_id=place.process,
+            local_device_ids=gpu_share(place, os.environ, len(visible_gpus(os.environ))),
             cluster_detection_method="deactivate",
             initialization_timeout=int(max(place.join_seconds, 10)),
             # JAX ends a process by an abort of its own. It is the second line: the watch must have spoken before.

@@ -12,8 +12,9 @@ from pathlib import Path
 from types import FrameType
 
 from headrace.core.errors import ConfigError
+from headrace.run.gpus import visible_gpus
 from headrace.run.launch_hosts import mpirun_command, srun_command
-from headrace.run.launch_local import SIGNALS, process_variables, run_local, visible_gpus
+from headrace.run.launch_local import SIGNALS, process_variables, run_local
 from headrace.run.launch_request import LaunchRequest, is_python, script_of
 
 OWN_COMMANDS = ("train", "resume", "validate", "bench")  # those that work in several processes

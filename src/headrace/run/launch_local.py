@@ -16,6 +16,7 @@ from types import FrameType
 from headrace.core.errors import ConfigError, ProcessLost
 from headrace.core.hosts import address
 from headrace.core.place import COORDINATOR, LOCAL_PROCESS, NUM_LOCAL, NUM_PROCESSES, PARENT, PROCESS
+from headrace.run.gpus import visible_gpus
 from headrace.run.interrupt import INTERRUPTED
 from headrace.run.launch_hosts import job_variables, own_variables
 from headrace.run.launch_output import Output
@@ -56,13 +57,6 @@ def process_variables(request: LaunchRequest, number: int, coordinator: str, gpu
     if gpus and 0 < each * request.num_processes <= len(gpus):
         found["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[number * each : (number + 1) * each])
     return found
-
-
-def visible_gpus(environ: Mapping[str, str], root: Path = Path("/proc/driver/nvidia/gpus")) -> list[str]:
-    """Return the GPUs of this host that may be used, without starting CUDA."""
-    if (said := environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return [word.strip() for word in said.split(",") if word.strip() not in ("", "-1")]
-    return [str(number) for number in range(len(list(root.iterdir())))] if root.is_dir() else []
 
 
 def run_local(request: LaunchRequest, command: Sequence[str]) -> int:

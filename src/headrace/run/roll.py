@@ -45,6 +45,8 @@ class _Desk:
         self._here: dict[Line, Member] = {}
         self._waiting: set[Line] = set()  # connected, but have not said who they are
         self._host, port = split_address(place.coordinator, COORDINATOR)
+        if place.found_by == "Open MPI":
+            _refuse_elsewhere(self._host, me)
         self._listener = _listen(self._host, port)
 
     def wait_for_all(self) -> Roll:
@@ -187,6 +189,19 @@ def _listen(host: str, port: int) -> socket.socket:
             rule="The processes of a job meet there; two jobs need two ports.",
             remedy=f"Choose another: {COORDINATOR}={host}:PORT for all processes.",
         ) from error
+
+
+def _refuse_elsewhere(host: str, me: Member) -> None:
+    """Refuse an address that is not this host's: mpirun tells its own, and may start process 0 on another one."""
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.bind(where)
+    except OSError:
+        raise RunStopped(
+            f"The processes would meet at {host}, where mpirun runs, but process 0 runs on host {me.host}.",
+            remedy=f"Say where they meet: mpirun -x {COORDINATOR}={me.host}:61440 ...",
+        ) from None
 
 
 def _free_port() -> int:
