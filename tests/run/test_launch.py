@@ -70,6 +70,7 @@ def test_a_killed_process_is_named_with_its_signal(tmp_path: Path, victim: int) 
     assert not is_running(pid_of(tmp_path, 1 - victim))
 
 
+@pytest.mark.slow
 def test_a_stopped_process_is_killed_and_named(tmp_path: Path) -> None:
     job = start(["--num-instances", "2", "--silence-seconds", "3"], member(tmp_path))
     wait_ready(tmp_path, 2)
@@ -83,6 +84,7 @@ def test_a_stopped_process_is_killed_and_named(tmp_path: Path) -> None:
     assert not is_running(pid)
 
 
+@pytest.mark.slow
 def test_a_failing_process_is_named_with_its_code(tmp_path: Path) -> None:
     code, printed = finish(start(["--num-instances", "2"], member(tmp_path, raises="1")))
     assert code == 2
@@ -92,6 +94,7 @@ def test_a_failing_process_is_named_with_its_code(tmp_path: Path) -> None:
     assert "Traceback" not in printed
 
 
+@pytest.mark.slow
 def test_processes_do_not_outlive_their_launcher(tmp_path: Path) -> None:
     job = start(["--num-instances", "2"], member(tmp_path))
     wait_ready(tmp_path, 2)
@@ -123,6 +126,7 @@ def test_under_plain_mpirun(tmp_path: Path) -> None:
 
 
 @needs_mpirun
+@pytest.mark.slow
 def test_the_launcher_drives_mpirun(tmp_path: Path) -> None:
     """`--host localhost:2` as mpirun has it: one host that takes two."""
     options = ["--num-instances", "2", "--host", "localhost", "--driver", "mpirun"]
