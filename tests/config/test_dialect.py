@@ -205,7 +205,8 @@ def test_other_conversions():
     assert config.pipeline.optimizer_state_offloading is False
     assert config.batch.ckpts_per_epoch == 0.25
     assert config.run.profile
-    assert config.pipeline.trace_schedule
+    assert not config.pipeline.trace_schedule
+    assert read("--gc-profile TILE_PROFILE --num-pipeline-stages 2").config.pipeline.trace_schedule
     assert read("--no-hostside-norm").config.data.accelerator_side_preprocess is True
     assert read("--gc-profile NO_PROFILE").config.run.profile is False
     assert read("--batches-per-step 10").config.batch.max_steps_per_call == 10

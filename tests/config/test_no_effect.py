@@ -16,7 +16,7 @@ def test_nothing_is_said_where_nothing_was_asked():
     ("options", "cpu", "gpu"),
     [
         ({"half_partials": True, "precision": "16.32"}, True, False),
-        ({"internal_exchange_optimisation_target": "balanced"}, True, False),
+        ({"internal_exchange_optimisation_target": "balanced"}, True, True),
         ({"internal_exchange_optimisation_target": "memory"}, False, False),
         ({"max_cross_replica_buffer_size": 0}, True, False),
         ({"max_reduce_many_buffer_size": 216}, True, False),

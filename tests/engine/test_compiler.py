@@ -15,7 +15,7 @@ def test_nothing_given_nothing_told():
     assert compiler_options(Compiler()) == {}
 
 
-@pytest.mark.parametrize("target", ["cycles", "memory", "balanced"])
+@pytest.mark.parametrize("target", ["cycles", "memory"])
 @pytest.mark.parametrize("backend", ["cpu", "gpu", "tpu"])
 def test_this_jax_takes_every_option(target, backend):
     """XLA's options are one list for all backends, so that those of a GPU can be looked up anywhere."""
@@ -28,6 +28,11 @@ def test_this_jax_takes_every_option(target, backend):
     for options in told(wanted, backend).values():
         for name, value in options.items():
             assert is_known(name, value), name
+
+
+def test_balanced_is_what_xla_does_anyway():
+    for backend in ("cpu", "gpu", "tpu"):
+        assert told(Compiler(internal_exchange_optimization_target="balanced"), backend) == {}
 
 
 def test_sizes_and_shares():

@@ -118,7 +118,7 @@ def _moved(found: dict[str, Given]) -> dict[str, Given]:
     return moved
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class _Work:
     """A configuration while its dialect is settled."""
 

@@ -80,6 +80,13 @@ def _pipeline(on: bool, look: Look) -> Settings:
     return {"device_mapping": (0,) * (len(splits) + 1), "pipeline_schedule": "Sequential"}
 
 
+def _profile(kind: str, look: Look) -> Settings:
+    """Profile the first calls, and where there are stages measure their schedule."""
+    on = kind != "NO_PROFILE"
+    stages = look("pipeline_splits") or max(look("num_pipeline_stages"), look("shards") or 1) > 1
+    return {"profile": on, "trace_schedule": on} if stages else {"profile": on}
+
+
 _OWN_PIPELINE = "Images are read and prepared in one way only, fast and reproducible at once."
 _EQUAL = "Processes hold the same weights at every step; there is nothing to make equal."
 _MIXED = "Images are mixed on the device, as part of the step, at no cost to the host."
@@ -208,8 +215,8 @@ ROWS = (
     Legacy(
         option="gc_profile",
         sets=("profile", "trace_schedule"),
-        words="on, unless NO_PROFILE",
-        convert=lambda kind, look: {"profile": kind != "NO_PROFILE", "trace_schedule": kind != "NO_PROFILE"},
+        words="on, unless NO_PROFILE; the schedule where there are stages",
+        convert=_profile,
     ),
     Legacy(option="syncs_per_epoch", no_effect=_EQUAL),
     Legacy(option="epochs_per_sync", no_effect=_EQUAL),

@@ -38,9 +38,8 @@ ROWS_HERE = (
     ),
     NoEffect(
         option="internal_exchange_optimization_target",
-        backends=(CPU,),
         applies=lambda value: value == "balanced",
-        reason="balanced is what XLA's CPU backend does anyway.",
+        reason="balanced is what XLA does anyway.",
     ),
     NoEffect(option="max_cross_replica_buffer_size", backends=(CPU, TPU), applies=_always, reason=_JOINED),
     NoEffect(option="max_reduce_many_buffer_size", backends=(CPU, TPU), applies=_always, reason=_JOINED),

@@ -73,7 +73,7 @@ REMARKS: Mapping[str, str] = {
     "seed": "a run is reproducible with any number of threads",
     "max_steps_per_call": "the longest call that also fits logs, checkpoints and validations",
     "half_partials": "16-bit results of matrix products, as convolutions have anyway; sums inside are the library's",
-    "internal_exchange_optimization_target": "XLA's effort for speed, for memory or both; on the CPU its scheduler",
+    "internal_exchange_optimization_target": "XLA's effort for speed (cycles) or for memory; on the CPU its scheduler",
     "max_cross_replica_buffer_size": "XLA's `xla_gpu_all_reduce_combine_threshold_bytes`",
     "max_reduce_many_buffer_size": "XLA's `xla_gpu_{reduce_scatter,all_gather}_combine_threshold_bytes`",
     "available_memory_proportion": "the memory that XLA's GPU compiler plans with: `xla_gpu_memory_limit_slop_factor`",
@@ -103,7 +103,9 @@ def describe(name: str) -> tuple[str, str]:
     flag = f"--no-{ours.flag[2:]}" if spelled.negated else ours.flag
     here = "the same" if flag == f"--{name}" else f"`{flag}`"
     reasons, converted = _reasons(spelled.name), _converted(spelled.name)
-    told = converted or ("" if "no effect:" in "".join(reasons) else ours.help[0].lower() + ours.help[1:].rstrip("."))
+    told = converted or (
+        "" if reasons and spelled.name not in REMARKS else ours.help[0].lower() + ours.help[1:].rstrip(".")
+    )
     told = "; ".join(part for part in (told, REMARKS.get(spelled.name, ""), *reasons) if part)
     turned_off = spelled.negated and ours.kind is BOOL
     return here, ("turned off: " if turned_off else "") + told

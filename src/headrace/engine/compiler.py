@@ -16,19 +16,17 @@ from headrace.config.schema import Compiler
 
 Options = Mapping[str, Any]
 
-# XLA's effort levels, as its ExecutionOptions number them.
-EFFORT_O1, EFFORT_O2 = 19, 29
+EFFORT_O2 = 29  # one of XLA's effort levels, as its ExecutionOptions number them
 
+# What XLA should save; balanced is its own default.
 _TARGETS: Mapping[str, Mapping[str, Options]] = {
     "gpu": {
         "cycles": {"optimization_level": EFFORT_O2, "xla_gpu_enable_latency_hiding_scheduler": True},
         "memory": {"memory_fitting_level": EFFORT_O2, "xla_gpu_enable_latency_hiding_scheduler": False},
-        "balanced": {"optimization_level": EFFORT_O1, "memory_fitting_level": EFFORT_O1},
     },
     "tpu": {
         "cycles": {"optimization_level": EFFORT_O2},
         "memory": {"memory_fitting_level": EFFORT_O2},
-        "balanced": {"optimization_level": EFFORT_O1, "memory_fitting_level": EFFORT_O1},
     },
     "cpu": {
         "cycles": {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_CONCURRENCY_OPTIMIZED"},
