@@ -5,19 +5,15 @@ them short and changes nothing else: one weight update (`--dry-run-steps 1`), ma
 are marked slow. docs/seeds.md is made from the same list.
 """
 
-import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from headrace.cli.main import main
 from headrace.cli.scripts import run
-from headrace.config.seed_words import seed_dialect
 from headrace.core.errors import ConfigError
 from headrace.core.find_place import find_place
 from tests.seeds.page import PAGE, page
@@ -32,10 +28,9 @@ from tests.seeds.reading import (
     split_launch,
     variables,
 )
+from tests.seeds.running import at, check_output, reduced, tf_config
 
-ROOT = Path(__file__).parents[1]
 COMMANDS = read_commands()
-SHORT = ["--dry-run-steps", "1", "--dataset-device-budget", "1MiB", "--progress", "plain", "--platform", "cpu"]
 
 
 def named(*kinds: str) -> list[object]:
@@ -125,15 +120,6 @@ def test_every_command_is_looked_at_in_some_way() -> None:
             assert command.run or command.refused, command.name
 
 
-def at(seed: str, line: int) -> SeedCommand:
-    return next(command for command in COMMANDS if (command.seed, command.line) == (seed, line))
-
-
-def tf_config(line: int) -> str:
-    """Return what an `export TF_CONFIG=...` of seed 001 sets."""
-    return shlex.split(at("001", line).text)[1].removeprefix("TF_CONFIG=")
-
-
 def test_data_dir(tmp_path: Path, shell) -> None:
     name, _ = shlex.split(at("001", 71).text)[1].split("=")
     shell.setenv(name, str(tmp_path))
@@ -194,31 +180,6 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("compiled")
 
 
-def reduced(script: str, argv: list[str], place: Path, cache: Path) -> list[str]:
-    """Return an argv with what makes it short: one update, made-up data, small images; nothing else changes."""
-    words = script_words(script, argv)
-    more = ["--compilation-cache-dir", str(cache)]
-    if not any(word.partition("=")[0] == "--config" for word in argv):
-        more += ["--dialect", "tf1" if script == "validation" else seed_dialect(argv)]  # not to be told by these words
-    if words[0] == "bench":
-        return [*argv, *more, "--image-size", "8", "--steps-per-call", "1", "--repeat", "1", "--num-requests", "1"]
-    resolved, _ = planned(words)
-    pictures = ["--image-size", "8"] if resolved.config.data.dataset == "imagenet" else []
-    made_up = [] if resolved.config.data.made_up else ["--generated-data"]
-    return [*argv, *SHORT, *made_up, *pictures, *more, "--log-dir", str(place / "runs"), "--run-name", "seed"]
-
-
-def execute(command: SeedCommand, place: Path, cache: Path) -> str:
-    """Run the script of a command in a process of its own, reduced; return what it printed."""
-    _, script, argv = split_launch(command.words(place))
-    environ = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "DATASETS_DIR", "DATA_DIR")}
-    words = [sys.executable, str(ROOT / f"{script}.py"), *reduced(script, argv, place, cache)]
-    environ |= {"WANDB_MODE": "offline", "XLA_FLAGS": ""}
-    done = subprocess.run(words, cwd=place, env=environ, capture_output=True, text=True, check=False, timeout=3600)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    return done.stdout
-
-
 QUICK = [command for command in COMMANDS if command.run == "quick" and (command.plan or command.bench)]
 
 
@@ -229,22 +190,3 @@ def test_execution(command: SeedCommand, tmp_path: Path, cache: Path, capsys) ->
     _, script, argv = split_launch(command.words(tmp_path))
     assert run(script.removesuffix("_ipu"), reduced(script, argv, tmp_path, cache)) == 0
     check_output(command, capsys.readouterr().out)
-
-
-SLOW = [command for command in COMMANDS if command.run == "slow" and (command.plan or command.bench)]
-ALONE = [command for command in SLOW if not command.launch and not command.tf_config]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("command", [pytest.param(command, id=command.name) for command in ALONE])
-def test_slow_execution(command: SeedCommand, tmp_path: Path, cache: Path) -> None:
-    check_output(command, execute(command, tmp_path, cache))
-
-
-def check_output(command: SeedCommand, printed: str) -> None:
-    """See to it that a weight update was made, or something measured."""
-    if command.bench:
-        assert re.search(r"img/s", printed), printed
-    else:
-        assert re.search(r"step 1/1  loss \d", printed), printed

@@ -18,6 +18,7 @@ from headrace.config.load import Resolved, override
 from headrace.config.schema import Config
 from headrace.core.errors import CheckpointError
 from headrace.data.dataset import open_dataset
+from headrace.data.few import few
 from headrace.engine.devices import show_devices, start_devices, use_compilation_cache
 from headrace.run.design import Design, design_run
 from headrace.run.directory import from_saved, layout, read_run, saved_form
@@ -59,11 +60,14 @@ def validate(
     written into `report_dir`, by default `reports/validate` in the run; those of the training stay as they are.
     Of several processes, process 0 reads the checkpoints and writes the reports.
     """
-    overrides, group = overrides or {}, current_group()
-    found = _find_together(group, Path(path), overrides, which)
+    # A run that was only a trial may be validated in full.
+    given, group = dict(overrides or {}), current_group()
+    found = _find_together(group, Path(path), {"dry_run_steps": None} | given, which)
     config, checkpoints = found.resolved.config, found.checkpoints
     design = design_run(config if group.is_alone else only_validating(config), num_processes=group.num_processes)
     dataset = open_dataset(config.data, config.run.seed)
+    if config.run.dry_run_steps:
+        dataset = replace(dataset, validation=few(dataset.validation, design.plan.validation.num_samples))
     use_compilation_cache(config.run.compilation_cache_dir)
     show_devices(config.legacy.select_ipus, design.plan.validation.num_devices // group.num_processes)
     devices = start_devices(config.run.platform, design.plan.validation.num_devices, group.num_processes)
@@ -87,7 +91,7 @@ def validate(
             reports = {name: validation_report(sums, design.info.class_names) for name, (sums, _) in results.items()}
             report_file = report_dir / f"{checkpoint.name}.json" if report_dir else None
             if report_file is not None:
-                write_report(report_file, {"checkpoint": str(checkpoint), "options": dict(overrides)} | reports)
+                write_report(report_file, {"checkpoint": str(checkpoint), "options": given} | reports)
             yield Validated(
                 checkpoint=checkpoint,
                 step=manifest["step"],

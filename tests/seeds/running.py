@@ -1,0 +1,97 @@
+"""Execute commands of the seeds with the least that makes them short: one update, made-up data, images of 8 pixels."""
+
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace.config.seed_words import seed_dialect
+from tests.seeds.reading import SeedCommand, planned, read_commands, script_words, split_launch
+
+ROOT = Path(__file__).parents[2]
+SHORT = ["--dry-run-steps", "1", "--dataset-device-budget", "1MiB", "--progress", "plain", "--platform", "cpu"]
+
+
+def at(seed: str, line: int) -> SeedCommand:
+    return next(command for command in read_commands() if (command.seed, command.line) == (seed, line))
+
+
+def tf_config(line: int) -> str:
+    """Return what an `export TF_CONFIG=...` of seed 001 sets."""
+    return shlex.split(at("001", line).text)[1].removeprefix("TF_CONFIG=")
+
+
+def reduced(script: str, argv: list[str], place: Path, cache: Path) -> list[str]:
+    """Return an argv with what makes it short: one update, made-up data, small images; nothing else changes."""
+    words = script_words(script, argv)
+    more = ["--compilation-cache-dir", str(cache)]
+    if not any(word.partition("=")[0] == "--config" for word in argv):
+        more += ["--dialect", "tf1" if script == "validation" else seed_dialect(argv)]  # not to be told by these words
+    if words[0] == "bench":
+        return [*argv, *more, "--image-size", "8", "--steps-per-call", "1", "--repeat", "1", "--num-requests", "1"]
+    resolved, _ = planned(words)
+    pictures = ["--image-size", "8"] if resolved.config.data.dataset == "imagenet" else []
+    made_up = [] if resolved.config.data.made_up else ["--generated-data"]
+    return [*argv, *SHORT, *made_up, *pictures, *more, "--log-dir", str(place / "runs"), "--run-name", "seed"]
+
+
+def launched_words(command: SeedCommand, place: Path, cache: Path) -> list[str]:
+    """Return a poprun line of this host, its program reduced."""
+    hosts = {word for word in command.words(place) if re.fullmatch(r"[\d.]+(,[\d.]+)+", word)}
+    words = ["localhost" if word in hosts else word for word in command.words(place)]
+    _, script, argv = split_launch(words)
+    return [sys.executable, "-m", "headrace", *words[: len(words) - len(argv)], *reduced(script, argv, place, cache)]
+
+
+def execute(words: list[str], place: Path, **variables: str) -> str:
+    """Run a command in a process of its own; return what it printed."""
+    environ = {key: value for key, value in os.environ.items() if key not in ("DATASETS_DIR", "DATA_DIR")}
+    environ |= {"WANDB_MODE": "offline", "PYTHONPATH": str(ROOT / "src"), **variables}
+    done = subprocess.run(words, cwd=place, env=environ, capture_output=True, text=True, check=False, timeout=7200)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+def reduced_worker(argv: list[str], place: Path, cache: Path) -> list[str]:
+    """Return the legacy command of a worker, reduced; its plan needs the others, so it is not made here."""
+    short = [*SHORT, "--generated-data", "--image-size", "8", "--dialect", "tf1"]
+    return [
+        *argv,
+        *short,
+        "--compilation-cache-dir",
+        str(cache),
+        "--log-dir",
+        str(place / "runs"),
+        "--run-name",
+        "seed",
+    ]
+
+
+def needs_memory(processes: int) -> None:
+    """Skip where so many processes, each with a compiler, would not fit."""
+    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    free = int(lines["MemAvailable"].split()[0]) / 2**20
+    if free < 1.2 * processes:
+        pytest.skip(f"{processes} processes need about {1.2 * processes:.0f} GiB, {free:.0f} are free")
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that nobody listens at."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [held.getsockname()[1] for held in sockets]
+    for held in sockets:
+        held.close()
+    return ports
+
+
+def check_output(command: SeedCommand, printed: str) -> None:
+    """See to it that a weight update was made, or something measured."""
+    if command.bench:
+        assert re.search(r"img/s", printed), printed
+    else:
+        assert re.search(r"step 1/1  loss \d", printed), printed
