@@ -1,4 +1,4 @@
-"""The longer commands of the seeds, executed (see test_seed_commands.py); in several processes where poprun has them."""
+"""The longer commands of the seeds, executed (see test_seed_commands.py); in processes where poprun has them."""
 
 import re
 import shlex
