@@ -27,6 +27,14 @@ from tests.seeds.running import (
 COMMANDS = read_commands()
 
 
+@pytest.fixture(autouse=True)
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begin in an empty directory, without variables that say where data lie."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("DATASETS_DIR", "DATA_DIR"):
+        monkeypatch.delenv(name, raising=False)
+
+
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return where compiled programs are kept: many commands differ in words only."""

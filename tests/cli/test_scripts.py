@@ -72,6 +72,7 @@ def test_a_clone_works_without_being_installed(name, tmp_path):
     [
         ("restore", "", ["restore.py needs --restore-path", "runs/NAME"]),
         ("restore", "--restore-path", ["--restore-path has no value"]),
+        ("weight_avg", "-N 3", ["weight_avg.py needs --restore-path"]),
         (
             "validation",
             "--restore-path runs/none --config resnet8_tst",

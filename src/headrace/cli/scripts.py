@@ -46,16 +46,12 @@ def validation(argv: list[str]) -> list[str]:
 
 def restore(argv: list[str]) -> list[str]:
     """Go on with a run."""
-    place, words = take_value(argv, "--restore-path")
-    if place is None and not _asks_for_help(words):
-        raise ConfigError("restore.py needs --restore-path.", remedy="Give the directory of a run, such as runs/NAME.")
-    return ["resume", *([place] if place else []), *words]
+    return ["resume", *_restored("restore.py", argv)]
 
 
 def weight_avg(argv: list[str]) -> list[str]:
     """Average the checkpoints of a run."""
-    place, words = take_value(argv, "--restore-path")
-    return ["average", *([place] if place else []), *words]
+    return ["average", *_restored("weight_avg.py", argv)]
 
 
 def inference(argv: list[str]) -> list[str]:
@@ -126,6 +122,14 @@ def _of_saved_run(argv: list[str], place: str) -> list[str]:
         choose(blocks_of(file), name, file)
         print(f"note: --config {name}: the options that the run in {place} was made with hold", file=sys.stderr)
     return words
+
+
+def _restored(script: str, argv: list[str]) -> list[str]:
+    """Put the run that --restore-path names in front; a script that needs one says so."""
+    place, words = take_value(argv, "--restore-path")
+    if place is None and not _asks_for_help(words):
+        raise ConfigError(f"{script} needs --restore-path.", remedy="Give the directory of a run, such as runs/NAME.")
+    return [place, *words] if place else words
 
 
 def _with_dialect(argv: list[str]) -> list[str]:
