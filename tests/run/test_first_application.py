@@ -73,3 +73,20 @@ def test_the_averages_are_those_of_numpy(run):
     for value in values[1:]:
         by_hand = 0.75 * by_hand + 0.25 * value
     np.testing.assert_allclose(exponential[name], by_hand, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_the_stages_of_shards_are_compiled_as_told_and_traced(tmp_path):
+    line = """train --dialect tf1 --dataset cifar-10 --generated-data --model-size 8 --batch-size 4 --replicas 2
+        --gradient-accumulation-count 4 --iterations 4 --shards 2 --pipeline --pipeline-splits b2/0/relu
+        --pipeline-schedule Grouped --enable-recomputation --optimiser momentum --precision 32.32 --gc-profile
+        --internal-exchange-optimisation-target memory --available-memory-proportion 0.1 0.1 0.2 0.2 --no-validation"""
+    assert main([*line.split(), "--log-dir", str(tmp_path), "--run-name", "two", "--progress", "plain"]) == 0
+    run = tmp_path / "two"
+    assert any("CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED" in text for text in notes(run))
+    assert any("available_memory_proportion (" in text for text in notes(run))
+    assert (run / "schedule.svg").is_file()
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    last = [record for record in records if "learning_rate" in record][-1]
+    assert last["step"] == 4
+    assert last["learning_rate"] == pytest.approx(2.0**-6 * 32 / 10)  # behind the drop at half of the run
