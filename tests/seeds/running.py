@@ -35,7 +35,8 @@ def reduced(script: str, argv: list[str], place: Path, cache: Path) -> list[str]
     if words[0] == "bench":
         return [*argv, *more, "--image-size", "8", "--steps-per-call", "1", "--repeat", "1", "--num-requests", "1"]
     resolved, _ = planned(words)
-    pictures = ["--image-size", "8"] if resolved.config.data.dataset == "imagenet" else []
+    size = "32" if resolved.config.model.model_name == "toy_model" else "8"  # its pools are 5 pixels wide
+    pictures = ["--image-size", size] if resolved.config.data.dataset == "imagenet" else []
     made_up = [] if resolved.config.data.made_up else ["--generated-data"]
     return [*argv, *SHORT, *made_up, *pictures, *more, "--log-dir", str(place / "runs"), "--run-name", "seed"]
 
