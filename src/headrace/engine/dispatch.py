@@ -20,7 +20,7 @@ from headrace.engine.actions import Observer, Walk
 from headrace.engine.devices import REPLICA, replica_mesh, replicated
 from headrace.engine.home import shardings
 from headrace.engine.loop import put_on
-from headrace.engine.spread import hop, place
+from headrace.engine.spread import hop, in_turn, place
 from headrace.engine.stage import StagePrograms, StageSpec, make_stage, part_of
 from headrace.engine.state import State, snapshot
 from headrace.engine.step import Metrics
@@ -71,7 +71,7 @@ class Dispatcher:
     def copy_to_save(self, state: State) -> State:
         """Copy a state so that this process can read it whole, stage by stage."""
         parts = zip(self.programs, self._split(state), strict=True)
-        return self._join(state, [programs.copy_to_save(part) for programs, part in parts])
+        return in_turn(self._join(state, [programs.copy_to_save(part) for programs, part in parts]))
 
     def compile(self, state: State, resident: Any, block: Any) -> "Dispatcher":
         """Compile every program of every stage by running the block's first step on a copy of the state."""
@@ -183,7 +183,7 @@ class _Passes:
         x = inputs[0] if inputs else None
         forward = self.owner.programs[stage].forward
         y, saved, self.counts[stage] = forward(self.needed[stage], self.counts[stage], x, self._fetched(stage, micro))
-        return y, saved
+        return self._in_turn(y), saved
 
     def backward(
         self, node: Node, micro: int, inputs: tuple[Any, ...], saved: Any, gradients: tuple[Any, ...]
@@ -194,11 +194,15 @@ class _Passes:
         dy = gradients[0] if gradients else self.owner._ones(stage)
         backward, fetched = self.owner.programs[stage].backward, self._fetched(stage, micro)
         dx, self.grads[stage] = backward(self.needed[stage], self.grads[stage], x, saved, dy, fetched)
-        return (dx,)
+        return (self._in_turn(dx),)
 
     def hop(self, value: Any, node: Node) -> Any:
         """Put a value on the devices of a stage, replica by replica."""
         return hop(value, NamedSharding(self.owner.meshes[node.stage], P(REPLICA)))
+
+    def _in_turn(self, value: Any) -> Any:
+        """Wait for a pass, where passes exchange the statistics of batch norms."""
+        return in_turn(value) if self.owner.stages[0].step.norm_group_size > 1 else value
 
     def _fetched(self, stage: int, micro: int) -> Any:
         """Return what a stage fetches from: the resident set, the block, and which micro-batch of it."""

@@ -53,6 +53,23 @@ def readable(array: jax.Array) -> jax.Array:
     return jax.device_put(array, NamedSharding(sharding.mesh, PartitionSpec(), memory_kind=sharding.memory_kind))
 
 
+def in_turn(tree: Any) -> Any:
+    """Wait for values of CPUs of several processes; return them.
+
+    XLA runs small CPU programs at once in the thread that launches them, past others that wait for their turn. So two
+    programs that both exchange something, and of which none needs the other's results, may begin in another order in
+    another process, and then wait for each other for ever. Accelerators keep the order of launches.
+    """
+    if is_spread_over_cpus(leaves := [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array)]):
+        jax.block_until_ready(leaves)
+    return tree
+
+
+def is_spread_over_cpus(leaves: list[jax.Array]) -> bool:
+    """Say whether arrays lie on CPUs of several processes."""
+    return any(not a.is_fully_addressable and next(iter(a.sharding.device_set)).platform == "cpu" for a in leaves)
+
+
 def local_devices(mesh: Mesh | AbstractMesh) -> list[Any]:
     """Return the mesh's devices of this process, in the mesh's order."""
     return [device for device in _all_devices(mesh) if device.process_index == device.client.process_index()]

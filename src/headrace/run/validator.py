@@ -10,6 +10,7 @@ from headrace.data.dataset import DataSet
 from headrace.data.feed import EvalFeed, feed_options
 from headrace.data.fetch import fetch, fetch_labels
 from headrace.engine.evaluate import EvalSpec, Sums, total_sums
+from headrace.engine.spread import in_turn
 from headrace.engine.state import State, evaluated_weights
 from headrace.run.design import Design
 from headrace.run.evaluator import Program, make_evaluator
@@ -65,11 +66,11 @@ class Validator:
 
     def start(self, state: State) -> Started:
         """Start the evaluation of a state's weights; the state may be donated to the next call right after."""
-        asked, weights = time.perf_counter(), self._place(state)
+        asked, weights = time.perf_counter(), self._place(in_turn(state))
         parts: dict[str, list[Sums]] = {name: [] for name in weights}
         for block in self._feed:
             for name, placed in weights.items():
-                parts[name].append(self._compiled[name](placed, self._feed.resident, block))
+                parts[name].append(in_turn(self._compiled[name](placed, self._feed.resident, block)))
         return Started(parts, asked)
 
     def finish(self, started: Started, not_before: float = 0.0) -> dict[str, tuple[dict[str, Any], float]]:
