@@ -8,6 +8,7 @@ JPEGs too where simplejpeg is not installed. Both can decode a JPEG at 1/2, 1/4 
 import io
 import struct
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ class Header:
     plain: bool = True  # a JPEG of grey or YCbCr, which simplejpeg decodes
 
 
+@lru_cache(maxsize=1)  # to look for a module that is not there takes longer than reading a header
 def _simplejpeg() -> Any:
     try:
         import simplejpeg
