@@ -87,8 +87,8 @@ def test_a_stopped_process_is_killed_and_named(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_failing_process_is_named_with_its_code(tmp_path: Path) -> None:
     code, printed = finish(start(["--num-instances", "2"], member(tmp_path, raises="1")))
-    assert code == 2
-    assert "[1] headrace: No more of this.\n" in printed
+    assert code == 2, printed
+    assert re.search(r"^\[1\] headrace: (process 1: )?No more of this\.$", printed, re.MULTILINE), printed[-2000:]
     assert "[0] headrace: Process 0 ends, because process 1 (pid" in printed
     assert re.fullmatch(r"headrace launch: process 1 \(pid \d+, host .*\) ended with exit code 2", last_line(printed))
     assert "Traceback" not in printed
@@ -105,6 +105,20 @@ def test_processes_do_not_outlive_their_launcher(tmp_path: Path) -> None:
     while any(map(is_running, pids)):
         assert time.monotonic() < deadline, "still there"
         time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_a_script_that_calls_python_is_ended_with_it(tmp_path: Path) -> None:
+    script = tmp_path / "start.sh"
+    script.write_text(f"set -e\n{sys.executable} {' '.join(member(tmp_path)[1:])}\necho after\n")
+    job = start(["--num-instances", "2", "--silence-seconds", "3"], ["bash", str(script)])
+    wait_ready(tmp_path, 2)
+    pids = [pid_of(tmp_path, number) for number in range(2)]
+    os.kill(pids[1], signal.SIGSTOP)
+    code, printed = finish(job)
+    assert code != 0
+    assert f"process 1 (pid {pids[1]}, host {HOST}) is not heard of for 3 s" in printed
+    assert not any(map(is_running, pids))
 
 
 def test_a_program_that_is_not_there_is_refused() -> None:

@@ -34,7 +34,8 @@ def join(place: Place) -> Place:
     if not place.is_alone and not jax.distributed.is_initialized():
         # XLA's own CPU collectives know one process only. On other platforms nobody reads this.
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        jax.config.update("jax_enable_preemption_service", False)  # signals are ours
+        with suppress(AttributeError):  # where JAX has it
+            jax.config.update("jax_enable_preemption_service", False)  # signals are ours
         if place.num_processes:
             _meet(place)
         else:
@@ -57,10 +58,13 @@ def joined(*, distributed: bool = False) -> Iterator[Place | None]:
         with naming_the_lost():
             yield place
     except BaseException as error:
+        if isinstance(error, SystemExit) and not error.code:
+            raise
         watch.fail(_in_a_line(error))
         watch.tell()  # the error itself is printed, by whoever catches it
         # JAX would wait for the others at exit, and then abort.
-        atexit.register(_leave_at_once, getattr(error, "exit_code", 1))
+        code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
+        atexit.register(_leave_at_once, code)
         raise
 
 
@@ -116,8 +120,8 @@ def _job() -> _Job:
 def _meet(place: Place) -> None:
     """Call the roll, start the watch, then JAX."""
     roll = call_roll(place)
-    parent = os.environ.get(PARENT)
-    watch = _job().watch = Watch(roll, place.silence_seconds, int(parent) if parent else None)
+    parent = os.getppid() if os.environ.get(PARENT) == str(os.getppid()) else None  # else a script stands between
+    watch = _job().watch = Watch(roll, place.silence_seconds, parent)
     host, port = split_address(roll.jax_address, COORDINATOR)
     local = host == LOOPBACK
     try:
@@ -141,7 +145,7 @@ def _meet(place: Place) -> None:
 
 def _in_a_line(error: BaseException) -> str:
     text = error.problem if isinstance(error, HeadraceError) else f"{type(error).__name__}: {error}"
-    return text.splitlines()[0][:300] if text else type(error).__name__
+    return text.splitlines()[0][:300].removesuffix(".") if text else type(error).__name__
 
 
 def _leave_at_once(code: int) -> None:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -34,6 +35,11 @@ class Started:
 
     number: int
     process: subprocess.Popen[bytes]
+
+    def send(self, number: int) -> None:
+        """Send a signal to the process and to what it has started itself (a script that calls python, say)."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
 
     def __str__(self) -> str:
         return f"process {self.number} (pid {self.process.pid}, host {socket.gethostname()})"
@@ -77,7 +83,7 @@ def run_local(request: LaunchRequest, command: Sequence[str]) -> int:
                 return _Ending(job, signals).wait()
         finally:
             for started in job:
-                started.process.kill()
+                started.send(signal.SIGKILL)
                 started.process.wait()
 
 
@@ -115,7 +121,7 @@ class _Signals:
         self.asked = True
         for started in self._job:
             if started.process.poll() is None:
-                started.process.send_signal(number)
+                started.send(number)
 
 
 class _Ending:
@@ -160,7 +166,7 @@ class _Ending:
     def _kill(self) -> None:
         """End what does not end by itself. Where all others only followed, it was the cause: it hung."""
         for started in self._running:
-            started.process.kill()
+            started.send(signal.SIGKILL)
             code = started.process.wait()
             if self._worst is None or self._worst[1] == LOST:
                 self._worst = (started, code)
