@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from headrace.cli.main import main
+from headrace.cli.options import read_words
 from headrace.cli.scripts import run
 from headrace.core.errors import ConfigError
 from headrace.core.find_place import find_place
+from headrace.run.launch_request import LaunchRequest
 from tests.seeds.page import PAGE, page
 from tests.seeds.reading import (
     NOT_OURS,
@@ -48,6 +50,17 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch
     return monkeypatch
 
 
+def launch_facts(request: LaunchRequest, command: SeedCommand) -> dict[str, int | None]:
+    """Return what a poprun line asks for, as far as the seed says it."""
+    given = {
+        "processes": request.num_processes,
+        "replicas": request.num_replicas,
+        "hosts": len(request.hosts),
+        "devices_per_replica": request.devices_per_replica,
+    }
+    return {key: given[key] for key in command.launch}
+
+
 @pytest.mark.parametrize("command", named("plan"))
 def test_plan(command: SeedCommand, tmp_path: Path, shell: pytest.MonkeyPatch) -> None:
     request, script, argv = split_launch(command.words(tmp_path))
@@ -66,13 +79,7 @@ def test_plan(command: SeedCommand, tmp_path: Path, shell: pytest.MonkeyPatch) -
         assert [text.startswith(warns) for text in logs] == ([True] if warns else [])
     if command.launch:
         assert request is not None
-        given = {
-            "processes": request.num_processes,
-            "replicas": request.num_replicas,
-            "hosts": len(request.hosts),
-            "devices_per_replica": request.devices_per_replica,
-        }
-        assert {key: given[key] for key in command.launch} == command.launch
+        assert launch_facts(request, command) == command.launch
         assert design.plan.devices_per_replica == command.launch.get("devices_per_replica", 4)
 
 
@@ -88,6 +95,19 @@ def test_replicas_of_the_program_give_way_to_the_launcher_s(command: SeedCommand
     each = command.launch["replicas"] // command.launch["processes"]
     assert told.startswith("num_replicas 3 (command line) is ignored: the launcher says")
     assert told.endswith(f"{each} in each of {command.launch['processes']} processes")
+
+
+@pytest.mark.parametrize("command", [pytest.param(c, id=c.name) for c in COMMANDS if c.kind == "validate"])
+def test_validation(command: SeedCommand, tmp_path: Path) -> None:
+    request, script, argv = split_launch(command.words(tmp_path))
+    assert request is not None
+    assert launch_facts(request, command) == command.launch
+    words = script_words(script, argv)
+    # train.py goes on with a run that is not finished (here there is none), and validates one that is
+    assert words[:2] == ["resume" if script == "train" else "validate", "generated_checkpoints_dir_path"]
+    taken = dict(read_words(words[2:], "headrace validate").options)
+    assert taken.pop("dataset_path").startswith("your_dataset")
+    assert taken == ({} if command.line == 224 else {"shards": "1"})
 
 
 @pytest.mark.parametrize("command", named("bench"))

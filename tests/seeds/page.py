@@ -19,9 +19,11 @@ commands; they know the option names and defaults of the application that a comm
 `python train.py` to see what a command comes to, or add `--dry-run-steps 1` to try it. On a machine with fewer devices
 than a command asks for, `--platform cpu` makes virtual ones.
 
-How a status is known: **in the suite** and **in the slow tests** mean that the command was run through the real parser
-and planner as it stands, that the plan is the one that the seed's text states, and that it was executed for one weight
-update (or one measurement) on virtual CPU devices, with made-up images of 8 pixels (`tests/test_seed_commands.py`).
+How a status is known. Every command goes through the real parser and planner as it stands in the suite, and its plan
+is the one that the seed's text states. **In the suite** and **in the slow tests** mean that it was also executed, for
+one weight update (or one measurement) on virtual CPU devices with made-up images of 8 pixels; the day is that of the
+last time. Where no day stands, the test is there (`tests/test_seed_commands_slow.py`), but it takes long or many
+processes, and nobody has waited for it yet.
 """
 
 TITLES = {
@@ -40,7 +42,9 @@ def status(command: SeedCommand) -> str:
         return "is read"
     if command.refused:
         return "is refused, as the seed says"
-    return {"quick": "runs, in the suite", "slow": "runs, in the slow tests"}[command.run]
+    if command.run == "quick":
+        return "runs, in the suite"
+    return f"runs, in the slow tests ({command.ran})" if command.ran else "planned in the suite, slow test not run yet"
 
 
 def numbers(command: SeedCommand) -> str:

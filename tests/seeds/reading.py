@@ -38,6 +38,7 @@ class SeedCommand:
     launch: dict[str, Any] = field(default_factory=dict)
     refused: str = ""
     run: str = ""
+    ran: str = ""  # when a slow one was last executed
     file: str = ""
     fill: dict[str, str] = field(default_factory=dict)
     insert: str = ""
