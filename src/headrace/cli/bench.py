@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
     resolved = resolve_words(words)
     from headrace.run.join import joined
 
-    with joined() as place:
+    with joined(distributed=resolved.config.run.distributed) as place:
         own.mine = place is None or place.is_first  # the rates are those of all processes; one tells them
         if own.mine:
             print_remarks(resolved)

@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
     from headrace.run.validate import ALL, BEST, LAST, validate
 
     which = LAST if own.last else BEST if own.best else ALL
-    with joined():
+    with joined(distributed=bool(words.options.get("distributed"))):
         found = validate(own.path, words.options, which=which, report_dir=own.report_dir)
         if current_group().is_first:
             _show(found, as_json=own.json)
