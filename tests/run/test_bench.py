@@ -8,12 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from headrace.cli.bench import add_arguments
 from headrace.cli.bench_entries import SHIPPED, read_entries
 from headrace.cli.main import main
+from headrace.cli.options import read_config_words, resolve_words
 from headrace.config.load import config_from, resolve
 from headrace.core.errors import ConfigError
 from headrace.data.dataset import describe, open_dataset
 from headrace.run.bench_inference import bench_inference
+from headrace.run.design import design_run
 from headrace.run.rates import call_rates, latencies
 
 from .process import run_job
@@ -155,3 +158,28 @@ def test_a_bad_file_is_refused(tmp_path, text, told):
         read_entries(file)
     with pytest.raises(ConfigError, match="cannot be read"):
         read_entries(Path(tmp_path / "none.yml"))
+
+
+# (images of a step or a batch, devices): the reference's numbers, REFERENCE's table of its benchmark commands
+STATED = {
+    "resnet50_training": (16 * 1024, 4),
+    "resnet50_training_pod16": (16 * 256, 4),  # of one of its four processes
+    "resnext101_training": (6 * 64 * 2, 4),
+    "resnext101_training_pod16": (6 * 16, 2),
+    "efficientnet_b4_training": (5 * 40, 4),
+    "efficientnet_b4_training_pod16": (5 * 40, 4),
+}
+
+
+@pytest.mark.parametrize("name", sorted(read_entries(SHIPPED)))
+def test_every_shipped_benchmark_can_be_planned(name):
+    entry = read_entries(SHIPPED)[name]
+    made_up = "--config synthetic_resnet50" in " ".join(entry.options) or "--synthetic-data" in entry.options
+    words = entry.command(entry.points()[-1], [] if made_up else ["--generated-data"])
+    words = words[words.index("bench") + 1 :]
+    resolved = resolve_words(read_config_words(words, "headrace bench", add_arguments))
+    design = design_run(resolved.config)
+    if name in STATED:
+        assert (design.plan.batch.global_batch_size, design.plan.num_devices) == STATED[name]
+    if "batch-size" in entry.sweep:
+        assert design.plan.validation.micro_batch_size == entry.sweep["batch-size"][-1]

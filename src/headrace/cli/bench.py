@@ -21,7 +21,7 @@ DESCRIPTION = (
 
 def main(argv: list[str]) -> int:
     """Run the command; return its exit code."""
-    words = read_config_words(argv, "headrace bench", _add_arguments, DESCRIPTION)
+    words = read_config_words(argv, "headrace bench", add_arguments, DESCRIPTION)
     own = words.own
     if own.list or own.entry:
         from headrace.cli.bench_entries import run_entries
@@ -97,7 +97,8 @@ def _inference(resolved: "Resolved", own: argparse.Namespace) -> "InferenceResul
     return result
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's own arguments."""
     add: Any = parser.add_argument
     add("--mode", choices=("training", "inference"), default="training", help="what is measured [training]")
     add("--steps-per-call", type=int, default=50, metavar="N", help="steps, or batches, of one device call [50]")
