@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from headrace.cli.bench import _add_arguments as bench_arguments
+from headrace.cli.bench import add_arguments as bench_arguments
 from headrace.cli.options import parse, read_config_words, resolve_words
 from headrace.cli.scripts import SCRIPTS
 from headrace.config.load import Resolved
