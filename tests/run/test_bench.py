@@ -64,6 +64,17 @@ def test_the_rate_of_two_processes_is_that_of_both_and_told_once(tmp_path):
     assert len(line["each_call"]) == 2
 
 
+@pytest.mark.parametrize(("mode", "batch"), [("training", "global batch 4 (4 x 1"), ("inference", "batch 4 (4 x 1")])
+def test_words_stand_in_front_of_the_line_of_json(mode, batch, capsys):
+    words = "--config none --model cifar_resnet8 --dataset cifar10 --synthetic-data --micro-batch-size 4 --num-calls 1"
+    assert main(["bench", "--mode", mode, *words.split(), "--steps-per-call", "1", "--num-requests", "1"]) == 0
+    *told, line = capsys.readouterr().out.splitlines()
+    assert told[0].startswith(mode)
+    assert told[1].startswith(batch)
+    assert "img/s (median of 1" in told[2]
+    assert json.loads(line)["mode"] == mode
+
+
 def test_imagenet_is_made_up_as_published():
     data = config_from({"dataset": "imagenet", "synthetic_data": "ipu", "model_name": "efficientnet_b4"}).data
     info = describe(data)

@@ -60,16 +60,17 @@ def _training(resolved: "Resolved", own: argparse.Namespace) -> "BenchResult":
     from headrace.run.bench import bench
 
     result = bench(resolved, steps_per_call=own.steps_per_call, num_calls=own.num_calls)
+    how = result.conditions
     if own.mine and not own.json:
-        print(f"training {result.model} on {result.dataset}, precision {result.precision}, {result.device}")
+        print(f"training {how.model} on {how.dataset}, precision {how.precision}, {how.device}")
         sizes = (result.micro_batch_size, result.num_replicas, result.gradient_accumulation_count)
         print(
             f"global batch {result.global_batch_size} ({sizes[0]} x {sizes[1]} replicas x {sizes[2]} accumulated), "
             f"{result.num_calls} calls of {result.steps_per_call} steps"
         )
         print(
-            f"{result.rates}, {result.step_milliseconds:.3g} ms per step; compiled in {result.compile_seconds:.1f} s "
-            f"({result.compile_cache}); one device holds {format_bytes(result.device_bytes)}"
+            f"{result.rates}, {result.step_milliseconds:.3g} ms per step; compiled in {how.compile_seconds:.1f} s "
+            f"({how.compile_cache}); one device holds {format_bytes(how.device_bytes)}"
         )
     return result
 
@@ -81,15 +82,16 @@ def _inference(resolved: "Resolved", own: argparse.Namespace) -> "InferenceResul
     result = bench_inference(
         resolved, batches_per_call=own.steps_per_call, num_calls=own.num_calls, num_requests=own.num_requests
     )
+    how = result.conditions
     if own.mine and not own.json:
-        print(f"inference of {result.model} on {result.dataset}, precision {result.precision}, {result.device}")
+        print(f"inference of {how.model} on {how.dataset}, precision {how.precision}, {how.device}")
         print(
             f"batch {result.batch_size} ({result.micro_batch_size} x {result.num_replicas} replicas), "
             f"{len(result.rates.each)} calls of {result.batches_per_call} batches"
         )
         print(
-            f"{result.rates}; compiled in {result.compile_seconds:.1f} s ({result.compile_cache}); "
-            f"one device holds {format_bytes(result.device_bytes)}"
+            f"{result.rates}; compiled in {how.compile_seconds:.1f} s ({how.compile_cache}); "
+            f"one device holds {format_bytes(how.device_bytes)}"
         )
         if result.latency_milliseconds:
             told = ", ".join(f"{name} {each:.3g}" for name, each in result.latency_milliseconds.items())

@@ -115,14 +115,8 @@ def _number(environ: Environ, name: str) -> int:
     return int(text)
 
 
-def _optional(environ: Environ, name: str) -> int | None:
-    return _number(environ, name) if environ.get(name) else None
-
-
-def _seconds(environ: Environ, name: str, default: float) -> float:
-    text = environ.get(name)
-    if not text:
-        return default
+def read_seconds(name: str, text: str) -> float:
+    """Return a time that a variable or an option says, or refuse it by that name."""
     try:
         seconds = float(text)
     except ValueError:
@@ -130,6 +124,15 @@ def _seconds(environ: Environ, name: str, default: float) -> float:
     if not 0 < seconds < float("inf"):
         raise ConfigError(f"{name} is {text!r}.", rule="It is a number of seconds above 0.")
     return seconds
+
+
+def _optional(environ: Environ, name: str) -> int | None:
+    return _number(environ, name) if environ.get(name) else None
+
+
+def _seconds(environ: Environ, name: str, default: float) -> float:
+    text = environ.get(name)
+    return read_seconds(name, text) if text else default
 
 
 def _meeting_point(environ: Environ, host: str, port: int) -> str:

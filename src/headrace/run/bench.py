@@ -3,13 +3,12 @@
 import statistics
 import time
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 
-import headrace
 from headrace.config.load import Resolved
 from headrace.core.errors import ConfigError
 from headrace.data.dataset import DataSet, open_dataset
@@ -20,39 +19,22 @@ from headrace.run.executor import make_executor
 from headrace.run.group import current_group
 from headrace.run.initial import adopt_weights
 from headrace.run.measure import with_measured_blocks
-from headrace.run.rates import Rates, call_rates
+from headrace.run.rates import Measured, call_rates, conditions
 from headrace.run.settle import Settler
 from headrace.run.trainer import Compiled, advise_on_memory, compile_call, open_feed, step_spec
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchResult:
-    """Rates of the calls after the first, and what was measured on what."""
+class BenchResult(Measured):
+    """How fast training went."""
 
-    model: str
-    dataset: str
-    precision: str
-    micro_batch_size: int
-    num_replicas: int
+    mode: ClassVar[str] = "training"
     gradient_accumulation_count: int
     global_batch_size: int
     steps_per_call: int
     num_calls: int  # timed ones
-    rates: Rates
     step_milliseconds: float
-    first_call_seconds: float
-    compile_seconds: float
-    compile_cache: str
-    device_bytes: int
     final_loss: float
-    device: str
-    versions: dict[str, str]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain values."""
-        plain = {"mode": "training"} | asdict(self) | self.rates.to_dict()
-        del plain["rates"]
-        return plain
 
 
 def bench(resolved: Resolved, *, steps_per_call: int, num_calls: int) -> BenchResult:
@@ -72,24 +54,17 @@ def bench(resolved: Resolved, *, steps_per_call: int, num_calls: int) -> BenchRe
         compiled, seconds, loss = _measure(design, dataset, devices)
     batch = design.plan.batch
     return BenchResult(
-        model=config.model.model_name,
-        dataset=config.data.dataset,
-        precision=config.numerics.precision,
+        conditions=conditions(config, compiled, devices),
+        rates=call_rates(steps_per_call * batch.global_batch_size, seconds),
         micro_batch_size=batch.micro_batch_size,
         num_replicas=batch.num_replicas,
+        first_call_seconds=seconds[0],
         gradient_accumulation_count=batch.gradient_accumulation_count,
         global_batch_size=batch.global_batch_size,
         steps_per_call=steps_per_call,
         num_calls=num_calls,
-        rates=call_rates(steps_per_call * batch.global_batch_size, seconds),
         step_milliseconds=1e3 * statistics.median(seconds[1:]) / steps_per_call,
-        first_call_seconds=seconds[0],
-        compile_seconds=compiled.seconds,
-        compile_cache=str(compiled.counts),
-        device_bytes=compiled.device_bytes,
         final_loss=loss,
-        device=f"{len(devices)} x {devices[0].device_kind}",
-        versions={"headrace": headrace.__version__, "jax": jax.__version__},
     )
 
 

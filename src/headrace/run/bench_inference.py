@@ -6,13 +6,12 @@ in the host's memory (or on the device, for synthetic ones) to its scores in the
 
 import time
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 
-import headrace
 from headrace.config.load import Resolved
 from headrace.core.errors import ConfigError
 from headrace.data.cache import make_resident
@@ -27,36 +26,19 @@ from headrace.engine.spread import place
 from headrace.run.design import Design, design_run
 from headrace.run.group import current_group
 from headrace.run.initial import adopt_weights
-from headrace.run.rates import Rates, call_rates, latencies
+from headrace.run.rates import Measured, call_rates, conditions, latencies
 from headrace.run.trainer import Compiled, compiled_from, own_share
 
 
 @dataclass(frozen=True, kw_only=True)
-class InferenceResult:
-    """Rates of the calls after the first, latencies of single batches, and what was measured on what."""
+class InferenceResult(Measured):
+    """How fast inference went: also the latencies of single batches, empty where none was asked for."""
 
-    model: str
-    dataset: str
-    precision: str
-    micro_batch_size: int
-    num_replicas: int
+    mode: ClassVar[str] = "inference"
     batch_size: int
     batches_per_call: int
-    rates: Rates
-    latency_milliseconds: dict[str, float]  # empty where none was asked for
+    latency_milliseconds: dict[str, float]
     num_requests: int
-    first_call_seconds: float
-    compile_seconds: float
-    compile_cache: str
-    device_bytes: int
-    device: str
-    versions: dict[str, str]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain values."""
-        plain = {"mode": "inference"} | asdict(self) | self.rates.to_dict()
-        del plain["rates"]
-        return plain
 
 
 def bench_inference(resolved: Resolved, *, batches_per_call: int, num_calls: int, num_requests: int) -> InferenceResult:
@@ -80,22 +62,15 @@ def bench_inference(resolved: Resolved, *, batches_per_call: int, num_calls: int
     compiled, seconds = bench.time_calls(batches_per_call, num_calls + 1)
     single = bench.time_requests(num_requests) if num_requests else []
     return InferenceResult(
-        model=config.model.model_name,
-        dataset=config.data.dataset,
-        precision=config.numerics.precision,
+        conditions=conditions(config, compiled, devices),
+        rates=call_rates(batches_per_call * plan.batch_size, seconds),
         micro_batch_size=plan.micro_batch_size,
         num_replicas=plan.num_replicas,
+        first_call_seconds=seconds[0],
         batch_size=plan.batch_size,
         batches_per_call=batches_per_call,
-        rates=call_rates(batches_per_call * plan.batch_size, seconds),
         latency_milliseconds=latencies(single) if single else {},
         num_requests=num_requests,
-        first_call_seconds=seconds[0],
-        compile_seconds=compiled.seconds,
-        compile_cache=str(compiled.counts),
-        device_bytes=compiled.device_bytes,
-        device=f"{len(devices)} x {devices[0].device_kind}",
-        versions={"headrace": headrace.__version__, "jax": jax.__version__},
     )
 
 

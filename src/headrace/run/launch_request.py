@@ -7,6 +7,7 @@ from pathlib import PurePath
 from typing import Any
 
 from headrace.core.errors import ConfigError, did_you_mean
+from headrace.core.find_place import read_seconds
 from headrace.core.hosts import expand_hosts
 
 DRIVERS = ("auto", "local", "mpirun", "srun")
@@ -66,16 +67,6 @@ def _index(name: str, text: str) -> int:
     return int(text)
 
 
-def _seconds(name: str, text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise ConfigError(f"{name} is {text!r}.", rule="It is a number of seconds above 0.")
-    return seconds
-
-
 def _yes(name: str, text: str) -> bool:
     known = {"1": True, "yes": True, "true": True, "on": True, "0": False, "no": False, "false": False, "off": False}
     if text.lower() not in known:
@@ -120,12 +111,12 @@ ROWS = (
         sets="coordinator",
         help="where the processes meet [the first host, a port of the job's own]",
     ),
-    Row(name="--join-seconds", metavar="S", sets="join_seconds", read=_seconds, help="time for all to start [120]"),
+    Row(name="--join-seconds", metavar="S", sets="join_seconds", read=read_seconds, help="time for all to start [120]"),
     Row(
         name="--silence-seconds",
         metavar="S",
         sets="silence_seconds",
-        read=_seconds,
+        read=read_seconds,
         help="a process that is not heard of for so long counts as hung [10]",
     ),
     Row(

@@ -2,7 +2,14 @@
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import jax
+
+import headrace
+from headrace.config.schema import Config
+from headrace.run.trainer import Compiled
 
 _PERCENTILES = (50, 90, 95, 99)
 
@@ -44,6 +51,52 @@ class Rates:
             f"{self.median:,.0f} img/s (median of {len(self.each)}; mean {self.mean:,.0f} ± {self.deviation:,.0f}, "
             f"{min(self.each):,.0f} to {max(self.each):,.0f})"
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """What was measured, on what, and what compiling it took."""
+
+    model: str
+    dataset: str
+    precision: str
+    compile_seconds: float
+    compile_cache: str
+    device_bytes: int
+    device: str
+    versions: dict[str, str]
+
+
+def conditions(config: Config, compiled: Compiled, devices: list[Any]) -> Conditions:
+    """Return under which conditions a program ran."""
+    return Conditions(
+        model=config.model.model_name,
+        dataset=config.data.dataset,
+        precision=config.numerics.precision,
+        compile_seconds=compiled.seconds,
+        compile_cache=str(compiled.counts),
+        device_bytes=compiled.device_bytes,
+        device=f"{len(devices)} x {devices[0].device_kind}",
+        versions={"headrace": headrace.__version__, "jax": jax.__version__},
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What all benchmarks tell: the conditions and the rates of the calls after the first."""
+
+    mode: ClassVar[str]
+    conditions: Conditions
+    rates: Rates
+    micro_batch_size: int
+    num_replicas: int
+    first_call_seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as plain values, on one level."""
+        plain = asdict(self)
+        del plain["rates"]
+        return {"mode": self.mode} | plain.pop("conditions") | plain | self.rates.to_dict()
 
 
 def call_rates(images_per_call: int, seconds: Sequence[float]) -> Rates:
