@@ -26,8 +26,28 @@ Put = Callable[
 ]  # (tree of arrays, `replicated` | `steps` | `batches` | `rows`) -> tree of device arrays
 
 
-class TrainFeed:
-    """The blocks of a training run from any step on: K steps each, `num_calls` of them."""
+class _PreparedFeed:
+    """A feed whose blocks are prepared ahead one after the other."""
+
+    _reader: BlockReader | None
+    _ahead: Ahead
+
+    def next(self, in_flight: Any = None) -> dict[str, Any]:
+        """Return the next block, with images and labels unless they are resident.
+
+        Give a result of the running call as `in_flight`, so that only the device's own waiting is counted.
+        """
+        return self._ahead.next(in_flight)
+
+    def close(self) -> None:
+        """End the threads and drop what was prepared."""
+        if self._reader is not None:
+            self._reader.close()
+        self._ahead.close()
+
+
+class TrainFeed(_PreparedFeed):
+    """The blocks of a training run from any step on, `num_calls` of them: index [K, G, B] and epoch [K]."""
 
     def __init__(
         self,
@@ -48,19 +68,6 @@ class TrainFeed:
         self._reader = BlockReader(source, options, train=True) if self.resident is None else None
         self.stats = FeedStats()  # what feeding cost so far
         self._ahead = Ahead(self._make, num_calls, options.prefetch_depth, self.stats)
-
-    def next(self, in_flight: Any = None) -> dict[str, Any]:
-        """Return the next block: index [K, G, B] and epoch [K], with images and labels unless they are resident.
-
-        Give a result of the running call as `in_flight`, so that only the device's own waiting is counted.
-        """
-        return self._ahead.next(in_flight)
-
-    def close(self) -> None:
-        """End the threads and drop what was prepared."""
-        if self._reader is not None:
-            self._reader.close()
-        self._ahead.close()
 
     def _make(self, number: int) -> dict[str, Any]:
         index, epoch = step_indices(self._shape, self._first + number * self._steps, self._steps, self._order)
@@ -114,8 +121,8 @@ class EvalFeed:
         return _sent(block, lambda: self._put(block, "batches"), self.stats)
 
 
-class RepeatedFeed:
-    """Blocks of [n, B] samples of a split in order, over and over: for measuring, where nothing is counted."""
+class RepeatedFeed(_PreparedFeed):
+    """Blocks of index [n, B], samples of a split in order, over and over: for measuring, where nothing is counted."""
 
     def __init__(self, source: Source, shape: tuple[int, int], num_blocks: int, options: FeedOptions, put: Put) -> None:
         self._shape, self._num_samples, self._put = shape, len(source), put
@@ -123,16 +130,6 @@ class RepeatedFeed:
         self._reader = BlockReader(source, options, train=False) if options.cache.where != "device" else None
         self.stats = FeedStats()
         self._ahead = Ahead(self._make, num_blocks, options.prefetch_depth, self.stats)
-
-    def next(self, in_flight: Any = None) -> dict[str, Any]:
-        """Return the next block: index [n, B], with images and labels unless they are resident."""
-        return self._ahead.next(in_flight)
-
-    def close(self) -> None:
-        """End the threads."""
-        if self._reader is not None:
-            self._reader.close()
-        self._ahead.close()
 
     def _make(self, number: int) -> dict[str, Any]:
         size = self._shape[0] * self._shape[1]
