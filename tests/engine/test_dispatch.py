@@ -2,6 +2,7 @@
 
 import threading
 import time
+from dataclasses import fields, replace
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,7 @@ from ..harness import (
     make_block,
     make_samples,
     make_stages,
+    run_stages,
     small_residual,
     train_pipelined,
     train_steps,
@@ -138,6 +140,31 @@ def test_flags_name_the_block_in_a_pipeline_as_on_one_device(samples):
     # the relu's and the pool's have no weights; the dense layer and all before it get gradients that are no numbers
     np.testing.assert_array_equal(metrics["gradient_finite"], [[False, False, True, True, False]] * 3)
     np.testing.assert_array_equal(metrics["bad"], [1, 1, 1])
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_no_empty_array_enters_or_leaves_a_stage_program(samples, recompute):
+    """XLA of jax 0.11 ends the process where one crosses the border of a mapped program on several devices."""
+    stages = Stages(cut=(1, 3), mapping=(0, 1, 2), count=2, replicas=2, recompute=recompute)
+    spec, dispatcher = make_stages(config_from(OPTIONS), small_residual(NormSpec()), samples[0], stages)
+    crossed = []
+
+    def watched(program):
+        def run(*arguments):
+            crossed.extend(leaf.shape for leaf in jax.tree.leaves(arguments))
+            results = program(*arguments)
+            crossed.extend(leaf.shape for leaf in jax.tree.leaves(results))
+            return results
+
+        return run
+
+    programs = tuple(
+        replace(programs, **{field.name: watched(getattr(programs, field.name)) for field in fields(programs)})
+        for programs in dispatcher.programs
+    )
+    run_stages(spec, replace(dispatcher, programs=programs), *samples)
+    assert crossed
+    assert not [shape for shape in crossed if 0 in shape]
 
 
 def test_a_stage_keeps_its_convolution_outputs_alone():

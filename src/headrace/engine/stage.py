@@ -133,8 +133,9 @@ def _fresh(stage: StageSpec, state: State) -> tuple[dict[str, Any], Any]:
     counts = {
         "stats": jax.tree.map(lambda s: jnp.zeros((1, *s.shape), s.dtype), state["stats"]),
         "sums": {key: jnp.zeros((1,), jnp.float32) for key in sums},
-        "finite": jnp.ones((1, len(stage.block_names) if stage.step.numerics.fp_exceptions else 0), bool),
     }
+    if stage.step.numerics.fp_exceptions:
+        counts["finite"] = jnp.ones((1, len(stage.block_names)), bool)
     return counts, jax.tree.map(lambda w: jnp.zeros((1, *w.shape), dtype), state["params"])
 
 
@@ -181,12 +182,13 @@ def _forward(stage: StageSpec, state: State, counts: Any, x: Any, source: Any) -
         y, vjp, (batch_stats, sums, finite) = jax.vjp(function, *arguments, has_aux=True)
         saved = jax.tree.map(lambda a: a[None], without_arguments(vjp))
     count = stage.step.gradient_accumulation_count
-    counts = {
+    added = {
         "stats": jax.tree.map(lambda total, new: total + new[None] / count, counts["stats"], batch_stats),
         "sums": {key: total + sums[key][None] for key, total in counts["sums"].items()},
-        "finite": counts["finite"] & finite[None],
     }
-    return (y[None] if stage.is_last else y), saved, counts
+    if "finite" in counts:
+        added["finite"] = counts["finite"] & finite[None]
+    return (y[None] if stage.is_last else y), saved, added
 
 
 def _backward(
