@@ -12,6 +12,7 @@ import pytest
 
 from tests.seeds.reading import SeedCommand, read_commands, split_launch
 from tests.seeds.running import (
+    CROWDED,
     ROOT,
     SHORT,
     at,
@@ -72,7 +73,7 @@ def test_slow_execution(command: SeedCommand, tmp_path: Path, cache: Path) -> No
 @pytest.mark.parametrize("command", once(LAUNCHED))
 def test_slow_execution_in_processes(command: SeedCommand, tmp_path: Path, cache: Path) -> None:
     needs_memory(command.launch["processes"])
-    check_output(command, execute(launched_words(command, tmp_path, cache), tmp_path))
+    check_output(command, execute(launched_words(command, tmp_path, cache), tmp_path, **CROWDED))
 
 
 @pytest.mark.slow
@@ -88,7 +89,7 @@ def test_slow_validation_in_processes(command: SeedCommand, tmp_path: Path, cach
     run_dir = str(tmp_path / "runs" / "seed")
     words = ["localhost" if "," in word and word[0].isdecimal() else word for word in words]
     words = [run_dir if word == "generated_checkpoints_dir_path" else word for word in words]
-    printed = execute([sys.executable, "-m", "headrace", *words, "--dry-run-steps", "1"], tmp_path)
+    printed = execute([sys.executable, "-m", "headrace", *words, "--dry-run-steps", "1"], tmp_path, **CROWDED)
     assert re.search(r"^\[0\] +1 +0\.\d\d +raw ", printed, re.MULTILINE), printed
 
 

@@ -9,7 +9,8 @@ from typing import IO
 # What C++ libraries print at every start, or about the end of another process, which the watch tells in one line.
 NOISE = re.compile(
     rb"\[Gloo\] Rank \d+ is connected|[EFW]\d{4} [\d:.]+ +\d+ (coordination_service|client\.h|preemption_sync)"
-    rb"|Additional GRPC error information|:UNKNOWN:Error received from peer|\*\*\* Check failure stack|    @ +0x"
+    rb"|Additional GRPC error information|:UN(KNOWN|AVAILABLE):|=== Source Location Trace: ===|external/xla\S*:\d+\s*$"
+    rb"|\*\*\* Check failure stack|    @ +0x"
 )
 
 
@@ -35,8 +36,10 @@ class Output:
             self._threads.append(thread)
 
     def _copy(self, number: int, source: IO[bytes], target: IO[str]) -> None:
+        noise = False
         for row in source:
-            if (self._only is not None and number != self._only) or NOISE.match(row):
+            noise = bool(NOISE.match(row)) or (noise and not row.strip())  # an empty line after it belongs to it
+            if noise or (self._only is not None and number != self._only):
                 continue
             text = row.decode(errors="replace").rstrip("\r\n")
             with self._lock:
