@@ -15,8 +15,8 @@ from tests.seeds.reading import SeedCommand, planned, read_commands, script_word
 
 ROOT = Path(__file__).parents[2]
 GIB_OF_A_PROCESS = 1.4  # at most, in `CROWDED`
-# Up to 32 processes share two cores and their memory: longer limits, and glibc gives back what XLA freed (2.0 to 1.3 GiB
-# a process of the largest).
+# Up to 32 processes share two cores and their memory: longer limits, and glibc gives back what XLA freed (1.3 GiB
+# instead of 2.0 for a process of the largest).
 CROWDED = {
     "HEADRACE_JOIN_SECONDS": "900",
     "HEADRACE_SILENCE_SECONDS": "300",
