@@ -6,7 +6,7 @@ arrays go through XLA's collectives. Every process must come to the same questio
 
 import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -19,6 +19,7 @@ from headrace.engine.greet import greet, quiet_output
 
 _ROOT = "headrace/run"
 _PATIENCE = 60_000  # milliseconds; then it is waited again: the watch ends a process that waits for a dead one
+PIECE_BYTES = 2**24  # of a state that is sent at once: every device of a process holds it a few times meanwhile
 _KEPT = 256  # answers of process 0 that stay in the store; nobody is that far behind, since calls need everybody
 
 
@@ -68,15 +69,13 @@ class Group:
         """Return process 0's host arrays in every process, bit by bit; the shapes must be equal already."""
         if self.is_alone:
             return tree
-        leaves, build = jax.tree.flatten(jax.tree.map(np.asarray, tree))
-        joined = np.frombuffer(b"".join(leaf.tobytes() for leaf in leaves), np.uint8)
-        received = multihost_utils.broadcast_one_to_all(joined).tobytes()
-        ends = list(itertools.accumulate(leaf.nbytes for leaf in leaves))
-        parts = [received[end - leaf.nbytes : end] for leaf, end in zip(leaves, ends, strict=True)]
-        found = [
-            np.frombuffer(part, leaf.dtype).reshape(leaf.shape).copy() for part, leaf in zip(parts, leaves, strict=True)
-        ]
-        return jax.tree.unflatten(build, found)
+        leaves, build = jax.tree.flatten(jax.tree.map(lambda leaf: np.array(leaf, order="C"), tree))
+        for piece in _pieces([leaf.reshape(-1).view(np.uint8) for leaf in leaves]):
+            received = multihost_utils.broadcast_one_to_all(np.concatenate(piece))
+            ends = itertools.accumulate(part.size for part in piece)
+            for part, end in zip(piece, ends, strict=True):
+                part[:] = received[end - part.size : end]
+        return jax.tree.unflatten(build, leaves)
 
     def meet(self, meshes: Sequence[Mesh], group_size: int = 1) -> None:
         """Wait for all processes, and connect those of their devices that will exchange something."""
@@ -106,6 +105,15 @@ class Group:
             except jax.errors.JaxRuntimeError as error:
                 if "DEADLINE_EXCEEDED" not in str(error):
                     raise
+
+
+def _pieces(rows: list[np.ndarray]) -> Iterator[list[np.ndarray]]:
+    """Cut rows of bytes, one behind the other, into pieces of one size but the last; yield the parts of each."""
+    starts = [0, *itertools.accumulate(row.size for row in rows)]
+    for begin in range(0, starts[-1], PIECE_BYTES):
+        end = begin + PIECE_BYTES
+        parts = [row[max(begin - start, 0) : max(end - start, 0)] for row, start in zip(rows, starts[:-1], strict=True)]
+        yield [part for part in parts if part.size]
 
 
 @cache

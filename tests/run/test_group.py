@@ -1,0 +1,61 @@
+"""A state that process 0 sends to all: in pieces, bit by bit, with real processes."""
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+from headrace.run import group
+
+from .test_join import finish
+from .test_launch import start
+
+PROGRAM = """
+import numpy as np
+from headrace.run import group
+from headrace.run.join import joined
+from tests.run.test_group import make_tree
+
+group.PIECE_BYTES = 100
+with joined() as place:
+    mine = make_tree(place.process)
+    kept = make_tree(place.process)
+    found, wanted = group.current_group().same(mine), make_tree(0)
+    for name, leaf in wanted.items():
+        assert found[name].dtype == leaf.dtype and found[name].shape == leaf.shape, name
+        assert found[name].tobytes() == leaf.tobytes(), name
+        assert found[name].flags.writeable
+        assert np.asarray(mine[name]).tobytes() == kept[name].tobytes(), "what was given stays"
+print("equal")
+"""
+
+
+def make_tree(seed: int) -> dict[str, np.ndarray]:
+    """Return arrays of several kinds and sizes, an empty one among them; 100 bytes cut inside and between them."""
+    rng = np.random.default_rng(seed)
+    return {
+        "a": rng.normal(size=(3, 7)).astype(np.float32),
+        "b": np.asarray(rng.integers(0, 2**31), np.int64),
+        "c": rng.normal(size=(51,)).astype(ml_dtypes.bfloat16),
+        "d": np.zeros((0, 4), np.float32),
+        "e": rng.normal(size=(41, 5)).astype(np.float32).T,
+        "f": rng.integers(0, 2, 33).astype(bool),
+    }
+
+
+def test_every_process_has_the_arrays_of_the_first(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    root = Path(__file__).parents[2]
+    program.write_text(f"import sys; sys.path.insert(0, {str(root)!r})\n{PROGRAM}")
+    code, printed = finish(start(["--num-instances", "2"], ["python", str(program)]))
+    assert code == 0, printed
+    assert printed.count("equal") == 2
+
+
+def test_pieces_are_all_bytes_once_and_of_one_size(monkeypatch) -> None:
+    monkeypatch.setattr(group, "PIECE_BYTES", 7)
+    rows = [np.arange(size, dtype=np.uint8) for size in (3, 0, 20, 1, 7)]
+    pieces = list(group._pieces(rows))
+    assert [sum(part.size for part in piece) for piece in pieces] == [7, 7, 7, 7, 3]
+    assert np.concatenate([part for piece in pieces for part in piece]).tolist() == np.concatenate(rows).tolist()
+    assert all(any(np.shares_memory(part, row) for row in rows) for piece in pieces for part in piece)
