@@ -22,8 +22,7 @@ than a command asks for, `--platform cpu` makes virtual ones.
 How a status is known. Every command goes through the real parser and planner as it stands in the suite, and its plan
 is the one that the seed's text states. **In the suite** and **in the slow tests** mean that it was also executed, for
 one weight update (or one measurement) on virtual CPU devices with made-up images of 8 pixels; the day is that of the
-last time. Where no day stands, the test is there (`tests/test_seed_commands_slow.py`), but it takes long or many
-processes, and nobody has waited for it yet.
+last time. The slow ones are in `tests/test_seed_commands_slow.py`; those of 16 and 32 processes want much memory.
 """
 
 TITLES = {

@@ -14,7 +14,7 @@ from headrace.config.seed_words import seed_dialect
 from tests.seeds.reading import SeedCommand, planned, read_commands, script_words, split_launch
 
 ROOT = Path(__file__).parents[2]
-GIB_OF_A_PROCESS = 1.4  # at most, in `CROWDED`
+GIB_OF_A_PROCESS = 1.4  # 1.3 was measured of one process alone, in `CROWDED`
 # Up to 32 processes share two cores and their memory: longer limits, and glibc gives back what XLA freed (1.3 GiB
 # instead of 2.0 for a process of the largest).
 CROWDED = {

@@ -19,7 +19,8 @@ from headrace.engine.greet import greet, quiet_output
 
 _ROOT = "headrace/run"
 _PATIENCE = 60_000  # milliseconds; then it is waited again: the watch ends a process that waits for a dead one
-PIECE_BYTES = 2**24  # of a state that is sent at once: every device of a process holds it a few times meanwhile
+# Of a state, sent at once: devices hold it several times. 292 MiB took 2.9 GiB in one piece, in such ones 0.65.
+PIECE_BYTES = 2**24
 _KEPT = 256  # answers of process 0 that stay in the store; nobody is that far behind, since calls need everybody
 
 
