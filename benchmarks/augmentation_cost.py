@@ -17,9 +17,9 @@ import jax
 import numpy as np
 
 from headrace.config.load import config_from
-from headrace.data.augment import preprocess, preprocess_spec
-from headrace.data.dataset import describe
-from headrace.data.fetch import fetch
+from headrace.data.augmentation.augment import preprocess, preprocess_spec
+from headrace.data.dataset import describe_dataset
+from headrace.data.feeding.cache import fetch
 
 WAYS: dict[str, dict[str, Any]] = {
     "normalise alone": {},
@@ -40,7 +40,7 @@ def make(options: dict[str, Any], batch: int, size: int) -> tuple[Callable[[], A
     given = {key: value for key, value in options.items() if key != "half"}
     shown = {"dataset": "synthetic", "image_size": size, "micro_batch_size": batch}
     config = config_from(shown | given)
-    spec = preprocess_spec(config.data, config.augment, describe(config.data), 3)
+    spec = preprocess_spec(config.data, config.augment, describe_dataset(config.data), 3)
     spec = spec.at_size((size // 2, size // 2)) if "half" in options else spec
     images = np.random.default_rng(0).integers(0, 256, (4 * batch, size, size, 3), np.uint8)
     labels, index = np.zeros(4 * batch, np.int32), np.arange(batch, dtype=np.int32)

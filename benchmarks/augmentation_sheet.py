@@ -13,10 +13,10 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from headrace.config.load import config_from
-from headrace.config.sections_augment import RAND_AUGMENT_OPERATIONS
-from headrace.data.augment import preprocess_spec
-from headrace.data.dataset import describe
-from headrace.data.fetch import fetch
+from headrace.config.section_augment import RAND_AUGMENT_OPERATIONS
+from headrace.data.augmentation.augment import preprocess_spec
+from headrace.data.dataset import describe_dataset
+from headrace.data.feeding.cache import fetch
 
 SIZE, COLUMNS, LABEL, GAP = 72, 8, 170, 4
 MICRO = 4  # scenes in a micro-batch
@@ -70,7 +70,7 @@ def row_of(options: dict[str, Any]) -> np.ndarray:
     given = {key: value for key, value in options.items() if key != "size"}
     shown = {"dataset": "synthetic", "image_size": SIZE, "normalization": "none", "micro_batch_size": MICRO}
     config = config_from(shown | given)
-    spec = preprocess_spec(config.data, config.augment, describe(config.data), 8)
+    spec = preprocess_spec(config.data, config.augment, describe_dataset(config.data), 8)
     spec = spec.at_size((size, size)) if size else spec
     index = np.arange(MICRO, dtype=np.int32)
     block = {"images": np.stack([scene(number) for number in range(MICRO)]), "labels": index, "index": index}

@@ -19,11 +19,10 @@ import jax
 
 from headrace.cli.options import parse
 from headrace.data.dataset import open_dataset
-from headrace.data.feed import feed_options
-from headrace.run.bench import _with_calls
+from headrace.data.feeding.feed import feed_options
+from headrace.run.benchmarks import _with_calls
 from headrace.run.design import Design, design_run, starting_state
-from headrace.run.executor import make_executor
-from headrace.run.trainer import open_feed, step_spec
+from headrace.run.training import make_executor, open_feed, step_spec
 
 STEPS, ROUNDS = 10, 4
 

@@ -41,12 +41,12 @@ def stage0(w, x, y):
 
 
 def stage1a(w, h, y):
-    """Look at the hidden values in one way."""
+    """ViewSpec at the hidden values in one way."""
     return jnp.sin(h @ w), y
 
 
 def stage1b(w, h, y):
-    """Look at them in another way."""
+    """ViewSpec at them in another way."""
     return jnp.tanh(h @ w)
 
 

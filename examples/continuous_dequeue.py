@@ -1,4 +1,4 @@
-"""Watch a training loop from outside: a thread reads each loss while the loop still runs on the device.
+"""LivenessMonitor a training loop from outside: a thread reads each loss while the loop still runs on the device.
 
     python examples/continuous_dequeue.py
 

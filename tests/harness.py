@@ -8,24 +8,23 @@ import jax
 import numpy as np
 
 from headrace.engine.devices import replica_mesh
-from headrace.engine.dispatch import Dispatcher, make_dispatcher
-from headrace.engine.home import ON_DEVICE, Home
-from headrace.engine.loop import make_call, put_on
 from headrace.engine.lr_curve import make_lr_curve
 from headrace.engine.objective import training_loss
 from headrace.engine.optimizer import make_optimizer
+from headrace.engine.pipeline.dispatch import Dispatcher, make_dispatcher
+from headrace.engine.pipeline.stage_programs import StageSpec
+from headrace.engine.pipeline.state_placement import ON_DEVICE, Home
 from headrace.engine.precision import make_precision
-from headrace.engine.stage import StageSpec
 from headrace.engine.state import init_state, put_state
-from headrace.engine.step import StepSpec, make_step
+from headrace.engine.step import StepSpec, make_call, make_step, put_on
 from headrace.model.composites import Chain, Residual
 from headrace.model.gates import Activation, Dropout, DropPath, SqueezeExcite
 from headrace.model.layers import Conv, Dense, GlobalAveragePool, Relu
 from headrace.model.network import Network
 from headrace.model.norm import Norm, NormSpec
 from headrace.plan.partition import stage_ranges
-from headrace.plan.place import make_table
 from headrace.plan.schedule import Work
+from headrace.plan.simulate import make_table
 
 GLOBAL_BATCH, NUM_STEPS = 16, 3
 OPTIONS: dict[str, Any] = {
@@ -114,7 +113,7 @@ def make_spec(config, network, global_batch_size, *, replicas, count, **given) -
 
 
 def make_block(images, labels, count):
-    """Return the block of these samples; position in a global batch is ((g * R + r) * micro + m), as data/order.py."""
+    """Return the block of these samples; position in a global batch is ((g * R + r) * micro + m), as in order.py."""
 
     def cut(array):
         return array.reshape(len(array), count, -1, *array.shape[2:])

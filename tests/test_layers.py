@@ -10,7 +10,7 @@ FILES = sorted(SRC.rglob("*.py"))
 
 # A room may import the rooms left of it. Telemetry and checkpoint stand side by side and do not see each other.
 ROW = (
-    *("core", "config", "data", "ops", "model", "weights", "plan", "engine", "program"),
+    *("core", "job", "config", "data", "ops", "model", "weights", "plan", "engine", "program"),
     *(("telemetry", "checkpoint"), "run", "cli"),
 )
 
@@ -19,7 +19,7 @@ SLOW_IMPORTS = {"jax", "jaxlib", "optax", "numpy", "safetensors", "PIL", "rich"}
 
 # The one deliberately long function: it reads top to bottom as the run.
 LONG_FUNCTIONS = {"run/fit.py": {"fit"}}
-MAX_FILE_LINES, MAX_FUNCTION_LINES = 330, 60
+MAX_FILE_LINES, MAX_FUNCTION_LINES = 700, 60
 
 
 def allowed_rooms() -> dict[str, set[str]]:

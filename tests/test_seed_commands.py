@@ -16,8 +16,8 @@ from headrace.cli.main import main
 from headrace.cli.options import read_words
 from headrace.cli.scripts import run
 from headrace.core.errors import ConfigError
-from headrace.core.find_place import find_place
-from headrace.run.launch_request import LaunchRequest
+from headrace.job.detect_launcher import find_place
+from headrace.job.launch_request import LaunchRequest
 from tests.seeds.page import PAGE, page
 from tests.seeds.reading import (
     NOT_OURS,

@@ -14,14 +14,14 @@ _HOME = {
     "resolve": "headrace.config.load",
     "HeadraceError": "headrace.core.errors",
     "build_network": "headrace.model.families",
-    "own_network": "headrace.model.own",
+    "own_network": "headrace.model.custom",
     "open_dataset": "headrace.data.dataset",
     "make_plan": "headrace.plan.plan",
     "Infeed": "headrace.program.infeed",
     "Outfeed": "headrace.program.outfeed",
     "OutfeedMode": "headrace.program.outfeed",
-    "accumulate_gradients": "headrace.program.transforms",
-    "cross_replica": "headrace.program.transforms",
+    "accumulate_gradients": "headrace.program.gradients",
+    "cross_replica": "headrace.program.gradients",
     "dataset_benchmark": "headrace.program.benchmark",
     "infeed_benchmark": "headrace.program.benchmark",
     "PipelineModel": "headrace.run.pipeline_model",
@@ -33,7 +33,7 @@ _HOME = {
     "recomputation_checkpoint": "headrace.program.stage",
     "train": "headrace.run.fit",
     "resume": "headrace.run.fit",
-    "validate": "headrace.run.validate",
+    "validate": "headrace.run.validation",
 }
 
 _ROOM_FILES = {"loops": "headrace.program.loops"}  # public names that are whole files
@@ -73,19 +73,19 @@ if TYPE_CHECKING:
     from headrace.config.schema import Config
     from headrace.core.errors import HeadraceError
     from headrace.data.dataset import open_dataset
+    from headrace.model.custom import own_network
     from headrace.model.families import build_network
-    from headrace.model.own import own_network
     from headrace.plan.plan import make_plan
     from headrace.program import loops
     from headrace.program.benchmark import dataset_benchmark, infeed_benchmark
+    from headrace.program.gradients import accumulate_gradients, cross_replica
     from headrace.program.infeed import Infeed
     from headrace.program.outfeed import Outfeed, OutfeedMode
     from headrace.program.pipeline import Pipeline, PipelineState, pipeline
     from headrace.program.stage import OptimizerOutput, Stage, recomputation_checkpoint
-    from headrace.program.transforms import accumulate_gradients, cross_replica
     from headrace.run.fit import resume, train
     from headrace.run.pipeline_model import PipelineModel
-    from headrace.run.validate import validate
+    from headrace.run.validation import validate
 
 
 def __getattr__(name: str) -> Any:

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 import headrace.checkpoint
-from headrace.checkpoint.lock import hold
 from headrace.core.errors import CheckpointError
+from headrace.core.files import hold
 
 SOURCE = str(Path(headrace.checkpoint.__file__).parents[2])
 HOLD = """
 import sys, time
-from headrace.checkpoint.lock import hold
+from headrace.core.files import hold
 with hold(sys.argv[1]):
     print("held", flush=True)
     time.sleep(60)

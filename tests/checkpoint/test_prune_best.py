@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.checkpoint.best import Best, Scored, rank
-from headrace.checkpoint.prune import prune
+from headrace.checkpoint.best import Best, Scored, prune, rank
 from headrace.checkpoint.store import checkpoint_name, newest_good, save, step_of
 from headrace.core.errors import CheckpointError
 

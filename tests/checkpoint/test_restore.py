@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from headrace.checkpoint.restore import fit_tree
+from headrace.checkpoint.store import fit_tree
 from headrace.core.errors import CheckpointError
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import headrace
 from headrace.cli.main import main
-from headrace.config.names import find, spellings
+from headrace.config.field import find, spellings
 from headrace.config.schema import all_options
 from headrace.config.seed_table import ELSEWHERE, FIRST, SECOND, defaults_markdown, seed_options_markdown
 

@@ -9,10 +9,10 @@ import pytest
 from PIL import Image
 
 from headrace.cli.main import main
-from headrace.config.names import spellings
+from headrace.config.field import spellings
 from headrace.config.schema import all_options
-from headrace.data.digits import read_digits
-from headrace.weights.torch_write import write_torch_file
+from headrace.data.sets.digits import read_digits
+from headrace.weights.torch_file import write_torch_file
 from tests.weights.test_adopt import torch_resnet
 
 PAGE = Path(__file__).parents[2] / "docs" / "weights.md"

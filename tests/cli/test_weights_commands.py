@@ -11,10 +11,10 @@ import pytest
 from PIL import Image
 
 from headrace.cli.main import main
-from headrace.data.digits import read_digits
-from headrace.run.bundle import load_bundle
-from headrace.run.predict import forward
-from headrace.weights.files import read_file
+from headrace.data.sets.digits import read_digits
+from headrace.run.prediction import forward
+from headrace.run.trained_model import load_trained_model
+from headrace.weights.weight_file import read_file
 
 
 @pytest.fixture(scope="module")
@@ -123,10 +123,10 @@ def test_an_average_is_written_validated_and_used(run, pictures, capsys):
     manifest = json.loads((path / "manifest.json").read_text())
     assert manifest["averaged"] == {"mode": "mean", "of": ["step_00000040", "step_00000060"], "weights": "raw"}
     kernels = [
-        load_bundle(place).params["dense"]["kernel"].astype(np.float64)
+        load_trained_model(place).params["dense"]["kernel"].astype(np.float64)
         for place in (run / "checkpoints" / "step_00000040", run / "checkpoints" / "step_00000060")
     ]
-    bundle = load_bundle(path)
+    bundle = load_trained_model(path)
     assert bundle.weights == "mean 2"
     np.testing.assert_array_equal(bundle.params["dense"]["kernel"], ((kernels[0] + kernels[1]) / 2).astype(np.float32))
     assert main(["validate", str(path), "--json"]) == 0
@@ -145,7 +145,7 @@ def test_exports_hold_the_network_and_its_description(run, tmp_path, capsys, kin
     assert along["class_names"] == [str(digit) for digit in range(10)]
     assert along["normalization"] == "zero-one"
     assert along["image_hwc"] == [32, 32, 1]
-    bundle = load_bundle(run)
+    bundle = load_trained_model(run)
     images = np.random.default_rng(1).integers(0, 256, (5, 32, 32, 1)).astype(np.uint8)
     expected = np.asarray(jax.jit(forward(bundle))(images)["probabilities"])
     if kind == "safetensors":

@@ -11,15 +11,7 @@ from hypothesis import strategies as st
 
 from headrace.config import values
 from headrace.config.field import DEFAULT, Option, Origin
-from headrace.config.load import (
-    config_from,
-    from_flat,
-    origins_from_json,
-    origins_to_json,
-    override,
-    resolve,
-    to_flat,
-)
+from headrace.config.load import config_from, from_flat, origins_from_json, origins_to_json, override, resolve, to_flat
 from headrace.config.schema import Config, all_options
 from headrace.core.errors import ConfigError
 

@@ -8,7 +8,7 @@ from headrace.config.describe import blocks_text, options_markdown, params_markd
 from headrace.config.load import resolve
 from headrace.config.params import TABLES
 from headrace.config.schema import all_options
-from headrace.config.shipped import listed, shipped_blocks
+from headrace.config.yaml_blocks import listed, shipped_blocks
 
 
 @pytest.mark.parametrize("everything", [False, True])

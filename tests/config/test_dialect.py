@@ -297,7 +297,7 @@ def test_a_named_configuration_or_the_option_says_the_dialect():
 
 
 def label_targets(smoothing: float, num_classes: int) -> tuple[float, float]:
-    from headrace.run.trainer import smoothing_over_all
+    from headrace.run.training import smoothing_over_all
 
     learning: Any = read(f"--dialect tf1 --dataset cifar-10 --label-smoothing {smoothing}").config.learning
     spread = smoothing_over_all(learning, num_classes)

@@ -3,13 +3,13 @@
 import pytest
 
 from headrace.config.load import config_from
-from headrace.config.no_effect import ROWS_HERE, told_without_effect, without_effect
+from headrace.config.no_effect import ROWS_HERE, describe_without_effect, without_effect
 from headrace.config.schema import all_options
 
 
 def test_nothing_is_said_where_nothing_was_asked():
     for backend in ("cpu", "gpu", "tpu"):
-        assert told_without_effect(config_from({}), backend) == []
+        assert describe_without_effect(config_from({}), backend) == []
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_by_backend(options, cpu, gpu):
     config = config_from(options)
     assert (bool(without_effect(config, "cpu")), bool(without_effect(config, "gpu"))) == (cpu, gpu)
     for backend in ("cpu", "gpu"):
-        for line in told_without_effect(config, backend):
+        for line in describe_without_effect(config, backend):
             assert line.startswith(f"without effect on {backend}: ")
 
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from headrace.config.field import Option
-from headrace.config.names import Spelled, find, spellings
+from headrace.config.field import Option, Spelled, find, spellings
 from headrace.config.schema import all_options
 from headrace.core.errors import ConfigError
 

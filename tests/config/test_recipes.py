@@ -6,8 +6,7 @@ import pytest
 
 from headrace.cli.options import parse
 from headrace.config.load import resolve
-from headrace.config.shipped import RECIPES, listed, shipped_blocks
-from headrace.config.yaml_file import read_blocks
+from headrace.config.yaml_blocks import RECIPES, listed, read_blocks, shipped_blocks
 
 BLOCKS = shipped_blocks()
 

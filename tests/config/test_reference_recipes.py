@@ -3,7 +3,7 @@
 import pytest
 
 from headrace.config.load import resolve, to_flat
-from headrace.config.shipped import shipped_blocks
+from headrace.config.yaml_blocks import shipped_blocks
 
 SPLITS_4 = ["conv2_block2_out", "conv3_block1_out", "conv4_block2_out"]
 SPLITS_MLPERF = ["conv2_block1_out", "conv2_block3_out", "conv3_block4_out"]

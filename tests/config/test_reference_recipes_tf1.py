@@ -8,7 +8,7 @@ import pytest
 
 from headrace.config.load import resolve, to_flat
 from headrace.config.model_table import norm_choice
-from headrace.config.shipped import shipped_blocks
+from headrace.config.yaml_blocks import shipped_blocks
 from headrace.run.design import design_run
 
 SPLITS = ["b1/2/relu", "b2/3/relu", "b3/3/relu"]

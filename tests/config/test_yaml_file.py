@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.config.yaml_file import Block, read_blocks
+from headrace.config.yaml_blocks import Block, read_blocks
 from headrace.core.errors import ConfigError
 
 FILE = """\

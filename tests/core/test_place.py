@@ -5,8 +5,7 @@ import json
 import pytest
 
 from headrace.core.errors import ConfigError
-from headrace.core.find_place import find_place
-from headrace.core.hosts import expand_hosts, split_address
+from headrace.job.detect_launcher import expand_hosts, find_place, split_address
 
 OURS = {"HEADRACE_PROCESS": "1", "HEADRACE_NUM_PROCESSES": "4", "HEADRACE_COORDINATOR": "node0:5000"}
 # as Open MPI 4.1.4 sets them (mpirun -n 2 on one host), and with two hosts

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import pytest
 
-from headrace.data import catalog
+from headrace.data.sets import catalog
 
 from .small_sets import SmallSet, make_small
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from headrace.data import catalog
-from headrace.data.catalog import SetRow
+from headrace.data.sets import catalog
+from headrace.data.sets.catalog import SetRow
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,10 +5,10 @@ import pytest
 
 from headrace.config.load import config_from
 from headrace.core.errors import ConfigError, DataError
-from headrace.data.arrays import ImageSpec, array_dataset, array_source, channel_moments, check_class_names
-from headrace.data.feed import EvalFeed, TrainFeed, feed_options
-from headrace.data.fetch import fetch
-from headrace.data.order import StepShape, epoch_order
+from headrace.data.feeding.cache import fetch
+from headrace.data.feeding.feed import EvalFeed, TrainFeed, feed_options
+from headrace.data.feeding.order import StepShape, epoch_order
+from headrace.data.sets.arrays import ImageSpec, array_dataset, array_source, channel_moments, check_class_names
 
 SPEC = ImageSpec(image_hwc=(4, 5, 3), num_classes=7)
 LABELS = np.arange(10) % 7

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from headrace.data.augment import Preprocess, draw_moves, preprocess
+from headrace.data.augmentation.augment import Preprocess, draw_moves, preprocess
 
 AUGMENTATIONS = ("none", "flip", "crop", "flip-crop")
 NORMALIZATIONS = ("per-image", "per-channel", "centred", "zero-one", "none")

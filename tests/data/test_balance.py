@@ -9,12 +9,11 @@ import pytest
 
 from headrace.config.load import config_from
 from headrace.core.errors import ConfigError
-from headrace.data.augment import Preprocess, preprocess
-from headrace.data.balance import balanced_order, class_weights
-from headrace.data.cache import CacheChoice
-from headrace.data.feed import FeedOptions, TrainFeed
-from headrace.data.order import StepShape
-from headrace.data.source import ArraySource
+from headrace.data.augmentation.augment import Preprocess, preprocess
+from headrace.data.feeding.cache import CacheChoice
+from headrace.data.feeding.feed import FeedOptions, TrainFeed
+from headrace.data.feeding.order import StepShape, balanced_order, class_weights
+from headrace.data.sets.source import ArraySource
 
 
 def test_balanced_weights_make_every_class_count_the_same() -> None:

@@ -10,14 +10,14 @@ import pytest
 from headrace.config.load import config_from
 from headrace.config.schema import Data
 from headrace.core.errors import ConfigError
-from headrace.data.cache import decide_cache, make_resident
-from headrace.data.dataset import describe, open_dataset
-from headrace.data.feed import feed_options
+from headrace.data.dataset import describe_dataset, open_dataset
+from headrace.data.feeding.cache import decide_cache, make_resident
+from headrace.data.feeding.feed import feed_options
 
 
 def decided(num_devices: int = 1, **options: Any) -> tuple[str, str]:
     data = config_from(options).data
-    return decide_cache(describe(data), data, num_devices)
+    return decide_cache(describe_dataset(data), data, num_devices)
 
 
 @pytest.mark.parametrize(
@@ -54,19 +54,19 @@ def test_each_device_keeps_a_copy() -> None:
 def test_a_set_on_the_device_cannot_be_preprocessed_on_the_host() -> None:
     data = Data(dataset_cache="device", accelerator_side_preprocess=False)
     with pytest.raises(ConfigError, match="accelerator_side_preprocess"):
-        decide_cache(describe(data), data, 1)
+        decide_cache(describe_dataset(data), data, 1)
 
 
 def test_eight_bits_cannot_carry_preprocessed_images() -> None:
     data = Data(eight_bit_transfer=True, accelerator_side_preprocess=False)
     with pytest.raises(ConfigError, match="8 bits"):
-        feed_options(data, describe(data), 0, 1)
+        feed_options(data, describe_dataset(data), 0, 1)
 
 
 @pytest.mark.parametrize("device_side", [True, False])
 def test_eight_bit_transfer_follows_the_side_of_preprocessing(device_side: bool) -> None:
     data = Data(accelerator_side_preprocess=device_side)
-    assert feed_options(data, describe(data), 0, 1).eight_bit_transfer is device_side
+    assert feed_options(data, describe_dataset(data), 0, 1).eight_bit_transfer is device_side
 
 
 def test_the_resident_set_holds_every_image(put: Callable[[Any, str], Any]) -> None:

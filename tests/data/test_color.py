@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance, ImageOps
 
-from headrace.data import color
-from headrace.data.erase import AREA, ASPECT, erase, rectangles
+from headrace.data.augmentation import color
+from headrace.data.augmentation.augment import AREA, ASPECT, erase, rectangles
 
 RNG = np.random.default_rng(3)
 # smooth pictures, noise, a flat one and one with few levels

@@ -10,10 +10,9 @@ import pytest
 from headrace.config.load import config_from
 from headrace.config.schema import Data
 from headrace.core.errors import ConfigError, DataError
-from headrace.data.catalog import KNOWN_SETS
-from headrace.data.dataset import describe, open_dataset
-from headrace.data.made_up import MadeUp, distinct_images, made_up_images, made_up_labels
-from headrace.data.source import ArraySource
+from headrace.data.dataset import describe_dataset, open_dataset
+from headrace.data.sets.catalog import KNOWN_SETS
+from headrace.data.sets.source import ArraySource, Synthetic, distinct_images, synthetic_images, synthetic_labels
 
 
 def data(**options: Any) -> Data:
@@ -35,7 +34,7 @@ def data(**options: Any) -> Data:
 def test_what_is_known_without_files(
     name: str, hwc: Any, classes: int, train: int, validation: int, augmentation: str, normalization: str
 ) -> None:
-    info = describe(data(dataset=name, dataset_path="/nowhere"))
+    info = describe_dataset(data(dataset=name, dataset_path="/nowhere"))
     assert (info.image_hwc, info.num_classes, info.num_train, info.num_validation) == (hwc, classes, train, validation)
     assert (info.augmentation, info.normalization) == (augmentation, normalization)
     assert len(info.class_names) == classes == len(set(info.class_names))
@@ -50,7 +49,7 @@ def test_published_counts_add_up() -> None:
 
 
 def test_options_win_over_the_sets_own() -> None:
-    info = describe(data(train_augmentation="none", normalization="per-image"))
+    info = describe_dataset(data(train_augmentation="none", normalization="per-image"))
     assert (info.augmentation, info.normalization) == ("none", "per-image")
 
 
@@ -72,17 +71,17 @@ def test_digits_have_the_stated_channel_statistics() -> None:
 )
 def test_sizes_that_contradict_the_set_are_refused(options: dict[str, Any], word: str) -> None:
     with pytest.raises(ConfigError, match=word):
-        describe(Data(dataset="cifar10", **options))
+        describe_dataset(Data(dataset="cifar10", **options))
 
 
 def test_sizes_that_agree_are_accepted() -> None:
     agreeing = Data(dataset="mnist", image_size=28, num_channels=1, num_classes=10, num_samples=60_000)
-    assert describe(agreeing).image_hwc == (28, 28, 1)
+    assert describe_dataset(agreeing).image_hwc == (28, 28, 1)
 
 
 def test_an_unknown_set_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match="Did you mean cifar10"):
-        describe(Data(dataset="cifar11"))
+        describe_dataset(Data(dataset="cifar11"))
 
 
 def made_up(name: str, seed: int = 0, **options: Any) -> Any:
@@ -123,11 +122,11 @@ def test_generated_and_synthetic_are_the_same_pure_function_of_the_seed() -> Non
 
 
 def test_the_device_makes_the_same_images() -> None:
-    spec = MadeUp(seed=9, split="train", image_hwc=(3, 5, 3), num_classes=6, num_distinct=40)
+    spec = Synthetic(seed=9, split="train", image_hwc=(3, 5, 3), num_classes=6, num_distinct=40)
     numbers = np.arange(40, dtype=np.uint32)
-    images, labels = jax.jit(lambda n: (made_up_images(spec, n, jnp), made_up_labels(spec, n)))(numbers)
-    assert (np.asarray(images) == made_up_images(spec, numbers, np)).all()
-    assert (np.asarray(labels) == made_up_labels(spec, numbers)).all()
+    images, labels = jax.jit(lambda n: (synthetic_images(spec, n, jnp), synthetic_labels(spec, n)))(numbers)
+    assert (np.asarray(images) == synthetic_images(spec, numbers, np)).all()
+    assert (np.asarray(labels) == synthetic_labels(spec, numbers)).all()
 
 
 def test_distinct_images_are_bounded_by_samples_memory_and_1024() -> None:
@@ -149,5 +148,5 @@ def test_imagenet_without_a_place_is_asked_for(tmp_path, monkeypatch):
     (tmp_path / "src").mkdir()  # any folder would pass for a class
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match="not said where ImageNet lies") as caught:
-        describe(config_from({"dataset": "imagenet"}).data)
+        describe_dataset(config_from({"dataset": "imagenet"}).data)
     assert "--generated-data" in caught.value.remedy

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from headrace.data import digits
-from headrace.data.digits import enlarge, read_digits, validation_mask
+from headrace.data.sets import digits
+from headrace.data.sets.digits import enlarge, read_digits, validation_mask
 
 # From the UCI file optdigits.tes: its first record, the digit 0.
 FIRST = """

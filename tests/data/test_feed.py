@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.data import blocks
-from headrace.data.augment import Preprocess, preprocess
-from headrace.data.cache import CacheChoice
-from headrace.data.feed import EvalFeed, FeedOptions, TrainFeed
-from headrace.data.order import StepShape, step_indices
-from headrace.data.source import ArraySource
+from headrace.data.augmentation.augment import Preprocess, preprocess
+from headrace.data.feeding import blocks
+from headrace.data.feeding.cache import CacheChoice
+from headrace.data.feeding.feed import EvalFeed, FeedOptions, TrainFeed
+from headrace.data.feeding.order import StepShape, step_indices
+from headrace.data.sets.source import ArraySource
 
 HWC = (6, 6, 3)
 Put = Callable[[Any, str], Any]

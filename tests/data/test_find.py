@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from headrace.core.errors import DataError
-from headrace.data import find
-from headrace.data.catalog import KNOWN_SETS
-from headrace.data.find import find_set, search_roots
+from headrace.data.sets import locate as find
+from headrace.data.sets.catalog import KNOWN_SETS
+from headrace.data.sets.locate import find_set, search_roots
 
 CIFAR10, MNIST, FASHION = (KNOWN_SETS[name] for name in ("cifar10", "mnist", "fashion_mnist"))
 

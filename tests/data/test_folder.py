@@ -8,9 +8,9 @@ import pytest
 
 from headrace.config.load import config_from, resolve
 from headrace.core.errors import ConfigError, DataError
-from headrace.data.dataset import describe, open_dataset
-from headrace.data.detect import detect
-from headrace.data.folder import held_out_mask, read_folders
+from headrace.data.dataset import describe_dataset, open_dataset
+from headrace.data.sets.folder import held_out_mask, read_folders
+from headrace.data.sets.locate import detect
 
 from .pictures import encode, smooth, write_classes
 
@@ -108,12 +108,12 @@ def test_the_kind_is_found_from_the_folder(tmp_path: Path) -> None:
 )
 def test_size_and_recipe_fit_the_pictures(tmp_path: Path, hw, size: int, varies: bool, augmentation: str) -> None:
     write_classes(tmp_path, {"a": 2, "b": 3}, hw)
-    info = describe(config_from({"dataset": "auto", "dataset_path": str(tmp_path)}).data)
+    info = describe_dataset(config_from({"dataset": "auto", "dataset_path": str(tmp_path)}).data)
     assert (info.image_hwc, info.varies, info.augmentation) == ((size, size, 3), varies, augmentation)
     assert (info.name, info.num_classes, info.class_names) == ("folder", 2, ("a", "b"))
     assert (info.num_train, info.num_validation) == (3, 2)
     assert info.channel_mean == (0.485, 0.456, 0.406)
-    told = describe(config_from({"dataset": "folder", "dataset_path": str(tmp_path), "image_size": 48}).data)
+    told = describe_dataset(config_from({"dataset": "folder", "dataset_path": str(tmp_path), "image_size": 48}).data)
     assert told.image_hwc == (48, 48, 3)
 
 

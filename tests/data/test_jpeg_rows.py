@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from headrace.data.jpeg_rows import cut_rows
-from headrace.data.picture import BadPicture, decode, read_header
+from headrace.data.decoding.image import BadPicture, cut_rows, decode, read_header
 
 from .pictures import encode, smooth
 

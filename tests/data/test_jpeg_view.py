@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import simplejpeg
 
-from headrace.data import picture_source
-from headrace.data.bad import BadSamples
-from headrace.data.crop import CROP_RULES
-from headrace.data.jpeg_view import JpegViewer, jpeg_viewer
-from headrace.data.picture import BadPicture, read_header
-from headrace.data.picture_source import Look, PictureSource
-from headrace.data.resize import View
-from headrace.data.samples import ObjectSamples
+from headrace.data.decoding import image_source as picture_source
+from headrace.data.decoding.crop import CROP_RULES
+from headrace.data.decoding.image import BadPicture, read_header
+from headrace.data.decoding.image_source import PictureSource, ViewSpec
+from headrace.data.decoding.jpeg import JpegViewer, jpeg_viewer
+from headrace.data.decoding.native import View
+from headrace.data.sets.file_problem import BadSamples
+from headrace.data.sets.samples import ObjectSamples
 
 from .pictures import encode, smooth
 
@@ -106,7 +106,7 @@ def test_views_do_not_depend_on_the_decoder(viewer: JpegViewer, rule: str, monke
     sizes = [(60, 80), (300, 200), (501, 640), (97, 33), (1000, 900)]
     pictures = [(encode(rough(*hw, seed=n), **FORMS[n % len(FORMS)]), 0) for n, hw in enumerate(sizes * 2)]
     source = PictureSource(
-        ObjectSamples(pictures), Look(size=112, crop=CROP_RULES[rule]), "train", BadSamples("set", 10, 0.0)
+        ObjectSamples(pictures), ViewSpec(size=112, crop=CROP_RULES[rule]), "train", BadSamples("set", 10, 0.0)
     )
     index = np.arange(len(pictures))
     shown = [source.read(index, epoch) for epoch in range(4)]
@@ -160,7 +160,7 @@ def test_what_passes_whole_is_what_libjpeg_passes(viewer: JpegViewer) -> None:
 
 def test_a_file_cut_short_is_bad_whatever_its_crop(viewer: JpegViewer) -> None:
     data = encode(rough(120, 90, seed=1))
-    look = Look(size=32, crop=CROP_RULES["torchvision"])
+    look = ViewSpec(size=32, crop=CROP_RULES["torchvision"])
     out = np.zeros((32, 32, 3), np.uint8)
     for length in (len(data) - 2, len(data) * 3 // 4, len(data) // 2):
         for epoch in range(5):
@@ -197,13 +197,13 @@ def test_damaged_jpegs_do_no_harm(tmp_path: Path, flags: list[str]) -> None:
 
 
 def test_a_run_says_why_it_is_slower(monkeypatch: pytest.MonkeyPatch) -> None:
-    from headrace.data import jpeg_view
+    from headrace.data.decoding import jpeg as jpeg_view
 
     monkeypatch.setattr(jpeg_view, "jpeg_viewer", lambda: None)
     monkeypatch.delenv("HEADRACE_NATIVE", raising=False)
-    assert "no C compiler" in jpeg_view.told_slower()[0]
+    assert "no C compiler" in jpeg_view.describe_slower()[0]
     monkeypatch.setenv("HEADRACE_NATIVE", "0")
-    assert "HEADRACE_NATIVE is 0" in jpeg_view.told_slower()[0]
+    assert "HEADRACE_NATIVE is 0" in jpeg_view.describe_slower()[0]
 
 
 @pytest.mark.slow

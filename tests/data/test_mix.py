@@ -12,7 +12,7 @@ from scipy import special
 from headrace.config.load import config_from, resolve
 from headrace.config.schema import Augment
 from headrace.core.errors import ConfigError
-from headrace.data.mix import (
+from headrace.data.augmentation.mix import (
     Mix,
     MixedLabels,
     beta_quantiles,

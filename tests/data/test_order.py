@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.data.order import StepShape, epoch_order, step_indices
+from headrace.data.feeding.order import StepShape, epoch_order, step_indices
 
 
 def shape(**changes: Any) -> StepShape:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from headrace.data import picture
-from headrace.data.picture import BadPicture, Header, decode, decode_factor, read_header
+from headrace.data.decoding import image as picture
+from headrace.data.decoding.image import BadPicture, Header, decode, decode_factor, read_header
 
 from .pictures import encode, smooth
 

@@ -12,15 +12,14 @@ from PIL import Image
 
 from headrace.config.load import config_from
 from headrace.core.errors import ConfigError, DataError
-from headrace.data.bad import BadSamples
-from headrace.data.cache import decide_cache, make_resident
-from headrace.data.crop import CROP_RULES, draws, random_crop
 from headrace.data.dataset import open_dataset
-from headrace.data.feed import EvalFeed, TrainFeed, feed_options
-from headrace.data.order import StepShape, epoch_order
-from headrace.data.picture_source import Look, PictureSource
-from headrace.data.sample_cache import CachedSamples
-from headrace.data.samples import ObjectSamples
+from headrace.data.decoding.crop import CROP_RULES, draws, random_crop
+from headrace.data.decoding.image_source import PictureSource, ViewSpec
+from headrace.data.feeding.cache import decide_cache, make_resident
+from headrace.data.feeding.feed import EvalFeed, TrainFeed, feed_options
+from headrace.data.feeding.order import StepShape, epoch_order
+from headrace.data.sets.file_problem import BadSamples
+from headrace.data.sets.samples import CachedSamples, ObjectSamples
 
 from .pictures import encode, smooth, write_classes
 
@@ -146,7 +145,7 @@ def test_a_bad_picture_is_replaced_by_the_next_of_its_class(folder: Path, tmp_pa
         ("train", 8, "4.jpg"),
     ]
     assert "neither JPEG" in rows[0]["problem"]
-    assert "2 bad sample(s) were replaced" in dataset.bad.told()
+    assert "2 bad sample(s) were replaced" in dataset.bad.describe()
     resumed = opened(folder, image_size=100, train_crop="valid", max_bad_samples=0.2)
     assert resumed.bad is not None
     resumed.bad.write_to(listed)
@@ -193,7 +192,7 @@ def test_objects_that_give_pictures() -> None:
             return (pixels, encode(pixels, "PNG"), pixels[:, :, 0])[number], number
 
     samples = ObjectSamples(Mine())
-    look = Look(size=56, channels=3)
+    look = ViewSpec(size=56, channels=3)
     source = PictureSource(samples, look, "train", BadSamples("mine", 3, 0))
     assert samples.labels.tolist() == [0, 1, 2]
     images = source.read(np.arange(3), 0)

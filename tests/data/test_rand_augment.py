@@ -9,9 +9,17 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from headrace.config.load import config_from
 from headrace.core.errors import ConfigError
-from headrace.data.augment import Preprocess, preprocess, preprocess_spec
-from headrace.data.dataset import describe
-from headrace.data.rand_augment import COLORS, MOVES, RandAugment, change_colors, choices, move_places, rand_augment_of
+from headrace.data.augmentation.augment import Preprocess, preprocess, preprocess_spec
+from headrace.data.augmentation.rand_augment import (
+    COLORS,
+    MOVES,
+    RandAugment,
+    change_colors,
+    choices,
+    move_places,
+    rand_augment_of,
+)
+from headrace.data.dataset import describe_dataset
 
 HW = (32, 40)
 SIZE = (40, 32)  # as Pillow has it
@@ -143,7 +151,7 @@ def test_moves_against_pillow(name: str) -> None:
 def whole_spec(**changes: Any) -> Preprocess:
     options = {"dataset": "cifar10", "color_jitter": 0.4, "rand_augment": 2, "random_erasing": 0.5, **changes}
     config = config_from(options)
-    return preprocess_spec(config.data, config.augment, describe(config.data), 3)
+    return preprocess_spec(config.data, config.augment, describe_dataset(config.data), 3)
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,21 @@ from hypothesis import strategies as st
 
 from headrace.config.load import config_from
 from headrace.core.errors import ConfigError, DataError
-from headrace.data.build_records import BuildPlan, build, read_boxes, read_metadata
-from headrace.data.crc32c import crc32c_numpy, masked_crc32c
 from headrace.data.dataset import open_dataset
-from headrace.data.example import BadMessage, Floats, read_example, write_example
-from headrace.data.folder import read_folders
-from headrace.data.picture import BadPicture
-from headrace.data.record_file import walk_records, write_records
-from headrace.data.records import IMAGENET, index_of, samples_of, shards
+from headrace.data.decoding.image import BadPicture
+from headrace.data.sets.build_tfrecords import BuildPlan, build, read_boxes, read_metadata
+from headrace.data.sets.folder import read_folders
+from headrace.data.sets.tfrecord_file import (
+    BadMessage,
+    Floats,
+    crc32c_numpy,
+    masked_crc32c,
+    read_example,
+    walk_records,
+    write_example,
+    write_records,
+)
+from headrace.data.sets.tfrecord_set import IMAGENET, index_of, samples_of, shards
 
 from .pictures import encode, smooth, write_classes
 
@@ -213,7 +220,7 @@ def test_the_index_is_kept_and_made_again_when_a_file_changes(tmp_path: Path, mo
     write_records(path, [one, one])
     files = shards(tmp_path, "train")
     assert index_of(files, IMAGENET).labels.tolist() == [0, 0]
-    monkeypatch.setattr("headrace.data.records._make_index", None)  # the kept one is used
+    monkeypatch.setattr("headrace.data.sets.tfrecord_set._make_index", None)  # the kept one is used
     assert index_of(files, IMAGENET).class_names == ("a",)
     monkeypatch.undo()
     write_records(path, [one, one, one])

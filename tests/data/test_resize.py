@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from headrace.data import resize
-from headrace.data.resize import View, resize_view
+from headrace.data.decoding import native as resize
+from headrace.data.decoding.native import View, resize_view
 
 RNG = np.random.default_rng(4)
 NOISE = RNG.integers(0, 256, (120, 170, 3)).astype(np.uint8)

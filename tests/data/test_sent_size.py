@@ -9,10 +9,10 @@ import pytest
 from headrace.cli.main import main
 from headrace.config.load import config_from
 from headrace.core.errors import ConfigError
-from headrace.data.augment import draw_moves, preprocess
-from headrace.data.blocks import BlockReader, feed_options
-from headrace.data.dataset import describe, open_dataset
-from headrace.plan.data_memory import sent_data
+from headrace.data.augmentation.augment import draw_moves, preprocess
+from headrace.data.dataset import describe_dataset, open_dataset
+from headrace.data.feeding.blocks import BlockReader, feed_options
+from headrace.plan.memory import sent_data
 
 from .pictures import write_classes
 
@@ -64,7 +64,7 @@ def test_blocks_have_the_size_that_is_sent(place: str) -> None:
     assert block["images"].shape == (2, 4, 40, 40, 3)
     plan = type("Batch", (), {"micro_batch_size": 4, "gradient_accumulation_count": 2})
     assert sent_data(feed, dataset.info, plan).image_bytes == 40 * 40 * 3  # type: ignore[arg-type]
-    assert "sent as 40x40" in describe(data).place
+    assert "sent as 40x40" in describe_dataset(data).place
 
 
 @pytest.mark.parametrize("cache", ["auto", "host"])
@@ -100,4 +100,4 @@ def test_a_run_trains_on_it(
 def test_what_does_not_go_together_is_refused(place: str, more: dict, words: str) -> None:
     given = {name: value for name, value in options(place, **more).items() if value is not None}
     with pytest.raises(ConfigError, match=words):
-        describe(config_from(given).data)
+        describe_dataset(config_from(given).data)

@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 
 from headrace.config.schema import Augment, Data
-from headrace.data.augment import preprocess_spec
-from headrace.data.blocks import FeedOptions
-from headrace.data.cache import CacheChoice, make_resident
-from headrace.data.dataset import describe
-from headrace.data.feed import EvalFeed, TrainFeed
-from headrace.data.order import StepShape, step_indices
-from headrace.data.share import Share
+from headrace.data.augmentation.augment import preprocess_spec
+from headrace.data.dataset import describe_dataset
+from headrace.data.feeding.blocks import FeedOptions
+from headrace.data.feeding.cache import CacheChoice, make_resident
+from headrace.data.feeding.feed import EvalFeed, TrainFeed
+from headrace.data.feeding.order import Share, StepShape, step_indices
 
 NUM_SAMPLES, SEED = 50, 3
 
@@ -41,7 +40,7 @@ class Watched:
 
 def options(share: Share) -> FeedOptions:
     data = Data(dataset="generated", image_size=2)
-    preprocess = preprocess_spec(data, Augment(), describe(data), SEED)
+    preprocess = preprocess_spec(data, Augment(), describe_dataset(data), SEED)
     cache = CacheChoice("host", "for the test")
     return FeedOptions(
         preprocess=preprocess, cache=cache, eight_bit_transfer=True, num_threads=2, prefetch_depth=1, share=share

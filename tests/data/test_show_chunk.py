@@ -6,15 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.data import show_chunk
-from headrace.data.bad import BadSamples
-from headrace.data.crop import CROP_RULES, CropRule, draws, random_crop
-from headrace.data.folder import read_folders
-from headrace.data.jpeg_view import jpeg_viewer
-from headrace.data.pack import open_pack, write_pack
-from headrace.data.picture_source import Look, PictureSource
-from headrace.data.samples import Samples
-from headrace.data.show_chunk import chunk_viewer, rule_of
+from headrace.data.decoding import jpeg as show_chunk
+from headrace.data.decoding.crop import CROP_RULES, CropRule, draws, random_crop
+from headrace.data.decoding.image_source import PictureSource, ViewSpec
+from headrace.data.decoding.jpeg import chunk_viewer, jpeg_viewer, rule_of
+from headrace.data.sets.file_problem import BadSamples
+from headrace.data.sets.folder import read_folders
+from headrace.data.sets.packed import open_pack, write_pack
+from headrace.data.sets.samples import Samples
 
 from .pictures import encode, smooth
 
@@ -58,7 +57,7 @@ def folder(tmp_path: Path) -> Path:
 def source(samples: Samples, rule: CropRule, channels: int = 3) -> PictureSource:
     """Return a training source that allows for any number of bad samples."""
     return PictureSource(
-        samples, Look(size=48, crop=rule, seed=-3, channels=channels), "train", BadSamples("set", len(samples), 1.0)
+        samples, ViewSpec(size=48, crop=rule, seed=-3, channels=channels), "train", BadSamples("set", len(samples), 1.0)
     )
 
 
@@ -87,7 +86,7 @@ def test_views_are_those_of_one_at_a_time(
     index, epochs = np.array([*range(len(samples)), 3, 0, 0]), np.arange(len(samples) + 3) % 5
     together = source(samples, rule, channels)
     shown = together.read(index, epochs)
-    monkeypatch.setattr("headrace.data.picture_source.chunk_viewer", lambda *_: None)
+    monkeypatch.setattr("headrace.data.decoding.image_source.chunk_viewer", lambda *_: None)
     alone = source(samples, rule, channels)
     assert (shown == alone.read(index, epochs)).all()
     assert [row["sample"] for row in together.bad.rows] == [row["sample"] for row in alone.bad.rows]
@@ -107,7 +106,7 @@ def test_packed_pictures_are_shown_and_checked(folder: Path, tmp_path: Path, mon
     assert viewer.show(places, index, index, out).all(), "every packed picture is an upright baseline JPEG"
     shown = source(samples, rule).read(index, 2)
     with monkeypatch.context() as changed:
-        changed.setattr("headrace.data.picture_source.chunk_viewer", lambda *_: None)
+        changed.setattr("headrace.data.decoding.image_source.chunk_viewer", lambda *_: None)
         assert (shown == source(samples, rule).read(index, 2)).all()
     content = bytearray(path.read_bytes())
     content[int(places.offsets[4]) + int(places.lengths[4]) - 3] ^= 1  # at the end: no crop would notice

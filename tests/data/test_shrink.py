@@ -6,10 +6,9 @@ import pytest
 from PIL import Image
 
 from headrace.config.schema import Augment
-from headrace.data.augment import Preprocess
-from headrace.data.fetch import fetch, fetch_labels
-from headrace.data.mix import cutmix_box, mix_of
-from headrace.data.shrink import shrink, shrink_matrix
+from headrace.data.augmentation.augment import Preprocess, shrink, shrink_matrix
+from headrace.data.augmentation.mix import cutmix_box, mix_of
+from headrace.data.feeding.cache import fetch, fetch_labels
 
 RNG = np.random.default_rng(0)
 

@@ -14,12 +14,11 @@ from headrace.cli.main import main
 from headrace.config.load import config_from
 from headrace.core.errors import DataError
 from headrace.data.dataset import open_dataset
-from headrace.data.detect import detect
-from headrace.data.example import write_example
-from headrace.data.pack import open_pack, repack
-from headrace.data.picture import BadPicture, read_header
-from headrace.data.record_file import write_records
-from headrace.data.tar_shards import tar_index, tar_shards
+from headrace.data.decoding.image import BadPicture, read_header
+from headrace.data.sets.locate import detect
+from headrace.data.sets.packed import open_pack, repack
+from headrace.data.sets.tar_shards import tar_index, tar_shards
+from headrace.data.sets.tfrecord_file import write_example, write_records
 
 from .pictures import encode, smooth, write_classes
 

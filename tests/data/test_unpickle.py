@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.data.unpickle import RefusedPickle, read_pickle
+from headrace.core.unpickle import RefusedPickle, read_pickle
 
 from .small_sets import python2_dumps, python3_dumps
 

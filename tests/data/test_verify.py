@@ -9,8 +9,8 @@ import pytest
 from headrace.cli.data import main
 from headrace.config.load import config_from
 from headrace.core.errors import ConfigError
-from headrace.data.catalog import MNIST
-from headrace.data.find import find_set
+from headrace.data.sets.catalog import MNIST
+from headrace.data.sets.locate import find_set
 from headrace.data.verify import VerifyReport, format_report, verify, verify_found
 
 from .small_sets import SmallSet, idx_bytes, write_cifar_binary, write_idx

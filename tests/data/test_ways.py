@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from headrace.config.load import config_from, resolve
-from headrace.data.blocks import feed_options
-from headrace.data.dataset import describe, open_dataset
-from headrace.data.feed import TrainFeed
-from headrace.data.fetch import fetch
-from headrace.data.order import StepShape
+from headrace.data.dataset import describe_dataset, open_dataset
+from headrace.data.feeding.blocks import feed_options
+from headrace.data.feeding.cache import fetch
+from headrace.data.feeding.feed import TrainFeed
+from headrace.data.feeding.order import StepShape
 
 SHAPE = StepShape(
     seed=7,
@@ -66,8 +66,8 @@ def test_every_way_gives_the_same_images(put: Callable[[Any, str], Any], changes
 def test_normalise_input_is_the_reference_formula() -> None:
     for on, name in ((True, "per-channel"), (False, "centred")):
         config = config_from({"dataset": "cifar10", "normalise_input": on})
-        assert describe(config.data).normalization == name
-    assert describe(config_from({"dataset": "cifar10"}).data).normalization == "per-image"
+        assert describe_dataset(config.data).normalization == name
+    assert describe_dataset(config_from({"dataset": "cifar10"}).data).normalization == "per-image"
 
 
 def test_fused_preprocessing_says_that_it_changes_nothing() -> None:

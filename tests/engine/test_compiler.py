@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from headrace.config.schema import Compiler
-from headrace.engine.compiler import compiler_options, is_known, told, told_to_compiler
+from headrace.engine.compiler import compiler_options, describe, describe_compiler_options, is_known
 
 
 def test_nothing_given_nothing_told():
     for backend in ("cpu", "gpu", "tpu"):
-        assert told(Compiler(), backend) == {}
+        assert describe(Compiler(), backend) == {}
     assert compiler_options(Compiler()) == {}
 
 
@@ -25,25 +25,25 @@ def test_this_jax_takes_every_option(target, backend):
         max_reduce_many_buffer_size=216,
         available_memory_proportion=(15.0,),
     )
-    for options in told(wanted, backend).values():
+    for options in describe(wanted, backend).values():
         for name, value in options.items():
             assert is_known(name, value), name
 
 
 def test_balanced_is_what_xla_does_anyway():
     for backend in ("cpu", "gpu", "tpu"):
-        assert told(Compiler(internal_exchange_optimization_target="balanced"), backend) == {}
+        assert describe(Compiler(internal_exchange_optimization_target="balanced"), backend) == {}
 
 
 def test_sizes_and_shares():
     wanted = Compiler(max_cross_replica_buffer_size=100_000_000, available_memory_proportion=(0.6, 0.16))
-    assert told(wanted, "gpu") == {
+    assert describe(wanted, "gpu") == {
         "max_cross_replica_buffer_size": {"xla_gpu_all_reduce_combine_threshold_bytes": 100_000_000},
         "available_memory_proportion": {"xla_gpu_memory_limit_slop_factor": 60},
     }
-    percent = told(Compiler(available_memory_proportion=(13.5,)), "gpu")
+    percent = describe(Compiler(available_memory_proportion=(13.5,)), "gpu")
     assert percent == {"available_memory_proportion": {"xla_gpu_memory_limit_slop_factor": 14}}
-    assert told(wanted, "cpu") == {}
+    assert describe(wanted, "cpu") == {}
 
 
 def test_an_option_that_jax_does_not_know_is_found_out():
@@ -52,7 +52,7 @@ def test_an_option_that_jax_does_not_know_is_found_out():
 
 
 def test_what_xla_is_told_is_said():
-    assert told_to_compiler(Compiler(internal_exchange_optimization_target="memory"), "cpu") == [
+    assert describe_compiler_options(Compiler(internal_exchange_optimization_target="memory"), "cpu") == [
         "compiler: internal_exchange_optimization_target is XLA's "
         "xla_cpu_scheduler_type=CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"
     ]

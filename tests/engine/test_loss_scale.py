@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from headrace.config.schema import Numerics
-from headrace.engine.loss_scale import forgives, init_loss_scale, next_loss_scale
+from headrace.engine.precision import init_loss_scale, next_loss_scale, overflow_expected
 
 PARAMS = {"initial": 8.0, "growth_interval": 3, "growth_factor": 4.0, "backoff_factor": 0.5, "max": 64.0}
 
@@ -59,10 +59,10 @@ def test_static_scale_stays_and_counts(given, scale):
 
 def test_only_a_dynamic_scale_above_one_forgives():
     dynamic = Numerics(loss_scaling="dynamic", loss_scaling_params=PARAMS)
-    assert bool(forgives(init_loss_scale(dynamic), dynamic))
-    assert not bool(forgives({**init_loss_scale(dynamic), "scale": jnp.float32(1)}, dynamic))
+    assert bool(overflow_expected(init_loss_scale(dynamic), dynamic))
+    assert not bool(overflow_expected({**init_loss_scale(dynamic), "scale": jnp.float32(1)}, dynamic))
     static = Numerics(loss_scaling=128.0)
-    assert not bool(forgives(init_loss_scale(static), static))
+    assert not bool(overflow_expected(init_loss_scale(static), static))
 
 
 def test_state_keeps_its_types_through_a_scan():

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from headrace.data.mix import MixedLabels
+from headrace.data.augmentation.mix import MixedLabels
 from headrace.engine import objective
-from headrace.engine.ema import ema_decay, init_ema, next_ema
 from headrace.engine.objective import label_rank, training_loss
+from headrace.engine.state import ema_decay, init_ema, next_ema
 
 classification_sums = jax.jit(objective.classification_sums, static_argnames="label_smoothing")
 cross_entropy = jax.jit(objective.cross_entropy, static_argnames="label_smoothing")

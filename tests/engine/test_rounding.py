@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from headrace.core.rng import bits
-from headrace.engine.rounding import element_bits, stochastic_round
+from headrace.engine.precision import element_bits, stochastic_round
 
 HALF = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 LARGEST = {"bfloat16": float(ml_dtypes.finfo(ml_dtypes.bfloat16).max), "float16": 65504.0}

@@ -8,8 +8,7 @@ from headrace.core.errors import ConfigError
 from headrace.model import Ctx
 from headrace.model.composites import Chain, Residual, SubsampleShortcut
 from headrace.model.cost import Cost
-from headrace.model.initial import VarianceScaling
-from headrace.model.layers import Conv, Dense, Flatten, MaxPool, Relu, ZeroPad
+from headrace.model.layers import Conv, Dense, Flatten, MaxPool, Relu, VarianceScaling, ZeroPad
 
 TRAIN = Ctx(train=True)
 

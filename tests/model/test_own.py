@@ -12,9 +12,9 @@ import pytest
 from headrace.core.errors import ConfigError
 from headrace.model.composites import Chain
 from headrace.model.context import Ctx, Draws
+from headrace.model.custom import own_network
 from headrace.model.layers import Conv, Dense, Flatten, GlobalAveragePool, MaxPool, Relu
 from headrace.model.network import Network
-from headrace.model.own import own_network
 
 
 def conv_init(channels):

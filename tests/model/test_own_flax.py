@@ -11,7 +11,7 @@ from flax import linen, nnx
 
 from headrace.core.errors import ConfigError
 from headrace.model.context import Ctx, Draws
-from headrace.model.own import own_network
+from headrace.model.custom import own_network
 
 IMAGES: Any = np.random.default_rng(0).normal(size=(6, 8, 8, 3)).astype(np.float32)
 SAMPLES = np.array([12, 5, 900, 3, 4, 77])

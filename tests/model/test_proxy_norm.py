@@ -9,8 +9,7 @@ import pytest
 
 from headrace.core.tree import flatten_named
 from headrace.model import Ctx
-from headrace.model.norm import Norm, make_norm_spec
-from headrace.model.proxy_norm import ProxyActivation
+from headrace.model.norm import Norm, ProxyActivation, make_norm_spec
 
 from .build import network
 

@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from headrace.model.context import Ctx, Draws
-from headrace.model.sample_key import sample_key
+from headrace.model.context import Ctx, Draws, sample_key
 
 
 def ctx_of(samples, step=3, path="block"):

@@ -17,8 +17,8 @@ import pytest
 
 from headrace.core.tree import flatten_named
 from headrace.model import Ctx
-from headrace.weights.adopt import adopt
-from headrace.weights.files import read_file
+from headrace.weights.convert import adopt
+from headrace.weights.weight_file import read_file
 
 from .build import network
 

@@ -7,9 +7,8 @@ import pytest
 
 from headrace import ops
 from headrace.ops.conv import conv2d_folded, conv2d_plain
-from headrace.ops.depthwise import depthwise_views
-from headrace.ops.depthwise_library import depthwise_by_library
-from headrace.ops.window import pad_pixels
+from headrace.ops.depthwise import depthwise_by_library, depthwise_views
+from headrace.ops.pool import pad_pixels
 
 
 def leaves_close(found, wanted, tolerance):

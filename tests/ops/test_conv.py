@@ -13,7 +13,7 @@ from jax import lax
 from headrace import ops
 from headrace.ops.backend import on_cpu
 from headrace.ops.conv import conv2d_plain
-from headrace.ops.window import pad_pixels
+from headrace.ops.pool import pad_pixels
 
 from . import naive
 

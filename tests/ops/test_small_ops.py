@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from headrace import ops
-from headrace.ops.window import out_size, pad_pixels
+from headrace.ops.pool import out_size, pad_pixels
 
 
 def test_relu_and_its_gradient():

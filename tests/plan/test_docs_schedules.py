@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.plan.picture_files import draw_svg
-from headrace.plan.place import equal_stages, make_table
 from headrace.plan.schedule import Work
+from headrace.plan.simulate import equal_stages, make_table
+from headrace.plan.timeline_files import draw_svg
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE, PICTURE = DOCS / "schedules.md", DOCS / "pictures" / "schedule-four-stages.svg"

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.cli.plan import main
 from headrace.core.errors import ConfigError
-from headrace.plan.draw import Line, Section, draw_sections
+from headrace.plan.report import Line, Section, draw_sections
 
 RUN = ["--dataset", "cifar10", "--micro-batch-size", "8", "--gradient-accumulation-count", "8", "--num-epochs", "6"]
 

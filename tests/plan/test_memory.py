@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from headrace.config.load import config_from
-from headrace.data.dataset import describe
+from headrace.data.dataset import describe_dataset
 from headrace.engine.lr_curve import make_lr_curve
 from headrace.engine.optimizer import make_optimizer
 from headrace.model.context import Ctx
@@ -21,7 +21,7 @@ ELEMENTS = 3072 + 2 * 32 * 32 * 16 + 4 * (32 * 32 * 16 + 16 * 16 * 32 + 8 * 8 * 
 
 def memory(**options) -> MemoryPlan:
     config = config_from({"dataset": "cifar10", "model_name": "cifar_resnet8", "micro_batch_size": 32} | options)
-    info = describe(config.data)
+    info = describe_dataset(config.data)
     return make_plan(config, info, build_network(config.model, info.num_classes, info.image_hwc)).memory
 
 
@@ -78,7 +78,7 @@ def test_xla_needs_at_most_two_and_a_half_times_the_estimate_on_the_cpu():
     options = {"dataset": "cifar10", "model_name": "cifar_resnet20", "optimizer_params": {"momentum": 0.9}}
     config = config_from(options | {"micro_batch_size": 16})
     network = build_network(config.model, 10, (32, 32, 3))
-    estimate = make_plan(config, describe(config.data), network).memory
+    estimate = make_plan(config, describe_dataset(config.data), network).memory
     params, stats = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, network.init(0)))
     images, labels = jax.ShapeDtypeStruct((16, 32, 32, 3), jnp.float32), jax.ShapeDtypeStruct((16,), jnp.int32)
 

@@ -16,13 +16,11 @@ from hypothesis import strategies as st
 from PIL import Image, ImageColor
 
 from headrace.core.errors import ConfigError
-from headrace.plan.picture import draw_text
-from headrace.plan.picture_files import Box, chrome_trace, draw_marks, draw_svg
-from headrace.plan.picture_formats import write_picture
-from headrace.plan.picture_png import draw_png
-from headrace.plan.place import equal_stages, make_table, per_stage
 from headrace.plan.schedule import Work
+from headrace.plan.simulate import equal_stages, make_table, per_stage
 from headrace.plan.table import Table
+from headrace.plan.timeline_files import Box, chrome_trace, draw_marks, draw_png, draw_svg, write_picture
+from headrace.plan.timeline_text import draw_text
 
 GOLDEN = Path(__file__).parent / "golden"
 FOUR = Work((0, 1, 2, 3), 8)

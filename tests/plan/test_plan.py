@@ -7,7 +7,7 @@ import pytest
 
 from headrace.config.load import config_from
 from headrace.core.errors import ConfigError
-from headrace.data.dataset import describe
+from headrace.data.dataset import describe_dataset
 from headrace.model.families import build_network
 from headrace.plan.plan import Plan, make_plan
 
@@ -16,7 +16,7 @@ CIFAR = {"dataset": "cifar10", "micro_batch_size": 8, "gradient_accumulation_cou
 
 def plan_of(**options) -> Plan:
     config = config_from(options)
-    info = describe(config.data)
+    info = describe_dataset(config.data)
     return make_plan(config, info, build_network(config.model, info.num_classes, info.image_hwc))
 
 

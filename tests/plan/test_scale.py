@@ -7,9 +7,8 @@ import pytest
 from headrace.cli.plan import main
 from headrace.config.load import config_from, resolve
 from headrace.core.errors import ConfigError
-from headrace.data.few import few
-from headrace.data.made_up import MadeUp
-from headrace.data.source import SyntheticSource, generated_source
+from headrace.data.sets.source import Synthetic, SyntheticSource, generated_source
+from headrace.data.sets.subset import few
 from headrace.run.design import design_run
 from headrace.run.scale import scaled
 
@@ -82,7 +81,7 @@ def test_a_trial_keeps_everything_but_the_length(tmp_path):
 
 @pytest.mark.parametrize("make", [SyntheticSource, generated_source])
 def test_few_samples_are_the_first(make):
-    spec = MadeUp(seed=1, split="train", image_hwc=(4, 4, 3), num_classes=7, num_distinct=20)
+    spec = Synthetic(seed=1, split="train", image_hwc=(4, 4, 3), num_classes=7, num_distinct=20)
     whole = make(spec, 50)
     part = few(whole, 6)
     assert (len(part), part.labels.tolist()) == (6, whole.labels[:6].tolist())

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.core.errors import ConfigError
-from headrace.plan.place import equal_stages, make_table, per_stage, place
 from headrace.plan.schedule import Action, Node, Op, Order, Work, find_schedule, make_order, schedule_names, strict_rule
+from headrace.plan.simulate import equal_stages, make_table, per_stage, place
 from headrace.plan.table import Table
 
 NAMES = ("Grouped", "Interleaved", "Sequential", "GPipe")

@@ -13,8 +13,8 @@ from jax.sharding import PartitionSpec as P
 from headrace.cli.main import print_error
 from headrace.core.errors import HeadraceError
 from headrace.core.files import write_atomic
-from headrace.core.place import Place
-from headrace.run.join import joined
+from headrace.job.join import joined
+from headrace.job.process_info import Place
 
 
 def work(place: Place, folder: Path, num_sums: int, raises: str) -> None:

@@ -8,16 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.cli.bench import add_arguments
-from headrace.cli.bench_entries import SHIPPED, read_entries
+from headrace.cli.bench import SHIPPED, add_arguments, read_entries
 from headrace.cli.main import main
 from headrace.cli.options import read_config_words, resolve_words
 from headrace.config.load import config_from, resolve
 from headrace.core.errors import ConfigError
-from headrace.data.dataset import describe, open_dataset
-from headrace.run.bench_inference import bench_inference
+from headrace.data.dataset import describe_dataset, open_dataset
+from headrace.run.benchmarks import bench_inference, call_rates, latencies
 from headrace.run.design import design_run
-from headrace.run.rates import call_rates, latencies
 
 from .process import run_job
 
@@ -77,7 +75,7 @@ def test_words_stand_in_front_of_the_line_of_json(mode, batch, capsys):
 
 def test_imagenet_is_made_up_as_published():
     data = config_from({"dataset": "imagenet", "synthetic_data": "ipu", "model_name": "efficientnet_b4"}).data
-    info = describe(data)
+    info = describe_dataset(data)
     assert (info.image_hwc, info.num_classes) == ((380, 380, 3), 1000)
     assert (info.num_train, info.num_validation) == (1_281_167, 50_000)
     assert (info.made_up, info.channel_mean) == ("device", (0.485, 0.456, 0.406))

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from headrace.cli.main import main
-from headrace.core.find_place import find_place
-from headrace.run.launch_request import read_launch
+from headrace.job.detect_launcher import find_place
+from headrace.job.launch_request import read_launch
 
 from .process import SRC
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import headrace
-from headrace.model.own import OPTIONAL
+from headrace.model.custom import OPTIONAL
 
 PAGE = (Path(__file__).parents[2] / "docs" / "own_models.md").read_text()
 FILES = dict(re.findall(r"`(\w+\.py)`[^\n]*\n\n```python\n(.*?)```", PAGE, re.DOTALL))

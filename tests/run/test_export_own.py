@@ -10,8 +10,8 @@ from headrace.model.composites import Chain, Residual
 from headrace.model.layers import Conv, Dense, GlobalAveragePool, Relu
 from headrace.model.network import Network
 from headrace.model.norm import Norm
-from headrace.run.bundle import load_bundle
-from headrace.run.export import ExportOptions, export
+from headrace.run.export_formats import ExportOptions, export
+from headrace.run.trained_model import load_trained_model
 
 UNIT = Residual(body=Chain((("conv", Conv(channels=8)), ("bn", Norm()), ("relu", Relu()))))
 BLOCKS = (
@@ -35,7 +35,7 @@ def trained(tmp_path_factory):
 
 def test_an_own_network_is_exported_and_computes_the_same(trained, tmp_path):
     network, run, images, _ = trained
-    bundle = load_bundle(run, own=network)
+    bundle = load_trained_model(run, own=network)
     made = export(bundle, tmp_path / "mine.stablehlo", ExportOptions(format="stablehlo", input="float"))
     found = jax.export.deserialize(bytearray(made.path.read_bytes())).call(images)
     runtime = pytest.importorskip("onnxruntime")
@@ -55,4 +55,4 @@ def test_an_own_network_is_exported_and_computes_the_same(trained, tmp_path):
 
 def test_a_command_cannot_know_an_own_network(trained):
     with pytest.raises(CheckpointError, match="given by code"):
-        load_bundle(trained[1])
+        load_trained_model(trained[1])

@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 from headrace.checkpoint.store import list_checkpoints, newest_good
-from headrace.run.interrupt import INTERRUPTED
-from headrace.telemetry.files import read_records
-from headrace.telemetry.record import Note, RunEnd, TrainRecord
+from headrace.job.process_info import INTERRUPTED
+from headrace.telemetry.records import Note, RunEnd, TrainRecord, read_records
 
 from .conftest import assert_close, assert_same_bits, final_state
 from .process import SRC

@@ -19,9 +19,8 @@ from headrace.data.dataset import open_dataset
 from headrace.model.context import Ctx
 from headrace.model.families import build_network
 from headrace.run.fit import resume, train
-from headrace.run.validate import validate
-from headrace.telemetry.files import read_records
-from headrace.telemetry.record import RunEnd, RunStart, TrainRecord, ValidationRecord
+from headrace.run.validation import validate
+from headrace.telemetry.records import RunEnd, RunStart, TrainRecord, ValidationRecord, read_records
 
 from .conftest import assert_same_bits, final_state
 

@@ -5,15 +5,15 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from headrace.run import group
+from headrace.job import control as group
 
 from .test_join import finish
 from .test_launch import start
 
 PROGRAM = """
 import numpy as np
-from headrace.run import group
-from headrace.run.join import joined
+from headrace.job import control as group
+from headrace.job.join import joined
 from tests.run.test_group import make_tree
 
 group.PIECE_BYTES = 100

@@ -9,9 +9,8 @@ from headrace.checkpoint.store import load
 from headrace.config.load import resolve
 from headrace.core.errors import CheckpointError, ConfigError
 from headrace.run.fit import resume, train
-from headrace.telemetry.files import read_records
-from headrace.telemetry.record import TrainRecord
-from headrace.weights.safetensor_file import write_safetensors
+from headrace.telemetry.records import TrainRecord, read_records
+from headrace.weights.weight_file import write_safetensors
 
 from .conftest import QUICK, assert_same_bits, final_state
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.core.place import Place
-from headrace.run.line import Gone, Line
+from headrace.job.process_info import Place
+from headrace.job.rendezvous import Gone, Line
 
 from .process import PATIENCE, SRC
 
@@ -187,8 +187,8 @@ def test_what_does_not_speak_our_language_is_hung_up_on() -> None:
 
 
 def test_a_place_alone_needs_nobody() -> None:
-    from headrace.run.join import current_watch, join
+    from headrace.job.join import current_monitor, join
 
     place = Place(process=0, num_processes=1, coordinator="127.0.0.1:1", found_by="test")
     assert join(place) == place
-    assert current_watch() is None
+    assert current_monitor() is None

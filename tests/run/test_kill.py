@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from headrace.run.interrupt import INTERRUPTED
-from headrace.telemetry.files import read_records
-from headrace.telemetry.record import RunEnd, TrainRecord, ValidationRecord
+from headrace.job.process_info import INTERRUPTED
+from headrace.telemetry.records import RunEnd, TrainRecord, ValidationRecord, read_records
 
 from .conftest import assert_same_bits, final_state
 from .process import finish, run, size_of, start, wait_until
@@ -41,7 +40,7 @@ TIME_COLUMNS = ("it_time", "img_per_sec", "total_time", "infeed_wait", "val_time
 Wait = Callable[[Path], Callable[[], bool]]
 
 
-def told(word: str) -> Wait:
+def describe(word: str) -> Wait:
     """Wait until this process has written the word into log.txt (which only grows)."""
 
     def wait(run_dir: Path) -> Callable[[], bool]:
@@ -90,9 +89,9 @@ def num_validations(run_dir: Path) -> int:
     return file.read_bytes().count(b'"kind": "validation"') if file.exists() else 0
 
 
-COMPILED = told("training compiled")
-WHILE_COMPILING = (told("validation compiled"),)  # when nothing is in the cache of programs
-AT_START = (told("run directory"),)  # there is something to resume, and nothing is trained
+COMPILED = describe("training compiled")
+WHILE_COMPILING = (describe("validation compiled"),)  # when nothing is in the cache of programs
+AT_START = (describe("run directory"),)  # there is something to resume, and nothing is trained
 WHILE_SAVING = (COMPILED, changed(is_saving))
 WHEN_NAMED = (COMPILED, changed(newest_name))
 WHEN_BEST_CHANGES = (COMPILED, changed(best_list))
@@ -184,7 +183,7 @@ def test_cut_and_resumed_equals_uninterrupted_bit_for_bit(tmp_path: Path) -> Non
 def test_killed_at_many_moments(tmp_path: Path) -> None:
     whole, cut, output = tmp_path / "runs" / "whole", tmp_path / "runs" / "cut", tmp_path / "whole.txt"
     rng = random.Random(6)
-    delays = [(told("run directory"), passed(rng.uniform(0, 3))) for _ in range(25)]
+    delays = [(describe("run directory"), passed(rng.uniform(0, 3))) for _ in range(25)]
     starts = [(passed(rng.uniform(0.2, 3)),) for _ in range(10)]
     moments = [*(AT_START, *KILLS) * 5, *delays, *starts]
     rng.shuffle(moments)

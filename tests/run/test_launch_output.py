@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from headrace.run.launch_output import Output
+from headrace.job.local_processes import Output
 
 PRINTED = """\
 one

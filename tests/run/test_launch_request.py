@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from headrace.core.errors import ConfigError
-from headrace.core.place import Place
-from headrace.run.gpus import gpu_share, visible_gpus
-from headrace.run.launch import command_of, driver_of
-from headrace.run.launch_hosts import deal_out, mpirun_command, own_variables, srun_command
-from headrace.run.launch_local import core_shares, how_it_ended, process_variables
-from headrace.run.launch_request import LaunchRequest, read_launch, script_of
+from headrace.job.launch_request import LaunchRequest, read_launch, script_of
+from headrace.job.launcher import command_of, driver_of
+from headrace.job.local_processes import core_shares, gpu_share, how_it_ended, process_variables, visible_gpus
+from headrace.job.process_info import Place
+from headrace.job.remote_processes import deal_out, mpirun_command, own_variables, srun_command
 
 # Seed 001, as printed, and what the text around each says: (processes, replicas, devices of a replica, hosts)
 POD16 = """-v --numa-aware 1 --num-instances 8 --num-replicas 16 --ipus-per-replica 1 --mpi-local-args="--tag-output"

@@ -17,7 +17,7 @@ from headrace.core.tree import flatten_named
 from headrace.model.context import Ctx
 from headrace.model.layers import Conv, Dense, GlobalAveragePool
 from headrace.run.fit import resume
-from headrace.run.validate import validate
+from headrace.run.validation import validate
 
 from .conftest import assert_same_bits, final_state
 

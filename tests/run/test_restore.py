@@ -11,10 +11,9 @@ from headrace.checkpoint.store import list_checkpoints
 from headrace.core.errors import CheckpointError, ConfigError
 from headrace.run.directory import make_directory, refuse_taken
 from headrace.run.fit import resume, train
-from headrace.run.ledger import Unlogged
-from headrace.run.validate import validate
-from headrace.telemetry.files import read_records
-from headrace.telemetry.record import RunEnd, TrainRecord, ValidationRecord
+from headrace.run.metric_totals import Unlogged
+from headrace.run.validation import validate
+from headrace.telemetry.records import RunEnd, TrainRecord, ValidationRecord, read_records
 
 
 def records(run_dir: Path, kind: type) -> list:

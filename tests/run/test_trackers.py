@@ -12,8 +12,7 @@ import pytest
 
 from headrace.core.errors import ConfigError
 from headrace.run.fit import resume, train
-from headrace.telemetry.files import read_records
-from headrace.telemetry.record import Note, RunEnd, TrainRecord, ValidationRecord
+from headrace.telemetry.records import Note, RunEnd, TrainRecord, ValidationRecord, read_records
 from headrace.telemetry.trackers import TrackerSink, refuse_missing
 
 QUICK = {"num_epochs": 2, "weight_updates_per_epoch": 4}

@@ -13,9 +13,9 @@ from headrace.cli.options import parse, read_config_words, resolve_words
 from headrace.cli.scripts import SCRIPTS
 from headrace.config.load import Resolved
 from headrace.config.model_table import norm_choice
+from headrace.job.launch_request import LaunchRequest, read_launch
+from headrace.job.local_processes import process_variables
 from headrace.run.design import Design, design_run
-from headrace.run.launch_local import process_variables
-from headrace.run.launch_request import LaunchRequest, read_launch
 
 NOT_OURS = "not ours"
 OWN_BLOCKS = """

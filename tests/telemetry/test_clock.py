@@ -3,7 +3,7 @@
 import pytest
 
 from headrace.telemetry.clock import Clock, Throughput, first_at_target
-from headrace.telemetry.record import Note, ValidationRecord
+from headrace.telemetry.records import Note, ValidationRecord
 
 
 class Hand:

@@ -6,9 +6,8 @@ import re
 import pytest
 
 from headrace.core.errors import ConfigError
-from headrace.telemetry.console import BarConsole, ConsoleSink, PlainConsole, make_console
-from headrace.telemetry.record import CheckpointRecord, Note, Record, RunEnd, RunStart, TrainRecord, ValidationRecord
-from headrace.telemetry.wording import Narrator, duration
+from headrace.telemetry.console import BarConsole, ConsoleSink, Narrator, PlainConsole, duration, make_console
+from headrace.telemetry.records import CheckpointRecord, Note, Record, RunEnd, RunStart, TrainRecord, ValidationRecord
 
 
 class Terminal(io.StringIO):

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from headrace.core.errors import CheckpointError
-from headrace.telemetry.curve import draw_run, log_ticks, loss_axis, round_ticks, thin
-from headrace.telemetry.record import Record, RunEnd, RunStart, TrainRecord, ValidationRecord
+from headrace.telemetry.plot import draw_run, log_ticks, loss_axis, round_ticks, thin
+from headrace.telemetry.records import Record, RunEnd, RunStart, TrainRecord, ValidationRecord
 from headrace.telemetry.sinks import open_sinks
 
 SVG = "{http://www.w3.org/2000/svg}"

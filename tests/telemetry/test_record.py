@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.errors import CheckpointError
-from headrace.telemetry.record import (
+from headrace.telemetry.records import (
     KINDS,
     CheckpointRecord,
     Note,

@@ -5,10 +5,8 @@ from pathlib import Path
 import pytest
 
 from headrace.core.errors import CheckpointError
-from headrace.telemetry.files import read_records
-from headrace.telemetry.record import Note, Record, RunEnd, TrainRecord, ValidationRecord
-from headrace.telemetry.rewind import rewind
-from headrace.telemetry.sinks import open_sinks
+from headrace.telemetry.records import Note, Record, RunEnd, TrainRecord, ValidationRecord, read_records
+from headrace.telemetry.sinks import open_sinks, rewind
 
 
 def history(last_step: int) -> list[Record]:

@@ -15,8 +15,15 @@ import pytest
 
 import headrace.telemetry
 from headrace.core.errors import CheckpointError
-from headrace.telemetry.files import read_records
-from headrace.telemetry.record import CheckpointRecord, Note, Record, RunStart, TrainRecord, ValidationRecord
+from headrace.telemetry.records import (
+    CheckpointRecord,
+    Note,
+    Record,
+    RunStart,
+    TrainRecord,
+    ValidationRecord,
+    read_records,
+)
 from headrace.telemetry.sinks import CsvSink, JsonlSink, LogSink, Sinks, open_sinks
 
 REFERENCE_TRAINING = (
@@ -188,7 +195,7 @@ def test_closing_closes_all_even_if_one_fails(tmp_path: Path) -> None:
 def test_a_killed_process_loses_no_whole_line(tmp_path: Path) -> None:
     code = """
 import sys
-from headrace.telemetry.record import Note
+from headrace.telemetry.records import Note
 from headrace.telemetry.sinks import JsonlSink
 sink, step = JsonlSink(sys.argv[1]), 0
 while True:

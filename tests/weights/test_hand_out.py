@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import ConfigError
-from headrace.weights.adopt import adopt, flat_weights
-from headrace.weights.files import Foreign
-from headrace.weights.hand_out import torch_names
+from headrace.weights.convert import adopt, flat_weights, torch_names
+from headrace.weights.weight_file import Foreign
 from tests.model.build import network
 
 # Tensors of the state dict as torchvision 0.28 and timm 1.0 have it, and some of its names with their shapes.

@@ -13,8 +13,8 @@ import pytest
 from headrace.config.load import config_from
 from headrace.model.context import Ctx
 from headrace.model.families import build_network
-from headrace.weights.adopt import adopt
-from headrace.weights.files import read_file
+from headrace.weights.convert import adopt
+from headrace.weights.weight_file import read_file
 
 KERAS = os.environ.get("HEADRACE_KERAS_PYTHON")
 

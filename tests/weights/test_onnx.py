@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import CheckpointError, ConfigError
-from headrace.data.augment import Preprocess, preprocess
+from headrace.data.augmentation.augment import Preprocess, preprocess
 from headrace.model.context import Ctx
 from headrace.model.cost import Cost
 from headrace.model.layers import Dense, GlobalAveragePool, WithoutParameters

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import CheckpointError
-from headrace.weights.files import read_file
-from headrace.weights.torch_write import write_torch_file
+from headrace.weights.torch_file import write_torch_file
+from headrace.weights.weight_file import read_file
 
 FILES = Path(__file__).parent / "files"
 # What make_files.py put into the files; wrapped in `module.`, as DataParallel does.

@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 from headrace.model.context import Ctx
-from headrace.weights.adopt import adopt
-from headrace.weights.files import read_file
-from headrace.weights.hand_out import torch_names
-from headrace.weights.torch_write import write_torch_file
+from headrace.weights.convert import adopt, torch_names
+from headrace.weights.torch_file import write_torch_file
+from headrace.weights.weight_file import read_file
 from tests.model.build import network
 
 PYTHON = os.environ.get("HEADRACE_TORCH_PYTHON", "")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.checkpoint.prune import prune
+from headrace.checkpoint.best import prune
 from headrace.checkpoint.store import checkpoint_name, save
 from headrace.core.errors import CheckpointError
 

@@ -3,14 +3,22 @@
 A checkpoint is written under a hidden name, synced, and renamed: a directory called `step_00000781` is whole or, if
 the disk lied, recognised as damaged by `verify`. One process writes into a directory at a time (see lock.py); any
 number may read.
+
+The caller gives what it knows of the run (step, epoch, seed, config, origins, plan, class_names ...); the store adds
+the format version, the table of tensors, size and checksum of the tensor file, library versions, the time, and a
+checksum of the manifest itself.
 """
 
 import errno
 import hashlib
+import json
 import os
+import platform
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +27,79 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from headrace.checkpoint import manifest as manifests
-from headrace.checkpoint.manifest import MANIFEST_FILE, TENSOR_FILE
 from headrace.core.errors import CheckpointError
 from headrace.core.files import sync_directory, write_synced
+
+# The manifest: the JSON beside the tensors that says what they are, and proves that they are still that.
+
+
+FORMAT = "headrace-checkpoint"
+FORMAT_VERSION = 1
+TENSOR_FILE = "state.safetensors"
+MANIFEST_FILE = "manifest.json"
+_LIBRARIES = ("headrace", "jax", "jaxlib", "numpy", "optax", "safetensors")
+
+
+def build_manifest(given: Mapping[str, Any], arrays: Mapping[str, np.ndarray], data: bytes) -> dict[str, Any]:
+    """Return the whole manifest for a tensor file whose bytes are `data`."""
+    body = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        **given,
+        "written_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": library_versions(),
+        "tensor_file": {"name": TENSOR_FILE, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()},
+        "tensors": {name: {"dtype": a.dtype.name, "shape": list(a.shape)} for name, a in sorted(arrays.items())},
+    }
+    body = json.loads(json.dumps(body, default=_plain, allow_nan=False))
+    return {**body, "manifest_sha256": checksum(body)}
+
+
+def manifest_bytes(manifest: Mapping[str, Any]) -> bytes:
+    """Return the text of manifest.json."""
+    return (json.dumps(manifest, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def checksum(manifest: Mapping[str, Any]) -> str:
+    """Return the sha256 of a manifest's content, whatever its layout as text."""
+    body = {key: value for key, value in manifest.items() if key != "manifest_sha256"}
+    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def parse_manifest(text: bytes) -> tuple[dict[str, Any] | None, str]:
+    """Return (manifest, "") or (None, what is wrong with it)."""
+    try:
+        manifest = json.loads(text)
+    except ValueError as error:
+        return None, f"{MANIFEST_FILE} is damaged: it is not JSON ({error})"
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        return None, f"{MANIFEST_FILE} is damaged or not a Headrace manifest: 'format' is not {FORMAT!r}"
+    version = manifest.get("format_version")
+    if version != FORMAT_VERSION:
+        return None, f"{MANIFEST_FILE} is of format version {version}; this Headrace reads version {FORMAT_VERSION}"
+    if manifest.get("manifest_sha256") != checksum(manifest):
+        return None, f"{MANIFEST_FILE} is damaged: its content does not match its own checksum"
+    return manifest, ""
+
+
+def library_versions() -> dict[str, str]:
+    """Return the versions of Python and of the libraries that made the state."""
+    return {"python": platform.python_version()} | {name: _version(name) for name in _LIBRARIES}
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _plain(value: Any) -> Any:
+    """Turn a NumPy number or array into what JSON knows."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise TypeError(f"a manifest holds plain values only, not {type(value).__name__}")
+
 
 Arrays = dict[str, np.ndarray]
 
@@ -70,7 +147,7 @@ def save(directory: Path | str, name: str, arrays: Mapping[str, Any], manifest: 
         raise ValueError("a checkpoint's manifest needs 'step'")
     host = {key: _host_array(key, value) for key, value in arrays.items()}
     data = safetensors.numpy.save(host)
-    text = manifests.to_bytes(manifests.build(manifest, host, data))
+    text = manifest_bytes(build_manifest(manifest, host, data))
     path = Path(directory) / name
     temporary = path.with_name(f".tmp-{name}-{os.getpid()}")
     try:
@@ -167,7 +244,7 @@ def _examine(path: Path) -> tuple[Arrays, dict[str, Any] | None, list[str]]:
     text, problem = _read(path / MANIFEST_FILE)
     if problem:
         return {}, None, [problem]
-    manifest, problem = manifests.parse(text)
+    manifest, problem = parse_manifest(text)
     if manifest is None:
         return {}, None, [problem]
     data, problem = _read(path / TENSOR_FILE)
@@ -212,3 +289,52 @@ def _wrong_tensors(arrays: Arrays, expected: Mapping[str, Any]) -> Iterator[str]
         found, said = arrays[name], expected[name]
         if list(found.shape) != said["shape"] or found.dtype.name != said["dtype"]:
             yield f"tensor {name} is {found.dtype.name}{list(found.shape)}, not {said['dtype']}{said['shape']}"
+
+
+# Restore: put loaded tensors into a tree by their names. No plan is involved: any plan reads any checkpoint.
+
+
+_SHOWN = 4  # names per kind of trouble; a wrong model would otherwise fill the screen
+
+
+def fit_tree(arrays: Mapping[str, np.ndarray], like: Any, prefix: str = "") -> Any:
+    """Return a tree built as `like` whose leaves are the arrays of those names, exactly as loaded.
+
+    Leaves of `like` need only a shape and a dtype (arrays, jax.ShapeDtypeStruct). With `prefix` "params" the tree is
+    what lies under `params/`, and other tensors are left alone; without it every tensor must have its place.
+    """
+    from headrace.core.tree import flatten_named, unflatten_named
+
+    start = f"{prefix}/" if prefix else ""
+    wanted = {start + name: leaf for name, leaf in flatten_named(like).items()}
+    given = {name: array for name, array in arrays.items() if name.startswith(start)}
+    troubles = [
+        _list("missing", [name for name in wanted if name not in given]),
+        _list("unexpected", [name for name in given if name not in wanted]),
+        _list(
+            "of another shape or type", [_differs(name, given[name], wanted[name]) for name in wanted if name in given]
+        ),
+    ]
+    if any(troubles):
+        raise CheckpointError(
+            f"The checkpoint does not fit this model and optimizer. {' '.join(filter(None, troubles))}",
+            rule="Every tensor must be there under its name, with its shape and type.",
+            remedy="Use the options that the checkpoint was made with; its manifest.json holds them.",
+        )
+    return unflatten_named(like, {name.removeprefix(start): given[name] for name in wanted})
+
+
+def _differs(name: str, found: np.ndarray, leaf: Any) -> str:
+    """Return '' when the array fits the leaf, else what differs."""
+    shape, dtype = tuple(np.shape(leaf)), np.dtype(getattr(leaf, "dtype", type(leaf)))
+    if found.shape == shape and found.dtype == dtype:
+        return ""
+    return f"{name} ({found.dtype.name}{list(found.shape)}, needed {dtype.name}{list(shape)})"
+
+
+def _list(word: str, names: Sequence[str]) -> str:
+    names = [name for name in names if name]
+    if not names:
+        return ""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{len(names)} {'tensor' if len(names) == 1 else 'tensors'} {word}: {', '.join(names[:_SHOWN])}{more}."

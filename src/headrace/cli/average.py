@@ -16,7 +16,7 @@ def main(argv: list[str]) -> int:
     """Run the command; return its exit code."""
     words = read_words(argv, "headrace average", _add_arguments, DESCRIPTION)
     own = words.own
-    from headrace.run.average import AverageOptions, average_run
+    from headrace.run.run_average import AverageOptions, average_run
 
     options = AverageOptions(
         mode=own.mode,
@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
     print(f"written: {made.path}")
     if own.validate:
         from headrace.cli.validate import Table
-        from headrace.run.validate import validate
+        from headrace.run.validation import validate
 
         table = Table()
         for result in validate(made.path, words.options):

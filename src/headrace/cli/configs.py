@@ -6,7 +6,7 @@ from headrace.cli.options import print_remarks, read_words
 from headrace.config.arguments import Parser
 from headrace.config.describe import blocks_text, options_markdown, params_markdown, resolved_text
 from headrace.config.load import resolve
-from headrace.config.shipped import blocks_of, listed
+from headrace.config.yaml_blocks import blocks_of, listed
 
 USAGE = """usage: headrace configs [list] [--config-path FILE]
        headrace configs show NAME [--all] [options of headrace train]

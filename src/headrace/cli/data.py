@@ -48,9 +48,9 @@ def _build(argv: list[str]) -> int:
         parser.add_argument("--boxes", metavar="FILE", help="boxes of objects: file,xmin,ymin,xmax,ymax from 0 to 1")
 
     resolved, own = parse(argv, "headrace data build", extra)
-    from headrace.data.blocks import num_threads_of
-    from headrace.data.build_records import BuildPlan, build, read_boxes, read_metadata
-    from headrace.data.folder import read_folders
+    from headrace.data.feeding.blocks import num_threads_of
+    from headrace.data.sets.build_tfrecords import BuildPlan, build, read_boxes, read_metadata
+    from headrace.data.sets.folder import read_folders
 
     data = resolved.config.data
     for name in (own.metadata, own.boxes):
@@ -84,10 +84,10 @@ def _pack(argv: list[str]) -> int:
 
     resolved, own = parse(argv, "headrace data pack", extra)
     from headrace.core.units import format_bytes
-    from headrace.data.blocks import num_threads_of
     from headrace.data.dataset import resolved_set
-    from headrace.data.pack import write_pack
-    from headrace.data.picture_sets import open_pictures
+    from headrace.data.feeding.blocks import num_threads_of
+    from headrace.data.sets.image_sets import open_pictures
+    from headrace.data.sets.packed import write_pack
 
     data, output = resolved_set(resolved.config.data), Path(own.output)
     if own.shorter_side < 1 or not 1 <= own.quality <= 100:
@@ -128,9 +128,9 @@ def _bench(argv: list[str]) -> int:
     resolved, own = parse(argv, "headrace data bench", extra)
     import json
 
-    from headrace.data.blocks import num_threads_of
-    from headrace.data.input_bench import PARTS, bench_input
-    from headrace.data.jpeg_view import decoders
+    from headrace.data.decoding.jpeg import decoders
+    from headrace.data.feeding.blocks import num_threads_of
+    from headrace.data.feeding.input_bench import PARTS, bench_input
 
     config = resolved.config
     threads = tuple(own.threads or sorted({1, num_threads_of(config.data)}))

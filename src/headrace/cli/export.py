@@ -19,14 +19,14 @@ def main(argv: list[str]) -> int:
     _add_arguments(parser)
     own = parser.parse_args(argv)
     from headrace.engine.devices import start_devices
-    from headrace.run.bundle import load_bundle
-    from headrace.run.export import ExportOptions, export
+    from headrace.run.export_formats import ExportOptions, export
+    from headrace.run.trained_model import load_trained_model
 
     start_devices(own.platform, 1)
     options = ExportOptions(
         format=own.format, names=own.names, input=own.input, platforms=tuple(own.platforms.replace(",", " ").split())
     )
-    bundle = load_bundle(own.path, own.weights)
+    bundle = load_trained_model(own.path, own.weights)
     made = export(bundle, own.out, options)
     print(f"{bundle.network.name}, {bundle.weights} weights of {bundle.checkpoint.name} (epoch {bundle.epoch:g})")
     print(made.told)

@@ -15,7 +15,7 @@ mpirun or srun does it. When one dies, hangs or fails, all end.
 
 def main(argv: list[str], prog: str = "headrace launch") -> int:
     """Run the command; return its exit code."""
-    from headrace.run.launch_request import ROWS, read_launch
+    from headrace.job.launch_request import ROWS, read_launch
 
     if argv and argv[0] in ("-h", "--help"):
         print(USAGE)
@@ -24,7 +24,7 @@ def main(argv: list[str], prog: str = "headrace launch") -> int:
                 print(f"  {row.name + ' ' + row.metavar:34}{row.help}")
         print("\nAccepted and without effect here: " + ", ".join(row.name for row in ROWS if not row.sets) + ".")
         return 0
-    from headrace.run.launch import launch
+    from headrace.job.launcher import launch
 
     return launch(read_launch(argv, prog))
 

@@ -94,7 +94,7 @@ def print_error(error: HeadraceError) -> None:
 
 def _which_process() -> str:
     """Name this process where it is one of several and not the first, which speaks for all."""
-    from headrace.core.find_place import find_place
+    from headrace.job.detect_launcher import find_place
 
     with suppress(HeadraceError):  # a place that cannot be read is the error that is being told
         place = find_place(os.environ)

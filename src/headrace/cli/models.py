@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from headrace.config.arguments import Parser, take_options
-from headrace.config.field import COMMAND_LINE
-from headrace.config.names import find, spellings
+from headrace.config.field import COMMAND_LINE, find, spellings
 from headrace.config.schema import all_options
 from headrace.core.errors import ConfigError
 
@@ -95,11 +94,11 @@ def _other_names(network: "Network") -> dict[tuple[int, int], list[str]]:
 
 def _print_inner(network: "Network", others: Mapping[tuple[int, int], list[str]]) -> None:
     """Print the layers inside blocks before which a cut may lie, one line for all blocks that have the same."""
-    from headrace.model.pieces import pieces_of
+    from headrace.model.composites import split_layers
 
     alike: dict[str, list[int]] = {}
     for i, (name, block) in enumerate(network.blocks):
-        pieces = " ".join(piece.removeprefix(f"{name}/") for piece, _ in pieces_of(name, block)[1:])
+        pieces = " ".join(piece.removeprefix(f"{name}/") for piece, _ in split_layers(name, block)[1:])
         if pieces:
             alike.setdefault(pieces, []).append(i)
     if not alike:
@@ -127,13 +126,13 @@ def _options(argv: list[str], parser: Parser) -> tuple[dict[str, Any], Any]:
 def _build(name: str, options: Mapping[str, Any]) -> "Network":
     """Build a network at the sizes asked for, else at those of the data set, else at its own."""
     from headrace.config.load import config_from
-    from headrace.data.dataset import describe
+    from headrace.data.dataset import describe_dataset
     from headrace.model.families import build_network, find_variant
 
     variant = find_variant(name, options.get("model_size"), options.get("image_size"))
     (height, width, channels), num_classes = (variant.image_size, variant.image_size, 3), variant.num_classes
     if options.get("dataset"):
-        info = describe(config_from({"dataset": options["dataset"]}).data)
+        info = describe_dataset(config_from({"dataset": options["dataset"]}).data)
         (height, width, channels), num_classes = info.image_hwc, info.num_classes
     if options.get("image_size"):
         height = width = options["image_size"]

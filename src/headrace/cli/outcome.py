@@ -1,9 +1,9 @@
 """What a run came to, as the last lines on the terminal and as an exit code."""
 
 from headrace.config.schema import Config
-from headrace.run.books import RunResult
-from headrace.run.group import current_group
-from headrace.run.interrupt import INTERRUPTED
+from headrace.job.control import current_group
+from headrace.job.process_info import INTERRUPTED
+from headrace.run.recorder import RunResult
 
 
 def tell(result: RunResult) -> None:
@@ -23,7 +23,7 @@ def tell_averages(result: RunResult, config: Config, *, validated: bool) -> None
         return
     from headrace.cli.validate import Table
     from headrace.run.averages import averages_after
-    from headrace.run.validate import validate
+    from headrace.run.validation import validate
 
     for made in averages_after(result.directory, config):
         print(f"{made.path.name}: of {len(made.members)} checkpoints, {made.path}")

@@ -15,11 +15,11 @@ def main(argv: list[str]) -> int:
     resolved, own = parse(argv, "headrace plan", _add_arguments, DESCRIPTION)
     import jax
 
-    from headrace.plan.draw import draw_plan
-    from headrace.plan.picture_formats import check_picture_file, write_picture
+    from headrace.plan.report import draw_plan
     from headrace.plan.scale import draw_scale
+    from headrace.plan.timeline_files import check_picture_file, write_picture
     from headrace.run.design import design_run
-    from headrace.run.measure import with_measured_blocks
+    from headrace.run.profile import with_measured_blocks
     from headrace.run.scale import scaled
 
     if own.schedule_file:

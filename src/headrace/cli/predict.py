@@ -13,7 +13,7 @@ from headrace.config.arguments import Parser
 from headrace.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headrace.run.predict import Prediction
+    from headrace.run.prediction import Prediction
 
 SOME_UNREADABLE = 1
 DESCRIPTION = (
@@ -30,10 +30,10 @@ def main(argv: list[str]) -> int:
     if own.top_k < 1 or own.batch_size < 1:
         raise ConfigError("--top-k and --batch-size are counts.", rule="They must be 1 or more.")
     from headrace.engine.devices import start_devices
-    from headrace.run.bundle import load_bundle
-    from headrace.run.predict import find_pictures, predict
+    from headrace.run.prediction import find_pictures, predict
+    from headrace.run.trained_model import load_trained_model
 
-    bundle = load_bundle(own.path, own.weights)
+    bundle = load_trained_model(own.path, own.weights)
     files = find_pictures(own.images)
     start_devices(own.platform, 1)
     found = list(predict(bundle, files, min(own.top_k, len(bundle.class_names)), own.batch_size))

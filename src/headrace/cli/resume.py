@@ -14,8 +14,8 @@ def main(argv: list[str]) -> int:
 
     words = read_words(argv, "headrace resume", extra, "Go on with a run from its newest good checkpoint, exactly.")
     from headrace.cli.outcome import exit_code, tell
+    from headrace.job.join import joined
     from headrace.run.fit import resume
-    from headrace.run.join import joined
 
     with joined(distributed=bool(words.options.get("distributed"))):
         result = resume(words.own.run_dir, words.options)

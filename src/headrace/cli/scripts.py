@@ -114,7 +114,7 @@ def is_finished(place: Path) -> bool:
 
 def _of_saved_run(argv: list[str], place: str) -> list[str]:
     """Leave out a named configuration, once it is known to be one: a saved run brings its own options."""
-    from headrace.config.shipped import blocks_of, choose
+    from headrace.config.yaml_blocks import blocks_of, choose
 
     name, words = take_value(argv, "--config")
     file, words = take_value(words, "--config-path")
@@ -137,7 +137,7 @@ def _with_dialect(argv: list[str]) -> list[str]:
     name, file = take_value(argv, "--config")[0], take_value(argv, "--config-path")[0]
     if name is None or file is None:
         return with_seed_dialect(argv)
-    from headrace.config.shipped import blocks_of, choose
+    from headrace.config.yaml_blocks import blocks_of, choose
 
     block = choose(blocks_of(file), name, file)
     words = [*(f"--{entry.key}" for entry in block.merged + block.own), *argv]

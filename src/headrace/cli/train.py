@@ -15,8 +15,8 @@ def main(argv: list[str]) -> int:
         return resume([place, *words])
     resolved, _ = parse(argv, "headrace train", description=DESCRIPTION)
     from headrace.cli.outcome import exit_code, tell, tell_averages
+    from headrace.job.join import joined
     from headrace.run.fit import train
-    from headrace.run.join import joined
 
     with joined(distributed=resolved.config.run.distributed) as place:
         result = train(resolved)

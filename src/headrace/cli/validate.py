@@ -11,7 +11,7 @@ from headrace.cli.options import read_words
 from headrace.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headrace.run.validate import Validated
+    from headrace.run.validation import Validated
 
 DESCRIPTION = (
     "Validate all checkpoints of a run, or one of them. The options of the run hold; others may be given, such as "
@@ -26,9 +26,9 @@ def main(argv: list[str]) -> int:
     own = words.own
     if own.last and own.best:
         raise ConfigError("Both --last and --best are given.", remedy="Leave one of them out.")
-    from headrace.run.group import current_group
-    from headrace.run.join import joined
-    from headrace.run.validate import ALL, BEST, LAST, validate
+    from headrace.job.control import current_group
+    from headrace.job.join import joined
+    from headrace.run.validation import ALL, BEST, LAST, validate
 
     which = LAST if own.last else BEST if own.best else ALL
     with joined(distributed=bool(words.options.get("distributed"))):

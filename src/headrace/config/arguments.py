@@ -10,8 +10,7 @@ import textwrap
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
-from headrace.config.field import Option
-from headrace.config.names import find, spellings
+from headrace.config.field import Option, find, spellings
 from headrace.config.schema import SECTIONS, all_options
 from headrace.config.values import BOOL, FALSE_WORDS, TRUE_WORDS, shown
 from headrace.core.errors import ConfigError

@@ -6,17 +6,15 @@ Limits of a single option stand with the option (sections.py), keys inside a map
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.config.checks_augment import AUGMENT_NOTES, AUGMENT_RULES
-from headrace.config.checks_compiler import COMPILER_RULES, COMPILER_WARNINGS
-from headrace.config.checks_data import DATA_RULES
-from headrace.config.checks_model import MODEL_RULES
-from headrace.config.checks_pipeline import PIPELINE_NOTES, PIPELINE_RULES
-from headrace.config.checks_weights import WEIGHT_NOTES
-from headrace.config.field import DEFAULT, Origin
+from headrace.config.field import DEFAULT, Facts, Origin, Remark, Rule
 from headrace.config.layers import periods_fit
 from headrace.config.params import complete
-from headrace.config.rule import Facts, Remark, Rule
 from headrace.config.schema import Config
+from headrace.config.section_augment import AUGMENT_NOTES, AUGMENT_RULES
+from headrace.config.section_compiler import COMPILER_RULES, COMPILER_WARNINGS
+from headrace.config.section_data import DATA_RULES
+from headrace.config.section_model import MODEL_RULES, WEIGHT_NOTES
+from headrace.config.section_pipeline import PIPELINE_NOTES, PIPELINE_RULES
 from headrace.core.errors import ConfigError
 
 
@@ -28,7 +26,7 @@ def _period_rule(name: str, verb: str) -> Rule:
         broken=lambda facts: not periods_fit(per_epoch(facts), facts.config.batch.num_epochs),
         problem=lambda facts: (
             f"Cannot {verb} {round(1 / per_epoch(facts), 6)} epochs at a time for {facts.config.batch.num_epochs} "
-            f"epochs: {facts.told(name)}, {facts.told('num_epochs')}."
+            f"epochs: {facts.describe(name)}, {facts.describe('num_epochs')}."
         ),
         rule=f"Below 1, num_epochs must be a multiple of 1/{name}.",
         remedy=f"Change num_epochs or {name}; 0 means only at the end of the run.",
@@ -38,7 +36,7 @@ def _period_rule(name: str, verb: str) -> Rule:
 RULES = (
     Rule(
         broken=lambda facts: facts.config.batch.num_replicas % facts.config.model.dbn_replica_group_size != 0,
-        problem=lambda facts: f"{facts.told('dbn_replica_group_size')} with {facts.told('num_replicas')}.",
+        problem=lambda facts: f"{facts.describe('dbn_replica_group_size')} with {facts.describe('num_replicas')}.",
         rule="Replicas share batch-norm statistics in groups of equal size: num_replicas must be a multiple of it.",
         remedy="Choose a size that divides num_replicas, or leave dbn_replica_group_size out.",
     ),
@@ -46,7 +44,9 @@ RULES = (
         broken=lambda facts: (
             bool(facts.config.data.eight_bit_transfer) and not facts.config.data.accelerator_side_preprocess
         ),
-        problem=lambda facts: f"{facts.told('eight_bit_transfer')} with {facts.told('accelerator_side_preprocess')}.",
+        problem=lambda facts: (
+            f"{facts.describe('eight_bit_transfer')} with {facts.describe('accelerator_side_preprocess')}."
+        ),
         rule="Images preprocessed on the host are floating-point numbers; only raw pixels can cross as 8 bits.",
         remedy="Set accelerator_side_preprocess, or leave eight_bit_transfer out.",
     ),
@@ -56,14 +56,15 @@ RULES = (
             and facts.config.batch.global_batch_size is not None
         ),
         problem=lambda facts: (
-            f"Both are given: {facts.told('gradient_accumulation_count')} and {facts.told('global_batch_size')}."
+            "Both are given: "
+            f"{facts.describe('gradient_accumulation_count')} and {facts.describe('global_batch_size')}."
         ),
         rule="global_batch_size = micro_batch_size * num_replicas * gradient_accumulation_count.",
         remedy="Leave one of them out.",
     ),
     Rule(
         broken=lambda facts: not facts.config.run.training and not facts.config.validation.validation,
-        problem=lambda facts: f"Nothing is left to do: {facts.told('training')}, {facts.told('validation')}.",
+        problem=lambda facts: f"Nothing is left to do: {facts.describe('training')}, {facts.describe('validation')}.",
         rule="A run trains, validates, or both.",
         remedy="Leave one of them on.",
     ),
@@ -92,19 +93,20 @@ WARNINGS = (
     Remark(
         when=_float16_unscaled,
         text=lambda facts: (
-            f"float16 without loss scaling ({facts.told('precision')}): gradients below about 6e-8 vanish. "
+            f"float16 without loss scaling ({facts.describe('precision')}): gradients below about 6e-8 vanish. "
             "Use --loss-scaling dynamic, or --half-type bfloat16."
         ),
     ),
     Remark(
         when=_endless_warmup,
         text=lambda facts: (
-            f"The warm-up is not over when the run ends: {facts.told('lr_warmup_params')}, {facts.told('num_epochs')}."
+            "The warm-up is not over when the run ends: "
+            f" {facts.describe('lr_warmup_params')}, {facts.describe('num_epochs')}."
         ),
     ),
     Remark(
         when=lambda facts: facts.config.run.target_accuracy is not None and not facts.config.validation.validation,
-        text=lambda facts: f"{facts.told('target_accuracy')} is never looked at: {facts.told('validation')}.",
+        text=lambda facts: f"{facts.describe('target_accuracy')} is never looked at: {facts.describe('validation')}.",
     ),
     *COMPILER_WARNINGS,
 )
@@ -117,18 +119,18 @@ NOTES = (
             and facts.config.numerics.precision != "16.16"
         ),
         text=lambda facts: (
-            f"{facts.told('stochastic_rounding')} has no effect on 32-bit weights ({facts.told('precision')})."
+            f"{facts.describe('stochastic_rounding')} has no effect on 32-bit weights ({facts.describe('precision')})."
         ),
     ),
     Remark(
         when=lambda facts: facts.given("half_type") and facts.config.numerics.precision == "32.32",
-        text=lambda facts: f"{facts.told('half_type')} has no effect with {facts.told('precision')}.",
+        text=lambda facts: f"{facts.describe('half_type')} has no effect with {facts.describe('precision')}.",
     ),
     Remark(
         when=lambda facts: (
             bool(facts.config.numerics.loss_scaling_params) and facts.config.numerics.loss_scaling != "dynamic"
         ),
-        text=lambda facts: f"{facts.told('loss_scaling_params')} is for dynamic loss scaling only.",
+        text=lambda facts: f"{facts.describe('loss_scaling_params')} is for dynamic loss scaling only.",
     ),
     *PIPELINE_NOTES,
     *WEIGHT_NOTES,

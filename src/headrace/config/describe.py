@@ -10,7 +10,7 @@ from headrace.config.load import Resolved, to_flat
 from headrace.config.params import REQUIRED, TABLES
 from headrace.config.schema import SECTIONS, all_options
 from headrace.config.values import shown
-from headrace.config.yaml_file import Block
+from headrace.config.yaml_blocks import Block
 
 
 def blocks_text(blocks: Iterable[Block]) -> str:

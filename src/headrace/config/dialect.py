@@ -46,10 +46,10 @@ def choose_dialect(found: Found) -> tuple[str, Origin]:
     if not is_given(found, "dialect"):
         if not selecting:
             return said.value, said.origin
-        return "tf1", Origin(kind="dialect", where=f"of {_told(found, selecting[0])}")
+        return "tf1", Origin(kind="dialect", where=f"of {_describe(found, selecting[0])}")
     if said.value != "tf1" and selecting:
         raise ConfigError(
-            f"{_told(found, selecting[0])} with {_told(found, 'dialect')}.",
+            f"{_describe(found, selecting[0])} with {_describe(found, 'dialect')}.",
             rule=f"{selecting[0]} is an option of dialect tf1 only.",
             remedy=f"Leave the dialect out, or say it as {_in_ours(selecting[0])}.",
         )
@@ -153,7 +153,7 @@ class _Work:
         value, given = self.look(row.option), is_given(self.found, row.option)
         if row.convert is None or value is None or not (given or self.dialect == "tf1"):
             return
-        origin = Origin(kind="dialect", where=f"from {_told(self.found, row.option)}" if given else self.dialect)
+        origin = Origin(kind="dialect", where=f"from {_describe(self.found, row.option)}" if given else self.dialect)
         for setting, converted in row.convert(value, self.look).items():
             name, _, key = setting.partition(".")
             if given:
@@ -168,7 +168,8 @@ class _Work:
                     keys[name][key] = (converted, origin)
             elif given:
                 notes.append(
-                    f"{_told(self.found, row.option)} has no effect with {MAPPINGS[name]} {self.look(MAPPINGS[name])}."
+                    f"{_describe(self.found, row.option)} has no effect with "
+                    f"{MAPPINGS[name]} {self.look(MAPPINGS[name])}."
                 )
 
     def _keys_of(self, name: str) -> tuple[str, ...]:
@@ -205,7 +206,7 @@ def _without_weaker(found: dict[str, Given]) -> dict[str, Given]:
         kinds = [left[name].origin.kind for name in pair]
         if kinds[0] == kinds[1]:
             raise ConfigError(
-                f"Both are given: {_told(left, pair[0])} and {_told(left, pair[1])}.",
+                f"Both are given: {_describe(left, pair[0])} and {_describe(left, pair[1])}.",
                 rule="They say the same thing in two ways.",
                 remedy="Leave one of them out.",
             )
@@ -216,7 +217,7 @@ def _without_weaker(found: dict[str, Given]) -> dict[str, Given]:
 
 def _conflict(found: Found, legacy: str, ours: str) -> ConfigError:
     return ConfigError(
-        f"Two dialects are mixed: {_told(found, legacy)} and {_told(found, ours)}.",
+        f"Two dialects are mixed: {_describe(found, legacy)} and {_describe(found, ours)}.",
         rule=f"In dialect tf1, {legacy} says what {ours} says elsewhere.",
         remedy=f"Leave one of them out. {_in_ours(legacy)}".strip(),
     )
@@ -229,7 +230,7 @@ def _in_ours(option: str) -> str:
     return f"{', '.join(row.sets)}{f' ({row.words})' if row.words else ''}"
 
 
-def _told(found: Found, name: str) -> str:
+def _describe(found: Found, name: str) -> str:
     return f"{name} {shown(found[name].value)} ({found[name].origin})"
 
 

@@ -5,7 +5,7 @@ said of the other is let go as far as it no longer fits, with a note. Within one
 refuse what does not fit.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,11 @@ from headrace.config.field import DEFAULT, Origin
 from headrace.config.model_table import OPTION_FAMILIES, family_of
 from headrace.config.params import known_keys
 from headrace.config.schema import all_options
-from headrace.config.sections_data import MADE_UP_DATASETS, PICTURE_DATASETS
-from headrace.config.sections_pipeline import stages_of_splits
+from headrace.config.section_data import PICTURE_DATASETS, SYNTHETIC_DATASETS
+from headrace.config.section_pipeline import stages_of_splits
 from headrace.config.values import shown
+from headrace.job.detect_launcher import find_place
+from headrace.job.process_info import Place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,11 +99,11 @@ TIES = (
     Tie(owner="optimizer", dependent="optimizer_params", keep=_only_known("optimizer")),
     Tie(owner="lr_schedule", dependent="lr_schedule_params", keep=_only_known("lr_schedule")),
     *(
-        Tie(owner="dataset", dependent=name, keep=_only_for(*MADE_UP_DATASETS))
+        Tie(owner="dataset", dependent=name, keep=_only_for(*SYNTHETIC_DATASETS))
         for name in ("num_classes", "num_samples")
     ),
     *(
-        Tie(owner="dataset", dependent=name, keep=_only_for(*MADE_UP_DATASETS, *PICTURE_DATASETS))
+        Tie(owner="dataset", dependent=name, keep=_only_for(*SYNTHETIC_DATASETS, *PICTURE_DATASETS))
         for name in ("image_size", "num_channels")
     ),
     *(
@@ -156,3 +158,44 @@ def merge_layers(layers: list[Layer]) -> tuple[dict[str, Given], tuple[str, ...]
             why = f"{tie.owner} {shown(owner.value)} ({owner.origin})"
             notes.append(f"{told} does not go with {why}; using {'the default' if kept is None else shown(kept)}.")
     return found, tuple(notes)
+
+
+# What the way in which processes were started means for options: it has the last word on the number of replicas.
+
+
+LAUNCHER = "launcher"  # the kind of origin of what comes from here
+
+
+def launcher_layer(layers: Sequence[Layer], environ: Mapping[str, str]) -> tuple[Layer, tuple[str, ...]]:
+    """Return the layer over all others, and warnings about what it overrules. A process alone has an empty one."""
+    distributed = _find(layers, "distributed")
+    place = find_place(environ, distributed=bool(distributed and distributed.value))
+    if place is None:
+        return {}, ()
+    written = _find(layers, "num_replicas")
+    number = _replicas(place, written)
+    if number is None:
+        return {}, ()
+    layer = {"num_replicas": Given(value=number, origin=Origin(kind=LAUNCHER, where=place.found_by))}
+    if place.num_replicas is None or written is None or written.origin.kind == LAUNCHER or written.value == number:
+        return layer, ()
+    told = (
+        f"num_replicas {written.value} ({written.origin}) is ignored: the launcher says {number} replicas, "
+        f"{number // place.num_processes} in each of {place.num_processes} processes"
+    )
+    return layer, (told,)
+
+
+def _replicas(place: Place, written: Given | None) -> int | None:
+    """Return the replicas of the whole job, or None where what is written holds."""
+    if place.num_replicas is not None:
+        return place.num_replicas
+    if written is None:
+        return place.num_processes or None  # one in each process
+    if place.replicas_per_process and written.origin.kind != LAUNCHER:
+        return written.value * place.num_processes
+    return None
+
+
+def _find(layers: Sequence[Layer], name: str) -> Any:
+    return next((layer[name] for layer in reversed(layers) if name in layer), None)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-Look = Callable[[str], Any]  # the value of an option so far: what was given, else the dialect's default
+ViewSpec = Callable[[str], Any]  # the value of an option so far: what was given, else the dialect's default
 Settings = Mapping[str, Any]
 
 
@@ -21,20 +21,20 @@ class Legacy:
 
     option: str
     sets: tuple[str, ...] = ()
-    convert: Callable[[Any, Look], Settings] | None = None
+    convert: Callable[[Any, ViewSpec], Settings] | None = None
     words: str = ""
     selects: bool = False
     of: str = ""  # the only optimizer that it concerns
     no_effect: str = ""
 
 
-def global_batch(look: Look) -> int:
+def global_batch(look: ViewSpec) -> int:
     """Return the images of one weight update."""
     each = look("micro_batch_size") * look("num_replicas")
     return look("global_batch_size") or each * (look("gradient_accumulation_count") or 1)
 
 
-def _key(name: str) -> Callable[[Any, Look], Settings]:
+def _key(name: str) -> Callable[[Any, ViewSpec], Settings]:
     return lambda value, look: {name: value}
 
 
@@ -47,7 +47,7 @@ def _rate_row(option: str, setting: str, words: str = "") -> Legacy:
     return Legacy(option=option, sets=(setting,), convert=_key(setting), words=words, selects=True)
 
 
-def _warmup(epochs: float, look: Look) -> Settings:
+def _warmup(epochs: float, look: ViewSpec) -> Settings:
     """Rise from 0; a polynomial rate starts after that, the others run underneath."""
     if not epochs or look("iterations"):
         return {"lr_warmup_params": None}
@@ -55,24 +55,24 @@ def _warmup(epochs: float, look: Look) -> Settings:
     return {"lr_warmup_params": {"warmup_mode": mode, "warmup_epochs": epochs, "from_zero": True}}
 
 
-def _log_freq(steps: int, look: Look) -> Settings:
+def _log_freq(steps: int, look: ViewSpec) -> Settings:
     updates = look("iterations")
     return {"logs_per_epoch": max(1.0, updates / steps)} if updates else {}
 
 
-def _abs_end_rate(rate: float, look: Look) -> Settings:
+def _abs_end_rate(rate: float, look: ViewSpec) -> Settings:
     first = look("abs_learning_rate") or 2.0 ** look("base_learning_rate") * global_batch(look)
     return {"lr_schedule_params.end_learning_rate_ratio": rate / first}
 
 
-def _shards(shards: int, look: Look) -> Settings:
+def _shards(shards: int, look: ViewSpec) -> Settings:
     """Without a pipeline the network is cut by itself, and one micro batch is under way at a time."""
     if look("pipeline") or shards == 1:
         return {}
     return {"num_pipeline_stages": shards, "pipeline_schedule": "Sequential"}
 
 
-def _pipeline(on: bool, look: Look) -> Settings:
+def _pipeline(on: bool, look: ViewSpec) -> Settings:
     """With one shard all stages are on one device: their cuts are the points that recomputation starts from."""
     splits = look("pipeline_splits")
     if not on or (look("shards") or 1) > 1 or not splits:
@@ -80,7 +80,7 @@ def _pipeline(on: bool, look: Look) -> Settings:
     return {"device_mapping": (0,) * (len(splits) + 1), "pipeline_schedule": "Sequential"}
 
 
-def _profile(kind: str, look: Look) -> Settings:
+def _profile(kind: str, look: ViewSpec) -> Settings:
     """Profile the first calls, and where there are stages measure their schedule."""
     on = kind != "NO_PROFILE"
     stages = look("pipeline_splits") or max(look("num_pipeline_stages"), look("shards") or 1) > 1

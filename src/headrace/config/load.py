@@ -10,19 +10,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from headrace.config.checks import check
+from headrace.config.derived import settle
 from headrace.config.dialect import choose_dialect, settle_dialect
-from headrace.config.field import COMMAND_LINE, DEFAULT, Option, Origin
-from headrace.config.launched import launcher_layer
-from headrace.config.layers import Given, Layer, merge_layers
-from headrace.config.names import Spelled, find, spellings
+from headrace.config.field import COMMAND_LINE, DEFAULT, Option, Origin, Spelled, find, spellings
+from headrace.config.layers import Given, Layer, launcher_layer, merge_layers
 from headrace.config.schema import SECTIONS, Config, all_options
-from headrace.config.sections_data import PICTURE_DATASETS
-from headrace.config.settle import settle
+from headrace.config.section_data import PICTURE_DATASETS
 from headrace.config.values import BOOL, read_bool
 from headrace.core.errors import ConfigError
 
-if TYPE_CHECKING:  # yaml takes 30 ms to import, which `--help` need not wait for
-    from headrace.config.yaml_file import Block
+if TYPE_CHECKING:
+    from headrace.config.yaml_blocks import Block
 
 DEFAULT_RECIPE = "default"
 PICTURES_RECIPE = "pictures"  # the default where somebody says where their pictures are
@@ -55,7 +53,7 @@ def resolve(
     Without a name it is the shipped `default`, or `pictures` where a place is given and no set, or a set of pictures;
     `none` means the defaults of the schema alone.
     """
-    from headrace.config.shipped import blocks_of, choose
+    from headrace.config.yaml_blocks import blocks_of, choose
 
     given = _option_layer(options, COMMAND_LINE)
     name = config_name or (None if config_path else _default_recipe(given))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.core.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
-    from headrace.config.sections_model import Model
+    from headrace.config.section_model import Model
 
 SMALL_IMAGE = 64  # pixels: up to here a family's CIFAR networks come first
 

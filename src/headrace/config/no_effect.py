@@ -80,7 +80,7 @@ def without_effect(config: Config, backend: str) -> dict[str, str]:
     return found
 
 
-def told_without_effect(config: Config, backend: str) -> list[str]:
+def describe_without_effect(config: Config, backend: str) -> list[str]:
     """Return the sentence that names them, if there are any."""
     found = without_effect(config, backend)
     if not found:

@@ -13,7 +13,7 @@ from headrace.config.values import BOOL, FLOAT, INT, Kind, Limit, above, at_leas
 from headrace.core.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
-    from headrace.config.sections_learning import Learning
+    from headrace.config.section_learning import Learning
 
 REQUIRED = object()
 

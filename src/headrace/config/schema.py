@@ -7,15 +7,14 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from headrace.config.field import Option, options_of
-from headrace.config.sections import Batch, Run
-from headrace.config.sections_augment import Augment
-from headrace.config.sections_compiler import Compiler
-from headrace.config.sections_data import Data
-from headrace.config.sections_learning import Checkpoint, Learning, Logging, Numerics, Validation
+from headrace.config.section_augment import Augment
+from headrace.config.section_compiler import Compiler
+from headrace.config.section_data import Data
+from headrace.config.section_learning import Checkpoint, Learning, Logging, Numerics, Validation
+from headrace.config.section_model import Model, Weights
+from headrace.config.section_pipeline import Pipeline
+from headrace.config.section_run import Batch, Run
 from headrace.config.sections_legacy import Legacy
-from headrace.config.sections_model import Model
-from headrace.config.sections_pipeline import Pipeline
-from headrace.config.sections_weights import Weights
 
 __all__ = [
     "SECTIONS",

@@ -6,8 +6,8 @@ The names are the reference's; all else comes from the schema, the table of lega
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from headrace.config.field import find, spellings
 from headrace.config.legacy_table import BY_OPTION
-from headrace.config.names import find, spellings
 from headrace.config.no_effect import EVERYWHERE, ROWS_HERE
 from headrace.config.schema import all_options
 from headrace.config.tf1_defaults import TF2_DEFAULTS, tf1_defaults

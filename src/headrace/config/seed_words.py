@@ -6,7 +6,7 @@ on our own command line such a name is an alias and says nothing, in a script of
 
 from collections.abc import Sequence
 
-from headrace.config.names import plain, spellings
+from headrace.config.field import plain, spellings
 from headrace.config.schema import all_options
 
 # Names that the first application has and the second has not, beside those of the section legacy.

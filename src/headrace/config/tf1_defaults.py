@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.config.legacy_table import Look
+from headrace.config.legacy_table import ViewSpec
 from headrace.config.model_table import family_of
 
 NORM_PARAMETERS = ("(beta|gamma)$",)
@@ -98,7 +98,7 @@ TF2_DEFAULTS: Mapping[str, Any] = {
 }
 
 
-def tf1_defaults(look: Look) -> dict[str, Any]:
+def tf1_defaults(look: ViewSpec) -> dict[str, Any]:
     """Return the default of every option, ours or legacy, that dialect tf1 has another one for."""
     dataset = look("dataset") or dataset_of_path(look("dataset_path"))
     name = look("model_name") or _COMMON["model_name"]

@@ -1,21 +1,17 @@
-"""A data set as the rest of Headrace sees it: what it is (`describe`) and, opened, its two splits (`open_dataset`)."""
+"""A dataset as the rest of the code sees it: its description (`describe_dataset`), its two splits (`open_dataset`)."""
 
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from headrace.config.schema import Data
-from headrace.config.sections_data import PICTURE_DATASETS
+from headrace.config.section_data import PICTURE_DATASETS
 from headrace.core.errors import ConfigError, DataError, did_you_mean
 from headrace.core.units import parse_bytes
-from headrace.data.bad import BadSamples
-from headrace.data.catalog import KNOWN_SETS, SetRow
-from headrace.data.detect import detect
-from headrace.data.digits import read_digits
-from headrace.data.find import find_set
-from headrace.data.finding import Part, raise_findings
-from headrace.data.made_up import MadeUp, distinct_images
-from headrace.data.picture_sets import (
+from headrace.data.sets.catalog import KNOWN_SETS, SetRow
+from headrace.data.sets.digits import read_digits
+from headrace.data.sets.file_problem import BadSamples, Part, raise_problems
+from headrace.data.sets.image_sets import (
     GREY_MEAN,
     GREY_STD,
     IMAGENET_MEAN,
@@ -28,10 +24,10 @@ from headrace.data.picture_sets import (
     sent_size,
     sources_of,
 )
-from headrace.data.read import SPLITS, class_names, read_split
-from headrace.data.source import ArraySource, Source, SyntheticSource, generated_source
+from headrace.data.sets.locate import SPLITS, class_names, detect, find_set, read_split
+from headrace.data.sets.source import ArraySource, Source, Synthetic, SyntheticSource, distinct_images, generated_source
 
-MADE_UP_SETS = ("generated", "synthetic")
+SYNTHETIC_SETS = ("generated", "synthetic")
 _MADE_UP_SIZE, _MADE_UP_CLASSES, _MADE_UP_SAMPLES = 32, 10, 50_000
 
 
@@ -86,14 +82,14 @@ class DataSet:
     bad: BadSamples | None = None  # the broken pictures met so far, for sets that can have them
 
 
-def describe(data: Data, *, absent_ok: bool = False) -> DataInfo:
+def describe_dataset(data: Data, *, absent_ok: bool = False) -> DataInfo:
     """Return what is known of the configured set without reading its images.
 
     With `absent_ok` an ImageNet that is not there is taken as it was published, for planning.
     """
     data = resolved_set(data)
-    if data.dataset in MADE_UP_SETS:
-        return _describe_made_up(data)
+    if data.dataset in SYNTHETIC_SETS:
+        return _describe_synthetic(data)
     if data.dataset == "imagenet" and (data.made_up or (absent_ok and not imagenet_is_there(data))):
         return _describe_imagenet(data)
     if data.dataset in PICTURE_DATASETS:
@@ -101,7 +97,7 @@ def describe(data: Data, *, absent_ok: bool = False) -> DataInfo:
     row = KNOWN_SETS.get(data.dataset)
     if row is None:
         raise ConfigError(
-            f"There is no data set {data.dataset}.", remedy=did_you_mean(data.dataset, [*KNOWN_SETS, *MADE_UP_SETS])
+            f"There is no data set {data.dataset}.", remedy=did_you_mean(data.dataset, [*KNOWN_SETS, *SYNTHETIC_SETS])
         )
     _refuse_contradictions(data, row)
     return DataInfo(
@@ -115,7 +111,7 @@ def describe(data: Data, *, absent_ok: bool = False) -> DataInfo:
         normalization=_or(data.wanted_normalization, row.normalization),
         channel_mean=row.channel_mean,
         channel_std=row.channel_std,
-        place=_made_up_place(data),
+        place=_synthetic_directory(data),
         made_up=data.made_up,
     )
 
@@ -125,9 +121,9 @@ def open_dataset(data: Data, seed: int) -> DataSet:
     data = resolved_set(data)
     if data.dataset in PICTURE_DATASETS and not data.made_up:
         return _open_pictures(data, seed)
-    info = describe(data)
+    info = describe_dataset(data)
     if info.made_up:
-        train, validation = (_made_up(info, data, seed, split) for split in SPLITS)
+        train, validation = (_synthetic(info, data, seed, split) for split in SPLITS)
         return DataSet(info=info, train=train, validation=validation)
     if info.name == "digits":
         return _from_parts(info, read_digits())
@@ -191,23 +187,23 @@ def _describe_imagenet(data: Data) -> DataInfo:
         channel_mean=IMAGENET_MEAN if channels == 3 else GREY_MEAN,
         channel_std=IMAGENET_STD if channels == 3 else GREY_STD,
         varies=not data.made_up,
-        place=_made_up_place(data) or "not there, planned as published",
+        place=_synthetic_directory(data) or "not there, planned as published",
         made_up=data.made_up,
         sent_hw=(sent, sent) if sent else None,
     )
 
 
-def _made_up_place(data: Data) -> str:
+def _synthetic_directory(data: Data) -> str:
     return f"made up on the {data.made_up}" if data.made_up else ""
 
 
 def _from_parts(info: DataInfo, parts: dict[str, Part]) -> DataSet:
-    raise_findings(info.name, [finding for part in parts.values() for finding in part.findings])
+    raise_problems(info.name, [finding for part in parts.values() for finding in part.findings])
     train, validation = (ArraySource(parts[split].images, parts[split].labels) for split in SPLITS)
     return DataSet(info=info, train=train, validation=validation)
 
 
-def _describe_made_up(data: Data) -> DataInfo:
+def _describe_synthetic(data: Data) -> DataInfo:
     size, channels = data.image_size or _MADE_UP_SIZE, data.num_channels
     num_classes = data.num_classes or _MADE_UP_CLASSES
     num_train = data.num_samples or _MADE_UP_SAMPLES
@@ -226,9 +222,9 @@ def _describe_made_up(data: Data) -> DataInfo:
     )
 
 
-def _made_up(info: DataInfo, data: Data, seed: int, split: str) -> Source:
+def _synthetic(info: DataInfo, data: Data, seed: int, split: str) -> Source:
     num_samples = info.num_train if split == "train" else info.num_validation
-    spec = MadeUp(
+    spec = Synthetic(
         seed=seed,
         split=split,
         image_hwc=info.image_hwc,

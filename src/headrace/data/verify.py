@@ -1,19 +1,63 @@
 """Check a whole data set against what is published of it, and say everything that is wrong."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 
 from headrace.config.schema import Data
-from headrace.config.sections_data import PICTURE_DATASETS
+from headrace.config.section_data import PICTURE_DATASETS
 from headrace.core.errors import DataError
-from headrace.data.catalog import KNOWN_SETS, SetRow
-from headrace.data.dataset import describe, resolved_set
-from headrace.data.digits import read_digits
-from headrace.data.find import Found, find_set
-from headrace.data.finding import Part
-from headrace.data.read import SPLITS, class_names, read_split
-from headrace.data.verify_pictures import check_pictures
+from headrace.data.dataset import describe_dataset, resolved_set
+from headrace.data.decoding.image import BadPicture, decode, read_header
+from headrace.data.feeding.blocks import num_threads_of
+from headrace.data.sets.catalog import KNOWN_SETS, SetRow
+from headrace.data.sets.digits import read_digits
+from headrace.data.sets.file_problem import Part
+from headrace.data.sets.image_sets import PictureSet, open_pictures
+from headrace.data.sets.locate import SPLITS, Found, class_names, find_set, read_split
+from headrace.data.sets.samples import Samples
+
+# Check a set of pictures: decode every one of them, and name each that is broken.
+
+
+_AT_ONCE = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """What was seen of a set of pictures."""
+
+    pictures: PictureSet
+    counts: dict[str, tuple[int, ...]]
+    problems: tuple[str, ...]
+
+
+def check_pictures(data: Data) -> Checked:
+    """Decode every picture of the set; an error that hides the rest (a shard that is cut short) is raised."""
+    pictures = open_pictures(data, data.dataset)
+    counts, problems = {}, []
+    num_classes = len(pictures.class_names)
+    with ThreadPoolExecutor(num_threads_of(data)) as pool:
+        for split, samples in (("train", pictures.train), ("validation", pictures.validation)):
+            counts[split] = tuple(int(count) for count in np.bincount(samples.labels, minlength=num_classes))
+            for start in range(0, len(samples), _AT_ONCE):
+                numbers = range(start, min(start + _AT_ONCE, len(samples)))
+                found = pool.map(lambda number, samples=samples: problem_of(samples, number), numbers)
+                problems += [f"{split}: {problem}" for problem in found if problem]
+    return Checked(pictures=pictures, counts=counts, problems=tuple(problems))
+
+
+def problem_of(samples: Samples, sample: int) -> str:
+    """Return what is wrong with a sample, empty if nothing is."""
+    try:
+        picture = samples.content(sample).picture
+        if not isinstance(picture, np.ndarray):
+            decode(picture, read_header(picture))
+    except BadPicture as error:
+        return f"{samples.name(sample)}: {error}"
+    return ""
+
 
 _TOLD = 5  # problems that an error names
 _MEAN_TOLERANCE = 0.002  # of the scale 0 to 1; published means are exact to 0.00001
@@ -34,7 +78,7 @@ def verify(data: Data) -> VerifyReport:
     """Check the configured set."""
     data = resolved_set(data)
     if data.made_up:
-        return _made_up_report(data)
+        return _synthetic_report(data)
     if data.dataset in PICTURE_DATASETS:
         return _pictures_report(data)
     row = KNOWN_SETS[data.dataset]
@@ -137,8 +181,8 @@ def _pictures_report(data: Data) -> VerifyReport:
     )
 
 
-def _made_up_report(data: Data) -> VerifyReport:
-    info = describe(data)
+def _synthetic_report(data: Data) -> VerifyReport:
+    info = describe_dataset(data)
     return VerifyReport(
         name=info.name, place="made up, there is nothing to check", class_names=(), counts={}, problems=()
     )

@@ -1,0 +1,1 @@
+"""Training on devices: state, step, device loop, evaluation; optimizers, curves, precision and loss scale."""

@@ -71,7 +71,7 @@ COUNTERPARTS = (
 )
 
 
-def told(compiler: Compiler, backend: str) -> dict[str, Options]:
+def describe(compiler: Compiler, backend: str) -> dict[str, Options]:
     """Return {option: what it tells XLA} of the options given that have something to tell on a backend."""
     wanted = {row.option: (row, getattr(compiler, row.option)) for row in COUNTERPARTS}
     found = {name: row.options(value, backend) for name, (row, value) in wanted.items() if value not in (None, ())}
@@ -80,14 +80,14 @@ def told(compiler: Compiler, backend: str) -> dict[str, Options]:
 
 def compiler_options(compiler: Compiler) -> dict[str, Any]:
     """Return what XLA is told on this process's backend, without what this JAX does not know."""
-    options = {key: value for row in told(compiler, jax.default_backend()).values() for key, value in row.items()}
+    options = {key: value for row in describe(compiler, jax.default_backend()).values() for key, value in row.items()}
     return {name: value for name, value in options.items() if is_known(name, value)}
 
 
-def told_to_compiler(compiler: Compiler, backend: str) -> list[str]:
+def describe_compiler_options(compiler: Compiler, backend: str) -> list[str]:
     """Return the sentences on what XLA is told, and on what this JAX does not know."""
     lines = []
-    for option, options in told(compiler, backend).items():
+    for option, options in describe(compiler, backend).items():
         unknown = [name for name, value in options.items() if not is_known(name, value)]
         known = [f"{name}={value}" for name, value in options.items() if name not in unknown]
         lines += [f"compiler: {option} is XLA's {', '.join(known)}"] if known else []

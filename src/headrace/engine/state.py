@@ -2,6 +2,8 @@
 
 `params` (weights in their own dtype), `stats` (running batch-norm statistics), `opt` (optimizer), `ema` (when on),
 `loss_scale`, `step`. Its key paths are the names of the tensors in a checkpoint.
+
+The decay warms up with the step, so that the average does not remember the initial weights for long.
 """
 
 from functools import partial
@@ -15,11 +17,29 @@ from jax.sharding import Mesh
 
 from headrace.core.tree import flatten_named
 from headrace.engine.devices import replicated
-from headrace.engine.ema import init_ema
-from headrace.engine.loss_scale import init_loss_scale
-from headrace.engine.precision import Precision, store_weights
-from headrace.engine.spread import place
+from headrace.engine.multiprocess_arrays import place
+from headrace.engine.precision import Precision, init_loss_scale, store_weights
 from headrace.model.network import Network
+
+# The exponential moving average of the weights and of batch norm's running statistics, in float32.
+
+
+def init_ema(values: Any) -> Any:
+    """Return the average at the start: a float32 copy (a real one, because the state is donated)."""
+    return jax.tree.map(lambda value: jnp.array(value, jnp.float32, copy=True), values)
+
+
+def ema_decay(step: Any, decay: float) -> jax.Array:
+    """Return the decay at a step: min(decay, (1 + step) / (10 + step))."""
+    step = jnp.asarray(step).astype(jnp.float32)
+    return jnp.minimum(jnp.float32(decay), (1.0 + step) / (10.0 + step))
+
+
+def next_ema(ema: Any, values: Any, step: Any, decay: float) -> Any:
+    """Return the average after a step whose new weights and statistics are `values`."""
+    kept = ema_decay(step, decay)
+    return jax.tree.map(lambda old, new: kept * old + (1.0 - kept) * new.astype(jnp.float32), ema, values)
+
 
 State = dict[str, Any]
 

@@ -12,16 +12,17 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from headrace.config.schema import Numerics
 from headrace.core.tree import map_named
 from headrace.engine.devices import REPLICA
-from headrace.engine.ema import next_ema
-from headrace.engine.loss_scale import forgives, next_loss_scale
+from headrace.engine.multiprocess_arrays import gather_rows, place, place_share
 from headrace.engine.optimizer import global_norm
-from headrace.engine.precision import Precision, write_weights
+from headrace.engine.precision import Precision, next_loss_scale, overflow_expected, write_weights
 from headrace.engine.segments import all_finite, apply_blocks
-from headrace.engine.state import State
+from headrace.engine.state import State, next_ema
 from headrace.model.context import Ctx, Draws
 from headrace.model.network import Network
 
@@ -95,7 +96,7 @@ def finish_step(
         "loss_scale": state["loss_scale"]["scale"],
         "skipped": 1.0 - finite.astype(jnp.float32),
         # With dynamic scaling an overflow in the gradients alone is expected, until the scale can fall no further.
-        "bad": (~loss_finite | (~finite & ~forgives(state["loss_scale"], spec.numerics))).astype(jnp.float32),
+        "bad": (~loss_finite | (~finite & ~overflow_expected(state["loss_scale"], spec.numerics))).astype(jnp.float32),
     }
     loss_scale = next_loss_scale(state["loss_scale"], finite, spec.numerics)
     return state | kept | {"loss_scale": loss_scale, "step": state["step"] + 1}, metrics
@@ -203,3 +204,50 @@ def finite_by_block(names: Sequence[str], grads: Any) -> jax.Array:
         leaves = [jnp.isfinite(g).all() for g in jax.tree.leaves(grads.get(name, {}))]
         flags.append(jnp.stack(leaves).all() if leaves else jnp.ones((), bool))
     return jnp.stack(flags)
+
+
+# The device loop: K steps as one program over the replica mesh. The one place where a training program is jitted.
+
+
+CallProgram = Callable[[State, Any, dict[str, jax.Array]], tuple[State, Metrics]]
+
+# How a block of K steps lies on the mesh: [K, G, B, ...] with B cut over the replicas; one epoch number per step.
+STEPS, EPOCHS = P(None, None, REPLICA), P()
+# How a block of n evaluation batches lies: [n, B, ...].
+BATCHES = P(None, REPLICA)
+
+
+def block_specs(block: dict[str, Any]) -> dict[str, P]:
+    """Return the partition of each array of a training block."""
+    return {key: EPOCHS if key == "epoch" else STEPS for key in block}
+
+
+def put_on(mesh: Mesh) -> Callable[[Any, str], Any]:
+    """Return `put(host arrays, kind)` for the feeds; kinds: `steps`, `batches`, `replicated`, and `rows`.
+
+    `rows` are this process's part of arrays that become whole on every device.
+    """
+
+    def put(tree: Any, kind: str) -> Any:
+        if kind == "steps":
+            specs = block_specs(tree)
+            return {key: place_share(value, NamedSharding(mesh, specs[key])) for key, value in tree.items()}
+        if kind == "batches":
+            return place_share(tree, NamedSharding(mesh, BATCHES))
+        whole = NamedSharding(mesh, P())
+        return gather_rows(tree, whole) if kind == "rows" else place(tree, whole)
+
+    return put
+
+
+def make_call(step: Callable[..., Any], mesh: Mesh, block: dict[str, Any]) -> Any:
+    """Return the jitted program `call(state, resident, block) -> (state, metrics[K])`; the state is donated."""
+
+    def call(state: State, resident: Any, block: dict[str, jax.Array]) -> tuple[State, Metrics]:
+        return lax.scan(lambda carry, slices: step(carry, resident, slices), state, block)
+
+    # check_vma=False: we sum gradients over replicas, once per step; with True JAX would do so per micro-batch.
+    mapped = jax.shard_map(
+        call, mesh=mesh, in_specs=(P(), P(), block_specs(block)), out_specs=(P(), P()), check_vma=False
+    )
+    return jax.jit(mapped, donate_argnums=0)

@@ -1,15 +1,84 @@
-"""EfficientNets: one table of groups of blocks, made wider and deeper by a size's coefficients."""
+"""EfficientNets: one table of groups of blocks, made wider and deeper by a size's coefficients.
+
+Layers are named as Keras names them after the block: `block2a` + `expand_conv`.
+"""
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from string import ascii_lowercase
 
-from headrace.model.composites import Chain, Named
-from headrace.model.gates import Dropout, SqueezeExcite
-from headrace.model.layers import Dense, GlobalAveragePool
-from headrace.model.mbconv import Inverted, conv_block, near_multiple
-from headrace.model.style import Style
+from headrace.model.build_options import BuildOptions
+from headrace.model.composites import Chain, Named, Residual
+from headrace.model.gates import Dropout, DropPath, SqueezeExcite
+from headrace.model.layers import FAN_IN_HE, FAN_OUT_HE, Conv, Dense, GlobalAveragePool, Layer
+
+# The inverted bottleneck of EfficientNets and MobileNets: expand, convolve depthwise, squeeze-excite, project.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inverted:
+    """One block: channels in, inside and out, its window and stride, and what stands in it."""
+
+    inputs: int
+    inner: int
+    outputs: int
+    kernel: int = 3
+    stride: int = 1
+    activation: str = "swish"
+    group_dim: int = 1
+    squeeze: SqueezeExcite | None = None
+    survival: float = 1.0
+    symmetric: bool = False  # padded as PyTorch does, whatever the dialect
+
+    @property
+    def skips(self) -> bool:
+        """Say whether the block has a shortcut."""
+        return self.stride == 1 and self.inputs == self.outputs
+
+    def layer(self, style: BuildOptions) -> Layer:
+        """Return the block."""
+        layers: list[Named] = []
+        if self.inner != self.inputs:
+            layers += [("expand_conv", self.one(self.inner))]
+            layers += style.norm_act("expand_", "expand_activation", self.activation)
+        layers += [("dwconv", self._depthwise(style)), *style.norm_act("", "activation", self.activation)]
+        layers += [("se", self.squeeze)] if self.squeeze else []
+        layers += [("project_conv", self.one(self.outputs)), style.norm_named("project_")]
+        if not self.skips:
+            return Chain(tuple(layers))
+        layers += [("drop", DropPath(self.survival))] if self.survival < 1 else []
+        return Residual(body=Chain(tuple(layers)))
+
+    @staticmethod
+    def one(channels: int) -> Conv:
+        """Return a 1x1 convolution."""
+        return Conv(channels=channels, kernel=1, initial=FAN_OUT_HE)
+
+    def _depthwise(self, style: BuildOptions) -> Conv:
+        padding = style.padding(self.kernel, symmetric=self.symmetric)
+        conv = Conv(channels=self.inner, kernel=self.kernel, stride=self.stride, padding=padding)
+        return replace(conv, groups=groups_of(self.inner, self.group_dim), initial=FAN_IN_HE)
+
+
+def conv_block(channels: int, kernel: int, stride: int, activation: str, style: BuildOptions) -> Chain:
+    """Return a convolution, a norm and an activation: the first and the last of a network. Padded by the dialect."""
+    conv = Conv(channels=channels, kernel=kernel, stride=stride, padding=style.padding(kernel), initial=FAN_OUT_HE)
+    return Chain((("conv", conv), *style.norm_act("", "activation", activation)))
+
+
+def groups_of(channels: int, group_dim: int) -> int:
+    """Return into how many groups of about `group_dim` channels to divide all: where it does not go, the nearest."""
+    wanted = max(channels // group_dim, 1)
+    divisors = (groups for groups in range(1, channels + 1) if channels % groups == 0)
+    return wanted if channels % wanted == 0 else min(divisors, key=lambda groups: abs(channels / groups - group_dim))
+
+
+def near_multiple(channels: float, divisor: int = 8) -> int:
+    """Round channels to a multiple, never below the divisor nor by more than 10 % down."""
+    rounded = max(divisor, int(channels + divisor / 2) // divisor * divisor)
+    return rounded + divisor if rounded < 0.9 * channels else rounded
+
 
 # (kernel, repeats, channels in, channels out, expanded, stride) of each group, before scaling
 _GROUPS = (
@@ -36,7 +105,7 @@ class EfficientNet:
     dropout_rate: float
     small_images: bool = False  # the stem and the second group keep the size
 
-    def blocks(self, style: Style) -> tuple[Named, ...]:
+    def blocks(self, style: BuildOptions) -> tuple[Named, ...]:
         """Return the named blocks."""
         options = style.options
         activation = "relu" if options.use_relu else "swish"
@@ -51,7 +120,7 @@ class EfficientNet:
         blocks += [("top_dropout", Dropout(rate))] if rate else []
         return *blocks, ("predictions", Dense(features=style.num_classes, logits=True))
 
-    def inverted(self, style: Style) -> Iterator[tuple[str, Inverted]]:
+    def inverted(self, style: BuildOptions) -> Iterator[tuple[str, Inverted]]:
         """Return the inverted bottlenecks by name: `block2a` is the first of the second group."""
         options = style.options
         last_survival = _SURVIVAL if options.block_survival_prob is None else options.block_survival_prob
@@ -80,7 +149,7 @@ class EfficientNet:
                 )
                 channels, number = outputs, number + 1
 
-    def aliases(self, style: Style) -> tuple[tuple[str, str], ...]:
+    def aliases(self, style: BuildOptions) -> tuple[tuple[str, str], ...]:
         """Return the names of split points in other dialects: TensorFlow 1's, and timm's modules."""
         named = [("block0", "stem"), ("Top", "top"), ("conv_stem", "stem"), ("conv_head", "top")]
         for group, (_, repeats, *_) in enumerate(_GROUPS, start=1):
@@ -91,11 +160,11 @@ class EfficientNet:
                 named += [(f"{timm}/{theirs}", f"{block}/{layer}") for theirs, layer in _TIMM_PARTS]
         return tuple(named)
 
-    def _scaled(self, channels: int, style: Style) -> int:
+    def _scaled(self, channels: int, style: BuildOptions) -> int:
         width = style.options.width_coefficient or self.width
         return near_multiple(channels * width, style.options.depth_divisor or 8)
 
-    def _repeats(self, repeats: int, style: Style) -> int:
+    def _repeats(self, repeats: int, style: BuildOptions) -> int:
         return math.ceil(repeats * (style.options.depth_coefficient or self.depth))
 
 

@@ -1,25 +1,54 @@
 """All networks by name: the rows of the families' tables, built as the model section of the configuration says."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from headrace.config.model_table import VARIANTS, Variant, find_variant, norm_choice
-from headrace.model.composites import Named
+from headrace.model.build_options import DIALECTS, BuildOptions, own_epsilon
+from headrace.model.composites import Chain, Named
 from headrace.model.efficientnet import EFFICIENTNETS
+from headrace.model.layers import GLOROT_UNIFORM, Conv, Dense, Flatten, MaxPool, Relu
 from headrace.model.mobilenet import MOBILENETS
 from headrace.model.network import Network
 from headrace.model.norm import NormSpec, make_norm_spec
 from headrace.model.resnet import RESNETS
 from headrace.model.squeezenet import SQUEEZENETS
-from headrace.model.style import DIALECTS, Style, own_epsilon
-from headrace.model.toy import TOYS
+
+# Toy networks: two small convolutions, for tests and first steps.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Toy:
+    """One row of the table: with or without a norm after each pool."""
+
+    norm: bool
+
+    def blocks(self, style: BuildOptions) -> tuple[Named, ...]:
+        """Return the named blocks."""
+        blocks: list[Named] = []
+        for i, (kernel, channels) in enumerate(((3, 4), (1, 8))):
+            conv = Conv(channels=channels, kernel=kernel, padding="VALID", bias=True, initial=GLOROT_UNIFORM)
+            blocks += [(f"conv2d_{i}", Chain((("conv", conv), ("relu", Relu()))))]
+            blocks += [(f"max_pool_{i}", MaxPool(window=5, stride=5))]
+            if self.norm:
+                suffix, layer = style.norm_named("")
+                blocks += [(f"{suffix}_{i}", layer)]
+        return *blocks, ("flatten", Flatten()), ("dense", Dense(features=style.num_classes, logits=True))
+
+    def aliases(self, style: BuildOptions) -> tuple[tuple[str, str], ...]:
+        """Return no other names."""
+        return ()
+
+
+TOYS: dict[str, Toy] = {"toy_model": Toy(norm=False), "toy_model_bn": Toy(norm=True)}
 
 
 class Row(Protocol):
     """A row of a family's table: the blocks of a network, and other names of its split points."""
 
-    def blocks(self, style: Style) -> tuple[Named, ...]: ...
-    def aliases(self, style: Style) -> tuple[tuple[str, str], ...]: ...
+    def blocks(self, style: BuildOptions) -> tuple[Named, ...]: ...
+    def aliases(self, style: BuildOptions) -> tuple[tuple[str, str], ...]: ...
 
 
 ROWS: Mapping[str, Row] = {**TOYS, **RESNETS, **EFFICIENTNETS, **MOBILENETS, **SQUEEZENETS}
@@ -40,7 +69,7 @@ def build_network(model: Any, num_classes: int, image_hwc: tuple[int, int, int])
     variant = find_variant(model.model_name, model.model_size, image_hwc[0])
     dialect = DIALECTS[model.model_dialect]
     norm = _norm(model, own_epsilon(dialect, variant.name))
-    style = Style(variant=variant, norm=norm, dialect=dialect, options=model, num_classes=num_classes)
+    style = BuildOptions(variant=variant, norm=norm, dialect=dialect, options=model, num_classes=num_classes)
     row = ROWS[variant.name]
     return Network(
         name=variant.name,

@@ -14,8 +14,7 @@ from jax import Array
 from headrace import ops
 from headrace.model.context import Ctx
 from headrace.model.cost import Cost
-from headrace.model.initial import FAN_OUT_HE, RngAt, VarianceScaling, under
-from headrace.model.layers import Shape, Tree, WithoutParameters
+from headrace.model.layers import FAN_OUT_HE, RngAt, Shape, Tree, VarianceScaling, WithoutParameters, under
 
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "relu": ops.relu,

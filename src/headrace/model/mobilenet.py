@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, replace
 
+from headrace.model.build_options import BuildOptions
 from headrace.model.composites import Chain, Named
+from headrace.model.efficientnet import Inverted, conv_block, near_multiple
 from headrace.model.gates import Activation, Dropout, SqueezeExcite
 from headrace.model.layers import Dense, GlobalAveragePool
-from headrace.model.mbconv import Inverted, conv_block, near_multiple
-from headrace.model.style import Style
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class MobileNet:
     hidden: int
     activation: str
 
-    def blocks(self, style: Style) -> tuple[Named, ...]:
+    def blocks(self, style: BuildOptions) -> tuple[Named, ...]:
         """Return the named blocks."""
         style = replace(style, dialect=replace(style.dialect, symmetric=style.dialect.symmetric_mobilenets))
         rate = 0.2 if style.options.dropout_rate is None else style.options.dropout_rate
@@ -46,12 +46,12 @@ class MobileNet:
         blocks += [("top_dropout", Dropout(rate))] if rate else []
         return *blocks, ("predictions", Dense(features=style.num_classes, logits=True))
 
-    def aliases(self, style: Style) -> tuple[tuple[str, str], ...]:
+    def aliases(self, style: BuildOptions) -> tuple[tuple[str, str], ...]:
         """Return the names of split points in other dialects: torchvision's modules."""
         named = [(f"features/{i}", f"block{i}") for i in range(1, len(self.rows) + 1)]
         return *named, ("features/0", "stem"), (f"features/{len(self.rows) + 1}", "top")
 
-    def _widths(self, style: Style) -> tuple[int, int]:
+    def _widths(self, style: BuildOptions) -> tuple[int, int]:
         """Return the channels of the last convolution and of the hidden layer; `top_width` sets the last of them."""
         top_width = style.options.top_width
         if not self.hidden:

@@ -14,12 +14,10 @@ from jax import Array, lax
 from headrace.core.errors import ConfigError
 from headrace.core.rng import generator
 from headrace.core.tree import map_named
-from headrace.model.composites import Named
+from headrace.model.composites import Named, split_layers
 from headrace.model.context import Ctx
 from headrace.model.cost import Cost
-from headrace.model.initial import under
-from headrace.model.layers import Shape, Tree
-from headrace.model.pieces import pieces_of
+from headrace.model.layers import Shape, Tree, under
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +52,7 @@ class Network:
         found: dict[str, tuple[int, int]] = {}
         for i, (name, block) in enumerate(self.blocks):
             found[name] = i, 0
-            for k, (piece, _) in enumerate(pieces_of(name, block)):
+            for k, (piece, _) in enumerate(split_layers(name, block)):
                 found.setdefault(piece, (i, k))
                 found.setdefault(piece.replace("/", "_"), (i, k))
                 found.setdefault(piece.split("/")[0], (i, k))  # a block that `refined` has divided
@@ -71,7 +69,8 @@ class Network:
         points = self.split_points()
         divided = {i for i, piece in (points[name] for name in names if name in points) if piece > 0}
         blocks = (
-            pieces_of(name, block) if i in divided else ((name, block),) for i, (name, block) in enumerate(self.blocks)
+            split_layers(name, block) if i in divided else ((name, block),)
+            for i, (name, block) in enumerate(self.blocks)
         )
         return replace(self, blocks=tuple(chain.from_iterable(blocks))) if divided else self
 

@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from headrace.core.errors import ConfigError
+from headrace.model.build_options import BuildOptions
 from headrace.model.composites import Chain, Named, Residual, SubsampleShortcut
-from headrace.model.initial import GLOROT_UNIFORM
-from headrace.model.layers import Conv, Dense, GlobalAveragePool, MaxPool, Relu
-from headrace.model.style import Style
+from headrace.model.layers import GLOROT_UNIFORM, Conv, Dense, GlobalAveragePool, MaxPool, Relu
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +37,7 @@ class ResNet:
         """Say whether it has the CIFAR ResNets' units, and the names of their layers."""
         return self.stem == "cifar" and self.unit == "basic"
 
-    def blocks(self, style: Style) -> tuple[Named, ...]:
+    def blocks(self, style: BuildOptions) -> tuple[Named, ...]:
         """Return the named blocks."""
         self._refuse_foreign(style)
         width = 64 if self.stem == "imagenet" or style.options.widenet else 16
@@ -57,7 +56,7 @@ class ResNet:
         """The last word of the name of the relu after a unit."""
         return "post_addition_relu" if self.is_cifar_basic else "out"
 
-    def aliases(self, style: Style) -> tuple[tuple[str, str], ...]:
+    def aliases(self, style: BuildOptions) -> tuple[tuple[str, str], ...]:
         """Return the names of split points in other dialects: both of TensorFlow 1, and PyTorch's modules."""
         named = [("b0", "conv1"), ("stage0", "conv1"), ("reduce_mean", "avg_pool"), ("pool1_pad", "pool1")]
         named += [("fc1", "fc_layer"), ("fc1", "predictions"), ("avgpool", "avg_pool")]
@@ -73,12 +72,12 @@ class ResNet:
                 named += [(f"layer{group}/{i}/conv2", f"{unit}/layer2_conv")]
         return tuple(named)
 
-    def _unit(self, place: Place, style: Style) -> Residual:
+    def _unit(self, place: Place, style: BuildOptions) -> Residual:
         if self.unit == "bottleneck":
             return _bottleneck_unit(self._inner(place, style), place, style)
         return _cifar_unit(place, style) if self.is_cifar_basic else _basic_unit(place, style)
 
-    def _inner(self, place: Place, style: Style) -> Conv:
+    def _inner(self, place: Place, style: BuildOptions) -> Conv:
         """Return the 3x3 convolution of a bottleneck."""
         stride = 1 if style.dialect.strides_first else place.stride
         if self.cardinality == 1:
@@ -87,7 +86,7 @@ class ResNet:
         width = groups * (style.options.group_dim or 4) << place.group
         return replace(style.conv(width, stride=stride), groups=groups)
 
-    def _refuse_foreign(self, style: Style) -> None:
+    def _refuse_foreign(self, style: BuildOptions) -> None:
         """Refuse options that other rows of the family have."""
         if style.options.widenet and self.stem == "imagenet":
             raise ConfigError(
@@ -103,20 +102,20 @@ class ResNet:
             )
 
 
-def _conv_norm(name: str, conv: Conv, style: Style, gamma: float = 1.0) -> tuple[Named, Named]:
+def _conv_norm(name: str, conv: Conv, style: BuildOptions, gamma: float = 1.0) -> tuple[Named, Named]:
     """Return a convolution and its norm, named after the reference."""
     return (f"{name}_conv", conv), style.norm_named(f"{name}_", gamma)
 
 
-def _conv_norm_relu(name: str, conv: Conv, style: Style) -> tuple[Named, ...]:
+def _conv_norm_relu(name: str, conv: Conv, style: BuildOptions) -> tuple[Named, ...]:
     return (f"{name}_conv", conv), *style.norm_act(f"{name}_", f"{name}_relu")
 
 
-def _projection(place: Place, channels: int, style: Style) -> Chain:
+def _projection(place: Place, channels: int, style: BuildOptions) -> Chain:
     return Chain(_conv_norm("0", style.conv(channels, kernel=1, stride=place.stride), style) if place.first else ())
 
 
-def _basic_unit(place: Place, style: Style) -> Residual:
+def _basic_unit(place: Place, style: BuildOptions) -> Residual:
     body = (
         *_conv_norm_relu("1", style.conv(place.width, stride=place.stride), style),
         *_conv_norm("2", style.conv(place.width), style),
@@ -128,7 +127,7 @@ def _basic_unit(place: Place, style: Style) -> Residual:
     return Residual(body=Chain(body), shortcut=_projection(replace(place, first=first), place.width, style))
 
 
-def _bottleneck_unit(inner: Conv, place: Place, style: Style) -> Residual:
+def _bottleneck_unit(inner: Conv, place: Place, style: BuildOptions) -> Residual:
     """Return a unit; with an identity shortcut it starts as the identity (last gamma 0)."""
     stride = place.stride if style.dialect.strides_first else 1
     body = (
@@ -139,7 +138,7 @@ def _bottleneck_unit(inner: Conv, place: Place, style: Style) -> Residual:
     return Residual(body=Chain(body), shortcut=_projection(place, 4 * place.width, style))
 
 
-def _cifar_unit(place: Place, style: Style) -> Residual:
+def _cifar_unit(place: Place, style: BuildOptions) -> Residual:
     conv1, *rest = _conv_norm_relu("layer1", style.conv(place.width, stride=place.stride), style)
     halves = place.stride > 1
     body = (
@@ -163,7 +162,7 @@ def _padded(place: Place, both_sides: bool) -> Chain:
     return Chain((("shortcut", SubsampleShortcut(channels=place.width, both_sides=both_sides)),))
 
 
-def _imagenet_stem(style: Style) -> tuple[Named, ...]:
+def _imagenet_stem(style: BuildOptions) -> tuple[Named, ...]:
     """Return a 7x7/2 convolution and a 3x3/2 max pool, padded alike on all sides.
 
     The reference pads the pool with zeros: the same as pixels that never win, since no value after the relu is below 0.
@@ -173,7 +172,7 @@ def _imagenet_stem(style: Style) -> tuple[Named, ...]:
     return ("conv1", Chain((("conv", conv), *style.norm_act("", "relu")))), ("pool1", Chain((("pool", pool),)))
 
 
-def _cifar_stem(width: int, style: Style) -> tuple[Named, ...]:
+def _cifar_stem(width: int, style: BuildOptions) -> tuple[Named, ...]:
     return (("conv1", Chain((("conv", style.conv(width)), *style.norm_act("", "relu")))),)
 
 

@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass
 
+from headrace.model.build_options import BuildOptions
 from headrace.model.composites import Chain, Concat, Named, Residual
 from headrace.model.gates import Dropout
-from headrace.model.initial import FAN_IN_HE, GLOROT_UNIFORM
-from headrace.model.layers import Conv, GlobalAveragePool, Layer, MaxPool, Relu
-from headrace.model.style import Style
+from headrace.model.layers import FAN_IN_HE, GLOROT_UNIFORM, Conv, GlobalAveragePool, Layer, MaxPool, Relu
 
 _POOL = "pool"
 # channels squeezed to; each branch of the expansion has four times as many
@@ -18,7 +17,7 @@ _BYPASSED = (3, 5, 7, 9)
 class SqueezeNet:
     """The network; it has one size."""
 
-    def blocks(self, style: Style) -> tuple[Named, ...]:
+    def blocks(self, style: BuildOptions) -> tuple[Named, ...]:
         """Return the named blocks: `fire2` follows `conv1`, as in the paper."""
         rate = 0.5 if style.options.dropout_rate is None else style.options.dropout_rate
         stem = Conv(channels=96, kernel=7, stride=2, padding="VALID", bias=True, initial=FAN_IN_HE)
@@ -35,7 +34,7 @@ class SqueezeNet:
         last = Conv(channels=style.num_classes, kernel=1, bias=True, initial=GLOROT_UNIFORM)
         return *blocks, ("conv10", Chain((("conv", last), ("relu", Relu())))), ("avg_pool", GlobalAveragePool())
 
-    def aliases(self, style: Style) -> tuple[tuple[str, str], ...]:
+    def aliases(self, style: BuildOptions) -> tuple[tuple[str, str], ...]:
         """Return no other names."""
         return ()
 

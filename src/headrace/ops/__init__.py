@@ -1,16 +1,36 @@
 """Convolution, normalisation and pooling as XLA likes them on each backend: the only room where a backend is named."""
 
-from headrace.ops.activation import hard_sigmoid as hard_sigmoid
-from headrace.ops.activation import hard_swish as hard_swish
-from headrace.ops.activation import relu as relu
-from headrace.ops.activation import relu6 as relu6
-from headrace.ops.activation import sigmoid as sigmoid
-from headrace.ops.activation import swish as swish
-from headrace.ops.batch_norm import batch_norm_eval as batch_norm_eval
-from headrace.ops.batch_norm import batch_norm_train as batch_norm_train
+from headrace.ops.activation import (
+    hard_sigmoid as hard_sigmoid,
+)
+from headrace.ops.activation import (
+    hard_swish as hard_swish,
+)
+from headrace.ops.activation import (
+    relu as relu,
+)
+from headrace.ops.activation import (
+    relu6 as relu6,
+)
+from headrace.ops.activation import (
+    sigmoid as sigmoid,
+)
+from headrace.ops.activation import (
+    swish as swish,
+)
 from headrace.ops.conv import conv2d as conv2d
-from headrace.ops.dense import dense as dense
-from headrace.ops.group_norm import Groups as Groups
-from headrace.ops.group_norm import group_norm as group_norm
+from headrace.ops.conv import dense as dense
+from headrace.ops.normalization import (
+    Groups as Groups,
+)
+from headrace.ops.normalization import (
+    batch_norm_eval as batch_norm_eval,
+)
+from headrace.ops.normalization import (
+    batch_norm_train as batch_norm_train,
+)
+from headrace.ops.normalization import (
+    group_norm as group_norm,
+)
 from headrace.ops.pool import global_average_pool as global_average_pool
 from headrace.ops.pool import max_pool as max_pool

@@ -5,12 +5,16 @@ to 1.14 times the row here: ResNet-20 at batch 128, ResNet-18 at 64, ResNet-50 a
 the CPU (jax 0.10.2) it was 2 times in float32, and 3.5 in bfloat16, which XLA computes in float32 there.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.config.schema import Config, Learning
 from headrace.core.units import format_bytes
+from headrace.data.dataset import DataInfo
+from headrace.data.feeding.blocks import FeedOptions
+from headrace.data.sets.source import distinct_images
+from headrace.plan.batch import BatchPlan
 
 FLOAT32_BYTES = 4
 
@@ -130,4 +134,136 @@ def _activations(config: Config, elements: int, micro_batch_size: int) -> Memory
         name="activations",
         num_bytes=elements * compute_bytes * micro_batch_size,
         detail=f"{elements:,} per image, {8 * compute_bytes} bits, {micro_batch_size} images",
+    )
+
+
+# What the data set takes of a device's memory, resident or sent in blocks, by the part that the device has.
+
+
+LABEL_BYTES = 4
+LABEL_AND_INDEX_BYTES = 8  # int32 each, beside the pixels of an image that is sent
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataMemory:
+    """The data row of a device that takes images, of one that takes labels alone, and of one between the two."""
+
+    images: MemoryRow
+    labels: MemoryRow
+    neither: MemoryRow
+
+    def row_of(self, *, first: bool, last: bool) -> MemoryRow:
+        """Return the row of a device that has the first stage, the last one, or neither of them."""
+        return self.images if first else self.labels if last else self.neither
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentData:
+    """A set that is sent block by block: one block in use, others ahead, all within the data set's device budget."""
+
+    images_per_step: int  # of one device
+    image_bytes: int
+    num_blocks: int
+
+    @property
+    def bytes_per_step(self) -> int:
+        """Return what a step takes in all blocks together."""
+        return self.num_blocks * self.images_per_step * (self.image_bytes + LABEL_AND_INDEX_BYTES)
+
+    def memory(self, steps_per_call: int) -> DataMemory:
+        """Return the rows for calls of so many steps."""
+
+        def row(image_bytes: int) -> MemoryRow:
+            block = self.images_per_step * (image_bytes + LABEL_AND_INDEX_BYTES) * steps_per_call
+            return MemoryRow(
+                name="data",
+                num_bytes=block * self.num_blocks,
+                detail=f"{self.num_blocks} blocks of {steps_per_call:,} steps, {format_bytes(block)} each",
+            )
+
+        return DataMemory(images=row(self.image_bytes), labels=row(0), neither=no_data())
+
+
+def sent_data(feed: FeedOptions, info: DataInfo, batch: BatchPlan) -> SentData:
+    """Return how a set is sent to the devices of a batch."""
+    return SentData(
+        images_per_step=batch.micro_batch_size * batch.gradient_accumulation_count,
+        image_bytes=info.num_train_values * (1 if feed.eight_bit_transfer else 4),
+        num_blocks=1 + feed.prefetch_depth,
+    )
+
+
+def resident_data(config: Config, info: DataInfo, budget: int) -> DataMemory:
+    """Return the rows of a set that is kept on the devices as it is; each validates and so has that part."""
+    counts = [info.num_train, info.num_validation]
+    if info.made_up:
+        counts = [distinct_images(count, info.image_bytes, budget) for count in counts]
+    train, validation = counts[0], counts[1] * config.validation.validation
+    bits = 8 * info.image_bytes // info.num_values
+
+    def row(num_images: int, num_labels: int = 0, sent: int = 0) -> MemoryRow:
+        larger = sent * (info.train_image_bytes - info.image_bytes)
+        num_bytes = num_images * (info.image_bytes + LABEL_BYTES) + larger + num_labels * LABEL_BYTES
+        labels = f", and {num_labels:,} labels" if num_labels else ""
+        return MemoryRow(name="data", num_bytes=num_bytes, detail=f"{num_images:,} images of {bits} bits{labels}")
+
+    return DataMemory(
+        images=row(train + validation, sent=train), labels=row(validation, train), neither=row(validation)
+    )
+
+
+def no_data() -> MemoryRow:
+    """Return the row of a device that the set does not reach."""
+    return MemoryRow(name="data", num_bytes=0, detail="goes to the first and the last stage alone")
+
+
+# What the options that trade time for memory would save on the fullest device, where they are off.
+
+
+# option -> its short name, and what it costs
+PRICES = {
+    "recomputation": ("activations", "for about one more forward pass"),
+    "optimizer_state_offloading": ("optimizer state", "for sending it in and out at every update"),
+    "replicated_optimizer_state_sharding": ("parts of it", "for collecting the new weights from the replicas"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saving:
+    """Bytes that an option would save, and what it costs."""
+
+    option: str
+    name: str
+    num_bytes: int
+    price: str
+
+
+def find_savings(
+    config: Config,
+    num_parameters: int,
+    memory: Sequence[MemoryPlan],
+    recomputed: Callable[[], Sequence[MemoryPlan]],
+) -> tuple[Saving, ...]:
+    """Return what each option that is off would save; `recomputed` makes the estimate with recomputation on.
+
+    `num_parameters` are those of the fullest device.
+    """
+
+    def state_bytes(config: Config) -> int:
+        rows = model_rows(config, num_parameters, accumulated=True)
+        return sum(row.num_bytes for row in rows if row.name in ("optimizer state", "average of weights"))
+
+    def fullest(plans: Sequence[MemoryPlan]) -> int:
+        return max(plan.total_bytes for plan in plans)
+
+    found = {}
+    if not config.pipeline.recomputation:
+        found["recomputation"] = fullest(memory) - fullest(recomputed())
+    for option in ("optimizer_state_offloading", "replicated_optimizer_state_sharding"):
+        with_it = replace(config, pipeline=replace(config.pipeline, **{option: True}))
+        found[option] = state_bytes(config) - state_bytes(with_it)
+    return tuple(
+        Saving(option=option, name=PRICES[option][0], num_bytes=num_bytes, price=PRICES[option][1])
+        for option, num_bytes in found.items()
+        if num_bytes > 0
     )

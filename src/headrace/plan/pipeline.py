@@ -5,9 +5,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from headrace.config.schema import Config
 from headrace.core.errors import ConfigError
+from headrace.core.units import parse_bytes
 from headrace.model.network import Network
+from headrace.plan.batch import BatchPlan
 from headrace.plan.device_mapping import DeviceMapping, check_device_mapping
+from headrace.plan.memory import DataMemory, MemoryPlan, MemoryRow, bytes_per_parameter, model_rows, widths
 from headrace.plan.partition import (
     BlockCost,
     Limits,
@@ -18,9 +22,10 @@ from headrace.plan.partition import (
     splits_by_name,
     stage_ranges,
 )
-from headrace.plan.place import make_table, per_stage
 from headrace.plan.recompute import segments
-from headrace.plan.schedule import Node, Work, find_schedule
+from headrace.plan.schedule import Node, Work, find_schedule, strict_rule
+from headrace.plan.shards import refuse_missing_splits
+from headrace.plan.simulate import make_table, per_stage
 from headrace.plan.table import Table
 
 BACKWARD_PER_FORWARD = 2  # a backward pass makes two gradients, each of about the forward pass's FLOPs
@@ -236,3 +241,81 @@ def _schedule_advice(schedule: str, table: Table) -> str | None:
             "smaller micro batch if need be, keeps them busy."
         )
     return None
+
+
+# The pipeline of a run, from its configuration; and what each of its devices holds.
+
+
+def plan_stages(
+    config: Config, batch: BatchPlan, network: Network, recompute_points: tuple[int, ...]
+) -> PipelinePlan | None:
+    """Return the pipeline that the configuration asks for, None where it asks for no stages."""
+    wanted = config.pipeline
+    refuse_missing_splits(config, network)
+    if not wanted.has_stages:
+        return None
+    pipeline = make_pipeline_plan(
+        network,
+        PipelineOptions(
+            splits=wanted.cut,
+            device_mapping=wanted.device_mapping or None,
+            schedule=wanted.pipeline_schedule,
+            num_micros=batch.gradient_accumulation_count,
+            micro_batch_size=batch.micro_batch_size,
+            bytes_per_number=widths(config.numerics.precision)[0],
+            bytes_per_parameter=bytes_per_parameter(config),
+            device_bytes=parse_bytes(wanted.device_memory) if wanted.device_memory else None,
+            block_seconds=wanted.block_seconds or None,
+            recomputation=wanted.recomputation,
+            recompute_points=recompute_points,
+        ),
+    )
+    if wanted.strict_pipeline:
+        _check_strict(pipeline)
+    return pipeline
+
+
+def _check_strict(pipeline: PipelinePlan) -> None:
+    broken = strict_rule(
+        pipeline.schedule, pipeline.num_stages, pipeline.num_micros, device_mapping=pipeline.device_mapping
+    )
+    if broken:
+        raise ConfigError(
+            broken,
+            rule="--strict-pipeline keeps the rules of the hardware that the schedules were made for.",
+            remedy="Change --gradient-accumulation-count or the schedule; without --strict-pipeline any count works.",
+        )
+
+
+def estimate_stage_memory(
+    config: Config, pipeline: PipelinePlan, data: DataMemory, *, recomputation: bool
+) -> tuple[MemoryPlan, ...]:
+    """Return what each device of a replica holds: the weights of its stages, activations at their peak, data."""
+    activations = pipeline.activation_bytes(recomputation)
+    peaks = pipeline.table.peak_by_stage()
+    plans = []
+    for device, stages in enumerate(pipeline.stages_by_device()):
+        row = MemoryRow(
+            name="activations",
+            num_bytes=activations[device],
+            detail=_kept(stages, peaks, recomputation=recomputation),
+        )
+        mine = {stage.index for stage in stages}
+        parameters = sum(stage.num_parameters for stage in stages)
+        plans.append(
+            MemoryPlan(
+                rows=(
+                    *model_rows(config, parameters, accumulated=True),
+                    row,
+                    data.row_of(first=0 in mine, last=pipeline.num_stages - 1 in mine),
+                )
+            )
+        )
+    return tuple(plans)
+
+
+def _kept(stages: list[StagePlan], peaks: tuple[int, ...], *, recomputation: bool) -> str:
+    """Return what is kept in words, such as `4 micro batches of stage 0, 1 of stage 3`."""
+    parts = [f"{peaks[stage.index]} of stage {stage.index}" for stage in stages]
+    what = "inputs of micro batches" if recomputation else "micro batches"
+    return f"{what} at once: {', '.join(parts)}" + ("; one computed again" if recomputation else "")

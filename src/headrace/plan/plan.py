@@ -4,20 +4,48 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.config.schema import Config
+from headrace.core.errors import ConfigError
 from headrace.core.units import parse_bytes
-from headrace.data.blocks import feed_options
-from headrace.data.cache import CacheChoice
 from headrace.data.dataset import DataInfo
+from headrace.data.feeding.blocks import feed_options
+from headrace.data.feeding.cache import CacheChoice
 from headrace.model.network import Network
 from headrace.plan.batch import BatchPlan, ValidationPlan, make_batch_plan, make_validation_plan
-from headrace.plan.data_memory import DataMemory, resident_data, sent_data
-from headrace.plan.memory import MemoryPlan, estimate_memory
-from headrace.plan.pipeline import PipelinePlan
-from headrace.plan.processes import refuse_split_replicas
+from headrace.plan.memory import DataMemory, MemoryPlan, Saving, estimate_memory, find_savings, resident_data, sent_data
+from headrace.plan.pipeline import PipelinePlan, estimate_stage_memory, plan_stages
 from headrace.plan.recompute import kept_elements, recompute_points
-from headrace.plan.savings import Saving, find_savings
-from headrace.plan.staged import estimate_stage_memory, plan_stages
 from headrace.plan.steps import Events, StepPlan, make_epoch_plan, make_step_plan, no_steps
+
+# Processes on paper: each owns whole replicas, with all devices of their pipelines.
+
+
+_RULE = "A process owns whole replicas, and every process owns as many."
+
+
+def refuse_split_replicas(config: Config, batch: BatchPlan, validation: ValidationPlan, num_processes: int) -> None:
+    """Refuse replicas that cannot be dealt out evenly to the processes."""
+    if num_processes < 1:
+        raise ConfigError(f"The number of processes is {num_processes}.", rule="There is at least one.")
+    if config.run.training and batch.num_replicas % num_processes:
+        raise ConfigError(
+            f"{batch.num_replicas} replicas cannot be dealt out evenly to {num_processes} processes.",
+            rule=_RULE,
+            remedy=_remedy("--num-replicas", batch.num_replicas, num_processes),
+        )
+    if config.validation.validation and validation.num_replicas % num_processes:
+        raise ConfigError(
+            f"{validation.num_replicas} replicas of the validation cannot be dealt out evenly to {num_processes} "
+            "processes.",
+            rule=_RULE,
+            remedy=_remedy("--validation-num-replicas", validation.num_replicas, num_processes),
+        )
+
+
+def _remedy(option: str, replicas: int, processes: int) -> str:
+    """Name the next number of replicas that works, and the numbers of processes that would."""
+    fitting = [str(count) for count in range(1, replicas + 1) if replicas % count == 0][-4:]
+    more = -(-replicas // processes) * processes
+    return f"Give {option} {more}, or start {' or '.join(fitting)} process{'es' * (fitting != ['1'])}."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +96,7 @@ class Plan:
         return self.batch.warnings + self.steps.warnings + (self.pipeline.advice if self.pipeline else ())
 
     def __str__(self) -> str:
-        from headrace.plan.draw import draw_plan  # it draws plans, and so imports this file
+        from headrace.plan.report import draw_plan
 
         return draw_plan(self)
 

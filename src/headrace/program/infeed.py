@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from headrace.core.errors import ConfigError, DataError
-from headrace.data.order import epoch_order
-from headrace.data.source import Source
+from headrace.data.feeding.order import epoch_order
+from headrace.data.sets.source import Source
 from headrace.program.structure import Structure, difference, host_arrays, structure_of, whole_number
 
 MAX_PREFETCH = 255

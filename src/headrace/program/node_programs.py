@@ -18,9 +18,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from headrace.engine.devices import REPLICA, replicated
-from headrace.engine.home import HOST_MEMORY
-from headrace.engine.residuals import with_arguments, without_arguments
-from headrace.program.accumulation import AccumulatorType, accumulate, empty_sums
+from headrace.engine.pipeline.state_placement import HOST_MEMORY
+from headrace.engine.segments import with_arguments, without_arguments
+from headrace.program.gradients import AccumulatorType, accumulate, empty_sums
 from headrace.program.stage import KEPT, Function
 from headrace.program.structure import Structure
 

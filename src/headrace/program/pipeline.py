@@ -13,22 +13,21 @@ import jax
 import numpy as np
 
 from headrace.core.errors import ConfigError
-from headrace.engine.actions import Walk
 from headrace.engine.devices import replicated
-from headrace.engine.home import HOST_MEMORY
-from headrace.plan.picture import draw_text
+from headrace.engine.pipeline.schedule_runner import Walk
+from headrace.engine.pipeline.state_placement import HOST_MEMORY
 from headrace.plan.schedule import Node, find_schedule
 from headrace.plan.table import Table
-from headrace.program.accumulation import AccumulatorType, empty_sums
+from headrace.plan.timeline_text import draw_text
+from headrace.program.gradients import AccumulatorType, empty_sums
 from headrace.program.infeed import Infeed
 from headrace.program.node_programs import make_node, make_update
 from headrace.program.outfeed import Outfeed
 from headrace.program.pipeline_request import Request, run_constants
-from headrace.program.pipeline_spec import PipelineSpec, make_spec
+from headrace.program.pipeline_spec import PipelineSpec, make_spec, mixes
 from headrace.program.pipeline_step import Programs, Step, make_programs, put
 from headrace.program.stage import OptimizerOutput
 from headrace.program.structure import difference, structure_of
-from headrace.program.update_groups import mixes
 
 
 @dataclass(frozen=True, kw_only=True)

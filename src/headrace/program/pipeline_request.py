@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from headrace.core.errors import ConfigError
-from headrace.program.accumulation import AccumulatorType, accumulator_dtype, check_reduction
+from headrace.program.gradients import AccumulatorType, accumulator_dtype, check_reduction
 from headrace.program.infeed import Infeed
 from headrace.program.outfeed import Outfeed, OutfeedMode
 from headrace.program.stage import OptimizerOutput

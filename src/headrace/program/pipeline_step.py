@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from headrace.plan.schedule import Node
-from headrace.program.accumulation import accumulator_dtype
+from headrace.program.gradients import accumulator_dtype
 from headrace.program.node_programs import EACH, NodePrograms, make_loss, on_mesh
 from headrace.program.outfeed import Outfeed
 from headrace.program.pipeline_request import as_row
@@ -50,7 +50,7 @@ def make_programs(spec: PipelineSpec, nodes: dict[Node, NodePrograms]) -> Progra
 
 @dataclass(kw_only=True)
 class Step:
-    """What a step holds while it runs; the walk calls forward, backward and hop."""
+    """What a step holds while it runs; the walk calls forward, backward and transfer."""
 
     programs: Programs
     params: dict[int, Any]  # by the number of the weights
@@ -93,7 +93,7 @@ class Step:
         )
         return result
 
-    def hop(self, value: Any, node: Node) -> Any:
+    def transfer(self, value: Any, node: Node) -> Any:
         """Put a value on the devices of a node."""
         return put(value, self.programs.nodes[node].spec.mesh)
 
@@ -116,7 +116,7 @@ class Step:
             lists = tuple(put(outputs[node], self.programs.last_mesh) for node in spec.last)
             loss, gradients, self.arguments = self.programs.loss(lists)
             self._loss_gradients[micro] = {
-                node: self.hop(mine, node) for node, mine in zip(spec.last, gradients, strict=True)
+                node: self.transfer(mine, node) for node, mine in zip(spec.last, gradients, strict=True)
             }
         self.latest = loss if loss is not None else [outputs[node] for node in spec.last]
         if spec.request.outfeed is not None:

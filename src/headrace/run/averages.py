@@ -6,8 +6,8 @@ from pathlib import Path
 
 from headrace.checkpoint.store import list_checkpoints
 from headrace.config.schema import Config
-from headrace.run.average import Averaged, AverageOptions, average_run
 from headrace.run.directory import layout
+from headrace.run.run_average import Averaged, AverageOptions, average_run
 
 
 def averages_after(run: Path, config: Config) -> Iterator[Averaged]:

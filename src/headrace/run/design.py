@@ -8,23 +8,23 @@ import optax
 
 from headrace.config.schema import Config
 from headrace.core.tree import flatten_named
-from headrace.data.balance import refuse_weights
-from headrace.data.dataset import DataInfo, DataSet, describe
+from headrace.data.dataset import DataInfo, DataSet, describe_dataset
+from headrace.data.feeding.order import refuse_weights
 from headrace.engine.lr_curve import make_lr_curve
 from headrace.engine.optimizer import make_optimizer
 from headrace.engine.precision import Precision, make_precision
 from headrace.engine.state import State, state_from
 from headrace.engine.trainable import Trainable, make_trainable
+from headrace.job.join import refuse_narrow
+from headrace.model.custom_block import weights_like
 from headrace.model.families import build_network
 from headrace.model.network import Network
-from headrace.model.own_block import weights_like
 from headrace.plan.plan import Plan, make_plan
 from headrace.plan.resolution import SizeSpan, size_spans
-from headrace.run.join import refuse_narrow
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnParts:
+class CustomParts:
     """What code gives to a run in the place of what options name: network and data set, and weights to start from."""
 
     network: Network
@@ -51,17 +51,17 @@ class Design:
     optimizer: optax.GradientTransformationExtraArgs
     trainable: Trainable
     sizes: tuple[SizeSpan, ...]  # of training images, in their order
-    own: OwnParts | None = None
+    own: CustomParts | None = None
 
 
 def design_run(
-    config: Config, own: OwnParts | None = None, num_processes: int = 1, *, absent_ok: bool = False
+    config: Config, own: CustomParts | None = None, num_processes: int = 1, *, absent_ok: bool = False
 ) -> Design:
     """Return the design of the run that a configuration describes, with what code gives instead of names.
 
     `absent_ok`: an ImageNet that is not there is planned with as published.
     """
-    info = own.dataset.info if own else describe(config.data, absent_ok=absent_ok)
+    info = own.dataset.info if own else describe_dataset(config.data, absent_ok=absent_ok)
     refuse_weights(config.learning.class_weights, info)
     network = own.network if own else build_network(config.model, info.num_classes, info.image_hwc)
     network = network.refined(config.pipeline.pipeline_splits)

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from headrace.checkpoint.best import BEST_FILE
-from headrace.checkpoint.lock import LOCK_FILE, hold
 from headrace.checkpoint.store import list_checkpoints
 from headrace.config.load import Resolved, from_flat, named_options, origins_from_json, origins_to_json, to_flat
 from headrace.config.schema import Config
 from headrace.core.errors import CheckpointError, ConfigError
-from headrace.core.files import write_atomic
+from headrace.core.files import LOCK_FILE, hold, write_atomic
 
 
 @dataclass(frozen=True)

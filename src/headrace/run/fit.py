@@ -11,23 +11,24 @@ from typing import Any
 import jax
 
 import headrace
-from headrace.checkpoint.restore import fit_tree
+from headrace.checkpoint.store import fit_tree
 from headrace.config.load import Resolved, override, to_flat
-from headrace.config.no_effect import told_without_effect
-from headrace.data.bad import FILE as BAD_FILE
+from headrace.config.no_effect import describe_without_effect
 from headrace.data.dataset import DataInfo, open_dataset
-from headrace.data.feed import FeedOptions, feed_options
-from headrace.data.few import few
-from headrace.data.jpeg_view import told_slower
+from headrace.data.decoding.jpeg import describe_slower
+from headrace.data.feeding.feed import FeedOptions, feed_options
+from headrace.data.sets.file_problem import FILE as BAD_FILE
+from headrace.data.sets.subset import few
 from headrace.data.verify import refuse_problems
-from headrace.engine.compiler import told_to_compiler
+from headrace.engine.compiler import describe_compiler_options
 from headrace.engine.devices import show_devices, start_devices, use_compilation_cache
-from headrace.engine.dispatch import Dispatcher
-from headrace.engine.home import host_memory_of
+from headrace.engine.pipeline.dispatch import Dispatcher
+from headrace.engine.pipeline.state_placement import host_memory_of
 from headrace.engine.state import evaluated_weights
-from headrace.run.books import Books, InFlight, RunResult, utc_now
-from headrace.run.calls import Calls
-from headrace.run.design import Design, OwnParts, design_run, starting_state
+from headrace.job.control import current_group
+from headrace.job.join import naming_the_lost
+from headrace.run.consistency import refuse_difference
+from headrace.run.design import CustomParts, Design, design_run, starting_state
 from headrace.run.directory import (
     RunDirectory,
     layout,
@@ -37,13 +38,11 @@ from headrace.run.directory import (
     with_absolute_places,
     write_run,
 )
-from headrace.run.equal import refuse_difference
-from headrace.run.group import current_group
-from headrace.run.initial import adopt_weights, dialect_hint, write_table
+from headrace.run.evaluator import Validator
 from headrace.run.interrupt import listen
-from headrace.run.join import naming_the_lost
-from headrace.run.measure import with_measured_blocks
-from headrace.run.profile import profile_first_calls, profile_told
+from headrace.run.metric_totals import CallReader
+from headrace.run.profile import profile_first_calls, profile_told, trace_schedule, with_measured_blocks
+from headrace.run.recorder import InFlight, RunRecorder, RunResult, utc_now
 from headrace.run.restore import (
     Past,
     Restored,
@@ -53,24 +52,22 @@ from headrace.run.restore import (
     rewind_run,
     share_restored,
 )
-from headrace.run.schedule_trace import trace_schedule
-from headrace.run.settle import Settler
-from headrace.run.trainer import advise_on_memory, open_feed
-from headrace.run.validator import Validator
+from headrace.run.starting_weights import adopt_weights, dialect_hint, write_table
+from headrace.run.training import Calls, advise_on_memory, open_feed
 from headrace.telemetry.console import make_console
-from headrace.telemetry.record import RunStart
+from headrace.telemetry.records import RunStart
 from headrace.telemetry.sinks import Sinks, WarningSink, open_sinks
 from headrace.telemetry.trackers import About, make_trackers, refuse_missing
-from headrace.weights.adopt import table_lines
+from headrace.weights.convert import table_lines
 
 
-def train(resolved: Resolved, own: OwnParts | None = None) -> RunResult:
+def train(resolved: Resolved, own: CustomParts | None = None) -> RunResult:
     """Start a new run in a directory of its own; `own` are a network and data that code gives instead of names."""
     current_group().first(lambda: refuse_taken(resolved.config))
     return fit(with_absolute_places(with_measured_blocks(resolved, own)), None, own)
 
 
-def resume(path: Path, overrides: Mapping[str, Any] | None = None, own: OwnParts | None = None) -> RunResult:
+def resume(path: Path, overrides: Mapping[str, Any] | None = None, own: CustomParts | None = None) -> RunResult:
     """Go on with a run from its newest good checkpoint (from its beginning when it has not saved one yet)."""
     group = current_group()
     with ExitStack() as stack:
@@ -86,7 +83,7 @@ def resume(path: Path, overrides: Mapping[str, Any] | None = None, own: OwnParts
         return fit(resolved, share_restored(group, group.first(find), directory), own)
 
 
-def fit(resolved: Resolved, restored: Restored | None, own: OwnParts | None = None) -> RunResult:
+def fit(resolved: Resolved, restored: Restored | None, own: CustomParts | None = None) -> RunResult:
     """Train, validate and save as the configuration says. What can be refused is refused before a file is made."""
     config, group = resolved.config, current_group()
     refuse_missing(config.logging)
@@ -140,12 +137,12 @@ def fit(resolved: Resolved, restored: Restored | None, own: OwnParts | None = No
         opened = group.first(open_run)
         path = group.share(str(opened[0].path) if opened else None)
         directory, past, sinks = opened or (layout(Path(path), config), Past(), Sinks([WarningSink(group.process)]))
-        books = Books(resolved, design, directory, sinks, writes=group.is_first)
+        books = RunRecorder(resolved, design, directory, sinks, writes=group.is_first)
         if restored is not None:
             books.go_on(restored, past)
         sinks.write(_run_start(design, devices, step))
         warnings = [*resolved.warnings, *plan.warnings, *(restored.notes if restored else ())]
-        notes = [*resolved.notes, _told(dataset.info, options), *_hints(design, devices)]
+        notes = [*resolved.notes, _describe(dataset.info, options), *_hints(design, devices)]
         if adopted is not None:
             notes = [*table_lines(adopted), *notes]
             warnings += [hint] if (hint := dialect_hint(design, adopted)) else []
@@ -184,7 +181,7 @@ def fit(resolved: Resolved, restored: Restored | None, own: OwnParts | None = No
                 return ending.reach("compiled")
 
             # The calls. While one runs, the numbers of the one before it are read and written down.
-            settler = stack.enter_context(closing(Settler(partial(books.settle, validator=validator))))
+            settler = stack.enter_context(closing(CallReader(partial(books.settle, validator=validator))))
             profile = stack.enter_context(profile_first_calls(config.run.profile, directory.path))
             books.begin()
             sinks.advance(step)
@@ -213,7 +210,7 @@ def fit(resolved: Resolved, restored: Restored | None, own: OwnParts | None = No
             for text in profile_told(config.run.profile, directory.path):
                 books.note(text)
             if dataset.bad:
-                books.note(dataset.bad.told(), "warning")
+                books.note(dataset.bad.describe(), "warning")
 
             # Somebody asked us to leave: the call is finished; save, and `headrace resume` goes on from here.
             if step < steps.total_steps:
@@ -222,7 +219,7 @@ def fit(resolved: Resolved, restored: Restored | None, own: OwnParts | None = No
         return replace(ending.reach("finished"), state=state)
 
 
-def _told(info: DataInfo, options: FeedOptions) -> str:
+def _describe(info: DataInfo, options: FeedOptions) -> str:
     """Return where the data set lies and where it is kept."""
     return f"data set: {info.place + '; ' if info.place else ''}{options.cache.reason}"
 
@@ -237,9 +234,9 @@ def _hints(design: Design, devices: list[Any]) -> list[str]:
     """Return advice that no error gives: what most people would want to know before they wait."""
     numerics, backend = design.config.numerics, jax.default_backend()
     hints = [design.trainable.told] if design.trainable.told else []
-    hints += told_without_effect(design.config, backend)
-    hints += told_to_compiler(design.config.compiler, backend)
-    hints += told_slower() if design.info.varies else []
+    hints += describe_without_effect(design.config, backend)
+    hints += describe_compiler_options(design.config.compiler, backend)
+    hints += describe_slower() if design.info.varies else []
     if len(design.sizes) > 1:
         hints += [f"image sizes: {', '.join(str(span) for span in design.sizes)}"]
     if devices[0].platform != "cpu" and numerics.precision == "32.32":

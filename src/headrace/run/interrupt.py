@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-INTERRUPTED = 75  # EX_TEMPFAIL: nothing is lost, the same run can go on with `headrace resume`
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _SHOW_CURSOR = b"\x1b[?25h\n"  # a live progress line hides it
 

@@ -8,7 +8,7 @@ checkpoints and reports, and an interrupted one goes on with `fit(..., resume=RU
 """
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,31 +18,77 @@ import jax
 import numpy as np
 
 from headrace.checkpoint.store import checkpoint_name, save
-from headrace.config.load import Resolved, resolve_code
+from headrace.config.field import find, spellings
+from headrace.config.load import Resolved, named_options, resolve_code, to_flat
+from headrace.config.schema import all_options
 from headrace.core.errors import ConfigError, did_you_mean
 from headrace.core.tree import flatten_named
-from headrace.data.arrays import ImageSpec, array_dataset, array_source, check_class_names
 from headrace.data.dataset import DataInfo, DataSet
+from headrace.data.sets.arrays import ImageSpec, array_dataset, array_source, check_class_names
 from headrace.engine.devices import start_devices, use_compilation_cache
-from headrace.engine.spread import readable
+from headrace.engine.multiprocess_arrays import readable
 from headrace.engine.state import State, evaluated_weights
+from headrace.job.control import current_group
+from headrace.model.custom import own_network
+from headrace.model.custom_block import CustomBlock
 from headrace.model.network import Network
-from headrace.model.own import own_network
 from headrace.plan.plan import Plan
-from headrace.run.books import RunResult
-from headrace.run.bundle import input_form, load_bundle
-from headrace.run.design import Design, OwnParts, design_run, starting_state
+from headrace.run.design import CustomParts, Design, design_run, starting_state
 from headrace.run.directory import saved_form
-from headrace.run.export import ExportOptions
-from headrace.run.export import export as export_bundle
+from headrace.run.evaluator import Validator
+from headrace.run.export_formats import ExportOptions
+from headrace.run.export_formats import export as export_bundle
 from headrace.run.fit import resume as resume_run
 from headrace.run.fit import train
-from headrace.run.group import current_group
-from headrace.run.own_options import check_own_options
-from headrace.run.own_weights import Loaded, load_weights, refuse_replacing
-from headrace.run.predictor import predict_all
-from headrace.run.validator import Validator
-from headrace.telemetry.report import validation_report
+from headrace.run.prediction import predict_all
+from headrace.run.recorder import RunResult
+from headrace.run.starting_weights import Loaded, load_weights, refuse_replacing
+from headrace.run.trained_model import input_form, load_trained_model
+from headrace.telemetry.validation_report import validation_report
+
+# The options of a model whose network and data code gives: which of them mean nothing there, and what follows.
+
+
+_PARTS = "The network and the data are given by code, so options cannot name or shape them."
+_REFUSED = {
+    "training": "fit trains, evaluate and predict do not.",
+    "compile_only": "fit compiles and trains.",
+    "init_from": "load() takes the weights of a checkpoint.",
+}
+# options of batch norm that reach only Headrace's own layer
+_OF_OUR_NORM = ("stable_norm", "dbn_replica_group_size")
+
+
+def check_custom_options(options: Mapping[str, Any], network: Network) -> dict[str, Any]:
+    """Return the options under their full names, with the momentum that the network's batch norms ask for."""
+    known, named = spellings(all_options()), named_options()
+    for written in options:
+        name = find(written, known).name
+        if name in named or name in _REFUSED:
+            raise ConfigError(f"The option {written} has no meaning here.", rule=_REFUSED.get(name, _PARTS))
+    resolved = resolve_code(options)
+    flat = to_flat(resolved.config)
+    given = {name: flat[name] for name, origin in resolved.origins.items() if origin.is_given}
+    own = [block for _, block in network.blocks if isinstance(block, CustomBlock)]
+    if any(block.has_stats for block in own):
+        for name in _OF_OUR_NORM:
+            if given.get(name, default := all_options()[name].default) != default:
+                raise ConfigError(
+                    f"{name} is given, but a block of {network.name} has a batch norm of its own.",
+                    rule=f"{name} is for the norm layer of Headrace alone.",
+                    remedy="Leave it out, or use that layer.",
+                )
+    momentums = {value for block in own for value in block.functions.momentums if value < 1}
+    if not momentums or "bn_momentum" in given:
+        return given
+    if len(momentums) > 1:
+        told = ", ".join(f"{value:g}" for value in sorted(momentums))
+        raise ConfigError(
+            f"The batch norms of {network.name} have several momentums: {told}.",
+            rule="Headrace moves all running statistics alike, once per step.",
+            remedy="Give the one to use: bn_momentum=...",
+        )
+    return given | {"bn_momentum": momentums.pop()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +118,7 @@ class PipelineModel:
         Nothing is run and no device is touched. What cannot work is refused here, except what needs the data.
         """
         self.network = _network(network, input_shape, num_classes, name)
-        self._options = check_own_options(options, self.network)
+        self._options = check_custom_options(options, self.network)
         self.config = resolve_code(self._options).config
         self.network = self.network.refined(self.config.pipeline.pipeline_splits)  # cut inside blocks, if asked to
         classes = self.network.num_classes
@@ -117,7 +163,7 @@ class PipelineModel:
         options |= {"num_epochs": num_epochs} if num_epochs is not None else {}
         resolved = resolve_code(options)
         dataset = array_dataset(resolved.config.data, spec, sources[0], sources[1] if validation_data else None)
-        own = OwnParts(network=self.network, dataset=dataset, weights=self._float32_weights())
+        own = CustomParts(network=self.network, dataset=dataset, weights=self._float32_weights())
         if resume is not None:
             result = resume_run(Path(resume), options, replace(own, weights=None))
         else:
@@ -156,7 +202,7 @@ class PipelineModel:
         held_out = self._num_samples[1] if num_validation is None else num_validation
         dataset = array_dataset(self.config.data, self._spec_for_paper(), None, None)
         info = replace(dataset.info, num_train=train_count, num_validation=held_out)
-        own = OwnParts(network=self.network, dataset=replace(dataset, info=info))
+        own = CustomParts(network=self.network, dataset=replace(dataset, info=info))
         return design_run(resolve_code(self._options | {"validation": held_out > 0}).config, own).plan
 
     def save(self, path: str | Path) -> Path:
@@ -166,7 +212,7 @@ class PipelineModel:
             return path
         refuse_replacing(path)
         dataset = array_dataset(self.config.data, self._spec, None, None)
-        own = OwnParts(network=self.network, dataset=dataset)
+        own = CustomParts(network=self.network, dataset=dataset)
         resolved: Resolved = resolve_code(self._options)
         manifest = {
             "step": trained.step,
@@ -191,7 +237,7 @@ class PipelineModel:
         pixels = self._spec.image_dtype == "uint8"
         with tempfile.TemporaryDirectory() as place:
             checkpoint = self.save(Path(place) / checkpoint_name(trained.step))
-            bundle = load_bundle(checkpoint, weights, own=self.network)
+            bundle = load_trained_model(checkpoint, weights, own=self.network)
             options = ExportOptions(format=format, input="uint8" if pixels else "float")
             return export_bundle(bundle, Path(path), options).path
 
@@ -214,7 +260,7 @@ class PipelineModel:
         source = array_source(images, labels, self._spec)
         resolved = resolve_code(self._options | {"training": False, "validation": True})
         dataset = array_dataset(resolved.config.data, self._spec, None, source)
-        own = OwnParts(network=self.network, dataset=dataset)
+        own = CustomParts(network=self.network, dataset=dataset)
         return design_run(resolved.config, own, current_group().num_processes), dataset
 
     def _state(self, design: Design, weights: str) -> State:

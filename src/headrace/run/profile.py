@@ -1,11 +1,29 @@
 """A profile of the first calls of a run, made by JAX's profiler, in the run's directory."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+
+from headrace.config.field import Origin
+from headrace.config.load import Resolved
+from headrace.core.units import format_duration
+from headrace.engine.devices import start_devices, use_compilation_cache
+from headrace.engine.pipeline.dispatch import Dispatcher
+from headrace.engine.state import State
+from headrace.job.control import current_group
+from headrace.model.context import Ctx, Draws
+from headrace.model.network import Network
+from headrace.plan.pipeline import PipelinePlan
+from headrace.plan.table import Table
+from headrace.plan.timeline_files import FORMATS, write_picture
+from headrace.run.design import CustomParts, design_run
 
 FOLDER = "profile"
 NUM_CALLS = 2  # the first one shows the start, the second how calls follow each other
@@ -49,3 +67,110 @@ def profile_told(wanted: bool, run: Path) -> list[str]:
     if not wanted:
         return []
     return [f"profile of the first {NUM_CALLS} calls: {run / FOLDER} (TensorBoard's profile plugin, ui.perfetto.dev)"]
+
+
+# `--trace-schedule`: one step's schedule as it really runs, drawn beside the planned one.
+
+
+def trace_schedule(
+    dispatcher: Dispatcher, pipeline: PipelinePlan, source: tuple[State, Any, Any], directory: Path | None
+) -> list[str]:
+    """Trace the first step of a block on a copy of the state; draw it; return what it shows, in sentences.
+
+    `source` is (state, resident set, block). Where `directory` is None another process draws, with its own times.
+    """
+    measured = dispatcher.trace(*source)
+    if directory is None:
+        return []
+    tables = {"planned, with the stages' times from shapes or measured blocks": pipeline.expected_table()}
+    tables["measured"] = measured
+    for suffix in FORMATS:
+        write_picture(directory / f"schedule{suffix}", tables)
+    return [
+        f"schedule: the passes of a step took {format_duration(measured.total_time)}, devices idle "
+        f"{measured.bubble:.1%} (planned {pipeline.expected_bubble:.1%}); see {directory / 'schedule.svg'}",
+        f"stages' shares of the time: {_shares(measured)} (planned "
+        + " ".join(f"{stage.time_share:.0%}" for stage in pipeline.stages)
+        + ")",
+    ]
+
+
+def _shares(table: Table) -> str:
+    times = dict.fromkeys(range(table.work.num_stages), 0.0)
+    for cell in table.cells:
+        times[cell.action.stage] += cell.end - cell.start
+    total = sum(times.values()) or 1.0
+    return " ".join(f"{time / total:.0%}" for time in times.values())
+
+
+# Time every block of a network alone on a device, forward and backward: what cuts can be made by.
+
+
+MIN_SECONDS = 0.05  # a block is run again until it has run so long: a clock's grain is far below
+ROUNDS = 3  # of which the quickest counts: other work on the machine only adds time
+
+
+def measure_blocks(network: Network, micro_batch_size: int, compute_dtype: Any, device: Any) -> dict[str, float]:
+    """Return the seconds that a forward and a backward pass of each block takes on a micro batch."""
+    params, stats = network.init(0)
+    rng = np.random.default_rng(0)
+    images = rng.standard_normal((micro_batch_size, *network.input_hwc), np.float32)
+    x = jax.device_put(jnp.asarray(images, compute_dtype), device)
+    samples = jnp.arange(micro_batch_size, dtype=jnp.int32)
+    ctx = Ctx(train=True, compute_dtype=compute_dtype, draws=Draws(0, jnp.int32(0), samples))
+    seconds = {}
+    for number, name in enumerate(network.block_names):
+        weights = jax.device_put(tuple({name: tree[name]} if name in tree else {} for tree in (params, stats)), device)
+
+        def forward(params: Any, x: Any, stats: Any, number: int = number) -> tuple[Any, Any]:
+            return network.apply_range(number, number + 1, params, stats, x, ctx)
+
+        def both(params: Any, stats: Any, x: Any, forward: Any = forward) -> tuple[Any, Any]:
+            y, back, _ = jax.vjp(lambda p, v: forward(p, v, stats), params, x, has_aux=True)
+            return y, back(jax.tree.map(jnp.ones_like, y))
+
+        program = jax.jit(both)
+        x_next, _ = jax.block_until_ready(program(*weights, x))  # compiles
+        seconds[name] = min(_seconds(program, (*weights, x)) for _ in range(ROUNDS))
+        x = x_next
+    return seconds
+
+
+def _seconds(program: Any, arguments: tuple[Any, ...]) -> float:
+    runs, begin = 0, time.perf_counter()
+    while True:
+        result = program(*arguments)
+        runs += 1
+        if runs % 4 == 0 or runs == 1:  # now and then: waiting for each run would time the host, too
+            jax.block_until_ready(result)
+            taken = time.perf_counter() - begin
+            if taken > MIN_SECONDS:
+                return taken / runs
+
+
+# Measure the blocks of a run's network where it will run, and cut its stages by that.
+
+
+def with_measured_blocks(resolved: Resolved, own: CustomParts | None = None) -> Resolved:
+    """Return the configuration with `block_seconds` filled in, if it asks to measure; else as it is.
+
+    The times become part of the configuration, so that the run, its records and a later resume have the same stages.
+    """
+    config = resolved.config
+    if not config.pipeline.measure_splits:
+        return resolved
+    # Made from shapes first: whatever cannot work is refused before a device is touched.
+    group = current_group()
+    design = design_run(config, own, group.num_processes)
+    use_compilation_cache(config.run.compilation_cache_dir)
+    device = start_devices(config.run.platform, design.plan.num_devices, group.num_processes)[0]
+
+    def measure() -> dict[str, float]:
+        micro, dtype = config.batch.micro_batch_size, design.precision.compute_dtype
+        seconds = measure_blocks(design.network, micro, dtype, device)
+        return {name: float(f"{value:.4g}") for name, value in seconds.items()}
+
+    rounded = group.share(group.first(measure))  # one process measures: all must cut alike
+    pipeline = replace(config.pipeline, block_seconds=rounded, measure_splits=False)
+    origins = {**resolved.origins, "block_seconds": Origin(kind="measured", where=device.device_kind)}
+    return replace(resolved, config=replace(config, pipeline=pipeline), origins=origins)

@@ -10,13 +10,12 @@ from headrace.checkpoint.store import load, newest_good
 from headrace.config.load import Resolved, to_flat
 from headrace.config.model_table import NORM_OPTIONS, OPTION_FAMILIES
 from headrace.core.errors import CheckpointError
-from headrace.run.design import OwnParts, design_run
+from headrace.job.control import Group
+from headrace.run.design import CustomParts, design_run
 from headrace.run.directory import RunDirectory, parse_run, read_saved, sweep
-from headrace.run.group import Group
-from headrace.run.ledger import NOTHING_UNLOGGED, Unlogged
-from headrace.telemetry.files import read_records
-from headrace.telemetry.record import CheckpointRecord, Record, RunEnd, TrainRecord, ValidationRecord
-from headrace.telemetry.rewind import rewind
+from headrace.run.metric_totals import NOTHING_UNLOGGED, Unlogged
+from headrace.telemetry.records import CheckpointRecord, Record, RunEnd, TrainRecord, ValidationRecord, read_records
+from headrace.telemetry.sinks import rewind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +127,7 @@ _FIXED = (
 )
 
 
-def refuse_other_run(saved: Resolved, resolved: Resolved, own: OwnParts | None = None) -> None:
+def refuse_other_run(saved: Resolved, resolved: Resolved, own: CustomParts | None = None) -> None:
     """Refuse overrides that would make another run of it; replicas, epochs, periods and places may change."""
     old, new = to_flat(saved.config), to_flat(resolved.config)
     changed = [name for name in _FIXED if old[name] != new[name]]

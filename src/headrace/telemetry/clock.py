@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from headrace.telemetry.record import Record, ValidationRecord
+from headrace.telemetry.records import Record, ValidationRecord
 
 KINDS: tuple[str, ...] = ("compile", "train", "validate", "save", "wait")  # wait: for data
 

@@ -10,8 +10,127 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
 from headrace.core.errors import ConfigError, did_you_mean
-from headrace.telemetry.record import CheckpointRecord, Note, Record, RunEnd, RunStart, TrainRecord, ValidationRecord
-from headrace.telemetry.wording import Narrator, duration, percent
+from headrace.core.units import format_bytes, format_duration
+from headrace.telemetry.records import CheckpointRecord, Note, Record, RunEnd, RunStart, TrainRecord, ValidationRecord
+
+# Wording: the one plain line that a record becomes, on the console and in log.txt.
+
+
+class Narrator:
+    """Tells records as plain lines. It remembers the run's size, its pace (for the ETA) and the best accuracy."""
+
+    def __init__(self, past: Iterable[Record] = ()) -> None:
+        self.run: RunStart | None = None
+        self.best: float | None = None
+        self._pace_from: TrainRecord | None = None
+        for record in past:
+            self.line(record)
+        self._pace_from = None  # an earlier process may have run on another machine
+
+    def line(self, record: Record) -> str:
+        """Return the record's line (several for the run's start and end) and remember what later lines need."""
+        match record:
+            case RunStart():
+                self.run = record
+                return run_start_line(record)
+            case TrainRecord():
+                self._pace_from = self._pace_from or record
+                return self.train_line(record)
+            case ValidationRecord():
+                is_best = record.top1 > (-1.0 if self.best is None else self.best)  # a NaN is never the best
+                self.best = record.top1 if is_best else self.best
+                return validation_line(record) + ("  best so far" if is_best else "")
+            case CheckpointRecord():
+                return (
+                    f"checkpoint  {record.name}  {format_bytes(record.num_bytes)}  ({format_duration(record.seconds)})"
+                )
+            case Note():
+                return f"warning: {record.text}" if record.level == "warning" else record.text
+            case RunEnd():
+                return run_end_line(record)
+            case _:
+                return record.to_json()
+
+    def train_line(self, record: TrainRecord) -> str:
+        """Return the line of a training record."""
+        parts = [
+            f"epoch {record.epoch:.2f}" + (f"/{self.run.num_epochs}" if self.run else ""),
+            f"step {record.step}" + (f"/{self.run.total_steps}" if self.run else ""),
+            f"loss {record.loss:.4f}",
+            f"top-1 {percent(record.accuracy)}",
+            f"lr {record.learning_rate:.4g}",
+        ]
+        if record.images_per_second is not None:
+            parts.append(f"{record.images_per_second:,.0f} img/s")
+        if record.skipped_steps:
+            parts.append(f"skipped {record.skipped_steps}")
+        eta = self.eta_seconds(record)
+        if eta is not None:
+            parts.append(f"ETA {duration(eta)}")
+        return "  ".join(parts)
+
+    def eta_seconds(self, record: TrainRecord) -> float | None:
+        """Return the seconds that the steps left will take at the pace of this process, or None if it is not known."""
+        if self.run is None:
+            return None
+        left = self.run.total_steps - record.step
+        if left <= 0:
+            return None
+        first = self._pace_from
+        if first is not None and record.step > first.step:
+            # Between two records lie also validation and saving, but not the compilation before the first.
+            return left * (record.elapsed_seconds - first.elapsed_seconds) / (record.step - first.step)
+        return None if record.step_seconds is None else left * record.step_seconds
+
+
+def run_start_line(run: RunStart) -> str:
+    """Return the line that opens a run."""
+    size = f", {run.num_parameters:,} parameters" if run.num_parameters is not None else ""
+    replicas = f" ({run.num_replicas} replicas)" if run.num_replicas > 1 else ""
+    place = f" on {run.device or run.platform}{replicas}" if run.device or run.platform else ""
+    if not run.total_steps:
+        return f"validate  {run.model} on {run.dataset}{size}{place}"
+    verb = f"resume from step {run.step}" if run.step else "train"
+    epochs = f"{run.num_epochs} epoch{'s' * (run.num_epochs != 1)} of {run.updates_per_epoch} steps"
+    return f"{verb}  {run.model} on {run.dataset}{size}: {epochs}, {run.global_batch_size} images each{place}"
+
+
+def validation_line(record: ValidationRecord) -> str:
+    """Return the line of a validation record."""
+    parts = ["validation" if record.weights == "raw" else f"validation ({record.weights})"]
+    parts += [f"epoch {record.epoch:.2f}", f"top-1 {percent(record.top1)}"]
+    if record.top5 is not None:
+        parts.append(f"top-5 {percent(record.top5)}")
+    seconds = f"{record.seconds:.1f}" if record.seconds >= 0.1 else f"{record.seconds:.3f}"
+    parts += [f"loss {record.loss:.4f}", f"({record.num_samples:,} images, {seconds} s)"]
+    return "  ".join(parts)
+
+
+def run_end_line(end: RunEnd) -> str:
+    """Return the lines that close a run: what came out, how long it took, what bound it."""
+    parts = [f"{end.outcome} at epoch {end.epoch:.2f}, step {end.step}"]
+    if end.best_top1 is not None:
+        parts.append(f"best top-1 {percent(end.best_top1)}")
+    parts.append(f"time to train {format_duration(end.time_to_train)}")
+    if end.time_to_target is not None:
+        parts.append(f"time to target {format_duration(end.time_to_target)}")
+    if end.images_per_second is not None:
+        parts.append(f"{end.images_per_second:,.0f} img/s")
+    return "  ".join(parts) + (f"\n{end.verdict}" if end.verdict else "")
+
+
+def percent(fraction: float) -> str:
+    """Return a fraction as percent with two digits: `91.25 %`."""
+    return f"{100 * fraction:.2f} %"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as `0:42`, `12:05` or `1:02:03`."""
+    whole = max(0, round(seconds))
+    minutes, second = divmod(whole, 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
+
 
 _COMPILING = "compiling ..."
 

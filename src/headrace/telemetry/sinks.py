@@ -1,23 +1,94 @@
-"""Sinks: where records go. JSONL is the truth; the CSV tables and the log are made from the same records."""
+"""Sinks: where records go. JSONL is the truth; the CSV tables and the log are made from the same records.
+
+Accuracies are in percent here (fractions in metrics.jsonl). `step` and `iteration` are the same number, the weight
+updates done; `*_batch` are means since the last row, `*_avg` means over the last epoch; `it_time` is seconds per step.
+"""
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TextIO, runtime_checkable
+from typing import Any, Protocol, TextIO, runtime_checkable
 
-from headrace.telemetry.files import (
+from headrace.telemetry.console import Narrator
+from headrace.telemetry.records import (
     LOG_FILE,
     METRICS_FILE,
     TRAINING_FILE,
     VALIDATION_FILE,
     LineFile,
+    Note,
+    Record,
+    TrainRecord,
+    ValidationRecord,
     read_records,
     replace_file,
 )
-from headrace.telemetry.record import Note, Record, TrainRecord, ValidationRecord
-from headrace.telemetry.table import TRAINING_COLUMNS, VALIDATION_COLUMNS, TrainingTable, validation_row
-from headrace.telemetry.wording import Narrator
+
+# The two CSV tables of a run, as pure functions of its records, in the reference's columns and then ours.
+
+
+TRAINING_COLUMNS = (
+    "step", "iteration", "epoch", "lr", "loss_batch", "loss_avg", "train_acc_batch", "train_acc_avg", "it_time",
+    "img_per_sec", "total_time", "top5_batch", "grad_norm", "loss_scale", "skipped_steps", "infeed_wait",
+)  # fmt: skip
+
+VALIDATION_COLUMNS: Mapping[str, Callable[[ValidationRecord], Any]] = {
+    "name": lambda r: r.checkpoint,
+    "iteration": lambda r: r.step,
+    "epoch": lambda r: r.epoch,
+    "val_acc": lambda r: 100 * r.top1,
+    "val_time": lambda r: r.seconds,
+    "val_size": lambda r: r.num_samples,
+    "img_per_sec": lambda r: r.images_per_second,
+    "weights": lambda r: r.weights,
+    "loss": lambda r: r.loss,
+    "top5": lambda r: None if r.top5 is None else 100 * r.top5,
+}
+
+
+@dataclass
+class TrainingTable:
+    """Turns training records into rows; remembers the last epoch's records for the running means."""
+
+    _window: deque[tuple[int, TrainRecord]] = field(default_factory=deque)  # (steps the record stands for, record)
+    _last_step: int = 0
+
+    def row(self, record: TrainRecord) -> list[str]:
+        """Return the row of the next record."""
+        self._window.append((record.step - self._last_step, record))
+        self._last_step = record.step
+        while self._window[0][1].epoch <= record.epoch - 1 + 1e-9:  # 1.2 - 1 is a little less than 0.2
+            self._window.popleft()
+        steps = sum(n for n, _ in self._window)
+        loss_avg = sum(n * r.loss for n, r in self._window) / steps
+        accuracy_avg = sum(n * r.accuracy for n, r in self._window) / steps
+        values = (
+            record.step, record.step, record.epoch, record.learning_rate, record.loss, loss_avg,
+            100 * record.accuracy, 100 * accuracy_avg, record.step_seconds, record.images_per_second,
+            record.elapsed_seconds, None if record.top5 is None else 100 * record.top5, record.grad_norm,
+            record.loss_scale, record.skipped_steps, record.infeed_wait_seconds,
+        )  # fmt: skip
+        return [cell(value) for value in values]
+
+    def rows(self, records: Iterable[Record]) -> list[list[str]]:
+        """Return the rows of the training records among these."""
+        return [self.row(record) for record in records if isinstance(record, TrainRecord)]
+
+
+def validation_row(record: ValidationRecord) -> list[str]:
+    """Return the row of a validation record."""
+    return [cell(column(record)) for column in VALIDATION_COLUMNS.values()]
+
+
+def cell(value: Any) -> str:
+    """Return a value as a table shows it: nothing for None, seven significant digits for fractions."""
+    if value is None:
+        return ""
+    return f"{value:.7g}" if isinstance(value, float) else str(value)
+
 
 Tell = Callable[[str, str], None]  # (text, level: info | warning)
 
@@ -166,3 +237,35 @@ def write_tables(run_dir: Path, records: list[Record]) -> TrainingTable:
 def _join(cells: Iterable[str]) -> str:
     """Return a CSV row. No cell holds a comma, a quote or a line's end: they are numbers and checkpoint names."""
     return ",".join(cells)
+
+
+# Rewind: bring the records of a run back to the step that was restored, after a crash or by choice.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rewound:
+    """What a rewind left: the records kept, how many were dropped, and the bytes of a half-written tail."""
+
+    records: tuple[Record, ...]
+    num_dropped: int
+    tail_bytes: int
+
+
+def rewind(run_dir: Path | str, step: int) -> Rewound:
+    """Drop the records beyond `step` and a half-written tail, and make the CSV tables anew from what is left.
+
+    metrics.jsonl is replaced in one move, first; so a crash in here leaves files that a second rewind sets right.
+    """
+    run_dir = Path(run_dir)
+    path = run_dir / METRICS_FILE
+    size = path.stat().st_size if path.exists() else 0
+    everything = read_records(run_dir)
+    kept = tuple(record for record in everything if record.step <= step)
+    replace_file(path, _text(kept))
+    write_tables(run_dir, list(kept))
+    tail = max(0, size - len(_text(tuple(everything))))
+    return Rewound(records=kept, num_dropped=len(everything) - len(kept), tail_bytes=tail)
+
+
+def _text(records: tuple[Record, ...]) -> bytes:
+    return "".join(record.to_json() + "\n" for record in records).encode()

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from headrace.config.schema import Logging
 from headrace.core.errors import ConfigError
 from headrace.core.files import write_atomic
-from headrace.telemetry.record import CheckpointRecord, Record, RunEnd, TrainRecord, ValidationRecord
+from headrace.telemetry.records import CheckpointRecord, Record, RunEnd, TrainRecord, ValidationRecord
 from headrace.telemetry.sinks import Tell
 
 TENSORBOARD_DIR = "tensorboard"

@@ -4,7 +4,7 @@ Left the name here, right the name there; `naming.py` says how a row is read. Th
 the one that it is exported under.
 """
 
-from headrace.weights.naming import KERAS_TENSORS, Scheme, layer_rows
+from headrace.weights.name_rules import KERAS_TENSORS, Scheme, layer_rows
 
 _UNIT = r"conv(?P<group>\d+)_block(?P<unit>\d+)"
 

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 
 from headrace.core.errors import CheckpointError
-from headrace.data.augment import Preprocess
+from headrace.data.augmentation.augment import Preprocess
 from headrace.model.network import Network
-from headrace.weights.onnx_graph import OPSET, Graph, require_onnx
-from headrace.weights.onnx_layers import write_layer
+from headrace.weights.onnx_layers import OPSET, Graph, require_onnx, write_layer
 
 _TOLERANCE = 1e-3  # of the logits' size: float32 sums in another order, through up to 150 layers
 _BATCHES = (1, 3)

@@ -1,0 +1,53 @@
+"""What one option means for another, worked out once all are known: the network's full name, and its image size.
+
+What is filled in here keeps an origin of the kind `default`, so that it is worked out again when options change.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.config.field import Origin
+from headrace.config.layers import Given
+from headrace.config.model_table import Variant, find_variant
+from headrace.config.section_data import PICTURE_DATASETS, SYNTHETIC_DATASETS
+from headrace.core.errors import ConfigError
+
+_IMAGE_SIZES = {"digits": 8, "cifar10": 32, "cifar100": 32, "mnist": 28, "fashion_mnist": 28}
+_ANY_SIZE = (*SYNTHETIC_DATASETS, "imagenet")
+
+
+def settle(found: Mapping[str, Given]) -> dict[str, Given]:
+    """Return all options with the consequences of some for others filled in."""
+    settled = dict(found)
+    name, size = found["model_name"], found["model_size"].value
+    image_size = found["image_size"].value or _IMAGE_SIZES.get(found["dataset"].value)
+    try:
+        variant = find_variant(name.value, size, image_size)
+    except ConfigError:
+        if size is not None:
+            raise
+        return _momentum(settled)  # not a network of the table: refused, or found elsewhere, when it is built
+    settled["model_name"] = Given(value=variant.name, origin=name.origin)
+    if image_size is None and _takes_own_size(found["dataset"].value, variant):
+        origin = Origin(kind="default", where=f"of {variant.name}")
+        settled["image_size"] = Given(value=variant.image_size, origin=origin)
+    return _momentum(settled)
+
+
+def _takes_own_size(dataset: str, variant: Variant) -> bool:
+    """Say whether images get the network's own size: made-up ones do, and all pictures for an EfficientNet."""
+    return dataset in _ANY_SIZE or (dataset in PICTURE_DATASETS and variant.family == "efficientnet")
+
+
+def _momentum(found: dict[str, Given]) -> dict[str, Given]:
+    """Take bn_momentum from norm_layer where that says it."""
+    norm: Any = found["norm_layer"]
+    momentum = norm.value.get("momentum")
+    if momentum is None or not isinstance(momentum, int | float):
+        return found
+    own = found["bn_momentum"]
+    if own.origin.is_given and own.value != momentum:
+        raise ConfigError(
+            f"norm_layer says momentum {momentum}, bn_momentum says {own.value}.", remedy="Leave one of them out."
+        )
+    return found | {"bn_momentum": Given(value=float(momentum), origin=norm.origin)}

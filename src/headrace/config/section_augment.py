@@ -1,0 +1,184 @@
+"""The section of the schema that says how training images are changed at random, mixed and shrunk."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from headrace.config.field import Facts, Remark, Rule, option
+from headrace.config.section_data import SYNTHETIC_DATASETS
+from headrace.config.values import at_least, between
+
+# The operations of rand_augment, in the order of the table in rand_augment.py; `equalize` only where it is named.
+RAND_AUGMENT_OPERATIONS = (
+    "identity",
+    "brightness",
+    "contrast",
+    "color",
+    "sharpness",
+    "posterize",
+    "solarize",
+    "autocontrast",
+    "invert",
+    "shear_x",
+    "shear_y",
+    "translate_x",
+    "translate_y",
+    "rotate",
+    "equalize",
+)
+
+
+def known_operations(words: tuple[str, ...]) -> str:
+    """Limit to operations that there are, each once."""
+    unknown = [word for word in words if word not in RAND_AUGMENT_OPERATIONS]
+    if unknown:
+        return f"{unknown[0]!r} is none of {', '.join(RAND_AUGMENT_OPERATIONS)}"
+    return "" if len(set(words)) == len(words) else "must name each operation once"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augment:
+    """Training images changed at random, mixed with others, small at first. All off by default."""
+
+    color_jitter: float = option(
+        0.0,
+        "Strength of random brightness, contrast and saturation: each factor is from 1 - x to 1 + x; 0 is off.",
+        aliases=("colour_jitter",),
+        check=between(0, 1),
+    )
+    hue_jitter: float = option(
+        0.0, "Greatest random turn of the hue, as a share of the colour circle; 0 is off.", check=between(0, 0.5)
+    )
+    random_erasing: float = option(
+        0.0, "Share of the training images in which a random rectangle is set to zero; 0 is off.", check=between(0, 1)
+    )
+    rand_augment: int = option(
+        0,
+        "Random operations applied to each training image, one after the other (RandAugment); 0 is off.",
+        aliases=("randaugment",),
+        check=between(0, 8),
+    )
+    rand_augment_magnitude: float = option(
+        9.0, "Strength of the operations of rand_augment, from 0 to 30.", check=between(0, 30)
+    )
+    rand_augment_operations: tuple[str, ...] = option(
+        (),
+        "Operations that rand_augment chooses from; none given means all but equalize, which costs a histogram.",
+        check=known_operations,
+    )
+    mixup_alpha: float = option(
+        0.0,
+        "Mixup: each image is mixed with its neighbour in the micro-batch by a share from Beta(x, x); 0 is off.",
+        check=between(0, 100),
+    )
+    cutmix_lambda: float = option(
+        1.0,
+        "Cutmix: share of an image that is kept when a box of another is put in (see cutmix_version); 1 is off.",
+        check=between(0, 1),
+    )
+    cutmix_version: int = option(
+        1,
+        "How cutmix_lambda is meant: 1 draws a share for each micro-batch, 2 is that share itself.",
+        check=between(1, 2),
+    )
+    cutmix_alpha: float = option(
+        0.0,
+        "Cutmix by its usual formula, given instead of cutmix_lambda: the share kept is from Beta(x, x); 0 is off.",
+        check=between(0, 100),
+    )
+    progressive_resolution: int | None = option(
+        None,
+        "Height and width of training images at the start of the run, growing to full size; unset is off.",
+        check=at_least(4),
+    )
+    progressive_resolution_end: float = option(
+        0.8, "Share of the run after which images have their full size.", check=between(0.01, 1)
+    )
+    progressive_resolution_sizes: int = option(
+        4, "Different sizes, from the first to the full one; each is compiled once.", check=between(2, 32)
+    )
+
+
+# Rules across options about mixed, changed and shrunk training images.
+
+
+def _mixing(facts: Facts) -> str:
+    """Return the option that asks for mixed images, or an empty text."""
+    augment = facts.config.augment
+    on = {
+        "mixup_alpha": augment.mixup_alpha > 0,
+        "cutmix_lambda": augment.cutmix_lambda < 1,
+        "cutmix_alpha": augment.cutmix_alpha > 0,
+    }
+    return next((name for name, is_on in on.items() if is_on), "")
+
+
+def _without(name: str, owner: str, on: Callable[[Augment], object]) -> Remark:
+    """Say that an option does nothing while the one that it belongs to is off."""
+    return Remark(
+        when=lambda facts: facts.given(name) and not on(facts.config.augment),
+        text=lambda facts: f"{facts.describe(name)} has no effect without {owner}.",
+    )
+
+
+AUGMENT_RULES = (
+    Rule(
+        broken=lambda facts: (
+            facts.config.data.normalise_input is not None
+            and facts.config.data.normalization not in ("auto", facts.config.data.wanted_normalization)
+        ),
+        problem=lambda facts: f"{facts.describe('normalise_input')} with {facts.describe('normalization')}.",
+        rule="Both say how pixels become numbers for the network.",
+        remedy="Leave one of them out.",
+    ),
+    Rule(
+        broken=lambda facts: (
+            facts.config.data.fused_preprocessing and not facts.config.data.accelerator_side_preprocess
+        ),
+        problem=lambda facts: (
+            f"{facts.describe('fused_preprocessing')} with {facts.describe('accelerator_side_preprocess')}."
+        ),
+        rule="What is fused is the device's preprocessing.",
+        remedy="Leave one of them out.",
+    ),
+    Rule(
+        broken=lambda facts: facts.config.data.balanced_sampling and not facts.config.data.shuffle,
+        problem=lambda facts: f"{facts.describe('balanced_sampling')} with {facts.describe('shuffle')}.",
+        rule="Which images of a class come, and when, is drawn at random.",
+        remedy="Leave one of them out.",
+    ),
+    Rule(
+        broken=lambda facts: facts.config.data.balanced_sampling and facts.config.data.dataset in SYNTHETIC_DATASETS,
+        problem=lambda facts: f"{facts.describe('balanced_sampling')} with {facts.describe('dataset')}.",
+        rule="Made-up images have random labels, about equally many of each.",
+        remedy="Leave balanced_sampling out.",
+    ),
+    Rule(
+        broken=lambda facts: facts.config.augment.cutmix_lambda < 1 and facts.config.augment.cutmix_alpha > 0,
+        problem=lambda facts: (
+            f"Both are given: {facts.describe('cutmix_lambda')} and {facts.describe('cutmix_alpha')}."
+        ),
+        rule="They are two formulas for the same box.",
+        remedy="Leave one of them out.",
+    ),
+    Rule(
+        broken=lambda facts: bool(_mixing(facts)) and facts.config.batch.micro_batch_size < 2,
+        problem=lambda facts: f"{facts.describe(_mixing(facts))} with {facts.describe('micro_batch_size')}.",
+        rule="An image is mixed with another one of its micro-batch.",
+        remedy="Use --micro-batch-size 2 or more, or leave mixing out.",
+    ),
+)
+
+AUGMENT_NOTES = (
+    Remark(
+        when=lambda facts: facts.config.data.fused_preprocessing,
+        text=lambda facts: (
+            f"{facts.describe('fused_preprocessing')} changes nothing: the device always normalises in one pass, and "
+            "images keep their channels (no fourth one is added)."
+        ),
+    ),
+    _without("cutmix_version", "cutmix_lambda", lambda augment: augment.cutmix_lambda < 1),
+    _without("rand_augment_magnitude", "rand_augment", lambda augment: augment.rand_augment),
+    _without("rand_augment_operations", "rand_augment", lambda augment: augment.rand_augment),
+    _without("progressive_resolution_end", "progressive_resolution", lambda augment: augment.progressive_resolution),
+    _without("progressive_resolution_sizes", "progressive_resolution", lambda augment: augment.progressive_resolution),
+)

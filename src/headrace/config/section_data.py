@@ -1,0 +1,235 @@
+"""The section of the schema that names the data set and says how it reaches the device."""
+
+from dataclasses import dataclass
+
+from headrace.config.field import Facts, Rule, option
+from headrace.config.values import BYTES, FLOATS, at_least, between, share
+
+SYNTHETIC_DATASETS = ("generated", "synthetic")
+PICTURE_DATASETS = ("auto", "folder", "imagenet", "tfrecord", "tfds", "tar", "packed")
+_PUBLISHED = ("digits", "cifar10", "cifar100", "mnist", "fashion_mnist")
+LIKENESSES = (*_PUBLISHED, "imagenet")  # sets whose shape and number are known without their files
+DATASETS = (*_PUBLISHED, *PICTURE_DATASETS, *SYNTHETIC_DATASETS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """The data set, and how it reaches the device."""
+
+    dataset: str = option(
+        "digits",
+        "Data set to train on; auto finds out what lies in dataset_path.",
+        choices=DATASETS,
+        same=(("gc_imagenet", "imagenet"),),
+    )
+    dataset_path: str = option(
+        ".",
+        "Directory that holds the data set or a directory of it; without it $DATASETS_DIR, then $DATA_DIR.",
+        aliases=("data_dir",),
+    )
+    generated_data: bool = option(
+        False, "Made-up images in the place of the data set's, of its shape and number, made on the host and sent."
+    )
+    synthetic_data: str | None = option(
+        None,
+        "Made-up images in the place of the data set's: made on the device (ipu means so too), or on the host as "
+        "generated_data does.",
+        choices=("device", "ipu", "host"),
+        bare_value="device",
+    )
+    image_size: int | None = option(
+        None,
+        "Height and width of pictures as the network sees them, or of made-up images; unset fits the pictures.",
+        check=at_least(1),
+    )
+    sent_image_size: int | None = option(
+        None,
+        "Height and width of training pictures as they are sent; the device cuts image_size out of each at random. "
+        "Unset sends image_size.",
+        check=at_least(1),
+    )
+    num_channels: int = option(3, "Channels of made-up images, or of pictures: 3 (RGB) or 1 (grey).", check=at_least(1))
+    num_classes: int | None = option(None, "Classes of a made-up data set.", check=at_least(2))
+    num_samples: int | None = option(None, "Training images of a made-up data set.", check=at_least(1))
+    validation_split: float = option(
+        0.1, "Share of each class held out where a set of pictures has no validation part.", check=share
+    )
+    train_crop: str = option(
+        "auto",
+        "How training pictures are cropped: at random as reference or torchvision do, or as validation does.",
+        choices=("auto", "reference", "torchvision", "valid"),
+    )
+    crop_area: tuple[float, ...] | None = option(
+        None, "Least and most share of a picture that a random crop takes; unset means train_crop's.", kind=FLOATS
+    )
+    crop_aspect: tuple[float, ...] | None = option(
+        None, "Least and most width to height of a random crop; unset means train_crop's.", kind=FLOATS
+    )
+    eval_resize_size: int | None = option(
+        None,
+        "Shorter side of validation pictures before the centre is cut out; unset means image_size * 256 / 224.",
+        check=at_least(1),
+    )
+    resize_antialias: bool = option(True, "Average over all pixels when a picture shrinks; off means four neighbours.")
+    verify_dataset: bool = option(
+        False, "Check the whole data set before the first step, as headrace data verify does, and stop at any problem."
+    )
+    max_bad_samples: float = option(
+        0.001, "Share of broken pictures, each replaced by the next of its class, above which a run stops.", check=share
+    )
+    train_augmentation: str = option(
+        "auto",
+        "Random changes of training images; auto takes what suits the data set.",
+        choices=("auto", "none", "crop", "flip", "flip-crop"),
+    )
+    normalization: str = option(
+        "auto",
+        "How pixels become numbers for the network; auto takes what suits the data set.",
+        aliases=("normalisation",),
+        choices=("auto", "per-image", "per-channel", "centred", "zero-one", "none"),
+    )
+    normalise_input: bool | None = option(
+        None,
+        "On means normalization per-channel, off means centred (only the mean is taken off); unset leaves it to "
+        "normalization.",
+        aliases=("normalize_input",),
+    )
+    accelerator_side_preprocess: bool = option(True, "Normalise and augment on the device instead of on the host.")
+    eight_bit_transfer: bool | None = option(
+        None,
+        "Send images as 8-bit numbers; unset means whenever preprocessing is on the device.",
+        aliases=("eight_bit_io",),
+    )
+    fused_preprocessing: bool = option(
+        False, "Normalise in one pass; on the device it is always so, and no fourth channel is added."
+    )
+    shuffle: bool = option(True, "Take the training images in a new order in every epoch.")
+    balanced_sampling: bool = option(False, "Show every class equally often, small ones again and again.")
+    dataset_cache: str = option(
+        "auto",
+        "Where the data set is kept; auto means on the device if it fits dataset_device_budget, raw and decoded (for "
+        "pictures) in the host's memory.",
+        choices=("auto", "device", "host", "raw", "decoded", "none"),
+        no_value="none",
+    )
+    dataset_host_budget: str = option("4GiB", "Bytes of host memory for pictures kept raw or decoded.", kind=BYTES)
+    dataset_device_budget: str = option("2GiB", "Bytes of device memory that the data set may take.", kind=BYTES)
+    pipeline_num_parallel: int | None = option(
+        None,
+        "Threads that prepare images on the host; unset means as many as there are processors.",
+        check=at_least(1),
+    )
+    prefetch_depth: int = option(2, "Blocks of images prepared ahead of the device.", check=between(1, 255))
+
+    @property
+    def made_up(self) -> str:
+        """Return where images are made up: host or device; empty for real ones."""
+        if self.generated_data or self.dataset == "generated" or self.synthetic_data == "host":
+            return "host"
+        return "device" if self.synthetic_data or self.dataset == "synthetic" else ""
+
+    @property
+    def wanted_normalization(self) -> str:
+        """Return the normalization that the two options about it ask for, or auto."""
+        if self.normalise_input is None:
+            return self.normalization
+        return "per-channel" if self.normalise_input else "centred"
+
+
+# What goes together in the options of a data set, and what does not.
+
+
+def _only_for(name: str, datasets: tuple[str, ...], what: str) -> Rule:
+    """Refuse an option that another data set would ignore."""
+
+    def broken(facts: Facts) -> bool:
+        given = getattr(facts.config.data, name) != getattr(Data(), name)
+        return given and facts.config.data.dataset not in datasets
+
+    return Rule(
+        broken=broken,
+        problem=lambda facts: (
+            f"{facts.describe(name)} is given for the data set {facts.config.data.dataset}, which has its own."
+        ),
+        rule=f"{name} describes {what}: the data sets {', '.join(datasets)}.",
+        remedy=f"Leave {name} out, or choose --dataset {datasets[-1]}.",
+    )
+
+
+_PICTURE_OPTIONS = (
+    "validation_split",
+    "train_crop",
+    "crop_area",
+    "crop_aspect",
+    "sent_image_size",
+    "eval_resize_size",
+    "resize_antialias",
+    "max_bad_samples",
+)
+
+DATA_RULES = (
+    *(_only_for(name, SYNTHETIC_DATASETS, "made-up images") for name in ("num_classes", "num_samples")),
+    *(
+        _only_for(name, PICTURE_DATASETS + SYNTHETIC_DATASETS, "pictures and made-up images")
+        for name in ("image_size", "num_channels")
+    ),
+    *(_only_for(name, PICTURE_DATASETS, "pictures") for name in _PICTURE_OPTIONS),
+    Rule(
+        broken=lambda facts: (
+            facts.config.data.dataset_cache in ("raw", "decoded") and facts.config.data.dataset not in PICTURE_DATASETS
+        ),
+        problem=lambda facts: f"{facts.describe('dataset_cache')} for the data set {facts.config.data.dataset}.",
+        rule="raw and decoded are for pictures; the other sets lie in memory as they are.",
+        remedy="Choose auto, device or host.",
+    ),
+    Rule(
+        broken=lambda facts: (
+            facts.config.data.dataset_host_budget != Data().dataset_host_budget
+            and facts.config.data.dataset_cache not in ("raw", "decoded")
+        ),
+        problem=lambda facts: f"{facts.describe('dataset_host_budget')} with {facts.describe('dataset_cache')}.",
+        rule="The budget is for pictures kept in the host's memory.",
+        remedy="Add --dataset-cache raw or decoded, or leave the budget out.",
+    ),
+    Rule(
+        broken=lambda facts: bool(facts.config.data.sent_image_size and facts.config.data.made_up),
+        problem=lambda facts: f"{facts.describe('sent_image_size')}, but the images are made up.",
+        rule="sent_image_size is for real pictures: made-up images are cropped nowhere.",
+        remedy="Leave sent_image_size out, or raise image_size.",
+    ),
+    Rule(
+        broken=lambda facts: bool(
+            facts.config.data.sent_image_size and facts.config.data.train_augmentation in ("none", "flip")
+        ),
+        problem=lambda facts: f"{facts.describe('sent_image_size')} with {facts.describe('train_augmentation')}.",
+        rule="Larger pictures are sent for the device to crop them at random.",
+        remedy="Choose --train-augmentation crop or flip-crop, or leave one of the two out.",
+    ),
+    Rule(
+        broken=lambda facts: facts.config.data.generated_data and facts.config.data.synthetic_data is not None,
+        problem=lambda facts: f"{facts.describe('generated_data')} and {facts.describe('synthetic_data')}.",
+        rule="Generated images are made on the host and sent, synthetic ones are made on the device.",
+        remedy="Leave one of them out.",
+    ),
+    *(
+        Rule(
+            broken=lambda facts, name=name: (
+                bool(getattr(facts.config.data, name)) and facts.config.data.dataset not in LIKENESSES
+            ),
+            problem=lambda facts, name=name: (
+                f"{facts.describe(name)} for the data set {facts.config.data.dataset}, whose shape only its files tell."
+            ),
+            rule=f"Images can be made up in the likeness of {', '.join(LIKENESSES)}.",
+            remedy="Choose one of these, or --dataset generated or synthetic with --image-size and --num-classes.",
+        )
+        for name in ("generated_data", "synthetic_data")
+    ),
+    Rule(
+        broken=lambda facts: (
+            facts.config.data.dataset in PICTURE_DATASETS and facts.config.data.num_channels not in (1, 3)
+        ),
+        problem=lambda facts: f"{facts.describe('num_channels')} for pictures.",
+        rule="Pictures are decoded to 3 channels (RGB) or 1 (grey).",
+        remedy="Leave num_channels out, or give 1.",
+    ),
+)

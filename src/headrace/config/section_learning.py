@@ -1,0 +1,150 @@
+"""The sections of the schema that say how it learns and what is kept: numerics to logging."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.config.field import option
+from headrace.config.values import CLASS_WEIGHTS, LOSS_SCALE, at_least, patterns, precision, share, weights
+
+# ruff: noqa: RUF009 (option() makes a dataclass field, with a fresh copy of a mapping each time)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numerics:
+    """Number formats, rounding and what happens to numbers that are not finite."""
+
+    precision: str = option(
+        "32.32",
+        "Bits of the computation and of the weights with their update, compute.update.",
+        choices=("16.16", "16.32", "32.32"),
+        check=precision,
+    )
+    half_type: str = option("bfloat16", "Which 16-bit number format is meant.", choices=("bfloat16", "float16"))
+    stochastic_rounding: bool = option(
+        True,
+        "Round 16-bit weights up or down at random, so that small updates count on average.",
+        same=(("RI", "on"), ("ON_prng_stable", "on"), ("RI_prng_stable", "on")),  # it is replica-identical always
+    )
+    loss_scaling: float | str = option(
+        0.0,
+        "Factor on the loss that keeps small float16 gradients from vanishing; dynamic finds it, 0 turns it off.",
+        kind=LOSS_SCALE,
+        check=lambda value: "" if value == "dynamic" else at_least(0)(value),
+    )
+    loss_scaling_params: dict[str, Any] = option(
+        {},
+        "Settings of dynamic loss scaling: initial, growth_interval, growth_factor, backoff_factor, max.",
+    )
+    fp_exceptions: bool = option(False, "Look for the first layer that makes a number that is not finite, and name it.")
+    nan_policy: str = option("stop", "What to do at a loss or gradient that is not finite.", choices=("stop", "skip"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learning:
+    """Optimizer, learning rate and regularisation."""
+
+    optimizer: str = option(
+        "sgd",
+        "Rule of the weight update; sgd has the learning rate inside its momentum, momentum (and tf1) behind it.",
+        aliases=("optimiser",),
+        choices=("sgd", "momentum", "lars", "rmsprop", "adamw"),
+    )
+    optimizer_params: dict[str, Any] = option(
+        {"momentum": 0}, "Settings of the optimizer.", aliases=("optimiser_params",)
+    )
+    lr_schedule: str = option(
+        "const",
+        "Curve of the learning rate.",
+        choices=("const", "cosine", "stepped", "drops", "polynomial", "exponential"),
+        same=(("polynomial_decay_lr", "polynomial"),),
+    )
+    lr_schedule_params: dict[str, Any] = option(
+        {"initial_learning_rate": 0.0001},
+        "Settings of the curve; initial_learning_rate is per image, absolute_learning_rate for the global batch.",
+    )
+    lr_warmup_params: dict[str, Any] | None = option(
+        None, "Warm-up of the learning rate: warmup_mode (shift or mask) and warmup_epochs; unset means none."
+    )
+    lr_staircase: bool = option(False, "Keep the learning rate constant within an epoch.")
+    label_smoothing: float = option(0.0, "Share of the target spread evenly over all classes.", check=share)
+    label_smoothing_classes: str = option(
+        "all",
+        "Classes that share what label_smoothing s takes off the label: all (s / C each) or the others (s / (C - 1)).",
+        choices=("all", "others"),
+    )
+    class_weights: tuple[Any, ...] = option(
+        (),
+        "Weight of each class in the loss; balanced means images / (number of classes x images of the class).",
+        kind=CLASS_WEIGHTS,
+        check=weights,
+    )
+    l2_regularization: float = option(
+        0.0,
+        "Factor of the weights added to the gradients before the optimizer (coupled).",
+        aliases=("l2_regularisation",),
+        check=at_least(0),
+    )
+    weight_decay: float = option(
+        0.0,
+        "Factor of the weights, times the learning rate, taken off after the optimizer (decoupled).",
+        check=at_least(0),
+    )
+    weight_decay_exclude: tuple[str, ...] = option(
+        (), "Regular expressions; parameters whose name matches one have no weight decay and no L2.", check=patterns
+    )
+    gradient_clipping: float = option(
+        0.0, "Greatest norm of the whole gradient; a longer one is shortened to it, 0 turns it off.", check=at_least(0)
+    )
+    ema_decay: float = option(
+        0.0, "Share that stays at each step in a moving average of the weights, validated apart; 0 is off.", check=share
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validation:
+    """Validation on the images held out."""
+
+    validation: bool = option(True, "Measure the accuracy on the images held out, during training and at its end.")
+    validation_micro_batch_size: int | None = option(
+        None,
+        "Images per replica in one validation pass; unset means micro_batch_size.",
+        aliases=("valid_batch_size",),
+        check=at_least(1),
+    )
+    validation_num_replicas: int | None = option(
+        None, "Replicas that validate; unset means one on each device of the training replicas.", check=at_least(1)
+    )
+    pipeline_validation_model: bool = option(
+        False, "Validate through the stages of the pipeline instead of with the whole network on each device."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """What is saved, and how long it is kept."""
+
+    checkpoints: bool = option(True, "Save checkpoints.")
+    checkpoint_dir: str | None = option(
+        None, "Directory of the checkpoints; unset means `checkpoints` in the run's directory."
+    )
+    clean_dir: bool = option(False, "Remove the checkpoints when the run has ended well.")
+    max_ckpts_to_keep: int = option(3, "Newest checkpoints that are kept.", check=at_least(1))
+    keep_best: int = option(1, "Best checkpoints, by validation accuracy, that are kept besides.", check=at_least(0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logging:
+    """Where records go."""
+
+    log_dir: str = option("runs", "Directory in which each run gets its own directory.")
+    run_name: str | None = option(None, "Name of the run's directory; unset means model, data set and time.")
+    progress: str = option(
+        "auto",
+        "What the console shows; auto means a live bar on a terminal and plain lines elsewhere.",
+        choices=("auto", "bar", "plain", "none"),
+    )
+    tensorboard: bool = option(False, "Write event files for TensorBoard into the run's directory (extra tensorboard).")
+    wandb: bool = option(False, "Track the run with Weights & Biases, offline where nobody is logged in (extra wandb).")
+    wandb_project: str = option("headrace", "Project of Weights & Biases that the run belongs to.")
+    wandb_run_name: str | None = option(None, "The run's name there; unset means the name of its directory.")
+    wandb_tags: tuple[str, ...] = option((), "Tags of the run there.")

@@ -1,0 +1,233 @@
+"""The section of the schema that describes the network.
+
+An option that concerns some families only is unset by default, which means the family's own; model_table.py says which.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.config.field import Facts, Remark, Rule, option
+from headrace.config.model_table import NORM_OPTIONS, OPTION_FAMILIES, norm_choice, variant_of
+from headrace.config.values import above, at_least, between, factors, patterns, share
+
+# ruff: noqa: RUF009 (option() makes a dataclass field, with a fresh copy of a mapping each time)
+
+
+DIALECTS = ("reference", "torchvision", "timm", "keras")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """The network."""
+
+    model_name: str = option(
+        "cifar_resnet8",
+        "Network to train, or a family together with model_size; `headrace models` lists them.",
+        aliases=("model",),
+    )
+    model_size: str | None = option(None, "Size of the network where model_name names a family: 50, B4, v3_small.")
+    model_dialect: str = option(
+        "reference",
+        "Whose padding, epsilon and shortcuts a network has where definitions differ, so that weights from there fit.",
+        choices=DIALECTS,
+    )
+    norm_layer: dict[str, Any] = option(
+        {"name": "batch_norm"},
+        "Normalisation layer: name batch_norm, group_norm (with num_groups or channels_per_group), layer_norm or none.",
+    )
+    batch_norm: bool = option(False, "Batch norm, said shortly.")
+    group_norm: bool = option(False, "Group norm, said shortly, with as many groups as suit the family.")
+    groups: int | None = option(None, "Groups of group norm; says group norm as well.", check=at_least(1))
+    group_order: str = option(
+        "contiguous",
+        "Which channels form a group: neighbours, or (strided) those with the same remainder by the number of groups.",
+        choices=("contiguous", "strided"),
+    )
+    proxy_norm: bool = option(False, "Normalise activations after group or layer norm by a Gaussian proxy's moments.")
+    proxy_epsilon: float = option(0.03, "Number added to the variances of the proxy.", check=above(0))
+    bn_momentum: float = option(
+        0.97,
+        "Share of the running statistics of batch norm that stays at each step.",
+        aliases=("bn_decay",),
+        check=between(0, 1),
+    )
+    norm_epsilon: float | None = option(
+        None, "Number added to variances in normalisation; unset means the model's own.", check=at_least(0)
+    )
+    stable_norm: bool = option(False, "Compute variances in two passes: slower and more exact.")
+    dbn_replica_group_size: int = option(
+        1,
+        "Consecutive replicas whose micro-batches share the statistics of batch norm; 1 means each has its own.",
+        aliases=("bn_span",),
+        check=at_least(1),
+    )
+    shortcut: str = option(
+        "auto",
+        "Shortcut of a basic ResNet unit that changes shape: zero channels at the end or on both sides, or a 1x1 "
+        "convolution.",
+        choices=("auto", "pad-end", "pad-both", "projection"),
+    )
+    convolution_groups: int | None = option(
+        None, "Groups of a ResNeXt's 3x3 convolutions, its cardinality; unset means 32.", check=at_least(1)
+    )
+    group_dim: int | None = option(
+        None, "Channels of a convolution's group; unset means 4 for ResNeXt, 1 for EfficientNet.", check=at_least(1)
+    )
+    widenet: bool = option(False, "The wide CIFAR ResNeXts: four times the channels.")
+    expand_ratio: int | None = option(
+        None, "How many times wider an EfficientNet block is inside; unset means 6.", check=at_least(1)
+    )
+    width_coefficient: float | None = option(None, "Scale of an EfficientNet's channels.", check=above(0))
+    depth_coefficient: float | None = option(None, "Scale of an EfficientNet's repeats.", check=above(0))
+    depth_divisor: int | None = option(
+        None, "Number that an EfficientNet's channels are multiples of; unset means 8.", check=at_least(1)
+    )
+    dropout_rate: float | None = option(None, "Share of features dropped before the classifier.", check=share)
+    block_survival_prob: float | None = option(
+        None,
+        "Probability, at the last block, that a residual branch is kept in training; unset means 0.8.",
+        check=lambda value: "" if 0 < value <= 1 else "must be more than 0 and at most 1",
+    )
+    use_relu: bool = option(False, "Relu instead of swish in EfficientNets.")
+    se: bool = option(True, "Squeeze-and-excite in EfficientNets.")
+    top_width: int | None = option(
+        None, "Channels before the classifier, 0 for none in between; unset means the network's own.", check=at_least(0)
+    )
+    use_bypass: bool = option(False, "Shortcuts around every second fire module of a SqueezeNet.")
+
+
+# Rules across the options of the model: what a family does not have, and norms that contradict each other.
+
+
+def _differs(facts: Facts, name: str) -> bool:
+    return getattr(facts.config.model, name) != getattr(Model(), name)
+
+
+def _foreign(facts: Facts, option: str) -> bool:
+    variant = variant_of(facts.config.model)
+    return variant is not None and _differs(facts, option) and variant.family not in OPTION_FAMILIES[option]
+
+
+def _family_rule(option: str) -> Rule:
+    families = " and ".join(OPTION_FAMILIES[option])
+    return Rule(
+        broken=lambda facts: _foreign(facts, option),
+        problem=lambda facts: f"{facts.describe(option)} does not concern {facts.describe('model_name')}.",
+        rule=f"{option} is for {families}.",
+        remedy=f"Leave {option} out, or choose a network of that family.",
+    )
+
+
+def _needless_norm(facts: Facts) -> str:
+    """Return the norm option given for a network without norms, if any."""
+    variant = variant_of(facts.config.model)
+    if variant is None or variant.has_norm:
+        return ""
+    return next((name for name in (*NORM_OPTIONS, "stable_norm") if _differs(facts, name)), "")
+
+
+def _contradicting_norms(facts: Facts) -> str:
+    """Return the two options that say different norms, if any."""
+    model = facts.config.model
+    group = "groups" if model.groups is not None else "group_norm" if model.group_norm else ""
+    if model.batch_norm and group:
+        return f"{facts.describe('batch_norm')} and {facts.describe(group)}"
+    said = model.norm_layer["name"].removeprefix("custom_")
+    if _differs(facts, "norm_layer") and (group or (model.batch_norm and said != "batch_norm")):
+        return f"{facts.describe('norm_layer')} and {facts.describe(group or 'batch_norm')}"
+    return ""
+
+
+def _norm_name(facts: Facts) -> str:
+    return norm_choice(facts.config.model)["name"]
+
+
+MODEL_RULES = (
+    *(_family_rule(option) for option in OPTION_FAMILIES),
+    Rule(
+        broken=lambda facts: bool(_needless_norm(facts)),
+        problem=lambda facts: f"{facts.describe(_needless_norm(facts))} for {facts.describe('model_name')}.",
+        rule="This network has no norm layers.",
+        remedy="Leave the option out.",
+    ),
+    Rule(
+        broken=lambda facts: bool(_contradicting_norms(facts)),
+        problem=lambda facts: f"Two norms are asked for: {_contradicting_norms(facts)}.",
+        rule="A network has one kind of norm; groups says group norm.",
+        remedy="Leave one of them out.",
+    ),
+    Rule(
+        broken=lambda facts: _differs(facts, "group_order") and _norm_name(facts) != "group_norm",
+        problem=lambda facts: f"{facts.describe('group_order')} without group norm.",
+        rule="Only group norm has groups of channels.",
+        remedy="Add --group-norm, or leave group_order out.",
+    ),
+    Rule(
+        broken=lambda facts: facts.config.model.proxy_norm and _norm_name(facts) not in ("group_norm", "layer_norm"),
+        problem=lambda facts: f"{facts.describe('proxy_norm')} with {_norm_name(facts)}.",
+        rule="Proxy norm goes with norms that look at one image at a time: group_norm, layer_norm.",
+        remedy="Add --group-norm, or leave proxy_norm out.",
+    ),
+    Rule(
+        broken=lambda facts: _differs(facts, "proxy_epsilon") and not facts.config.model.proxy_norm,
+        problem=lambda facts: f"{facts.describe('proxy_epsilon')} without proxy norm.",
+        rule="It belongs to proxy norm.",
+        remedy="Add --proxy-norm, or leave proxy_epsilon out.",
+    ),
+    Rule(
+        broken=lambda facts: (
+            facts.config.model.dbn_replica_group_size > 1
+            and _norm_name(facts) not in ("batch_norm", "custom_batch_norm")
+        ),
+        problem=lambda facts: f"{facts.describe('dbn_replica_group_size')} with {_norm_name(facts)}.",
+        rule="Only batch norm has statistics to share between replicas.",
+        remedy="Leave dbn_replica_group_size out.",
+    ),
+)
+
+# The section of the schema that says which weights training starts from, and which of them it changes.
+
+
+# ruff: noqa: RUF009 (option() makes a dataclass field, with a fresh copy of a mapping each time)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """The weights that training starts from, and which of them it changes."""
+
+    init_from: str | None = option(
+        None,
+        "File of weights to start from: torch's .pth, .safetensors, Keras' .h5, a Headrace checkpoint or run.",
+        aliases=("init_path",),
+    )
+    init_ema: bool = option(False, "Take the averaged weights (EMA) that a checkpoint holds beside the raw ones.")
+    init_min_loaded: float = option(
+        0.9, "Share of the network's weights, and of the file's, that must find their place.", check=between(0, 1)
+    )
+    freeze: tuple[str, ...] = option(
+        (),
+        "Regular expressions; weights whose name matches one keep their values, and batch norms of them their mode.",
+        check=patterns,
+    )
+    variable_filter: tuple[str, ...] = option(
+        (), "Texts; only weights whose name contains one of them are trained, all others are frozen."
+    )
+    layer_lr: dict[str, Any] = option(
+        {},
+        'Factors on the learning rate by regular expression, such as {"^conv1/": 0.1}; the first match counts.',
+        check=factors,
+    )
+
+
+# Remarks across options about the weights that training starts from.
+
+
+def _without_file(name: str) -> Remark:
+    """Say that an option about a file of weights does nothing without one."""
+    return Remark(
+        when=lambda facts: facts.given(name) and facts.config.weights.init_from is None,
+        text=lambda facts: f"{facts.describe(name)} has no effect without init_from.",
+    )
+
+
+WEIGHT_NOTES = tuple(_without_file(name) for name in ("init_ema", "init_min_loaded"))

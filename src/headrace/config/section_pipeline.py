@@ -1,0 +1,183 @@
+"""The section of the schema that cuts the network into pipeline stages."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from headrace.config.field import COMMAND_LINE, DEFAULT, Facts, Remark, Rule, option
+from headrace.config.values import BYTES, NUMBERS, at_least
+
+if TYPE_CHECKING:
+    from headrace.config.schema import Config
+
+# ruff: noqa: RUF009 (option() makes a dataclass field, with a fresh copy of a mapping each time)
+
+
+SCHEDULES = ("Grouped", "Interleaved", "Sequential")
+
+
+def stages_of_splits(splits: tuple[str, ...]) -> int:
+    """Return how many stages the words of pipeline_splits ask for."""
+    return 1 + (int(splits[0]) if _is_number(splits) else len(splits))
+
+
+def _is_number(splits: tuple[str, ...]) -> bool:
+    return len(splits) == 1 and splits[0].isdecimal()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """The stages of the network, and in which order and where they run."""
+
+    pipeline_splits: tuple[str, ...] = option(
+        (), "Blocks that start a new pipeline stage; or one number: so many cuts, chosen to balance the stages."
+    )
+    num_pipeline_stages: int = option(
+        1, "Pipeline stages, cut so that they are balanced; given instead of pipeline_splits.", check=at_least(1)
+    )
+    device_mapping: tuple[int, ...] = option(
+        (), "Device of each stage, such as 0 1 1 0; unset means one device per stage.", kind=NUMBERS
+    )
+    pipeline_schedule: str = option(
+        "Interleaved", "Order in which the stages take the micro batches of a step.", choices=SCHEDULES
+    )
+    recomputation: bool = option(
+        False,
+        "Keep only what arrives at a stage for the backward pass, and compute the rest again.",
+        aliases=("enable_recomputation", "enable_recompute", "xla_recompute"),
+    )
+    recomputation_points: tuple[str, ...] = option(
+        (),
+        "Regular expressions of blocks whose inputs recomputation keeps beside those of the stages.",
+    )
+    optimizer_state_offloading: bool = option(
+        False,
+        "Keep the optimizer's state (and averaged weights) in host memory, and stream it in for each update.",
+        aliases=("offload_weight_update_variables", "variable_offloading"),
+    )
+    replicated_optimizer_state_sharding: bool = option(
+        False,
+        "Cut the optimizer's state (and averaged weights) over the replicas; each updates its part.",
+        aliases=("rts",),
+    )
+    measure_splits: bool = option(
+        False, "Time every block on the device first, and cut the stages by these times instead of by shapes."
+    )
+    block_seconds: dict[str, Any] = option(
+        {}, "Seconds that each block takes, in place of its shapes' cost; --measure-splits fills it in."
+    )
+    device_memory: str | None = option(
+        None, "Memory of a device, such as 16GiB, that stages cut automatically must fit.", kind=BYTES
+    )
+    trace_schedule: bool = option(
+        False, "Measure one step's schedule as it really runs, and draw it beside the planned one in the run directory."
+    )
+    strict_pipeline: bool = option(
+        False, "Refuse numbers of micro batches that the schedule would not take on the hardware it was made for."
+    )
+
+    @property
+    def num_stages(self) -> int:
+        """How many stages there are, by whichever option says so."""
+        return max(self.num_pipeline_stages, stages_of_splits(self.pipeline_splits))
+
+    @property
+    def has_stages(self) -> bool:
+        """Whether the plan has stages: there are several, or the optimizer's state lives elsewhere."""
+        return self.num_stages > 1 or self.state_elsewhere
+
+    @property
+    def one_program(self) -> bool:
+        """Whether a call is one device program: all stages are on one device, and so is the optimizer's state."""
+        several = self.num_stages > 1 and (not self.device_mapping or max(self.device_mapping) > 0)
+        return not several and not self.state_elsewhere
+
+    @property
+    def state_elsewhere(self) -> bool:
+        """Whether the optimizer's state lives elsewhere than whole on every device."""
+        return self.optimizer_state_offloading or self.replicated_optimizer_state_sharding
+
+    @property
+    def cut(self) -> tuple[str, ...] | int:
+        """The names of the blocks that start stages 1, 2 ..., or the number of stages to make."""
+        named = bool(self.pipeline_splits) and not _is_number(self.pipeline_splits)
+        return self.pipeline_splits if named else self.num_stages
+
+
+# What goes together in a pipeline, and what does not.
+
+
+def _with_stages(option: str, on: "Callable[[Config], object]") -> Rule:
+    """Refuse an option that says something of stages when there is only one."""
+    return Rule(
+        broken=lambda facts: bool(on(facts.config)) and facts.config.pipeline.num_stages == 1,
+        problem=lambda facts: f"{facts.describe(option)} without pipeline stages.",
+        rule=f"{option} is about the stages of a pipeline: two or more.",
+        remedy=f"Name them with --pipeline-splits or --num-pipeline-stages, or leave {option} out.",
+    )
+
+
+def _contradicting_stages(facts: Facts) -> bool:
+    """Say whether both options give a number of stages, and not the same. A 1 counts only if typed by the user."""
+    pipeline = facts.config.pipeline
+    typed = facts.origins.get("num_pipeline_stages", DEFAULT) == COMMAND_LINE
+    said = pipeline.num_pipeline_stages > 1 or typed
+    return (
+        said
+        and bool(pipeline.pipeline_splits)
+        and pipeline.num_pipeline_stages != stages_of_splits(pipeline.pipeline_splits)
+    )
+
+
+PIPELINE_RULES = (
+    Rule(
+        broken=_contradicting_stages,
+        problem=lambda facts: (
+            f"{facts.describe('pipeline_splits')} makes "
+            f"{stages_of_splits(facts.config.pipeline.pipeline_splits)} stages, "
+            f"but {facts.describe('num_pipeline_stages')}."
+        ),
+        rule="N splits make N + 1 stages; one of the two options is enough.",
+        remedy="Leave one of them out.",
+    ),
+    _with_stages("device_mapping", lambda config: config.pipeline.device_mapping),
+    _with_stages("pipeline_validation_model", lambda config: config.validation.pipeline_validation_model),
+    Rule(
+        broken=lambda facts: (
+            bool(facts.config.pipeline.recomputation_points) and not facts.config.pipeline.recomputation
+        ),
+        problem=lambda facts: f"{facts.describe('recomputation_points')} without recomputation.",
+        rule="The points say where recomputation starts anew.",
+        remedy="Add --recomputation, or leave the points out.",
+    ),
+    Rule(
+        broken=lambda facts: facts.config.pipeline.measure_splits and isinstance(facts.config.pipeline.cut, tuple),
+        problem=lambda facts: f"{facts.describe('measure_splits')} with {facts.describe('pipeline_splits')}.",
+        rule="Blocks are measured to find a cut; here it is given.",
+        remedy="Say how many stages to make with --num-pipeline-stages instead, or leave --measure-splits out.",
+    ),
+    _with_stages("measure_splits", lambda config: config.pipeline.measure_splits),
+)
+
+PIPELINE_NOTES = (
+    Remark(
+        when=lambda facts: facts.config.pipeline.strict_pipeline and facts.config.pipeline.num_stages == 1,
+        text=lambda facts: f"{facts.describe('strict_pipeline')} has no effect without pipeline stages.",
+    ),
+    Remark(
+        when=lambda facts: facts.config.pipeline.trace_schedule and facts.config.pipeline.one_program,
+        text=lambda facts: (
+            f"{facts.describe('trace_schedule')} has no effect with all stages on one device: a call is one program."
+        ),
+    ),
+    Remark(
+        when=lambda facts: facts.config.pipeline.device_memory is not None and facts.config.pipeline.num_stages == 1,
+        text=lambda facts: f"{facts.describe('device_memory')} has no effect without pipeline stages.",
+    ),
+    Remark(
+        when=lambda facts: (
+            facts.config.pipeline.replicated_optimizer_state_sharding and facts.config.batch.num_replicas == 1
+        ),
+        text=lambda facts: f"{facts.describe('replicated_optimizer_state_sharding')} has no effect with one replica.",
+    ),
+)

@@ -1,0 +1,216 @@
+"""YAML files of named configurations, read as nodes so that every key keeps its line; anchors and `<<` merges work.
+
+A file is a mapping of names to blocks, a block a mapping of options to values. The comment right above a block
+describes it; in it, lines that begin with `command:` and `result:` are kept apart. A block whose name begins with `_`
+is only there to be merged.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from headrace.core.errors import ConfigError, did_you_mean
+
+_TAG = "tag:yaml.org,2002:"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One key of a block as written, its value and its line. Plain values stay texts, for the option to read."""
+
+    key: str
+    value: Any
+    line: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """One named configuration of a file: the entries it merges in (the last of a name wins) and its own, which win."""
+
+    name: str
+    file: str
+    merged: tuple[Entry, ...]
+    own: tuple[Entry, ...]
+    description: str
+    command: str
+    result: str
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML with few surprises: 1e-4 is a number, 010 is ten, 1:30 and dates are texts."""
+
+    yaml_implicit_resolvers = {}  # noqa: RUF012 (yaml's own way to inherit none)
+
+
+def _whole(loader: yaml.SafeLoader, node: yaml.Node) -> int:
+    return int(node.value.replace("_", ""))
+
+
+def _number(loader: yaml.SafeLoader, node: yaml.Node) -> float:
+    return float(node.value.replace("_", ""))
+
+
+_RESOLVERS = (
+    ("bool", r"(?i:true|false|yes|no|on|off)", "yYnNtTfFoO"),
+    ("int", r"[-+]?[0-9][0-9_]*", "-+0123456789"),
+    ("float", r"[-+]?(?:[0-9][0-9_]*\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?", "-+0123456789."),
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("merge", r"<<", "<"),
+)
+for _name, _pattern, _first in _RESOLVERS:
+    _Loader.add_implicit_resolver(_TAG + _name, re.compile(f"^(?:{_pattern})$"), list(_first))
+_Loader.add_constructor(_TAG + "int", _whole)
+_Loader.add_constructor(_TAG + "float", _number)
+
+
+def read_blocks(path: Path, shown: str = "") -> dict[str, Block]:
+    """Return the blocks of a YAML file by name; `shown` is how the file is called in messages."""
+    shown = shown or str(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"{shown} cannot be read: {reason}.", remedy="Give a YAML file with --config-path.") from None
+    try:
+        return _Reader(text, shown).blocks()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f":{mark.line + 1}" if mark else ""
+        raise ConfigError(f"{shown}{line}: not valid YAML: {error.problem or error.context}.") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{shown}: not valid YAML: {str(error).splitlines()[0]}.") from None
+
+
+class _Reader:
+    """One file while it is read: its text, its name and the loader that holds its nodes."""
+
+    def __init__(self, text: str, shown: str) -> None:
+        self.lines, self.shown = text.splitlines(), shown
+        self.loader = _Loader(text)
+        self.own_keys: dict[int, int] = {}
+
+    def blocks(self) -> dict[str, Block]:
+        root = self.loader.get_single_node()
+        if root is None:
+            return {}
+        if not isinstance(root, yaml.MappingNode):
+            raise self.refusal(root, "the file is not a mapping of names to blocks")
+        # Before any merge, since merging puts the keys of both blocks into one list.
+        self.count_own_keys(root)
+        return {str(key.value): self.block(key, node) for key, node in root.value}
+
+    def count_own_keys(self, node: yaml.Node) -> None:
+        """Note how many keys each mapping has of its own, and refuse a key that is there twice."""
+        if id(node) in self.own_keys or isinstance(node, yaml.ScalarNode):
+            return
+        self.own_keys[id(node)] = 0
+        if isinstance(node, yaml.SequenceNode):
+            for item in node.value:
+                self.count_own_keys(item)
+            return
+        seen: dict[str, int] = {}
+        for key, value in node.value:
+            name = str(key.value)
+            if name in seen:
+                raise self.refusal(key, f"{name} is given twice (first in line {seen[name]})")
+            seen[name] = key.start_mark.line + 1
+            self.own_keys[id(node)] += key.tag != _TAG + "merge"
+            self.count_own_keys(value)
+
+    def block(self, key: yaml.Node, node: yaml.Node) -> Block:
+        if node.tag == _TAG + "null":
+            node = yaml.MappingNode(_TAG + "map", [])
+        if not isinstance(node, yaml.MappingNode) or node.tag != _TAG + "map":
+            raise self.refusal(node, f"{key.value} is not a block of options")
+        self.loader.flatten_mapping(node)  # puts the keys of merged blocks first
+        entries = tuple(self.entry(*item) for item in node.value)
+        first_own = len(entries) - self.own_keys.get(id(node), 0)
+        description, command, result = self.comment_above(key.start_mark.line)
+        return Block(
+            name=str(key.value),
+            file=self.shown,
+            merged=entries[:first_own],
+            own=entries[first_own:],
+            description=description,
+            command=command,
+            result=result,
+        )
+
+    def entry(self, key: yaml.Node, node: yaml.Node) -> Entry:
+        if not isinstance(key, yaml.ScalarNode):
+            raise self.refusal(key, "the name of an option is not a plain text")
+        return Entry(key=str(key.value), value=self.value(node), line=key.start_mark.line + 1)
+
+    def value(self, node: yaml.Node) -> Any:
+        """Return plain values as their text, so that `precision: 16.16` keeps its digits; mappings as Python values."""
+        if isinstance(node, yaml.ScalarNode):
+            return None if node.tag == _TAG + "null" else node.value
+        if isinstance(node, yaml.SequenceNode):
+            scalar = yaml.ScalarNode
+            return [
+                item.value if isinstance(item, scalar) else self.loader.construct_object(item) for item in node.value
+            ]
+        return self.loader.construct_object(node, deep=True)
+
+    def comment_above(self, line: int) -> tuple[str, str, str]:
+        """Return (description, command, result) of the comment lines right above a line."""
+        first = line
+        while first > 0 and self.lines[first - 1].lstrip().startswith("#"):
+            first -= 1
+        parts = {"": "", "command": "", "result": ""}
+        part = ""
+        for text in self.lines[first:line]:
+            words = text.strip().lstrip("#").strip()
+            head, colon, rest = words.partition(":")
+            if colon and head in ("command", "result"):
+                part, words = head, rest.strip()
+            parts[part] = f"{parts[part]} {words}".strip()
+        return parts[""], parts["command"], parts["result"]
+
+    def refusal(self, node: yaml.Node, problem: str) -> ConfigError:
+        line = f":{node.start_mark.line + 1}" if node.start_mark else ""
+        return ConfigError(f"{self.shown}{line}: {problem}.")
+
+
+# Where named configurations are found: the recipes shipped in the package, or a user's own YAML file.
+
+
+RECIPES = Path(__file__).parent / "recipes"
+
+
+def shipped_blocks() -> dict[str, Block]:
+    """Return the recipes of the package by name: the default first, then by file."""
+    found: dict[str, Block] = {}
+    for path in sorted(RECIPES.glob("*.yml"), key=lambda path: (path.stem != "default", path.name)):
+        for name, block in read_blocks(path, path.name).items():
+            assert name.startswith("_") or name not in found, f"two recipes are named {name}"
+            found[name] = block
+    return found
+
+
+def blocks_of(config_path: str | None) -> dict[str, Block]:
+    """Return the blocks of a user's file, or the shipped ones."""
+    return shipped_blocks() if config_path is None else read_blocks(Path(config_path))
+
+
+def listed(blocks: Mapping[str, Block]) -> list[Block]:
+    """Return the blocks that are there to be chosen."""
+    return [block for block in blocks.values() if not block.name.startswith("_")]
+
+
+def choose(blocks: Mapping[str, Block], name: str | None, config_path: str | None) -> Block:
+    """Return the block of that name, or refuse with the nearest name and the list."""
+    names = [block.name for block in listed(blocks)]
+    rule = f"{config_path or 'The package'} has: {', '.join(names) or 'no configurations'}."
+    if name is None:
+        raise ConfigError(
+            f"--config-path {config_path} is given without --config.", rule=rule, remedy="Add --config NAME."
+        )
+    if name not in blocks:
+        remedy = did_you_mean(name, names) if names else ""
+        raise ConfigError(f"There is no configuration {name}.", rule=rule, remedy=remedy if "Did" in remedy else "")
+    return blocks[name]

@@ -1,0 +1,167 @@
+"""Mix training images and their labels: mixup, cutmix, and both together with four labels each.
+
+One definition for NumPy and JAX. Partners are neighbours by position in the micro-batch: what a sample is mixed with
+depends on its micro-batch, as with batch norm, and on nothing else of the plan. Shares are drawn per sample (mixup),
+the box per micro-batch (cutmix, addressed by its first sample). Labels need no images, so that the last stage of a
+pipeline mixes them by itself. Draws pick from tables made on the host and the box is whole numbers: all sides agree.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from headrace.config.schema import Augment
+from headrace.core.rng import draw, name_id
+
+_TABLE_BITS = 12
+_TABLE_SIZE = 1 << _TABLE_BITS  # quantiles: a draw is never further than 1/8192 from its distribution
+_SHARE, _KEPT, _CENTRE = name_id("mixup/share"), name_id("cutmix/kept"), name_id("cutmix/centre")
+_FIXED = 256  # parts of a pixel in which the box is placed
+
+
+class MixedLabels(NamedTuple):
+    """Several labels per sample, each with its share of the target; column 0 is the sample's own label."""
+
+    labels: Any  # int32 [n, k]
+    weights: Any  # float32 [n, k]; a row adds up to 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mix:
+    """What is mixed: `mixup_alpha` 0, `cutmix_lambda` 1 and `cutmix_alpha` 0 are off."""
+
+    mixup_alpha: float
+    cutmix_lambda: float
+    cutmix_version: int
+    cutmix_alpha: float
+    seed: int
+    image_hw: tuple[int, int]
+
+    @property
+    def cuts(self) -> bool:
+        """Say whether boxes are cut."""
+        return self.cutmix_alpha > 0 or self.cutmix_lambda < 1
+
+
+def mix_of(augment: Augment, seed: int, image_hw: tuple[int, int]) -> Mix | None:
+    """Return the mixing that the options ask for, or None."""
+    mix = Mix(
+        mixup_alpha=augment.mixup_alpha,
+        cutmix_lambda=augment.cutmix_lambda,
+        cutmix_version=augment.cutmix_version,
+        cutmix_alpha=augment.cutmix_alpha,
+        seed=seed,
+        image_hw=image_hw,
+    )
+    return mix if mix.cuts or mix.mixup_alpha > 0 else None
+
+
+def mix_images(images: Any, index: Any, epoch: Any, mix: Mix) -> Any:
+    """Return the images [n, H, W, C] of a micro-batch, mixed; `index` is the sample of each, `epoch` one number."""
+    xp = np if isinstance(images, np.ndarray) else jnp
+    if mix.mixup_alpha > 0:
+        share = mixup_shares(index, epoch, mix)[:, None, None, None]
+        images = share * images + (1 - share) * xp.roll(images, 1, axis=0)
+    if not mix.cuts:
+        return images
+    top, bottom, left, right = (end[:, None, None, None] for end in cutmix_box(index, epoch, mix))
+    row = xp.arange(images.shape[1], dtype=np.int32)[None, :, None, None]
+    column = xp.arange(images.shape[2], dtype=np.int32)[None, None, :, None]
+    inside = (row >= top) & (row < bottom) & (column >= left) & (column < right)
+    # A look-up, not a second roll: XLA would compute the mixed images again in each slice, on a CPU twice as slow.
+    partner = images[(np.arange(len(images)) - _cut_shift(len(images))) % len(images)]
+    return xp.where(inside, partner, images)
+
+
+def mix_labels(labels: Any, index: Any, epoch: Any, mix: Mix) -> MixedLabels:
+    """Return the labels [n] of a micro-batch with what `mix_images` mixes into it: 2 of each, or 4 if it does both."""
+    xp = np if isinstance(labels, np.ndarray) else jnp
+    columns, weights = [labels], [xp.ones(labels.shape, np.float32)]
+    if mix.mixup_alpha > 0:
+        share = mixup_shares(index, epoch, mix)
+        columns, weights = [labels, xp.roll(labels, 1)], [share, 1 - share]
+    if mix.cuts:
+        kept, shift = kept_share(cutmix_box(index, epoch, mix), mix), _cut_shift(len(labels))
+        columns += [xp.roll(each, shift) for each in columns]
+        weights = [each * kept for each in weights] + [xp.roll(each, shift) * (1 - kept) for each in weights]
+    return MixedLabels(xp.stack(columns, 1), xp.stack(weights, 1).astype(np.float32))
+
+
+def mixup_shares(index: Any, epoch: Any, mix: Mix) -> Any:
+    """Return the share of itself that each sample keeps, float32 [n]: max(x, 1 - x) with x from Beta(a, a)."""
+    table = (1 - beta_quantiles(mix.mixup_alpha, _midpoints() / 2)).astype(np.float32)
+    return _pick(table, _draw(index, epoch, mix, _SHARE))
+
+
+def cutmix_box(index: Any, epoch: Any, mix: Mix) -> tuple[Any, ...]:
+    """Return top, bottom, left and right of the micro-batch's box, int32 [1] each, the ends not in it.
+
+    The box has the image's aspect and the area 1 - L. With `cutmix_alpha` its centre may be anywhere and what sticks
+    out of the image is cut off (the usual formula); else the centre is moved so that the whole box is inside.
+    """
+    xp = np if isinstance(index, np.ndarray) else jnp
+    chosen, centre = (_draw(index, epoch, mix, purpose)[:1] for purpose in (_KEPT, _CENTRE))
+    side = np.sqrt(1 - kept_quantiles(mix))
+    ends = []
+    for size, word in zip(mix.image_hw, (centre >> np.uint32(16), centre & np.uint32(0xFFFF)), strict=True):
+        half = _pick(np.rint(side * size * _FIXED / 2).astype(np.int32), chosen)
+        middle = ((word * np.uint32(size)) >> np.uint32(8)).astype(np.int32)  # 0 to size, in parts of a pixel
+        if not mix.cutmix_alpha:
+            middle = xp.clip(middle, half, size * _FIXED - half)
+        ends += [xp.clip((middle + at + _FIXED // 2) // _FIXED, 0, size) for at in (-half, half)]
+    return tuple(ends)
+
+
+def kept_share(box: tuple[Any, ...], mix: Mix) -> Any:
+    """Return the share of the image outside the box, float32 [1]: exact, whatever was rounded and cut off."""
+    top, bottom, left, right = box
+    area = ((bottom - top) * (right - left)).astype(np.float32)
+    return np.float32(1) - area / np.float32(mix.image_hw[0] * mix.image_hw[1])
+
+
+def kept_quantiles(mix: Mix) -> np.ndarray:
+    """Return equally likely values of L, the share of an image to keep, float64 in ascending or any order."""
+    place = _midpoints()
+    if mix.cutmix_alpha:
+        return beta_quantiles(mix.cutmix_alpha, place)
+    if mix.cutmix_version == 2:
+        return np.full_like(place, mix.cutmix_lambda)
+    never = min(max(1.55 * mix.cutmix_lambda - 0.96, 0.0), 1.0)
+    u = np.exp(-4) + (1 - np.exp(-4)) * (place - never) / max(1 - never, 1e-9)
+    return np.where(place < never, 1.0, 1 + np.log(np.clip(u, np.exp(-4), 1)) / 4)
+
+
+def beta_quantiles(alpha: float, probabilities: np.ndarray) -> np.ndarray:
+    """Return the values below which Beta(alpha, alpha) lies with these probabilities.
+
+    Below 1 the density has a pole at 0, which is gone in the variable t^alpha. The distribution is symmetric, so that
+    half of it is enough.
+    """
+    power = min(alpha, 1.0)
+    t = np.linspace(0, 0.5**power, 1 << 16) ** (1 / power)
+    density = t ** (alpha - power) * (2 - 2 * t) ** (alpha - 1)
+    below = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
+    place = np.interp(np.minimum(probabilities, 1 - probabilities), below / below[-1] / 2, t**power)
+    half = place ** (1 / power)
+    return np.where(probabilities <= 0.5, half, 1 - half)
+
+
+def _midpoints() -> np.ndarray:
+    return (np.arange(_TABLE_SIZE) + 0.5) / _TABLE_SIZE
+
+
+def _draw(index: Any, epoch: Any, mix: Mix, purpose: int) -> Any:
+    return draw(mix.seed, epoch, index, purpose)
+
+
+def _pick(table: np.ndarray, word: Any) -> Any:
+    """Return an entry of a table of equally likely values for each random word."""
+    at = (word >> np.uint32(32 - _TABLE_BITS)).astype(np.int32)
+    return table[at] if isinstance(at, np.ndarray) else jnp.asarray(table)[at]
+
+
+def _cut_shift(count: int) -> int:
+    """Return how far the partner in the box is: 2, so that it is not mixup's partner again; 1 in a batch of two."""
+    return 2 if count > 2 else 1

@@ -1,0 +1,153 @@
+"""RandAugment: a few operations per image, chosen at random from a table, all of one strength.
+
+Colours change first, in their order, on the image as it is stored; what moves pixels is composed with crop and flip
+into one look-up of the nearest pixel. Coordinates are whole numbers (256ths of a pixel), so that host and device agree.
+The ranges are torchvision's; a strength of 30 is their end.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from headrace.config.section_augment import RAND_AUGMENT_OPERATIONS
+from headrace.core.rng import draw, name_id
+from headrace.data.augmentation import color
+from headrace.data.augmentation.color import room_of
+
+FULL = 30.0  # the greatest magnitude
+_PART = 256  # of a pixel
+_UNIT_BITS = 12  # of the factors in a move
+_BY_DEFAULT = tuple(name for name in RAND_AUGMENT_OPERATIONS if name != "equalize")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandAugment:
+    """How many operations, how strong, and which."""
+
+    count: int
+    magnitude: float
+    operations: tuple[str, ...]
+    seed: int
+
+    @property
+    def level(self) -> float:
+        """Return the strength from 0 to 1."""
+        return self.magnitude / FULL
+
+    @property
+    def moves(self) -> bool:
+        """Say whether some operation moves pixels."""
+        return any(name in MOVES for name in self.operations)
+
+
+def rand_augment_of(count: int, magnitude: float, operations: tuple[str, ...], seed: int) -> RandAugment | None:
+    """Return what the options ask for, or None."""
+    names = operations or _BY_DEFAULT
+    return RandAugment(count=count, magnitude=magnitude, operations=names, seed=seed) if count else None
+
+
+@dataclass(frozen=True)
+class ColorRow:
+    """An operation on colours, and its strength at a level from 0 to 1 with the sign 1 or -1 of each image."""
+
+    apply: Callable[[Any, Any], Any]
+    strength: Callable[[float, Any], Any]
+
+
+def _factor(level: float, sign: Any) -> Any:
+    return np.float32(1) + sign * color.exact(0.9 * level)
+
+
+COLORS = {
+    "brightness": ColorRow(color.brightness, _factor),
+    "contrast": ColorRow(color.contrast, _factor),
+    "color": ColorRow(color.saturation, _factor),
+    "sharpness": ColorRow(color.sharpness, _factor),
+    "posterize": ColorRow(color.posterize, lambda level, _: 2.0 ** round(4 * level)),
+    "solarize": ColorRow(color.solarize, lambda level, _: 255 * (1 - level)),
+    "autocontrast": ColorRow(color.autocontrast, lambda level, _: None),
+    "invert": ColorRow(color.invert, lambda level, _: None),
+    "equalize": ColorRow(color.equalize, lambda level, _: None),
+}
+
+# Where a pixel at (x, y) from the centre comes from, by signed level and size: x' = a x + b y + c, y' = d x + e y + f.
+Move = Callable[[float, tuple[int, int]], tuple[float, float, float, float, float, float]]
+
+
+def _rotation(level: float, _hw: tuple[int, int]) -> tuple[float, float, float, float, float, float]:
+    angle = np.deg2rad(30 * level)
+    return (np.cos(angle), -np.sin(angle), 0, np.sin(angle), np.cos(angle), 0)
+
+
+MOVES: dict[str, Move] = {
+    "shear_x": lambda level, _: (1, 0.3 * level, 0, 0, 1, 0),
+    "shear_y": lambda level, _: (1, 0, 0, 0.3 * level, 1, 0),
+    "translate_x": lambda level, hw: (1, 0, int(150 / 331 * hw[1] * level), 0, 1, 0),
+    "translate_y": lambda level, hw: (1, 0, 0, 0, 1, int(150 / 331 * hw[0] * level)),
+    "rotate": _rotation,
+}
+
+
+def choices(index: Any, epoch: Any, how: RandAugment, layer: int) -> tuple[Any, Any]:
+    """Return (number of the operation, whether its sign is negative) of each sample, int32 [n] and bool [n]."""
+    word = draw(how.seed, epoch, index, name_id(f"rand_augment/{layer}"))
+    number = ((word >> np.uint32(16)) * np.uint32(len(how.operations))) >> np.uint32(16)
+    return number.astype(np.int32), (word & np.uint32(1)) == np.uint32(1)
+
+
+def change_colors(x: Any, index: Any, epoch: Any, how: RandAugment) -> Any:
+    """Apply each sample's operations on colours to images of whole numbers from 0 to 255, float32 [n, H, W, C]."""
+    for layer in range(how.count):
+        number, negative = choices(index, epoch, how, layer)
+        xp = room_of(number)
+        sign = xp.where(negative, np.float32(-1), np.float32(1))[:, None, None, None]
+        changed = x
+        for at, name in enumerate(how.operations):
+            row = COLORS.get(name)
+            if row is not None:
+                changed = _where(number == at, row, how.level, x, sign, changed)
+        x = changed
+    return x
+
+
+def _where(chosen: Any, row: ColorRow, level: float, x: Any, sign: Any, other: Any) -> Any:
+    """Return the operation's result for the samples that chose it; NumPy computes no others."""
+    if not isinstance(x, np.ndarray):
+        return room_of(x).where(chosen[:, None, None, None], row.apply(x, row.strength(level, sign)), other)
+    if not chosen.any():
+        return other
+    result = other.copy()
+    result[chosen] = row.apply(x[chosen], row.strength(level, sign[chosen]))
+    return result
+
+
+def move_places(index: Any, epoch: Any, how: RandAugment, hw: tuple[int, int]) -> tuple[Any, Any]:
+    """Return the row and the column, int32 [n, H, W] each, that comes to each place; it may be outside of the image."""
+    xp = room_of(index)
+    height, width = hw
+    half = _PART // 2
+    y = (xp.arange(height, dtype=np.int32) * 2 + 1 - height)[None, :, None] * half
+    x = (xp.arange(width, dtype=np.int32) * 2 + 1 - width)[None, None, :] * half
+    table = _move_table(how, hw)
+    for layer in reversed(range(how.count)):  # the last operation is the first on the way back
+        number, negative = choices(index, epoch, how, layer)
+        row = xp.asarray(table)[2 * number + negative.astype(np.int32)]
+        a, b, c, d, e, f = (row[:, at, None, None] for at in range(6))
+        rounding = 1 << (_UNIT_BITS - 1)
+        x, y = ((a * x + b * y + rounding) >> _UNIT_BITS) + c, ((d * x + e * y + rounding) >> _UNIT_BITS) + f
+    rows, columns = (y + half * height) >> 8, (x + half * width) >> 8
+    full = (len(index), height, width)
+    return xp.broadcast_to(rows, full), xp.broadcast_to(columns, full)
+
+
+def _move_table(how: RandAugment, hw: tuple[int, int]) -> np.ndarray:
+    """Return the moves of all operations with both signs as whole numbers, int32 [2 x operations, 6]."""
+    rows = []
+    for name in how.operations:
+        for level in (how.level, -how.level):
+            a, b, c, d, e, f = MOVES[name](level, hw) if name in MOVES else (1, 0, 0, 0, 1, 0)
+            factors = np.rint(np.array([a, b, d, e], np.float64) * (1 << _UNIT_BITS)).astype(int)
+            rows.append((factors[0], factors[1], round(c * _PART), factors[2], factors[3], round(f * _PART)))
+    return np.array(rows, np.int32)

@@ -1,0 +1,284 @@
+"""Decode one picture: JPEG, PNG or WebP bytes to RGB or grey pixels, turned as its EXIF data says.
+
+JPEGs go through simplejpeg (libjpeg-turbo, which gives up Python's lock), and strictly: what libjpeg would only warn
+of (data that ends early or does not fit) is refused, since its pixels would be wrong. Pillow does the rest, and
+JPEGs too where simplejpeg is not installed. Both can decode a JPEG at 1/2, 1/4 or 1/8 of its size for less work.
+
+Between restart markers a JPEG's rows do not depend on each other. A smaller JPEG is put together from the header, with
+the height changed, and the wanted rows, with their markers numbered anew; the decoder then does no more than it must.
+"""
+
+import io
+import re
+import struct
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from headrace.data.decoding.native import Scratch
+
+MAX_PIXELS = 89_478_485  # 256 MiB decoded, where Pillow warns too; more is a mistake or an attack
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
+FACTORS = (8, 4, 2)
+_SIDEWAYS = 5  # from this EXIF orientation on, rows and columns change places
+_TURNS = {2: (1, 0, 0), 3: (1, 1, 0), 4: (0, 1, 0), 5: (0, 0, 1), 6: (1, 0, 1), 7: (1, 1, 1), 8: (0, 1, 1)}
+
+
+class BadPicture(Exception):
+    """Bytes that are no picture, or a damaged one; the text says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """What a picture's first bytes say. Height and width are those of the turned picture."""
+
+    kind: str  # jpeg | png | webp
+    height: int
+    width: int
+    orientation: int = 1  # as EXIF counts
+    plain: bool = True  # a JPEG of grey or YCbCr, which simplejpeg decodes
+
+
+@lru_cache(maxsize=1)  # to look for a module that is not there takes longer than reading a header
+def _simplejpeg() -> Any:
+    try:
+        import simplejpeg
+    except ImportError:
+        return None
+    return simplejpeg
+
+
+def decoder_name() -> str:
+    """Return what decodes JPEGs here."""
+    return "simplejpeg" if _simplejpeg() else "Pillow"
+
+
+def kind_of(data: bytes) -> str | None:
+    """Return jpeg, png or webp from the first bytes, or None."""
+    if data[:3] == b"\xff\xd8\xff":
+        return "jpeg"
+    if data[:8] == b"\x89PNG\r\n\x1a\n":
+        return "png"
+    return "webp" if data[:4] == b"RIFF" and data[8:12] == b"WEBP" else None
+
+
+def read_header(data: bytes) -> Header:
+    """Return a picture's size without decoding it; BadPicture says what is wrong."""
+    kind = kind_of(data)
+    if kind is None:
+        raise BadPicture("empty" if not data else "neither JPEG, PNG nor WebP")
+    turbo = _simplejpeg()
+    try:
+        if kind == "jpeg" and turbo is not None:
+            height, width, colours, _ = turbo.decode_jpeg_header(data, strict=False)
+            orientation, plain = _jpeg_orientation(data), colours in ("YCbCr", "Gray")
+        else:
+            with _opened(data) as image:
+                width, height = image.size
+                exif = bytes(image.info.get("exif", b""))  # getexif() would decode a whole PNG
+                orientation, plain = _tiff_orientation(exif.removeprefix(b"Exif\0\0")), image.mode in ("RGB", "L")
+    except BadPicture:
+        raise
+    except Exception as error:  # decoders raise what they like: ValueError, OSError, SyntaxError, struct.error ...
+        raise BadPicture(_words(error)) from None
+    return header_of(kind, (height, width), orientation, plain)
+
+
+def header_of(kind: str, hw: tuple[int, int], orientation: int, plain: bool = True) -> Header:
+    """Return the header of a picture of this stored size; one that is too large is a BadPicture."""
+    height, width = hw
+    if height * width > MAX_PIXELS:
+        raise BadPicture(f"{width:,} x {height:,} pixels, more than {MAX_PIXELS:,}: a decompression bomb?")
+    if height < 1 or width < 1:
+        raise BadPicture("no pixels")
+    orientation = orientation if orientation in _TURNS else 1
+    if orientation >= _SIDEWAYS:
+        height, width = width, height
+    return Header(kind=kind, height=height, width=width, orientation=orientation, plain=plain)
+
+
+def decode(
+    data: bytes,
+    header: Header,
+    channels: int = 3,
+    factor: int = 1,
+    quick: bool = False,
+    scratch: Scratch | None = None,
+) -> np.ndarray:
+    """Return the turned pixels, uint8 [h, w, channels]; a JPEG comes at ceil(size / factor), others at full size.
+
+    `quick` lets simplejpeg use the faster transform and repeat colours instead of interpolating them, as is usual for
+    training: values differ by a few levels. With `scratch` the pixels may lie there, until its next use.
+    """
+    turbo = _simplejpeg()
+    try:
+        if header.kind == "jpeg" and header.plain and turbo is not None:
+            pixels = _turbo_pixels(turbo, data, header, (channels, factor, quick), scratch)
+        else:
+            pixels = _pillow_pixels(data, header, channels, factor)
+    except BadPicture:
+        raise
+    except Exception as error:
+        raise BadPicture(_words(error)) from None
+    return _turn(pixels, header.orientation)
+
+
+def decode_factor(header: Header, crop_hw: tuple[int, int], wanted_hw: tuple[int, int]) -> int:
+    """Return by how much a JPEG can be shrunk while decoding so that the crop is still no smaller than wanted."""
+    if header.kind != "jpeg":
+        return 1
+    least = min(side / wanted for side, wanted in zip(crop_hw, wanted_hw, strict=True))
+    return next((factor for factor in FACTORS if least >= factor), 1)
+
+
+def _turbo_pixels(
+    turbo: Any, data: bytes, header: Header, how: tuple[int, int, bool], scratch: Scratch | None
+) -> np.ndarray:
+    channels, factor, quick = how
+    height, width = -(-header.height // factor), -(-header.width // factor)
+    if header.orientation >= _SIDEWAYS:
+        height, width = width, height
+    pixels = turbo.decode_jpeg(
+        data,
+        "RGB" if channels == 3 else "GRAY",
+        min_height=height,
+        min_width=width,
+        min_factor=factor,
+        fastdct=quick,
+        fastupsample=quick,
+        buffer=scratch.take(height * width * channels) if scratch else None,
+    )
+    return pixels.reshape(height, width, channels)
+
+
+def _pillow_pixels(data: bytes, header: Header, channels: int, factor: int) -> np.ndarray:
+    mode = "RGB" if channels == 3 else "L"
+    with _opened(data) as image:
+        if header.kind == "jpeg" and factor > 1:
+            image.draft(None, (image.width // factor, image.height // factor))
+        image.load()
+        if image.mode.startswith("I"):  # 16-bit grey: Pillow's own conversion would cut off everything above 255
+            values = np.asarray(image).astype(np.int64)
+            grey = (values >> 8 if values.max(initial=0) > 255 else values).astype(np.uint8)
+            pixels = np.repeat(grey[:, :, None], channels, axis=2)
+        else:
+            plain = image.convert("RGBA") if image.mode in ("P", "PA") else image
+            pixels = np.asarray(plain if plain.mode == mode else plain.convert(mode))
+    return pixels if pixels.ndim == 3 else pixels[:, :, None]
+
+
+def _opened(data: bytes) -> Any:
+    from PIL import Image
+
+    return Image.open(io.BytesIO(data), formats=("JPEG", "PNG", "WEBP"))
+
+
+def _turn(pixels: np.ndarray, orientation: int) -> np.ndarray:
+    if orientation == 1:
+        return pixels
+    mirror_columns, mirror_rows, sideways = _TURNS[orientation]
+    if sideways:
+        pixels = pixels.transpose(1, 0, 2)
+    return np.ascontiguousarray(pixels[:: -1 if mirror_rows else 1, :: -1 if mirror_columns else 1])
+
+
+def _jpeg_orientation(data: bytes) -> int:
+    """Return the orientation in a JPEG's EXIF segment, 1 where there is none; walks the segments in front."""
+    place = 2
+    while place + 4 <= len(data) and data[place] == 0xFF:
+        marker, length = data[place + 1], struct.unpack_from(">H", data, place + 2)[0]
+        if marker == 0xDA:
+            break
+        if marker == 0xE1 and data[place + 4 : place + 10] == b"Exif\0\0":
+            return _tiff_orientation(data[place + 10 : place + 2 + length])
+        place += 2 + length
+    return 1
+
+
+def _tiff_orientation(block: bytes) -> int:
+    order = {b"II": "<", b"MM": ">"}.get(block[:2])
+    if order is None or len(block) < 8:
+        return 1
+    try:
+        first = struct.unpack_from(order + "I", block, 4)[0]
+        for entry in range(struct.unpack_from(order + "H", block, first)[0]):
+            tag, kind, _, value = struct.unpack_from(order + "HHIH", block, first + 2 + 12 * entry)
+            if tag == 0x0112 and kind == 3:
+                return value
+    except struct.error:  # a damaged EXIF block says nothing of the picture
+        pass
+    return 1
+
+
+def _words(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).rstrip(".")
+
+
+# Cut rows out of a JPEG without decoding it, where it has a restart marker after each row of blocks.
+
+
+_RESTART = re.compile(rb"\xff[\xd0-\xd7]")  # inside a scan every other 0xff is followed by 0
+_BASELINE, _INTERVAL, _SCAN, _END = 0xC0, 0xDD, 0xDA, b"\xff\xd9"
+_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
+
+
+def cut_rows(data: bytes, top: int, bottom: int) -> tuple[bytes, int] | None:
+    """Return (a JPEG that has at least the rows from `top` to `bottom`, its first row); None where that cannot be."""
+    found = _header(data)
+    if found is None:
+        return None
+    size_at, height, block, num_rows, scan_at = found
+    if not 0 <= top < bottom <= height:
+        return None
+    first, last = top // block, -(-bottom // block)
+    if last - first >= num_rows:
+        return None
+    end = data.rfind(_END)
+    edges = [match.start() for match in _RESTART.finditer(data, scan_at, end)]
+    if len(edges) != num_rows - 1:
+        return None
+    starts, stops = [scan_at, *(edge + 2 for edge in edges)], [*edges, end]
+    rows = [data[starts[row] : stops[row]] for row in range(first, last)]
+    new_height = min(last * block, height) - first * block
+    parts = [data[:size_at], struct.pack(">H", new_height), data[size_at + 2 : scan_at], rows[0]]
+    for number, row in enumerate(rows[1:]):
+        parts += [bytes((0xFF, 0xD0 + number % 8)), row]
+    return b"".join([*parts, _END]), first * block
+
+
+def _header(data: bytes) -> tuple[int, int, int, int, int] | None:
+    """Return (place of the height, height, rows of pixels in a row of blocks, rows of blocks, place of the scan)."""
+    place, interval = 2, 0
+    frame: tuple[int, int, int, int, int] | None = None
+    try:
+        while data[place] == 0xFF:
+            marker, length = data[place + 1], struct.unpack_from(">H", data, place + 2)[0]
+            if marker == _INTERVAL:
+                interval = struct.unpack_from(">H", data, place + 4)[0]
+            elif marker == _BASELINE:
+                frame = _frame(data, place)
+            elif marker in _FRAMES:
+                return None  # progressive: rows are spread over several scans
+            elif marker == _SCAN:
+                if frame is None or not interval or data[place + 4] != frame[4]:
+                    return None
+                size_at, height, block, across, _ = frame
+                if interval != across:
+                    return None
+                return size_at, height, block, -(-height // block), place + 2 + length
+            place += 2 + length
+    except (IndexError, struct.error):
+        pass
+    return None
+
+
+def _frame(data: bytes, place: int) -> tuple[int, int, int, int, int]:
+    """Return (place of the height, height, rows of a block, blocks in a row, components) of a frame header."""
+    height, width, components = struct.unpack_from(">HHB", data, place + 5)
+    factors = [data[place + 11 + 3 * number] for number in range(components)]
+    if components == 1:
+        factors = [0x11]  # a single component is not interleaved: its blocks are 8 x 8
+    across, down = max(factor >> 4 for factor in factors), max(factor & 15 for factor in factors)
+    return place + 5, height, 8 * down, -(-width // (8 * across)), components

@@ -1,0 +1,167 @@
+"""A source that decodes: encoded samples become views of one size, cropped at random or in the centre.
+
+What a sample shows depends on (seed, epoch, sample) alone. A bad picture shows the next good sample of its class in its
+place, whichever thread meets it; it keeps its own place in the order, so the others do not move.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from headrace.core.errors import DataError
+from headrace.data.decoding.crop import CropRule, draws, random_crop, valid_view
+from headrace.data.decoding.image import MAX_PIXELS, BadPicture, Header, cut_rows, decode, decode_factor, read_header
+from headrace.data.decoding.jpeg import PlacedSamples, chunk_viewer, jpeg_viewer
+from headrace.data.decoding.native import Scratch, View, resize_view
+from headrace.data.sets.file_problem import BadSamples
+from headrace.data.sets.samples import Boxes, Samples
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewSpec:
+    """How pictures are shown."""
+
+    size: int
+    channels: int = 3
+    crop: CropRule | None = None  # None: as in evaluation
+    seed: int = 0
+    shorter_side: int | None = None  # of a resized picture in evaluation; None: size * 256 / 224
+    antialias: bool = True
+
+    def view(self, hw: tuple[int, int], epoch: int, sample: int, boxes: Boxes = ()) -> View:
+        """Return what is seen of a picture of this size."""
+        if self.crop is None:
+            return valid_view(hw, self.size, self.shorter_side)
+        crop = random_crop(hw, self.crop, draws(self.seed, epoch, sample), boxes)
+        return View(crop, (self.size, self.size))
+
+
+class PictureSource:
+    """One split of pictures, decoded as they are read."""
+
+    def __init__(self, samples: Samples, look: ViewSpec, split: str, bad: BadSamples) -> None:
+        self.samples, self.look, self.bad = samples, look, bad
+        self._split, self._scratch = split, Scratch()
+        self.labels = samples.labels
+        self.labels.flags.writeable = False
+        jpeg_viewer()  # compiled now, if it must be, and not by every thread at once
+
+    @property
+    def num_distinct(self) -> int:
+        """Return how many different pictures there are."""
+        return len(self.samples)
+
+    @property
+    def image_hwc(self) -> tuple[int, int, int]:
+        """Return the shape of what is read."""
+        return self.look.size, self.look.size, self.look.channels
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all samples as they are read."""
+        return len(self.samples) * int(np.prod(self.image_hwc))
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def read(self, indices: np.ndarray, epoch: np.ndarray | int) -> np.ndarray:
+        """Return the images of these samples, as this epoch shows them."""
+        out = np.empty((len(indices), *self.image_hwc), np.uint8)
+        self.read_into(indices, epoch, out)
+        return out
+
+    def read_into(self, indices: np.ndarray, epoch: np.ndarray | int, out: np.ndarray) -> None:
+        """Write the images of these samples into `out`."""
+        epochs = np.broadcast_to(np.asarray(epoch), indices.shape)
+        shown = self._show_together(indices, epochs, out)
+        for place, (sample, when) in enumerate(zip(indices.tolist(), epochs.tolist(), strict=True)):
+            if shown is None or not shown[place]:
+                self._show(sample, when, out[place])
+
+    def _show_together(self, indices: np.ndarray, epochs: np.ndarray, out: np.ndarray) -> np.ndarray | None:
+        """Show what one call can show; say which those are."""
+        look = self.look
+        if look.crop is None or not look.antialias or not out.flags.c_contiguous:
+            return None
+        if not isinstance(self.samples, PlacedSamples) or (places := self.samples.places(indices)) is None:
+            return None
+        viewer = chunk_viewer(look.crop, look.seed, look.size, look.channels)
+        return None if viewer is None else viewer.show(places, indices, epochs, out)
+
+    def _show(self, sample: int, epoch: int, out: np.ndarray) -> None:
+        try:
+            show(self.samples, sample, epoch, self.look, out, self._scratch)
+        except BadPicture as error:
+            self.bad.add(self._split, sample, self.samples.name(sample), str(error))
+            self._show_next(sample, epoch, out)
+
+    def _show_next(self, sample: int, epoch: int, out: np.ndarray) -> None:
+        """Show the next good sample of the class instead; there is an end, since samples are met once around."""
+        same = np.flatnonzero(self.labels == self.labels[sample])
+        after = np.roll(same, -int(np.searchsorted(same, sample)))[1:]
+        for other in after.tolist():
+            try:
+                return show(self.samples, other, epoch, self.look, out, self._scratch)
+            except BadPicture as error:
+                self.bad.add(self._split, other, self.samples.name(other), str(error))
+        raise DataError(
+            f"No sample of class {int(self.labels[sample])} in {self._split} can be read, {self.samples.name(sample)} "
+            "included.",
+            remedy="`headrace data verify` says what is wrong with each.",
+        )
+
+
+def show(samples: Samples, sample: int, epoch: int, look: ViewSpec, out: np.ndarray, scratch: Scratch | None) -> None:
+    """Decode one sample and write what is seen of it into `out`; BadPicture says what is wrong."""
+    data, boxes = samples.content(sample)
+    if isinstance(data, np.ndarray):
+        view = look.view(data.shape[:2], epoch, sample, boxes)
+        pixels = _as_channels(data, look.channels)
+    else:
+        viewer = jpeg_viewer() if look.crop is not None and look.antialias else None
+        known = viewer.header(data) if viewer is not None else None
+        header = known or read_header(data)
+        view = look.view((header.height, header.width), epoch, sample, boxes)
+        if viewer is not None and known is not None and header.orientation == 1:
+            factor = decode_factor(header, view.crop[2:], view.resized_hw)
+            if viewer.show(data, _in_smaller(view, factor, (header.height, header.width)), out, factor):
+                return
+        pixels, view = decode_view(data, header, view, look, scratch)
+    resize_view(pixels, view, out, look.antialias)
+
+
+def decode_view(
+    data: bytes, header: Header, view: View, look: ViewSpec, scratch: Scratch | None = None
+) -> tuple[np.ndarray, View]:
+    """Decode what a view needs: at a fraction of the size, or only its rows; return the pixels and the view in them."""
+    if view.resized_hw[0] * view.resized_hw[1] > MAX_PIXELS:
+        raise BadPicture(f"{header.width:,} x {header.height:,} pixels: too long and thin for a centre crop")
+    top, left, height, width = view.crop
+    factor, quick = decode_factor(header, (height, width), view.resized_hw), look.crop is not None
+    if quick and factor == 1 and header.kind == "jpeg" and header.orientation == 1:
+        cut = cut_rows(data, top, top + height)
+        if cut is not None:
+            pixels = decode(cut[0], read_header(cut[0]), look.channels, quick=True, scratch=scratch)
+            return pixels, view._replace(crop=(top - cut[1], left, height, width))
+    pixels = decode(data, header, look.channels, factor, quick, scratch)
+    return pixels, _in_smaller(view, factor, (header.height, header.width))
+
+
+def _in_smaller(view: View, factor: int, hw: tuple[int, int]) -> View:
+    """Return the view in a picture that was decoded at 1/factor of this size."""
+    if factor == 1:
+        return view
+    top, left, height, width = (round(side / factor) for side in view.crop)
+    most = -(-hw[0] // factor) - top, -(-hw[1] // factor) - left
+    return view._replace(crop=(top, left, min(height, most[0]), min(width, most[1])))
+
+
+def _as_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
+    """Return pixels with as many channels: grey repeated, colour weighed as Pillow does, alpha left out."""
+    given = pixels.shape[2]
+    if given == channels or (given == 4 and channels == 3):
+        return pixels[:, :, :channels]
+    if channels == 3:
+        return np.repeat(pixels[:, :, :1], 3, axis=2)
+    weights = np.array([19595, 38470, 7471])
+    return ((pixels[:, :, :3].astype(np.int64) @ weights + 0x8000) >> 16).astype(np.uint8)[:, :, None]

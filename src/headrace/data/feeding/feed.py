@@ -1,0 +1,241 @@
+"""Feeds: what the device loop takes its blocks from, for training and for evaluation.
+
+A set that is kept on the device is put there once, and a block is indices alone. Otherwise a block holds its images,
+read by threads and put on the devices while earlier blocks are in use.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import jax
+import numpy as np
+
+from headrace.data.feeding.blocks import BlockReader, FeedOptions, feed_options
+from headrace.data.feeding.cache import decide_cache, make_resident
+from headrace.data.feeding.order import StepShape, balanced_order, epoch_order, step_indices
+from headrace.data.sets.source import Source
+
+# Prepare blocks ahead of their use: in order, at most `depth` of them, on a thread of its own.
+
+
+_GLANCE = 0.001  # seconds between two looks at whether the device is still busy
+
+
+@dataclass
+class FeedStats:
+    """What feeding cost so far. The first block is apart: nothing can be prepared ahead of it."""
+
+    blocks: int = 0  # handed out
+    images: int = 0  # samples prepared, some of them not handed out yet
+    bytes: int = 0  # of prepared blocks, all sent to the devices
+    prepare_seconds: float = 0.0  # it took to prepare `images`, sending included
+    send_seconds: float = 0.0  # of these, until the devices had the bytes
+    wait_seconds: float = 0.0  # time the device stood idle for want of a block
+    first_wait_seconds: float = 0.0
+
+
+class Prefetcher:
+    """The blocks `make(0)` ... `make(num_blocks - 1)`, each made before it is asked for.
+
+    Every block is made of fresh arrays: a device array may share memory with the NumPy array it was put from.
+    """
+
+    def __init__(self, make: Callable[[int], Any], num_blocks: int, depth: int, stats: FeedStats) -> None:
+        self._make, self._num_blocks = make, num_blocks
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="feed")
+        self._pending: deque[Future[Any]] = deque()
+        self._next_block = 0
+        self._failure: BaseException | None = None
+        self.stats = stats  # the caller's: `make` may count into it before this constructor has returned
+        for _ in range(depth):
+            self._submit()
+
+    def next(self, in_flight: Any = None) -> Any:
+        """Return the next block. What went wrong while it was made is raised here.
+
+        `in_flight` is a result of the call that now runs (anything with `is_ready()`): waiting counts as the device's
+        only from when that call has ended. Without it all waiting counts.
+        """
+        if self._failure is not None:
+            raise self._failure
+        if not self._pending:
+            raise RuntimeError(f"The feed has no more blocks than {self._num_blocks}.")
+        future = self._pending.popleft()
+        waited = _idle_seconds(future, in_flight)
+        try:
+            block = future.result()
+        except BaseException as error:
+            self._failure = error
+            self.close()
+            raise
+        if self.stats.blocks == 0:
+            self.stats.first_wait_seconds = waited
+        else:
+            self.stats.wait_seconds += waited
+        self.stats.blocks += 1
+        self._submit()
+        return block
+
+    def close(self) -> None:
+        """Drop the blocks not asked for and end the thread, after the block it is at."""
+        self._worker.shutdown(wait=True, cancel_futures=True)
+        self._pending.clear()
+
+    def _submit(self) -> None:
+        if self._next_block < self._num_blocks:
+            self._pending.append(self._worker.submit(self._timed, self._next_block))
+            self._next_block += 1
+
+    def _timed(self, number: int) -> Any:
+        start = time.perf_counter()
+        try:
+            return self._make(number)
+        finally:
+            self.stats.prepare_seconds += time.perf_counter() - start
+
+
+def _idle_seconds(future: Future[Any], in_flight: Any) -> float:
+    """Wait for a block and return for how long the device had nothing to do."""
+    while in_flight is not None and not in_flight.is_ready():
+        if wait([future], timeout=_GLANCE).done:
+            return 0.0
+    start = time.perf_counter()
+    wait([future])
+    return time.perf_counter() - start
+
+
+__all__ = ["EvalFeed", "FeedOptions", "FeedStats", "RepeatedFeed", "TrainFeed", "decide_cache", "feed_options"]
+
+Put = Callable[
+    [Any, str], Any
+]  # (tree of arrays, `replicated` | `steps` | `batches` | `rows`) -> tree of device arrays
+
+
+class _PreparedFeed:
+    """A feed whose blocks are prepared ahead one after the other."""
+
+    _reader: BlockReader | None
+    _ahead: Prefetcher
+
+    def next(self, in_flight: Any = None) -> dict[str, Any]:
+        """Return the next block, with images and labels unless they are resident.
+
+        Give a result of the running call as `in_flight`, so that only the device's own waiting is counted.
+        """
+        return self._ahead.next(in_flight)
+
+    def close(self) -> None:
+        """End the threads and drop what was prepared."""
+        if self._reader is not None:
+            self._reader.close()
+        self._ahead.close()
+
+
+class TrainFeed(_PreparedFeed):
+    """The blocks of a training run from any step on, `num_calls` of them: index [K, G, B] and epoch [K]."""
+
+    def __init__(
+        self,
+        source: Source,
+        shape: StepShape,
+        steps_per_call: int,
+        first_step: int,
+        num_calls: int,
+        options: FeedOptions,
+        put: Put,
+    ) -> None:
+        assert shape.num_samples == len(source)
+        self._shape, self._steps, self._first, self._put = shape, steps_per_call, first_step, put
+        self._columns = options.share.columns(shape.num_replicas * shape.micro_batch_size)
+        order = balanced_order(source.labels) if shape.balanced else epoch_order
+        self._order = lru_cache(maxsize=4)(order)  # a block is seldom in more than two epochs
+        self.resident = make_resident(source, put, options.share) if options.cache.where == "device" else None
+        self._reader = BlockReader(source, options, train=True) if self.resident is None else None
+        self.stats = FeedStats()  # what feeding cost so far
+        self._ahead = Prefetcher(self._make, num_calls, options.prefetch_depth, self.stats)
+
+    def _make(self, number: int) -> dict[str, Any]:
+        index, epoch = step_indices(self._shape, self._first + number * self._steps, self._steps, self._order)
+        index = index[:, :, self._columns]
+        block = {"index": index, "epoch": epoch}
+        if self._reader is not None:
+            block |= self._reader.read(index, epoch[:, None, None])
+        return _sent(block, lambda: self._put(block, "steps"), self.stats)
+
+
+class EvalFeed:
+    """The blocks of an evaluation: every sample exactly once, in order, padded with samples of mask 0.
+
+    Iterating starts anew each time; all blocks have one shape, [batches_per_block, batch_size].
+    """
+
+    def __init__(
+        self, source: Source, batch_size: int, max_batches_per_block: int, options: FeedOptions, put: Put
+    ) -> None:
+        self._put, self._depth, self._num_samples = put, options.prefetch_depth, len(source)
+        self._columns = options.share.columns(batch_size)
+        self.num_batches = -(-len(source) // batch_size)
+        self.num_blocks = -(-self.num_batches // max_batches_per_block)
+        self._shape = (-(-self.num_batches // self.num_blocks), batch_size)  # blocks as even as can be: least padding
+        self.resident = make_resident(source, put, options.share) if options.cache.where == "device" else None
+        self._reader = BlockReader(source, options, train=False) if self.resident is None else None
+        self.stats = FeedStats()  # of the latest iteration
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        self.stats = FeedStats()
+        ahead = Prefetcher(self._make, self.num_blocks, self._depth, self.stats)
+        try:
+            for _ in range(self.num_blocks):
+                yield ahead.next()
+        finally:
+            ahead.close()
+
+    def close(self) -> None:
+        """End the threads."""
+        if self._reader is not None:
+            self._reader.close()
+
+    def _make(self, number: int) -> dict[str, Any]:
+        size = self._shape[0] * self._shape[1]
+        place = np.arange(number * size, (number + 1) * size).reshape(self._shape)[:, self._columns]
+        counted = place < self._num_samples
+        index = np.where(counted, place, 0).astype(np.int32)
+        block = {"index": index, "mask": counted.astype(np.float32)}
+        if self._reader is not None:
+            block |= self._reader.read(index, 0)
+        return _sent(block, lambda: self._put(block, "batches"), self.stats)
+
+
+class RepeatedFeed(_PreparedFeed):
+    """Blocks of index [n, B], samples of a split in order, over and over: for measuring, where nothing is counted."""
+
+    def __init__(self, source: Source, shape: tuple[int, int], num_blocks: int, options: FeedOptions, put: Put) -> None:
+        self._shape, self._num_samples, self._put = shape, len(source), put
+        self._columns = options.share.columns(shape[1])
+        self._reader = BlockReader(source, options, train=False) if options.cache.where != "device" else None
+        self.stats = FeedStats()
+        self._ahead = Prefetcher(self._make, num_blocks, options.prefetch_depth, self.stats)
+
+    def _make(self, number: int) -> dict[str, Any]:
+        size = self._shape[0] * self._shape[1]
+        place = np.arange(number * size, (number + 1) * size).reshape(self._shape)[:, self._columns]
+        index = place % self._num_samples
+        block: dict[str, Any] = {"index": index.astype(np.int32)}
+        if self._reader is not None:
+            block |= self._reader.read(block["index"], 0)
+        return _sent(block, lambda: self._put(block, "batches"), self.stats)
+
+
+def _sent(block: dict[str, np.ndarray], put: Callable[[], Any], stats: FeedStats) -> Any:
+    """Send a block and wait until the devices have it: this thread has nothing else to do, and so the time is known."""
+    begin = time.perf_counter()
+    placed = jax.block_until_ready(put())
+    stats.send_seconds += time.perf_counter() - begin
+    stats.images += block["index"].size
+    stats.bytes += sum(array.nbytes for array in block.values())
+    return placed

@@ -1,0 +1,137 @@
+"""Measure the host's input path alone: reading, decoding, and whole views, for each number of threads."""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from headrace.config.schema import Data
+from headrace.core.errors import ConfigError
+from headrace.data.dataset import open_dataset
+from headrace.data.decoding.image import decode, read_header
+from headrace.data.decoding.image_source import PictureSource
+from headrace.data.feeding.blocks import BlockReader, feed_options
+from headrace.data.feeding.order import epoch_order
+from headrace.data.sets.source import Source
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """One part of the input path, timed."""
+
+    part: str  # read | decode | view | block
+    threads: int
+    elements_processed: int
+    total_bytes_processed: int
+    time_elapsed: float
+    processor_seconds: float  # of all threads
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the row with its rates, in the field names of the known dataset benchmark; bandwidth is GB/s."""
+        return {
+            "part": self.part,
+            "threads": self.threads,
+            "elements_processed": self.elements_processed,
+            "total_bytes_processed": self.total_bytes_processed,
+            "time_elapsed": self.time_elapsed,
+            "processor_seconds": self.processor_seconds,
+            "elements_per_second": self.elements_processed / self.time_elapsed,
+            "bandwidth": self.total_bytes_processed / self.time_elapsed / 1e9,
+        }
+
+
+PARTS = ("read", "decode", "view", "block")
+
+
+def bench_input(
+    data: Data, seed: int, threads: tuple[int, ...], seconds: float, parts: tuple[str, ...] = PARTS
+) -> list[Rate]:
+    """Time each part of the training set's input path for about as many seconds, after a few that are not timed."""
+    if seconds <= 0 or any(count < 1 for count in threads):
+        raise ConfigError(f"{seconds:g} seconds with {threads} threads.", rule="Both must be above 0.")
+    dataset = open_dataset(data, seed)
+    source = dataset.train
+    order = epoch_order(seed, 0, len(source), data.shuffle)
+    rates = []
+    for count in threads:
+        for part, work in _parts(source).items():
+            if part in parts:
+                rates.append(_timed(part, work, order, count, seconds))
+        if "block" in parts:
+            options = replace(feed_options(data, dataset.info, seed, 1), num_threads=count)
+            reader = BlockReader(source, options, train=True)
+            rates.append(_timed_blocks(reader, order, count, seconds))
+            reader.close()
+    return rates
+
+
+def _parts(source: Source) -> dict[str, Callable[[int], int]]:
+    """Return what is timed alone: only sources that decode have parts."""
+    if not isinstance(source, PictureSource):
+        return {}
+    samples = source.samples
+
+    def read(sample: int) -> int:
+        picture = samples.content(sample).picture
+        return picture.nbytes if isinstance(picture, np.ndarray) else len(picture)
+
+    def whole(sample: int) -> int:
+        picture = samples.content(sample).picture
+        return (picture if isinstance(picture, np.ndarray) else decode(picture, read_header(picture))).nbytes
+
+    def view(sample: int) -> int:
+        return source.read(np.array([sample]), 0).nbytes
+
+    return {"read": read, "decode": whole, "view": view}
+
+
+def _timed(part: str, work: Callable[[int], int], order: np.ndarray, threads: int, seconds: float) -> Rate:
+    """Let each thread take samples in turn until the time is over."""
+    samples = order.tolist()
+    for sample in samples[: 4 * threads]:
+        work(sample)
+    begin, spent = time.perf_counter(), time.process_time()
+    stop = begin + seconds
+
+    def run(number: int) -> tuple[int, int]:
+        done = total = 0
+        while time.perf_counter() < stop:
+            total += work(samples[(number + done * threads) % len(samples)])
+            done += 1
+        return done, total
+
+    with ThreadPoolExecutor(threads) as pool:
+        results = list(pool.map(run, range(threads)))
+    elapsed, spent = time.perf_counter() - begin, time.process_time() - spent
+    return Rate(
+        part=part,
+        threads=threads,
+        elements_processed=sum(done for done, _ in results),
+        total_bytes_processed=sum(total for _, total in results),
+        time_elapsed=elapsed,
+        processor_seconds=spent,
+    )
+
+
+def _timed_blocks(reader: BlockReader, order: np.ndarray, threads: int, seconds: float) -> Rate:
+    """Read blocks as a feed does, one after the other."""
+    size = max(64, 16 * threads)  # a call's block is larger; at its end threads wait for each other
+    done = total = epoch = 0
+    reader.read(np.resize(order, size), 0)
+    begin, spent = time.perf_counter(), time.process_time()
+    while (elapsed := time.perf_counter() - begin) < seconds:
+        index = np.take(order, np.arange(done, done + size), mode="wrap")
+        total += reader.read(index, epoch)["images"].nbytes
+        done += size
+        epoch = done // len(order)
+    return Rate(
+        part="block",
+        threads=threads,
+        elements_processed=done,
+        total_bytes_processed=total,
+        time_elapsed=elapsed,
+        processor_seconds=time.process_time() - spent,
+    )

@@ -1,0 +1,224 @@
+"""Data that code gives: arrays of images and labels, or any object with a length that gives an image for a number.
+
+uint8 images go through the ordinary preprocessing; float32 images reach the network as they are (flipped and cropped
+where that is asked for). Everything that does not fit is a DataError before a run starts.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from headrace.config.schema import Data
+from headrace.core.errors import ConfigError, DataError
+from headrace.data.dataset import DataInfo, DataSet
+from headrace.data.sets.source import ArraySource, Source
+
+ARRAYS = "arrays"  # the name of such a data set
+DTYPES = ("uint8", "float32")
+_AT_ONCE = 1024  # images read together for the channels' mean
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageSpec:
+    """What the images must be: the network's input and classes; and how a model saw the data it was trained on.
+
+    What follows `class_names` is of the training data, and empty before there was any.
+    """
+
+    image_hwc: tuple[int, int, int]
+    num_classes: int
+    class_names: tuple[str, ...] = ()
+    image_dtype: str = ""
+    normalization: str = ""
+    channel_mean: tuple[float, ...] = ()  # of the training images, on the scale 0 to 1
+    channel_std: tuple[float, ...] = ()
+
+
+class SequenceSource:
+    """A split that an object gives image by image: `len(images)` and `images[i]`, asked by several threads at once."""
+
+    def __init__(self, images: Any, labels: np.ndarray, first: np.ndarray) -> None:
+        self._images, self.labels, self._dtype = images, labels, first.dtype
+        height, width, channels = first.shape
+        self.image_hwc: tuple[int, int, int] = (height, width, channels)
+
+    @property
+    def num_distinct(self) -> int:
+        """Return how many different images there are."""
+        return len(self.labels)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all images."""
+        return len(self.labels) * int(np.prod(self.image_hwc)) * self._dtype.itemsize
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def read(self, indices: np.ndarray, epoch: np.ndarray | int) -> np.ndarray:
+        """Ask for each image; one that is not like the first is a DataError with its number."""
+        read = np.empty((len(indices), *self.image_hwc), self._dtype)
+        for place, index in enumerate(indices):
+            image = np.asarray(self._images[int(index)])
+            if image.shape != self.image_hwc or image.dtype != self._dtype:
+                raise DataError(
+                    f"Image {index} is {_describe(image)}, image 0 is {self._dtype}{list(self.image_hwc)}.",
+                    rule="All images of a set have one shape and one dtype.",
+                )
+            read[place] = image
+        return read
+
+
+def array_source(images: Any, labels: Any, spec: ImageSpec, what: str = "") -> Source:
+    """Return the split of these images and labels; `what` (such as `validation `) dresses errors."""
+    first = np.asarray(images[0]) if _count(images, what) else None
+    is_array = hasattr(images, "shape") and hasattr(images, "dtype")
+    _check_image(images if is_array else first, is_array, spec, what)
+    labels = _labels(labels, len(images), spec.num_classes, what)
+    return ArraySource(np.asarray(images), labels) if is_array else SequenceSource(images, labels, np.asarray(first))
+
+
+def array_dataset(data: Data, spec: ImageSpec, train: Source | None, validation: Source | None) -> DataSet:
+    """Return the data set of these two splits (None: the run does without), with its preprocessing resolved."""
+    source = train or validation
+    dtype = str(source.read(np.zeros(1, np.int64), 0).dtype) if source is not None else spec.image_dtype or "float32"
+    augmentation = "none" if data.train_augmentation == "auto" else data.train_augmentation
+    normalization = _normalization(data.wanted_normalization, spec.normalization, dtype)
+    mean, std = spec.channel_mean, spec.channel_std
+    needs_mean = normalization in ("per-channel", "centred")
+    if needs_mean and train is not None and not mean:
+        mean, std = channel_moments(train)
+    elif needs_mean and not mean:
+        raise DataError(
+            f"normalization {normalization} needs the mean of the training images, which this model has not seen.",
+            remedy="Call fit or load first, or choose normalization='zero-one'.",
+        )
+    info = DataInfo(
+        name=ARRAYS,
+        image_hwc=spec.image_hwc,
+        num_classes=spec.num_classes,
+        class_names=spec.class_names or tuple(f"class {label}" for label in range(spec.num_classes)),
+        num_train=len(train) if train is not None else 0,
+        num_validation=len(validation) if validation is not None else 0,
+        augmentation=augmentation,
+        normalization=normalization,
+        channel_mean=mean or (0.0,) * spec.image_hwc[2],
+        channel_std=std or (1.0,) * spec.image_hwc[2],
+        image_dtype=dtype,
+    )
+    none = ArraySource(np.zeros((0, *spec.image_hwc), dtype), np.zeros(0, np.int32))
+    return DataSet(info=info, train=none if train is None else train, validation=validation or none)
+
+
+def channel_moments(source: Source) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and standard deviation of each channel of uint8 images, on the scale 0 to 1."""
+    total, squares, count = 0.0, 0.0, 0
+    for start in range(0, len(source), _AT_ONCE):
+        images = source.read(np.arange(start, min(start + _AT_ONCE, len(source))), 0).astype(np.float64) / 255
+        total, squares = total + images.sum((0, 1, 2)), squares + np.square(images).sum((0, 1, 2))
+        count += images.size // images.shape[-1]
+    mean = np.asarray(total) / count
+    std = np.sqrt(np.maximum(np.asarray(squares) / count - mean**2, 0))
+    if not (std > 0).all():
+        raise DataError(
+            f"Channel {int(np.argmin(std))} has the same value in every training image.",
+            rule="normalization per-channel divides by each channel's standard deviation.",
+            remedy="Choose normalization='zero-one', or leave that channel out.",
+        )
+    return tuple(map(float, mean)), tuple(map(float, std))
+
+
+def check_class_names(names: Sequence[str], num_classes: int) -> tuple[str, ...]:
+    """Return the names of the classes; refuse another number of them."""
+    if len(names) != num_classes:
+        raise DataError(
+            f"class_names has {len(names)} names, the network {num_classes} classes.",
+            rule="There is one name for each label, in the order of the labels.",
+        )
+    return tuple(map(str, names))
+
+
+def _normalization(wanted: str, trained: str, dtype: str) -> str:
+    if trained and wanted not in ("auto", trained):
+        raise ConfigError(
+            f"normalization {wanted} is asked for, but the model was trained with {trained}.",
+            rule="A network must see images as it saw them in training.",
+            remedy="Leave normalization out.",
+        )
+    if dtype == "uint8":
+        return trained or ("zero-one" if wanted == "auto" else wanted)
+    if wanted not in ("auto", "none"):
+        raise ConfigError(
+            f"normalization {wanted} is asked for, but the images are {dtype}.",
+            rule="float32 images reach the network as they are; normalization is for images of 0 to 255.",
+            remedy="Leave normalization out, or give the images as uint8.",
+        )
+    return "none"
+
+
+def _count(images: Any, what: str) -> int:
+    if not (hasattr(images, "__len__") and hasattr(images, "__getitem__")) or isinstance(images, str | bytes | dict):
+        raise DataError(
+            f"The {what}images are a {type(images).__name__}.",
+            rule="Images are an array [N, H, W, C], or an object with len(images) and images[i].",
+        )
+    if len(images) == 0:
+        raise DataError(f"There are no {what}images.")
+    return len(images)
+
+
+def _check_image(images: Any, is_array: bool, spec: ImageSpec, what: str) -> None:
+    """Refuse images (an array of them, or the first alone) of another shape or dtype than the network takes."""
+    shape = tuple(images.shape)[1:] if is_array else tuple(images.shape)
+    wanted = "x".join(map(str, spec.image_hwc))
+    if shape != spec.image_hwc:
+        remedy = "Give the height, width and channels of the images as input_shape."
+        if len(shape) == 2 and (*shape, 1) == spec.image_hwc:
+            remedy = "Give them a dim for the one channel: images[..., None]."
+        found = "x".join(map(str, shape)) or "single numbers"
+        raise DataError(f"The {what}images are {found}, the network takes {wanted}.", remedy=remedy)
+    dtype = str(images.dtype)
+    if dtype not in DTYPES:
+        raise DataError(
+            f"The {what}images are {dtype}.",
+            rule="Images are uint8 (0 to 255, preprocessed as the options say) or float32 (taken as they are).",
+            remedy="Convert them: images.astype(np.float32).",
+        )
+    if spec.image_dtype not in ("", dtype):
+        raise DataError(
+            f"The {what}images are {dtype}, those that the model was trained on were {spec.image_dtype}.",
+            rule="uint8 images are preprocessed and float32 ones are not, so the network would see other numbers.",
+            remedy=f"Give images of {spec.image_dtype}.",
+        )
+
+
+def _labels(labels: Any, num_images: int, num_classes: int, what: str) -> np.ndarray:
+    """Return labels as int32 [N]; refuse what are no numbers of classes."""
+    array = np.asarray(labels)
+    if array.ndim == 2 and array.shape[1] == num_classes:
+        raise DataError(
+            f"The {what}labels are {list(array.shape)}: one number for each class.",
+            rule="A label is the number of one class.",
+            remedy="Give labels.argmax(axis=1).",
+        )
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise DataError(
+            f"The {what}labels are {_describe(array)}.",
+            rule="Labels are whole numbers, one for each image.",
+            remedy="Convert them: labels.astype(np.int32)." if array.ndim == 1 else "",
+        )
+    if len(array) != num_images:
+        raise DataError(f"There are {num_images:,} {what}images, but {len(array):,} labels.")
+    wrong = np.flatnonzero((array < 0) | (array >= num_classes))
+    if len(wrong):
+        raise DataError(
+            f"Label {array[wrong[0]]} of {what}image {wrong[0]} is out of range (so are {len(wrong) - 1:,} others).",
+            rule=f"The network has {num_classes} classes: labels are 0 to {num_classes - 1}.",
+        )
+    return array.astype(np.int32)
+
+
+def _describe(array: np.ndarray) -> str:
+    return f"{array.dtype}{list(array.shape)}"

@@ -1,0 +1,208 @@
+"""Class folders: a folder of pictures for each class, with or without folders for the two splits above them."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from headrace.core.errors import DataError
+from headrace.core.rng import bits, name_id
+from headrace.data.decoding.image import EXTENSIONS
+from headrace.data.sets.samples import FileSamples
+
+TRAIN_NAMES = ("train", "training")
+VALIDATION_NAMES = ("val", "validation", "valid", "test")
+_LISTED = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """The pictures of one folder of class folders, as paths below it, with the class of each."""
+
+    root: Path
+    class_names: tuple[str, ...]
+    files: tuple[str, ...]
+    labels: np.ndarray  # int32
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassFolders:
+    """Both splits of a folder of pictures."""
+
+    class_names: tuple[str, ...]
+    train: FileSamples
+    validation: FileSamples
+    how: str  # they were told apart
+
+
+def split_folder(root: Path, names: tuple[str, ...]) -> Path | None:
+    """Return the folder of one split, found by its usual names."""
+    return next((root / name for name in names if (root / name).is_dir()), None)
+
+
+def has_class_folders(root: Path) -> bool:
+    """Say whether a folder, or its training folder, has folders with pictures in them."""
+    top = split_folder(root, TRAIN_NAMES) or root
+    try:
+        return any(next(_pictures(folder), None) is not None for folder in _folders(top))
+    except OSError:
+        return False
+
+
+def read_folders(root: Path, validation_split: float) -> ClassFolders:
+    """List the pictures of both splits; what cannot be right is a DataError."""
+    train_root, validation_root = split_folder(root, TRAIN_NAMES), split_folder(root, VALIDATION_NAMES)
+    if train_root is None:
+        whole = list_classes(root)
+        return _split(whole, validation_split)
+    train = list_classes(train_root)
+    if validation_root is None:
+        return _split(train, validation_split)
+    validation = list_classes(validation_root, train.class_names)
+    return ClassFolders(
+        class_names=train.class_names,
+        train=_samples(train, np.arange(len(train.files))),
+        validation=_samples(validation, np.arange(len(validation.files))),
+        how=f"{train_root.name} and {validation_root.name}",
+    )
+
+
+def list_classes(root: Path, class_names: tuple[str, ...] | None = None) -> Listing:
+    """List the class folders of a folder; with `class_names` these are the classes, and others are refused."""
+    try:
+        folders = _folders(root)
+        changed = tuple(folder.stat().st_mtime_ns for folder in (root, *folders))
+        return _list(root, class_names, changed)
+    except OSError as error:
+        raise DataError(
+            f"{error.filename or root} cannot be read: {error.strerror}.",
+            remedy="Check the path and its permissions.",
+        ) from None
+
+
+@lru_cache(maxsize=8)
+def _list(root: Path, class_names: tuple[str, ...] | None, changed: tuple[int, ...]) -> Listing:
+    """List a folder; a run describes, checks and opens its set, and a million names are read once for all three."""
+    del changed  # part of the key: a folder that changes is listed again
+    folders = _folders(root)
+    names = class_names or tuple(folder.name for folder in folders)
+    _refuse_doubtful(root, tuple(folder.name for folder in folders), names)
+    files: list[str] = []
+    labels: list[int] = []
+    empty = []
+    for folder in folders:
+        found = sorted(_pictures(folder))
+        if not found:
+            empty.append(folder.name)
+        files += (f"{folder.name}/{name}" for name in found)
+        labels += [names.index(folder.name)] * len(found)
+    if empty and len(files) > 0:
+        raise DataError(
+            f"{len(empty)} class folder(s) of {root} hold no picture: {_some(empty)}.",
+            rule=f"A class is a folder with pictures ({', '.join(EXTENSIONS)}) in it.",
+            remedy="Delete the empty folders, or put their pictures in.",
+        )
+    if not files:
+        raise _no_pictures(root)
+    return Listing(root=root, class_names=names, files=tuple(files), labels=np.array(labels, np.int32))
+
+
+def _refuse_doubtful(root: Path, found: tuple[str, ...], names: tuple[str, ...]) -> None:
+    seen: dict[str, str] = {}
+    for name in found:
+        other = seen.setdefault(name.strip().casefold(), name)
+        if other != name:
+            raise DataError(
+                f"Two classes of {root} have the same name but for case or spaces: {other!r} and {name!r}.",
+                remedy="Put their pictures into one folder, or rename one.",
+            )
+    strange = [name for name in found if name not in names]
+    if strange:
+        raise DataError(
+            f"{root} has {len(strange)} class folder(s) that training has not: {_some(strange)}.",
+            rule="Validation can only ask for classes that were trained.",
+            remedy="Rename or delete them, or add them to the training folder.",
+        )
+    if len(names) < 2:
+        raise (
+            _no_pictures(root)
+            if not found
+            else DataError(
+                f"{root} has one class folder alone: {found[0]}.",
+                rule="To tell classes apart there must be two or more, each a folder.",
+                remedy="Name the folder that holds the class folders with --dataset-path.",
+            )
+        )
+
+
+def _no_pictures(root: Path) -> DataError:
+    loose = sum(1 for entry in os.scandir(root) if entry.is_file() and entry.name.lower().endswith(EXTENSIONS))
+    told = f" {loose:,} picture(s) lie in it directly." if loose else ""
+    return DataError(
+        f"{root} has no class folders with pictures.{told}",
+        rule=f"A class is a folder, its name the class's, with {', '.join(EXTENSIONS)} files in it.",
+        remedy="Make one folder for each class: PICTURES/cat/1.jpg, PICTURES/dog/2.jpg.",
+    )
+
+
+def _split(whole: Listing, share: float) -> ClassFolders:
+    held_out = held_out_mask(whole.files, whole.labels, share)
+    if not held_out.any():
+        raise DataError(
+            f"{whole.root} has no validation folder, and --validation-split {share:g} holds nothing out.",
+            remedy=f"Add a folder named {' or '.join(VALIDATION_NAMES[:2])}, or raise --validation-split.",
+        )
+    return ClassFolders(
+        class_names=whole.class_names,
+        train=_samples(whole, np.flatnonzero(~held_out)),
+        validation=_samples(whole, np.flatnonzero(held_out)),
+        how=f"{share:.3g} of each class held out, always the same pictures",
+    )
+
+
+def held_out_mask(files: tuple[str, ...], labels: np.ndarray, share: float) -> np.ndarray:
+    """Return which pictures are held out: of each class that share, chosen by name, whatever the seed.
+
+    A picture's draw is of its own path, so adding pictures moves few others to the other side.
+    """
+    names = np.array([name_id(file) for file in files], np.uint32)
+    draw = bits(name_id("validation split"), names)
+    held_out = np.zeros(len(files), bool)
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        count = min(max(round(share * len(members)), 1 if share > 0 else 0), len(members) - 1)
+        held_out[members[np.argsort(draw[members], kind="stable")[:count]]] = True
+    return held_out
+
+
+def _samples(listing: Listing, chosen: np.ndarray) -> FileSamples:
+    files = listing.files if len(chosen) == len(listing.files) else tuple(listing.files[i] for i in chosen)
+    return FileSamples(listing.root, files, listing.labels[chosen])
+
+
+def _folders(root: Path) -> list[Path]:
+    with os.scandir(root) as entries:
+        return [
+            root / name for name in sorted(entry.name for entry in entries if entry.name[0] != "." and entry.is_dir())
+        ]
+
+
+def _pictures(folder: Path) -> Iterator[str]:
+    """Yield the pictures of a folder and the folders in it, as paths below it."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name[0] == ".":
+                continue
+            if entry.name.lower().endswith(EXTENSIONS):
+                yield entry.name
+            elif entry.is_dir():
+                for name in _pictures(folder / entry.name):
+                    yield f"{entry.name}/{name}"
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _LISTED:,} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more

@@ -1,0 +1,267 @@
+"""Sets of pictures: found, listed, and described, whatever way they are stored."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from headrace.config.schema import Data
+from headrace.core.errors import ConfigError, DataError
+from headrace.core.units import parse_bytes
+from headrace.data.decoding.crop import CROP_RULES, CropRule
+from headrace.data.decoding.image import BadPicture, read_header
+from headrace.data.decoding.image_source import PictureSource, ViewSpec
+from headrace.data.sets.file_problem import BadSamples
+from headrace.data.sets.folder import held_out_mask, read_folders
+from headrace.data.sets.indexed_samples import Index, StoredSamples, refuse_empty_classes, refuse_new_labels
+from headrace.data.sets.locate import KINDS, detect_kind
+from headrace.data.sets.packed import open_pack
+from headrace.data.sets.samples import KEPT, Budget, CachedSamples, Samples
+from headrace.data.sets.tar_shards import plain_content, tar_index, tar_shards
+from headrace.data.sets.tfrecord_set import IMAGENET, TFDS_SHARD, index_of, samples_of, shards, tfds_names, tfds_schema
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+GREY_MEAN, GREY_STD = (0.449,), (0.226,)  # the same, weighed over the channels
+_LARGE, _SMALL = 224, 96  # the usual side; below the other, pictures are too small to crop anything away
+_LOOKED_AT = 64  # pictures whose size decides
+
+
+@dataclass(frozen=True, kw_only=True)
+class PictureSet:
+    """A set of pictures: where it lies, its classes and its two splits."""
+
+    kind: str
+    place: str
+    class_names: tuple[str, ...]
+    train: Samples
+    validation: Samples
+    how: str = ""  # the splits were told apart
+
+
+def _from_folders(path: Path, data: Data) -> PictureSet:
+    found = read_folders(path, data.validation_split)
+    return PictureSet(
+        kind="folder",
+        place=str(path),
+        class_names=found.class_names,
+        train=found.train,
+        validation=found.validation,
+        how=found.how,
+    )
+
+
+def _from_records(path: Path, data: Data) -> PictureSet:
+    train = shards(path, "train")
+    index = index_of(train, IMAGENET)
+    refuse_empty_classes(path, index)
+    reader = _Reader(
+        kind="tfrecord",
+        index=lambda files: index_of(files, IMAGENET),
+        samples=lambda files, part: samples_of(files, part, IMAGENET),
+    )
+    return _from_shards(path, data, reader, (train, index), shards(path, "validation"))
+
+
+def _from_tfds(path: Path, data: Data) -> PictureSet:
+    schema, names = tfds_schema(path), tfds_names(path)
+    reader = _Reader(
+        kind="tfds",
+        index=lambda files: index_of(files, schema, names),
+        samples=lambda files, part: samples_of(files, part, schema),
+    )
+    train = shards(path, "train", TFDS_SHARD)
+    validation = shards(path, "validation", TFDS_SHARD) or shards(path, "test", TFDS_SHARD)
+    return _from_shards(path, data, reader, (train, reader.index(train)), validation)
+
+
+def _from_tar(path: Path, data: Data) -> PictureSet:
+    train, validation = tar_shards(path)
+    index = tar_index(train)
+    reader = _Reader(
+        kind="tar",
+        index=lambda files: tar_index(files, index.class_names),
+        samples=lambda files, part: StoredSamples(files, part, plain_content),
+    )
+    return _from_shards(path, data, reader, (train, index), validation)
+
+
+def _from_pack(path: Path, data: Data) -> PictureSet:
+    pack = open_pack(path)
+    return PictureSet(
+        kind="packed",
+        place=str(path),
+        class_names=pack.class_names,
+        train=pack.train,
+        validation=pack.validation,
+        how=pack.how,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Reader:
+    """How shards of one kind are listed, and how their samples are read."""
+
+    kind: str
+    index: Callable[[list[Path]], Index]
+    samples: Callable[[list[Path], Index], Samples]
+
+
+def _from_shards(
+    path: Path, data: Data, reader: _Reader, train: tuple[list[Path], Index], validation: list[Path]
+) -> PictureSet:
+    """Return a set of shards; where none are for validation, a share of each class is held out by its place."""
+    files, index = train
+    if validation:
+        listed = reader.index(validation)
+        refuse_new_labels(path, index, listed)
+        splits = reader.samples(files, index), reader.samples(validation, listed)
+        how = f"{len(files):,} and {len(validation):,} shards"
+    else:
+        names = [f"{files[file].name}#{offset}" for file, offset in zip(index.file, index.offset, strict=True)]
+        held_out = held_out_mask(tuple(names), index.labels, data.validation_split)
+        parts = (index.take(np.flatnonzero(mask)) for mask in (~held_out, held_out))
+        splits = tuple(reader.samples(files, part) for part in parts)
+        how = f"{data.validation_split:.3g} of each class held out, always the same pictures"
+    return PictureSet(
+        kind=reader.kind,
+        place=str(path),
+        class_names=index.class_names,
+        train=splits[0],
+        validation=splits[1],
+        how=how,
+    )
+
+
+OPENERS: dict[str, Callable[[Path, Data], PictureSet]] = {
+    "folder": _from_folders,
+    "tfrecord": _from_records,
+    "tfds": _from_tfds,
+    "tar": _from_tar,
+    "packed": _from_pack,
+}
+
+
+def imagenet_is_there(data: Data) -> bool:
+    """Say whether something lies where ImageNet is said to be; the current directory, by default, says nothing."""
+    path = Path(data.dataset_path).expanduser()
+    found = detect_kind(path) if path.exists() else None
+    return found is not None and not (data.dataset_path == "." and found == "folder")
+
+
+def open_pictures(data: Data, kind: str) -> PictureSet:
+    """List the set; `kind` is a row of detect.KINDS, or `imagenet` for whichever of them is there."""
+    path = Path(data.dataset_path).expanduser()
+    if not path.exists():
+        raise DataError(f"{path.absolute()} does not exist.", remedy="Give the place of your data with --dataset-path.")
+    found = detect_kind(path) if kind == "imagenet" else kind
+    if kind == "imagenet" and data.dataset_path == "." and not imagenet_is_there(data):
+        # The current directory is the option's default: it was not meant, whatever folders it holds.
+        raise DataError(
+            "It is not said where ImageNet lies.",
+            remedy="Give its TFRecords, tar shards, packed file or class folders with --dataset-path; or train on "
+            "made-up images of its shape with --generated-data or --synthetic-data.",
+        )
+    if found is None:
+        words = "; ".join(row.words for row in KINDS)
+        raise DataError(f"{path.absolute()} holds no pictures.", rule=f"Looked for {words}.")
+    pictures = OPENERS[found](path, data)
+    for split, samples in (("training", pictures.train), ("validation", pictures.validation)):
+        if not len(samples):
+            raise DataError(f"{pictures.place} has no {split} pictures.", remedy="Check --dataset-path.")
+    return pictures
+
+
+def image_size_of(pictures: PictureSet, data: Data) -> int:
+    """Return the side of the square that the network sees: as told, or fitted to the pictures."""
+    if data.image_size is not None:
+        return data.image_size
+    count = len(pictures.train)
+    sides = []
+    for sample in np.unique(np.linspace(0, count - 1, min(count, _LOOKED_AT)).astype(int)).tolist():
+        try:
+            encoded = pictures.train.content(sample).picture
+            header = None if isinstance(encoded, np.ndarray) else read_header(encoded)
+        except BadPicture:
+            continue
+        sides.append(min(encoded.shape[:2]) if header is None else min(header.height, header.width))
+    typical = int(np.median(sides)) if sides else _LARGE
+    return _LARGE if typical >= 200 else max(32, -(-typical // 32) * 32)
+
+
+def sent_size(data: Data, size: int) -> int | None:
+    """Return the side of training pictures as they are sent, if it is larger than the network's."""
+    sent = data.sent_image_size
+    if sent is not None and sent < size:
+        raise ConfigError(
+            f"sent_image_size is {sent}, but the image size is {size}.",
+            rule="The device cuts its image out of what is sent.",
+            remedy="Leave --sent-image-size out, or raise it.",
+        )
+    return None if sent == size else sent
+
+
+def crop_rule(data: Data, size: int) -> CropRule | None:
+    """Return how training pictures are cropped: as told, or fitted to their size. None: as in evaluation."""
+    name = data.train_crop
+    if name == "auto":
+        name = "valid" if size < _SMALL else "reference" if data.dataset in ("imagenet", "tfrecord") else "torchvision"
+    if name == "valid":
+        if data.crop_area is not None or data.crop_aspect is not None:
+            raise ConfigError(
+                "crop_area and crop_aspect are given, but nothing is cropped at random.",
+                rule="With train_crop valid, and for pictures below 96 pixels, training sees what validation sees.",
+                remedy="Choose --train-crop torchvision or reference, or leave them out.",
+            )
+        return None
+    row = CROP_RULES[name]
+    return CropRule(
+        area=_range(data.crop_area, row.area, "crop_area"),
+        aspect=_range(data.crop_aspect, row.aspect, "crop_aspect"),
+        reference=row.reference,
+    )
+
+
+def sources_of(
+    pictures: PictureSet, data: Data, size: int, seed: int
+) -> tuple[PictureSource, PictureSource, BadSamples]:
+    """Return the sources of training and validation, and the list of bad samples that they share."""
+    bad = BadSamples(pictures.place, len(pictures.train) + len(pictures.validation), data.max_bad_samples)
+    shorter = data.eval_resize_size or (size if size < _SMALL else None)
+    if shorter is not None and shorter < size:
+        raise ConfigError(
+            f"eval_resize_size is {shorter}, but the image size is {size}.",
+            rule="The centre is cut out of the resized picture, so its shorter side must be at least as long.",
+            remedy="Leave --eval-resize-size out, or raise it.",
+        )
+    look = ViewSpec(
+        size=size, channels=data.num_channels, seed=seed, shorter_side=shorter, antialias=data.resize_antialias
+    )
+    looks = replace(look, crop=crop_rule(data, size)), look
+    sent = sent_size(data, size)
+    if sent is not None:  # seen as in validation, all of the shorter side is sent: the device crops it
+        looks = replace(looks[0], size=sent, shorter_side=sent), look
+    samples: tuple[Samples, Samples] = (pictures.train, pictures.validation)
+    if data.dataset_cache in KEPT:
+        budget = Budget(parse_bytes(data.dataset_host_budget))
+        samples = tuple(  # type: ignore[assignment]
+            CachedSamples(part, data.dataset_cache, way, budget) for part, way in zip(samples, looks, strict=True)
+        )
+    return (
+        PictureSource(samples[0], looks[0], "train", bad),
+        PictureSource(samples[1], looks[1], "validation", bad),
+        bad,
+    )
+
+
+def _range(given: tuple[float, ...] | None, own: tuple[float, float], name: str) -> tuple[float, float]:
+    if given is None:
+        return own
+    top = 1.0 if name == "crop_area" else float("inf")
+    if len(given) != 2 or not 0 < given[0] <= given[1] <= top:
+        raise ConfigError(
+            f"{name} is {' '.join(f'{value:g}' for value in given)}.",
+            rule="It is two numbers, the least and the most" + (", above 0 and at most 1." if top == 1 else "."),
+            remedy=f"For example --{name.replace('_', '-')} {own[0]:g} {own[1]:g}.",
+        )
+    return given[0], given[1]

@@ -1,0 +1,158 @@
+"""Samples that lie in few large files: TFRecords, tar shards, packed files. An index says where each one is.
+
+The index of a set is made on first use and kept in the user's cache directory, under a name made of the files' names,
+sizes and times; a changed file makes another index.
+"""
+
+import hashlib
+import io
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from headrace.core.errors import DataError
+from headrace.core.files import write_atomic
+from headrace.data.decoding.image import BadPicture
+from headrace.data.decoding.jpeg import Places
+from headrace.data.sets.samples import Content
+
+_VERSION = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Index:
+    """Where the samples of a split lie: number of the file, first byte, bytes; and their labels, from 0."""
+
+    file: np.ndarray  # int32
+    offset: np.ndarray  # int64
+    length: np.ndarray  # int64
+    labels: np.ndarray  # int32
+    class_names: tuple[str, ...] = ()
+
+    def take(self, chosen: np.ndarray) -> "Index":
+        """Return the index of some of the samples."""
+        parts = {name: getattr(self, name)[chosen] for name in ("file", "offset", "length", "labels")}
+        return Index(**parts, class_names=self.class_names)
+
+
+class StoredSamples:
+    """The samples of an index. `open_content(bytes, sample)` makes a picture of what is stored.
+
+    With `crcs`, the CRC-32 of each, what is stored are pictures and nothing else.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[Path],
+        index: Index,
+        open_content: Callable[[bytes, int], Content],
+        footer: int = 0,
+        crcs: np.ndarray | None = None,
+    ) -> None:
+        self._files, self._index, self._open, self._footer = tuple(map(str, files)), index, open_content, footer
+        self._crcs, self.labels = crcs, index.labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def name(self, sample: int) -> str:
+        """Return the file and the byte."""
+        return f"{self._files[self._index.file[sample]]}, byte {int(self._index.offset[sample]):,}"
+
+    def places(self, samples: np.ndarray) -> Places | None:
+        """Return where these pictures lie, if nothing but pictures is stored: then their CRC-32 are known."""
+        if self._crcs is None:
+            return None
+        index, files = self._index, [os.fsencode(file) for file in self._files]
+        paths = [files[number] for number in index.file[samples].tolist()]
+        return Places(paths, index.offset[samples], index.length[samples], self._crcs[samples].astype(np.int64))
+
+    def content(self, sample: int) -> Content:
+        """Return the picture that is stored, and the objects that are known in it."""
+        length = int(self._index.length[sample]) + self._footer
+        try:
+            handle = os.open(self._files[self._index.file[sample]], os.O_RDONLY)
+            try:
+                data = os.pread(handle, length, int(self._index.offset[sample]))  # gives up Python's lock
+            finally:
+                os.close(handle)
+        except OSError as error:
+            raise BadPicture(f"cannot be read: {error.strerror or error}") from None
+        if len(data) != length:
+            raise BadPicture(f"the file ends inside: {len(data):,} of {length:,} bytes")
+        return self._open(data, sample)
+
+
+def indexed(kind: str, files: Sequence[Path], make: Callable[[], Index]) -> Index:
+    """Return the index of these files: the kept one, or a new one, which is kept if that can be."""
+    path = _cache_directory() / f"{kind}-{_fingerprint(kind, files)}.npz"
+    try:
+        with np.load(path, allow_pickle=False) as kept:
+            names = tuple(json.loads(bytes(kept["class_names"]).decode()))
+            arrays = {name: kept[name] for name in ("offset", "length", "labels")}
+            return Index(file=kept["file_number"], **arrays, class_names=names)
+    except (OSError, ValueError, KeyError, EOFError):
+        index = make()
+    buffer = io.BytesIO()
+    names = np.frombuffer(json.dumps(index.class_names).encode(), np.uint8)
+    np.savez(
+        buffer,
+        file_number=index.file,
+        offset=index.offset,
+        length=index.length,
+        labels=index.labels,
+        class_names=names,
+    )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, buffer.getvalue())
+    except OSError:  # no home to write to: the next run makes it again
+        pass
+    return index
+
+
+def make_index(rows: Sequence[tuple[int, int, int, int]], class_names: Sequence[str]) -> Index:
+    """Return the index of rows (file, offset, length, label)."""
+    columns = np.array(rows, np.int64).reshape(len(rows), 4).T
+    file, offset, length, labels = columns
+    return Index(
+        file=file.astype(np.int32),
+        offset=offset,
+        length=length,
+        labels=labels.astype(np.int32),
+        class_names=tuple(class_names),
+    )
+
+
+def refuse_empty_classes(path: Path, index: Index) -> None:
+    """Refuse a set with a class of which no sample is there."""
+    counts = np.bincount(index.labels, minlength=len(index.class_names))
+    empty = [index.class_names[label] for label in np.flatnonzero(counts == 0)]
+    if empty:
+        raise DataError(
+            f"{path} has no training picture of {len(empty):,} class(es): {', '.join(empty[:5])}.",
+            remedy="Build the set without these classes, or add pictures of them.",
+        )
+
+
+def refuse_new_labels(path: Path, train: Index, validation: Index) -> None:
+    """Refuse a set whose validation asks for classes that training does not have."""
+    most = int(validation.labels.max())
+    if most >= len(train.class_names):
+        raise DataError(
+            f"{path}: validation has the class number {most}, training {len(train.class_names)} classes from 0.",
+            rule="Validation can only ask for classes that were trained.",
+        )
+
+
+def _fingerprint(kind: str, files: Sequence[Path]) -> str:
+    facts = [(str(path.absolute()), stat.st_size, stat.st_mtime_ns) for path in files for stat in [path.stat()]]
+    return hashlib.sha256(json.dumps([_VERSION, kind, facts]).encode()).hexdigest()[:24]
+
+
+def _cache_directory() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace" / "indices"

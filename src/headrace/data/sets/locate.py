@@ -1,0 +1,221 @@
+"""Where a data set's files are: the directories looked at, the layout found there, and the error when there is none."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.core.errors import DataError
+from headrace.data.sets import cifar, idx
+from headrace.data.sets.catalog import KNOWN_SETS, Layout, SetRow
+from headrace.data.sets.file_problem import FileProblem, Part, empty_part, join_parts
+from headrace.data.sets.folder import has_class_folders
+from headrace.data.sets.packed import is_pack
+from headrace.data.sets.tar_shards import has_tar_shards
+from headrace.data.sets.tfrecord_set import TFDS_SHARD, has_shards
+
+ENVIRONMENT = ("DATASETS_DIR", "DATA_DIR")
+SYSTEM_DIRECTORY = Path("/usr/share/datasets")  # where Debian's data set packages put their files
+MAX_DEPTH = 3  # levels of sub-directories looked through
+MAX_DIRECTORIES = 5000  # a mistyped path such as / must not be walked for minutes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A data set's directory, its layout, and the file of each wanted name (None: it is not there)."""
+
+    directory: Path
+    layout: Layout
+    train_files: tuple[Path | None, ...]
+    validation_files: tuple[Path | None, ...]
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Return the names of the files that are not there."""
+        wanted = self.layout.train_files + self.layout.validation_files
+        there = self.train_files + self.validation_files
+        return tuple(name for name, path in zip(wanted, there, strict=True) if path is None)
+
+
+def search_roots(dataset_path: str) -> tuple[Path, ...]:
+    """Return where to look: in the given directory or, when none was given, also where environment and system say."""
+    given = Path(dataset_path).expanduser()
+    named = [Path(os.environ[name]).expanduser() for name in ENVIRONMENT if os.environ.get(name)]
+    if dataset_path != "." and given not in named:
+        return (given,)
+    return tuple(dict.fromkeys([given, *named, SYSTEM_DIRECTORY]))
+
+
+def find_set(row: SetRow, dataset_path: str) -> Found:
+    """Return the first place that holds files of the set; none is a DataError that says where was looked."""
+    roots = search_roots(dataset_path)
+    for root in roots:
+        for directory in _candidates(root, row):
+            for layout in row.layouts:
+                found = _look(directory, layout)
+                if len(found.missing) < len(layout.train_files + layout.validation_files):
+                    return found
+    raise _not_found(row, roots)
+
+
+def variants(layout: Layout, name: str) -> tuple[str, ...]:
+    """Return the names under which a file is known: idx files also with a dot and compressed."""
+    if layout.kind != "idx":
+        return (name,)
+    dotted = name.replace("-idx", ".idx")
+    return (name, dotted, f"{name}.gz", f"{dotted}.gz")
+
+
+def _look(directory: Path, layout: Layout) -> Found:
+    def path_of(name: str) -> Path | None:
+        paths = (directory / variant for variant in variants(layout, name))
+        return next((path for path in paths if path.is_file()), None)
+
+    return Found(
+        directory=directory,
+        layout=layout,
+        train_files=tuple(path_of(name) for name in layout.train_files),
+        validation_files=tuple(path_of(name) for name in layout.validation_files),
+    )
+
+
+def _candidates(root: Path, row: SetRow) -> Iterator[Path]:
+    """Yield the root, then its sub-directories that bear a name of the set, near ones first."""
+    if not root.is_dir():
+        return
+    yield root
+    names = {name.lower() for layout in row.layouts for name in layout.directories}
+    for directory in _sub_directories(root):
+        tail = directory.relative_to(root).as_posix().lower()
+        if any(tail == name or tail.endswith(f"/{name}") for name in names):
+            yield directory
+
+
+def _sub_directories(root: Path) -> Iterator[Path]:
+    """Yield visible sub-directories level by level, in order of name, as far as the limits go."""
+    level, seen = [root], 0
+    for _ in range(MAX_DEPTH):
+        below: list[Path] = []
+        for directory in level:
+            try:
+                with os.scandir(directory) as entries:
+                    names = sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
+            except OSError:  # a directory we may not read is not where the user keeps the set
+                continue
+            below += [directory / name for name in names]
+            seen += len(names)
+            if seen > MAX_DIRECTORIES:
+                break
+        yield from below
+        level = below if seen <= MAX_DIRECTORIES else []
+
+
+def _not_found(row: SetRow, roots: tuple[Path, ...]) -> DataError:
+    files = "; or ".join(
+        ", ".join(layout.train_files + layout.validation_files) + (" (plain or .gz)" if layout.kind == "idx" else "")
+        for layout in row.layouts
+    )
+    names = ", ".join(dict.fromkeys(name for layout in row.layouts for name in layout.directories))
+    places = ", ".join(_describe(root) for root in roots)
+    return DataError(
+        f"The data set {row.name} was not found. Looked for {files}.",
+        rule=f"Looked in {places}, and in sub-directories named {names} (up to {MAX_DEPTH} levels down).",
+        remedy=f"{row.how_to_get} Then name the directory with --dataset-path or $DATASETS_DIR.",
+    )
+
+
+def _describe(root: Path) -> str:
+    absolute = root.absolute()
+    if root.is_dir():
+        return str(absolute)
+    return f"{absolute} ({'a file: unpack it first' if root.is_file() else 'does not exist'})"
+
+
+# What kind of data set lies in a folder: rows of a table, the first that fits.
+
+
+@dataclass(frozen=True, kw_only=True)
+class KindRow:
+    """A kind of picture set: its name, what it looks like in words, and how it is recognised."""
+
+    name: str
+    words: str
+    fits: Callable[[Path], bool]
+
+
+KINDS = (
+    KindRow(name="packed", words="a packed file (*.hrp)", fits=is_pack),
+    KindRow(name="tfrecord", words="ImageNet's TFRecords (train-00000-of-01024)", fits=has_shards),
+    KindRow(
+        name="tfds",
+        words="records that TFDS prepared (NAME-train.tfrecord-00000-of-00001)",
+        fits=lambda path: has_shards(path, TFDS_SHARD),
+    ),
+    KindRow(name="tar", words="tar shards (*.tar)", fits=has_tar_shards),
+    KindRow(name="folder", words="class folders (train/CLASS/*.jpg or CLASS/*.jpg)", fits=has_class_folders),
+)
+
+
+def detect_kind(path: Path, kinds: Iterable[KindRow] = KINDS) -> str | None:
+    """Return the kind of picture set that lies there, or None."""
+    return next((row.name for row in kinds if row.fits(path)), None)
+
+
+def detect(dataset_path: str) -> str:
+    """Return the data set's name or kind from what lies in a folder; nothing known is a DataError."""
+    path = Path(dataset_path).expanduser()
+    if not path.exists():
+        raise DataError(f"{path.absolute()} does not exist.", remedy="Give the place of your data with --dataset-path.")
+    kind = detect_kind(path)
+    if kind is not None:
+        return kind
+    for name, row in KNOWN_SETS.items():
+        try:
+            if row.layouts and find_set(row, dataset_path).directory == path:
+                return name
+        except DataError:
+            continue
+    raise DataError(
+        f"{path.absolute()} holds no data set that is known.",
+        rule=f"Looked for {'; '.join(row.words for row in KINDS)}; the files of {', '.join(list(KNOWN_SETS)[1:])}.",
+        remedy="Give the folder itself with --dataset-path, or name the set with --dataset.",
+    )
+
+
+# Read one split of a data set from the files that were found, whatever its layout.
+
+
+SPLITS = ("train", "validation")
+_CIFAR_READERS = {"cifar-binary": cifar.read_binary, "cifar-python": cifar.read_python}
+
+
+def read_split(found: Found, row: SetRow, split: str) -> Part:
+    """Return the split's images and labels and everything that is wrong with its files."""
+    train = split == "train"
+    files = found.train_files if train else found.validation_files
+    wanted = found.layout.train_files if train else found.layout.validation_files
+    num_samples = row.num_train if train else row.num_validation
+    absent = tuple(
+        FileProblem(path=found.directory / name, problem="the file is missing")
+        for name, path in zip(wanted, files, strict=True)
+        if path is None
+    )
+    part = _read_files(files, found.layout.kind, row, num_samples)
+    return Part(images=part.images, labels=part.labels, findings=absent + part.findings)
+
+
+def class_names(found: Found, row: SetRow) -> tuple[str, ...]:
+    """Return the class names that lie beside the data, or else the known ones."""
+    if found.layout.names_file is None:
+        return row.class_names
+    return cifar.read_class_names(found.directory / found.layout.names_file, row.num_classes) or row.class_names
+
+
+def _read_files(files: tuple[Path | None, ...], kind: str, row: SetRow, num_samples: int) -> Part:
+    if kind == "idx":
+        images, labels = files
+        return idx.read_pair(images, labels, row, num_samples)
+    per_file, rest = divmod(num_samples, len(files))
+    assert rest == 0, "CIFAR's files are of equal length"
+    parts = [_CIFAR_READERS[kind](path, row, per_file) for path in files if path is not None]
+    return join_parts([empty_part(row.image_hwc), *parts])

@@ -1,0 +1,173 @@
+"""Samples: the encoded pictures of one split by number, however they are stored.
+
+What is seen of a picture does not depend on whether it was kept: kept decoded, every picture is decoded whole, at its
+first reading too.
+"""
+
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from headrace.core.units import format_bytes
+from headrace.data.decoding.image import BadPicture, decode, read_header
+from headrace.data.decoding.jpeg import Places
+
+Boxes = Sequence[tuple[float, float, float, float]]  # top, left, bottom, right of objects, from 0 to 1
+
+
+class Content(NamedTuple):
+    """A sample's picture, encoded or as uint8 [h, w, C] pixels, and the objects that are known in it."""
+
+    picture: Any
+    boxes: Boxes = ()
+
+
+class Samples(Protocol):
+    """One split as encoded pictures. Every method is safe to call from several threads."""
+
+    @property
+    def labels(self) -> np.ndarray:
+        """Return the label of every sample, int32."""
+        ...
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        ...
+
+    def content(self, sample: int) -> Content:
+        """Return a sample's picture and what is known of it; BadPicture where it cannot be had."""
+        ...
+
+    def name(self, sample: int) -> str:
+        """Return where a sample is stored, for people."""
+        ...
+
+
+def read_all(handle: int) -> bytes:
+    """Return what an open file has."""
+    size = os.fstat(handle).st_size
+    data = os.read(handle, size + 1)
+    while len(data) < size and (more := os.read(handle, size + 1 - len(data))):
+        data += more
+    return data
+
+
+class FileSamples:
+    """Pictures that are files of their own."""
+
+    def __init__(self, root: Path, files: Sequence[str], labels: np.ndarray) -> None:
+        assert len(files) == len(labels)
+        self._root, self._files, self.labels = str(root), files, labels.astype(np.int32)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def content(self, sample: int) -> Content:
+        """Return the file's bytes."""
+        try:
+            handle = os.open(self.name(sample), os.O_RDONLY)  # a file object costs more than the reading
+            try:
+                return Content(read_all(handle))
+            finally:
+                os.close(handle)
+        except OSError as error:
+            raise BadPicture(f"cannot be read: {error.strerror or error}") from None
+
+    def places(self, samples: np.ndarray) -> Places:
+        """Return where these pictures lie: each is a whole file."""
+        none = np.full(len(samples), -1, np.int64)
+        return Places([os.fsencode(self.name(sample)) for sample in samples.tolist()], np.zeros_like(none), none, none)
+
+    def name(self, sample: int) -> str:
+        """Return the file's path."""
+        return f"{self._root}/{self._files[sample]}"
+
+
+class ObjectSamples:
+    """Pictures that a Python object gives: `len(it)` samples, `it.get(i)` (or `it[i]`) a picture and its label.
+
+    A picture is encoded bytes, or pixels as uint8 [h, w] or [h, w, C].
+    """
+
+    def __init__(self, source: Any, labels: np.ndarray | None = None) -> None:
+        self._get = source.get if hasattr(source, "get") else source.__getitem__
+        found = [self._get(number)[1] for number in range(len(source))] if labels is None else labels
+        self.labels = np.asarray(found).astype(np.int32)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def content(self, sample: int) -> Content:
+        """Return what the object gives."""
+        picture = self._get(sample)[0]
+        if isinstance(picture, bytes | bytearray | memoryview):
+            return Content(bytes(picture))
+        pixels = np.asarray(picture)
+        if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3):
+            raise BadPicture(f"an array of {pixels.dtype} {list(pixels.shape)}, not uint8 [height, width, channels]")
+        return Content(pixels if pixels.ndim == 3 else pixels[:, :, None])
+
+    def name(self, sample: int) -> str:
+        """Return the sample's number."""
+        return f"sample {sample:,}"
+
+
+# Keep samples in memory, as they are stored or decoded, as long as a budget lasts.
+
+
+KEPT = ("raw", "decoded")
+
+
+class Budget:
+    """Bytes that several caches may take together."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.total = self.left = num_bytes
+        self._lock = threading.Lock()
+
+    def take(self, num_bytes: int) -> bool:
+        """Take so many bytes if they are left."""
+        with self._lock:
+            fits = num_bytes <= self.left
+            self.left -= num_bytes if fits else 0
+            return fits
+
+    def describe(self) -> str:
+        """Say how much is in use."""
+        return f"{format_bytes(self.total - self.left)} of {format_bytes(self.total)}"
+
+
+class CachedSamples:
+    """Samples of which those that were read first stay in memory. `form` is raw or decoded."""
+
+    def __init__(self, samples: Samples, form: str, look: Any, budget: Budget) -> None:
+        assert form in KEPT
+        self._samples, self._budget = samples, budget
+        self._decoded, self._channels, self._quick = form == "decoded", look.channels, look.crop is not None
+        self._kept: dict[int, Content] = {}
+        self.labels = samples.labels
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def name(self, sample: int) -> str:
+        """Return where a sample is stored, for people."""
+        return self._samples.name(sample)
+
+    def content(self, sample: int) -> Content:
+        """Return a sample from memory, or read it and keep it if there is room."""
+        kept = self._kept.get(sample)
+        if kept is not None:
+            return kept
+        content = self._samples.content(sample)
+        if self._decoded and not isinstance(content.picture, np.ndarray):
+            pixels = decode(content.picture, read_header(content.picture), self._channels, quick=self._quick)
+            content = Content(pixels, content.boxes)
+        size = content.picture.nbytes if isinstance(content.picture, np.ndarray) else len(content.picture)
+        if self._budget.take(size):
+            self._kept[sample] = content
+        return content

@@ -1,0 +1,173 @@
+"""Sources: one split of a data set, as images by sample number.
+
+`generated` images are made on the host and sent like real ones; `synthetic` ones are made on the device and cost no
+host traffic. There are at most 1,024 different images, shown again and again, so making them never binds a run.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from headrace.core.rng import bits, name_id
+
+# Made-up data: random bytes that are a pure function of (seed, split, image), on the host or on the device alike.
+
+
+MAX_DISTINCT = 1024
+
+
+def distinct_images(num_samples: int, image_bytes: int, budget_bytes: int) -> int:
+    """Return how many different images to make: never more than a quarter of the device budget holds."""
+    return max(1, min(num_samples, MAX_DISTINCT, budget_bytes // (4 * image_bytes)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Synthetic:
+    """What determines the images and labels of a made-up split."""
+
+    seed: int
+    split: str
+    image_hwc: tuple[int, int, int]
+    num_classes: int
+    num_distinct: int
+
+
+def synthetic_images(spec: Synthetic, numbers: Any, xp: Any) -> Any:
+    """Return the images of these numbers (uint32 [n]) as uint8 [n, H, W, C]; `xp` is numpy or jax.numpy."""
+    size = int(np.prod(spec.image_hwc))
+    num_words = -(-size // 4)
+    address = numbers[:, None] * np.uint32(num_words) + xp.arange(num_words, dtype=np.uint32)[None, :]
+    words = bits(spec.seed, name_id(f"made up/{spec.split}/images"), address.reshape(-1))
+    shifts = xp.arange(0, 32, 8, dtype=np.uint32)
+    each_byte = (words[:, None] >> shifts[None, :]).astype(np.uint8)
+    return each_byte.reshape(len(numbers), num_words * 4)[:, :size].reshape(len(numbers), *spec.image_hwc)
+
+
+def synthetic_labels(spec: Synthetic, numbers: Any) -> Any:
+    """Return the labels of the images of these numbers, int32 [n]."""
+    draw = bits(spec.seed, name_id(f"made up/{spec.split}/labels"), numbers)
+    return (draw % np.uint32(spec.num_classes)).astype(np.int32)
+
+
+_AT_ONCE = 16  # images made together: they stay in the processor's cache, four times faster than all at once
+
+
+class Source(Protocol):
+    """One split. Sample `i` shows image `i % num_distinct`; only made-up sets have fewer images than samples."""
+
+    @property
+    def num_distinct(self) -> int:
+        """Return how many different images there are."""
+        ...
+
+    @property
+    def image_hwc(self) -> tuple[int, int, int]:
+        """Return the shape of an image."""
+        ...
+
+    @property
+    def labels(self) -> np.ndarray:
+        """Return the label of every sample, int32."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all different images."""
+        ...
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        ...
+
+    def read(self, indices: np.ndarray, epoch: np.ndarray | int) -> np.ndarray:
+        """Return the images of these samples [n, H, W, C], uint8 or float32; safe to call from several threads."""
+        ...
+
+
+@runtime_checkable
+class DecodingSource(Source, Protocol):
+    """A source whose images are worth decoding straight into the block that they are sent in."""
+
+    def read_into(self, indices: np.ndarray, epoch: np.ndarray | int, out: np.ndarray) -> None:
+        """Write the images of these samples into `out`, uint8 [n, H, W, C]; safe to call from several threads."""
+        ...
+
+
+class ArraySource:
+    """A split that lies in memory; with `num_samples` its images are shown again and again."""
+
+    def __init__(self, images: np.ndarray, labels: np.ndarray, num_samples: int | None = None) -> None:
+        assert images.dtype in (np.uint8, np.float32)
+        assert labels.dtype == np.int32
+        assert len(images) == len(labels)
+        self._num_samples = len(images) if num_samples is None else num_samples
+        # On the CPU a device array may share this memory: nobody may write to it.
+        self._images = images.view()
+        self._images.flags.writeable = False
+        self.labels = labels[np.arange(self._num_samples) % len(labels)]
+        self.labels.flags.writeable = False
+
+    @property
+    def num_distinct(self) -> int:
+        """Return how many different images there are."""
+        return len(self._images)
+
+    @property
+    def image_hwc(self) -> tuple[int, int, int]:
+        """Return the shape of an image."""
+        height, width, channels = self._images.shape[1:]
+        return height, width, channels
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all images."""
+        return self._images.nbytes
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    def read(self, indices: np.ndarray, epoch: np.ndarray | int) -> np.ndarray:
+        """Return the images of these samples; an array does not change with the epoch."""
+        if len(self._images) < self._num_samples:
+            indices = indices % len(self._images)
+        return self._images[indices]
+
+
+class SyntheticSource:
+    """A split that the device makes for itself; the host can make the same images when it must show them."""
+
+    def __init__(self, spec: Synthetic, num_samples: int) -> None:
+        self.spec, self._num_samples = spec, num_samples
+        distinct = synthetic_labels(spec, np.arange(spec.num_distinct, dtype=np.uint32))
+        self.labels = distinct[np.arange(num_samples) % spec.num_distinct]
+
+    @property
+    def num_distinct(self) -> int:
+        """Return how many different images there are."""
+        return self.spec.num_distinct
+
+    @property
+    def image_hwc(self) -> tuple[int, int, int]:
+        """Return the shape of an image."""
+        return self.spec.image_hwc
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of the different images."""
+        return self.num_distinct * int(np.prod(self.image_hwc))
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    def read(self, indices: np.ndarray, epoch: np.ndarray | int) -> np.ndarray:
+        """Return the images of these samples."""
+        return synthetic_images(self.spec, (indices % self.num_distinct).astype(np.uint32), np)
+
+
+def generated_source(spec: Synthetic, num_samples: int) -> ArraySource:
+    """Return a made-up split whose images the host makes now and sends like real ones."""
+    numbers = np.arange(spec.num_distinct, dtype=np.uint32)
+    few = np.array_split(numbers, -(-len(numbers) // _AT_ONCE))
+    images = np.concatenate([synthetic_images(spec, part, np) for part in few])
+    return ArraySource(images, synthetic_labels(spec, numbers), num_samples)

@@ -1,0 +1,101 @@
+"""Tar shards in WebDataset's layout: `KEY.jpg` beside `KEY.cls` (a label in digits) or `KEY.json` (with a `label`)."""
+
+import json
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from headrace.core.errors import DataError
+from headrace.data.decoding.image import EXTENSIONS
+from headrace.data.sets.indexed_samples import Index, indexed, make_index
+from headrace.data.sets.samples import Content
+
+_VALIDATION = ("val", "test")
+_LABELS = (".cls", ".json")
+_MAX_LABEL_BYTES = 1 << 20
+
+
+def plain_content(data: bytes, sample: int) -> Content:
+    """Return stored bytes that are the picture itself."""
+    return Content(data)
+
+
+def has_tar_shards(path: Path) -> bool:
+    """Say whether a folder has tar files."""
+    return path.is_dir() and any(entry.suffix == ".tar" for entry in path.iterdir())
+
+
+def tar_shards(path: Path) -> tuple[list[Path], list[Path]]:
+    """Return the shards of training and validation: those with val or test in their name are the latter."""
+    files = sorted(path.glob("*.tar"))
+    validation = [file for file in files if any(word in file.stem.lower() for word in _VALIDATION)]
+    return [file for file in files if file not in validation], validation
+
+
+def tar_index(files: Sequence[Path], class_names: tuple[str, ...] = ()) -> Index:
+    """Return the index of these shards; classes are named by a file `classes.txt` beside them, or numbered."""
+    if not files:
+        raise DataError("There are no tar shards of training pictures.", remedy="Name them without val or test.")
+    names = class_names or _class_names(files[0].parent)
+    return indexed("tar", files, lambda: _make_index(files, names))
+
+
+def _class_names(folder: Path) -> tuple[str, ...]:
+    file = folder / "classes.txt"
+    return tuple(file.read_text().splitlines()) if file.is_file() else ()
+
+
+def _make_index(files: Sequence[Path], class_names: tuple[str, ...]) -> Index:
+    rows = []
+    for number, path in enumerate(files):
+        try:
+            rows += _rows_of(path, number)
+        except (tarfile.TarError, OSError, EOFError) as error:
+            raise DataError(f"{path} is no whole tar file: {error}.", remedy="Fetch or make it again.") from None
+    if not rows:
+        raise DataError(f"{files[0].parent} has no pictures in its tar files.", rule="A sample is KEY.jpg and KEY.cls.")
+    count = max(row[3] for row in rows) + 1
+    if class_names and count > len(class_names):
+        raise DataError(f"A label is {count - 1}, but there are {len(class_names)} class names.")
+    return make_index(rows, class_names or [f"class {label}" for label in range(count)])
+
+
+def _rows_of(path: Path, number: int) -> list[tuple[int, int, int, int]]:
+    pictures: dict[str, tuple[int, int]] = {}
+    labels: dict[str, int] = {}
+    with tarfile.open(path, "r:") as archive:
+        size = path.stat().st_size
+        for member in archive:
+            folder, _, base = member.name.rpartition("/")
+            key, dot, suffix = base.partition(".")
+            key = f"{folder}/{key}"
+            if not member.isfile() or not dot:
+                continue
+            if member.offset_data + member.size > size:
+                raise tarfile.ReadError(f"it ends inside {member.name}")
+            if f".{suffix.lower()}" in EXTENSIONS:
+                pictures[key] = (member.offset_data, member.size)
+            elif f".{suffix.lower()}" in _LABELS and member.size <= _MAX_LABEL_BYTES:
+                file = archive.extractfile(member)
+                assert file is not None
+                labels[key] = _label(path, member.name, file.read())
+    lost = [key.lstrip("/") for key in pictures if key not in labels]
+    if lost:
+        raise DataError(
+            f"{path}: {len(lost):,} picture(s) without a label, such as {lost[0]}.",
+            rule="Beside KEY.jpg lies KEY.cls with the label in digits, or KEY.json with a `label`.",
+        )
+    return [(number, *place, labels[key]) for key, place in pictures.items()]
+
+
+def _label(path: Path, name: str, data: bytes) -> int:
+    try:
+        text = data.decode()
+        label = int(json.loads(text)["label"] if name.endswith(".json") else text)
+    except (ValueError, KeyError, TypeError):
+        raise DataError(
+            f"{path}: {name} holds no label, but {data[:40]!r}.", rule="A label is a whole number."
+        ) from None
+    if not 0 <= label < 1_000_000:
+        raise DataError(f"{path}: the label in {name} is {label}, out of range.", rule="Labels start from 0.")
+    return label

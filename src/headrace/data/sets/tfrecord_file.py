@@ -1,0 +1,318 @@
+"""TFRecord files: each record is its length, a checksum of that, its bytes, and a checksum of them.
+
+An Example is a map from names to lists of bytes, floats or whole numbers. Only the wanted names are unpacked; pictures
+that are not wanted are stepped over.
+
+The bytes are cut into lanes of 64, whose checksums advance together, two bytes a step. Neighbouring lanes are then
+joined in pairs: moving a checksum past n bytes is linear, so it is four table look-ups. 110 kB take 0.6 ms instead of
+the 30 ms of a loop over bytes.
+"""
+
+import os
+import struct
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from headrace.core.errors import DataError
+
+# The records of ImageNet and TFDS: `tf.train.Example` messages, read and written without TensorFlow or protobuf.
+
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3
+
+
+class Floats(list[float]):
+    """A list of floats, also when it is empty: readers compare the kind of a list with the one they expect."""
+
+
+Values = list[bytes] | Floats | list[int]
+
+
+class BadMessage(ValueError):
+    """Bytes that are no Example."""
+
+
+def read_example(data: bytes | memoryview, wanted: Collection[str]) -> dict[str, Any]:
+    """Return {name: list of values} of the wanted features that the message has."""
+    view = memoryview(data)
+    found: dict[str, Any] = {}
+    for field, features in _fields(view):
+        if field != 1 or not isinstance(features, memoryview):
+            continue
+        for inner, entry in _fields(features):
+            if inner == 1 and isinstance(entry, memoryview):
+                _read_entry(entry, wanted, found)
+    return found
+
+
+def write_example(features: Mapping[str, Values]) -> bytes:
+    """Return the message that holds these features, in order of name."""
+    entries = []
+    for name in sorted(features):
+        kind, body = _pack(features[name])
+        value = _field(kind, body)
+        entries.append(_field(1, _field(1, name.encode()) + _field(2, value)))
+    return _field(1, b"".join(entries))
+
+
+def _read_entry(entry: memoryview, wanted: Collection[str], found: dict[str, Any]) -> None:
+    name, value = "", None
+    for field, part in _fields(entry):
+        if field == 1 and isinstance(part, memoryview):
+            name = bytes(part).decode("utf-8", "replace")
+            if name not in wanted:
+                return
+        elif field == 2:
+            value = part
+    if name in wanted and isinstance(value, memoryview):
+        found[name] = _values(value)
+
+
+def _values(feature: memoryview) -> Values:
+    for kind, body in _fields(feature):
+        if not isinstance(body, memoryview):
+            continue
+        parts = [part for field, part in _fields(body) if field == 1]
+        if kind == _BYTES_LIST:
+            return [bytes(part) for part in parts if isinstance(part, memoryview)]
+        if kind == _FLOAT_LIST:
+            return Floats(value for part in parts for value in _floats(part))
+        if kind == _INT64_LIST:
+            return [value for part in parts for value in _ints(part)]
+    return []
+
+
+def _floats(part: Any) -> tuple[float, ...]:
+    """Return packed floats, or the one float of a field that is not packed."""
+    raw = part if isinstance(part, memoryview) else struct.pack("<I", part)
+    if len(raw) % 4:
+        raise BadMessage("a list of floats has a broken length")
+    return struct.unpack(f"<{len(raw) // 4}f", raw)
+
+
+def _ints(part: Any) -> list[int]:
+    if not isinstance(part, memoryview):
+        return [_signed(part)]
+    values, place = [], 0
+    while place < len(part):
+        value, place = _varint(part, place)
+        values.append(_signed(value))
+    return values
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def _fields(view: memoryview) -> Iterator[tuple[int, Any]]:
+    """Yield (field number, value); the value is a view of bytes, or a whole number."""
+    place, end = 0, len(view)
+    while place < end:
+        tag, place = _varint(view, place)
+        kind = tag & 7
+        if kind == _BYTES:
+            length, place = _varint(view, place)
+            if place + length > end:
+                raise BadMessage(f"a field of {length:,} bytes ends behind its message")
+            yield tag >> 3, view[place : place + length]
+            place += length
+        elif kind == _VARINT:
+            value, place = _varint(view, place)
+            yield tag >> 3, value
+        elif kind in (_FIXED32, _FIXED64):
+            width = 4 if kind == _FIXED32 else 8
+            if place + width > end:
+                raise BadMessage("a number ends behind its message")
+            yield tag >> 3, int.from_bytes(view[place : place + width], "little")
+            place += width
+        else:
+            raise BadMessage(f"a field of kind {kind}, which Examples do not have")
+
+
+def _varint(view: memoryview, place: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        if place >= len(view) or shift > 63:
+            raise BadMessage("a number has no end")
+        byte = view[place]
+        place += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, place
+        shift += 7
+
+
+def _pack(values: Values) -> tuple[int, bytes]:
+    if isinstance(values, Floats):
+        return _FLOAT_LIST, _field(1, struct.pack(f"<{len(values)}f", *values)) if values else b""
+    if values and isinstance(values[0], bytes):
+        return _BYTES_LIST, b"".join(_field(1, value) for value in values if isinstance(value, bytes))
+    body = b"".join(_number(int(value) & (1 << 64) - 1) for value in values)
+    return _INT64_LIST, _field(1, body) if values else b""
+
+
+def _field(number: int, body: bytes) -> bytes:
+    return _number(number << 3 | _BYTES) + _number(len(body)) + body
+
+
+def _number(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+# CRC-32C (Castagnoli), the checksum of TFRecords, with NumPy alone; google-crc32c is used where it is installed.
+
+
+_POLYNOMIAL = 0x82F63B78
+_LANE = 64
+_MASK_DELTA = 0xA282EAD8
+
+
+def crc32c(data: bytes | memoryview) -> int:
+    """Return the checksum of some bytes."""
+    native = _native()
+    if native is not None:
+        return native(bytes(data))
+    return crc32c_numpy(data)
+
+
+def crc32c_numpy(data: bytes | memoryview) -> int:
+    """Return the checksum as NumPy computes it."""
+    size = len(data)
+    if size < 4:
+        state = 0xFFFFFFFF
+        for byte in bytes(data):
+            state = int(_table()[(state ^ byte) & 0xFF]) ^ state >> 8
+        return state ^ 0xFFFFFFFF
+    num_lanes = 1 << max(0, (-(-size // _LANE) - 1).bit_length())
+    padded = np.zeros(num_lanes * _LANE, np.uint8)  # zeros in front do not change a checksum that starts from 0
+    padded[-size:] = np.frombuffer(data, np.uint8)
+    padded[len(padded) - size : len(padded) - size + 4] ^= 0xFF  # the same as starting from all ones
+    words = np.ascontiguousarray(padded.view("<u2").reshape(num_lanes, _LANE // 2).T)
+    table, state = _wide_table(), np.zeros(num_lanes, np.uint32)
+    for word in words:
+        state = table[(state ^ word) & np.uint32(0xFFFF)] ^ (state >> np.uint32(16))
+    for level in range(num_lanes.bit_length() - 1):
+        state = _moved(state[0::2], level) ^ state[1::2]
+    return int(state[0]) ^ 0xFFFFFFFF
+
+
+def masked_crc32c(data: bytes | memoryview) -> int:
+    """Return the checksum as TFRecords store it."""
+    crc = crc32c(data)
+    return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
+
+
+@lru_cache(maxsize=1)
+def _native():
+    try:
+        import google_crc32c  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        return None
+    return google_crc32c.value if google_crc32c.implementation == "c" else None
+
+
+@lru_cache(maxsize=1)
+def _table() -> np.ndarray:
+    """Return what each byte becomes when it leaves the register."""
+    values = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        values = np.where(values & 1, values >> 1 ^ np.uint32(_POLYNOMIAL), values >> 1).astype(np.uint32)
+    return values
+
+
+@lru_cache(maxsize=1)
+def _wide_table() -> np.ndarray:
+    """Return the same for two bytes at once."""
+    pairs = np.arange(65536, dtype=np.uint32)
+    table = _table()
+    once = table[pairs & 0xFF] ^ pairs >> 8
+    return table[once & 0xFF] ^ once >> 8
+
+
+@lru_cache(maxsize=32)
+def _move_tables(level: int) -> np.ndarray:
+    """Return [4, 256]: what each byte of a checksum becomes when 64 * 2^level zero bytes follow."""
+    if level > 0:
+        before = _move_tables(level - 1).reshape(-1)
+        return _moved(before, level - 1).reshape(4, 256)
+    state = np.arange(256, dtype=np.uint32)[None, :] << (np.arange(4, dtype=np.uint32) * 8)[:, None]
+    for _ in range(_LANE // 2):
+        state = _wide_table()[state & np.uint32(0xFFFF)] ^ state >> np.uint32(16)
+    return state
+
+
+def _moved(state: np.ndarray, level: int) -> np.ndarray:
+    tables = _move_tables(level)
+    result = tables[0][state & np.uint32(0xFF)]
+    for byte in range(1, 4):
+        result = result ^ tables[byte][state >> np.uint32(8 * byte) & np.uint32(0xFF)]
+    return result
+
+
+HEADER, FOOTER = 12, 4
+
+
+class Extent(NamedTuple):
+    """Where a record's bytes lie in its file."""
+
+    offset: int
+    length: int
+
+
+def write_records(path: Path, records: Iterable[bytes]) -> int:
+    """Write a file of records, whole or not at all; return how many."""
+    count = 0
+    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            for record in records:
+                length = struct.pack("<Q", len(record))
+                file.write(length + struct.pack("<I", masked_crc32c(length)))
+                file.write(record)
+                file.write(struct.pack("<I", masked_crc32c(record)))
+                count += 1
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return count
+
+
+def walk_records(path: Path, view: memoryview) -> Iterator[Extent]:
+    """Yield where the records of a file lie; a file that is cut short or damaged is a DataError with the byte."""
+    place, end, number = 0, len(view), 0
+    while place < end:
+        if place + HEADER > end:
+            raise _damaged(path, place, f"record {number:,} is cut short inside its header")
+        header = bytes(view[place : place + HEADER])
+        length, crc = struct.unpack("<QI", header)
+        if masked_crc32c(header[:8]) != crc:
+            raise _damaged(path, place, f"the checksum of record {number:,}'s length is wrong")
+        stop = place + HEADER + length + FOOTER
+        if stop > end:
+            raise _damaged(path, place, f"record {number:,} of {length:,} bytes is cut short: the file ends before")
+        yield Extent(place + HEADER, length)
+        place, number = stop, number + 1
+
+
+def checksum_is_right(record: bytes, footer: bytes) -> bool:
+    """Say whether a record's bytes are those that were written."""
+    return struct.unpack("<I", footer)[0] == masked_crc32c(record)
+
+
+def _damaged(path: Path, place: int, problem: str) -> DataError:
+    return DataError(
+        f"{path}, byte {place:,}: {problem}.",
+        rule="Records follow each other without gaps; each has its length and two checksums.",
+        remedy="Fetch or build this file again; `headrace data verify` names all damaged ones.",
+    )

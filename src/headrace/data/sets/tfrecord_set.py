@@ -1,0 +1,196 @@
+"""Sets stored as TFRecords: ImageNet's shards (`train-00000-of-01024`) and folders that TFDS has prepared.
+
+Which features are read, and where labels start, are rows of a table. Every length's checksum is checked when the index
+is made, and a record's own when it is read for the first time in a process.
+"""
+
+import json
+import mmap
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from headrace.core.errors import DataError
+from headrace.data.decoding.image import BadPicture
+from headrace.data.sets.indexed_samples import Index, StoredSamples, indexed, make_index
+from headrace.data.sets.samples import Content
+from headrace.data.sets.tfrecord_file import FOOTER, BadMessage, Extent, checksum_is_right, read_example, walk_records
+
+_BOX_KEYS = tuple(f"image/object/bbox/{side}" for side in ("ymin", "xmin", "ymax", "xmax"))
+SHARD = re.compile(r"(train|validation)-(\d{5})-of-(\d{5})")
+TFDS_SHARD = re.compile(r"(.+)-(train|validation|test)\.tfrecord-(\d{5})-of-(\d{5})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schema:
+    """The names of the features, and the label of the first class."""
+
+    image: str
+    label: str
+    first_label: int
+    texts: tuple[str, ...] = ()  # features that name a class, the best first
+    boxes: tuple[str, ...] = ()
+    file: str = ""  # the feature that names the picture's file
+
+
+IMAGENET = Schema(
+    image="image/encoded",
+    label="image/class/label",
+    first_label=1,
+    texts=("image/class/text", "image/class/synset"),
+    boxes=_BOX_KEYS,
+    file="image/filename",
+)
+TFDS = Schema(image="image", label="label", first_label=0)
+
+
+def has_shards(path: Path, pattern: re.Pattern[str] = SHARD) -> bool:
+    """Say whether a folder has files that are named like shards."""
+    return path.is_dir() and any(pattern.fullmatch(entry.name) for entry in path.iterdir())
+
+
+def shards(path: Path, split: str, pattern: re.Pattern[str] = SHARD) -> list[Path]:
+    """Return a split's shards in order; one that is missing is a DataError."""
+    found: dict[int, Path] = {}
+    total = 0
+    for entry in sorted(path.iterdir()):
+        match = pattern.fullmatch(entry.name)
+        if match and match.groups()[-3] == split:
+            number, total = int(match.groups()[-2]), int(match.groups()[-1])
+            found[number] = entry
+    missing = [number for number in range(total) if number not in found]
+    if missing:
+        named = ", ".join(f"{number:05d}-of-{total:05d}" for number in missing[:5])
+        more = f" and {len(missing) - 5:,} more" if len(missing) > 5 else ""
+        raise DataError(
+            f"{path} lacks {len(missing):,} of {total:,} {split} shards: {named}{more}.",
+            remedy="Fetch or build the missing ones.",
+        )
+    return [found[number] for number in range(total)]
+
+
+def index_of(files: Sequence[Path], schema: Schema, class_names: Sequence[str] = ()) -> Index:
+    """Return the index of these shards, made if need be."""
+    return indexed(f"records-{schema.label.replace('/', '-')}", files, lambda: _make_index(files, schema, class_names))
+
+
+def samples_of(files: Sequence[Path], index: Index, schema: Schema) -> StoredSamples:
+    """Return the samples of an index."""
+    return StoredSamples(files, index, _opener(schema, len(index.labels)), footer=FOOTER)
+
+
+def _opener(schema: Schema, count: int) -> Callable[[bytes, int], Content]:
+    checked = np.zeros(count, bool)  # threads may check one twice, never none
+    wanted = (schema.image, *schema.boxes)
+
+    def open_content(data: bytes, sample: int) -> Content:
+        record = memoryview(data)[:-FOOTER]
+        if not checked[sample]:
+            if not checksum_is_right(bytes(record), data[-FOOTER:]):
+                raise BadPicture("the record's checksum is wrong")
+            checked[sample] = True
+        try:
+            features = read_example(record, wanted)
+        except BadMessage as error:
+            raise BadPicture(f"not an Example: {error}") from None
+        pictures = features.get(schema.image) or [b""]
+        if not isinstance(pictures[0], bytes):
+            raise BadPicture(f"{schema.image} holds no bytes")
+        sides = [features.get(key, ()) for key in schema.boxes]
+        boxes = tuple(zip(*sides, strict=False)) if sides and all(sides) else ()
+        return Content(pictures[0], boxes)
+
+    return open_content
+
+
+def _make_index(files: Sequence[Path], schema: Schema, class_names: Sequence[str]) -> Index:
+    """Walk all shards; the pictures are stepped over, so that little of the files is read.
+
+    Samples are numbered by class and file name where records have such names: as in the class folders they were built
+    from, so that a run on either sees the same samples in the same order.
+    """
+    rows: list[tuple[int, int, int, int]] = []
+    pictures: list[tuple[int, bytes]] = []
+    names: dict[int, str] = dict(enumerate(class_names))
+    wanted = {schema.label, *schema.texts, *([schema.file] if schema.file else [])}
+    for number, path in enumerate(files):
+        for extent, view in _records(path):
+            try:
+                features = read_example(view, wanted)
+            except BadMessage as error:
+                raise DataError(f"{path}, byte {extent.offset:,}: not an Example: {error}.") from None
+            label = _label(path, extent.offset, features, schema)
+            if label not in names:
+                names[label] = _text(features, schema)
+            rows.append((number, extent.offset, extent.length, label))
+            pictures.append((label, _file_name(features, schema)))
+    if len({*pictures}) == len(rows) and all(name for _, name in pictures):
+        rows = [rows[number] for number in sorted(range(len(rows)), key=pictures.__getitem__)]
+    if not rows:
+        raise DataError(f"{files[0].parent if files else 'The set'} has no records.", remedy="Check --dataset-path.")
+    count = max(names) + 1
+    return make_index(rows, [names.get(label) or f"class {label}" for label in range(count)])
+
+
+def _records(path: Path) -> Iterator[tuple[Extent, memoryview]]:
+    """Yield the records of a file. The map is let go, not closed: an error in a record may still hold a part of it."""
+    try:
+        if not path.stat().st_size:
+            return
+        with path.open("rb") as file:
+            view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        for extent in walk_records(path, view):
+            yield extent, view[extent.offset : extent.offset + extent.length]
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def _label(path: Path, offset: int, features: dict, schema: Schema) -> int:
+    value = (features.get(schema.label) or [None])[0]
+    if not isinstance(value, int):
+        raise DataError(
+            f"{path}, byte {offset:,}: the record has no {schema.label}.",
+            rule=f"Looked for {schema.image} and {schema.label}.",
+        )
+    label = value - schema.first_label
+    if not 0 <= label < 1_000_000:
+        raise DataError(
+            f"{path}, byte {offset:,}: the label {value} is out of range.",
+            rule=f"Labels start from {schema.first_label} in this layout.",
+        )
+    return label
+
+
+def _file_name(features: dict, schema: Schema) -> bytes:
+    values = features.get(schema.file)
+    return values[0] if values and isinstance(values[0], bytes) else b""
+
+
+def _text(features: dict, schema: Schema) -> str:
+    for key in schema.texts:
+        values = features.get(key)
+        if values and isinstance(values[0], bytes) and values[0]:
+            return values[0].decode("utf-8", "replace")
+    return ""
+
+
+def tfds_names(path: Path) -> tuple[str, ...]:
+    """Return the class names that TFDS wrote beside its records, if it did."""
+    file = path / "label.labels.txt"
+    return tuple(file.read_text().splitlines()) if file.is_file() else ()
+
+
+def tfds_schema(path: Path) -> Schema:
+    """Return the features' names from what TFDS wrote beside its records."""
+    file = path / "features.json"
+    try:
+        features = json.loads(file.read_text())["featuresDict"]["features"]
+    except (OSError, ValueError, KeyError):
+        return TFDS
+    kinds = {name: str(row.get("pythonClassName", "")).rsplit(".", 1)[-1] for name, row in features.items()}
+    image = next((name for name, kind in kinds.items() if kind == "Image"), TFDS.image)
+    label = next((name for name, kind in kinds.items() if kind == "ClassLabel"), TFDS.label)
+    return Schema(image=image, label=label, first_label=0)

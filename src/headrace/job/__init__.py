@@ -1,0 +1,1 @@
+"""A job of several processes: launching them, finding one's place, meeting, control messages, liveness."""

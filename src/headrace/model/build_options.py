@@ -1,0 +1,141 @@
+"""What all blocks of a network share: the norm, the dialect, the options of the model section."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from headrace.config.model_table import Variant
+from headrace.model.composites import Named
+from headrace.model.gates import Activation
+from headrace.model.layers import Conv, Relu
+from headrace.model.norm import DEFAULT_EPSILON, Norm, NormSpec, ProxyActivation
+from headrace.ops.pool import Padding
+
+
+class ModelOptions(Protocol):
+    """What of the model section of the configuration shapes a network; None means the network's own."""
+
+    @property
+    def model_name(self) -> str: ...
+    @property
+    def model_size(self) -> str | None: ...
+    @property
+    def model_dialect(self) -> str: ...
+    @property
+    def norm_layer(self) -> dict[str, Any]: ...
+    @property
+    def norm_epsilon(self) -> float | None: ...
+    @property
+    def shortcut(self) -> str: ...
+    @property
+    def convolution_groups(self) -> int | None: ...
+    @property
+    def group_dim(self) -> int | None: ...
+    @property
+    def widenet(self) -> bool: ...
+    @property
+    def expand_ratio(self) -> int | None: ...
+    @property
+    def width_coefficient(self) -> float | None: ...
+    @property
+    def depth_coefficient(self) -> float | None: ...
+    @property
+    def depth_divisor(self) -> int | None: ...
+    @property
+    def dropout_rate(self) -> float | None: ...
+    @property
+    def block_survival_prob(self) -> float | None: ...
+    @property
+    def use_relu(self) -> bool: ...
+    @property
+    def se(self) -> bool: ...
+    @property
+    def top_width(self) -> int | None: ...
+    @property
+    def use_bypass(self) -> bool: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dialect:
+    """Where definitions of one network differ; `epsilons` by the beginning of a network's name, longest first.
+
+    Symmetric padding is PyTorch's: alike on all sides, also where a stride leaves a pixel over. The other is SAME.
+    """
+
+    symmetric: bool
+    projects_first_group: bool  # of ResNet-10, 18, 34: a 1x1 convolution where shapes match already
+    shortcut: Literal["pad-end", "pad-both"]  # of CIFAR ResNets
+    epsilons: Mapping[str, float]
+    strides_first: bool = False  # in a bottleneck unit the first 1x1 convolution has the stride, not the 3x3 one
+    symmetric_mobilenets: bool = True
+
+
+DIALECTS: Mapping[str, Dialect] = {
+    "reference": Dialect(
+        symmetric=False,
+        projects_first_group=True,
+        shortcut="pad-end",
+        epsilons={"efficientnet": 1e-3, "mobilenet": 1e-5, "": DEFAULT_EPSILON},
+    ),
+    "torchvision": Dialect(
+        symmetric=True,
+        projects_first_group=False,
+        shortcut="pad-both",
+        epsilons={
+            "efficientnet_b5": 1e-3,
+            "efficientnet_b6": 1e-3,
+            "efficientnet_b7": 1e-3,
+            "mobilenet_v3": 1e-3,
+            "": 1e-5,
+        },
+    ),
+    "timm": Dialect(symmetric=True, projects_first_group=False, shortcut="pad-both", epsilons={"": 1e-5}),
+    "keras": Dialect(
+        symmetric=False,
+        projects_first_group=True,
+        shortcut="pad-end",
+        epsilons={"efficientnet": 1e-3, "mobilenet": 1e-3, "": DEFAULT_EPSILON},
+        strides_first=True,
+        symmetric_mobilenets=False,
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildOptions:
+    """The choices for a whole network, and the layers they lead to."""
+
+    variant: Variant
+    norm: NormSpec
+    dialect: Dialect
+    options: ModelOptions
+    num_classes: int
+
+    def padding(self, kernel: int, *, symmetric: bool = False) -> Padding:
+        """Return how a convolution is padded."""
+        if not (symmetric or self.dialect.symmetric):
+            return "SAME"
+        half = kernel // 2
+        return (half, half), (half, half)
+
+    def conv(self, channels: int, kernel: int = 3, stride: int = 1) -> Conv:
+        """Return a convolution without bias."""
+        return Conv(channels=channels, kernel=kernel, stride=stride, padding=self.padding(kernel))
+
+    def norm_named(self, name: str, gamma: float = 1.0) -> Named:
+        """Return a norm, its name ended by its kind: `1_` makes `1_bn`, `1_gn`."""
+        return f"{name}{self.norm.suffix}", Norm(spec=self.norm, gamma=gamma)
+
+    def norm_act(self, norm: str, activation: str, kind: str = "relu") -> tuple[Named, Named]:
+        """Return a norm and the activation after it, by name; with proxy norm where that is asked for."""
+        name, layer = self.norm_named(norm)
+        if self.norm.proxy_epsilon is not None and self.norm.kind != "none":
+            proxy = ProxyActivation(kind=kind, epsilon=self.norm.proxy_epsilon)
+            return (name, Norm(spec=self.norm, learnt=False)), (activation, proxy)
+        return (name, layer), (activation, Relu() if kind == "relu" else Activation(kind))
+
+
+def own_epsilon(dialect: Dialect, name: str) -> float:
+    """Return the epsilon of a network's norms in a dialect."""
+    beginning = max((start for start in dialect.epsilons if name.startswith(start)), key=len)
+    return dialect.epsilons[beginning]

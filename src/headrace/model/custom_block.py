@@ -1,0 +1,214 @@
+"""A block that is two functions: traced once for its shape and cost, then a layer like any other."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from headrace.core.errors import ConfigError, HeadraceError
+from headrace.core.rng import generator
+from headrace.core.tree import flatten_named
+from headrace.model.context import Ctx, Draws, sample_key, start_key
+from headrace.model.cost import Cost, count_jaxpr
+from headrace.model.layers import RngAt, Shape, Tree
+from headrace.model.network import Network
+
+_BATCH = 3  # images of a trace: few, and seldom a number of channels
+
+
+@dataclass(frozen=True, kw_only=True)
+class Functions:
+    """What every own block comes down to, for one image's input shape.
+
+    `begin(key) -> (params, stats)`; `call(params, stats, x, train, key or None) -> (y, this batch's stats)`.
+    `momentums` are those of its batch norms, where the block knows them; `is_ready`: begin makes nothing, the weights
+    are there already.
+    """
+
+    begin: Callable[[Any], tuple[Any, Any]]
+    call: Callable[[Any, Any, Any, bool, Any], tuple[Any, Any]]
+    momentums: frozenset[float] = frozenset()
+    is_ready: bool = False
+
+
+@dataclass(frozen=True)
+class Pack:
+    """How a tree of any form is kept as a dict: nothing, the dict itself, or the tree under `value`."""
+
+    like: Any
+
+    def pack(self, tree: Any) -> Tree:
+        """Return the tree as a dict."""
+        if not jax.tree.leaves(tree):
+            return {}
+        return tree if isinstance(tree, dict) else {"value": tree}
+
+    def unpack(self, packed: Tree) -> Any:
+        """Return the tree as its function made it."""
+        if not jax.tree.leaves(self.like):
+            return self.like
+        return packed if isinstance(self.like, dict) else packed["value"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CustomBlock:
+    """Two functions as a layer, for one input shape. As the network's last block it keeps its output's format."""
+
+    functions: Functions
+    input_shape: Shape
+    output_shape: Shape
+    traced_cost: Cost
+    packs: tuple[Pack, Pack]  # of params, of stats
+    start: Callable[[Any], tuple[Any, Any]]  # a number -> (params, stats)
+    logits: bool
+
+    @property
+    def has_stats(self) -> bool:
+        """Say whether the block keeps running statistics."""
+        return bool(jax.tree.leaves(self.packs[1].like))
+
+    def shape(self, hwc: Shape) -> Shape:
+        """Return the shape of one image's output; the block was traced for one input shape."""
+        if hwc != self.input_shape:
+            raise ConfigError(
+                f"It was made for an input of {self.input_shape}, and gets {hwc}.",
+                rule="A block of one's own is made for one size of images.",
+            )
+        return self.output_shape
+
+    def init(self, rng_at: RngAt, hwc: Shape) -> tuple[Tree, Tree]:
+        """Run the user's init with a key that depends on seed and name alone."""
+        made = self.start(rng_at("init").integers(2**32, dtype=np.uint32))
+        host = jax.tree.map(lambda a: np.asarray(a, np.float32), made)
+        return self.packs[0].pack(host[0]), self.packs[1].pack(host[1])
+
+    def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
+        """Apply the user's function to weights and images in the compute dtype."""
+        own = self.packs[0].unpack(params), self.packs[1].unpack(stats)
+        if self.has_stats and params and ctx.is_frozen(*flatten_named(params)):
+            ctx = replace(ctx, train=False)  # a block whose weights are all left alone works as in evaluation
+        y, batch_stats = _call(self.functions, own, x, ctx)
+        y = y if self.logits else y.astype(ctx.compute_dtype)
+        if not ctx.train:
+            return y, stats
+        # in float32, whatever the block computes in: they are summed over micro batches
+        return y, self.packs[1].pack(jax.tree.map(lambda s: s.astype(jnp.float32), batch_stats))
+
+    def cost(self, hwc: Shape) -> Cost:
+        """Return the cost per image, counted when the block was traced."""
+        return self.traced_cost
+
+    def weights_like(self) -> tuple[Tree, Tree]:
+        """Return params and stats as shapes, without a device."""
+        as_float32 = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32)  # noqa: E731
+        return tuple(jax.tree.map(as_float32, pack.pack(pack.like)) for pack in self.packs)
+
+
+def make_custom_block(name: str, make: Callable[[Shape], Functions], shape: Shape, *, logits: bool) -> CustomBlock:
+    """Trace a block's functions for one input shape; whatever they cannot do is refused here."""
+    told = "x".join(map(str, shape))
+    try:
+        functions = make(shape)
+        params, stats = jax.eval_shape(lambda n: functions.begin(start_key(n)), np.uint32(0))
+        _check_leaves(name, "params", params)
+        _check_leaves(name, "stats", stats)
+        traced, y, batch_stats = _trace(functions, params, stats, shape)
+        _, shown, _ = _trace(functions, params, stats, shape, train=False)
+    except HeadraceError:
+        raise
+    except Exception as error:  # whatever a user's function may raise
+        problem = f"Block {name} cannot take images of {told}: {_first_line(error)}"
+        raise ConfigError(problem, rule="Every block takes what the block before it gives.") from error
+    _check_output(name, y, shown)
+    _check_stats(name, stats, batch_stats)
+    counted = count_jaxpr(traced, _BATCH)
+    return CustomBlock(
+        functions=functions,
+        input_shape=shape,
+        output_shape=tuple(y.shape[1:]),
+        traced_cost=Cost(
+            params=sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params)),
+            flops=counted.flops // _BATCH,
+            activation_elements=(counted.products + counted.activations) // _BATCH,
+            product_elements=counted.products // _BATCH,
+        ),
+        packs=(Pack(params), Pack(stats)),
+        start=functions.begin if functions.is_ready else jax.jit(lambda n: functions.begin(start_key(n))),
+        logits=logits,
+    )
+
+
+def weights_like(network: Network) -> tuple[Tree, Tree]:
+    """Return a network's params and stats as shapes; unlike `network.init` it needs no device for own blocks."""
+    params, stats = {}, {}
+    for (name, block), shape in zip(network.blocks, network.shapes(), strict=False):
+        like = block.weights_like() if isinstance(block, CustomBlock) else block.init(partial(generator, 0), shape)
+        params |= {name: like[0]} if like[0] else {}
+        stats |= {name: like[1]} if like[1] else {}
+    return params, stats
+
+
+def _call(functions: Functions, own: tuple[Any, Any], x: Any, ctx: Ctx) -> tuple[Any, Any]:
+    params = jax.tree.map(lambda w: w.astype(ctx.compute_dtype), own[0])
+    rng = sample_key(ctx) if ctx.train and ctx.draws is not None else None
+    return functions.call(params, own[1], x.astype(ctx.compute_dtype), ctx.train, rng)
+
+
+def _trace(functions: Functions, params: Any, stats: Any, shape: Shape, train: bool = True) -> tuple[Any, Any, Any]:
+    """Return (jaxpr, shape of the output, shapes of the statistics) of an application."""
+
+    def apply(params: Any, stats: Any, x: Any, samples: Any) -> tuple[Any, Any]:
+        draws = Draws(0, 0, samples) if train else None
+        return _call(functions, (params, stats), x, Ctx(train=train, draws=draws))
+
+    x = jax.ShapeDtypeStruct((_BATCH, *shape), jnp.float32)
+    samples = jax.ShapeDtypeStruct((_BATCH,), jnp.int32)
+    jaxpr, (y, batch_stats) = jax.make_jaxpr(apply, return_shape=True)(params, stats, x, samples)
+    return jaxpr, y, batch_stats
+
+
+def _check_leaves(name: str, what: str, tree: Any) -> None:
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise ConfigError(
+                f"Block {name}: {what}{jax.tree_util.keystr(path)} is {leaf.dtype}.",
+                rule=f"All {what} are floating-point numbers: they are learnt, or averaged over micro batches.",
+                remedy="Keep constants in the function, not among what init returns.",
+            )
+
+
+def _check_output(name: str, y: Any, shown: Any) -> None:
+    if not hasattr(y, "shape") or not jnp.issubdtype(y.dtype, jnp.floating) or y.shape[:1] != (_BATCH,):
+        found = f"{y.dtype}{list(y.shape)}" if hasattr(y, "shape") else type(y).__name__
+        raise ConfigError(
+            f"Block {name} gives {found} for {_BATCH} images.",
+            rule="A block gives one array of floating-point numbers, whose first dim is the images.",
+        )
+    if tuple(shown.shape) != tuple(y.shape):
+        raise ConfigError(
+            f"Block {name} gives {list(y.shape[1:])} while training and {list(shown.shape[1:])} outside of it.",
+            rule="Both shapes must be the same.",
+        )
+
+
+def _check_stats(name: str, stats: Any, batch_stats: Any) -> None:
+    before, after = (
+        {jax.tree_util.keystr(path): tuple(leaf.shape) for path, leaf in jax.tree_util.tree_flatten_with_path(t)[0]}
+        for t in (stats, batch_stats)
+    )
+    if before != after:
+        raise ConfigError(
+            f"Block {name} returns statistics {after or 'none'}, but started with {before or 'none'}.",
+            rule="In training a block returns this batch's statistics in the place of the running ones.",
+        )
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    line = text[0] if text else type(error).__name__
+    return line if len(line) < 300 else line[:297] + "..."

@@ -1,0 +1,188 @@
+"""Batch normalisation. Statistics are float32 whatever the images' dtype; the result has the images' dtype.
+
+`stable` measures the variance in a second pass, around the mean. The one-pass form E[x^2] - E[x]^2 reads the images
+once, and loses digits where the mean is much larger than the spread.
+
+`stable` means what it means for batch norm: the variance in a second pass, around the mean.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+_IMAGES = (0, 1, 2)
+# A mesh axis and the groups of its replicas that share statistics: ("replica", ((0, 1), (2, 3))).
+Shared = tuple[str, tuple[tuple[int, ...], ...]]
+
+
+def batch_norm_train(
+    x_NHWC: Array,
+    gamma_C: Array,
+    beta_C: Array,
+    epsilon: float,
+    stable: bool = False,
+    shared: Shared | None = None,
+) -> tuple[Array, Array, Array]:
+    """Normalise each channel by this batch, or by those of all replicas of a group that shares statistics.
+
+    Returns (y, mean, biased variance), the last two in float32.
+    """
+    return _batch_norm(x_NHWC, gamma_C, beta_C, epsilon, stable, shared)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
+def _batch_norm(
+    x_NHWC: Array, gamma_C: Array, beta_C: Array, epsilon: float, stable: bool, shared: Shared | None
+) -> Any:
+    """Compute batch norm with a gradient of our own.
+
+    It is two sums over the images and one pass. XLA's own of the same formula made a ResNet-50 step 4.7 % slower
+    (H200, bfloat16, batch 256: 37.65 against 35.97 ms, in an earlier arrangement of the same sums). Both passes read
+    x itself: the CPU would store the centred images first (5 % of a ResNet-8 step).
+    """
+    return _forward(x_NHWC, gamma_C, beta_C, epsilon, stable, shared)[0]
+
+
+def _forward(x_NHWC: Array, gamma_C: Array, beta_C: Array, epsilon: float, stable: bool, shared: Shared | None):
+    x = x_NHWC.astype(jnp.float32)
+    count = _count(x, shared)
+    mean_C = _total(jnp.sum(x, _IMAGES), shared) / count
+    if stable:
+        variance_C = _total(jnp.sum(jnp.square(x - _wide(mean_C)), _IMAGES), shared) / count
+    else:
+        variance_C = jnp.maximum(_total(jnp.sum(jnp.square(x), _IMAGES), shared) / count - jnp.square(mean_C), 0)
+    inverse_C = lax.rsqrt(variance_C + epsilon)
+    scale_C = gamma_C.astype(jnp.float32) * inverse_C
+    y = (x - _wide(mean_C)) * _wide(scale_C) + _wide(beta_C.astype(jnp.float32))
+    return (y.astype(x_NHWC.dtype), mean_C, variance_C), (x_NHWC, gamma_C, mean_C, inverse_C)
+
+
+def _backward(
+    _epsilon: float, stable: bool, shared: Shared | None, saved: tuple[Array, ...], cotangents: tuple[Array, ...]
+):
+    x_NHWC, gamma_C, mean_C, inverse_C = saved
+    dy_NHWC, dmean_C, dvariance_C = cotangents
+    x, dy = x_NHWC.astype(jnp.float32), dy_NHWC.astype(jnp.float32)
+    # The gradients of gamma and beta are this replica's own: the engine adds them up over replicas later.
+    dbeta_C = jnp.sum(dy, _IMAGES)
+    moment_C = jnp.sum(dy * (x - _wide(mean_C)), _IMAGES) if stable else jnp.sum(dy * x, _IMAGES) - mean_C * dbeta_C
+    dgamma_C = moment_C * inverse_C
+    scale_C, count = gamma_C.astype(jnp.float32) * inverse_C, _count(x, shared)
+    # dx = scale (dy - mean(dy) - centred inverse^2 mean(dy centred)), and what reaches the statistics themselves
+    slope_C = _total(2 * dvariance_C - scale_C * jnp.square(inverse_C) * moment_C, shared) / count
+    constant_C = _total(dmean_C - scale_C * dbeta_C, shared) / count - mean_C * slope_C
+    dx = dy * _wide(scale_C) + x * _wide(slope_C) + _wide(constant_C)
+    return dx.astype(x_NHWC.dtype), dgamma_C.astype(gamma_C.dtype), dbeta_C.astype(gamma_C.dtype)
+
+
+def _total(sum_C: Array, shared: Shared | None) -> Array:
+    """Add up over the replicas that share statistics."""
+    if shared is None:
+        return sum_C
+    axis, groups = shared
+    return lax.psum(sum_C, axis, axis_index_groups=groups)
+
+
+def _count(x: Array, shared: Shared | None) -> int:
+    """Return how many values of a channel the statistics are over."""
+    return x.size // x.shape[-1] * (1 if shared is None else len(shared[1][0]))
+
+
+_batch_norm.defvjp(_forward, _backward)
+
+
+def batch_norm_eval(
+    x_NHWC: Array, gamma_C: Array, beta_C: Array, statistics: tuple[Array, Array], epsilon: float
+) -> Array:
+    """Normalise each channel by the given (mean, variance)."""
+    gamma_C, beta_C, mean_C, variance_C = (s.astype(jnp.float32) for s in (gamma_C, beta_C, *statistics))
+    scale_C = gamma_C * lax.rsqrt(variance_C + epsilon)
+    y = (x_NHWC.astype(jnp.float32) - _wide(mean_C)) * _wide(scale_C) + _wide(beta_C)
+    return y.astype(x_NHWC.dtype)
+
+
+def _wide(s_C: Array) -> Array:
+    return s_C[None, None, None]
+
+
+# Group normalisation. Statistics are float32 whatever the images' dtype; the result has the images' dtype.
+
+
+_PIXELS = (1, 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Groups:
+    """How channels form groups: channel c is in group c // (C / num_groups), or c mod num_groups if strided."""
+
+    num_groups: int
+    order: Literal["contiguous", "strided"] = "contiguous"
+
+
+def group_norm(
+    x_NHWC: Array, gamma_C: Array, beta_C: Array, groups: Groups, epsilon: float, stable: bool = False
+) -> Array:
+    """Normalise each image by the statistics of its channel groups."""
+    return _group_norm(x_NHWC, gamma_C, beta_C, groups, epsilon, stable)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
+def _group_norm(x_NHWC: Array, gamma_C: Array, beta_C: Array, groups: Groups, epsilon: float, stable: bool) -> Any:
+    """Compute group norm with a gradient of our own, both from sums over each image's channels.
+
+    All that is large is read twice and written once, as in batch norm, and never reshaped into groups. The plain
+    formula made a ResNet-8 step twice as long on two CPU cores.
+    """
+    return _group_forward(x_NHWC, gamma_C, beta_C, groups, epsilon, stable)[0]
+
+
+def _group_forward(x_NHWC: Array, gamma_C: Array, beta_C: Array, groups: Groups, epsilon: float, stable: bool):
+    x = x_NHWC.astype(jnp.float32)
+    mean_NC = _group_mean(jnp.mean(x, _PIXELS), groups)
+    if stable:
+        variance_NC = _group_mean(jnp.mean(jnp.square(x - _wide_NC(mean_NC)), _PIXELS), groups)
+    else:
+        squares_NC = _group_mean(jnp.mean(jnp.square(x), _PIXELS), groups)
+        variance_NC = jnp.maximum(squares_NC - jnp.square(mean_NC), 0)
+    inverse_NC = lax.rsqrt(variance_NC + epsilon)
+    scale_NC = gamma_C.astype(jnp.float32)[None] * inverse_NC
+    y = (x - _wide_NC(mean_NC)) * _wide_NC(scale_NC) + beta_C.astype(jnp.float32)[None, None, None]
+    return y.astype(x_NHWC.dtype), (x_NHWC, gamma_C, mean_NC, inverse_NC)
+
+
+def _group_backward(groups: Groups, _epsilon: float, stable: bool, saved: tuple[Array, ...], dy_NHWC: Array):
+    x_NHWC, gamma_C, mean_NC, inverse_NC = saved
+    x, dy = x_NHWC.astype(jnp.float32), dy_NHWC.astype(jnp.float32)
+    sum_NC = jnp.sum(dy, _PIXELS)
+    moment_NC = (
+        jnp.sum(dy * (x - _wide_NC(mean_NC)), _PIXELS) if stable else jnp.sum(dy * x, _PIXELS) - mean_NC * sum_NC
+    )
+    num_pixels = x.shape[1] * x.shape[2]
+    gamma_1C = gamma_C.astype(jnp.float32)[None]
+    # dx = inverse (gamma dy - mean(gamma dy) - centred inverse^2 mean(gamma dy centred)), means over the group
+    slope_NC = -(inverse_NC**3) * _group_mean(gamma_1C * moment_NC, groups) / num_pixels
+    constant_NC = -inverse_NC * _group_mean(gamma_1C * sum_NC, groups) / num_pixels - mean_NC * slope_NC
+    dx = dy * _wide_NC(gamma_1C * inverse_NC) + x * _wide_NC(slope_NC) + _wide_NC(constant_NC)
+    dgamma_C, dbeta_C = jnp.sum(moment_NC * inverse_NC, 0), jnp.sum(sum_NC, 0)
+    return dx.astype(x_NHWC.dtype), dgamma_C.astype(gamma_C.dtype), dbeta_C.astype(gamma_C.dtype)
+
+
+_group_norm.defvjp(_group_forward, _group_backward)
+
+
+def _group_mean(s_NC: Array, groups: Groups) -> Array:
+    """Return for each channel the mean of its group."""
+    n, c = s_NC.shape
+    split, dim = (n, groups.num_groups, c // groups.num_groups), 2
+    if groups.order == "strided":
+        split, dim = (n, c // groups.num_groups, groups.num_groups), 1
+    mean = jnp.mean(s_NC.reshape(split), dim, keepdims=True)
+    return jnp.broadcast_to(mean, split).reshape(n, c)
+
+
+def _wide_NC(s_NC: Array) -> Array:
+    return s_NC[:, None, None]

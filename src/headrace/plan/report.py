@@ -1,0 +1,267 @@
+"""The plan as text, for the terminal: one line per number, grouped, with what it means."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from headrace.core.units import format_bytes, format_count
+from headrace.plan.batch import BatchPlan, ValidationPlan
+from headrace.plan.memory import MemoryPlan, Saving
+from headrace.plan.pipeline import PipelinePlan
+from headrace.plan.plan import Plan
+from headrace.plan.schedule import find_schedule
+from headrace.plan.steps import StepPlan
+from headrace.plan.timeline_text import draw_text
+
+# A pipelined run as text: a table of its stages, one of the devices of a replica, and the picture of a step.
+
+
+STAGE_HEAD = ("stage", "blocks", "device", "parameters", "FLOP", "kept", "sent on", "time")
+DEVICE_HEAD = ("device", "stages", "weights", "activations", "recomputed", "data", "total")
+
+
+def draw_pipeline(pipeline: PipelinePlan, memory_by_device: Sequence[MemoryPlan], one_program: bool = False) -> str:
+    """Return the stages, the devices of a replica and the schedule as text; of one program, the stages alone."""
+    stages = [
+        "stages (FLOP per image, forward; kept and sent on: bytes of one micro batch)",
+        draw_table(STAGE_HEAD, _stage_rows(pipeline), left=(1,)),
+    ]
+    if one_program:
+        return "\n".join(stages)
+    return "\n".join(
+        [
+            *stages,
+            "devices of a replica (estimate; recomputed: the activations with --recomputation)",
+            draw_table(DEVICE_HEAD, _device_rows(pipeline, memory_by_device), left=(1,)),
+            "one step, if all stages took the same time",
+            _indented(draw_text(pipeline.table)),
+        ]
+    )
+
+
+def draw_table(head: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[int] = ()) -> str:
+    """Return rows under their head, columns aligned right but for those of `left`."""
+    lines = [head, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    return "\n".join(
+        "  "
+        + "  ".join(
+            cell.ljust(width) if column in left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in lines
+    )
+
+
+def recomputation_detail(pipeline: PipelinePlan) -> str:
+    """Return in words what recomputation saves, or would save, where it saves most."""
+    full, little = (pipeline.activation_bytes(recomputation) for recomputation in (False, True))
+    saved = [a - b for a, b in zip(full, little, strict=True)]
+    device = max(range(len(saved)), key=lambda d: saved[d])
+    if saved[device] <= 0:
+        return "saves nothing here: no stage keeps more than it computes again"
+    verb = "saves" if pipeline.recomputation else "would save"
+    return f"{verb} up to {format_bytes(saved[device])} of activations on a device, for one more forward pass"
+
+
+def _stage_rows(pipeline: PipelinePlan) -> list[tuple[str, ...]]:
+    return [
+        (
+            str(stage.index),
+            stage.block_names[0] + (f" .. {stage.block_names[-1]}" if len(stage.block_names) > 1 else ""),
+            str(stage.device),
+            format_count(stage.num_parameters),
+            format_count(stage.flops_per_image, short=True),
+            format_bytes(stage.kept_bytes(pipeline.recomputation)),
+            format_bytes(stage.output_bytes) if stage.output_bytes else "-",
+            f"{stage.time_share:.1%}",
+        )
+        for stage in pipeline.stages
+    ]
+
+
+def _device_rows(pipeline: PipelinePlan, memory_by_device: Sequence[MemoryPlan]) -> list[tuple[str, ...]]:
+    full, little = (pipeline.activation_bytes(recomputation) for recomputation in (False, True))
+    weights = pipeline.weight_bytes()
+    return [
+        (
+            str(device),
+            " ".join(str(stage.index) for stage in stages),
+            *(format_bytes(size[device]) for size in (weights, full, little)),
+            format_bytes(memory_by_device[device].bytes_of("data")),
+            format_bytes(memory_by_device[device].total_bytes),
+        )
+        for device, stages in enumerate(pipeline.stages_by_device())
+    ]
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the table: name, value, and how it came about."""
+
+    name: str
+    value: str
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """Lines under a title."""
+
+    title: str
+    lines: tuple[Line, ...]
+
+
+def plan_sections(plan: Plan) -> tuple[Section, ...]:
+    """Return the plan as titled lines."""
+    network = (
+        Line("parameters", format_count(plan.num_parameters)),
+        Line("forward pass", f"{format_count(plan.flops_per_image, short=True)}FLOP", "per image"),
+        Line("devices", format_count(plan.num_devices)),
+        *_process_lines(plan),
+    )
+    sections = [Section("network", network)]
+    if plan.pipeline:
+        sections.append(Section("pipeline", _pipeline_lines(plan.pipeline, plan.one_program)))
+    sections.append(Section("batch", _batch_lines(plan.batch)))
+    if plan.steps.total_steps:
+        sections += [Section("steps", _step_lines(plan.steps)), Section("events", _event_lines(plan.steps))]
+    else:
+        sections.append(Section("steps", (Line("steps in all", "0", "the run does not train"),)))
+    return (
+        *sections,
+        Section("validation", _validation_lines(plan.validation)),
+        Section(_memory_title(plan), _memory_lines(plan.memory, plan.cache.reason)),
+        *((Section("could be saved on that device", _saving_lines(plan.savings)),) if plan.savings else ()),
+    )
+
+
+def _process_lines(plan: Plan) -> tuple[Line, ...]:
+    if plan.num_processes == 1:
+        return ()
+    detail = f"each with {plan.replicas_per_process} of the replicas on {plan.devices_per_process} of the devices"
+    return (Line("processes", format_count(plan.num_processes), detail),)
+
+
+def draw_sections(sections: Iterable[Section]) -> str:
+    """Return titled lines as aligned text."""
+    sections = tuple(sections)
+    lines = [line for section in sections for line in section.lines]
+    name_width = max(len(line.name) for line in lines)
+    value_width = max(len(line.value) for line in lines)
+    text = []
+    for section in sections:
+        text.append(section.title)
+        for line in section.lines:
+            text.append(f"  {line.name:<{name_width}}  {line.value:>{value_width}}  {line.detail}".rstrip())
+    return "\n".join(text)
+
+
+def draw_plan(plan: Plan, learning_rates: Iterable[tuple[int, float]] = ()) -> str:
+    """Return the whole plan as text, with the learning rate at some steps if given, the stages, and warnings last."""
+    rates = tuple(Line(f"step {step:,}", f"{rate:.4g}") for step, rate in learning_rates)
+    sections = plan_sections(plan) + ((Section("learning rate", rates),) if rates else ())
+    pipeline = plan.pipeline if plan.pipeline and plan.pipeline.num_stages > 1 else None
+    stages = "\n" + draw_pipeline(pipeline, plan.memory_by_device, plan.one_program) if pipeline else ""
+    return draw_sections(sections) + stages + "".join(f"\nwarning: {sentence}" for sentence in plan.warnings)
+
+
+def _pipeline_lines(pipeline: PipelinePlan, one_program: bool) -> tuple[Line, ...]:
+    devices = pipeline.num_devices
+    if pipeline.num_stages == 1:
+        return (Line("stages", "1", "driven by the host, since the optimizer's state lives elsewhere"),)
+    if one_program:
+        again = "keeps the inputs of the stages alone" if pipeline.recomputation else "would keep their inputs alone"
+        return (
+            Line("stages", str(pipeline.num_stages), "on one device: a call is one program, whatever the schedule"),
+            Line("recomputation", "on" if pipeline.recomputation else "off", again),
+        )
+    return (
+        Line("stages", str(pipeline.num_stages), f"on {devices} device{'s' * (devices != 1)} of a replica"),
+        Line("schedule", pipeline.schedule, find_schedule(pipeline.schedule).summary),
+        Line("idle", f"{pipeline.bubble:.1%}", "of the devices' time, if all stages took the same time"),
+        Line("idle as cut", f"{pipeline.expected_bubble:.1%}", "with the times of these stages, from shapes"),
+        Line("recomputation", "on" if pipeline.recomputation else "off", recomputation_detail(pipeline)),
+    )
+
+
+def _memory_title(plan: Plan) -> str:
+    if plan.devices_per_replica == 1:
+        return "memory of one device (estimate)"
+    return f"memory of device {plan.memory_by_device.index(plan.memory)}, the fullest of a replica (estimate)"
+
+
+def _batch_lines(batch: BatchPlan) -> tuple[Line, ...]:
+    return (
+        Line("micro batch", format_count(batch.micro_batch_size), "images of one replica in one pass"),
+        Line("replicas", format_count(batch.num_replicas)),
+        Line("accumulation", format_count(batch.gradient_accumulation_count), "micro batches of a replica per step"),
+        Line(
+            "global batch",
+            format_count(batch.global_batch_size),
+            f"{batch.micro_batch_size} x {batch.num_replicas} x {batch.gradient_accumulation_count} images per step",
+        ),
+    )
+
+
+def _step_lines(steps: StepPlan) -> tuple[Line, ...]:
+    epoch = steps.epoch
+    lines = [Line("steps per epoch", format_count(epoch.updates_per_epoch), f"of {epoch.num_samples:,} images")]
+    if epoch.repeated:
+        lines.append(Line("seen twice per epoch", format_count(epoch.repeated), "images, from a further order"))
+    else:
+        lines.append(Line("dropped per epoch", format_count(epoch.dropped), "images, others in each epoch"))
+    bounded = f", so that their data fit (events allow {steps.host_every:,})" * (
+        steps.steps_per_call < steps.host_every
+    )
+    return (
+        *lines,
+        Line("epochs", format_count(steps.num_epochs)),
+        Line("steps in all", format_count(steps.total_steps)),
+        Line("calls", format_count(steps.num_calls), f"of {steps.steps_per_call:,} steps{bounded}"),
+    )
+
+
+def _event_lines(steps: StepPlan) -> tuple[Line, ...]:
+    periods = {
+        "log": steps.log_every,
+        "checkpoint": steps.checkpoint_every,
+        "validation": steps.validate_every,
+    }
+    return tuple(_event_line(name, every, steps) for name, every in periods.items())
+
+
+def _event_line(name: str, every: int, steps: StepPlan) -> Line:
+    if not every:
+        return Line(name, "off")
+    count = steps.total_steps // every
+    when = "at the end" if count == 1 else f"every {every:,} steps"
+    return Line(name, f"{count:,} x", when)
+
+
+def _validation_lines(validation: ValidationPlan) -> tuple[Line, ...]:
+    return (
+        Line("images", format_count(validation.num_samples)),
+        Line(
+            "batches",
+            format_count(validation.num_batches),
+            f"of {validation.micro_batch_size} x {validation.num_replicas}, the last padded by {validation.padding}",
+        ),
+    )
+
+
+def _saving_lines(savings: Iterable[Saving]) -> tuple[Line, ...]:
+    return tuple(
+        Line(saving.name, format_bytes(saving.num_bytes), f"--{saving.option.replace('_', '-')}, {saving.price}")
+        for saving in savings
+    )
+
+
+def _memory_lines(memory: MemoryPlan, cache_reason: str) -> tuple[Line, ...]:
+    details = {row.name: row.detail for row in memory.rows}
+    details["data"] += f"; {cache_reason}"
+    lines = [Line(row.name, format_bytes(row.num_bytes), details[row.name]) for row in memory.rows if row.num_bytes]
+    return (*lines, Line("total", format_bytes(memory.total_bytes)))

@@ -1,0 +1,116 @@
+"""Give every action of an order its time: as soon as its device is free and what it needs is there.
+
+That is what an asynchronous engine does: a device takes its actions in order and waits for nothing but their inputs.
+There are no common ticks that all devices wait for. An order that cannot be carried out is refused, with the picture of
+how far it came.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from headrace.core.errors import ConfigError
+from headrace.plan.schedule import Action, Op, Order, Work, make_order, needs
+from headrace.plan.table import Cell, Table
+from headrace.plan.timeline_text import draw_cells
+
+Durations = Callable[[Action], float]
+
+RULE = "An order runs every action of the work exactly once, on its own device, after what it needs."
+
+
+def equal_stages(forward: float = 1, backward: float = 1) -> Durations:
+    """Return durations that are the same for all stages."""
+    return lambda action: forward if action.op is Op.F else backward
+
+
+def per_stage(forward: Sequence[float], backward: Sequence[float]) -> Durations:
+    """Return durations from a list for each direction, one number per stage."""
+    return lambda action: (forward if action.op is Op.F else backward)[action.stage]
+
+
+def make_table(schedule: str, work: Work, durations: Durations | None = None, transfer: float = 0) -> Table:
+    """Return the placed table of a schedule by name."""
+    return place(make_order(schedule, work), durations, transfer)
+
+
+def place(order: Order, durations: Durations | None = None, transfer: float = 0) -> Table:
+    """Return when each action runs (durations of 1 if None); `transfer` is the time between two devices.
+
+    Refuses an order that repeats, omits or misplaces an action, and one in which devices wait for each other.
+    """
+    durations = durations or equal_stages()
+    _check_whole(order)
+    work, device_of = order.work, order.work.device_of
+    cells: dict[Action, Cell] = {}
+    head, free = [0] * len(order.rows), [0.0 if transfer else 0] * len(order.rows)
+    moved = True
+    while moved:
+        moved = False
+        for device, row in enumerate(order.rows):
+            while head[device] < len(row) and all(need in cells for need in needs(row[head[device]], work)):
+                action = row[head[device]]
+                arrivals = [
+                    cells[need].end + (transfer if device_of[need.node] != device else 0)
+                    for need in needs(action, work)
+                ]
+                start, duration = max([free[device], *arrivals]), durations(action)
+                if duration <= 0:
+                    raise ValueError(f"{action} takes {duration}: durations are above 0")
+                cells[action] = Cell(start, start + duration, device, action)
+                free[device], head[device], moved = start + duration, head[device] + 1, True
+    if any(head[device] < len(row) for device, row in enumerate(order.rows)):
+        raise _deadlock(order, head, cells)
+    return Table(cells=_by_start(cells), work=work)
+
+
+def _by_start(cells: dict[Action, Cell]) -> tuple[Cell, ...]:
+    return tuple(sorted(cells.values(), key=lambda cell: (cell.start, cell.device)))
+
+
+def _check_whole(order: Order) -> None:
+    """Refuse an order that is not made of exactly the actions of its work."""
+    work = order.work
+    wanted = set(work.actions())
+    seen: dict[Action, str] = {}
+    for device, row in enumerate(order.rows):
+        for position, action in enumerate(row):
+            where = f"device {device}, position {position}"
+            if action not in wanted:
+                raise _refusal(f"{action} ({where}) is not part of the work", order)
+            if action in seen:
+                raise _refusal(f"{action} runs twice: {seen[action]}, and again on {where}", order)
+            if work.device_of[action.node] != device:
+                raise _refusal(f"{action} ({where}) belongs to device {work.device_of[action.node]}", order)
+            seen[action] = where
+    missing = [action for action in work.actions() if action not in seen]
+    if missing:
+        names = ", ".join(map(str, missing[:8])) + (" ..." if len(missing) > 8 else "")
+        devices = Counter(work.device_of[action.node] for action in missing)
+        where = ", ".join(f"{count} on device {device}" for device, count in sorted(devices.items()))
+        raise _refusal(f"The order omits {len(missing)} of {len(wanted)} actions ({where}): {names}", order)
+
+
+def _refusal(problem: str, order: Order) -> ConfigError:
+    """Return the error with the order as it was given, action by action."""
+    lines = [f"dev {device} |" + "|".join(map(str, row[:24])) for device, row in enumerate(order.rows)]
+    return ConfigError(f"{problem}.", rule=RULE, remedy="The order:\n" + "\n".join(lines))
+
+
+def _deadlock(order: Order, head: list[int], cells: dict[Action, Cell]) -> ConfigError:
+    """Return the error that says which device waits for which, and draws how far the order came."""
+    waits = []
+    for device, row in enumerate(order.rows):
+        if head[device] == len(row):
+            continue
+        action = row[head[device]]
+        missing = next(need for need in needs(action, order.work) if need not in cells)
+        owner = order.work.device_of[missing.node]
+        place_in_row = order.rows[owner].index(missing) - head[owner]
+        behind = f"device {owner} has before it {place_in_row} other action{'s' * (place_in_row != 1)}"
+        waits.append(f"device {device} waits with {action} for {missing}, and {behind}")
+    picture = draw_cells(_by_start(cells), order.work) if cells else "(nothing could run)"
+    return ConfigError(
+        f"The order deadlocks after {len(cells)} of {sum(map(len, order.rows))} actions: {'; '.join(waits)}.",
+        rule=RULE,
+        remedy=f"Move what is waited for to the front. As far as it came:\n{picture}",
+    )

@@ -1,0 +1,104 @@
+"""A placed schedule as text for the terminal. The SVG and the Chrome trace (picture_files.py) show the same cells."""
+
+import math
+from collections.abc import Sequence
+
+from headrace.plan.schedule import Action, Op, Work
+from headrace.plan.table import Cell, Table
+
+MAX_WIDTH = 100
+GAP = " ... "
+MAX_COLUMNS = 500
+
+
+def draw_text(table: Table, title: str = "", max_width: int = MAX_WIDTH) -> str:
+    """Return the table as rows of devices over time, with a legend; the middle of a long one is left out, and said."""
+    work = table.work
+    rows, left_out = _rows(table.cells, work, max_width)
+    lines = [title] if title else []
+    lines += rows
+    if left_out:
+        lines.append(left_out)
+    lines += _legend(work)
+    lines.append(f"{summary(table)}.")
+    return "\n".join(lines)
+
+
+def draw_cells(cells: Sequence[Cell], work: Work, max_width: int = MAX_WIDTH) -> str:
+    """Return the rows alone, also of a table that is not whole."""
+    rows, left_out = _rows(cells, work, max_width)
+    return "\n".join([*rows, left_out] if left_out else rows)
+
+
+def summary(table: Table) -> str:
+    """Return the time, the idle share and the peaks of a table in words."""
+    words = f"{table.total_time:,.4g} {table.unit}, idle {table.bubble:.1%}"
+    if not table.work.training:
+        return words
+    return f"{words}, stored at most by stage: {' '.join(map(str, table.peak_by_stage()))} micro batches"
+
+
+def label(action: Action, work: Work) -> str:
+    """Return the action's name in a row: without the stage where a device has only one."""
+    return str(action) if len(work.device_of) > work.num_devices else f"{action.op}{action.micro}"
+
+
+def _rows(cells: Sequence[Cell], work: Work, max_width: int) -> tuple[list[str], str]:
+    """Return a line per device, and what is left out in words."""
+    origin, unit = min(cell.start for cell in cells), _unit(cells)
+    starts = {cell: _column(cell.start - origin, unit) for cell in cells}
+    # A measured action may be so short that it rounds to nothing; it still gets a column.
+    columns = {cell: (start, max(_column(cell.end - origin, unit), start + 1)) for cell, start in starts.items()}
+    num_columns = max(end for _, end in columns.values())
+    width = max(len(label(cell.action, work)) for cell in cells)
+    heads = [f"dev {device}" for device in range(work.num_devices)]
+    head_width = max(map(len, heads))
+    room = (max_width - head_width - 2) // (width + 1)
+    cut = None
+    if num_columns > room:
+        room = (max_width - head_width - 2 - len(GAP) - 1) // (width + 1)
+        cut = (math.ceil(room / 2), num_columns - room // 2)
+    lines = []
+    for device, head in enumerate(heads):
+        texts = ["|" + ".".ljust(width)] * num_columns
+        for cell, (start, end) in columns.items():
+            if cell.device == device:
+                texts[start] = "|" + label(cell.action, work).ljust(width, " " if end == start + 1 else "-")
+                texts[start + 1 : end] = ["-" * (width + 1)] * (end - start - 1)
+        shown = texts if cut is None else [*texts[: cut[0]], "|" + GAP, *texts[cut[1] :]]
+        lines.append(f"{head:<{head_width}} {''.join(shown)}|")
+    if cut is None:
+        return lines, ""
+    return lines, f"Columns {cut[0] + 1} to {cut[1]} of {num_columns} are left out."
+
+
+def _unit(cells: Sequence[Cell]) -> float:
+    """Return the time of one column: a common measure of all times if they are whole, else the shortest action."""
+    times = {time for cell in cells for time in (cell.start, cell.end)}
+    if all(float(time).is_integer() for time in times):
+        return math.gcd(*(int(time) for time in times)) or 1
+    # A hair less, so that rounding leaves every action at least one column; measured ones may be as good as nothing.
+    shortest = min(cell.end - cell.start for cell in cells)
+    return max(shortest, (max(times) - min(times)) / MAX_COLUMNS) * (1 - 1e-9)
+
+
+def _column(time: float, unit: float) -> int:
+    return math.floor(time / unit + 0.5)
+
+
+def _legend(work: Work) -> list[str]:
+    if len(work.device_of) == work.num_devices:
+        stages = "" if all(node.stage == device for node, device in work.device_of.items()) else _where(work)
+        example = f"{Op.F}0 forward of micro batch 0" + (f", {Op.B}0 its backward" if work.training else "")
+        return [f"{example}, . idle. {stages or 'Stage s is on dev s.'}"]
+    node = work.stages[-1][0]
+    example = f"{node}{Op.F}0 stage {node} forward on micro batch 0"
+    return [f"{example}{f', {node}{Op.B}0 backward' if work.training else ''}, . idle. {_where(work)}"]
+
+
+def _where(work: Work) -> str:
+    return (
+        "Devices of the stages: "
+        + " ".join(str(list(entry)) if isinstance(entry, tuple) else str(entry) for entry in work.device_mapping)
+        + "."
+    )

@@ -1,0 +1,343 @@
+"""Measure the training path itself: the same feed, call program and devices as `fit`; no records, no checkpoints.
+
+Throughput is that of calls of several batches, prepared ahead. Latency is that of one batch at a time, from its images
+in the host's memory (or on the device, for synthetic ones) to its scores in the host's memory.
+"""
+
+import statistics
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import jax
+
+import headrace
+from headrace.config.load import Resolved
+from headrace.config.schema import Config
+from headrace.core.errors import ConfigError
+from headrace.data.dataset import DataSet, open_dataset
+from headrace.data.feeding.cache import fetch, make_resident
+from headrace.data.feeding.feed import RepeatedFeed, feed_options
+from headrace.engine.devices import replica_mesh, replicated, show_devices, start_devices, use_compilation_cache
+from headrace.engine.forward import EvalSpec, make_prediction, stored_for_inference
+from headrace.engine.multiprocess_arrays import place
+from headrace.engine.step import put_on
+from headrace.job.control import current_group
+from headrace.run.design import Design, design_run, starting_state
+from headrace.run.metric_totals import CallReader
+from headrace.run.profile import with_measured_blocks
+from headrace.run.starting_weights import adopt_weights
+from headrace.run.training import (
+    Compiled,
+    advise_on_memory,
+    compile_call,
+    compiled_from,
+    make_executor,
+    open_feed,
+    own_share,
+    step_spec,
+)
+
+# What a benchmark says of its calls: rates with their spread, latencies as percentiles.
+
+
+_PERCENTILES = (50, 90, 95, 99)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """Images per second of each timed call; the first call of all is never among them."""
+
+    each: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """Return the middle rate, which a slow call does not move."""
+        return statistics.median(self.each)
+
+    @property
+    def mean(self) -> float:
+        """Return the average rate, as the reference's users work it out by hand."""
+        return statistics.fmean(self.each)
+
+    @property
+    def deviation(self) -> float:
+        """Return the standard deviation of the rates, 0 of a single one."""
+        return statistics.stdev(self.each) if len(self.each) > 1 else 0.0
+
+    def to_dict(self) -> dict[str, float | list[float]]:
+        """Return the figures as plain values."""
+        return {
+            "images_per_second": self.median,
+            "mean": self.mean,
+            "standard_deviation": self.deviation,
+            "lowest": min(self.each),
+            "highest": max(self.each),
+            "each_call": [round(rate, 3) for rate in self.each],
+        }
+
+    def __str__(self) -> str:
+        return (
+            f"{self.median:,.0f} img/s (median of {len(self.each)}; mean {self.mean:,.0f} ± {self.deviation:,.0f}, "
+            f"{min(self.each):,.0f} to {max(self.each):,.0f})"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """What was measured, on what, and what compiling it took."""
+
+    model: str
+    dataset: str
+    precision: str
+    compile_seconds: float
+    compile_cache: str
+    device_bytes: int
+    device: str
+    versions: dict[str, str]
+
+
+def conditions(config: Config, compiled: Compiled, devices: list[Any]) -> Conditions:
+    """Return under which conditions a program ran."""
+    return Conditions(
+        model=config.model.model_name,
+        dataset=config.data.dataset,
+        precision=config.numerics.precision,
+        compile_seconds=compiled.seconds,
+        compile_cache=str(compiled.counts),
+        device_bytes=compiled.device_bytes,
+        device=f"{len(devices)} x {devices[0].device_kind}",
+        versions={"headrace": headrace.__version__, "jax": jax.__version__},
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What all benchmarks tell: the conditions and the rates of the calls after the first."""
+
+    mode: ClassVar[str]
+    conditions: Conditions
+    rates: Rates
+    micro_batch_size: int
+    num_replicas: int
+    first_call_seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as plain values, on one level."""
+        plain = asdict(self)
+        del plain["rates"]
+        return {"mode": self.mode} | plain.pop("conditions") | plain | self.rates.to_dict()
+
+
+def call_rates(images_per_call: int, seconds: Sequence[float]) -> Rates:
+    """Return the rates of calls that took so long, the first one left out."""
+    return Rates(each=tuple(images_per_call / each for each in seconds[1:]))
+
+
+def latencies(seconds: Sequence[float]) -> dict[str, float]:
+    """Return percentiles, mean and longest of some times, in milliseconds: each the least time not below its share."""
+    ordered = sorted(1e3 * each for each in seconds)
+    found = {f"p{share}": ordered[-(-share * len(ordered) // 100) - 1] for share in _PERCENTILES}
+    return found | {"mean": statistics.fmean(ordered), "longest": ordered[-1]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchResult(Measured):
+    """How fast training went."""
+
+    mode: ClassVar[str] = "training"
+    gradient_accumulation_count: int
+    global_batch_size: int
+    steps_per_call: int
+    num_calls: int  # timed ones
+    step_milliseconds: float
+    final_loss: float
+
+
+def bench(resolved: Resolved, *, steps_per_call: int, num_calls: int) -> BenchResult:
+    """Run `num_calls` + 1 calls of training as fast as they go; the first is left out of the rates."""
+    for name, value in (("--steps-per-call", steps_per_call), ("--num-calls", num_calls)):
+        if value < 1:
+            raise ConfigError(f"{name} is {value}.", rule="At least one is timed.")
+    resolved = with_measured_blocks(resolved)
+    config = resolved.config
+    group = current_group()
+    design = _with_calls(design_run(config, None, group.num_processes), steps_per_call, num_calls + 1)
+    dataset = open_dataset(config.data, config.run.seed)
+    use_compilation_cache(config.run.compilation_cache_dir)
+    show_devices(config.legacy.select_ipus, design.plan.num_devices // group.num_processes)
+    devices = start_devices(config.run.platform, design.plan.num_devices, group.num_processes)
+    with advise_on_memory(design.plan):
+        compiled, seconds, loss = _measure(design, dataset, devices)
+    batch = design.plan.batch
+    return BenchResult(
+        conditions=conditions(config, compiled, devices),
+        rates=call_rates(steps_per_call * batch.global_batch_size, seconds),
+        micro_batch_size=batch.micro_batch_size,
+        num_replicas=batch.num_replicas,
+        first_call_seconds=seconds[0],
+        gradient_accumulation_count=batch.gradient_accumulation_count,
+        global_batch_size=batch.global_batch_size,
+        steps_per_call=steps_per_call,
+        num_calls=num_calls,
+        step_milliseconds=1e3 * statistics.median(seconds[1:]) / steps_per_call,
+        final_loss=loss,
+    )
+
+
+def _measure(design: Design, dataset: DataSet, devices: list[Any]) -> tuple[Compiled, list[float], float]:
+    """Run the design's calls; return the program, the seconds of each call and the loss of the last step."""
+    config = design.config
+    options = feed_options(config.data, dataset.info, config.run.seed, len(devices), config.augment)
+    executor = make_executor(design.plan, step_spec(design, options, dataset), devices, config.pipeline)
+    current_group().meet(executor.meshes, config.model.dbn_replica_group_size)
+    adopted = adopt_weights(design)
+    state = executor.place(starting_state(design, (adopted.params, adopted.stats) if adopted else None))
+    ends: list[float] = []
+
+    def settle(metrics: Any) -> None:
+        jax.block_until_ready(metrics)
+        ends.append(time.perf_counter())
+
+    with (
+        closing(open_feed(design, dataset, options, executor, 0)) as feed,
+        closing(CallReader(settle)) as settler,
+    ):
+        block = feed.next()
+        compiled = compile_call(executor, state, feed.resident, block)
+        ends.append(time.perf_counter())
+        metrics: dict[str, Any] = {}
+        for number in range(num_calls := design.plan.steps.num_calls):
+            state, metrics = compiled.program(state, feed.resident, block)
+            settler.submit(metrics)
+            if number + 1 < num_calls:
+                block = feed.next(metrics["loss"])
+        settler.drain()
+        last = jax.device_get({key: metrics[key][-1] for key in ("loss", "count")})
+    return compiled, [after - before for before, after in pairwise(ends)], float(last["loss"] / last["count"])
+
+
+def _with_calls(design: Design, steps_per_call: int, num_calls: int) -> Design:
+    """Return the design with as many calls of that length, whatever the periods of logs and checkpoints."""
+    steps = replace(design.plan.steps, steps_per_call=steps_per_call, total_steps=steps_per_call * num_calls)
+    return replace(design, plan=replace(design.plan, steps=steps))
+
+
+# Measure inference: images to class scores, as `predict` computes them, on the devices and with the feed of a run.
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferenceResult(Measured):
+    """How fast inference went: also the latencies of single batches, empty where none was asked for."""
+
+    mode: ClassVar[str] = "inference"
+    batch_size: int
+    batches_per_call: int
+    latency_milliseconds: dict[str, float]
+    num_requests: int
+
+
+def bench_inference(resolved: Resolved, *, batches_per_call: int, num_calls: int, num_requests: int) -> InferenceResult:
+    """Run `num_calls` + 1 calls as fast as they go, the first untimed, then `num_requests` batches one by one."""
+    for name, value, least in (
+        ("--steps-per-call", batches_per_call, 1),
+        ("--num-calls", num_calls, 1),
+        ("--num-requests", num_requests, 0),
+    ):
+        if value < least:
+            raise ConfigError(f"{name} is {value}.", rule=f"It is at least {least}.")
+    config = resolved.config
+    group = current_group()
+    design = design_run(config, None, group.num_processes)
+    dataset = open_dataset(config.data, config.run.seed)
+    use_compilation_cache(config.run.compilation_cache_dir)
+    plan = design.plan.validation
+    show_devices(config.legacy.select_ipus, plan.num_replicas // group.num_processes)
+    devices = start_devices(config.run.platform, plan.num_replicas, group.num_processes)
+    bench = _Bench(design, dataset, devices)
+    compiled, seconds = bench.time_calls(batches_per_call, num_calls + 1)
+    single = bench.time_requests(num_requests) if num_requests else []
+    return InferenceResult(
+        conditions=conditions(config, compiled, devices),
+        rates=call_rates(batches_per_call * plan.batch_size, seconds),
+        micro_batch_size=plan.micro_batch_size,
+        num_replicas=plan.num_replicas,
+        first_call_seconds=seconds[0],
+        batch_size=plan.batch_size,
+        batches_per_call=batches_per_call,
+        latency_milliseconds=latencies(single) if single else {},
+        num_requests=num_requests,
+    )
+
+
+class _Bench:
+    """The network with its weights on the devices, and the blocks that it is given."""
+
+    def __init__(self, design: Design, dataset: DataSet, devices: list[Any]) -> None:
+        config, plan = design.config, design.plan.validation
+        self._mesh, self._source, self._batch_size = replica_mesh(devices), dataset.validation, plan.batch_size
+        options = feed_options(config.data, dataset.info, config.run.seed, plan.num_replicas)
+        self._options = replace(options, share=own_share(design.plan))
+        spec = EvalSpec(
+            network=design.network,
+            fetch=lambda resident, batch: fetch(resident, batch, self._options.preprocess, train=False),
+            compute_dtype=design.precision.compute_dtype,
+            half_partials=design.precision.half_partials,
+            num_replicas=plan.num_replicas,
+        )
+        self._program = make_prediction(spec, self._mesh)
+        adopted = adopt_weights(design)
+        weights = (adopted.params, adopted.stats) if adopted else design.network.init(config.run.seed)
+        stored = (stored_for_inference(weights[0], spec.compute_dtype), weights[1])
+        on_device = self._options.cache.where == "device"
+        resident = make_resident(self._source, self._put, self._options.share) if on_device else None
+        self._held = (*place(stored, replicated(self._mesh)), resident)  # what stays on the devices
+
+    def time_calls(self, batches_per_call: int, num_calls: int) -> tuple[Compiled, list[float]]:
+        """Return the program and the seconds of each call; the next call starts while one runs."""
+        feed = RepeatedFeed(self._source, (batches_per_call, self._batch_size), num_calls, self._options, self._put)
+        with closing(feed):
+            block = feed.next()
+            compiled = self._compile(block)
+            ends: list[float] = [time.perf_counter()]
+            running: list[jax.Array] = []
+            for number in range(num_calls):
+                running.append(compiled.program(*self._held, block))
+                running[-1].copy_to_host_async()
+                if number + 1 < num_calls:
+                    block = feed.next(running[-1])
+                if len(running) > 1:
+                    _fetch(running.pop(0))
+                    ends.append(time.perf_counter())
+            _fetch(running.pop())
+            ends.append(time.perf_counter())
+        return compiled, [after - before for before, after in pairwise(ends)]
+
+    def time_requests(self, num_requests: int) -> list[float]:
+        """Return the seconds from a batch in the host's memory to its scores there, one batch at a time."""
+        feed = RepeatedFeed(self._source, (1, self._batch_size), num_requests + 1, self._options, lambda tree, _: tree)
+        seconds = []
+        with closing(feed):
+            block = feed.next()
+            program = self._compile(self._put(block, "batches")).program
+            for number in range(num_requests + 1):
+                begin = time.perf_counter()
+                _fetch(program(*self._held, self._put(block, "batches")))
+                seconds.append(time.perf_counter() - begin)
+                if number < num_requests:
+                    block = feed.next()
+        return seconds[1:]  # the first is a warm-up
+
+    def _put(self, tree: Any, kind: str) -> Any:
+        return put_on(self._mesh)(tree, kind)
+
+    def _compile(self, block: Any) -> Compiled:
+        return compiled_from(lambda: self._program.lower(*self._held, block).compile())
+
+
+def _fetch(scores: jax.Array) -> None:
+    """Wait until the host has the scores of this process's devices."""
+    jax.device_get([shard.data for shard in scores.addressable_shards])

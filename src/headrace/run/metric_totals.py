@@ -1,0 +1,167 @@
+"""From calls to records: add up what the device sends out, stop at numbers that are not finite, keep the pace.
+
+It needs a thread because launching is not always instant: on a GPU the host walks a device loop's steps, so that the
+launch of a call takes as long as the call.
+"""
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from headrace.core.errors import RunStopped
+from headrace.plan.plan import Plan
+from headrace.telemetry.clock import Throughput
+from headrace.telemetry.records import TrainRecord
+
+HostMetrics = dict[str, np.ndarray]  # each [K, ...]: one row per step of the call
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unlogged:
+    """Sums over the calls since the last record. A checkpoint keeps them, so that a resumed run logs the same numbers.
+
+    They are added call by call, in order: whoever goes on from a sum gets the same bits as who was never interrupted.
+    A step whose loss is not finite (--nan-policy skip) enters `skipped` alone.
+    """
+
+    loss: float = 0.0
+    top1: float = 0.0
+    top5: float = 0.0
+    count: float = 0.0
+    skipped: int = 0
+    wait_seconds: float = 0.0
+
+    def add(self, metrics: HostMetrics, wait: float) -> "Unlogged":
+        """Return the sums with one more call."""
+        good = np.isfinite(metrics["loss"])
+        sums = {key: getattr(self, key) + float(metrics[key][good].sum(dtype=np.float64)) for key in _SUMMED}
+        skipped = self.skipped + int(metrics["skipped"].sum())
+        return Unlogged(**sums, skipped=skipped, wait_seconds=self.wait_seconds + wait)
+
+    def mean(self, total: float) -> float:
+        """Return a sum as the mean over the samples counted, NaN when there were none."""
+        return total / self.count if self.count else float("nan")
+
+    def to_dict(self) -> dict[str, float]:
+        """Return the sums as plain values, for a manifest."""
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(saved: Mapping[str, Any]) -> "Unlogged":
+        """Return the sums that `to_dict` was given; names that a newer Headrace may have added are ignored."""
+        return Unlogged(**{key: saved[key] for key in asdict(NOTHING_UNLOGGED) if key in saved})
+
+
+_SUMMED = ("loss", "top1", "top5", "count")
+NOTHING_UNLOGGED = Unlogged()
+
+
+@dataclass
+class MetricTotals:
+    """The calls since the last record, and the pace of this process. `skipped_steps` counts those of the whole run."""
+
+    plan: Plan
+    block_names: tuple[str, ...]
+    nan_policy: str
+    pace: Throughput = field(default_factory=Throughput)
+    skipped_steps: int = 0
+    unlogged: Unlogged = NOTHING_UNLOGGED
+    _last: HostMetrics | None = None  # of the last call; None when there was none since the last record
+    _recent: Throughput = field(default_factory=Throughput)
+
+    def go_on(self, unlogged: Unlogged, skipped_in_records: int) -> None:
+        """Start from where an earlier process of the run was."""
+        self.unlogged, self.skipped_steps = unlogged, skipped_in_records + unlogged.skipped
+
+    def settle(self, last_step: int, metrics: HostMetrics, seconds: float, wait: float) -> None:
+        """Take the metrics of the call that ended with `last_step`, `seconds` long, `wait` of them without input."""
+        self._refuse_bad(last_step - len(metrics["loss"]), metrics)
+        steps = len(metrics["loss"])
+        images = steps * self.plan.batch.global_batch_size
+        self.pace = self.pace.add(images=images, steps=steps, seconds=seconds)
+        self._recent = self._recent.add(images=images, steps=steps, seconds=seconds)
+        self.skipped_steps += int(metrics["skipped"].sum())
+        self.unlogged, self._last = self.unlogged.add(metrics, wait), metrics
+
+    def record(self, last_step: int, elapsed: float) -> TrainRecord | None:
+        """Return a record of all calls since the last one, or None when there were none."""
+        if self._last is None:
+            return None
+        sums, last = self.unlogged, self._last
+        record = TrainRecord(
+            step=last_step,
+            epoch=last_step / self.plan.steps.updates_per_epoch,
+            loss=sums.mean(sums.loss),
+            accuracy=sums.mean(sums.top1),
+            top5=sums.mean(sums.top5),
+            learning_rate=last["learning_rate"][-1],
+            grad_norm=last["grad_norm"][-1],
+            images_per_second=self._recent.images_per_second,
+            step_seconds=self._recent.step_seconds,
+            loss_scale=last["loss_scale"][-1],
+            skipped_steps=sums.skipped,
+            infeed_wait_seconds=sums.wait_seconds,
+            elapsed_seconds=elapsed,
+        )
+        self.unlogged, self._last, self._recent = NOTHING_UNLOGGED, None, self._recent.fresh()
+        return record
+
+    def _refuse_bad(self, first_step: int, metrics: HostMetrics) -> None:
+        bad = np.flatnonzero(metrics["bad"])
+        if self.nan_policy == "skip" or not len(bad):
+            return
+        at = int(bad[0])
+        where = _first_layer(metrics, at, self.block_names)
+        remedy = "Lower the learning rate, clip gradients (--gradient-clipping), or use a wider --precision."
+        if not where:
+            remedy += " --fp-exceptions names the first layer."
+        raise RunStopped(
+            f"Step {first_step + at + 1} gave numbers that are not finite{where} "
+            f"(loss {metrics['loss'][at] / metrics['count'][at]:g}, gradient norm {metrics['grad_norm'][at]:g}, "
+            f"learning rate {metrics['learning_rate'][at]:g}).",
+            rule="The weights before that step were kept, and so was the last checkpoint.",
+            remedy=remedy + " --nan-policy skip leaves such steps out and goes on.",
+        )
+
+
+def _first_layer(metrics: HostMetrics, at: int, block_names: tuple[str, ...]) -> str:
+    """Name the first block that made a non-finite number in that step: forward in order, else backward from the end."""
+    if "forward_finite" not in metrics:
+        return ""
+    forward, backward = metrics["forward_finite"][at], metrics["gradient_finite"][at]
+    if not forward.all():
+        return f", first in the output of {block_names[int(np.argmin(forward))]}"
+    if not backward.all():
+        return f", first in the gradients of {block_names[len(backward) - 1 - int(np.argmin(backward[::-1]))]}"
+    return ", first in the loss"
+
+
+# A thread that settles calls: it waits for each call's numbers and writes them down while the next call is launched.
+
+
+class CallReader:
+    """Calls are settled in order; at most one waits behind the one that is being launched."""
+
+    def __init__(self, settle: Callable[[Any], None]) -> None:
+        self._settle = settle
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="settle")
+        self._last: Future[None] | None = None
+
+    def submit(self, call: Any) -> None:
+        """Take a launched call; first wait for the one before it, and raise what went wrong there."""
+        last, self._last = self._last, self._worker.submit(self._settle, call)
+        if last is not None:
+            last.result()
+
+    def drain(self) -> None:
+        """Wait for the last call; raise what went wrong there."""
+        last, self._last = self._last, None
+        if last is not None:
+            last.result()
+
+    def close(self) -> None:
+        """End the thread. What it had left to do is done, its errors are not raised."""
+        self._worker.shutdown(wait=True)

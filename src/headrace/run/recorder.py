@@ -1,0 +1,318 @@
+"""The books of a run: what is written down when a call has been settled. Records, checkpoints, validation results."""
+
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from headrace.checkpoint.best import Best, prune
+from headrace.checkpoint.saver import Saver
+from headrace.checkpoint.store import checkpoint_name
+from headrace.config.load import Resolved
+from headrace.core.errors import HeadraceError
+from headrace.core.tree import flatten_named
+from headrace.core.units import format_bytes, format_duration
+from headrace.data.feeding.feed import FeedOptions, FeedStats
+from headrace.data.feeding.verdict import Measured, verdict
+from headrace.engine.state import State
+from headrace.run.design import Design
+from headrace.run.directory import RunDirectory, delete_checkpoints, saved_form
+from headrace.run.evaluator import Started, Validator
+from headrace.run.metric_totals import MetricTotals
+from headrace.run.restore import Past, Restored
+from headrace.run.trained_model import input_form
+from headrace.run.training import Compiled
+from headrace.telemetry.clock import Clock, first_at_target
+from headrace.telemetry.plot import write_curve
+from headrace.telemetry.records import CheckpointRecord, Note, RunEnd, ValidationRecord
+from headrace.telemetry.sinks import Sinks
+from headrace.telemetry.validation_report import validation_report, write_report
+
+
+def utc_now() -> str:
+    """Return the time as records write it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+@dataclass(frozen=True, kw_only=True)
+class InFlight:
+    """A call that the devices are working on, and what was started behind it."""
+
+    last_step: int
+    metrics: Any
+    wait_seconds: float  # how long the feed kept the host waiting before this call
+    copy: State | None  # the state after the call, for a checkpoint
+    evaluation: Started | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """What a run came to. `outcome` is finished, interrupted (resume goes on from its checkpoint) or compiled."""
+
+    outcome: str
+    directory: Path
+    step: int
+    validation: dict[str, ValidationRecord]  # the last one of each set of weights: raw, ema
+    images_per_second: float | None
+    time_to_train: float
+    can_resume: bool  # there is more to train, and resuming loses nothing
+    state: State | None = None  # after the last step, on its devices
+
+
+class Ending:
+    """How a run ends: failed, until it reaches something better."""
+
+    def __init__(self, books: "RunRecorder") -> None:
+        self._books, self.outcome = books, "failed"
+
+    def reach(self, outcome: str) -> RunResult:
+        """Set the outcome and return the result."""
+        self.outcome = outcome
+        return self._books.result(outcome)
+
+
+class RunRecorder:
+    """Everything that a run writes down while it trains."""
+
+    def __init__(
+        self, resolved: Resolved, design: Design, directory: RunDirectory, sinks: Sinks, *, writes: bool = True
+    ) -> None:
+        keep = resolved.config.checkpoint
+        self.clock = Clock()
+        self.best = Best(directory.checkpoints, keep.keep_best)
+        self.saver = Saver(directory.checkpoints, keep_last=keep.max_ckpts_to_keep, keep=self.best.names)
+        self.ledger = MetricTotals(design.plan, design.network.block_names, resolved.config.numerics.nan_policy)
+        self.validations: list[ValidationRecord] = []  # of the whole run
+        self.verdict = ""
+        self._resolved, self._design, self._directory, self._sinks = resolved, design, directory, sinks
+        self._writes = writes  # one process of a job does; the others keep the same books without a file
+        self._elapsed_before, self._began = 0.0, time.perf_counter()
+        self._settled = self._began
+        self.step = 0  # settled so far
+        self._saved_step = 0  # of the newest checkpoint; 0: there is none
+
+    def go_on(self, restored: Restored, past: Past) -> None:
+        """Start from where an earlier process of the run was."""
+        self._elapsed_before = restored.elapsed_seconds
+        self.step = self._saved_step = restored.step
+        self.ledger.go_on(restored.unlogged, past.skipped_steps)
+        self.validations = past.validations
+
+    def begin(self) -> None:
+        """Start the run's time: everything before was preparation."""
+        self._began = self._settled = time.perf_counter()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of training, validating and saving so far, those of earlier processes of the run included."""
+        return self._elapsed_before + time.perf_counter() - self._began
+
+    def note(self, text: str, level: str = "info") -> None:
+        """Write down a sentence for people."""
+        self._sinks.write(Note(step=self.step, level=level, text=text))
+
+    def settle(self, call: InFlight, validator: Validator | None) -> None:
+        """Wait for a call's numbers, refuse bad ones, then record, save and validate what was due behind it."""
+        jax.block_until_ready(call.metrics)
+        now = time.perf_counter()
+        metrics = jax.device_get(call.metrics)
+        seconds, self._settled = now - self._settled, now
+        self.clock.add("train", seconds)
+        self.clock.add("wait", call.wait_seconds)
+        self.ledger.settle(call.last_step, metrics, seconds, call.wait_seconds)
+        self.step = call.last_step
+        self._sinks.advance(self.step)
+        if self._design.plan.steps.log_due(call.last_step):
+            self.log(call.last_step)
+        if call.copy is not None:
+            self.save(call.copy, call.last_step)
+        if call.evaluation is not None and validator is not None:
+            self.validated(call.last_step, validator, call.evaluation)
+            self._settled = time.perf_counter()
+
+    def log(self, step: int) -> None:
+        """Write down the training since the last record, if there was any."""
+        record = self.ledger.record(step, self.elapsed)
+        if record is not None:
+            self._sinks.write(record)
+
+    def result(self, outcome: str) -> RunResult:
+        """Return what the run came to."""
+        return RunResult(
+            outcome=outcome,
+            directory=self._directory.path,
+            step=self.step,
+            validation={record.weights: record for record in self.validations},
+            images_per_second=self.ledger.pace.images_per_second,
+            time_to_train=self.elapsed,
+            can_resume=outcome == "interrupted" and self.step == self._saved_step,
+        )
+
+    def compiled(self, what: str, compiled: Compiled) -> None:
+        """Write down what compiling took."""
+        self.clock.add("compile", compiled.seconds)
+        held = f"; one device holds {format_bytes(compiled.device_bytes)}" if compiled.device_bytes else ""
+        self.note(f"{what} compiled in {format_duration(compiled.seconds)} ({compiled.counts}){held}")
+
+    def judge(self, stats: FeedStats, options: FeedOptions) -> None:
+        """Say what bound the run: the device or its input."""
+        pace = self.ledger.pace
+        images = pace.images // self._design.plan.num_processes  # those that this process prepared
+        prepared = images / stats.images if stats.images else 0.0  # the share of the images whose calls were timed
+        self.verdict = verdict(
+            Measured(
+                images=images,
+                seconds=pace.seconds,
+                wait_seconds=stats.wait_seconds,
+                prepare_seconds=stats.prepare_seconds * prepared,
+                send_seconds=stats.send_seconds * prepared,
+                bytes_per_image=stats.bytes / stats.images if stats.images else 0.0,
+                threads=options.num_threads,
+                cached=options.cache.where == "device",
+                pictures=bool(self._design.info.place),
+            )
+        )
+
+    def leave(self, signal_name: str, state: State) -> None:
+        """Save what an interruption would lose. Sums that no record holds yet are saved with it."""
+        if self.step == self._saved_step:
+            self.note(f"{signal_name}: left at step {self.step}, nothing is lost")
+        elif self._resolved.config.checkpoint.checkpoints:
+            self.save(state, self.step)  # nothing is launched any more, so nothing takes its buffers
+            self.note(f"{signal_name}: saved at step {self.step}")
+        else:
+            self.log(self.step)
+            self.note(f"{signal_name}: left at step {self.step}, nothing saved: checkpoints are off", "warning")
+
+    @contextmanager
+    def ending(self) -> Iterator["Ending"]:
+        """Wait for the last checkpoint and write the last record, however the block is left."""
+        ending = Ending(self)
+        try:
+            with self.saver:
+                yield ending
+            if ending.outcome == "finished" and self._writes:
+                self._tidy()
+        except HeadraceError as error:
+            ending.outcome = "failed"
+            if self._writes:
+                self.note(str(error), "warning")
+            raise
+        finally:
+            if self._writes:
+                self.tell_saved()
+                self._sinks.write(self._run_end(ending))
+                write_curve(self._directory.path)
+
+    def _tidy(self) -> None:
+        """Delete what is not to be kept: the last validation may have moved the best checkpoint on."""
+        options = self._resolved.config.checkpoint
+        if options.clean_dir:
+            delete_checkpoints(self._directory)
+        elif options.checkpoints:
+            prune(self._directory.checkpoints, options.max_ckpts_to_keep, self.best.names())
+
+    def _run_end(self, ending: "Ending") -> RunEnd:
+        entries = self.best.entries()
+        goal = self._resolved.config.run.target_accuracy
+        reached = None if goal is None else first_at_target(self.validations, goal)
+        scores = [record.top1 for record in self.validations if record.top1 == record.top1]  # a NaN is never the best
+        return RunEnd(
+            step=self.step,
+            time=utc_now(),
+            outcome=ending.outcome,
+            epoch=self._epoch(self.step),
+            time_to_train=self.elapsed,
+            time_to_target=reached.elapsed_seconds if reached else None,
+            epoch_at_target=reached.epoch if reached else None,
+            images_per_second=self.ledger.pace.images_per_second,
+            best_top1=max(scores, default=None),
+            best_checkpoint=entries[0].name if entries else None,
+            skipped_steps=self.ledger.skipped_steps,
+            seconds=self.clock.seconds(),
+            verdict=self.verdict,
+        )
+
+    def save(self, state: State, step: int) -> None:
+        """Hand a state to the thread that writes checkpoints."""
+        if self._writes:
+            with self.clock.measure("save"):
+                self.saver.save(flatten_named(state), self._manifest(step))
+        self._saved_step = step
+        self.tell_saved()
+
+    def tell_saved(self) -> None:
+        """Record the checkpoints that are safe on the disk since the last time."""
+        for saved in self.saver.finished():
+            self._sinks.write(
+                CheckpointRecord(
+                    step=saved.step,
+                    epoch=self._epoch(saved.step),
+                    name=saved.path.name,
+                    num_bytes=saved.num_bytes,
+                    seconds=saved.seconds,
+                    blocked_seconds=saved.blocked_seconds,
+                )
+            )
+
+    def missing_validation(self, step: int, weights: Collection[str]) -> set[str]:
+        """Return those of the weights whose validation after `step` is not all written down (a kill came between)."""
+        if not self._report_file(step).exists():
+            return set(weights)
+        return set(weights) - {record.weights for record in self.validations if record.step == step}
+
+    def validated(self, step: int, validator: Validator, evaluation: Started) -> None:
+        """Wait for a validation, write the report, and record it for each set of weights that has no record yet."""
+        results = validator.finish(evaluation, self._settled)
+        reports = {
+            weights: validation_report(sums, self._design.info.class_names) for weights, (sums, _) in results.items()
+        }
+        if self._writes:
+            write_report(self._report_file(step), reports)
+        told = {record.weights for record in self.validations if record.step == step}
+        for weights, (_, seconds) in results.items():
+            self.clock.add("validate", seconds)
+            if weights not in told:
+                self._record_validation(step, weights, reports[weights], seconds)
+
+    def _record_validation(self, step: int, weights: str, report: dict[str, Any], seconds: float) -> None:
+        record = ValidationRecord(
+            step=step,
+            epoch=self._epoch(step),
+            weights=weights,
+            loss=report["loss"],
+            top1=report["top1"],
+            top5=report["top5"],
+            num_samples=report["num_samples"],
+            seconds=seconds,
+            images_per_second=report["num_samples"] / seconds,
+            checkpoint=checkpoint_name(step) if step and step == self._saved_step else None,
+            elapsed_seconds=self.elapsed,
+        )
+        self._sinks.write(record)
+        self.validations.append(record)
+        if record.checkpoint and self._writes:
+            self.best.add(record.top1, record.checkpoint, record.weights)
+
+    def _report_file(self, step: int) -> Path:
+        return self._directory.reports / f"{checkpoint_name(step)}.json"
+
+    def _epoch(self, step: int) -> float:
+        return step / self._design.plan.steps.updates_per_epoch
+
+    def _manifest(self, step: int) -> dict[str, Any]:
+        return {
+            "step": step,
+            "epoch": self._epoch(step),
+            "seed": self._resolved.config.run.seed,
+            "config": saved_form(self._resolved, self._design.own and self._design.own.record()),
+            "plan": self._design.plan.to_dict(),
+            "class_names": list(self._design.info.class_names),
+            "input": input_form(self._design.info, self._resolved.config),
+            "elapsed_seconds": self.elapsed,
+            "unlogged": self.ledger.unlogged.to_dict(),
+        }

@@ -1,0 +1,131 @@
+"""The weights that a run starts from: drawn at random, or read from a file, a checkpoint or another run."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from headrace.checkpoint.store import MANIFEST_FILE, fit_tree, load, newest_good
+from headrace.config.schema import Config
+from headrace.core.errors import CheckpointError
+from headrace.core.files import write_atomic
+from headrace.engine.precision import make_precision
+from headrace.engine.state import State
+from headrace.model.custom_block import weights_like
+from headrace.model.network import Network
+from headrace.run.design import Design
+from headrace.run.directory import RunDirectory
+from headrace.run.trained_model import find_weights
+from headrace.weights.convert import Adopted, adopt
+from headrace.weights.weight_file import Foreign, read_file
+
+TABLE_FILE = "init.json"
+
+
+def adopt_weights(design: Design) -> Adopted | None:
+    """Return the weights that `init_from` gives, or None without it. Nothing is written yet."""
+    options = design.config.weights
+    if options.init_from is None:
+        return None
+    path = Path(options.init_from)
+    foreign = _read_own(path, options.init_ema) if path.is_dir() else read_file(path, options.init_ema)
+    return adopt(design.network, design.network.init(design.config.run.seed), foreign, options.init_min_loaded)
+
+
+def dialect_hint(design: Design, adopted: Adopted) -> str:
+    """Say, where weights come from another definition of the network, which option makes it compute the same."""
+    dialect = design.config.model.model_dialect
+    wanted = {"common": "torchvision", "common-fc": "torchvision"}.get(adopted.scheme, adopted.scheme)
+    same = wanted == "keras" and design.network.name.startswith("efficientnet")  # the reference's is Keras'
+    if dialect != "reference" or wanted not in ("torchvision", "timm", "keras") or same:
+        return ""
+    return (
+        f"The names are those of {adopted.scheme}, while padding, epsilon and shortcuts are the reference's: "
+        f"weights that were trained elsewhere need --model-dialect {wanted} to compute what they did there."
+    )
+
+
+def write_table(directory: RunDirectory, adopted: Adopted) -> None:
+    """Keep what became of every tensor with the run."""
+    content = {
+        "source": adopted.source,
+        "names": adopted.scheme,
+        "loaded_share": adopted.share,
+        "used_share": adopted.used_share,
+        "tensors": [asdict(fate) for fate in adopted.fates],
+        "left_over": list(adopted.unused),
+    }
+    write_atomic(directory.path / TABLE_FILE, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def _read_own(path: Path, ema: bool) -> Foreign:
+    """Return the weights of a Headrace checkpoint, or of a run's best one."""
+    checkpoint, _ = find_weights(path)
+    arrays, _ = load(checkpoint)
+    start = "ema/" if ema else ""
+    if ema and not any(name.startswith("ema/") for name in arrays):
+        raise CheckpointError(
+            f"{checkpoint} holds no averaged weights.", remedy="Leave --init-ema out, or average: headrace average."
+        )
+    kinds = tuple(f"{start}{kind}/" for kind in ("params", "stats"))
+    chosen = {name.removeprefix(start): array for name, array in arrays.items() if name.startswith(kinds)}
+    return Foreign(source=str(checkpoint), arrays={name: array.astype(np.float32) for name, array in chosen.items()})
+
+
+# Weights of a model from a checkpoint of any plan, and the facts that a checkpoint keeps of its data.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """The weights of a checkpoint (params, stats, and ema where it has one) and what its manifest says."""
+
+    weights: State
+    step: int
+    epoch: float
+    class_names: tuple[str, ...]
+    own: Mapping[str, Any] = field(default_factory=dict)  # of the data, where code gave it
+
+
+def load_weights(path: Path, network: Network, config: Config) -> Loaded:
+    """Read a checkpoint, or the newest good one of a run, into the format of a configuration's precision."""
+    arrays, manifest = load(_checkpoint(path))
+    dtype = make_precision(config.numerics, config.batch).weight_dtype
+    arrays = {name: a.astype(dtype) if name.startswith("params/") else a for name, a in arrays.items()}
+    params, stats = weights_like(network)
+    stored = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), params)
+    weights = {"params": fit_tree(arrays, stored, "params"), "stats": fit_tree(arrays, stats, "stats")}
+    if any(name.startswith("ema/") for name in arrays):
+        weights["ema"] = fit_tree(arrays, {"params": params, "stats": stats}, "ema")
+    return Loaded(
+        weights=weights,
+        step=manifest["step"],
+        epoch=manifest.get("epoch", 0.0),
+        class_names=tuple(manifest.get("class_names", ())),
+        own=manifest.get("config", {}).get("own", {}),
+    )
+
+
+def refuse_replacing(path: Path) -> None:
+    """Refuse to write a checkpoint over something that is none."""
+    if path.exists() and not (path / MANIFEST_FILE).is_file():
+        raise CheckpointError(
+            f"{path} exists and is not a checkpoint.",
+            rule="A checkpoint is a directory of its own.",
+            remedy="Choose another name.",
+        )
+
+
+def _checkpoint(path: Path) -> Path:
+    if (path / MANIFEST_FILE).is_file() or not path.is_dir():
+        return path
+    for place in (path / "checkpoints", path):
+        found, damaged = newest_good(place)
+        if found is not None:
+            return found
+        if damaged:
+            raise CheckpointError(f"{place} holds no good checkpoint: {damaged[0][0].name}: {damaged[0][1]}.")
+    raise CheckpointError(f"{path} holds no checkpoint.", remedy="Give a checkpoint or a run's directory.")

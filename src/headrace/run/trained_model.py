@@ -1,0 +1,139 @@
+"""A trained network with all that goes with it: weights, how pixels become its input, and the names of its classes.
+
+Everything comes from a checkpoint. The data set is not needed: its form was written down with the weights.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headrace.checkpoint.best import Best
+from headrace.checkpoint.store import MANIFEST_FILE, fit_tree, list_checkpoints, load, newest_good
+from headrace.config.schema import Config
+from headrace.core.errors import CheckpointError
+from headrace.data.augmentation.augment import Preprocess
+from headrace.data.dataset import DataInfo, describe_dataset
+from headrace.model.families import build_network
+from headrace.model.network import Network
+from headrace.run.directory import from_saved, read_run
+
+RAW, EMA, AUTO = "raw", "ema", "auto"
+_SMALL = 96  # below this a picture is not shrunk to more than its size before the centre is cut out
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedModel:
+    """A network, ready for evaluation."""
+
+    checkpoint: Path
+    weights: str  # raw, ema, or the label of an average
+    step: int
+    epoch: float
+    config: Config
+    network: Network
+    params: Any  # float32
+    stats: Any
+    class_names: tuple[str, ...]
+    preprocess: Preprocess
+    shorter_side: int | None  # of a resized picture, before the centre is cut out; None: the size x 256 / 224
+    antialias: bool
+
+    def describe(self) -> dict[str, Any]:
+        """Return what travels along with exported weights, as plain values."""
+        spec = self.preprocess
+        return {
+            "model": self.network.name,
+            "dialect": self.config.model.model_dialect,
+            "image_hwc": list(self.network.input_hwc),
+            "normalization": spec.normalization,
+            **({"mean": list(spec.mean), "std": list(spec.std)} if spec.normalization == "per-channel" else {}),
+            "resize_shorter_side": self.shorter_side or self.network.input_hwc[0] * 256 // 224,
+            "class_names": list(self.class_names),
+            "output": "softmax of the logits",
+            "checkpoint": self.checkpoint.name,
+            "weights": self.weights,
+            "step": self.step,
+            "epoch": self.epoch,
+        }
+
+
+def input_form(info: DataInfo, config: Config) -> dict[str, Any]:
+    """Return how pictures become the network's input, for a checkpoint's manifest."""
+    size = info.image_hwc[0]
+    return {
+        "image_hwc": list(info.image_hwc),
+        "normalization": info.normalization,
+        "mean": list(info.channel_mean),
+        "std": list(info.channel_std),
+        "shorter_side": config.data.eval_resize_size or (size if size < _SMALL else None),
+        "antialias": config.data.resize_antialias,
+    }
+
+
+def find_weights(path: Path, own: bool = False) -> tuple[Path, str]:
+    """Return (checkpoint, which weights of it are best) for a checkpoint, a directory of them, or a run's directory."""
+    if (path / MANIFEST_FILE).exists():
+        return path, RAW
+    place = path if list_checkpoints(path) else read_run(path, own=own)[0].checkpoints
+    best = Best(place).first_good()
+    if best is not None:
+        return place / best.name, best.weights
+    found, damaged = newest_good(place)
+    if found is None:
+        told = "; ".join(f"{bad.name}: {problem}" for bad, problem in damaged)
+        raise CheckpointError(
+            f"{place} holds no good checkpoint{': ' + told if told else ''}.", remedy="Name another run or checkpoint."
+        )
+    return found, RAW
+
+
+def load_trained_model(path: Path, weights: str = AUTO, own: Network | None = None) -> TrainedModel:
+    """Return the network of a checkpoint, or of a run's best one; `weights` is raw, ema, or auto for the better.
+
+    `own` is the network of a run whose network was given by code.
+    """
+    checkpoint, better = find_weights(path, own is not None)
+    arrays, manifest = load(checkpoint)
+    config = from_saved(manifest["config"], own=own is not None).config
+    form = manifest.get("input") or input_form(describe_dataset(config.data), config)  # older checkpoints do not say
+    height, width, channels = form["image_hwc"]
+    network = own or build_network(config.model, len(manifest["class_names"]), (height, width, channels))
+    chosen = better if weights == AUTO else weights
+    params, stats = _tensors(network, arrays, chosen, checkpoint)
+    return TrainedModel(
+        checkpoint=checkpoint,
+        weights=manifest.get("weights", chosen),
+        step=manifest["step"],
+        epoch=manifest["epoch"],
+        config=config,
+        network=network,
+        params=params,
+        stats=stats,
+        class_names=tuple(manifest["class_names"]),
+        preprocess=_preprocess(form, config.run.seed, network.input_hwc),
+        shorter_side=form["shorter_side"],
+        antialias=form["antialias"],
+    )
+
+
+def _preprocess(form: Mapping[str, Any], seed: int, image_hwc: tuple[int, int, int]) -> Preprocess:
+    return Preprocess(
+        augmentation="none",
+        normalization=form["normalization"],
+        mean=tuple(form["mean"]),
+        std=tuple(form["std"]),
+        seed=seed,
+        image_hwc=image_hwc,
+    )
+
+
+def _tensors(network: Network, arrays: Mapping[str, Any], weights: str, checkpoint: Path) -> tuple[Any, Any]:
+    start = "ema/" if weights == EMA else ""
+    if start and not any(name.startswith(start) for name in arrays):
+        raise CheckpointError(f"{checkpoint} holds no averaged weights (ema).", remedy="Leave --weights out.")
+    own = {name: array.astype(np.float32) for name, array in arrays.items() if array.dtype.kind in "fV"}
+    params, stats = network.init(0)
+    return fit_tree(own, params, f"{start}params"), fit_tree(own, stats, f"{start}stats")

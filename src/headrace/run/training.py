@@ -1,0 +1,258 @@
+"""The training side of a run on its devices: the feed, the compiled call program, and the calls one after the other."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from headrace.config.schema import Learning, Pipeline
+from headrace.core.errors import RunStopped
+from headrace.data.dataset import DataSet
+from headrace.data.feeding.cache import fetch, fetch_labels
+from headrace.data.feeding.feed import FeedOptions, TrainFeed
+from headrace.data.feeding.order import WHOLE, Share, StepShape, class_weights
+from headrace.engine.compiler import compiler_options
+from headrace.engine.devices import CompileCounts, count_compilations, replica_mesh, take
+from headrace.engine.objective import training_loss
+from headrace.engine.pipeline.dispatch import make_dispatcher
+from headrace.engine.pipeline.stage_programs import StageSpec
+from headrace.engine.pipeline.state_placement import Home, host_memory_of
+from headrace.engine.state import State, put_state, snapshot
+from headrace.engine.step import StepSpec, make_call, make_step, put_on
+from headrace.plan.plan import Plan
+from headrace.plan.resolution import SizeSpan
+from headrace.run.design import Design
+
+# The two ways to run a training call, which look alike: the device loop of one stage, the dispatcher of a pipeline.
+
+
+class Executor(Protocol):
+    """Where a state lies, how blocks reach the devices, and the call `(state, resident, block) -> (state, metrics)`."""
+
+    @property
+    def meshes(self) -> Sequence[Mesh]:
+        """The devices that exchange something."""
+        ...
+
+    def put(self, tree: Any, kind: str) -> Any:
+        """Put a block (`steps`) or a resident set (`replicated`) on the devices."""
+        ...
+
+    def place(self, state: State) -> State:
+        """Put a state in host memory on the devices."""
+        ...
+
+    def snapshot(self, state: State) -> State:
+        """Copy a state on its devices, so that it outlives the call that the original is donated to."""
+        ...
+
+    def copy_to_save(self, state: State) -> State:
+        """Copy a state so that it outlives the next call and this process can read it whole."""
+        ...
+
+    def compile(self, state: State, resident: Any, block: Any) -> Callable[..., Any]:
+        """Return the call's program, compiled; the state is left as it is."""
+        ...
+
+
+@dataclass(frozen=True)
+class DeviceLoop:
+    """One stage: K steps in one device program."""
+
+    spec: StepSpec
+    mesh: Mesh
+
+    @property
+    def meshes(self) -> Sequence[Mesh]:
+        """The one mesh over the replicas."""
+        return (self.mesh,)
+
+    def put(self, tree: Any, kind: str) -> Any:
+        """Put a block or a resident set on the mesh."""
+        return put_on(self.mesh)(tree, kind)
+
+    def place(self, state: State) -> State:
+        """Put a state on every device."""
+        return put_state(state, self.mesh)
+
+    def snapshot(self, state: State) -> State:
+        """Copy a state."""
+        return snapshot(state)
+
+    def copy_to_save(self, state: State) -> State:
+        """Copy a state: it is whole on every device."""
+        return snapshot(state)
+
+    def compile(self, state: State, resident: Any, block: Any) -> Callable[..., Any]:
+        """Compile the call ahead of its first use."""
+        lowered = make_call(make_step(self.spec), self.mesh, block).lower(state, resident, block)
+        return lowered.compile(compiler_options=dict(self.spec.compiler_options))
+
+
+def make_executor(plan: Plan, spec: StepSpec, devices: list[Any], wanted: Pipeline) -> Executor:
+    """Return what runs the calls of a plan on the first devices of the list."""
+    replicas, pipeline = plan.batch.num_replicas, plan.pipeline
+    if pipeline is None or plan.one_program:
+        return DeviceLoop(spec, replica_mesh(take(devices, replicas)))
+    grid = np.array(take(devices, replicas * pipeline.num_devices)).reshape(replicas, pipeline.num_devices)
+    home = Home(
+        in_host_memory=wanted.optimizer_state_offloading and host_memory_of(devices[0]),
+        sharded=wanted.replicated_optimizer_state_sharding,
+    )
+    stages = [
+        StageSpec(
+            step=spec,
+            blocks=(stage.first, stage.end),
+            recompute=wanted.recomputation,
+            home=home,
+        )
+        for stage in pipeline.stages
+    ]
+    return make_dispatcher(stages, grid, pipeline.table)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """A program, ready to run, and what compiling it took."""
+
+    program: Any
+    seconds: float
+    counts: CompileCounts
+    device_bytes: int  # arguments, outputs and temporaries of one device, as XLA reports them
+
+
+def step_spec(design: Design, options: FeedOptions, dataset: DataSet) -> StepSpec:
+    """Return what the step of this design needs; of the data set only the labels matter, for weights of classes."""
+    config, batch = design.config, design.plan.batch
+    weights = class_weights(config.learning.class_weights, dataset.train.labels, design.info.num_classes)
+    smoothing = smoothing_over_all(config.learning, design.info.num_classes)
+    return StepSpec(
+        network=design.network,
+        optimizer=design.optimizer,
+        lr_curve=design.lr_curve,
+        precision=design.precision,
+        numerics=config.numerics,
+        fetch=lambda resident, micro: fetch(resident, micro, options.preprocess, train=True),
+        fetch_labels=lambda resident, micro: fetch_labels(resident, micro, options.preprocess, train=True),
+        num_replicas=batch.num_replicas,
+        gradient_accumulation_count=batch.gradient_accumulation_count,
+        seed=config.run.seed,
+        objective=partial(training_loss, label_smoothing=smoothing, class_weights=weights),
+        stable_norm=config.model.stable_norm,
+        norm_group_size=config.model.dbn_replica_group_size,
+        bn_momentum=config.model.bn_momentum,
+        ema_decay=config.learning.ema_decay,
+        frozen=design.trainable.frozen if design.trainable.any_frozen else None,
+        recompute_points=design.plan.recompute_points,
+        compiler_options=tuple(compiler_options(config.compiler).items()),
+    )
+
+
+def smoothing_over_all(learning: Learning, num_classes: int) -> float:
+    """Return the smoothing that, spread over all C classes, is the one asked for: s / (C - 1) each is s' / C."""
+    others = learning.label_smoothing_classes == "others" and num_classes > 1
+    return learning.label_smoothing * (num_classes / (num_classes - 1) if others else 1.0)
+
+
+def own_share(plan: Plan) -> Share:
+    """Return this process's share of every batch; its devices must have been started."""
+    return Share(process=jax.process_index(), num_processes=plan.num_processes) if plan.num_processes > 1 else WHOLE
+
+
+def open_feed(design: Design, dataset: DataSet, options: FeedOptions, executor: Executor, first_step: int) -> TrainFeed:
+    """Return the feed that starts at `first_step`."""
+    config, batch, steps = design.config, design.plan.batch, design.plan.steps
+    shape = StepShape(
+        seed=config.run.seed,
+        num_samples=len(dataset.train),
+        shuffle=config.data.shuffle,
+        updates_per_epoch=steps.updates_per_epoch,
+        gradient_accumulation_count=batch.gradient_accumulation_count,
+        num_replicas=batch.num_replicas,
+        micro_batch_size=batch.micro_batch_size,
+        balanced=config.data.balanced_sampling,
+    )
+    num_calls = (steps.total_steps - first_step) // steps.steps_per_call
+    options = replace(options, share=own_share(design.plan))
+    return TrainFeed(dataset.train, shape, steps.steps_per_call, first_step, num_calls, options, executor.put)
+
+
+def compile_call(executor: Executor, state: State, resident: Any, block: dict[str, Any]) -> Compiled:
+    """Compile the call program ahead of its first use, so that compile time is kept apart from training time."""
+    return compiled_from(lambda: executor.compile(state, resident, block))
+
+
+def compiled_from(build: Callable[[], Any]) -> Compiled:
+    """Return the program that `build` compiles, with what that took."""
+    begin = time.perf_counter()
+    with count_compilations() as counts:
+        program = build()
+    memory = program.memory_analysis() if hasattr(program, "memory_analysis") else None  # a pipeline is many programs
+    parts = ("argument_size_in_bytes", "output_size_in_bytes", "temp_size_in_bytes")
+    held = sum(getattr(memory, part, 0) for part in parts) - getattr(memory, "alias_size_in_bytes", 0) if memory else 0
+    return Compiled(program=program, seconds=time.perf_counter() - begin, counts=counts, device_bytes=held)
+
+
+class advise_on_memory:
+    """Turn a device's out-of-memory error into advice that keeps the global batch."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.batch = plan.batch
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if not isinstance(error, jax.errors.JaxRuntimeError) or "RESOURCE_EXHAUSTED" not in str(error):
+            return
+        micro, count = self.batch.micro_batch_size, self.batch.gradient_accumulation_count
+        remedy = "Use a smaller model or image, or keep the data set off the device (--dataset-cache host)."
+        if micro % 2 == 0:
+            remedy = (
+                f"Half the micro batch with twice the accumulation keeps the global batch of "
+                f"{self.batch.global_batch_size}: --micro-batch-size {micro // 2} "
+                f"--gradient-accumulation-count {count * 2}. --dataset-cache host frees the data set's memory."
+            )
+        raise RunStopped(f"The device ran out of memory at micro batch {micro}.", remedy=remedy) from error
+
+
+# The calls of a run: one compiled program for each image size, all on the same devices and the same state.
+
+
+class Calls:
+    """Makes the programs of the sizes that are still to come, and says which one a call runs."""
+
+    def __init__(self, design: Design, options: FeedOptions, dataset: DataSet, devices: list[Any], step: int) -> None:
+        ends = [span.first_step for span in design.sizes[1:]] + [design.plan.steps.total_steps + 1]
+        self._spans = [span for span, end in zip(design.sizes, ends, strict=True) if end > step]
+        self._executors = [_executor(design, options, dataset, devices, span) for span in self._spans]
+        self._programs: list[Any] = []
+        self.executor = self._executors[-1]  # a state and a block lie alike for all of them
+
+    def compile(self, state: State, resident: Any, block: Any) -> Iterator[tuple[str, Compiled]]:
+        """Compile every program ahead of its first call; yield what it is for, and what that took."""
+        for span, executor in zip(self._spans, self._executors, strict=True):
+            compiled = compile_call(executor, state, resident, block)
+            self._programs.append(compiled.program)
+            size = f" at {span.image_hw[0]}x{span.image_hw[1]}" if len(self._spans) > 1 else ""
+            yield f"training{size}", compiled
+
+    def at(self, step: int) -> Any:
+        """Return the program of the call that begins after `step` steps."""
+        begun = [program for span, program in zip(self._spans, self._programs, strict=True) if span.first_step <= step]
+        return begun[-1]
+
+
+def _executor(design: Design, options: FeedOptions, dataset: DataSet, devices: list[Any], span: SizeSpan) -> Executor:
+    """Return what runs calls on images of one size."""
+    network = design.network
+    if span.image_hw != network.input_hwc[:2]:
+        design = replace(design, network=replace(network, input_hwc=(*span.image_hw, network.input_hwc[2])))
+        options = replace(options, preprocess=options.preprocess.at_size(span.image_hw))
+    spec = step_spec(design, options, dataset)
+    return make_executor(design.plan, spec, devices, design.config.pipeline)

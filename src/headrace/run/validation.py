@@ -1,0 +1,203 @@
+"""Validate saved weights: one checkpoint, or those of a run, raw and averaged weights apart."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from headrace.checkpoint.best import Best
+from headrace.checkpoint.store import MANIFEST_FILE, fit_tree, list_checkpoints, load, newest_good, step_of, verify
+from headrace.config.load import Resolved, override
+from headrace.config.schema import Config
+from headrace.core.errors import CheckpointError
+from headrace.data.dataset import open_dataset
+from headrace.data.sets.subset import few
+from headrace.engine.devices import show_devices, start_devices, use_compilation_cache
+from headrace.job.control import Group, current_group
+from headrace.run.design import Design, design_run
+from headrace.run.directory import from_saved, layout, read_run, saved_form
+from headrace.run.evaluator import Validator
+from headrace.telemetry.validation_report import validation_report, write_report
+
+ALL, LAST, BEST = "all", "last", "best"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validated:
+    """The result of one checkpoint: {weights: report}, or why it could not be read."""
+
+    checkpoint: Path
+    step: int
+    epoch: float = 0.0
+    reports: dict[str, dict[str, Any]] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    report_file: Path | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """The checkpoints that a path means, the configuration they were made with, and the run they belong to."""
+
+    checkpoints: list[Path]
+    resolved: Resolved
+    run: Path | None
+
+
+def validate(
+    path: Path, overrides: Mapping[str, Any] | None = None, *, which: str = ALL, report_dir: Path | None = None
+) -> Iterator[Validated]:
+    """Yield the result of each checkpoint of a run directory (or its last or best good one), or of the one at `path`.
+
+    A damaged checkpoint of a run is reported and passed over; a damaged one that was named is an error. Reports are
+    written into `report_dir`, by default `reports/validate` in the run; those of the training stay as they are.
+    Of several processes, process 0 reads the checkpoints and writes the reports.
+    """
+    # A run that was only a trial may be validated in full.
+    given, group = dict(overrides or {}), current_group()
+    found = _find_together(group, Path(path), {"dry_run_steps": None} | given, which)
+    config, checkpoints = found.resolved.config, found.checkpoints
+    design = design_run(config if group.is_alone else only_validating(config), num_processes=group.num_processes)
+    dataset = open_dataset(config.data, config.run.seed)
+    if config.run.dry_run_steps:
+        dataset = replace(dataset, validation=few(dataset.validation, design.plan.validation.num_samples))
+    use_compilation_cache(config.run.compilation_cache_dir)
+    show_devices(config.legacy.select_ipus, design.plan.validation.num_devices // group.num_processes)
+    devices = start_devices(config.run.platform, design.plan.validation.num_devices, group.num_processes)
+    report_dir = (report_dir or _report_dir(found.run)) if group.is_first else None
+    num_good = 0
+    with closing(Validator(design, dataset, devices)) as validator:
+        for checkpoint in checkpoints:
+            read = group.first(partial(_read, design, checkpoint, alone=len(checkpoints) == 1))
+            manifest = group.share(read and read.told)
+            if problem := manifest.get("problem"):
+                if manifest["is_there"]:  # a training that goes on may have deleted it meanwhile
+                    yield Validated(checkpoint=checkpoint, step=step_of(checkpoint) or 0, problem=problem)
+                continue
+            weights = group.same(read.weights if read else _blank(design, manifest))
+            label = manifest["weights"]
+            if not num_good:
+                validator.compile(weights)
+            num_good += 1
+            results = validator.finish(validator.start(weights))
+            results = {label if name == "raw" else name: result for name, result in results.items()}
+            reports = {name: validation_report(sums, design.info.class_names) for name, (sums, _) in results.items()}
+            report_file = report_dir / f"{checkpoint.name}.json" if report_dir else None
+            if report_file is not None:
+                write_report(report_file, {"checkpoint": str(checkpoint), "options": given} | reports)
+            yield Validated(
+                checkpoint=checkpoint,
+                step=manifest["step"],
+                epoch=manifest["epoch"],
+                reports=reports,
+                seconds={name: seconds for name, (_, seconds) in results.items()},
+                report_file=report_file,
+            )
+    if not num_good:
+        raise CheckpointError(f"None of the {len(checkpoints)} checkpoints of {path} can be used.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Read:
+    """A checkpoint's weights, and what the other processes must know of it: `problem` where it cannot be used."""
+
+    weights: dict[str, Any]
+    told: dict[str, Any]
+
+
+def _read(design: Design, checkpoint: Path, *, alone: bool) -> _Read:
+    """Read a checkpoint's weights; a damaged one is an error only where it is the only one."""
+    try:
+        arrays, manifest = load(checkpoint)
+    except CheckpointError as error:
+        if alone:
+            raise
+        return _Read(weights={}, told={"problem": error.problem, "is_there": checkpoint.exists()})
+    told = {
+        "step": manifest["step"],
+        "epoch": manifest["epoch"],
+        "weights": manifest.get("weights", "raw"),  # an average has a name of its own
+        "averaged": "averaged" in manifest,
+        "ema": any(name.startswith("ema/") for name in arrays),
+    }
+    blank = _blank(design, told)
+    return _Read(weights={key: fit_tree(arrays, part, key) for key, part in blank.items()}, told=told)
+
+
+def _blank(design: Design, told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return weights of the form that such a checkpoint holds."""
+    params, stats = design.network.init(0)
+    stored = params if told["averaged"] else jax.tree.map(lambda w: w.astype(design.precision.weight_dtype), params)
+    return {"params": stored, "stats": stats} | ({"ema": {"params": params, "stats": stats}} if told["ema"] else {})
+
+
+def only_validating(config: Config) -> Config:
+    """Return the configuration of a run that does not train: only the replicas of its validation matter."""
+    run, validation = replace(config.run, training=False), replace(config.validation, validation=True)
+    return replace(config, run=run, validation=validation)
+
+
+def _find_together(group: Group, path: Path, overrides: Mapping[str, Any], which: str) -> _Found:
+    """Find what is to be validated as process 0 does."""
+
+    def find() -> _Found:
+        found = _find(path, overrides)
+        return replace(found, checkpoints=_choose(found, which))
+
+    found = group.first(find)
+    told = group.share(found and {"checkpoints": [*map(str, found.checkpoints)], "config": saved_form(found.resolved)})
+    checkpoints = [Path(checkpoint) for checkpoint in told["checkpoints"]]
+    return found or _Found(checkpoints=checkpoints, resolved=from_saved(told["config"]), run=None)
+
+
+def _find(path: Path, overrides: Mapping[str, Any]) -> _Found:
+    """Find what is to be validated, with the command line's options over the saved ones."""
+    if (path / MANIFEST_FILE).exists():
+        resolved = override(from_saved(load(path)[1]["config"]), overrides)
+        return _Found(checkpoints=[path], resolved=resolved, run=_run_of(path))
+    if checkpoints := list_checkpoints(path):  # the directory of a run's checkpoints, be it elsewhere
+        newest = newest_good(path)[0] or checkpoints[-1]
+        resolved = override(from_saved(load(newest)[1]["config"]), overrides)
+        return _Found(checkpoints=checkpoints, resolved=resolved, run=_run_of(newest))
+    run, saved = read_run(path)
+    resolved = override(saved, overrides)
+    place = layout(run.path, resolved.config).checkpoints
+    if checkpoints := list_checkpoints(place):
+        return _Found(checkpoints=checkpoints, resolved=resolved, run=path)
+    remedy = "Resume the run, or train with checkpoints on. If they are elsewhere, give --checkpoint-dir."
+    raise CheckpointError(f"{place} holds no checkpoint.", remedy=remedy)
+
+
+def _run_of(checkpoint: Path) -> Path | None:
+    """Return the run that a checkpoint lies in, or None where it lies by itself."""
+    run = checkpoint.parent.parent
+    return run if (run / "config.json").is_file() else None
+
+
+def _choose(found: _Found, which: str) -> list[Path]:
+    if which == ALL or len(found.checkpoints) == 1:
+        return found.checkpoints
+    folder = found.checkpoints[0].parent
+    if which == BEST:
+        best = Best(folder).first_good()
+        if best is None:
+            raise CheckpointError(
+                f"No good checkpoint is listed as the best in {folder}.",
+                rule="The best are those with the highest validation accuracy during training.",
+                remedy="Validate all of them: leave --best out.",
+            )
+        return [folder / best.name]
+    # the damaged ones that are passed over for the last good one come along, to be named
+    newest_first = list(reversed(found.checkpoints))
+    good = next((number for number, path in enumerate(newest_first) if not verify(path)), len(newest_first) - 1)
+    return newest_first[: good + 1]
+
+
+def _report_dir(run: Path | None) -> Path | None:
+    """Return where reports go when nobody says where: into the run, unless it is not ours to write into."""
+    return run / "reports" / "validate" if run and os.access(run, os.W_OK) else None

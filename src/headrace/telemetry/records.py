@@ -1,0 +1,295 @@
+"""Records: what a run tells, as frozen values. A line of metrics.jsonl is one record; all other files derive from it.
+
+A record becomes JSON and comes back exactly. Accuracies are fractions (0..1), times are seconds. JSON has no word for
+numbers that are not finite: they are written as the strings "NaN", "Infinity" and "-Infinity" (which Python's `float`
+and `pandas.to_numeric` read), so that null always means "there is no such value".
+"""
+
+import json
+import math
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar, Self, TextIO
+
+from headrace.core.errors import CheckpointError
+from headrace.core.files import write_atomic
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """The ground of all records: `kind` names the type, `step` counts the weight updates done so far in the run."""
+
+    kind: ClassVar[str]
+    step: int
+
+    def __post_init__(self) -> None:
+        """Turn NumPy and JAX scalars into plain numbers, so that equal records are equal whoever made them."""
+        for name, kind in _field_kinds(type(self)).items():
+            object.__setattr__(self, name, _plain(getattr(self, name), kind))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return {"kind": ..., field: value}, still with floats that may not be finite."""
+        return {"kind": self.kind} | {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def to_json(self) -> str:
+        """Return the record as one line of JSON, without the line's end."""
+        return json.dumps(_spell(self.to_dict()), allow_nan=False, ensure_ascii=False)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Return the record of these values; fields that a newer Headrace may have added are ignored."""
+        given = {f.name: values[f.name] for f in fields(cls) if f.name in values}
+        missing = [f.name for f in fields(cls) if f.name not in given and _is_required(f)]
+        if missing:
+            raise ValueError(f"a record of kind {cls.kind!r} lacks {', '.join(missing)}")
+        return cls(**given)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStart(Record):
+    """A process begins (or goes on with) a run; `step` is 0 or the step restored."""
+
+    kind: ClassVar[str] = "run_start"
+    time: str  # ISO 8601, UTC
+    model: str
+    dataset: str
+    num_epochs: int
+    total_steps: int
+    updates_per_epoch: int
+    global_batch_size: int
+    run_name: str = ""
+    version: str = ""
+    platform: str = ""
+    device: str = ""
+    num_replicas: int = 1
+    num_parameters: int | None = None
+    seed: int = 0
+    target_accuracy: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainRecord(Record):
+    """Means over the steps since the last one; rates leave the first call out and are None if there was no other."""
+
+    kind: ClassVar[str] = "train"
+    epoch: float
+    loss: float
+    accuracy: float
+    top5: float | None = None
+    learning_rate: float
+    grad_norm: float | None = None
+    images_per_second: float | None = None
+    step_seconds: float | None = None
+    loss_scale: float | None = None
+    skipped_steps: int = 0
+    infeed_wait_seconds: float = 0.0
+    elapsed_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationRecord(Record):
+    """The whole validation set, with the raw weights or their moving average (`weights`: raw | ema)."""
+
+    kind: ClassVar[str] = "validation"
+    epoch: float
+    weights: str = "raw"
+    loss: float
+    top1: float
+    top5: float | None = None
+    num_samples: int
+    seconds: float
+    images_per_second: float | None = None
+    checkpoint: str | None = None
+    elapsed_seconds: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointRecord(Record):
+    """A checkpoint is safe on the disk."""
+
+    kind: ClassVar[str] = "checkpoint"
+    epoch: float
+    name: str
+    num_bytes: int
+    seconds: float
+    blocked_seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Note(Record):
+    """A sentence for people; `level` is info or warning."""
+
+    kind: ClassVar[str] = "note"
+    step: int = 0
+    level: str = "info"
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEnd(Record):
+    """A process ends: `outcome` is finished, interrupted or failed; the seconds are those of the whole run so far."""
+
+    kind: ClassVar[str] = "run_end"
+    time: str
+    outcome: str
+    epoch: float
+    time_to_train: float
+    time_to_target: float | None = None
+    epoch_at_target: float | None = None
+    images_per_second: float | None = None
+    best_top1: float | None = None
+    best_checkpoint: str | None = None
+    skipped_steps: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    verdict: str = ""
+
+
+KINDS: Mapping[str, type[Record]] = {
+    kind.kind: kind for kind in (RunStart, TrainRecord, ValidationRecord, CheckpointRecord, Note, RunEnd)
+}
+
+
+def parse_record(line: str | bytes) -> Record:
+    """Return the record of one JSON line; ValueError says what is wrong with it."""
+    values = json.loads(line)
+    if not isinstance(values, dict) or values.get("kind") not in KINDS:
+        raise ValueError(f"not a record: {str(values)[:60]}")
+    try:
+        return KINDS[values["kind"]].from_dict(values)
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+
+
+def records_of(lines: bytes, where: str) -> list[Record]:
+    """Return the records of a metrics.jsonl; a tail that a crash cut off or garbled is left out.
+
+    Damage that is followed by good records is not the work of a crash: CheckpointError names the line.
+    """
+    whole = lines[: lines.rfind(b"\n") + 1].split(b"\n")[:-1]
+    records: list[Record] = []
+    bad: tuple[int, str] | None = None
+    for number, line in enumerate(whole, start=1):
+        try:
+            record = parse_record(line)
+        except ValueError as error:
+            bad = bad or (number, str(error))
+            continue
+        if bad:
+            raise CheckpointError(
+                f"{where}, line {bad[0]} is damaged: {bad[1]}.",
+                rule="Every line holds one record.",
+                remedy="Mend or delete that line.",
+            )
+        records.append(record)
+    return records
+
+
+@cache
+def _field_kinds(record: type[Record]) -> dict[str, str]:
+    """Return {field: "int" | "float" | "str" | "dict"}, with a ? behind it where None is allowed."""
+    hints = typing.get_type_hints(record)
+    kinds = {}
+    for f in fields(record):
+        options = typing.get_args(hints[f.name]) if type(None) in typing.get_args(hints[f.name]) else (hints[f.name],)
+        base = typing.get_origin(options[0]) or options[0]
+        kinds[f.name] = base.__name__ + ("?" if len(options) > 1 else "")
+    return kinds
+
+
+def _plain(value: Any, kind: str) -> Any:
+    """Return a value as the plain Python type of its field; TypeError when it cannot be that exactly."""
+    if value is None:
+        if kind.endswith("?"):
+            return None
+        raise TypeError("null where a value is needed")
+    base = kind.removesuffix("?")
+    if base == "dict":
+        return {str(key): float(item) for key, item in dict(value).items()}
+    if base == "str" and not isinstance(value, str):
+        raise TypeError(f"expected text, not {value!r}")
+    if base == "int" and (isinstance(value, str) or int(value) != value):
+        raise TypeError(f"expected a whole number, not {value!r}")
+    return {"int": int, "float": float, "str": str}[base](value)
+
+
+def _is_required(f: Any) -> bool:
+    return f.default is MISSING and f.default_factory is MISSING
+
+
+def _spell(value: Any) -> Any:
+    """Replace numbers that are not finite by their names."""
+    if isinstance(value, dict):
+        return {key: _spell(item) for key, item in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+# The record files of a run directory: their names, and how they are read and appended to.
+
+
+METRICS_FILE = "metrics.jsonl"
+TRAINING_FILE = "training.csv"
+VALIDATION_FILE = "validation.csv"
+LOG_FILE = "log.txt"
+
+
+def read_records(run_dir: Path | str) -> list[Record]:
+    """Return all records of a run, oldest first; none when nothing was recorded yet."""
+    path = Path(run_dir) / METRICS_FILE
+    try:
+        return records_of(path.read_bytes(), str(path))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise CheckpointError(f"Cannot read {path}: {error.strerror}.") from error
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a whole file in one move, its directory made when it is not there."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, data)
+    except OSError as error:
+        raise write_error(path, error) from error
+
+
+def write_error(path: Path, error: OSError) -> CheckpointError:
+    """Say for people why a file of the run could not be written."""
+    return CheckpointError(
+        f"Cannot write {path}: {error.strerror or error}.",
+        remedy="Check that the run directory may be written to and that the disk has room.",
+    )
+
+
+class LineFile:
+    """A text file that only grows, line by line; every line is handed to the operating system at once.
+
+    So a killed process loses nothing that it wrote, and leaves at most one line without its end.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file: TextIO = path.open("a", encoding="utf-8", newline="")
+        except OSError as error:
+            raise write_error(path, error) from error
+
+    def write(self, line: str) -> None:
+        """Append one line."""
+        try:
+            self._file.write(line + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise write_error(self.path, error) from error
+
+    def close(self) -> None:
+        """Close the file; closing twice does no harm."""
+        try:
+            self._file.close()
+        except OSError as error:
+            raise write_error(self.path, error) from error
