@@ -6,7 +6,7 @@ The public names are imported when they are first used, so that `import headrace
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from headrace.core.version import __version__
 
 _HOME = {
     "Config": "headrace.config.schema",

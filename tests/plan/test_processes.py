@@ -6,7 +6,7 @@ import pytest
 
 from headrace.cli.main import main
 from headrace.core.errors import ConfigError
-from headrace.plan.report import draw_plan
+from headrace.plan.plan import draw_plan
 from headrace.run.design import design_run
 from tests.conftest import MakeConfig
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-import headrace
 from headrace.core.errors import HeadraceError, did_you_mean
+from headrace.core.version import __version__
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
@@ -66,7 +66,7 @@ def _run(words: list[str]) -> int:
         print(_help())
         return 0 if name else HeadraceError.exit_code
     if name in ("-V", "--version"):
-        print(f"headrace {headrace.__version__}")
+        print(f"headrace {__version__}")
         return 0
     modules = {command.name: command.module for command in COMMANDS}
     modules |= {"weight_avg": modules["average"], "poprun": modules["launch"]}  # as the reference calls them

@@ -15,7 +15,7 @@ def main(argv: list[str]) -> int:
     resolved, own = parse(argv, "headrace plan", _add_arguments, DESCRIPTION)
     import jax
 
-    from headrace.plan.report import draw_plan
+    from headrace.plan.plan import draw_plan
     from headrace.plan.scale import draw_scale
     from headrace.plan.timeline_files import check_picture_file, write_picture
     from headrace.run.design import design_run

@@ -23,7 +23,7 @@ from headrace.engine.optimizer import global_norm
 from headrace.engine.precision import Precision, next_loss_scale, overflow_expected, write_weights
 from headrace.engine.segments import all_finite, apply_blocks
 from headrace.engine.state import State, next_ema
-from headrace.model.context import Ctx, Draws
+from headrace.model.context import NORM_WEIGHTS, Ctx, Draws, all_frozen
 from headrace.model.network import Network
 
 Metrics = dict[str, jax.Array]
@@ -182,19 +182,15 @@ def _update(spec: StepSpec, state: State, grads: Any, batch_stats: Any, grad_nor
     keep = spec.bn_momentum
 
     def moved(name: str, old: jax.Array, new: jax.Array) -> jax.Array:
-        return old if _is_still(spec, name) else keep * old + (1 - keep) * new
+        # Kept as it is and not averaged with itself, which would round it anew at every step.
+        is_frozen = all_frozen(spec.frozen, name.rpartition("/")[0], NORM_WEIGHTS)
+        return old if is_frozen else keep * old + (1 - keep) * new
 
     stats = map_named(moved, state["stats"], batch_stats)
     changed = {"params": params, "stats": stats, "opt": opt}
     if "ema" in state:
         changed["ema"] = next_ema(state["ema"], {"params": params, "stats": stats}, state["step"], spec.ema_decay)
     return changed
-
-
-def _is_still(spec: StepSpec, name: str) -> bool:
-    """Say whether a statistic belongs to a norm that is frozen: its `mean` stands beside `gamma` and `beta`."""
-    layer = name.rpartition("/")[0]
-    return spec.frozen is not None and all(spec.frozen(f"{layer}/{tensor}") for tensor in ("gamma", "beta"))
 
 
 def finite_by_block(names: Sequence[str], grads: Any) -> jax.Array:

@@ -6,7 +6,7 @@ their own sample, so every plan gives the same numbers. It works with all of `ja
 any other key. An array whose first dim is not N is drawn by places, alike for all samples.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -32,6 +32,16 @@ class Draws:
     samples: Array
 
 
+# A batch norm is frozen when training leaves both of these alone. It then normalises with its running statistics, which
+# stop moving; with only one of them frozen it still follows the batches.
+NORM_WEIGHTS = ("gamma", "beta")
+
+
+def all_frozen(frozen: Callable[[str], bool] | None, layer: str, tensors: Iterable[str]) -> bool:
+    """Say whether training leaves all these tensors of a layer alone; `frozen` answers for a tensor's full name."""
+    return frozen is not None and all(frozen(f"{layer}/{tensor}") for tensor in tensors)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Ctx:
     """The conditions of one application of a network; layers read it, nothing writes it.
@@ -53,7 +63,7 @@ class Ctx:
 
     def is_frozen(self, *tensors: str) -> bool:
         """Say whether all these tensors of the layer are left alone; it then works as in evaluation."""
-        return self.frozen is not None and all(self.frozen(f"{self.path}/{tensor}") for tensor in tensors)
+        return all_frozen(self.frozen, self.path, tensors)
 
     def under(self, name: str) -> "Ctx":
         """Return the conditions for the part of this layer that has a name."""

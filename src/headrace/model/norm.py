@@ -23,7 +23,7 @@ from jax import Array, lax
 
 from headrace import ops
 from headrace.core.errors import ConfigError, did_you_mean
-from headrace.model.context import Ctx
+from headrace.model.context import NORM_WEIGHTS, Ctx
 from headrace.model.cost import Cost
 from headrace.model.gates import ACTIVATIONS
 from headrace.model.layers import RngAt, Shape, Tree
@@ -93,7 +93,7 @@ class Norm:
         if self.spec.kind in ("group", "layer"):
             groups = self._groups(x.shape[-1])
             return ops.group_norm(x, gamma_C, beta_C, groups, epsilon, ctx.stable_norm), {}
-        if not ctx.train or ctx.is_frozen("gamma", "beta"):
+        if not ctx.train or ctx.is_frozen(*NORM_WEIGHTS):
             return ops.batch_norm_eval(x, gamma_C, beta_C, (stats["mean"], stats["variance"]), epsilon), stats
         y, mean_C, variance_C = ops.batch_norm_train(x, gamma_C, beta_C, epsilon, ctx.stable_norm, ctx.norm_groups)
         count = x.size // x.shape[-1] * (len(ctx.norm_groups[1][0]) if ctx.norm_groups else 1)

@@ -1,11 +1,12 @@
 """The plan of a run: made on paper from configuration, data set and network; printed, stored with the run, followed."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from headrace.config.schema import Config
 from headrace.core.errors import ConfigError
-from headrace.core.units import parse_bytes
+from headrace.core.units import format_count, parse_bytes
 from headrace.data.dataset import DataInfo
 from headrace.data.feeding.blocks import feed_options
 from headrace.data.feeding.cache import CacheChoice
@@ -14,6 +15,19 @@ from headrace.plan.batch import BatchPlan, ValidationPlan, make_batch_plan, make
 from headrace.plan.memory import DataMemory, MemoryPlan, Saving, estimate_memory, find_savings, resident_data, sent_data
 from headrace.plan.pipeline import PipelinePlan, estimate_stage_memory, plan_stages
 from headrace.plan.recompute import kept_elements, recompute_points
+from headrace.plan.report import (
+    Line,
+    Section,
+    batch_lines,
+    draw_pipeline,
+    draw_sections,
+    event_lines,
+    memory_lines,
+    pipeline_lines,
+    saving_lines,
+    step_lines,
+    validation_lines,
+)
 from headrace.plan.steps import Events, StepPlan, make_epoch_plan, make_step_plan, no_steps
 
 # Processes on paper: each owns whole replicas, with all devices of their pipelines.
@@ -96,8 +110,6 @@ class Plan:
         return self.batch.warnings + self.steps.warnings + (self.pipeline.advice if self.pipeline else ())
 
     def __str__(self) -> str:
-        from headrace.plan.report import draw_plan
-
         return draw_plan(self)
 
     def to_dict(self) -> dict[str, Any]:
@@ -120,6 +132,52 @@ class Plan:
             "savings": {saving.option: saving.num_bytes for saving in self.savings},
             "warnings": list(self.warnings),
         }
+
+
+def draw_plan(plan: Plan, learning_rates: Iterable[tuple[int, float]] = ()) -> str:
+    """Return the whole plan as text, with the learning rate at some steps if given, the stages, and warnings last."""
+    rates = tuple(Line(f"step {step:,}", f"{rate:.4g}") for step, rate in learning_rates)
+    sections = plan_sections(plan) + ((Section("learning rate", rates),) if rates else ())
+    pipeline = plan.pipeline if plan.pipeline and plan.pipeline.num_stages > 1 else None
+    stages = "\n" + draw_pipeline(pipeline, plan.memory_by_device, plan.one_program) if pipeline else ""
+    return draw_sections(sections) + stages + "".join(f"\nwarning: {sentence}" for sentence in plan.warnings)
+
+
+def plan_sections(plan: Plan) -> tuple[Section, ...]:
+    """Return the plan as titled lines."""
+    network = (
+        Line("parameters", format_count(plan.num_parameters)),
+        Line("forward pass", f"{format_count(plan.flops_per_image, short=True)}FLOP", "per image"),
+        Line("devices", format_count(plan.num_devices)),
+        *_process_lines(plan),
+    )
+    sections = [Section("network", network)]
+    if plan.pipeline:
+        sections.append(Section("pipeline", pipeline_lines(plan.pipeline, plan.one_program)))
+    sections.append(Section("batch", batch_lines(plan.batch)))
+    if plan.steps.total_steps:
+        sections += [Section("steps", step_lines(plan.steps)), Section("events", event_lines(plan.steps))]
+    else:
+        sections.append(Section("steps", (Line("steps in all", "0", "the run does not train"),)))
+    return (
+        *sections,
+        Section("validation", validation_lines(plan.validation)),
+        Section(_memory_title(plan), memory_lines(plan.memory, plan.cache.reason)),
+        *((Section("could be saved on that device", saving_lines(plan.savings)),) if plan.savings else ()),
+    )
+
+
+def _process_lines(plan: Plan) -> tuple[Line, ...]:
+    if plan.num_processes == 1:
+        return ()
+    detail = f"each with {plan.replicas_per_process} of the replicas on {plan.devices_per_process} of the devices"
+    return (Line("processes", format_count(plan.num_processes), detail),)
+
+
+def _memory_title(plan: Plan) -> str:
+    if plan.devices_per_replica == 1:
+        return "memory of one device (estimate)"
+    return f"memory of device {plan.memory_by_device.index(plan.memory)}, the fullest of a replica (estimate)"
 
 
 def make_plan(config: Config, info: DataInfo, network: Network, num_processes: int = 1) -> Plan:

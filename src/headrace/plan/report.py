@@ -7,7 +7,6 @@ from headrace.core.units import format_bytes, format_count
 from headrace.plan.batch import BatchPlan, ValidationPlan
 from headrace.plan.memory import MemoryPlan, Saving
 from headrace.plan.pipeline import PipelinePlan
-from headrace.plan.plan import Plan
 from headrace.plan.schedule import find_schedule
 from headrace.plan.steps import StepPlan
 from headrace.plan.timeline_text import draw_text
@@ -115,37 +114,6 @@ class Section:
     lines: tuple[Line, ...]
 
 
-def plan_sections(plan: Plan) -> tuple[Section, ...]:
-    """Return the plan as titled lines."""
-    network = (
-        Line("parameters", format_count(plan.num_parameters)),
-        Line("forward pass", f"{format_count(plan.flops_per_image, short=True)}FLOP", "per image"),
-        Line("devices", format_count(plan.num_devices)),
-        *_process_lines(plan),
-    )
-    sections = [Section("network", network)]
-    if plan.pipeline:
-        sections.append(Section("pipeline", _pipeline_lines(plan.pipeline, plan.one_program)))
-    sections.append(Section("batch", _batch_lines(plan.batch)))
-    if plan.steps.total_steps:
-        sections += [Section("steps", _step_lines(plan.steps)), Section("events", _event_lines(plan.steps))]
-    else:
-        sections.append(Section("steps", (Line("steps in all", "0", "the run does not train"),)))
-    return (
-        *sections,
-        Section("validation", _validation_lines(plan.validation)),
-        Section(_memory_title(plan), _memory_lines(plan.memory, plan.cache.reason)),
-        *((Section("could be saved on that device", _saving_lines(plan.savings)),) if plan.savings else ()),
-    )
-
-
-def _process_lines(plan: Plan) -> tuple[Line, ...]:
-    if plan.num_processes == 1:
-        return ()
-    detail = f"each with {plan.replicas_per_process} of the replicas on {plan.devices_per_process} of the devices"
-    return (Line("processes", format_count(plan.num_processes), detail),)
-
-
 def draw_sections(sections: Iterable[Section]) -> str:
     """Return titled lines as aligned text."""
     sections = tuple(sections)
@@ -160,16 +128,7 @@ def draw_sections(sections: Iterable[Section]) -> str:
     return "\n".join(text)
 
 
-def draw_plan(plan: Plan, learning_rates: Iterable[tuple[int, float]] = ()) -> str:
-    """Return the whole plan as text, with the learning rate at some steps if given, the stages, and warnings last."""
-    rates = tuple(Line(f"step {step:,}", f"{rate:.4g}") for step, rate in learning_rates)
-    sections = plan_sections(plan) + ((Section("learning rate", rates),) if rates else ())
-    pipeline = plan.pipeline if plan.pipeline and plan.pipeline.num_stages > 1 else None
-    stages = "\n" + draw_pipeline(pipeline, plan.memory_by_device, plan.one_program) if pipeline else ""
-    return draw_sections(sections) + stages + "".join(f"\nwarning: {sentence}" for sentence in plan.warnings)
-
-
-def _pipeline_lines(pipeline: PipelinePlan, one_program: bool) -> tuple[Line, ...]:
+def pipeline_lines(pipeline: PipelinePlan, one_program: bool) -> tuple[Line, ...]:
     devices = pipeline.num_devices
     if pipeline.num_stages == 1:
         return (Line("stages", "1", "driven by the host, since the optimizer's state lives elsewhere"),)
@@ -188,13 +147,7 @@ def _pipeline_lines(pipeline: PipelinePlan, one_program: bool) -> tuple[Line, ..
     )
 
 
-def _memory_title(plan: Plan) -> str:
-    if plan.devices_per_replica == 1:
-        return "memory of one device (estimate)"
-    return f"memory of device {plan.memory_by_device.index(plan.memory)}, the fullest of a replica (estimate)"
-
-
-def _batch_lines(batch: BatchPlan) -> tuple[Line, ...]:
+def batch_lines(batch: BatchPlan) -> tuple[Line, ...]:
     return (
         Line("micro batch", format_count(batch.micro_batch_size), "images of one replica in one pass"),
         Line("replicas", format_count(batch.num_replicas)),
@@ -207,7 +160,7 @@ def _batch_lines(batch: BatchPlan) -> tuple[Line, ...]:
     )
 
 
-def _step_lines(steps: StepPlan) -> tuple[Line, ...]:
+def step_lines(steps: StepPlan) -> tuple[Line, ...]:
     epoch = steps.epoch
     lines = [Line("steps per epoch", format_count(epoch.updates_per_epoch), f"of {epoch.num_samples:,} images")]
     if epoch.repeated:
@@ -225,7 +178,7 @@ def _step_lines(steps: StepPlan) -> tuple[Line, ...]:
     )
 
 
-def _event_lines(steps: StepPlan) -> tuple[Line, ...]:
+def event_lines(steps: StepPlan) -> tuple[Line, ...]:
     periods = {
         "log": steps.log_every,
         "checkpoint": steps.checkpoint_every,
@@ -242,7 +195,7 @@ def _event_line(name: str, every: int, steps: StepPlan) -> Line:
     return Line(name, f"{count:,} x", when)
 
 
-def _validation_lines(validation: ValidationPlan) -> tuple[Line, ...]:
+def validation_lines(validation: ValidationPlan) -> tuple[Line, ...]:
     return (
         Line("images", format_count(validation.num_samples)),
         Line(
@@ -253,14 +206,14 @@ def _validation_lines(validation: ValidationPlan) -> tuple[Line, ...]:
     )
 
 
-def _saving_lines(savings: Iterable[Saving]) -> tuple[Line, ...]:
+def saving_lines(savings: Iterable[Saving]) -> tuple[Line, ...]:
     return tuple(
         Line(saving.name, format_bytes(saving.num_bytes), f"--{saving.option.replace('_', '-')}, {saving.price}")
         for saving in savings
     )
 
 
-def _memory_lines(memory: MemoryPlan, cache_reason: str) -> tuple[Line, ...]:
+def memory_lines(memory: MemoryPlan, cache_reason: str) -> tuple[Line, ...]:
     details = {row.name: row.detail for row in memory.rows}
     details["data"] += f"; {cache_reason}"
     lines = [Line(row.name, format_bytes(row.num_bytes), details[row.name]) for row in memory.rows if row.num_bytes]

@@ -14,10 +14,10 @@ from typing import Any, ClassVar
 
 import jax
 
-import headrace
 from headrace.config.load import Resolved
 from headrace.config.schema import Config
 from headrace.core.errors import ConfigError
+from headrace.core.version import __version__
 from headrace.data.dataset import DataSet, open_dataset
 from headrace.data.feeding.cache import fetch, make_resident
 from headrace.data.feeding.feed import RepeatedFeed, feed_options
@@ -110,7 +110,7 @@ def conditions(config: Config, compiled: Compiled, devices: list[Any]) -> Condit
         compile_cache=str(compiled.counts),
         device_bytes=compiled.device_bytes,
         device=f"{len(devices)} x {devices[0].device_kind}",
-        versions={"headrace": headrace.__version__, "jax": jax.__version__},
+        versions={"headrace": __version__, "jax": jax.__version__},
     )
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import numpy as np
 
-import headrace
 from headrace.config.load import to_flat
 from headrace.core.errors import ConfigError
+from headrace.core.version import __version__
 from headrace.data.dataset import DataSet
 from headrace.job.control import Group
 from headrace.run.design import Design
@@ -55,7 +55,7 @@ def _values(key: str, everybody: Sequence[Mapping[str, Any]]) -> list[str]:
 def _options(design: Design) -> dict[str, Any]:
     """Return what was given to the process: everything else follows from it."""
     options = {name: value for name, value in to_flat(design.config).items() if name not in FREE}
-    return options | {"version of headrace": headrace.__version__, "version of jax": jax.__version__}
+    return options | {"version of headrace": __version__, "version of jax": jax.__version__}
 
 
 def _consequences(design: Design, dataset: DataSet, first_step: int) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from typing import Any
 
 import jax
 
-import headrace
 from headrace.checkpoint.store import fit_tree
 from headrace.config.load import Resolved, override, to_flat
 from headrace.config.no_effect import describe_without_effect
+from headrace.core.version import __version__
 from headrace.data.dataset import DataInfo, open_dataset
 from headrace.data.decoding.jpeg import describe_slower
 from headrace.data.feeding.feed import FeedOptions, feed_options
@@ -262,7 +262,7 @@ def _run_start(design: Design, devices: list[Any], first_step: int) -> RunStart:
         total_steps=plan.steps.total_steps,
         updates_per_epoch=plan.steps.updates_per_epoch,
         global_batch_size=plan.batch.global_batch_size,
-        version=headrace.__version__,
+        version=__version__,
         platform=devices[0].platform,
         device=devices[0].device_kind,
         num_replicas=plan.batch.num_replicas,
