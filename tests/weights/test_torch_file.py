@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import CheckpointError
-from headrace.weights.torch_file import write_torch_file
+from headrace.core.unpickle import RefusedPickle
+from headrace.weights.torch_file import read_torch_file, write_torch_file
+from headrace.weights.torch_pickle import DtypeName, Storage, Tensor
 from headrace.weights.weight_file import read_file
 
 FILES = Path(__file__).parent / "files"
@@ -135,6 +137,92 @@ def test_tensors_that_lie_are_refused(tmp_path, data, told):
     file = zip_file(tmp_path / "w.pth", data, data__0=np.arange(4, dtype="<f4").tobytes())
     with pytest.raises(CheckpointError, match=told):
         read_file(file)
+
+
+def with_state(data: bytes, state: bytes) -> bytes:
+    """Return the pickle with the instruction BUILD after its tensor: set attributes on it."""
+    assert data.endswith(b"s.")
+    return data[:-2] + state + b"bs."
+
+
+def attribute(name: str, value: bytes) -> bytes:
+    return b"}X" + len(name).to_bytes(4, "little") + name.encode() + value + b"s"
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        attribute("strides", b"(J\xff\xff\xff\xfft"),
+        attribute("offset", b"J\x00\x00\x00\x80"),
+        attribute("shape", b"(J\x00\x04\x00\x00t"),
+        b"N" + attribute("strides", b"(J\xff\xff\xff\xfft") + b"\x86",  # the form for objects with slots
+        b"}",
+    ],
+    ids=["strides", "offset", "shape", "slots", "nothing"],
+)
+def test_no_pickle_sets_the_state_of_a_tensor(tmp_path, state):
+    """With a state set after the checks, `as_strided` would read memory outside the storage."""
+    data = with_state(rebuilt((2,), (1,)), state)
+    for file in (
+        zip_file(tmp_path / "zip.pth", data, data__0=bytes(16)),
+        legacy_file(tmp_path / "legacy.pth", data),
+    ):
+        with pytest.raises(CheckpointError, match="sets the state of a Tensor"):
+            read_file(file)
+
+
+def test_no_pickle_sets_the_state_of_a_storage_or_a_shared_type(tmp_path):
+    storage = b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x04tQ"
+    wide = attribute("num_elements", b"J\x00\x04\x00\x00")
+    for data, told in (
+        (b"\x80\x02}X\x01\x00\x00\x00w" + storage + wide + b"bs.", "state of a Storage"),
+        (b"\x80\x02}X\x01\x00\x00\x00wctorch\nFloatStorage\n" + attribute("name", b"V\x61\n") + b"bs.", "a DtypeName"),
+    ):
+        with pytest.raises(CheckpointError, match=told):
+            read_file(zip_file(tmp_path / "w.pth", data, data__0=bytes(16)))
+    good = zip_file(tmp_path / "w.pth", rebuilt((4,), (1,)), data__0=np.arange(4, dtype="<f4").tobytes())
+    np.testing.assert_array_equal(read_file(good).arrays["w"], [0, 1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("offset", "shape", "strides"),
+    [(-1, (1,), (1,)), (0, (2,), (-1,)), (0, (-2,), (1,)), (0, (2, 2), (1,)), (0, (5,), (1,)), (2**62, (2,), (2**62,))],
+)
+def test_a_tensor_checks_its_numbers_again_when_it_is_read(offset, shape, strides):
+    kind = DtypeName("float32")
+    with pytest.raises(RefusedPickle):
+        Tensor(Storage("0", 4, kind), kind.dtype, offset, shape, strides).read(bytes(16))
+
+
+def shared_storage(count: int, size: int) -> bytes:
+    """Return the pickle of {"0": tensor, "1": tensor, ...}, all on the whole of storage 0."""
+    one = rebuilt((size,), (1,), count=size)
+    start, end = one.index(b"wc") + 1, one.rindex(b"s.")
+    names = [str(number).encode() for number in range(count)]
+    items = b"".join(b"X" + len(name).to_bytes(4, "little") + name + one[start:end] + b"s" for name in names)
+    return b"\x80\x02}" + items + b"."
+
+
+def test_a_storage_that_many_tensors_share_is_read_once(tmp_path):
+    numbers = np.arange(1 << 16, dtype="<f4")
+    file = zip_file(tmp_path / "w.pth", shared_storage(4, len(numbers)), data__0=numbers.tobytes())
+    found = read_torch_file(file)
+    assert all(np.shares_memory(found["0"], found[str(number)]) for number in range(4))
+    np.testing.assert_array_equal(found["3"], numbers)
+    many = zip_file(tmp_path / "many.pth", shared_storage(61, len(numbers)), data__0=numbers.tobytes())
+    with pytest.raises(CheckpointError, match="15,990,784 bytes, made of 262,144 stored ones"):
+        read_file(many)
+
+
+def test_archives_whose_entries_overlap_are_encrypted_or_lie_about_sizes_are_refused(tmp_path):
+    good = zip_file(tmp_path / "w.pth", rebuilt((4,), (1,)), data__0=bytes(16)).read_bytes()
+    central = good.index(b"PK\x01\x02")
+    sizes = good.replace(good[central + 20 : central + 28], (1 << 30).to_bytes(4, "little") * 2)
+    encrypted = good[:6] + b"\x01" + good[7 : central + 8] + b"\x01" + good[central + 9 :]
+    for data, told in ((sizes, "larger than the file"), (encrypted, "encrypted")):
+        (tmp_path / "bad.pth").write_bytes(data)
+        with pytest.raises(CheckpointError, match=told):
+            read_file(tmp_path / "bad.pth")
 
 
 @pytest.mark.parametrize("name", ["zip.pth", "legacy.pth"])

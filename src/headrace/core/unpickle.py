@@ -1,117 +1,353 @@
-"""Read the pickles of the Python CIFAR batches without running anything that is in them.
+"""Read pickles from elsewhere without running them: one restricted reader for datasets and weights.
 
-A pickle is a program. This reader knows only the few names that uint8 arrays need, and even those stand for plain
-recorders of our own: neither NumPy's unpickling code nor anything else is ever called. Any other name is refused.
+A pickle is a program for a small stack machine. This machine knows the instructions that plain containers need. A table
+for each kind of file names the only globals it may use, and each of them stands for a function of ours that checks its
+arguments. Nothing else is imported, called or assigned to: neither the standard unpickler nor a `__setstate__` runs.
 """
 
-import io
-import pickle
-from collections.abc import Callable
+import codecs
+import reprlib
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
+MAX_INSTRUCTIONS = 4_000_000  # CIFAR-100's training batch needs 350,000; a network of 10,000 tensors about as many
+_MAX_INT_BYTES = 16
+_MAX_KEY_ITEMS = 16
+_SCALARS = (str, bytes, int, float, type(None))
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel = 2
 
 
 class RefusedPickle(ValueError):
-    """The pickle asks for something that no data set needs."""
+    """The pickle asks for something that its kind of file does not need."""
 
 
-class _Dtype:
-    """Recorder of a dtype's letters."""
-
-    def __init__(self, code: Any = b"", *_flags: Any) -> None:
-        self.code = code.decode("latin1") if isinstance(code, bytes) else str(code)
-
-    def __setstate__(self, state: Any) -> None:
-        """Ignore byte order and alignment: one-byte numbers have none."""
+def shorten(value: Any) -> str:
+    """Return a short text for a value of a pickle: the repr of nested tuples that share parts could be endless."""
+    return _SHORT.repr(value)
 
 
-class _Array:
-    """Recorder of an array's state: (version, shape, dtype, is Fortran order, bytes)."""
+@dataclass(frozen=True, kw_only=True)
+class PickleKind:
+    """What the pickles of one kind of file may contain."""
 
-    state: tuple[Any, ...] = ()
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = tuple(state)
-
-    def to_numpy(self) -> np.ndarray:
-        """Return the array; only whole uint8 arrays are known."""
-        if len(self.state) != 5:
-            raise RefusedPickle("an array without its five values")
-        _, shape, dtype, fortran, data = self.state
-        if not isinstance(dtype, _Dtype) or dtype.code not in ("u1", "|u1") or not isinstance(data, bytes):
-            raise RefusedPickle("an array that does not hold bytes (uint8)")
-        if not isinstance(shape, tuple) or not all(type(size) is int and size >= 0 for size in shape):
-            raise RefusedPickle(f"an array of shape {shape!r}")
-        return np.frombuffer(data, np.uint8).reshape(shape, order="F" if fortran else "C")
+    content: str  # for messages: what such a file holds
+    names: Mapping[tuple[str, str], Any]  # (module, name): a function that may be called, or a constant
+    objects: tuple[type, ...]  # what the functions and constants give, beside plain values
+    build: Mapping[type, Callable[[Any, Any], None]]  # how a state is set; no other type accepts one
+    encoding: str | None = None  # of Python 2's strings; None leaves them bytes
+    load_persistent: Callable[[Any], Any] | None = None  # resolves references to what is stored outside the pickle
 
 
-def _reconstruct(_kind: Any, _shape: Any, _typecode: Any) -> _Array:
-    return _Array()
+def read_pickle(data: bytes, kind: PickleKind, start: int = 0) -> tuple[Any, int]:
+    """Return (value, first byte after it) of the pickle at `start`.
 
-
-def _from_buffer(data: Any, dtype: Any, shape: Any, order: Any = "C") -> _Array:
-    """Stand for the function through which protocol 5 hands over an array."""
-    array = _Array()
-    array.state = (1, shape, dtype, order == "F", bytes(data) if isinstance(data, bytes | bytearray) else None)
-    return array
-
-
-def _latin1(text: Any, encoding: Any = "latin1") -> bytes:
-    """Stand for `_codecs.encode`, with which Python 3 writes bytes in protocol 2."""
-    if not isinstance(text, str) or encoding not in ("latin1", b"latin1"):
-        raise RefusedPickle("an encoding other than latin1")
-    return text.encode("latin1")
-
-
-# Both spellings of NumPy's module: before 2.0 and since.
-_ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
-    ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
-    ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
-    ("numpy.core.numeric", "_frombuffer"): _from_buffer,
-    ("numpy._core.numeric", "_frombuffer"): _from_buffer,
-    ("numpy", "ndarray"): _Array,
-    ("numpy", "dtype"): _Dtype,
-    ("_codecs", "encode"): _latin1,
-}
-
-
-class _Reader(pickle.Unpickler):
-    def find_class(self, module_name: str, global_name: str, /) -> Any:
-        try:
-            return _ALLOWED[module_name, global_name]
-        except KeyError:
-            raise RefusedPickle(f"it asks for {module_name}.{global_name}, which no data set needs") from None
-
-    def persistent_load(self, pid: Any) -> Any:
-        raise RefusedPickle("it asks for an outside object")
-
-
-def read_pickle(data: bytes) -> Any:
-    """Return the dicts, lists, tuples, bytes, texts, numbers and uint8 arrays of a pickle.
-
-    Keys that were bytes become text. Whatever is wrong with the pickle is a ValueError with the reason.
+    Dict keys that were bytes become text. Whatever is wrong is a ValueError that names the byte. Time and memory are
+    bounded by the pickle's length and MAX_INSTRUCTIONS, whatever the pickle says.
     """
+    machine = _Machine(data, kind, start)
     try:
-        value = _Reader(io.BytesIO(data), encoding="bytes").load()
-        return _plain(value)
-    except RefusedPickle:
-        raise
-    except Exception as error:  # a damaged pickle can raise nearly anything
-        raise ValueError(f"not a whole pickle ({type(error).__name__}: {error})") from error
+        value = machine.run()
+        _refuse_other_values(value, kind)
+    except RefusedPickle as error:
+        raise RefusedPickle(f"{error} (byte {machine.at:,})") from None
+    except (ValueError, IndexError, KeyError, TypeError, OverflowError, struct.error) as error:
+        raise ValueError(f"not a whole pickle ({type(error).__name__}: {error}; byte {machine.at:,})") from error
+    return value, machine.position
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, _Array):
-        return value.to_numpy()
-    if isinstance(value, dict):
-        return {_text(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_plain(item) for item in value)
-    if value is None or isinstance(value, bytes | str | int | float):
+@dataclass(frozen=True, slots=True)
+class _Function:
+    """A function of the table on the machine's stack. Only these can be called."""
+
+    name: str
+    call: Callable[..., Any]
+
+
+class _Mark:
+    """What the instruction MARK puts on the stack."""
+
+    __slots__ = ()
+
+
+_MARK = _Mark()
+
+
+@dataclass
+class _Machine:
+    data: bytes
+    kind: PickleKind
+    position: int
+    at: int = 0  # where the current instruction starts
+    stack: list[Any] = field(default_factory=list)
+    memo: dict[int, Any] = field(default_factory=dict)
+    bytes_made: int = 0  # by calls
+
+    def run(self) -> Any:
+        """Execute instructions up to STOP; return what is left on the stack."""
+        for _ in range(MAX_INSTRUCTIONS):
+            self.at = self.position
+            code = self.data[self.position]
+            self.position += 1
+            if code == _STOP:
+                if len(self.stack) != 1:
+                    raise ValueError(f"{len(self.stack)} values at its end")
+                return self.stack[0]
+            instruction = _INSTRUCTIONS.get(code)
+            if instruction is None:
+                raise RefusedPickle(f"it uses the instruction {bytes([code])!r}, which {self.kind.content} never need")
+            instruction(self)
+        raise RefusedPickle(f"it has more than {MAX_INSTRUCTIONS:,} instructions")
+
+    def take(self, count: int) -> bytes:
+        """Return the next bytes of the pickle."""
+        end = self.position + count
+        if count < 0 or end > len(self.data):
+            raise ValueError(f"{count:,} bytes announced, {len(self.data) - self.position:,} left")
+        found = self.data[self.position : end]
+        self.position = end
+        return found
+
+    def number(self, form: str) -> int:
+        """Return the next binary number."""
+        return struct.unpack(form, self.take(struct.calcsize(form)))[0]
+
+    def line(self) -> bytes:
+        """Return the text up to the next line end."""
+        end = self.data.index(b"\n", self.position)
+        return self.take(end + 1 - self.position)[:-1]
+
+    def pop(self) -> Any:
+        """Take a value from the stack."""
+        value = self.stack.pop()
+        if value is _MARK:
+            raise ValueError("a mark where a value belongs")
         return value
-    raise RefusedPickle(f"a value of type {type(value).__name__}")
+
+    def pop_to_mark(self) -> list[Any]:
+        """Take the values above the last mark."""
+        found = []
+        while (value := self.stack.pop()) is not _MARK:
+            found.append(value)
+        return found[::-1]
+
+    def top(self, wanted: type) -> Any:
+        """Return the value on top, which must be of a type."""
+        if not isinstance(self.stack[-1], wanted):
+            raise ValueError(f"a {type(self.stack[-1]).__name__} where a {wanted.__name__} belongs")
+        return self.stack[-1]
+
+    def text(self, raw: bytes) -> str | bytes:
+        """Return a string of Python 2 as the kind wants it."""
+        return raw.decode(self.kind.encoding) if self.kind.encoding else raw
+
+    def set_items(self, pairs: list[Any]) -> None:
+        """Put keys and values into the dict on top."""
+        target = self.top(dict)
+        if len(pairs) % 2:
+            raise ValueError("a key without a value")
+        for key, value in zip(pairs[::2], pairs[1::2], strict=True):
+            target[dict_key(key)] = value
+
+    def find(self, module: Any, name: Any) -> None:
+        """Put a name of the table on the stack."""
+        try:
+            found = self.kind.names[module, name]
+        except (KeyError, TypeError):
+            wanted = f"{str(module)[:80]}.{str(name)[:80]}" if isinstance(module, str) else "something without a name"
+            raise RefusedPickle(f"it asks for {wanted}, which {self.kind.content} never need") from None
+        self.stack.append(_Function(f"{module}.{name}", found) if callable(found) else found)
+
+    def reduce(self) -> None:
+        """Call a function of the table."""
+        arguments, function = self.pop(), self.pop()
+        if not isinstance(function, _Function) or not isinstance(arguments, tuple):
+            raise RefusedPickle("it calls something that is not a function of the table")
+        made = function.call(*arguments)
+        if isinstance(made, bytes):  # a call on a text that was memorised may be repeated at no cost to the file
+            self.bytes_made += len(made)
+            if self.bytes_made > len(self.data):
+                raise RefusedPickle("its calls make more bytes than the file has")
+        self.stack.append(made)
+
+    def build(self) -> None:
+        """Set an object's state, where its kind has a way to."""
+        state, target = self.pop(), self.stack[-1]
+        setter = self.kind.build.get(type(target))
+        if setter is None:
+            raise RefusedPickle(f"it sets the state of a {type(target).__name__}, which {self.kind.content} never need")
+        setter(target, state)
+
+    def persistent(self, reference: Any) -> None:
+        """Resolve a reference to what is stored outside."""
+        if self.kind.load_persistent is None:
+            raise RefusedPickle("it asks for an outside object")
+        self.stack.append(self.kind.load_persistent(reference))
 
 
-def _text(key: Any) -> Any:
-    return key.decode("latin1") if isinstance(key, bytes) else key
+def dict_key(key: Any) -> Any:
+    """Return a key that is quick to hash; bytes as text.
+
+    A tuple's hash visits all that is in it: nested tuples that share their parts would take exponential time.
+    """
+    if isinstance(key, bytes):
+        return key.decode("latin1")
+    flat = isinstance(key, tuple) and len(key) <= _MAX_KEY_ITEMS and all(isinstance(each, _SCALARS) for each in key)
+    if not flat and not isinstance(key, _SCALARS):
+        raise RefusedPickle(f"a dict key that is a {type(key).__name__}")
+    return key
+
+
+def _long(raw: bytes) -> int:
+    if len(raw) > _MAX_INT_BYTES:
+        raise RefusedPickle(f"a whole number of {len(raw):,} bytes")
+    return int.from_bytes(raw, "little", signed=True)
+
+
+def _decimal(line: bytes) -> int | bool:
+    """Return the number of a text instruction; protocol 0 writes booleans as 00 and 01."""
+    if len(line) > 3 * _MAX_INT_BYTES:
+        raise RefusedPickle(f"a whole number of {len(line):,} digits")
+    return {b"00": False, b"01": True}.get(line, int(line.rstrip(b"L")))
+
+
+def _quoted(line: bytes) -> bytes:
+    if len(line) < 2 or line[:1] not in b"'\"" or line[-1:] != line[:1]:
+        raise ValueError("a string without its quotes")
+    return codecs.escape_decode(line[1:-1])[0]  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _unicode(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogatepass")
+
+
+def _refuse_other_values(value: Any, kind: PickleKind) -> None:
+    """Refuse what is neither a plain value nor an object of the kind. Shared parts are visited once."""
+    waiting, seen = [value], set()
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, dict | list | tuple):
+            if id(each) not in seen:
+                seen.add(id(each))
+                waiting += each.values() if isinstance(each, dict) else each
+        elif not isinstance(each, (*_SCALARS, bytearray, *kind.objects)):
+            raise RefusedPickle(f"a value of type {type(each).__name__}")
+
+
+# The instructions, by their byte. Missing, and therefore refused: those that make instances (INST, OBJ, NEWOBJ), sets,
+# registered extensions and buffers out of band.
+_STOP = ord(".")
+_Instruction = Callable[[_Machine], Any]
+
+
+def _push(make: Callable[[_Machine], Any]) -> _Instruction:
+    return lambda m: m.stack.append(make(m))
+
+
+def _sized(form: str, convert: Callable[[_Machine, bytes], Any]) -> _Instruction:
+    """Return an instruction that pushes what a length and so many bytes say."""
+    return lambda m: m.stack.append(convert(m, m.take(m.number(form))))
+
+
+def _tuple_of(count: int) -> _Instruction:
+    return _push(lambda m: tuple([m.pop() for _ in range(count)][::-1]))
+
+
+def _put(index: Callable[[_Machine], int]) -> _Instruction:
+    def put(m: _Machine) -> None:
+        number = index(m)
+        m.memo[number] = m.top(object)
+
+    return put
+
+
+def _dict_from_mark(m: _Machine) -> None:
+    pairs = m.pop_to_mark()
+    m.stack.append({})
+    m.set_items(pairs)
+
+
+def _set_item(m: _Machine) -> None:
+    value, key = m.pop(), m.pop()
+    m.set_items([key, value])
+
+
+def _append(m: _Machine) -> None:
+    value = m.pop()
+    m.top(list).append(value)
+
+
+def _append_all(m: _Machine) -> None:
+    values = m.pop_to_mark()
+    m.top(list).extend(values)
+
+
+def _global(m: _Machine) -> None:
+    module, name = m.line().decode(), m.line().decode()
+    m.find(module, name)
+
+
+def _stack_global(m: _Machine) -> None:
+    name, module = m.pop(), m.pop()
+    m.find(module, name)
+
+
+_INSTRUCTIONS: dict[int, _Instruction] = {
+    0x80: lambda m: m.take(1),  # PROTO
+    0x95: lambda m: m.take(8),  # FRAME
+    ord("("): _push(lambda m: _MARK),
+    ord("0"): lambda m: m.stack.pop(),
+    ord("1"): lambda m: m.pop_to_mark(),
+    ord("2"): _push(lambda m: m.top(object)),
+    ord("N"): _push(lambda m: None),
+    0x88: _push(lambda m: True),
+    0x89: _push(lambda m: False),
+    ord("I"): _push(lambda m: _decimal(m.line())),
+    ord("L"): _push(lambda m: _decimal(m.line())),
+    ord("J"): _push(lambda m: m.number("<i")),
+    ord("K"): _push(lambda m: m.number("<B")),
+    ord("M"): _push(lambda m: m.number("<H")),
+    0x8A: _sized("<B", lambda m, raw: _long(raw)),
+    0x8B: _sized("<i", lambda m, raw: _long(raw)),
+    ord("F"): _push(lambda m: float(m.line())),
+    ord("G"): _push(lambda m: m.number(">d")),
+    ord("S"): _push(lambda m: m.text(_quoted(m.line()))),
+    ord("T"): _sized("<i", lambda m, raw: m.text(raw)),
+    ord("U"): _sized("<B", lambda m, raw: m.text(raw)),
+    ord("V"): _push(lambda m: m.line().decode("raw-unicode-escape")),
+    ord("X"): _sized("<I", lambda m, raw: _unicode(raw)),
+    0x8C: _sized("<B", lambda m, raw: _unicode(raw)),
+    0x8D: _sized("<Q", lambda m, raw: _unicode(raw)),
+    ord("B"): _sized("<I", lambda m, raw: raw),
+    ord("C"): _sized("<B", lambda m, raw: raw),
+    0x8E: _sized("<Q", lambda m, raw: raw),
+    0x96: _sized("<Q", lambda m, raw: bytearray(raw)),
+    ord(")"): _push(lambda m: ()),
+    ord("t"): _push(lambda m: tuple(m.pop_to_mark())),
+    0x85: _tuple_of(1),
+    0x86: _tuple_of(2),
+    0x87: _tuple_of(3),
+    ord("]"): _push(lambda m: []),
+    ord("l"): _push(lambda m: m.pop_to_mark()),
+    ord("a"): _append,
+    ord("e"): _append_all,
+    ord("}"): _push(lambda m: {}),
+    ord("d"): _dict_from_mark,
+    ord("s"): _set_item,
+    ord("u"): lambda m: m.set_items(m.pop_to_mark()),
+    ord("p"): _put(lambda m: int(m.line()[:20])),
+    ord("q"): _put(lambda m: m.number("<B")),
+    ord("r"): _put(lambda m: m.number("<I")),
+    0x94: _put(lambda m: len(m.memo)),
+    ord("g"): _push(lambda m: m.memo[int(m.line()[:20])]),
+    ord("h"): _push(lambda m: m.memo[m.number("<B")]),
+    ord("j"): _push(lambda m: m.memo[m.number("<I")]),
+    ord("c"): _global,
+    0x93: _stack_global,
+    ord("R"): lambda m: m.reduce(),
+    ord("b"): lambda m: m.build(),
+    ord("P"): lambda m: m.persistent(m.line().decode()),
+    ord("Q"): lambda m: m.persistent(m.pop()),
+}

@@ -1,11 +1,12 @@
 """Read CIFAR-10 and CIFAR-100: binary records and Python batches. An image lies there as 3 planes of 32 x 32 bytes."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from headrace.core.unpickle import read_pickle
+from headrace.core.unpickle import PickleKind, RefusedPickle, read_pickle, shorten
 from headrace.data.sets.catalog import SetRow
 from headrace.data.sets.file_problem import FileProblem, Part, empty_part, label_problem
 
@@ -44,7 +45,7 @@ def read_python(path: Path, row: SetRow, num_records: int) -> Part:
     except OSError as error:
         return empty_part(row.image_hwc, FileProblem(path=path, problem=f"cannot be read: {error.strerror}"))
     try:
-        batch = read_pickle(raw)
+        batch = read_batch_pickle(raw)
     except ValueError as error:
         return empty_part(
             row.image_hwc, FileProblem(path=path, offset=len(raw), problem=f"refused or damaged: {error}")
@@ -72,7 +73,7 @@ def read_class_names(path: Path, num_classes: int) -> tuple[str, ...] | None:
         if path.suffix == ".txt":
             names: Any = path.read_text(encoding="utf-8").split()
         else:
-            meta = read_pickle(path.read_bytes())
+            meta = read_batch_pickle(path.read_bytes())
             found = meta.get("fine_label_names", meta.get("label_names"))
             names = [name.decode() if isinstance(name, bytes) else str(name) for name in found]
     except (OSError, ValueError, AttributeError, TypeError):
@@ -90,6 +91,76 @@ def _batch_problem(batch: Any, key: str, row: SetRow) -> str:
     if not isinstance(labels, list) or not all(type(label) is int and abs(label) < 2**31 for label in labels):
         return f"`{key}` is not a list of whole numbers"
     return ""
+
+
+@dataclass(slots=True)
+class _PickledDtype:
+    code: str
+
+
+@dataclass(slots=True)
+class _PickledArray:
+    """A uint8 array whose state the pickle has yet to give."""
+
+    array: np.ndarray | None = None
+
+
+def _pickled_dtype(code: Any, *_flags: Any) -> _PickledDtype:
+    return _PickledDtype(code.decode("latin1") if isinstance(code, bytes) else str(code)[:20])
+
+
+def _set_array(target: _PickledArray, state: Any) -> None:
+    """Take an array's state: (version, shape, dtype, is Fortran order, bytes)."""
+    if not isinstance(state, tuple) or len(state) != 5:
+        raise RefusedPickle("an array without its five values")
+    _, shape, dtype, fortran, data = state
+    if (
+        not isinstance(dtype, _PickledDtype)
+        or dtype.code not in ("u1", "|u1")
+        or not isinstance(data, bytes | bytearray)
+    ):
+        raise RefusedPickle("an array that does not hold bytes (uint8)")
+    if not isinstance(shape, tuple) or len(shape) > 8 or not all(type(size) is int and size >= 0 for size in shape):
+        raise RefusedPickle(f"an array of shape {shorten(shape)}")
+    target.array = np.frombuffer(data, np.uint8).reshape(shape, order="F" if fortran else "C")
+
+
+def _array_from_buffer(data: Any, dtype: Any, shape: Any, order: Any = "C") -> _PickledArray:
+    """Stand for the function through which protocol 5 passes an array."""
+    array = _PickledArray()
+    _set_array(array, (1, shape, dtype, order == "F", data))
+    return array
+
+
+def _latin1(text: Any, encoding: Any = "latin1") -> bytes:
+    """Stand for `_codecs.encode`, with which Python 3 writes bytes in protocol 2."""
+    if not isinstance(text, str) or encoding not in ("latin1", b"latin1"):
+        raise RefusedPickle("an encoding other than latin1")
+    return text.encode("latin1")
+
+
+# NumPy's module has two spellings: before 2.0 and since.
+_BATCH = PickleKind(
+    content="datasets",
+    names={
+        **{(f"numpy.{core}.multiarray", "_reconstruct"): lambda *_: _PickledArray() for core in ("core", "_core")},
+        **{(f"numpy.{core}.numeric", "_frombuffer"): _array_from_buffer for core in ("core", "_core")},
+        ("numpy", "ndarray"): "numpy.ndarray",
+        ("numpy", "dtype"): _pickled_dtype,
+        ("_codecs", "encode"): _latin1,
+    },
+    objects=(_PickledArray,),
+    # A dtype's state is its byte order and alignment: one-byte numbers have none.
+    build={_PickledArray: _set_array, _PickledDtype: lambda dtype, state: None},
+)
+
+
+def read_batch_pickle(data: bytes) -> Any:
+    """Return a batch's dict, lists, texts, numbers and uint8 arrays. Whatever is wrong is a ValueError."""
+    batch, _ = read_pickle(data, _BATCH)
+    if not isinstance(batch, dict):
+        raise RefusedPickle(f"a {type(batch).__name__} instead of a dict")
+    return {key: value.array if isinstance(value, _PickledArray) else value for key, value in batch.items()}
 
 
 def _num_pixels(row: SetRow) -> int:
