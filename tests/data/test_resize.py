@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from headrace.data.decoding import native as resize
-from headrace.data.decoding.native import View, resize_view
+from headrace.data.decoding import resize
+from headrace.data.decoding.resize import View, resize_view
 
 RNG = np.random.default_rng(4)
 NOISE = RNG.integers(0, 256, (120, 170, 3)).astype(np.uint8)
@@ -23,11 +23,11 @@ def pillow(pixels: np.ndarray, crop: tuple[int, int, int, int], hw: tuple[int, i
 
 @pytest.fixture(params=["compiled", "Pillow"], autouse=True)
 def resizer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Resize with the compiled resizer, where there is a compiler, and without."""
+    """Resize with the compiled resizer, where it was built, and without."""
     if request.param == "Pillow":
         monkeypatch.setattr(resize, "native_resize", lambda: None)
     elif resize.native_resize() is None:
-        pytest.skip("no C compiler")
+        pytest.skip("not compiled")
     return request.param
 
 

@@ -23,7 +23,7 @@ RULES = [*CROP_RULES.values(), CropRule(area=(0.5, 0.9), aspect=(1.5, 2.0), refe
 @pytest.fixture(autouse=True)
 def _compiled() -> None:
     if jpeg_viewer() is None:
-        pytest.skip("no C compiler")
+        pytest.skip("not compiled")
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from headrace.core.rng import name_id
-from headrace.data.decoding.native import Box, View
+from headrace.data.decoding.resize import Box, View
 
 _MASK, _GOLDEN, _M1, _M2 = 0xFFFFFFFF, 0x9E3779B9, 0x85EBCA6B, 0xC2B2AE35
 PURPOSE = name_id("random resized crop")

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.data.decoding.native import Scratch
+from headrace.data.decoding.resize import Scratch
 
 MAX_PIXELS = 89_478_485  # 256 MiB decoded, where Pillow warns too; more is a mistake or an attack
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")

@@ -12,7 +12,7 @@ from headrace.core.errors import DataError
 from headrace.data.decoding.crop import CropRule, draws, random_crop, valid_view
 from headrace.data.decoding.image import MAX_PIXELS, BadPicture, Header, cut_rows, decode, decode_factor, read_header
 from headrace.data.decoding.jpeg import PlacedSamples, chunk_viewer, jpeg_viewer
-from headrace.data.decoding.native import Scratch, View, resize_view
+from headrace.data.decoding.resize import Scratch, View, resize_view
 from headrace.data.sets.file_problem import BadSamples
 from headrace.data.sets.samples import Boxes, Samples
 

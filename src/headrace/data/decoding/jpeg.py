@@ -12,7 +12,6 @@ no upright baseline JPEG, or is damaged, is left to it.
 
 import ctypes
 import io
-import os
 import threading
 from functools import lru_cache
 from pathlib import Path
@@ -22,7 +21,8 @@ import numpy as np
 
 from headrace.data.decoding.crop import ATTEMPTS, MIN_COVERED, PURPOSE, CropRule
 from headrace.data.decoding.image import MAX_PIXELS, Header, decoder_name, header_of
-from headrace.data.decoding.native import OFF, View, native_library
+from headrace.data.decoding.resize import View, native_resize
+from headrace.native.library import decode_library
 
 _CLOSE = 16  # levels of 255 that the check on first use allows; tests compare with libjpeg to the bit
 
@@ -77,8 +77,8 @@ class JpegViewer:
 @lru_cache(maxsize=1)
 def jpeg_viewer() -> JpegViewer | None:
     """Return the compiled decoder, or None where it cannot be had."""
-    path = native_library()
-    if path is None:
+    path, _ = decode_library()
+    if path is None or native_resize() is None:  # it resizes with the same code
         return None
     try:
         viewer = JpegViewer(path)
@@ -97,9 +97,8 @@ def describe_slower() -> list[str]:
     """Say once why JPEGs are read more slowly than they could be, if they are."""
     if jpeg_viewer() is not None:
         return []
-    off = os.environ.get(OFF) == "0"
-    why = f"{OFF} is 0" if off else "no C compiler (cc, gcc, clang) that works was found"
-    return [f"JPEGs are decoded by {decoder_name()}: {why}; with the compiled decoder it takes half the time"]
+    reason = decode_library()[1] or "the compiled decoder gave other pixels than the libraries here"
+    return [f"JPEGs are decoded by {decoder_name()}, in twice the time of the compiled decoder: {reason}"]
 
 
 def _is_right(viewer: JpegViewer) -> bool:

@@ -1,6 +1,6 @@
 /* Bilinear resizing with antialiasing: each of the two passes is Pillow's for 8-bit images, bit for bit (weights as whole
    numbers of 22 bits, rounded to 8 bits in between). Only the rows and columns of the window are computed.
-   Own code because Pillow's takes several times as long; data/native.py compiles it on first use and checks it there. */
+   Pillow's own code takes several times as long; data/decoding/resize.py checks this against it before the first use. */
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>

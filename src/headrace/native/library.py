@@ -1,0 +1,61 @@
+"""Find the shared library that setup.py built from the C sources in this folder, in the variant this processor runs.
+
+The library is optional: it changes speed, never pixels. It is looked for in this folder alone and nothing is compiled
+at run time, so only someone who may replace the package's Python code may replace it. It uses no Python API and is
+loaded with ctypes: one build serves every Python version, building needs no Python headers, and a call through
+ctypes.CDLL releases the interpreter lock.
+
+Only the standard library is imported here: setup.py runs this file before headrace is installed.
+"""
+
+import ctypes
+import hashlib
+import os
+from functools import lru_cache
+from pathlib import Path
+
+SWITCH = "HEADRACE_NATIVE"  # environment variable; the value 0 turns the compiled code off
+PORTABLE, AVX2 = "decode", "decode_avx2"  # the same sources, with the baseline's instructions and with AVX2 and BMI
+SUFFIX = ".so.1"  # not ".so": whatever walks over the package's modules would try to import the file
+BUILD_COMMAND = "python setup.py build_ext --inplace"
+_FOLDER = Path(__file__).parent
+
+
+def source_hash(folder: Path = _FOLDER) -> str:
+    """Return a digest of the C sources, or "" where they were not installed. The build stores it in the library."""
+    digest = hashlib.sha256()
+    sources = sorted(path for path in folder.iterdir() if path.suffix in (".c", ".h"))
+    for path in sources:
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16] if sources else ""
+
+
+@lru_cache(maxsize=1)
+def decode_library() -> tuple[Path | None, str]:
+    """Return the library's path, or None and the reason why the compiled code is not used."""
+    if os.environ.get(SWITCH) == "0":
+        return None, f"{SWITCH} is 0"
+    return find_library(_FOLDER)
+
+
+def find_library(folder: Path) -> tuple[Path | None, str]:
+    """Return the fastest usable library of a folder, or None and the reason."""
+    portable, fast = (folder / f"{name}{SUFFIX}" for name in (PORTABLE, AVX2))
+    if not portable.is_file():
+        return None, f"the C code was not compiled when Headrace was installed (in a checkout: {BUILD_COMMAND})"
+    try:
+        library = ctypes.CDLL(str(portable))
+        # After a pull, a checkout has new sources beside an old build, whose structs may have another layout.
+        if _hash_of(library) != (source_hash(folder) or _hash_of(library)):
+            return None, f"the compiled C code is older than its sources ({BUILD_COMMAND})"
+        if library.hr_runs_avx2() and fast.is_file() and _hash_of(ctypes.CDLL(str(fast))) == _hash_of(library):
+            return fast, ""
+    except (OSError, AttributeError) as error:
+        return None, f"{portable.name} cannot be loaded: {error}"
+    return portable, ""
+
+
+def _hash_of(library: ctypes.CDLL) -> str:
+    function = library.hr_source_hash
+    function.restype = ctypes.c_char_p
+    return function().decode()
