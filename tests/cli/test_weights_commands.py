@@ -12,7 +12,7 @@ from PIL import Image
 
 from headrace.cli.main import main
 from headrace.data.sets.digits import read_digits
-from headrace.run.prediction import forward
+from headrace.run.export_formats import as_function
 from headrace.run.trained_model import load_trained_model
 from headrace.weights.weight_file import read_file
 
@@ -147,7 +147,7 @@ def test_exports_hold_the_network_and_its_description(run, tmp_path, capsys, kin
     assert along["image_hwc"] == [32, 32, 1]
     bundle = load_trained_model(run)
     images = np.random.default_rng(1).integers(0, 256, (5, 32, 32, 1)).astype(np.uint8)
-    expected = np.asarray(jax.jit(forward(bundle))(images)["probabilities"])
+    expected = np.asarray(jax.jit(as_function(bundle, as_pixels=True))(images)["probabilities"])
     if kind == "safetensors":
         found = read_file(out)
         assert found.metadata["class_names"] == along["class_names"]

@@ -1,7 +1,12 @@
-"""Exact evaluation: every sample counted once, padded samples masked, sums and a confusion matrix out."""
+"""The forward pass: one program over blocks of batches; a reducer says what of the logits leaves the devices.
 
+Validation adds up sums, prediction and the inference benchmark keep the logits, `headrace predict` the probabilities.
+Every sample counts exactly once: feeds pad the last batch, and the sums leave out samples of mask 0.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -10,18 +15,42 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from headrace.engine.devices import REPLICA
+from headrace.engine.devices import REPLICA, replicated
+from headrace.engine.multiprocess_arrays import transfer
 from headrace.engine.objective import classification_sums
-from headrace.engine.step import BATCHES, Fetch, FetchLabels, no_labels
+from headrace.engine.step import BATCHES, Fetch, FetchLabels, no_labels, put_on
 from headrace.model.context import Ctx
 from headrace.model.network import Network
 
 Sums = dict[str, jax.Array]
+Weights = tuple[Any, Any]  # (params, stats)
+Program = Callable[[Any, Any, Any], Any]  # (placed weights, resident set, block of batches) -> what the reducer keeps
+
+
+@dataclass(frozen=True)
+class Reducer:
+    """What is kept of a batch: `keep(logits, labels, mask)`, added up over all batches or stacked in their order."""
+
+    keep: Callable[[jax.Array, Any, Any], Any]
+    adds: bool
+
+
+def batch_sums(logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Sums:
+    """Return the sums of one batch: loss, top-1, top-5, count, and the confusion matrix [label, predicted class]."""
+    num_classes = logits.shape[-1]
+    confusion = jnp.zeros((num_classes, num_classes), jnp.int32)
+    confusion = confusion.at[labels, jnp.argmax(logits, -1)].add(mask.astype(jnp.int32))
+    return classification_sums(logits, labels, mask, 0.0) | {"confusion": confusion}
+
+
+SUMS = Reducer(batch_sums, adds=True)
+LOGITS = Reducer(lambda logits, _labels, _mask: logits, adds=False)
+PROBABILITIES = Reducer(lambda logits, _labels, _mask: jax.nn.softmax(logits), adds=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvalSpec:
-    """Everything an evaluation needs that is not an array."""
+    """Everything a forward pass needs that is not an array."""
 
     network: Network
     fetch: Fetch
@@ -29,42 +58,82 @@ class EvalSpec:
     num_replicas: int
     half_partials: bool = False
     fetch_labels: FetchLabels = no_labels  # the labels alone, for the last stage of a pipeline
+    reducer: Reducer = SUMS
 
 
-def batch_sums(logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Sums:
-    """Return the sums of one batch: loss, top-1, top-5, count, and which class was taken for which."""
-    num_classes = logits.shape[-1]
-    confusion = jnp.zeros((num_classes, num_classes), jnp.int32)
-    confusion = confusion.at[labels, jnp.argmax(logits, -1)].add(mask.astype(jnp.int32))
-    return classification_sums(logits, labels, mask, 0.0) | {"confusion": confusion}
+class Forward(Protocol):
+    """Where weights and batches are put, and the program that takes them; of whole networks or through stages."""
+
+    @property
+    def meshes(self) -> Sequence[Mesh]:
+        """The groups of devices that communicate."""
+        ...
+
+    def put(self, tree: Any, kind: str) -> Any:
+        """Put batches or a resident set on the devices."""
+        ...
+
+    def place(self, weights: Weights) -> Any:
+        """Put weights on the devices."""
+        ...
+
+    def compile(self, placed: Any, resident: Any, block: Any) -> Program:
+        """Return the program, compiled for weights, resident set and blocks like these."""
+        ...
 
 
-def make_evaluation(spec: EvalSpec, mesh: Mesh) -> Any:
-    """Return the jitted program `evaluate(params, stats, resident, block) -> sums over the block's n batches`."""
+@dataclass(frozen=True)
+class WholeForward:
+    """The whole network on every device of a mesh, each with its part of every batch."""
+
+    spec: EvalSpec
+    mesh: Mesh
+
+    @property
+    def meshes(self) -> Sequence[Mesh]:
+        """The one mesh over the replicas."""
+        return (self.mesh,)
+
+    def put(self, tree: Any, kind: str) -> Any:
+        """Put batches or a resident set on the mesh."""
+        return put_on(self.mesh)(tree, kind)
+
+    def place(self, weights: Weights) -> Weights:
+        """Put the weights on every device."""
+        return transfer(weights, replicated(self.mesh))
+
+    def compile(self, placed: Any, resident: Any, block: Any) -> Any:
+        """Compile ahead of the first use, so that the time can be reported apart."""
+        return make_forward(self.spec, self.mesh).lower(placed, resident, block).compile()
+
+
+def make_forward(spec: EvalSpec, mesh: Mesh) -> Any:
+    """Return the jitted program `forward(weights, resident, block)` over the n batches of a block.
+
+    A reducer that adds gives sums over all batches and replicas, any other one arrays [n, B, ...].
+    """
     ctx = Ctx(train=False, compute_dtype=spec.compute_dtype, half_partials=spec.half_partials)
 
-    def one_batch(params: Any, stats: Any, resident: Any, batch: dict[str, jax.Array]) -> Sums:
-        images, labels = spec.fetch(resident, batch)
-        logits, _ = spec.network.apply(params, stats, images, ctx)
-        return batch_sums(logits, labels, batch["mask"])
+    def forward(weights: Weights, resident: Any, block: dict[str, jax.Array]) -> Any:
+        def one_batch(batch: dict[str, jax.Array]) -> Any:
+            images, labels = spec.fetch(resident, batch)
+            logits, _ = spec.network.apply(*weights, images, ctx)
+            return spec.reducer.keep(logits, labels, batch.get("mask"))
 
-    def evaluate(params: Any, stats: Any, resident: Any, block: dict[str, jax.Array]) -> Sums:
+        if not spec.reducer.adds:
+            return lax.map(one_batch, block)
         first = jax.tree.map(lambda a: a[0], block)
-        shapes = jax.eval_shape(lambda batch: one_batch(params, stats, resident, batch), first)
-        zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
-
-        def add(total: Sums, batch: dict[str, jax.Array]) -> tuple[Sums, None]:
-            return jax.tree.map(jnp.add, total, one_batch(params, stats, resident, batch)), None
-
-        total, _ = lax.scan(add, zeros, block)
+        zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(one_batch, first))
+        total, _ = lax.scan(lambda total, batch: (jax.tree.map(jnp.add, total, one_batch(batch)), None), zeros, block)
         return lax.psum(total, REPLICA) if spec.num_replicas > 1 else total
 
-    mapped = jax.shard_map(evaluate, mesh=mesh, in_specs=(P(), P(), P(), BATCHES), out_specs=P(), check_vma=False)
+    out = P() if spec.reducer.adds else BATCHES
+    mapped = jax.shard_map(forward, mesh=mesh, in_specs=(P(), P(), BATCHES), out_specs=out, check_vma=False)
     return jax.jit(mapped)
 
 
 def total_sums(parts: list[Sums]) -> dict[str, Any]:
-    """Wait for the blocks' sums and add them, in float64 and int64."""
+    """Wait for the sums of all blocks and add them on the host, in float64 and int64: exact however many there are."""
     host = jax.device_get(parts)
     return {
         key: sum(part[key].astype(np.int64 if part[key].dtype.kind == "i" else np.float64) for part in host)
@@ -72,27 +141,9 @@ def total_sums(parts: list[Sums]) -> dict[str, Any]:
     }
 
 
-# Predictions: the logits of every sample, in order, from whole networks on the devices of a mesh.
-
-
 def stored_for_inference(params: Any, compute_dtype: Any) -> Any:
-    """Return the weights with those of convolutions and matrices in the dtype they are used in; the values are equal.
+    """Return the weights with those of convolutions and matrices in the dtype they are used in; the result is equal.
 
     Layers would round them at each use. Scales and shifts of norms are used in float32, and stay.
     """
     return jax.tree.map(lambda w: np.asarray(w).astype(compute_dtype) if w.ndim > 1 else w, params)
-
-
-def make_prediction(spec: EvalSpec, mesh: Mesh) -> Any:
-    """Return the jitted program `predict(params, stats, resident, block) -> logits [n, B, classes]` of n batches."""
-    ctx = Ctx(train=False, compute_dtype=spec.compute_dtype, half_partials=spec.half_partials)
-
-    def predict(params: Any, stats: Any, resident: Any, block: dict[str, jax.Array]) -> jax.Array:
-        def one_batch(batch: dict[str, jax.Array]) -> jax.Array:
-            images, _ = spec.fetch(resident, batch)
-            return spec.network.apply(params, stats, images, ctx)[0]
-
-        return lax.map(one_batch, block)
-
-    mapped = jax.shard_map(predict, mesh=mesh, in_specs=(P(), P(), P(), BATCHES), out_specs=BATCHES, check_vma=False)
-    return jax.jit(mapped)

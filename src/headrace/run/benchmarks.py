@@ -19,14 +19,13 @@ from headrace.config.schema import Config
 from headrace.core.errors import ConfigError
 from headrace.core.version import __version__
 from headrace.data.dataset import DataSet, open_dataset
-from headrace.data.feeding.cache import fetch, make_resident
+from headrace.data.feeding.cache import make_resident
 from headrace.data.feeding.feed import RepeatedFeed, feed_options
-from headrace.engine.devices import replica_mesh, replicated, show_devices, start_devices, use_compilation_cache
-from headrace.engine.forward import EvalSpec, make_prediction, stored_for_inference
-from headrace.engine.multiprocess_arrays import place
-from headrace.engine.step import put_on
+from headrace.engine.devices import show_devices, start_devices, use_compilation_cache
+from headrace.engine.forward import LOGITS, stored_for_inference
 from headrace.job.control import current_group
 from headrace.run.design import Design, design_run, starting_state
+from headrace.run.evaluation import make_forward_pass
 from headrace.run.metric_totals import CallReader
 from headrace.run.profile import with_measured_blocks
 from headrace.run.starting_weights import adopt_weights
@@ -37,7 +36,6 @@ from headrace.run.training import (
     compiled_from,
     make_executor,
     open_feed,
-    own_share,
     step_spec,
 )
 
@@ -277,28 +275,20 @@ class _Bench:
     """The network with its weights on the devices, and the blocks that it is given."""
 
     def __init__(self, design: Design, dataset: DataSet, devices: list[Any]) -> None:
-        config, plan = design.config, design.plan.validation
-        self._mesh, self._source, self._batch_size = replica_mesh(devices), dataset.validation, plan.batch_size
-        options = feed_options(config.data, dataset.info, config.run.seed, plan.num_replicas)
-        self._options = replace(options, share=own_share(design.plan))
-        spec = EvalSpec(
-            network=design.network,
-            fetch=lambda resident, batch: fetch(resident, batch, self._options.preprocess, train=False),
-            compute_dtype=design.precision.compute_dtype,
-            half_partials=design.precision.half_partials,
-            num_replicas=plan.num_replicas,
-        )
-        self._program = make_prediction(spec, self._mesh)
+        self._source, self._batch_size = dataset.validation, design.plan.validation.batch_size
+        self._forward, self._options = make_forward_pass(design, dataset.info, devices, LOGITS)
         adopted = adopt_weights(design)
-        weights = (adopted.params, adopted.stats) if adopted else design.network.init(config.run.seed)
-        stored = (stored_for_inference(weights[0], spec.compute_dtype), weights[1])
+        weights = (adopted.params, adopted.stats) if adopted else design.network.init(design.config.run.seed)
+        stored = (stored_for_inference(weights[0], design.precision.compute_dtype), weights[1])
         on_device = self._options.cache.where == "device"
-        resident = make_resident(self._source, self._put, self._options.share) if on_device else None
-        self._held = (*place(stored, replicated(self._mesh)), resident)  # what stays on the devices
+        resident = make_resident(self._source, self._forward.put, self._options.share) if on_device else None
+        self._held = (self._forward.place(stored), resident)  # what stays on the devices
 
     def time_calls(self, batches_per_call: int, num_calls: int) -> tuple[Compiled, list[float]]:
         """Return the program and the seconds of each call; the next call starts while one runs."""
-        feed = RepeatedFeed(self._source, (batches_per_call, self._batch_size), num_calls, self._options, self._put)
+        feed = RepeatedFeed(
+            self._source, (batches_per_call, self._batch_size), num_calls, self._options, self._forward.put
+        )
         with closing(feed):
             block = feed.next()
             compiled = self._compile(block)
@@ -322,20 +312,17 @@ class _Bench:
         seconds = []
         with closing(feed):
             block = feed.next()
-            program = self._compile(self._put(block, "batches")).program
+            program = self._compile(self._forward.put(block, "batches")).program
             for number in range(num_requests + 1):
                 begin = time.perf_counter()
-                _fetch(program(*self._held, self._put(block, "batches")))
+                _fetch(program(*self._held, self._forward.put(block, "batches")))
                 seconds.append(time.perf_counter() - begin)
                 if number < num_requests:
                     block = feed.next()
         return seconds[1:]  # the first is a warm-up
 
-    def _put(self, tree: Any, kind: str) -> Any:
-        return put_on(self._mesh)(tree, kind)
-
     def _compile(self, block: Any) -> Compiled:
-        return compiled_from(lambda: self._program.lower(*self._held, block).compile())
+        return compiled_from(lambda: self._forward.compile(*self._held, block))
 
 
 def _fetch(scores: jax.Array) -> None:

@@ -15,9 +15,9 @@ import numpy as np
 
 from headrace.core.errors import ConfigError, did_you_mean
 from headrace.core.files import write_atomic
+from headrace.data.augmentation.augment import preprocess
 from headrace.model.context import Ctx
 from headrace.ops.backend import portable
-from headrace.run.prediction import forward
 from headrace.run.trained_model import TrainedModel
 from headrace.weights.convert import flat_weights, torch_names
 from headrace.weights.onnx_file import check_onnx, write_onnx
@@ -106,7 +106,7 @@ def _stablehlo(bundle: TrainedModel, path: Path, options: ExportOptions) -> tupl
     as_pixels = options.input == "uint8"
     (batch,) = jax.export.symbolic_shape("batch")
     images = jax.ShapeDtypeStruct((batch, *bundle.network.input_hwc), jnp.uint8 if as_pixels else jnp.float32)
-    function = forward(bundle) if as_pixels else _float_forward(bundle)
+    function = as_function(bundle, as_pixels)
     with portable():  # a convolution has another form on each platform; the host's alone would be slow elsewhere
         made = jax.export.export(jax.jit(function), platforms=options.platforms)(images)
     data = bytes(made.serialize())
@@ -135,8 +135,11 @@ def _input_form(bundle: TrainedModel, options: ExportOptions) -> dict[str, Any]:
     return {"input": {"name": "images", "shape": ["batch", height, width, channels], "what": form}}
 
 
-def _float_forward(bundle: TrainedModel) -> Callable[[Any], dict[str, Any]]:
-    def apply(inputs: Any) -> dict[str, Any]:
+def as_function(bundle: TrainedModel, as_pixels: bool) -> Callable[[Any], dict[str, Any]]:
+    """Return the network as a function of pixels (0 to 255, normalised inside) or of normalised numbers."""
+
+    def apply(images: Any) -> dict[str, Any]:
+        inputs = preprocess(images, None, 0, bundle.preprocess, train=False) if as_pixels else images
         logits, _ = bundle.network.apply(bundle.params, bundle.stats, inputs, Ctx(train=False))
         return {"logits": logits, "probabilities": jax.nn.softmax(logits)}
 
@@ -144,7 +147,7 @@ def _float_forward(bundle: TrainedModel) -> Callable[[Any], dict[str, Any]]:
 
 
 def _logits(bundle: TrainedModel, as_pixels: bool) -> Callable[[Any], Any]:
-    program = jax.jit(forward(bundle) if as_pixels else _float_forward(bundle))
+    program = jax.jit(as_function(bundle, as_pixels))
     return lambda images: program(images)["logits"]
 
 

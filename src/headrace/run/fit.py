@@ -38,7 +38,7 @@ from headrace.run.directory import (
     with_absolute_places,
     write_run,
 )
-from headrace.run.evaluator import Validator
+from headrace.run.evaluation import Validator
 from headrace.run.interrupt import listen
 from headrace.run.metric_totals import CallReader
 from headrace.run.profile import profile_first_calls, profile_told, trace_schedule, with_measured_blocks

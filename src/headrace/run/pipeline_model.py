@@ -35,12 +35,11 @@ from headrace.model.network import Network
 from headrace.plan.plan import Plan
 from headrace.run.design import CustomParts, Design, design_run, starting_state
 from headrace.run.directory import saved_form
-from headrace.run.evaluator import Validator
+from headrace.run.evaluation import Validator, predict_all
 from headrace.run.export_formats import ExportOptions
 from headrace.run.export_formats import export as export_bundle
 from headrace.run.fit import resume as resume_run
 from headrace.run.fit import train
-from headrace.run.prediction import predict_all
 from headrace.run.recorder import RunResult
 from headrace.run.starting_weights import Loaded, load_weights, refuse_replacing
 from headrace.run.trained_model import input_form, load_trained_model

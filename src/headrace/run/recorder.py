@@ -21,7 +21,7 @@ from headrace.data.feeding.verdict import Measured, verdict
 from headrace.engine.state import State
 from headrace.run.design import Design
 from headrace.run.directory import RunDirectory, delete_checkpoints, saved_form
-from headrace.run.evaluator import Started, Validator
+from headrace.run.evaluation import Started, Validator
 from headrace.run.metric_totals import MetricTotals
 from headrace.run.restore import Past, Restored
 from headrace.run.trained_model import input_form

@@ -137,8 +137,8 @@ def step_spec(design: Design, options: FeedOptions, dataset: DataSet) -> StepSpe
         lr_curve=design.lr_curve,
         precision=design.precision,
         numerics=config.numerics,
-        fetch=lambda resident, micro: fetch(resident, micro, options.preprocess, train=True),
-        fetch_labels=lambda resident, micro: fetch_labels(resident, micro, options.preprocess, train=True),
+        fetch=partial(fetch, spec=options.preprocess, train=True),
+        fetch_labels=partial(fetch_labels, spec=options.preprocess, train=True),
         num_replicas=batch.num_replicas,
         gradient_accumulation_count=batch.gradient_accumulation_count,
         seed=config.run.seed,
@@ -159,7 +159,7 @@ def smoothing_over_all(learning: Learning, num_classes: int) -> float:
     return learning.label_smoothing * (num_classes / (num_classes - 1) if others else 1.0)
 
 
-def own_share(plan: Plan) -> Share:
+def process_share(plan: Plan) -> Share:
     """Return this process's share of every batch; its devices must have been started."""
     return Share(process=jax.process_index(), num_processes=plan.num_processes) if plan.num_processes > 1 else WHOLE
 
@@ -178,7 +178,7 @@ def open_feed(design: Design, dataset: DataSet, options: FeedOptions, executor: 
         balanced=config.data.balanced_sampling,
     )
     num_calls = (steps.total_steps - first_step) // steps.steps_per_call
-    options = replace(options, share=own_share(design.plan))
+    options = replace(options, share=process_share(design.plan))
     return TrainFeed(dataset.train, shape, steps.steps_per_call, first_step, num_calls, options, executor.put)
 
 

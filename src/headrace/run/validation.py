@@ -21,7 +21,7 @@ from headrace.engine.devices import show_devices, start_devices, use_compilation
 from headrace.job.control import Group, current_group
 from headrace.run.design import Design, design_run
 from headrace.run.directory import from_saved, layout, read_run, saved_form
-from headrace.run.evaluator import Validator
+from headrace.run.evaluation import Validator
 from headrace.telemetry.validation_report import validation_report, write_report
 
 ALL, LAST, BEST = "all", "last", "best"

@@ -47,6 +47,11 @@ class StagedEvaluation:
             for names, mesh in zip(self.names, self.meshes, strict=True)
         )
 
+    def compile(self, placed: tuple[Any, ...], resident: Any, block: Any) -> "StagedEvaluation":
+        """Compile the programs of all stages by evaluating the block once."""
+        jax.block_until_ready(self(placed, resident, block))
+        return self
+
     def __call__(self, weights: tuple[Any, ...], resident: Any, block: Any) -> Sums:
         """Return the sums over the block's batches."""
         num_batches = jax.tree.leaves(block[0])[0].shape[0]

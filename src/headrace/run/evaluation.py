@@ -1,0 +1,131 @@
+"""The forward pass over the validation split: sums for validation in a run and `validate`, logits for prediction."""
+
+import time
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from headrace.data.dataset import DataInfo, DataSet
+from headrace.data.feeding.cache import fetch, fetch_labels
+from headrace.data.feeding.feed import EvalFeed, FeedOptions, feed_options
+from headrace.engine.devices import replica_mesh, take
+from headrace.engine.forward import LOGITS, SUMS, EvalSpec, Forward, Program, Reducer, Sums, WholeForward, total_sums
+from headrace.engine.multiprocess_arrays import in_turn, readable
+from headrace.engine.pipeline.evaluate_stages import make_staged_evaluation
+from headrace.engine.state import State, evaluated_weights
+from headrace.job.control import current_group
+from headrace.run.design import Design
+from headrace.run.training import Compiled, compiled_from, process_share
+
+_STREAMED_BLOCK_BYTES = 256 << 20  # of images sent at a time when the dataset is not on the device
+_PREDICTED_BATCHES = 16  # in a block: bounds the logits that are on the devices at a time
+
+
+def make_forward_pass(
+    design: Design, info: DataInfo, devices: list[Any], reducer: Reducer
+) -> tuple[Forward, FeedOptions]:
+    """Return the forward pass that a design plans for its validation, and the options of the feed it needs.
+
+    Only sums are computed through the stages of a pipeline; anything else runs on replicas with the whole network.
+    """
+    config, plan = design.config, design.plan.validation
+    options = feed_options(config.data, info, config.run.seed, plan.num_devices)
+    options = replace(options, share=process_share(design.plan))
+    spec = EvalSpec(
+        network=design.network,
+        fetch=partial(fetch, spec=options.preprocess, train=False),
+        fetch_labels=partial(fetch_labels, spec=options.preprocess, train=False),
+        compute_dtype=design.precision.compute_dtype,
+        half_partials=design.precision.half_partials,
+        num_replicas=plan.num_replicas,
+        reducer=reducer,
+    )
+    pipeline = design.plan.pipeline
+    if not reducer.adds or pipeline is None or plan.devices_per_replica == 1:
+        return WholeForward(spec, replica_mesh(take(devices, plan.num_replicas))), options
+    grid = np.array(take(devices, plan.num_devices)).reshape(plan.num_replicas, pipeline.num_devices)
+    ranges = [(stage.first, stage.end) for stage in pipeline.stages]
+    mapping = [stage.device for stage in pipeline.stages]
+    return make_staged_evaluation(spec, ranges, grid, mapping), options
+
+
+@dataclass(frozen=True)
+class Started:
+    """Evaluations that the devices are working on: {weights: sums still on the devices}."""
+
+    parts: dict[str, list[Sums]]
+    requested: float  # when, on the performance counter
+
+
+class Validator:
+    """The validation split, the program that evaluates it, and the devices it runs on.
+
+    In a run an evaluation is started behind a call, without waiting for the call; it is read once the call's results
+    have been read.
+    """
+
+    def __init__(self, design: Design, dataset: DataSet, devices: list[Any]) -> None:
+        plan = design.plan.validation
+        self._forward, options = make_forward_pass(design, dataset.info, devices, SUMS)
+        batches = plan.num_batches
+        if options.cache.where != "device":
+            batches = max(1, min(batches, _STREAMED_BLOCK_BYTES // (plan.batch_size * dataset.info.image_bytes)))
+        current_group().meet(self._forward.meshes)
+        self._feed = EvalFeed(dataset.validation, plan.batch_size, batches, options, self._forward.put)
+        self._compiled: dict[str, Program] = {}  # by the name of the weights
+
+    def compile(self, state: State) -> Compiled:
+        """Compile for the weights of such a state ahead of their use, so that the time stays apart."""
+        return compiled_from(lambda: self._compile(self._place(state), next(iter(self._feed))))
+
+    def _compile(self, weights: dict[str, Any], block: Any) -> Program:
+        programs: dict[tuple[Any, ...], Program] = {}  # by dtypes: averages are float32 where raw weights have 16 bits
+        for name, placed in weights.items():
+            dtypes = tuple(leaf.dtype for leaf in jax.tree.leaves(placed))
+            if dtypes not in programs:
+                programs[dtypes] = self._forward.compile(placed, self._feed.resident, block)
+            self._compiled[name] = programs[dtypes]
+        return self._compiled["raw"]
+
+    def start(self, state: State) -> Started:
+        """Start the evaluation of a state's weights; the state may be donated to the next call right after."""
+        requested, weights = time.perf_counter(), self._place(in_turn(state))
+        parts: dict[str, list[Sums]] = {name: [] for name in weights}
+        for block in self._feed:
+            for name, placed in weights.items():
+                parts[name].append(in_turn(self._compiled[name](placed, self._feed.resident, block)))
+        return Started(parts, requested)
+
+    def finish(self, started: Started, not_before: float = 0.0) -> dict[str, tuple[dict[str, Any], float]]:
+        """Wait for the sums; return {weights: (sums, seconds)}, with the devices' time divided evenly among them.
+
+        The devices began when the evaluation was requested, or when the call before it ended (`not_before`), if that
+        was later.
+        """
+        sums = {name: total_sums(parts) for name, parts in started.parts.items()}
+        seconds = (time.perf_counter() - max(started.requested, not_before)) / len(sums)
+        return {name: (total, seconds) for name, total in sums.items()}
+
+    def close(self) -> None:
+        """End the feed's threads."""
+        self._feed.close()
+
+    def _place(self, state: State) -> dict[str, Any]:
+        return {name: self._forward.place(weights) for name, weights in evaluated_weights(state).items()}
+
+
+def predict_all(design: Design, dataset: DataSet, devices: list[Any], weights: tuple[Any, Any]) -> np.ndarray:
+    """Return the logits [N, classes], float32, of the whole validation split with these (params, stats)."""
+    forward, options = make_forward_pass(design, dataset.info, devices, LOGITS)
+    placed, size = forward.place(weights), design.plan.validation.batch_size
+    parts, program = [], None
+    with closing(EvalFeed(dataset.validation, size, _PREDICTED_BATCHES, options, forward.put)) as feed:
+        for block in feed:
+            program = program or forward.compile(placed, feed.resident, block)
+            parts.append(readable(program(placed, feed.resident, block)))
+    logits = np.concatenate([part.reshape(-1, design.network.num_classes) for part in jax.device_get(parts)])
+    return logits[: len(dataset.validation)]
