@@ -26,19 +26,12 @@ QUICK: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="session")
-def program_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A compilation cache for the session: the same program is compiled once."""
-    return tmp_path_factory.mktemp("programs")
-
-
 @pytest.fixture
-def quick(tmp_path: Path, program_cache: Path) -> Callable[..., Resolved]:
+def quick(tmp_path: Path) -> Callable[..., Resolved]:
     """Return a builder of resolved configurations: `quick(num_epochs=2)`."""
 
     def make(**options: Any) -> Resolved:
-        places = {"log_dir": str(tmp_path / "runs"), "compilation_cache_dir": str(program_cache)}
-        return resolve(QUICK | places | options, "none", environ={})
+        return resolve(QUICK | {"log_dir": str(tmp_path / "runs")} | options, "none", environ={})
 
     return make
 

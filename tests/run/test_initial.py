@@ -18,9 +18,9 @@ SHORT = {"num_epochs": 1, "weight_updates_per_epoch": 6, "validation": False, "e
 
 
 @pytest.fixture(scope="module")
-def first(tmp_path_factory, program_cache):
+def first(tmp_path_factory):
     """A short run of the toy that the others start from."""
-    places = {"log_dir": str(tmp_path_factory.mktemp("runs")), "compilation_cache_dir": str(program_cache)}
+    places = {"log_dir": str(tmp_path_factory.mktemp("runs"))}
     return train(resolve(QUICK | SHORT | {"ema_decay": 0.5} | places, "none", environ={})).directory
 
 

@@ -84,9 +84,9 @@ FLAX = [("first", Block(8)), ("second", NnxBlock), ("pool", lambda x: x.mean((1,
 
 
 @pytest.fixture
-def make(tmp_path, program_cache):
+def make(tmp_path):
     def build(blocks: Any = TRIPLES, **options: Any) -> PipelineModel:
-        places = {"log_dir": str(tmp_path / "runs"), "compilation_cache_dir": str(program_cache), "progress": "none"}
+        places = {"log_dir": str(tmp_path / "runs"), "progress": "none"}
         batch = {"micro_batch_size": 4, "lr_schedule_params": {"initial_learning_rate": 0.01}}
         shape = {"input_shape": (8, 8, 3), "num_classes": 4} if isinstance(blocks, list) else {}
         every: dict[str, Any] = shape | batch | places | options
