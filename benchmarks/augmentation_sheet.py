@@ -1,6 +1,6 @@
-"""Draw docs/pictures/augmentation.png: every random change of training images, made by the code that training runs.
+"""Draw docs/plots/augmentation.png: every random change of training images, made by the code that training runs.
 
-    python benchmarks/augmentation_sheet.py docs/pictures/augmentation.png
+    python benchmarks/augmentation_sheet.py docs/plots/augmentation.png
 
 The scenes are drawn here, so that the picture has no other source.
 """

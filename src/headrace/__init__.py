@@ -14,7 +14,7 @@ _HOME = {
     "resolve": "headrace.config.load",
     "HeadraceError": "headrace.core.errors",
     "build_network": "headrace.model.families",
-    "own_network": "headrace.model.custom",
+    "custom_network": "headrace.model.custom",
     "open_dataset": "headrace.data.dataset",
     "make_plan": "headrace.plan.plan",
     "Infeed": "headrace.program.infeed",
@@ -37,6 +37,7 @@ _HOME = {
 }
 
 _ROOM_FILES = {"loops": "headrace.program.loops"}  # public names that are whole files
+_RENAMED = {"own_network": "custom_network"}  # old name -> name; old names stay importable
 
 __all__ = [
     "Config",
@@ -54,12 +55,12 @@ __all__ = [
     "build_network",
     "config_from",
     "cross_replica",
+    "custom_network",
     "dataset_benchmark",
     "infeed_benchmark",
     "loops",
     "make_plan",
     "open_dataset",
-    "own_network",
     "pipeline",
     "recomputation_checkpoint",
     "resolve",
@@ -73,7 +74,7 @@ if TYPE_CHECKING:
     from headrace.config.schema import Config
     from headrace.core.errors import HeadraceError
     from headrace.data.dataset import open_dataset
-    from headrace.model.custom import own_network
+    from headrace.model.custom import custom_network
     from headrace.model.families import build_network
     from headrace.plan.plan import make_plan
     from headrace.program import loops
@@ -90,6 +91,7 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     """Import a public name from the room it lives in."""
+    name = _RENAMED.get(name, name)
     if name in _ROOM_FILES:
         return importlib.import_module(_ROOM_FILES[name])
     if name not in _HOME:

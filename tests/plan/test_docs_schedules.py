@@ -1,4 +1,4 @@
-"""docs/schedules.md: its pictures are those of the schedules, its numbers are right, its code runs. To renew pictures:
+"""docs/schedules.md: its diagrams are those of the schedules, its numbers are right, its code runs. To regenerate them:
 
 python tests/plan/test_docs_schedules.py
 """
@@ -13,13 +13,13 @@ from headrace.plan.simulate import equal_stages, make_table
 from headrace.plan.timeline_files import draw_svg
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE, PICTURE = DOCS / "schedules.md", DOCS / "pictures" / "schedule-four-stages.svg"
+PAGE, DIAGRAM = DOCS / "schedules.md", DOCS / "plots" / "schedule-four-stages.svg"
 GOLDEN = Path(__file__).parent / "golden"
 SHOWN = re.compile(r"(<!-- (.*?) -->\n```\n)(.*?)(```)", re.DOTALL)
 
 
-def picture(name: str) -> str:
-    """Return the golden picture without its title."""
+def diagram(name: str) -> str:
+    """Return the golden diagram without its title."""
     return (GOLDEN / f"{name}.txt").read_text().split("\n", 1)[1]
 
 
@@ -31,8 +31,8 @@ def drawing() -> str:
 def test_the_page_shows_the_schedules_as_they_are():
     shown = SHOWN.findall(PAGE.read_text())
     assert len(shown) >= 6
-    assert all(text == picture(name) for _, name, text, _ in shown)
-    assert PICTURE.read_text() == drawing()
+    assert all(text == diagram(name) for _, name, text, _ in shown)
+    assert DIAGRAM.read_text() == drawing()
 
 
 @pytest.mark.parametrize(("num_micros", "percent"), [(8, 27), (16, 16), (64, 4)])
@@ -58,5 +58,5 @@ def test_the_code_runs(capsys):
 
 
 if __name__ == "__main__":
-    PAGE.write_text(SHOWN.sub(lambda found: found[1] + picture(found[2]) + found[4], PAGE.read_text()))
-    PICTURE.write_text(drawing())
+    PAGE.write_text(SHOWN.sub(lambda found: found[1] + diagram(found[2]) + found[4], PAGE.read_text()))
+    DIAGRAM.write_text(drawing())

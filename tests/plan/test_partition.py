@@ -93,7 +93,7 @@ def test_the_best_cut_that_fits_the_memory(costs, data):
     fitting = [c for c in cuts if most_memory(costs, c, limits, shares) <= limits.device_bytes]
     if not fitting:
         least = min(most_memory(costs, c, limits, shares) for c in cuts)
-        with pytest.raises(ConfigError, match=f"(?s)fits devices of .* takes {least:.0f} B"):
+        with pytest.raises(ConfigError, match=f"(?s)fits devices of .* needs {least:.0f} B"):
             best_splits(costs, num_stages, limits)
         return
     cut = best_splits(costs, num_stages, limits)
@@ -105,7 +105,7 @@ def test_the_best_cut_that_fits_the_memory(costs, data):
 @pytest.mark.parametrize("num_stages", [0, -1, 4])
 def test_too_many_or_too_few_stages(num_stages):
     costs = [BlockCost(name=name, time=1) for name in "abc"]
-    with pytest.raises(ConfigError, match="Take 1 to 3 stages"):
+    with pytest.raises(ConfigError, match="Use 1 to 3 stages"):
         best_splits(costs, num_stages)
 
 
@@ -156,7 +156,7 @@ def test_a_much_worse_cut_is_said_with_its_price():
     costs = [BlockCost(name=name, time=time) for name, time in zip("abcd", (4, 4, 4, 4), strict=True)]
     sentence = compare(costs, (3,), (2,))
     assert sentence == (
-        "Device 0 (a to c) has the most to do: a step takes about 50% longer than with --pipeline-splits c"
+        "Device 0 (a to c) has the most work: a step takes about 50% longer than with --pipeline-splits c"
     )
     assert compare(costs, (2,), (2,)) is None
     # 10 % is not much

@@ -1,4 +1,4 @@
-"""Processes on paper: how replicas and devices are dealt out, and what is refused."""
+"""How replicas and devices are divided among processes, and what is refused."""
 
 import json
 
@@ -6,7 +6,7 @@ import pytest
 
 from headrace.cli.main import main
 from headrace.core.errors import ConfigError
-from headrace.plan.plan import draw_plan
+from headrace.plan.plan import format_plan
 from headrace.run.design import design_run
 from tests.conftest import MakeConfig
 
@@ -19,16 +19,16 @@ def test_replicas_and_their_pipelines_are_dealt_out_evenly(
     plan = design_run(config, num_processes=num_processes).plan
     assert (plan.num_devices, plan.replicas_per_process, plan.devices_per_process) == (16, replicas, devices)
     told = f"each with {replicas} of the replicas on {devices} of the devices"
-    assert (told in draw_plan(plan)) == (num_processes > 1)
+    assert (told in format_plan(plan)) == (num_processes > 1)
     assert plan.to_dict()["num_processes"] == num_processes
 
 
-def test_replicas_that_cannot_be_dealt_out_are_refused(tiny_config: MakeConfig) -> None:
+def test_replicas_that_cannot_be_divided_are_refused(tiny_config: MakeConfig) -> None:
     with pytest.raises(ConfigError) as caught:
         design_run(tiny_config(num_replicas=6), num_processes=4)
-    assert caught.value.problem == "6 replicas cannot be dealt out evenly to 4 processes."
+    assert caught.value.problem == "6 replicas cannot be divided evenly among 4 processes."
     assert caught.value.remedy == "Give --num-replicas 8, or start 1 or 2 or 3 or 6 processes."
-    with pytest.raises(ConfigError, match="3 replicas of the validation"):
+    with pytest.raises(ConfigError, match="3 validation replicas"):
         design_run(tiny_config(num_replicas=4, validation_num_replicas=3), num_processes=4)
     design_run(tiny_config(num_replicas=4, validation_num_replicas=3, validation=False), num_processes=4)
     with pytest.raises(ConfigError, match="The number of processes is 0"):
@@ -40,4 +40,4 @@ def test_headrace_plan_takes_a_number_of_processes(capsys: pytest.CaptureFixture
     plan = json.loads(capsys.readouterr().out)
     assert (plan["num_processes"], plan["replicas_per_process"], plan["num_devices"]) == (2, 2, 4)
     assert main(["plan", "--num-replicas", "3", "--num-processes", "2"]) == 2
-    assert "3 replicas cannot be dealt out evenly to 2 processes" in capsys.readouterr().err
+    assert "3 replicas cannot be divided evenly among 2 processes" in capsys.readouterr().err

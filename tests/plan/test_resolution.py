@@ -54,7 +54,7 @@ def test_sizes_change_where_calls_begin_and_the_run_ends_at_full_size() -> None:
         ({"progressive_resolution": 48}, "32x32"),
         ({"progressive_resolution": 16, "logs_per_epoch": 0}, "1 calls"),
         ({"progressive_resolution": 16, "num_epochs": 2}, "do not fit"),
-        ({"progressive_resolution": 40, "image_size": 64, "model_name": "toy_model"}, "other weights"),
+        ({"progressive_resolution": 40, "image_size": 64, "model_name": "toy_model"}, "different weights"),
         ({"progressive_resolution": 4, "model_name": "toy_model"}, "fails at block"),
     ],
 )

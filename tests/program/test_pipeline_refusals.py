@@ -86,7 +86,7 @@ TWO_FUNCTIONS = [Stage(a, W), [Stage(b, V), Stage(b, 2 * V)], lambda x, y: x + y
         ({"strict": True}, "not a multiple of 4, which Grouped.*strict=True"),
         (
             {"strict": True, "pipeline_schedule": "Interleaved", "device_mapping": [0, 0]},
-            "no two stages on one device under strict=True",
+            "cannot train two stages on one device under strict=True",
         ),
         # feeds
         ({"infeed": [1, 2]}, r"infeed is of type list.*headrace\.Infeed"),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 
-from headrace import PipelineModel, own_network
+from headrace import PipelineModel, custom_network
 from headrace.checkpoint.store import verify
 from headrace.core.errors import CheckpointError, ConfigError, DataError
 from headrace.core.tree import flatten_named
@@ -150,7 +150,7 @@ def test_evaluate_and_predict_are_those_of_the_functions(make):
 
 
 def test_bytes_are_preprocessed_and_floats_are_not(make):
-    network = own_network(
+    network = custom_network(
         [("pool", GlobalAveragePool()), ("head", Dense(features=4, logits=True))], input_shape=(8, 8, 3), num_classes=4
     )
     bytes_ = RNG.integers(0, 256, (64, 8, 8, 3), np.uint8)
@@ -177,7 +177,7 @@ def test_an_interrupted_fit_goes_on_to_the_same_bits(make, capsys):
     assert result.step == 12
     assert_same_bits(final_state(half.directory), final_state(whole.directory))
     config = json.loads((half.directory / "config.json").read_text())
-    assert config["own"]["network"] == "own_network"
+    assert config["own"]["network"] == "custom_network"
     assert not {"dataset", "model_name"} & config["values"].keys()
     for command in (lambda: resume(half.directory), lambda: list(validate(half.directory))):
         with pytest.raises(CheckpointError, match="PipelineModel"):

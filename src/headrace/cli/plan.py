@@ -15,15 +15,15 @@ def main(argv: list[str]) -> int:
     resolved, own = parse(argv, "headrace plan", _add_arguments, DESCRIPTION)
     import jax
 
-    from headrace.plan.plan import draw_plan
-    from headrace.plan.scale import draw_scale
-    from headrace.plan.timeline_files import check_picture_file, write_picture
+    from headrace.plan.plan import format_plan
+    from headrace.plan.scale import format_scale
+    from headrace.plan.timeline_files import check_diagram_file, write_diagram
     from headrace.run.design import design_run
     from headrace.run.profile import with_measured_blocks
     from headrace.run.scale import scaled
 
     if own.schedule_file:
-        check_picture_file(own.schedule_file)
+        check_diagram_file(own.schedule_file)
     if not resolved.config.pipeline.measure_splits:
         # The learning rate is evaluated with JAX; without this it would open every accelerator to do so.
         jax.config.update("jax_platforms", "cpu")
@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
     resolved, rows = scaled(resolved, own.num_devices) if own.num_devices is not None else (resolved, ())
     design = design_run(resolved.config, num_processes=own.num_processes, absent_ok=True)
     if own.schedule_file:
-        write_picture(own.schedule_file, _tables(design))
+        write_diagram(own.schedule_file, _tables(design))
     if own.json:
         _print_json(design, rows)
         return 0
@@ -39,8 +39,8 @@ def main(argv: list[str]) -> int:
     place = f" ({design.info.place})" if design.info.place else ""
     print(f"{design.network.name} on {design.info.name}{place}, precision {resolved.config.numerics.precision}")
     if rows:
-        print(draw_scale(rows, own.num_devices))
-    print(draw_plan(design.plan, tuple(_lr_points(design).items())))
+        print(format_scale(rows, own.num_devices))
+    print(format_plan(design.plan, tuple(_lr_points(design).items())))
     if len(design.sizes) > 1:
         print(f"image sizes: {', '.join(str(span) for span in design.sizes)}")
     return 0

@@ -135,7 +135,7 @@ class BuildOptions:
         return (name, layer), (activation, Relu() if kind == "relu" else Activation(kind))
 
 
-def own_epsilon(dialect: Dialect, name: str) -> float:
+def default_epsilon(dialect: Dialect, name: str) -> float:
     """Return the epsilon of a network's norms in a dialect."""
     beginning = max((start for start in dialect.epsilons if name.startswith(start)), key=len)
     return dialect.epsilons[beginning]

@@ -71,7 +71,7 @@ class Join(WithoutParameters):
 
 def split_layers(name: str, layer: Any) -> tuple[tuple[str, Layer], ...]:
     """Return the pieces of a named layer, named in full; a layer without pieces is its only one."""
-    divide = getattr(layer, "pieces", None)
+    divide = getattr(layer, "sublayers", None)
     if divide is None:
         return ((name, layer),)
     return tuple(piece for part, inner in divide() for piece in split_layers(f"{name}/{part}", inner))
@@ -118,7 +118,7 @@ class Chain:
             hwc = layer.shape(hwc)
         return total
 
-    def pieces(self) -> tuple[Named, ...]:
+    def sublayers(self) -> tuple[Named, ...]:
         """Return the layers."""
         return self.layers
 
@@ -156,7 +156,7 @@ class Residual:
         """Return the cost per image."""
         return self.body.cost(hwc) + self.shortcut.cost(hwc)
 
-    def pieces(self) -> tuple[Named, ...]:
+    def sublayers(self) -> tuple[Named, ...]:
         """Return the shortcut's layers, the body's, and the addition."""
         layers = [(name, layer, True) for name, layer in self.shortcut.layers]
         layers += [(name, layer, False) for name, layer in self.body.layers]

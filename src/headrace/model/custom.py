@@ -1,6 +1,6 @@
 """A user's own blocks, side by side in one network: plain functions, Flax modules, and the layers of Headrace.
 
-An entry of the list that `own_network` takes is one of
+An entry of the list that `custom_network` takes is one of
   (name, init, apply)  plain functions, see `triple`
   (name, function)     a function of the images, without parameters
   (name, module)       a Flax Linen or NNX module, or a class or function of `rngs` that makes an NNX one (own_flax.py)
@@ -38,8 +38,8 @@ _ENTRY = "A block is (name, init, apply), (name, function of x), (name, Flax mod
 MakeFunctions = Callable[[Shape], Functions]  # for one image's input shape
 
 
-def own_network(
-    blocks: Sequence[Any], *, input_shape: Sequence[int], num_classes: int, name: str = "own_network"
+def custom_network(
+    blocks: Sequence[Any], *, input_shape: Sequence[int], num_classes: int, name: str = "custom_network"
 ) -> Network:
     """Return the network of these blocks for images of one shape (height, width, channels).
 

@@ -36,15 +36,15 @@ class Inverted:
         """Say whether the block has a shortcut."""
         return self.stride == 1 and self.inputs == self.outputs
 
-    def layer(self, style: BuildOptions) -> Layer:
+    def layer(self, build: BuildOptions) -> Layer:
         """Return the block."""
         layers: list[Named] = []
         if self.inner != self.inputs:
             layers += [("expand_conv", self.one(self.inner))]
-            layers += style.norm_act("expand_", "expand_activation", self.activation)
-        layers += [("dwconv", self._depthwise(style)), *style.norm_act("", "activation", self.activation)]
+            layers += build.norm_act("expand_", "expand_activation", self.activation)
+        layers += [("dwconv", self._depthwise(build)), *build.norm_act("", "activation", self.activation)]
         layers += [("se", self.squeeze)] if self.squeeze else []
-        layers += [("project_conv", self.one(self.outputs)), style.norm_named("project_")]
+        layers += [("project_conv", self.one(self.outputs)), build.norm_named("project_")]
         if not self.skips:
             return Chain(tuple(layers))
         layers += [("drop", DropPath(self.survival))] if self.survival < 1 else []
@@ -55,16 +55,16 @@ class Inverted:
         """Return a 1x1 convolution."""
         return Conv(channels=channels, kernel=1, initial=FAN_OUT_HE)
 
-    def _depthwise(self, style: BuildOptions) -> Conv:
-        padding = style.padding(self.kernel, symmetric=self.symmetric)
+    def _depthwise(self, build: BuildOptions) -> Conv:
+        padding = build.padding(self.kernel, symmetric=self.symmetric)
         conv = Conv(channels=self.inner, kernel=self.kernel, stride=self.stride, padding=padding)
         return replace(conv, groups=groups_of(self.inner, self.group_dim), initial=FAN_IN_HE)
 
 
-def conv_block(channels: int, kernel: int, stride: int, activation: str, style: BuildOptions) -> Chain:
+def conv_block(channels: int, kernel: int, stride: int, activation: str, build: BuildOptions) -> Chain:
     """Return a convolution, a norm and an activation: the first and the last of a network. Padded by the dialect."""
-    conv = Conv(channels=channels, kernel=kernel, stride=stride, padding=style.padding(kernel), initial=FAN_OUT_HE)
-    return Chain((("conv", conv), *style.norm_act("", "activation", activation)))
+    conv = Conv(channels=channels, kernel=kernel, stride=stride, padding=build.padding(kernel), initial=FAN_OUT_HE)
+    return Chain((("conv", conv), *build.norm_act("", "activation", activation)))
 
 
 def groups_of(channels: int, group_dim: int) -> int:
@@ -105,30 +105,30 @@ class EfficientNet:
     dropout_rate: float
     small_images: bool = False  # the stem and the second group keep the size
 
-    def blocks(self, style: BuildOptions) -> tuple[Named, ...]:
+    def blocks(self, build: BuildOptions) -> tuple[Named, ...]:
         """Return the named blocks."""
-        options = style.options
+        options = build.options
         activation = "relu" if options.use_relu else "swish"
         rate = self.dropout_rate if options.dropout_rate is None else options.dropout_rate
         top_width = _TOP_CHANNELS if options.top_width is None else options.top_width
-        stem = conv_block(self._scaled(_STEM_CHANNELS, style), 3, 1 if self.small_images else 2, activation, style)
-        top = conv_block(self._scaled(top_width, style), 1, 1, activation, style) if top_width else None
+        stem = conv_block(self._scaled(_STEM_CHANNELS, build), 3, 1 if self.small_images else 2, activation, build)
+        top = conv_block(self._scaled(top_width, build), 1, 1, activation, build) if top_width else None
         blocks: list[Named] = [("stem", stem)]
-        blocks += [(name, block.layer(style)) for name, block in self.inverted(style)]
-        blocks += [("top", top or Chain(style.norm_act("", "activation", activation)))]
+        blocks += [(name, block.layer(build)) for name, block in self.inverted(build)]
+        blocks += [("top", top or Chain(build.norm_act("", "activation", activation)))]
         blocks += [("avg_pool", GlobalAveragePool())]
         blocks += [("top_dropout", Dropout(rate))] if rate else []
-        return *blocks, ("predictions", Dense(features=style.num_classes, logits=True))
+        return *blocks, ("predictions", Dense(features=build.num_classes, logits=True))
 
-    def inverted(self, style: BuildOptions) -> Iterator[tuple[str, Inverted]]:
+    def inverted(self, build: BuildOptions) -> Iterator[tuple[str, Inverted]]:
         """Return the inverted bottlenecks by name: `block2a` is the first of the second group."""
-        options = style.options
+        options = build.options
         last_survival = _SURVIVAL if options.block_survival_prob is None else options.block_survival_prob
-        repeats = [self._repeats(repeats, style) for _, repeats, *_ in _GROUPS]
+        repeats = [self._repeats(repeats, build) for _, repeats, *_ in _GROUPS]
         number = 0
         for group, (kernel, _, inputs, base, expanded, stride) in enumerate(_GROUPS):
             ratio = (options.expand_ratio or _EXPAND_RATIO) if expanded else 1
-            channels, outputs = self._scaled(inputs, style), self._scaled(base, style)
+            channels, outputs = self._scaled(inputs, build), self._scaled(base, build)
             for i in range(repeats[group]):
                 squeeze = SqueezeExcite(
                     width=max(1, int(channels * _SE_RATIO)), activation="relu" if options.use_relu else "swish"
@@ -149,23 +149,23 @@ class EfficientNet:
                 )
                 channels, number = outputs, number + 1
 
-    def aliases(self, style: BuildOptions) -> tuple[tuple[str, str], ...]:
+    def aliases(self, build: BuildOptions) -> tuple[tuple[str, str], ...]:
         """Return the names of split points in other dialects: TensorFlow 1's, and timm's modules."""
         named = [("block0", "stem"), ("Top", "top"), ("conv_stem", "stem"), ("conv_head", "top")]
         for group, (_, repeats, *_) in enumerate(_GROUPS, start=1):
-            for i in range(self._repeats(repeats, style)):
+            for i in range(self._repeats(repeats, build)):
                 block, timm = f"block{group}{_letters(i)}", f"blocks/{group - 1}/{i}"
                 named += [(f"{block}/{theirs}", f"{block}/{layer}") for theirs, layer in _PARTS]
                 named += [(timm, block), (f"{timm}/conv_pw", block)]
                 named += [(f"{timm}/{theirs}", f"{block}/{layer}") for theirs, layer in _TIMM_PARTS]
         return tuple(named)
 
-    def _scaled(self, channels: int, style: BuildOptions) -> int:
-        width = style.options.width_coefficient or self.width
-        return near_multiple(channels * width, style.options.depth_divisor or 8)
+    def _scaled(self, channels: int, build: BuildOptions) -> int:
+        width = build.options.width_coefficient or self.width
+        return near_multiple(channels * width, build.options.depth_divisor or 8)
 
-    def _repeats(self, repeats: int, style: BuildOptions) -> int:
-        return math.ceil(repeats * (style.options.depth_coefficient or self.depth))
+    def _repeats(self, repeats: int, build: BuildOptions) -> int:
+        return math.ceil(repeats * (build.options.depth_coefficient or self.depth))
 
 
 def _letters(i: int) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from headrace.config.model_table import VARIANTS, Variant, find_variant, norm_choice
-from headrace.model.build_options import DIALECTS, BuildOptions, own_epsilon
+from headrace.model.build_options import DIALECTS, BuildOptions, default_epsilon
 from headrace.model.composites import Chain, Named
 from headrace.model.efficientnet import EFFICIENTNETS
 from headrace.model.layers import GLOROT_UNIFORM, Conv, Dense, Flatten, MaxPool, Relu
@@ -24,7 +24,7 @@ class Toy:
 
     norm: bool
 
-    def blocks(self, style: BuildOptions) -> tuple[Named, ...]:
+    def blocks(self, build: BuildOptions) -> tuple[Named, ...]:
         """Return the named blocks."""
         blocks: list[Named] = []
         for i, (kernel, channels) in enumerate(((3, 4), (1, 8))):
@@ -32,11 +32,11 @@ class Toy:
             blocks += [(f"conv2d_{i}", Chain((("conv", conv), ("relu", Relu()))))]
             blocks += [(f"max_pool_{i}", MaxPool(window=5, stride=5))]
             if self.norm:
-                suffix, layer = style.norm_named("")
+                suffix, layer = build.norm_named("")
                 blocks += [(f"{suffix}_{i}", layer)]
-        return *blocks, ("flatten", Flatten()), ("dense", Dense(features=style.num_classes, logits=True))
+        return *blocks, ("flatten", Flatten()), ("dense", Dense(features=build.num_classes, logits=True))
 
-    def aliases(self, style: BuildOptions) -> tuple[tuple[str, str], ...]:
+    def aliases(self, build: BuildOptions) -> tuple[tuple[str, str], ...]:
         """Return no other names."""
         return ()
 
@@ -47,8 +47,8 @@ TOYS: dict[str, Toy] = {"toy_model": Toy(norm=False), "toy_model_bn": Toy(norm=T
 class Row(Protocol):
     """A row of a family's table: the blocks of a network, and other names of its split points."""
 
-    def blocks(self, style: BuildOptions) -> tuple[Named, ...]: ...
-    def aliases(self, style: BuildOptions) -> tuple[tuple[str, str], ...]: ...
+    def blocks(self, build: BuildOptions) -> tuple[Named, ...]: ...
+    def aliases(self, build: BuildOptions) -> tuple[tuple[str, str], ...]: ...
 
 
 ROWS: Mapping[str, Row] = {**TOYS, **RESNETS, **EFFICIENTNETS, **MOBILENETS, **SQUEEZENETS}
@@ -68,15 +68,15 @@ def build_network(model: Any, num_classes: int, image_hwc: tuple[int, int, int])
     """Build the network that the model section of the configuration (`config.model`) names."""
     variant = find_variant(model.model_name, model.model_size, image_hwc[0])
     dialect = DIALECTS[model.model_dialect]
-    norm = _norm(model, own_epsilon(dialect, variant.name))
-    style = BuildOptions(variant=variant, norm=norm, dialect=dialect, options=model, num_classes=num_classes)
+    norm = _norm(model, default_epsilon(dialect, variant.name))
+    build = BuildOptions(variant=variant, norm=norm, dialect=dialect, options=model, num_classes=num_classes)
     row = ROWS[variant.name]
     return Network(
         name=variant.name,
-        blocks=row.blocks(style),
+        blocks=row.blocks(build),
         input_hwc=image_hwc,
         num_classes=num_classes,
-        aliases=row.aliases(style),
+        aliases=row.aliases(build),
     )
 
 

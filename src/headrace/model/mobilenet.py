@@ -31,33 +31,33 @@ class MobileNet:
     hidden: int
     activation: str
 
-    def blocks(self, style: BuildOptions) -> tuple[Named, ...]:
+    def blocks(self, build: BuildOptions) -> tuple[Named, ...]:
         """Return the named blocks."""
-        style = replace(style, dialect=replace(style.dialect, symmetric=style.dialect.symmetric_mobilenets))
-        rate = 0.2 if style.options.dropout_rate is None else style.options.dropout_rate
-        top, hidden = self._widths(style)
-        blocks: list[Named] = [("stem", conv_block(self.stem, 3, 2, self.activation, style))]
-        blocks += [(f"block{i}", block.layer(style)) for i, block in enumerate(self._inverted(), start=1)]
-        blocks += [("top", conv_block(top, 1, 1, self.activation, style))] if top else []
+        build = replace(build, dialect=replace(build.dialect, symmetric=build.dialect.symmetric_mobilenets))
+        rate = 0.2 if build.options.dropout_rate is None else build.options.dropout_rate
+        top, hidden = self._widths(build)
+        blocks: list[Named] = [("stem", conv_block(self.stem, 3, 2, self.activation, build))]
+        blocks += [(f"block{i}", block.layer(build)) for i, block in enumerate(self._inverted(), start=1)]
+        blocks += [("top", conv_block(top, 1, 1, self.activation, build))] if top else []
         blocks += [("avg_pool", GlobalAveragePool())]
         if hidden:
             layers = (("dense", Dense(features=hidden)), ("activation", Activation(self.activation)))
             blocks += [("hidden", Chain(layers))]
         blocks += [("top_dropout", Dropout(rate))] if rate else []
-        return *blocks, ("predictions", Dense(features=style.num_classes, logits=True))
+        return *blocks, ("predictions", Dense(features=build.num_classes, logits=True))
 
-    def aliases(self, style: BuildOptions) -> tuple[tuple[str, str], ...]:
+    def aliases(self, build: BuildOptions) -> tuple[tuple[str, str], ...]:
         """Return the names of split points in other dialects: torchvision's modules."""
         named = [(f"features/{i}", f"block{i}") for i in range(1, len(self.rows) + 1)]
         return *named, ("features/0", "stem"), (f"features/{len(self.rows) + 1}", "top")
 
-    def _widths(self, style: BuildOptions) -> tuple[int, int]:
+    def _widths(self, build: BuildOptions) -> tuple[int, int]:
         """Return the channels of the last convolution and of the hidden layer; `top_width` sets the last of them."""
-        top_width = style.options.top_width
+        top_width = build.options.top_width
         if not self.hidden:
             return (self.top if top_width is None else top_width), 0
         # The reference's small V3 is as wide here as the large one; everyone else's has 1024.
-        own = 1280 if style.options.model_dialect == "reference" else self.hidden
+        own = 1280 if build.options.model_dialect == "reference" else self.hidden
         return self.top, own if top_width is None else top_width
 
     def _inverted(self) -> list[Inverted]:

@@ -17,9 +17,9 @@ _BYPASSED = (3, 5, 7, 9)
 class SqueezeNet:
     """The network; it has one size."""
 
-    def blocks(self, style: BuildOptions) -> tuple[Named, ...]:
+    def blocks(self, build: BuildOptions) -> tuple[Named, ...]:
         """Return the named blocks: `fire2` follows `conv1`, as in the paper."""
-        rate = 0.5 if style.options.dropout_rate is None else style.options.dropout_rate
+        rate = 0.5 if build.options.dropout_rate is None else build.options.dropout_rate
         stem = Conv(channels=96, kernel=7, stride=2, padding="VALID", bias=True, initial=FAN_IN_HE)
         blocks: list[Named] = [("conv1", Chain((("conv", stem), ("relu", Relu())))), ("pool1", _pool())]
         number = 2
@@ -27,14 +27,14 @@ class SqueezeNet:
             if isinstance(entry, str):
                 blocks.append((f"pool{number - 1}", _pool()))
             else:
-                bypass = style.options.use_bypass and number in _BYPASSED
+                bypass = build.options.use_bypass and number in _BYPASSED
                 blocks.append((f"fire{number}", _fire(entry, bypass)))
                 number += 1
         blocks += [("drop9", Dropout(rate))] if rate else []
-        last = Conv(channels=style.num_classes, kernel=1, bias=True, initial=GLOROT_UNIFORM)
+        last = Conv(channels=build.num_classes, kernel=1, bias=True, initial=GLOROT_UNIFORM)
         return *blocks, ("conv10", Chain((("conv", last), ("relu", Relu())))), ("avg_pool", GlobalAveragePool())
 
-    def aliases(self, style: BuildOptions) -> tuple[tuple[str, str], ...]:
+    def aliases(self, build: BuildOptions) -> tuple[tuple[str, str], ...]:
         """Return no other names."""
         return ()
 

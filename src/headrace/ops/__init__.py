@@ -1,4 +1,7 @@
-"""Convolution, normalisation and pooling as XLA likes them on each backend: the only room where a backend is named."""
+"""Convolution, normalisation, pooling and activations, in the form that is fast on each backend.
+
+This is the only package that asks which backend a program is compiled for.
+"""
 
 from headrace.ops.activation import (
     hard_sigmoid as hard_sigmoid,

@@ -1,4 +1,4 @@
-"""Element-wise functions between layers. Each keeps one array for its gradient: its input, or its output."""
+"""Activation functions. Each saves a single array for its gradient: its input or its output."""
 
 from collections.abc import Callable
 
@@ -16,11 +16,11 @@ def relu(x: Array) -> Array:
 
 @jax.custom_vjp
 def relu_select(x: Array) -> Array:
-    """Return max(x, 0) as a choice between two values; NaN stays NaN.
+    """Return max(x, 0), written as a select; NaN stays NaN.
 
-    XLA on the CPU computes a cheap function of one large input again for every reader instead of storing it. With `max`
-    it so recomputed the norms, additions and relus of all units before, in every weight gradient, column by column: a
-    third of a ResNet-20 step. It does not duplicate a choice, which reads two large inputs.
+    XLA's CPU backend duplicates a cheap function of one large input into each of its consumers instead of storing the
+    result. With `max`, every weight gradient recomputed the norms, additions and relus of all earlier units, which took
+    a third of a ResNet-20 step. A select reads two large inputs and is not duplicated.
     """
     return jnp.where(x < 0, jnp.zeros_like(x), x)
 
@@ -38,7 +38,7 @@ relu_select.defvjp(_forward, _backward)
 
 
 def relu6(x: Array) -> Array:
-    """Return x cut to 0..6, with gradient 0 at and beyond both ends."""
+    """Return x clipped to 0..6; the gradient is 0 at both ends and beyond."""
     return _with_slope(x, lambda x: jnp.clip(x, 0, 6), lambda x: ((x > 0) & (x < 6)).astype(x.dtype))
 
 
@@ -53,7 +53,7 @@ def sigmoid(x: Array) -> Array:
 
 
 def hard_sigmoid(x: Array) -> Array:
-    """Return x / 6 + 1/2 cut to 0..1."""
+    """Return x / 6 + 1/2, clipped to 0..1."""
     return _with_slope(x, lambda x: jnp.clip(x + 3, 0, 6) / 6, lambda x: _inside(x) / 6)
 
 
@@ -70,14 +70,14 @@ def _swish_slope(x: Array) -> Array:
 
 
 def _inside(x: Array) -> Array:
-    """Return 1 where the cut function rises, else 0."""
+    """Return 1 between the two clipping points, else 0."""
     return ((x > -3) & (x < 3)).astype(x.dtype)
 
 
 def _with_slope(x: Array, value: Callable[[Array], Array], slope: Callable[[Array], Array]) -> Array:
-    """Return value(x) whose gradient is computed from x again, in float32.
+    """Return value(x), with a gradient that is recomputed from x in float32.
 
-    JAX's own gradients keep two or three arrays of the images' size (x, the sigmoid and their product).
+    Only x is saved. JAX's automatic gradients would save two or three activations (x, the sigmoid and their product).
     """
 
     @jax.custom_vjp

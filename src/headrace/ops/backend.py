@@ -1,4 +1,4 @@
-"""The one place that asks which backend a program is traced for."""
+"""Which backend a program is being traced for. No other file asks."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,13 +10,13 @@ _portable: ContextVar[bool] = ContextVar("portable", default=False)
 
 
 def on_cpu() -> bool:
-    """Say, at trace time, whether the program will run on the CPU."""
+    """Return whether the program being traced will run on the CPU."""
     return jax.default_backend() == "cpu"
 
 
 @contextmanager
 def portable() -> Iterator[None]:
-    """Trace programs for backends other than this one as well: each gets its own form when it is lowered."""
+    """Trace programs that can be lowered for any backend (for export), each with the form that suits it."""
     token = _portable.set(True)
     try:
         yield
@@ -25,5 +25,5 @@ def portable() -> Iterator[None]:
 
 
 def is_portable() -> bool:
-    """Say, at trace time, whether the program is meant for several backends."""
+    """Return whether the program being traced is meant for several backends."""
     return _portable.get()

@@ -1,12 +1,12 @@
-"""2-D convolution, NHWC images and HWIO weights, with a form for each backend.
+"""2-D convolution (NHWC images, HWIO weights) in a form for each backend, and the dense layer's product.
 
-Shapes in names: N images, H height, W width, C channels in, O channels out, I channels in per group.
+On GPU and TPU a convolution is XLA's, except for an image stem (`conv2d_folded`) and depthwise ones (depthwise.py). On
+the CPU it is `conv2d_cpu`: XLA uses its fast CPU kernel only for the canonical layout NHWC x HWIO -> NHWC. It rewrites
+other layouts, such as those of JAX's automatic gradients, but not inside `scan`, `while` or `cond`, where a ResNet-8
+training step was 15 times slower (1,012 ms instead of 64). Both gradients are therefore written in that layout.
 
-XLA's CPU backend hands a convolution to its fast kernel only in this canonical layout. It rewrites other layouts, such
-as those of JAX's own gradients, but not inside `scan`, `while` or `cond`: there a training step was 15 times slower
-(1012 against 64 ms). So both gradients are written here in the canonical layout from the start.
-
-Shapes in names: N images, H height, W width, C channels in, O channels out; k window, i input size, o output size.
+Shapes in names: N images, H height, W width, C channels in, I channels in per group, O channels out; k window size,
+i input size, o output size.
 """
 
 from functools import partial, reduce
@@ -21,11 +21,8 @@ from headrace.ops.backend import is_portable, on_cpu
 from headrace.ops.depthwise import depthwise_by_library, depthwise_conv2d
 from headrace.ops.pool import Padding, Pads, pad_pixels
 
-# Convolution whose gradients are again plain NHWC/HWIO convolutions.
-
-
-# The weight gradient of 128 images at once took 1.5 to 2.4 times as long as that of 8 x 16 images (8x8x64: 20.3 against
-# 8.6 ms of CPU time), as the turned images no longer fit the cache. More than 8 chunks would only be more to compile.
+# The weight gradient of 128 images at once took 1.5 to 2.4 times as long as in 8 chunks of 16 (8x8x64: 20.3 instead of
+# 8.6 ms of CPU time), because the transposed images no longer fit the cache. More chunks only take longer to compile.
 _CHUNK_IMAGES = 16
 _MAX_CHUNKS = 8
 _CANONICAL = ("NHWC", "HWIO", "NHWC")
@@ -33,12 +30,12 @@ _CANONICAL = ("NHWC", "HWIO", "NHWC")
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def conv2d_canonical(x_NHWC: Array, w_HWCO: Array, stride: int, pads: Pads) -> Array:
-    """Convolve; no groups."""
+    """Convolve without groups; both gradients are NHWC x HWIO convolutions too."""
     return _forward(x_NHWC, w_HWCO, stride, pads)[0]
 
 
 def _forward(x_NHWC: Array, w_HWCO: Array, stride: int, pads: Pads) -> tuple[Array, tuple[Array, Array]]:
-    # XLA's convolution itself, not `conv2d_canonical`: a pipeline stage keeps what its checkpoint policy can see.
+    # Call XLA's convolution directly: the checkpoint policy of a pipeline stage cannot see inside a custom_vjp.
     y_NHWO = lax.conv_general_dilated(x_NHWC, w_HWCO, (stride, stride), pads, dimension_numbers=_CANONICAL)
     return y_NHWO, (x_NHWC, w_HWCO)
 
@@ -49,31 +46,31 @@ def _backward(stride: int, pads: Pads, kept: tuple[Array, Array], g_NHWO: Array)
 
 
 def _input_gradient(x_NHWC: Array, w_HWCO: Array, stride: int, pads: Pads, g_NHWO: Array) -> Array:
-    """Convolve the gradient, spread out by the stride, with the turned weights."""
+    """Convolve the gradient, dilated by the stride, with the rotated weights."""
     around = []
     for (lo, _), k, i, o in zip(pads, w_HWCO.shape[:2], x_NHWC.shape[1:3], g_NHWO.shape[1:3], strict=True):
         before = k - 1 - lo
         around.append((before, i - ((o - 1) * stride + 1) - before + k - 1))
-    turned_HWOC = jnp.transpose(w_HWCO[::-1, ::-1], (0, 1, 3, 2))
+    rotated_HWOC = jnp.transpose(w_HWCO[::-1, ::-1], (0, 1, 3, 2))
     return lax.conv_general_dilated(
-        g_NHWO, turned_HWOC, (1, 1), around, lhs_dilation=(stride, stride), dimension_numbers=_CANONICAL
+        g_NHWO, rotated_HWOC, (1, 1), around, lhs_dilation=(stride, stride), dimension_numbers=_CANONICAL
     )
 
 
 def _weight_gradient(x_NHWC: Array, w_HWCO: Array, stride: int, pads: Pads, g_NHWO: Array) -> Array:
-    """Add up the weight gradients of a few images at a time."""
+    """Sum the weight gradients of chunks of images that fit the cache."""
     num_images = x_NHWC.shape[0]
     num_chunks = min(_MAX_CHUNKS, -(-num_images // _CHUNK_IMAGES))
     edges = [num_images * i // num_chunks for i in range(num_chunks + 1)]
     parts = [
-        _weight_gradient_of(x_NHWC[first:last], w_HWCO, stride, pads, g_NHWO[first:last])
+        _chunk_weight_gradient(x_NHWC[first:last], w_HWCO, stride, pads, g_NHWO[first:last])
         for first, last in pairwise(edges)
     ]
     return reduce(add, parts)
 
 
-def _weight_gradient_of(x_NHWC: Array, w_HWCO: Array, stride: int, pads: Pads, g_NHWO: Array) -> Array:
-    """Convolve the images (channels as batch, batch as channels) with the gradient as a window."""
+def _chunk_weight_gradient(x_NHWC: Array, w_HWCO: Array, stride: int, pads: Pads, g_NHWO: Array) -> Array:
+    """Convolve the images, with batch and channels swapped, with the gradient as the window."""
     around = []
     for (lo, _), k, i, o in zip(pads, w_HWCO.shape[:2], x_NHWC.shape[1:3], g_NHWO.shape[1:3], strict=True):
         around.append((lo, (o - 1) * stride + k - i - lo))
@@ -92,7 +89,7 @@ conv2d_canonical.defvjp(_forward, _backward)
 
 
 def conv2d(x_NHWC: Array, w_HWIO: Array, stride: int = 1, padding: Padding = "SAME", groups: int = 1) -> Array:
-    """Convolve images with weights of the same dtype; returns that dtype."""
+    """Convolve images with weights of the same dtype, which is also the dtype of the result."""
     height, width = x_NHWC.shape[1:3]
     pads = pad_pixels(padding, (height, width), (w_HWIO.shape[0], w_HWIO.shape[1]), stride)
     if is_portable():
@@ -112,7 +109,7 @@ def conv2d(x_NHWC: Array, w_HWIO: Array, stride: int = 1, padding: Padding = "SA
 
 
 def conv2d_plain(x_NHWC: Array, w_HWIO: Array, stride: int, pads: Pads, groups: int) -> Array:
-    """Leave everything to XLA: right on GPU and TPU."""
+    """Leave everything to XLA, which is the right choice on GPU and TPU."""
     return lax.conv_general_dilated(
         x_NHWC,
         w_HWIO,
@@ -134,13 +131,14 @@ def _is_image_stem(x_NHWC: Array, w_HWIO: Array, stride: int) -> bool:
 
 
 def conv2d_folded(x_NHWC: Array, w_HWIO: Array, pads: Pads) -> Array:
-    """Convolve with stride 2 and an odd window by folding 2x2 pixels into channels: the same sums, other bookkeeping.
+    """Convolve with stride 2 and an odd window by folding 2x2 pixels into channels; the sums are the same.
 
-    Three channels leave matrix units idle, twelve do not: a ResNet-50 step took 4.4 % longer without (H200, bfloat16).
+    Three input channels leave most of a matrix unit idle; twelve do not. Without folding, a ResNet-50 step took 4.4 %
+    longer (H200, bfloat16).
     """
     n, height, width, channels = x_NHWC.shape
     kh, kw, _, filters = w_HWIO.shape
-    # A row and a column of zeros make the window even, at the side that lets it start at an even pixel.
+    # A row and a column of zeros make the window even, on the side that makes it start at an even pixel.
     more = [((lo % 2), 1 - lo % 2) for lo, _ in pads]
     w = jnp.pad(w_HWIO, (*more, (0, 0), (0, 0))).reshape((kh + 1) // 2, 2, (kw + 1) // 2, 2, channels, filters)
     w = w.transpose(0, 2, 1, 3, 4, 5).reshape((kh + 1) // 2, (kw + 1) // 2, 4 * channels, filters)
@@ -155,10 +153,10 @@ def conv2d_folded(x_NHWC: Array, w_HWIO: Array, pads: Pads) -> Array:
 
 
 def conv2d_cpu(x_NHWC: Array, w_HWIO: Array, stride: int, pads: Pads, groups: int) -> Array:
-    """Pick the form that XLA's CPU backend runs fast, forward and backward, also inside a loop.
+    """Pick the form whose forward and backward passes XLA's CPU backend runs fast, inside loops as well.
 
-    XLA's own gradient of a grouped convolution took 197 ms where one convolution per group takes 5 (64 channels, 4
-    groups); a depthwise one is cheaper still as shifted multiply-adds.
+    XLA's gradient of a grouped convolution took 197 ms, one convolution per group 5 ms (64 channels, 4 groups). A
+    depthwise convolution is cheaper still as shifted multiply-adds.
     """
     if groups == 1:
         return conv2d_canonical(x_NHWC, w_HWIO, stride, pads)
@@ -167,38 +165,36 @@ def conv2d_cpu(x_NHWC: Array, w_HWIO: Array, stride: int, pads: Pads, groups: in
     return conv2d_grouped(x_NHWC, w_HWIO, stride, pads, groups)
 
 
-# Forward and backward of 32 groups of 4 channels (8x56x56x128) took 861 ms as 32 convolutions, 348 as 4 and 1,412 as
-# one; of 6 groups of 16 (8x28x28x96) 28 ms as 6 and 10 as 3; all on two busy cores. Fewer also compile sooner.
-_CHANNELS_TOGETHER = 32
+# Merge small groups. Forward and backward of 32 groups of 4 channels (8x56x56x128) took 861 ms as 32 convolutions,
+# 348 ms as 4 and 1,412 ms as one; 6 groups of 16 (8x28x28x96) took 28 ms as 6 and 10 ms as 3 (two busy
+# cores). Fewer convolutions also compile faster.
+_MAX_MERGED_CHANNELS = 32
 
 
 def conv2d_grouped(x_NHWC: Array, w_HWIO: Array, stride: int, pads: Pads, groups: int) -> Array:
-    """Convolve a few neighbouring groups at a time as one, with zeros for the weights between different groups."""
+    """Convolve a few neighbouring groups at a time as one, with zero weights between different groups."""
     per_group = w_HWIO.shape[2]
     together = max(
-        n for n in range(1, groups + 1) if groups % n == 0 and (n == 1 or n * per_group <= _CHANNELS_TOGETHER)
+        n for n in range(1, groups + 1) if groups % n == 0 and (n == 1 or n * per_group <= _MAX_MERGED_CHANNELS)
     )
     parts = zip(*(jnp.split(array, groups // together, axis=3) for array in (x_NHWC, w_HWIO)), strict=True)
-    return jnp.concatenate([conv2d_canonical(x, _side_by_side(w, together), stride, pads) for x, w in parts], axis=3)
+    return jnp.concatenate([conv2d_canonical(x, _block_diagonal(w, together), stride, pads) for x, w in parts], axis=3)
 
 
-def _side_by_side(w_HWIO: Array, groups: int) -> Array:
-    """Return the weights of one convolution that computes those of several groups."""
+def _block_diagonal(w_HWIO: Array, groups: int) -> Array:
+    """Return the weights of one convolution that computes several groups."""
     if groups == 1:
         return w_HWIO
     height, width, inputs, outputs = w_HWIO.shape
     w = w_HWIO.reshape(height, width, 1, inputs, groups, outputs // groups)
-    own = jnp.eye(groups, dtype=w.dtype).reshape(1, 1, groups, 1, groups, 1)
-    return (w * own).reshape(height, width, groups * inputs, outputs)
-
-
-# The dense layer's product.
+    same_group = jnp.eye(groups, dtype=w.dtype).reshape(1, 1, groups, 1, groups, 1)
+    return (w * same_group).reshape(height, width, groups * inputs, outputs)
 
 
 def dense(x_NC: Array, w_CO: Array, b_O: Array, *, half_sums: bool = False) -> Array:
-    """Multiply and add the bias; sums and result in float32 whatever the inputs' dtype.
+    """Multiply and add the bias; sums and result are float32 whatever the dtype of the inputs.
 
-    With `half_sums` the product has the inputs' dtype, and the backend may add up in it. The CPU's never does.
+    With `half_sums` the product has the dtype of the inputs, and an accelerator may accumulate in it; CPUs never do.
     """
     halved = half_sums and not on_cpu() and not is_portable()
     product_NO = lax.dot(x_NC, w_CO, preferred_element_type=x_NC.dtype if halved else jnp.float32).astype(jnp.float32)

@@ -1,14 +1,16 @@
-"""Depthwise convolution as one multiply-add per weight position, over shifted views of the image.
+"""Depthwise convolution: as shifted multiply-adds on the CPU, by the vendor's library on accelerators.
 
-On the CPU XLA runs the grouped convolution it would otherwise be 60 times slower (0.9 against 55 ms, 32x32x32x64, 3x3).
-The gradients are written the same way: that of the image as the same convolution with the turned window, that of the
-weights as all their sums in one pass. JAX's own makes a pass, and a program, for each weight position: 188 and 223 ms
-against 42 and 62 (8x56x56x144 5x5 stride 2, 8x14x14x672 5x5), and 2 to 4 s of compilation against 0.5.
+CPU (`depthwise_conv2d`): one multiply-add per weight position over shifted views of the image. As a grouped convolution
+XLA takes 60 times as long (55 ms instead of 0.9; 32x32x32x64, 3x3). The gradients have the same form: that of the
+images is the same convolution with the rotated window, that of the weights takes all its sums in one pass. JAX's
+automatic gradient makes a pass and a program for each weight position: 188 and 223 ms instead of 42 and 62
+(8x56x56x144 5x5 stride 2, 8x14x14x672 5x5), and 2 to 4 s of compilation instead of 0.5.
 
-On an H200 in bfloat16, 256x56x56x144 3x3: forward 0.25 ms, both gradients 0.50, against 0.44 and 1.58 of shifted views;
-only the forward pass of a small window at stride 2 is quicker by views (0.31 against 0.68, 256x112x112x96).
-Without fences a whole EfficientNet-B0 step gains little of that (6,853 img/s, by views 6,234), with them 8,061: XLA
-otherwise computes the activations in front anew for each of their uses.
+Accelerators (`depthwise_by_library`, cuDNN on NVIDIA): on an H200 in bfloat16, 256x56x56x144 3x3, 0.25 ms forward and
+0.50 ms for both gradients, where shifted views take 0.44 and 1.58. Only the forward pass of a small window with stride
+2 is faster as views (0.31 ms instead of 0.68, 256x112x112x96). In a whole EfficientNet-B0 step this pays only with
+optimization barriers around each convolution (views 6,234 img/s, library 6,853, with barriers 8,061): without them XLA
+recomputes the preceding activation for each of its uses.
 """
 
 import functools
@@ -27,12 +29,12 @@ _Size = tuple[int, int]
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def depthwise_conv2d(x_NHWC: Array, w_HW1C: Array, stride: int, pads: Pads) -> Array:
-    """Convolve each channel with its own window; sums in float32, returns the images' dtype."""
+    """Convolve each channel with its own window; sums in float32, result in the images' dtype."""
     return _forward(x_NHWC, w_HW1C, stride, pads)[0]
 
 
 def depthwise_views(x_NHWC: Array, w_HW1C: Array, stride: int, pads: Pads) -> Array:
-    """Convolve in the same way in the images' dtype, with JAX's own gradient."""
+    """Convolve the same way in the images' dtype, with JAX's automatic gradient."""
     size = out_size(pads, (x_NHWC.shape[1], x_NHWC.shape[2]), (w_HW1C.shape[0], w_HW1C.shape[1]), stride)
     padded = jnp.pad(x_NHWC, ((0, 0), *pads, (0, 0)))
     window = w_HW1C.shape[0], w_HW1C.shape[1]
@@ -53,13 +55,13 @@ def _backward(stride: int, pads: Pads, kept: tuple[Array, Array], g_NHWC: Array)
     window = w_HW1C.shape[0], w_HW1C.shape[1]
     around = gradient_pads(pads, window, stride, (x_NHWC.shape, g_NHWC.shape))
     inner = [(lo, hi, stride - 1) for lo, hi in around]
-    spread = lax.pad(g_NHWC, np.zeros((), g_NHWC.dtype), ((0, 0, 0), *inner, (0, 0, 0)))
-    dx = _sum_views(spread, w_HW1C[::-1, ::-1], 1, (x_NHWC.shape[1], x_NHWC.shape[2]))
+    dilated = lax.pad(g_NHWC, np.zeros((), g_NHWC.dtype), ((0, 0, 0), *inner, (0, 0, 0)))
+    dx = _sum_views(dilated, w_HW1C[::-1, ::-1], 1, (x_NHWC.shape[1], x_NHWC.shape[2]))
     return dx.astype(x_NHWC.dtype), _weight_gradient(x_NHWC, w_HW1C, stride, pads, g_NHWC)
 
 
 def gradient_pads(pads: Pads, window: _Size, stride: int, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> Pads:
-    """Return the pads with which the turned window, at stride 1, makes the images' gradient of the spread outputs'."""
+    """Return the pads for the images' gradient: the dilated output gradient convolved with the rotated window."""
     around = []
     for (lo, _), k, i, o in zip(pads, window, shapes[0][1:3], shapes[1][1:3], strict=True):
         before = k - 1 - lo
@@ -68,7 +70,7 @@ def gradient_pads(pads: Pads, window: _Size, stride: int, shapes: tuple[tuple[in
 
 
 def _weight_gradient(x_NHWC: Array, w_HW1C: Array, stride: int, pads: Pads, g_NHWC: Array) -> Array:
-    """Sum the products of the gradient with each shifted view over images and pixels, all in one loop."""
+    """Sum the products of the gradient with each shifted view over images and pixels, all in one reduction."""
     g = g_NHWC.astype(jnp.float32)
     padded = jnp.pad(x_NHWC, ((0, 0), *pads, (0, 0)))
     window = w_HW1C.shape[0], w_HW1C.shape[1]
@@ -79,7 +81,7 @@ def _weight_gradient(x_NHWC: Array, w_HW1C: Array, stride: int, pads: Pads, g_NH
 
 
 def _sum_views(padded: Array, w_HW1C: Array, stride: int, size: _Size) -> Array:
-    """Add up the shifted views, each times its weights."""
+    """Sum the shifted views, each multiplied by its weights."""
     total = jnp.zeros((padded.shape[0], *size, padded.shape[3]), jnp.float32)
     window = w_HW1C.shape[0], w_HW1C.shape[1]
     for i, j, view in _views(padded, window, stride, size):
@@ -88,7 +90,7 @@ def _sum_views(padded: Array, w_HW1C: Array, stride: int, size: _Size) -> Array:
 
 
 def _views(padded: Array, window: _Size, stride: int, size: tuple[int, ...]) -> Iterator[tuple[int, int, Array]]:
-    """Return for each place of the window the pixels that it meets."""
+    """Yield, for each position in the window, the pixels that it covers."""
     for i in range(window[0]):
         for j in range(window[1]):
             rows = slice(i, i + (size[0] - 1) * stride + 1, stride)
@@ -97,8 +99,6 @@ def _views(padded: Array, window: _Size, stride: int, size: tuple[int, ...]) -> 
 
 
 depthwise_conv2d.defvjp(_forward, _backward)
-
-# Depthwise convolution by the accelerator's own library (cuDNN on NVIDIA), with fences around it in training.
 
 
 _SMALL_WINDOW = 3
@@ -122,17 +122,17 @@ def _library_backward(stride: int, pads: Pads, kept: tuple[Array, Array], g_NHWC
     g = lax.optimization_barrier(g_NHWC)
     dw = jax.vjp(lambda w: _grouped(x_NHWC, w, stride, pads), w_HW1C)[1](g)[0]
     around = gradient_pads(pads, (w_HW1C.shape[0], w_HW1C.shape[1]), stride, (x_NHWC.shape, g.shape))
-    dx = _grouped(g, w_HW1C[::-1, ::-1], 1, around, spread=stride)
+    dx = _grouped(g, w_HW1C[::-1, ::-1], 1, around, dilation=stride)
     return lax.optimization_barrier((dx, dw))
 
 
-def _grouped(x_NHWC: Array, w_HW1C: Array, stride: int, pads: Pads, spread: int = 1) -> Array:
+def _grouped(x_NHWC: Array, w_HW1C: Array, stride: int, pads: Pads, dilation: int = 1) -> Array:
     return lax.conv_general_dilated(
         x_NHWC,
         w_HW1C,
         (stride, stride),
         pads,
-        lhs_dilation=(spread, spread),
+        lhs_dilation=(dilation, dilation),
         dimension_numbers=("NHWC", "HWIO", "NHWC"),
         feature_group_count=x_NHWC.shape[-1],
     )

@@ -1,7 +1,7 @@
-"""Pooling over windows and over whole images.
+"""Sliding windows (padding, output sizes), max pooling and global average pooling.
 
-Padding is "SAME", "VALID" or explicit `((top, bottom), (left, right))`. SAME is TensorFlow's: as little as needed, the
-odd pixel below and to the right.
+Padding is "SAME", "VALID" or explicit `((top, bottom), (left, right))`. SAME is TensorFlow's: as little as needed, with
+the odd pixel at the bottom and on the right.
 """
 
 from functools import partial
@@ -11,9 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-
-# Windows that slide over an image: how padding is written, and the size that comes out.
-
 
 Pads = tuple[tuple[int, int], tuple[int, int]]
 Padding = Literal["SAME", "VALID"] | Pads
@@ -30,7 +27,7 @@ def pad_pixels(padding: Padding, size: tuple[int, int], window: tuple[int, int],
 
 
 def out_size(padding: Padding, size: tuple[int, int], window: tuple[int, int], stride: int) -> tuple[int, int]:
-    """Return the (height, width) after sliding a window; zero or less where it does not fit."""
+    """Return the (height, width) of the output; zero or less where the window does not fit."""
     pads = pad_pixels(padding, size, window, stride)
     height, width = ((i + lo + hi - k) // stride + 1 for i, k, (lo, hi) in zip(size, window, pads, strict=True))
     return height, width
@@ -45,39 +42,39 @@ _Size = tuple[int, int]
 
 
 def max_pool(x_NHWC: Array, window: int, stride: int, padding: Padding = "VALID") -> Array:
-    """Take the largest value of each window; padded pixels never win. Of equal pixels the first gets the gradient."""
+    """Take the largest value of each window, ignoring padding. Among equal pixels the first gets the gradient."""
     size = (x_NHWC.shape[1], x_NHWC.shape[2])
     return _max_pool(x_NHWC, window, stride, pad_pixels(padding, size, (window, window), stride), size)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
 def _max_pool(x_NHWC: Array, window: int, stride: int, pads: Pads, size: _Size) -> Array:
-    """Compare strided slices, one for each place of the window, and remember the winner's place.
+    """Compare strided slices, one for each position in the window, and save the position of the maximum.
 
-    XLA's gradient of a window's maximum searches the window again: a ResNet-50 step took 1.1 % longer with it (H200),
-    and on two CPU cores the stem's pool, forward and backward, 138 instead of 22 ms (8x112x112x64).
+    XLA's gradient searches the window again: with it a ResNet-50 step took 1.1 % longer (H200), and the stem's pool,
+    forward and backward, 138 ms instead of 22 on two CPU cores (8x112x112x64).
     """
     return _max_pool_forward(x_NHWC, window, stride, pads, size)[0]
 
 
 def _max_pool_forward(x_NHWC: Array, window: int, stride: int, pads: Pads, _size: _Size) -> tuple[Array, Array]:
-    assert window * window <= 256, "the winner's place is kept in 8 bits"
+    assert window * window <= 256, "the position of the maximum is stored in 8 bits"
     lowest = np.array(-np.inf, x_NHWC.dtype)
     padded = lax.pad(x_NHWC, lowest, ((0, 0, 0), (*pads[0], 0), (*pads[1], 0), (0, 0, 0)))
     rows, columns = ((size - window) // stride * stride + 1 for size in padded.shape[1:3])
-    places = [padded[:, i : i + rows : stride, j : j + columns : stride] for i, j in np.ndindex(window, window)]
-    best, winner = places[0], jnp.zeros(places[0].shape, jnp.uint8)
-    for place, pixels in enumerate(places[1:], start=1):
-        winner = jnp.where(pixels > best, np.uint8(place), winner)
-        best = jnp.maximum(best, pixels)  # unlike the comparison, it passes a NaN on
+    slices = [padded[:, i : i + rows : stride, j : j + columns : stride] for i, j in np.ndindex(window, window)]
+    best, winner = slices[0], jnp.zeros(slices[0].shape, jnp.uint8)
+    for position, pixels in enumerate(slices[1:], start=1):
+        winner = jnp.where(pixels > best, np.uint8(position), winner)
+        best = jnp.maximum(best, pixels)  # unlike the comparison, propagates NaN
     return best, winner
 
 
 def _max_pool_backward(window: int, stride: int, pads: Pads, size: _Size, winner: Array, dy: Array) -> tuple[Array]:
     zero = np.zeros((), dy.dtype)
     dx = jnp.zeros((dy.shape[0], *size, dy.shape[3]), dy.dtype)
-    for place, (i, j) in enumerate(np.ndindex(window, window)):
-        share = jnp.where(winner == np.uint8(place), dy, zero)
+    for position, (i, j) in enumerate(np.ndindex(window, window)):
+        share = jnp.where(winner == np.uint8(position), dy, zero)
         around = []
         for first, pixels, count in zip((i - pads[0][0], j - pads[1][0]), size, dy.shape[1:3], strict=True):
             around.append((first, pixels - first - (count - 1) * stride - 1, stride - 1))
@@ -89,5 +86,5 @@ _max_pool.defvjp(_max_pool_forward, _max_pool_backward)
 
 
 def global_average_pool(x_NHWC: Array) -> Array:
-    """Average each channel over the image; summed in float32."""
+    """Average each channel over the image, with sums in float32."""
     return jnp.mean(x_NHWC.astype(jnp.float32), axis=(1, 2)).astype(x_NHWC.dtype)

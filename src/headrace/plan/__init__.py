@@ -1,1 +1,1 @@
-"""The plan of a run: every number that follows from configuration, data and network, derived once, without a device."""
+"""The plan of a run: every number that follows from options, dataset and network, derived once, without a device."""

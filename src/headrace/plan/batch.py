@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPlan:
-    """What one step eats. The global batch is `gradient_accumulation_count` rounds of one micro batch per replica."""
+    """The samples of one step: `gradient_accumulation_count` rounds of one micro batch per replica."""
 
     micro_batch_size: int
     num_replicas: int
@@ -22,7 +22,7 @@ class BatchPlan:
         return self.micro_batch_size * self.micro_batches_per_step
 
     def micro_batches_per_epoch(self, num_samples: int) -> int:
-        """Return how many micro batches the whole steps of one epoch hold."""
+        """Return the number of micro batches in the whole steps of one epoch."""
         return num_samples // self.global_batch_size * self.micro_batches_per_step
 
     def to_dict(self) -> dict[str, Any]:
@@ -36,12 +36,12 @@ class BatchPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationPlan:
-    """How the validation set is cut. The last batch is padded and the padding masked: every sample counts once."""
+    """How the validation set is divided. The last batch is padded and masked, so every sample counts once."""
 
     micro_batch_size: int
     num_replicas: int
     num_samples: int
-    devices_per_replica: int = 1  # more where validation goes through the stages of a pipeline
+    devices_per_replica: int = 1  # more than 1 where validation runs through pipeline stages
 
     @property
     def num_devices(self) -> int:
@@ -60,7 +60,7 @@ class ValidationPlan:
         return self.num_batches * self.batch_size - self.num_samples
 
     def first_batches(self, num_batches: int) -> "ValidationPlan":
-        """Return the plan of a trial on the first batches alone."""
+        """Return the plan of a trial on the first batches only."""
         return replace(self, num_samples=min(self.num_samples, num_batches * self.batch_size))
 
     def to_dict(self) -> dict[str, Any]:
@@ -82,10 +82,12 @@ def make_batch_plan(
     gradient_accumulation_count: int | None,
     global_batch_size: int | None,
 ) -> BatchPlan:
-    """Complete the batch arithmetic from the accumulation count or from the global batch (neither: accumulate once)."""
+    """Derive the plan from the accumulation count or the global batch size (with neither, accumulate once)."""
     assert micro_batch_size > 0, micro_batch_size
     assert num_replicas > 0, num_replicas
-    assert gradient_accumulation_count is None or global_batch_size is None, "one follows from the other"
+    assert gradient_accumulation_count is None or global_batch_size is None, (
+        "give one of the two: the other follows from it"
+    )
     if global_batch_size is None:
         count = 1 if gradient_accumulation_count is None else gradient_accumulation_count
         assert count > 0, count
@@ -123,9 +125,9 @@ def make_validation_plan(
     devices_per_replica: int = 1,
     pipelined: bool = False,
 ) -> ValidationPlan:
-    """Cut the validation set; what is not given is as in training.
+    """Divide the validation set into batches; sizes that are not given are those of training.
 
-    The whole network is on each of the devices or, `pipelined`, a replica is as many devices wide as in training.
+    Each device evaluates the whole network or, if `pipelined`, a replica spans as many devices as in training.
     """
     wide = devices_per_replica if pipelined else 1
     return ValidationPlan(

@@ -1,20 +1,20 @@
-"""Which device each pipeline stage runs on: `0 1 1 0`, or `0 [1 2] 2` where functions of one stage run side by side."""
+"""Which device each pipeline stage runs on: `0 1 1 0`, or `0 [1 2] 2` for a stage of concurrent functions."""
 
 from collections.abc import Sequence
 
 from headrace.core.errors import ConfigError
 
-# One entry per stage: a device, or the devices of a concurrent stage's functions.
+# One entry per stage: a device, or one device for each function of a concurrent stage.
 DeviceMapping = tuple[int | tuple[int, ...], ...]
 
 RULE = "A mapping names one device for each stage, and uses every device from 0 to the highest."
-MAX_BRANCHES = 26  # they print as letters
+MAX_BRANCHES = 26  # branches are printed as the letters a to z
 
 
 def check_device_mapping(
     mapping: Sequence[int | Sequence[int]] | None, num_stages: int, branches: Sequence[int | None] | None = None
 ) -> DeviceMapping:
-    """Return the mapping as tuples, stage i on device i if None; refuse what does not fit the stages.
+    """Return the mapping as tuples (stage i on device i if None); raise ConfigError if it does not fit the stages.
 
     `branches[s]` is the number of functions of stage s if it is concurrent, None if it is one function; without
     `branches`, every stage is one function.
@@ -41,12 +41,12 @@ def devices_of(entry: int | tuple[int, ...]) -> tuple[int, ...]:
 
 
 def branches_of(mapping: Sequence[int | Sequence[int]]) -> tuple[int | None, ...]:
-    """Return the number of functions of each stage that a mapping has in mind, None for a single one."""
+    """Return the number of functions that a mapping implies for each stage, None for a plain stage."""
     return tuple(len(entry) if isinstance(entry, Sequence) else None for entry in mapping)
 
 
 def _in_order(branches: Sequence[int | None]) -> DeviceMapping:
-    """Give every function a device of its own."""
+    """Assign a separate device to every function."""
     entries, free = [], 0
     for count in branches:
         entries.append(free if count is None else tuple(range(free, free + count)))

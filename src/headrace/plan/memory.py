@@ -1,8 +1,8 @@
-"""How much memory one device needs for training, from shapes alone: an estimate, row by row.
+"""Memory estimates from shapes alone: model and activations, the dataset's share, and what some options would save.
 
-Checked against XLA's own `memory_analysis()` of the compiled step. On an H200 (jax 0.11.2) the activations came to 0.97
-to 1.14 times the row here: ResNet-20 at batch 128, ResNet-18 at 64, ResNet-50 at 64 and 256, float32 and bfloat16. On
-the CPU (jax 0.10.2) it was 2 times in float32, and 3.5 in bfloat16, which XLA computes in float32 there.
+Checked against XLA's `memory_analysis()` of the compiled step. On an H200 (jax 0.11.2) activations took 0.97 to 1.14
+times the estimate (ResNet-20 at batch 128, ResNet-18 at 64, ResNet-50 at 64 and 256; float32 and bfloat16). On the CPU
+(jax 0.10.2) they took 2 times as much in float32, and 3.5 times in bfloat16, which XLA computes in float32 there.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ from headrace.plan.batch import BatchPlan
 
 FLOAT32_BYTES = 4
 
-# Slots of an optimizer: float32 arrays of the weights' shapes.
+# Optimizer slots: float32 arrays with the shapes of the weights.
 OPTIMIZER_SLOTS: Mapping[str, Callable[[Mapping[str, Any]], int]] = {
     "sgd": lambda params: 1 if params.get("momentum") else 0,
     "momentum": lambda params: 1,
@@ -30,7 +30,7 @@ OPTIMIZER_SLOTS: Mapping[str, Callable[[Mapping[str, Any]], int]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryRow:
-    """One use of memory: its size, and what it is made of in words."""
+    """One use of memory: its size, and an explanation for people."""
 
     name: str
     num_bytes: int
@@ -39,7 +39,7 @@ class MemoryRow:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPlan:
-    """The estimate for one device. Without stages it holds for all devices, with them there is one per device."""
+    """The estimate for one device. Without stages it applies to all devices; with stages each device has its own."""
 
     rows: tuple[MemoryRow, ...]
 
@@ -59,13 +59,13 @@ class MemoryPlan:
 
 
 def widths(precision: str) -> tuple[int, int]:
-    """Return the bytes of one number in the computation and in the stored weights, of '16.32' and its like."""
+    """Return the bytes per number in computation and in stored weights, given a precision such as '16.32'."""
     compute, weights = (int(bits) // 8 for bits in precision.split("."))
     return compute, weights
 
 
 def optimizer_slots(learning: Learning) -> int:
-    """Return how many float32 copies of the weights' shapes the optimizer keeps."""
+    """Return how many float32 arrays per weight the optimizer keeps."""
     return OPTIMIZER_SLOTS[learning.optimizer](learning.optimizer_params)
 
 
@@ -78,7 +78,7 @@ def estimate_memory(
     gradient_accumulation_count: int,
     data: MemoryRow,
 ) -> MemoryPlan:
-    """Add up what training takes on a device with so many parameters and numbers kept per image."""
+    """Return the estimate for a device with that many parameters and activations kept per image."""
     rows = (
         *model_rows(config, num_parameters, accumulated=gradient_accumulation_count > 1),
         _activations(config, kept_elements, micro_batch_size),
@@ -88,13 +88,13 @@ def estimate_memory(
 
 
 def bytes_per_parameter(config: Config) -> float:
-    """Return what a parameter takes on a device of a pipeline, with all that comes along with it."""
-    many = 1 << 20  # so that a share of a byte is not rounded up
+    """Return the bytes per parameter on a pipeline device: weight, gradient, accumulator and optimizer state."""
+    many = 1 << 20  # enough parameters that rounding up to whole bytes does not matter
     return sum(row.num_bytes for row in model_rows(config, many, accumulated=True)) / many
 
 
 def model_rows(config: Config, params: int, *, accumulated: bool) -> tuple[MemoryRow, ...]:
-    """Return what so many parameters take: weights, gradients, accumulators, optimizer state, average."""
+    """Return the rows of memory proportional to the parameters: weights, gradients, optimizer state and so on."""
     compute_bytes, weight_bytes = widths(config.numerics.precision)
     copy_bytes = compute_bytes if compute_bytes != weight_bytes else 0
     slots = optimizer_slots(config.learning)
@@ -119,7 +119,7 @@ def model_rows(config: Config, params: int, *, accumulated: bool) -> tuple[Memor
 
 
 def _update_only(config: Config, name: str, elements: int, detail: str) -> MemoryRow:
-    """Return the row of a part of the state that only the update touches, wherever it lives."""
+    """Return the row of state that only the weight update touches, which may be sharded or offloaded."""
     num_bytes, replicas = elements * FLOAT32_BYTES, config.batch.num_replicas
     if config.pipeline.replicated_optimizer_state_sharding and replicas > 1:
         num_bytes, detail = -(-num_bytes // replicas), f"{detail}; over {replicas} replicas"
@@ -137,29 +137,28 @@ def _activations(config: Config, elements: int, micro_batch_size: int) -> Memory
     )
 
 
-# What the data set takes of a device's memory, resident or sent in blocks, by the part that the device has.
-
+# Memory of the dataset, kept on the devices or sent in blocks.
 
 LABEL_BYTES = 4
-LABEL_AND_INDEX_BYTES = 8  # int32 each, beside the pixels of an image that is sent
+LABEL_AND_INDEX_BYTES = 8  # two int32 sent with every image
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataMemory:
-    """The data row of a device that takes images, of one that takes labels alone, and of one between the two."""
+    """The data row of a device that receives images, only labels, or neither."""
 
     images: MemoryRow
     labels: MemoryRow
     neither: MemoryRow
 
     def row_of(self, *, first: bool, last: bool) -> MemoryRow:
-        """Return the row of a device that has the first stage, the last one, or neither of them."""
+        """Return the row of a device that runs the first stage, the last one, or neither."""
         return self.images if first else self.labels if last else self.neither
 
 
 @dataclass(frozen=True, kw_only=True)
 class SentData:
-    """A set that is sent block by block: one block in use, others ahead, all within the data set's device budget."""
+    """A dataset sent block by block: one block in use and the prefetched ones, all within the device budget."""
 
     images_per_step: int  # of one device
     image_bytes: int
@@ -167,11 +166,11 @@ class SentData:
 
     @property
     def bytes_per_step(self) -> int:
-        """Return what a step takes in all blocks together."""
+        """Return the bytes that one step takes in all blocks together."""
         return self.num_blocks * self.images_per_step * (self.image_bytes + LABEL_AND_INDEX_BYTES)
 
     def memory(self, steps_per_call: int) -> DataMemory:
-        """Return the rows for calls of so many steps."""
+        """Return the rows for calls of that many steps."""
 
         def row(image_bytes: int) -> MemoryRow:
             block = self.images_per_step * (image_bytes + LABEL_AND_INDEX_BYTES) * steps_per_call
@@ -185,7 +184,7 @@ class SentData:
 
 
 def sent_data(feed: FeedOptions, info: DataInfo, batch: BatchPlan) -> SentData:
-    """Return how a set is sent to the devices of a batch."""
+    """Return what is sent to each device for a batch."""
     return SentData(
         images_per_step=batch.micro_batch_size * batch.gradient_accumulation_count,
         image_bytes=info.num_train_values * (1 if feed.eight_bit_transfer else 4),
@@ -194,7 +193,7 @@ def sent_data(feed: FeedOptions, info: DataInfo, batch: BatchPlan) -> SentData:
 
 
 def resident_data(config: Config, info: DataInfo, budget: int) -> DataMemory:
-    """Return the rows of a set that is kept on the devices as it is; each validates and so has that part."""
+    """Return the rows of a dataset kept on the devices; all of them validate, so all hold the validation set."""
     counts = [info.num_train, info.num_validation]
     if info.made_up:
         counts = [distinct_images(count, info.image_bytes, budget) for count in counts]
@@ -213,18 +212,17 @@ def resident_data(config: Config, info: DataInfo, budget: int) -> DataMemory:
 
 
 def no_data() -> MemoryRow:
-    """Return the row of a device that the set does not reach."""
-    return MemoryRow(name="data", num_bytes=0, detail="goes to the first and the last stage alone")
+    """Return the row of a device that receives no data."""
+    return MemoryRow(name="data", num_bytes=0, detail="only the first and the last stage receive data")
 
 
-# What the options that trade time for memory would save on the fullest device, where they are off.
-
+# Options that trade time for memory, and what they would save on the fullest device.
 
 # option -> its short name, and what it costs
 PRICES = {
     "recomputation": ("activations", "for about one more forward pass"),
-    "optimizer_state_offloading": ("optimizer state", "for sending it in and out at every update"),
-    "replicated_optimizer_state_sharding": ("parts of it", "for collecting the new weights from the replicas"),
+    "optimizer_state_offloading": ("optimizer state", "for transferring it both ways at every update"),
+    "replicated_optimizer_state_sharding": ("shards of it", "for gathering the new weights from the replicas"),
 }
 
 
@@ -244,7 +242,7 @@ def find_savings(
     memory: Sequence[MemoryPlan],
     recomputed: Callable[[], Sequence[MemoryPlan]],
 ) -> tuple[Saving, ...]:
-    """Return what each option that is off would save; `recomputed` makes the estimate with recomputation on.
+    """Return what each disabled option would save; `recomputed` returns the estimate with recomputation.
 
     `num_parameters` are those of the fullest device.
     """

@@ -1,6 +1,6 @@
-"""Cut a network into stages: at the blocks a user names, or where the slowest stage becomes quickest.
+"""Cut a network into stages: at the blocks that the user names, or so that the slowest stage is as fast as possible.
 
-A cut is a tuple of block numbers: the first blocks of stages 1, 2 ... Stage 0 always starts at block 0.
+A cut is a tuple of block indices: the first blocks of stages 1, 2 ... Stage 0 always starts at block 0.
 """
 
 import math
@@ -15,9 +15,9 @@ from headrace.model.network import Network, num_elements
 Cut = tuple[int, ...]
 StageValue = Callable[[int, int, int], float]  # (stage, first block, end block) -> its value
 
-# How many forward FLOPs take as long as one byte of stored activations, in training. On an H200 convolutions reach
-# about 500 TFLOP/s and memory about 4 TB/s; forward and backward do 3 times the forward FLOPs and move a stored byte
-# about 6 times. That puts ResNet-50 at 8,900 images/s, where 7,400 were measured. Only the ratio matters for a cut.
+# How many forward FLOPs take as long as one byte of stored activations, in training. On an H200, convolutions reach
+# about 500 TFLOP/s and memory about 4 TB/s; forward and backward passes do 3 times the forward FLOPs and move a
+# stored byte about 6 times. This predicts 8,900 images/s for ResNet-50 (measured: 7,400). Only the ratio matters.
 FLOPS_PER_BYTE = 250
 MUCH_WORSE = 1.10
 
@@ -26,18 +26,18 @@ RULE = "Each name of --pipeline-splits starts a new stage."
 
 @dataclass(frozen=True, kw_only=True)
 class BlockCost:
-    """What one block costs per micro batch. Times are in one unit for all blocks: FLOPs, or seconds if measured."""
+    """The cost of one block per micro batch. All blocks use the same unit of time: FLOPs, or seconds if measured."""
 
     name: str
     time: float
     num_parameters: int = 0
-    stored_bytes: int = 0  # outputs of convolutions and dense layers, kept for the backward pass
-    input_bytes: int = 0  # what arrives from the block before, and would cross if a stage began here
+    stored_bytes: int = 0  # outputs of convolutions and dense layers, stored for the backward pass
+    input_bytes: int = 0  # the block's input, which would be transferred if a stage began here
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The memory of a device, and what a stage takes of it."""
+    """The memory of a device, and what determines how much of it a stage needs."""
 
     device_bytes: float
     bytes_per_parameter: float  # weight, gradient, accumulator and optimizer state together
@@ -45,7 +45,7 @@ class Limits:
 
 
 def block_costs(network: Network, micro_batch_size: int, bytes_per_number: int) -> tuple[BlockCost, ...]:
-    """Return the costs of all blocks from their shapes: FLOPs and bytes."""
+    """Return the costs of all blocks, estimated from their shapes."""
     costs = []
     for (name, cost), shape in zip(network.costs().items(), network.shapes(), strict=False):
         stored = cost.product_elements * bytes_per_number * micro_batch_size
@@ -63,22 +63,23 @@ def block_costs(network: Network, micro_batch_size: int, bytes_per_number: int) 
 
 
 def measured(costs: Sequence[BlockCost], seconds: Mapping[str, float]) -> tuple[BlockCost, ...]:
-    """Return the costs with measured times, one for each block."""
+    """Return the costs with measured times in place of estimated ones."""
     names = [cost.name for cost in costs]
     wrong = [name for name in seconds if name not in names] + [name for name in names if name not in seconds]
     if wrong or not all(seconds[name] > 0 for name in names):
         raise ConfigError(
             f"block_seconds does not fit the network: {wrong[0] if wrong else min(seconds, key=lambda n: seconds[n])}.",
-            rule=f"It has a time above 0 for each of its {len(names)} blocks, and for nothing else.",
-            remedy="Leave it out: --measure-splits makes it.",
+            rule=f"It needs a time above 0 for each of the {len(names)} blocks.",
+            remedy="Omit it: --measure-splits measures the times.",
         )
     return tuple(replace(cost, time=seconds[cost.name]) for cost in costs)
 
 
 def splits_by_name(network: Network, names: Sequence[str]) -> Cut:
-    """Return the cut at the named places; refuse names that are unknown, repeated, out of order or the beginning.
+    """Return the cut at the named split points.
 
-    A place inside a block can be cut only in a network `refined` for it.
+    Unknown, repeated and out-of-order names and the first block raise ConfigError. A split point inside a block
+    requires a network that was `refined` there.
     """
     points = network.split_points()
     for name in names:
@@ -111,17 +112,17 @@ def best_splits(
     limits: Limits | None = None,
     device_mapping: Sequence[int] | None = None,
 ) -> Cut:
-    """Return the cut whose slowest stage is quickest; of several, the one with the fewest bytes crossing stages.
+    """Return the cut whose slowest stage is fastest; among equals, the one that transfers the fewest bytes.
 
-    Where stages share a device, each counts as many times as there are stages on it, in time and in memory: a device
-    with two stages gets two stages of half the size. Refuses numbers of stages and limits that cannot be met.
+    A stage's time and memory count as often as there are stages on its device, so that a device with two stages gets
+    two of half the size. An impossible number of stages or memory limit raises ConfigError.
     """
     num_blocks = len(costs)
     if not 1 <= num_stages <= num_blocks:
         raise ConfigError(
             f"The network cannot be cut into {num_stages} stages.",
-            rule=f"A stage has at least one of its {num_blocks} blocks.",
-            remedy=f"Take 1 to {num_blocks} stages.",
+            rule=f"Every stage needs at least one of the {num_blocks} blocks.",
+            remedy=f"Use 1 to {num_blocks} stages.",
         )
     shares = _shares(num_stages, device_mapping)
     time, memory = _time(costs, shares), _memory(costs, shares, limits)
@@ -131,9 +132,9 @@ def best_splits(
         least, _ = _search(num_blocks, num_stages, memory, max)
         raise ConfigError(
             f"No cut into {num_stages} stages fits devices of {format_bytes(fits_in)}.",
-            rule=f"The cut that needs least takes {format_bytes(least)} of a device for weights and activations"
-            + (", with equal parts for the stages of one device." if max(shares) > 1 else "."),
-            remedy="Take more devices, a smaller micro batch, recomputation, or a schedule that stores less.",
+            rule=f"The most economical cut needs {format_bytes(least)} per device for weights and activations"
+            + (", counting the stages of one device as equal." if max(shares) > 1 else "."),
+            remedy="Use more devices, a smaller micro batch, recomputation, or a schedule that stores less.",
         )
 
     def crossing(stage: int, first: int, end: int) -> float:
@@ -161,7 +162,7 @@ def stage_ranges(cut: Cut, num_blocks: int) -> tuple[tuple[int, int], ...]:
 
 
 def compare(costs: Sequence[BlockCost], cut: Cut, best: Cut, device_mapping: Sequence[int] | None = None) -> str | None:
-    """Return a sentence if `cut` is much slower than `best`, by the work of their slowest devices, or None."""
+    """Return a warning if the slowest device of `cut` has much more work than that of `best`, else None."""
     device, time = slowest_device(costs, cut, device_mapping)
     _, best_time = slowest_device(costs, best, device_mapping)
     if time <= MUCH_WORSE * best_time:
@@ -175,13 +176,13 @@ def compare(costs: Sequence[BlockCost], cut: Cut, best: Cut, device_mapping: Seq
     ]
     names = " ".join(costs[block].name for block in best)
     return (
-        f"Device {device} ({', '.join(mine)}) has the most to do: a step takes about {time / best_time - 1:.0%} longer "
+        f"Device {device} ({', '.join(mine)}) has the most work: a step takes about {time / best_time - 1:.0%} longer "
         f"than with --pipeline-splits {names}"
     )
 
 
 def _shares(num_stages: int, device_mapping: Sequence[int] | None) -> list[int]:
-    """Return how many stages the device of each stage has."""
+    """Return, for each stage, the number of stages on its device."""
     mapping = range(num_stages) if device_mapping is None else device_mapping
     return [list(mapping).count(device) for device in mapping]
 
@@ -208,9 +209,9 @@ def _memory(costs: Sequence[BlockCost], shares: Sequence[int], limits: Limits | 
 def _search(
     num_blocks: int, num_stages: int, value: StageValue, join: Callable[[float, float], float]
 ) -> tuple[float, Cut]:
-    """Return the least joined value of all cuts, and the first cut that has it, by dynamic programming.
+    """Return the smallest joined value over all cuts, and the first cut that has it, by dynamic programming.
 
-    `best[end]` holds, for the stages so far, the least value over all cuts of the blocks before `end`.
+    `best[end]` holds, for the stages so far, the smallest value over all cuts of the blocks before `end`.
     """
     best: dict[int, tuple[float, Cut]] = {end: (value(0, 0, end), ()) for end in range(1, num_blocks + 1)}
     for stage in range(1, num_stages):

@@ -1,4 +1,4 @@
-"""The pipeline of a run on paper: stages with what they hold, their devices, the schedule, and what it costs."""
+"""The pipeline of a run as planned: its stages and their costs, devices, schedule, idle time and memory per device."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,12 +28,12 @@ from headrace.plan.shards import refuse_missing_splits
 from headrace.plan.simulate import make_table, per_stage
 from headrace.plan.table import Table
 
-BACKWARD_PER_FORWARD = 2  # a backward pass makes two gradients, each of about the forward pass's FLOPs
+BACKWARD_PER_FORWARD = 2  # a backward pass computes two gradients, each with about the FLOPs of the forward pass
 
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineOptions:
-    """What a user may say about a pipeline."""
+    """The choices that define a pipeline."""
 
     splits: Sequence[str] | int  # the names of the blocks that start stages 1, 2 ..., or the number of stages
     device_mapping: Sequence[int] | None = None
@@ -43,15 +43,15 @@ class PipelineOptions:
     bytes_per_number: int = 4
     training: bool = True
     bytes_per_parameter: float = 16.0  # 32-bit weight, gradient, accumulator and one slot of the optimizer
-    device_bytes: float | None = None  # a limit that an automatic cut keeps
-    block_seconds: Mapping[str, float] | None = None  # measured times, in place of those from shapes
+    device_bytes: float | None = None  # limit for an automatic cut
+    block_seconds: Mapping[str, float] | None = None  # measured times, instead of estimates from shapes
     recomputation: bool = False
-    recompute_points: Sequence[int] = ()  # blocks whose inputs recomputation keeps, beside those of the stages
+    recompute_points: Sequence[int] = ()  # blocks whose inputs recomputation keeps, in addition to the stages' inputs
 
 
 @dataclass(frozen=True, kw_only=True)
 class StagePlan:
-    """One stage: its blocks, first to end - 1, and what they cost."""
+    """One stage: its blocks (`first` to `end` - 1) and their costs."""
 
     index: int
     device: int
@@ -61,20 +61,20 @@ class StagePlan:
     num_parameters: int
     flops_per_image: int
     stored_bytes: int  # activations kept for the backward pass, per micro batch
-    input_bytes: int  # what arrives, per micro batch
-    point_bytes: int  # what recomputation keeps beside the input, per micro batch
-    segment_bytes: int  # what of stored_bytes recomputation computes again at a time
-    output_bytes: int  # what crosses to the next stage, per micro batch
+    input_bytes: int  # received, per micro batch
+    point_bytes: int  # kept by recomputation in addition to the input, per micro batch
+    segment_bytes: int  # the largest part of stored_bytes that is recomputed at once
+    output_bytes: int  # sent to the next stage, per micro batch
     time_share: float  # of the whole network's time, from shapes or measured
 
     def kept_bytes(self, recomputation: bool = False) -> int:
-        """Return what one micro batch keeps on the device between the forward and the backward pass."""
+        """Return the bytes that one micro batch keeps on the device between its forward and backward pass."""
         return self.input_bytes + (self.point_bytes if recomputation else self.stored_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PipelinePlan:
-    """All of a pipeline that can be known without a device. `table` has equal durations and is what is dispatched."""
+    """What is known about a pipeline without a device. `table` has equal durations and is what gets dispatched."""
 
     stages: tuple[StagePlan, ...]
     device_mapping: DeviceMapping
@@ -101,16 +101,16 @@ class PipelinePlan:
 
     @property
     def bubble(self) -> float:
-        """The idle share of the devices if all stages took the same time."""
+        """The fraction of device time that is idle if all stages take the same time."""
         return self.table.bubble
 
     @cached_property
     def expected_bubble(self) -> float:
-        """The idle share with the stages' own times."""
+        """The idle fraction with the estimated or measured times of these stages."""
         return self.expected_table().bubble
 
     def expected_table(self, schedule: str | None = None, transfer: float = 0) -> Table:
-        """Place this or another schedule with the stages' own times; 1 is the forward pass of the whole network."""
+        """Simulate this or another schedule with the stages' times; the whole network's forward pass takes 1."""
         forward = [max(stage.time_share, 1e-9) for stage in self.stages]
         durations = per_stage(forward, [BACKWARD_PER_FORWARD * time for time in forward])
         return make_table(schedule or self.schedule, self.table.work, durations, transfer)
@@ -120,13 +120,13 @@ class PipelinePlan:
         return tuple(round(number * self.bytes_per_parameter) for number in self.parameters_by_device())
 
     def activation_bytes(self, recomputation: bool = False) -> tuple[int, ...]:
-        """Return the peak of stored activations on each device; recomputation adds one stage's while it goes back."""
+        """Return the peak of stored activations on each device; recomputation adds one recomputed segment."""
         stored = self.table.peak_by_device(lambda node: self.stages[node.stage].kept_bytes(recomputation))
         again = [max(stage.segment_bytes for stage in stages) * recomputation for stages in self.stages_by_device()]
         return tuple(int(a + b) for a, b in zip(stored, again, strict=True))
 
     def peak_bytes(self, recomputation: bool = False) -> tuple[int, ...]:
-        """Return weights and activations together at their peak, on each device."""
+        """Return the peak of weights and activations together on each device."""
         return tuple(map(sum, zip(self.weight_bytes(), self.activation_bytes(recomputation), strict=True)))
 
     def to_dict(self) -> dict[str, Any]:
@@ -162,7 +162,7 @@ class PipelinePlan:
 
 
 def make_pipeline_plan(network: Network, options: PipelineOptions) -> PipelinePlan:
-    """Cut the network, map the stages, place the schedule; what cannot work is refused."""
+    """Cut the network, map its stages to devices and simulate the schedule; impossible requests raise ConfigError."""
     schedule = find_schedule(options.schedule).name
     costs = block_costs(network, options.micro_batch_size, options.bytes_per_number)
     if options.block_seconds:
@@ -232,7 +232,7 @@ def _stages(
 
 
 def _schedule_advice(schedule: str, table: Table) -> str | None:
-    """Say it when there is too little to keep the devices busy."""
+    """Return a warning if there are too few micro batches to keep the devices busy."""
     work = table.work
     if work.training and work.num_devices > 1 and work.num_micros < work.num_stages and schedule != "Sequential":
         return (
@@ -243,13 +243,10 @@ def _schedule_advice(schedule: str, table: Table) -> str | None:
     return None
 
 
-# The pipeline of a run, from its configuration; and what each of its devices holds.
-
-
 def plan_stages(
     config: Config, batch: BatchPlan, network: Network, recompute_points: tuple[int, ...]
 ) -> PipelinePlan | None:
-    """Return the pipeline that the configuration asks for, None where it asks for no stages."""
+    """Return the pipeline that the configuration requests, or None without stages."""
     wanted = config.pipeline
     refuse_missing_splits(config, network)
     if not wanted.has_stages:
@@ -290,7 +287,7 @@ def _check_strict(pipeline: PipelinePlan) -> None:
 def estimate_stage_memory(
     config: Config, pipeline: PipelinePlan, data: DataMemory, *, recomputation: bool
 ) -> tuple[MemoryPlan, ...]:
-    """Return what each device of a replica holds: the weights of its stages, activations at their peak, data."""
+    """Return the memory of each device of a replica: the weights of its stages, peak activations, data."""
     activations = pipeline.activation_bytes(recomputation)
     peaks = pipeline.table.peak_by_stage()
     plans = []
@@ -315,7 +312,7 @@ def estimate_stage_memory(
 
 
 def _kept(stages: list[StagePlan], peaks: tuple[int, ...], *, recomputation: bool) -> str:
-    """Return what is kept in words, such as `4 micro batches of stage 0, 1 of stage 3`."""
+    """Return a description such as `micro batches at once: 4 of stage 0, 1 of stage 3`."""
     parts = [f"{peaks[stage.index]} of stage {stage.index}" for stage in stages]
     what = "inputs of micro batches" if recomputation else "micro batches"
-    return f"{what} at once: {', '.join(parts)}" + ("; one computed again" if recomputation else "")
+    return f"{what} at once: {', '.join(parts)}" + ("; one recomputed" if recomputation else "")

@@ -1,4 +1,4 @@
-"""The plan of a run: made on paper from configuration, data set and network; printed, stored with the run, followed."""
+"""The plan of a run: derived from options, dataset and network, then printed, stored with the run and executed."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ from headrace.plan.report import (
     Line,
     Section,
     batch_lines,
-    draw_pipeline,
-    draw_sections,
     event_lines,
+    format_pipeline,
+    format_sections,
     memory_lines,
     pipeline_lines,
     saving_lines,
@@ -30,33 +30,29 @@ from headrace.plan.report import (
 )
 from headrace.plan.steps import Events, StepPlan, make_epoch_plan, make_step_plan, no_steps
 
-# Processes on paper: each owns whole replicas, with all devices of their pipelines.
-
-
-_RULE = "A process owns whole replicas, and every process owns as many."
+_RULE = "Every process owns the same number of whole replicas."
 
 
 def refuse_split_replicas(config: Config, batch: BatchPlan, validation: ValidationPlan, num_processes: int) -> None:
-    """Refuse replicas that cannot be dealt out evenly to the processes."""
+    """Raise ConfigError if the replicas cannot be divided evenly among the processes."""
     if num_processes < 1:
         raise ConfigError(f"The number of processes is {num_processes}.", rule="There is at least one.")
     if config.run.training and batch.num_replicas % num_processes:
         raise ConfigError(
-            f"{batch.num_replicas} replicas cannot be dealt out evenly to {num_processes} processes.",
+            f"{batch.num_replicas} replicas cannot be divided evenly among {num_processes} processes.",
             rule=_RULE,
             remedy=_remedy("--num-replicas", batch.num_replicas, num_processes),
         )
     if config.validation.validation and validation.num_replicas % num_processes:
         raise ConfigError(
-            f"{validation.num_replicas} replicas of the validation cannot be dealt out evenly to {num_processes} "
-            "processes.",
+            f"{validation.num_replicas} validation replicas cannot be divided evenly among {num_processes} processes.",
             rule=_RULE,
             remedy=_remedy("--validation-num-replicas", validation.num_replicas, num_processes),
         )
 
 
 def _remedy(option: str, replicas: int, processes: int) -> str:
-    """Name the next number of replicas that works, and the numbers of processes that would."""
+    """Suggest the next larger number of replicas that works, and numbers of processes that would."""
     fitting = [str(count) for count in range(1, replicas + 1) if replicas % count == 0][-4:]
     more = -(-replicas // processes) * processes
     return f"Give {option} {more}, or start {' or '.join(fitting)} process{'es' * (fitting != ['1'])}."
@@ -64,7 +60,7 @@ def _remedy(option: str, replicas: int, processes: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """All numbers of a run. Every other room reads them here and derives none again."""
+    """All numbers of a run. The rest of the code reads them here and never derives them again."""
 
     batch: BatchPlan
     steps: StepPlan
@@ -72,8 +68,8 @@ class Plan:
     memory_by_device: tuple[MemoryPlan, ...]  # of one replica; replicas are alike
     savings: tuple[Saving, ...]
     pipeline: PipelinePlan | None  # None: there are no stages
-    one_program: bool  # a call is one device program; else the host dispatches the passes of the stages
-    recompute_points: tuple[int, ...]  # blocks whose inputs are kept where recomputation is on
+    one_program: bool  # a call is one device program; otherwise the host dispatches each stage's passes
+    recompute_points: tuple[int, ...]  # blocks whose inputs recomputation keeps
     cache: CacheChoice
     num_parameters: int
     flops_per_image: int
@@ -91,7 +87,7 @@ class Plan:
 
     @property
     def replicas_per_process(self) -> int:
-        """Return how many replicas a process owns, whole."""
+        """Return how many whole replicas a process owns."""
         return self.batch.num_replicas // self.num_processes
 
     @property
@@ -106,11 +102,11 @@ class Plan:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Return what the user should hear: where the plan is not what was asked for."""
+        """Return warnings for the user, such as where the plan differs from what was requested."""
         return self.batch.warnings + self.steps.warnings + (self.pipeline.advice if self.pipeline else ())
 
     def __str__(self) -> str:
-        return draw_plan(self)
+        return format_plan(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain values, for the run record and `headrace plan --json`."""
@@ -134,13 +130,13 @@ class Plan:
         }
 
 
-def draw_plan(plan: Plan, learning_rates: Iterable[tuple[int, float]] = ()) -> str:
-    """Return the whole plan as text, with the learning rate at some steps if given, the stages, and warnings last."""
+def format_plan(plan: Plan, learning_rates: Iterable[tuple[int, float]] = ()) -> str:
+    """Return the whole plan as text: numbers, the learning rate at some steps if given, the stages, and warnings."""
     rates = tuple(Line(f"step {step:,}", f"{rate:.4g}") for step, rate in learning_rates)
     sections = plan_sections(plan) + ((Section("learning rate", rates),) if rates else ())
     pipeline = plan.pipeline if plan.pipeline and plan.pipeline.num_stages > 1 else None
-    stages = "\n" + draw_pipeline(pipeline, plan.memory_by_device, plan.one_program) if pipeline else ""
-    return draw_sections(sections) + stages + "".join(f"\nwarning: {sentence}" for sentence in plan.warnings)
+    stages = "\n" + format_pipeline(pipeline, plan.memory_by_device, plan.one_program) if pipeline else ""
+    return format_sections(sections) + stages + "".join(f"\nwarning: {sentence}" for sentence in plan.warnings)
 
 
 def plan_sections(plan: Plan) -> tuple[Section, ...]:
@@ -158,12 +154,12 @@ def plan_sections(plan: Plan) -> tuple[Section, ...]:
     if plan.steps.total_steps:
         sections += [Section("steps", step_lines(plan.steps)), Section("events", event_lines(plan.steps))]
     else:
-        sections.append(Section("steps", (Line("steps in all", "0", "the run does not train"),)))
+        sections.append(Section("steps", (Line("total steps", "0", "the run does not train"),)))
     return (
         *sections,
         Section("validation", validation_lines(plan.validation)),
         Section(_memory_title(plan), memory_lines(plan.memory, plan.cache.reason)),
-        *((Section("could be saved on that device", saving_lines(plan.savings)),) if plan.savings else ()),
+        *((Section("possible savings on that device", saving_lines(plan.savings)),) if plan.savings else ()),
     )
 
 
@@ -181,7 +177,7 @@ def _memory_title(plan: Plan) -> str:
 
 
 def make_plan(config: Config, info: DataInfo, network: Network, num_processes: int = 1) -> Plan:
-    """Derive every number of the run; what cannot work is refused here, before a device is touched."""
+    """Derive every number of the run; impossible requests raise ConfigError here, before a device is touched."""
     batch = make_batch_plan(
         micro_batch_size=config.batch.micro_batch_size,
         num_replicas=config.batch.num_replicas,
@@ -200,7 +196,7 @@ def make_plan(config: Config, info: DataInfo, network: Network, num_processes: i
     points = recompute_points(network, wanted.recomputation_points, wanted.num_stages)
     pipeline = plan_stages(config, batch, network, points)
     cost = network.total_cost()
-    # Stages that share one device, each replica's own, need no dispatching: they are cuts for recomputation.
+    # Stages that all share one device need no dispatching: their boundaries only serve as recomputation points.
     one_program = wanted.one_program
     if pipeline and one_program:
         points = tuple(sorted({*points, *(stage.first for stage in pipeline.stages[1:])}))

@@ -1,4 +1,4 @@
-"""Where recomputation starts anew: the blocks whose inputs are kept, and what that leaves of the activations."""
+"""Recomputation points: the blocks whose inputs are kept, and how many activations that leaves in memory."""
 
 import math
 import re
@@ -10,22 +10,22 @@ from headrace.model.network import Network
 
 
 def recompute_points(network: Network, patterns: Sequence[str], num_stages: int) -> tuple[int, ...]:
-    """Return the numbers of the blocks whose inputs are kept.
+    """Return the indices of the blocks whose inputs are kept.
 
-    They are those whose names match a pattern. Without patterns, stages keep their inputs alone, and a network that is
-    one stage keeps the inputs of all blocks that have weights.
+    These are the blocks whose names match a pattern. Without patterns, pipeline stages keep only their inputs, and a
+    network that is a single stage keeps the inputs of all blocks with convolutions or dense layers.
     """
     names = network.block_names
     if not patterns:
-        weighty = [number for number, cost in enumerate(network.costs().values()) if cost.product_elements]
-        return tuple(number for number in weighty if number) if num_stages == 1 else ()
+        costly = [number for number, cost in enumerate(network.costs().values()) if cost.product_elements]
+        return tuple(number for number in costly if number) if num_stages == 1 else ()
     found: set[int] = set()
     for pattern in patterns:
         matching = [number for number, name in enumerate(names) if _compiled(pattern).search(name)]
         if not matching:
             raise ConfigError(
                 f"--recomputation-points: {pattern!r} matches no block of {network.name}.",
-                rule="A regular expression names blocks whose inputs are kept.",
+                rule="Each regular expression selects blocks whose inputs are kept.",
                 remedy=f"Blocks: {', '.join(names)}.",
             )
         found |= set(matching)
@@ -33,7 +33,7 @@ def recompute_points(network: Network, patterns: Sequence[str], num_stages: int)
 
 
 def segments(points: Sequence[int], first: int, end: int) -> tuple[tuple[int, int], ...]:
-    """Return the (first, end) blocks of each segment that a range of blocks is cut into."""
+    """Return the (first, end) blocks of the segments into which the points divide a range of blocks."""
     return tuple(pairwise((first, *(point for point in points if first < point < end), end)))
 
 
@@ -42,16 +42,16 @@ def _compiled(pattern: str) -> re.Pattern[str]:
         return re.compile(pattern)
     except re.error as error:
         raise ConfigError(
-            f"--recomputation-points: {pattern!r} is no regular expression: {error}.",
-            remedy="Write a dot as \\. and a plus as \\+ where they stand for themselves.",
+            f"--recomputation-points: {pattern!r} is not a regular expression: {error}.",
+            remedy="Write a dot as \\. and a plus as \\+ where they are meant literally.",
         ) from error
 
 
 def kept_elements(network: Network, points: Sequence[int] | None) -> int:
-    """Return the numbers per image that training keeps of a network that is one stage.
+    """Return how many activation elements per image training keeps, for a network that is a single stage.
 
-    Without recomputation (None) these are all activations; with it the values at the points and, at its peak, the
-    activations of the segment that is computed again.
+    Without recomputation (None) these are all activations; with it, the values at the points and the activations of the
+    largest segment, which is recomputed as a whole.
     """
     costs, shapes = list(network.costs().values()), network.shapes()
     image = math.prod(network.input_hwc)

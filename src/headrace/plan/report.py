@@ -1,4 +1,4 @@
-"""The plan as text, for the terminal: one line per number, grouped, with what it means."""
+"""The plan as text for the terminal: one line per number with its meaning, and tables of stages and devices."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,20 +9,17 @@ from headrace.plan.memory import MemoryPlan, Saving
 from headrace.plan.pipeline import PipelinePlan
 from headrace.plan.schedule import find_schedule
 from headrace.plan.steps import StepPlan
-from headrace.plan.timeline_text import draw_text
-
-# A pipelined run as text: a table of its stages, one of the devices of a replica, and the picture of a step.
-
+from headrace.plan.timeline_text import draw_timeline
 
 STAGE_HEAD = ("stage", "blocks", "device", "parameters", "FLOP", "kept", "sent on", "time")
 DEVICE_HEAD = ("device", "stages", "weights", "activations", "recomputed", "data", "total")
 
 
-def draw_pipeline(pipeline: PipelinePlan, memory_by_device: Sequence[MemoryPlan], one_program: bool = False) -> str:
-    """Return the stages, the devices of a replica and the schedule as text; of one program, the stages alone."""
+def format_pipeline(pipeline: PipelinePlan, memory_by_device: Sequence[MemoryPlan], one_program: bool = False) -> str:
+    """Return the stages, the devices of a replica and the schedule as text; for one program, only the stages."""
     stages = [
         "stages (FLOP per image, forward; kept and sent on: bytes of one micro batch)",
-        draw_table(STAGE_HEAD, _stage_rows(pipeline), left=(1,)),
+        format_table(STAGE_HEAD, _stage_rows(pipeline), left=(1,)),
     ]
     if one_program:
         return "\n".join(stages)
@@ -30,15 +27,15 @@ def draw_pipeline(pipeline: PipelinePlan, memory_by_device: Sequence[MemoryPlan]
         [
             *stages,
             "devices of a replica (estimate; recomputed: the activations with --recomputation)",
-            draw_table(DEVICE_HEAD, _device_rows(pipeline, memory_by_device), left=(1,)),
+            format_table(DEVICE_HEAD, _device_rows(pipeline, memory_by_device), left=(1,)),
             "one step, if all stages took the same time",
-            _indented(draw_text(pipeline.table)),
+            _indented(draw_timeline(pipeline.table)),
         ]
     )
 
 
-def draw_table(head: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[int] = ()) -> str:
-    """Return rows under their head, columns aligned right but for those of `left`."""
+def format_table(head: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[int] = ()) -> str:
+    """Return the rows below a header, with columns aligned right except those in `left`."""
     lines = [head, *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     return "\n".join(
@@ -52,12 +49,12 @@ def draw_table(head: Sequence[str], rows: Iterable[Sequence[str]], left: Sequenc
 
 
 def recomputation_detail(pipeline: PipelinePlan) -> str:
-    """Return in words what recomputation saves, or would save, where it saves most."""
+    """Return a sentence on what recomputation saves, or would save, on the device where it saves most."""
     full, little = (pipeline.activation_bytes(recomputation) for recomputation in (False, True))
     saved = [a - b for a, b in zip(full, little, strict=True)]
     device = max(range(len(saved)), key=lambda d: saved[d])
     if saved[device] <= 0:
-        return "saves nothing here: no stage keeps more than it computes again"
+        return "saves nothing here: no stage stores more than it would recompute"
     verb = "saves" if pipeline.recomputation else "would save"
     return f"{verb} up to {format_bytes(saved[device])} of activations on a device, for one more forward pass"
 
@@ -99,7 +96,7 @@ def _indented(text: str) -> str:
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the table: name, value, and how it came about."""
+    """One line of the report: name, value and explanation."""
 
     name: str
     value: str
@@ -108,13 +105,13 @@ class Line:
 
 @dataclass(frozen=True)
 class Section:
-    """Lines under a title."""
+    """Lines below a title."""
 
     title: str
     lines: tuple[Line, ...]
 
 
-def draw_sections(sections: Iterable[Section]) -> str:
+def format_sections(sections: Iterable[Section]) -> str:
     """Return titled lines as aligned text."""
     sections = tuple(sections)
     lines = [line for section in sections for line in section.lines]
@@ -131,12 +128,12 @@ def draw_sections(sections: Iterable[Section]) -> str:
 def pipeline_lines(pipeline: PipelinePlan, one_program: bool) -> tuple[Line, ...]:
     devices = pipeline.num_devices
     if pipeline.num_stages == 1:
-        return (Line("stages", "1", "driven by the host, since the optimizer's state lives elsewhere"),)
+        return (Line("stages", "1", "dispatched by the host, since the optimizer state is not on the device"),)
     if one_program:
-        again = "keeps the inputs of the stages alone" if pipeline.recomputation else "would keep their inputs alone"
+        effect = "keeps only the inputs of the stages" if pipeline.recomputation else "would keep only their inputs"
         return (
             Line("stages", str(pipeline.num_stages), "on one device: a call is one program, whatever the schedule"),
-            Line("recomputation", "on" if pipeline.recomputation else "off", again),
+            Line("recomputation", "on" if pipeline.recomputation else "off", effect),
         )
     return (
         Line("stages", str(pipeline.num_stages), f"on {devices} device{'s' * (devices != 1)} of a replica"),
@@ -164,16 +161,16 @@ def step_lines(steps: StepPlan) -> tuple[Line, ...]:
     epoch = steps.epoch
     lines = [Line("steps per epoch", format_count(epoch.updates_per_epoch), f"of {epoch.num_samples:,} images")]
     if epoch.repeated:
-        lines.append(Line("seen twice per epoch", format_count(epoch.repeated), "images, from a further order"))
+        lines.append(Line("seen twice per epoch", format_count(epoch.repeated), "images, from another shuffle"))
     else:
-        lines.append(Line("dropped per epoch", format_count(epoch.dropped), "images, others in each epoch"))
+        lines.append(Line("dropped per epoch", format_count(epoch.dropped), "images, different ones in each epoch"))
     bounded = f", so that their data fit (events allow {steps.host_every:,})" * (
         steps.steps_per_call < steps.host_every
     )
     return (
         *lines,
         Line("epochs", format_count(steps.num_epochs)),
-        Line("steps in all", format_count(steps.total_steps)),
+        Line("total steps", format_count(steps.total_steps)),
         Line("calls", format_count(steps.num_calls), f"of {steps.steps_per_call:,} steps{bounded}"),
     )
 

@@ -1,7 +1,7 @@
-"""Progressive resolution on paper: which image size the steps have, small first and full at the end.
+"""Progressive resolution: which image size each step uses, small at first and full at the end.
 
-The sizes are evenly apart and last equally long, up to a share of the run. A call has one size, so that a size changes
-where a call begins; calls that are shortened for a resume still begin there.
+The sizes are evenly spaced and used equally long, up to a fraction of the run. A call has one size, so the size changes
+only where a call begins; calls shortened for a resume begin there too.
 """
 
 from dataclasses import dataclass, replace
@@ -12,12 +12,12 @@ from headrace.core.errors import ConfigError
 from headrace.model.network import Network
 from headrace.plan.steps import StepPlan
 
-_MULTIPLE = 4  # of pixels: strides then divide the sizes between
+_MULTIPLE = 4  # pixels: intermediate sizes are multiples of it, so that strides divide them
 
 
 @dataclass(frozen=True, kw_only=True)
 class SizeSpan:
-    """Steps of one image size, from the first on."""
+    """Steps of one image size, starting at `first_step`."""
 
     first_step: int
     image_hw: tuple[int, int]
@@ -27,7 +27,7 @@ class SizeSpan:
 
 
 def size_spans(augment: Augment, network: Network, steps: StepPlan) -> tuple[SizeSpan, ...]:
-    """Return the sizes in their order, one for all steps where none was asked for."""
+    """Return the sizes in order; a single one without progressive resolution."""
     full = network.input_hwc[:2]
     whole_run = (SizeSpan(first_step=0, image_hw=full),)
     first = augment.progressive_resolution
@@ -37,7 +37,7 @@ def size_spans(augment: Augment, network: Network, steps: StepPlan) -> tuple[Siz
         raise ConfigError(
             f"progressive_resolution is {first}, the images are {full[0]}x{full[1]}.",
             rule="The first size is smaller than the full one.",
-            remedy=f"Use --progressive-resolution {max(_MULTIPLE, max(full) // 2)}, or leave it out.",
+            remedy=f"Use --progressive-resolution {max(_MULTIPLE, max(full) // 2)}, or omit it.",
         )
     sizes = _sizes(first, full, augment.progressive_resolution_sizes)
     spans = tuple(
@@ -47,7 +47,7 @@ def size_spans(augment: Augment, network: Network, steps: StepPlan) -> tuple[Siz
     if any(after.first_step <= before.first_step for before, after in pairwise(spans)):
         raise ConfigError(
             f"{len(sizes)} image sizes do not fit {steps.num_calls} calls of {steps.steps_per_call} steps.",
-            rule="A call has one image size: every size needs a call of its own.",
+            rule="A call has one image size, so every size needs at least one call.",
             remedy="Use more --logs-per-epoch or --num-epochs, or fewer --progressive-resolution-sizes.",
         )
     for span in spans:
@@ -56,7 +56,7 @@ def size_spans(augment: Augment, network: Network, steps: StepPlan) -> tuple[Siz
 
 
 def _sizes(first: int, full: tuple[int, int], count: int) -> list[tuple[int, int]]:
-    """Return the sizes from `first` (the longer side) to the full one, each once."""
+    """Return the distinct sizes from `first` (the longer side) to the full one."""
     longest = max(full)
     sides = [first + (longest - first) * number / (count - 1) for number in range(count)]
     between = [round(side / _MULTIPLE) * _MULTIPLE for side in sides[1:-1]]
@@ -65,17 +65,17 @@ def _sizes(first: int, full: tuple[int, int], count: int) -> list[tuple[int, int
 
 
 def _begin(number: int, count: int, augment: Augment, steps: StepPlan) -> int:
-    """Return the step at which a size begins, where a call does."""
+    """Return the first step of a size: the first step of the nearest call."""
     exact = steps.total_steps * augment.progressive_resolution_end * number / (count - 1)
     return min(round(exact / steps.steps_per_call), steps.num_calls - 1) * steps.steps_per_call
 
 
 def _refuse_misfit(network: Network, hw: tuple[int, int]) -> None:
-    """Refuse a network whose weights depend on the size of its images."""
+    """Raise ConfigError for a network whose weights depend on the image size."""
     small = replace(network, input_hwc=(*hw, network.input_hwc[2]))
     if small.total_cost().params != network.total_cost().params:
         raise ConfigError(
-            f"{network.name} has other weights for {hw[0]}x{hw[1]} images.",
+            f"{network.name} has different weights for {hw[0]}x{hw[1]} images.",
             rule="With progressive resolution one set of weights serves all sizes: no layer may flatten an image.",
             remedy="Choose a network that ends in a global pool, such as a ResNet.",
         )

@@ -1,4 +1,4 @@
-"""The same run on other numbers of devices: replicas and accumulation change, the global batch stays."""
+"""The same run on other numbers of devices: replicas and accumulation change, the global batch does not."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from headrace.plan.plan import Plan
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleRow:
-    """One number of devices, and what the run comes to on them."""
+    """The batch arithmetic of the run on one number of devices."""
 
     num_devices: int
     num_replicas: int
@@ -18,7 +18,7 @@ class ScaleRow:
     micro_batch_size: int
     gradient_accumulation_count: int
     global_batch_size: int
-    idle: float  # share of the devices' time, if all stages took the same time
+    idle: float  # fraction of device time, if all stages take the same time
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row as plain values."""
@@ -26,23 +26,23 @@ class ScaleRow:
 
 
 def replicas_on(plan: Plan, num_devices: int) -> int:
-    """Return how many replicas of the plan fill so many devices, or refuse a number that they do not fill."""
+    """Return how many replicas fill that many devices; a number they cannot fill raises ConfigError."""
     wide = plan.devices_per_replica
     if num_devices < 1 or num_devices % wide:
         below, above = num_devices // wide * wide, -(-max(num_devices, 1) // wide) * wide
         near = " or ".join(str(number) for number in (below, above) if number > 0)
         raise ConfigError(
             f"--num-devices {num_devices} with replicas of {wide} devices.",
-            rule="A replica keeps its stages: the number of devices must be a multiple of the devices of one.",
+            rule="A replica keeps its stages, so the number of devices must be a multiple of a replica's devices.",
             remedy=f"Give {near}, or other stages (--pipeline-splits, --device-mapping).",
         )
     return num_devices // wide
 
 
 def device_counts(plan: Plan, num_devices: int) -> tuple[int, ...]:
-    """Return the numbers of devices worth a row: from the plan's own to the one asked for, by factors of two."""
-    own = plan.batch.num_replicas * plan.devices_per_replica
-    low, high = sorted((own, num_devices))
+    """Return the numbers of devices to list: from that of the plan to the requested one, by factors of two."""
+    planned = plan.batch.num_replicas * plan.devices_per_replica
+    low, high = sorted((planned, num_devices))
     counts = {low, high}
     while low * 2 < high:
         low *= 2
@@ -51,7 +51,7 @@ def device_counts(plan: Plan, num_devices: int) -> tuple[int, ...]:
 
 
 def scale_row(plan: Plan) -> ScaleRow:
-    """Return a plan as a row."""
+    """Return the row of a plan."""
     batch, pipeline = plan.batch, plan.pipeline
     return ScaleRow(
         num_devices=batch.num_replicas * plan.devices_per_replica,
@@ -64,8 +64,8 @@ def scale_row(plan: Plan) -> ScaleRow:
     )
 
 
-def draw_scale(rows: Iterable[ScaleRow], num_devices: int | None) -> str:
-    """Return the rows as a table, and the options that make the row of so many devices."""
+def format_scale(rows: Iterable[ScaleRow], num_devices: int | None) -> str:
+    """Return the rows as a table, and the options for the row with that many devices."""
     lines = ["devices  replicas x devices  micro batch  accumulation  global batch   idle"]
     options, rows = "", tuple(rows)
     kept = {row.global_batch_size for row in rows}

@@ -1,8 +1,8 @@
 """Pipeline schedules as data: which action each device runs, and in which order.
 
-An action prints and parses as `2F0`: stage 2, forward, micro batch 0; `1bB3` is the backward pass of the second
-function of the concurrent stage 1. `Work` says what is to be done, `needs()` what an action waits for, a row of
-SCHEDULES in which order it is done. `place()` (place.py) then gives every action its time.
+An action is written `2F0` (stage 2, forward, micro batch 0); `1bB3` is the backward pass of the second function of the
+concurrent stage 1, on micro batch 3. `Work` defines what has to run, `needs()` what an action depends on, and a row of
+SCHEDULES the order. `simulate()` (simulate.py) then assigns a time to every action.
 """
 
 import re
@@ -60,7 +60,7 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True)
 class Work:
-    """What a schedule has to get done: every stage on every micro batch, forward and, in training, backward."""
+    """What has to run: every stage on every micro batch, forward and, in training, backward."""
 
     device_mapping: DeviceMapping
     num_micros: int
@@ -100,20 +100,20 @@ class Work:
         return {node: device for nodes, entry in pairs for node, device in zip(nodes, devices_of(entry), strict=True)}
 
     def actions(self) -> Iterator[Action]:
-        """Yield all that has to run, each action once."""
+        """Yield every action that has to run, once."""
         ops = (Op.F, Op.B) if self.training else (Op.F,)
         for micro in range(self.num_micros):
             yield from (Action(node, op, micro) for op in ops for node in self.device_of)
 
 
 def needs(action: Action, work: Work) -> Iterator[Action]:
-    """Yield what must end before the action can start. The rule of pipelines is written here and nowhere else.
+    """Yield the actions that must finish before this one can start. No other place defines a pipeline's dependencies.
 
-    A forward pass takes the outputs of the stage before. A backward pass takes what the forward passes of its own stage
-    stored (all of them: the loss joins the functions of a concurrent last stage) and the gradients of the stage after.
+    A forward pass needs the outputs of the previous stage. A backward pass needs what the forward passes of its stage
+    stored (all of them: the loss joins the functions of a concurrent last stage) and the gradients of the next stage.
     """
-    neighbour, own = {Op.F: (-1, ()), Op.B: (1, work.stages[action.stage])}[action.op]
-    for node in own:
+    neighbour, same_stage = {Op.F: (-1, ()), Op.B: (1, work.stages[action.stage])}[action.op]
+    for node in same_stage:
         yield Action(node, Op.F, action.micro)
     if 0 <= action.stage + neighbour < work.num_stages:
         for node in work.stages[action.stage + neighbour]:
@@ -122,7 +122,7 @@ def needs(action: Action, work: Work) -> Iterator[Action]:
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What each device runs, in which order: `rows[device]` is a sequence of actions."""
+    """The order in which each device runs its actions: `rows[device]`."""
 
     rows: tuple[tuple[Action, ...], ...]
     work: Work
@@ -132,7 +132,7 @@ class Order:
 
     @staticmethod
     def parse(text: str, work: Work) -> "Order":
-        """Return the order that prints as `text`: a line per device, actions between spaces."""
+        """Return the order written as `text`: one line per device, actions separated by spaces."""
         return Order(rows=tuple(tuple(map(Action.parse, line.split())) for line in text.splitlines()), work=work)
 
 
@@ -147,23 +147,23 @@ Ticks = tuple[int, int]
 
 
 def _grouped(size: Size, stage: int, micro: int) -> Ticks:
-    """All stages run forward together, then backward together; even ticks forward, odd ticks backward."""
+    """All stages run forward at even ticks and backward at odd ticks."""
     return 2 * (stage + micro), 2 * (2 * size.stages - 2 - stage + micro) + 1
 
 
 def _interleaved(size: Size, stage: int, micro: int) -> Ticks:
-    """The last stage turns round at once; the others keep just enough micro batches under way to feed it."""
+    """The last stage runs backward at once; the others keep just enough micro batches in flight to feed it."""
     return stage + 2 * micro, 2 * size.stages - 1 - stage + 2 * micro
 
 
 def _sequential(size: Size, stage: int, micro: int) -> Ticks:
-    """One micro batch at a time goes through all stages and back."""
+    """One micro batch at a time passes through all stages and back."""
     first = 2 * size.stages * micro
     return first + stage, first + 2 * size.stages - 1 - stage
 
 
 def _gpipe(size: Size, stage: int, micro: int) -> Ticks:
-    """All micro batches go forward, then all go back."""
+    """All micro batches run forward, then all run backward."""
     return stage + micro, size.micros + 2 * (size.stages - 1) - stage + micro
 
 
@@ -171,13 +171,15 @@ def _gpipe(size: Size, stage: int, micro: int) -> Ticks:
 class Schedule:
     """A way to order the work: the ticks at which a stage would run a micro batch forward and backward.
 
-    Only the order of the ticks counts; place() gives the times. In every row the ticks rise along needs(), so that no
+    Only the order of the ticks counts; simulate() gives the times. In every row the ticks rise along needs(), so no
     schedule can deadlock, whatever the mapping.
     """
 
     name: str
     ticks: Callable[[Size, int, int], Ticks]
-    strict_multiple: Callable[[int, bool], int]  # (stages, training): what the reference asks of the micro batch count
+    strict_multiple: Callable[
+        [int, bool], int
+    ]  # (stages, training) -> what --strict-pipeline requires the micro batch count to be a multiple of
     summary: str
 
 
@@ -194,7 +196,7 @@ SCHEDULES: dict[str, Schedule] = {
             name="Interleaved",
             ticks=_interleaved,
             strict_multiple=lambda stages, training: stages,
-            summary="a forward pass, a backward pass, in turns; stores about half as much",
+            summary="forward and backward passes in turn; stores about half as much",
         ),
         Schedule(
             name="Sequential",
@@ -218,7 +220,7 @@ def schedule_names() -> tuple[str, ...]:
 
 
 def find_schedule(name: str) -> Schedule:
-    """Return the schedule of a name, in any case."""
+    """Return the schedule with that name, ignoring case."""
     if name.lower() not in SCHEDULES:
         guess = nearest(name.lower(), SCHEDULES)
         raise ConfigError(
@@ -234,7 +236,7 @@ def make_order(schedule: str, work: Work) -> Order:
     ticks, size = find_schedule(schedule).ticks, Size(work.num_stages, work.num_micros)
 
     def when(action: Action) -> tuple[int, str, int, str]:
-        # On one device in one tick: backward first (it frees memory), then along the direction of the data.
+        # Within one tick of a device, backward comes first because it frees memory; then follow the data.
         forward, backward = ticks(size, action.stage, action.micro)
         if action.op is Op.F:
             return forward, action.op, action.stage, action.node.branch
@@ -254,7 +256,7 @@ def strict_rule(
     training: bool = True,
     device_mapping: Sequence[int | Sequence[int]] | None = None,
 ) -> str | None:
-    """Return which rule of the reference's hardware is broken, as a sentence, or None. No schedule here needs it."""
+    """Return which rule of the reference system's hardware is broken, or None. Headrace itself needs none of them."""
     row = find_schedule(schedule)
     multiple = row.strict_multiple(num_stages, training)
     if num_micros % multiple:
@@ -262,11 +264,11 @@ def strict_rule(
         near = f"{below} or {below + multiple}" if below else str(multiple)
         return (
             f"{num_micros} micro batches per step are not a multiple of {multiple}, which {row.name} with {num_stages} "
-            f"stages asks for under --strict-pipeline; take {near}."
+            f"stages requires under --strict-pipeline; use {near}."
         )
     devices = [
         device for entry in device_mapping or () for device in (entry if isinstance(entry, Sequence) else [entry])
     ]
     if training and row.name == "Interleaved" and len(set(devices)) < len(devices):
-        return "Interleaved trains no two stages on one device under --strict-pipeline; take Grouped or Sequential."
+        return "Interleaved cannot train two stages on one device under --strict-pipeline; use Grouped or Sequential."
     return None

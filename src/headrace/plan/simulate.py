@@ -1,8 +1,7 @@
-"""Give every action of an order its time: as soon as its device is free and what it needs is there.
+"""Simulate an order of actions: each starts as soon as its device is free and its inputs have arrived.
 
-That is what an asynchronous engine does: a device takes its actions in order and waits for nothing but their inputs.
-There are no common ticks that all devices wait for. An order that cannot be carried out is refused, with the picture of
-how far it came.
+This models an asynchronous engine: a device runs its actions in order and waits only for their inputs, not for ticks
+common to all devices. An order that cannot be executed raises ConfigError with a diagram of how far it got.
 """
 
 from collections import Counter
@@ -19,27 +18,27 @@ RULE = "An order runs every action of the work exactly once, on its own device, 
 
 
 def equal_stages(forward: float = 1, backward: float = 1) -> Durations:
-    """Return durations that are the same for all stages."""
+    """Return durations that are equal for all stages."""
     return lambda action: forward if action.op is Op.F else backward
 
 
 def per_stage(forward: Sequence[float], backward: Sequence[float]) -> Durations:
-    """Return durations from a list for each direction, one number per stage."""
+    """Return durations from one list per direction, with one number per stage."""
     return lambda action: (forward if action.op is Op.F else backward)[action.stage]
 
 
 def make_table(schedule: str, work: Work, durations: Durations | None = None, transfer: float = 0) -> Table:
-    """Return the placed table of a schedule by name."""
-    return place(make_order(schedule, work), durations, transfer)
+    """Simulate the schedule with that name."""
+    return simulate(make_order(schedule, work), durations, transfer)
 
 
-def place(order: Order, durations: Durations | None = None, transfer: float = 0) -> Table:
-    """Return when each action runs (durations of 1 if None); `transfer` is the time between two devices.
+def simulate(order: Order, durations: Durations | None = None, transfer: float = 0) -> Table:
+    """Return when each action runs (durations are 1 if None); `transfer` is the time between two devices.
 
-    Refuses an order that repeats, omits or misplaces an action, and one in which devices wait for each other.
+    Repeated, missing or misplaced actions and deadlocks raise ConfigError.
     """
     durations = durations or equal_stages()
-    _check_whole(order)
+    _check_complete(order)
     work, device_of = order.work, order.work.device_of
     cells: dict[Action, Cell] = {}
     head, free = [0] * len(order.rows), [0.0 if transfer else 0] * len(order.rows)
@@ -67,8 +66,8 @@ def _by_start(cells: dict[Action, Cell]) -> tuple[Cell, ...]:
     return tuple(sorted(cells.values(), key=lambda cell: (cell.start, cell.device)))
 
 
-def _check_whole(order: Order) -> None:
-    """Refuse an order that is not made of exactly the actions of its work."""
+def _check_complete(order: Order) -> None:
+    """Raise ConfigError unless the order consists of exactly the actions of its work."""
     work = order.work
     wanted = set(work.actions())
     seen: dict[Action, str] = {}
@@ -91,13 +90,13 @@ def _check_whole(order: Order) -> None:
 
 
 def _refusal(problem: str, order: Order) -> ConfigError:
-    """Return the error with the order as it was given, action by action."""
+    """Return the error with the order as it was given."""
     lines = [f"dev {device} |" + "|".join(map(str, row[:24])) for device, row in enumerate(order.rows)]
     return ConfigError(f"{problem}.", rule=RULE, remedy="The order:\n" + "\n".join(lines))
 
 
 def _deadlock(order: Order, head: list[int], cells: dict[Action, Cell]) -> ConfigError:
-    """Return the error that says which device waits for which, and draws how far the order came."""
+    """Return an error that explains which device waits for which, and shows how far the order got."""
     waits = []
     for device, row in enumerate(order.rows):
         if head[device] == len(row):
@@ -105,12 +104,12 @@ def _deadlock(order: Order, head: list[int], cells: dict[Action, Cell]) -> Confi
         action = row[head[device]]
         missing = next(need for need in needs(action, order.work) if need not in cells)
         owner = order.work.device_of[missing.node]
-        place_in_row = order.rows[owner].index(missing) - head[owner]
-        behind = f"device {owner} has before it {place_in_row} other action{'s' * (place_in_row != 1)}"
+        ahead = order.rows[owner].index(missing) - head[owner]
+        behind = f"device {owner} must first run {ahead} other action{'s' * (ahead != 1)}"
         waits.append(f"device {device} waits with {action} for {missing}, and {behind}")
-    picture = draw_cells(_by_start(cells), order.work) if cells else "(nothing could run)"
+    diagram = draw_cells(_by_start(cells), order.work) if cells else "(nothing could run)"
     return ConfigError(
         f"The order deadlocks after {len(cells)} of {sum(map(len, order.rows))} actions: {'; '.join(waits)}.",
         rule=RULE,
-        remedy=f"Move what is waited for to the front. As far as it came:\n{picture}",
+        remedy=f"Move the actions that others wait for to the front. It got this far:\n{diagram}",
     )

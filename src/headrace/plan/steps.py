@@ -1,7 +1,7 @@
-"""Steps, calls and the periods of host events: when training logs, saves and validates, and how long a call may be.
+"""Steps, calls and the periods of events: when training logs, saves and validates, and how many steps a call has.
 
-An event with period `x_every` happens after every `x_every` steps; 0 means never. Every period divides the run, and the
-last step of the run ends a period of each event, so the last weights are always logged, saved and validated (if on).
+An event with period `x_every` happens after every `x_every` steps; 0 means never. Every period divides the length of
+the run, so that the final weights are always logged, saved and validated (where enabled).
 """
 
 import math
@@ -24,18 +24,18 @@ class EpochPlan:
 
     @property
     def dropped(self) -> int:
-        """Samples of an epoch's order that no step uses (another order drops others the next time)."""
+        """Samples that no step of an epoch uses; the shuffle of the next epoch drops others."""
         return max(0, self.num_samples - self.updates_per_epoch * self.global_batch_size)
 
     @property
     def repeated(self) -> int:
-        """Samples seen beyond one pass, where more updates per epoch were asked for than the set fills."""
+        """Samples seen beyond one pass, where more updates per epoch are requested than the dataset fills."""
         return max(0, self.updates_per_epoch * self.global_batch_size - self.num_samples)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Events:
-    """How often per epoch the host is wanted. None: this event is off; 0: only at the end of the run."""
+    """How often per epoch each event happens. None: never; 0: only at the end of the run."""
 
     logs: float
     checkpoints: float | None
@@ -44,7 +44,7 @@ class Events:
 
 @dataclass(frozen=True, kw_only=True)
 class StepPlan:
-    """The run as steps. `host_every` is the gcd of the periods; a call is that long, or shorter by a divisor of it."""
+    """The run in steps. `host_every` is the gcd of the periods; the length of a call divides it."""
 
     epoch: EpochPlan
     num_epochs: int
@@ -69,11 +69,11 @@ class StepPlan:
         return self.total_steps // self.steps_per_call if self.steps_per_call else 0
 
     def from_step(self, first_step: int) -> "StepPlan":
-        """Return the plan of what is left after `first_step` steps: calls that begin there and meet every event."""
+        """Return the plan of what remains after `first_step` steps: calls that begin there and stop at every event."""
         return replace(self, steps_per_call=math.gcd(self.steps_per_call, first_step))
 
     def cut_short(self, num_steps: int) -> "StepPlan":
-        """Return the plan of a trial of at most so many steps in one call; what was due sometime is due at its end."""
+        """Return the plan of a trial of at most that many steps; every enabled event happens at its end."""
         last = min(num_steps, self.total_steps)
 
         def at_end(every: int) -> int:
@@ -90,15 +90,15 @@ class StepPlan:
         )
 
     def log_due(self, step: int) -> bool:
-        """Say whether a record is due after `step` steps."""
+        """Return whether a record is due after `step` steps."""
         return self._due(step, self.log_every)
 
     def checkpoint_due(self, step: int) -> bool:
-        """Say whether a checkpoint is due after `step` steps."""
+        """Return whether a checkpoint is due after `step` steps."""
         return self._due(step, self.checkpoint_every)
 
     def validation_due(self, step: int) -> bool:
-        """Say whether a validation is due after `step` steps."""
+        """Return whether a validation is due after `step` steps."""
         return self._due(step, self.validate_every)
 
     def _due(self, step: int, every: int) -> bool:
@@ -122,18 +122,18 @@ class StepPlan:
 
 
 def divisors(number: int) -> list[int]:
-    """Return every divisor of a positive number, ascending."""
+    """Return all divisors of a positive number, in ascending order."""
     low = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
     return low + [number // d for d in reversed(low) if d * d != number]
 
 
 def nearest_divisor(number: int, target: float) -> int:
-    """Return the divisor of `number` nearest to `target`; of two equally near, the larger (the more frequent event)."""
+    """Return the divisor of `number` nearest to `target`; of two equally near, the larger (more events)."""
     return min(divisors(number), key=lambda d: (abs(d - target), -d))
 
 
 def make_epoch_plan(*, num_samples: int, global_batch_size: int, weight_updates_per_epoch: int) -> EpochPlan:
-    """Count the steps of an epoch: as many whole global batches as the set holds, or the number asked for (not -1)."""
+    """Count the steps of an epoch: the whole global batches of the dataset, or the requested number (unless -1)."""
     if global_batch_size > num_samples:
         raise ConfigError(
             f"One step takes {global_batch_size:,} samples, the training set has {num_samples:,}.",
@@ -147,9 +147,9 @@ def make_epoch_plan(*, num_samples: int, global_batch_size: int, weight_updates_
 
 
 def event_period(option: str, per_epoch: float, updates_per_epoch: int, num_epochs: int) -> tuple[int, str | None]:
-    """Return the steps from one event to the next, and a sentence if that is not the frequency asked for.
+    """Return the steps from one event to the next, and a warning if that is not the requested frequency.
 
-    At one event or more per epoch the period divides the epoch; below one, it divides the whole run.
+    With one or more events per epoch the period divides the epoch; with fewer, it divides the whole run.
     """
     assert per_epoch >= 0, (option, per_epoch)
     total = updates_per_epoch * num_epochs
@@ -184,7 +184,7 @@ def _events_in_run(option: str, per_epoch: float, num_epochs: int) -> int:
 
 
 def frequency(per_epoch: float) -> str:
-    """Return a frequency as people write it: 2, 0.3, 1/3."""
+    """Format a frequency the way people write it: 2, 0.3, 1/3."""
     near = Fraction(per_epoch).limit_denominator(100)
     if near.denominator in (1, 2, 4, 5, 10) or not math.isclose(near, per_epoch, rel_tol=1e-6):
         return f"{per_epoch:g}"
@@ -192,14 +192,14 @@ def frequency(per_epoch: float) -> str:
 
 
 def largest_divisor(number: int, at_most: int | None) -> int:
-    """Return the largest divisor of `number` that is not above `at_most` (at least 1)."""
+    """Return the largest divisor of `number` that is at most `at_most` (and at least 1)."""
     return number if at_most is None else max(d for d in divisors(number) if d <= max(1, at_most))
 
 
 def make_step_plan(epoch: EpochPlan, num_epochs: int, events: Events, max_steps_per_call: int | None) -> StepPlan:
     """Derive total steps, the three periods and the length of a call.
 
-    `max_steps_per_call` bounds a call whose data are sent with it; None where nothing but indices is sent.
+    `max_steps_per_call` limits calls whose images are sent to the devices; None if the dataset is already there.
     """
     assert num_epochs > 0, num_epochs
     periods, warnings = _periods(events, epoch.updates_per_epoch, num_epochs)
@@ -235,21 +235,21 @@ def _periods(events: Events, updates_per_epoch: int, num_epochs: int) -> tuple[d
         if per_epoch is not None:
             period, warning = event_period(option, per_epoch, updates_per_epoch, num_epochs)
         periods[option] = period
-        # an event that only follows the logs would say the same sentence again
+        # an event as frequent as the logs would repeat their warning
         if warning and (option == LOGS or per_epoch != events.logs):
             warnings.append(warning)
     return periods, warnings
 
 
 def _short_call_warning(steps_per_call: int, possible: int, updates_per_epoch: int) -> list[str]:
-    """Say when the steps of an epoch have no useful divisor, so that calls are far shorter than memory would allow."""
+    """Return a warning if the steps of an epoch have no useful divisor, which makes calls needlessly short."""
     possible = min(possible, updates_per_epoch)
     better = updates_per_epoch // max(1, possible) * possible
     if 4 * steps_per_call >= possible or better == updates_per_epoch:
         return []
     return [
-        f"{possible:,} steps of data fit a call, but {updates_per_epoch:,} steps per epoch cannot be cut that way: "
-        f"a call is {steps_per_call} steps. --weight-updates-per-epoch {better} makes longer calls."
+        f"The data of {possible:,} steps fit into a call, but {updates_per_epoch:,} steps per epoch cannot be divided "
+        f"like that: a call has {steps_per_call} steps. --weight-updates-per-epoch {better} allows longer calls."
     ]
 
 

@@ -1,4 +1,4 @@
-"""A placed schedule: every action with its device, start and end; and what follows from that."""
+"""A simulated or measured schedule: when each action runs on its device, idle time, stored micro batches."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from headrace.plan.schedule import Action, Node, Op, Work
 
 
 class Cell(NamedTuple):
-    """An action on its device, from start to end. Planned times are in ticks, measured ones in seconds."""
+    """An action with its device, start and end. Simulated times are in ticks, measured ones in seconds."""
 
     start: float
     end: float
@@ -24,7 +24,7 @@ def _one(node: Node) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Cells by start, then device. Made by place(), or from the times at which actions really ran."""
+    """Cells sorted by start, then device. Made by simulate(), or from measured times."""
 
     cells: tuple[Cell, ...]
     work: Work
@@ -41,30 +41,30 @@ class Table:
 
     @property
     def bubble(self) -> float:
-        """The share of the devices' time that is idle."""
+        """The fraction of the devices' time that is idle."""
         busy = sum(cell.end - cell.start for cell in self.cells)
         return 1 - busy / (self.total_time * self.work.num_devices)
 
     def ticks(self) -> tuple[tuple[Cell, ...], ...]:
-        """Return the cells that start together, in time: the rows of the table."""
+        """Return the cells grouped by start time: the rows of the table."""
         return tuple(tuple(cells) for _, cells in groupby(self.cells, key=lambda cell: cell.start))
 
     @property
     def num_ticks(self) -> int:
-        """How many rows the table has; with equal durations of 1, its total time."""
+        """The number of distinct start times; with all durations 1, the total time."""
         return len({cell.start for cell in self.cells})
 
     def peak_by_node(self) -> dict[Node, int]:
-        """Return how many micro batches each node has stored at most, between its forward and backward passes."""
+        """Return the largest number of micro batches that each node holds between their forward and backward passes."""
         return {node: int(self._peak(lambda n, node=node: n == node)) for node in self.work.device_of}
 
     def peak_by_stage(self) -> tuple[int, ...]:
-        """Return how many micro batches each stage has stored at most (of its functions, the one with most)."""
+        """Return the largest number of micro batches that each stage holds (in any of its functions)."""
         peaks = self.peak_by_node()
         return tuple(max(peaks[node] for node in nodes) for nodes in self.work.stages)
 
     def peak_by_device(self, size_of: Callable[[Node], float] = _one) -> tuple[float, ...]:
-        """Return what each device has stored at most, where a micro batch of a node counts `size_of(node)`."""
+        """Return the most that each device holds, where a micro batch of a node counts `size_of(node)`."""
         device_of = self.work.device_of
         return tuple(
             self._peak(lambda node, device=device: size_of(node) if device_of[node] == device else 0)
@@ -72,7 +72,7 @@ class Table:
         )
 
     def _peak(self, size_of: Callable[[Node], float]) -> float:
-        """Walk through the cells: a forward pass stores, a backward pass frees at its end. Inference stores nothing."""
+        """Return the peak: a forward pass stores, a backward pass frees. Inference stores nothing."""
         stored = peak = 0
         for cell in self.cells if self.work.training else ():
             size = size_of(cell.action.node)

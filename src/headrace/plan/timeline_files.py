@@ -1,7 +1,7 @@
-"""Placed schedules as files: an SVG for documents, a Chrome trace for chrome://tracing or ui.perfetto.dev.
+"""Schedule diagrams as files: SVG, PNG, text, and a Chrome trace for chrome://tracing or ui.perfetto.dev.
 
-A picture is first a list of marks, boxes and texts; the SVG here and the PNG (picture_png.py) write them down. All take
-tables by title, so that schedules, or what was planned and what was measured, can stand side by side.
+A diagram is first a list of marks (boxes and texts), which SVG and PNG then render. All formats take several tables by
+title, to compare schedules, or the planned times with the measured ones.
 """
 
 import colorsys
@@ -17,14 +17,14 @@ from headrace.core.errors import ConfigError
 from headrace.core.files import write_atomic
 from headrace.plan.schedule import Action, Op
 from headrace.plan.table import Cell, Table
-from headrace.plan.timeline_text import draw_text, label, summary
+from headrace.plan.timeline_text import draw_timeline, label, summary
 
 # Sizes in pixels.
 MARGIN, HEAD, ROW, GAP, TITLE, AXIS = 16, 52, 26, 4, 30, 30
 MAX_TIME_WIDTH, COLUMN = 1100, 34
-LETTER = {11: 7.0, 9: 5.8}  # font size -> about the width of a character: a name is written where it fits
+LETTER = {11: 7.0, 9: 5.8}  # font size -> approximate character width: labels are drawn only where they fit
 
-HUES = {Op.F: 0.59, Op.B: 0.08}  # blue and orange, which colour-blind readers also tell apart
+HUES = {Op.F: 0.59, Op.B: 0.08}  # blue and orange, which color-blind readers can tell apart
 NUM_SHADES = 4
 MICROSECONDS = {"ticks": 1e3, "seconds": 1e6}  # a tick is shown as a millisecond
 INK, FAINT, LINE = "#24292f", "#6e7781", "#d0d7de"
@@ -32,7 +32,7 @@ INK, FAINT, LINE = "#24292f", "#6e7781", "#d0d7de"
 
 @dataclass(frozen=True, kw_only=True)
 class Box:
-    """A filled rectangle, with words that a pointer over it brings up."""
+    """A filled rectangle; `tip` appears when the pointer is over it."""
 
     x: float
     y: float
@@ -46,11 +46,11 @@ class Box:
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """Words on a line; `anchor` says which part of them is at x."""
+    """A line of text; `anchor` says which part of it is at x."""
 
     x: float
     y: float
-    words: str
+    text: str
     size: int = 11
     fill: str = INK
     anchor: str = "start"
@@ -61,7 +61,7 @@ Mark = Box | Text
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """A picture as its size in pixels and its marks, later ones on top."""
+    """A diagram: its size in pixels and its marks, later ones on top."""
 
     width: float
     height: float
@@ -69,12 +69,12 @@ class Drawing:
 
 
 def draw_marks(tables: Mapping[str, Table]) -> Drawing:
-    """Return a picture with one panel for each table; tables in the same unit have the same scale."""
+    """Return a diagram with one panel for each table; tables with the same unit have the same scale."""
     parts: list[Mark] = []
     top, width = MARGIN, 0.0
     scales: dict[str, float] = {}
     for table in tables.values():
-        # Measured actions may be as good as nothing: they are boxes too narrow for words then.
+        # Measured actions may take almost no time: their boxes are then too narrow for labels.
         shortest = max(min(cell.end - cell.start for cell in table.cells), table.total_time / 500)
         scale = min(COLUMN / shortest, MAX_TIME_WIDTH / table.total_time)
         scales[table.unit] = min(scale, scales.get(table.unit, scale))
@@ -131,11 +131,11 @@ def _panel(title: str, table: Table, top: float, scale: float) -> tuple[list[Mar
     work, origin = table.work, min(cell.start for cell in table.cells)
     left, first_row = MARGIN + HEAD, top + TITLE
     right, bottom = left + table.total_time * scale, first_row + work.num_devices * (ROW + GAP)
-    parts: list[Mark] = [Text(x=MARGIN, y=top + 14, words=title, size=14)] if title else []
+    parts: list[Mark] = [Text(x=MARGIN, y=top + 14, text=title, size=14)] if title else []
     parts += _key(right, top + 14, table, title)
     for device in range(work.num_devices):
         y = first_row + device * (ROW + GAP)
-        parts.append(Text(x=MARGIN, y=y + ROW / 2 + 4, words=f"device {device}", fill=FAINT))
+        parts.append(Text(x=MARGIN, y=y + ROW / 2 + 4, text=f"device {device}", fill=FAINT))
         parts.append(Box(x=left, y=y, width=right - left, fill="#f6f8fa", stroke=LINE))
     for cell in table.cells:
         x, y = left + (cell.start - origin) * scale, first_row + cell.device * (ROW + GAP)
@@ -143,7 +143,7 @@ def _panel(title: str, table: Table, top: float, scale: float) -> tuple[list[Mar
             cell, x, y, (cell.end - cell.start) * scale, label(cell.action, work), _shade(cell.action, table)
         )
     facts = summary(table)
-    parts.append(Text(x=left, y=bottom + 13, words=facts, fill=FAINT))
+    parts.append(Text(x=left, y=bottom + 13, text=facts, fill=FAINT))
     wide_enough = max(right, left + len(facts) * LETTER[11], MARGIN + len(title) * 8 + 200)
     return parts, wide_enough, TITLE + work.num_devices * (ROW + GAP) + AXIS
 
@@ -154,18 +154,18 @@ def _key(right: float, y: float, table: Table, title: str) -> list[Mark]:
     x = max(right - 88 * len(ops), MARGIN + len(title) * 8 + 16)
     parts: list[Mark] = []
     for i, (op, name) in enumerate(ops.items()):
-        parts.append(Box(x=x + 88 * i, y=y - 10, width=12, height=12, radius=2, fill=_colour(op, 1)))
-        parts.append(Text(x=x + 88 * i + 17, y=y, words=name, fill=FAINT))
+        parts.append(Box(x=x + 88 * i, y=y - 10, width=12, height=12, radius=2, fill=_color(op, 1)))
+        parts.append(Text(x=x + 88 * i + 17, y=y, text=name, fill=FAINT))
     return parts
 
 
 def _cell(cell: Cell, x: float, y: float, width: float, name: str, shade: int) -> list[Mark]:
     tip = f"{cell.action}: {cell.start:.6g} to {cell.end:.6g}"
-    box = Box(x=x, y=y, width=width, fill=_colour(cell.action.op, shade), stroke="#ffffff", tip=tip)
+    box = Box(x=x, y=y, width=width, fill=_color(cell.action.op, shade), stroke="#ffffff", tip=tip)
     size = next((size for size, letter in LETTER.items() if len(name) * letter < width), None)
     if size is None:
         return [box]
-    return [box, Text(x=x + width / 2, y=y + ROW / 2 + 4, words=name, size=size, anchor="middle")]
+    return [box, Text(x=x + width / 2, y=y + ROW / 2 + 4, text=name, size=size, anchor="middle")]
 
 
 def _shade(action: Action, table: Table) -> int:
@@ -177,7 +177,7 @@ def _shade(action: Action, table: Table) -> int:
     return mine.index(action.node) % NUM_SHADES
 
 
-def _colour(op: Op, shade: int) -> str:
+def _color(op: Op, shade: int) -> str:
     lightness = 0.82 - 0.075 * shade
     red, green, blue = colorsys.hls_to_rgb(HUES[op], lightness, 0.72)
     return f"#{round(255 * red):02x}{round(255 * green):02x}{round(255 * blue):02x}"
@@ -193,13 +193,10 @@ def _svg_box(box: Box) -> str:
 def _svg_text(text: Text) -> str:
     weight = 600 if text.size > 11 else 400
     style = f'font-size="{text.size}" font-weight="{weight}" fill="{text.fill}" text-anchor="{text.anchor}"'
-    return f'<text x="{text.x:.1f}" y="{text.y:.1f}" {style}>{escape(text.words)}</text>'
+    return f'<text x="{text.x:.1f}" y="{text.y:.1f}" {style}>{escape(text.text)}</text>'
 
 
-# Placed schedules as a PNG: the marks of the SVG, drawn by Pillow at twice the size.
-
-
-SCALE = 2  # for sharp letters on today's screens
+SCALE = 2  # of the PNG, for sharp text on high-resolution screens
 
 
 def draw_png(tables: Mapping[str, Table]) -> bytes:
@@ -214,7 +211,7 @@ def draw_png(tables: Mapping[str, Table]) -> bytes:
             _draw_box(pen, mark)
         else:
             _draw_text(pen, mark)
-    # A schedule has few colours: a palette is a quarter of the size.
+    # A schedule has few colors, so a palette makes the file four times smaller.
     out = io.BytesIO()
     image.quantize(64).save(out, "PNG", optimize=True)
     return out.getvalue()
@@ -230,17 +227,14 @@ def _draw_text(pen: Any, text: Text) -> None:
 
     font = ImageFont.load_default(text.size * SCALE)
     anchor = {"start": "ls", "middle": "ms"}[text.anchor]
-    pen.text((text.x * SCALE, text.y * SCALE), text.words, fill=text.fill, font=font, anchor=anchor)
-
-
-# Pictures of schedules by the suffix of a file: a row for each format.
+    pen.text((text.x * SCALE, text.y * SCALE), text.text, fill=text.fill, font=font, anchor=anchor)
 
 
 Tables = Mapping[str, Table]
 
 
 def _text(tables: Tables) -> str:
-    return "\n\n".join(draw_text(table, title) for title, table in tables.items()) + "\n"
+    return "\n\n".join(draw_timeline(table, title) for title, table in tables.items()) + "\n"
 
 
 FORMATS: Mapping[str, Callable[[Tables], str | bytes]] = {
@@ -251,18 +245,18 @@ FORMATS: Mapping[str, Callable[[Tables], str | bytes]] = {
 }
 
 
-def check_picture_file(path: Path) -> None:
-    """Refuse a file whose suffix names no format."""
+def check_diagram_file(path: Path) -> None:
+    """Raise ConfigError unless the file's suffix is that of a known format."""
     if path.suffix.lower() not in FORMATS:
         raise ConfigError(
-            f"{path} has no suffix of a picture.",
-            rule=f"Schedules are drawn as {', '.join(FORMATS)} (a Chrome trace is .json).",
-            remedy=f"Name it {path.stem or 'schedule'}.svg, for instance.",
+            f"{path} has no suffix of a diagram format.",
+            rule=f"Schedules are written as {', '.join(FORMATS)} (a Chrome trace is .json).",
+            remedy=f"Use a name such as {path.stem or 'schedule'}.svg.",
         )
 
 
-def write_picture(path: Path, tables: Tables) -> None:
-    """Draw the tables into a file, as its suffix says."""
-    check_picture_file(path)
+def write_diagram(path: Path, tables: Tables) -> None:
+    """Write the tables to a file in the format of its suffix."""
+    check_diagram_file(path)
     drawn = FORMATS[path.suffix.lower()](tables)
     write_atomic(path, drawn if isinstance(drawn, bytes) else drawn.encode())

@@ -1,4 +1,4 @@
-"""A placed schedule as text for the terminal. The SVG and the Chrome trace (picture_files.py) show the same cells."""
+"""A schedule as text for the terminal. The SVG and the Chrome trace (timeline_files.py) show the same cells."""
 
 import math
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ GAP = " ... "
 MAX_COLUMNS = 500
 
 
-def draw_text(table: Table, title: str = "", max_width: int = MAX_WIDTH) -> str:
-    """Return the table as rows of devices over time, with a legend; the middle of a long one is left out, and said."""
+def draw_timeline(table: Table, title: str = "", max_width: int = MAX_WIDTH) -> str:
+    """Return the table as one row per device over time, with a legend; the middle of a long one is omitted."""
     work = table.work
     rows, left_out = _rows(table.cells, work, max_width)
     lines = [title] if title else []
@@ -25,29 +25,29 @@ def draw_text(table: Table, title: str = "", max_width: int = MAX_WIDTH) -> str:
 
 
 def draw_cells(cells: Sequence[Cell], work: Work, max_width: int = MAX_WIDTH) -> str:
-    """Return the rows alone, also of a table that is not whole."""
+    """Return only the rows; works for an incomplete table as well."""
     rows, left_out = _rows(cells, work, max_width)
     return "\n".join([*rows, left_out] if left_out else rows)
 
 
 def summary(table: Table) -> str:
-    """Return the time, the idle share and the peaks of a table in words."""
-    words = f"{table.total_time:,.4g} {table.unit}, idle {table.bubble:.1%}"
+    """Return a sentence with the time, the idle fraction and the peaks of a table."""
+    text = f"{table.total_time:,.4g} {table.unit}, idle {table.bubble:.1%}"
     if not table.work.training:
-        return words
-    return f"{words}, stored at most by stage: {' '.join(map(str, table.peak_by_stage()))} micro batches"
+        return text
+    return f"{text}, stored at most by stage: {' '.join(map(str, table.peak_by_stage()))} micro batches"
 
 
 def label(action: Action, work: Work) -> str:
-    """Return the action's name in a row: without the stage where a device has only one."""
+    """Return the label of an action: without the stage where each device has only one."""
     return str(action) if len(work.device_of) > work.num_devices else f"{action.op}{action.micro}"
 
 
 def _rows(cells: Sequence[Cell], work: Work, max_width: int) -> tuple[list[str], str]:
-    """Return a line per device, and what is left out in words."""
+    """Return one line per device, and a note on what is omitted."""
     origin, unit = min(cell.start for cell in cells), _unit(cells)
     starts = {cell: _column(cell.start - origin, unit) for cell in cells}
-    # A measured action may be so short that it rounds to nothing; it still gets a column.
+    # A measured action may be so short that it rounds to zero columns; it still gets one.
     columns = {cell: (start, max(_column(cell.end - origin, unit), start + 1)) for cell, start in starts.items()}
     num_columns = max(end for _, end in columns.values())
     width = max(len(label(cell.action, work)) for cell in cells)
@@ -65,19 +65,19 @@ def _rows(cells: Sequence[Cell], work: Work, max_width: int) -> tuple[list[str],
             if cell.device == device:
                 texts[start] = "|" + label(cell.action, work).ljust(width, " " if end == start + 1 else "-")
                 texts[start + 1 : end] = ["-" * (width + 1)] * (end - start - 1)
-        shown = texts if cut is None else [*texts[: cut[0]], "|" + GAP, *texts[cut[1] :]]
-        lines.append(f"{head:<{head_width}} {''.join(shown)}|")
+        visible = texts if cut is None else [*texts[: cut[0]], "|" + GAP, *texts[cut[1] :]]
+        lines.append(f"{head:<{head_width}} {''.join(visible)}|")
     if cut is None:
         return lines, ""
     return lines, f"Columns {cut[0] + 1} to {cut[1]} of {num_columns} are left out."
 
 
 def _unit(cells: Sequence[Cell]) -> float:
-    """Return the time of one column: a common measure of all times if they are whole, else the shortest action."""
+    """Return the duration of one column: the gcd of all times if they are integers, else the shortest action."""
     times = {time for cell in cells for time in (cell.start, cell.end)}
     if all(float(time).is_integer() for time in times):
         return math.gcd(*(int(time) for time in times)) or 1
-    # A hair less, so that rounding leaves every action at least one column; measured ones may be as good as nothing.
+    # Slightly less, so that rounding leaves every action at least one column; measured actions may take almost no time.
     shortest = min(cell.end - cell.start for cell in cells)
     return max(shortest, (max(times) - min(times)) / MAX_COLUMNS) * (1 - 1e-9)
 
@@ -88,15 +88,15 @@ def _column(time: float, unit: float) -> int:
 
 def _legend(work: Work) -> list[str]:
     if len(work.device_of) == work.num_devices:
-        stages = "" if all(node.stage == device for node, device in work.device_of.items()) else _where(work)
+        stages = "" if all(node.stage == device for node, device in work.device_of.items()) else _stage_devices(work)
         example = f"{Op.F}0 forward of micro batch 0" + (f", {Op.B}0 its backward" if work.training else "")
         return [f"{example}, . idle. {stages or 'Stage s is on dev s.'}"]
     node = work.stages[-1][0]
     example = f"{node}{Op.F}0 stage {node} forward on micro batch 0"
-    return [f"{example}{f', {node}{Op.B}0 backward' if work.training else ''}, . idle. {_where(work)}"]
+    return [f"{example}{f', {node}{Op.B}0 backward' if work.training else ''}, . idle. {_stage_devices(work)}"]
 
 
-def _where(work: Work) -> str:
+def _stage_devices(work: Work) -> str:
     return (
         "Devices of the stages: "
         + " ".join(str(list(entry)) if isinstance(entry, tuple) else str(entry) for entry in work.device_mapping)

@@ -18,7 +18,7 @@ from headrace.engine.pipeline.schedule_runner import Walk
 from headrace.engine.pipeline.state_placement import HOST_MEMORY
 from headrace.plan.schedule import Node, find_schedule
 from headrace.plan.table import Table
-from headrace.plan.timeline_text import draw_text
+from headrace.plan.timeline_text import draw_timeline
 from headrace.program.gradients import AccumulatorType, empty_sums
 from headrace.program.infeed import Infeed
 from headrace.program.node_programs import make_node, make_update
@@ -79,7 +79,7 @@ class Pipeline:
 
     def draw(self) -> str:
         """Return the schedule as a picture of text."""
-        return draw_text(self.table, find_schedule(self.spec.request.pipeline_schedule).name)
+        return draw_timeline(self.table, find_schedule(self.spec.request.pipeline_schedule).name)
 
     def init(self) -> PipelineState:
         """Return the state at the start: the weights as they were given, on their devices."""

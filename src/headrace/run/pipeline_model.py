@@ -29,7 +29,7 @@ from headrace.engine.devices import start_devices, use_compilation_cache
 from headrace.engine.multiprocess_arrays import readable
 from headrace.engine.state import State, evaluated_weights
 from headrace.job.control import current_group
-from headrace.model.custom import own_network
+from headrace.model.custom import custom_network
 from headrace.model.custom_block import CustomBlock
 from headrace.model.network import Network
 from headrace.plan.plan import Plan
@@ -108,7 +108,7 @@ class PipelineModel:
         *,
         input_shape: Sequence[int] | None = None,
         num_classes: int | None = None,
-        name: str = "own_network",
+        name: str = "custom_network",
         class_names: Sequence[str] | None = None,
         **options: Any,
     ) -> None:
@@ -320,7 +320,7 @@ def _network(network: Any, input_shape: Any, num_classes: int | None, name: str)
             "A list of blocks needs input_shape and num_classes.",
             remedy="Give one image's shape and the number of classes: input_shape=(32, 32, 3), num_classes=10.",
         )
-    return own_network(network, input_shape=input_shape, num_classes=num_classes, name=name)
+    return custom_network(network, input_shape=input_shape, num_classes=num_classes, name=name)
 
 
 def _devices(design: Design) -> list[Any]:

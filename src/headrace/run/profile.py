@@ -22,7 +22,7 @@ from headrace.model.context import Ctx, Draws
 from headrace.model.network import Network
 from headrace.plan.pipeline import PipelinePlan
 from headrace.plan.table import Table
-from headrace.plan.timeline_files import FORMATS, write_picture
+from headrace.plan.timeline_files import FORMATS, write_diagram
 from headrace.run.design import CustomParts, design_run
 
 FOLDER = "profile"
@@ -85,7 +85,7 @@ def trace_schedule(
     tables = {"planned, with the stages' times from shapes or measured blocks": pipeline.expected_table()}
     tables["measured"] = measured
     for suffix in FORMATS:
-        write_picture(directory / f"schedule{suffix}", tables)
+        write_diagram(directory / f"schedule{suffix}", tables)
     return [
         f"schedule: the passes of a step took {format_duration(measured.total_time)}, devices idle "
         f"{measured.bubble:.1%} (planned {pipeline.expected_bubble:.1%}); see {directory / 'schedule.svg'}",

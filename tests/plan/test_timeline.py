@@ -1,6 +1,6 @@
-"""Pictures of schedules. The golden files show any change of a schedule as a picture; to renew them:
+"""Diagrams of schedules. The golden files make any change of a schedule visible; to regenerate them:
 
-python tests/plan/test_picture.py
+python tests/plan/test_timeline.py
 """
 
 import io
@@ -19,8 +19,8 @@ from headrace.core.errors import ConfigError
 from headrace.plan.schedule import Work
 from headrace.plan.simulate import equal_stages, make_table, per_stage
 from headrace.plan.table import Table
-from headrace.plan.timeline_files import Box, chrome_trace, draw_marks, draw_png, draw_svg, write_picture
-from headrace.plan.timeline_text import draw_text
+from headrace.plan.timeline_files import Box, chrome_trace, draw_marks, draw_png, draw_svg, write_diagram
+from headrace.plan.timeline_text import draw_timeline
 
 GOLDEN = Path(__file__).parent / "golden"
 FOUR = Work((0, 1, 2, 3), 8)
@@ -43,16 +43,16 @@ TABLES: dict[str, Table] = {
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_golden_pictures(name):
-    assert draw_text(TABLES[name], name) + "\n" == (GOLDEN / f"{name}.txt").read_text()
+def test_golden_diagrams(name):
+    assert draw_timeline(TABLES[name], name) + "\n" == (GOLDEN / f"{name}.txt").read_text()
 
 
-def test_no_golden_picture_is_left_over():
+def test_no_golden_diagram_is_left_over():
     assert {path.stem for path in GOLDEN.iterdir()} == set(TABLES)
 
 
-def test_a_picture_by_hand():
-    text = draw_text(make_table("Interleaved", Work((0, 1), 2), equal_stages(1, 2)), "two")
+def test_a_diagram_by_hand():
+    text = draw_timeline(make_table("Interleaved", Work((0, 1), 2), equal_stages(1, 2)), "two")
     assert text.splitlines() == [
         "two",
         "dev 0 |F0|F1|. |. |B0---|. |B1---|",
@@ -62,8 +62,8 @@ def test_a_picture_by_hand():
     ]
 
 
-def test_a_picture_of_swapped_devices_says_where_stages_are():
-    text = draw_text(make_table("Grouped", Work((1, 0), 1)))
+def test_a_diagram_of_swapped_devices_says_where_stages_are():
+    text = draw_timeline(make_table("Grouped", Work((1, 0), 1)))
     assert text.splitlines()[:3] == [
         "dev 0 |. |F0|B0|. |",
         "dev 1 |F0|. |. |B0|",
@@ -73,14 +73,14 @@ def test_a_picture_of_swapped_devices_says_where_stages_are():
 
 @given(st.sampled_from(["Grouped", "Sequential"]), st.integers(1, 12), st.integers(1, 150), st.integers(60, 100))
 @settings(max_examples=40)
-def test_pictures_stay_narrow_and_say_what_they_leave_out(name, num_stages, num_micros, width):
+def test_diagrams_stay_narrow_and_say_what_they_leave_out(name, num_stages, num_micros, width):
     work = Work(tuple(range(num_stages)), num_micros)
     table = make_table(name, work)
-    rows = [line for line in draw_text(table, max_width=width).splitlines() if line.startswith("dev ")]
+    rows = [line for line in draw_timeline(table, max_width=width).splitlines() if line.startswith("dev ")]
     assert len(rows) == num_stages
     assert len({len(row) for row in rows}) == 1
     assert len(rows[0]) <= width
-    left_out = re.search(r"Columns (\d+) to (\d+) of (\d+) are left out", draw_text(table, max_width=width))
+    left_out = re.search(r"Columns (\d+) to (\d+) of (\d+) are left out", draw_timeline(table, max_width=width))
     assert (left_out is not None) == (" ... " in rows[0])
     shown = sum(row.count("F") for row in rows) + sum(row.count("B") for row in rows)
     if left_out is None:
@@ -125,20 +125,20 @@ def test_png_has_the_colours_of_the_cells_at_their_places():
 
 
 @pytest.mark.parametrize("suffix", [".svg", ".png", ".json", ".txt"])
-def test_a_picture_is_written_as_its_suffix_says(tmp_path, suffix):
+def test_a_diagram_is_written_as_its_suffix_says(tmp_path, suffix):
     path = tmp_path / f"schedule{suffix}"
-    write_picture(path, {"a": TABLES["interleaved"]})
+    write_diagram(path, {"a": TABLES["interleaved"]})
     start = {".svg": b"<svg", ".png": b"\x89PNG", ".json": b'{"displayTimeUnit"', ".txt": b"a\n"}[suffix]
     assert path.read_bytes().startswith(start)
-    with pytest.raises(ConfigError, match="no suffix of a picture"):
-        write_picture(tmp_path / "schedule.gif", {"a": TABLES["interleaved"]})
+    with pytest.raises(ConfigError, match="no suffix of a diagram"):
+        write_diagram(tmp_path / "schedule.gif", {"a": TABLES["interleaved"]})
 
 
 def test_actions_of_no_length_can_be_drawn():
     cells = [cell._replace(end=cell.start) if cell.start == 3 else cell for cell in TABLES["grouped"].cells]
     table = Table(cells=tuple(cells), work=FOUR, unit="seconds")
     assert draw_svg({"a": table}).count("<title>") == len(cells)
-    assert draw_text(table).count("dev") >= 4
+    assert draw_timeline(table).count("dev") >= 4
 
 
 def test_chrome_trace_holds_the_cells():
@@ -160,4 +160,4 @@ def test_chrome_trace_holds_the_cells():
 
 if __name__ == "__main__":
     for name, table in TABLES.items():
-        (GOLDEN / f"{name}.txt").write_text(draw_text(table, name) + "\n")
+        (GOLDEN / f"{name}.txt").write_text(draw_timeline(table, name) + "\n")

@@ -12,7 +12,7 @@ import pytest
 from headrace.core.errors import ConfigError
 from headrace.model.composites import Chain
 from headrace.model.context import Ctx, Draws
-from headrace.model.custom import own_network
+from headrace.model.custom import custom_network
 from headrace.model.layers import Conv, Dense, Flatten, GlobalAveragePool, MaxPool, Relu
 from headrace.model.network import Network
 
@@ -54,7 +54,7 @@ IMAGES: Any = np.random.default_rng(0).normal(size=(5, 8, 8, 3)).astype(np.float
 
 
 def make(blocks=None, **changes):
-    return own_network(blocks or BLOCKS, **{"input_shape": (8, 8, 3), "num_classes": 10, **changes})
+    return custom_network(blocks or BLOCKS, **{"input_shape": (8, 8, 3), "num_classes": 10, **changes})
 
 
 def test_the_functions_are_applied_one_after_the_other():
@@ -207,7 +207,7 @@ def test_a_shape_that_is_no_image_is_refused():
 
 def test_making_a_network_touches_no_device():
     code = (
-        "from tests.model.test_own import make\n"
+        "from tests.model.test_custom import make\n"
         "import jax._src.xla_bridge as bridge\n"
         "network = make(); network.total_cost()\n"
         "assert not bridge._backends, bridge._backends\n"

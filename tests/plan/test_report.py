@@ -6,7 +6,7 @@ import pytest
 
 from headrace.cli.plan import main
 from headrace.core.errors import ConfigError
-from headrace.plan.report import Line, Section, draw_sections
+from headrace.plan.report import Line, Section, format_sections
 
 RUN = ["--dataset", "cifar10", "--micro-batch-size", "8", "--gradient-accumulation-count", "8", "--num-epochs", "6"]
 
@@ -16,7 +16,7 @@ def line_of(text: str, name: str) -> list[str]:
 
 
 def test_columns_are_aligned():
-    text = draw_sections(
+    text = format_sections(
         [Section("a", (Line("x", "1", "one"), Line("longer", "1,000"))), Section("b", (Line("y", "20"),))]
     )
     assert text.splitlines() == ["a", "  x           1  one", "  longer  1,000", "b", "  y          20"]
@@ -28,7 +28,7 @@ def test_the_command_prints_the_arithmetic(capsys):
     assert line_of(text, "global batch")[2] == "64"
     assert line_of(text, "steps per epoch")[3] == "781"
     assert line_of(text, "dropped per epoch")[3] == "16"
-    assert line_of(text, "steps in all")[3] == "4,686"
+    assert line_of(text, "total steps")[2] == "4,686"
     assert line_of(text, "calls")[1:4] == ["66", "of", "71"]
     assert line_of(text, "log")[1:] == ["66", "x", "every", "71", "steps"]
     assert line_of(text, "checkpoint")[1:] == ["6", "x", "every", "781", "steps"]

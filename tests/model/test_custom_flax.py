@@ -11,7 +11,7 @@ from flax import linen, nnx
 
 from headrace.core.errors import ConfigError
 from headrace.model.context import Ctx, Draws
-from headrace.model.custom import own_network
+from headrace.model.custom import custom_network
 
 IMAGES: Any = np.random.default_rng(0).normal(size=(6, 8, 8, 3)).astype(np.float32)
 SAMPLES = np.array([12, 5, 900, 3, 4, 77])
@@ -41,7 +41,7 @@ class NnxBlock(nnx.Module):
 
 def network_of(block, **more):
     head = [("pool", lambda x: x.mean((1, 2))), ("head", linen.Dense(10))]
-    return own_network([("block", block), *head], input_shape=(8, 8, 3), num_classes=10, **more)
+    return custom_network([("block", block), *head], input_shape=(8, 8, 3), num_classes=10, **more)
 
 
 def ctx(samples=SAMPLES, step=1):
@@ -184,4 +184,4 @@ def test_modules_that_cannot_be_blocks_are_refused(block, told):
 def test_without_flax_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "flax", None)
     with pytest.raises(ConfigError, match=r"pip install 'headrace\[flax\]'"):
-        own_network([("a", lambda rngs: None)], input_shape=(8, 8, 3), num_classes=10)
+        custom_network([("a", lambda rngs: None)], input_shape=(8, 8, 3), num_classes=10)
