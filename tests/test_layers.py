@@ -89,6 +89,14 @@ def test_a_room_imports_only_rooms_to_its_left(path: Path):
     assert not wrong
 
 
+@pytest.mark.parametrize("path", [path for path in FILES if path.parent.name != "job"], ids=name_of)
+def test_the_job_is_imported_through_its_package(path: Path):
+    names = {file.stem for file in (SRC / "job").glob("*.py")}
+    for line, module in imported(path, list(ast.walk(ast.parse(path.read_text())))):
+        if module.startswith("headrace.job."):
+            assert module.split(".")[2] not in names, f"{name_of(path)}:{line}: import it from headrace.job"
+
+
 def reached_when_imported(start: list[Path]) -> dict[str, str]:
     """Return {outside package: the file that imports it} over everything that importing these files imports."""
     outside: dict[str, str] = {}

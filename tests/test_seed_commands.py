@@ -16,7 +16,7 @@ from headrace.cli.main import main
 from headrace.cli.options import read_words
 from headrace.cli.scripts import run
 from headrace.core.errors import ConfigError
-from headrace.job.detect_launcher import find_place
+from headrace.job.detect_launcher import detect_process_info
 from headrace.job.launch_request import LaunchRequest
 from tests.seeds.page import PAGE, page
 from tests.seeds.reading import (
@@ -149,7 +149,7 @@ def test_data_dir(tmp_path: Path, shell) -> None:
 
 def test_workers_named_by_tf_config() -> None:
     for line, process in ((301, 0), (308, 1)):
-        place = find_place({"TF_CONFIG": tf_config(line)}, distributed=True)
+        place = detect_process_info({"TF_CONFIG": tf_config(line)}, distributed=True)
         assert place is not None
         assert (place.process, place.num_processes) == (process, 2)
 
@@ -158,7 +158,7 @@ def test_a_worker_started_by_mpirun_takes_its_number_from_there() -> None:
     words = shlex.split(at("001", 313).text)
     config = next(word for word in words if word.startswith("TF_CONFIG=")).removeprefix("TF_CONFIG=")
     environ = {"TF_CONFIG": config, "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
-    place = find_place(environ, distributed=True)
+    place = detect_process_info(environ, distributed=True)
     assert place is not None
     assert (place.process, place.num_processes) == (1, 2)
 

@@ -50,7 +50,7 @@ def test_the_legacy_form_counts_replicas_of_one_process() -> None:
     assert found.config.batch.num_replicas == 2 * 4
     with pytest.raises(ConfigError, match="--distributed is given under headrace launch"):
         resolve(options, "none", environ=LAUNCH)
-    with pytest.raises(ConfigError, match="nothing says which processes belong together"):
+    with pytest.raises(ConfigError, match="nothing defines which processes belong together"):
         resolve(options, "none", environ={})
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from headrace.config.load import config_from
+from headrace.core.jax_private import without_arguments
 from headrace.engine.pipeline.state_placement import Home
-from headrace.engine.segments import without_arguments
 from headrace.model.context import Ctx
 from headrace.model.families import build_network
 from headrace.model.norm import NormSpec

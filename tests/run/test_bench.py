@@ -16,8 +16,7 @@ from headrace.core.errors import ConfigError
 from headrace.data.dataset import describe_dataset, open_dataset
 from headrace.run.benchmarks import bench_inference, call_rates, latencies
 from headrace.run.design import design_run
-
-from .process import run_job
+from tests.job.processes import run_job
 
 SMALL = {"model_name": "cifar_resnet8", "dataset": "cifar10", "micro_batch_size": 4}
 

@@ -12,10 +12,9 @@ import pytest
 import yaml
 
 from headrace.cli.main import main
-from headrace.job.detect_launcher import find_place
-from headrace.job.launch_request import read_launch
-
-from .process import SRC
+from headrace.job.detect_launcher import detect_process_info
+from headrace.job.launch_request import parse_launch_options
+from tests.job.processes import SRC
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "hosts.md").read_text()
@@ -32,7 +31,7 @@ def lines_with(word: str) -> list[str]:
 @pytest.mark.parametrize("line", [*lines_with("headrace launch"), *lines_with("poprun")])
 def test_lines_of_the_launcher_are_read(line: str) -> None:
     words = shlex.split(line)
-    request = read_launch(words[1:] if words[0] == "poprun" else words[2:])
+    request = parse_launch_options(words[1:] if words[0] == "poprun" else words[2:])
     assert request.num_processes > 1
     assert request.program[0] in ("train", "resume", "python3")
     assert request.notes == ()
@@ -46,7 +45,7 @@ def test_pods_find_their_places() -> None:
     assert job["spec"]["completions"] == job["spec"]["parallelism"] == int(said["HEADRACE_NUM_PROCESSES"])
     name = job["metadata"]["name"]
     for index in range(job["spec"]["completions"]):
-        place = find_place(said | {"JOB_COMPLETION_INDEX": str(index), "HOSTNAME": f"{name}-{index}"})
+        place = detect_process_info(said | {"JOB_COMPLETION_INDEX": str(index), "HOSTNAME": f"{name}-{index}"})
         assert place is not None
         assert (place.process, place.num_processes) == (index, 4)
         assert place.coordinator == "train-0.train:61440"

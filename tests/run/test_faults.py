@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from headrace.checkpoint.store import list_checkpoints, newest_good
-from headrace.job.process_info import INTERRUPTED
+from headrace.core.errors import INTERRUPTED_EXIT_CODE
 from headrace.telemetry.records import Note, RunEnd, TrainRecord, read_records
+from tests.job.processes import SRC
+from tests.job.test_join import finish, last_line
+from tests.job.test_launch import is_running
 
 from .conftest import assert_close, assert_same_bits, final_state
-from .process import SRC
-from .test_join import finish, last_line
-from .test_launch import is_running
 
 OPTIONS = shlex.split("""
     --config none --dataset digits --model-name toy_model_bn --micro-batch-size 8 --num-replicas 2
@@ -158,7 +158,7 @@ def test_ctrl_c_saves_once_and_goes_on(tmp_path: Path, driver: str) -> None:
     printed = read_until(job, "epoch 3.00/2000")
     job.send_signal(signal.SIGINT)
     code, rest = finish(job)
-    assert code == INTERRUPTED, printed + rest
+    assert code == INTERRUPTED_EXIT_CODE, printed + rest
     run = tmp_path / "runs" / "left"
     (end,) = [record for record in read_records(run) if isinstance(record, RunEnd)]
     assert end.outcome == "interrupted"

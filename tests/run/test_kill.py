@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from headrace.job.process_info import INTERRUPTED
+from headrace.core.errors import INTERRUPTED_EXIT_CODE
 from headrace.telemetry.records import RunEnd, TrainRecord, ValidationRecord, read_records
+from tests.job.processes import finish, run, size_of, start, wait_until
 
 from .conftest import assert_same_bits, final_state
-from .process import finish, run, size_of, start, wait_until
 
 # Logs every 6 steps, checkpoints every 4, validation every 12: calls of 2 steps, and checkpoints between two logs.
 OPTIONS = shlex.split("""
@@ -120,7 +120,7 @@ def cut_run(words: Sequence[str], run_dir: Path, cuts: Sequence[tuple[signal.Sig
         wait_until(process, happened)
         process.send_signal(number)
         codes.append(finish(process))
-        expected = -signal.SIGKILL if number == signal.SIGKILL else INTERRUPTED
+        expected = -signal.SIGKILL if number == signal.SIGKILL else INTERRUPTED_EXIT_CODE
         assert codes[-1] in (expected, 0), output.read_text()  # 0: it had finished before
     assert run(["resume", run_dir], output) == 0, output.read_text()
     assert "Traceback" not in output.read_text()
@@ -170,7 +170,14 @@ def test_cut_and_resumed_equals_uninterrupted_bit_for_bit(tmp_path: Path) -> Non
     # First of all while the first process still compiles; later on between two logs.
     cuts = [(signal.SIGTERM, WHILE_COMPILING), *kills[:3], (signal.SIGINT, WHEN_NAMED), *kills[3:]]
     codes = cut_run(words_for(cut, 5), cut, cuts)
-    assert codes[:6] == [INTERRUPTED, -9, -9, -9, INTERRUPTED, -9]  # the best may never change again
+    assert codes[:6] == [
+        INTERRUPTED_EXIT_CODE,
+        -9,
+        -9,
+        -9,
+        INTERRUPTED_EXIT_CODE,
+        -9,
+    ]  # the best may never change again
     told = (tmp_path / "cut.txt").read_text()
     assert "SIGTERM: left at step 0, nothing is lost" in told
     assert told.count(f"interrupted; go on with: headrace resume {cut}\n") == 2

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.checkpoint.store import list_checkpoints, load
 from headrace.telemetry.records import TrainRecord, ValidationRecord, read_records
-from tests.run.process import finish, run, run_job, size_of, start_job, wait_until
+from tests.job.processes import finish, run, run_job, size_of, start_job, wait_until
 
 # 70 training samples in batches of 8: the epoch drops six, the 14 of the validation need two samples of padding.
 TINY: dict[str, Any] = {

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from .process import start
+from tests.job.processes import start
 
 CIFAR = "conv2_block1_post_addition_relu conv3_block1_post_addition_relu conv4_block1_post_addition_relu"
 SMALL = "--dataset generated --weight-updates-per-epoch 1 --num-epochs 1 --progress plain --logs-per-epoch 1"

@@ -13,7 +13,7 @@ from headrace.cli.options import parse, read_config_words, resolve_words
 from headrace.cli.scripts import SCRIPTS
 from headrace.config.load import Resolved
 from headrace.config.model_table import norm_choice
-from headrace.job.launch_request import LaunchRequest, read_launch
+from headrace.job.launch_request import LaunchRequest, parse_launch_options
 from headrace.job.local_processes import process_variables
 from headrace.run.design import Design, design_run
 
@@ -78,7 +78,7 @@ def read_commands() -> tuple[SeedCommand, ...]:
 
 def split_launch(words: list[str]) -> tuple[LaunchRequest | None, str, list[str]]:
     """Return (what is launched or None, name of the script, its argv) of a command's words."""
-    request = read_launch(words[1:], "poprun") if words[0] == "poprun" else None
+    request = parse_launch_options(words[1:], "poprun") if words[0] == "poprun" else None
     words = list(request.program) if request else words
     assert words[0] in ("python", "python3"), words
     return request, PurePath(words[1]).stem, words[2:]

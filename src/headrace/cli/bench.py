@@ -31,9 +31,9 @@ def main(argv: list[str]) -> int:
     if own.list or own.entry:
         return run_entries(argv, own)
     resolved = resolve_words(words)
-    from headrace.job.join import joined
+    from headrace.job import join_job
 
-    with joined(distributed=resolved.config.run.distributed) as place:
+    with join_job(distributed=resolved.config.run.distributed) as place:
         own.mine = place is None or place.is_first  # the rates are those of all processes; one tells them
         if own.mine:
             print_remarks(resolved)

@@ -15,18 +15,20 @@ mpirun or srun does it. When one dies, hangs or fails, all end.
 
 def main(argv: list[str], prog: str = "headrace launch") -> int:
     """Run the command; return its exit code."""
-    from headrace.job.launch_request import ROWS, read_launch
+    from headrace.job import LAUNCH_OPTIONS, parse_launch_options
 
     if argv and argv[0] in ("-h", "--help"):
         print(USAGE)
-        for row in ROWS:
+        for row in LAUNCH_OPTIONS:
             if row.sets:
                 print(f"  {row.name + ' ' + row.metavar:34}{row.help}")
-        print("\nAccepted and without effect here: " + ", ".join(row.name for row in ROWS if not row.sets) + ".")
+        print(
+            "\nAccepted and without effect here: " + ", ".join(row.name for row in LAUNCH_OPTIONS if not row.sets) + "."
+        )
         return 0
-    from headrace.job.launcher import launch
+    from headrace.job import launch
 
-    return launch(read_launch(argv, prog))
+    return launch(parse_launch_options(argv, prog))
 
 
 def poprun(argv: list[str] | None = None) -> int:

@@ -94,9 +94,9 @@ def print_error(error: HeadraceError) -> None:
 
 def _which_process() -> str:
     """Name this process where it is one of several and not the first, which speaks for all."""
-    from headrace.job.detect_launcher import find_place
+    from headrace.job import detect_process_info
 
     with suppress(HeadraceError):  # a place that cannot be read is the error that is being told
-        place = find_place(os.environ)
+        place = detect_process_info(os.environ)
         return f"process {place.process}: " if place and place.process else ""
     return ""

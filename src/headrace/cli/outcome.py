@@ -1,8 +1,8 @@
 """What a run came to, as the last lines on the terminal and as an exit code."""
 
 from headrace.config.schema import Config
-from headrace.job.control import current_group
-from headrace.job.process_info import INTERRUPTED
+from headrace.core.errors import INTERRUPTED_EXIT_CODE
+from headrace.job import current_group
 from headrace.run.recorder import RunResult
 
 
@@ -34,4 +34,4 @@ def tell_averages(result: RunResult, config: Config, *, validated: bool) -> None
 
 def exit_code(result: RunResult) -> int:
     """Return 0, or 75 for a run that was interrupted and can be resumed."""
-    return INTERRUPTED if result.outcome == "interrupted" else 0
+    return INTERRUPTED_EXIT_CODE if result.outcome == "interrupted" else 0

@@ -14,10 +14,10 @@ def main(argv: list[str]) -> int:
 
     words = read_words(argv, "headrace resume", extra, "Go on with a run from its newest good checkpoint, exactly.")
     from headrace.cli.outcome import exit_code, tell
-    from headrace.job.join import joined
+    from headrace.job import join_job
     from headrace.run.fit import resume
 
-    with joined(distributed=bool(words.options.get("distributed"))):
+    with join_job(distributed=bool(words.options.get("distributed"))):
         result = resume(words.own.run_dir, words.options)
     tell(result)
     return exit_code(result)

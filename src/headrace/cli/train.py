@@ -15,10 +15,10 @@ def main(argv: list[str]) -> int:
         return resume([place, *words])
     resolved, _ = parse(argv, "headrace train", description=DESCRIPTION)
     from headrace.cli.outcome import exit_code, tell, tell_averages
-    from headrace.job.join import joined
+    from headrace.job import join_job
     from headrace.run.fit import train
 
-    with joined(distributed=resolved.config.run.distributed) as place:
+    with join_job(distributed=resolved.config.run.distributed) as place:
         result = train(resolved)
     tell(result)
     if place is None or place.is_first:

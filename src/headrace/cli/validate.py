@@ -26,12 +26,11 @@ def main(argv: list[str]) -> int:
     own = words.own
     if own.last and own.best:
         raise ConfigError("Both --last and --best are given.", remedy="Leave one of them out.")
-    from headrace.job.control import current_group
-    from headrace.job.join import joined
+    from headrace.job import current_group, join_job
     from headrace.run.validation import ALL, BEST, LAST, validate
 
     which = LAST if own.last else BEST if own.best else ALL
-    with joined(distributed=bool(words.options.get("distributed"))):
+    with join_job(distributed=bool(words.options.get("distributed"))):
         found = validate(own.path, words.options, which=which, report_dir=own.report_dir)
         if current_group().is_first:
             _show(found, as_json=own.json)

@@ -16,8 +16,7 @@ from headrace.config.schema import all_options
 from headrace.config.section_data import PICTURE_DATASETS, SYNTHETIC_DATASETS
 from headrace.config.section_pipeline import stages_of_splits
 from headrace.config.values import shown
-from headrace.job.detect_launcher import find_place
-from headrace.job.process_info import Place
+from headrace.job import ProcessInfo, detect_process_info
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,14 +168,14 @@ LAUNCHER = "launcher"  # the kind of origin of what comes from here
 def launcher_layer(layers: Sequence[Layer], environ: Mapping[str, str]) -> tuple[Layer, tuple[str, ...]]:
     """Return the layer over all others, and warnings about what it overrules. A process alone has an empty one."""
     distributed = _find(layers, "distributed")
-    place = find_place(environ, distributed=bool(distributed and distributed.value))
+    place = detect_process_info(environ, distributed=bool(distributed and distributed.value))
     if place is None:
         return {}, ()
     written = _find(layers, "num_replicas")
     number = _replicas(place, written)
     if number is None:
         return {}, ()
-    layer = {"num_replicas": Given(value=number, origin=Origin(kind=LAUNCHER, where=place.found_by))}
+    layer = {"num_replicas": Given(value=number, origin=Origin(kind=LAUNCHER, where=place.detected_by))}
     if place.num_replicas is None or written is None or written.origin.kind == LAUNCHER or written.value == number:
         return layer, ()
     told = (
@@ -186,7 +185,7 @@ def launcher_layer(layers: Sequence[Layer], environ: Mapping[str, str]) -> tuple
     return layer, (told,)
 
 
-def _replicas(place: Place, written: Given | None) -> int | None:
+def _replicas(place: ProcessInfo, written: Given | None) -> int | None:
     """Return the replicas of the whole job, or None where what is written holds."""
     if place.num_replicas is not None:
         return place.num_replicas

@@ -3,9 +3,12 @@
 import difflib
 from collections.abc import Iterable
 
+# EX_TEMPFAIL of sysexits.h: stopped by a signal, nothing is lost, and `headrace resume` continues the run.
+INTERRUPTED_EXIT_CODE = 75
+
 
 class HeadraceError(Exception):
-    """Anything the user can mend. The command line prints it without a traceback and exits with `exit_code`."""
+    """Anything the user can fix. The command line prints it without a traceback and exits with `exit_code`."""
 
     exit_code = 2
 
@@ -19,7 +22,7 @@ class ConfigError(HeadraceError):
 
 
 class DataError(HeadraceError):
-    """A data set that is missing, truncated or wrong."""
+    """A dataset that is missing, truncated or wrong."""
 
 
 class CheckpointError(HeadraceError):

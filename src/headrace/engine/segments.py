@@ -57,20 +57,3 @@ def _apply(
 def all_finite(_name: str, y: Any) -> jax.Array:
     """Say whether all numbers of a block's output are finite."""
     return jnp.stack([jnp.isfinite(part).all() for part in jax.tree.leaves(y)]).all()
-
-
-# What jax.vjp keeps between the passes, without the arguments that somebody else keeps anyway.
-
-
-def without_arguments(vjp: Any) -> Any:
-    """Take the arguments (weights, inputs) out of what jax.vjp keeps: left in, they would be copied."""
-    if hasattr(vjp, "args_res"):
-        vjp.args_res = [None] * len(vjp.args_res)
-    return vjp
-
-
-def with_arguments(vjp: Any, arguments: tuple[Any, ...]) -> Any:
-    """Put the arguments back, so that the gradient can be computed."""
-    if hasattr(vjp, "args_res"):
-        vjp.args_res = list(arguments)
-    return vjp

@@ -1,36 +1,43 @@
-"""The processes of a job as one: what process 0 decides the others follow, and what must be equal is compared.
+"""Control messages between the processes of a job: what process 0 decides, and what all must agree on.
 
-Words go through the store of JAX's coordination service, which waits for no device and is there before any is touched;
-arrays go through XLA's collectives. Every process must come to the same questions in the same order.
+Small values go through the key-value store of JAX's coordination service, which waits for no device and exists before
+any device is touched; arrays go through XLA's collectives. Every process must make the same calls in the same order.
 """
 
 import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from headrace.job.warm_collectives import connect_devices, quiet_output
+from headrace.core.jax_private import CoordinationClient, coordination_client
+from headrace.job.warm_collectives import quiet_stdout, warm_collectives
+
+T = TypeVar("T")
 
 _ROOT = "headrace/run"
-_PATIENCE = 60_000  # milliseconds; then it is waited again: the watch ends a process that waits for a dead one
-# Of a state, sent at once: devices hold it several times. 292 MiB took 2.9 GiB in one piece, in such ones 0.65.
+# Milliseconds of one wait, after which the wait is repeated. There is no overall limit: the liveness monitor ends this
+# process if the one that it waits for dies.
+_WAIT_MS = 60_000
+# Arrays are broadcast in pieces of this size, because a collective holds several copies on the device: sending 292 MiB
+# at once took 2.9 GiB, in pieces 0.65 GiB.
 PIECE_BYTES = 2**24
-_KEPT = 256  # answers of process 0 that stay in the store; nobody is that far behind, since calls need everybody
+# Broadcast values that stay in the store. No process is that far behind, since training calls need all of them.
+_KEPT_BROADCASTS = 256
 
 
-class Group:
+class ProcessGroup:
     """This process among those of its job."""
 
-    def __init__(self, process: int = 0, num_processes: int = 1, client: Any = None) -> None:
+    def __init__(self, process: int = 0, num_processes: int = 1, client: CoordinationClient | None = None) -> None:
         self.process, self.num_processes, self._client = process, num_processes, client
-        self._questions = itertools.count()
-        self._has_asked = False
+        self._calls = itertools.count()
+        self._has_requested_stop = False
 
     @property
     def is_first(self) -> bool:
@@ -42,74 +49,85 @@ class Group:
         """Whether the job has no other process."""
         return self.num_processes == 1
 
-    def share(self, value: Any = None) -> Any:
-        """Return process 0's value (of JSON's kinds) in every process."""
+    def broadcast(self, value: Any = None) -> Any:
+        """Return process 0's value (anything JSON can hold) in every process."""
         if self.is_alone:
             return value
-        number = next(self._questions)
+        number = next(self._calls)
         if self.is_first:
-            self._client.key_value_set(f"{_ROOT}/said/{number}", json.dumps(value))
-            if number >= _KEPT:
-                self._client.key_value_delete(f"{_ROOT}/said/{number - _KEPT}")
+            self._store.key_value_set(f"{_ROOT}/broadcast/{number}", json.dumps(value))
+            if number >= _KEPT_BROADCASTS:
+                self._store.key_value_delete(f"{_ROOT}/broadcast/{number - _KEPT_BROADCASTS}")
             return value
-        return json.loads(self._wait(f"{_ROOT}/said/{number}"))
+        return json.loads(self._wait(f"{_ROOT}/broadcast/{number}"))
 
-    def gather(self, value: Any) -> list[Any]:
-        """Return every process's value (of JSON's kinds), in their order, in every process."""
+    def all_gather(self, value: Any) -> list[Any]:
+        """Return every process's value (anything JSON can hold), ordered by process, in every process."""
         if self.is_alone:
             return [value]
-        place = f"{_ROOT}/gathered/{next(self._questions)}"
-        self._client.key_value_set(f"{place}/{self.process}", json.dumps(value))
-        return [json.loads(self._wait(f"{place}/{process}")) for process in range(self.num_processes)]
+        key = f"{_ROOT}/gather/{next(self._calls)}"
+        self._store.key_value_set(f"{key}/{self.process}", json.dumps(value))
+        return [json.loads(self._wait(f"{key}/{process}")) for process in range(self.num_processes)]
 
-    def first(self, work: Callable[[], Any]) -> Any:
-        """Let process 0 do some work; return what it gives there, None elsewhere. If it fails, the watch ends all."""
+    def on_first_process(self, work: Callable[[], T]) -> T | None:
+        """Call `work` in process 0 and return its result there, None elsewhere.
+
+        If it raises, the liveness monitor ends the other processes.
+        """
         return work() if self.is_first else None
 
-    def same(self, tree: Any) -> Any:
-        """Return process 0's host arrays in every process, bit by bit; the shapes must be equal already."""
+    def broadcast_arrays(self, tree: Any) -> Any:
+        """Return process 0's host arrays in every process, bit for bit; their shapes must already be equal."""
         if self.is_alone:
             return tree
-        leaves, build = jax.tree.flatten(jax.tree.map(lambda leaf: np.array(leaf, order="C"), tree))
+        leaves, structure = jax.tree.flatten(jax.tree.map(lambda leaf: np.array(leaf, order="C"), tree))
         for piece in _pieces([leaf.reshape(-1).view(np.uint8) for leaf in leaves]):
             received = multihost_utils.broadcast_one_to_all(np.concatenate(piece))
             ends = itertools.accumulate(part.size for part in piece)
             for part, end in zip(piece, ends, strict=True):
-                part[:] = received[end - part.size : end]
-        return jax.tree.unflatten(build, leaves)
+                part[:] = received[end - part.size : end]  # the parts are views of the leaves
+        return jax.tree.unflatten(structure, leaves)
 
-    def meet(self, meshes: Sequence[Mesh], group_size: int = 1) -> None:
-        """Wait for all processes, and connect those of their devices that will exchange something."""
+    def connect_devices(self, meshes: Sequence[Mesh], batch_norm_group_size: int = 1) -> None:
+        """Wait for all processes, then connect the devices of each mesh (see `warm_collectives`)."""
         if self.is_alone:
             return
-        self.gather(None)
-        with quiet_output():
-            self.same(np.zeros(1, np.uint8))
-            connect_devices(meshes, group_size)
+        self.all_gather(None)  # a barrier: gloo gives up on a process that is 30 s late
+        with quiet_stdout():
+            self.broadcast_arrays(np.zeros(1, np.uint8))
+            warm_collectives(meshes, batch_norm_group_size)
 
-    def stop_asked(self, asked: str | None) -> str | None:
-        """Return why the job is to stop now, the same in every process, or None; `asked` is what this one was told."""
+    def agree_to_stop(self, requested: str | None) -> str | None:
+        """Return why the job is to stop now, or None: the same in every process.
+
+        `requested` is the signal that this process has received, if any.
+        """
         if self.is_alone:
-            return asked
-        if asked and not self.is_first and not self._has_asked:
-            self._client.key_value_set(f"{_ROOT}/asked/{self.process}", f"{asked} at process {self.process}")
-            self._has_asked = True
-        if self.is_first and not asked:
-            others = self._client.key_value_dir_get(f"{_ROOT}/asked/")
-            asked = others[0][1] if others else None
-        return self.share(asked)
+            return requested
+        if requested and not self.is_first and not self._has_requested_stop:
+            self._store.key_value_set(f"{_ROOT}/stop/{self.process}", f"{requested} at process {self.process}")
+            self._has_requested_stop = True
+        if self.is_first and not requested:
+            others = self._store.key_value_dir_get(f"{_ROOT}/stop/")
+            requested = others[0][1] if others else None
+        return self.broadcast(requested)
+
+    @property
+    def _store(self) -> CoordinationClient:
+        assert self._client is not None, "a group of several processes has a client"
+        return self._client
 
     def _wait(self, key: str) -> str:
         while True:
             try:
-                return self._client.blocking_key_value_get(key, _PATIENCE)
+                return self._store.blocking_key_value_get(key, _WAIT_MS)
             except jax.errors.JaxRuntimeError as error:
                 if "DEADLINE_EXCEEDED" not in str(error):
                     raise
 
 
 def _pieces(rows: list[np.ndarray]) -> Iterator[list[np.ndarray]]:
-    """Cut rows of bytes, one behind the other, into pieces of one size but the last; yield the parts of each."""
+    """Cut the concatenation of byte arrays into pieces of equal size (the last may be smaller); yield views of each."""
     starts = [0, *itertools.accumulate(row.size for row in rows)]
     for begin in range(0, starts[-1], PIECE_BYTES):
         end = begin + PIECE_BYTES
@@ -118,10 +136,7 @@ def _pieces(rows: list[np.ndarray]) -> Iterator[list[np.ndarray]]:
 
 
 @cache
-def current_group() -> Group:
-    """Return the group that this process has joined; one that never joined any is alone."""
-    if not jax.distributed.is_initialized():
-        return Group()
-    from jax._src.distributed import global_state  # the store has no public door; multihost_utils takes this one too
-
-    return Group(global_state.process_id, global_state.num_processes, global_state.client)
+def current_group() -> ProcessGroup:
+    """Return the group that this process has joined; a process that joined none is alone."""
+    found = coordination_client()
+    return ProcessGroup() if found is None else ProcessGroup(*found)

@@ -1,4 +1,4 @@
-"""Join the other processes of a job, before anything touches a device; and leave it, in order or in trouble."""
+"""Join the other processes of a job, before any device is touched; and leave it, in order or after an error."""
 
 import atexit
 import os
@@ -12,142 +12,144 @@ from functools import cache
 import jax
 
 from headrace.core.errors import ConfigError, HeadraceError, ProcessLost
-from headrace.job.detect_launcher import LOOPBACK, find_place, split_address
-from headrace.job.liveness import GRACE, LivenessMonitor, describe
-from headrace.job.local_processes import gpu_share, visible_gpus
-from headrace.job.process_info import COORDINATOR, PARENT, Place
+from headrace.job.detect_launcher import LOOPBACK, detect_process_info, split_address
+from headrace.job.liveness import GRACE_SECONDS, LivenessMonitor, ending_message
+from headrace.job.local_processes import process_gpus, visible_gpus
+from headrace.job.process_info import COORDINATOR, LAUNCHER_PID, ProcessInfo
 from headrace.job.rendezvous import rendezvous
 
-SHUTDOWN_SECONDS = 5  # for JAX's own last barrier: the watch has seen to it that all processes come to it together
-NEWS_SECONDS = 3.0  # after a failed collective the news of who died comes within milliseconds
+# For JAX's own last barrier. It can be short: the liveness monitor makes all processes reach it together.
+SHUTDOWN_SECONDS = 5
+# After a failed collective, the monitor usually reports within milliseconds which process died.
+REPORT_SECONDS = 3.0
 
 
-def join_job(*, distributed: bool = False) -> Place | None:
-    """Find this process's place in the environment and join the others; None where there are none."""
-    place = find_place(os.environ, distributed=distributed)
-    return None if place is None else join(place)
-
-
-def join(place: Place) -> Place:
-    """Meet the other processes; return the place, with what only JAX could know. A second time nothing happens."""
-    if not place.is_alone and not jax.distributed.is_initialized():
-        # XLA's own CPU collectives know one process only. On other platforms nobody reads this.
+def join(info: ProcessInfo) -> ProcessInfo:
+    """Join the job; return the info, completed by what only JAX could know. A second call does nothing."""
+    if not info.is_alone and not jax.distributed.is_initialized():
+        # XLA's built-in CPU collectives support a single process only. Other platforms ignore this setting.
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        with suppress(AttributeError):  # where JAX has it
-            jax.config.update("jax_enable_preemption_service", False)  # signals are ours
-        if place.num_processes:
-            _meet(place)
+        with suppress(AttributeError):  # not every version of JAX has it
+            jax.config.update("jax_enable_preemption_service", False)  # Headrace handles signals itself
+        if info.num_processes:
+            _connect(info)
         else:
-            jax.distributed.initialize(initialization_timeout=int(place.join_seconds))
-    if not place.num_processes:
-        place = replace(place, process=jax.process_index(), num_processes=jax.process_count())
-    _job().place = place
-    return place
+            jax.distributed.initialize(initialization_timeout=int(info.join_seconds))
+    if not info.num_processes:
+        info = replace(info, process=jax.process_index(), num_processes=jax.process_count())
+    _job().info = info
+    return info
 
 
 @contextmanager
-def joined(*, distributed: bool = False) -> Iterator[Place | None]:
-    """Be part of the job while the block runs: an error in here ends all processes, and theirs end this one."""
-    place = join_job(distributed=distributed)
-    watch = current_monitor()
-    if watch is None:
-        yield place
+def join_job(*, distributed: bool = False) -> Iterator[ProcessInfo | None]:
+    """Be part of the job that the environment describes while the block runs; yield None if there is no such job.
+
+    An error inside the block ends all processes of the job, and an error in another process ends this one.
+    """
+    info = detect_process_info(os.environ, distributed=distributed)
+    info = None if info is None else join(info)
+    monitor = current_monitor()
+    if monitor is None:
+        yield info
         return
     try:
-        with naming_the_lost():
-            yield place
+        with report_lost_process():
+            yield info
     except BaseException as error:
         if isinstance(error, SystemExit) and not error.code:
             raise
-        watch.fail(_in_a_line(error))
-        watch.tell()  # the error itself is printed, by whoever catches it
-        # JAX would wait for the others at exit, and then abort.
+        monitor.fail(_first_line(error))
+        monitor.claim_last_message()  # whoever catches the error prints it
+        # Without this, JAX would wait for the others at exit and then abort.
         code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
-        atexit.register(_leave_at_once, code)
+        atexit.register(_exit_at_once, code)
         raise
 
 
 @contextmanager
-def naming_the_lost() -> Iterator[None]:
-    """Turn the error of a collective whose other end is gone into one that says which process that was."""
+def report_lost_process() -> Iterator[None]:
+    """Turn the error of a collective whose peer is gone into a ProcessLost that names the process."""
     try:
         yield
     except (RuntimeError, ValueError) as error:
-        watch, of_xla = current_monitor(), isinstance(error, jax.errors.JaxRuntimeError)
-        lost = watch.wait_for_loss(NEWS_SECONDS if of_xla else NEWS_SECONDS / 10) if watch else None
-        if watch is None or lost is None:
+        monitor, from_xla = current_monitor(), isinstance(error, jax.errors.JaxRuntimeError)
+        lost = monitor.wait_for_loss(REPORT_SECONDS if from_xla else REPORT_SECONDS / 10) if monitor else None
+        if monitor is None or lost is None:
             raise
-        if watch.me.process:
-            time.sleep(GRACE)  # only process 0 has something to write: the watch ends the others right now
+        if monitor.me.process:
+            time.sleep(GRACE_SECONDS)  # only process 0 has a record to write: meanwhile the monitor ends this process
         raise ProcessLost(
-            f"{describe(watch.me, lost)}.",
+            f"{ending_message(monitor.me, lost)}.",
             rule="A step needs all processes.",
             remedy="Nothing before the last checkpoint is lost: headrace resume RUN_DIR, with any number of processes.",
         ) from error
 
 
 def current_monitor() -> LivenessMonitor | None:
-    """Return the watch of the job that this process has joined."""
-    return _job().watch
+    """Return the liveness monitor of the job that this process has joined."""
+    return _job().monitor
 
 
-def refuse_narrow(devices_per_replica: int) -> None:
-    """Refuse a plan whose replicas need more devices than the launcher was told that they have."""
-    place = _job().place
-    if place is None or place.devices_per_replica is None or devices_per_replica <= place.devices_per_replica:
+def check_devices_per_replica(devices_per_replica: int) -> None:
+    """Raise ConfigError if the plan's replicas need more devices than the launcher assigned to each."""
+    info = _job().info
+    if info is None or info.devices_per_replica is None or devices_per_replica <= info.devices_per_replica:
         return
     raise ConfigError(
-        f"A replica of this plan needs {devices_per_replica} devices, and the launcher gives it "
-        f"{place.devices_per_replica}.",
+        f"A replica of this plan needs {devices_per_replica} devices, but the launcher assigns it "
+        f"{info.devices_per_replica}.",
         rule="--ipus-per-replica is the number of devices of a replica: one for each stage of a pipeline.",
-        remedy=f"Launch with --ipus-per-replica {devices_per_replica}, or cut the network into fewer stages.",
+        remedy=f"Launch with --ipus-per-replica {devices_per_replica}, or use fewer pipeline stages.",
     )
 
 
 @dataclass
 class _Job:
-    place: Place | None = None
-    watch: LivenessMonitor | None = None
+    info: ProcessInfo | None = None
+    monitor: LivenessMonitor | None = None
 
 
 @cache
 def _job() -> _Job:
-    """Return what this process has joined: one job in its life, as it is with JAX's own state."""
+    """Return the job that this process has joined: at most one in its life, like JAX's own distributed state."""
     return _Job()
 
 
-def _meet(place: Place) -> None:
-    """Call the roll, start the watch, then JAX."""
-    roll = rendezvous(place)
-    parent = os.getppid() if os.environ.get(PARENT) == str(os.getppid()) else None  # else a script stands between
-    watch = _job().watch = LivenessMonitor(roll, place.silence_seconds, parent)
-    host, port = split_address(roll.jax_address, COORDINATOR)
+def _connect(info: ProcessInfo) -> None:
+    """Rendezvous, start the liveness monitor, then initialize JAX."""
+    connections = rendezvous(info)
+    # Where a script stands between launcher and process, its end says nothing: then the launcher is not watched.
+    launcher = os.getppid() if os.environ.get(LAUNCHER_PID) == str(os.getppid()) else None
+    monitor = _job().monitor = LivenessMonitor(connections, info.silence_seconds, launcher)
+    host, port = split_address(connections.jax_address, COORDINATOR)
     local = host == LOOPBACK
     try:
         jax.distributed.initialize(
-            coordinator_address=roll.jax_address,
-            num_processes=place.num_processes,
-            process_id=place.process,
-            local_device_ids=gpu_share(place, os.environ, len(visible_gpus(os.environ))),
+            coordinator_address=connections.jax_address,
+            num_processes=info.num_processes,
+            process_id=info.process,
+            local_device_ids=process_gpus(info, os.environ, len(visible_gpus(os.environ))),
             cluster_detection_method="deactivate",
-            initialization_timeout=int(max(place.join_seconds, 10)),
-            # JAX ends a process by an abort of its own. It is the second line: the watch must have spoken before.
-            heartbeat_timeout_seconds=int(3 * place.silence_seconds) + 10,
+            initialization_timeout=int(max(info.join_seconds, 10)),
+            # JAX's own heartbeat aborts the process without naming anyone. It is the fallback, so it must be slower
+            # than the liveness monitor.
+            heartbeat_timeout_seconds=int(3 * info.silence_seconds) + 10,
             shutdown_timeout_seconds=SHUTDOWN_SECONDS,
             coordinator_bind_address=f"{host}:{port}" if local else None,
         )
     except Exception as error:
-        watch.fail(_in_a_line(error))
+        monitor.fail(_first_line(error))
         raise
-    atexit.register(watch.farewell)  # after JAX's own, so that it runs before it
+    atexit.register(monitor.wait_until_all_done)  # registered after JAX's own handler, so it runs before that
 
 
-def _in_a_line(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     text = error.problem if isinstance(error, HeadraceError) else f"{type(error).__name__}: {error}"
     return text.splitlines()[0][:300].removesuffix(".") if text else type(error).__name__
 
 
-def _leave_at_once(code: int) -> None:
+def _exit_at_once(code: int) -> None:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()

@@ -1,4 +1,4 @@
-"""What is to be launched: the words of `headrace launch` or of a `poprun` line, read by a pure function."""
+"""What to launch: the arguments of `headrace launch` or `poprun`, parsed by a pure function."""
 
 import shlex
 from collections.abc import Callable, Sequence
@@ -10,17 +10,17 @@ from headrace.core.errors import ConfigError, did_you_mean
 from headrace.job.detect_launcher import expand_hosts, read_seconds
 
 DRIVERS = ("auto", "local", "mpirun", "srun")
-_NO_IPUS = "it concerns the partition of IPUs"
+_NO_IPUS = "IPU partitions do not exist here"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchRequest:
-    """Processes to start: how many, what each owns, where, and the program that they run."""
+    """Processes to start: how many, with which devices, where, and the program that they run."""
 
-    program: tuple[str, ...]  # as written: a command of headrace with its options, or python, a script and its options
+    program: tuple[str, ...]  # a headrace command with its options, or python, a script and its options
     num_processes: int
     num_replicas: int  # of all processes together
-    devices_per_replica: int | None  # None: as the program's configuration says
+    devices_per_replica: int | None  # None: taken from the program's configuration
     hosts: tuple[str, ...] = ()
     driver: str = "auto"
     coordinator: str | None = None
@@ -33,30 +33,32 @@ class LaunchRequest:
     cache_dir: str | None = None
     dry_run: bool = False
     verbose: bool = False
-    notes: tuple[str, ...] = field(default=())  # what has no effect, or was understood in a way worth saying
+    notes: tuple[str, ...] = field(
+        default=()
+    )  # about options without effect or with an interpretation worth mentioning
 
     @property
     def replicas_per_process(self) -> int:
-        """Return how many replicas each process owns."""
+        """Number of replicas in each process."""
         return self.num_replicas // self.num_processes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """An option of the launcher: what its value becomes, or why it has no effect."""
+class LaunchOption:
+    """An option of the launcher: how its value is parsed, or why it has no effect."""
 
     name: str
     help: str
     read: Callable[[str, str], Any] = lambda _name, text: text
-    sets: str = ""  # the field of the request; "" where it has no effect
-    bare: Any = None  # the value where none is written; options without one need theirs
+    sets: str = ""  # field of the request; "" if the option has no effect
+    bare: Any = None  # value if none is given; options without one require a value
     metavar: str = ""
     may_be_bare: bool = False
 
 
 def _count(name: str, text: str) -> int:
     if not text.isdecimal() or not int(text):
-        raise ConfigError(f"{name} is {text!r}.", rule="It is a number from 1 up.")
+        raise ConfigError(f"{name} is {text!r}.", rule="It is a whole number of at least 1.")
     return int(text)
 
 
@@ -66,7 +68,7 @@ def _index(name: str, text: str) -> int:
     return int(text)
 
 
-def _yes(name: str, text: str) -> bool:
+def _flag(name: str, text: str) -> bool:
     known = {"1": True, "yes": True, "true": True, "on": True, "0": False, "no": False, "false": False, "off": False}
     if text.lower() not in known:
         raise ConfigError(f"{name} is {text!r}.", rule="It is yes or no (1 or 0).")
@@ -79,101 +81,113 @@ def _driver(name: str, text: str) -> str:
     return text
 
 
-ROWS = (
-    Row(name="--num-instances", metavar="I", sets="num_processes", read=_count, help="processes"),
-    Row(name="--num-replicas", metavar="R", sets="num_replicas", read=_count, help="replicas of all processes [I]"),
-    Row(
+LAUNCH_OPTIONS = (
+    LaunchOption(name="--num-instances", metavar="I", sets="num_processes", read=_count, help="number of processes"),
+    LaunchOption(
+        name="--num-replicas",
+        metavar="R",
+        sets="num_replicas",
+        read=_count,
+        help="number of replicas in all processes together [I]",
+    ),
+    LaunchOption(
         name="--ipus-per-replica",
         metavar="P",
         sets="devices_per_replica",
         read=_count,
         may_be_bare=True,
-        help="devices of a replica [as the program's configuration says]",
+        help="devices per replica [from the program's configuration]",
     ),
-    Row(
+    LaunchOption(
         name="--host",
         metavar="A,B",
         sets="hosts",
         read=lambda name, text: tuple(expand_hosts(text, name)),
-        help="hosts, the first of them with process 0; a[1-4] is short for a1,a2,a3,a4 [this one]",
+        help="hosts; process 0 runs on the first; a[1-4] is short for a1,a2,a3,a4 [this host]",
     ),
-    Row(
+    LaunchOption(
         name="--driver",
-        metavar="WHO",
+        metavar="NAME",
         sets="driver",
         read=_driver,
-        help="who starts the processes: local, mpirun or srun [mpirun for other hosts, srun inside a job of Slurm]",
+        help="what starts the processes: local, mpirun or srun [mpirun for other hosts, srun inside a Slurm job]",
     ),
-    Row(
+    LaunchOption(
         name="--coordinator",
         metavar="HOST:PORT",
         sets="coordinator",
-        help="where the processes meet [the first host, a port of the job's own]",
+        help="address where the processes rendezvous [the first host, a port derived from the job]",
     ),
-    Row(name="--join-seconds", metavar="S", sets="join_seconds", read=read_seconds, help="time for all to start [120]"),
-    Row(
+    LaunchOption(
+        name="--join-seconds",
+        metavar="S",
+        sets="join_seconds",
+        read=read_seconds,
+        help="time limit for all to join [120]",
+    ),
+    LaunchOption(
         name="--silence-seconds",
         metavar="S",
         sets="silence_seconds",
         read=read_seconds,
-        help="a process that is not heard of for so long counts as hung [10]",
+        help="a process that does not respond for this long counts as hung [10]",
     ),
-    Row(
+    LaunchOption(
         name="--numa-aware",
         metavar="YES",
         sets="numa_aware",
-        read=_yes,
+        read=_flag,
         bare=True,
         may_be_bare=True,
-        help="keep each process of a host on cores of its own, beside each other [no]",
+        help="pin each process of a host to its own neighbouring cores [no]",
     ),
-    Row(
+    LaunchOption(
         name="--only-output-from-instance",
         metavar="N",
         sets="only_output_from",
         read=_index,
-        help="show what one process prints [all, with their number in front]",
+        help="show the output of one process only [all, each line prefixed with the process number]",
     ),
-    Row(
+    LaunchOption(
         name="--executable-cache-path",
         metavar="DIR",
         sets="cache_dir",
-        help="directory of compiled programs, as --compilation-cache-dir",
+        help="directory for compiled programs, like --compilation-cache-dir",
     ),
-    Row(
+    LaunchOption(
         name="--mpi-global-args",
         metavar="ARGS",
         sets="mpi_global_args",
         read=lambda _name, text: tuple(shlex.split(text)),
         help="options for mpirun, such as '--mca btl_tcp_if_include 10.0.0.0/8'",
     ),
-    Row(
+    LaunchOption(
         name="--mpi-local-args",
         metavar="ARGS",
         sets="mpi_local_args",
         read=lambda _name, text: tuple(shlex.split(text)),
         help="more options for mpirun; -x NAME=VALUE also sets a variable where mpirun is not used",
     ),
-    Row(name="--dry-run", sets="dry_run", bare=True, help="print what would be started"),
-    Row(name="-v", sets="verbose", bare=True, help="print what is started"),
-    Row(name="-vv", sets="verbose", bare=True, help="the same"),
-    Row(name="--verbose", sets="verbose", bare=True, help="the same"),
-    Row(name="--vipu-server-host", metavar="X", help=_NO_IPUS),
-    Row(name="--vipu-server-port", metavar="X", help=_NO_IPUS),
-    Row(name="--vipu-server-timeout", metavar="X", help=_NO_IPUS),
-    Row(name="--vipu-partition", metavar="X", help=_NO_IPUS),
-    Row(name="--vipu-allocation", metavar="X", help=_NO_IPUS),
-    Row(name="--vipu-cluster", metavar="X", help=_NO_IPUS),
-    Row(name="--reset-partition", metavar="X", help=_NO_IPUS, may_be_bare=True),
-    Row(name="--update-partition", metavar="X", help=_NO_IPUS, may_be_bare=True),
-    Row(name="--remove-partition", metavar="X", help=_NO_IPUS, may_be_bare=True),
-    Row(name="--num-ilds", metavar="X", help="links between IPU-PODs are not ours to arrange"),
-    Row(name="--offline-mode", metavar="X", help="programs are compiled where they run", may_be_bare=True),
+    LaunchOption(name="--dry-run", sets="dry_run", bare=True, help="print the commands without running them"),
+    LaunchOption(name="-v", sets="verbose", bare=True, help="print the commands that are run"),
+    LaunchOption(name="-vv", sets="verbose", bare=True, help="the same"),
+    LaunchOption(name="--verbose", sets="verbose", bare=True, help="the same"),
+    LaunchOption(name="--vipu-server-host", metavar="X", help=_NO_IPUS),
+    LaunchOption(name="--vipu-server-port", metavar="X", help=_NO_IPUS),
+    LaunchOption(name="--vipu-server-timeout", metavar="X", help=_NO_IPUS),
+    LaunchOption(name="--vipu-partition", metavar="X", help=_NO_IPUS),
+    LaunchOption(name="--vipu-allocation", metavar="X", help=_NO_IPUS),
+    LaunchOption(name="--vipu-cluster", metavar="X", help=_NO_IPUS),
+    LaunchOption(name="--reset-partition", metavar="X", help=_NO_IPUS, may_be_bare=True),
+    LaunchOption(name="--update-partition", metavar="X", help=_NO_IPUS, may_be_bare=True),
+    LaunchOption(name="--remove-partition", metavar="X", help=_NO_IPUS, may_be_bare=True),
+    LaunchOption(name="--num-ilds", metavar="X", help="links between IPU-PODs do not exist here"),
+    LaunchOption(name="--offline-mode", metavar="X", help="programs are compiled where they run", may_be_bare=True),
 )
 
 
-def read_launch(words: Sequence[str], prog: str = "headrace launch") -> LaunchRequest:
-    """Return the request of a line: launcher's options, then the program (behind `--`, or the first other word)."""
+def parse_launch_options(words: Sequence[str], prog: str = "headrace launch") -> LaunchRequest:
+    """Parse the launcher's options and, after `--` or at the first argument that is not an option, the program."""
     left, values, no_effect, notes = list(words), {}, [], []
     while left and left[0].startswith("-"):
         word = left.pop(0)
@@ -183,24 +197,26 @@ def read_launch(words: Sequence[str], prog: str = "headrace launch") -> LaunchRe
         if not row.sets:
             no_effect.append(row)
         elif text is None and row.bare is None:
-            notes.append(f"{row.name} has no value: the program's configuration says it")
+            notes.append(f"{row.name} has no value: the program's configuration decides")
         else:
             values[row.sets] = row.bare if text is None else row.read(row.name, text)
     if no_effect:
         names = ", ".join(dict.fromkeys(row.name for row in no_effect))
         reasons = "; ".join(dict.fromkeys(row.help for row in no_effect))
         notes.append(f"without effect here: {names} ({reasons})")
-    program, said = _program(left, prog)
-    return _checked(values, program, tuple(notes + said))
+    program, program_notes = _program(left, prog)
+    return _checked(values, program, tuple(notes + program_notes))
 
 
-def _take(word: str, left: list[str], prog: str) -> tuple[Row, str | None]:
-    """Return the row of an option, and its value where one is written; takes it from the words that are left."""
+def _take(word: str, left: list[str], prog: str) -> tuple[LaunchOption, str | None]:
+    """Return an option and its value, if one is given; removes the value from `left`."""
     name, equals, text = word.partition("=")
     name = name.replace("_", "-")
-    row = next((row for row in ROWS if row.name == name), None)
+    row = next((row for row in LAUNCH_OPTIONS if row.name == name), None)
     if row is None:
-        raise ConfigError(f"{prog} has no option {name}.", remedy=did_you_mean(name, [row.name for row in ROWS]))
+        raise ConfigError(
+            f"{prog} has no option {name}.", remedy=did_you_mean(name, [row.name for row in LAUNCH_OPTIONS])
+        )
     if equals:
         if not row.metavar:
             raise ConfigError(f"{name} takes no value, but {text!r} is given.")
@@ -214,8 +230,8 @@ def _take(word: str, left: list[str], prog: str) -> tuple[Row, str | None]:
     return row, left.pop(0)
 
 
-def _looks_like_value(row: Row, word: str) -> bool:
-    """Say whether the word behind an option that may stand alone is its value, and not already the program."""
+def _looks_like_value(row: LaunchOption, word: str) -> bool:
+    """Whether the argument after an option with an optional value is that value, and not already the program."""
     try:
         row.read(row.name, word)
     except ConfigError:
@@ -224,26 +240,26 @@ def _looks_like_value(row: Row, word: str) -> bool:
 
 
 def _program(words: list[str], prog: str) -> tuple[tuple[str, ...], list[str]]:
-    """Return the program, with a word about what was read into it."""
+    """Return the program, and notes about how it was interpreted."""
     if not words:
         raise ConfigError(
             f"{prog} has no program to start.",
-            rule="It stands behind the launcher's options.",
+            rule="It comes after the launcher's options.",
             remedy="headrace launch --num-instances 2 -- train --config NAME, or poprun ... python train.py ...",
         )
     if is_python(words[0]) and (len(words) == 1 or words[1].startswith("--")):
-        # As the line for 128 IPUs in the reference has it.
-        return (words[0], "train.py", *words[1:]), [f"{words[0]} is given no script: train.py is meant"]
+        # The reference's command for 128 IPUs is written like this.
+        return (words[0], "train.py", *words[1:]), [f"{words[0]} is given no script: train.py is assumed"]
     return tuple(words), []
 
 
 def is_python(word: str) -> bool:
-    """Say whether a word calls Python."""
+    """Whether an argument is a Python interpreter."""
     return PurePath(word).name.rstrip("0123456789.") == "python"
 
 
-def script_of(program: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the script's name without its ending (`train`), and its arguments; a command of headrace is its name."""
+def script_and_arguments(program: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the name of the script without its suffix (`train`), or of the headrace command, and its arguments."""
     if is_python(program[0]):
         return PurePath(program[1]).stem, list(program[2:])
     return program[0], list(program[1:])
@@ -256,15 +272,14 @@ def _checked(values: dict[str, Any], program: tuple[str, ...], notes: tuple[str,
     values.setdefault("devices_per_replica", None)
     if replicas % processes:
         raise ConfigError(
-            f"{replicas} replicas cannot be dealt out to {processes} processes.",
-            rule="A process owns whole replicas, and every process as many: --num-replicas is a multiple of "
-            "--num-instances.",
+            f"{replicas} replicas cannot be divided evenly among {processes} processes.",
+            rule="Every process has the same number of replicas: --num-replicas is a multiple of --num-instances.",
             remedy=f"Give --num-replicas {-(-replicas // processes) * processes}, or fewer instances.",
         )
     if len(values.get("hosts", ())) > processes:
         raise ConfigError(
             f"There are {len(values['hosts'])} hosts for {processes} processes.",
-            remedy="Raise --num-instances, or leave hosts out.",
+            remedy="Increase --num-instances, or name fewer hosts.",
         )
     only = values.get("only_output_from")
     if only is not None and only >= processes:

@@ -1,4 +1,4 @@
-"""Launch a job: choose who starts the processes, make the command line of one process, start."""
+"""Launch a job: choose the driver (local, mpirun or srun), build the command of one process, start."""
 
 import os
 import shlex
@@ -12,20 +12,20 @@ from pathlib import Path
 from types import FrameType
 
 from headrace.core.errors import ConfigError
-from headrace.job.launch_request import LaunchRequest, is_python, script_of
+from headrace.job.launch_request import LaunchRequest, is_python, script_and_arguments
 from headrace.job.local_processes import SIGNALS, process_variables, run_local, visible_gpus
 from headrace.job.remote_processes import mpirun_command, srun_command
 
-OWN_COMMANDS = ("train", "resume", "validate", "bench")  # those that work in several processes
-# The reference's scripts, which also start where no file of that name lies beside.
+DISTRIBUTED_COMMANDS = ("train", "resume", "validate", "bench")  # those that can run in several processes
+# The reference's scripts, which also start if there is no file of that name.
 SCRIPTS = ("train", "validation", "restore", "weight_avg", "dataset_benchmark", "verify_dataset")
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
 def launch(request: LaunchRequest) -> int:
-    """Start a job and wait for its end; return its exit code."""
-    command = command_of(request)
-    driver = driver_of(request, os.environ)
+    """Start a job and wait until it ends; return its exit code."""
+    command = process_command(request)
+    driver = choose_driver(request, os.environ)
     for note in request.notes + (_unused(request) if driver == "local" else ()):
         print(f"note: {note}", file=sys.stderr)
     if driver == "local":
@@ -41,80 +41,84 @@ def launch(request: LaunchRequest) -> int:
     return 0 if request.dry_run else _drive(line)
 
 
-def command_of(request: LaunchRequest) -> list[str]:
+def process_command(request: LaunchRequest) -> list[str]:
     """Return the command line of one process.
 
-    A bare `python` is the one that runs the launcher, because that one has Headrace. A script of the reference that is
-    not there (their path on another machine) starts through its door in the package.
+    A bare `python` becomes the one that runs the launcher, because that one has Headrace installed. A script of the
+    reference that does not exist here (a path on another machine) is replaced by the package's entry point for it.
     """
     program = list(request.program)
     cached = ["--executable-cache-path", request.cache_dir] if request.cache_dir else []
-    if program[0] in OWN_COMMANDS:
+    if program[0] in DISTRIBUTED_COMMANDS:
         return [sys.executable, "-m", "headrace", *program, *cached]
     if program[0] == "headrace":
         return [sys.executable, "-m", "headrace", *program[1:], *cached]
     if not is_python(program[0]):
         return [*program, *cached]
     python = sys.executable if program[0] in ("python", "python3") else program[0]
-    script, arguments = script_of(program)
+    script, arguments = script_and_arguments(program)
     if Path(program[1]).exists() or script not in SCRIPTS or not program[1].endswith(".py"):
         return [python, *program[1:], *cached]
-    door = f"import sys; from headrace.cli.scripts import run; sys.exit(run({script!r}))"
-    return [python, "-c", door, *arguments, *cached]
+    entry = f"import sys; from headrace.cli.scripts import run; sys.exit(run({script!r}))"
+    return [python, "-c", entry, *arguments, *cached]
 
 
-def driver_of(request: LaunchRequest, environ: Mapping[str, str]) -> str:
-    """Return who starts the processes: local, mpirun or srun."""
+def choose_driver(request: LaunchRequest, environ: Mapping[str, str]) -> str:
+    """Return what starts the processes: local, mpirun or srun."""
     in_slurm = bool(environ.get("SLURM_JOB_ID"))
     if request.driver != "auto":
         driver = request.driver
-    elif request.hosts and not all(is_here(host) for host in request.hosts):
+    elif request.hosts and not all(is_this_host(host) for host in request.hosts):
         driver = "srun" if in_slurm else "mpirun"
     else:
         several = environ.get("SLURM_JOB_NUM_NODES", "1") != "1"
         driver = "srun" if in_slurm and several and not request.hosts else "local"
-    if driver == "local" and not all(is_here(host) for host in request.hosts):
+    if driver == "local" and not all(is_this_host(host) for host in request.hosts):
         raise ConfigError(f"--driver local cannot start processes on {', '.join(request.hosts)}.")
     if driver != "local" and not request.dry_run and not shutil.which(driver):
         raise ConfigError(
             f"{driver} is not installed here.",
             rule="Processes on other hosts are started by mpirun or srun.",
             remedy="Install Open MPI (Debian, Ubuntu: apt-get install openmpi-bin) on all hosts; "
-            "or start the processes by hand, see docs/hosts.md.",
+            "or start the processes by hand: see docs/hosts.md.",
         )
     return driver
 
 
-def is_here(host: str) -> bool:
-    """Say whether a name is this host's."""
+def is_this_host(host: str) -> bool:
+    """Whether a name is one of this host's."""
     return host in _LOCAL_NAMES or host in (socket.gethostname(), socket.getfqdn())
 
 
 def _unused(request: LaunchRequest) -> tuple[str, ...]:
-    """Return a word about mpirun's options, where mpirun is not used."""
+    """Return a note about mpirun's options if mpirun is not used."""
     args = [word for word in request.mpi_global_args if word not in ("--tag-output", "--allow-run-as-root")]
     return (f"without effect here: --mpi-global-args {shlex.join(args)} (mpirun is not used)",) if args else ()
 
 
 def _show_local(request: LaunchRequest, command: Sequence[str]) -> None:
-    """Print the line of each process, as it could be typed."""
+    """Print the command of each process, as it could be typed."""
     coordinator = request.coordinator or "127.0.0.1:PORT"
     for number in range(request.num_processes):
-        said = process_variables(request, number, coordinator, visible_gpus(os.environ))
-        print(" ".join(f"{name}={shlex.quote(value)}" for name, value in said.items()), shlex.join(command), flush=True)
+        variables = process_variables(request, number, coordinator, visible_gpus(os.environ))
+        print(
+            " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items()),
+            shlex.join(command),
+            flush=True,
+        )
 
 
 def _drive(line: Sequence[str]) -> int:
-    """Run mpirun or srun. A wish to stop is passed on as SIGUSR1, which they hand to all processes: those save."""
+    """Run mpirun or srun; the first stop signal is passed on as SIGUSR1, which they forward: the processes save."""
     process = subprocess.Popen(line, stdin=subprocess.DEVNULL, start_new_session=True)
-    asked = 0
+    num_signals = 0
 
-    def pass_on(_number: int, _frame: FrameType | None) -> None:
-        nonlocal asked
-        asked += 1
-        process.send_signal(signal.SIGUSR1 if asked == 1 else signal.SIGTERM)
+    def forward(_number: int, _frame: FrameType | None) -> None:
+        nonlocal num_signals
+        num_signals += 1
+        process.send_signal(signal.SIGUSR1 if num_signals == 1 else signal.SIGTERM)
 
-    before = {number: signal.signal(number, pass_on) for number in SIGNALS}
+    before = {number: signal.signal(number, forward) for number in SIGNALS}
     try:
         code = process.wait()
     finally:

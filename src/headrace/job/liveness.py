@@ -1,8 +1,8 @@
-"""The watch: every process hears within seconds that another one has died, hangs or has failed, and ends too.
+"""Liveness: every process learns within seconds that another one has died, hangs or has failed, and ends too.
 
-Collectives do not help here: a process that waits for one that is stopped waits for ever, and JAX's own heartbeat ends
-a process with a dump of the C++ stack that names nobody. So a thread keeps the lines of the roll call open. A line that
-closes is a process that died; one that is silent for too long is a process that hangs, or whose host is gone.
+Collectives do not detect this: a process that waits for a stopped one waits for ever, and JAX's own heartbeat ends a
+process with a C++ stack trace that names nobody. So a thread watches the channels that the rendezvous opened. A channel
+that closes means that the process died; one that stays silent for too long, that the process hangs or its host is gone.
 """
 
 import os
@@ -14,123 +14,124 @@ from contextlib import suppress
 from typing import Any
 
 from headrace.core.errors import ProcessLost
-from headrace.job.rendezvous import Attendance, Gone, Line, Member
+from headrace.job.rendezvous import Channel, ChannelClosed, Connections, Peer
 
-GRACE = 3.0  # seconds in which process 0 may still write its last record after another process was lost
+GRACE_SECONDS = 3.0  # in which process 0 may still write its last record after another process was lost
 
 
 class LivenessMonitor:
-    """The thread, what it has found out, and the ways in which this process leaves the job."""
+    """The watching thread, what it has found, and how this process leaves the job."""
 
-    def __init__(self, roll: Attendance, silence_seconds: float, parent: int | None = None) -> None:
-        self.me, self._lines, self._silence = roll.me, dict(roll.lines), silence_seconds
-        self.lost: str | None = None  # who was lost, and how, in words
-        self._found, self._ended = threading.Event(), threading.Event()
-        self._parent = parent  # a launcher, whose end is ours
-        self._left: set[Line] = set()  # lines of processes that are done
-        self._done = False  # this process is
-        self._told = threading.Lock()
-        self._beat = min(1.0, silence_seconds / 5)
-        threading.Thread(target=self._run, name="watch", daemon=True).start()
+    def __init__(self, connections: Connections, silence_seconds: float, launcher_pid: int | None = None) -> None:
+        self.me, self._channels, self._silence = connections.me, dict(connections.channels), silence_seconds
+        self.lost: str | None = None  # which process was lost, and how
+        self._loss_found, self._ended = threading.Event(), threading.Event()
+        self._launcher_pid = launcher_pid  # this process ends when that one does
+        self._peers_done: set[Channel] = set()
+        self._done = False  # this process has nothing left to do
+        self._last_message = threading.Lock()
+        self._heartbeat = min(1.0, silence_seconds / 5)
+        threading.Thread(target=self._run, name="liveness", daemon=True).start()
 
     @property
     def _is_first(self) -> bool:
         return self.me.process == 0
 
     def wait_for_loss(self, seconds: float) -> str | None:
-        """Return who was lost, after waiting a while for the news; None when nobody was."""
-        self._found.wait(seconds)
+        """Wait up to some seconds for a report of a lost process; return it, or None."""
+        self._loss_found.wait(seconds)
         return self.lost
 
     def fail(self, reason: str) -> None:
-        """Tell the others that this process cannot go on."""
-        self._ended.set()  # first: what the others say about it is no news
-        for line in self._lines:
-            line.send(failed=reason)
+        """Send the others the reason why this process ends."""
+        self._ended.set()  # first: from here on, what the others report about this process does not matter
+        for channel in self._channels:
+            channel.send(failed=reason)
 
-    def farewell(self) -> None:
-        """Wait until every process is done, so that nobody leaves while another still needs it."""
+    def wait_until_all_done(self) -> None:
+        """Wait until every process is done, so that none leaves while another still needs it."""
         if self._ended.is_set() or self.lost:
             return
         self._done = True
-        for line in () if self._is_first else self._lines:
-            line.send(done=True)
+        for channel in () if self._is_first else self._channels:
+            channel.send(done=True)
         self._ended.wait()
 
-    def tell(self) -> bool:
-        """Say whether it is for the caller to print the last line: once only, by whoever comes first."""
-        return self._told.acquire(blocking=False)
+    def claim_last_message(self) -> bool:
+        """Return True to the first caller only: it prints why this process ends."""
+        return self._last_message.acquire(blocking=False)
 
     def _run(self) -> None:
-        heard = dict.fromkeys(self._lines, time.monotonic())
-        looked = sent = 0.0
+        heard = dict.fromkeys(self._channels, time.monotonic())
+        checked = sent = 0.0
         with selectors.DefaultSelector() as selector:
-            for line in self._lines:
-                selector.register(line, selectors.EVENT_READ)
+            for channel in self._channels:
+                selector.register(channel, selectors.EVENT_READ)
             while not self._ended.is_set():
-                for key, _ in selector.select(self._beat / 2):
-                    line: Any = key.fileobj
-                    heard[line] = time.monotonic()
-                    if not self._hear(line):
-                        selector.unregister(line)
+                for key, _ in selector.select(self._heartbeat / 2):
+                    channel: Any = key.fileobj
+                    heard[channel] = time.monotonic()
+                    if not self._read(channel):
+                        selector.unregister(channel)
                 now = time.monotonic()
-                if looked and now - looked > self._silence / 2:  # it was us who slept: everybody gets a new chance
+                # After a long pause of this very process (a suspended machine, say), the silence was its own.
+                if checked and now - checked > self._silence / 2:
                     heard = dict.fromkeys(heard, now)
-                looked = now
-                if now - sent > self._beat:
+                checked = now
+                if now - sent > self._heartbeat:
                     sent = now
-                    for line in self._lines:
-                        line.send(beat=True)
-                self._look(heard, now)
+                    for channel in self._channels:
+                        channel.send(beat=True)
+                self._check(heard, now)
 
-    def _look(self, heard: dict[Line, float], now: float) -> None:
-        """Look who is silent, whether all are done, and whether the launcher is still there."""
-        for line, member in self._lines.items():
-            if line not in self._left and now - heard[line] > self._silence:
-                self._lose(f"{member} is not heard of for {self._silence:g} s: it hangs, or its host is gone")
-        if self._is_first and self._done and len(self._left) == len(self._lines):
-            for line in self._lines:
-                line.send(all_done=True)
+    def _check(self, heard: dict[Channel, float], now: float) -> None:
+        """Check who is silent, whether all are done, and whether the launcher still runs."""
+        for channel, peer in self._channels.items():
+            if channel not in self._peers_done and now - heard[channel] > self._silence:
+                self._lose(f"{peer} has not responded for {self._silence:g} s: it hangs, or its host is gone")
+        if self._is_first and self._done and len(self._peers_done) == len(self._channels):
+            for channel in self._channels:
+                channel.send(all_done=True)
             self._ended.set()
-        if self._parent is not None and os.getppid() != self._parent and not self._ended.is_set():
+        if self._launcher_pid is not None and os.getppid() != self._launcher_pid and not self._ended.is_set():
             self._lose("the launcher has ended")
 
-    def _hear(self, line: Line) -> bool:
-        """Take what came through a line; return False when it is closed."""
-        member = self._lines[line]
+    def _read(self, channel: Channel) -> bool:
+        """Handle the messages of a channel; return False when it is closed."""
+        peer = self._channels[channel]
         try:
-            for message in line.receive():
+            for message in channel.receive():
                 if message.get("done"):
-                    self._left.add(line)
+                    self._peers_done.add(channel)
                 if message.get("all_done"):
                     self._ended.set()
                 if "failed" in message:
-                    self._lose(f"{member} failed: {message['failed']}")
+                    self._lose(f"{peer} failed: {message['failed']}")
                 if "lost" in message:
                     self._lose(message["lost"])
-        except Gone:
-            if line not in self._left and not self._ended.is_set():
-                self._lose(f"{member} died")
+        except ChannelClosed:
+            if channel not in self._peers_done and not self._ended.is_set():
+                self._lose(f"{peer} died")
             return False
         return True
 
     def _lose(self, what: str) -> None:
-        """End the job: tell the others, give process 0 a moment for its last record, and leave."""
+        """End the job: inform the others, give process 0 a moment for its last record, and exit."""
         if self.lost or self._ended.is_set():
             return
         self.lost = what
-        self._found.set()
+        self._loss_found.set()
         if self._is_first:
-            for line in self._lines:
-                line.send(lost=what)
-            # Where the main thread does not wait for anybody it ends by itself, with a record of why; else we end it.
-            time.sleep(GRACE)
-        if self.tell():
+            for channel in self._channels:
+                channel.send(lost=what)
+            # A main thread that is not blocked in a collective ends by itself and records why; else it is ended here.
+            time.sleep(GRACE_SECONDS)
+        if self.claim_last_message():
             with suppress(OSError, ValueError):
-                print(f"headrace: {describe(self.me, what)}", file=sys.stderr, flush=True)
+                print(f"headrace: {ending_message(self.me, what)}", file=sys.stderr, flush=True)
         os._exit(ProcessLost.exit_code)
 
 
-def describe(me: Member, lost: str) -> str:
-    """Return the last line of a process that ends because another one was lost."""
+def ending_message(me: Peer, lost: str) -> str:
+    """Return the last message of a process that ends because another one was lost."""
     return f"Process {me.process} ends, because {lost}"

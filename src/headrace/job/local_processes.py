@@ -1,4 +1,4 @@
-"""Processes on this host: started with their share of devices and cores, watched, and ended together."""
+"""Processes on this host: started with their share of devices and cores, supervised, and ended together."""
 
 import itertools
 import os
@@ -16,34 +16,54 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from headrace.core.errors import ConfigError, ProcessLost
-from headrace.job.detect_launcher import address
+from headrace.core.errors import INTERRUPTED_EXIT_CODE, ConfigError, ProcessLost
+from headrace.job.detect_launcher import format_address
 from headrace.job.launch_request import LaunchRequest
 from headrace.job.process_info import (
     COORDINATOR,
-    INTERRUPTED,
+    LAUNCHER_PID,
     LOCAL_PROCESS,
     NUM_LOCAL,
     NUM_PROCESSES,
-    PARENT,
     PROCESS,
-    Place,
+    ProcessInfo,
 )
-from headrace.job.remote_processes import job_variables, own_variables
+from headrace.job.remote_processes import job_variables, user_variables
 
-# What processes print, line by line, with the process's number in front.
+EXIT_SECONDS = 6.0  # for the other processes to exit by themselves after one has failed
+HUNG_SECONDS = 2.0  # the same after one was lost: the others have waited for it already
+LOST = ProcessLost.exit_code
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
+# Launchers that assign GPUs to processes themselves, so that each process sees its own only.
+GPUS_ASSIGNED_BY = ("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", LAUNCHER_PID)
 
-# What C++ libraries print at every start, or about the end of another process, which the watch tells in one line.
+# What C++ libraries print at every start, or when another process ends, which the liveness monitor reports in one line.
+# It is searched for anywhere in a line: several threads write to one stream without a lock, so that a line may be cut
+# or follow on what another thread was printing. What stands before the head of such a message is the program's own.
 NOISE = re.compile(
-    rb"\[Gloo\] Rank \d+ is connected|[EFW]\d{4} [\d:.]+ +\d+ (coordination_service|client\.h|preemption_sync)"
-    rb"|Additional GRPC error information|:UN(KNOWN|AVAILABLE):|=== Source Location Trace: ===|external/xla\S*:\d+\s*$"
-    rb"|\*\*\* Check failure stack|    @ +0x"
+    rb"(?P<head>\[Gloo\] Rank \d+ is connected|"
+    rb"[EFW]\d{4} [\d:.]+ +\d+ (coordination_service|client\.h|preemption_sync|\S*distributed/))"
+    rb"|coordination_service(_agent|_error_util)?\.(cc|h):\d+"
+    rb"|(Polled an error|polled an error|error was reported|Failed to \w+) .{0,80}coordination service"
+    rb"|Additional GRPC error information|^:UN(KNOWN|AVAILABLE):|=== Source Location Trace: ===|external/xla\S*:\d+\s*$"
+    rb"|\*\*\* Check failure stack|^ +@ +0x"
 )
+
+
+def program_text(line: bytes) -> bytes:
+    """Return the part of a line that the program itself printed."""
+    found = NOISE.search(line)
+    if found is None:
+        return line
+    return line[: found.start()] if found["head"] else b""
 
 
 class Output:
-    """Follows the output of processes; use as a context, which waits for the last lines."""
+    """Forwards the output of processes, each line prefixed with the process number.
+
+    Use it as a context manager: leaving it waits for the last lines.
+    """
 
     def __init__(self, only: int | None) -> None:
         self._only, self._threads, self._lock = only, list[threading.Thread](), threading.Lock()
@@ -64,58 +84,46 @@ class Output:
             self._threads.append(thread)
 
     def _copy(self, number: int, source: IO[bytes], target: IO[str]) -> None:
-        noise = False
-        for row in source:
-            noise = bool(NOISE.match(row)) or (noise and not row.strip())  # an empty line after it belongs to it
-            if noise or (self._only is not None and number != self._only):
+        after_noise = False
+        for line in source:
+            text = program_text(line)
+            after_noise = text != line or (after_noise and not line.strip())  # empty lines after noise are noise too
+            if (after_noise and not text.strip()) or self._only not in (None, number):
                 continue
-            text = row.decode(errors="replace").rstrip("\r\n")
+            shown = text.decode(errors="replace").rstrip("\r\n")
             with self._lock:
-                print(f"[{number}] {text}", file=target, flush=True)
+                print(f"[{number}] {shown}", file=target, flush=True)
         source.close()
 
 
-# Which GPUs of its host belong to a process: found out without starting CUDA.
-
-
-# Those who start the processes and deal out the GPUs as well; each process then sees its own.
-DEALT_OUT = ("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "HEADRACE_LAUNCHER")
-
-
 def visible_gpus(environ: Mapping[str, str], root: Path = Path("/proc/driver/nvidia/gpus")) -> list[str]:
-    """Return the GPUs of this host that may be used."""
-    if (said := environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return [word.strip() for word in said.split(",") if word.strip() not in ("", "-1")]
+    """Return the GPUs of this host that may be used, without starting CUDA."""
+    if (visible := environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [gpu.strip() for gpu in visible.split(",") if gpu.strip() not in ("", "-1")]
     return [str(number) for number in range(len(list(root.iterdir())))] if root.is_dir() else []
 
 
-def gpu_share(place: Place, environ: Mapping[str, str], num_visible: int) -> list[int] | None:
-    """Return this process's GPUs among the visible ones, or None where all that it sees is its own.
+def process_gpus(info: ProcessInfo, environ: Mapping[str, str], num_visible: int) -> list[int] | None:
+    """Return this process's GPUs among the visible ones, or None if it may use all that it sees.
 
-    mpirun deals out no GPUs: all processes of a host see all of them.
+    mpirun assigns no GPUs: all processes of a host see all of them.
     """
-    local, count = place.local_process, place.num_local_processes
-    if local is None or count is None or count == 1 or any(environ.get(name) for name in DEALT_OUT):
+    local, count = info.local_process, info.num_local_processes
+    if local is None or count is None or count == 1 or any(environ.get(name) for name in GPUS_ASSIGNED_BY):
         return None
     each = num_visible // count
     return list(range(local * each, (local + 1) * each)) or None
 
 
-PATIENCE = 6.0  # seconds that the others have to end by themselves after one has ended badly
-HANGING = 2.0  # and those that the others have given up, who waited for them already
-LOST = ProcessLost.exit_code
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-
-
 @dataclass(frozen=True)
-class Started:
-    """A process of ours."""
+class LaunchedProcess:
+    """A process that this launcher started."""
 
     number: int
     process: subprocess.Popen[bytes]
 
     def send(self, number: int) -> None:
-        """Send a signal to the process and to what it has started itself (a script that calls python, say)."""
+        """Send a signal to the process and its children (the Python of a shell script, say)."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
 
@@ -124,9 +132,9 @@ class Started:
 
 
 def process_variables(request: LaunchRequest, number: int, coordinator: str, gpus: Sequence[str]) -> dict[str, str]:
-    """Return what one process must know that the others do not, and what all of them must know."""
-    found = {
-        **own_variables(request),
+    """Return the environment variables of one process."""
+    variables = {
+        **user_variables(request),
         **job_variables(request),
         PROCESS: str(number),
         NUM_PROCESSES: str(request.num_processes),
@@ -139,26 +147,26 @@ def process_variables(request: LaunchRequest, number: int, coordinator: str, gpu
     if gpus and request.devices_per_replica is None:
         each = len(gpus) // request.num_processes
     if gpus and 0 < each * request.num_processes <= len(gpus):
-        found["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[number * each : (number + 1) * each])
-    return found
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[number * each : (number + 1) * each])
+    return variables
 
 
 def run_local(request: LaunchRequest, command: Sequence[str]) -> int:
-    """Start the processes, pass on signals, and wait; when one ends badly, end all. Return the exit code."""
-    coordinator = request.coordinator or address("127.0.0.1", _free_port())
-    gpus, shares = visible_gpus(os.environ), core_shares(request.num_processes) if request.numa_aware else []
+    """Start the processes, forward signals and wait; if one fails, end all. Return the exit code."""
+    coordinator = request.coordinator or format_address("127.0.0.1", _free_port())
+    gpus, cores = visible_gpus(os.environ), cores_per_process(request.num_processes) if request.numa_aware else []
     with Output(request.only_output_from) as output:
-        job: list[Started] = []
+        job: list[LaunchedProcess] = []
         try:
             for number in range(request.num_processes):
-                environ = {**os.environ, PARENT: str(os.getpid())}
+                environ = {**os.environ, LAUNCHER_PID: str(os.getpid())}
                 environ |= process_variables(request, number, coordinator, gpus)
-                job.append(Started(number, _start(command, environ)))
+                job.append(LaunchedProcess(number, _start(command, environ)))
                 output.follow(number, job[-1].process)
-                if shares:
-                    os.sched_setaffinity(job[-1].process.pid, shares[number])
-            with _Signals(job) as signals:
-                return _Ending(job, signals).wait()
+                if cores:
+                    os.sched_setaffinity(job[-1].process.pid, cores[number])
+            with _SignalForwarding(job) as signals:
+                return _JobEnd(job, signals).wait()
         finally:
             for started in job:
                 started.send(signal.SIGKILL)
@@ -167,7 +175,7 @@ def run_local(request: LaunchRequest, command: Sequence[str]) -> int:
 
 def _start(command: Sequence[str], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
     try:
-        # In a session of its own: Ctrl-C reaches the launcher alone, which passes it on once.
+        # In its own session, so that Ctrl-C reaches only the launcher, which forwards it once.
         return subprocess.Popen(
             command,
             env=environ,
@@ -180,81 +188,82 @@ def _start(command: Sequence[str], environ: Mapping[str, str]) -> subprocess.Pop
         raise ConfigError(f"{command[0]} cannot be started: {error.strerror}.") from error
 
 
-class _Signals:
-    """Passes signals on to the processes while the block runs."""
+class _SignalForwarding:
+    """Forwards signals to the processes while the block runs."""
 
-    def __init__(self, job: Sequence[Started]) -> None:
-        self._job, self.asked = job, False
+    def __init__(self, job: Sequence[LaunchedProcess]) -> None:
+        self._job, self.received = job, False
 
-    def __enter__(self) -> "_Signals":
-        here = threading.current_thread() is threading.main_thread()
-        self._before = {number: signal.signal(number, self._pass_on) for number in SIGNALS} if here else {}
+    def __enter__(self) -> "_SignalForwarding":
+        # Python allows signal handlers in the main thread only.
+        is_main = threading.current_thread() is threading.main_thread()
+        self._previous = {number: signal.signal(number, self._forward) for number in SIGNALS} if is_main else {}
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._previous.items():
             signal.signal(number, handler)
 
-    def _pass_on(self, number: int, _frame: FrameType | None) -> None:
-        self.asked = True
+    def _forward(self, number: int, _frame: FrameType | None) -> None:
+        self.received = True
         for started in self._job:
             if started.process.poll() is None:
                 started.send(number)
 
 
-class _Ending:
-    """Waits for the end of all, and finds out who was the cause of a bad one."""
+class _JobEnd:
+    """Waits until all processes have ended, and finds out which one caused a failure."""
 
-    def __init__(self, job: Sequence[Started], signals: _Signals) -> None:
+    def __init__(self, job: Sequence[LaunchedProcess], signals: _SignalForwarding) -> None:
         self._running, self._signals = list(job), signals
-        self._ended: list[tuple[Started, int]] = []
-        self._worst: tuple[Started, int] | None = None
-        self._killed: list[Started] = []  # those that hung
+        self._ended: list[tuple[LaunchedProcess, int]] = []
+        self._cause: tuple[LaunchedProcess, int] | None = None
+        self._hung: list[LaunchedProcess] = []
 
     def wait(self) -> int:
-        """Return the exit code of the job: that of the process that ended first and badly, or 0."""
-        begin = 0.0
+        """Return the exit code of the job: that of the process that failed first, or 0."""
+        failed_at = 0.0
         while self._running:
             self._collect()
-            if self._worst:
-                begin = begin or time.monotonic()
-                if time.monotonic() - begin > (HANGING if self._worst[1] == LOST else PATIENCE):
+            if self._cause:
+                failed_at = failed_at or time.monotonic()
+                if time.monotonic() - failed_at > (HUNG_SECONDS if self._cause[1] == LOST else EXIT_SECONDS):
                     self._kill()
             time.sleep(0.05)
-        if self._worst is None:
-            return INTERRUPTED if any(code == INTERRUPTED for _, code in self._ended) else 0
-        started, code = self._worst
-        how = "hung and was killed" if started in self._killed else how_it_ended(code)
+        if self._cause is None:
+            return INTERRUPTED_EXIT_CODE if any(code == INTERRUPTED_EXIT_CODE for _, code in self._ended) else 0
+        started, code = self._cause
+        how = "hung and was killed" if started in self._hung else describe_exit(code)
         print(f"headrace launch: {started} {how}", file=sys.stderr, flush=True)
         return code if code > 0 else 128 - code
 
     def _collect(self) -> None:
-        """Take those that have ended. Who only followed another (ProcessLost) is not the cause."""
+        """Note the processes that have ended. One that only followed another (ProcessLost) is not the cause."""
         for started in list(self._running):
             code = started.process.poll()
             if code is None:
                 continue
             self._running.remove(started)
             self._ended.append((started, code))
-            expected = code == 0 or (code == INTERRUPTED and self._signals.asked)
-            followed = self._worst is None or self._worst[1] == ProcessLost.exit_code
-            if not expected and ((followed and code != ProcessLost.exit_code) or self._worst is None):
-                self._worst = (started, code)
+            expected = code == 0 or (code == INTERRUPTED_EXIT_CODE and self._signals.received)
+            followed = self._cause is None or self._cause[1] == ProcessLost.exit_code
+            if not expected and ((followed and code != ProcessLost.exit_code) or self._cause is None):
+                self._cause = (started, code)
 
     def _kill(self) -> None:
-        """End what does not end by itself. Where all others only followed, it was the cause: it hung."""
+        """Kill what does not exit by itself. If all others only followed, it was the cause: it hung."""
         for started in self._running:
             started.send(signal.SIGKILL)
             code = started.process.wait()
-            if self._worst is None or self._worst[1] == LOST:
-                self._worst = (started, code)
-                self._killed.append(started)
+            if self._cause is None or self._cause[1] == LOST:
+                self._cause = (started, code)
+                self._hung.append(started)
             self._ended.append((started, code))
         self._running = []
 
 
-def how_it_ended(code: int) -> str:
-    """Say how a process ended, from its code as `Popen` has it."""
+def describe_exit(code: int) -> str:
+    """Describe how a process ended, from its return code as `Popen` has it."""
     if code < 0:
         return f"died: signal {-code} ({signal.Signals(-code).name})"
     if code == LOST:
@@ -262,8 +271,8 @@ def how_it_ended(code: int) -> str:
     return f"ended with exit code {code}"
 
 
-def core_shares(count: int, root: Path = Path("/sys/devices/system/node")) -> list[set[int]]:
-    """Return the cores of each process: neighbours on one NUMA node, none shared where there are enough."""
+def cores_per_process(count: int, root: Path = Path("/sys/devices/system/node")) -> list[set[int]]:
+    """Return the cores of each process: neighbours on one NUMA node, not shared if there are enough."""
     allowed = os.sched_getaffinity(0)
     nodes = [_cores(file.read_text()) & allowed for file in sorted(root.glob("node[0-9]*/cpulist"))]
     ordered = [core for node in nodes for core in sorted(node)] or sorted(allowed)
@@ -274,12 +283,12 @@ def core_shares(count: int, root: Path = Path("/sys/devices/system/node")) -> li
 
 
 def _cores(text: str) -> set[int]:
-    """Return the cores of a list as the kernel writes it: `0-3,8`."""
-    found: set[int] = set()
+    """Return the cores of a list in the kernel's notation: `0-3,8`."""
+    cores: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
-        found |= set(range(int(first), int(last or first) + 1))
-    return found
+        cores |= set(range(int(first), int(last or first) + 1))
+    return cores
 
 
 def _free_port() -> int:

@@ -1,17 +1,17 @@
-"""Processes on other hosts: the command lines of mpirun and srun, which start them. Pure functions."""
+"""Command lines of mpirun and srun, which start processes on other hosts. Pure functions."""
 
 from collections.abc import Mapping, Sequence
 
 from headrace.core.errors import ConfigError
-from headrace.job.detect_launcher import address, port_of
+from headrace.job.detect_launcher import format_address, job_port
 from headrace.job.launch_request import LaunchRequest
 from headrace.job.process_info import COORDINATOR, DEVICES_PER_REPLICA, JOIN_SECONDS, NUM_REPLICAS, SILENCE_SECONDS
 
-PASSED_ON = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "DATASETS_DIR", "DATA_DIR", "XLA_FLAGS")
+FORWARDED_VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "DATASETS_DIR", "DATA_DIR", "XLA_FLAGS")
 
 
 def job_variables(request: LaunchRequest) -> dict[str, str]:
-    """Return the variables that say what the launcher knows of a job."""
+    """Return the variables for what the launcher knows about a job."""
     known = {
         NUM_REPLICAS: request.num_replicas,
         DEVICES_PER_REPLICA: request.devices_per_replica,
@@ -21,32 +21,30 @@ def job_variables(request: LaunchRequest) -> dict[str, str]:
     return {name: f"{value:g}" for name, value in known.items() if value is not None}
 
 
-def own_variables(request: LaunchRequest) -> dict[str, str]:
+def user_variables(request: LaunchRequest) -> dict[str, str]:
     """Return the variables that `-x NAME=VALUE` among mpirun's options sets."""
     return dict(word.split("=", 1) for word in _passed(request) if "=" in word)
 
 
 def _passed(request: LaunchRequest) -> list[str]:
-    """Return what stands behind each -x."""
+    """Return the argument of each -x."""
     args = request.mpi_local_args
     return [args[i + 1] for i, word in enumerate(args[:-1]) if word == "-x"]
 
 
 def mpirun_command(request: LaunchRequest, command: Sequence[str], environ: Mapping[str, str], job: int) -> list[str]:
-    """Return the line for mpirun (Open MPI 4 and 5); `job` is a number from which the job's port comes."""
-    words = ["mpirun", *_if_new("--tag-output", request.mpi_global_args), *request.mpi_global_args]
+    """Return the command line of mpirun (Open MPI 4 and 5); the job's port is derived from the number `job`."""
+    words = ["mpirun", *_unless_given("--tag-output", request.mpi_global_args), *request.mpi_global_args]
     if request.hosts:
-        slots = deal_out(request.num_processes, len(request.hosts))
+        slots = split_evenly(request.num_processes, len(request.hosts))
         words += ["--host", ",".join(f"{host}:{n}" for host, n in zip(request.hosts, slots, strict=True))]
     words += ["-n", str(request.num_processes)]
-    # Threads that decode pictures need all cores: mpirun would keep each process on one.
+    # Image decoding needs threads on all cores: by default mpirun binds each process to one core.
     bound = {"--bind-to", "-bind-to"} & {*request.mpi_local_args, *request.mpi_global_args}
     words += [] if bound else ["--bind-to", "numa" if request.numa_aware else "none"]
     words += request.mpi_local_args
-    named = {
-        request.mpi_local_args[i + 1].split("=")[0] for i, w in enumerate(request.mpi_local_args[:-1]) if w == "-x"
-    }
-    for name in PASSED_ON:
+    named = {word.split("=")[0] for word in _passed(request)}
+    for name in FORWARDED_VARIABLES:
         words += ["-x", name] if environ.get(name) and name not in named else []
     for name, value in (job_variables(request) | _coordinator(request, job)).items():
         words += ["-x", f"{name}={value}"]
@@ -54,36 +52,38 @@ def mpirun_command(request: LaunchRequest, command: Sequence[str], environ: Mapp
 
 
 def srun_command(request: LaunchRequest, command: Sequence[str], job: int) -> list[str]:
-    """Return the line for srun, inside an allocation of Slurm."""
+    """Return the command line of srun, inside a Slurm allocation."""
     words = ["srun", "--label", "--kill-on-bad-exit=1", f"--ntasks={request.num_processes}"]
     if request.hosts:
         if request.num_processes % len(request.hosts):
             raise ConfigError(
-                f"{request.num_processes} processes cannot be dealt out evenly to {len(request.hosts)} hosts.",
-                rule="srun starts as many on each host.",
+                f"{request.num_processes} processes cannot be divided evenly among {len(request.hosts)} hosts.",
+                rule="srun starts the same number on each host.",
             )
         words += [f"--nodes={len(request.hosts)}", f"--nodelist={','.join(request.hosts)}"]
         words += [f"--ntasks-per-node={request.num_processes // len(request.hosts)}"]
     if request.numa_aware:
         words += ["--cpu-bind=ldoms"]
-    said = own_variables(request) | job_variables(request) | (_coordinator(request, job) if request.coordinator else {})
-    values = ["ALL", *(f"{name}={value}" for name, value in said.items())]
-    if unclear := [value for value in values if "," in value]:
-        raise ConfigError(f"srun cannot pass on {unclear[0]!r}.", rule="It takes commas to end a variable.")
+    variables = (
+        user_variables(request) | job_variables(request) | (_coordinator(request, job) if request.coordinator else {})
+    )
+    values = ["ALL", *(f"{name}={value}" for name, value in variables.items())]
+    if ambiguous := [value for value in values if "," in value]:
+        raise ConfigError(f"srun cannot pass on {ambiguous[0]!r}.", rule="A comma ends a variable in its --export.")
     return [*words, f"--export={','.join(values)}", *command]
 
 
-def deal_out(count: int, places: int) -> list[int]:
-    """Return how many go to each place: as even as it can be, the first ones have more."""
-    return [count // places + (place < count % places) for place in range(places)]
+def split_evenly(count: int, hosts: int) -> list[int]:
+    """Return how many processes each host gets: as even as possible, the first hosts have more."""
+    return [count // hosts + (host < count % hosts) for host in range(hosts)]
 
 
 def _coordinator(request: LaunchRequest, job: int) -> dict[str, str]:
-    """Return where the processes meet: mpirun's first process runs on the first host."""
+    """Return the coordinator's address: process 0 runs on mpirun's first host."""
     if request.coordinator:
         return {COORDINATOR: request.coordinator}
-    return {COORDINATOR: address(request.hosts[0], port_of(job))} if request.hosts else {}
+    return {COORDINATOR: format_address(request.hosts[0], job_port(job))} if request.hosts else {}
 
 
-def _if_new(word: str, words: Sequence[str]) -> list[str]:
+def _unless_given(word: str, words: Sequence[str]) -> list[str]:
     return [] if word in words or "--output" in words else [word]

@@ -1,7 +1,7 @@
-"""The roll call: all processes of a job meet at its coordinator's address before JAX is started.
+"""Rendezvous: all processes of a job connect to process 0 before JAX is initialized.
 
-Process 0 listens, the others report to it. Who is missing when the time is over is named. The lines stay open: the
-watch (`watch.py`) hears through them when a process dies or hangs.
+Process 0 listens at the coordinator's address and the others report to it. Processes that are missing when the time is
+over are named. The channels stay open: through them the liveness monitor learns that a process has died or hangs.
 """
 
 import json
@@ -17,18 +17,18 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from headrace.core.errors import ConfigError, RunStopped
-from headrace.job.detect_launcher import address, split_address
-from headrace.job.process_info import COORDINATOR, JOIN_SECONDS, Place
+from headrace.job.detect_launcher import format_address, split_address
+from headrace.job.process_info import COORDINATOR, JOIN_SECONDS, ProcessInfo
 
-# A line between two processes of a job: messages of JSON, one per row, over a socket. No tensor takes this way.
-
-
-_MOST = 1 << 20  # bytes without an end of row: not one of us
+_MAX_MESSAGE_BYTES = 1 << 20  # without an end of line: not a message of ours
+_SEND_SECONDS = 5.0  # a peer that no longer reads must not block us
+_NOTICE_SECONDS = 10.0  # of waiting before process 0 says whom it waits for
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Member:
-    """A process of a job, as people find it again: its number, its id at the operating system, its host."""
+class Peer:
+    """A process of a job as people find it again: its number, its pid and its host."""
 
     process: int
     pid: int
@@ -42,218 +42,219 @@ class Member:
         return asdict(self)
 
 
-class Gone(Exception):
-    """The other end of a line is closed."""
+class ChannelClosed(Exception):
+    """The other end of a channel is closed, or sends something that is not a message."""
 
 
-class Line:
-    """One end of a line. `send` may be called by any thread, `receive` by one."""
+class Channel:
+    """Small JSON messages between two processes, one per line, over a TCP socket.
+
+    `send` may be called by any thread, `receive` by one.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket, self._buffer, self._lock = connection, b"", threading.Lock()
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.settimeout(5.0)  # a peer that does not read any more must not hold us up
+        connection.settimeout(_SEND_SECONDS)
 
     def fileno(self) -> int:
-        """Return the descriptor, for a selector."""
+        """Return the file descriptor, for a selector."""
         return self._socket.fileno()
 
     def send(self, **message: Any) -> None:
-        """Send a message; one that cannot be sent is lost, and `receive` will tell that the other end is gone."""
+        """Send a message. One that cannot be sent is dropped; `receive` will raise ChannelClosed."""
         with self._lock, suppress(OSError):
             self._socket.sendall(json.dumps(message).encode() + b"\n")
 
-    def receive(self, timeout: float = 5.0) -> list[dict[str, Any]]:
-        """Return the messages that have come, after waiting for some bytes; raise Gone when the other end is closed."""
+    def receive(self, timeout: float = _SEND_SECONDS) -> list[dict[str, Any]]:
+        """Wait for data and return the messages that are complete; ChannelClosed if the other end is gone."""
         self._socket.settimeout(timeout)
         try:
             data = self._socket.recv(65536)
         except TimeoutError:
             return []
         except OSError as error:
-            raise Gone from error
+            raise ChannelClosed from error
         finally:
             with suppress(OSError):
-                self._socket.settimeout(5.0)
+                self._socket.settimeout(_SEND_SECONDS)
         if not data:
-            raise Gone
-        *rows, self._buffer = (self._buffer + data).split(b"\n")
-        if len(self._buffer) > _MOST:
-            raise Gone
+            raise ChannelClosed
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        if len(self._buffer) > _MAX_MESSAGE_BYTES:
+            raise ChannelClosed
         try:
-            messages = [json.loads(row) for row in rows]
+            messages = [json.loads(line) for line in lines]
         except ValueError as error:
-            raise Gone from error
+            raise ChannelClosed from error
         if not all(isinstance(message, dict) for message in messages):
-            raise Gone
+            raise ChannelClosed
         return messages
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
 
-_TELL_AFTER = 10.0  # seconds of waiting before a word is said about it
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
-
-
 @dataclass(frozen=True, kw_only=True)
-class Attendance:
-    """Who is there: this process, the lines to the others (the workers have one, to process 0), JAX's own address."""
+class Connections:
+    """Result of a rendezvous: this process, its channels, and the address for JAX's coordination service.
 
-    me: Member
-    lines: Mapping[Line, Member]
+    Process 0 has a channel to every other process; the others have one, to process 0.
+    """
+
+    me: Peer
+    channels: Mapping[Channel, Peer]
     jax_address: str
 
 
-def rendezvous(place: Place) -> Attendance:
-    """Meet the other processes; raise RunStopped, naming who is missing, when the time is over."""
-    me = Member(process=place.process, pid=os.getpid(), host=socket.gethostname())
-    return _Registrar(place, me).wait_for_all() if place.is_first else _report(place, me)
+def rendezvous(info: ProcessInfo) -> Connections:
+    """Connect to the other processes; RunStopped, naming those that are missing, after the time limit."""
+    me = Peer(process=info.process, pid=os.getpid(), host=socket.gethostname())
+    return _RendezvousServer(info, me).wait_for_all() if info.is_first else _report_to_first(info, me)
 
 
-class _Registrar:
+class _RendezvousServer:
     """Process 0's side: where the others report."""
 
-    def __init__(self, place: Place, me: Member) -> None:
-        self._place, self._me = place, me
-        self._here: dict[Line, Member] = {}
-        self._waiting: set[Line] = set()  # connected, but have not said who they are
-        self._host, port = split_address(place.coordinator, COORDINATOR)
-        if place.found_by == "Open MPI":
-            _refuse_elsewhere(self._host, me)
+    def __init__(self, info: ProcessInfo, me: Peer) -> None:
+        self._info, self._me = info, me
+        self._joined: dict[Channel, Peer] = {}
+        self._unidentified: set[Channel] = set()  # connected, but have not sent who they are
+        self._host, port = split_address(info.coordinator, COORDINATOR)
+        if info.detected_by == "Open MPI":
+            _check_is_this_host(self._host, me)
         self._listener = _listen(self._host, port)
 
-    def wait_for_all(self) -> Attendance:
-        """Wait until every process has reported; then tell all of them where JAX's service will be."""
-        begin, told = time.monotonic(), False
+    def wait_for_all(self) -> Connections:
+        """Wait until every process has reported; then send all of them the address of JAX's coordination service."""
+        begin, noticed = time.monotonic(), False
         with self._listener, selectors.DefaultSelector() as selector:
             selector.register(self._listener, selectors.EVENT_READ)
             while missing := self._missing():
                 waited = time.monotonic() - begin
-                if waited > self._place.join_seconds:
+                if waited > self._info.join_seconds:
                     self._refuse(self._too_late(missing))
-                if waited > _TELL_AFTER and not told:
-                    told = True
-                    text = f"headrace: waiting for {_named(missing)} of {self._place.num_processes}"
+                if waited > _NOTICE_SECONDS and not noticed:
+                    noticed = True
+                    text = f"headrace: waiting for {_enumerate(missing)} of {self._info.num_processes}"
                     print(text, file=sys.stderr, flush=True)
-                for key, _ in selector.select(min(1.0, self._place.join_seconds / 4)):
-                    self._hear(key.fileobj, selector)
-        for line in self._waiting:
-            line.close()
-        jax_address = address(self._host, _free_port())
-        for line in self._here:
-            line.send(welcome=jax_address, first=self._me.to_dict())
-        return Attendance(me=self._me, lines=self._here, jax_address=jax_address)
+                for key, _ in selector.select(min(1.0, self._info.join_seconds / 4)):
+                    self._handle(key.fileobj, selector)
+        for channel in self._unidentified:
+            channel.close()
+        jax_address = format_address(self._host, _free_port())
+        for channel in self._joined:
+            channel.send(welcome=jax_address, first=self._me.to_dict())
+        return Connections(me=self._me, channels=self._joined, jax_address=jax_address)
 
     def _missing(self) -> list[int]:
-        here = {member.process for member in self._here.values()}
-        return [number for number in range(1, self._place.num_processes) if number not in here]
+        joined = {peer.process for peer in self._joined.values()}
+        return [number for number in range(1, self._info.num_processes) if number not in joined]
 
-    def _hear(self, source: Any, selector: selectors.BaseSelector) -> None:
+    def _handle(self, source: Any, selector: selectors.BaseSelector) -> None:
         if source is self._listener:
-            line = Line(self._listener.accept()[0])
-            self._waiting.add(line)
-            selector.register(line, selectors.EVENT_READ)
+            channel = Channel(self._listener.accept()[0])
+            self._unidentified.add(channel)
+            selector.register(channel, selectors.EVENT_READ)
             return
         try:
             for message in source.receive():
                 self._admit(source, message)
-        except Gone:
+        except ChannelClosed:
             selector.unregister(source)
             source.close()
-            self._waiting.discard(source)
-            if source in self._here:
-                member = self._here.pop(source)
-                self._refuse(RunStopped(f"{_capital(member)} ended while others were still joining."))
+            self._unidentified.discard(source)
+            if source in self._joined:
+                peer = self._joined.pop(source)
+                self._refuse(RunStopped(f"{_capitalize(peer)} ended while others were still joining."))
 
-    def _admit(self, line: Line, message: dict[str, Any]) -> None:
+    def _admit(self, channel: Channel, message: dict[str, Any]) -> None:
         try:
-            member, size = Member(**message["member"]), message["num_processes"]
+            peer, size = Peer(**message["member"]), message["num_processes"]
         except (KeyError, TypeError):
-            raise Gone from None  # not one of us
-        double = next((other for other in (self._me, *self._here.values()) if other.process == member.process), None)
-        if size != self._place.num_processes:
-            self._here[line] = member
+            raise ChannelClosed from None  # not a process of ours
+        duplicate = next((other for other in (self._me, *self._joined.values()) if other.process == peer.process), None)
+        self._unidentified.discard(channel)
+        self._joined[channel] = peer
+        if size != self._info.num_processes:
             self._refuse(
                 ConfigError(
-                    f"{_capital(member)} belongs to a job of {size} processes, "
-                    f"{self._me} to one of {self._place.num_processes}.",
-                    remedy="Start all processes of a job with the same number; are there some of an earlier job left?",
+                    f"{_capitalize(peer)} belongs to a job of {size} processes, "
+                    f"{self._me} to one of {self._info.num_processes}.",
+                    remedy="Start all processes of a job with the same number of processes; is an earlier job still "
+                    "running?",
                 )
             )
-        if double is not None:
-            self._here[line] = member
+        if duplicate is not None:
             self._refuse(
                 ConfigError(
-                    f"There are two processes {member.process}: pid {double.pid} on host {double.host} "
-                    f"and pid {member.pid} on host {member.host}.",
-                    remedy="Give each process a number of its own; are there some of an earlier job left?",
+                    f"There are two processes {peer.process}: pid {duplicate.pid} on host {duplicate.host} "
+                    f"and pid {peer.pid} on host {peer.host}.",
+                    remedy="Give each process its own number; is an earlier job still running?",
                 )
             )
-        self._waiting.discard(line)
-        self._here[line] = member
 
     def _too_late(self, missing: list[int]) -> RunStopped:
         return RunStopped(
-            f"{_capital(_named(missing))} of {self._place.num_processes} did not join within "
-            f"{self._place.join_seconds:g} s.",
-            rule=f"All processes meet at {self._place.coordinator} before training starts.",
-            remedy=f"Look at what they print; they must reach this address. A longer time: {JOIN_SECONDS}=600.",
+            f"{_capitalize(_enumerate(missing))} of {self._info.num_processes} did not join within "
+            f"{self._info.join_seconds:g} s.",
+            rule=f"All processes connect to {self._info.coordinator} before training starts.",
+            remedy=f"See what they print; they must be able to reach this address. To wait longer: {JOIN_SECONDS}=600.",
         )
 
     def _refuse(self, error: RunStopped | ConfigError) -> None:
-        """End the start-up of everybody."""
-        for line in self._here:
-            line.send(refused=str(error), code=error.exit_code)
-            line.close()
+        """End the start-up of every process with this error."""
+        for channel in self._joined:
+            channel.send(refused=str(error), code=error.exit_code)
+            channel.close()
         raise error
 
 
-def _report(place: Place, me: Member) -> Attendance:
-    """Report to process 0 and wait until everybody is there."""
-    deadline = time.monotonic() + place.join_seconds
-    line = _connect(place, deadline)
-    line.send(member=me.to_dict(), num_processes=place.num_processes)
-    # Process 0 may have begun to wait later than we did; its time limit holds, so give it all of that.
-    deadline = time.monotonic() + place.join_seconds + 10
+def _report_to_first(info: ProcessInfo, me: Peer) -> Connections:
+    """Take the side of the other processes: report to process 0 and wait for its answer."""
+    channel = _connect(info, time.monotonic() + info.join_seconds)
+    channel.send(member=me.to_dict(), num_processes=info.num_processes)
+    # Process 0 may have started to wait later than this process; its time limit counts, so wait for that long again.
+    deadline = time.monotonic() + info.join_seconds + 10
     while time.monotonic() < deadline:
         try:
-            for message in line.receive(1.0):
+            for message in channel.receive(1.0):
                 if "refused" in message:
                     error = RunStopped(message["refused"])
                     error.exit_code = message["code"]
                     raise error
                 if "welcome" in message:
-                    return Attendance(me=me, lines={line: Member(**message["first"])}, jax_address=message["welcome"])
-        except Gone:
+                    first = Peer(**message["first"])
+                    return Connections(me=me, channels={channel: first}, jax_address=message["welcome"])
+        except ChannelClosed:
             raise RunStopped(
                 "Process 0 ended before all processes had joined.", remedy="See what it printed."
             ) from None
-    raise RunStopped(f"Process 0 at {place.coordinator} is silent.", remedy="See what it printed.")
+    raise RunStopped(f"Process 0 at {info.coordinator} does not answer.", remedy="See what it printed.")
 
 
-def _connect(place: Place, deadline: float) -> Line:
-    host, port = split_address(place.coordinator, COORDINATOR)
+def _connect(info: ProcessInfo, deadline: float) -> Channel:
+    host, port = split_address(info.coordinator, COORDINATOR)
     reason = ""
     while (left := deadline - time.monotonic()) > 0:
         try:
-            return Line(socket.create_connection((host, port), timeout=min(5.0, left)))
-        except OSError as error:  # process 0 is not yet there, or its name not yet known
+            return Channel(socket.create_connection((host, port), timeout=min(5.0, left)))
+        except OSError as error:  # process 0 does not listen yet, or its name cannot be resolved yet
             reason = error.strerror or str(error)
             time.sleep(min(0.2, max(0.0, left)))
     raise RunStopped(
-        f"Process 0 of {place.num_processes} did not answer at {place.coordinator} within {place.join_seconds:g} s: "
+        f"Process 0 of {info.num_processes} did not answer at {info.coordinator} within {info.join_seconds:g} s: "
         f"{reason}.",
-        rule=f"Its address was found by {place.found_by}; {COORDINATOR} overrides it.",
-        remedy=f"See what process 0 printed, or whether it runs at all. A longer time: {JOIN_SECONDS}=600.",
+        rule=f"The address comes from {info.detected_by}; {COORDINATOR} overrides it.",
+        remedy=f"See what process 0 printed, or whether it runs at all. To wait longer: {JOIN_SECONDS}=600.",
     )
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Listen at a port: on this host alone where the job is, else on all its addresses."""
+    """Listen at a port: on the loopback address if the job runs on this host alone, else on all addresses."""
     try:
         if host in _LOOPBACK:
             return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -263,21 +264,21 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise RunStopped(
             f"Process 0 cannot listen at port {port}: {error.strerror}.",
-            rule="The processes of a job meet there; two jobs need two ports.",
-            remedy=f"Choose another: {COORDINATOR}={host}:PORT for all processes.",
+            rule="The processes of a job connect to this port; two jobs need two ports.",
+            remedy=f"Choose another one for all processes: {COORDINATOR}={host}:PORT.",
         ) from error
 
 
-def _refuse_elsewhere(host: str, me: Member) -> None:
-    """Refuse an address that is not this host's: mpirun tells its own, and may start process 0 on another one."""
+def _check_is_this_host(host: str, me: Peer) -> None:
+    """Refuse an address of another host: mpirun passes its own, but may start process 0 elsewhere."""
     try:
         family, kind, _, _, where = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as probe:
             probe.bind(where)
     except OSError:
         raise RunStopped(
-            f"The processes would meet at {host}, where mpirun runs, but process 0 runs on host {me.host}.",
-            remedy=f"Say where they meet: mpirun -x {COORDINATOR}={me.host}:61440 ...",
+            f"The processes would connect to {host}, where mpirun runs, but process 0 runs on host {me.host}.",
+            remedy=f"Set the address: mpirun -x {COORDINATOR}={me.host}:61440 ...",
         ) from None
 
 
@@ -286,10 +287,10 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _named(processes: list[int]) -> str:
+def _enumerate(processes: list[int]) -> str:
     numbers = ", ".join(str(number) for number in processes[:8]) + (", ..." if len(processes) > 8 else "")
     return f"process{'es' * (len(processes) > 1)} {numbers}"
 
 
-def _capital(text: object) -> str:
+def _capitalize(text: object) -> str:
     return str(text)[:1].upper() + str(text)[1:]

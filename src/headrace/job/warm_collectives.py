@@ -1,7 +1,7 @@
-"""Let the devices of several processes exchange a number before they work, so that the first exchange finds all ready.
+"""Run a tiny all-reduce between the devices of all processes before anything is compiled.
 
-Collectives connect the processes at their first use, and give up when one is late: gloo waits for 30 seconds, whatever
-is set, and a process may well compile for longer than another. Later exchanges are patient.
+Collectives connect the processes at their first use and give up if one is late: gloo waits 30 seconds, whatever is
+set, and one process may well compile for longer than that after another. Later collectives have no such limit.
 """
 
 import os
@@ -16,13 +16,14 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 
-def connect_devices(meshes: Iterable[Mesh], group_size: int = 1) -> None:
-    """Sum a one over the replicas of each mesh, and over the groups of so many replicas that share batch norms."""
+def warm_collectives(meshes: Iterable[Mesh], batch_norm_group_size: int = 1) -> None:
+    """All-reduce over the replicas of each mesh, and over the groups of replicas that share batch norm statistics."""
+    size = batch_norm_group_size
     for mesh in dict.fromkeys(meshes):
         (replica,) = mesh.axis_names
         sharding = NamedSharding(mesh, P(replica))
         ones = jax.make_array_from_callback((mesh.size,), sharding, lambda index: np.ones(1, np.float32))
-        groups = [list(range(i, i + group_size)) for i in range(0, mesh.size, group_size)] if group_size > 1 else None
+        groups = [list(range(i, i + size)) for i in range(0, mesh.size, size)] if size > 1 else None
 
         def count(one: jax.Array, groups: list[list[int]] | None = groups, replica: str = replica) -> jax.Array:
             total = lax.psum(one, replica)
@@ -33,14 +34,15 @@ def connect_devices(meshes: Iterable[Mesh], group_size: int = 1) -> None:
 
 
 @contextmanager
-def quiet_output() -> Iterator[None]:
-    """Keep what libraries print to standard output while the block runs: gloo tells of every connection."""
+def quiet_stdout() -> Iterator[None]:
+    """Discard what libraries print to standard output inside the block: gloo reports every connection."""
     sys.stdout.flush()
-    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
+    # The descriptor itself is redirected, because C++ does not write through sys.stdout.
+    saved, null = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
     try:
         yield
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
-        os.close(nowhere)
+        os.dup2(saved, 1)
+        os.close(saved)
+        os.close(null)

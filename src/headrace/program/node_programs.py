@@ -17,9 +17,9 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from headrace.core.jax_private import with_arguments, without_arguments
 from headrace.engine.devices import REPLICA, replicated
 from headrace.engine.pipeline.state_placement import HOST_MEMORY
-from headrace.engine.segments import with_arguments, without_arguments
 from headrace.program.gradients import AccumulatorType, accumulate, empty_sums
 from headrace.program.stage import KEPT, Function
 from headrace.program.structure import Structure

@@ -23,7 +23,7 @@ from headrace.data.feeding.cache import make_resident
 from headrace.data.feeding.feed import RepeatedFeed, feed_options
 from headrace.engine.devices import show_devices, start_devices, use_compilation_cache
 from headrace.engine.forward import LOGITS, stored_for_inference
-from headrace.job.control import current_group
+from headrace.job import current_group
 from headrace.run.design import Design, design_run, starting_state
 from headrace.run.evaluation import make_forward_pass
 from headrace.run.metric_totals import CallReader
@@ -191,7 +191,7 @@ def _measure(design: Design, dataset: DataSet, devices: list[Any]) -> tuple[Comp
     config = design.config
     options = feed_options(config.data, dataset.info, config.run.seed, len(devices), config.augment)
     executor = make_executor(design.plan, step_spec(design, options, dataset), devices, config.pipeline)
-    current_group().meet(executor.meshes, config.model.dbn_replica_group_size)
+    current_group().connect_devices(executor.meshes, config.model.dbn_replica_group_size)
     adopted = adopt_weights(design)
     state = executor.place(starting_state(design, (adopted.params, adopted.stats) if adopted else None))
     ends: list[float] = []

@@ -1,13 +1,18 @@
 """The design of a run: all values that follow from its configuration before any device is touched."""
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+import numpy as np
 import optax
 
+from headrace.config.load import to_flat
 from headrace.config.schema import Config
 from headrace.core.tree import flatten_named
+from headrace.core.version import __version__
 from headrace.data.dataset import DataInfo, DataSet, describe_dataset
 from headrace.data.feeding.order import refuse_weights
 from headrace.engine.lr_curve import make_lr_curve
@@ -15,12 +20,15 @@ from headrace.engine.optimizer import make_optimizer
 from headrace.engine.precision import Precision, make_precision
 from headrace.engine.state import State, state_from
 from headrace.engine.trainable import Trainable, make_trainable
-from headrace.job.join import refuse_narrow
+from headrace.job import check_devices_per_replica
 from headrace.model.custom_block import weights_like
 from headrace.model.families import build_network
 from headrace.model.network import Network
 from headrace.plan.plan import Plan, make_plan
 from headrace.plan.resolution import SizeSpan, size_spans
+
+# Options that may differ between the processes of a job: paths, how much a host can do, what it shows.
+MAY_DIFFER = ("dataset_path", "log_dir", "checkpoint_dir", "compilation_cache_dir", "pipeline_num_parallel", "progress")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +74,7 @@ def design_run(
     network = own.network if own else build_network(config.model, info.num_classes, info.image_hwc)
     network = network.refined(config.pipeline.pipeline_splits)
     plan = make_plan(config, info, network, num_processes)
-    refuse_narrow(plan.devices_per_replica)
+    check_devices_per_replica(plan.devices_per_replica)
     lr_curve = make_lr_curve(
         config.learning,
         global_batch_size=plan.batch.global_batch_size,
@@ -95,3 +103,19 @@ def starting_state(design: Design, weights: tuple[Any, Any] | None = None) -> St
     weights = weights or design.network.init(config.run.seed)
     ema = config.learning.ema_decay > 0
     return state_from(design.optimizer, design.precision, config.numerics, weights, ema=ema)
+
+
+def given_facts(design: Design) -> dict[str, Any]:
+    """Return what a process was started with, which must be equal in all processes of a job."""
+    options = {name: value for name, value in to_flat(design.config).items() if name not in MAY_DIFFER}
+    return options | {"version of headrace": __version__, "version of jax": jax.__version__}
+
+
+def derived_facts(design: Design, dataset: DataSet, first_step: int) -> dict[str, Any]:
+    """Return what may differ between processes even with equal options: the data, and the plan made from it."""
+    labels = {
+        f"labels of the {split} set": hashlib.sha256(np.ascontiguousarray(source.labels).tobytes()).hexdigest()[:12]
+        for split, source in (("training", dataset.train), ("validation", dataset.validation))
+    }
+    plan = {f"plan: {name}": value for name, value in design.plan.to_dict().items() if name != "warnings"}
+    return labels | {"step to start from": first_step} | plan

@@ -17,7 +17,7 @@ from headrace.engine.forward import LOGITS, SUMS, EvalSpec, Forward, Program, Re
 from headrace.engine.multiprocess_arrays import in_turn, readable
 from headrace.engine.pipeline.evaluate_stages import make_staged_evaluation
 from headrace.engine.state import State, evaluated_weights
-from headrace.job.control import current_group
+from headrace.job import current_group
 from headrace.run.design import Design
 from headrace.run.training import Compiled, compiled_from, process_share
 
@@ -74,7 +74,7 @@ class Validator:
         batches = plan.num_batches
         if options.cache.where != "device":
             batches = max(1, min(batches, _STREAMED_BLOCK_BYTES // (plan.batch_size * dataset.info.image_bytes)))
-        current_group().meet(self._forward.meshes)
+        current_group().connect_devices(self._forward.meshes)
         self._feed = EvalFeed(dataset.validation, plan.batch_size, batches, options, self._forward.put)
         self._compiled: dict[str, Program] = {}  # by the name of the weights
 

@@ -25,10 +25,8 @@ from headrace.engine.devices import show_devices, start_devices, use_compilation
 from headrace.engine.pipeline.dispatch import Dispatcher
 from headrace.engine.pipeline.state_placement import host_memory_of
 from headrace.engine.state import evaluated_weights
-from headrace.job.control import current_group
-from headrace.job.join import naming_the_lost
-from headrace.run.consistency import refuse_difference
-from headrace.run.design import CustomParts, Design, design_run, starting_state
+from headrace.job import check_consistency, current_group, report_lost_process
+from headrace.run.design import CustomParts, Design, derived_facts, design_run, given_facts, starting_state
 from headrace.run.directory import (
     RunDirectory,
     layout,
@@ -46,11 +44,11 @@ from headrace.run.recorder import InFlight, RunRecorder, RunResult, utc_now
 from headrace.run.restore import (
     Past,
     Restored,
+    broadcast_restored,
     find_restored,
     read_run_together,
     refuse_other_run,
     rewind_run,
-    share_restored,
 )
 from headrace.run.starting_weights import adopt_weights, dialect_hint, write_table
 from headrace.run.training import Calls, advise_on_memory, open_feed
@@ -63,7 +61,7 @@ from headrace.weights.convert import table_lines
 
 def train(resolved: Resolved, own: CustomParts | None = None) -> RunResult:
     """Start a new run in a directory of its own; `own` are a network and data that code gives instead of names."""
-    current_group().first(lambda: refuse_taken(resolved.config))
+    current_group().on_first_process(lambda: refuse_taken(resolved.config))
     return fit(with_absolute_places(with_measured_blocks(resolved, own)), None, own)
 
 
@@ -80,7 +78,7 @@ def resume(path: Path, overrides: Mapping[str, Any] | None = None, own: CustomPa
             stack.enter_context(directory.held())  # nobody adds or deletes a checkpoint from here on
             return find_restored(directory, before.checkpoints)
 
-        return fit(resolved, share_restored(group, group.first(find), directory), own)
+        return fit(resolved, broadcast_restored(group, group.on_first_process(find), directory), own)
 
 
 def fit(resolved: Resolved, restored: Restored | None, own: CustomParts | None = None) -> RunResult:
@@ -91,7 +89,7 @@ def fit(resolved: Resolved, restored: Restored | None, own: CustomParts | None =
     # On paper: the data set's shape, the network, the plan. Then the data itself. No device is touched.
     design = design_run(config, own, group.num_processes)
     if config.data.verify_dataset and not own:
-        group.first(lambda: refuse_problems(config.data))
+        group.on_first_process(lambda: refuse_problems(config.data))
     dataset = own.dataset if own else open_dataset(config.data, config.run.seed)
     if config.run.dry_run_steps:
         dataset = replace(dataset, validation=few(dataset.validation, design.plan.validation.num_samples))
@@ -100,7 +98,9 @@ def fit(resolved: Resolved, restored: Restored | None, own: CustomParts | None =
     plan, steps = design.plan, design.plan.steps
     adopted = adopt_weights(design) if restored is None or restored.arrays is None else None
     options = feed_options(config.data, dataset.info, config.run.seed, plan.num_devices, config.augment)
-    refuse_difference(group, design, dataset, step)
+    # Options first: their names explain a difference better than those of what follows from them.
+    check_consistency(group, given_facts(design))
+    check_consistency(group, derived_facts(design, dataset, step))
 
     # The devices, and the state that they start from.
     use_compilation_cache(config.run.compilation_cache_dir)
@@ -108,12 +108,12 @@ def fit(resolved: Resolved, restored: Restored | None, own: CustomParts | None =
     devices = start_devices(config.run.platform, plan.num_devices, group.num_processes)
     calls = Calls(design, options, dataset, devices, step)
     executor = calls.executor
-    group.meet(executor.meshes, config.model.dbn_replica_group_size)
+    group.connect_devices(executor.meshes, config.model.dbn_replica_group_size)
     state = starting_state(design, (adopted.params, adopted.stats) if adopted else own.weights if own else None)
     if restored and restored.arrays is not None:
         arrays, blank = restored.arrays, state
-        state = group.first(lambda: fit_tree(arrays, blank)) or blank
-    state = group.same(state)
+        state = group.on_first_process(lambda: fit_tree(arrays, blank)) or blank
+    state = group.broadcast_arrays(state)
 
     with ExitStack() as stack:
         # From here on the run leaves traces: its directory, records, checkpoints. They are process 0's alone.
@@ -134,8 +134,8 @@ def fit(resolved: Resolved, restored: Restored | None, own: CustomParts | None =
             guests = partial(make_trackers, config.logging, _about(design, directory.path, step))
             return directory, past, stack.enter_context(closing(open_sinks(directory.path, console, guests=guests)))
 
-        opened = group.first(open_run)
-        path = group.share(str(opened[0].path) if opened else None)
+        opened = group.on_first_process(open_run)
+        path = group.broadcast(str(opened[0].path) if opened else None)
         directory, past, sinks = opened or (layout(Path(path), config), Past(), Sinks([WarningSink(group.process)]))
         books = RunRecorder(resolved, design, directory, sinks, writes=group.is_first)
         if restored is not None:
@@ -153,11 +153,11 @@ def fit(resolved: Resolved, restored: Restored | None, own: CustomParts | None =
 
         ending = stack.enter_context(books.ending())  # writes the last record, whatever happens
         stack.enter_context(advise_on_memory(plan))
-        stack.enter_context(naming_the_lost())
+        stack.enter_context(report_lost_process())
         # Compile before anything is run, so that its time stays apart.
         to_train = config.run.training and step < steps.total_steps
         due = config.validation.validation and (steps.validation_due(step) or not config.run.training)
-        to_validate = group.share(bool(due and books.missing_validation(step, evaluated_weights(state))))
+        to_validate = group.broadcast(bool(due and books.missing_validation(step, evaluated_weights(state))))
         validator = None
         if config.validation.validation and (to_train or to_validate):
             validator = stack.enter_context(closing(Validator(design, dataset, devices)))
@@ -186,7 +186,7 @@ def fit(resolved: Resolved, restored: Restored | None, own: CustomParts | None =
             books.begin()
             sinks.advance(step)
             wait = 0.0
-            why = group.stop_asked(interrupt.signal_name)
+            why = group.agree_to_stop(interrupt.signal_name)
             while step < steps.total_steps and not why:
                 state, metrics = calls.at(step)(state, feed.resident, block)
                 profile.called(metrics)
@@ -199,12 +199,12 @@ def fit(resolved: Resolved, restored: Restored | None, own: CustomParts | None =
                     evaluation=validator.start(state) if validator and steps.validation_due(step) else None,
                 )
                 settler.submit(call)
-                why = group.stop_asked(interrupt.signal_name) if step < steps.total_steps else None
+                why = group.agree_to_stop(interrupt.signal_name) if step < steps.total_steps else None
                 if step < steps.total_steps and not why:
                     waited = feed.stats.wait_seconds
                     block = feed.next(metrics["loss"])
                     wait = feed.stats.wait_seconds - waited
-                    why = group.stop_asked(interrupt.signal_name)
+                    why = group.agree_to_stop(interrupt.signal_name)
             settler.drain()
             books.judge(feed.stats, options)
             for text in profile_told(config.run.profile, directory.path):

@@ -28,7 +28,7 @@ from headrace.data.sets.arrays import ImageSpec, array_dataset, array_source, ch
 from headrace.engine.devices import start_devices, use_compilation_cache
 from headrace.engine.multiprocess_arrays import readable
 from headrace.engine.state import State, evaluated_weights
-from headrace.job.control import current_group
+from headrace.job import current_group
 from headrace.model.custom import custom_network
 from headrace.model.custom_block import CustomBlock
 from headrace.model.network import Network

@@ -17,7 +17,7 @@ from headrace.core.units import format_duration
 from headrace.engine.devices import start_devices, use_compilation_cache
 from headrace.engine.pipeline.dispatch import Dispatcher
 from headrace.engine.state import State
-from headrace.job.control import current_group
+from headrace.job import current_group
 from headrace.model.context import Ctx, Draws
 from headrace.model.network import Network
 from headrace.plan.pipeline import PipelinePlan
@@ -170,7 +170,7 @@ def with_measured_blocks(resolved: Resolved, own: CustomParts | None = None) -> 
         seconds = measure_blocks(design.network, micro, dtype, device)
         return {name: float(f"{value:.4g}") for name, value in seconds.items()}
 
-    rounded = group.share(group.first(measure))  # one process measures: all must cut alike
+    rounded = group.broadcast(group.on_first_process(measure))  # one process measures: all must cut alike
     pipeline = replace(config.pipeline, block_seconds=rounded, measure_splits=False)
     origins = {**resolved.origins, "block_seconds": Origin(kind="measured", where=device.device_kind)}
     return replace(resolved, config=replace(config, pipeline=pipeline), origins=origins)

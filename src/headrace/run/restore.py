@@ -10,7 +10,7 @@ from headrace.checkpoint.store import load, newest_good
 from headrace.config.load import Resolved, to_flat
 from headrace.config.model_table import NORM_OPTIONS, OPTION_FAMILIES
 from headrace.core.errors import CheckpointError
-from headrace.job.control import Group
+from headrace.job import ProcessGroup
 from headrace.run.design import CustomParts, design_run
 from headrace.run.directory import RunDirectory, parse_run, read_saved, sweep
 from headrace.run.metric_totals import NOTHING_UNLOGGED, Unlogged
@@ -67,15 +67,15 @@ def find_restored(directory: RunDirectory, earlier_place: Path) -> Restored:
     )
 
 
-def read_run_together(group: Group, path: Path, *, own: bool) -> tuple[RunDirectory, Resolved]:
+def read_run_together(group: ProcessGroup, path: Path, *, own: bool) -> tuple[RunDirectory, Resolved]:
     """Return the layout and the configuration of a run, as process 0 reads them."""
-    saved = group.share(group.first(lambda: read_saved(path)))
+    saved = group.broadcast(group.on_first_process(lambda: read_saved(path)))
     return parse_run(path, saved, own=own)
 
 
-def share_restored(group: Group, found: Restored | None, directory: RunDirectory) -> Restored:
+def broadcast_restored(group: ProcessGroup, found: Restored | None, directory: RunDirectory) -> Restored:
     """Return what process 0 found, in every process; the tensors stay there, and reach the others with the state."""
-    told = group.share(found and {"step": found.step, "begins_anew": found.arrays is None})
+    told = group.broadcast(found and {"step": found.step, "begins_anew": found.arrays is None})
     return found or Restored(directory=directory, step=told["step"], arrays=None if told["begins_anew"] else {})
 
 

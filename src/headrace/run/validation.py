@@ -18,7 +18,7 @@ from headrace.core.errors import CheckpointError
 from headrace.data.dataset import open_dataset
 from headrace.data.sets.subset import few
 from headrace.engine.devices import show_devices, start_devices, use_compilation_cache
-from headrace.job.control import Group, current_group
+from headrace.job import ProcessGroup, current_group
 from headrace.run.design import Design, design_run
 from headrace.run.directory import from_saved, layout, read_run, saved_form
 from headrace.run.evaluation import Validator
@@ -73,13 +73,13 @@ def validate(
     num_good = 0
     with closing(Validator(design, dataset, devices)) as validator:
         for checkpoint in checkpoints:
-            read = group.first(partial(_read, design, checkpoint, alone=len(checkpoints) == 1))
-            manifest = group.share(read and read.told)
+            read = group.on_first_process(partial(_read, design, checkpoint, alone=len(checkpoints) == 1))
+            manifest = group.broadcast(read and read.told)
             if problem := manifest.get("problem"):
                 if manifest["is_there"]:  # a training that goes on may have deleted it meanwhile
                     yield Validated(checkpoint=checkpoint, step=step_of(checkpoint) or 0, problem=problem)
                 continue
-            weights = group.same(read.weights if read else _blank(design, manifest))
+            weights = group.broadcast_arrays(read.weights if read else _blank(design, manifest))
             label = manifest["weights"]
             if not num_good:
                 validator.compile(weights)
@@ -142,15 +142,17 @@ def only_validating(config: Config) -> Config:
     return replace(config, run=run, validation=validation)
 
 
-def _find_together(group: Group, path: Path, overrides: Mapping[str, Any], which: str) -> _Found:
+def _find_together(group: ProcessGroup, path: Path, overrides: Mapping[str, Any], which: str) -> _Found:
     """Find what is to be validated as process 0 does."""
 
     def find() -> _Found:
         found = _find(path, overrides)
         return replace(found, checkpoints=_choose(found, which))
 
-    found = group.first(find)
-    told = group.share(found and {"checkpoints": [*map(str, found.checkpoints)], "config": saved_form(found.resolved)})
+    found = group.on_first_process(find)
+    told = group.broadcast(
+        found and {"checkpoints": [*map(str, found.checkpoints)], "config": saved_form(found.resolved)}
+    )
     checkpoints = [Path(checkpoint) for checkpoint in told["checkpoints"]]
     return found or _Found(checkpoints=checkpoints, resolved=from_saved(told["config"]), run=None)
 

@@ -14,10 +14,11 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from headrace.core.jax_private import with_arguments, without_arguments
 from headrace.engine.devices import REPLICA, replicated
 from headrace.engine.optimizer import global_norm
 from headrace.engine.pipeline.state_placement import ON_DEVICE, Home, make_copy, shardings, to_device
-from headrace.engine.segments import apply_blocks, inner_points, with_arguments, without_arguments
+from headrace.engine.segments import apply_blocks, inner_points
 from headrace.engine.state import State, make_state
 from headrace.engine.step import Metrics, StepSpec, finish_step, finite_by_block, train_ctx, unscaled
 

@@ -37,9 +37,9 @@ def start_job(
         port = probe.getsockname()[1]
     started = []
     for number in range(num_processes):
-        place = {"PROCESS": str(number), "NUM_PROCESSES": str(num_processes), "COORDINATOR": f"127.0.0.1:{port}"}
+        info = {"PROCESS": str(number), "NUM_PROCESSES": str(num_processes), "COORDINATOR": f"127.0.0.1:{port}"}
         own = differing[number] if differing else ()
-        environ = {f"HEADRACE_{name}": value for name, value in place.items()}
+        environ = {f"HEADRACE_{name}": value for name, value in info.items()}
         started.append(start([*words, *own], folder / f"{number}.txt", environ))
     return started
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from headrace.job.process_info import Place
-from headrace.job.rendezvous import Gone, Line
+from headrace.job.process_info import ProcessInfo
+from headrace.job.rendezvous import Channel, ChannelClosed
 
-from .process import PATIENCE, SRC
+from .processes import PATIENCE, SRC
 
-MEMBER = Path(__file__).with_name("member.py")
+PROGRAM = Path(__file__).with_name("summing_program.py")
 LIMIT = 20  # seconds within which a job must have ended after a fault
 LOST = 76  # another process was lost
 HOST = socket.gethostname()
@@ -38,7 +38,7 @@ def start_job(
     environ |= {"HEADRACE_NUM_PROCESSES": str(num_processes), **more}
     return [
         subprocess.Popen(
-            [sys.executable, str(MEMBER), str(folder), *words],
+            [sys.executable, str(PROGRAM), str(folder), *words],
             env=environ | {"HEADRACE_PROCESS": str(number)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -102,7 +102,7 @@ def test_a_stopped_process_ends_the_job(tmp_path: Path, victim: int) -> None:
     code, printed = finish(job[1 - victim])
     assert 2 < time.monotonic() - begin < 3 + 3 + 4
     assert code == LOST
-    assert f"process {victim} (pid {job[victim].pid}, host {HOST}) is not heard of for 3 s" in last_line(printed)
+    assert f"process {victim} (pid {job[victim].pid}, host {HOST}) has not responded for 3 s" in last_line(printed)
     # Woken up, it finds that the others have left, and leaves too.
     job[victim].send_signal(signal.SIGCONT)
     code, printed = finish(job[victim])
@@ -118,7 +118,7 @@ def test_a_stopped_process_ends_the_job_within_twenty_seconds(tmp_path: Path) ->
     for process in (job[0], job[2]):
         code, printed = finish(process)
         assert code == LOST
-        assert f"process 1 (pid {job[1].pid}, host {HOST}) is not heard of for 10 s" in last_line(printed)
+        assert f"process 1 (pid {job[1].pid}, host {HOST}) has not responded for 10 s" in last_line(printed)
     assert time.monotonic() - begin < LIMIT
     job[1].kill()
     finish(job[1])
@@ -167,21 +167,21 @@ def test_two_processes_with_one_number_are_refused(tmp_path: Path) -> None:
 def test_what_does_not_speak_our_language_is_hung_up_on() -> None:
     left, right = socket.socketpair(socket.AF_UNIX)
     with pytest.raises(OSError, match="not supported"):
-        Line(left)  # no TCP
+        Channel(left)  # no TCP
     left.close()
     right.close()
     with socket.create_server(("127.0.0.1", 0)) as server:
         stranger = socket.create_connection(server.getsockname())
-        line = Line(server.accept()[0])
+        line = Channel(server.accept()[0])
         line.send(beat=True)
         assert stranger.recv(100) == b'{"beat": true}\n'
         stranger.sendall(b'{"one": 1}\n{"half')
         assert line.receive() == [{"one": 1}]
         stranger.sendall(b'": 2}\nGET / HTTP/1.1\r\n')
-        with pytest.raises(Gone):
+        with pytest.raises(ChannelClosed):
             line.receive()
         stranger.close()
-        with pytest.raises(Gone):
+        with pytest.raises(ChannelClosed):
             line.receive()
         line.close()
 
@@ -189,6 +189,6 @@ def test_what_does_not_speak_our_language_is_hung_up_on() -> None:
 def test_a_place_alone_needs_nobody() -> None:
     from headrace.job.join import current_monitor, join
 
-    place = Place(process=0, num_processes=1, coordinator="127.0.0.1:1", found_by="test")
-    assert join(place) == place
+    info = ProcessInfo(process=0, num_processes=1, coordinator="127.0.0.1:1", detected_by="test")
+    assert join(info) == info
     assert current_monitor() is None

@@ -1,11 +1,11 @@
-"""The place of a process, from the variables that each way of starting it sets; and what is refused."""
+"""The info of a process, from the variables that each way of starting it sets; and what is refused."""
 
 import json
 
 import pytest
 
 from headrace.core.errors import ConfigError
-from headrace.job.detect_launcher import expand_hosts, find_place, split_address
+from headrace.job.detect_launcher import detect_process_info, expand_hosts, split_address
 
 OURS = {"HEADRACE_PROCESS": "1", "HEADRACE_NUM_PROCESSES": "4", "HEADRACE_COORDINATOR": "node0:5000"}
 # as Open MPI 4.1.4 sets them (mpirun -n 2 on one host), and with two hosts
@@ -70,11 +70,11 @@ PORT_SLURM = 61440 + (4242 * 16 + 1) % 4096
     ],
 )
 def test_each_way_of_starting(environ: dict[str, str], distributed: bool, expected: tuple) -> None:
-    place = find_place(environ, distributed=distributed)
-    assert place is not None
-    assert (place.process, place.num_processes, place.coordinator, place.found_by) == expected
-    assert place.replicas_per_process == ("TF_CONFIG" in environ)
-    assert place.is_first is False
+    info = detect_process_info(environ, distributed=distributed)
+    assert info is not None
+    assert (info.process, info.num_processes, info.coordinator, info.detected_by) == expected
+    assert info.replicas_per_process == ("TF_CONFIG" in environ)
+    assert info.is_first is False
 
 
 @pytest.mark.parametrize(
@@ -89,13 +89,13 @@ def test_each_way_of_starting(environ: dict[str, str], distributed: bool, expect
     ],
 )
 def test_a_process_alone(environ: dict[str, str]) -> None:
-    assert find_place(environ) is None
+    assert detect_process_info(environ) is None
 
 
 def test_what_only_jax_knows_is_left_open() -> None:
-    place = find_place({"HEADRACE_NUM_PROCESSES": "auto"})
-    assert place is not None
-    assert (place.num_processes, place.coordinator, place.found_by) == (0, "", "JAX")
+    info = detect_process_info({"HEADRACE_NUM_PROCESSES": "auto"})
+    assert info is not None
+    assert (info.num_processes, info.coordinator, info.detected_by) == (0, "", "JAX")
 
 
 def test_the_launcher_says_more() -> None:
@@ -107,27 +107,27 @@ def test_the_launcher_says_more() -> None:
         "HEADRACE_JOIN_SECONDS": "33.5",
         "HEADRACE_SILENCE_SECONDS": "4",
     }
-    place = find_place(OURS | more)
-    assert place is not None
-    assert (place.local_process, place.num_local_processes) == (1, 2)
-    assert (place.num_replicas, place.devices_per_replica) == (16, 2)
-    assert (place.join_seconds, place.silence_seconds) == (33.5, 4)
+    info = detect_process_info(OURS | more)
+    assert info is not None
+    assert (info.local_process, info.num_local_processes) == (1, 2)
+    assert (info.num_replicas, info.devices_per_replica) == (16, 2)
+    assert (info.join_seconds, info.silence_seconds) == (33.5, 4)
 
 
 def test_who_shares_the_host() -> None:
     """Slurm writes 2(x2),3 for nodes with 2, 2 and 3 tasks."""
     for node, count in ((0, 2), (1, 2), (2, 3)):
-        place = find_place(SLURM | {"SLURM_NODEID": str(node)})
-        assert place is not None
-        assert (place.local_process, place.num_local_processes) == (1, count)
+        info = detect_process_info(SLURM | {"SLURM_NODEID": str(node)})
+        assert info is not None
+        assert (info.local_process, info.num_local_processes) == (1, count)
 
 
 @pytest.mark.parametrize(
     ("environ", "distributed", "words"),
     [
-        ({"HEADRACE_PROCESS": "1"}, False, "HEADRACE_NUM_PROCESSES and HEADRACE_COORDINATOR not"),
-        ({"HEADRACE_NUM_PROCESSES": "2"}, False, "HEADRACE_NUM_PROCESSES says that there are other processes"),
-        ({"HEADRACE_COORDINATOR": "a:1"}, False, "HEADRACE_COORDINATOR says that there are other processes"),
+        ({"HEADRACE_PROCESS": "1"}, False, "but not HEADRACE_NUM_PROCESSES and HEADRACE_COORDINATOR"),
+        ({"HEADRACE_NUM_PROCESSES": "2"}, False, "HEADRACE_NUM_PROCESSES is set, so there are other processes"),
+        ({"HEADRACE_COORDINATOR": "a:1"}, False, "HEADRACE_COORDINATOR is set, so there are other processes"),
         (OURS | {"HEADRACE_PROCESS": "one"}, False, "HEADRACE_PROCESS is 'one', not a number"),
         (OURS | {"HEADRACE_PROCESS": "4"}, False, "process 4 of 4"),
         (OURS | {"HEADRACE_COORDINATOR": "node0"}, False, "a host, a colon and a port"),
@@ -135,25 +135,25 @@ def test_who_shares_the_host() -> None:
         (OURS | {"HEADRACE_JOIN_SECONDS": "soon"}, False, "HEADRACE_JOIN_SECONDS is 'soon'"),
         (OURS | OPEN_MPI_4, False, "process 1 of 4, and Open MPI says process 1 of 2"),
         (OURS | SLURM, False, "process 1 of 4, and Slurm says process 5 of 7"),
-        ({**TWO_HOSTS, "OMPI_MCA_orte_hnp_uri": ""}, False, "does not say where its first process runs"),
+        ({**TWO_HOSTS, "OMPI_MCA_orte_hnp_uri": ""}, False, "does not say where process 0 runs"),
         (OPEN_MPI_4 | {"OMPI_COMM_WORLD_SIZE": ""}, False, "OMPI_COMM_WORLD_SIZE is '', not a number"),
         (SLURM | {"SLURM_STEP_NODELIST": "gpu[08-"}, False, "SLURM_STEP_NODELIST is 'gpu[08-'"),
         (SLURM | {"SLURM_STEP_NODELIST": "gpu[9-8]"}, False, "range [9-8]"),
-        (KUBERNETES | {"HEADRACE_SERVICE": ""}, False, "nothing says where the processes meet"),
-        (KUBERNETES | {"HOSTNAME": "other"}, False, "nothing says where the processes meet"),
-        ({}, True, "nothing says which processes belong together"),
+        (KUBERNETES | {"HEADRACE_SERVICE": ""}, False, "the address of process 0 is not known"),
+        (KUBERNETES | {"HOSTNAME": "other"}, False, "the address of process 0 is not known"),
+        ({}, True, "nothing defines which processes belong together"),
         (OURS | {"HEADRACE_NUM_REPLICAS": "4"}, True, "--distributed is given under headrace launch"),
         ({"TF_CONFIG": "{"}, True, "TF_CONFIG cannot be read"),
         ({"TF_CONFIG": '{"cluster": {}}'}, True, "TF_CONFIG cannot be read"),
-        ({"TF_CONFIG": '{"cluster": {"worker": ["a"]}}'}, True, "TF_CONFIG's worker is 'a'"),
-        ({"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}}'}, True, "no index of the task"),
+        ({"TF_CONFIG": '{"cluster": {"worker": ["a"]}}'}, True, "A worker of TF_CONFIG is 'a'"),
+        ({"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}}'}, True, "no task index"),
         ({"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}, "task": {"type": "ps", "index": 0}}'}, True, "cannot be read"),
         (TF_CONFIG | {**TWO_HOSTS, "OMPI_COMM_WORLD_RANK": "0"}, True, "Open MPI says process 0 of 2"),
     ],
 )
 def test_halves_and_contradictions_are_refused(environ: dict[str, str], distributed: bool, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        find_place(environ, distributed=distributed)
+        detect_process_info(environ, distributed=distributed)
     assert words in str(caught.value)
 
 
@@ -174,6 +174,8 @@ def test_lists_of_hosts(text: str, hosts: list[str]) -> None:
 
 def test_addresses_of_six() -> None:
     assert split_address("[fd00::2]:80", "X") == ("fd00::2", 80)
-    place = find_place(TWO_HOSTS | {"OMPI_MCA_orte_hnp_uri": "4096.0;tcp6://[fe80::b9b:ac5d,2620:10d::2]:43370"})
-    assert place is not None
-    assert place.coordinator == "[fe80::b9b:ac5d]:61441"
+    info = detect_process_info(
+        TWO_HOSTS | {"OMPI_MCA_orte_hnp_uri": "4096.0;tcp6://[fe80::b9b:ac5d,2620:10d::2]:43370"}
+    )
+    assert info is not None
+    assert info.coordinator == "[fe80::b9b:ac5d]:61441"

@@ -5,22 +5,22 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from headrace.job import control as group
+from headrace.job import control
 
 from .test_join import finish
 from .test_launch import start
 
 PROGRAM = """
 import numpy as np
-from headrace.job import control as group
-from headrace.job.join import joined
-from tests.run.test_group import make_tree
+from headrace.job import control
+from headrace.job import join_job
+from tests.job.test_control import make_tree
 
-group.PIECE_BYTES = 100
-with joined() as place:
-    mine = make_tree(place.process)
-    kept = make_tree(place.process)
-    found, wanted = group.current_group().same(mine), make_tree(0)
+control.PIECE_BYTES = 100
+with join_job() as info:
+    mine = make_tree(info.process)
+    kept = make_tree(info.process)
+    found, wanted = control.current_group().broadcast_arrays(mine), make_tree(0)
     for name, leaf in wanted.items():
         assert found[name].dtype == leaf.dtype and found[name].shape == leaf.shape, name
         assert found[name].tobytes() == leaf.tobytes(), name
@@ -53,9 +53,9 @@ def test_every_process_has_the_arrays_of_the_first(tmp_path: Path) -> None:
 
 
 def test_pieces_are_all_bytes_once_and_of_one_size(monkeypatch) -> None:
-    monkeypatch.setattr(group, "PIECE_BYTES", 7)
+    monkeypatch.setattr(control, "PIECE_BYTES", 7)
     rows = [np.arange(size, dtype=np.uint8) for size in (3, 0, 20, 1, 7)]
-    pieces = list(group._pieces(rows))
+    pieces = list(control._pieces(rows))
     assert [sum(part.size for part in piece) for piece in pieces] == [7, 7, 7, 7, 3]
     assert np.concatenate([part for piece in pieces for part in piece]).tolist() == np.concatenate(rows).tolist()
     assert all(any(np.shares_memory(part, row) for row in rows) for piece in pieces for part in piece)

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from headrace.core.errors import ConfigError
-from headrace.job.launch_request import LaunchRequest, read_launch, script_of
-from headrace.job.launcher import command_of, driver_of
-from headrace.job.local_processes import core_shares, gpu_share, how_it_ended, process_variables, visible_gpus
-from headrace.job.process_info import Place
-from headrace.job.remote_processes import deal_out, mpirun_command, own_variables, srun_command
+from headrace.job.launch_request import LaunchRequest, parse_launch_options, script_and_arguments
+from headrace.job.launcher import choose_driver, process_command
+from headrace.job.local_processes import cores_per_process, describe_exit, process_gpus, process_variables, visible_gpus
+from headrace.job.process_info import ProcessInfo
+from headrace.job.remote_processes import mpirun_command, split_evenly, srun_command, user_variables
 
 # Seed 001, as printed, and what the text around each says: (processes, replicas, devices of a replica, hosts)
 POD16 = """-v --numa-aware 1 --num-instances 8 --num-replicas 16 --ipus-per-replica 1 --mpi-local-args="--tag-output"
@@ -54,26 +54,26 @@ INFERENCE = "--num-replicas 4 --ipus-per-replica 1 --num-instances 4 --numa-awar
     ],
 )
 def test_lines(line: str, expected: tuple, script: str) -> None:
-    request = read_launch(shlex.split(line), "poprun")
+    request = parse_launch_options(shlex.split(line), "poprun")
     found = (request.num_processes, request.num_replicas, request.devices_per_replica, len(request.hosts))
     assert (*found, request.numa_aware) == expected
-    name, arguments = script_of(request.program)
+    name, arguments = script_and_arguments(request.program)
     assert name == script
     words = shlex.split(line)
     assert arguments == words[len(words) - len(arguments) :]
 
 
 def test_what_has_no_effect_is_named_once() -> None:
-    request = read_launch(shlex.split(POD128), "poprun")
+    request = parse_launch_options(shlex.split(POD128), "poprun")
     effect, python = request.notes
     for name in ("--vipu-server-host", "--vipu-server-timeout", "--vipu-cluster", "--num-ilds", "--reset-partition"):
         assert effect.count(name) == 1
     assert "--numa-aware" not in effect
-    assert python == "python3 is given no script: train.py is meant"
-    assert read_launch(shlex.split(BARE)).notes == (
-        "--ipus-per-replica has no value: the program's configuration says it",
+    assert python == "python3 is given no script: train.py is assumed"
+    assert parse_launch_options(shlex.split(BARE)).notes == (
+        "--ipus-per-replica has no value: the program's configuration decides",
     )
-    assert read_launch(shlex.split(POD16)).notes == ()
+    assert parse_launch_options(shlex.split(POD16)).notes == ()
 
 
 @pytest.mark.parametrize(
@@ -83,45 +83,49 @@ def test_what_has_no_effect_is_named_once() -> None:
         ("--num-instances 2", "no program to start"),
         ("--num-instances 2 --", "no program to start"),
         ("--num-instances two train", "--num-instances is 'two'"),
-        ("--num-instances 0 train", "a number from 1 up"),
+        ("--num-instances 0 train", "a whole number of at least 1"),
         ("--num-instances", "--num-instances needs a value"),
         ("--num-instances --num-replicas 2 train", "--num-instances needs a value"),
-        ("--num-instances 3 --num-replicas 4 train", "4 replicas cannot be dealt out to 3 processes"),
+        ("--num-instances 3 --num-replicas 4 train", "4 replicas cannot be divided evenly among 3 processes"),
         ("--num-instances 4 --num-replicas 2 train", "Give --num-replicas 4"),
         ("--num-instance 3 train", "Did you mean --num-instances?"),
         ("--host a,b --num-instances 1 train", "2 hosts for 1 processes"),
         ("--numa-aware=perhaps train", "yes or no"),
         ("--driver ssh train", "--driver is 'ssh'"),
         ("--dry-run=1 train", "takes no value"),
-        ("--join-seconds -1 train", "above 0"),
+        ("--join-seconds -1 train", "greater than 0"),
         ("--num-instances 2 --only-output-from-instance 2 train", "no process 2 of 2"),
     ],
 )
 def test_bad_lines_are_refused(line: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        read_launch(shlex.split(line))
+        parse_launch_options(shlex.split(line))
     assert words in str(caught.value)
 
 
 def request_of(line: str) -> LaunchRequest:
-    return read_launch(shlex.split(line))
+    return parse_launch_options(shlex.split(line))
 
 
 def test_command_of_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = [sys.executable, "-m", "headrace", "train", "--seed", "1"]
-    assert command_of(request_of("-- train --seed 1")) == own
-    assert command_of(request_of("headrace train --seed 1")) == own
-    assert command_of(request_of("--executable-cache-path /c train")) == [*own[:4], "--executable-cache-path", "/c"]
-    assert command_of(request_of("/opt/py/bin/python3.12 mine.py x")) == ["/opt/py/bin/python3.12", "mine.py", "x"]
-    assert command_of(request_of("./run.sh x")) == ["./run.sh", "x"]
+    assert process_command(request_of("-- train --seed 1")) == own
+    assert process_command(request_of("headrace train --seed 1")) == own
+    assert process_command(request_of("--executable-cache-path /c train")) == [
+        *own[:4],
+        "--executable-cache-path",
+        "/c",
+    ]
+    assert process_command(request_of("/opt/py/bin/python3.12 mine.py x")) == ["/opt/py/bin/python3.12", "mine.py", "x"]
+    assert process_command(request_of("./run.sh x")) == ["./run.sh", "x"]
     monkeypatch.chdir(tmp_path)
     # no such file here: the door in the package
-    first = command_of(request_of("python3 /elsewhere/train.py --model resnet"))
+    first = process_command(request_of("python3 /elsewhere/train.py --model resnet"))
     assert first[:2] == [sys.executable, "-c"]
     assert "run('train')" in first[2]
     assert first[3:] == ["--model", "resnet"]
     (tmp_path / "train.py").touch()
-    assert command_of(request_of("python train.py x")) == [sys.executable, "train.py", "x"]
+    assert process_command(request_of("python train.py x")) == [sys.executable, "train.py", "x"]
 
 
 def test_line_for_mpirun() -> None:
@@ -144,27 +148,27 @@ def test_line_for_srun() -> None:
         "srun --label --kill-on-bad-exit=1 --ntasks=8 --nodes=2 --nodelist=n1,n2 --ntasks-per-node=4 "
         "--export=ALL,HEADRACE_NUM_REPLICAS=16,HEADRACE_JOIN_SECONDS=300 prog"
     )
-    with pytest.raises(ConfigError, match="3 processes cannot be dealt out evenly to 2 hosts"):
+    with pytest.raises(ConfigError, match="3 processes cannot be divided evenly among 2 hosts"):
         srun_command(request_of("--host a,b --num-instances 3 train"), ["prog"], job=5)
 
 
 def test_who_starts_the_processes() -> None:
     here, there = request_of("--host localhost train"), request_of("--host far --dry-run train")
     nodes = {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "2"}
-    assert driver_of(request_of("train"), {}) == "local"
-    assert driver_of(here, {}) == "local"
-    assert driver_of(there, {}) == "mpirun"
-    assert driver_of(there, nodes) == "srun"
-    assert driver_of(request_of("--dry-run train"), nodes) == "srun"
-    assert driver_of(here, nodes) == "local"
+    assert choose_driver(request_of("train"), {}) == "local"
+    assert choose_driver(here, {}) == "local"
+    assert choose_driver(there, {}) == "mpirun"
+    assert choose_driver(there, nodes) == "srun"
+    assert choose_driver(request_of("--dry-run train"), nodes) == "srun"
+    assert choose_driver(here, nodes) == "local"
     with pytest.raises(ConfigError, match="cannot start processes on far"):
-        driver_of(request_of("--driver local --host far train"), {})
+        choose_driver(request_of("--driver local --host far train"), {})
 
 
 def test_a_missing_mpirun_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="mpirun is not installed here"):
-        driver_of(request_of("--host far train"), {})
+        choose_driver(request_of("--host far train"), {})
 
 
 def test_devices_of_each_process(tmp_path: Path) -> None:
@@ -192,16 +196,18 @@ def test_devices_of_each_process(tmp_path: Path) -> None:
 
 def test_gpus_under_mpirun() -> None:
     """mpirun deals out none: process 1 of 2 on a host with 8 takes the second half."""
-    place = Place(process=3, num_processes=4, coordinator="h:1", found_by="x", local_process=1, num_local_processes=2)
-    assert gpu_share(place, {}, 8) == [4, 5, 6, 7]
-    assert gpu_share(place, {}, 0) is None
-    assert gpu_share(place, {"SLURM_GPUS_PER_TASK": "2"}, 2) is None
-    assert gpu_share(replace(place, local_process=0, num_local_processes=1), {}, 8) is None
-    assert gpu_share(replace(place, local_process=None), {}, 8) is None
+    info = ProcessInfo(
+        process=3, num_processes=4, coordinator="h:1", detected_by="x", local_process=1, num_local_processes=2
+    )
+    assert process_gpus(info, {}, 8) == [4, 5, 6, 7]
+    assert process_gpus(info, {}, 0) is None
+    assert process_gpus(info, {"SLURM_GPUS_PER_TASK": "2"}, 2) is None
+    assert process_gpus(replace(info, local_process=0, num_local_processes=1), {}, 8) is None
+    assert process_gpus(replace(info, local_process=None), {}, 8) is None
 
 
 def test_variables_for_processes_here() -> None:
-    assert own_variables(request_of("--mpi-local-args='-x A=1 -x PATH -x B=x=y' train")) == {"A": "1", "B": "x=y"}
+    assert user_variables(request_of("--mpi-local-args='-x A=1 -x PATH -x B=x=y' train")) == {"A": "1", "B": "x=y"}
 
 
 def test_cores_are_dealt_out_by_node(tmp_path: Path) -> None:
@@ -210,13 +216,13 @@ def test_cores_are_dealt_out_by_node(tmp_path: Path) -> None:
     for node, cores in enumerate((mine[: len(mine) // 2], mine[len(mine) // 2 :])):
         (tmp_path / f"node{node}").mkdir()
         (tmp_path / f"node{node}" / "cpulist").write_text(",".join(map(str, cores)) + "\n")
-    shares = core_shares(2, tmp_path)
+    shares = cores_per_process(2, tmp_path)
     assert sorted(core for share in shares for core in share) == mine
     assert shares[0] == set(mine[: len(mine) // 2])
-    assert core_shares(len(mine) + 1, tmp_path) == [set(mine)] * (len(mine) + 1)  # too few: all share all
+    assert cores_per_process(len(mine) + 1, tmp_path) == [set(mine)] * (len(mine) + 1)  # too few: all share all
 
 
 def test_small_words() -> None:
-    assert deal_out(7, 3) == [3, 2, 2]
-    assert how_it_ended(-9) == "died: signal 9 (SIGKILL)"
-    assert how_it_ended(2) == "ended with exit code 2"
+    assert split_evenly(7, 3) == [3, 2, 2]
+    assert describe_exit(-9) == "died: signal 9 (SIGKILL)"
+    assert describe_exit(2) == "ended with exit code 2"

@@ -1,0 +1,58 @@
+"""Every private name of JAX that Headrace uses, one small function each.
+
+`tests/core/test_jax_private.py` checks each function alone, so that after an upgrade of JAX its failures say which name
+has gone.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import jax
+
+
+class CoordinationClient(Protocol):
+    """The key-value store of JAX's coordination service, shared by all processes of a job."""
+
+    def key_value_set(self, key: str, value: str) -> None:
+        """Store a value; a key can be set once."""
+
+    def key_value_delete(self, key: str) -> None:
+        """Remove a key."""
+
+    def key_value_dir_get(self, key: str) -> list[tuple[str, str]]:
+        """Return the (key, value) pairs whose keys begin with a directory."""
+        ...
+
+    def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str:
+        """Wait for a key and return its value; JaxRuntimeError with DEADLINE_EXCEEDED after the time limit."""
+        ...
+
+
+def coordination_client() -> tuple[int, int, Any] | None:
+    """Return (process, number of processes, client) of the job that JAX has joined; None before it has joined one.
+
+    JAX has no public way to its store; its own multihost_utils takes the same one.
+    """
+    if not jax.distributed.is_initialized():
+        return None
+    from jax._src.distributed import global_state
+
+    return global_state.process_id, global_state.num_processes, global_state.client
+
+
+def without_arguments(vjp: Any) -> Any:
+    """Remove the arguments (weights, inputs) from the residuals that jax.vjp keeps; return the same function.
+
+    Somebody else keeps them anyway, and as outputs of a compiled program they would be copied. A JAX without the
+    attribute still computes the same gradients, with those copies.
+    """
+    if hasattr(vjp, "args_res"):
+        vjp.args_res = [None] * len(vjp.args_res)
+    return vjp
+
+
+def with_arguments(vjp: Any, arguments: Sequence[Any]) -> Any:
+    """Put the arguments back, so that the gradient can be computed; return the same function."""
+    if hasattr(vjp, "args_res"):
+        vjp.args_res = list(arguments)
+    return vjp
