@@ -1,46 +1,64 @@
 """Headrace trains convolutional networks on accelerators so that the accelerator never waits.
 
 The public names are imported when they are first used, so that `import headrace` and `headrace --help` load no JAX.
+What is public, and how long a deprecated name lives, is said in docs/versions.md.
 """
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from headrace.core.version import __version__
 
+# Each public name and the module that defines it, with its name there where that is another one.
 _HOME = {
-    "Config": "headrace.config.schema",
+    "fit_tree": "headrace.checkpoint.store",
+    "load_checkpoint": "headrace.checkpoint.store:load",
+    "newest_checkpoint": "headrace.checkpoint.store:newest_good",
+    "verify_checkpoint": "headrace.checkpoint.store:verify",
     "config_from": "headrace.config.load",
     "resolve": "headrace.config.load",
+    "Config": "headrace.config.schema",
+    "CheckpointError": "headrace.core.errors",
+    "ConfigError": "headrace.core.errors",
+    "DataError": "headrace.core.errors",
     "HeadraceError": "headrace.core.errors",
-    "build_network": "headrace.model.families",
-    "custom_network": "headrace.model.custom",
+    "RunStopped": "headrace.core.errors",
+    "describe_dataset": "headrace.data.dataset",
     "open_dataset": "headrace.data.dataset",
+    "read_digits": "headrace.data.sets.digits",
+    "custom_network": "headrace.model.custom",
+    "build_network": "headrace.model.families",
+    "model_names": "headrace.model.families",
     "make_plan": "headrace.plan.plan",
+    "dataset_benchmark": "headrace.program.benchmark",
+    "infeed_benchmark": "headrace.program.benchmark",
+    "accumulate_gradients": "headrace.program.gradients",
+    "cross_replica": "headrace.program.gradients",
     "Infeed": "headrace.program.infeed",
     "Outfeed": "headrace.program.outfeed",
     "OutfeedMode": "headrace.program.outfeed",
-    "accumulate_gradients": "headrace.program.gradients",
-    "cross_replica": "headrace.program.gradients",
-    "dataset_benchmark": "headrace.program.benchmark",
-    "infeed_benchmark": "headrace.program.benchmark",
-    "PipelineModel": "headrace.run.pipeline_model",
-    "OptimizerOutput": "headrace.program.stage",
     "Pipeline": "headrace.program.pipeline",
     "PipelineState": "headrace.program.pipeline",
-    "Stage": "headrace.program.stage",
     "pipeline": "headrace.program.pipeline",
+    "OptimizerOutput": "headrace.program.stage",
+    "Stage": "headrace.program.stage",
     "recomputation_checkpoint": "headrace.program.stage",
-    "train": "headrace.run.fit",
     "resume": "headrace.run.fit",
+    "train": "headrace.run.fit",
+    "PipelineModel": "headrace.run.pipeline_model",
     "validate": "headrace.run.validation",
+    "draw_run": "headrace.telemetry.plot",
+    "read_records": "headrace.telemetry.records",
 }
-
-_ROOM_FILES = {"loops": "headrace.program.loops"}  # public names that are whole files
-_RENAMED = {"own_network": "custom_network"}  # old name -> name; old names stay importable
+_MODULES = {"loops": "headrace.program.loops", "nn": "headrace.nn", "schedules": "headrace.schedules"}
+_RENAMED = {"own_network": "custom_network"}  # deprecated name: its name now
 
 __all__ = [
+    "CheckpointError",
     "Config",
+    "ConfigError",
+    "DataError",
     "HeadraceError",
     "Infeed",
     "OptimizerOutput",
@@ -49,6 +67,7 @@ __all__ = [
     "Pipeline",
     "PipelineModel",
     "PipelineState",
+    "RunStopped",
     "Stage",
     "__version__",
     "accumulate_gradients",
@@ -57,25 +76,42 @@ __all__ = [
     "cross_replica",
     "custom_network",
     "dataset_benchmark",
+    "describe_dataset",
+    "draw_run",
+    "fit_tree",
     "infeed_benchmark",
+    "load_checkpoint",
     "loops",
     "make_plan",
+    "model_names",
+    "newest_checkpoint",
+    "nn",
     "open_dataset",
     "pipeline",
+    "read_digits",
+    "read_records",
     "recomputation_checkpoint",
     "resolve",
     "resume",
+    "schedules",
     "train",
     "validate",
+    "verify_checkpoint",
 ]
 
 if TYPE_CHECKING:
+    from headrace import nn, schedules
+    from headrace.checkpoint.store import fit_tree
+    from headrace.checkpoint.store import load as load_checkpoint
+    from headrace.checkpoint.store import newest_good as newest_checkpoint
+    from headrace.checkpoint.store import verify as verify_checkpoint
     from headrace.config.load import config_from, resolve
     from headrace.config.schema import Config
-    from headrace.core.errors import HeadraceError
-    from headrace.data.dataset import open_dataset
+    from headrace.core.errors import CheckpointError, ConfigError, DataError, HeadraceError, RunStopped
+    from headrace.data.dataset import describe_dataset, open_dataset
+    from headrace.data.sets.digits import read_digits
     from headrace.model.custom import custom_network
-    from headrace.model.families import build_network
+    from headrace.model.families import build_network, model_names
     from headrace.plan.plan import make_plan
     from headrace.program import loops
     from headrace.program.benchmark import dataset_benchmark, infeed_benchmark
@@ -87,16 +123,22 @@ if TYPE_CHECKING:
     from headrace.run.fit import resume, train
     from headrace.run.pipeline_model import PipelineModel
     from headrace.run.validation import validate
+    from headrace.telemetry.plot import draw_run
+    from headrace.telemetry.records import read_records
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name from the room it lives in."""
-    name = _RENAMED.get(name, name)
-    if name in _ROOM_FILES:
-        return importlib.import_module(_ROOM_FILES[name])
+    if name in _RENAMED:
+        message = f"headrace.{name} is deprecated: it is headrace.{_RENAMED[name]} now"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        name = _RENAMED[name]
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
     if name not in _HOME:
         raise AttributeError(f"headrace has no name {name}; its names are {', '.join(__all__)}")
-    return getattr(importlib.import_module(_HOME[name]), name)
+    module, _, name_there = _HOME[name].partition(":")
+    return getattr(importlib.import_module(module), name_there or name)
 
 
 def __dir__() -> list[str]:

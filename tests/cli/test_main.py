@@ -155,12 +155,3 @@ def test_every_command_is_there_and_has_help(command, capsys):
         code = stop.code
     assert code == 0
     assert "usage: headrace" in capsys.readouterr().out
-
-
-def test_public_names_are_there():
-    assert set(headrace.__all__) == {"__version__", *headrace._HOME, *headrace._ROOM_FILES}
-    for name in headrace.__all__:
-        assert getattr(headrace, name) is not None
-    assert dir(headrace) == sorted(headrace.__all__)
-    with pytest.raises(AttributeError, match="no name nothing"):
-        _ = headrace.nothing  # type: ignore[attr-defined]

@@ -77,6 +77,7 @@ class Work:
 
     @property
     def num_stages(self) -> int:
+        """Stages of the pipeline."""
         return len(self.device_mapping)
 
     @cached_property

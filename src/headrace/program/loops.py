@@ -34,6 +34,8 @@ from headrace.program.loop_program import (
 from headrace.program.outfeed import OutfeedMode
 from headrace.program.structure import structure_of, whole_number
 
+__all__ = ["repeat", "while_loop"]
+
 MAX_BLOCK_BYTES = 256 * 2**20  # of a block of infeed elements, per replica
 WHILE_BLOCK = 16  # elements that a launch of a while loop takes along, where nobody says how many
 MOST = 2**31 - 1

@@ -1,0 +1,50 @@
+"""Layers, blocks and networks for custom models: what `headrace.custom_network` and `PipelineModel` are given.
+
+A layer is a frozen value with `shape`, `init`, `apply` and `cost` (`Layer` says what each does). A class of your own
+with these four methods can stand wherever one of these can.
+"""
+
+from headrace.model.composites import Chain, Concat, Residual, SubsampleShortcut
+from headrace.model.context import Ctx
+from headrace.model.cost import Cost
+from headrace.model.gates import Activation, Dropout, DropPath, SqueezeExcite
+from headrace.model.layers import (
+    Conv,
+    Dense,
+    Flatten,
+    GlobalAveragePool,
+    Layer,
+    MaxPool,
+    Relu,
+    VarianceScaling,
+    WithoutParameters,
+    ZeroPad,
+)
+from headrace.model.network import Network
+from headrace.model.norm import Norm, NormSpec
+
+__all__ = [
+    "Activation",
+    "Chain",
+    "Concat",
+    "Conv",
+    "Cost",
+    "Ctx",
+    "Dense",
+    "DropPath",
+    "Dropout",
+    "Flatten",
+    "GlobalAveragePool",
+    "Layer",
+    "MaxPool",
+    "Network",
+    "Norm",
+    "NormSpec",
+    "Relu",
+    "Residual",
+    "SqueezeExcite",
+    "SubsampleShortcut",
+    "VarianceScaling",
+    "WithoutParameters",
+    "ZeroPad",
+]

@@ -1,0 +1,139 @@
+"""The sdist holds the whole repository, the wheel made from it the whole package, and the installed wheel works."""
+
+import ast
+import email
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import headrace
+
+ROOT = Path(__file__).parents[1]
+# The import name of a distribution where it is another one.
+IMPORTED_AS = {"pyyaml": "yaml", "pillow": "PIL", "tensorboardx": "tensorboardX"}
+NEEDS_CHECKOUT = "git does not list files here: not a checkout"
+
+
+def run(words: list[str], cwd: Path, environ: dict[str, str]) -> str:
+    """Run a command to its end; return what it printed."""
+    env = {**os.environ, **environ}
+    done = subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def tracked_files() -> set[str]:
+    """Return what git lists, of what is still there."""
+    done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    return {name for name in done.stdout.splitlines() if (ROOT / name).is_file()}
+
+
+def build(kind: str, source: Path, out: Path) -> Path:
+    """Build an sdist or a wheel without an environment of its own; return its path."""
+    code = f"from setuptools import build_meta; print(build_meta.build_{kind}({str(out)!r}))"
+    # -O0: what the compiler makes of the C code is tested elsewhere.
+    return out / run([sys.executable, "-c", code], source, {"CFLAGS": "-O0"}).splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("setuptools", minversion="77")
+    names = tracked_files()
+    if not names:
+        pytest.skip(NEEDS_CHECKOUT)
+    copy = tmp_path_factory.mktemp("repository")  # a build leaves files behind
+    for name in names:
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        (copy / name).write_bytes((ROOT / name).read_bytes())
+    return build("sdist", copy, tmp_path_factory.mktemp("sdist"))
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("unpacked")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(place, filter="data")
+    (source,) = place.iterdir()
+    return build("wheel", source, tmp_path_factory.mktemp("wheel"))
+
+
+def test_the_sdist_holds_every_file_of_the_repository(sdist):
+    with tarfile.open(sdist) as archive:
+        packed = {name.partition("/")[2] for name in archive.getnames()}
+    assert not tracked_files() - packed
+
+
+def test_the_wheel_holds_every_file_of_the_package(wheel):
+    packed = set(zipfile.ZipFile(wheel).namelist())
+    assert not {name.removeprefix("src/") for name in tracked_files() if name.startswith("src/")} - packed
+    assert all(name.startswith(("headrace/", "headrace-")) for name in packed)
+
+
+def test_the_installed_wheel_works(wheel, tmp_path):
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    run([*pip, "--no-deps", "--no-index", "--target", str(tmp_path), str(wheel)], tmp_path, {})
+    environ = {"PYTHONPATH": str(tmp_path), "JAX_PLATFORMS": "cpu"}
+    printed = run([sys.executable, "-P", "-c", "import headrace; print(headrace.__file__)"], tmp_path, environ)
+    assert Path(printed.strip()).is_relative_to(tmp_path)
+    words = [
+        "--model-name",
+        "toy_model",
+        "--num-epochs",
+        "1",
+        "--weight-updates-per-epoch",
+        "2",
+        "--progress",
+        "none",
+        "--validation",
+        "no",
+    ]
+    run([sys.executable, "-P", "-m", "headrace", "train", *words], tmp_path, environ)
+    assert list(tmp_path.glob("runs/*/checkpoints/step_*"))
+
+
+def requirements() -> list[tuple[str, str]]:
+    """Return (name, line) of each required or optional distribution in pyproject.toml."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [*project["dependencies"], *(line for extra in project["optional-dependencies"].values() for line in extra)]
+    return [(re.split(r"[\[<>=!~ ]", line)[0].lower(), line) for line in lines]
+
+
+def test_every_package_that_is_imported_is_declared():
+    imported = set()
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+                imported.add(node.module.partition(".")[0])
+    declared = {IMPORTED_AS.get(name, name.replace("-", "_")) for name, _ in requirements()}
+    undeclared = imported - declared - set(sys.stdlib_module_names) - {"headrace", "jaxlib"}  # jaxlib: jax requires it
+    assert not undeclared
+
+
+def test_jax_is_bounded_to_what_was_tested():
+    """Private names of JAX are used, so a version that nobody tried is not installed."""
+    lines = [line for name, line in requirements() if name == "jax"]
+    assert len(lines) == 2  # required, and with CUDA
+    page = (ROOT / "docs" / "versions.md").read_text()
+    for line in lines:
+        bounds = re.fullmatch(r"jax(?:\[cuda13\])?>=([\d.]+),<([\d.]+)", line)
+        assert bounds
+        assert f"jax {bounds[1]}" in page
+        assert f"below {bounds[2]}" in page
+
+
+def test_the_metadata_name_license_and_python(wheel):
+    archive = zipfile.ZipFile(wheel)
+    (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+    metadata = email.message_from_bytes(archive.read(name))
+    assert (metadata["Name"], metadata["License-Expression"]) == ("headrace", "Apache-2.0")
+    assert metadata["Requires-Python"] == ">=3.11"
+    assert metadata["Version"] == headrace.__version__
