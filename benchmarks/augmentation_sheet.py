@@ -2,7 +2,7 @@
 
     python benchmarks/augmentation_sheet.py docs/plots/augmentation.png
 
-The scenes are drawn here, so that the picture has no other source.
+The scenes are drawn here, so that the image has no other source.
 """
 
 import sys

@@ -25,7 +25,7 @@ from pathlib import Path
 
 
 def link_folders(images: Path, work: Path) -> Path:
-    """Make class folders of links to the pictures; both splits have all of them."""
+    """Make class folders of links to the images; both splits have all of them."""
     files = sorted(path for path in images.iterdir() if path.suffix.lower() in (".jpg", ".jpeg"))
     for split in ("train", "val"):
         for number, path in enumerate(files):
@@ -36,7 +36,7 @@ def link_folders(images: Path, work: Path) -> Path:
 
 
 def make_sets(images: Path, work: Path) -> dict[str, Path]:
-    """Make class folders of the pictures, and a packed file of those."""
+    """Make class folders of the images, and a packed file of those."""
     folders = link_folders(images, work)
     packed = work / "packed.hrp"
     words = [sys.executable, "-m", "headrace", "data", "pack", "--dataset-path", str(folders)]

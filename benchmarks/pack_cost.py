@@ -1,4 +1,4 @@
-"""Measure what packing costs in pixels: the same views from the pictures and from a packed file of them.
+"""Measure what packing costs in pixels: the same views from the images and from a packed file of them.
 
     python benchmarks/pack_cost.py --images FOLDER_OF_JPEGS --shorter-side 256 --quality 90
 

@@ -32,10 +32,10 @@ def test_the_commands_run_one_after_the_other(tmp_path, monkeypatch, capsys):
     drawn = torch_resnet((2, 2, 2, 2), (64, 128, 256, 512), 1, 1000)
     arrays = {name: array * np.float32(0.03) if array.ndim == 4 else array for name, array in drawn.items()}
     Path("resnet18.pth").write_bytes(write_torch_file(arrays))
-    Path("pictures").mkdir()
+    Path("images").mkdir()
     for number, image in enumerate(read_digits()["validation"].images[:3]):
-        Image.fromarray(np.asarray(image)[:, :, 0]).save(f"pictures/{number}.png")
-    Path("pictures/torn.jpg").write_bytes(b"\xff\xd8\xff\xe0 cut off")
+        Image.fromarray(np.asarray(image)[:, :, 0]).save(f"images/{number}.png")
+    Path("images/torn.jpg").write_bytes(b"\xff\xd8\xff\xe0 cut off")
     assert len(COMMANDS) == 10
     for words in COMMANDS:
         more = ["--progress", "plain"] if words[1] == "train" else []

@@ -29,9 +29,9 @@ def run(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory):
+def images(tmp_path_factory):
     """The validation digits as PNG files in folders by class."""
-    folder = tmp_path_factory.mktemp("pictures")
+    folder = tmp_path_factory.mktemp("images")
     part = read_digits()["validation"]
     for number, (image, label) in enumerate(zip(part.images, part.labels, strict=True)):
         (folder / str(label)).mkdir(exist_ok=True)
@@ -39,9 +39,9 @@ def pictures(tmp_path_factory):
     return folder
 
 
-def test_predictions_of_a_folder_have_the_accuracy_of_validation(run, pictures, capsys):
+def test_predictions_of_a_folder_have_the_accuracy_of_validation(run, images, capsys):
     capsys.readouterr()
-    assert main(["predict", str(run), str(pictures), "--format", "json", "--top-k", "3"]) == 0
+    assert main(["predict", str(run), str(images), "--format", "json", "--top-k", "3"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert len(rows) == 360
     right = [row["predictions"][0]["label"] == int(Path(row["file"]).parent.name) for row in rows]
@@ -55,8 +55,8 @@ def test_predictions_of_a_folder_have_the_accuracy_of_validation(run, pictures, 
         assert row["predictions"][0]["class"] == str(row["predictions"][0]["label"])
 
 
-def test_every_kind_of_picture_is_read_and_broken_ones_are_named(run, pictures, tmp_path, capsys):
-    source = Image.open(sorted(pictures.rglob("*.png"))[0])
+def test_every_kind_of_image_is_read_and_broken_ones_are_named(run, images, tmp_path, capsys):
+    source = Image.open(sorted(images.rglob("*.png"))[0])
     grey, colour = source.convert("L"), source.convert("RGB")
     grey.save(tmp_path / "a.png")
     colour.save(tmp_path / "b.webp", lossless=True)
@@ -67,7 +67,7 @@ def test_every_kind_of_picture_is_read_and_broken_ones_are_named(run, pictures, 
     exif[0x0112] = 6  # turn by 90 degrees to the right to see it upright
     turned.save(tmp_path / "e.jpg", quality=100, subsampling=0, exif=exif)
     (tmp_path / "f.png").write_bytes((tmp_path / "a.png").read_bytes()[:60])
-    (tmp_path / "g.jpg").write_text("no picture")
+    (tmp_path / "g.jpg").write_text("no image")
     (tmp_path / "notes.txt").write_text("not looked at")
     capsys.readouterr()
     gone = tmp_path / "gone.png"
@@ -89,14 +89,14 @@ def test_every_kind_of_picture_is_read_and_broken_ones_are_named(run, pictures, 
     for row in good:
         assert float(row["probability_1"]) == pytest.approx(float(rows[0]["probability_1"]), abs=0.02)
     assert [bool(row["problem"]) for row in rows] == [False] * 5 + [True] * 3
-    assert "3 of 8 pictures could not be read" in captured.err
+    assert "3 of 8 images could not be read" in captured.err
     assert "unreadable: " in captured.err
     assert str(gone) in captured.err
 
 
 def test_bad_requests_are_refused(run, tmp_path, capsys):
     for words, told in (
-        (["predict", str(run), str(tmp_path)], "no picture"),
+        (["predict", str(run), str(tmp_path)], "no image"),
         (["predict", str(run)], "required"),
         (["predict", str(tmp_path), "x.png"], "not a run directory"),
         (["predict", str(run), "x.png", "--weights", "ema"], "no averaged weights"),
@@ -114,7 +114,7 @@ def test_bad_requests_are_refused(run, tmp_path, capsys):
         assert told in capsys.readouterr().err, words
 
 
-def test_an_average_is_written_validated_and_used(run, pictures, capsys):
+def test_an_average_is_written_validated_and_used(run, images, capsys):
     assert main(["average", str(run), "-N", "2", "--filename", "two"]) == 0
     out = capsys.readouterr().out
     assert "mean 2: the mean of step_00000040, step_00000060" in out
@@ -131,7 +131,7 @@ def test_an_average_is_written_validated_and_used(run, pictures, capsys):
     np.testing.assert_array_equal(bundle.params["dense"]["kernel"], ((kernels[0] + kernels[1]) / 2).astype(np.float32))
     assert main(["validate", str(path), "--json"]) == 0
     assert "mean 2" in json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert main(["predict", str(path), str(sorted(pictures.rglob("*.png"))[0])]) == 0
+    assert main(["predict", str(path), str(sorted(images.rglob("*.png"))[0])]) == 0
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "onnx", "stablehlo"])

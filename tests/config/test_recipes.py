@@ -66,3 +66,7 @@ def test_today():
         # 0.1 for a batch of 256, grown with the batch: the usual rule
         assert config.learning.lr_schedule_params["initial_learning_rate"] * 256 == pytest.approx(0.1)
     assert (cpu.run.platform, cpu.numerics.precision, cpu.data.dataset) == ("cpu", "32.32", "cifar10")
+
+
+def test_old_names_of_recipes_stay_accepted() -> None:
+    assert resolve({}, "pictures").config == resolve({}, "images").config

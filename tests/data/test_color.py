@@ -13,8 +13,8 @@ from headrace.data.augmentation import color
 from headrace.data.augmentation.augment import AREA, ASPECT, erase, rectangles
 
 RNG = np.random.default_rng(3)
-# smooth pictures, noise, a flat one and one with few levels
-PICTURES = np.stack(
+# smooth images, noise, a flat one and one with few levels
+IMAGES = np.stack(
     [
         (np.add.outer(np.arange(20) * 6, np.arange(24) * 5)[:, :, None] + np.array([0, 10, 20])) % 256,
         RNG.integers(0, 256, (20, 24, 3)),
@@ -44,7 +44,7 @@ OPERATIONS: dict[str, Operation] = {
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_against_pillow(name: str) -> None:
     apply, strength, theirs, within = OPERATIONS[name]
-    x = PICTURES.astype(np.float32)
+    x = IMAGES.astype(np.float32)
     if isinstance(strength, float):  # a factor may differ from image to image
         strength = np.full((len(x), 1, 1, 1), color.exact(strength), np.float32)
     host = apply(x, strength)
@@ -53,26 +53,26 @@ def test_against_pillow(name: str) -> None:
     assert (host == np.round(host)).all()
     assert (host >= 0).all()
     assert (host <= 255).all()
-    for ours, picture in zip(host, PICTURES, strict=True):
-        wanted = np.asarray(theirs(Image.fromarray(picture))).astype(np.float32)
+    for ours, image in zip(host, IMAGES, strict=True):
+        wanted = np.asarray(theirs(Image.fromarray(image))).astype(np.float32)
         assert np.abs(ours - wanted).max() <= within
     assert np.abs(host - device).max() <= 1
     assert (host == device).mean() > 0.999
 
 
 def test_grey_images_have_one_channel() -> None:
-    x = PICTURES[..., :1].astype(np.float32)
+    x = IMAGES[..., :1].astype(np.float32)
     for name, (apply, strength, theirs, within) in OPERATIONS.items():
         ours = apply(x, strength)
-        for found, picture in zip(ours, PICTURES[..., 0], strict=True):
+        for found, image in zip(ours, IMAGES[..., 0], strict=True):
             colourless = name in ("saturation", "greyer")
-            wanted = picture if colourless else np.asarray(theirs(Image.fromarray(picture)))
+            wanted = image if colourless else np.asarray(theirs(Image.fromarray(image)))
             assert np.abs(found[..., 0] - wanted.astype(np.float32)).max() <= within, name
 
 
 @pytest.mark.parametrize("turn", [-0.4, 0.0, 0.1, 0.5])
 def test_hue_against_colorsys(turn: float) -> None:
-    x = PICTURES[:2].astype(np.float32)
+    x = IMAGES[:2].astype(np.float32)
     host = color.turn_hue(x, np.float32(turn))
     device = np.asarray(jax.jit(lambda x: color.turn_hue(x, np.float32(turn)))(x))
     for found in (host, device):
@@ -85,7 +85,7 @@ def test_hue_against_colorsys(turn: float) -> None:
 
 
 def test_jitter_is_the_operations_with_drawn_factors() -> None:
-    x, index = PICTURES.astype(np.float32), np.array([5, 900, 2, 41], np.int32)
+    x, index = IMAGES.astype(np.float32), np.array([5, 900, 2, 41], np.int32)
     found = color.jitter(x, index, 3, (0.4, 0.1), 17)
     device = jax.jit(lambda x, i, e: color.jitter(x, i, e, (0.4, 0.1), 17))(x, index, np.uint32(3))
     assert np.abs(found - np.asarray(device)).max() <= 2

@@ -31,7 +31,7 @@ def test_boxes_are_inside_and_within_their_ranges(name: str, hw: tuple[int, int]
         assert 0 <= top <= top + height <= hw[0]
         assert 0 <= left <= left + width <= hw[1]
         if (height, width) == hw or hw == (90, 1200):
-            whole += 1  # the whole picture, or torchvision's centre, when nothing fits
+            whole += 1  # the whole image, or torchvision's centre, when nothing fits
             continue
         slack = 1 / min(height, width)
         area = height * width / (hw[0] * hw[1])
@@ -41,7 +41,7 @@ def test_boxes_are_inside_and_within_their_ranges(name: str, hw: tuple[int, int]
 
 
 def test_torchvision_areas_are_uniform_and_aspects_log_uniform() -> None:
-    """A square picture and a range whose every box fits: nothing is drawn again, so the moments are the uniform's."""
+    """A square image and a range whose every box fits: nothing is drawn again, so the moments are the uniform's."""
     rule = CropRule(area=(0.1, 0.5), aspect=(3 / 4, 4 / 3), reference=False)
     boxes = np.array([random_crop((2000, 2000), rule, draws(0, 0, sample)) for sample in range(4000)])
     area = boxes[:, 2] * boxes[:, 3] / 4e6
@@ -55,7 +55,7 @@ def test_torchvision_areas_are_uniform_and_aspects_log_uniform() -> None:
 
 
 def test_the_reference_keeps_a_tenth_of_an_object() -> None:
-    """Independent count of what each crop covers; without boxes the object is the whole picture."""
+    """Independent count of what each crop covers; without boxes the object is the whole image."""
     hw, rule = (400, 600), CROP_RULES["reference"]
     object_box = (0.6, 0.7, 0.9, 0.95)  # 120 x 150 pixels at the lower right
     mask = np.zeros(hw, bool)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import DataError
-from headrace.data.decoding.image_source import PictureSource, ViewSpec
+from headrace.data.decoding.image_source import ImageSource, ViewSpec
 from headrace.data.sets.file_problem import BadSamples
 from headrace.data.sets.indexed_samples import StoredSamples
 from headrace.data.sets.samples import Samples
@@ -18,7 +18,7 @@ from headrace.data.sets.tar_shards import plain_content, tar_index
 from headrace.data.sets.tfrecord_file import write_example, write_records
 from headrace.data.sets.tfrecord_set import IMAGENET, index_of, samples_of
 
-from .pictures import encode, smooth
+from .image_files import encode, smooth
 
 COUNT = 4
 
@@ -70,7 +70,7 @@ def test_damage_is_refused_and_never_crashes(
         path.write_bytes(data)
         try:
             samples = opener(path)
-            source = PictureSource(samples, ViewSpec(size=16), "train", BadSamples("set", len(samples), 0.0))
+            source = ImageSource(samples, ViewSpec(size=16), "train", BadSamples("set", len(samples), 0.0))
             images = source.read(np.arange(len(samples)), 0)
         except DataError:
             refused += 1

@@ -46,8 +46,8 @@ def test_enlarging_is_bilinear() -> None:
     ours = enlarge(images[:50])
     assert ours.shape == (50, 32, 32, 1)
     for small, large in zip(images[:50], ours, strict=True):
-        picture = Image.fromarray(small.astype(np.float32)).resize((32, 32), Image.Resampling.BILINEAR)
-        assert np.abs(np.asarray(picture) * 255 / 16 - large[..., 0]).max() <= 0.5 + 1e-3
+        image = Image.fromarray(small.astype(np.float32)).resize((32, 32), Image.Resampling.BILINEAR)
+        assert np.abs(np.asarray(image) * 255 / 16 - large[..., 0]).max() <= 0.5 + 1e-3
 
 
 def test_enlarging_keeps_flat_images_flat() -> None:

@@ -31,4 +31,4 @@ def test_every_option_and_operation_is_on_the_page():
             assert option.flag in text, option.flag
     for name in RAND_AUGMENT_OPERATIONS:
         assert f"`{name}`" in text, name
-    assert (PAGE.parent / "pictures" / "augmentation.png").is_file()
+    assert (PAGE.parent / "plots" / "augmentation.png").is_file()

@@ -1,4 +1,4 @@
-"""docs/images.md: its script makes the pictures, and its `headrace data` commands print what it says."""
+"""docs/images.md: its script makes the images, and its `headrace data` commands print what it says."""
 
 import re
 import shlex
@@ -18,7 +18,7 @@ def test_the_page_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     fences = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    exec(compile(next(body for kind, body in fences if kind == "python"), "make_pictures.py", "exec"), {})
+    exec(compile(next(body for kind, body in fences if kind == "python"), "make_images.py", "exec"), {})
     shown = "".join(body for _, body in fences if body.startswith("$ "))
     examples = re.findall(r"\$ (headrace [^\n]*)\n((?:[^$].*\n)*)", shown)
     assert len(examples) == 3

@@ -12,7 +12,7 @@ from headrace.data.dataset import describe_dataset, open_dataset
 from headrace.data.sets.folder import held_out_mask, read_folders
 from headrace.data.sets.locate import detect
 
-from .pictures import encode, smooth, write_classes
+from .image_files import encode, smooth, write_classes
 
 
 def test_train_and_val_folders(tmp_path: Path) -> None:
@@ -20,7 +20,7 @@ def test_train_and_val_folders(tmp_path: Path) -> None:
     write_classes(tmp_path / "val", {"cat": 1, "dog": 2}, first_seed=50)
     (tmp_path / "train" / "cat" / "more").mkdir()
     (tmp_path / "train" / "cat" / "more" / "B.JPEG").write_bytes(encode(smooth(20, 20)))
-    (tmp_path / "train" / "cat" / "notes.txt").write_text("not a picture")
+    (tmp_path / "train" / "cat" / "notes.txt").write_text("not an image")
     (tmp_path / "train" / ".hidden").mkdir()
     found = read_folders(tmp_path, 0.1)
     assert found.class_names == ("cat", "cow", "dog")
@@ -28,7 +28,7 @@ def test_train_and_val_folders(tmp_path: Path) -> None:
     assert found.validation.labels.tolist() == [0, 2, 2]
     names = [found.train.name(sample).removeprefix(f"{tmp_path}/train/") for sample in range(3)]
     assert names == ["cat/0.jpg", "cat/1.jpg", "cat/more/B.JPEG"]
-    assert found.validation.content(0).picture == (tmp_path / "val" / "cat" / "0.jpg").read_bytes()
+    assert found.validation.content(0).image == (tmp_path / "val" / "cat" / "0.jpg").read_bytes()
 
 
 def test_one_folder_is_split_by_name_and_class(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_one_folder_is_split_by_name_and_class(tmp_path: Path) -> None:
     assert {again.validation.name(sample) for sample in range(len(again.validation))} == held_out
 
 
-def test_adding_pictures_moves_few_to_the_other_side() -> None:
+def test_adding_images_moves_few_to_the_other_side() -> None:
     files = tuple(f"a/{number}.jpg" for number in range(1000))
     labels = np.zeros(1000, np.int32)
     before = held_out_mask(files, labels, 0.1)
@@ -64,10 +64,10 @@ def test_a_changed_folder_is_listed_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda root: write_classes(root, {"a": 2, "b": 0}), "1 class folder.s. of .* hold no picture: b"),
+        (lambda root: write_classes(root, {"a": 2, "b": 0}), "1 class folder.s. of .* hold no image: b"),
         (lambda root: write_classes(root, {"cat": 2, "Cat": 2}), "same name but for case or spaces: 'Cat' and 'cat'"),
         (lambda root: write_classes(root, {"only": 3}), "one class folder alone: only"),
-        (lambda root: (root / "1.jpg").write_bytes(encode(smooth(8, 8))), "1 picture.s. lie in it directly"),
+        (lambda root: (root / "1.jpg").write_bytes(encode(smooth(8, 8))), "1 image.s. lie in it directly"),
         (lambda root: write_classes(root, {"a": 1, "b": 1}), "holds nothing out"),
     ],
 )
@@ -106,7 +106,7 @@ def test_the_kind_is_found_from_the_folder(tmp_path: Path) -> None:
     ("hw", "size", "varies", "augmentation"),
     [((40, 50), 64, False, "flip-crop"), ((100, 130), 128, True, "flip"), ((300, 260), 224, True, "flip")],
 )
-def test_size_and_recipe_fit_the_pictures(tmp_path: Path, hw, size: int, varies: bool, augmentation: str) -> None:
+def test_size_and_recipe_fit_the_images(tmp_path: Path, hw, size: int, varies: bool, augmentation: str) -> None:
     write_classes(tmp_path, {"a": 2, "b": 3}, hw)
     info = describe_dataset(config_from({"dataset": "auto", "dataset_path": str(tmp_path)}).data)
     assert (info.image_hwc, info.varies, info.augmentation) == ((size, size, 3), varies, augmentation)
@@ -117,11 +117,11 @@ def test_size_and_recipe_fit_the_pictures(tmp_path: Path, hw, size: int, varies:
     assert told.image_hwc == (48, 48, 3)
 
 
-def test_a_path_alone_chooses_the_recipe_for_pictures() -> None:
+def test_a_path_alone_chooses_the_recipe_for_images() -> None:
     resolved = resolve({"dataset_path": "somewhere"}, environ={})
-    assert (resolved.name, resolved.config.data.dataset) == ("pictures", "auto")
+    assert (resolved.name, resolved.config.data.dataset) == ("images", "auto")
     assert resolve({"dataset_path": "x", "dataset": "cifar10"}, environ={}).name == "default"
-    assert resolve({"dataset": "folder"}, environ={}).name == "pictures"
+    assert resolve({"dataset": "folder"}, environ={}).name == "images"
     assert resolve({}, environ={"DATASETS_DIR": "x"}).config.data.dataset == "digits"
     assert resolve({"dataset_path": "x"}, "cifar10_resnet20", environ={}).config.data.dataset == "cifar10"
 

@@ -32,7 +32,7 @@ def how(*operations: str, count: int = 1, magnitude: float = 9.0) -> RandAugment
     return found
 
 
-def pictures(count: int, channels: int = 3) -> np.ndarray:
+def random_images(count: int, channels: int = 3) -> np.ndarray:
     """Smooth noise: neighbours are alike, so that half a pixel's difference is a small one."""
     small = RNG.integers(0, 256, (count, 5, 6, channels)).astype(np.uint8)
     resized = [[Image.fromarray(each[..., c]).resize(SIZE, 3) for c in range(channels)] for each in small]
@@ -63,7 +63,7 @@ def test_every_operation_is_in_one_table() -> None:
 
 def test_colours_against_pillow_layer_by_layer() -> None:
     spec = how(*THEIRS, count=2)
-    images, index = pictures(60), RNG.permutation(9999)[:60].astype(np.int32)
+    images, index = random_images(60), RNG.permutation(9999)[:60].astype(np.int32)
     found = change_colors(images.astype(np.float32), index, 4, spec)
     device = np.asarray(
         jax.jit(lambda x, i, e: change_colors(x, i, e, spec))(images.astype(np.float32), index, np.uint32(4))
@@ -133,7 +133,7 @@ def test_moves_against_pillow(name: str) -> None:
         image_hwc=(*HW, 3),
         rand_augment=how(name),
     )
-    images, index = pictures(8), np.arange(8, dtype=np.int32)
+    images, index = random_images(8), np.arange(8, dtype=np.int32)
     found = preprocess(images, index, 0, spec, True)
     _, negative = choices(index, 0, how(name), 0)
     assert len(set(negative.tolist())) == 2

@@ -57,7 +57,7 @@ def test_many_sizes_of_both_resizers_are_pillows() -> None:
         assert (out == want).all()
 
 
-def test_a_window_is_a_part_of_the_resized_picture() -> None:
+def test_a_window_is_a_part_of_the_resized_image() -> None:
     out = np.empty((32, 32, 3), np.uint8)
     resize_view(NOISE, View((0, 0, 120, 170), (40, 57), (4, 12)), out)
     assert (out == pillow(NOISE, (0, 0, 120, 170), (40, 57))[4:36, 12:44]).all()

@@ -1,4 +1,4 @@
-"""Training pictures that are sent larger than the network sees them: the device cuts its image out at random."""
+"""Training images that are sent larger than the network sees them: the device cuts its image out at random."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from headrace.data.dataset import describe_dataset, open_dataset
 from headrace.data.feeding.blocks import BlockReader, feed_options
 from headrace.plan.memory import sent_data
 
-from .pictures import write_classes
+from .image_files import write_classes
 
 
 @pytest.fixture
@@ -46,8 +46,8 @@ def test_the_device_cuts_its_image_out_of_what_is_sent(place: str, crop: str) ->
     on_device = np.asarray(preprocess(jnp.asarray(sent), jnp.asarray(index), 2, spec, train=True))
     assert (seen == on_device).all()
     for sample in range(11):
-        picture = sent[sample, :, ::-1] if flip[sample] else sent[sample]
-        want = picture[down[sample] : down[sample] + 32, right[sample] : right[sample] + 32]
+        image = sent[sample, :, ::-1] if flip[sample] else sent[sample]
+        want = image[down[sample] : down[sample] + 32, right[sample] : right[sample] + 32]
         assert (seen[sample] == want).all()
     assert len({*zip(down.tolist(), right.tolist(), strict=True)}) > 5, "at random"
     part = preprocess(sent[[7, 2]], index[[7, 2]], 2, spec, train=True)

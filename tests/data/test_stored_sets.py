@@ -14,13 +14,13 @@ from headrace.cli.main import main
 from headrace.config.load import config_from
 from headrace.core.errors import DataError
 from headrace.data.dataset import open_dataset
-from headrace.data.decoding.image import BadPicture, read_header
+from headrace.data.decoding.image import BadImage, read_header
 from headrace.data.sets.locate import detect
 from headrace.data.sets.packed import open_pack, repack
 from headrace.data.sets.tar_shards import tar_index, tar_shards
 from headrace.data.sets.tfrecord_file import write_example, write_records
 
-from .pictures import encode, smooth, write_classes
+from .image_files import encode, smooth, write_classes
 
 
 @pytest.fixture(autouse=True)
@@ -37,22 +37,22 @@ def packed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     code = main([*words, "--shorter-side", "64", "--quality", "95"])
     told = capsys.readouterr().out
     assert code == 1
-    assert "packed 11 pictures of 2 classes" in told
+    assert "packed 11 images of 2 classes" in told
     assert "b/9.jpg: neither JPEG, PNG nor WebP" in told
     return tmp_path / "p.hrp"
 
 
-def test_a_packed_file_holds_smaller_pictures_and_all_labels(packed: Path) -> None:
+def test_a_packed_file_holds_smaller_images_and_all_labels(packed: Path) -> None:
     pack = open_pack(packed)
     assert pack.class_names == ("a", "b")
     assert pack.train.labels.tolist() == [0, 0, 0, 0, 1, 1, 1]
     assert pack.validation.labels.tolist() == [0, 0, 1, 1]
-    data = pack.train.content(5).picture
+    data = pack.train.content(5).image
     assert (read_header(data).height, read_header(data).width) == (64, 85)
     want = Image.fromarray(smooth(120, 160, seed=5)).resize((85, 64), Image.Resampling.BILINEAR)
     difference = np.abs(np.asarray(Image.open(io.BytesIO(data))).astype(int) - np.asarray(want))
     assert difference.mean() < 1.5
-    assert read_header(pack.validation.content(0).picture).height == 96
+    assert read_header(pack.validation.content(0).image).height == 96
 
 
 def test_a_packed_file_is_a_data_set(packed: Path) -> None:
@@ -62,7 +62,7 @@ def test_a_packed_file_is_a_data_set(packed: Path) -> None:
     assert dataset.train.read(np.arange(7), 0).shape == (7, 48, 48, 3)
 
 
-def test_small_pictures_are_not_enlarged() -> None:
+def test_small_images_are_not_enlarged() -> None:
     header = read_header(repack(encode(smooth(30, 50)), 64, 90))
     assert (header.height, header.width) == (30, 50)
 
@@ -88,9 +88,9 @@ def test_damage_to_a_packed_file_is_found(packed: Path) -> None:
             for sample in range(len(part)):
                 try:
                     part.content(sample)
-                except BadPicture:
+                except BadImage:
                     found += 1
-        assert found == 1, "one bit was changed, in one picture"
+        assert found == 1, "one bit was changed, in one image"
 
 
 def add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
@@ -132,7 +132,7 @@ def test_tar_shards_in_the_layout_of_webdataset(tars: Path) -> None:
         ("x.cls", b"cat", "holds no label, but b'cat'"),
         ("x.cls", b"-1", "out of range"),
         ("x.json", b"[]", "holds no label"),
-        ("x.txt", b"1", "1 picture.s. without a label, such as x"),
+        ("x.txt", b"1", "1 image.s. without a label, such as x"),
         ("x.cls", b"7", "A label is 7, but there are 2 class names"),
     ],
 )
@@ -154,14 +154,14 @@ def test_a_tar_that_is_cut_short(tars: Path) -> None:
 
 def test_a_folder_that_tfds_has_prepared(tmp_path: Path) -> None:
     features = {
-        "picture": {"pythonClassName": "tensorflow_datasets.core.features.image_feature.Image"},
+        "image": {"pythonClassName": "tensorflow_datasets.core.features.image_feature.Image"},
         "kind": {"pythonClassName": "tensorflow_datasets.core.features.class_label_feature.ClassLabel"},
     }
     (tmp_path / "features.json").write_text(json.dumps({"featuresDict": {"features": features}}))
     (tmp_path / "label.labels.txt").write_text("cat\ndog\n")
     for split, count in (("train", 4), ("test", 2)):
         records = [
-            write_example({"picture": [encode(smooth(40, 40, seed=number), "PNG")], "kind": [number % 2]})
+            write_example({"image": [encode(smooth(40, 40, seed=number), "PNG")], "kind": [number % 2]})
             for number in range(count)
         ]
         write_records(tmp_path / f"pets-{split}.tfrecord-00000-of-00001", records)
@@ -172,7 +172,7 @@ def test_a_folder_that_tfds_has_prepared(tmp_path: Path) -> None:
     assert (dataset.train.read(np.array([3]), 0)[0] == smooth(40, 40, seed=3)).all()
 
 
-def test_verify_names_every_broken_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_names_every_broken_image(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_classes(tmp_path, {"a": 4, "b": 4})
     whole = (tmp_path / "a" / "1.jpg").read_bytes()
     (tmp_path / "a" / "1.jpg").write_bytes(whole[: len(whole) // 2])
@@ -206,7 +206,7 @@ def test_build_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     write_classes(tmp_path / "raw", {"a": 6, "b": 6})
     words = ["data", "build", "--dataset-path", str(tmp_path / "raw"), "--output-dir", str(tmp_path / "out")]
     assert main([*words, "--train-shards", "2", "--validation-shards", "1"]) == 0
-    assert "wrote 10 train, 2 validation pictures of 2 classes" in capsys.readouterr().out
+    assert "wrote 10 train, 2 validation images of 2 classes" in capsys.readouterr().out
     assert main([*words, "--train-shards", "2", "--validation-shards", "1"]) == 2
     assert "already has shards" in capsys.readouterr().err
     assert main(["data", "biuld"]) == 2

@@ -57,8 +57,8 @@ def test_odd_measurements_do_not_break_it(changes: dict[str, float]) -> None:
 
 def test_decoding_and_sending_are_told_apart() -> None:
     """10,000 images in 9 s, 1 s of it sending 150,528 bytes each: 1,250 img/s made, 10,000 img/s and 1.5 GB/s sent."""
-    said = judged(wait_seconds=5, prepare_seconds=9.0, send_seconds=1.0, bytes_per_image=150_528, pictures=True)
+    said = judged(wait_seconds=5, prepare_seconds=9.0, send_seconds=1.0, bytes_per_image=150_528, decodes=True)
     assert "the host prepares 1,111 img/s (decodes 1,250, sends 10,000 at 1.5 GB/s)" in said
     assert "headrace data pack" in said
-    sending = judged(wait_seconds=5, prepare_seconds=9.0, send_seconds=8.0, bytes_per_image=602_112, pictures=True)
+    sending = judged(wait_seconds=5, prepare_seconds=9.0, send_seconds=8.0, bytes_per_image=602_112, decodes=True)
     assert "sending binds it" in sending

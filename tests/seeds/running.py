@@ -46,9 +46,9 @@ def reduced(script: str, argv: list[str], place: Path, cache: Path) -> list[str]
         return [*argv, *more, "--image-size", "8", "--steps-per-call", "1", "--repeat", "1", "--num-requests", "1"]
     resolved, _ = planned(words)
     size = "32" if resolved.config.model.model_name == "toy_model" else "8"  # its pools are 5 pixels wide
-    pictures = ["--image-size", size] if resolved.config.data.dataset == "imagenet" else []
+    images = ["--image-size", size] if resolved.config.data.dataset == "imagenet" else []
     made_up = [] if resolved.config.data.made_up else ["--generated-data"]
-    return [*argv, *SHORT, *made_up, *pictures, *more, "--log-dir", str(place / "runs"), "--run-name", "seed"]
+    return [*argv, *SHORT, *made_up, *images, *more, "--log-dir", str(place / "runs"), "--run-name", "seed"]
 
 
 def launched_words(command: SeedCommand, place: Path, cache: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""`headrace data`: verify a set, build TFRecords, pack pictures, measure the input path."""
+"""`headrace data`: verify a set, build TFRecords, pack images, measure the input path."""
 
 import argparse
 from pathlib import Path
@@ -8,7 +8,7 @@ from headrace.core.errors import ConfigError, did_you_mean
 _ACTIONS = {
     "verify": "check all files of a data set and print the images of each class and split",
     "build": "write ImageNet's TFRecords from class folders",
-    "pack": "pack pictures, made smaller, into one file that is read about twice as fast",
+    "pack": "pack images, made smaller, into one file that is read about twice as fast",
     "bench": "measure the host's input path: images per second of each part and number of threads",
 }
 
@@ -67,7 +67,7 @@ def _build(argv: list[str]) -> int:
     )
     report = build(plan)
     counts = ", ".join(f"{count:,} {split}" for split, count in report.counts.items())
-    print(f"wrote {counts} pictures of {len(plan.folders.class_names):,} classes to {plan.output}")
+    print(f"wrote {counts} images of {len(plan.folders.class_names):,} classes to {plan.output}")
     print(f"{report.encoded_again:,} were encoded again as RGB JPEGs; {len(report.bad):,} could not be read")
     for line in report.bad:
         print(f"  {line}")
@@ -79,14 +79,14 @@ def _pack(argv: list[str]) -> int:
 
     def extra(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--output", required=True, metavar="FILE", help="packed file to write, such as my.hrp")
-        parser.add_argument("--shorter-side", type=int, default=256, metavar="N", help="of packed pictures [256]")
+        parser.add_argument("--shorter-side", type=int, default=256, metavar="N", help="of packed images [256]")
         parser.add_argument("--quality", type=int, default=90, metavar="N", help="of their JPEGs, 1 to 100 [90]")
 
     resolved, own = parse(argv, "headrace data pack", extra)
     from headrace.core.units import format_bytes
     from headrace.data.dataset import resolved_set
     from headrace.data.feeding.blocks import num_threads_of
-    from headrace.data.sets.image_sets import open_pictures
+    from headrace.data.sets.image_sets import open_image_set
     from headrace.data.sets.packed import write_pack
 
     data, output = resolved_set(resolved.config.data), Path(own.output)
@@ -96,16 +96,16 @@ def _pack(argv: list[str]) -> int:
         )
     if output.exists():
         raise ConfigError(f"{output} exists.", remedy="Delete it first, or choose another --output.")
-    pictures = open_pictures(data, data.dataset)
+    images = open_image_set(data, data.dataset)
     report = write_pack(
         output,
-        pictures.class_names,
-        (pictures.train, pictures.validation),
+        images.class_names,
+        (images.train, images.validation),
         (own.shorter_side, own.quality),
         num_threads_of(data),
     )
     print(
-        f"packed {report.num_samples:,} pictures of {len(pictures.class_names):,} classes into {output}: "
+        f"packed {report.num_samples:,} images of {len(images.class_names):,} classes into {output}: "
         f"{format_bytes(report.num_bytes)}, from {format_bytes(report.before_bytes)}; "
         f"{len(report.bad):,} could not be read"
     )

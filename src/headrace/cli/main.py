@@ -31,7 +31,7 @@ COMMANDS = (
     Command(name="bench", module="headrace.cli.bench", help="measure the throughput of training or inference"),
     Command(name="models", module="headrace.cli.models", help="list the networks with their parameters and FLOPs"),
     Command(name="configs", module="headrace.cli.configs", help="list and show named configurations and the options"),
-    Command(name="predict", module="headrace.cli.predict", help="predict the classes of pictures"),
+    Command(name="predict", module="headrace.cli.predict", help="predict the classes of images"),
     Command(name="average", module="headrace.cli.average", help="average the checkpoints of a run, and validate it"),
     Command(name="export", module="headrace.cli.export", help="hand weights or a whole network to other programs"),
     Command(name="data", module="headrace.cli.data", help="check, build, pack and measure data sets"),

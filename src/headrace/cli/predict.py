@@ -1,4 +1,4 @@
-"""`headrace predict RUN_DIR|CHECKPOINT IMAGES...`: the classes of pictures as a table, CSV or JSON."""
+"""`headrace predict RUN_DIR|CHECKPOINT IMAGES...`: the classes of images as a table, CSV or JSON."""
 
 import argparse
 import csv
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SOME_UNREADABLE = 1
 DESCRIPTION = (
-    "Predict the classes of pictures (JPEG, PNG, WebP), prepared as in validation. Pictures that cannot be read are "
+    "Predict the classes of images (JPEG, PNG, WebP), prepared as in validation. Images that cannot be read are "
     f"named at the end, and the exit code is {SOME_UNREADABLE}."
 )
 
@@ -30,11 +30,11 @@ def main(argv: list[str]) -> int:
     if own.top_k < 1 or own.batch_size < 1:
         raise ConfigError("--top-k and --batch-size are counts.", rule="They must be 1 or more.")
     from headrace.engine.devices import start_devices
-    from headrace.run.prediction import find_pictures, predict
+    from headrace.run.prediction import find_images, predict
     from headrace.run.trained_model import load_trained_model
 
     bundle = load_trained_model(own.path, own.weights)
-    files = find_pictures(own.images)
+    files = find_images(own.images)
     start_devices(own.platform, 1)
     found = list(predict(bundle, files, min(own.top_k, len(bundle.class_names)), own.batch_size))
     text = _FORMATS[own.format](found, bundle.class_names)
@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
     for prediction in bad:
         print(f"unreadable: {prediction.file}: {prediction.problem}", file=sys.stderr)
     if bad:
-        print(f"{len(bad)} of {len(found)} pictures could not be read", file=sys.stderr)
+        print(f"{len(bad)} of {len(found)} images could not be read", file=sys.stderr)
     return SOME_UNREADABLE if bad else 0
 
 
@@ -92,11 +92,11 @@ _FORMATS = {"table": _table, "csv": _csv, "json": _json}
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="RUN_DIR|CHECKPOINT", type=Path, help="a run (its best weights) or checkpoint")
-    parser.add_argument("images", metavar="IMAGE", type=Path, nargs="+", help="pictures, and folders of pictures")
-    parser.add_argument("--top-k", type=int, default=5, metavar="K", help="how many classes of each picture [5]")
+    parser.add_argument("images", metavar="IMAGE", type=Path, nargs="+", help="images, and folders of images")
+    parser.add_argument("--top-k", type=int, default=5, metavar="K", help="how many classes of each image [5]")
     parser.add_argument("--format", choices=tuple(_FORMATS), default="table", help="form of the result [table]")
     parser.add_argument("--output", type=Path, metavar="FILE", help="file to write it to [the console]")
     parser.add_argument("--weights", choices=("auto", "raw", "ema"), default="auto", help="which weights [the better]")
     platforms = ("auto", "cpu", "cuda", "rocm", "tpu")
     parser.add_argument("--platform", choices=platforms, default="auto", help="kind of device to run on [auto]")
-    parser.add_argument("--batch-size", type=int, default=32, metavar="N", help="pictures at a time [32]")
+    parser.add_argument("--batch-size", type=int, default=32, metavar="N", help="images at a time [32]")

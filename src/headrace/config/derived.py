@@ -9,7 +9,7 @@ from typing import Any
 from headrace.config.field import Origin
 from headrace.config.layers import Given
 from headrace.config.model_table import Variant, find_variant
-from headrace.config.section_data import PICTURE_DATASETS, SYNTHETIC_DATASETS
+from headrace.config.section_data import IMAGE_DATASETS, SYNTHETIC_DATASETS
 from headrace.core.errors import ConfigError
 
 _IMAGE_SIZES = {"digits": 8, "cifar10": 32, "cifar100": 32, "mnist": 28, "fashion_mnist": 28}
@@ -35,8 +35,8 @@ def settle(found: Mapping[str, Given]) -> dict[str, Given]:
 
 
 def _takes_own_size(dataset: str, variant: Variant) -> bool:
-    """Say whether images get the network's own size: made-up ones do, and all pictures for an EfficientNet."""
-    return dataset in _ANY_SIZE or (dataset in PICTURE_DATASETS and variant.family == "efficientnet")
+    """Say whether images get the network's own size: synthetic ones do, and all image files for an EfficientNet."""
+    return dataset in _ANY_SIZE or (dataset in IMAGE_DATASETS and variant.family == "efficientnet")
 
 
 def _momentum(found: dict[str, Given]) -> dict[str, Given]:

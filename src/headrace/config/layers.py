@@ -13,7 +13,7 @@ from headrace.config.field import DEFAULT, Origin
 from headrace.config.model_table import OPTION_FAMILIES, family_of
 from headrace.config.params import known_keys
 from headrace.config.schema import all_options
-from headrace.config.section_data import PICTURE_DATASETS, SYNTHETIC_DATASETS
+from headrace.config.section_data import IMAGE_DATASETS, SYNTHETIC_DATASETS
 from headrace.config.section_pipeline import stages_of_splits
 from headrace.config.values import shown
 from headrace.job import ProcessInfo, detect_process_info
@@ -102,7 +102,7 @@ TIES = (
         for name in ("num_classes", "num_samples")
     ),
     *(
-        Tie(owner="dataset", dependent=name, keep=_only_for(*SYNTHETIC_DATASETS, *PICTURE_DATASETS))
+        Tie(owner="dataset", dependent=name, keep=_only_for(*SYNTHETIC_DATASETS, *IMAGE_DATASETS))
         for name in ("image_size", "num_channels")
     ),
     *(

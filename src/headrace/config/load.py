@@ -15,7 +15,7 @@ from headrace.config.dialect import choose_dialect, settle_dialect
 from headrace.config.field import COMMAND_LINE, DEFAULT, Option, Origin, Spelled, find, spellings
 from headrace.config.layers import Given, Layer, launcher_layer, merge_layers
 from headrace.config.schema import SECTIONS, Config, all_options
-from headrace.config.section_data import PICTURE_DATASETS
+from headrace.config.section_data import IMAGE_DATASETS
 from headrace.config.values import BOOL, read_bool
 from headrace.core.errors import ConfigError
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from headrace.config.yaml_blocks import Block
 
 DEFAULT_RECIPE = "default"
-PICTURES_RECIPE = "pictures"  # the default where somebody says where their pictures are
+IMAGES_RECIPE = "images"  # the default where somebody names a path to their images
 NO_RECIPE = "none"
 CACHE_VARIABLE = "TF_POPLAR_FLAGS"  # the reference's way to say where compiled programs are kept
 DATASET_VARIABLES = ("DATASETS_DIR", "DATA_DIR")
@@ -50,8 +50,8 @@ def resolve(
 ) -> Resolved:
     """Return the configuration of a named block with the command line's options over it.
 
-    Without a name it is the shipped `default`, or `pictures` where a place is given and no set, or a set of pictures;
-    `none` means the defaults of the schema alone.
+    Without a name it is the shipped `default`, or `images` where the dataset is one of image files or only its path is
+    given; `none` means the defaults of the schema alone.
     """
     from headrace.config.yaml_blocks import blocks_of, choose
 
@@ -150,8 +150,8 @@ def _default_recipe(given: Layer) -> str:
     if choose_dialect(merge_layers([given])[0])[0] != "headrace":
         return NO_RECIPE  # a reference's command line comes with that application's own defaults
     if "dataset" in given:
-        return PICTURES_RECIPE if given["dataset"].value in PICTURE_DATASETS else DEFAULT_RECIPE
-    return PICTURES_RECIPE if "dataset_path" in given else DEFAULT_RECIPE
+        return IMAGES_RECIPE if given["dataset"].value in IMAGE_DATASETS else DEFAULT_RECIPE
+    return IMAGES_RECIPE if "dataset_path" in given else DEFAULT_RECIPE
 
 
 def _environment(environ: Mapping[str, str]) -> Layer:

@@ -6,10 +6,10 @@ from headrace.config.field import Facts, Rule, option
 from headrace.config.values import BYTES, FLOATS, at_least, between, share
 
 SYNTHETIC_DATASETS = ("generated", "synthetic")
-PICTURE_DATASETS = ("auto", "folder", "imagenet", "tfrecord", "tfds", "tar", "packed")
+IMAGE_DATASETS = ("auto", "folder", "imagenet", "tfrecord", "tfds", "tar", "packed")
 _PUBLISHED = ("digits", "cifar10", "cifar100", "mnist", "fashion_mnist")
 LIKENESSES = (*_PUBLISHED, "imagenet")  # sets whose shape and number are known without their files
-DATASETS = (*_PUBLISHED, *PICTURE_DATASETS, *SYNTHETIC_DATASETS)
+DATASETS = (*_PUBLISHED, *IMAGE_DATASETS, *SYNTHETIC_DATASETS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,43 +39,43 @@ class Data:
     )
     image_size: int | None = option(
         None,
-        "Height and width of pictures as the network sees them, or of made-up images; unset fits the pictures.",
+        "Height and width of images as the network sees them; unset fits the dataset.",
         check=at_least(1),
     )
     sent_image_size: int | None = option(
         None,
-        "Height and width of training pictures as they are sent; the device cuts image_size out of each at random. "
+        "Height and width of training images as they are sent; the device cuts image_size out of each at random. "
         "Unset sends image_size.",
         check=at_least(1),
     )
-    num_channels: int = option(3, "Channels of made-up images, or of pictures: 3 (RGB) or 1 (grey).", check=at_least(1))
+    num_channels: int = option(3, "Channels of synthetic or decoded images: 3 (RGB) or 1 (grey).", check=at_least(1))
     num_classes: int | None = option(None, "Classes of a made-up data set.", check=at_least(2))
     num_samples: int | None = option(None, "Training images of a made-up data set.", check=at_least(1))
     validation_split: float = option(
-        0.1, "Share of each class held out where a set of pictures has no validation part.", check=share
+        0.1, "Share of each class held out where a set of images has no validation part.", check=share
     )
     train_crop: str = option(
         "auto",
-        "How training pictures are cropped: at random as reference or torchvision do, or as validation does.",
+        "How training images are cropped: at random as reference or torchvision do, or as validation does.",
         choices=("auto", "reference", "torchvision", "valid"),
     )
     crop_area: tuple[float, ...] | None = option(
-        None, "Least and most share of a picture that a random crop takes; unset means train_crop's.", kind=FLOATS
+        None, "Least and most share of an image that a random crop takes; unset means train_crop's.", kind=FLOATS
     )
     crop_aspect: tuple[float, ...] | None = option(
         None, "Least and most width to height of a random crop; unset means train_crop's.", kind=FLOATS
     )
     eval_resize_size: int | None = option(
         None,
-        "Shorter side of validation pictures before the centre is cut out; unset means image_size * 256 / 224.",
+        "Shorter side of validation images before the centre is cut out; unset means image_size * 256 / 224.",
         check=at_least(1),
     )
-    resize_antialias: bool = option(True, "Average over all pixels when a picture shrinks; off means four neighbours.")
+    resize_antialias: bool = option(True, "Average over all pixels when an image shrinks; off means four neighbours.")
     verify_dataset: bool = option(
         False, "Check the whole data set before the first step, as headrace data verify does, and stop at any problem."
     )
     max_bad_samples: float = option(
-        0.001, "Share of broken pictures, each replaced by the next of its class, above which a run stops.", check=share
+        0.001, "Share of broken images, each replaced by the next of its class, above which a run stops.", check=share
     )
     train_augmentation: str = option(
         "auto",
@@ -108,11 +108,11 @@ class Data:
     dataset_cache: str = option(
         "auto",
         "Where the data set is kept; auto means on the device if it fits dataset_device_budget, raw and decoded (for "
-        "pictures) in the host's memory.",
+        "images) in the host's memory.",
         choices=("auto", "device", "host", "raw", "decoded", "none"),
         no_value="none",
     )
-    dataset_host_budget: str = option("4GiB", "Bytes of host memory for pictures kept raw or decoded.", kind=BYTES)
+    dataset_host_budget: str = option("4GiB", "Bytes of host memory for images kept raw or decoded.", kind=BYTES)
     dataset_device_budget: str = option("2GiB", "Bytes of device memory that the data set may take.", kind=BYTES)
     pipeline_num_parallel: int | None = option(
         None,
@@ -156,7 +156,7 @@ def _only_for(name: str, datasets: tuple[str, ...], what: str) -> Rule:
     )
 
 
-_PICTURE_OPTIONS = (
+_IMAGE_OPTIONS = (
     "validation_split",
     "train_crop",
     "crop_area",
@@ -170,16 +170,16 @@ _PICTURE_OPTIONS = (
 DATA_RULES = (
     *(_only_for(name, SYNTHETIC_DATASETS, "made-up images") for name in ("num_classes", "num_samples")),
     *(
-        _only_for(name, PICTURE_DATASETS + SYNTHETIC_DATASETS, "pictures and made-up images")
+        _only_for(name, IMAGE_DATASETS + SYNTHETIC_DATASETS, "image files and synthetic images")
         for name in ("image_size", "num_channels")
     ),
-    *(_only_for(name, PICTURE_DATASETS, "pictures") for name in _PICTURE_OPTIONS),
+    *(_only_for(name, IMAGE_DATASETS, "image files") for name in _IMAGE_OPTIONS),
     Rule(
         broken=lambda facts: (
-            facts.config.data.dataset_cache in ("raw", "decoded") and facts.config.data.dataset not in PICTURE_DATASETS
+            facts.config.data.dataset_cache in ("raw", "decoded") and facts.config.data.dataset not in IMAGE_DATASETS
         ),
         problem=lambda facts: f"{facts.describe('dataset_cache')} for the data set {facts.config.data.dataset}.",
-        rule="raw and decoded are for pictures; the other sets lie in memory as they are.",
+        rule="raw and decoded are for image files; other datasets are in memory as they are.",
         remedy="Choose auto, device or host.",
     ),
     Rule(
@@ -188,13 +188,13 @@ DATA_RULES = (
             and facts.config.data.dataset_cache not in ("raw", "decoded")
         ),
         problem=lambda facts: f"{facts.describe('dataset_host_budget')} with {facts.describe('dataset_cache')}.",
-        rule="The budget is for pictures kept in the host's memory.",
+        rule="The budget is for image files kept in the host's memory.",
         remedy="Add --dataset-cache raw or decoded, or leave the budget out.",
     ),
     Rule(
         broken=lambda facts: bool(facts.config.data.sent_image_size and facts.config.data.made_up),
         problem=lambda facts: f"{facts.describe('sent_image_size')}, but the images are made up.",
-        rule="sent_image_size is for real pictures: made-up images are cropped nowhere.",
+        rule="sent_image_size is for real images: synthetic ones are not cropped.",
         remedy="Leave sent_image_size out, or raise image_size.",
     ),
     Rule(
@@ -202,7 +202,7 @@ DATA_RULES = (
             facts.config.data.sent_image_size and facts.config.data.train_augmentation in ("none", "flip")
         ),
         problem=lambda facts: f"{facts.describe('sent_image_size')} with {facts.describe('train_augmentation')}.",
-        rule="Larger pictures are sent for the device to crop them at random.",
+        rule="Larger images are sent so that the device can crop them at random.",
         remedy="Choose --train-augmentation crop or flip-crop, or leave one of the two out.",
     ),
     Rule(
@@ -226,10 +226,10 @@ DATA_RULES = (
     ),
     Rule(
         broken=lambda facts: (
-            facts.config.data.dataset in PICTURE_DATASETS and facts.config.data.num_channels not in (1, 3)
+            facts.config.data.dataset in IMAGE_DATASETS and facts.config.data.num_channels not in (1, 3)
         ),
-        problem=lambda facts: f"{facts.describe('num_channels')} for pictures.",
-        rule="Pictures are decoded to 3 channels (RGB) or 1 (grey).",
+        problem=lambda facts: f"{facts.describe('num_channels')} for image files.",
+        rule="Image files are decoded to 3 channels (RGB) or 1 (grey).",
         remedy="Leave num_channels out, or give 1.",
     ),
 )

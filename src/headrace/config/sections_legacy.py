@@ -64,7 +64,7 @@ class Legacy:
     hostside_norm: bool | None = option(None, "Normalise images on the host instead of on the device.")
     hostside_image_mixing: bool | None = option(None, "Mix images on the host instead of on the device.")
     standard_imagenet: bool | None = option(None, "The plain input pipeline.")
-    train_with_valid_preprocessing: bool | None = option(None, "Crop training pictures as validation does.")
+    train_with_valid_preprocessing: bool | None = option(None, "Crop training images as validation does.")
     weight_avg_n: tuple[float, ...] | None = option(
         None, "After training, the mean of the checkpoints of the last N epochs, for each N.", kind=FLOATS
     )

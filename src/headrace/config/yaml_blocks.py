@@ -202,8 +202,13 @@ def listed(blocks: Mapping[str, Block]) -> list[Block]:
     return [block for block in blocks.values() if not block.name.startswith("_")]
 
 
+OLD_RECIPES = {"pictures": "images"}  # names that were changed and stay accepted
+
+
 def choose(blocks: Mapping[str, Block], name: str | None, config_path: str | None) -> Block:
     """Return the block of that name, or refuse with the nearest name and the list."""
+    if config_path is None and name is not None:
+        name = OLD_RECIPES.get(name, name)
     names = [block.name for block in listed(blocks)]
     rule = f"{config_path or 'The package'} has: {', '.join(names) or 'no configurations'}."
     if name is None:

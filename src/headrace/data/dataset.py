@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from headrace.config.schema import Data
-from headrace.config.section_data import PICTURE_DATASETS
+from headrace.config.section_data import IMAGE_DATASETS
 from headrace.core.errors import ConfigError, DataError, did_you_mean
 from headrace.core.units import parse_bytes
 from headrace.data.sets.catalog import KNOWN_SETS, SetRow
@@ -16,11 +16,11 @@ from headrace.data.sets.image_sets import (
     GREY_STD,
     IMAGENET_MEAN,
     IMAGENET_STD,
-    PictureSet,
+    ImageSet,
     crop_rule,
     image_size_of,
     imagenet_is_there,
-    open_pictures,
+    open_image_set,
     sent_size,
     sources_of,
 )
@@ -47,7 +47,7 @@ class DataInfo:
     channel_std: tuple[float, ...]
     image_dtype: str = "uint8"  # or float32, for images that code gives
     varies: bool = False  # what a source reads of a sample is another in each epoch, so it cannot lie on a device
-    place: str = ""  # where a set of pictures lies, and how it was split
+    place: str = ""  # where a set of images lies, and how it was split
     made_up: str = ""  # where its images are made up: host or device
     sent_hw: tuple[int, int] | None = None  # of training images, where they are larger than the network's
 
@@ -79,7 +79,7 @@ class DataSet:
     info: DataInfo
     train: Source
     validation: Source
-    bad: BadSamples | None = None  # the broken pictures met so far, for sets that can have them
+    bad: BadSamples | None = None  # the broken images met so far, for sets that can have them
 
 
 def describe_dataset(data: Data, *, absent_ok: bool = False) -> DataInfo:
@@ -92,8 +92,8 @@ def describe_dataset(data: Data, *, absent_ok: bool = False) -> DataInfo:
         return _describe_synthetic(data)
     if data.dataset == "imagenet" and (data.made_up or (absent_ok and not imagenet_is_there(data))):
         return _describe_imagenet(data)
-    if data.dataset in PICTURE_DATASETS:
-        return _describe_pictures(open_pictures(data, data.dataset), data)
+    if data.dataset in IMAGE_DATASETS:
+        return _describe_images(open_image_set(data, data.dataset), data)
     row = KNOWN_SETS.get(data.dataset)
     if row is None:
         raise ConfigError(
@@ -119,8 +119,8 @@ def describe_dataset(data: Data, *, absent_ok: bool = False) -> DataInfo:
 def open_dataset(data: Data, seed: int) -> DataSet:
     """Read the configured set; what is missing or damaged is a DataError. `seed` makes made-up images."""
     data = resolved_set(data)
-    if data.dataset in PICTURE_DATASETS and not data.made_up:
-        return _open_pictures(data, seed)
+    if data.dataset in IMAGE_DATASETS and not data.made_up:
+        return _open_image_set(data, seed)
     info = describe_dataset(data)
     if info.made_up:
         train, validation = (_synthetic(info, data, seed, split) for split in SPLITS)
@@ -143,24 +143,24 @@ def resolved_set(data: Data) -> Data:
     return replace(data, dataset=detect(data.dataset_path)) if data.dataset == "auto" else data
 
 
-def _open_pictures(data: Data, seed: int) -> DataSet:
-    pictures = open_pictures(data, data.dataset)
-    info = _describe_pictures(pictures, data)
-    train, validation, bad = sources_of(pictures, data, info.image_hwc[0], seed)
+def _open_image_set(data: Data, seed: int) -> DataSet:
+    images = open_image_set(data, data.dataset)
+    info = _describe_images(images, data)
+    train, validation, bad = sources_of(images, data, info.image_hwc[0], seed)
     return DataSet(info=info, train=train, validation=validation, bad=bad)
 
 
-def _describe_pictures(pictures: PictureSet, data: Data) -> DataInfo:
-    size, channels = image_size_of(pictures, data), data.num_channels
+def _describe_images(images: ImageSet, data: Data) -> DataInfo:
+    size, channels = image_size_of(images, data), data.num_channels
     random_crops, sent = crop_rule(data, size) is not None, sent_size(data, size)
-    place = ", ".join(part for part in (pictures.place, pictures.how, f"sent as {sent}x{sent}" if sent else "") if part)
+    place = ", ".join(part for part in (images.place, images.how, f"sent as {sent}x{sent}" if sent else "") if part)
     return DataInfo(
-        name=pictures.kind,
+        name=images.kind,
         image_hwc=(size, size, channels),
-        num_classes=len(pictures.class_names),
-        class_names=pictures.class_names,
-        num_train=len(pictures.train),
-        num_validation=len(pictures.validation),
+        num_classes=len(images.class_names),
+        class_names=images.class_names,
+        num_train=len(images.train),
+        num_validation=len(images.validation),
         augmentation=_or(data.train_augmentation, "flip" if random_crops and not sent else "flip-crop"),
         normalization=_or(data.wanted_normalization, "per-channel"),
         channel_mean=IMAGENET_MEAN if channels == 3 else GREY_MEAN,

@@ -6,19 +6,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from headrace.config.schema import Data
-from headrace.config.section_data import PICTURE_DATASETS
+from headrace.config.section_data import IMAGE_DATASETS
 from headrace.core.errors import DataError
 from headrace.data.dataset import describe_dataset, resolved_set
-from headrace.data.decoding.image import BadPicture, decode, read_header
+from headrace.data.decoding.image import BadImage, decode, read_header
 from headrace.data.feeding.blocks import num_threads_of
 from headrace.data.sets.catalog import KNOWN_SETS, SetRow
 from headrace.data.sets.digits import read_digits
 from headrace.data.sets.file_problem import Part
-from headrace.data.sets.image_sets import PictureSet, open_pictures
+from headrace.data.sets.image_sets import ImageSet, open_image_set
 from headrace.data.sets.locate import SPLITS, Found, class_names, find_set, read_split
 from headrace.data.sets.samples import Samples
 
-# Check a set of pictures: decode every one of them, and name each that is broken.
+# Check a set of images: decode every one of them, and name each that is broken.
 
 
 _AT_ONCE = 4096
@@ -26,35 +26,35 @@ _AT_ONCE = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """What was seen of a set of pictures."""
+    """What was seen of a set of images."""
 
-    pictures: PictureSet
+    images: ImageSet
     counts: dict[str, tuple[int, ...]]
     problems: tuple[str, ...]
 
 
-def check_pictures(data: Data) -> Checked:
-    """Decode every picture of the set; an error that hides the rest (a shard that is cut short) is raised."""
-    pictures = open_pictures(data, data.dataset)
+def check_images(data: Data) -> Checked:
+    """Decode every image of the set; an error that hides the rest (a shard that is cut short) is raised."""
+    images = open_image_set(data, data.dataset)
     counts, problems = {}, []
-    num_classes = len(pictures.class_names)
+    num_classes = len(images.class_names)
     with ThreadPoolExecutor(num_threads_of(data)) as pool:
-        for split, samples in (("train", pictures.train), ("validation", pictures.validation)):
+        for split, samples in (("train", images.train), ("validation", images.validation)):
             counts[split] = tuple(int(count) for count in np.bincount(samples.labels, minlength=num_classes))
             for start in range(0, len(samples), _AT_ONCE):
                 numbers = range(start, min(start + _AT_ONCE, len(samples)))
                 found = pool.map(lambda number, samples=samples: problem_of(samples, number), numbers)
                 problems += [f"{split}: {problem}" for problem in found if problem]
-    return Checked(pictures=pictures, counts=counts, problems=tuple(problems))
+    return Checked(images=images, counts=counts, problems=tuple(problems))
 
 
 def problem_of(samples: Samples, sample: int) -> str:
     """Return what is wrong with a sample, empty if nothing is."""
     try:
-        picture = samples.content(sample).picture
-        if not isinstance(picture, np.ndarray):
-            decode(picture, read_header(picture))
-    except BadPicture as error:
+        image = samples.content(sample).image
+        if not isinstance(image, np.ndarray):
+            decode(image, read_header(image))
+    except BadImage as error:
         return f"{samples.name(sample)}: {error}"
     return ""
 
@@ -79,8 +79,8 @@ def verify(data: Data) -> VerifyReport:
     data = resolved_set(data)
     if data.made_up:
         return _synthetic_report(data)
-    if data.dataset in PICTURE_DATASETS:
-        return _pictures_report(data)
+    if data.dataset in IMAGE_DATASETS:
+        return _images_report(data)
     row = KNOWN_SETS[data.dataset]
     if row.name == "digits":
         return _report(row, "inside the package", row.class_names, read_digits(), [])
@@ -101,7 +101,7 @@ def refuse_problems(data: Data) -> None:
         first = "; ".join(report.problems[:_TOLD])
         raise DataError(
             f"The data set {report.name} has {len(report.problems)} problem(s): {first}.{more}",
-            remedy="`headrace data verify` lists all of them; without --verify-dataset broken pictures are replaced.",
+            remedy="`headrace data verify` lists all of them; without --verify-dataset broken images are replaced.",
         )
 
 
@@ -169,13 +169,13 @@ def _mean_problems(row: SetRow, part: Part) -> list[str]:
     ]
 
 
-def _pictures_report(data: Data) -> VerifyReport:
-    checked = check_pictures(data)
-    pictures = checked.pictures
+def _images_report(data: Data) -> VerifyReport:
+    checked = check_images(data)
+    images = checked.images
     return VerifyReport(
-        name=pictures.kind,
-        place=f"{pictures.place} ({pictures.how})",
-        class_names=pictures.class_names,
+        name=images.kind,
+        place=f"{images.place} ({images.how})",
+        class_names=images.class_names,
         counts=checked.counts,
         problems=checked.problems,
     )

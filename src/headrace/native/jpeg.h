@@ -12,7 +12,7 @@
 
 #define LOOK 11         /* bits that are looked up at once; longer codes are rare */
 #define END_OF_BLOCK 63 /* steps of the code that ends a block */
-#define MAX_SIDE 65500  /* of a picture, as libjpeg has it */
+#define MAX_SIDE 65500  /* of an image, as libjpeg has it */
 
 /* A Huffman table. An entry of `look` is 0 where the code is longer than LOOK or does not exist. Else it has, of one value or of
    two that follow each other: bits of all, bits of the first code and value, bits of the first value, how many steps it goes on
@@ -29,7 +29,7 @@ typedef struct {
   int32_t last[17];  /* the last code of each length, -1 where there is none */
   int32_t place[17]; /* what to add to a code to find its symbol */
   uint8_t symbols[256];
-  uint8_t made_of[16 + 256]; /* the bytes it was made of: most pictures have the same tables */
+  uint8_t made_of[16 + 256]; /* the bytes it was made of: most images have the same tables */
   int32_t made;
 } Huffman;
 

@@ -117,7 +117,7 @@ static inline void two_of(const int32_t *in, int step, int bits, int32_t out[2])
   out[1] = rounded(middle - odd, bits);
 }
 
-/* Write a block as 4 x 4, 2 x 2 or 1 x 1 pixels: a picture at 1/2, 1/4 or 1/8 of its size. */
+/* Write a block as 4 x 4, 2 x 2 or 1 x 1 pixels: an image at 1/2, 1/4 or 1/8 of its size. */
 void hr_inverse_small(const int16_t *block, int side, uint8_t *out, ptrdiff_t stride) {
   int32_t in[64], between[4][8], done[4];
   if (side == 1) {

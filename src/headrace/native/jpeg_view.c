@@ -16,7 +16,7 @@ typedef struct {
   const Huffman *dc[3], *ac[3];
   int16_t quant[3][64];
   int units_across, units_down;
-  int side[3];                        /* of a block, in pixels: 8, or less where the picture is decoded smaller */
+  int side[3];                        /* of a block, in pixels: 8, or less where the image is decoded smaller */
   int wider, taller;                  /* how often a pixel of colour is repeated */
   int top, left, height, width;       /* the crop, in pixels */
   int unit_left, unit_right;          /* its units */
@@ -82,7 +82,7 @@ static void write_rows(const Job *job, int unit_row) {
 }
 
 /* Copy the scan's bits without the zeros that follow each 0xFF, cut at restart markers. Return 0 unless the scan ends with
-   the end of the picture and has `most` segments: files that were cut short are noticed here. */
+   the end of the image and has `most` segments: files that were cut short are noticed here. */
 static int split_scan(const uint8_t *data, size_t size, Segments *segments, int most) {
   const uint8_t *from = data, *end = data + size;
   uint8_t *to = segments->bytes;
@@ -192,7 +192,7 @@ int hr_jpeg_header(const uint8_t *data, int64_t size, int32_t *out) {
 
 int hr_tables_size(void) { return (int)sizeof(Tables); }
 
-/* Say what the crop, in a picture that is decoded at 1/factor, asks for; return 0 where it does not lie in the picture. As libjpeg
+/* Say what the crop, in an image that is decoded at 1/factor, asks for; return 0 where it does not lie in the image. As libjpeg
    does it, colours that have half the pixels both ways are not made as small as brightness. */
 static int plan_job(Job *job, int factor, int channels) {
   const Frame *frame = &job->frame;
@@ -211,7 +211,7 @@ static int plan_job(Job *job, int factor, int channels) {
   return job->top <= height - job->height && job->left <= width - job->width;
 }
 
-/* Write a view of a JPEG to `out`, uint8 [out_h, out_w, channels]: of the picture decoded at 1/factor (1, 2, 4 or 8) take the
+/* Write a view of a JPEG to `out`, uint8 [out_h, out_w, channels]: of the image decoded at 1/factor (1, 2, 4 or 8) take the
    crop, resize it to resized_h x resized_w, of which `out` begins at (skip_y, skip_x). `tables` belongs to one thread and is
    zero at first. Returns 0 when done, the bytes that `room` must have when it has fewer, and -1 for what is unusual or
    damaged. */

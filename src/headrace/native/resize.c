@@ -187,7 +187,7 @@ static void down(const uint8_t *rows, ptrdiff_t stride, int width, uint8_t *out,
   }
 }
 
-/* Resize rows across. Of the last row of a picture nothing after its end may be read, so it is copied first. */
+/* Resize rows across. Of the last row of an image nothing after its end may be read, so it is copied first. */
 static int across_rows(const uint8_t *from, ptrdiff_t stride, int rows, int last_row, int width, int channels, uint8_t *to,
                        const Taps *taps) {
   size_t line = (size_t)taps->count * channels;
@@ -212,8 +212,8 @@ static int across_rows(const uint8_t *from, ptrdiff_t stride, int rows, int last
   return 1;
 }
 
-/* pixels: `height` rows of `width` pixels, `stride` bytes apart. The window begins at (top, left) of the resized picture,
-   whose size is resized_h x resized_w, and fills out_h x out_w pixels of `out`. A picture that shrinks downwards is resized
+/* pixels: `height` rows of `width` pixels, `stride` bytes apart. The window begins at (top, left) of the resized image,
+   whose size is resized_h x resized_w, and fills out_h x out_w pixels of `out`. An image that shrinks downwards is resized
    downwards first, others across first: so the slower pass across has fewer rows. `between` has room for what lies between the
    passes, (resized_h < height ? out_h * width : height * out_w) * channels + 64 bytes: taken afresh each time, such memory
    costs more than the work in it. Returns 0 when there is no memory. */

@@ -1,4 +1,4 @@
-/* Show a whole chunk of training pictures in one call: read the files, draw the crops, decode and resize. Python's lock is given
+/* Show a whole chunk of training images in one call: read the files, draw the crops, decode and resize. Python's lock is given
    up once for all of them, so that many threads do not wait for each other. Crops are those of data/decoding/crop.py, to the bit. */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -21,12 +21,12 @@ typedef struct {
   int32_t size, channels;
 } Rule;
 
-/* Pictures: each in a file, `lengths` bytes from `offsets` on (-1: the whole file); `crcs` is -1 where there is none. */
+/* Images: each in a file, `lengths` bytes from `offsets` on (-1: the whole file); `crcs` is -1 where there is none. */
 typedef struct {
   const char *const *paths;
   const int64_t *offsets, *lengths, *crcs;
   const uint32_t *epochs, *samples;
-} Pictures;
+} Images;
 
 typedef struct {
   uint32_t address, next;
@@ -75,7 +75,7 @@ static int reference_box(int height, int width, const Rule *rule, Draws *draws, 
   return 1;
 }
 
-/* Say whether a crop has enough of the picture. (Pictures of which objects are known do not come here.) */
+/* Say whether a crop has enough of the image. (Images of which objects are known do not come here.) */
 static int covers(int height, int width, const Rule *rule, const Box *box) {
   double common = (double)box->height * box->width;
   return common >= rule->min_covered * height * width && common > 0;
@@ -145,8 +145,8 @@ static int64_t read_file(const char *path, int64_t offset, int64_t length, uint8
   return done == length ? done : 0;
 }
 
-/* Show one picture; return as hr_jpeg_view does. */
-static int64_t show_one(const uint8_t *data, int64_t size, const Rule *rule, const Pictures *all, int i, uint8_t *out,
+/* Show one image; return as hr_jpeg_view does. */
+static int64_t show_one(const uint8_t *data, int64_t size, const Rule *rule, const Images *all, int i, uint8_t *out,
                         uint8_t *room, int64_t room_size, Tables *tables) {
   Frame frame;
   int32_t box[4];
@@ -165,9 +165,9 @@ static int64_t show_one(const uint8_t *data, int64_t size, const Rule *rule, con
                       rule->channels, out, room, room_size, tables);
 }
 
-/* Show pictures *next to `count` - 1, each [size, size, channels] of `out`; shown[i] says whether it could be done. Returns 0 when all
+/* Show images *next to `count` - 1, each [size, size, channels] of `out`; shown[i] says whether it could be done. Returns 0 when all
    were tried; else the bytes that the room must have for number *next, to go on with. */
-int64_t hr_show_chunk(const Pictures *all, const Rule *rule, int count, int32_t *next, uint8_t *shown, uint8_t *out,
+int64_t hr_show_chunk(const Images *all, const Rule *rule, int count, int32_t *next, uint8_t *shown, uint8_t *out,
                       uint8_t *room, int64_t room_size, Tables *tables) {
   size_t each = (size_t)rule->size * rule->size * rule->channels;
   for (int i = *next; i < count; i++) {

@@ -1,4 +1,4 @@
-"""Predict the classes of pictures: files and folders in, probabilities of the best classes out."""
+"""Predict the classes of images: files and folders in, probabilities of the best classes out."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +12,7 @@ import numpy as np
 
 from headrace.core.errors import DataError
 from headrace.data.augmentation.augment import preprocess
-from headrace.data.decoding.image import EXTENSIONS, BadPicture
+from headrace.data.decoding.image import EXTENSIONS, BadImage
 from headrace.data.decoding.image_source import ViewSpec, show
 from headrace.data.sets.samples import FileSamples
 from headrace.engine.devices import replica_mesh
@@ -24,15 +24,15 @@ _THREADS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """The best classes of one picture, best first, as (class number, probability); or why it cannot be read."""
+    """The best classes of one image, best first, as (class number, probability); or why it cannot be read."""
 
     file: Path
     best: tuple[tuple[int, float], ...] = ()
     problem: str = ""
 
 
-def find_pictures(paths: Sequence[Path]) -> list[Path]:
-    """Return the pictures that files and folders mean: files as given, folders searched through, sorted."""
+def find_images(paths: Sequence[Path]) -> list[Path]:
+    """Return the images that files and folders mean: files as given, folders searched through, sorted."""
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
@@ -42,8 +42,8 @@ def find_pictures(paths: Sequence[Path]) -> list[Path]:
             found.append(path)  # one that is not there is named with the unreadable ones
     if not found:
         raise DataError(
-            f"There is no picture in {', '.join(map(str, paths)) or 'an empty list'}.",
-            rule=f"Pictures are files that end in {', '.join(EXTENSIONS)}.",
+            f"There is no image in {', '.join(map(str, paths)) or 'an empty list'}.",
+            rule=f"Images are files that end in {', '.join(EXTENSIONS)}.",
         )
     return found
 
@@ -79,10 +79,10 @@ def _forward_spec(model: TrainedModel) -> EvalSpec:
 
 
 def _read(path: Path, look: ViewSpec, out: np.ndarray) -> str:
-    """Decode a picture into `out`; return what is wrong with it, or nothing."""
+    """Decode an image into `out`; return what is wrong with it, or nothing."""
     try:
         show(FileSamples(path.parent, [path.name], np.zeros(1, np.int32)), 0, 0, look, out, None)
-    except BadPicture as error:
+    except BadImage as error:
         return str(error)
     except OSError as error:
         return error.strerror or str(error)

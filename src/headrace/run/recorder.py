@@ -173,7 +173,7 @@ class RunRecorder:
                 bytes_per_image=stats.bytes / stats.images if stats.images else 0.0,
                 threads=options.num_threads,
                 cached=options.cache.where == "device",
-                pictures=bool(self._design.info.place),
+                decodes=bool(self._design.info.place),
             )
         )
 

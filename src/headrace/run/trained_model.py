@@ -21,7 +21,7 @@ from headrace.model.network import Network
 from headrace.run.directory import from_saved, read_run
 
 RAW, EMA, AUTO = "raw", "ema", "auto"
-_SMALL = 96  # below this a picture is not shrunk to more than its size before the centre is cut out
+_SMALL = 96  # below this an image is not shrunk to more than its size before the centre is cut out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class TrainedModel:
     stats: Any
     class_names: tuple[str, ...]
     preprocess: Preprocess
-    shorter_side: int | None  # of a resized picture, before the centre is cut out; None: the size x 256 / 224
+    shorter_side: int | None  # of a resized image, before the centre is cut out; None: the size x 256 / 224
     antialias: bool
 
     def describe(self) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class TrainedModel:
 
 
 def input_form(info: DataInfo, config: Config) -> dict[str, Any]:
-    """Return how pictures become the network's input, for a checkpoint's manifest."""
+    """Return how images become the network's input, for a checkpoint's manifest."""
     size = info.image_hwc[0]
     return {
         "image_hwc": list(info.image_hwc),

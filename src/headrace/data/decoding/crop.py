@@ -1,6 +1,6 @@
 """Where to crop: random boxes addressed by (seed, epoch, sample) for training, the centre for evaluation.
 
-The draws are `core.rng.bits` of the address, written for single whole numbers: a picture needs a handful, and for so
+The draws are `core.rng.bits` of the address, written for single whole numbers: an image needs a handful, and for so
 few NumPy's calls would take ten times as long, with Python's lock held.
 """
 
@@ -13,14 +13,14 @@ from headrace.data.decoding.resize import Box, View
 
 _MASK, _GOLDEN, _M1, _M2 = 0xFFFFFFFF, 0x9E3779B9, 0x85EBCA6B, 0xC2B2AE35
 PURPOSE = name_id("random resized crop")
-EVAL_RATIO = (256, 224)  # the shorter side of a resized picture to the side of its centre crop
+EVAL_RATIO = (256, 224)  # the shorter side of a resized image to the side of its centre crop
 
 
 @dataclass(frozen=True, kw_only=True)
 class CropRule:
     """How training crops are drawn."""
 
-    area: tuple[float, float]  # of the picture
+    area: tuple[float, float]  # of the image
     aspect: tuple[float, float]  # width to height
     reference: bool  # TensorFlow's sampler, which looks at object boxes; else torchvision's
 
@@ -30,7 +30,7 @@ CROP_RULES = {
     "torchvision": CropRule(area=(0.08, 1.0), aspect=(3 / 4, 4 / 3), reference=False),
 }
 ATTEMPTS = {True: 100, False: 10}
-MIN_COVERED = 0.1  # of an object's box, or of the whole picture where none is known
+MIN_COVERED = 0.1  # of an object's box, or of the whole image where none is known
 
 
 def mix(h: int) -> int:
@@ -54,7 +54,7 @@ def draws(seed: int, epoch: int, sample: int) -> Iterator[float]:
 
 
 def random_crop(hw: tuple[int, int], rule: CropRule, draw: Iterator[float], boxes: Sequence[tuple] = ()) -> Box:
-    """Return a training crop of a picture; `boxes` are (top, left, bottom, right) of its objects, from 0 to 1."""
+    """Return a training crop of an image; `boxes` are (top, left, bottom, right) of its objects, from 0 to 1."""
     for _ in range(ATTEMPTS[rule.reference]):
         box = _reference_box(hw, rule, draw) if rule.reference else _torchvision_box(hw, rule, draw)
         if box is not None and (not rule.reference or _covers(hw, box, boxes)):

@@ -1,4 +1,4 @@
-"""Decode one picture: JPEG, PNG or WebP bytes to RGB or grey pixels, turned as its EXIF data says.
+"""Decode one image: JPEG, PNG or WebP bytes to RGB or grey pixels, turned as its EXIF data says.
 
 JPEGs go through simplejpeg (libjpeg-turbo, which gives up Python's lock), and strictly: what libjpeg would only warn
 of (data that ends early or does not fit) is refused, since its pixels would be wrong. Pillow does the rest, and
@@ -26,13 +26,13 @@ _SIDEWAYS = 5  # from this EXIF orientation on, rows and columns change places
 _TURNS = {2: (1, 0, 0), 3: (1, 1, 0), 4: (0, 1, 0), 5: (0, 0, 1), 6: (1, 0, 1), 7: (1, 1, 1), 8: (0, 1, 1)}
 
 
-class BadPicture(Exception):
-    """Bytes that are no picture, or a damaged one; the text says why."""
+class BadImage(Exception):
+    """Bytes that are no image, or a damaged one; the text says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """What a picture's first bytes say. Height and width are those of the turned picture."""
+    """What an image's first bytes say. Height and width are those of the turned image."""
 
     kind: str  # jpeg | png | webp
     height: int
@@ -65,10 +65,10 @@ def kind_of(data: bytes) -> str | None:
 
 
 def read_header(data: bytes) -> Header:
-    """Return a picture's size without decoding it; BadPicture says what is wrong."""
+    """Return an image's size without decoding it; BadImage says what is wrong."""
     kind = kind_of(data)
     if kind is None:
-        raise BadPicture("empty" if not data else "neither JPEG, PNG nor WebP")
+        raise BadImage("empty" if not data else "neither JPEG, PNG nor WebP")
     turbo = _simplejpeg()
     try:
         if kind == "jpeg" and turbo is not None:
@@ -79,20 +79,20 @@ def read_header(data: bytes) -> Header:
                 width, height = image.size
                 exif = bytes(image.info.get("exif", b""))  # getexif() would decode a whole PNG
                 orientation, plain = _tiff_orientation(exif.removeprefix(b"Exif\0\0")), image.mode in ("RGB", "L")
-    except BadPicture:
+    except BadImage:
         raise
     except Exception as error:  # decoders raise what they like: ValueError, OSError, SyntaxError, struct.error ...
-        raise BadPicture(_words(error)) from None
+        raise BadImage(_words(error)) from None
     return header_of(kind, (height, width), orientation, plain)
 
 
 def header_of(kind: str, hw: tuple[int, int], orientation: int, plain: bool = True) -> Header:
-    """Return the header of a picture of this stored size; one that is too large is a BadPicture."""
+    """Return the header of an image of this stored size; one that is too large is a BadImage."""
     height, width = hw
     if height * width > MAX_PIXELS:
-        raise BadPicture(f"{width:,} x {height:,} pixels, more than {MAX_PIXELS:,}: a decompression bomb?")
+        raise BadImage(f"{width:,} x {height:,} pixels, more than {MAX_PIXELS:,}: a decompression bomb?")
     if height < 1 or width < 1:
-        raise BadPicture("no pixels")
+        raise BadImage("no pixels")
     orientation = orientation if orientation in _TURNS else 1
     if orientation >= _SIDEWAYS:
         height, width = width, height
@@ -118,10 +118,10 @@ def decode(
             pixels = _turbo_pixels(turbo, data, header, (channels, factor, quick), scratch)
         else:
             pixels = _pillow_pixels(data, header, channels, factor)
-    except BadPicture:
+    except BadImage:
         raise
     except Exception as error:
-        raise BadPicture(_words(error)) from None
+        raise BadImage(_words(error)) from None
     return _turn(pixels, header.orientation)
 
 
@@ -207,7 +207,7 @@ def _tiff_orientation(block: bytes) -> int:
             tag, kind, _, value = struct.unpack_from(order + "HHIH", block, first + 2 + 12 * entry)
             if tag == 0x0112 and kind == 3:
                 return value
-    except struct.error:  # a damaged EXIF block says nothing of the picture
+    except struct.error:  # a damaged EXIF block says nothing of the image
         pass
     return 1
 

@@ -1,6 +1,6 @@
 """A source that decodes: encoded samples become views of one size, cropped at random or in the centre.
 
-What a sample shows depends on (seed, epoch, sample) alone. A bad picture shows the next good sample of its class in its
+What a sample shows depends on (seed, epoch, sample) alone. A bad image shows the next good sample of its class in its
 place, whichever thread meets it; it keeps its own place in the order, so the others do not move.
 """
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from headrace.core.errors import DataError
 from headrace.data.decoding.crop import CropRule, draws, random_crop, valid_view
-from headrace.data.decoding.image import MAX_PIXELS, BadPicture, Header, cut_rows, decode, decode_factor, read_header
+from headrace.data.decoding.image import MAX_PIXELS, BadImage, Header, cut_rows, decode, decode_factor, read_header
 from headrace.data.decoding.jpeg import PlacedSamples, chunk_viewer, jpeg_viewer
 from headrace.data.decoding.resize import Scratch, View, resize_view
 from headrace.data.sets.file_problem import BadSamples
@@ -19,25 +19,25 @@ from headrace.data.sets.samples import Boxes, Samples
 
 @dataclass(frozen=True, kw_only=True)
 class ViewSpec:
-    """How pictures are shown."""
+    """How images are shown."""
 
     size: int
     channels: int = 3
     crop: CropRule | None = None  # None: as in evaluation
     seed: int = 0
-    shorter_side: int | None = None  # of a resized picture in evaluation; None: size * 256 / 224
+    shorter_side: int | None = None  # of a resized image in evaluation; None: size * 256 / 224
     antialias: bool = True
 
     def view(self, hw: tuple[int, int], epoch: int, sample: int, boxes: Boxes = ()) -> View:
-        """Return what is seen of a picture of this size."""
+        """Return what is seen of an image of this size."""
         if self.crop is None:
             return valid_view(hw, self.size, self.shorter_side)
         crop = random_crop(hw, self.crop, draws(self.seed, epoch, sample), boxes)
         return View(crop, (self.size, self.size))
 
 
-class PictureSource:
-    """One split of pictures, decoded as they are read."""
+class ImageSource:
+    """One split of images, decoded as they are read."""
 
     def __init__(self, samples: Samples, look: ViewSpec, split: str, bad: BadSamples) -> None:
         self.samples, self.look, self.bad = samples, look, bad
@@ -48,7 +48,7 @@ class PictureSource:
 
     @property
     def num_distinct(self) -> int:
-        """Return how many different pictures there are."""
+        """Return how many different images there are."""
         return len(self.samples)
 
     @property
@@ -91,7 +91,7 @@ class PictureSource:
     def _show(self, sample: int, epoch: int, out: np.ndarray) -> None:
         try:
             show(self.samples, sample, epoch, self.look, out, self._scratch)
-        except BadPicture as error:
+        except BadImage as error:
             self.bad.add(self._split, sample, self.samples.name(sample), str(error))
             self._show_next(sample, epoch, out)
 
@@ -102,7 +102,7 @@ class PictureSource:
         for other in after.tolist():
             try:
                 return show(self.samples, other, epoch, self.look, out, self._scratch)
-            except BadPicture as error:
+            except BadImage as error:
                 self.bad.add(self._split, other, self.samples.name(other), str(error))
         raise DataError(
             f"No sample of class {int(self.labels[sample])} in {self._split} can be read, {self.samples.name(sample)} "
@@ -112,7 +112,7 @@ class PictureSource:
 
 
 def show(samples: Samples, sample: int, epoch: int, look: ViewSpec, out: np.ndarray, scratch: Scratch | None) -> None:
-    """Decode one sample and write what is seen of it into `out`; BadPicture says what is wrong."""
+    """Decode one sample and write what is seen of it into `out`; BadImage says what is wrong."""
     data, boxes = samples.content(sample)
     if isinstance(data, np.ndarray):
         view = look.view(data.shape[:2], epoch, sample, boxes)
@@ -135,7 +135,7 @@ def decode_view(
 ) -> tuple[np.ndarray, View]:
     """Decode what a view needs: at a fraction of the size, or only its rows; return the pixels and the view in them."""
     if view.resized_hw[0] * view.resized_hw[1] > MAX_PIXELS:
-        raise BadPicture(f"{header.width:,} x {header.height:,} pixels: too long and thin for a centre crop")
+        raise BadImage(f"{header.width:,} x {header.height:,} pixels: too long and thin for a centre crop")
     top, left, height, width = view.crop
     factor, quick = decode_factor(header, (height, width), view.resized_hw), look.crop is not None
     if quick and factor == 1 and header.kind == "jpeg" and header.orientation == 1:
@@ -148,7 +148,7 @@ def decode_view(
 
 
 def _in_smaller(view: View, factor: int, hw: tuple[int, int]) -> View:
-    """Return the view in a picture that was decoded at 1/factor of this size."""
+    """Return the view in an image that was decoded at 1/factor of this size."""
     if factor == 1:
         return view
     top, left, height, width = (round(side / factor) for side in view.crop)

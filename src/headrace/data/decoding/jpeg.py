@@ -2,11 +2,11 @@
 
 The decoder (files/jpeg.h says how and why) takes baseline JPEGs of grey or YCbCr. Its pixels are those that
 libjpeg-turbo gives with its quick transform and without interpolated colours, bit for bit. What is unusual or
-damaged it leaves to the slower ways of picture.py, so that libjpeg has the word on what is broken. Damage below a
+damaged it leaves to the slower ways of image.py, so that libjpeg has the word on what is broken. Damage below a
 crop's last row is not seen, unless the file was cut short.
 
-For samples that are pictures in files (class folders, packed files). Python's lock is given up once for a whole chunk,
-so that many threads do not wait for each other. What is seen is what picture_source.show shows, to the bit; whatever is
+For samples that are images in files (class folders, packed files). Python's lock is given up once for a whole chunk,
+so that many threads do not wait for each other. What is seen is what image_source.show shows, to the bit; whatever is
 no upright baseline JPEG, or is damaged, is left to it.
 """
 
@@ -28,7 +28,7 @@ _CLOSE = 16  # levels of 255 that the check on first use allows; tests compare w
 
 
 class ThreadMemory(threading.local):
-    """What a thread's calls work in: room that grows, and the tables of the last picture, zero at first."""
+    """What a thread's calls work in: room that grows, and the tables of the last image, zero at first."""
 
     def __init__(self, tables_size: int) -> None:
         self.tables = np.zeros(tables_size, np.uint8)
@@ -63,7 +63,7 @@ class JpegViewer:
         return header_of("jpeg", (found[0], found[1]), found[2])
 
     def show(self, data: bytes, view: View, out: np.ndarray, factor: int = 1) -> bool:
-        """Write a view of a picture that is decoded at 1/factor into `out`; say whether that could be done."""
+        """Write a view of an image that is decoded at 1/factor into `out`; say whether that could be done."""
         assert out.flags.c_contiguous
         memory, place = self.memory, out.ctypes.data
         sizes = (factor, *view.crop, *view.resized_hw, *view.offset, *out.shape)
@@ -102,14 +102,14 @@ def describe_slower() -> list[str]:
 
 
 def _is_right(viewer: JpegViewer) -> bool:
-    """Compare with Pillow on a picture of gentle slopes, in the usual forms."""
+    """Compare with Pillow on an image of gentle slopes, in the usual forms."""
     from PIL import Image
 
     y, x = np.mgrid[0:50, 0:70]
-    picture = np.stack([2 * x + y, 255 - 3 * x, 40 + 4 * y], axis=2).astype(np.uint8)
+    pixels = np.stack([2 * x + y, 255 - 3 * x, 40 + 4 * y], axis=2).astype(np.uint8)
     for subsampling in (0, 1, 2):
         file = io.BytesIO()
-        Image.fromarray(picture).save(file, "JPEG", quality=95, subsampling=subsampling)
+        Image.fromarray(pixels).save(file, "JPEG", quality=95, subsampling=subsampling)
         out = np.empty((40, 41, 3), np.uint8)
         with Image.open(file) as image:
             want = np.asarray(image.convert("RGB"))[5:45, 19:60].astype(int)
@@ -118,11 +118,11 @@ def _is_right(viewer: JpegViewer) -> bool:
     return True
 
 
-# Show several training pictures in one call in C, from reading their files to the finished views.
+# Show several training images in one call in C, from reading their files to the finished views.
 
 
 class Places(NamedTuple):
-    """Where pictures lie: files, and in them the first byte, the number of bytes (-1: all), the CRC-32 (-1: none)."""
+    """Where images lie: files, and in them the first byte, the number of bytes (-1: all), the CRC-32 (-1: none)."""
 
     paths: list[bytes]
     offsets: np.ndarray  # int64, as all three
@@ -132,10 +132,10 @@ class Places(NamedTuple):
 
 @runtime_checkable
 class PlacedSamples(Protocol):
-    """Samples that are pictures in files."""
+    """Samples that are images in files."""
 
     def places(self, samples: np.ndarray) -> Places | None:
-        """Return where these samples lie; None where they are not pictures as they lie there."""
+        """Return where these samples lie; None where they are not images as they lie there."""
         ...
 
 
@@ -154,12 +154,12 @@ class _Rule(ctypes.Structure):
     )
 
 
-class _Pictures(ctypes.Structure):
+class _Images(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_void_p) for name in ("paths", "offsets", "lengths", "crcs", "epochs", "samples"))
 
 
 class ChunkViewer:
-    """Shows chunks of pictures as one look asks for. Safe to call from several threads."""
+    """Shows chunks of images as one look asks for. Safe to call from several threads."""
 
     def __init__(self, viewer: JpegViewer, rule: CropRule, seed: int, size: int, channels: int) -> None:
         self._memory, self._rule = viewer.memory, rule_of(rule, seed, size, channels)
@@ -175,9 +175,9 @@ class ChunkViewer:
         paths = (ctypes.c_char_p * count)(*places.paths)
         columns = [np.ascontiguousarray(column, np.int64) for column in places[1:]]
         columns += [column.astype(np.int64).astype(np.uint32) for column in (epochs, samples)]  # as addresses are taken
-        pictures = _Pictures(ctypes.addressof(paths), *(column.ctypes.data for column in columns))
+        images = _Images(ctypes.addressof(paths), *(column.ctypes.data for column in columns))
         shown, after = np.zeros(count, np.uint8), ctypes.c_int32(0)
-        fixed = ctypes.byref(pictures), ctypes.byref(self._rule), count, ctypes.byref(after)
+        fixed = ctypes.byref(images), ctypes.byref(self._rule), count, ctypes.byref(after)
         into = shown.ctypes.data, out.ctypes.data
         while missing := self._call(*fixed, *into, memory.room_at, len(memory.room), memory.tables_at):
             memory.grow(missing)

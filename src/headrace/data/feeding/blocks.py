@@ -80,7 +80,7 @@ class BlockReader:
         hwc = self._source.image_hwc
         images = np.empty((len(flat), *hwc), np.uint8 if self._options.eight_bit_transfer else np.float32)
         size = max(1, _CHUNK_BYTES // int(np.prod(hwc)))
-        if self._in_place is not None:  # decoding: few pictures at a time, so that the threads end together
+        if self._in_place is not None:  # decoding: few images at a time, so that the threads end together
             size = max(1, min(size, len(flat) // (4 * self._options.num_threads)))
 
         def fill(start: int) -> None:

@@ -48,12 +48,12 @@ def decide_cache(info: DataInfo, data: Data, num_devices: int) -> CacheChoice:
     if info.varies:
         if data.dataset_cache == "device":
             raise ConfigError(
-                "dataset_cache is device, but training pictures are cropped anew in every epoch.",
+                "dataset_cache is device, but training images are cropped anew in every epoch.",
                 rule="A set on the device is decoded once.",
                 remedy="Add --train-crop valid (with --train-augmentation flip-crop), or leave --dataset-cache out.",
             )
         kept = f", kept {data.dataset_cache} in memory" if data.dataset_cache in KEPT else ""
-        return CacheChoice("host", f"pictures are decoded and cropped as they are needed{kept}")
+        return CacheChoice("host", f"images are decoded and cropped as they are needed{kept}")
     if data.dataset_cache in ("host", "none", *KEPT):
         return CacheChoice("host", f"--dataset-cache {data.dataset_cache}")
     if info.made_up == "host" and data.dataset_cache == "auto":

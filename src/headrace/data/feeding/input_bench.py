@@ -12,7 +12,7 @@ from headrace.config.schema import Data
 from headrace.core.errors import ConfigError
 from headrace.data.dataset import open_dataset
 from headrace.data.decoding.image import decode, read_header
-from headrace.data.decoding.image_source import PictureSource
+from headrace.data.decoding.image_source import ImageSource
 from headrace.data.feeding.blocks import BlockReader, feed_options
 from headrace.data.feeding.order import epoch_order
 from headrace.data.sets.source import Source
@@ -70,17 +70,17 @@ def bench_input(
 
 def _parts(source: Source) -> dict[str, Callable[[int], int]]:
     """Return what is timed alone: only sources that decode have parts."""
-    if not isinstance(source, PictureSource):
+    if not isinstance(source, ImageSource):
         return {}
     samples = source.samples
 
     def read(sample: int) -> int:
-        picture = samples.content(sample).picture
-        return picture.nbytes if isinstance(picture, np.ndarray) else len(picture)
+        image = samples.content(sample).image
+        return image.nbytes if isinstance(image, np.ndarray) else len(image)
 
     def whole(sample: int) -> int:
-        picture = samples.content(sample).picture
-        return (picture if isinstance(picture, np.ndarray) else decode(picture, read_header(picture))).nbytes
+        image = samples.content(sample).image
+        return (image if isinstance(image, np.ndarray) else decode(image, read_header(image))).nbytes
 
     def view(sample: int) -> int:
         return source.read(np.array([sample]), 0).nbytes

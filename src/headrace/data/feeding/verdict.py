@@ -17,7 +17,7 @@ class Measured:
     bytes_per_image: float = 0.0
     threads: int = 1
     cached: bool = False  # the data set is on the device
-    pictures: bool = False  # the host decodes
+    decodes: bool = False  # the host decodes image files
 
 
 def verdict(run: Measured) -> str:
@@ -43,7 +43,7 @@ def _rates(run: Measured, busy_seconds: float) -> str:
     making = run.prepare_seconds - run.send_seconds
     if run.send_seconds > 0 and making > 0 and run.bytes_per_image > 0:
         bandwidth = run.images * run.bytes_per_image / run.send_seconds / 1e9
-        verb = "decodes" if run.pictures else "reads"
+        verb = "decodes" if run.decodes else "reads"
         host += (
             f" ({verb} {run.images / making:,.0f}, sends {run.images / run.send_seconds:,.0f} at {bandwidth:.2g} GB/s)"
         )
@@ -56,9 +56,9 @@ def _advice(run: Measured) -> str:
         return "the set is already on the device: make calls longer (a lower --logs-per-epoch)"
     if run.send_seconds > run.prepare_seconds / 2:
         return "sending binds it: leave --eight-bit-transfer on, or use --dataset-cache device"
-    if run.pictures:
+    if run.decodes:
         return (
-            "pack the pictures (headrace data pack), keep them decoded (--dataset-cache decoded), "
+            "pack the images (headrace data pack), keep them decoded (--dataset-cache decoded), "
             f"or use more --pipeline-num-parallel (now {run.threads})"
         )
     return f"use --dataset-cache device or more --pipeline-num-parallel (now {run.threads})"

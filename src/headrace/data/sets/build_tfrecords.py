@@ -1,6 +1,6 @@
 """Build ImageNet's TFRecords from class folders, as the reference's own readers expect them.
 
-Labels count from 1 in order of the folders' names. The order of the pictures is a shuffle with a fixed seed. Pictures
+Labels count from 1 in order of the folders' names. The order of the images is a shuffle with a fixed seed. Images
 that are not RGB or grey JPEGs (PNG under a JPEG's name, CMYK, WebP), or are to be turned, become RGB JPEGs.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from headrace.core.errors import ConfigError, DataError
 from headrace.core.rng import bits, name_id
-from headrace.data.decoding.image import BadPicture, decode, read_header
+from headrace.data.decoding.image import BadImage, decode, read_header
 from headrace.data.sets.folder import ClassFolders
 from headrace.data.sets.samples import FileSamples
 from headrace.data.sets.tfrecord_file import Floats, Values, write_example, write_records
@@ -49,7 +49,7 @@ class BuildReport:
 
 
 def build(plan: BuildPlan, tell: Callable[[str], None] = lambda text: None) -> BuildReport:
-    """Write the shards of both splits; a bad picture is left out and named."""
+    """Write the shards of both splits; a bad image is left out and named."""
     splits = (
         ("train", plan.folders.train, plan.train_shards),
         ("validation", plan.folders.validation, plan.validation_shards),
@@ -59,7 +59,7 @@ def build(plan: BuildPlan, tell: Callable[[str], None] = lambda text: None) -> B
             raise ConfigError(f"{num_shards} {split} shards are asked for.", rule="There are 1 to 99,999.")
         if num_shards > len(samples):
             raise ConfigError(
-                f"{num_shards:,} {split} shards for {len(samples):,} pictures.",
+                f"{num_shards:,} {split} shards for {len(samples):,} images.",
                 rule="No shard may be empty.",
                 remedy=f"Give fewer with --{split}-shards.",
             )
@@ -119,8 +119,8 @@ def _examples(plan: BuildPlan, samples: FileSamples, chosen: np.ndarray, log: li
     for sample in chosen.tolist():
         path = Path(samples.name(sample))
         try:
-            data, size, again = as_jpeg(samples.content(sample).picture)
-        except BadPicture as error:
+            data, size, again = as_jpeg(samples.content(sample).image)
+        except BadImage as error:
             log.append(f"{path}: {error}")
             continue
         if again:

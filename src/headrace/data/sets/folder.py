@@ -1,4 +1,4 @@
-"""Class folders: a folder of pictures for each class, with or without folders for the two splits above them."""
+"""Class folders: a folder of images for each class, with or without folders for the two splits above them."""
 
 import os
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ _LISTED = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """The pictures of one folder of class folders, as paths below it, with the class of each."""
+    """The images of one folder of class folders, as paths below it, with the class of each."""
 
     root: Path
     class_names: tuple[str, ...]
@@ -30,7 +30,7 @@ class Listing:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassFolders:
-    """Both splits of a folder of pictures."""
+    """Both splits of a folder of images."""
 
     class_names: tuple[str, ...]
     train: FileSamples
@@ -44,16 +44,16 @@ def split_folder(root: Path, names: tuple[str, ...]) -> Path | None:
 
 
 def has_class_folders(root: Path) -> bool:
-    """Say whether a folder, or its training folder, has folders with pictures in them."""
+    """Say whether a folder, or its training folder, has folders with images in them."""
     top = split_folder(root, TRAIN_NAMES) or root
     try:
-        return any(next(_pictures(folder), None) is not None for folder in _folders(top))
+        return any(next(_images(folder), None) is not None for folder in _folders(top))
     except OSError:
         return False
 
 
 def read_folders(root: Path, validation_split: float) -> ClassFolders:
-    """List the pictures of both splits; what cannot be right is a DataError."""
+    """List the images of both splits; what cannot be right is a DataError."""
     train_root, validation_root = split_folder(root, TRAIN_NAMES), split_folder(root, VALIDATION_NAMES)
     if train_root is None:
         whole = list_classes(root)
@@ -94,19 +94,19 @@ def _list(root: Path, class_names: tuple[str, ...] | None, changed: tuple[int, .
     labels: list[int] = []
     empty = []
     for folder in folders:
-        found = sorted(_pictures(folder))
+        found = sorted(_images(folder))
         if not found:
             empty.append(folder.name)
         files += (f"{folder.name}/{name}" for name in found)
         labels += [names.index(folder.name)] * len(found)
     if empty and len(files) > 0:
         raise DataError(
-            f"{len(empty)} class folder(s) of {root} hold no picture: {_some(empty)}.",
-            rule=f"A class is a folder with pictures ({', '.join(EXTENSIONS)}) in it.",
-            remedy="Delete the empty folders, or put their pictures in.",
+            f"{len(empty)} class folder(s) of {root} hold no image: {_some(empty)}.",
+            rule=f"A class is a folder with images ({', '.join(EXTENSIONS)}) in it.",
+            remedy="Delete the empty folders, or put their images in.",
         )
     if not files:
-        raise _no_pictures(root)
+        raise _no_images(root)
     return Listing(root=root, class_names=names, files=tuple(files), labels=np.array(labels, np.int32))
 
 
@@ -117,7 +117,7 @@ def _refuse_doubtful(root: Path, found: tuple[str, ...], names: tuple[str, ...])
         if other != name:
             raise DataError(
                 f"Two classes of {root} have the same name but for case or spaces: {other!r} and {name!r}.",
-                remedy="Put their pictures into one folder, or rename one.",
+                remedy="Put their images into one folder, or rename one.",
             )
     strange = [name for name in found if name not in names]
     if strange:
@@ -128,7 +128,7 @@ def _refuse_doubtful(root: Path, found: tuple[str, ...], names: tuple[str, ...])
         )
     if len(names) < 2:
         raise (
-            _no_pictures(root)
+            _no_images(root)
             if not found
             else DataError(
                 f"{root} has one class folder alone: {found[0]}.",
@@ -138,13 +138,13 @@ def _refuse_doubtful(root: Path, found: tuple[str, ...], names: tuple[str, ...])
         )
 
 
-def _no_pictures(root: Path) -> DataError:
+def _no_images(root: Path) -> DataError:
     loose = sum(1 for entry in os.scandir(root) if entry.is_file() and entry.name.lower().endswith(EXTENSIONS))
-    told = f" {loose:,} picture(s) lie in it directly." if loose else ""
+    told = f" {loose:,} image(s) lie in it directly." if loose else ""
     return DataError(
-        f"{root} has no class folders with pictures.{told}",
+        f"{root} has no class folders with images.{told}",
         rule=f"A class is a folder, its name the class's, with {', '.join(EXTENSIONS)} files in it.",
-        remedy="Make one folder for each class: PICTURES/cat/1.jpg, PICTURES/dog/2.jpg.",
+        remedy="Make one folder for each class: IMAGES/cat/1.jpg, IMAGES/dog/2.jpg.",
     )
 
 
@@ -159,14 +159,14 @@ def _split(whole: Listing, share: float) -> ClassFolders:
         class_names=whole.class_names,
         train=_samples(whole, np.flatnonzero(~held_out)),
         validation=_samples(whole, np.flatnonzero(held_out)),
-        how=f"{share:.3g} of each class held out, always the same pictures",
+        how=f"{share:.3g} of each class held out, always the same images",
     )
 
 
 def held_out_mask(files: tuple[str, ...], labels: np.ndarray, share: float) -> np.ndarray:
-    """Return which pictures are held out: of each class that share, chosen by name, whatever the seed.
+    """Return which images are held out: of each class that share, chosen by name, whatever the seed.
 
-    A picture's draw is of its own path, so adding pictures moves few others to the other side.
+    An image's draw is of its own path, so adding images moves few others to the other side.
     """
     names = np.array([name_id(file) for file in files], np.uint32)
     draw = bits(name_id("validation split"), names)
@@ -190,8 +190,8 @@ def _folders(root: Path) -> list[Path]:
         ]
 
 
-def _pictures(folder: Path) -> Iterator[str]:
-    """Yield the pictures of a folder and the folders in it, as paths below it."""
+def _images(folder: Path) -> Iterator[str]:
+    """Yield the images of a folder and the folders in it, as paths below it."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name[0] == ".":
@@ -199,7 +199,7 @@ def _pictures(folder: Path) -> Iterator[str]:
             if entry.name.lower().endswith(EXTENSIONS):
                 yield entry.name
             elif entry.is_dir():
-                for name in _pictures(folder / entry.name):
+                for name in _images(folder / entry.name):
                     yield f"{entry.name}/{name}"
 
 

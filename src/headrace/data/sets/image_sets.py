@@ -1,4 +1,4 @@
-"""Sets of pictures: found, listed, and described, whatever way they are stored."""
+"""Sets of images: found, listed, and described, whatever way they are stored."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -10,8 +10,8 @@ from headrace.config.schema import Data
 from headrace.core.errors import ConfigError, DataError
 from headrace.core.units import parse_bytes
 from headrace.data.decoding.crop import CROP_RULES, CropRule
-from headrace.data.decoding.image import BadPicture, read_header
-from headrace.data.decoding.image_source import PictureSource, ViewSpec
+from headrace.data.decoding.image import BadImage, read_header
+from headrace.data.decoding.image_source import ImageSource, ViewSpec
 from headrace.data.sets.file_problem import BadSamples
 from headrace.data.sets.folder import held_out_mask, read_folders
 from headrace.data.sets.indexed_samples import Index, StoredSamples, refuse_empty_classes, refuse_new_labels
@@ -23,13 +23,13 @@ from headrace.data.sets.tfrecord_set import IMAGENET, TFDS_SHARD, index_of, samp
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 GREY_MEAN, GREY_STD = (0.449,), (0.226,)  # the same, weighed over the channels
-_LARGE, _SMALL = 224, 96  # the usual side; below the other, pictures are too small to crop anything away
-_LOOKED_AT = 64  # pictures whose size decides
+_LARGE, _SMALL = 224, 96  # the usual side; below the other, images are too small to crop anything away
+_LOOKED_AT = 64  # images whose size decides
 
 
 @dataclass(frozen=True, kw_only=True)
-class PictureSet:
-    """A set of pictures: where it lies, its classes and its two splits."""
+class ImageSet:
+    """A set of images: where it lies, its classes and its two splits."""
 
     kind: str
     place: str
@@ -39,9 +39,9 @@ class PictureSet:
     how: str = ""  # the splits were told apart
 
 
-def _from_folders(path: Path, data: Data) -> PictureSet:
+def _from_folders(path: Path, data: Data) -> ImageSet:
     found = read_folders(path, data.validation_split)
-    return PictureSet(
+    return ImageSet(
         kind="folder",
         place=str(path),
         class_names=found.class_names,
@@ -51,7 +51,7 @@ def _from_folders(path: Path, data: Data) -> PictureSet:
     )
 
 
-def _from_records(path: Path, data: Data) -> PictureSet:
+def _from_records(path: Path, data: Data) -> ImageSet:
     train = shards(path, "train")
     index = index_of(train, IMAGENET)
     refuse_empty_classes(path, index)
@@ -63,7 +63,7 @@ def _from_records(path: Path, data: Data) -> PictureSet:
     return _from_shards(path, data, reader, (train, index), shards(path, "validation"))
 
 
-def _from_tfds(path: Path, data: Data) -> PictureSet:
+def _from_tfds(path: Path, data: Data) -> ImageSet:
     schema, names = tfds_schema(path), tfds_names(path)
     reader = _Reader(
         kind="tfds",
@@ -75,7 +75,7 @@ def _from_tfds(path: Path, data: Data) -> PictureSet:
     return _from_shards(path, data, reader, (train, reader.index(train)), validation)
 
 
-def _from_tar(path: Path, data: Data) -> PictureSet:
+def _from_tar(path: Path, data: Data) -> ImageSet:
     train, validation = tar_shards(path)
     index = tar_index(train)
     reader = _Reader(
@@ -86,9 +86,9 @@ def _from_tar(path: Path, data: Data) -> PictureSet:
     return _from_shards(path, data, reader, (train, index), validation)
 
 
-def _from_pack(path: Path, data: Data) -> PictureSet:
+def _from_pack(path: Path, data: Data) -> ImageSet:
     pack = open_pack(path)
-    return PictureSet(
+    return ImageSet(
         kind="packed",
         place=str(path),
         class_names=pack.class_names,
@@ -109,7 +109,7 @@ class _Reader:
 
 def _from_shards(
     path: Path, data: Data, reader: _Reader, train: tuple[list[Path], Index], validation: list[Path]
-) -> PictureSet:
+) -> ImageSet:
     """Return a set of shards; where none are for validation, a share of each class is held out by its place."""
     files, index = train
     if validation:
@@ -122,8 +122,8 @@ def _from_shards(
         held_out = held_out_mask(tuple(names), index.labels, data.validation_split)
         parts = (index.take(np.flatnonzero(mask)) for mask in (~held_out, held_out))
         splits = tuple(reader.samples(files, part) for part in parts)
-        how = f"{data.validation_split:.3g} of each class held out, always the same pictures"
-    return PictureSet(
+        how = f"{data.validation_split:.3g} of each class held out, always the same images"
+    return ImageSet(
         kind=reader.kind,
         place=str(path),
         class_names=index.class_names,
@@ -133,7 +133,7 @@ def _from_shards(
     )
 
 
-OPENERS: dict[str, Callable[[Path, Data], PictureSet]] = {
+OPENERS: dict[str, Callable[[Path, Data], ImageSet]] = {
     "folder": _from_folders,
     "tfrecord": _from_records,
     "tfds": _from_tfds,
@@ -149,7 +149,7 @@ def imagenet_is_there(data: Data) -> bool:
     return found is not None and not (data.dataset_path == "." and found == "folder")
 
 
-def open_pictures(data: Data, kind: str) -> PictureSet:
+def open_image_set(data: Data, kind: str) -> ImageSet:
     """List the set; `kind` is a row of detect.KINDS, or `imagenet` for whichever of them is there."""
     path = Path(data.dataset_path).expanduser()
     if not path.exists():
@@ -164,25 +164,25 @@ def open_pictures(data: Data, kind: str) -> PictureSet:
         )
     if found is None:
         words = "; ".join(row.words for row in KINDS)
-        raise DataError(f"{path.absolute()} holds no pictures.", rule=f"Looked for {words}.")
-    pictures = OPENERS[found](path, data)
-    for split, samples in (("training", pictures.train), ("validation", pictures.validation)):
+        raise DataError(f"{path.absolute()} holds no images.", rule=f"Looked for {words}.")
+    images = OPENERS[found](path, data)
+    for split, samples in (("training", images.train), ("validation", images.validation)):
         if not len(samples):
-            raise DataError(f"{pictures.place} has no {split} pictures.", remedy="Check --dataset-path.")
-    return pictures
+            raise DataError(f"{images.place} has no {split} images.", remedy="Check --dataset-path.")
+    return images
 
 
-def image_size_of(pictures: PictureSet, data: Data) -> int:
-    """Return the side of the square that the network sees: as told, or fitted to the pictures."""
+def image_size_of(images: ImageSet, data: Data) -> int:
+    """Return the side of the square that the network sees: as told, or fitted to the images."""
     if data.image_size is not None:
         return data.image_size
-    count = len(pictures.train)
+    count = len(images.train)
     sides = []
     for sample in np.unique(np.linspace(0, count - 1, min(count, _LOOKED_AT)).astype(int)).tolist():
         try:
-            encoded = pictures.train.content(sample).picture
+            encoded = images.train.content(sample).image
             header = None if isinstance(encoded, np.ndarray) else read_header(encoded)
-        except BadPicture:
+        except BadImage:
             continue
         sides.append(min(encoded.shape[:2]) if header is None else min(header.height, header.width))
     typical = int(np.median(sides)) if sides else _LARGE
@@ -190,7 +190,7 @@ def image_size_of(pictures: PictureSet, data: Data) -> int:
 
 
 def sent_size(data: Data, size: int) -> int | None:
-    """Return the side of training pictures as they are sent, if it is larger than the network's."""
+    """Return the side of training images as they are sent, if it is larger than the network's."""
     sent = data.sent_image_size
     if sent is not None and sent < size:
         raise ConfigError(
@@ -202,7 +202,7 @@ def sent_size(data: Data, size: int) -> int | None:
 
 
 def crop_rule(data: Data, size: int) -> CropRule | None:
-    """Return how training pictures are cropped: as told, or fitted to their size. None: as in evaluation."""
+    """Return how training images are cropped: as told, or fitted to their size. None: as in evaluation."""
     name = data.train_crop
     if name == "auto":
         name = "valid" if size < _SMALL else "reference" if data.dataset in ("imagenet", "tfrecord") else "torchvision"
@@ -210,7 +210,7 @@ def crop_rule(data: Data, size: int) -> CropRule | None:
         if data.crop_area is not None or data.crop_aspect is not None:
             raise ConfigError(
                 "crop_area and crop_aspect are given, but nothing is cropped at random.",
-                rule="With train_crop valid, and for pictures below 96 pixels, training sees what validation sees.",
+                rule="With train_crop valid, and for images below 96 pixels, training sees what validation sees.",
                 remedy="Choose --train-crop torchvision or reference, or leave them out.",
             )
         return None
@@ -222,16 +222,14 @@ def crop_rule(data: Data, size: int) -> CropRule | None:
     )
 
 
-def sources_of(
-    pictures: PictureSet, data: Data, size: int, seed: int
-) -> tuple[PictureSource, PictureSource, BadSamples]:
+def sources_of(images: ImageSet, data: Data, size: int, seed: int) -> tuple[ImageSource, ImageSource, BadSamples]:
     """Return the sources of training and validation, and the list of bad samples that they share."""
-    bad = BadSamples(pictures.place, len(pictures.train) + len(pictures.validation), data.max_bad_samples)
+    bad = BadSamples(images.place, len(images.train) + len(images.validation), data.max_bad_samples)
     shorter = data.eval_resize_size or (size if size < _SMALL else None)
     if shorter is not None and shorter < size:
         raise ConfigError(
             f"eval_resize_size is {shorter}, but the image size is {size}.",
-            rule="The centre is cut out of the resized picture, so its shorter side must be at least as long.",
+            rule="The centre is cut out of the resized image, so its shorter side must be at least as long.",
             remedy="Leave --eval-resize-size out, or raise it.",
         )
     look = ViewSpec(
@@ -241,15 +239,15 @@ def sources_of(
     sent = sent_size(data, size)
     if sent is not None:  # seen as in validation, all of the shorter side is sent: the device crops it
         looks = replace(looks[0], size=sent, shorter_side=sent), look
-    samples: tuple[Samples, Samples] = (pictures.train, pictures.validation)
+    samples: tuple[Samples, Samples] = (images.train, images.validation)
     if data.dataset_cache in KEPT:
         budget = Budget(parse_bytes(data.dataset_host_budget))
         samples = tuple(  # type: ignore[assignment]
             CachedSamples(part, data.dataset_cache, way, budget) for part, way in zip(samples, looks, strict=True)
         )
     return (
-        PictureSource(samples[0], looks[0], "train", bad),
-        PictureSource(samples[1], looks[1], "validation", bad),
+        ImageSource(samples[0], looks[0], "train", bad),
+        ImageSource(samples[1], looks[1], "validation", bad),
         bad,
     )
 

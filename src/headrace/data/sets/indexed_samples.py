@@ -16,7 +16,7 @@ import numpy as np
 
 from headrace.core.errors import DataError
 from headrace.core.files import write_atomic
-from headrace.data.decoding.image import BadPicture
+from headrace.data.decoding.image import BadImage
 from headrace.data.decoding.jpeg import Places
 from headrace.data.sets.samples import Content
 
@@ -40,9 +40,9 @@ class Index:
 
 
 class StoredSamples:
-    """The samples of an index. `open_content(bytes, sample)` makes a picture of what is stored.
+    """The samples of an index. `open_content(bytes, sample)` makes an image of what is stored.
 
-    With `crcs`, the CRC-32 of each, what is stored are pictures and nothing else.
+    With `crcs`, the CRC-32 of each, what is stored are images and nothing else.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class StoredSamples:
         return f"{self._files[self._index.file[sample]]}, byte {int(self._index.offset[sample]):,}"
 
     def places(self, samples: np.ndarray) -> Places | None:
-        """Return where these pictures lie, if nothing but pictures is stored: then their CRC-32 are known."""
+        """Return where these images lie, if nothing but images is stored: then their CRC-32 are known."""
         if self._crcs is None:
             return None
         index, files = self._index, [os.fsencode(file) for file in self._files]
@@ -72,7 +72,7 @@ class StoredSamples:
         return Places(paths, index.offset[samples], index.length[samples], self._crcs[samples].astype(np.int64))
 
     def content(self, sample: int) -> Content:
-        """Return the picture that is stored, and the objects that are known in it."""
+        """Return the image that is stored, and the objects that are known in it."""
         length = int(self._index.length[sample]) + self._footer
         try:
             handle = os.open(self._files[self._index.file[sample]], os.O_RDONLY)
@@ -81,9 +81,9 @@ class StoredSamples:
             finally:
                 os.close(handle)
         except OSError as error:
-            raise BadPicture(f"cannot be read: {error.strerror or error}") from None
+            raise BadImage(f"cannot be read: {error.strerror or error}") from None
         if len(data) != length:
-            raise BadPicture(f"the file ends inside: {len(data):,} of {length:,} bytes")
+            raise BadImage(f"the file ends inside: {len(data):,} of {length:,} bytes")
         return self._open(data, sample)
 
 
@@ -134,8 +134,8 @@ def refuse_empty_classes(path: Path, index: Index) -> None:
     empty = [index.class_names[label] for label in np.flatnonzero(counts == 0)]
     if empty:
         raise DataError(
-            f"{path} has no training picture of {len(empty):,} class(es): {', '.join(empty[:5])}.",
-            remedy="Build the set without these classes, or add pictures of them.",
+            f"{path} has no training image of {len(empty):,} class(es): {', '.join(empty[:5])}.",
+            remedy="Build the set without these classes, or add images of them.",
         )
 
 

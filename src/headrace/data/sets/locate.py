@@ -136,7 +136,7 @@ def _describe(root: Path) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class KindRow:
-    """A kind of picture set: its name, what it looks like in words, and how it is recognised."""
+    """A kind of image set: its name, what it looks like in words, and how it is recognised."""
 
     name: str
     words: str
@@ -157,7 +157,7 @@ KINDS = (
 
 
 def detect_kind(path: Path, kinds: Iterable[KindRow] = KINDS) -> str | None:
-    """Return the kind of picture set that lies there, or None."""
+    """Return the kind of image set that lies there, or None."""
     return next((row.name for row in kinds if row.fits(path)), None)
 
 

@@ -1,8 +1,8 @@
-"""Packed files: all pictures of a set in one file, made smaller once, for later epochs and runs to read quickly.
+"""Packed files: all images of a set in one file, made smaller once, for later epochs and runs to read quickly.
 
-    magic | pictures, one after the other | index (npz) | place, length and CRC-32 of the index | magic
+    magic | images, one after the other | index (npz) | place, length and CRC-32 of the index | magic
 
-Pictures are JPEGs whose shorter side was brought to a chosen length (smaller ones stay as they are), with a restart
+Images are JPEGs whose shorter side was brought to a chosen length (smaller ones stay as they are), with a restart
 marker after each row of blocks, so that a crop decodes only the rows it needs. Each has a CRC-32, checked whenever it
 is read. The file is read at any place by `pread`, which gives up Python's lock; a memory map would hold it while the
 disk is waited for.
@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from headrace.core.errors import DataError
-from headrace.data.decoding.image import BadPicture, decode, decode_factor, read_header
+from headrace.data.decoding.image import BadImage, decode, decode_factor, read_header
 from headrace.data.sets.indexed_samples import Index, StoredSamples
 from headrace.data.sets.samples import Content, Samples
 
@@ -75,7 +75,7 @@ def open_pack(path: Path) -> Pack:
 
         def checked(data: bytes, sample: int) -> Content:
             if zlib.crc32(data) != crcs[sample]:
-                raise BadPicture("the checksum is wrong")
+                raise BadImage("the checksum is wrong")
             return Content(data)
 
         return StoredSamples([path], index, checked, crcs=crcs)
@@ -108,7 +108,7 @@ def write_pack(
     num_threads: int,
     tell: Callable[[int, int], None] = lambda done, total: None,
 ) -> PackReport:
-    """Pack both splits; `form` is (shorter side, quality). Bad pictures are left out and named."""
+    """Pack both splits; `form` is (shorter side, quality). Bad images are left out and named."""
     shorter_side, quality = form
     jobs = [(split, sample) for split, samples in enumerate(splits) for sample in range(len(samples))]
     rows: list[tuple[int, int, int, int, int]] = []
@@ -119,9 +119,9 @@ def write_pack(
     def work(job: tuple[int, int]) -> tuple[bytes | None, int, str]:
         samples, sample = splits[job[0]], job[1]
         try:
-            data = samples.content(sample).picture
+            data = samples.content(sample).image
             return repack(data, shorter_side, quality), len(data), ""
-        except BadPicture as error:
+        except BadImage as error:
             return None, 0, f"{samples.name(sample)}: {error}"
 
     try:
@@ -152,7 +152,7 @@ def write_pack(
 
 
 def repack(data: bytes | np.ndarray, shorter_side: int, quality: int) -> bytes:
-    """Return a picture as a JPEG whose shorter side is at most this, turned upright."""
+    """Return an image as a JPEG whose shorter side is at most this, turned upright."""
     from PIL import Image
 
     if isinstance(data, np.ndarray):

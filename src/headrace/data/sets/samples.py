@@ -1,6 +1,6 @@
-"""Samples: the encoded pictures of one split by number, however they are stored.
+"""Samples: the encoded images of one split by number, however they are stored.
 
-What is seen of a picture does not depend on whether it was kept: kept decoded, every picture is decoded whole, at its
+What is seen of an image does not depend on whether it was kept: kept decoded, every image is decoded whole, at its
 first reading too.
 """
 
@@ -13,21 +13,21 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from headrace.core.units import format_bytes
-from headrace.data.decoding.image import BadPicture, decode, read_header
+from headrace.data.decoding.image import BadImage, decode, read_header
 from headrace.data.decoding.jpeg import Places
 
 Boxes = Sequence[tuple[float, float, float, float]]  # top, left, bottom, right of objects, from 0 to 1
 
 
 class Content(NamedTuple):
-    """A sample's picture, encoded or as uint8 [h, w, C] pixels, and the objects that are known in it."""
+    """A sample's image, encoded or as uint8 [h, w, C] pixels, and the objects that are known in it."""
 
-    picture: Any
+    image: Any
     boxes: Boxes = ()
 
 
 class Samples(Protocol):
-    """One split as encoded pictures. Every method is safe to call from several threads."""
+    """One split as encoded images. Every method is safe to call from several threads."""
 
     @property
     def labels(self) -> np.ndarray:
@@ -39,7 +39,7 @@ class Samples(Protocol):
         ...
 
     def content(self, sample: int) -> Content:
-        """Return a sample's picture and what is known of it; BadPicture where it cannot be had."""
+        """Return a sample's image and what is known of it; BadImage where it cannot be had."""
         ...
 
     def name(self, sample: int) -> str:
@@ -57,7 +57,7 @@ def read_all(handle: int) -> bytes:
 
 
 class FileSamples:
-    """Pictures that are files of their own."""
+    """Images that are files of their own."""
 
     def __init__(self, root: Path, files: Sequence[str], labels: np.ndarray) -> None:
         assert len(files) == len(labels)
@@ -75,10 +75,10 @@ class FileSamples:
             finally:
                 os.close(handle)
         except OSError as error:
-            raise BadPicture(f"cannot be read: {error.strerror or error}") from None
+            raise BadImage(f"cannot be read: {error.strerror or error}") from None
 
     def places(self, samples: np.ndarray) -> Places:
-        """Return where these pictures lie: each is a whole file."""
+        """Return where these images lie: each is a whole file."""
         none = np.full(len(samples), -1, np.int64)
         return Places([os.fsencode(self.name(sample)) for sample in samples.tolist()], np.zeros_like(none), none, none)
 
@@ -88,9 +88,9 @@ class FileSamples:
 
 
 class ObjectSamples:
-    """Pictures that a Python object gives: `len(it)` samples, `it.get(i)` (or `it[i]`) a picture and its label.
+    """Images that a Python object gives: `len(it)` samples, `it.get(i)` (or `it[i]`) an image and its label.
 
-    A picture is encoded bytes, or pixels as uint8 [h, w] or [h, w, C].
+    An image is encoded bytes, or pixels as uint8 [h, w] or [h, w, C].
     """
 
     def __init__(self, source: Any, labels: np.ndarray | None = None) -> None:
@@ -103,12 +103,12 @@ class ObjectSamples:
 
     def content(self, sample: int) -> Content:
         """Return what the object gives."""
-        picture = self._get(sample)[0]
-        if isinstance(picture, bytes | bytearray | memoryview):
-            return Content(bytes(picture))
-        pixels = np.asarray(picture)
+        image = self._get(sample)[0]
+        if isinstance(image, bytes | bytearray | memoryview):
+            return Content(bytes(image))
+        pixels = np.asarray(image)
         if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3):
-            raise BadPicture(f"an array of {pixels.dtype} {list(pixels.shape)}, not uint8 [height, width, channels]")
+            raise BadImage(f"an array of {pixels.dtype} {list(pixels.shape)}, not uint8 [height, width, channels]")
         return Content(pixels if pixels.ndim == 3 else pixels[:, :, None])
 
     def name(self, sample: int) -> str:
@@ -164,10 +164,10 @@ class CachedSamples:
         if kept is not None:
             return kept
         content = self._samples.content(sample)
-        if self._decoded and not isinstance(content.picture, np.ndarray):
-            pixels = decode(content.picture, read_header(content.picture), self._channels, quick=self._quick)
+        if self._decoded and not isinstance(content.image, np.ndarray):
+            pixels = decode(content.image, read_header(content.image), self._channels, quick=self._quick)
             content = Content(pixels, content.boxes)
-        size = content.picture.nbytes if isinstance(content.picture, np.ndarray) else len(content.picture)
+        size = content.image.nbytes if isinstance(content.image, np.ndarray) else len(content.image)
         if self._budget.take(size):
             self._kept[sample] = content
         return content

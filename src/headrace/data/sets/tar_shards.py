@@ -16,7 +16,7 @@ _MAX_LABEL_BYTES = 1 << 20
 
 
 def plain_content(data: bytes, sample: int) -> Content:
-    """Return stored bytes that are the picture itself."""
+    """Return stored bytes that are the image itself."""
     return Content(data)
 
 
@@ -35,7 +35,7 @@ def tar_shards(path: Path) -> tuple[list[Path], list[Path]]:
 def tar_index(files: Sequence[Path], class_names: tuple[str, ...] = ()) -> Index:
     """Return the index of these shards; classes are named by a file `classes.txt` beside them, or numbered."""
     if not files:
-        raise DataError("There are no tar shards of training pictures.", remedy="Name them without val or test.")
+        raise DataError("There are no tar shards of training images.", remedy="Name them without val or test.")
     names = class_names or _class_names(files[0].parent)
     return indexed("tar", files, lambda: _make_index(files, names))
 
@@ -53,7 +53,7 @@ def _make_index(files: Sequence[Path], class_names: tuple[str, ...]) -> Index:
         except (tarfile.TarError, OSError, EOFError) as error:
             raise DataError(f"{path} is no whole tar file: {error}.", remedy="Fetch or make it again.") from None
     if not rows:
-        raise DataError(f"{files[0].parent} has no pictures in its tar files.", rule="A sample is KEY.jpg and KEY.cls.")
+        raise DataError(f"{files[0].parent} has no images in its tar files.", rule="A sample is KEY.jpg and KEY.cls.")
     count = max(row[3] for row in rows) + 1
     if class_names and count > len(class_names):
         raise DataError(f"A label is {count - 1}, but there are {len(class_names)} class names.")
@@ -61,7 +61,7 @@ def _make_index(files: Sequence[Path], class_names: tuple[str, ...]) -> Index:
 
 
 def _rows_of(path: Path, number: int) -> list[tuple[int, int, int, int]]:
-    pictures: dict[str, tuple[int, int]] = {}
+    images: dict[str, tuple[int, int]] = {}
     labels: dict[str, int] = {}
     with tarfile.open(path, "r:") as archive:
         size = path.stat().st_size
@@ -74,18 +74,18 @@ def _rows_of(path: Path, number: int) -> list[tuple[int, int, int, int]]:
             if member.offset_data + member.size > size:
                 raise tarfile.ReadError(f"it ends inside {member.name}")
             if f".{suffix.lower()}" in EXTENSIONS:
-                pictures[key] = (member.offset_data, member.size)
+                images[key] = (member.offset_data, member.size)
             elif f".{suffix.lower()}" in _LABELS and member.size <= _MAX_LABEL_BYTES:
                 file = archive.extractfile(member)
                 assert file is not None
                 labels[key] = _label(path, member.name, file.read())
-    lost = [key.lstrip("/") for key in pictures if key not in labels]
+    lost = [key.lstrip("/") for key in images if key not in labels]
     if lost:
         raise DataError(
-            f"{path}: {len(lost):,} picture(s) without a label, such as {lost[0]}.",
+            f"{path}: {len(lost):,} image(s) without a label, such as {lost[0]}.",
             rule="Beside KEY.jpg lies KEY.cls with the label in digits, or KEY.json with a `label`.",
         )
-    return [(number, *place, labels[key]) for key, place in pictures.items()]
+    return [(number, *place, labels[key]) for key, place in images.items()]
 
 
 def _label(path: Path, name: str, data: bytes) -> int:

@@ -1,6 +1,6 @@
 """TFRecord files: each record is its length, a checksum of that, its bytes, and a checksum of them.
 
-An Example is a map from names to lists of bytes, floats or whole numbers. Only the wanted names are unpacked; pictures
+An Example is a map from names to lists of bytes, floats or whole numbers. Only the wanted names are unpacked; images
 that are not wanted are stepped over.
 
 The bytes are cut into lanes of 64, whose checksums advance together, two bytes a step. Neighbouring lanes are then

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from headrace.core.errors import DataError
-from headrace.data.decoding.image import BadPicture
+from headrace.data.decoding.image import BadImage
 from headrace.data.sets.indexed_samples import Index, StoredSamples, indexed, make_index
 from headrace.data.sets.samples import Content
 from headrace.data.sets.tfrecord_file import FOOTER, BadMessage, Extent, checksum_is_right, read_example, walk_records
@@ -33,7 +33,7 @@ class Schema:
     first_label: int
     texts: tuple[str, ...] = ()  # features that name a class, the best first
     boxes: tuple[str, ...] = ()
-    file: str = ""  # the feature that names the picture's file
+    file: str = ""  # the feature that names the image's file
 
 
 IMAGENET = Schema(
@@ -90,30 +90,30 @@ def _opener(schema: Schema, count: int) -> Callable[[bytes, int], Content]:
         record = memoryview(data)[:-FOOTER]
         if not checked[sample]:
             if not checksum_is_right(bytes(record), data[-FOOTER:]):
-                raise BadPicture("the record's checksum is wrong")
+                raise BadImage("the record's checksum is wrong")
             checked[sample] = True
         try:
             features = read_example(record, wanted)
         except BadMessage as error:
-            raise BadPicture(f"not an Example: {error}") from None
-        pictures = features.get(schema.image) or [b""]
-        if not isinstance(pictures[0], bytes):
-            raise BadPicture(f"{schema.image} holds no bytes")
+            raise BadImage(f"not an Example: {error}") from None
+        images = features.get(schema.image) or [b""]
+        if not isinstance(images[0], bytes):
+            raise BadImage(f"{schema.image} holds no bytes")
         sides = [features.get(key, ()) for key in schema.boxes]
         boxes = tuple(zip(*sides, strict=False)) if sides and all(sides) else ()
-        return Content(pictures[0], boxes)
+        return Content(images[0], boxes)
 
     return open_content
 
 
 def _make_index(files: Sequence[Path], schema: Schema, class_names: Sequence[str]) -> Index:
-    """Walk all shards; the pictures are stepped over, so that little of the files is read.
+    """Walk all shards; the images are stepped over, so that little of the files is read.
 
     Samples are numbered by class and file name where records have such names: as in the class folders they were built
     from, so that a run on either sees the same samples in the same order.
     """
     rows: list[tuple[int, int, int, int]] = []
-    pictures: list[tuple[int, bytes]] = []
+    images: list[tuple[int, bytes]] = []
     names: dict[int, str] = dict(enumerate(class_names))
     wanted = {schema.label, *schema.texts, *([schema.file] if schema.file else [])}
     for number, path in enumerate(files):
@@ -126,9 +126,9 @@ def _make_index(files: Sequence[Path], schema: Schema, class_names: Sequence[str
             if label not in names:
                 names[label] = _text(features, schema)
             rows.append((number, extent.offset, extent.length, label))
-            pictures.append((label, _file_name(features, schema)))
-    if len({*pictures}) == len(rows) and all(name for _, name in pictures):
-        rows = [rows[number] for number in sorted(range(len(rows)), key=pictures.__getitem__)]
+            images.append((label, _file_name(features, schema)))
+    if len({*images}) == len(rows) and all(name for _, name in images):
+        rows = [rows[number] for number in sorted(range(len(rows)), key=images.__getitem__)]
     if not rows:
         raise DataError(f"{files[0].parent if files else 'The set'} has no records.", remedy="Check --dataset-path.")
     count = max(names) + 1

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from headrace.config.load import config_from
 from headrace.core.errors import ConfigError, DataError
 from headrace.data.dataset import open_dataset
-from headrace.data.decoding.image import BadPicture
+from headrace.data.decoding.image import BadImage
 from headrace.data.sets.build_tfrecords import BuildPlan, build, read_boxes, read_metadata
 from headrace.data.sets.folder import read_folders
 from headrace.data.sets.tfrecord_file import (
@@ -29,7 +29,7 @@ from headrace.data.sets.tfrecord_file import (
 )
 from headrace.data.sets.tfrecord_set import IMAGENET, index_of, samples_of, shards
 
-from .pictures import encode, smooth, write_classes
+from .image_files import encode, smooth, write_classes
 
 # Two records as TensorFlow 2.21 wrote them (TFRecordWriter): an Example, and a hundred letters x.
 TENSORFLOW = zlib.decompress(
@@ -237,11 +237,11 @@ def test_a_wrong_checksum_is_found_when_the_record_is_read(folder: Path, tmp_pat
     data[place] ^= 1
     file.write_bytes(data)
     samples = samples_of(files, index, IMAGENET)
-    with pytest.raises(BadPicture, match="checksum is wrong"):
+    with pytest.raises(BadImage, match="checksum is wrong"):
         samples.content(0)
     samples.content(1)
     file.write_bytes(data[: place - 1])
-    with pytest.raises(BadPicture, match="the file ends inside"):
+    with pytest.raises(BadImage, match="the file ends inside"):
         samples_of(files, index, IMAGENET).content(0)
 
 
@@ -251,7 +251,7 @@ def test_a_wrong_checksum_is_found_when_the_record_is_read(folder: Path, tmp_pat
         ({"image/encoded": [b"x"], "image/class/label": [0]}, "label 0 is out of range.*start from 1"),
         ({"image/encoded": [b"x"], "image/class/label": [-4]}, "label -4 is out of range"),
         ({"image/encoded": [b"x"]}, "no image/class/label"),
-        ({"image/encoded": [b"x"], "image/class/label": [3]}, "no training picture of 2 class"),
+        ({"image/encoded": [b"x"], "image/class/label": [3]}, "no training image of 2 class"),
     ],
 )
 def test_labels_that_cannot_be(tmp_path: Path, features, words: str) -> None:
@@ -268,7 +268,7 @@ def test_missing_shards_are_named(folder: Path, tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_built_is_refused(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="99 train shards for 13 pictures"):
+    with pytest.raises(ConfigError, match="99 train shards for 13 images"):
         built(folder, tmp_path / "out", train_shards=99)
     built(folder, tmp_path / "out")
     with pytest.raises(DataError, match="already has shards"):

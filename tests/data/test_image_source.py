@@ -1,4 +1,4 @@
-"""The decoding source: what it reads is the crop that was drawn, whichever thread reads it; bad pictures and limits."""
+"""The decoding source: what it reads is the crop that was drawn, whichever thread reads it; bad images and limits."""
 
 import io
 import json
@@ -14,14 +14,14 @@ from headrace.config.load import config_from
 from headrace.core.errors import ConfigError, DataError
 from headrace.data.dataset import open_dataset
 from headrace.data.decoding.crop import CROP_RULES, draws, random_crop
-from headrace.data.decoding.image_source import PictureSource, ViewSpec
+from headrace.data.decoding.image_source import ImageSource, ViewSpec
 from headrace.data.feeding.cache import decide_cache, make_resident
 from headrace.data.feeding.feed import EvalFeed, TrainFeed, feed_options
 from headrace.data.feeding.order import StepShape, epoch_order
 from headrace.data.sets.file_problem import BadSamples
 from headrace.data.sets.samples import CachedSamples, ObjectSamples
 
-from .pictures import encode, smooth, write_classes
+from .image_files import encode, smooth, write_classes
 
 
 def opened(path: Path, **options: Any):
@@ -40,9 +40,9 @@ def test_training_reads_the_drawn_crop(folder: Path) -> None:
     images = source.read(np.array([7, 2]), np.array([4, 5]))
     for image, sample, epoch in zip(images, (7, 2), (4, 5), strict=True):
         name = f"b/{sample - 4}.jpg" if sample >= 4 else f"a/{sample}.jpg"
-        picture = Image.open(folder / "train" / name)
+        original = Image.open(folder / "train" / name)
         top, left, height, width = random_crop((150, 190), CROP_RULES["torchvision"], draws(3, epoch, sample))
-        want = picture.crop((left, top, left + width, top + height)).resize((96, 96), Image.Resampling.BILINEAR)
+        want = original.crop((left, top, left + width, top + height)).resize((96, 96), Image.Resampling.BILINEAR)
         difference = np.abs(image.astype(int) - np.asarray(want))
         assert difference.max() <= 8, "the quick decoding of training"
         assert difference.mean() < 2
@@ -50,17 +50,17 @@ def test_training_reads_the_drawn_crop(folder: Path) -> None:
 
 def test_validation_reads_the_centre(folder: Path) -> None:
     source = opened(folder, image_size=96).validation
-    picture = Image.open(folder / "val" / "b" / "1.jpg").resize((109, 138), Image.Resampling.BILINEAR)
-    want = np.asarray(picture)[21:117, 6:102]  # 96 * 256 // 224 = 109; 190 * 109 / 150 = 138.07
+    image = Image.open(folder / "val" / "b" / "1.jpg").resize((109, 138), Image.Resampling.BILINEAR)
+    want = np.asarray(image)[21:117, 6:102]  # 96 * 256 // 224 = 109; 190 * 109 / 150 = 138.07
     assert np.abs(source.read(np.array([3]), 0)[0].astype(int) - want).max() <= 2
     assert (source.read(np.array([3]), 9) == source.read(np.array([3]), 0)).all()
 
 
-def test_large_pictures_are_decoded_small(tmp_path: Path) -> None:
+def test_large_images_are_decoded_small(tmp_path: Path) -> None:
     """1/4 of the size is decoded; the result is near that of decoding everything. The bound is stated in the docs."""
     write_classes(tmp_path, {"a": 2, "b": 2}, (700, 900))
     source = opened(tmp_path, image_size=96).validation
-    assert isinstance(source, PictureSource)
+    assert isinstance(source, ImageSource)
     image = source.read(np.array([0]), 0)[0]
     whole = Image.open(source.samples.name(0)).resize((round(900 * 109 / 700), 109), Image.Resampling.BILINEAR)
     left = (whole.width - 96) // 2
@@ -114,7 +114,7 @@ def test_an_evaluation_has_every_sample_once(folder: Path, put) -> None:
     assert seen == [0, 1, 2, 3]
 
 
-def test_pictures_that_do_not_vary_can_lie_on_the_device(folder: Path, put) -> None:
+def test_images_that_do_not_vary_can_lie_on_the_device(folder: Path, put) -> None:
     data = config_from({"dataset": "folder", "dataset_path": str(folder), "image_size": 48}).data
     dataset = open_dataset(data, 3)
     assert decide_cache(dataset.info, data, 1).where == "device"
@@ -125,7 +125,7 @@ def test_pictures_that_do_not_vary_can_lie_on_the_device(folder: Path, put) -> N
         decide_cache(open_dataset(varying, 0).info, varying, 1)
 
 
-def test_a_bad_picture_is_replaced_by_the_next_of_its_class(folder: Path, tmp_path: Path) -> None:
+def test_a_bad_image_is_replaced_by_the_next_of_its_class(folder: Path, tmp_path: Path) -> None:
     good = opened(folder, image_size=100, train_crop="valid").train.read(np.arange(9), 0)
     (folder / "train" / "a" / "1.jpg").write_bytes(b"nonsense")
     whole = (folder / "train" / "b" / "4.jpg").read_bytes()
@@ -153,14 +153,14 @@ def test_a_bad_picture_is_replaced_by_the_next_of_its_class(folder: Path, tmp_pa
     assert len(listed.read_text().splitlines()) == 2, "a resumed run lists none twice"
 
 
-def test_too_many_bad_pictures_stop_the_run(folder: Path) -> None:
+def test_too_many_bad_images_stop_the_run(folder: Path) -> None:
     (folder / "train" / "a" / "1.jpg").write_bytes(b"")
     dataset = opened(folder, image_size=100)  # 0.1 % of 13 is none
     with pytest.raises(DataError, match=r"1 bad sample.*a/1.jpg: empty.*max-bad-samples"):
         dataset.train.read(np.arange(9), 0)
 
 
-def test_a_class_without_a_good_picture_is_named(folder: Path) -> None:
+def test_a_class_without_a_good_image_is_named(folder: Path) -> None:
     for file in (folder / "val" / "a").iterdir():
         file.write_bytes(b"")
     dataset = opened(folder, image_size=100, max_bad_samples=0.9)
@@ -175,14 +175,14 @@ def test_bad_samples_are_counted_once_by_many_threads() -> None:
     assert len(bad) == 40
 
 
-def test_grey_pictures(folder: Path) -> None:
+def test_grey_images(folder: Path) -> None:
     source = opened(folder, image_size=100, num_channels=1).validation
     want = Image.open(folder / "val" / "a" / "0.jpg").convert("L").resize((114, 144), Image.Resampling.BILINEAR)
     assert source.image_hwc == (100, 100, 1)
     assert np.abs(source.read(np.array([0]), 0)[0, :, :, 0].astype(int) - np.asarray(want)[22:122, 7:107]).max() <= 3
 
 
-def test_objects_that_give_pictures() -> None:
+def test_objects_that_give_images() -> None:
     class Mine:
         def __len__(self) -> int:
             return 3
@@ -193,7 +193,7 @@ def test_objects_that_give_pictures() -> None:
 
     samples = ObjectSamples(Mine())
     look = ViewSpec(size=56, channels=3)
-    source = PictureSource(samples, look, "train", BadSamples("mine", 3, 0))
+    source = ImageSource(samples, look, "train", BadSamples("mine", 3, 0))
     assert samples.labels.tolist() == [0, 1, 2]
     images = source.read(np.arange(3), 0)
     for number in (0, 1):
@@ -216,12 +216,12 @@ def test_kept_samples_show_the_same_and_are_read_once(folder: Path, form: str) -
 
 
 def test_the_host_budget_holds(folder: Path) -> None:
-    """A picture of 150 x 190 is 85,500 bytes decoded: two fit, the others are read again and show the same."""
+    """An image of 150 x 190 is 85,500 bytes decoded: two fit, the others are read again and show the same."""
     options = {"image_size": 100, "train_crop": "torchvision", "dataset_cache": "decoded"}
     whole = opened(folder, **options).train.read(np.arange(9), 1)
     source = opened(folder, **options, dataset_host_budget="180000").train
     assert (source.read(np.arange(9), 1) == whole).all()
-    assert isinstance(source, PictureSource)
+    assert isinstance(source, ImageSource)
     samples = source.samples
     assert isinstance(samples, CachedSamples)
     assert len(samples._kept) == 2
@@ -231,7 +231,7 @@ def test_the_host_budget_holds(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"dataset": "cifar10", "dataset_cache": "raw"}, "raw and decoded are for pictures"),
+        ({"dataset": "cifar10", "dataset_cache": "raw"}, "raw and decoded are for image files"),
         ({"dataset": "folder", "dataset_host_budget": "1GiB"}, "dataset_host_budget 1GiB"),
     ],
 )

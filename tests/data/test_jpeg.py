@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 import simplejpeg
 
-from headrace.data.decoding import image_source as picture_source
+from headrace.data.decoding import image_source as image_source
 from headrace.data.decoding.crop import CROP_RULES
-from headrace.data.decoding.image import BadPicture, read_header
-from headrace.data.decoding.image_source import PictureSource, ViewSpec
+from headrace.data.decoding.image import BadImage, read_header
+from headrace.data.decoding.image_source import ImageSource, ViewSpec
 from headrace.data.decoding.jpeg import JpegViewer, jpeg_viewer
 from headrace.data.decoding.resize import View
 from headrace.data.sets.file_problem import BadSamples
 from headrace.data.sets.samples import ObjectSamples
 from headrace.native import library
 
-from .pictures import encode, smooth
+from .image_files import encode, smooth
 
 RNG = np.random.default_rng(5)
 FORMS = [
@@ -41,7 +41,7 @@ def viewer() -> JpegViewer:
 
 
 def rough(height: int, width: int, seed: int) -> np.ndarray:
-    """Return a picture with edges, flat parts and noise."""
+    """Return an image with edges, flat parts and noise."""
     rng = np.random.default_rng(seed)
     pixels = smooth(height, width, seed).astype(int) + rng.integers(-40, 41, (height, width, 1))
     pixels[: height // 3, : width // 2] = rng.integers(0, 256, 3)
@@ -105,19 +105,19 @@ def test_colours_of_half_the_height_are_libjpegs_to_the_bit(viewer: JpegViewer) 
 @pytest.mark.parametrize("rule", ["torchvision", "reference"])
 def test_views_do_not_depend_on_the_decoder(viewer: JpegViewer, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = [(60, 80), (300, 200), (501, 640), (97, 33), (1000, 900)]
-    pictures = [(encode(rough(*hw, seed=n), **FORMS[n % len(FORMS)]), 0) for n, hw in enumerate(sizes * 2)]
-    source = PictureSource(
-        ObjectSamples(pictures), ViewSpec(size=112, crop=CROP_RULES[rule]), "train", BadSamples("set", 10, 0.0)
+    images = [(encode(rough(*hw, seed=n), **FORMS[n % len(FORMS)]), 0) for n, hw in enumerate(sizes * 2)]
+    source = ImageSource(
+        ObjectSamples(images), ViewSpec(size=112, crop=CROP_RULES[rule]), "train", BadSamples("set", 10, 0.0)
     )
-    index = np.arange(len(pictures))
+    index = np.arange(len(images))
     shown = [source.read(index, epoch) for epoch in range(4)]
-    monkeypatch.setattr(picture_source, "jpeg_viewer", lambda: None)
+    monkeypatch.setattr(image_source, "jpeg_viewer", lambda: None)
     for epoch, images in enumerate(shown):
         assert (images == source.read(index, epoch)).all()
 
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP"])
-def test_other_pictures_are_left_to_others(viewer: JpegViewer, kind: str) -> None:
+def test_other_images_are_left_to_others(viewer: JpegViewer, kind: str) -> None:
     assert viewer.header(encode(smooth(20, 30), kind)) is None
     assert viewer.header(b"") is None
     assert viewer.header(encode(smooth(20, 30), progressive=True)) is None
@@ -165,11 +165,11 @@ def test_a_file_cut_short_is_bad_whatever_its_crop(viewer: JpegViewer) -> None:
     out = np.zeros((32, 32, 3), np.uint8)
     for length in (len(data) - 2, len(data) * 3 // 4, len(data) // 2):
         for epoch in range(5):
-            with pytest.raises(BadPicture):
-                picture_source.show(ObjectSamples([(data[:length], 0)]), 0, epoch, look, out, None)
+            with pytest.raises(BadImage):
+                image_source.show(ObjectSamples([(data[:length], 0)]), 0, epoch, look, out, None)
 
 
-def test_a_crop_that_does_not_lie_in_the_picture_is_refused(viewer: JpegViewer) -> None:
+def test_a_crop_that_does_not_lie_in_the_image_is_refused(viewer: JpegViewer) -> None:
     data, out = encode(smooth(20, 30)), np.zeros((5, 5, 3), np.uint8)
     for crop in [(-1, 0, 5, 5), (0, 26, 5, 5), (16, 0, 5, 5), (0, 0, 0, 5)]:
         assert not viewer.show(data, View(crop, (5, 5)), out)
@@ -178,7 +178,7 @@ def test_a_crop_that_does_not_lie_in_the_picture_is_refused(viewer: JpegViewer) 
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [["-mavx2", "-mbmi", "-mbmi2"], []], ids=["AVX2", "portable"])
 def test_damaged_jpegs_do_no_harm(tmp_path: Path, flags: list[str]) -> None:
-    """Run the decoder on 450,000 damaged pictures, in a process of its own, with sanitizers watching."""
+    """Run the decoder on 450,000 damaged images, in a process of its own, with sanitizers watching."""
     compiler = shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         pytest.skip("no C compiler")
@@ -191,8 +191,8 @@ def test_damaged_jpegs_do_no_harm(tmp_path: Path, flags: list[str]) -> None:
         pytest.skip("the compiler has no sanitizers")
     for number, form in enumerate(FORMS):
         (tmp_path / f"{number}.jpg").write_bytes(encode(rough(77, 101, seed=number), **form))
-    pictures = [str(path) for path in sorted(tmp_path.glob("*.jpg"))]
-    done = subprocess.run([program, "50000", "1", *pictures], capture_output=True, text=True, timeout=600, check=False)
+    images = [str(path) for path in sorted(tmp_path.glob("*.jpg"))]
+    done = subprocess.run([program, "50000", "1", *images], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert int(done.stdout.split()[0]) > 10_000
 
@@ -209,7 +209,7 @@ def test_a_run_says_why_it_is_slower(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_without_the_compiled_code_everything_works(tmp_path: Path) -> None:
     """Open a set and read it in a process that does without."""
-    from .pictures import write_classes
+    from .image_files import write_classes
 
     write_classes(tmp_path / "set" / "train", {"cat": 3, "dog": 3}, hw=(150, 120))
     write_classes(tmp_path / "set" / "val", {"cat": 1, "dog": 1})

@@ -1,6 +1,6 @@
-"""Write a part of CIFAR-10 as JPEG files in class folders, for runs on real pictures.
+"""Write a part of CIFAR-10 as JPEG files in class folders, for runs on real images.
 
-    python benchmarks/cifar_pictures.py --dataset-path FOLDER_OF_BATCHES --output cifar_jpegs --train 5000 --val 1000
+    python benchmarks/cifar_images.py --dataset-path FOLDER_OF_BATCHES --output cifar_jpegs --train 5000 --val 1000
 
 The first images of each split, quality 95, no image turned or resized.
 """

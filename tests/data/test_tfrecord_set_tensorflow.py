@@ -17,7 +17,7 @@ import pytest
 from headrace.cli.main import main
 from headrace.data.sets.tfrecord_set import IMAGENET, index_of, samples_of, shards
 
-from .pictures import encode, smooth, write_classes
+from .image_files import encode, smooth, write_classes
 
 PYTHON = os.environ.get("HEADRACE_TF_PYTHON", "")
 pytestmark = [
@@ -102,8 +102,8 @@ def test_records_that_tensorflow_writes_are_read(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     place = tmp_path / "records"
     place.mkdir()
-    pictures = [encode(smooth(30 + number, 40, seed=number)) for number in range(9)]
-    for number, data in enumerate(pictures):
+    images = [encode(smooth(30 + number, 40, seed=number)) for number in range(9)]
+    for number, data in enumerate(images):
         (place / f"{number}.jpg").write_bytes(data)
     tensorflow(WRITE, place)
     files = shards(place, "train")
@@ -114,5 +114,5 @@ def test_records_that_tensorflow_writes_are_read(tmp_path: Path, monkeypatch: py
     assert index.class_names == ("class of 0", "class of 1", "class of 2")
     for sample, number in enumerate(order):
         content = samples.content(sample)
-        assert content.picture == pictures[number]
+        assert content.image == images[number]
         assert np.allclose(content.boxes, [(0.125, 0.25, 0.75, 0.5)])

@@ -15,7 +15,7 @@ NUM_SAMPLES, SEED = 50, 3
 
 
 class Watched:
-    """A split of pictures whose first pixel is the sample's number; it remembers what was read."""
+    """A split of images whose first pixel is the sample's number; it remembers what was read."""
 
     num_distinct, image_hwc, nbytes = NUM_SAMPLES, (2, 2, 3), NUM_SAMPLES * 12
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from headrace.data.decoding import image as picture
-from headrace.data.decoding.image import BadPicture, Header, decode, decode_factor, read_header
+from headrace.data.decoding import image as image_module
+from headrace.data.decoding.image import BadImage, Header, decode, decode_factor, read_header
 
-from .pictures import encode, smooth
+from .image_files import encode, smooth
 
 PIXELS = smooth(40, 60)
 
@@ -21,8 +21,8 @@ PIXELS = smooth(40, 60)
 def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Decode JPEGs with each of the two decoders."""
     if request.param == "Pillow":
-        monkeypatch.setattr(picture, "_simplejpeg", lambda: None)
-    assert picture.decoder_name() == request.param
+        monkeypatch.setattr(image_module, "_simplejpeg", lambda: None)
+    assert image_module.decoder_name() == request.param
     return request.param
 
 
@@ -150,7 +150,7 @@ def test_damaged_files_are_refused_or_decode_to_pixels_of_their_size(decoder: st
             bad = damaged(data, rng)
             header = read_header(bad)
             pixels = decode(bad, header)
-        except BadPicture:
+        except BadImage:
             refused += 1
         else:
             assert pixels.dtype == np.uint8
@@ -161,13 +161,13 @@ def test_damaged_files_are_refused_or_decode_to_pixels_of_their_size(decoder: st
 def test_a_jpeg_that_ends_early_is_never_taken(decoder: str) -> None:
     data = encode(PIXELS)
     for length in range(0, len(data) - 2, 37):
-        with pytest.raises(BadPicture):
+        with pytest.raises(BadImage):
             read(data[:length])
 
 
-def test_what_is_no_picture_is_named() -> None:
+def test_what_is_no_image_is_named() -> None:
     for data, words in [(b"", "empty"), (b"GIF89a" + bytes(30), "neither JPEG"), (b"hello", "neither JPEG")]:
-        with pytest.raises(BadPicture, match=words):
+        with pytest.raises(BadImage, match=words):
             read_header(data)
 
 
@@ -179,7 +179,7 @@ def test_a_decompression_bomb_is_refused_before_it_is_decoded(side: int) -> None
 
     png = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0))
     png += chunk(b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b"")
-    with pytest.raises(BadPicture, match="decompression bomb"):
+    with pytest.raises(BadImage, match="decompression bomb"):
         read_header(png)
 
 
@@ -187,5 +187,5 @@ def test_a_jpeg_bomb_is_refused_too() -> None:
     data = bytearray(encode(PIXELS))
     frame = data.index(b"\xff\xc0")
     data[frame + 5 : frame + 9] = struct.pack(">HH", 60_000, 60_000)
-    with pytest.raises(BadPicture, match="60,000 x 60,000 pixels, more than 89,478,485"):
+    with pytest.raises(BadImage, match="60,000 x 60,000 pixels, more than 89,478,485"):
         read_header(bytes(data))

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from headrace.data.decoding.image import BadPicture, cut_rows, decode, read_header
+from headrace.data.decoding.image import BadImage, cut_rows, decode, read_header
 
-from .pictures import encode, smooth
+from .image_files import encode, smooth
 
 
 @pytest.mark.parametrize("subsampling", [0, 1, 2])
@@ -40,10 +40,10 @@ def test_jpegs_without_a_marker_for_each_row_are_left_alone() -> None:
 
 
 def quick_pixels(data: bytes) -> np.ndarray | None:
-    """Return the pixels, or None for a broken picture."""
+    """Return the pixels, or None for a broken image."""
     try:
         return decode(data, read_header(data), quick=True)
-    except BadPicture:
+    except BadImage:
         return None
 
 

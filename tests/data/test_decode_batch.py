@@ -1,4 +1,4 @@
-"""Chunks shown by one call in C: crops and views are those of Python, picture by picture, and damage is noticed."""
+"""Chunks shown by one call in C: crops and views are those of Python, image by image, and damage is noticed."""
 
 import ctypes
 from pathlib import Path
@@ -8,14 +8,14 @@ import pytest
 
 from headrace.data.decoding import jpeg as show_chunk
 from headrace.data.decoding.crop import CROP_RULES, CropRule, draws, random_crop
-from headrace.data.decoding.image_source import PictureSource, ViewSpec
+from headrace.data.decoding.image_source import ImageSource, ViewSpec
 from headrace.data.decoding.jpeg import chunk_viewer, jpeg_viewer, rule_of
 from headrace.data.sets.file_problem import BadSamples
 from headrace.data.sets.folder import read_folders
 from headrace.data.sets.packed import open_pack, write_pack
 from headrace.data.sets.samples import Samples
 
-from .pictures import encode, smooth
+from .image_files import encode, smooth
 
 RULES = [*CROP_RULES.values(), CropRule(area=(0.5, 0.9), aspect=(1.5, 2.0), reference=False)]
 
@@ -28,7 +28,7 @@ def _compiled() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Write pictures of many kinds: large, small, grey, turned, progressive, PNG, broken."""
+    """Write images of many kinds: large, small, grey, turned, progressive, PNG, broken."""
     from PIL import Image
 
     turned = Image.Exif()
@@ -54,9 +54,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "set"
 
 
-def source(samples: Samples, rule: CropRule, channels: int = 3) -> PictureSource:
+def source(samples: Samples, rule: CropRule, channels: int = 3) -> ImageSource:
     """Return a training source that allows for any number of bad samples."""
-    return PictureSource(
+    return ImageSource(
         samples, ViewSpec(size=48, crop=rule, seed=-3, channels=channels), "train", BadSamples("set", len(samples), 1.0)
     )
 
@@ -93,7 +93,7 @@ def test_views_are_those_of_one_at_a_time(
     assert len(together.bad) == 4, "two that were cut short, two that are empty"
 
 
-def test_packed_pictures_are_shown_and_checked(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_images_are_shown_and_checked(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found, path = read_folders(folder, 0.0), tmp_path / "set.hrp"
     write_pack(path, found.class_names, (found.train, found.validation), (64, 90), 2)
     samples = open_pack(path).train
@@ -103,7 +103,7 @@ def test_packed_pictures_are_shown_and_checked(folder: Path, tmp_path: Path, mon
     assert places is not None
     assert viewer is not None
     out = np.zeros((len(index), 48, 48, 3), np.uint8)
-    assert viewer.show(places, index, index, out).all(), "every packed picture is an upright baseline JPEG"
+    assert viewer.show(places, index, index, out).all(), "every packed image is an upright baseline JPEG"
     shown = source(samples, rule).read(index, 2)
     with monkeypatch.context() as changed:
         changed.setattr("headrace.data.decoding.image_source.chunk_viewer", lambda *_: None)

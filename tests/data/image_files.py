@@ -1,4 +1,4 @@
-"""Real picture files for the tests: made with Pillow, small, different from each other."""
+"""Real image files for the tests: made with Pillow, small, different from each other."""
 
 import io
 from pathlib import Path
@@ -9,7 +9,7 @@ from PIL import Image
 
 
 def smooth(height: int, width: int, seed: int = 0) -> np.ndarray:
-    """Return an RGB picture without hard edges, so that JPEG and resizing change it little."""
+    """Return an RGB image without hard edges, so that JPEG and resizing change it little."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[0:height, 0:width].astype(np.float64)
     waves = [
@@ -30,7 +30,7 @@ def encode(pixels: np.ndarray, kind: str = "JPEG", **options: Any) -> bytes:
 
 
 def write_classes(root: Path, counts: dict[str, int], hw: tuple[int, int] = (40, 50), first_seed: int = 0) -> None:
-    """Write class folders; every picture is another one."""
+    """Write class folders; every image is another one."""
     seed = first_seed
     for name, count in counts.items():
         (root / name).mkdir(parents=True, exist_ok=True)
