@@ -169,11 +169,11 @@ class Other(nnx.Module):
     ("block", "told"),
     [
         (Counter("cache"), "neither weights nor batch statistics: cache"),
-        (Counter("batch_stats"), "batch_stats count is not of a Flax BatchNorm"),
+        (Counter("batch_stats"), "batch_stats count does not belong to a Flax BatchNorm"),
         (Other, "neither weights nor batch statistics: Cache"),
-        (lambda rngs: 3, "does not make an NNX module"),
-        (lambda rngs: nnx.Conv(5, 4, (3, 3), rngs=rngs), "Block block cannot take images of 8x8x3"),
-        (LinenBlock, "the class LinenBlock.*brackets"),
+        (lambda rngs: 3, "does not return an NNX module"),
+        (lambda rngs: nnx.Conv(5, 4, (3, 3), rngs=rngs), "Block block does not accept inputs of 8x8x3"),
+        (LinenBlock, "the class LinenBlock.*parentheses"),
     ],
 )
 def test_modules_that_cannot_be_blocks_are_refused(block, told):

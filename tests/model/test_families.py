@@ -207,7 +207,7 @@ def test_an_unknown_name_is_refused_with_the_nearest():
 
 
 def test_images_too_small_for_the_toy_model():
-    with pytest.raises(ConfigError, match=r"toy_model with 20x20x3 images fails at block max_pool_1.*finds only 3x3"):
+    with pytest.raises(ConfigError, match=r"toy_model with 20x20x3 images fails at block max_pool_1.*gets only 3x3"):
         network("toy_model", image=(20, 20, 3))
     assert network("toy_model", image=(27, 27, 1)).shapes()[-1] == (10,)
 

@@ -38,7 +38,7 @@ def test_groups_must_divide_channels():
 @pytest.mark.parametrize("layer", [MaxPool(window=5, stride=5), Conv(channels=1, kernel=5, padding="VALID")])
 def test_a_window_must_fit(layer):
     assert layer.shape((5, 5, 1)) == (1, 1, 1)
-    with pytest.raises(ConfigError, match="finds only 4x9 pixels"):
+    with pytest.raises(ConfigError, match="gets only 4x9 pixels"):
         layer.shape((4, 9, 1))
 
 

@@ -17,11 +17,11 @@ GROUP = {"name": "group_norm"}
     [
         ({"name": "batchnorm"}, r"no norm named 'batchnorm'.*Did you mean batch_norm"),
         ({}, "no norm named ''"),
-        (GROUP, "does not say how many groups.*exactly one of num_groups and channels_per_group"),
-        (GROUP | {"num_groups": 2, "channels_per_group": 2}, "says twice how many groups"),
+        (GROUP, "has no number of groups.*exactly one of num_groups and channels_per_group"),
+        (GROUP | {"num_groups": 2, "channels_per_group": 2}, "has both num_groups and channels_per_group"),
         (GROUP | {"num_group": 2}, r"no setting 'num_group'.*Did you mean num_groups"),
         (GROUP | {"num_groups": 0}, "at least 1"),
-        (GROUP | {"num_groups": 2.5}, "whole number"),
+        (GROUP | {"num_groups": 2.5}, "must be an integer"),
         ({"name": "batch_norm", "num_groups": 2}, "no setting 'num_groups'"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Networks: layers and blocks as data with pure methods, and the families of networks as rows of tables."""
+"""Networks: layers and blocks as frozen values with pure methods, and network families as rows of tables."""
 
 from headrace.model.context import Ctx as Ctx
 from headrace.model.cost import Cost as Cost

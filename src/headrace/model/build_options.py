@@ -1,4 +1,4 @@
-"""What all blocks of a network share: the norm, the dialect, the options of the model section."""
+"""What all blocks of a network share: the norm, the dialect and the model options."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from headrace.ops.pool import Padding
 
 
 class ModelOptions(Protocol):
-    """What of the model section of the configuration shapes a network; None means the network's own."""
+    """The model options that shape a network; None selects the network's default."""
 
     @property
     def model_name(self) -> str: ...
@@ -57,16 +57,16 @@ class ModelOptions(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Dialect:
-    """Where definitions of one network differ; `epsilons` by the beginning of a network's name, longest first.
+    """How definitions of the same network differ between libraries; `epsilons` by prefix of the network's name.
 
-    Symmetric padding is PyTorch's: alike on all sides, also where a stride leaves a pixel over. The other is SAME.
+    Symmetric padding is PyTorch's: equal on all sides, even where a stride leaves a pixel over. Otherwise it is SAME.
     """
 
     symmetric: bool
-    projects_first_group: bool  # of ResNet-10, 18, 34: a 1x1 convolution where shapes match already
+    projects_first_group: bool  # ResNet-10, 18, 34: 1x1 convolution on the first shortcut, although shapes match
     shortcut: Literal["pad-end", "pad-both"]  # of CIFAR ResNets
     epsilons: Mapping[str, float]
-    strides_first: bool = False  # in a bottleneck unit the first 1x1 convolution has the stride, not the 3x3 one
+    strides_first: bool = False  # the first 1x1 convolution of a bottleneck has the stride, not the 3x3 one
     symmetric_mobilenets: bool = True
 
 
@@ -103,7 +103,7 @@ DIALECTS: Mapping[str, Dialect] = {
 
 @dataclass(frozen=True, kw_only=True)
 class BuildOptions:
-    """The choices for a whole network, and the layers they lead to."""
+    """The choices for a whole network, and the layers they determine."""
 
     variant: Variant
     norm: NormSpec
@@ -112,7 +112,7 @@ class BuildOptions:
     num_classes: int
 
     def padding(self, kernel: int, *, symmetric: bool = False) -> Padding:
-        """Return how a convolution is padded."""
+        """Return the padding of a convolution."""
         if not (symmetric or self.dialect.symmetric):
             return "SAME"
         half = kernel // 2
@@ -123,11 +123,11 @@ class BuildOptions:
         return Conv(channels=channels, kernel=kernel, stride=stride, padding=self.padding(kernel))
 
     def norm_named(self, name: str, gamma: float = 1.0) -> Named:
-        """Return a norm, its name ended by its kind: `1_` makes `1_bn`, `1_gn`."""
+        """Return a norm whose name ends in its kind: `1_` becomes `1_bn` or `1_gn`."""
         return f"{name}{self.norm.suffix}", Norm(spec=self.norm, gamma=gamma)
 
     def norm_act(self, norm: str, activation: str, kind: str = "relu") -> tuple[Named, Named]:
-        """Return a norm and the activation after it, by name; with proxy norm where that is asked for."""
+        """Return a norm and the activation after it, with their names; with proxy norm if enabled."""
         name, layer = self.norm_named(norm)
         if self.norm.proxy_epsilon is not None and self.norm.kind != "none":
             proxy = ProxyActivation(kind=kind, epsilon=self.norm.proxy_epsilon)
@@ -136,6 +136,6 @@ class BuildOptions:
 
 
 def default_epsilon(dialect: Dialect, name: str) -> float:
-    """Return the epsilon of a network's norms in a dialect."""
+    """Return the norm epsilon of a network in a dialect; the longest matching prefix wins."""
     beginning = max((start for start in dialect.epsilons if name.startswith(start)), key=len)
     return dialect.epsilons[beginning]

@@ -1,9 +1,10 @@
-"""Layers made of layers: one after the other, and around a shortcut.
+"""Layers made of layers: in sequence, around a shortcut, or side by side; and how to split them for a pipeline.
 
 The parameters of a composite are {layer name: parameters of the layer}; layers without parameters have no entry.
 
-Inside a residual unit two values are on their way, the body's and the shortcut's: a piece there takes and returns a
-pair, and so do the shapes. A piece is named after its layer, so parameters have the same full names cut or whole.
+`split_layers` turns a composite into a sequence of layers that computes the same, so that a pipeline can be cut inside
+it. Within a residual unit two values are passed on, the body's and the shortcut's: the layers there take and return
+pairs, and their shapes are pairs too. Parameters keep their full names whether or not a composite is split.
 """
 
 import math
@@ -17,12 +18,10 @@ from headrace.model.context import Ctx
 from headrace.model.cost import Cost
 from headrace.model.layers import Layer, RngAt, Shape, Tree, WithoutParameters, under
 
-# The pieces of a composite: layers that, one after the other, compute what it computes, so that a cut may lie inside.
-
 
 @dataclass(frozen=True, kw_only=True)
 class OnBranch:
-    """A layer on the body or on the shortcut of a residual unit; the first of all `opens` the unit."""
+    """A layer on the body or the shortcut of a split residual unit; the first one `opens` the unit."""
 
     layer: Layer
     on_shortcut: bool = False
@@ -35,19 +34,19 @@ class OnBranch:
 
     def init(self, rng_at: RngAt, hwc: Any) -> tuple[Tree, Tree]:
         """Initialise the layer."""
-        return self.layer.init(rng_at, self._mine(hwc))
+        return self.layer.init(rng_at, self._branch_shape(hwc))
 
     def apply(self, params: Tree, stats: Tree, x: Any, ctx: Ctx) -> tuple[Any, Tree]:
-        """Apply the layer to its branch, pass the other on."""
+        """Apply the layer to its branch and pass the other on."""
         body, shortcut = (x, x) if self.opens else x
         y, batch_stats = self.layer.apply(params, stats, shortcut if self.on_shortcut else body, ctx)
         return ((body, y) if self.on_shortcut else (y, shortcut)), batch_stats
 
     def cost(self, hwc: Any) -> Cost:
         """Return the cost of the layer per image."""
-        return self.layer.cost(self._mine(hwc))
+        return self.layer.cost(self._branch_shape(hwc))
 
-    def _mine(self, hwc: Any) -> Shape:
+    def _branch_shape(self, hwc: Any) -> Shape:
         return hwc if self.opens else hwc[self.on_shortcut]
 
 
@@ -65,16 +64,16 @@ class Join(WithoutParameters):
         return x[0] + x[1], {}
 
     def cost(self, hwc: Any) -> Cost:
-        """Return nothing: computed together with its neighbours."""
+        """Return no cost: XLA fuses the addition with its neighbours."""
         return Cost()
 
 
 def split_layers(name: str, layer: Any) -> tuple[tuple[str, Layer], ...]:
-    """Return the pieces of a named layer, named in full; a layer without pieces is its only one."""
-    divide = getattr(layer, "sublayers", None)
-    if divide is None:
+    """Return the innermost layers of a named layer with their full names; a simple layer is returned as it is."""
+    sublayers = getattr(layer, "sublayers", None)
+    if sublayers is None:
         return ((name, layer),)
-    return tuple(piece for part, inner in divide() for piece in split_layers(f"{name}/{part}", inner))
+    return tuple(found for part, inner in sublayers() for found in split_layers(f"{name}/{part}", inner))
 
 
 Named = tuple[str, Layer]
@@ -82,7 +81,7 @@ Named = tuple[str, Layer]
 
 @dataclass(frozen=True)
 class Chain:
-    """Named layers, each applied to the output of the one before."""
+    """Named layers, each applied to the output of the previous one."""
 
     layers: tuple[Named, ...] = ()
 
@@ -93,7 +92,7 @@ class Chain:
         return hwc
 
     def init(self, rng_at: RngAt, hwc: Shape) -> tuple[Tree, Tree]:
-        """Initialise every layer, each with its own address of randomness."""
+        """Initialise every layer with random numbers that depend on its name."""
         params, stats = {}, {}
         for name, layer in self.layers:
             layer_params, layer_stats = layer.init(under(rng_at, name), hwc)
@@ -125,13 +124,13 @@ class Chain:
 
 @dataclass(frozen=True, kw_only=True)
 class Residual:
-    """body(x) + shortcut(x). The names of both chains lie side by side; an empty shortcut is the identity."""
+    """body(x) + shortcut(x). Both chains share one namespace; an empty shortcut is the identity."""
 
     body: Chain
     shortcut: Chain = Chain()
 
     def __post_init__(self) -> None:
-        """Check that no name is used twice."""
+        """Check that no layer name occurs twice."""
         names = [name for name, _ in self.body.layers + self.shortcut.layers]
         assert len(names) == len(set(names)), names
 
@@ -169,7 +168,7 @@ class Residual:
 
 @dataclass(frozen=True, kw_only=True)
 class Concat:
-    """Named layers side by side on one input, their output channels one after the other."""
+    """Named layers applied to the same input, with their output channels concatenated."""
 
     layers: tuple[Named, ...]
 
@@ -201,9 +200,9 @@ class Concat:
 
 @dataclass(frozen=True, kw_only=True)
 class SubsampleShortcut(WithoutParameters):
-    """Every `stride`-th pixel, with zero channels up to `channels`: a shortcut that learns nothing.
+    """Every `stride`-th pixel, padded with zero channels up to `channels`: a shortcut without parameters.
 
-    The zeros come after the channels, or half of them before and half after.
+    The zeros follow the channels, or half of them precede and half follow.
     """
 
     channels: int
@@ -223,5 +222,5 @@ class SubsampleShortcut(WithoutParameters):
         return jnp.pad(kept, ((0, 0), (0, 0), (0, 0), (before, more - before))), {}
 
     def cost(self, hwc: Shape) -> Cost:
-        """Return nothing: computed together with the addition."""
+        """Return no cost: XLA fuses it with the addition."""
         return Cost()

@@ -1,9 +1,10 @@
-"""What a layer may know of the run while it is applied.
+"""What a layer knows about the run while it is applied (`Ctx`), and its random numbers.
 
-An ordinary key fills an array [N, ...] by places, so that what a sample draws would change with the micro-batch it is
-in. This key also carries the numbers of the N samples: the rows of an array whose first dim is N are each drawn for
-their own sample, so every plan gives the same numbers. It works with all of `jax.random`, and is split and folded like
-any other key. An array whose first dim is not N is drawn by places, alike for all samples.
+Random numbers are addressed by sample. An ordinary JAX key fills an array [N, ...] by position, so a sample's numbers
+would depend on the micro batch it is in. The key of `sample_key` also carries the indices of the N samples: each row of
+an array whose first dim is N is drawn for its own sample, so every plan yields the same numbers. It works with all of
+`jax.random` and can be split and folded like any other key. Other arrays are drawn by position, the same for all
+samples.
 """
 
 from collections.abc import Callable, Iterable
@@ -22,13 +23,13 @@ from headrace.core.rng import bits, name_id
 
 @dataclass(frozen=True)
 class Draws:
-    """The address of an application's random numbers: the run's seed, the step, the number of each sample [N].
+    """The address of random numbers: the seed of the run, the step, and the index of each sample [N].
 
-    A sample so draws the same numbers whichever micro-batch, replica, stage or process it is in.
+    A sample thus draws the same numbers in whichever micro batch, replica, stage or process it is.
     """
 
     seed: int
-    step: Any
+    step: Array | int
     samples: Array
 
 
@@ -44,11 +45,11 @@ def all_frozen(frozen: Callable[[str], bool] | None, layer: str, tensors: Iterab
 
 @dataclass(frozen=True, kw_only=True)
 class Ctx:
-    """The conditions of one application of a network; layers read it, nothing writes it.
+    """The conditions under which a network is applied; layers only read it.
 
-    `norm_groups` are (axis name, index groups) for batch norm over several replicas. `probe(block name, output)` sees
-    every block's output. `path` is where in the network a layer is: the last words of its random numbers' address.
-    `frozen(tensor's name)` tells the weights that training leaves alone.
+    `norm_groups` is (axis name, index groups) for batch norm over several replicas. `probe(block name, output)` is
+    called with the output of every block. `path` is the position of a layer in the network, which is part of the
+    address of its random numbers. `frozen(tensor name)` returns whether training leaves a weight unchanged.
     """
 
     train: bool
@@ -62,15 +63,15 @@ class Ctx:
     frozen: Callable[[str], bool] | None = None
 
     def is_frozen(self, *tensors: str) -> bool:
-        """Say whether all these tensors of the layer are left alone; it then works as in evaluation."""
+        """Return whether all these tensors of the layer are frozen; the layer then works as in evaluation."""
         return all_frozen(self.frozen, self.path, tensors)
 
     def under(self, name: str) -> "Ctx":
-        """Return the conditions for the part of this layer that has a name."""
+        """Return the context of a named sublayer."""
         return replace(self, path=f"{self.path}/{name}" if self.path else name)
 
     def uniform(self, *shape: int) -> Array:
-        """Return random float32 numbers in [0, 1) for every sample: [N, *shape]."""
+        """Return uniform float32 numbers in [0, 1) for every sample: [N, *shape]."""
         assert self.draws is not None, f"{self.path} draws random numbers, but none were given: Ctx(draws=...)"
         ones = (1,) * len(shape)
         samples = self.draws.samples.astype(jnp.uint32).reshape(-1, *ones)
@@ -81,14 +82,13 @@ class Ctx:
         return (drawn >> np.uint32(8)).astype(jnp.float32) * np.float32(2**-24)
 
 
-# A JAX random key that is addressed by sample, for functions that take keys: a user's own, and Flax's dropout.
+# Keys addressed by sample, for functions that take a JAX key: user functions, and Flax's dropout.
 
-
-_HEAD = 1  # words of a key before the numbers of its samples
+_HEAD = 1  # words of a key before the indices of its samples
 
 
 def sample_key(ctx: Ctx) -> jax.Array:
-    """Return the key of a layer for the samples it is applied to."""
+    """Return the JAX key of a layer for the samples it is applied to."""
     assert ctx.draws is not None, f"{ctx.path} draws random numbers, but none were given: Ctx(draws=...)"
     step = jnp.asarray(ctx.draws.step).astype(jnp.uint32).reshape(1)
     head = jnp.asarray(bits(ctx.draws.seed, name_id(ctx.path), step))
@@ -97,16 +97,16 @@ def sample_key(ctx: Ctx) -> jax.Array:
 
 
 def start_key(number: Any) -> jax.Array:
-    """Return the key that initial weights are drawn with: of no sample, all by places.
+    """Return the key for drawing initial weights, which has no samples.
 
-    Not JAX's own kind: to draw three small kernels, XLA compiled 8.8 s on a CPU for it and 0.5 s for this one.
+    With JAX's default keys XLA needs 8.8 s on a CPU to compile the drawing of three small kernels; with these, 0.5 s.
     """
     return jax.random.wrap_key_data(bits(jnp.asarray(number).astype(jnp.uint32).reshape(1)), impl=_keys_for(0))
 
 
 @cache
 def _keys_for(num_samples: int) -> Any:
-    """Return JAX's description of keys for so many samples (a key's size is part of its type)."""
+    """Return the key implementation for that many samples (the size of a key is part of its type)."""
 
     def seed(number: Any) -> Any:
         head = bits(jnp.asarray(number).astype(jnp.uint32).reshape(1))

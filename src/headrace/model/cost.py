@@ -1,4 +1,4 @@
-"""What a layer costs per image, from shapes alone."""
+"""The cost of a layer per image, from its shapes or, for a custom function, from its jaxpr."""
 
 import math
 from collections.abc import Iterator
@@ -14,9 +14,9 @@ FLOPS_CONVENTION = "a multiply-add of a convolution or dense layer counts as 2 F
 class Cost:
     """Trainable parameters; forward FLOPs per image; elements per image kept for the backward pass.
 
-    Kept are the outputs of convolutions, dense layers, activations and pools; norms, adds and padding are computed
-    together with their neighbours and not stored. `product_elements` are the outputs of convolutions and dense layers
-    alone: what a pipeline stage keeps, which computes everything between them again.
+    The outputs of convolutions, dense layers, activations and pools are kept; XLA fuses norms, additions and padding
+    with their neighbours and does not store them. `product_elements` counts only the outputs of convolutions and dense
+    layers: a pipeline stage keeps these and recomputes everything in between.
     """
 
     params: int = 0
@@ -25,7 +25,7 @@ class Cost:
     product_elements: int = 0
 
     def __add__(self, other: "Cost") -> "Cost":
-        """Add up the costs of two parts."""
+        """Return the cost of two parts together."""
         return Cost(
             params=self.params + other.params,
             flops=self.flops + other.flops,
@@ -34,11 +34,7 @@ class Cost:
         )
 
 
-# What a function costs, counted in its jaxpr: for blocks that are functions and cannot say so themselves.
-
-
-# Primitives whose outputs are kept for the backward pass beside those of products: activations and pools. Norms, adds
-# and the like are computed together with their neighbours (see Cost).
+# Primitives other than products whose outputs are kept for the backward pass: activations and pools (see Cost).
 _ACTIVATIONS = frozenset(
     (
         *("max", "min", "clamp", "exp", "tanh", "logistic", "erf", "log1p", "sin", "cos"),
@@ -59,12 +55,12 @@ class Counted:
         return Counted(self.flops + other.flops, self.products + other.products, self.activations + other.activations)
 
     def times(self, count: int) -> "Counted":
-        """Return the counts of so many repetitions."""
+        """Return the counts of that many repetitions."""
         return Counted(count * self.flops, count * self.products, count * self.activations)
 
 
-def count_jaxpr(jaxpr: Any, batch: int) -> Counted:
-    """Count a jaxpr of functions applied to `batch` images; only arrays whose first dim is the batch are kept."""
+def count_jaxpr(jaxpr: ClosedJaxpr | Jaxpr, batch: int) -> Counted:
+    """Count the jaxpr of a function applied to `batch` images; only arrays whose first dim is the batch are kept."""
     total = Counted()
     for eqn in (jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr).eqns:
         total += _count_equation(eqn, batch)
@@ -87,12 +83,12 @@ def _count_equation(eqn: Any, batch: int) -> Counted:
         return max(inner, key=lambda counted: counted.flops, default=Counted())
     if inner:
         total = sum(inner, Counted()).times(eqn.params.get("length", 1) if name == "scan" else 1)
-        # a call without products is one activation (relu6, gelu ...), however many steps it is made of
+        # a call without products is one activation (relu6, gelu ...), however many primitives it consists of
         return total if total.flops else Counted(activations=min(total.activations, kept))
     return Counted(activations=kept if name in _ACTIVATIONS else 0)
 
 
-def _inside(params: dict[str, Any]) -> Iterator[Any]:
+def _inside(params: dict[str, Any]) -> Iterator[ClosedJaxpr | Jaxpr]:
     """Yield the jaxprs among an equation's parameters."""
     for value in params.values():
         for each in value if isinstance(value, tuple | list) else (value,):

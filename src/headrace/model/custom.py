@@ -1,17 +1,17 @@
-"""A user's own blocks, side by side in one network: plain functions, Flax modules, and the layers of Headrace.
+"""Custom networks from plain functions, Flax modules and Headrace's layers.
 
-An entry of the list that `custom_network` takes is one of
+`custom_network` takes a list whose entries are
   (name, init, apply)  plain functions, see `triple`
   (name, function)     a function of the images, without parameters
-  (name, module)       a Flax Linen or NNX module, or a class or function of `rngs` that makes an NNX one (own_flax.py)
-  (name, layer)        a layer or a block of Headrace
+  (name, module)       a Flax Linen or NNX module, or a class or function of `rngs` that creates an NNX module
+  (name, layer)        a layer or block of Headrace
 Names are split points, checkpoint keys and targets of regular expressions, as everywhere.
 
-Flax is needed only here, and imported only when a block is a Flax module.
-- `batch_stats` become the block's running statistics. A Flax BatchNorm moves its own at every application; Headrace
-  moves them once per step, for all micro batches and replicas, and so needs the batch's: they are taken out again.
-- Dropout and everything else that asks for a key gets one that is addressed by sample.
-- Whether it trains, a module hears by the argument of its __call__ for that (FLAGS), or by NNX's train() and eval().
+Flax is imported only if a block is a Flax module. `batch_stats` become the block's running statistics: a Flax BatchNorm
+updates its own at every application, but Headrace updates them once per step, for all micro batches and replicas, and
+therefore recovers the statistics of the batch (`_of_batch`). Dropout and everything else that requests a key gets one
+addressed by sample. A module learns whether it is training through an argument of its __call__ (FLAGS) or through NNX's
+train() and eval().
 """
 
 import inspect
@@ -32,19 +32,19 @@ from headrace.model.custom_block import Functions, make_custom_block
 from headrace.model.layers import Layer, Shape
 from headrace.model.network import Network
 
-OPTIONAL = ("stats", "train", "rng")  # what an `apply` may ask for beside params and x
+OPTIONAL = ("stats", "train", "rng")  # arguments that an `apply` may request in addition to params and x
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 _ENTRY = "A block is (name, init, apply), (name, function of x), (name, Flax module) or (name, layer of Headrace)."
-MakeFunctions = Callable[[Shape], Functions]  # for one image's input shape
+MakeFunctions = Callable[[Shape], Functions]  # from the shape of one input image
 
 
 def custom_network(
     blocks: Sequence[Any], *, input_shape: Sequence[int], num_classes: int, name: str = "custom_network"
 ) -> Network:
-    """Return the network of these blocks for images of one shape (height, width, channels).
+    """Return a network of these blocks for images of one shape (height, width, channels).
 
-    Every block is traced, not run: no device is touched. A block that cannot take what the one before it gives is
-    refused, and so is a network whose output is not one number for each class.
+    Every block is traced, not run, so no device is touched. A block that does not accept the output of the previous
+    one raises ConfigError, as does a network whose output is not one number per class.
     """
     hwc = _image_shape(input_shape)
     _check_names(blocks, name)
@@ -57,13 +57,13 @@ def custom_network(
             shape = layer.shape(shape)
         except (AssertionError, IndexError, ValueError) as error:
             raise ConfigError(
-                f"Block {entry[0]} cannot take {_describe(shape)}: {error or 'its shape does not fit'}."
+                f"Block {entry[0]} does not accept {_describe(shape)}: {error or 'its shape does not fit'}."
             ) from error
         named.append((entry[0], layer))
     if shape != (num_classes,):
         raise ConfigError(
-            f"{name} gives {_describe(shape)} for an image, not one number for each of {num_classes} classes.",
-            rule="The last block gives logits: [N, num_classes].",
+            f"{name} returns {_describe(shape)} for an image, not one number for each of {num_classes} classes.",
+            rule="The last block returns logits: [N, num_classes].",
             remedy="Pool or flatten, and end with a dense layer of num_classes features."
             if len(shape) != 1
             else f"Give the last block {num_classes} features, or num_classes={shape[0]}.",
@@ -74,10 +74,11 @@ def custom_network(
 def triple(init: Callable[..., Any], apply: Callable[..., Any]) -> MakeFunctions:
     """Return the functions of a block from `init(rng, shape) -> params` and `apply(params, x) -> y`.
 
-    `rng` is a JAX key, `shape` one image's. `apply` may also ask, by these names, for `train` (a bool), `rng` (a key
-    while training, else None; addressed by sample, see sample_key.py) and `stats`. With `stats`, `init` returns
-    (params, stats) and `apply` (y, stats): in training the statistics of this batch alone. Headrace averages those of
-    a step and moves the running ones towards them with bn_momentum; outside training `apply` gets the running ones.
+    `rng` is a JAX key, `shape` that of one image. `apply` may also have parameters named `train` (a bool), `rng` (in
+    training a key addressed by sample, see context.py; otherwise None) and `stats`. With `stats`, `init` returns
+    (params, stats) and `apply` returns (y, stats): in training, the statistics of this batch only. Headrace averages
+    them over a step and moves the running statistics towards them with bn_momentum; in evaluation `apply` gets the
+    running ones.
     """
     asked = _asked(apply)
 
@@ -92,7 +93,7 @@ def triple(init: Callable[..., Any], apply: Callable[..., Any]) -> MakeFunctions
 
         def call(params: Any, stats: Any, x: Any, train: bool, rng: Any) -> tuple[Any, Any]:
             given = {"stats": stats, "train": train, "rng": rng}
-            y = apply(params, x, **{word: given[word] for word in asked})
+            y = apply(params, x, **{name: given[name] for name in asked})
             if "stats" not in asked:
                 return y, {}
             if not (isinstance(y, tuple) and len(y) == 2):
@@ -105,25 +106,25 @@ def triple(init: Callable[..., Any], apply: Callable[..., Any]) -> MakeFunctions
 
 
 def _asked(apply: Callable[..., Any]) -> tuple[str, ...]:
-    """Return the optional words that a function takes; a parameter that nobody would fill is refused."""
+    """Return the optional arguments that a function takes; any other required parameter raises ConfigError."""
     try:
         parameters = list(inspect.signature(apply).parameters.values())
-    except (TypeError, ValueError):  # some compiled functions do not say
+    except (TypeError, ValueError):  # some compiled functions have no signature
         return ()
     open_ended = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     rest = [each for each in parameters[2:] if each.kind not in open_ended]
     for each in rest:
         if each.name not in OPTIONAL and each.default is inspect.Parameter.empty:
             raise ConfigError(
-                f"apply takes {each.name!r}, which nobody gives it.",
-                rule=f"apply is (params, x), and by name any of {', '.join(OPTIONAL)}.",
+                f"apply has a parameter {each.name!r}, for which there is no value.",
+                rule=f"apply takes (params, x), and by name any of {', '.join(OPTIONAL)}.",
                 remedy="Give it a default, or bind it with functools.partial.",
             )
     return tuple(each.name for each in rest if each.name in OPTIONAL)
 
 
 def _block(entry: Any, shape: Shape, *, is_last: bool) -> Layer:
-    """Return the layer of one entry of the list."""
+    """Return the layer for one entry of the list."""
     name, *parts = entry
     if (
         len(parts) == 1
@@ -149,14 +150,18 @@ def _functions(parts: list[Any]) -> MakeFunctions:
         function = parts[0]
         return triple(lambda rng, shape: {}, lambda params, x: function(x))
     found = parts[0] if len(parts) == 1 else parts
-    told = f"the class {found.__name__}" if isinstance(found, type) else f"{type(found).__name__}"
-    raise ConfigError(f"It is {told}.", rule=_ENTRY, remedy="Make it: write its brackets." * isinstance(found, type))
+    kind = f"the class {found.__name__}" if isinstance(found, type) else f"{type(found).__name__}"
+    raise ConfigError(
+        f"It is {kind}.", rule=_ENTRY, remedy="Create an instance: add parentheses." * isinstance(found, type)
+    )
 
 
 def _parameter_names(function: Callable[..., Any]) -> tuple[str, ...]:
     while isinstance(function, partial):
         function = function.func
-    function = function.__init__ if isinstance(function, type) else function  # NNX classes hide their parameters
+    function = (
+        function.__init__ if isinstance(function, type) else function
+    )  # the signature of an NNX class itself hides its parameters
     try:
         return tuple(inspect.signature(function).parameters)
     except (TypeError, ValueError):
@@ -164,14 +169,16 @@ def _parameter_names(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def _is_flax(part: Any) -> bool:
-    """Say whether something is a Flax module, without importing Flax for it."""
-    homes = [cls.__module__.partition(".")[0] for cls in type(part).__mro__]
-    return "flax" in homes and callable(part) and not isinstance(part, type)
+    """Return whether an object is a Flax module, without importing Flax."""
+    packages = [cls.__module__.partition(".")[0] for cls in type(part).__mro__]
+    return "flax" in packages and callable(part) and not isinstance(part, type)
 
 
 def _check_names(blocks: Sequence[Any], network: str) -> None:
     if not _NAME.fullmatch(network):
-        raise ConfigError(f"A network cannot be named {network!r}.", rule="Names are letters, digits, _, - and dots.")
+        raise ConfigError(
+            f"A network cannot be named {network!r}.", rule="Names consist of letters, digits, _, - and dots."
+        )
     if isinstance(blocks, str | bytes) or not isinstance(blocks, Sequence) or not blocks:
         raise ConfigError(f"A network is a list of blocks, not {blocks!r:.60}.", rule=_ENTRY)
     seen: set[str] = set()
@@ -181,10 +188,10 @@ def _check_names(blocks: Sequence[Any], network: str) -> None:
         if not _NAME.fullmatch(entry[0]):
             raise ConfigError(
                 f"A block cannot be named {entry[0]!r}.",
-                rule="Names are letters, digits, _, - and dots: they are keys.",
+                rule="Names are checkpoint keys: letters, digits, _, - and dots.",
             )
         if entry[0] in seen:
-            raise ConfigError(f"Two blocks are named {entry[0]}.", rule="A block's name is its own.")
+            raise ConfigError(f"Two blocks are named {entry[0]}.", rule="Block names must be unique.")
         seen.add(entry[0])
 
 
@@ -192,7 +199,7 @@ def _image_shape(shape: Sequence[int]) -> tuple[int, int, int]:
     numbers = tuple(shape) if isinstance(shape, Sequence) else ()
     if len(numbers) != 3 or any(not isinstance(n, int) or isinstance(n, bool) or n < 1 for n in numbers):
         raise ConfigError(
-            f"input_shape is {shape!r}.", rule="It is one image's height, width and channels, such as (32, 32, 3)."
+            f"input_shape is {shape!r}.", rule="It is the height, width and channels of one image, such as (32, 32, 3)."
         )
     return numbers[0], numbers[1], numbers[2]
 
@@ -201,13 +208,12 @@ def _describe(shape: Shape) -> str:
     return "x".join(map(str, shape)) or "a single number"
 
 
-# Flax modules as blocks: Linen modules, and NNX modules (made already, or by a function of `rngs`).
+# Flax modules as blocks
 
-
-# arguments of a module's __call__ that say whether it trains -> their value while it does
+# arguments of a module's __call__ that select training -> their value in training
 FLAGS = {"train": True, "training": True, "is_training": True, "deterministic": False, "use_running_average": False}
 _INSTALL = "Install it: pip install 'headrace[flax]'."
-Momentums = Mapping[tuple[Any, ...], float]  # of each batch norm, by its path in the block
+Momentums = Mapping[tuple[Any, ...], float]  # by path of the batch norm in the block
 
 
 def flax_functions(module: Any) -> Callable[[Shape], Functions]:
@@ -218,24 +224,24 @@ def flax_functions(module: Any) -> Callable[[Shape], Functions]:
     if isinstance(module, nnx.Module):
         return nnx_functions(module)
     raise ConfigError(
-        f"{type(module).__name__} is of Flax, but no module.",
+        f"{type(module).__name__} comes from Flax but is not a module.",
         rule="A block is a flax.linen.Module or a flax.nnx.Module.",
     )
 
 
 def nnx_functions(made: Any) -> Callable[[Shape], Functions]:
-    """Return the functions of an NNX module, which keeps its weights; or of `made(rngs)`, with fresh ones."""
+    """Return the functions of an NNX module, with its existing weights, or of `made(rngs)`, with new ones."""
     _, nnx = _flax()
     is_module = isinstance(made, nnx.Module)
     module = made if is_module else nnx.eval_shape(lambda: made(rngs=nnx.Rngs(start_key(0))))
     if not isinstance(module, nnx.Module):
-        raise ConfigError("The function of rngs does not make an NNX module.")
+        raise ConfigError("The function of rngs does not return an NNX module.")
     kinds = (nnx.Param, nnx.BatchStat, nnx.RngState)
     graph, *likes, rest = nnx.split(module, *kinds, ...)
     if jax.tree.leaves(rest):
         raise _other_state(sorted({type(leaf).__name__ for _, leaf in nnx.iter_graph(rest)} & _variable_names(nnx)))
     momentums = _nnx_momentums(module)
-    _check_owners(nnx.to_pure_dict(likes[1]), momentums)
+    _check_stats_owner(nnx.to_pure_dict(likes[1]), momentums)
     forms = [jax.tree.structure(like) for like in likes]
     rng_shapes = [(path, leaf.shape, leaf.dtype) for path, leaf in jax.tree_util.tree_flatten_with_path(likes[2])[0]]
     asked = _parameters(type(module).__call__)
@@ -249,15 +255,15 @@ def nnx_functions(made: Any) -> Callable[[Shape], Functions]:
         assert not (train and rng_shapes and rng is None), "training draws random numbers: Ctx(draws=...)"
         base = start_key(0) if rng is None else rng
         keys = [_rng_leaf(base, *leaf) for leaf in rng_shapes]
-        # as JAX arrays: a module would write its new statistics into NumPy's in place
+        # JAX arrays: given NumPy arrays, a module would overwrite the statistics in place
         leaves = (*(list(map(jnp.asarray, jax.tree.leaves(tree))) for tree in (params, stats)), keys)
-        here = nnx.merge(graph, *(jax.tree.unflatten(form, leaf) for form, leaf in zip(forms, leaves, strict=True)))
-        here.train() if train else here.eval()
-        words = _flags(asked, train)
+        local = nnx.merge(graph, *(jax.tree.unflatten(form, leaf) for form, leaf in zip(forms, leaves, strict=True)))
+        local.train() if train else local.eval()
+        kwargs = _flags(asked, train)
         if "rngs" in asked and train and rng is not None:
-            words["rngs"] = nnx.Rngs(jax.random.fold_in(rng, name_id("rngs")))
-        y = here(x, **words)
-        return y, _of_batch(nnx.to_pure_dict(nnx.state(here, nnx.BatchStat)), stats, momentums)
+            kwargs["rngs"] = nnx.Rngs(jax.random.fold_in(rng, name_id("rngs")))
+        y = local(x, **kwargs)
+        return y, _of_batch(nnx.to_pure_dict(nnx.state(local, nnx.BatchStat)), stats, momentums)
 
     values = frozenset(momentums.values())
     return lambda shape: Functions(begin=begin, call=call, momentums=values, is_ready=is_module)
@@ -270,7 +276,7 @@ def _linen_functions(module: Any) -> Callable[[Shape], Functions]:
     def make(shape: Shape) -> Functions:
         momentums: dict[tuple[Any, ...], float] = {}
 
-        def look(next_call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        def note_momentum(next_call: Any, args: Any, kwargs: Any, context: Any) -> Any:
             if isinstance(context.module, linen.BatchNorm) and context.method_name == "__call__":
                 momentums[tuple(context.module.path)] = float(context.module.momentum)
             return next_call(*args, **kwargs)
@@ -278,11 +284,11 @@ def _linen_functions(module: Any) -> Callable[[Shape], Functions]:
         def variables(key: Any) -> dict[str, Any]:
             return dict(module.init({"params": key}, jnp.zeros((1, *shape)), **_flags(asked, False)))
 
-        with linen.intercept_methods(look):
+        with linen.intercept_methods(note_momentum):
             like = jax.eval_shape(lambda number: variables(start_key(number)), np.uint32(0))
         if others := [name for name in like if name not in ("params", "batch_stats")]:
             raise _other_state(others)
-        _check_owners(like.get("batch_stats", {}), momentums)
+        _check_stats_owner(like.get("batch_stats", {}), momentums)
 
         def begin(key: Any) -> tuple[Any, Any]:
             made = variables(key)
@@ -300,7 +306,7 @@ def _linen_functions(module: Any) -> Callable[[Shape], Functions]:
 
 
 def _flax() -> tuple[Any, Any]:
-    """Import Flax; where it is missing, say what to install."""
+    """Import Flax, or explain how to install it."""
     try:
         from flax import linen, nnx
     except ImportError as error:
@@ -309,22 +315,22 @@ def _flax() -> tuple[Any, Any]:
 
 
 def _of_batch(moved: Any, running: Any, momentums: Momentums) -> Any:
-    """Return the batch's statistics from what batch norms moved theirs to: moved = m * running + (1 - m) * batch."""
+    """Recover the statistics of the batch from updated ones: moved = m * running + (1 - m) * batch."""
 
-    def take_out(path: Any, new: Any, old: Any) -> Any:
+    def recover(path: Any, new: Any, old: Any) -> Any:
         m = momentums[_keys(path)[:-1]]
         return old if m == 1 else (new.astype(jnp.float32) - m * old) / (1 - m)
 
-    return jax.tree_util.tree_map_with_path(take_out, moved, running)
+    return jax.tree_util.tree_map_with_path(recover, moved, running)
 
 
-def _check_owners(stats: Any, momentums: Momentums) -> None:
-    """Refuse statistics that no Flax BatchNorm keeps: how they move is not known."""
+def _check_stats_owner(stats: Any, momentums: Momentums) -> None:
+    """Raise ConfigError for statistics that do not belong to a Flax BatchNorm: their update rule is unknown."""
     for path, _ in jax.tree_util.tree_flatten_with_path(stats)[0]:
         if _keys(path)[:-1] not in momentums:
             raise ConfigError(
-                f"batch_stats {'/'.join(map(str, _keys(path)))} is not of a Flax BatchNorm.",
-                rule="Headrace must know how statistics move, to average them over micro batches and replicas.",
+                f"batch_stats {'/'.join(map(str, _keys(path)))} does not belong to a Flax BatchNorm.",
+                rule="Headrace must know how statistics are updated, to average them over micro batches and replicas.",
                 remedy="Use Flax's BatchNorm, or write the block as (name, init, apply) with stats.",
             )
 
@@ -345,18 +351,18 @@ def _variable_names(nnx: Any) -> set[str]:
 
 def _other_state(names: list[str]) -> ConfigError:
     return ConfigError(
-        f"A module keeps variables that are neither weights nor batch statistics: {', '.join(names) or 'its own'}.",
-        rule="A block's state are its params and the running statistics of its batch norms.",
+        f"A module keeps variables that are neither weights nor batch statistics: {', '.join(names) or 'unnamed'}.",
+        rule="The state of a block consists of its params and the running statistics of its batch norms.",
         remedy="Keep such values out of the network, or make them parameters.",
     )
 
 
 def _rng_leaf(base: Any, path: Any, shape: Shape, dtype: Any) -> Any:
-    """Return the value of one leaf of NNX's random state: a key of its own, or a count that starts at 0."""
+    """Return the value of one leaf of NNX's random state: a distinct key, or a count that starts at 0."""
     if not jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return jnp.zeros(shape, dtype)
-    own = jax.random.fold_in(base, name_id(jax.tree_util.keystr(path)))
-    return jax.random.split(own, shape) if shape else own
+    key = jax.random.fold_in(base, name_id(jax.tree_util.keystr(path)))
+    return jax.random.split(key, shape) if shape else key
 
 
 def _parameters(call: Callable[..., Any]) -> tuple[str, ...]:
@@ -368,5 +374,5 @@ def _flags(asked: tuple[str, ...], train: bool) -> dict[str, Any]:
 
 
 def _keys(path: Any) -> tuple[Any, ...]:
-    """Return a key path of dicts as plain keys."""
+    """Return the plain keys of a path through dicts."""
     return tuple(key.key for key in path)

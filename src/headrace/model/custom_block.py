@@ -1,4 +1,4 @@
-"""A block that is two functions: traced once for its shape and cost, then a layer like any other."""
+"""Custom blocks: a pair of functions, traced once for shape and cost, used as a layer like any other."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,16 +18,16 @@ from headrace.model.cost import Cost, count_jaxpr
 from headrace.model.layers import RngAt, Shape, Tree
 from headrace.model.network import Network
 
-_BATCH = 3  # images of a trace: few, and seldom a number of channels
+_BATCH = 3  # images in a trace: few, and rarely the number of channels, which would make dims ambiguous
 
 
 @dataclass(frozen=True, kw_only=True)
 class Functions:
-    """What every own block comes down to, for one image's input shape.
+    """What every custom block is reduced to, for one input shape.
 
-    `begin(key) -> (params, stats)`; `call(params, stats, x, train, key or None) -> (y, this batch's stats)`.
-    `momentums` are those of its batch norms, where the block knows them; `is_ready`: begin makes nothing, the weights
-    are there already.
+    `begin(key) -> (params, stats)`; `call(params, stats, x, train, key or None) -> (y, stats of this batch)`.
+    `momentums` are those of its batch norms, where known. `is_ready`: the weights exist already and `begin` only
+    returns them.
     """
 
     begin: Callable[[Any], tuple[Any, Any]]
@@ -38,7 +38,7 @@ class Functions:
 
 @dataclass(frozen=True)
 class Pack:
-    """How a tree of any form is kept as a dict: nothing, the dict itself, or the tree under `value`."""
+    """How a tree of any structure is stored as a dict: empty, the dict itself, or the tree under `value`."""
 
     like: Any
 
@@ -49,7 +49,7 @@ class Pack:
         return tree if isinstance(tree, dict) else {"value": tree}
 
     def unpack(self, packed: Tree) -> Any:
-        """Return the tree as its function made it."""
+        """Return the tree in its original structure."""
         if not jax.tree.leaves(self.like):
             return self.like
         return packed if isinstance(self.like, dict) else packed["value"]
@@ -57,7 +57,7 @@ class Pack:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CustomBlock:
-    """Two functions as a layer, for one input shape. As the network's last block it keeps its output's format."""
+    """Two functions as a layer, for one input shape. The output of the last block (`logits`) keeps its dtype."""
 
     functions: Functions
     input_shape: Shape
@@ -69,34 +69,34 @@ class CustomBlock:
 
     @property
     def has_stats(self) -> bool:
-        """Say whether the block keeps running statistics."""
+        """Return whether the block keeps running statistics."""
         return bool(jax.tree.leaves(self.packs[1].like))
 
     def shape(self, hwc: Shape) -> Shape:
-        """Return the shape of one image's output; the block was traced for one input shape."""
+        """Return the shape of one image's output; only the input shape it was traced for is accepted."""
         if hwc != self.input_shape:
             raise ConfigError(
-                f"It was made for an input of {self.input_shape}, and gets {hwc}.",
-                rule="A block of one's own is made for one size of images.",
+                f"It was built for inputs of shape {self.input_shape}, but receives {hwc}.",
+                rule="A custom block is built for one image size.",
             )
         return self.output_shape
 
     def init(self, rng_at: RngAt, hwc: Shape) -> tuple[Tree, Tree]:
-        """Run the user's init with a key that depends on seed and name alone."""
+        """Run the user's init with a key that depends only on the seed and the block's name."""
         made = self.start(rng_at("init").integers(2**32, dtype=np.uint32))
         host = jax.tree.map(lambda a: np.asarray(a, np.float32), made)
         return self.packs[0].pack(host[0]), self.packs[1].pack(host[1])
 
     def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
         """Apply the user's function to weights and images in the compute dtype."""
-        own = self.packs[0].unpack(params), self.packs[1].unpack(stats)
+        weights = self.packs[0].unpack(params), self.packs[1].unpack(stats)
         if self.has_stats and params and ctx.is_frozen(*flatten_named(params)):
-            ctx = replace(ctx, train=False)  # a block whose weights are all left alone works as in evaluation
-        y, batch_stats = _call(self.functions, own, x, ctx)
+            ctx = replace(ctx, train=False)  # a block whose weights are all frozen works as in evaluation
+        y, batch_stats = _call(self.functions, weights, x, ctx)
         y = y if self.logits else y.astype(ctx.compute_dtype)
         if not ctx.train:
             return y, stats
-        # in float32, whatever the block computes in: they are summed over micro batches
+        # float32, whatever the block computes in, because they are summed over micro batches
         return y, self.packs[1].pack(jax.tree.map(lambda s: s.astype(jnp.float32), batch_stats))
 
     def cost(self, hwc: Shape) -> Cost:
@@ -104,27 +104,27 @@ class CustomBlock:
         return self.traced_cost
 
     def weights_like(self) -> tuple[Tree, Tree]:
-        """Return params and stats as shapes, without a device."""
+        """Return the shapes of params and stats without touching a device."""
         as_float32 = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32)  # noqa: E731
         return tuple(jax.tree.map(as_float32, pack.pack(pack.like)) for pack in self.packs)
 
 
 def make_custom_block(name: str, make: Callable[[Shape], Functions], shape: Shape, *, logits: bool) -> CustomBlock:
-    """Trace a block's functions for one input shape; whatever they cannot do is refused here."""
-    told = "x".join(map(str, shape))
+    """Trace a block's functions for one input shape; anything that does not work raises ConfigError."""
+    size = "x".join(map(str, shape))
     try:
         functions = make(shape)
         params, stats = jax.eval_shape(lambda n: functions.begin(start_key(n)), np.uint32(0))
         _check_leaves(name, "params", params)
         _check_leaves(name, "stats", stats)
         traced, y, batch_stats = _trace(functions, params, stats, shape)
-        _, shown, _ = _trace(functions, params, stats, shape, train=False)
+        _, evaluated, _ = _trace(functions, params, stats, shape, train=False)
     except HeadraceError:
         raise
     except Exception as error:  # whatever a user's function may raise
-        problem = f"Block {name} cannot take images of {told}: {_first_line(error)}"
-        raise ConfigError(problem, rule="Every block takes what the block before it gives.") from error
-    _check_output(name, y, shown)
+        problem = f"Block {name} does not accept inputs of {size}: {_first_line(error)}"
+        raise ConfigError(problem, rule="Every block must accept the output of the previous one.") from error
+    _check_output(name, y, evaluated)
     _check_stats(name, stats, batch_stats)
     counted = count_jaxpr(traced, _BATCH)
     return CustomBlock(
@@ -144,7 +144,7 @@ def make_custom_block(name: str, make: Callable[[Shape], Functions], shape: Shap
 
 
 def weights_like(network: Network) -> tuple[Tree, Tree]:
-    """Return a network's params and stats as shapes; unlike `network.init` it needs no device for own blocks."""
+    """Return the shapes of a network's params and stats; unlike `network.init`, no device runs for custom blocks."""
     params, stats = {}, {}
     for (name, block), shape in zip(network.blocks, network.shapes(), strict=False):
         like = block.weights_like() if isinstance(block, CustomBlock) else block.init(partial(generator, 0), shape)
@@ -153,14 +153,14 @@ def weights_like(network: Network) -> tuple[Tree, Tree]:
     return params, stats
 
 
-def _call(functions: Functions, own: tuple[Any, Any], x: Any, ctx: Ctx) -> tuple[Any, Any]:
-    params = jax.tree.map(lambda w: w.astype(ctx.compute_dtype), own[0])
+def _call(functions: Functions, weights: tuple[Any, Any], x: Array, ctx: Ctx) -> tuple[Any, Any]:
+    params = jax.tree.map(lambda w: w.astype(ctx.compute_dtype), weights[0])
     rng = sample_key(ctx) if ctx.train and ctx.draws is not None else None
-    return functions.call(params, own[1], x.astype(ctx.compute_dtype), ctx.train, rng)
+    return functions.call(params, weights[1], x.astype(ctx.compute_dtype), ctx.train, rng)
 
 
 def _trace(functions: Functions, params: Any, stats: Any, shape: Shape, train: bool = True) -> tuple[Any, Any, Any]:
-    """Return (jaxpr, shape of the output, shapes of the statistics) of an application."""
+    """Return (jaxpr, shape of the output, shapes of the statistics)."""
 
     def apply(params: Any, stats: Any, x: Any, samples: Any) -> tuple[Any, Any]:
         draws = Draws(0, 0, samples) if train else None
@@ -177,22 +177,22 @@ def _check_leaves(name: str, what: str, tree: Any) -> None:
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise ConfigError(
                 f"Block {name}: {what}{jax.tree_util.keystr(path)} is {leaf.dtype}.",
-                rule=f"All {what} are floating-point numbers: they are learnt, or averaged over micro batches.",
-                remedy="Keep constants in the function, not among what init returns.",
+                rule=f"All {what} must be floating-point: they are learnt, or averaged over micro batches.",
+                remedy="Keep constants inside the function instead of returning them from init.",
             )
 
 
-def _check_output(name: str, y: Any, shown: Any) -> None:
+def _check_output(name: str, y: Any, evaluated: Any) -> None:
     if not hasattr(y, "shape") or not jnp.issubdtype(y.dtype, jnp.floating) or y.shape[:1] != (_BATCH,):
         found = f"{y.dtype}{list(y.shape)}" if hasattr(y, "shape") else type(y).__name__
         raise ConfigError(
-            f"Block {name} gives {found} for {_BATCH} images.",
-            rule="A block gives one array of floating-point numbers, whose first dim is the images.",
+            f"Block {name} returns {found} for {_BATCH} images.",
+            rule="A block returns one floating-point array whose first dim is the number of images.",
         )
-    if tuple(shown.shape) != tuple(y.shape):
+    if tuple(evaluated.shape) != tuple(y.shape):
         raise ConfigError(
-            f"Block {name} gives {list(y.shape[1:])} while training and {list(shown.shape[1:])} outside of it.",
-            rule="Both shapes must be the same.",
+            f"Block {name} returns {list(y.shape[1:])} in training and {list(evaluated.shape[1:])} in evaluation.",
+            rule="Both shapes must be equal.",
         )
 
 
@@ -204,7 +204,7 @@ def _check_stats(name: str, stats: Any, batch_stats: Any) -> None:
     if before != after:
         raise ConfigError(
             f"Block {name} returns statistics {after or 'none'}, but started with {before or 'none'}.",
-            rule="In training a block returns this batch's statistics in the place of the running ones.",
+            rule="In training a block returns the statistics of this batch in place of the running ones.",
         )
 
 

@@ -1,6 +1,6 @@
-"""EfficientNets: one table of groups of blocks, made wider and deeper by a size's coefficients.
+"""EfficientNets (one table of block groups, scaled by width and depth), and the inverted bottleneck of MobileNets too.
 
-Layers are named as Keras names them after the block: `block2a` + `expand_conv`.
+Layers are named as in Keras: `block2a` + `expand_conv`.
 """
 
 import math
@@ -13,12 +13,10 @@ from headrace.model.composites import Chain, Named, Residual
 from headrace.model.gates import Dropout, DropPath, SqueezeExcite
 from headrace.model.layers import FAN_IN_HE, FAN_OUT_HE, Conv, Dense, GlobalAveragePool, Layer
 
-# The inverted bottleneck of EfficientNets and MobileNets: expand, convolve depthwise, squeeze-excite, project.
-
 
 @dataclass(frozen=True, kw_only=True)
 class Inverted:
-    """One block: channels in, inside and out, its window and stride, and what stands in it."""
+    """An inverted bottleneck: expand, convolve depthwise, squeeze-and-excite, project."""
 
     inputs: int
     inner: int
@@ -29,11 +27,11 @@ class Inverted:
     group_dim: int = 1
     squeeze: SqueezeExcite | None = None
     survival: float = 1.0
-    symmetric: bool = False  # padded as PyTorch does, whatever the dialect
+    symmetric: bool = False  # padded as in PyTorch, whatever the dialect
 
     @property
     def skips(self) -> bool:
-        """Say whether the block has a shortcut."""
+        """Return whether the block has a shortcut."""
         return self.stride == 1 and self.inputs == self.outputs
 
     def layer(self, build: BuildOptions) -> Layer:
@@ -62,20 +60,20 @@ class Inverted:
 
 
 def conv_block(channels: int, kernel: int, stride: int, activation: str, build: BuildOptions) -> Chain:
-    """Return a convolution, a norm and an activation: the first and the last of a network. Padded by the dialect."""
+    """Return a convolution, a norm and an activation: the stem or the top of a network."""
     conv = Conv(channels=channels, kernel=kernel, stride=stride, padding=build.padding(kernel), initial=FAN_OUT_HE)
     return Chain((("conv", conv), *build.norm_act("", "activation", activation)))
 
 
 def groups_of(channels: int, group_dim: int) -> int:
-    """Return into how many groups of about `group_dim` channels to divide all: where it does not go, the nearest."""
+    """Return the number of groups of `group_dim` channels, or of the nearest size that divides the channels."""
     wanted = max(channels // group_dim, 1)
     divisors = (groups for groups in range(1, channels + 1) if channels % groups == 0)
     return wanted if channels % wanted == 0 else min(divisors, key=lambda groups: abs(channels / groups - group_dim))
 
 
 def near_multiple(channels: float, divisor: int = 8) -> int:
-    """Round channels to a multiple, never below the divisor nor by more than 10 % down."""
+    """Round channels to a multiple of the divisor, at least the divisor and at most 10 % down."""
     rounded = max(divisor, int(channels + divisor / 2) // divisor * divisor)
     return rounded + divisor if rounded < 0.9 * channels else rounded
 
@@ -91,19 +89,19 @@ _GROUPS = (
     (3, 1, 192, 320, True, 1),
 )
 _STEM_CHANNELS, _TOP_CHANNELS, _EXPAND_RATIO, _SE_RATIO, _SURVIVAL = 32, 1280, 6, 0.25, 0.8
-# what TensorFlow 1 called the parts of a block, and timm its modules: the layer each begins with
+# names of a block's parts in the TensorFlow 1 code and in timm -> the layer each begins with
 _PARTS = (("b", "dwconv"), ("SE", "se"), ("c", "project_conv"))
 _TIMM_PARTS = (("conv_dw", "dwconv"), ("se", "se"), ("conv_pwl", "project_conv"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class EfficientNet:
-    """One row of the table: how much wider and deeper than the smallest, and dropout before the classifier."""
+    """One row of the table: width and depth relative to B0, and dropout before the classifier."""
 
     width: float
     depth: float
     dropout_rate: float
-    small_images: bool = False  # the stem and the second group keep the size
+    small_images: bool = False  # no stride in the stem and the second group
 
     def blocks(self, build: BuildOptions) -> tuple[Named, ...]:
         """Return the named blocks."""
@@ -150,7 +148,7 @@ class EfficientNet:
                 channels, number = outputs, number + 1
 
     def aliases(self, build: BuildOptions) -> tuple[tuple[str, str], ...]:
-        """Return the names of split points in other dialects: TensorFlow 1's, and timm's modules."""
+        """Return other names of split points: those of the TensorFlow 1 code, and timm's modules."""
         named = [("block0", "stem"), ("Top", "top"), ("conv_stem", "stem"), ("conv_head", "top")]
         for group, (_, repeats, *_) in enumerate(_GROUPS, start=1):
             for i in range(self._repeats(repeats, build)):
@@ -169,7 +167,7 @@ class EfficientNet:
 
 
 def _letters(i: int) -> str:
-    """Return a, b, ... z, aa, ab ... for a block's place in its group."""
+    """Return a, b, ... z, aa, ab ... for the position of a block in its group."""
     return ascii_lowercase[i] if i < 26 else _letters(i // 26 - 1) + ascii_lowercase[i % 26]
 
 

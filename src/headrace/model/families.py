@@ -1,4 +1,4 @@
-"""All networks by name: the rows of the families' tables, built as the model section of the configuration says."""
+"""All networks by name, built according to the model options; and the toy networks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,12 +15,10 @@ from headrace.model.norm import NormSpec, make_norm_spec
 from headrace.model.resnet import RESNETS
 from headrace.model.squeezenet import SQUEEZENETS
 
-# Toy networks: two small convolutions, for tests and first steps.
-
 
 @dataclass(frozen=True, kw_only=True)
 class Toy:
-    """One row of the table: with or without a norm after each pool."""
+    """A toy network of two small convolutions, for tests and first steps; with or without norms."""
 
     norm: bool
 
@@ -45,7 +43,7 @@ TOYS: dict[str, Toy] = {"toy_model": Toy(norm=False), "toy_model_bn": Toy(norm=T
 
 
 class Row(Protocol):
-    """A row of a family's table: the blocks of a network, and other names of its split points."""
+    """A row of a family's table: makes the blocks of a network, and other names of its split points."""
 
     def blocks(self, build: BuildOptions) -> tuple[Named, ...]: ...
     def aliases(self, build: BuildOptions) -> tuple[tuple[str, str], ...]: ...
@@ -60,12 +58,12 @@ def model_names() -> tuple[str, ...]:
 
 
 def model_row(name: str) -> Variant:
-    """Return what a network was made for; an unknown name is refused with the nearest."""
+    """Return the properties of a network; an unknown name raises ConfigError with the nearest one."""
     return find_variant(name)
 
 
 def build_network(model: Any, num_classes: int, image_hwc: tuple[int, int, int]) -> Network:
-    """Build the network that the model section of the configuration (`config.model`) names."""
+    """Build the network that the model options (`config.model`) select."""
     variant = find_variant(model.model_name, model.model_size, image_hwc[0])
     dialect = DIALECTS[model.model_dialect]
     norm = _norm(model, default_epsilon(dialect, variant.name))

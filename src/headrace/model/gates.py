@@ -1,4 +1,4 @@
-"""Activations by name, squeeze-and-excite, and the two layers that draw random numbers: dropout and stochastic depth.
+"""Activations by name, squeeze-and-excite, dropout and stochastic depth.
 
 Shapes in names: N images, C channels, R channels after the squeeze.
 """
@@ -28,7 +28,7 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
 
 @dataclass(frozen=True)
 class Activation(WithoutParameters):
-    """A function of ACTIVATIONS, by name."""
+    """An activation function, by its name in ACTIVATIONS."""
 
     kind: str = "relu"
 
@@ -41,7 +41,7 @@ class Activation(WithoutParameters):
         return hwc
 
     def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
-        """Apply the function to every number."""
+        """Apply the function to every element."""
         return ACTIVATIONS[self.kind](x), {}
 
     def cost(self, hwc: Shape) -> Cost:
@@ -51,7 +51,7 @@ class Activation(WithoutParameters):
 
 @dataclass(frozen=True, kw_only=True)
 class SqueezeExcite:
-    """Scale each channel by a gate computed from all channels' means: C to R with an activation, and back to C."""
+    """Scale each channel by a gate computed from the means of all channels: C to R, activation, and back to C."""
 
     width: int
     activation: str = "swish"
@@ -93,7 +93,7 @@ class SqueezeExcite:
 
 @dataclass(frozen=True)
 class Dropout(WithoutParameters):
-    """In training set each number to zero with probability `rate`, and scale the others up."""
+    """In training, set each element to zero with probability `rate` and scale the others up."""
 
     rate: float
 
@@ -102,22 +102,22 @@ class Dropout(WithoutParameters):
         return hwc
 
     def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
-        """Drop and scale; outside training do nothing."""
+        """Drop and scale in training; otherwise do nothing."""
         if not ctx.train or self.rate == 0:
             return x, {}
         kept = (ctx.uniform(*x.shape[1:]) >= np.float32(self.rate)).astype(jnp.float32)
         return x * (kept * np.float32(1 / (1 - self.rate))).astype(x.dtype), {}
 
     def cost(self, hwc: Shape) -> Cost:
-        """Return nothing: computed with its neighbours."""
+        """Return no cost: XLA fuses it with its neighbours."""
         return Cost()
 
 
 @dataclass(frozen=True)
 class DropPath(WithoutParameters):
-    """In training drop an image's whole branch, which survives with probability `survival` and is then scaled up.
+    """In training, drop the whole branch of an image, or keep it with probability `survival` and scale it up.
 
-    Stands at the end of a residual unit's body: what is left is the shortcut. Also called stochastic depth.
+    At the end of a residual unit's body, a dropped branch leaves only the shortcut. Also called stochastic depth.
     """
 
     survival: float
@@ -127,12 +127,12 @@ class DropPath(WithoutParameters):
         return hwc
 
     def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
-        """Drop and scale; outside training do nothing."""
+        """Drop and scale in training; otherwise do nothing."""
         if not ctx.train or self.survival == 1:
             return x, {}
         kept = (ctx.uniform() < np.float32(self.survival)).astype(jnp.float32) * np.float32(1 / self.survival)
         return x * kept.astype(x.dtype).reshape(-1, *(1,) * (x.ndim - 1)), {}
 
     def cost(self, hwc: Shape) -> Cost:
-        """Return nothing: computed with its neighbours."""
+        """Return no cost: XLA fuses it with its neighbours."""
         return Cost()

@@ -1,4 +1,4 @@
-"""The layers: frozen values with pure methods.
+"""The basic layers as frozen values with pure methods, and the initial values of weights.
 
 A layer has `shape(hwc)`, `init(rng_at, hwc) -> (params, stats)`, `apply(params, stats, x, ctx) -> (y, batch_stats)` and
 `cost(hwc)`. A shape is one image's: (height, width, channels), or (features,) after pooling or flattening.
@@ -20,25 +20,25 @@ from headrace.model.context import Ctx
 from headrace.model.cost import Cost
 from headrace.ops.pool import Padding, out_size
 
-# Initial weights, drawn on the host (30 tensors drawn eagerly on the device would cost 5 s of small compilations).
-
-
-# The spread of a unit normal cut at +-2: what is drawn is divided by it, so that the result has the spread asked for.
-_SPREAD_OF_CUT_NORMAL = 0.87962566103423978
+# The standard deviation of a unit normal truncated at +-2. Samples are divided by it to get the intended deviation.
+_TRUNCATED_DEVIATION = 0.87962566103423978
 
 RngAt = Callable[[str], np.random.Generator]
 
 
 @dataclass(frozen=True, kw_only=True)
 class VarianceScaling:
-    """Draw weights with variance scale / fan, from a normal cut at two deviations or a uniform distribution."""
+    """Draw weights with variance scale / fan, from a truncated normal (two deviations) or a uniform distribution.
+
+    They are drawn on the host: drawing 30 tensors eagerly on a device costs 5 s of small compilations.
+    """
 
     scale: float = 1.0
     fan: Literal["in", "out", "average"] = "in"
     distribution: Literal["truncated_normal", "uniform"] = "truncated_normal"
 
     def sample(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        """Return float32 weights; the last two dims of `shape` are channels in and out, those before the window."""
+        """Return float32 weights; the last two dims of `shape` are channels in and out, the first ones the window."""
         window = math.prod(shape[:-2])
         fan_in, fan_out = window * shape[-2], window * shape[-1]
         fan = {"in": fan_in, "out": fan_out, "average": (fan_in + fan_out) / 2}[self.fan]
@@ -46,7 +46,7 @@ class VarianceScaling:
         if self.distribution == "uniform":
             limit = math.sqrt(3) * deviation
             return rng.uniform(-limit, limit, shape).astype(np.float32)
-        return (_cut_normal(rng, shape) * (deviation / _SPREAD_OF_CUT_NORMAL)).astype(np.float32)
+        return (_truncated_normal(rng, shape) * (deviation / _TRUNCATED_DEVIATION)).astype(np.float32)
 
 
 FAN_IN_NORMAL = VarianceScaling()
@@ -56,11 +56,11 @@ GLOROT_UNIFORM = VarianceScaling(fan="average", distribution="uniform")
 
 
 def under(rng_at: RngAt, name: str) -> RngAt:
-    """Return `rng_at` for the names below `name`."""
+    """Return `rng_at` for names relative to `name`."""
     return lambda below: rng_at(f"{name}/{below}")
 
 
-def _cut_normal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+def _truncated_normal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     drawn = rng.standard_normal(shape)
     while (outside := np.abs(drawn) > 2).any():
         drawn[outside] = rng.standard_normal(int(outside.sum()))
@@ -83,7 +83,7 @@ class Layer(Protocol):
         ...
 
     def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
-        """Return the output and, in training, this batch's statistics in the place of the running ones."""
+        """Return the output and, in training, the statistics of this batch in place of the running ones."""
         ...
 
     def cost(self, hwc: Shape) -> Cost:
@@ -92,16 +92,16 @@ class Layer(Protocol):
 
 
 class WithoutParameters:
-    """The methods of a layer that has no parameters."""
+    """The `init` of a layer without parameters."""
 
     def init(self, rng_at: RngAt, hwc: Shape) -> tuple[Tree, Tree]:
-        """Return nothing to learn."""
+        """Return no parameters and no statistics."""
         return {}, {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conv:
-    """Convolution; `groups` splits the channels, `bias` is off as a norm usually follows."""
+    """Convolution; `groups` divides the channels, and `bias` is off because a norm usually follows."""
 
     channels: int
     kernel: int = 3
@@ -152,7 +152,7 @@ class Conv:
 
 @dataclass(frozen=True, kw_only=True)
 class Dense:
-    """Fully connected layer with bias. As `logits` it keeps its float32 sums."""
+    """Fully connected layer with bias. With `logits` its output stays float32."""
 
     features: int
     logits: bool = False
@@ -160,7 +160,7 @@ class Dense:
 
     def shape(self, hwc: Shape) -> Shape:
         """Return the shape of one image's output."""
-        assert len(hwc) == 1, f"flatten or pool before a dense layer, not {hwc}"
+        assert len(hwc) == 1, f"flatten or pool before a dense layer: {hwc}"
         return (self.features,)
 
     def init(self, rng_at: RngAt, hwc: Shape) -> tuple[Tree, Tree]:
@@ -203,7 +203,7 @@ class Relu(WithoutParameters):
 
 @dataclass(frozen=True, kw_only=True)
 class MaxPool(WithoutParameters):
-    """Largest value of each window; padded pixels never win."""
+    """Largest value of each window, ignoring padding."""
 
     window: int
     stride: int
@@ -227,7 +227,7 @@ class GlobalAveragePool(WithoutParameters):
     """Mean of each channel over the image."""
 
     def shape(self, hwc: Shape) -> Shape:
-        """Return the channels alone."""
+        """Return only the channels."""
         return (hwc[2],)
 
     def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
@@ -252,7 +252,7 @@ class Flatten(WithoutParameters):
         return x.reshape(x.shape[0], -1), {}
 
     def cost(self, hwc: Shape) -> Cost:
-        """Return nothing: no element is copied."""
+        """Return no cost: no element is copied."""
         return Cost()
 
 
@@ -271,17 +271,17 @@ class ZeroPad(WithoutParameters):
         return jnp.pad(x, ((0, 0), *self.pads, (0, 0))), {}
 
     def cost(self, hwc: Shape) -> Cost:
-        """Return nothing: padding is computed with the layer after it."""
+        """Return no cost: XLA fuses padding with the next layer."""
         return Cost()
 
 
 def _windows(what: str, hwc: Shape, window: int, stride: int, padding: Padding) -> tuple[int, int]:
-    """Return the output's (height, width); refuse an image smaller than the window."""
+    """Return the (height, width) of the output; an image smaller than the window raises ConfigError."""
     size = out_size(padding, (hwc[0], hwc[1]), (window, window), stride)
     if min(size) < 1:
         raise ConfigError(
-            f"A {window}x{window} {what} finds only {hwc[0]}x{hwc[1]} pixels.",
-            rule="Its window must fit into the (padded) image.",
+            f"A {window}x{window} {what} gets only {hwc[0]}x{hwc[1]} pixels.",
+            rule="The window must fit into the (padded) image.",
             remedy="Use larger images or a network with less downsampling.",
         )
     return size

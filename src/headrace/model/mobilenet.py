@@ -1,4 +1,4 @@
-"""MobileNet-V2 and V3, padded alike on all sides but in the dialect of Keras: the other definitions are PyTorch's."""
+"""MobileNet-V2 and V3, padded equally on all sides as in PyTorch, except in the Keras dialect."""
 
 from dataclasses import dataclass, replace
 
@@ -23,7 +23,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class MobileNet:
-    """One network: its stem, its blocks, the last convolution and the hidden layer after the pool (0 for none)."""
+    """One network: stem, blocks, last convolution, and the hidden layer after the pool (0 for none)."""
 
     stem: int
     rows: tuple[Row, ...]
@@ -47,7 +47,7 @@ class MobileNet:
         return *blocks, ("predictions", Dense(features=build.num_classes, logits=True))
 
     def aliases(self, build: BuildOptions) -> tuple[tuple[str, str], ...]:
-        """Return the names of split points in other dialects: torchvision's modules."""
+        """Return other names of split points: torchvision's modules."""
         named = [(f"features/{i}", f"block{i}") for i in range(1, len(self.rows) + 1)]
         return *named, ("features/0", "stem"), (f"features/{len(self.rows) + 1}", "top")
 
@@ -56,9 +56,9 @@ class MobileNet:
         top_width = build.options.top_width
         if not self.hidden:
             return (self.top if top_width is None else top_width), 0
-        # The reference's small V3 is as wide here as the large one; everyone else's has 1024.
-        own = 1280 if build.options.model_dialect == "reference" else self.hidden
-        return self.top, own if top_width is None else top_width
+        # The hidden layer of the reference's small V3 is as wide as the large one's; other libraries use 1024.
+        default = 1280 if build.options.model_dialect == "reference" else self.hidden
+        return self.top, default if top_width is None else top_width
 
     def _inverted(self) -> list[Inverted]:
         blocks, inputs = [], self.stem
@@ -93,7 +93,7 @@ def _v2() -> MobileNet:
 
 
 def _v3(rows: str, top: int, hidden: int) -> MobileNet:
-    """Return a V3 from its rows as the paper prints them: kernel, inside, out, SE, relu or h-swish, stride."""
+    """Return a V3 from rows as printed in the paper: kernel, inner, output, SE, relu or h-swish, stride."""
     table = []
     for line in rows.split(","):
         kernel, inner, outputs, squeezes, activation, stride = line.split()

@@ -1,4 +1,4 @@
-"""A network: a tuple of named blocks. Block names are split points, checkpoint keys, regex targets."""
+"""A network is a tuple of named blocks. Names are split points, checkpoint keys and targets of regular expressions."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -22,9 +22,9 @@ from headrace.model.layers import Shape, Tree, under
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """Named blocks for images of one shape; its output are logits.
+    """Named blocks for images of one shape; the output is logits.
 
-    `aliases` are (other name, name) of places where the network may be cut: see `split_points`.
+    `aliases` are (other name, name) of split points: see `split_points`.
     """
 
     name: str
@@ -45,37 +45,37 @@ class Network:
         return tuple(name for name, _ in self.blocks)
 
     def split_points(self) -> dict[str, tuple[int, int]]:
-        """Return {name: (block, piece)} of all places for a cut: before a block, or before a piece inside one.
+        """Return {name: (block, layer in it)} of all places for a cut: before a block, or before a layer inside one.
 
-        A piece is named `block/piece`, or `block_piece` as Keras names layers; an alias means what it stands for.
+        A layer is named `block/layer`, or `block_layer` as in Keras; aliases are included.
         """
         found: dict[str, tuple[int, int]] = {}
         for i, (name, block) in enumerate(self.blocks):
             found[name] = i, 0
-            for k, (piece, _) in enumerate(split_layers(name, block)):
-                found.setdefault(piece, (i, k))
-                found.setdefault(piece.replace("/", "_"), (i, k))
-                found.setdefault(piece.split("/")[0], (i, k))  # a block that `refined` has divided
+            for k, (layer, _) in enumerate(split_layers(name, block)):
+                found.setdefault(layer, (i, k))
+                found.setdefault(layer.replace("/", "_"), (i, k))
+                found.setdefault(layer.split("/")[0], (i, k))  # a block that `refined` has split
         for alias, name in self.aliases:
             if name in found:
                 found.setdefault(alias, found[name])
         return found
 
     def refined(self, names: Iterable[str]) -> "Network":
-        """Return the network with those blocks divided that hold one of the named places inside, so as to cut there.
+        """Return the network with every block split that has one of the named split points inside.
 
-        It computes the same, and its parameters have the same full names. Unknown names are nobody's here.
+        It computes the same, and its parameters have the same full names. Unknown names are ignored here.
         """
         points = self.split_points()
-        divided = {i for i, piece in (points[name] for name in names if name in points) if piece > 0}
+        inside = {i for i, layer in (points[name] for name in names if name in points) if layer > 0}
         blocks = (
-            split_layers(name, block) if i in divided else ((name, block),)
+            split_layers(name, block) if i in inside else ((name, block),)
             for i, (name, block) in enumerate(self.blocks)
         )
-        return replace(self, blocks=tuple(chain.from_iterable(blocks))) if divided else self
+        return replace(self, blocks=tuple(chain.from_iterable(blocks))) if inside else self
 
     def shapes(self) -> tuple[Shape, ...]:
-        """Return the shape of one image before each block, and after the last; inside a residual unit, two shapes."""
+        """Return the shape of one image before each block and after the last; inside a residual unit, two shapes."""
         shapes: list[Shape] = [self.input_hwc]
         for name, block in self.blocks:
             try:
@@ -87,7 +87,7 @@ class Network:
         return tuple(shapes)
 
     def init(self, seed: int) -> tuple[Tree, Tree]:
-        """Return (params, stats), float32 on the host; a tensor depends on the seed and its own name alone."""
+        """Return (params, stats), float32 on the host; a tensor depends only on the seed and its name."""
         params, stats = {}, {}
         for (name, block), shape in zip(self.blocks, self.shapes(), strict=False):
             block_params, block_stats = block.init(under(partial(generator, seed), name), shape)
@@ -102,10 +102,10 @@ class Network:
     def apply_range(
         self, i: int, j: int, params: Mapping[str, Any], stats: Mapping[str, Any], x: Any, ctx: Ctx
     ) -> tuple[Any, Tree]:
-        """Apply the blocks i..j-1; `params` and `stats` need hold only theirs."""
+        """Apply the blocks i..j-1; `params` and `stats` need contain only theirs."""
         x, batch_stats = jax.tree.map(lambda part: part.astype(ctx.compute_dtype), x), {}
         if ctx.train and ctx.frozen is not None:
-            # No gradient is computed for them, and none at all for blocks before the first weight that is trained.
+            # Saves the gradients of frozen weights, and all gradients of blocks before the first trained weight.
             frozen = ctx.frozen
             params = map_named(lambda name, w: lax.stop_gradient(w) if frozen(name) else w, dict(params))
         for name, block in self.blocks[i:j]:
@@ -125,7 +125,7 @@ class Network:
 
 
 def num_elements(shape: Any) -> int:
-    """Return how many numbers of one image a shape holds; inside a residual unit there are two shapes."""
+    """Return the number of elements per image; inside a residual unit there are two shapes."""
     if shape and isinstance(shape[0], tuple):
         return sum(num_elements(part) for part in shape)
     return math.prod(shape)

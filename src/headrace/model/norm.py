@@ -1,13 +1,11 @@
-"""The norm layer: batch, group or layer norm or none, chosen once for a whole network.
+"""The norm layer (batch, group or layer norm, or none), chosen once for a whole network; and proxy norm.
 
-Shapes in names: C channels.
+After a norm that uses one image at a time, an activation shifts and widens each channel differently. Proxy norm sends a
+Gaussian with learnt mean and width per channel through the same scale, shift and activation, and normalises the real
+activations by the resulting mean and deviation: y = (act(gamma x + beta) - mean) / deviation. These moments are taken
+over 200 quantiles. They are a function of the parameters, so gradients flow through them; recomputing them in every
+pass is cheap, as 200 numbers per channel are few compared with an image.
 
-After a norm that looks at one image at a time, an activation shifts and widens each channel differently. Proxy norm
-takes a Gaussian of learnt mean and width per channel through the same scale, shift and activation, and normalises the
-real activations by the mean and deviation of that: y = (act(gamma x + beta) - mean) / deviation.
-
-The moments are over 200 quantiles. They are a function of the parameters, so gradients flow through them, and they are
-computed anew in every pass: 200 numbers per channel cost nothing beside an image.
 Shapes in names: C channels, Q quantiles.
 """
 
@@ -30,7 +28,7 @@ from headrace.model.layers import RngAt, Shape, Tree
 
 DEFAULT_EPSILON = 1.001e-5
 Kind = Literal["batch", "group", "layer", "none"]
-# name in `norm_layer` -> (kind, suffix of the layer's name after the reference, keys beside the name)
+# name in `norm_layer` -> (kind, suffix of layer names, further keys)
 _NAMES: dict[str, tuple[Kind, str, tuple[str, ...]]] = {
     "batch_norm": ("batch", "bn", ("momentum",)),
     "custom_batch_norm": ("batch", "bn", ("momentum",)),
@@ -44,7 +42,7 @@ _NAMES: dict[str, tuple[Kind, str, tuple[str, ...]]] = {
 class NormSpec:
     """The choice of norm for a network; `suffix` ends the names of its layers (`1_bn`, `1_gn`).
 
-    With a `proxy_epsilon`, activations that follow a norm have the learnt scale and shift, and proxy norm.
+    With a `proxy_epsilon`, the activation after a norm has the learnt scale and shift, and applies proxy norm.
     """
 
     kind: Kind = "batch"
@@ -60,7 +58,7 @@ class NormSpec:
 class Norm:
     """Normalisation with a learnt scale (starting at `gamma`) and shift (starting at 0) per channel.
 
-    Not `learnt`, it has neither: a proxy activation after it does.
+    If not `learnt` it has neither, because the proxy activation after it does.
     """
 
     spec: NormSpec = NormSpec()
@@ -68,13 +66,13 @@ class Norm:
     learnt: bool = True
 
     def shape(self, hwc: Shape) -> Shape:
-        """Return the shape unchanged; refuse channels that do not form whole groups."""
+        """Return the shape unchanged; channels that do not form whole groups raise ConfigError."""
         if self.spec.kind in ("group", "layer"):
             self._groups(hwc[2])
         return hwc
 
     def init(self, rng_at: RngAt, hwc: Shape) -> tuple[Tree, Tree]:
-        """Return scale and shift, and for batch norm the statistics of unit normal images."""
+        """Return scale and shift and, for batch norm, statistics of mean 0 and variance 1."""
         assert self.learnt or self.spec.kind != "batch"
         if self.spec.kind == "none" or not self.learnt:
             return {}, {}
@@ -83,7 +81,7 @@ class Norm:
         return params, {"mean": zeros_C.copy(), "variance": ones_C} if self.spec.kind == "batch" else {}
 
     def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
-        """Normalise; in training batch norm returns this batch's mean and unbiased variance."""
+        """Normalise; in training, batch norm also returns the mean and unbiased variance of this batch."""
         if self.spec.kind == "none":
             return x, {}
         epsilon = self.spec.epsilon
@@ -137,14 +135,14 @@ def make_norm_spec(
     num_groups, channels_per_group = norm_layer.get("num_groups"), norm_layer.get("channels_per_group")
     if kind == "group" and (num_groups is None) == (channels_per_group is None):
         raise ConfigError(
-            "norm_layer group_norm does not say how many groups."
+            "norm_layer group_norm has no number of groups."
             if num_groups is None
-            else "norm_layer group_norm says twice how many groups.",
+            else "norm_layer group_norm has both num_groups and channels_per_group.",
             rule="It needs exactly one of num_groups and channels_per_group.",
         )
     for key, value in (("num_groups", num_groups), ("channels_per_group", channels_per_group)):
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise ConfigError(f"norm_layer {key} is {value!r}.", rule="It must be a whole number of at least 1.")
+            raise ConfigError(f"norm_layer {key} is {value!r}.", rule="It must be an integer of at least 1.")
     return NormSpec(
         kind=kind,
         suffix=suffix,
@@ -156,15 +154,12 @@ def make_norm_spec(
     )
 
 
-# Proxy norm: what batch norm does to activations, from parameters alone instead of a batch.
-
-
 NUM_QUANTILES = 200
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProxyActivation:
-    """An activation with the scale and shift of the norm before it, and with proxy norm."""
+    """An activation with the scale and shift of the preceding norm, and proxy norm."""
 
     kind: str
     epsilon: float
@@ -179,7 +174,7 @@ class ProxyActivation:
         return {name: np.full(hwc[-1], start, np.float32) for name, start in starts.items()}, {}
 
     def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
-        """Scale, shift, activate, and normalise by the proxy's moments; all in float32."""
+        """Scale, shift, activate, and normalise by the moments of the proxy, all in float32."""
         gamma_C, beta_C, scale_C, shift_C = (
             params[name].astype(jnp.float32) for name in ("gamma", "beta", "proxy_scale", "proxy_shift")
         )
@@ -197,7 +192,7 @@ class ProxyActivation:
 
 
 def quantiles() -> np.ndarray:
-    """Return the middles of 200 equally likely slices of a unit Gaussian, float32 [Q]."""
+    """Return the midpoints of 200 equally likely slices of a unit Gaussian, float32 [Q]."""
     gaussian = NormalDist()
     return np.array([gaussian.inv_cdf((i + 0.5) / NUM_QUANTILES) for i in range(NUM_QUANTILES)], np.float32)
 

@@ -1,4 +1,4 @@
-"""SqueezeNet 1.0: fire modules, which squeeze channels by 1x1 and expand them by 1x1 and 3x3 side by side; no norms."""
+"""SqueezeNet 1.0: fire modules that squeeze channels by 1x1 and expand them by 1x1 and 3x3 in parallel; no norms."""
 
 from dataclasses import dataclass
 
@@ -8,17 +8,17 @@ from headrace.model.gates import Dropout
 from headrace.model.layers import FAN_IN_HE, GLOROT_UNIFORM, Conv, GlobalAveragePool, Layer, MaxPool, Relu
 
 _POOL = "pool"
-# channels squeezed to; each branch of the expansion has four times as many
+# squeezed channels of each fire module; each branch of its expansion has four times as many
 _PLAN = (16, 16, 32, _POOL, 32, 48, 48, 64, _POOL, 64)
 _BYPASSED = (3, 5, 7, 9)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SqueezeNet:
-    """The network; it has one size."""
+    """SqueezeNet, which has a single size."""
 
     def blocks(self, build: BuildOptions) -> tuple[Named, ...]:
-        """Return the named blocks: `fire2` follows `conv1`, as in the paper."""
+        """Return the named blocks, numbered as in the paper: `fire2` follows `conv1`."""
         rate = 0.5 if build.options.dropout_rate is None else build.options.dropout_rate
         stem = Conv(channels=96, kernel=7, stride=2, padding="VALID", bias=True, initial=FAN_IN_HE)
         blocks: list[Named] = [("conv1", Chain((("conv", stem), ("relu", Relu())))), ("pool1", _pool())]
@@ -52,7 +52,7 @@ def _fire(squeezed: int, bypass: bool) -> Layer:
 
 
 def _pool() -> MaxPool:
-    """Return a 3x3/2 pool that also takes the last pixel where an even size leaves one over."""
+    """Return a 3x3/2 pool that includes the last pixel where an even size leaves one over."""
     return MaxPool(window=3, stride=2, padding=((0, 1), (0, 1)))
 
 
