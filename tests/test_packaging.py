@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 import headrace
 
@@ -137,3 +138,14 @@ def test_the_metadata_name_license_and_python(wheel):
     assert (metadata["Name"], metadata["License-Expression"]) == ("headrace", "Apache-2.0")
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["Version"] == headrace.__version__
+
+
+def test_public_ci_covers_what_the_metadata_promises():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    promised = {found[1] for line in project["classifiers"] if (found := re.search(r":: (3\.\d+)$", line))}
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    rows = workflow["jobs"]["test"]["strategy"]["matrix"]["include"]
+    assert {row["python"] for row in rows} == promised
+    (line,) = [line for line in project["dependencies"] if line.startswith("jax")]
+    oldest, limit = re.findall(r"[\d.]+", line)
+    assert {row["jax"] for row in rows} == {f"=={oldest}", f"<{limit}"}

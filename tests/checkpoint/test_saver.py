@@ -79,16 +79,19 @@ def test_one_at_a_time_a_second_waits(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_blocks_only_for_the_hand_over(tmp_path: Path) -> None:
-    """48 MB in 140 tensors: the caller waits for no disk. (Measured: 0.1 to 3 ms; a shared machine gets 100.)"""
+    """48 MB in 140 tensors: the caller does not wait for the disk. Measured: 0.1 to 3 ms; the best of three counts."""
     arrays = {f"params/{k}": np.full(48_000_000 // 4 // 140, k, np.float32) for k in range(140)}
-    with Saver(tmp_path) as saver:
-        start = time.perf_counter()
-        saver.save(arrays, {"step": 1})
-        assert time.perf_counter() - start < 0.1
-    (saved,) = saver.finished()
-    assert saved.num_bytes == sum(array.nbytes for array in arrays.values())
-    assert saved.blocked_seconds <= saved.seconds
-    assert saved.path == tmp_path / checkpoint_name(1)
+    blocked = []
+    for step in (1, 2, 3):
+        with Saver(tmp_path) as saver:
+            start = time.perf_counter()
+            saver.save(arrays, {"step": step})
+            blocked.append(time.perf_counter() - start)
+        (saved,) = saver.finished()
+        assert saved.num_bytes == sum(array.nbytes for array in arrays.values())
+        assert saved.blocked_seconds <= saved.seconds
+        assert saved.path == tmp_path / checkpoint_name(step)
+    assert min(blocked) < 0.1
 
 
 def test_a_file_in_the_way_surfaces_once_and_the_next_save_works(tmp_path: Path) -> None:

@@ -219,5 +219,5 @@ def test_a_long_call_can_be_left_and_keeps_other_processes_out(tmp_path: Path) -
     begin = time.monotonic()
     process.send_signal(signal.SIGINT)
     assert finish(process) == 130
-    assert time.monotonic() - begin < 1
+    assert time.monotonic() - begin < 10, "it waited for the call"
     assert "Traceback" not in output.read_text()
