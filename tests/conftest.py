@@ -14,9 +14,9 @@ import jax
 import pytest
 from hypothesis import HealthCheck, settings
 
-from headrace.config.load import config_from
 from headrace.config.schema import Config
 from headrace.engine.devices import use_compilation_cache
+from headrace.reference.entrance import config_from
 
 # Most of the suite's time is XLA compiling small programs, so they are compiled plainly: a third of the processor time
 # and the same answers to rounding. XLA_FLAGS from outside win: `XLA_FLAGS= make test` compiles as a user's run does.

@@ -11,7 +11,7 @@ FILES = sorted(SRC.rglob("*.py"))
 # A room may import the rooms left of it. Telemetry and checkpoint stand side by side and do not see each other.
 ROW = (
     *("native", "core", "job", "config", "data", "ops", "model", "weights", "plan", "engine", "program"),
-    *(("telemetry", "checkpoint"), "run", "cli"),
+    *(("telemetry", "checkpoint"), "reference", "run", "cli"),
 )
 
 # Reading options and printing help must not wait for these.
@@ -120,6 +120,7 @@ def reached_when_imported(start: list[Path]) -> dict[str, str]:
 def test_options_and_command_line_are_read_without_slow_imports():
     """`headrace --help` answers at once: config, core.errors, core.units and every command (a `main`) import lazily."""
     start = [SRC / "core" / "errors.py", SRC / "core" / "units.py", *(SRC / "config").glob("*.py")]
+    start += (SRC / "reference").glob("*.py")
     start += [path for path in (SRC / "cli").glob("*.py") if "\ndef main(" in path.read_text()]
     slow = {package: by for package, by in reached_when_imported(start).items() if package in SLOW_IMPORTS}
     assert not slow

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli.main import main
+from headrace.cli.main import main, run_script
 from headrace.cli.options import read_words
-from headrace.cli.scripts import run
 from headrace.core.errors import ConfigError
 from headrace.job.detect_launcher import detect_process_info
 from headrace.job.launch_request import LaunchRequest
@@ -166,7 +165,7 @@ def test_a_worker_started_by_mpirun_takes_its_number_from_there() -> None:
 def test_help_of_a_model_has_its_options(capsys) -> None:
     _, script, argv = split_launch(at("001", 365).words(Path()))
     with pytest.raises(SystemExit) as left:
-        run(script, argv)
+        run_script(script, argv)
     assert left.value.code == 0
     printed = capsys.readouterr().out
     assert all(f"--{name}" in printed for name in ("group-dim", "expand-ratio", "width-coefficient"))
@@ -182,11 +181,11 @@ def test_restore(tmp_path: Path, capsys) -> None:
     shutil.rmtree(newest)
     capsys.readouterr()
     _, script, argv = split_launch(command.words(tmp_path))
-    assert run(script, argv) == 0
+    assert run_script(script, argv) == 0
     assert re.search(r"step 4/4  loss \d", capsys.readouterr().out)
     assert newest.is_dir()
     # A run that has come to its end: train.py --restore-path validates it, as the seed's line for 64 IPUs does.
-    assert run("train", ["--restore-path", str(place), "--platform", "cpu"]) == 0
+    assert run_script("train", ["--restore-path", str(place), "--platform", "cpu"]) == 0
     assert re.search(r"^ +4 +2\.00 +raw ", capsys.readouterr().out, re.MULTILINE)
 
 
@@ -208,5 +207,5 @@ def test_execution(command: SeedCommand, tmp_path: Path, cache: Path, capsys) ->
     if command.wandb:
         pytest.importorskip("wandb")
     _, script, argv = split_launch(command.words(tmp_path))
-    assert run(script.removesuffix("_ipu"), reduced(script, argv, tmp_path, cache)) == 0
+    assert run_script(script.removesuffix("_ipu"), reduced(script, argv, tmp_path, cache)) == 0
     check_output(command, capsys.readouterr().out)

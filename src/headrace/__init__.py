@@ -16,8 +16,8 @@ _HOME = {
     "load_checkpoint": "headrace.checkpoint.store:load",
     "newest_checkpoint": "headrace.checkpoint.store:newest_good",
     "verify_checkpoint": "headrace.checkpoint.store:verify",
-    "config_from": "headrace.config.load",
-    "resolve": "headrace.config.load",
+    "config_from": "headrace.reference.entrance",
+    "resolve": "headrace.reference.entrance",
     "Config": "headrace.config.schema",
     "CheckpointError": "headrace.core.errors",
     "ConfigError": "headrace.core.errors",
@@ -105,7 +105,6 @@ if TYPE_CHECKING:
     from headrace.checkpoint.store import load as load_checkpoint
     from headrace.checkpoint.store import newest_good as newest_checkpoint
     from headrace.checkpoint.store import verify as verify_checkpoint
-    from headrace.config.load import config_from, resolve
     from headrace.config.schema import Config
     from headrace.core.errors import CheckpointError, ConfigError, DataError, HeadraceError, RunStopped
     from headrace.data.dataset import describe_dataset, open_dataset
@@ -120,6 +119,7 @@ if TYPE_CHECKING:
     from headrace.program.outfeed import Outfeed, OutfeedMode
     from headrace.program.pipeline import Pipeline, PipelineState, pipeline
     from headrace.program.stage import OptimizerOutput, Stage, recomputation_checkpoint
+    from headrace.reference.entrance import config_from, resolve
     from headrace.run.fit import resume, train
     from headrace.run.pipeline_model import PipelineModel
     from headrace.run.validation import validate

@@ -39,7 +39,7 @@ def test_show(capsys, argv):
     assert out.startswith("resnet8_test:\n")
     lines = {line.split(":")[0].strip(): line for line in out.splitlines()}
     assert lines["seed"].split() == ["seed:", "3", "#", "command", "line"]
-    assert lines["shuffle"].split() == ["shuffle:", "true", "#", "default"]
+    assert lines["# shuffle"].split() == ["#", "shuffle:", "true", "#", "default"]
     assert "# recipe reference_tf2.yml:" in lines["micro_batch_size"]
 
 

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from headrace.config import values
 from headrace.config.field import DEFAULT, Option, Origin
-from headrace.config.load import config_from, from_flat, origins_from_json, origins_to_json, override, resolve, to_flat
+from headrace.config.load import config_from, from_saved, override, resolve, to_flat, to_saved
 from headrace.config.schema import Config, all_options
 from headrace.core.errors import ConfigError
+from headrace.reference import entrance
 
 FILE = """\
 _base: &base
@@ -100,7 +101,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_and_the_list(file):
     with pytest.raises(ConfigError) as caught:
         resolve({}, "cifar10_resnet21", environ={})
     assert caught.value.remedy == "Did you mean cifar10_resnet20?"
-    assert "resnet8_test" in caught.value.rule
+    assert "cifar10_resnet8" in caught.value.rule
     with pytest.raises(ConfigError) as caught:
         resolve({}, None, file, environ={})
     assert "--config NAME" in caught.value.remedy
@@ -146,7 +147,7 @@ def test_a_stronger_layer_lets_go_of_what_does_not_fit():
     assert resolve({"num-epochs": 30}, "cifar10_resnet20", environ={}).config.batch.validations_per_epoch == 0.1
     real = resolve({"dataset": "cifar10"}, "synthetic_resnet8", environ={})
     assert real.config.data.num_samples is None
-    sized = resolve({"global-batch-size": "64"}, "resnet8_test", environ={})
+    sized = entrance.resolve({"global-batch-size": "64"}, "resnet8_test", environ={})
     assert (sized.config.batch.global_batch_size, sized.config.batch.gradient_accumulation_count) == (64, None)
     host = config_from({"accelerator_side_preprocess": False})
     assert host.data.eight_bit_transfer is None
@@ -167,16 +168,19 @@ def test_code_may_use_aliases_and_is_checked():
 
 def test_a_saved_run_reads_back_and_can_be_overridden():
     first = resolve({"num-epochs": "7", "optimizer": "adamw"}, "default", environ={"DATA_DIR": "/d"})
-    saved = json.loads(json.dumps({"values": to_flat(first.config), "origins": origins_to_json(first.origins)}))
-    origins = origins_from_json(saved["origins"])
-    config = from_flat(saved["values"], origins)
+    saved = from_saved(json.loads(json.dumps(to_saved(first))))
+    config = saved.config
     assert config == first.config
-    assert origins == first.origins
-    again = override(dataclasses.replace(first, config=config, origins=origins), {"num_epochs": "9"})
+    assert saved.origins == first.origins
+    again = override(saved, {"num_epochs": "9"})
     assert again.config == dataclasses.replace(config, batch=dataclasses.replace(config.batch, num_epochs=9))
     assert again.origins["num_epochs"] == Origin(kind="command line")
     assert again.origins["dataset"] == first.origins["dataset"]
     assert again.origins["seed"] == DEFAULT
+
+
+def from_flat(flat: dict[str, Any]) -> Config:
+    return from_saved({"name": "", "values": flat, "origins": {}}).config
 
 
 def test_a_saved_run_of_another_version():

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from scipy import special
 
-from headrace.config.load import config_from, resolve
 from headrace.config.schema import Augment
 from headrace.core.errors import ConfigError
 from headrace.data.augmentation.mix import (
@@ -24,6 +23,7 @@ from headrace.data.augmentation.mix import (
     mix_of,
     mixup_shares,
 )
+from headrace.reference.entrance import config_from, resolve
 
 HW = (12, 20)
 

@@ -1,12 +1,12 @@
 """Short ways to a network."""
 
-from headrace.config.load import config_from
 from headrace.model import Network, build_network
 from headrace.model.composites import Chain, Residual
 from headrace.model.families import model_row
 from headrace.model.gates import Activation, Dropout, DropPath, SqueezeExcite
 from headrace.model.layers import Conv, Dense, GlobalAveragePool
 from headrace.model.norm import Norm, NormSpec
+from headrace.reference.entrance import config_from
 
 
 def network(

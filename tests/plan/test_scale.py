@@ -5,10 +5,10 @@ import json
 import pytest
 
 from headrace.cli.plan import main
-from headrace.config.load import config_from, resolve
 from headrace.core.errors import ConfigError
 from headrace.data.sets.source import Synthetic, SyntheticSource, generated_source
 from headrace.data.sets.subset import few
+from headrace.reference.entrance import config_from, resolve
 from headrace.run.design import design_run
 from headrace.run.scale import scaled
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from headrace.checkpoint.store import load, newest_good
-from headrace.config.load import Resolved, resolve
+from headrace.config.load import Resolved
+from headrace.reference.entrance import resolve
 
 QUICK: dict[str, Any] = {
     "dataset": "digits",

@@ -11,9 +11,9 @@ import pytest
 from headrace.cli.bench import SHIPPED, add_arguments, read_entries
 from headrace.cli.main import main
 from headrace.cli.options import read_config_words, resolve_words
-from headrace.config.load import config_from, resolve
 from headrace.core.errors import ConfigError
 from headrace.data.dataset import describe_dataset, open_dataset
+from headrace.reference.entrance import config_from, resolve
 from headrace.run.benchmarks import bench_inference, call_rates, latencies
 from headrace.run.design import design_run
 from tests.job.processes import run_job

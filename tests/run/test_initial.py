@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from headrace.checkpoint.store import load
-from headrace.config.load import resolve
 from headrace.core.errors import CheckpointError, ConfigError
+from headrace.reference.entrance import resolve
 from headrace.run.fit import resume, train
 from headrace.telemetry.records import TrainRecord, read_records
 from headrace.weights.weight_file import write_safetensors

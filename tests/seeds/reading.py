@@ -10,11 +10,11 @@ import yaml
 
 from headrace.cli.bench import add_arguments as bench_arguments
 from headrace.cli.options import parse, read_config_words, resolve_words
-from headrace.cli.scripts import SCRIPTS
 from headrace.config.load import Resolved
 from headrace.config.model_table import norm_choice
 from headrace.job.launch_request import LaunchRequest, parse_launch_options
 from headrace.job.local_processes import process_variables
+from headrace.reference.scripts import SCRIPTS
 from headrace.run.design import Design, design_run
 
 NOT_OURS = "not ours"

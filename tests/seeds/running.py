@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.config.seed_words import seed_dialect
+from headrace.reference.detect import detect_application
 from tests.seeds.reading import SeedCommand, planned, read_commands, script_words, split_launch
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +41,10 @@ def reduced(script: str, argv: list[str], place: Path, cache: Path) -> list[str]
     words = script_words(script, argv)
     more = ["--compilation-cache-dir", str(cache)]
     if not any(word.partition("=")[0] == "--config" for word in argv):
-        more += ["--dialect", "tf1" if script == "validation" else seed_dialect(argv)]  # not to be told by these words
+        more += [
+            "--application",
+            "tf1" if script == "validation" else detect_application(argv),
+        ]  # not judged by what is added
     if words[0] == "bench":
         return [*argv, *more, "--image-size", "8", "--steps-per-call", "1", "--repeat", "1", "--num-requests", "1"]
     resolved, _ = planned(words)
@@ -69,8 +72,8 @@ def execute(words: list[str], place: Path, **variables: str) -> str:
 
 
 def reduced_worker(argv: list[str], place: Path, cache: Path) -> list[str]:
-    """Return the legacy command of a worker, reduced; its plan needs the others, so it is not made here."""
-    short = [*SHORT, "--generated-data", "--image-size", "8", "--dialect", "tf1"]
+    """Return the command of a worker, reduced; its plan needs the others, so it is not made here."""
+    short = [*SHORT, "--generated-data", "--image-size", "8", "--application", "tf1"]
     return [
         *argv,
         *short,

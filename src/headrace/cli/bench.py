@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
 def _tell_without_effect(resolved: "Resolved") -> None:
     import jax
 
-    from headrace.config.no_effect import describe_without_effect
+    from headrace.config.section_compiler import describe_without_effect
 
     for text in describe_without_effect(resolved.config, jax.default_backend()):
         print(f"note: {text}", file=sys.stderr)

@@ -5,8 +5,8 @@ import argparse
 from headrace.cli.options import print_remarks, read_words
 from headrace.config.arguments import Parser
 from headrace.config.describe import blocks_text, options_markdown, params_markdown, resolved_text
-from headrace.config.load import resolve
-from headrace.config.yaml_blocks import blocks_of, listed
+from headrace.config.yaml_blocks import listed
+from headrace.reference.entrance import ALL_SECTIONS, named_blocks, resolve
 
 USAGE = """usage: headrace configs [list] [--config-path FILE]
        headrace configs show NAME [--all] [options of headrace train]
@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
 def _list(argv: list[str]) -> int:
     parser = Parser(prog="headrace configs", usage=USAGE.removeprefix("usage: "))
     parser.add_argument("--config-path", "--config_path", metavar="FILE")
-    print(blocks_text(listed(blocks_of(parser.parse_args(argv).config_path))))
+    print(blocks_text(listed(named_blocks(parser.parse_args(argv).config_path))))
     return 0
 
 
@@ -45,13 +45,13 @@ def _show(argv: list[str]) -> int:
 
     words = read_words(argv, "headrace configs show", extra)
     resolved = resolve(words.options, words.own.name or words.own.config, words.own.config_path)
-    print(resolved_text(resolved, everything=words.own.all))
+    print(resolved_text(resolved, everything=words.own.all, sections=ALL_SECTIONS))
     print_remarks(resolved)
     return 0
 
 
 def _options(argv: list[str]) -> int:
     Parser(prog="headrace configs options").parse_args(argv)
-    print(options_markdown())
+    print(options_markdown(ALL_SECTIONS))
     print(f"\n### settings inside a mapping\n\n{params_markdown()}")
     return 0

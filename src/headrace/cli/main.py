@@ -44,6 +44,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return report(lambda: words)
 
 
+def run_script(script: str, argv: Sequence[str] | None = None) -> int:
+    """Run a script of the reference by its name; return the exit code."""
+    from headrace.reference.scripts import SCRIPTS
+
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    return report(lambda: SCRIPTS[script](arguments))
+
+
 def report(words_of: Callable[[], list[str]]) -> int:
     """Run the command of these words; what goes wrong, also while they are found, becomes words and an exit code."""
     try:

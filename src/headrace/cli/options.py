@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.config.arguments import Extra, build_parser, take_options
-from headrace.config.load import Resolved, resolve
+from headrace.config.load import Resolved
+from headrace.reference.entrance import ALL_SECTIONS, known_options, resolve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +52,8 @@ def read_config_words(argv: list[str], prog: str, extra: Extra | None = None, de
 
 def read_words(argv: list[str], prog: str, extra: Extra | None = None, description: str = "") -> Words:
     """Take an argv apart without making a configuration of it, for commands that start from a saved one."""
-    parser = build_parser(prog, description, extra)
-    options, left = take_options(argv, parser)
+    parser = build_parser(prog, description, extra, ALL_SECTIONS)
+    options, left = take_options(argv, parser, known_options())
     return Words(options=options, own=parser.parse_args(left))
 
 

@@ -19,7 +19,8 @@ def tell(result: RunResult) -> None:
 
 def tell_averages(result: RunResult, config: Config, *, validated: bool) -> None:
     """Make the averages of checkpoints that were asked for with training, and validate them where one process can."""
-    if result.outcome != "finished" or not (config.legacy.weight_avg_n or config.legacy.weight_avg_exp):
+    asked = config.checkpoint.average_last_epochs or config.checkpoint.average_decays
+    if result.outcome != "finished" or not asked:
         return
     from headrace.cli.validate import Table
     from headrace.run.averages import averages_after

@@ -1,7 +1,7 @@
 """`headrace train`: train a network, from the embedded default to any configuration."""
 
 from headrace.cli.options import parse
-from headrace.cli.scripts import take_value
+from headrace.reference.scripts import take_value
 
 DESCRIPTION = "Train a network. Without options this is the embedded default: a small ResNet on handwritten digits."
 

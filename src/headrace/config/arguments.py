@@ -7,10 +7,10 @@ and underscores, nor aliases under prefixes. What is left, a command's own argum
 import argparse
 import shutil
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
-from headrace.config.field import Option, find, spellings
+from headrace.config.field import Option, find, options_of, spellings
 from headrace.config.schema import SECTIONS, all_options
 from headrace.config.values import BOOL, FALSE_WORDS, TRUE_WORDS, shown
 from headrace.core.errors import ConfigError
@@ -27,8 +27,10 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message[0].upper()}{message[1:]}.", remedy=f"See `{self.prog} --help`.")
 
 
-def build_parser(prog: str, description: str, extra: Extra | None = None) -> Parser:
-    """Return a parser for a command's own arguments, whose help also lists all options of the schema."""
+def build_parser(
+    prog: str, description: str, extra: Extra | None = None, sections: Mapping[str, type] = SECTIONS
+) -> Parser:
+    """Return a parser for a command's own arguments, whose help also lists all options of the sections."""
     columns = shutil.get_terminal_size((120, 40)).columns
     width = max(60, min(columns, 140))
 
@@ -38,7 +40,7 @@ def build_parser(prog: str, description: str, extra: Extra | None = None) -> Par
     parser = Parser(
         prog=prog,
         description=textwrap.fill(description, width),
-        epilog=options_help(width),
+        epilog=options_help(width, sections),
         allow_abbrev=False,
         formatter_class=formatter,
     )
@@ -51,25 +53,27 @@ def build_parser(prog: str, description: str, extra: Extra | None = None) -> Par
     return parser
 
 
-def options_help(width: int) -> str:
+def options_help(width: int, sections: Mapping[str, type] = SECTIONS) -> str:
     """Return the help on all options, section by section, each with its default in brackets."""
     opening = (
-        "Names may be cut short where that is clear, and written with dashes or underscores. A value in [brackets] "
-        "holds where neither the configuration nor the command line says another."
+        "Names may be abbreviated where that is unambiguous, and written with dashes or underscores. The value in "
+        "[brackets] is used where neither the configuration nor the command line gives one."
     )
     lines = textwrap.wrap(opening, width)
-    for section, cls in SECTIONS.items():
+    for section, cls in sections.items():
         lines += ["", f"{section}: {cls.__doc__}"]
-        for option in all_options().values():
-            if option.section == section:
-                lines += _help_lines(option, width)
+        for option in options_of(section, cls).values():
+            lines += _help_lines(option, width)
     return "\n".join(lines).replace("%", "%%")
 
 
-def take_options(argv: Iterable[str], parser: argparse.ArgumentParser) -> tuple[dict[str, Any], list[str]]:
-    """Return the schema's options found in an argv as {name: raw value}, and the words that are left for `parser`."""
+def take_options(
+    argv: Iterable[str], parser: argparse.ArgumentParser, options: Mapping[str, Option] | None = None
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the options found in an argv as {name: raw value}, and the arguments that are left for `parser`."""
+    options = all_options() if options is None else options
     own = [flag.lstrip("-") for flag in parser._option_string_actions if flag.startswith("--")]
-    known = spellings(all_options(), own)
+    known = spellings(options, own)
     taken: dict[str, Any] = {}
     left: list[str] = []
     words = list(argv)
@@ -82,10 +86,10 @@ def take_options(argv: Iterable[str], parser: argparse.ArgumentParser) -> tuple[
             continue
         name, equals, value = word[2:].partition("=")
         spelled = find(name, known, dashes="--")
-        if spelled.name not in all_options():
+        if spelled.name not in options:
             left.append("--" + spelled.name.replace("_", "-") + equals + value)
         else:
-            option = all_options()[spelled.name]
+            option = options[spelled.name]
             taken.pop(f"no_{spelled.name}" if not spelled.negated else spelled.name, None)
             taken[str(spelled)] = value if equals else _take_value(option, spelled.negated, words)
     return taken, left

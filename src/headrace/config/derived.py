@@ -1,6 +1,6 @@
-"""What one option means for another, worked out once all are known: the network's full name, and its image size.
+"""Values that follow from other options once all are known: the network's full name, its image size, ...
 
-What is filled in here keeps an origin of the kind `default`, so that it is worked out again when options change.
+What is filled in here keeps an origin of the kind `default`, so that it is derived again when options change.
 """
 
 from collections.abc import Mapping
@@ -13,12 +13,13 @@ from headrace.config.section_data import IMAGE_DATASETS, SYNTHETIC_DATASETS
 from headrace.core.errors import ConfigError
 
 _IMAGE_SIZES = {"digits": 8, "cifar10": 32, "cifar100": 32, "mnist": 28, "fashion_mnist": 28}
+ALL_CHECKPOINTS = 1_000_000
 _ANY_SIZE = (*SYNTHETIC_DATASETS, "imagenet")
 
 
-def settle(found: Mapping[str, Given]) -> dict[str, Given]:
-    """Return all options with the consequences of some for others filled in."""
-    settled = dict(found)
+def derive(found: Mapping[str, Given]) -> dict[str, Given]:
+    """Return all options with those filled in that follow from others."""
+    settled = _checkpoints_for_averages(dict(found))
     name, size = found["model_name"], found["model_size"].value
     image_size = found["image_size"].value or _IMAGE_SIZES.get(found["dataset"].value)
     try:
@@ -51,3 +52,12 @@ def _momentum(found: dict[str, Given]) -> dict[str, Given]:
             f"norm_layer says momentum {momentum}, bn_momentum says {own.value}.", remedy="Leave one of them out."
         )
     return found | {"bn_momentum": Given(value=float(momentum), origin=norm.origin)}
+
+
+def _checkpoints_for_averages(found: dict[str, Given]) -> dict[str, Given]:
+    """Keep all checkpoints where averages of them are asked for."""
+    asked = found["average_last_epochs"].value or found["average_decays"].value
+    if not asked or found["max_ckpts_to_keep"].origin.is_given:
+        return found
+    origin = Origin(kind="default", where="with averages of checkpoints")
+    return found | {"max_ckpts_to_keep": Given(value=ALL_CHECKPOINTS, origin=origin)}

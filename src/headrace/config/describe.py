@@ -2,13 +2,14 @@
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from headrace.config.arguments import usage_of
+from headrace.config.field import TRANSLATED, options_of
 from headrace.config.load import Resolved, to_flat
 from headrace.config.params import REQUIRED, TABLES
-from headrace.config.schema import SECTIONS, all_options
+from headrace.config.schema import SECTIONS, options_in
 from headrace.config.values import shown
 from headrace.config.yaml_blocks import Block
 
@@ -25,40 +26,40 @@ def blocks_text(blocks: Iterable[Block]) -> str:
     return "\n".join(lines)
 
 
-def resolved_text(resolved: Resolved, *, everything: bool = False) -> str:
+def resolved_text(resolved: Resolved, *, everything: bool = False, sections: Mapping[str, type] = SECTIONS) -> str:
     """Return a configuration as YAML, each value with its origin in a comment; defaults only where asked for.
 
-    What follows from a dialect is a comment as a whole, since it would follow again when the text is read.
+    What follows from options of another application is commented out, since it would follow again when the text is
+    read; so are defaults next to such options, since that application may have others.
     """
-    flat = to_flat(resolved.config)
-    follows = ("dialect", "default") if resolved.config.run.dialect == "tf1" else ("dialect",)
+    flat = to_flat(resolved.config) | {name: given.value for name, given in resolved.source.items()}
+    origins = {**resolved.origins, **{name: given.origin for name, given in resolved.source.items()}}
+    commented = (TRANSLATED, "default") if resolved.source else (TRANSLATED,)
     rows = []
-    for name, option in all_options().items():
-        origin = resolved.origins[name]
-        if everything or origin.kind != "default":
-            mark = "# " if origin.kind in follows else ""
-            rows.append((option.section, f"  {mark}{name}: {_yaml(flat[name])}", str(origin)))
+    for name, option in options_in(sections).items():
+        if name in flat and (everything or origins[name].kind != "default"):
+            mark = "# " if origins[name].kind in commented else ""
+            rows.append((option.section, f"  {mark}{name}: {_yaml(flat[name])}", str(origins[name])))
     wide = min(max((len(text) for _, text, _ in rows), default=0), 70)
     lines = [f"{resolved.name or 'defaults'}:"]
     section = ""
     for row_section, text, origin in rows:
         if everything and row_section != section:
             section = row_section
-            lines.append(f"  # {section}: {SECTIONS[section].__doc__}")
+            lines.append(f"  # {section}: {sections[section].__doc__}")
         lines.append(f"{text:{wide}}  # {origin}")
     return "\n".join(lines if rows else [f"{lines[0]} {{}}  # every option has its default"])
 
 
-def options_markdown() -> str:
+def options_markdown(sections: Mapping[str, type] = SECTIONS) -> str:
     """Return all options as Markdown tables, one per section."""
     lines = []
-    for section, cls in SECTIONS.items():
+    for section, cls in sections.items():
         lines += ["", f"### {section}", "", f"{cls.__doc__}", "", "| option | default | meaning |", "|---|---|---|"]
-        for option in all_options().values():
-            if option.section == section:
-                also = f" Also {', '.join(f'`--{alias}`' for alias in option.aliases)}." if option.aliases else ""
-                usage = usage_of(option).replace("|", "\\|")
-                lines.append(f"| `{usage}` | `{shown(option.default)}` | {option.help}{also.replace('_', '-')} |")
+        for option in options_of(section, cls).values():
+            also = f" Also {', '.join(f'`--{alias}`' for alias in option.aliases)}." if option.aliases else ""
+            usage = usage_of(option).replace("|", "\\|")
+            lines.append(f"| `{usage}` | `{shown(option.default)}` | {option.help}{also.replace('_', '-')} |")
     return "\n".join(lines[1:])
 
 

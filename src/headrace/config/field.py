@@ -30,10 +30,11 @@ class Origin:
 
     @property
     def is_given(self) -> bool:
-        """Say whether somebody wrote the value; else it is worked out again when options change."""
-        return self.kind not in ("default", "dialect")
+        """Whether somebody gave the value; otherwise it is derived again when options change."""
+        return self.kind not in ("default", TRANSLATED)
 
 
+TRANSLATED = "translated"  # the kind of a value that follows from an option of another application
 DEFAULT = Origin(kind="default")
 COMMAND_LINE = Origin(kind="command line")
 
@@ -54,6 +55,7 @@ class Option:
     no_value: Any = None
     bare_value: Any = None
     same: tuple[tuple[str, str], ...] = ()  # other words for choices, or for a boolean's on and off
+    rank: int = 0  # a prefix matches options of rank 1 only where none of rank 0 starts with it
 
     @property
     def flag(self) -> str:
@@ -137,7 +139,14 @@ def options_of(section: str, cls: type) -> dict[str, Option]:
         kind = meta.pop("kind") or kind
         if kind is values.BOOL:
             meta["no_value"] = False
-        found[field.name] = Option(name=field.name, section=section, kind=kind, optional=optional, **meta)
+        found[field.name] = Option(
+            name=field.name,
+            section=section,
+            kind=kind,
+            optional=optional,
+            rank=getattr(cls, "PREFIX_RANK", 0),
+            **meta,
+        )
     return found
 
 
@@ -153,9 +162,6 @@ def _plain(name: str) -> str:
 
 
 # Names of options as people spell them: dashes or underscores, aliases, `no-` forms and unambiguous prefixes.
-
-
-SECOND_RANK = ("compiler", "legacy")  # sections of the reference's names, so that they take no prefix from ours
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,10 +186,9 @@ def spellings(options: Mapping[str, Option], extra: Iterable[str] = ()) -> dict[
     found = {plain(name): Spelled(name=plain(name)) for name in extra}
     for name, option in options.items():
         for spelling in (name, *option.aliases):
-            rank = int(option.section in SECOND_RANK)
-            found[spelling] = Spelled(name=name, rank=rank)
+            found[spelling] = Spelled(name=name, rank=option.rank)
             if option.no_value is not None:
-                found[f"no_{spelling}"] = Spelled(name=name, negated=True, rank=rank)
+                found[f"no_{spelling}"] = Spelled(name=name, negated=True, rank=option.rank)
     return found
 
 

@@ -9,10 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.config.field import DEFAULT, Origin
+from headrace.config.field import DEFAULT, Option, Origin
 from headrace.config.model_table import OPTION_FAMILIES, family_of
 from headrace.config.params import known_keys
-from headrace.config.schema import all_options
 from headrace.config.section_data import IMAGE_DATASETS, SYNTHETIC_DATASETS
 from headrace.config.section_pipeline import stages_of_splits
 from headrace.config.values import shown
@@ -28,6 +27,7 @@ class Given:
 
 
 Layer = Mapping[str, Given]
+Found = Mapping[str, Given]  # every option with its value and origin
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,11 +109,6 @@ TIES = (
         Tie(owner="num_epochs", dependent=name, keep=_only_whole)
         for name in ("logs_per_epoch", "ckpts_per_epoch", "validations_per_epoch")
     ),
-    Tie(
-        owner="num_epochs",
-        dependent="epochs_per_ckpt",
-        keep=lambda epochs, every: every if epochs % every == 0 else None,
-    ),
     Tie(owner="global_batch_size", dependent="gradient_accumulation_count", keep=lambda size, count: None),
     Tie(owner="gradient_accumulation_count", dependent="global_batch_size", keep=lambda count, size: None),
     Tie(
@@ -133,17 +128,17 @@ TIES = (
 )
 
 
-def merge_layers(layers: list[Layer]) -> tuple[dict[str, Given], tuple[str, ...]]:
-    """Return every option's value and origin, and notes on what was let go."""
-    defaults = {
-        name: Given(value=option.read(option.default), origin=DEFAULT) for name, option in all_options().items()
-    }
+def merge_layers(
+    layers: Sequence[Layer], options: Mapping[str, Option], ties: Sequence[Tie] = TIES
+) -> tuple[dict[str, Given], tuple[str, ...]]:
+    """Return every option's value and origin, and notes on what was dropped."""
+    defaults = {name: Given(value=option.read(option.default), origin=DEFAULT) for name, option in options.items()}
     found, rank = dict(defaults), dict.fromkeys(defaults, 0)
     for strength, layer in enumerate(layers, start=1):
         for name, given in layer.items():
             found[name], rank[name] = given, strength
     notes = []
-    for tie in TIES:
+    for tie in ties:
         owner, dependent = found[tie.owner], found[tie.dependent]
         if rank[tie.owner] <= rank[tie.dependent] or owner.value is None or dependent.value is None:
             continue

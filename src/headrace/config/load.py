@@ -1,20 +1,22 @@
-"""From what people wrote to a Config: defaults, a named YAML block, the command line; with the origin of every value.
+"""From what people give to a Config: defaults, a named YAML block, the command line; with the origin of every value.
 
-`resolve` is for the command line, `config_from` for code, `to_flat` and `from_flat` for what is saved with a run.
+`resolve` is for the command line, `config_from` for code, `to_saved` and `from_saved` for what is stored with a run.
+Options of another application are accepted where a `Translation` is given (see headrace.reference).
 """
 
 import copy
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.config.checks import check
-from headrace.config.derived import settle
-from headrace.config.dialect import choose_dialect, settle_dialect
-from headrace.config.field import COMMAND_LINE, DEFAULT, Option, Origin, Spelled, find, spellings
-from headrace.config.layers import Given, Layer, launcher_layer, merge_layers
-from headrace.config.schema import SECTIONS, Config, all_options
+from headrace.config.derived import derive
+from headrace.config.field import COMMAND_LINE, DEFAULT, TRANSLATED, Option, Origin, Spelled, find, spellings
+from headrace.config.layers import TIES, Found, Given, Layer, Tie, launcher_layer, merge_layers
+from headrace.config.schema import SECTIONS, Config, all_options, options_in
 from headrace.config.section_data import IMAGE_DATASETS
 from headrace.config.values import BOOL, read_bool
 from headrace.core.errors import ConfigError
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
 DEFAULT_RECIPE = "default"
 IMAGES_RECIPE = "images"  # the default where somebody names a path to their images
 NO_RECIPE = "none"
-CACHE_VARIABLE = "TF_POPLAR_FLAGS"  # the reference's way to say where compiled programs are kept
 DATASET_VARIABLES = ("DATASETS_DIR", "DATA_DIR")
 KEPT_OF_MODEL = {"bn_momentum", "stable_norm", "dbn_replica_group_size"}  # not of one network, but of how it trains
 NAMED_OF_DATA = {"dataset", "dataset_path", "image_size", "num_channels", "num_classes", "num_samples"}
@@ -33,13 +34,58 @@ NAMED_OF_DATA = {"dataset", "dataset_path", "image_size", "num_channels", "num_c
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """A checked configuration, where each value came from, and what the user should hear of it."""
+    """A checked configuration, where each value came from, and remarks for the user.
+
+    `source` holds options of another application as they were given: they are translated again when options change.
+    """
 
     config: Config
     origins: Mapping[str, Origin]
     name: str = ""
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    source: Mapping[str, Given] = field(default_factory=dict)
+
+    def given(self) -> dict[str, Given]:
+        """Return the options that somebody gave, ours and another application's."""
+        flat, known = to_flat(self.config), all_options()
+        ours = {name: origin for name, origin in self.origins.items() if origin.is_given}
+        found = {
+            name: Given(value=known[name].read(flat[name], origin), origin=origin) for name, origin in ours.items()
+        }
+        return found | {name: given for name, given in self.source.items() if given.origin.is_given}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Translated:
+    """Ordinary options, the options they were translated from, and remarks for the user."""
+
+    options: Found
+    source: Layer = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Translation:
+    """Options of another application and how they become ordinary ones; without arguments, there are none.
+
+    `has_defaults` says whether that application's defaults apply, in which case no recipe is chosen by default.
+    """
+
+    sections: Mapping[str, type] = field(default_factory=dict)
+    ties: tuple[Tie, ...] = ()
+    recipes: tuple[Path, ...] = ()
+    environment: Callable[[Mapping[str, str]], Layer] = lambda environ: {}
+    has_defaults: Callable[[Found], bool] = lambda found: False
+    translate: Callable[[Found], Translated] = lambda found: Translated(options=found)
+
+    @cached_property
+    def options(self) -> Mapping[str, Option]:
+        """Every option that is accepted: ours and theirs."""
+        return options_in({**SECTIONS, **self.sections})
+
+
+PLAIN = Translation()
 
 
 def resolve(
@@ -47,30 +93,34 @@ def resolve(
     config_name: str | None = None,
     config_path: str | None = None,
     environ: Mapping[str, str] = os.environ,
+    translation: Translation = PLAIN,
 ) -> Resolved:
     """Return the configuration of a named block with the command line's options over it.
 
     Without a name it is the shipped `default`, or `images` where the dataset is one of image files or only its path is
     given; `none` means the defaults of the schema alone.
     """
-    from headrace.config.yaml_blocks import blocks_of, choose
+    from headrace.config.yaml_blocks import RECIPES, blocks_of, choose
 
-    given = _option_layer(options, COMMAND_LINE)
-    name = config_name or (None if config_path else _default_recipe(given))
-    layers = [_environment(environ), given]
+    given = _option_layer(options, COMMAND_LINE, translation)
+    name = config_name or (None if config_path else _default_recipe(given, translation))
+    layers = [{**_environment(environ), **translation.environment(environ)}, given]
     if name != NO_RECIPE:
-        block = choose(blocks_of(config_path), name, config_path)
-        layers.insert(1, _block_layer(block, "file" if config_path else "recipe"))
-    return _assemble(layers, name or "", environ)
+        block = choose(blocks_of(config_path, (RECIPES, *translation.recipes)), name, config_path)
+        layers.insert(1, _block_layer(block, "file" if config_path else "recipe", translation))
+    return _assemble(layers, name or "", environ, translation)
 
 
-def override(saved: Resolved, options: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Resolved:
+def override(
+    saved: Resolved,
+    options: Mapping[str, Any],
+    environ: Mapping[str, str] = os.environ,
+    translation: Translation = PLAIN,
+) -> Resolved:
     """Return a saved configuration with the command line's options over it."""
-    flat, known = to_flat(saved.config), all_options()
-    # How the processes were started then says nothing about now.
-    written = {name: origin for name, origin in saved.origins.items() if origin.is_given and name != "distributed"}
-    given = {name: Given(value=known[name].read(flat[name], origin), origin=origin) for name, origin in written.items()}
-    return _assemble([given, _option_layer(options, COMMAND_LINE)], saved.name, environ)
+    given = saved.given()
+    given.pop("distributed", None)  # how the processes were started then says nothing about now
+    return _assemble([given, _option_layer(options, COMMAND_LINE, translation)], saved.name, environ, translation)
 
 
 def config_from(flat: Mapping[str, Any]) -> Config:
@@ -78,9 +128,9 @@ def config_from(flat: Mapping[str, Any]) -> Config:
     return resolve_code(flat).config
 
 
-def resolve_code(flat: Mapping[str, Any]) -> Resolved:
+def resolve_code(flat: Mapping[str, Any], translation: Translation = PLAIN) -> Resolved:
     """Return the configuration of options that code gives; what is not named has its default."""
-    return _assemble([_option_layer(flat, Origin(kind="code"))], "")
+    return _assemble([_option_layer(flat, Origin(kind="code"), translation)], "", {}, translation)
 
 
 def named_options() -> frozenset[str]:
@@ -98,100 +148,121 @@ def to_flat(config: Config) -> dict[str, Any]:
     return flat
 
 
-def from_flat(flat: Mapping[str, Any], origins: Mapping[str, Origin] | None = None) -> Config:
-    """Return the Config that `to_flat` was given, exactly; an option that was not saved has its default."""
-    options = all_options()
-    for name in flat:
-        if name not in options:
-            raise ConfigError(f"The saved configuration has an option {name}, which this version does not know.")
-    where = origins or {}
-    saved = Origin(kind="saved")
-    return _build(
-        {name: options[name].read(flat.get(name, options[name].default), where.get(name, saved)) for name in options}
-    )
+def to_saved(resolved: Resolved) -> dict[str, Any]:
+    """Return a configuration with its origins as plain JSON values; origins that are plain defaults are left out."""
+    origins = {name: origin for name, origin in resolved.origins.items() if origin != DEFAULT}
+    saved = {
+        "name": resolved.name,
+        "values": to_flat(resolved.config),
+        "origins": {name: {"kind": origin.kind, "where": origin.where} for name, origin in origins.items()},
+    }
+    if resolved.source:
+        saved["source"] = {
+            name: {"value": given.value, "kind": given.origin.kind, "where": given.origin.where}
+            for name, given in resolved.source.items()
+        }
+    return saved
 
 
-def origins_to_json(origins: Mapping[str, Origin]) -> dict[str, dict[str, str]]:
-    """Return origins as plain JSON values; those that are defaults are left out."""
-    return {name: {"kind": origin.kind, "where": origin.where} for name, origin in origins.items() if origin != DEFAULT}
+def from_saved(saved: Mapping[str, Any], translation: Translation = PLAIN) -> Resolved:
+    """Return the configuration that `to_saved` was given, exactly; an option that was not saved has its default.
+
+    Runs of earlier versions have the options of another application among the values, and an option may have been
+    renamed since, with its old name as an alias.
+    """
+    known = spellings(translation.options)
+    values: dict[str, Any] = {}
+    origins: dict[str, Origin] = {}
+    source: dict[str, Given] = {}
+    no_origin = {"kind": DEFAULT.kind}
+    rows = {name: {"value": value, **saved["origins"].get(name, no_origin)} for name, value in saved["values"].items()}
+    for written, row in [*rows.items(), *saved.get("source", {}).items()]:
+        if written not in known:
+            raise ConfigError(f"The saved configuration has an option {written}, which this version does not know.")
+        name, kind = known[written].name, str(row["kind"])
+        origin = Origin(kind=_OLD_KINDS.get(kind, kind), where=row.get("where", ""))
+        if name in all_options() and written in saved["values"]:
+            values[name], origins[name] = all_options()[name].read(row["value"], origin), origin
+        elif origin != DEFAULT:
+            source[name] = Given(value=translation.options[name].read(row["value"], origin), origin=origin)
+    for name, option in all_options().items():
+        values.setdefault(name, option.read(option.default))
+        origins.setdefault(name, DEFAULT)
+    return Resolved(config=build(values), origins=origins, name=saved["name"], source=source)
 
 
-def origins_from_json(saved: Mapping[str, Mapping[str, str]]) -> dict[str, Origin]:
-    """Return the origins that `origins_to_json` was given, for every option."""
-    found = {name: Origin(kind=row["kind"], where=row["where"]) for name, row in saved.items()}
-    return {name: found.get(name, DEFAULT) for name in all_options()}
+_OLD_KINDS = {"dialect": TRANSLATED}  # how earlier versions called a kind of origin
 
 
-def _assemble(layers: list[Layer], name: str, environ: Mapping[str, str] | None = None) -> Resolved:
-    launched, overruled = launcher_layer(layers, environ or {})
-    found, tie_notes = merge_layers([*layers, launched])
-    found, dialect_notes = settle_dialect(found)
-    found = settle(found)
-    config = _build({option: given.value for option, given in found.items()})
-    origins = {option: given.origin for option, given in found.items()}
+def _assemble(layers: list[Layer], name: str, environ: Mapping[str, str], translation: Translation) -> Resolved:
+    launched, overruled = launcher_layer(layers, environ)
+    found, tie_notes = merge_layers([*layers, launched], translation.options, (*TIES, *translation.ties))
+    translated = translation.translate(found)
+    settled = derive(translated.options)
+    config = build({option: given.value for option, given in settled.items()})
+    origins = {option: given.origin for option, given in settled.items() if option in all_options()}
     warnings, notes = check(config, origins)
     return Resolved(
         config=config,
         origins=origins,
         name=name,
         warnings=overruled + warnings,
-        notes=tie_notes + dialect_notes + notes,
+        notes=tie_notes + translated.notes + notes,
+        source=translated.source,
     )
 
 
-def _build(values: Mapping[str, Any]) -> Config:
+def build(values: Mapping[str, Any]) -> Config:
+    """Return the Config of a value for every option, unchecked."""
     by_section: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     for name, option in all_options().items():
         by_section[option.section][name] = values[name]
     return Config(**{section: SECTIONS[section](**items) for section, items in by_section.items()})
 
 
-def _default_recipe(given: Layer) -> str:
-    if choose_dialect(merge_layers([given])[0])[0] != "headrace":
-        return NO_RECIPE  # a reference's command line comes with that application's own defaults
+def _default_recipe(given: Layer, translation: Translation) -> str:
+    if translation.has_defaults(merge_layers([given], translation.options)[0]):
+        return NO_RECIPE
     if "dataset" in given:
         return IMAGES_RECIPE if given["dataset"].value in IMAGE_DATASETS else DEFAULT_RECIPE
     return IMAGES_RECIPE if "dataset_path" in given else DEFAULT_RECIPE
 
 
-def _environment(environ: Mapping[str, str]) -> Layer:
+def _environment(environ: Mapping[str, str]) -> dict[str, Given]:
     found = {}
     for variable in reversed(DATASET_VARIABLES):
         if environ.get(variable):
             origin = Origin(kind="environment", where=f"${variable}")
             found["dataset_path"] = Given(value=environ[variable], origin=origin)
-    for word in environ.get(CACHE_VARIABLE, "").split():
-        name, _, value = word.partition("=")
-        if name.lstrip("-") == "executable_cache_path" and value:
-            origin = Origin(kind="environment", where=f"${CACHE_VARIABLE}")
-            found["compilation_cache_dir"] = Given(value=value, origin=origin)
     return found
 
 
-def _block_layer(block: "Block", kind: str) -> Layer:
+def _block_layer(block: "Block", kind: str, translation: Translation) -> Layer:
     """Return what a block gives: what it merges in, and its own over that. One option under two names is refused."""
+    known = spellings(translation.options)
     merged, own = {}, {}
     for entries, layer in ((block.merged, merged), (block.own, own)):
         for entry in entries:
             origin = Origin(kind=kind, where=f"{block.file}:{entry.line}")
-            spelled = find(entry.key, spellings(all_options()), place=f"{origin.where}: ")
+            spelled = find(entry.key, known, place=f"{origin.where}: ")
             if layer is own and spelled.name in own:
                 problem = f"{origin.where}: {entry.key} is given twice (first at {own[spelled.name].origin.where})."
                 raise ConfigError(problem, rule=f"Both names mean {spelled.name}.", remedy="Keep one of them.")
-            layer[spelled.name] = Given(value=_read(spelled, entry.value, origin), origin=origin)
+            layer[spelled.name] = Given(value=_read(spelled, entry.value, origin, translation), origin=origin)
     return {**merged, **own}
 
 
-def _option_layer(options: Mapping[str, Any], origin: Origin) -> Layer:
+def _option_layer(options: Mapping[str, Any], origin: Origin, translation: Translation) -> Layer:
+    known = spellings(translation.options)
     layer = {}
     for written, raw in options.items():
-        spelled = find(written, spellings(all_options()), dashes="--" if origin is COMMAND_LINE else "")
-        layer[spelled.name] = Given(value=_read(spelled, raw, origin), origin=origin)
+        spelled = find(written, known, dashes="--" if origin is COMMAND_LINE else "")
+        layer[spelled.name] = Given(value=_read(spelled, raw, origin, translation), origin=origin)
     return layer
 
 
-def _read(spelled: Spelled, raw: Any, origin: Origin) -> Any:
-    option = all_options()[spelled.name]
+def _read(spelled: Spelled, raw: Any, origin: Origin, translation: Translation) -> Any:
+    option = translation.options[spelled.name]
     return _read_negated(option, raw, origin) if spelled.negated else option.read(raw, origin)
 
 

@@ -14,7 +14,6 @@ from headrace.config.section_learning import Checkpoint, Learning, Logging, Nume
 from headrace.config.section_model import Model, Weights
 from headrace.config.section_pipeline import Pipeline
 from headrace.config.section_run import Batch, Run
-from headrace.config.sections_legacy import Legacy
 
 __all__ = [
     "SECTIONS",
@@ -25,7 +24,6 @@ __all__ = [
     "Config",
     "Data",
     "Learning",
-    "Legacy",
     "Logging",
     "Model",
     "Numerics",
@@ -34,6 +32,7 @@ __all__ = [
     "Validation",
     "Weights",
     "all_options",
+    "options_in",
 ]
 
 SECTIONS: dict[str, type] = {
@@ -50,7 +49,6 @@ SECTIONS: dict[str, type] = {
     "checkpoint": Checkpoint,
     "logging": Logging,
     "compiler": Compiler,
-    "legacy": Legacy,
 }
 
 
@@ -71,14 +69,18 @@ class Config:
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     logging: Logging = field(default_factory=Logging)
     compiler: Compiler = field(default_factory=Compiler)
-    legacy: Legacy = field(default_factory=Legacy)
+
+
+def options_in(sections: Mapping[str, type]) -> Mapping[str, Option]:
+    """Return every option of some sections by its flat name, in order."""
+    found: dict[str, Option] = {}
+    for section, cls in sections.items():
+        found.update(options_of(section, cls))
+    assert len(found) == sum(len(dataclasses.fields(cls)) for cls in sections.values()), "a name is in two sections"
+    return MappingProxyType(found)
 
 
 @functools.cache
 def all_options() -> Mapping[str, Option]:
-    """Return every option by its flat name, in the order of the schema."""
-    found: dict[str, Option] = {}
-    for section, cls in SECTIONS.items():
-        found.update(options_of(section, cls))
-    assert len(found) == sum(len(dataclasses.fields(cls)) for cls in SECTIONS.values()), "a name is in two sections"
-    return MappingProxyType(found)
+    """Return every option of the schema by its flat name, in order."""
+    return options_in(SECTIONS)

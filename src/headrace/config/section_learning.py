@@ -4,7 +4,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.config.field import option
-from headrace.config.values import CLASS_WEIGHTS, LOSS_SCALE, at_least, patterns, precision, share, weights
+from headrace.config.values import (
+    CLASS_WEIGHTS,
+    FLOATS,
+    LOSS_SCALE,
+    all_above_0,
+    all_shares,
+    at_least,
+    patterns,
+    precision,
+    share,
+    weights,
+)
 
 # ruff: noqa: RUF009 (option() makes a dataclass field, with a fresh copy of a mapping each time)
 
@@ -130,6 +141,20 @@ class Checkpoint:
     clean_dir: bool = option(False, "Remove the checkpoints when the run has ended well.")
     max_ckpts_to_keep: int = option(3, "Newest checkpoints that are kept.", check=at_least(1))
     keep_best: int = option(1, "Best checkpoints, by validation accuracy, that are kept besides.", check=at_least(0))
+    average_last_epochs: tuple[float, ...] | None = option(
+        None,
+        "After training, average the checkpoints of the last N epochs, for each N given; keeps all checkpoints.",
+        aliases=("weight_avg_n",),
+        kind=FLOATS,
+        check=all_above_0,
+    )
+    average_decays: tuple[float, ...] | None = option(
+        None,
+        "After training, take an exponential average of all checkpoints, for each decay given; keeps all checkpoints.",
+        aliases=("weight_avg_exp",),
+        kind=FLOATS,
+        check=all_shares,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

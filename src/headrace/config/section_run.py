@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from headrace.config.field import option
 from headrace.config.values import FRACTION, at_least, between, updates
 
-DIALECTS = ("headrace", "tf1", "tf2")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
@@ -17,12 +15,6 @@ class Run:
         "Number from which all randomness of the run derives: weights, order of samples, augmentation, rounding.",
         check=between(0, 2**32 - 1),
     )
-    dialect: str = option(
-        "headrace",
-        "Whose meanings and defaults hold: ours, or those of the reference's first (tf1) or second (tf2) application; "
-        "unsaid, names that only tf1 has select it.",
-        choices=DIALECTS,
-    )
     training: bool = option(True, "Train; without it the run only validates.")
     dry_run_steps: int | None = option(
         None,
@@ -31,6 +23,9 @@ class Run:
     )
     compile_only: bool = option(False, "Compile the programs, report time and memory, and stop.")
     platform: str = option("auto", "Kind of device to run on.", choices=("auto", "cpu", "cuda", "rocm", "tpu"))
+    first_device: int | None = option(
+        None, "Number of the first GPU to use; unset leaves the choice to JAX.", check=at_least(0)
+    )
     profile: bool = option(
         False, "Record the first calls with JAX's profiler into the run's directory, for TensorBoard or Perfetto."
     )

@@ -175,6 +175,16 @@ def share(value: float) -> str:
     return "" if 0 <= value < 1 else "must be at least 0 and less than 1"
 
 
+def all_above_0(value: tuple[float, ...]) -> str:
+    """Limit every number of a list to more than 0."""
+    return "" if all(number > 0 for number in value) else "must be more than 0, each of them"
+
+
+def all_shares(value: tuple[float, ...]) -> str:
+    """Limit every number of a list to 0 <= x < 1."""
+    return "" if not any(share(number) for number in value) else "must be at least 0 and less than 1, each of them"
+
+
 def updates(value: int) -> str:
     """Limit to a positive count, or -1 for a whole epoch."""
     return "" if value == -1 or value >= 1 else "must be -1 (the whole data set) or 1 or more"

@@ -6,7 +6,7 @@ is only there to be merged.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -176,29 +176,27 @@ class _Reader:
         return ConfigError(f"{self.shown}{line}: {problem}.")
 
 
-# Where named configurations are found: the recipes shipped in the package, or a user's own YAML file.
-
-
 RECIPES = Path(__file__).parent / "recipes"
 
 
-def shipped_blocks() -> dict[str, Block]:
+def shipped_blocks(directories: Sequence[Path] = (RECIPES,)) -> dict[str, Block]:
     """Return the recipes of the package by name: the default first, then by file."""
+    files = [path for directory in directories for path in directory.glob("*.yml")]
     found: dict[str, Block] = {}
-    for path in sorted(RECIPES.glob("*.yml"), key=lambda path: (path.stem != "default", path.name)):
+    for path in sorted(files, key=lambda path: (path.stem != "default", path.name)):
         for name, block in read_blocks(path, path.name).items():
             assert name.startswith("_") or name not in found, f"two recipes are named {name}"
             found[name] = block
     return found
 
 
-def blocks_of(config_path: str | None) -> dict[str, Block]:
-    """Return the blocks of a user's file, or the shipped ones."""
-    return shipped_blocks() if config_path is None else read_blocks(Path(config_path))
+def blocks_of(config_path: str | None, directories: Sequence[Path] = (RECIPES,)) -> dict[str, Block]:
+    """Return the blocks of a user's file, or those of the package's directories of recipes."""
+    return shipped_blocks(directories) if config_path is None else read_blocks(Path(config_path))
 
 
 def listed(blocks: Mapping[str, Block]) -> list[Block]:
-    """Return the blocks that are there to be chosen."""
+    """Return the blocks that can be chosen."""
     return [block for block in blocks.values() if not block.name.startswith("_")]
 
 

@@ -57,10 +57,8 @@ def _scatter(size: int, backend: str) -> Options:
 
 
 def _memory_limit(values: tuple[float, ...], backend: str) -> Options:
-    """Limit what the compiler plans with to the largest share; it is a fraction below 1, else in percent."""
-    largest = max(values)
-    percent = round(100 * largest if largest <= 1 else largest)
-    return {"xla_gpu_memory_limit_slop_factor": max(1, percent)} if backend == "gpu" else {}
+    """Limit what the compiler plans with to the largest of the percentages."""
+    return {"xla_gpu_memory_limit_slop_factor": max(1, round(max(values)))} if backend == "gpu" else {}
 
 
 COUNTERPARTS = (

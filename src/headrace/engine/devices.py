@@ -3,7 +3,7 @@
 import hashlib
 import os
 import platform as machine
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,13 +71,13 @@ def _too_few(of_process: list[int], needed: int, kind: str) -> RunStopped:
     )
 
 
-def show_devices(first: Sequence[str], num_devices: int) -> None:
-    """Show JAX only the GPUs from a number on (`--select-ipus`); AUTO, or nothing, leaves it all of them.
+def show_devices(first: int | None, num_devices: int) -> None:
+    """Show JAX only so many GPUs from the number `first` on; None leaves it all of them.
 
     Like `start_devices`, it must come before anything else touches JAX's devices.
     """
-    if first and first[0].isdecimal():
-        numbers = range(int(first[0]), int(first[0]) + num_devices)
+    if first is not None:
+        numbers = range(first, first + num_devices)
         for platform in ("cuda", "rocm"):
             jax.config.update(f"jax_{platform}_visible_devices", ",".join(map(str, numbers)))
 

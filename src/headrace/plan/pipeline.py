@@ -24,7 +24,6 @@ from headrace.plan.partition import (
 )
 from headrace.plan.recompute import segments
 from headrace.plan.schedule import Node, Work, find_schedule, strict_rule
-from headrace.plan.shards import refuse_missing_splits
 from headrace.plan.simulate import make_table, per_stage
 from headrace.plan.table import Table
 
@@ -248,7 +247,6 @@ def plan_stages(
 ) -> PipelinePlan | None:
     """Return the pipeline that the configuration requests, or None without stages."""
     wanted = config.pipeline
-    refuse_missing_splits(config, network)
     if not wanted.has_stages:
         return None
     pipeline = make_pipeline_plan(

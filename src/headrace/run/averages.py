@@ -11,12 +11,11 @@ from headrace.run.run_average import Averaged, AverageOptions, average_run
 
 
 def averages_after(run: Path, config: Config) -> Iterator[Averaged]:
-    """Make the averages of --weight-avg-N (means of the last N epochs) and --weight-avg-exp (of all checkpoints)."""
-    legacy = config.legacy
-    for epochs in legacy.weight_avg_n or ():
+    """Make the means over the last epochs and the exponential averages of all checkpoints that were asked for."""
+    for epochs in config.checkpoint.average_last_epochs or ():
         last = _newest_of(layout(run, config).checkpoints, epochs)
         yield average_run(run, AverageOptions(last=last, name=f"weight_avg_N_{epochs:g}"))
-    for decay in legacy.weight_avg_exp or ():
+    for decay in config.checkpoint.average_decays or ():
         yield average_run(run, AverageOptions(mode="exponential", decay=decay, name=f"weight_avg_exp_{decay:g}"))
 
 

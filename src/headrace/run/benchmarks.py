@@ -166,7 +166,7 @@ def bench(resolved: Resolved, *, steps_per_call: int, num_calls: int) -> BenchRe
     design = _with_calls(design_run(config, None, group.num_processes), steps_per_call, num_calls + 1)
     dataset = open_dataset(config.data, config.run.seed)
     use_compilation_cache(config.run.compilation_cache_dir)
-    show_devices(config.legacy.select_ipus, design.plan.num_devices // group.num_processes)
+    show_devices(config.run.first_device, design.plan.num_devices // group.num_processes)
     devices = start_devices(config.run.platform, design.plan.num_devices, group.num_processes)
     with advise_on_memory(design.plan):
         compiled, seconds, loss = _measure(design, dataset, devices)
@@ -253,7 +253,7 @@ def bench_inference(resolved: Resolved, *, batches_per_call: int, num_calls: int
     dataset = open_dataset(config.data, config.run.seed)
     use_compilation_cache(config.run.compilation_cache_dir)
     plan = design.plan.validation
-    show_devices(config.legacy.select_ipus, plan.num_replicas // group.num_processes)
+    show_devices(config.run.first_device, plan.num_replicas // group.num_processes)
     devices = start_devices(config.run.platform, plan.num_replicas, group.num_processes)
     bench = _Bench(design, dataset, devices)
     compiled, seconds = bench.time_calls(batches_per_call, num_calls + 1)

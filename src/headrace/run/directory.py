@@ -11,10 +11,11 @@ from typing import Any
 
 from headrace.checkpoint.best import BEST_FILE
 from headrace.checkpoint.store import list_checkpoints
-from headrace.config.load import Resolved, from_flat, named_options, origins_from_json, origins_to_json, to_flat
+from headrace.config.load import Resolved, named_options, to_saved
 from headrace.config.schema import Config
 from headrace.core.errors import CheckpointError, ConfigError
 from headrace.core.files import LOCK_FILE, hold, write_atomic
+from headrace.reference import entrance
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ def saved_form(resolved: Resolved, own: Mapping[str, Any] | None = None) -> dict
 
     `own` describes a network and data that code gave; the options that would name them are then left out.
     """
-    saved = {"name": resolved.name, "values": to_flat(resolved.config), "origins": origins_to_json(resolved.origins)}
+    saved = to_saved(resolved)
     if own is None:
         return saved
     named = named_options()
@@ -147,8 +148,7 @@ def from_saved(saved: Mapping[str, Any], *, own: bool = False) -> Resolved:
     """Return the configuration that `saved_form` was given; with `own`, that of a network and data that code gives."""
     if own != ("own" in saved):
         _refuse_parts(saved.get("own"))
-    origins = origins_from_json(saved["origins"])
-    return Resolved(config=from_flat(saved["values"], origins), origins=origins, name=saved["name"])
+    return entrance.from_saved(saved)
 
 
 def _refuse_parts(own: Mapping[str, Any] | None) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import jax
 
 from headrace.checkpoint.store import fit_tree
-from headrace.config.load import Resolved, override, to_flat
-from headrace.config.no_effect import describe_without_effect
+from headrace.config.load import Resolved, to_flat
+from headrace.config.section_compiler import describe_without_effect
 from headrace.core.version import __version__
 from headrace.data.dataset import DataInfo, open_dataset
 from headrace.data.decoding.jpeg import describe_slower
@@ -26,6 +26,7 @@ from headrace.engine.pipeline.dispatch import Dispatcher
 from headrace.engine.pipeline.state_placement import host_memory_of
 from headrace.engine.state import evaluated_weights
 from headrace.job import check_consistency, current_group, report_lost_process
+from headrace.reference.entrance import override
 from headrace.run.design import CustomParts, Design, derived_facts, design_run, given_facts, starting_state
 from headrace.run.directory import (
     RunDirectory,
@@ -104,7 +105,7 @@ def fit(resolved: Resolved, restored: Restored | None, own: CustomParts | None =
 
     # The devices, and the state that they start from.
     use_compilation_cache(config.run.compilation_cache_dir)
-    show_devices(config.legacy.select_ipus, plan.num_devices // group.num_processes)
+    show_devices(config.run.first_device, plan.num_devices // group.num_processes)
     devices = start_devices(config.run.platform, plan.num_devices, group.num_processes)
     calls = Calls(design, options, dataset, devices, step)
     executor = calls.executor

@@ -19,7 +19,7 @@ import numpy as np
 
 from headrace.checkpoint.store import checkpoint_name, save
 from headrace.config.field import find, spellings
-from headrace.config.load import Resolved, named_options, resolve_code, to_flat
+from headrace.config.load import Resolved, named_options
 from headrace.config.schema import all_options
 from headrace.core.errors import ConfigError, did_you_mean
 from headrace.core.tree import flatten_named
@@ -33,6 +33,7 @@ from headrace.model.custom import custom_network
 from headrace.model.custom_block import CustomBlock
 from headrace.model.network import Network
 from headrace.plan.plan import Plan
+from headrace.reference.entrance import known_options, resolve_code
 from headrace.run.design import CustomParts, Design, design_run, starting_state
 from headrace.run.directory import saved_form
 from headrace.run.evaluation import Validator, predict_all
@@ -60,14 +61,13 @@ _OF_OUR_NORM = ("stable_norm", "dbn_replica_group_size")
 
 def check_custom_options(options: Mapping[str, Any], network: Network) -> dict[str, Any]:
     """Return the options under their full names, with the momentum that the network's batch norms ask for."""
-    known, named = spellings(all_options()), named_options()
+    known, named = spellings(known_options()), named_options()
     for written in options:
         name = find(written, known).name
         if name in named or name in _REFUSED:
             raise ConfigError(f"The option {written} has no meaning here.", rule=_REFUSED.get(name, _PARTS))
     resolved = resolve_code(options)
-    flat = to_flat(resolved.config)
-    given = {name: flat[name] for name, origin in resolved.origins.items() if origin.is_given}
+    given = {name: option.value for name, option in resolved.given().items()}
     own = [block for _, block in network.blocks if isinstance(block, CustomBlock)]
     if any(block.has_stats for block in own):
         for name in _OF_OUR_NORM:

@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
-from headrace.config.load import Resolved, override
+from headrace.config.load import Resolved
 from headrace.plan.plan import Plan
 from headrace.plan.scale import ScaleRow, device_counts, replicas_on, scale_row
+from headrace.reference.entrance import override
 from headrace.run.design import design_run
 
 

@@ -12,13 +12,14 @@ import jax
 
 from headrace.checkpoint.best import Best
 from headrace.checkpoint.store import MANIFEST_FILE, fit_tree, list_checkpoints, load, newest_good, step_of, verify
-from headrace.config.load import Resolved, override
+from headrace.config.load import Resolved
 from headrace.config.schema import Config
 from headrace.core.errors import CheckpointError
 from headrace.data.dataset import open_dataset
 from headrace.data.sets.subset import few
 from headrace.engine.devices import show_devices, start_devices, use_compilation_cache
 from headrace.job import ProcessGroup, current_group
+from headrace.reference.entrance import override
 from headrace.run.design import Design, design_run
 from headrace.run.directory import from_saved, layout, read_run, saved_form
 from headrace.run.evaluation import Validator
@@ -67,7 +68,7 @@ def validate(
     if config.run.dry_run_steps:
         dataset = replace(dataset, validation=few(dataset.validation, design.plan.validation.num_samples))
     use_compilation_cache(config.run.compilation_cache_dir)
-    show_devices(config.legacy.select_ipus, design.plan.validation.num_devices // group.num_processes)
+    show_devices(config.run.first_device, design.plan.validation.num_devices // group.num_processes)
     devices = start_devices(config.run.platform, design.plan.validation.num_devices, group.num_processes)
     report_dir = (report_dir or _report_dir(found.run)) if group.is_first else None
     num_good = 0

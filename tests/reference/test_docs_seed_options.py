@@ -8,9 +8,10 @@ import pytest
 
 import headrace
 from headrace.cli.main import main
+from headrace.config.describe import options_markdown
 from headrace.config.field import find, spellings
-from headrace.config.schema import all_options
-from headrace.config.seed_table import ELSEWHERE, FIRST, SECOND, defaults_markdown, seed_options_markdown
+from headrace.reference.entrance import REFERENCE, known_options
+from tests.seeds.option_tables import ELSEWHERE, FIRST, SECOND, defaults_markdown, seed_options_markdown
 
 PAGE = Path(headrace.__file__).parents[2] / "docs" / "seed_options.md"
 pytestmark = pytest.mark.skipif(not PAGE.is_file(), reason="not run from the repository")
@@ -18,14 +19,15 @@ pytestmark = pytest.mark.skipif(not PAGE.is_file(), reason="not run from the rep
 
 def test_the_tables_are_up_to_date():
     text = PAGE.read_text()
-    assert seed_options_markdown() in text, "put seed_options_markdown() of config/seed_table.py into the page"
-    assert defaults_markdown() in text, "put defaults_markdown() of config/seed_table.py into the page"
+    assert seed_options_markdown() in text, "put seed_options_markdown() of tests/seeds/option_tables.py into the page"
+    assert defaults_markdown() in text, "put defaults_markdown() of tests/seeds/option_tables.py into the page"
+    assert options_markdown(REFERENCE.sections) in text, "put the table of `headrace configs options` into the page"
 
 
 @pytest.mark.parametrize("name", sorted({*FIRST, *SECOND}))
 def test_every_name_of_the_reference_is_an_option(name):
     if name not in ELSEWHERE:
-        assert find(name, spellings(all_options())).name in all_options()
+        assert find(name, spellings(known_options())).name in known_options()
 
 
 def test_the_commands_print_what_the_page_says(tmp_path, monkeypatch, capsys):

@@ -6,10 +6,10 @@ configurations rely on are in the table too: float16 with a loss scale of 128, a
 
 import pytest
 
-from headrace.config.load import resolve, to_flat
 from headrace.config.model_table import norm_choice
-from headrace.config.yaml_blocks import shipped_blocks
+from headrace.reference.entrance import named_blocks, resolve
 from headrace.run.design import design_run
+from tests.reference.test_recipes_tf2 import as_given
 
 SPLITS = ["b1/2/relu", "b2/3/relu", "b3/3/relu"]
 SEVEN = [f"stage{unit}/relu" for unit in ("1/unit1", "1/unit3", "2/unit1", "2/unit3", "3/unit1", "3/unit4")]
@@ -68,7 +68,7 @@ B4 = DEFAULTS | {
     "available_memory_proportion": [0.15],
     "internal_exchange_optimization_target": "balanced",
     "pipeline_schedule": "Grouped",
-    "weight_avg_exp": [0.97],
+    "average_decays": [0.97],
     "half_partials": True,
     "cutmix_lambda": 0.85,
     "mixup_alpha": 0.2,
@@ -250,9 +250,9 @@ TABLE = {
 @pytest.mark.parametrize("name", TABLE)
 def test_values_and_plan(name):
     values, (norm, replicas, accumulation, global_batch, stages, devices, highest) = TABLE[name]
-    config = resolve({}, name, environ={}).config
-    flat = to_flat(config)
-    assert flat["dialect"] == "tf1"
+    resolved = resolve({}, name, environ={})
+    config, flat = resolved.config, as_given(resolved)
+    assert resolved.source["application"].value == "tf1"
     assert {option: flat[option] for option in values} == values
     assert norm_choice(config.model)["name"] == norm
     design = design_run(config, absent_ok=True)
@@ -270,13 +270,11 @@ def test_values_and_plan(name):
 
 
 def test_the_base_of_the_efficientnets_asks_for_its_splits():
-    flat = to_flat(
-        resolve({"pipeline_splits": ["block2b", "block4b", "block6c"]}, "mk2_efficientnet_b4_16ipus_base").config
-    )
+    flat = as_given(resolve({"pipeline_splits": ["block2b", "block4b", "block6c"]}, "mk2_efficientnet_b4_16ipus_base"))
     assert {option: flat[option] for option in B4} == B4
     assert flat["num_replicas"] == 4
 
 
 def test_no_configuration_is_left_out_of_the_table():
-    blocks = {block.name for block in shipped_blocks().values() if block.file == "reference_tf1.yml"}
+    blocks = {block.name for block in named_blocks(None).values() if block.file == "reference_tf1.yml"}
     assert blocks == {*TABLE, "mk2_efficientnet_b4_16ipus_base"}

@@ -1,11 +1,11 @@
-"""The defaults of the reference's first application (dialect tf1) by family and data set; and of its second."""
+"""The defaults of the reference's first application (tf1), by model family and dataset, and of its second (tf2)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.config.legacy_table import ViewSpec
 from headrace.config.model_table import family_of
+from headrace.reference.option_table import Lookup
 
 NORM_PARAMETERS = ("(beta|gamma)$",)
 _SMALL = ("cifar10", "cifar100", "mnist", "fashion_mnist", "digits")
@@ -13,7 +13,7 @@ _SMALL = ("cifar10", "cifar100", "mnist", "fashion_mnist", "digits")
 
 @dataclass(frozen=True, kw_only=True)
 class Defaults:
-    """What a family has by default on one kind of data set: `powers` are base learning rates by optimizer."""
+    """A family's defaults on one kind of dataset; `powers` are base learning rates by optimizer."""
 
     micro_batch_size: int
     num_epochs: int
@@ -60,7 +60,7 @@ TABLE: Mapping[str, tuple[Defaults, Defaults]] = {
     "squeezenet": (_large(2, group_norm=False), _small(128)),
 }
 
-# What does not depend on the family. Loss scaling is that of float16, the only 16-bit format there.
+# Independent of the family. Loss scaling suits float16, the only 16-bit format there.
 _COMMON: Mapping[str, Any] = {
     "model_name": "resnet",
     "precision": "16.16",
@@ -88,7 +88,7 @@ _COMMON: Mapping[str, Any] = {
     "lars_epsilon": 0.0,
     "log_freq": 500,
 }
-_PATH_WORDS = (("imagenet", "imagenet"), ("cifar100", "cifar100"), ("cifar-100", "cifar100"), ("cifar", "cifar10"))
+_PATH_PARTS = (("imagenet", "imagenet"), ("cifar100", "cifar100"), ("cifar-100", "cifar100"), ("cifar", "cifar10"))
 
 TF2_DEFAULTS: Mapping[str, Any] = {
     "model_name": "toy_model",
@@ -98,13 +98,13 @@ TF2_DEFAULTS: Mapping[str, Any] = {
 }
 
 
-def tf1_defaults(look: ViewSpec) -> dict[str, Any]:
-    """Return the default of every option, ours or legacy, that dialect tf1 has another one for."""
-    dataset = look("dataset") or dataset_of_path(look("dataset_path"))
-    name = look("model_name") or _COMMON["model_name"]
+def tf1_defaults(value_of: Lookup) -> dict[str, Any]:
+    """Return the defaults of application tf1 where they differ from ours, and those of its own options."""
+    dataset = value_of("dataset") or dataset_of_path(value_of("dataset_path"))
+    name = value_of("model_name") or _COMMON["model_name"]
     small = dataset in _SMALL
     row = TABLE.get(family_of(name) or "resnet", TABLE["resnet"])[small]
-    optimizer = look("optimizer") or _COMMON["optimizer"]
+    optimizer = value_of("optimizer") or _COMMON["optimizer"]
     decays = optimizer != "lars"
     family = {
         "dataset": dataset,
@@ -129,6 +129,6 @@ def tf1_defaults(look: ViewSpec) -> dict[str, Any]:
 
 
 def dataset_of_path(path: str) -> str:
-    """Return the data set that the words of a path name, or auto: whatever lies there."""
+    """Return the dataset that a path names, or auto."""
     text = path.lower()
-    return next((name for word, name in _PATH_WORDS if word in text), "auto")
+    return next((name for word, name in _PATH_PARTS if word in text), "auto")

@@ -1,9 +1,11 @@
 """The named configurations of the reference applications hold the published values, from which this table is."""
 
+from typing import Any
+
 import pytest
 
-from headrace.config.load import resolve, to_flat
-from headrace.config.yaml_blocks import shipped_blocks
+from headrace.config.load import Resolved, to_flat
+from headrace.reference.entrance import named_blocks, resolve
 
 SPLITS_4 = ["conv2_block2_out", "conv3_block1_out", "conv4_block2_out"]
 SPLITS_MLPERF = ["conv2_block1_out", "conv2_block3_out", "conv3_block4_out"]
@@ -228,13 +230,20 @@ TF2 = {
 }
 
 
+def as_given(resolved: Resolved) -> dict[str, Any]:
+    """Return all values, those of the reference's options as its configurations give them."""
+    source = {name: given.value for name, given in resolved.source.items()}
+    return to_flat(resolved.config) | {name: list(v) if isinstance(v, tuple) else v for name, v in source.items()}
+
+
 @pytest.mark.parametrize("name", TF2)
 def test_values(name):
-    flat = to_flat(resolve({}, name, environ={}).config)
-    assert flat["dialect"] == "tf2"
+    resolved = resolve({}, name, environ={})
+    flat = as_given(resolved)
+    assert resolved.source["application"].value == "tf2"
     assert {option: flat[option] for option in TF2[name]} == TF2[name]
 
 
 def test_no_configuration_is_left_out_of_the_table():
-    blocks = [block.name for block in shipped_blocks().values() if block.file == "reference_tf2.yml"]
+    blocks = [block.name for block in named_blocks(None).values() if block.file == "reference_tf2.yml"]
     assert {name for name in blocks if not name.startswith("_")} == set(TF2)

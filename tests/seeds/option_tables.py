@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from headrace.config.field import find, spellings
-from headrace.config.legacy_table import BY_OPTION
-from headrace.config.no_effect import EVERYWHERE, ROWS_HERE
-from headrace.config.schema import all_options
-from headrace.config.tf1_defaults import TF2_DEFAULTS, tf1_defaults
+from headrace.config.section_compiler import EVERYWHERE, NO_EFFECT
 from headrace.config.values import BOOL, shown
+from headrace.reference.defaults import TF2_DEFAULTS, tf1_defaults
+from headrace.reference.entrance import known_options
+from headrace.reference.option_table import BY_OPTION
 
 _FIRST = """
     model model-size batch-norm group-norm groups BN-span group-dim expand-ratio batch-size base-learning-rate
@@ -95,11 +95,11 @@ def seed_options_markdown() -> str:
 
 def describe(name: str) -> tuple[str, str]:
     """Return (our name for an option of the reference, what it does here)."""
-    known = spellings(all_options())
+    known = spellings(known_options())
     if name in ELSEWHERE and name.replace("-", "_") not in known:
         return "the same", ELSEWHERE[name]
     spelled = find(name, known)
-    ours = all_options()[spelled.name]
+    ours = known_options()[spelled.name]
     flag = f"--no-{ours.flag[2:]}" if spelled.negated else ours.flag
     here = "the same" if flag == f"--{name}" else f"`{flag}`"
     reasons, converted = _reasons(spelled.name), _converted(spelled.name)
@@ -116,12 +116,15 @@ def _converted(option: str) -> str:
     if row is None:
         return ""
     sets = ", ".join(f"`{setting}`" for setting in row.sets)
-    return f"{sets}: {row.words}" if sets and row.words else sets or row.words
+    return f"{sets}: {row.description}" if sets and row.description else sets or row.description
 
 
 def _reasons(option: str) -> list[str]:
     """Return why an option has no effect, and where."""
-    rows = [row for row in ROWS_HERE if row.option == option]
+    row = BY_OPTION.get(option)
+    if row and row.no_effect:
+        return [f"no effect: {row.no_effect.rstrip('.')}"]
+    rows = [row for row in NO_EFFECT if row.option == option]
     return [
         f"no effect{'' if row.backends == EVERYWHERE else ' on ' + ', '.join(row.backends)}: {row.reason.rstrip('.')}"
         for row in rows
@@ -144,7 +147,7 @@ def defaults_markdown() -> str:
     efficient["model_name"] = "efficientnet"
     lines = ["| option | ours | tf2 | tf1: ImageNet | tf1: CIFAR | tf1: EfficientNet |", "|---|---|---|---|---|---|"]
     for name in sorted({*large, *efficient, *TF2_DEFAULTS}):
-        ours = shown(all_options()[name].default)
+        ours = shown(known_options()[name].default)
         values = [_cell(table, name) for table in (TF2_DEFAULTS, large, small, efficient)]
         if any(value not in ("", ours) for value in values):
             lines.append(f"| `{name}` | {ours} | {' | '.join(values)} |")

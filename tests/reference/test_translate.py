@@ -1,5 +1,6 @@
-"""Dialects: the reference's two applications, their names, meanings and defaults, by the numbers of their formulas."""
+"""The reference's two applications: their option names, meanings and defaults, by the numbers of their formulas."""
 
+import json
 import math
 import shlex
 from typing import Any
@@ -7,12 +8,13 @@ from typing import Any
 import pytest
 
 from headrace.config.arguments import build_parser, take_options
-from headrace.config.dialect import options_of_dialect
-from headrace.config.legacy_table import BY_OPTION
-from headrace.config.load import Resolved, from_flat, override, resolve, to_flat
+from headrace.config.load import Resolved, to_saved
 from headrace.config.schema import all_options
-from headrace.config.seed_words import seed_dialect, with_seed_dialect
 from headrace.core.errors import ConfigError
+from headrace.reference.detect import detect_application, with_application
+from headrace.reference.entrance import ALL_SECTIONS, from_saved, known_options, override, resolve
+from headrace.reference.option_table import BY_OPTION
+from headrace.reference.translate import THEIRS
 
 IMAGENET = "--dataset imagenet --data-dir /data/imagenet-data"
 RESNEXT = f"""--model resnext --model-size 101 {IMAGENET} --shards 2 --replicas 8 --batch-size 6
@@ -24,7 +26,7 @@ RESNEXT = f"""--model resnext --model-size 101 {IMAGENET} --shards 2 --replicas 
 
 def read(line: str, config: str | None = None) -> Resolved:
     """Read a command line as the commands do."""
-    options, left = take_options(shlex.split(line), build_parser("test", ""))
+    options, left = take_options(shlex.split(line), build_parser("test", "", None, ALL_SECTIONS), known_options())
     assert not left, left
     return resolve(options, config, environ={})
 
@@ -46,8 +48,9 @@ def peak(resolved: Resolved) -> float:
 def test_a_command_of_the_first_application():
     resolved = read(RESNEXT)
     config, learning = resolved.config, resolved.config.learning
-    assert config.run.dialect == "tf1"
-    assert str(resolved.origins["dialect"]) == "dialect of base_learning_rate -11 (command line)"
+    application = resolved.source["application"]
+    assert application.value == "tf1"
+    assert str(application.origin) == "translated from base_learning_rate -11 (command line)"
     assert peak(resolved) == 2.0**-11 * 768
     assert (learning.optimizer, learning.optimizer_params) == ("momentum", {"momentum": 0.9})
     assert learning.lr_warmup_params == {"warmup_mode": "mask", "warmup_epochs": 5.0, "from_zero": True}
@@ -81,11 +84,11 @@ def test_a_command_of_the_first_application():
     ],
 )
 def test_the_first_rate(line, rate):
-    assert peak(read(f"--dialect tf1 {line}")) == pytest.approx(rate, rel=1e-12)
+    assert peak(read(f"--application tf1 {line}")) == pytest.approx(rate, rel=1e-12)
 
 
 def test_rates_of_each_curve():
-    line = f"--dialect tf1 {IMAGENET} --epochs 350"
+    line = f"--application tf1 {IMAGENET} --epochs 350"
     assert read(line).config.learning.lr_schedule_params == {
         "initial_learning_rate": 2.0**-8,
         "drops": (0.3, 0.6, 0.8, 0.9),
@@ -111,7 +114,7 @@ def test_rates_of_each_curve():
 
 
 def test_the_optimizers():
-    line = f"--dialect tf1 --model efficientnet {IMAGENET}"
+    line = f"--application tf1 --model efficientnet {IMAGENET}"
     assert read(line).config.learning.optimizer_params == {"momentum": 0}
     assert (
         read(f"{line} --optimiser SGD --momentum 0.5").notes[0].startswith("momentum 0.5 (command line) has no effect")
@@ -132,31 +135,31 @@ def test_the_optimizers():
 
 
 def test_weight_decay_means_two_things():
-    first = read("--dialect tf1 --dataset cifar-10 --weight-decay 0.01").config.learning
+    first = read("--application tf1 --dataset cifar-10 --weight-decay 0.01").config.learning
     assert (first.l2_regularization, first.weight_decay) == (0.01, 0.0)
     assert first.weight_decay_exclude == ()  # CIFAR decays the parameters of norms, too
-    off = read("--dialect tf1 --dataset cifar-10 --weight-decay 0").config.learning
+    off = read("--application tf1 --dataset cifar-10 --weight-decay 0").config.learning
     assert (off.l2_regularization, off.weight_decay) == (0.0, 0.0)
-    second = read("--dialect tf2 --weight-decay 0.01").config.learning
+    second = read("--application tf2 --weight-decay 0.01").config.learning
     assert (second.l2_regularization, second.weight_decay) == (0.0, 0.01)
 
 
 def test_the_second_application_has_its_own_defaults():
-    config = read("--dialect tf2").config
+    config = read("--application tf2").config
     assert (config.model.model_name, config.data.dataset) == ("toy_model", "cifar10")
     assert (config.numerics.precision, config.pipeline.pipeline_schedule) == ("16.16", "Grouped")
     assert (config.numerics.loss_scaling, config.learning.lr_warmup_params) == (0.0, None)
     assert config.learning.lr_schedule_params == {"initial_learning_rate": 0.0001}
-    assert read("--dialect tf1 --dataset cifar-10").config.pipeline.pipeline_schedule == "Interleaved"
+    assert read("--application tf1 --dataset cifar-10").config.pipeline.pipeline_schedule == "Interleaved"
 
 
 def test_without_names_of_the_reference_nothing_changes():
     resolved = read("--batch-size 16 --epochs 2 --optimiser adamw")
-    assert resolved.config.run.dialect == "headrace"
+    assert resolved.source == {}
     assert resolved.config.data.dataset == "digits"
-    momentum = read("--momentum 0.5").config
-    assert momentum.run.dialect == "headrace"
-    assert momentum.learning.optimizer_params == {"momentum": 0.5, "nesterov": True}
+    momentum = read("--momentum 0.5")
+    assert set(momentum.source) == {"momentum"}
+    assert momentum.config.learning.optimizer_params == {"momentum": 0.5, "nesterov": True}
 
 
 @pytest.mark.parametrize(
@@ -170,9 +173,9 @@ def test_without_names_of_the_reference_nothing_changes():
     ],
 )
 def test_the_data_set_and_the_norm_follow_from_the_place(line, dataset, family, norm):
-    config = read(f"--dialect tf1 {line}").config
+    config = read(f"--application tf1 {line}").config
     assert (config.data.dataset, config.model.model_name, config.model.group_norm) == (dataset, family, norm)
-    assert not read(f"--dialect tf1 {line} --batch-norm").config.model.group_norm
+    assert not read(f"--application tf1 {line} --batch-norm").config.model.group_norm
 
 
 def test_shards():
@@ -187,13 +190,13 @@ def test_shards():
 
 def test_images_normalised_on_the_host_are_not_sent_as_bytes():
     """The first application switches eight_bit_io off there; ours refuses the pair."""
-    config = read("--dialect tf1 --dataset cifar-10 --hostside-norm --eight-bit-io").config
+    config = read("--application tf1 --dataset cifar-10 --hostside-norm --eight-bit-io").config
     assert (config.data.accelerator_side_preprocess, config.data.eight_bit_transfer) == (False, None)
     assert "8 bits" in str(refused("--accelerator-side-preprocess off --eight-bit-io"))
 
 
 def test_iterations_are_one_epoch_without_warm_up():
-    config = read("--dialect tf1 --dataset cifar-10 --iterations 1000").config
+    config = read("--application tf1 --dataset cifar-10 --iterations 1000").config
     assert (config.batch.weight_updates_per_epoch, config.batch.num_epochs) == (1000, 1)
     assert config.batch.logs_per_epoch == 2.0
     assert config.learning.lr_warmup_params is None
@@ -222,23 +225,26 @@ def test_other_conversions():
     [
         (
             """--base-learning-rate -11 --lr-schedule-params '{"initial_learning_rate": 1}'""",
-            ["dialects", "base_learning_rate -11 (command line)", "lr_schedule_params"],
+            ["two applications are mixed", "base_learning_rate -11 (command line)", "lr_schedule_params"],
         ),
         (
             """--warmup-epochs 3 --lr-warmup-params '{"warmup_mode": "mask", "warmup_epochs": 2}'""",
-            ["dialects", "warmup_epochs 3", "lr_warmup_params"],
+            ["two applications", "warmup_epochs 3", "lr_warmup_params"],
         ),
-        ("--base-learning-rate -11 --dialect tf2", ["base_learning_rate -11", "dialect tf2", "of dialect tf1 only"]),
-        ("--shards 2 --dialect headrace", ["shards 2", "dialect headrace"]),
-        ("--shards 2 --num-pipeline-stages 3", ["dialects", "shards 2", "num_pipeline_stages 3"]),
-        ("--dialect tf1 --weight-decay 1e-4 --l2-regularization 1e-4", ["weight_decay", "l2_regularization"]),
+        (
+            "--base-learning-rate -11 --application tf2",
+            ["base_learning_rate -11", "application tf2", "of application tf1 only"],
+        ),
+        ("--shards 2 --application headrace", ["shards 2", "application headrace"]),
+        ("--shards 2 --num-pipeline-stages 3", ["two applications", "shards 2", "num_pipeline_stages 3"]),
+        ("--application tf1 --weight-decay 1e-4 --l2-regularization 1e-4", ["weight_decay", "l2_regularization"]),
         ("--momentum 0.9 --optimizer-params '{\"momentum\": 0.5}'", ["momentum 0.9", "optimizer_params"]),
         ("--base-learning-rate -8 --abs-learning-rate 1", ["Both", "base_learning_rate", "abs_learning_rate"]),
         ("--iterations 10 --epochs 2", ["Both", "iterations 10", "num_epochs 2"]),
         ("--epochs-per-ckpt 2 --ckpts-per-epoch 1", ["Both", "epochs_per_ckpt", "ckpts_per_epoch"]),
     ],
 )
-def test_mixing_dialects_names_the_two_options(line, parts):
+def test_mixing_applications_names_the_two_options(line, parts):
     error = refused(line)
     for part in parts:
         assert part in str(error)
@@ -246,34 +252,34 @@ def test_mixing_dialects_names_the_two_options(line, parts):
     assert error.remedy
 
 
-def test_a_recipe_of_one_dialect_and_a_name_of_the_other():
+def test_a_recipe_of_one_application_and_a_name_of_the_other():
     with pytest.raises(ConfigError, match=r"base_learning_rate -9 \(command line\) and lr_schedule_params .*\(recipe"):
         read("--base-learning-rate -9", "cifar10_resnet20")
 
 
 def test_saved_configurations_come_back_and_may_be_changed():
     resolved = read(RESNEXT)
-    flat = to_flat(resolved.config)
-    assert from_flat(flat) == resolved.config
-    changed = override(resolved, {"replicas": "4", "base_learning_rate": "-10"})
+    saved = from_saved(json.loads(json.dumps(to_saved(resolved))))
+    assert (saved.config, saved.source) == (resolved.config, resolved.source)
+    changed = override(saved, {"replicas": "4", "base_learning_rate": "-10"})
     assert changed.config.learning.lr_schedule_params == {"initial_learning_rate": 2.0**-10}
     assert peak(changed) == 2.0**-10 * 384
-    assert changed.config.run.dialect == "tf1"
-    again = override(resolved, {})
+    assert changed.source["application"].value == "tf1"
+    again = override(saved, {})
     assert again.config == resolved.config
     assert again.config.learning.weight_decay == 0
 
 
-def test_every_legacy_option_has_a_row_and_every_row_a_reason():
-    assert set(BY_OPTION) == set(options_of_dialect())
+def test_every_option_has_a_row_and_every_row_a_reason():
+    assert {*BY_OPTION, "application"} == set(THEIRS)
     for row in BY_OPTION.values():
-        assert row.convert or row.words or row.no_effect, row.option
+        assert row.convert or row.description or row.no_effect, row.option
         for setting in row.sets:
             assert setting.partition(".")[0] in all_options()
 
 
 @pytest.mark.parametrize(
-    ("line", "dialect"),
+    ("line", "application"),
     [
         ("", "tf2"),
         ("--model cifar_resnet8 --num-epochs 6 --gradient-accumulation 8 --validation False", "tf2"),
@@ -286,20 +292,20 @@ def test_every_legacy_option_has_a_row_and_every_row_a_reason():
         ("--pipeline", "tf1"),
     ],
 )
-def test_the_names_of_a_command_line_tell_its_application(line, dialect):
-    assert seed_dialect(line.split()) == dialect
-    assert with_seed_dialect(line.split())[-2:] == ["--dialect", dialect]
+def test_the_names_of_a_command_line_tell_its_application(line, application):
+    assert detect_application(line.split()) == application
+    assert with_application(line.split())[-2:] == ["--application", application]
 
 
-def test_a_named_configuration_or_the_option_says_the_dialect():
-    for line in ("--config x --batch-size 3", "--batch-size 3 --dialect=tf2"):
-        assert with_seed_dialect(line.split()) == line.split()
+def test_a_named_configuration_or_the_option_says_the_application():
+    for line in ("--config x --batch-size 3", "--batch-size 3 --dialect=tf2", "--application tf1"):
+        assert with_application(line.split()) == line.split()
 
 
 def label_targets(smoothing: float, num_classes: int) -> tuple[float, float]:
     from headrace.run.training import smoothing_over_all
 
-    learning: Any = read(f"--dialect tf1 --dataset cifar-10 --label-smoothing {smoothing}").config.learning
+    learning: Any = read(f"--application tf1 --dataset cifar-10 --label-smoothing {smoothing}").config.learning
     spread = smoothing_over_all(learning, num_classes)
     return 1 - spread + spread / num_classes, spread / num_classes
 
@@ -334,3 +340,74 @@ def test_the_cache_of_programs_from_the_environment():
     assert str(resolved.origins["compilation_cache_dir"]) == "environment $TF_POPLAR_FLAGS"
     said = resolve({"executable_cache_path": "/mine"}, environ=environ)
     assert said.config.run.compilation_cache_dir == "/mine"
+
+
+def test_a_fraction_of_memory_becomes_a_percentage_once():
+    resolved = read("--application tf1 --dataset cifar-10 --available-memory-proportion 0.15")
+    assert resolved.config.compiler.available_memory_proportion == (15.0,)
+    saved = from_saved(json.loads(json.dumps(to_saved(resolved))))
+    assert override(saved, {}).config.compiler.available_memory_proportion == (15.0,)
+
+
+def test_the_name_dialect_is_still_accepted():
+    assert read("--dialect tf2").config == read("--application tf2").config
+    assert read("--dialect tf2").source["application"].value == "tf2"
+
+
+def test_runs_of_earlier_versions_can_be_read_and_changed():
+    """They have the reference's options among the values, `dialect` as an option, and origins of that kind."""
+    resolved = read(f"{RESNEXT} --select-ipus 3 --weight-avg-N 5 --available-memory-proportion 0.1 0.1 0.2 0.2")
+    old = json.loads(json.dumps(to_saved(resolved)))
+    source = old.pop("source")
+    application = source.pop("application")
+    old["values"]["dialect"] = application["value"]
+    old["origins"]["dialect"] = {"kind": "dialect", "where": "of base_learning_rate -11 (command line)"}
+    old["values"].pop("first_device")
+    old["origins"].pop("first_device")
+    old["values"] |= {"restore_path": None, "warmup_epochs": None, "conv_dithering": False}
+    for new, name in (("average_last_epochs", "weight_avg_n"), ("average_decays", "weight_avg_exp")):
+        old["values"][name] = old["values"].pop(new)
+        if new in old["origins"]:
+            old["origins"][name] = old["origins"].pop(new)
+    for name, row in source.items():
+        old["values"][name] = row.pop("value")
+        old["origins"][name] = row
+    for row in old["origins"].values():
+        row["kind"] = "dialect" if row["kind"] == "translated" else row["kind"]
+    read_back = override(from_saved(old), {}, environ={})
+    assert read_back.config == resolved.config
+    assert read_back.source == resolved.source
+    assert read_back.config.run.first_device == 3
+    assert read_back.config.checkpoint.average_last_epochs == (5.0,)
+    assert read_back.config.compiler.available_memory_proportion == (10.0, 10.0, 20.0, 20.0)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--gather-conv-output",
+        "--enable-conv-dithering",
+        "--on-demand off",
+        "--standard-imagenet",
+        "--sharding-exclude-filter 0/p",
+        "--nanoo",
+        "--num-io-tiles 32",
+    ],
+)
+def test_an_option_without_effect_is_said_to_be(line):
+    notes = [note for note in read(line).notes if note.startswith("without effect: ")]
+    assert len(notes) == 1
+    assert line.split()[0][2:].removeprefix("enable-").replace("-", "_") in notes[0]
+
+
+def test_the_first_device():
+    assert read("--select-ipus 3 0").config.run.first_device == 3
+    assert read("--select-ipus AUTO").config.run.first_device is None
+
+
+def test_options_without_effect_are_listed_with_their_reasons():
+    notes = read("--standard-imagenet --on-demand --sharding-exclude-filter 0/p").notes
+    (text,) = [note for note in notes if note.startswith("without effect: ")]
+    for option in ("standard_imagenet (", "on_demand (", "sharding_exclude_filter ("):
+        assert option in text
+    assert not any("without effect" in note for note in read("--momentum 0.5").notes)

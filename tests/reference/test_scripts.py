@@ -8,31 +8,32 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli.scripts import SCRIPTS, is_finished, run, take_value
+from headrace.cli.main import run_script
 from headrace.core.errors import ConfigError
+from headrace.reference.scripts import SCRIPTS, is_finished, take_value
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted([*SCRIPTS, "efficientnet_CIFAR10_train_ipu"])
 
 WORDS = {
-    ("train", "--model cifar_resnet8 --num-epochs 3"): "train --model cifar_resnet8 --num-epochs 3 --dialect tf2",
-    ("train", "--model-size 50 --batch-size 8"): "train --model-size 50 --batch-size 8 --dialect tf1",
+    ("train", "--model cifar_resnet8 --num-epochs 3"): "train --model cifar_resnet8 --num-epochs 3 --application tf2",
+    ("train", "--model-size 50 --batch-size 8"): "train --model-size 50 --batch-size 8 --application tf1",
     ("train", "--config resnet8_test --num-epochs 2"): "train --config resnet8_test --num-epochs 2",
     ("train", "--restore-path runs/a --seed 1"): "resume runs/a --seed 1",
     ("validation", "--model resnet --synthetic-data --repeat 10"): (
-        "bench --mode inference --model resnet --synthetic-data --repeat 10 --dialect tf1"
+        "bench --mode inference --model resnet --synthetic-data --repeat 10 --application tf1"
     ),
     (
         "validation",
         "--config mk2_resnet50_gn_16ipus --data-dir d --restore-path=runs/a",
     ): "validate runs/a --data-dir d",
-    ("validation", "--model resnet --data-dir d"): "train --model resnet --data-dir d --dialect tf1 --no-training",
+    ("validation", "--model resnet --data-dir d"): "train --model resnet --data-dir d --application tf1 --no-training",
     ("restore", "--restore_path runs/a/"): "resume runs/a/",
     ("weight_avg", "--restore-path runs/a --mode exponential --decay 0.9 -N 4"): (
         "average runs/a --mode exponential --decay 0.9 -N 4"
     ),
-    ("dataset_benchmark", "--dataset cifar10"): "data bench --parts block --dataset cifar10 --dialect tf2",
-    ("verify_dataset", ""): "data verify --dialect tf2",
+    ("dataset_benchmark", "--dataset cifar10"): "data bench --parts block --dataset cifar10 --application tf2",
+    ("verify_dataset", ""): "data verify --application tf2",
     ("efficientnet_CIFAR10_train", "--seed 2"): "train --config efficientnet_cifar10_pipeline --seed 2",
     ("efficientnet_CIFAR10_inference", "runs/a"): "validate runs/a",
 }
@@ -47,7 +48,7 @@ def test_there_is_a_file_for_each_and_it_is_a_few_lines():
     for name in FILES:
         lines = (ROOT / f"{name}.py").read_text().splitlines()
         assert len(lines) < 15
-        assert lines[-1] == f'    sys.exit(run("{name.removesuffix("_ipu")}"))'
+        assert lines[-1] == f'    sys.exit(run_script("{name.removesuffix("_ipu")}"))'
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -83,13 +84,13 @@ def test_a_clone_works_without_being_installed(name, tmp_path):
         (
             "train",
             '--base-learning-rate -11 --lr-schedule-params {"initial_learning_rate":1}',
-            ["Two dialects are mixed"],
+            ["Options of two applications are mixed"],
         ),
     ],
 )
 def test_refusals_come_in_words(script, given, parts, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert run(script, given.split()) == 2
+    assert run_script(script, given.split()) == 2
     told = capsys.readouterr().err
     for part in parts:
         assert part in told

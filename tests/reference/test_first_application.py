@@ -10,7 +10,8 @@ from safetensors.numpy import load_file
 from headrace.checkpoint.store import list_checkpoints
 from headrace.cli.main import main
 
-LINE = """train --dialect tf1 --dataset generated --num-samples 64 --image-size 32 --num-classes 10 --model toy_model
+LINE = """train --application tf1 --dataset generated --num-samples 64 --image-size 32 --num-classes 10
+    --model toy_model
     --batch-size 8 --epochs 4 --warmup-epochs 0 --learning-rate-schedule 0.5 --base-learning-rate -8
     --logs-per-epoch 1 --precision 32.32 --loss-scaling 1 --label-smoothing 0.1 --batches-per-step 4
     --gc-profile --weight-avg-N 1 --weight-avg-exp 0.75 --standard-imagenet --select-ipus AUTO
@@ -29,9 +30,9 @@ def notes(run: Path) -> list[str]:
     return [record["text"] for record in records if "text" in record]
 
 
-def test_the_configuration_says_its_dialect(run):
+def test_the_configuration_says_its_application(run):
     saved = json.loads((run / "config.json").read_text())
-    assert saved["values"]["dialect"] == "tf1"
+    assert saved["source"]["application"]["value"] == "tf1"
     assert saved["values"]["lr_schedule_params"] == {"drops": [0.5], "factor": 0.1, "initial_learning_rate": 2.0**-8}
     assert saved["origins"]["lr_schedule_params"]["where"].startswith("from base_learning_rate -8")
 
@@ -49,9 +50,10 @@ def test_calls_are_as_long_as_asked_for(run):
 
 
 def test_what_has_no_effect_is_recorded_once(run):
-    lines = [text for text in notes(run) if text.startswith("without effect on cpu: ")]
-    assert len(lines) == 1
-    assert "standard_imagenet (" in lines[0]
+    (theirs,) = [text for text in notes(run) if text.startswith("without effect: ")]
+    assert "standard_imagenet (" in theirs
+    (ours,) = [text for text in notes(run) if text.startswith("without effect on cpu: ")]
+    assert "half_partials (" in ours
     assert any("CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED" in text for text in notes(run))
 
 
@@ -77,7 +79,7 @@ def test_the_averages_are_those_of_numpy(run):
 
 @pytest.mark.slow
 def test_the_stages_of_shards_are_compiled_as_told_and_traced(tmp_path):
-    line = """train --dialect tf1 --dataset cifar-10 --generated-data --model-size 8 --batch-size 4 --replicas 2
+    line = """train --application tf1 --dataset cifar-10 --generated-data --model-size 8 --batch-size 4 --replicas 2
         --gradient-accumulation-count 4 --iterations 4 --shards 2 --pipeline --pipeline-splits b2/0/relu
         --pipeline-schedule Grouped --enable-recomputation --optimiser momentum --precision 32.32 --gc-profile
         --internal-exchange-optimisation-target memory --available-memory-proportion 0.1 0.1 0.2 0.2 --no-validation"""

@@ -1,43 +1,37 @@
-"""The scripts of the reference applications as doors into our commands: each turns its words into ours.
+"""Entry points compatible with the reference's scripts: each turns its arguments into a command line of ours.
 
-The files at the repository's root (train.py, validation.py, ...) call `run` with their name. The reference's two
-applications share these names; which one a command line is written for is told by the options that it uses.
+The files at the repository's root (train.py, validation.py, ...) are these scripts. The reference's two applications
+share their names; which one a command line is written for follows from the options that it uses.
 """
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from headrace.cli.main import report
-from headrace.config.seed_words import seed_dialect, with_seed_dialect
 from headrace.core.errors import ConfigError
+from headrace.reference.detect import detect_application, names_application, with_application
+from headrace.reference.entrance import choose_block
 
 EFFICIENTNET = "efficientnet_cifar10_pipeline"
-_MADE_UP = ("--generated-data", "--synthetic-data")
-
-
-def run(script: str, argv: Sequence[str] | None = None) -> int:
-    """Run a script of the reference by its name; return the exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    return report(lambda: SCRIPTS[script](words))
+_SYNTHETIC = ("--generated-data", "--synthetic-data")
 
 
 def train(argv: list[str]) -> list[str]:
-    """Train; with --restore-path go on with a run, or validate it where it has been trained to its end."""
+    """Train; with --restore-path resume a run, or validate it if it is finished."""
     place, words = take_value(argv, "--restore-path")
     if place is None:
-        return ["train", *_with_dialect(words)]
+        return ["train", *_for_application(words)]
     if is_finished(Path(place)):
         return ["validate", place, *_of_saved_run(words, place)]
     return ["resume", place, *_of_saved_run(words, place)]
 
 
 def validation(argv: list[str]) -> list[str]:
-    """Validate checkpoints (--restore-path); on made-up data measure inference; else validate untrained weights."""
+    """Validate checkpoints (--restore-path); without one measure inference (synthetic data) or untrained weights."""
     place, words = take_value(argv, "--restore-path")
     if place is not None:
         return ["validate", place, *_of_saved_run(words, place)]
-    if any(_name(word) in _MADE_UP for word in words):
+    if any(_name(word) in _SYNTHETIC for word in words):
         return ["bench", "--mode", "inference", *_first_application(words)]
     if not _asks_for_help(words):
         print("warning: no --restore-path: the weights are untrained", file=sys.stderr)
@@ -45,7 +39,7 @@ def validation(argv: list[str]) -> list[str]:
 
 
 def restore(argv: list[str]) -> list[str]:
-    """Go on with a run."""
+    """Resume a run."""
     return ["resume", *_restored("restore.py", argv)]
 
 
@@ -69,14 +63,13 @@ def inference(argv: list[str]) -> list[str]:
     return ["validate", str(newest), "--last", *argv]
 
 
-Door = Callable[[list[str]], list[str]]
-SCRIPTS: Mapping[str, Door] = {
+SCRIPTS: Mapping[str, Callable[[list[str]], list[str]]] = {
     "train": train,
     "validation": validation,
     "restore": restore,
     "weight_avg": weight_avg,
-    "dataset_benchmark": lambda argv: ["data", "bench", "--parts", "block", *with_seed_dialect(argv)],
-    "verify_dataset": lambda argv: ["data", "verify", *with_seed_dialect(argv)],
+    "dataset_benchmark": lambda argv: ["data", "bench", "--parts", "block", *with_application(argv)],
+    "verify_dataset": lambda argv: ["data", "verify", *with_application(argv)],
     "efficientnet_CIFAR10_train": lambda argv: ["train", "--config", EFFICIENTNET, *argv],
     "efficientnet_CIFAR10_inference": inference,
 }
@@ -99,7 +92,7 @@ def take_value(argv: Sequence[str], option: str) -> tuple[str | None, list[str]]
 
 
 def is_finished(place: Path) -> bool:
-    """Say whether a run has been trained to its end."""
+    """Whether a run has been trained to its end."""
     import json
 
     from headrace.checkpoint.store import newest_good, step_of
@@ -113,14 +106,12 @@ def is_finished(place: Path) -> bool:
 
 
 def _of_saved_run(argv: list[str], place: str) -> list[str]:
-    """Leave out a named configuration, once it is known to be one: a saved run brings its own options."""
-    from headrace.config.yaml_blocks import blocks_of, choose
-
+    """Drop a named configuration, once it is known to be one: a saved run brings its own options."""
     name, words = take_value(argv, "--config")
     file, words = take_value(words, "--config-path")
     if name is not None:
-        choose(blocks_of(file), name, file)
-        print(f"note: --config {name}: the options that the run in {place} was made with hold", file=sys.stderr)
+        choose_block(name, file)
+        print(f"note: --config {name} is ignored: the options of the run in {place} apply", file=sys.stderr)
     return words
 
 
@@ -132,23 +123,21 @@ def _restored(script: str, argv: list[str]) -> list[str]:
     return [place, *words] if place else words
 
 
-def _with_dialect(argv: list[str]) -> list[str]:
-    """Return a command line with its dialect said, told by its names and by those in a file of the user's own."""
+def _for_application(argv: list[str]) -> list[str]:
+    """Add --application, judged by the options of the command line and of the user's own configuration file."""
     name, file = take_value(argv, "--config")[0], take_value(argv, "--config-path")[0]
     if name is None or file is None:
-        return with_seed_dialect(argv)
-    from headrace.config.yaml_blocks import blocks_of, choose
-
-    block = choose(blocks_of(file), name, file)
-    words = [*(f"--{entry.key}" for entry in block.merged + block.own), *argv]
-    said = any(_name(word) == "--dialect" for word in words)
-    return argv if said else [*argv, "--dialect", seed_dialect(words)]
+        return with_application(argv)
+    block = choose_block(name, file)
+    arguments = [*(f"--{entry.key}" for entry in block.merged + block.own), *argv]
+    if names_application(arguments, by_config=False):
+        return argv
+    return [*argv, "--application", detect_application(arguments)]
 
 
 def _first_application(argv: list[str]) -> list[str]:
     """Only the reference's first application has a validation.py."""
-    said = any(_name(word) in ("--dialect", "--config") for word in argv)
-    return argv if said else [*argv, "--dialect", "tf1"]
+    return argv if names_application(argv) else [*argv, "--application", "tf1"]
 
 
 def _name(word: str) -> str:

@@ -11,7 +11,7 @@ import pytest
 from headrace.cli.main import main
 
 CIFAR = "--dataset cifar10 --generated-data --model cifar_resnet8 --micro-batch-size 8"
-FIRST = "--dialect tf1 --dataset cifar-10 --generated-data --model-size 8"
+FIRST = "--application tf1 --dataset cifar-10 --generated-data --model-size 8"
 
 # the reference's section: command line, parts of the message
 BATCHES = [
@@ -50,7 +50,7 @@ LEARNING = [
     ("--precision foo", ["'foo'", "this is not a precision"]),
     ("--precision 32.16", ["'32.16'", "is well formed, but only 16.16, 16.32, 32.32 are supported"]),
     ("--label-smoothing 1.5", ["--label-smoothing is '1.5'"]),
-    (f"{FIRST} --weight-decay 1e-4 --l2-regularization 1e-4", ["Two dialects are mixed"]),
+    (f"{FIRST} --weight-decay 1e-4 --l2-regularization 1e-4", ["Options of two applications are mixed"]),
 ]
 NETWORKS = [
     ("--model resent50", ["There is no model named 'resent50'", "Did you mean resnet50?"]),
@@ -64,7 +64,7 @@ DATA = [
     ("--dataset imagent", ["--dataset is 'imagent'", "Did you mean imagenet?"]),
     ("train --dataset cifar10 --dataset-path /no/such/place", ["/no/such/place"]),
     ("train --dataset imagenet", ["It is not said where ImageNet lies", "--dataset-path"]),
-    ("train --dialect tf1 --dataset cifar-10", ["--dataset-path"]),
+    ("train --application tf1 --dataset cifar-10", ["--dataset-path"]),
     (f"{CIFAR} --image-size 64", ["image_size 64", "cifar10"]),
     (f"{FIRST} --image-size 64", ["image_size 64", "cifar10"]),
     ("--eight-bit-transfer True --accelerator-side-preprocess False", ["only raw pixels can cross as 8 bits"]),
@@ -90,13 +90,19 @@ PIPELINES = [
         f"{CIFAR} --num-pipeline-stages 4 --device-mapping 0 1 2 4",
         ["0 1 2 4"],
     ),
-    (f"{CIFAR} --dialect tf2 --recomputation True", ["recomputation on (command line) without pipeline stages"]),
+    (f"{CIFAR} --application tf2 --recomputation True", ["recomputation on (command line) without pipeline stages"]),
     (f"{CIFAR} --device-mapping 0 1", ["device_mapping 0 1 (command line) without pipeline stages"]),
     (f"{CIFAR} --available-memory-proportion 15 15", ["available_memory_proportion 15 15", "without pipeline stages"]),
     (f"{CIFAR} --num-pipeline-stages 2 --available-memory-proportion 15 15 15", ["3 values for 2 stages"]),
-    (f"{CIFAR} --available-memory-proportion 0.15", ["fraction in dialect tf1 (0.15), and in percent elsewhere (15)"]),
-    (f"{FIRST} --available-memory-proportion 15", ["fraction in dialect tf1 (0.15), and in percent elsewhere (15)"]),
-    (f"{FIRST} --pipeline --shards 2 --available-memory-proportion 0.1 0.1 0.1", ["3 values for 2 stages"]),
+    (f"{CIFAR} --available-memory-proportion 0.15", ["It is a percentage (15), not a fraction (0.15)"]),
+    (
+        f"{FIRST} --available-memory-proportion 15",
+        ["In application tf1 it is a fraction (0.15), elsewhere a percentage (15)"],
+    ),
+    (
+        f"{FIRST} --pipeline --shards 2 --pipeline-splits b2/0/relu --available-memory-proportion 0.1 0.1 0.1",
+        ["3 values for 2 stages"],
+    ),
     (f"{FIRST} --pipeline --shards 4", ["4 shards need 3 splits", "b1/0/relu, b2/0/relu, b3/0/relu"]),
     (f"{FIRST} --pipeline --shards 3 --pipeline-splits b2/0/relu", ["3 shards need 2 splits", "b1/0/relu"]),
     (f"{FIRST} --pipeline", ["One shard needs a split", "b1/0/relu"]),
@@ -126,8 +132,8 @@ RUNS = [
     (f"{FIRST} --epochs-per-ckpt 2 --ckpts-per-epoch 2", ["Both are given"]),
     (f"{FIRST} --syncs-per-epoch 2 --epochs-per-sync 2", ["Both are given"]),
     (f"{FIRST} --select-ipus first", ["select_ipus first", "AUTO or the number"]),
-    (f"{FIRST} --weight-avg-exp 1.5", ["weight_avg_exp 1.5", "less than 1"]),
-    (f"{FIRST} --weight-avg-N 0", ["weight_avg_n 0", "more than 0"]),
+    (f"{FIRST} --weight-avg-exp 1.5", ["--average-decays is", "1.5", "less than 1"]),
+    (f"{FIRST} --weight-avg-N 0", ["--average-last-epochs is", "more than 0"]),
     ("--config no_such_config", ["There is no configuration no_such_config"]),
     ("--no-such-option 3", ["There is no option --no-such-option"]),
     ("--gc-profile EVERYTHING", ["EVERYTHING"]),

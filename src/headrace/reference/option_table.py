@@ -1,0 +1,243 @@
+"""How each option of the reference becomes ordinary options: a row per option.
+
+A row names the ordinary settings that an option stands for and converts its value to theirs; `option.key` is a key
+inside an option that is a mapping. An option whose row has `selects` exists in application tf1 only, and selects it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Lookup = Callable[[str], Any]  # the value of an option: what was given, else the application's default
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionRow:
+    """One option: the settings it stands for, the conversion, and a description for the documentation.
+
+    `no_effect` says why an option does nothing here.
+    """
+
+    option: str
+    sets: tuple[str, ...] = ()
+    convert: Callable[[Any, Lookup], Settings] | None = None
+    description: str = ""
+    selects: bool = False
+    of: str = ""  # the only optimizer it applies to
+    no_effect: str = ""
+
+
+def global_batch(value_of: Lookup) -> int:
+    """Return the images of one weight update."""
+    each = value_of("micro_batch_size") * value_of("num_replicas")
+    return value_of("global_batch_size") or each * (value_of("gradient_accumulation_count") or 1)
+
+
+def _key(name: str) -> Callable[[Any, Lookup], Settings]:
+    return lambda value, value_of: {name: value}
+
+
+def _row(option: str, setting: str, of: str = "") -> OptionRow:
+    """Return the row of an option that is one key of an ordinary option."""
+    return OptionRow(option=option, sets=(setting,), convert=_key(setting), of=of)
+
+
+def _rate_row(option: str, setting: str, description: str = "") -> OptionRow:
+    return OptionRow(option=option, sets=(setting,), convert=_key(setting), description=description, selects=True)
+
+
+def _warmup(epochs: float, value_of: Lookup) -> Settings:
+    """Rise from 0. A polynomial curve starts after the warm-up; the others run underneath it."""
+    if not epochs or value_of("iterations"):
+        return {"lr_warmup_params": None}
+    mode = "shift" if value_of("lr_schedule") == "polynomial" else "mask"
+    return {"lr_warmup_params": {"warmup_mode": mode, "warmup_epochs": epochs, "from_zero": True}}
+
+
+def _log_freq(steps: int, value_of: Lookup) -> Settings:
+    updates = value_of("iterations")
+    return {"logs_per_epoch": max(1.0, updates / steps)} if updates else {}
+
+
+def _abs_end_rate(rate: float, value_of: Lookup) -> Settings:
+    first = value_of("abs_learning_rate") or 2.0 ** value_of("base_learning_rate") * global_batch(value_of)
+    return {"lr_schedule_params.end_learning_rate_ratio": rate / first}
+
+
+def _shards(shards: int, value_of: Lookup) -> Settings:
+    """Without a pipeline the network is split automatically, with one micro-batch in flight at a time."""
+    if value_of("pipeline") or shards == 1:
+        return {}
+    return {"num_pipeline_stages": shards, "pipeline_schedule": "Sequential"}
+
+
+def _pipeline(on: bool, value_of: Lookup) -> Settings:
+    """With one shard all stages share a device: their splits are the points that recomputation starts from."""
+    splits = value_of("pipeline_splits")
+    if not on or (value_of("shards") or 1) > 1 or not splits:
+        return {}
+    return {"device_mapping": (0,) * (len(splits) + 1), "pipeline_schedule": "Sequential"}
+
+
+def _profile(kind: str, value_of: Lookup) -> Settings:
+    """Profile the first calls; with stages, also measure their schedule."""
+    on = kind != "NO_PROFILE"
+    stages = value_of("pipeline_splits") or max(value_of("num_pipeline_stages"), value_of("shards") or 1) > 1
+    return {"profile": on, "trace_schedule": on} if stages else {"profile": on}
+
+
+def _first_device(given: tuple[str, ...], value_of: Lookup) -> Settings:
+    """Take the number of training's first device; the second number, validation's, has no use here."""
+    return {"first_device": int(given[0])} if given and given[0].isdecimal() else {}
+
+
+_TILES = "It is about the IPU's tiles; other devices have none."
+_OWN_PIPELINE = "There is a single input pipeline, fast and reproducible."
+_EQUAL = "Processes hold the same weights at every step; there is nothing to synchronise."
+_MIXED = "Images are mixed on the device as part of the step, at no cost to the host."
+
+ROWS = (
+    OptionRow(
+        option="base_learning_rate",
+        sets=("lr_schedule_params.initial_learning_rate",),
+        convert=lambda power, value_of: {"lr_schedule_params.initial_learning_rate": 2.0**power},
+        description="2^N per image",
+        selects=True,
+    ),
+    OptionRow(
+        option="abs_learning_rate",
+        sets=("lr_schedule_params.absolute_learning_rate",),
+        convert=_key("lr_schedule_params.absolute_learning_rate"),
+        selects=True,
+    ),
+    _rate_row("learning_rate_schedule", "lr_schedule_params.drops"),
+    _rate_row("learning_rate_decay", "lr_schedule_params.factor"),
+    OptionRow(
+        option="warmup_epochs",
+        sets=("lr_warmup_params",),
+        convert=_warmup,
+        description="from 0, mask (polynomial: shift)",
+        selects=True,
+    ),
+    _rate_row("lr_decay_rate", "lr_schedule_params.decay_rate"),
+    OptionRow(
+        option="lr_drops",
+        sets=("lr_schedule_params.epochs_per_drop",),
+        convert=lambda drops, value_of: {"lr_schedule_params.epochs_per_drop": value_of("num_epochs") / drops},
+        description="epochs / N",
+        selects=True,
+    ),
+    _rate_row("poly_lr_decay_power", "lr_schedule_params.power"),
+    _rate_row("poly_lr_end_ratio", "lr_schedule_params.end_learning_rate_ratio"),
+    OptionRow(
+        option="abs_end_learning_rate",
+        sets=("lr_schedule_params.end_learning_rate_ratio",),
+        convert=_abs_end_rate,
+        description="X / first rate",
+        selects=True,
+    ),
+    _row("momentum", "optimizer_params.momentum"),
+    _row("rmsprop_decay", "optimizer_params.decay", of="rmsprop"),
+    _row("rmsprop_base_decay_exp", "optimizer_params.base_decay_exponent", of="rmsprop"),
+    _row("rmsprop_epsilon", "optimizer_params.epsilon", of="rmsprop"),
+    _row("lars_weight_decay", "optimizer_params.weight_decay", of="lars"),
+    _row("lars_eeta", "optimizer_params.eeta", of="lars"),
+    _row("lars_epsilon", "optimizer_params.epsilon", of="lars"),
+    OptionRow(option="lars_skip_list", description="only beta gamma bias, which LARS always updates at the plain rate"),
+    OptionRow(
+        option="iterations",
+        sets=("weight_updates_per_epoch", "num_epochs"),
+        convert=lambda steps, value_of: {"weight_updates_per_epoch": steps, "num_epochs": 1},
+        description="one epoch of N updates, without warm-up",
+    ),
+    OptionRow(option="log_freq", sets=("logs_per_epoch",), convert=_log_freq, description="iterations / N"),
+    OptionRow(
+        option="epochs_per_ckpt",
+        sets=("ckpts_per_epoch",),
+        convert=lambda epochs, value_of: {"ckpts_per_epoch": 1 / epochs},
+        description="1 / N",
+    ),
+    OptionRow(
+        option="ckpt_epochs_offset",
+        no_effect="Checkpoints are placed so that the last one is at the end of the run.",
+    ),
+    OptionRow(
+        option="shards",
+        sets=("num_pipeline_stages", "pipeline_schedule"),
+        convert=_shards,
+        description="without --pipeline N stages, one after the other; with it N - 1 splits are required",
+        selects=True,
+    ),
+    OptionRow(
+        option="pipeline",
+        sets=("device_mapping", "pipeline_schedule"),
+        convert=_pipeline,
+        description="with one shard all stages are on one device",
+        selects=True,
+    ),
+    *(
+        OptionRow(
+            option=f"sharding_{kind}_filter",
+            no_effect="Splits are chosen by the time and memory of blocks, not by name.",
+        )
+        for kind in ("exclude", "include")
+    ),
+    OptionRow(
+        option="disable_variable_offloading",
+        sets=("optimizer_state_offloading",),
+        description="off",
+        convert=lambda off, value_of: {"optimizer_state_offloading": not off},
+    ),
+    OptionRow(
+        option="offload_fp32_weight_copy",
+        no_effect="--precision 16.32 keeps 32-bit weights on the device; --optimizer-state-offloading moves the rest.",
+    ),
+    OptionRow(
+        option="hostside_norm",
+        sets=("accelerator_side_preprocess",),
+        description="off; on with no-",
+        convert=lambda on, value_of: {"accelerator_side_preprocess": not on},
+    ),
+    OptionRow(option="hostside_image_mixing", no_effect=_MIXED),
+    OptionRow(option="standard_imagenet", no_effect=_OWN_PIPELINE),
+    OptionRow(
+        option="train_with_valid_preprocessing",
+        sets=("train_crop",),
+        description="valid",
+        convert=lambda on, value_of: {"train_crop": "valid"} if on else {},
+    ),
+    OptionRow(option="restore_path", description="train resumes that run, validation measures its checkpoints"),
+    OptionRow(
+        option="select_ipus",
+        sets=("first_device",),
+        convert=_first_device,
+        description="number of the first device; AUTO leaves the choice open",
+    ),
+    OptionRow(
+        option="gc_profile",
+        sets=("profile", "trace_schedule"),
+        description="on, unless NO_PROFILE; the schedule where there are stages",
+        convert=_profile,
+    ),
+    OptionRow(option="syncs_per_epoch", no_effect=_EQUAL),
+    OptionRow(option="epochs_per_sync", no_effect=_EQUAL),
+    OptionRow(
+        option="identical_replica_seeding",
+        no_effect="Random numbers are drawn per sample and per weight, not per replica.",
+    ),
+    OptionRow(option="gather_conv_output", no_effect="XLA combines the small sums of batch norm by itself."),
+    OptionRow(option="conv_dithering", no_effect=_TILES),
+    OptionRow(option="num_io_tiles", no_effect=_TILES),
+    OptionRow(option="min_remote_tensor_size", no_effect="State is moved to host memory as a whole."),
+    OptionRow(
+        option="scheduling_algorithm",
+        no_effect="XLA orders operations itself; internal_exchange_optimization_target says what to optimise for.",
+    ),
+    OptionRow(option="on_demand", no_effect="Devices are always opened when a run needs them, not before."),
+    OptionRow(
+        option="nanoo",
+        no_effect="Numbers that overflow become infinite, and a step with such a gradient changes no weight.",
+    ),
+)
+BY_OPTION: Mapping[str, OptionRow] = {row.option: row for row in ROWS}

@@ -1,0 +1,124 @@
+"""Combinations of the reference's options that cannot work, refused before anything starts."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from headrace.config.layers import Found
+from headrace.config.section_pipeline import stages_of_splits
+from headrace.config.values import shown
+from headrace.core.errors import ConfigError
+from headrace.reference.splits import refuse_missing_splits
+
+LARS_SKIPPED = {"beta", "gamma", "bias"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceRule:
+    """A combination that cannot work: when it occurs, the options to name, the rule and the remedy."""
+
+    broken: Callable[[Found], bool]
+    problem: Callable[[Found], str]
+    rule: str
+    remedy: str
+
+
+def _describe(found: Found, name: str) -> str:
+    return f"{name} {shown(found[name].value)} ({found[name].origin})"
+
+
+def _is_tf1(found: Found) -> bool:
+    return found["application"].value == "tf1"
+
+
+def _schedule_of_several(found: Found) -> bool:
+    """Whether one source asks for a pipeline on one device and for a schedule that needs several."""
+    one_device = found["pipeline"].value and (found["shards"].value or 1) == 1 and found["pipeline_splits"].value
+    says_one = found["shards" if found["shards"].origin.is_given else "pipeline"].origin
+    schedule = found["pipeline_schedule"]
+    return (
+        bool(one_device)
+        and schedule.origin.is_given
+        and schedule.origin.kind == says_one.kind
+        and schedule.value != "Sequential"
+    )
+
+
+def _bad_devices(found: Found) -> bool:
+    given = found["select_ipus"].value
+    return len(given) > 2 or not all(word.isdecimal() or word.lower() == "auto" for word in given)
+
+
+BEFORE = (
+    ReferenceRule(
+        broken=lambda found: _is_tf1(found) and any(value > 1 for value in found["available_memory_proportion"].value),
+        problem=lambda found: (
+            f"{_describe(found, 'available_memory_proportion')} in {_describe(found, 'application')}."
+        ),
+        rule="In application tf1 it is a fraction (0.15), elsewhere a percentage (15).",
+        remedy="Divide it by 100, or leave the application out.",
+    ),
+    ReferenceRule(
+        broken=lambda found: _is_tf1(found) and bool(found["pipeline_splits"].value) and not found["pipeline"].value,
+        problem=lambda found: f"{_describe(found, 'pipeline_splits')} without --pipeline.",
+        rule="In application tf1, --pipeline makes the parts a pipeline, on as many devices as --shards says.",
+        remedy="Add --pipeline --shards N, or leave the splits out.",
+    ),
+    ReferenceRule(
+        broken=_schedule_of_several,
+        problem=lambda found: (
+            f"{_describe(found, 'pipeline')} on one device with {_describe(found, 'pipeline_schedule')}."
+        ),
+        rule="Stages on one device run one after the other.",
+        remedy="Use --pipeline-schedule Sequential, or --shards with more devices.",
+    ),
+    ReferenceRule(
+        broken=lambda found: not set(found["lars_skip_list"].value) <= LARS_SKIPPED,
+        problem=lambda found: f"{_describe(found, 'lars_skip_list')}.",
+        rule="LARS updates beta, gamma and bias at the plain rate, and nothing else.",
+        remedy="Leave lars_skip_list out.",
+    ),
+    ReferenceRule(
+        broken=lambda found: found["restore_path"].value is not None,
+        problem=lambda found: f"{_describe(found, 'restore_path')}.",
+        rule="Which run a command works on is given on its command line.",
+        remedy="Use `headrace resume RUN_DIR`, `headrace validate RUN_DIR`, or --restore-path with `headrace train`.",
+    ),
+    ReferenceRule(
+        broken=_bad_devices,
+        problem=lambda found: f"{_describe(found, 'select_ipus')}.",
+        rule="It is AUTO or the number of the first device, optionally followed by one for validation.",
+        remedy="Leave it out to use the first devices.",
+    ),
+)
+
+AFTER = (
+    ReferenceRule(
+        broken=lambda found: (
+            found["application"].value == "tf2"
+            and found["recomputation"].value
+            and max(found["num_pipeline_stages"].value, stages_of_splits(found["pipeline_splits"].value)) == 1
+        ),
+        problem=lambda found: (
+            f"{_describe(found, 'recomputation')} without pipeline stages, in {_describe(found, 'application')}."
+        ),
+        rule="In application tf2, recomputation keeps the inputs of the stages.",
+        remedy="Name stages with --pipeline-splits, or leave the application out.",
+    ),
+)
+
+
+def check_before(found: Found) -> None:
+    """Refuse what cannot be translated."""
+    _check(BEFORE, found)
+
+
+def check_after(asked: Found, translated: Found) -> None:
+    """Refuse what can be translated but not run."""
+    _check(AFTER, translated)
+    refuse_missing_splits({**translated, "shards": asked["shards"], "pipeline": asked["pipeline"]})
+
+
+def _check(rules: tuple[ReferenceRule, ...], found: Found) -> None:
+    for rule in rules:
+        if rule.broken(found):
+            raise ConfigError(rule.problem(found), rule=rule.rule, remedy=rule.remedy)

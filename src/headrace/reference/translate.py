@@ -1,0 +1,275 @@
+"""From options of the reference's applications to ordinary ones.
+
+The application is given (`application`), or follows from options that only tf1 has. Its options become ordinary ones
+(option_table.py), names that mean something else in tf1 are moved to where they belong, and its defaults are filled
+in. All that is filled in has an origin of the kind `translated`, so that it is derived again when options change.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.config.field import COMMAND_LINE, DEFAULT, TRANSLATED, Origin
+from headrace.config.layers import Found, Given
+from headrace.config.load import Translated
+from headrace.config.params import known_keys
+from headrace.config.schema import all_options, options_in
+from headrace.config.values import shown
+from headrace.core.errors import ConfigError
+from headrace.reference.defaults import TF2_DEFAULTS, tf1_defaults
+from headrace.reference.option_table import ROWS, OptionRow
+from headrace.reference.rules import check_after, check_before
+from headrace.reference.section import Reference
+
+MAPPINGS = {"lr_schedule_params": "lr_schedule", "optimizer_params": "optimizer"}
+NORM_CHOICES = ("batch_norm", "group_norm", "groups", "norm_layer")
+# Filled in by a row only where nobody gave a value: the row is about something else.
+YIELDS = ("pipeline_schedule", "trace_schedule")
+# Two ways to say one thing: refused side by side; otherwise the stronger source counts.
+EITHER_OR = (
+    ("base_learning_rate", "abs_learning_rate"),
+    ("epochs_per_ckpt", "ckpts_per_epoch"),
+    ("iterations", "num_epochs"),
+    ("rmsprop_decay", "rmsprop_base_decay_exp"),
+    ("syncs_per_epoch", "epochs_per_sync"),
+)
+
+
+def is_given(found: Found, name: str) -> bool:
+    """Whether somebody gave an option's value."""
+    given = found[name]
+    return given.origin.is_given and given.value not in (None, (), {})
+
+
+def choose_application(found: Found) -> Given:
+    """Return the application and where it comes from; refuse an option that the given application does not have."""
+    given = found["application"]
+    selecting = [row.option for row in ROWS if row.selects and is_given(found, row.option)]
+    if not is_given(found, "application"):
+        if not selecting:
+            return given
+        return Given(value="tf1", origin=Origin(kind=TRANSLATED, where=f"from {_describe(found, selecting[0])}"))
+    if given.value != "tf1" and selecting:
+        raise ConfigError(
+            f"{_describe(found, selecting[0])} with {_describe(found, 'application')}.",
+            rule=f"{selecting[0]} is an option of application tf1 only.",
+            remedy=f"Leave the application out, or use {_ordinary_form(selecting[0])} instead.",
+        )
+    return given
+
+
+def has_defaults(found: Found) -> bool:
+    """Whether the defaults of one of the reference's applications apply."""
+    return choose_application(found).value != "headrace"
+
+
+def translate(found: Found) -> Translated:
+    """Return ordinary options, the reference's options as they were given, and remarks on what has no effect."""
+    application = choose_application(found)
+    asked = _without_weaker(dict(found) | {"application": application})
+    check_before(asked)
+    moved = _moved(asked) if application.value == "tf1" else asked
+    work = _Work(found=moved, defaults=_defaults(application.value, moved), application=application.value)
+    options, notes = work.run()
+    check_after(asked, options)
+    given = {name: asked[name] for name in THEIRS if is_given(asked, name)}
+    source = given if application.value == "headrace" else {"application": application} | given
+    # Translated in place: kept as it was given, or a second translation would change it again.
+    if options["available_memory_proportion"] != asked["available_memory_proportion"]:
+        source["available_memory_proportion"] = asked["available_memory_proportion"]
+    ordinary = {name: options[name] for name in all_options()}
+    return Translated(options=ordinary, source=source, notes=(*_announced(application), *notes, *_no_effect(given)))
+
+
+THEIRS = tuple(options_in({"reference": Reference}))
+
+
+def _announced(application: Given) -> tuple[str, ...]:
+    """Say whose meanings and defaults apply where nobody named the application: one option brings them all."""
+    if application.origin.kind != TRANSLATED:
+        return ()
+    because = application.origin.where.removeprefix("from ")
+    return (f"{because} selects the option meanings and defaults of the reference's first application (tf1).",)
+
+
+def _no_effect(given: Mapping[str, Given]) -> tuple[str, ...]:
+    """Return the sentence that lists the options without effect, with the reason for each."""
+    rows = [row for row in ROWS if row.no_effect and row.option in given]
+    listed = "; ".join(f"{row.option} ({row.no_effect.rstrip('.')})" for row in rows)
+    return (f"without effect: {listed}",) if rows else ()
+
+
+def _defaults(application: str, found: Found) -> dict[str, Any]:
+    def value_of(name: str) -> Any:
+        return found[name].value if is_given(found, name) or name == "dataset_path" else None
+
+    if application != "tf1":
+        return dict(TF2_DEFAULTS) if application == "tf2" else {}
+    defaults = tf1_defaults(value_of)
+    if any(is_given(found, name) for name in NORM_CHOICES):
+        defaults.pop("group_norm")
+    if is_given(found, "normalization"):
+        defaults.pop("normalise_input", None)
+    if is_given(found, "abs_learning_rate"):
+        defaults.pop("base_learning_rate")
+    if is_given(found, "rmsprop_decay"):
+        defaults.pop("rmsprop_base_decay_exp", None)
+    if is_given(found, "rmsprop_base_decay_exp"):
+        defaults.pop("rmsprop_decay", None)
+    if is_given(found, "epochs_per_ckpt"):
+        defaults.pop("ckpts_per_epoch")
+    if is_given(found, "iterations"):
+        defaults.pop("num_epochs")
+        defaults.pop("logs_per_epoch")
+    return defaults
+
+
+def _moved(found: dict[str, Given]) -> dict[str, Given]:
+    """Move names that mean something else in tf1: its weight decay is coupled, its stepped rate has fractions."""
+    moved = dict(found)
+    if is_given(found, "weight_decay") and found["weight_decay"].value:
+        if is_given(found, "l2_regularization"):
+            raise _conflict(found, "weight_decay", "l2_regularization")
+        moved["l2_regularization"] = found["weight_decay"]
+        moved["weight_decay"] = Given(value=0.0, origin=Origin(kind=TRANSLATED, where="to l2_regularization"))
+    elif is_given(found, "weight_decay") and not is_given(found, "l2_regularization"):
+        moved["l2_regularization"] = found["weight_decay"]
+    if found["hostside_norm"].value and found["eight_bit_transfer"].value:
+        origin = Origin(kind=TRANSLATED, where=f"from {_describe(found, 'hostside_norm')}")
+        moved["eight_bit_transfer"] = Given(value=None, origin=origin)
+    schedule = found["lr_schedule"]
+    if is_given(found, "lr_schedule") and schedule.value == "stepped" and not is_given(found, "lr_schedule_params"):
+        moved["lr_schedule"] = Given(value="drops", origin=schedule.origin)
+    if is_given(found, "available_memory_proportion"):
+        origin = Origin(kind=TRANSLATED, where=f"from {_describe(found, 'available_memory_proportion')}")
+        percent = tuple(round(100 * value, 9) for value in found["available_memory_proportion"].value)
+        moved["available_memory_proportion"] = Given(value=percent, origin=origin)
+    return moved
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Key:
+    """A key of a mapping that a row fills in: its value, where it comes from, and whether somebody gave it."""
+
+    value: Any
+    origin: Origin
+    given: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Work:
+    """A configuration while it is translated."""
+
+    found: dict[str, Given]
+    defaults: dict[str, Any]
+    application: str
+
+    def value_of(self, name: str) -> Any:
+        """Return the value of an option so far."""
+        if not is_given(self.found, name) and name in self.defaults:
+            value = self.defaults[name]
+            return "drops" if name == "lr_schedule" and value == "stepped" else value
+        return self.found[name].value
+
+    def run(self) -> tuple[dict[str, Given], tuple[str, ...]]:
+        notes: list[str] = []
+        settled = dict(self.found)
+        for name in self.defaults:
+            if name not in THEIRS and not is_given(self.found, name) and self.value_of(name) != self.found[name].value:
+                settled[name] = Given(value=self.value_of(name), origin=self.of_defaults)
+        keys: dict[str, dict[str, _Key]] = {name: {} for name in MAPPINGS}
+        for row in ROWS:
+            self._apply(row, settled, keys, notes)
+        for name, collected in keys.items():
+            if collected:
+                settled[name] = self._mapping(name, collected, settled)
+        return settled, tuple(notes)
+
+    @property
+    def of_defaults(self) -> Origin:
+        return Origin(kind=TRANSLATED, where=f"from {self.application}'s defaults")
+
+    def _apply(
+        self, row: OptionRow, settled: dict[str, Given], keys: dict[str, dict[str, _Key]], notes: list[str]
+    ) -> None:
+        value, given = self.value_of(row.option), is_given(self.found, row.option)
+        if row.convert is None or value is None or not (given or self.application == "tf1"):
+            return
+        described = f"from {_describe(self.found, row.option)}"
+        origin = Origin(kind=TRANSLATED, where=described) if given else self.of_defaults
+        for setting, converted in row.convert(value, self.value_of).items():
+            name, _, key = setting.partition(".")
+            if given:
+                self._refuse_conflict(row, name)
+            if name in YIELDS and is_given(self.found, name):
+                continue
+            if not key:
+                if given or not is_given(self.found, name):
+                    settled[name] = Given(value=converted, origin=origin)
+            elif key in self._keys_of(name) and row.of in ("", self.value_of(MAPPINGS[name])):
+                if given or not is_given(self.found, name):
+                    keys[name][key] = _Key(value=converted, origin=origin, given=given)
+            elif given:
+                notes.append(
+                    f"{_describe(self.found, row.option)} has no effect with "
+                    f"{MAPPINGS[name]} {self.value_of(MAPPINGS[name])}."
+                )
+
+    def _keys_of(self, name: str) -> tuple[str, ...]:
+        chosen = self.value_of(MAPPINGS[name])
+        if self.application == "tf1" and chosen == "sgd":
+            return ()  # plain SGD there: momentum is an optimizer of its own
+        return known_keys(MAPPINGS[name], chosen)
+
+    def _mapping(self, name: str, collected: dict[str, _Key], settled: Found) -> Given:
+        base = dict(settled[name].value) if is_given(self.found, name) or self.application != "tf1" else {}
+        if self.application == "tf1" and self.value_of("optimizer") == "rmsprop" and name == "optimizer_params":
+            base.setdefault("initial_accumulator", 1.0)
+        first = next((key for key in collected.values() if key.given), next(iter(collected.values())))
+        return Given(value=base | {name: key.value for name, key in collected.items()}, origin=first.origin)
+
+    def _refuse_conflict(self, row: OptionRow, name: str) -> None:
+        """Refuse an option next to the setting it stands for."""
+        if name in YIELDS or not is_given(self.found, name):
+            return
+        same = self.found[name].origin.kind == self.found[row.option].origin.kind
+        if row.selects or same:
+            raise _conflict(self.found, row.option, name)
+
+
+def _without_weaker(found: dict[str, Given]) -> dict[str, Given]:
+    """Refuse two options of one source that say the same thing; of two sources, drop the weaker one's."""
+    left = dict(found)
+    known = {**all_options(), **options_in({"reference": Reference})}
+    for pair in EITHER_OR:
+        if not all(is_given(left, name) for name in pair):
+            continue
+        kinds = [left[name].origin.kind for name in pair]
+        if kinds[0] == kinds[1]:
+            raise ConfigError(
+                f"Both are given: {_describe(left, pair[0])} and {_describe(left, pair[1])}.",
+                rule="They are two ways to say the same thing.",
+                remedy="Leave one of them out.",
+            )
+        weaker = pair[0] if kinds[1] == COMMAND_LINE.kind else pair[1]
+        left[weaker] = Given(value=known[weaker].default, origin=DEFAULT)
+    return left
+
+
+def _conflict(found: Found, theirs: str, ours: str) -> ConfigError:
+    return ConfigError(
+        f"Options of two applications are mixed: {_describe(found, theirs)} and {_describe(found, ours)}.",
+        rule=f"In application tf1, {theirs} means what {ours} means elsewhere.",
+        remedy=f"Leave one of them out. {_ordinary_form(theirs)}".strip(),
+    )
+
+
+def _ordinary_form(option: str) -> str:
+    row = next((row for row in ROWS if row.option == option), None)
+    if row is None or not row.sets:
+        return ""
+    return f"{', '.join(row.sets)}{f' ({row.description})' if row.description else ''}"
+
+
+def _describe(found: Found, name: str) -> str:
+    return f"{name} {shown(found[name].value)} ({found[name].origin})"
