@@ -12,7 +12,7 @@ from headrace.core.version import __version__
 
 # Each public name and the module that defines it, with its name there where that is another one.
 _HOME = {
-    "fit_tree": "headrace.checkpoint.store",
+    "restore_tree": "headrace.checkpoint.store",
     "load_checkpoint": "headrace.checkpoint.store:load",
     "newest_checkpoint": "headrace.checkpoint.store:newest_good",
     "verify_checkpoint": "headrace.checkpoint.store:verify",
@@ -78,7 +78,6 @@ __all__ = [
     "dataset_benchmark",
     "describe_dataset",
     "draw_run",
-    "fit_tree",
     "infeed_benchmark",
     "load_checkpoint",
     "loops",
@@ -92,6 +91,7 @@ __all__ = [
     "read_records",
     "recomputation_checkpoint",
     "resolve",
+    "restore_tree",
     "resume",
     "schedules",
     "train",
@@ -101,9 +101,9 @@ __all__ = [
 
 if TYPE_CHECKING:
     from headrace import nn, schedules
-    from headrace.checkpoint.store import fit_tree
     from headrace.checkpoint.store import load as load_checkpoint
     from headrace.checkpoint.store import newest_good as newest_checkpoint
+    from headrace.checkpoint.store import restore_tree
     from headrace.checkpoint.store import verify as verify_checkpoint
     from headrace.config.schema import Config
     from headrace.core.errors import CheckpointError, ConfigError, DataError, HeadraceError, RunStopped

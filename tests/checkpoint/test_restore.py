@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from headrace.checkpoint.store import fit_tree
+from headrace.checkpoint.store import restore_tree
 from headrace.core.errors import CheckpointError
 
 
@@ -35,7 +35,7 @@ def like() -> dict:
 
 
 def test_tensors_find_their_places_in_dicts_tuples_and_named_tuples() -> None:
-    tree = fit_tree(ARRAYS, like())
+    tree = restore_tree(ARRAYS, like())
     assert tree["params"]["conv1"]["kernel"].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert tree["params"]["fc"]["bias"].dtype == ml_dtypes.bfloat16
     assert isinstance(tree["opt"][0], Momentum)
@@ -45,10 +45,10 @@ def test_tensors_find_their_places_in_dicts_tuples_and_named_tuples() -> None:
 
 
 def test_a_prefix_takes_a_part_and_leaves_the_rest_alone() -> None:
-    tree = fit_tree(ARRAYS, like()["params"], prefix="params")
+    tree = restore_tree(ARRAYS, like()["params"], prefix="params")
     assert tree["fc"]["bias"].tolist() == [1, 2]
     with pytest.raises(CheckpointError, match="1 tensor unexpected: params/fc/bias"):
-        fit_tree(ARRAYS, {"conv1": like()["params"]["conv1"]}, prefix="params")
+        restore_tree(ARRAYS, {"conv1": like()["params"]["conv1"]}, prefix="params")
 
 
 def test_every_kind_of_trouble_is_listed_at_once() -> None:
@@ -58,7 +58,7 @@ def test_every_kind_of_trouble_is_listed_at_once() -> None:
     wrong["params/conv1/kernel"] = np.zeros((2, 4), np.float32)
     wrong["params/fc/bias"] = np.zeros(2, np.float32)
     with pytest.raises(CheckpointError) as caught:
-        fit_tree(wrong, like())
+        restore_tree(wrong, like())
     text = str(caught.value)
     assert "1 tensor missing: step." in text
     assert "1 tensor unexpected: ema/old." in text
@@ -70,10 +70,10 @@ def test_every_kind_of_trouble_is_listed_at_once() -> None:
 def test_long_lists_are_cut_and_counted() -> None:
     wanted = {f"layer{k}": np.zeros(1) for k in range(9)}
     with pytest.raises(CheckpointError, match=r"9 tensors missing: layer0, layer1, layer2, layer3 and 5 more\."):
-        fit_tree({}, wanted)
+        restore_tree({}, wanted)
 
 
 def test_plain_numbers_have_a_shape_and_a_type_too() -> None:
-    assert fit_tree({"n": np.array(3.0)}, {"n": 1.0})["n"] == 3.0
+    assert restore_tree({"n": np.array(3.0)}, {"n": 1.0})["n"] == 3.0
     with pytest.raises(CheckpointError, match=r"n \(float64\[1\], needed float64\[\]\)"):
-        fit_tree({"n": np.zeros(1)}, {"n": 1.0})
+        restore_tree({"n": np.zeros(1)}, {"n": 1.0})

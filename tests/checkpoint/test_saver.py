@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from headrace.checkpoint import saver as saver_module
-from headrace.checkpoint.best import Best
+from headrace.checkpoint.best import BestCheckpoints
 from headrace.checkpoint.saver import Saver
 from headrace.checkpoint.store import checkpoint_name, list_checkpoints, load, newest_good, step_of
 from headrace.core.errors import CheckpointError
@@ -27,7 +27,7 @@ def arrays_of(step: int, size: int = 1000) -> dict[str, np.ndarray]:
 
 
 def test_saves_and_prunes_to_the_last_and_the_best(tmp_path: Path) -> None:
-    best = Best(tmp_path, 1)
+    best = BestCheckpoints(tmp_path, 1)
     with Saver(tmp_path, keep_last=2, keep=best.names) as saver:
         for step in range(1, 8):
             saver.save(arrays_of(step), {"step": step})

@@ -136,7 +136,7 @@ def test_a_tracker_that_fails_is_told_once_and_left_alone():
     sink.write(record)
     sink.write(record)
     sink.close()
-    assert told == [("broken gave up (OSError: no space left on device); the run goes on without it", "warning")]
+    assert told == [("broken failed (OSError: no space left on device); the run continues without it", "warning")]
 
 
 def test_a_tracker_that_is_not_installed_is_refused_before_the_run(quick, monkeypatch, tmp_path):

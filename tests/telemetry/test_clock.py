@@ -73,9 +73,9 @@ def test_throughput_leaves_the_first_call_out() -> None:
     rate = rate.add(images=320, steps=10, seconds=2.0).add(images=160, steps=5, seconds=2.0)
     assert rate.images_per_second == 120.0
     assert rate.step_seconds == pytest.approx(4 / 15)
-    later = rate.fresh().add(images=64, steps=2, seconds=0.5)
+    later = rate.restarted().add(images=64, steps=2, seconds=0.5)
     assert later.images_per_second == 128.0
-    assert Throughput().fresh().add(images=1, steps=1, seconds=1).images_per_second is None
+    assert Throughput().restarted().add(images=1, steps=1, seconds=1).images_per_second is None
 
 
 def test_time_to_target_is_the_first_validation_that_reaches_it() -> None:

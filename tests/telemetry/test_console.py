@@ -6,7 +6,7 @@ import re
 import pytest
 
 from headrace.core.errors import ConfigError
-from headrace.telemetry.console import BarConsole, ConsoleSink, Narrator, PlainConsole, duration, make_console
+from headrace.telemetry.console import BarConsole, ConsoleSink, LineFormatter, PlainConsole, duration, make_console
 from headrace.telemetry.records import CheckpointRecord, Note, Record, RunEnd, RunStart, TrainRecord, ValidationRecord
 
 
@@ -70,18 +70,18 @@ def test_plain_lines_read_as_documented() -> None:
 
 
 def test_a_first_record_without_a_rate_shows_neither_rate_nor_eta() -> None:
-    narrator = Narrator([START])
+    narrator = LineFormatter([START])
     assert narrator.line(train(44, 10.0, None)) == "epoch 1.00/20  step 44/880  loss 0.3121  top-1 91.25 %  lr 0.0812"
 
 
 def test_not_a_number_is_never_the_best() -> None:
-    narrator = Narrator()
+    narrator = LineFormatter()
     assert "best" not in narrator.line(validation(float("nan")))
     assert narrator.line(validation(0.1)).endswith("best so far")
 
 
 def test_a_resumed_run_says_so_and_keeps_its_best_but_not_its_pace() -> None:
-    narrator = Narrator([START, train(44, 1e6), validation(0.95)])
+    narrator = LineFormatter([START, train(44, 1e6), validation(0.95)])
     assert narrator.line(validation(0.9)).endswith(")")
     resumed = RunStart(**{**START.__dict__, "step": 440})
     assert narrator.line(resumed).startswith("resume from step 440")

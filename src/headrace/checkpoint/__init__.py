@@ -1,20 +1,32 @@
 """The full state of a run on the disk: saved atomically, verified, restored by name, pruned to the last and best."""
 
-from headrace.checkpoint.best import Best, Scored, prune
-from headrace.checkpoint.saver import Saved, Saver
+from headrace.checkpoint.best import BestCheckpoints, ScoredCheckpoint, prune
+from headrace.checkpoint.saver import SavedCheckpoint, Saver
 from headrace.checkpoint.store import (
     checkpoint_name,
-    fit_tree,
     list_checkpoints,
     load,
     newest_good,
+    restore_tree,
     save,
     step_of,
     verify,
 )
-from headrace.core.files import hold
+from headrace.core.files import lock_directory
 
 __all__ = [
-    "Best", "Saved", "Saver", "Scored", "checkpoint_name", "fit_tree", "hold", "list_checkpoints", "load",
-    "newest_good", "prune", "save", "step_of", "verify",
-]  # fmt: skip
+    "BestCheckpoints",
+    "SavedCheckpoint",
+    "Saver",
+    "ScoredCheckpoint",
+    "checkpoint_name",
+    "list_checkpoints",
+    "load",
+    "lock_directory",
+    "newest_good",
+    "prune",
+    "restore_tree",
+    "save",
+    "step_of",
+    "verify",
+]

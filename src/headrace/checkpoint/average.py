@@ -1,4 +1,4 @@
-"""The average of saved weights over several checkpoints: their mean, or an exponential one, summed in float64."""
+"""Average the weights of several checkpoints: their mean or an exponential average, summed in float64."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ _KINDS = ("params/", "stats/")
 
 
 def choose(directory: Path, last: int | None, discard_last: int = 0) -> tuple[list[Path], list[tuple[Path, str]]]:
-    """Return the `last` good checkpoints (None: all), oldest first, and those damaged; the newest may be left out."""
+    """Return the `last` good checkpoints (None: all) before the newest `discard_last`, and damaged ones."""
     good, damaged = [], []
     for path in list_checkpoints(directory):
         problems = verify(path)
@@ -25,9 +25,9 @@ def choose(directory: Path, last: int | None, discard_last: int = 0) -> tuple[li
     good = good[: len(good) - discard_last]
     wanted = len(good) if last is None else last
     if wanted > len(good) or not good:
-        less = f" after {discard_last} left out" if discard_last else ""
+        less = f" after discarding {discard_last}" if discard_last else ""
         raise CheckpointError(
-            f"An average of {wanted or 'all'} checkpoints is asked for; {directory} holds {len(good)} good ones{less}.",
+            f"An average of {wanted or 'all'} checkpoints was requested; {directory} has {len(good)} good ones{less}.",
             remedy="Take fewer (--last), or keep more while training: --max-ckpts-to-keep.",
         )
     return good[len(good) - wanted :], damaged

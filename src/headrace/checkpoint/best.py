@@ -1,4 +1,4 @@
-"""The best checkpoints so far: best.json beside the checkpoints holds score, name and which weights were scored."""
+"""Which checkpoints to keep: the best so far, listed in best.json, and the last ones; pruning the others."""
 
 import json
 import math
@@ -15,7 +15,7 @@ BEST_FILE = "best.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scored:
+class ScoredCheckpoint:
     """A checkpoint and its score (more is better), reached with its raw or its ema weights."""
 
     score: float
@@ -23,30 +23,30 @@ class Scored:
     weights: str = "raw"
 
 
-def rank(entries: tuple[Scored, ...], new: Scored, keep_best: int) -> tuple[Scored, ...]:
+def rank(entries: tuple[ScoredCheckpoint, ...], new: ScoredCheckpoint, keep_best: int) -> tuple[ScoredCheckpoint, ...]:
     """Return the `keep_best` best checkpoints, best first.
 
     A checkpoint counts once, with its better weights; of equal scores the earlier one stays ahead; a score that is not
     a number is never among the best.
     """
-    best: dict[str, Scored] = {}
+    best: dict[str, ScoredCheckpoint] = {}
     for entry in (*entries, new):
         if not math.isnan(entry.score) and (entry.name not in best or entry.score > best[entry.name].score):
             best[entry.name] = entry
     return tuple(sorted(best.values(), key=lambda entry: -entry.score)[:keep_best])
 
 
-class Best:
-    """The list in best.json. The file is the only state: whatever `add` returned from is on the disk."""
+class BestCheckpoints:
+    """The list in best.json. The file is the only state: when `add` returns, the entry is on disk."""
 
     def __init__(self, directory: Path | str, keep_best: int = 1) -> None:
         self.directory, self.keep_best = Path(directory), keep_best
 
-    def entries(self) -> tuple[Scored, ...]:
+    def entries(self) -> tuple[ScoredCheckpoint, ...]:
         """Return the best checkpoints, best first; none when nothing was scored yet."""
         path = self.directory / BEST_FILE
         try:
-            return tuple(Scored(**entry) for entry in json.loads(path.read_bytes())["best"])
+            return tuple(ScoredCheckpoint(**entry) for entry in json.loads(path.read_bytes())["best"])
         except FileNotFoundError:
             return ()
         except (ValueError, KeyError, TypeError) as error:
@@ -56,9 +56,9 @@ class Best:
             raise CheckpointError(f"Cannot read {path}: {error.strerror}.") from error
 
     def add(self, score: float, name: str, weights: str = "raw") -> bool:
-        """Enter a score; return whether it is now the very best one."""
+        """Add a score; return whether it is now the best one."""
         before = self.entries()
-        after = rank(before, Scored(score=float(score), name=name, weights=weights), self.keep_best)
+        after = rank(before, ScoredCheckpoint(score=float(score), name=name, weights=weights), self.keep_best)
         if after != before:
             self._write(after)
         return after[:1] != before[:1]
@@ -67,19 +67,19 @@ class Best:
         """Return the names that pruning must keep."""
         return {entry.name for entry in self.entries()}
 
-    def first_good(self) -> Scored | None:
-        """Return the best entry whose checkpoint is there and good."""
+    def first_good(self) -> ScoredCheckpoint | None:
+        """Return the best entry whose checkpoint exists and verifies."""
         return next((entry for entry in self.entries() if not verify(self.directory / entry.name)), None)
 
-    def reset(self, scores: Iterable[Scored]) -> None:
-        """Make the list anew from all scores that a run has reached, in their order; checkpoints gone are left out."""
-        entries: tuple[Scored, ...] = ()
+    def reset(self, scores: Iterable[ScoredCheckpoint]) -> None:
+        """Rebuild the list from all scores of a run, in order, without checkpoints that no longer exist."""
+        entries: tuple[ScoredCheckpoint, ...] = ()
         for scored in scores:
             if (self.directory / scored.name).is_dir():
                 entries = rank(entries, scored, self.keep_best)
         self._write(entries)
 
-    def _write(self, entries: tuple[Scored, ...]) -> None:
+    def _write(self, entries: tuple[ScoredCheckpoint, ...]) -> None:
         text = json.dumps({"best": [asdict(entry) for entry in entries]}, indent=1) + "\n"
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -88,14 +88,12 @@ class Best:
             raise write_error(self.directory / BEST_FILE, error) from error
 
 
-# Pruning: keep the last N checkpoints and the chosen ones, and never lose the only good one.
-
-
 def prune(directory: Path | str, keep_last: int, keep: Collection[str] = ()) -> list[Path]:
     """Delete all checkpoints but the last `keep_last` and those named in `keep`; return the deleted paths.
 
-    Before anything is deleted, one that stays must verify as good. If none does, the newest good one among those
-    to be deleted stays as well. A checkpoint that is being written has a hidden name and is never touched.
+    Before anything is deleted, one that stays must verify as good. If none does, the newest good one among those to be
+    deleted stays as well, so that the only good one is never lost. A checkpoint that is being written has a hidden
+    name and is never touched.
     """
     if keep_last < 1:
         raise ValueError(f"keep_last must be at least 1, not {keep_last}")
@@ -111,7 +109,7 @@ def prune(directory: Path | str, keep_last: int, keep: Collection[str] = ()) -> 
 
 
 def _delete(path: Path) -> None:
-    """Delete a checkpoint: out of sight first, so that a crash half-way leaves no damaged one behind."""
+    """Delete a checkpoint: renamed to a hidden name first, so that a crash half-way leaves no damaged one behind."""
     hidden = path.with_name(f".tmp-deleted-{path.name}")
     shutil.rmtree(hidden, ignore_errors=True)
     path.rename(hidden)

@@ -1,4 +1,4 @@
-"""The saver: writes checkpoints in a thread while training goes on."""
+"""Writes checkpoints in a thread while training continues."""
 
 import threading
 import time
@@ -17,7 +17,7 @@ from headrace.core.errors import CheckpointError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Saved:
+class SavedCheckpoint:
     """A checkpoint that was written: `seconds` by the thread, of which training waited `blocked_seconds`."""
 
     path: Path
@@ -32,10 +32,10 @@ def _nothing() -> set[str]:
 
 
 class Saver:
-    """Write checkpoints one at a time in a thread; at most one is under way, a second save waits for it.
+    """Writes checkpoints in a thread, one at a time: a second save waits for the first.
 
     `save` takes NumPy arrays or JAX arrays. JAX arrays are fetched to the host *before* `save` returns, so training may
-    donate their buffers afterwards (on the CPU the fetched array is a view; XLA leaves memory that a view holds alone).
+    donate their buffers afterwards (on the CPU the fetched array is a view, and XLA does not reuse its memory).
     NumPy arrays are taken by reference: do not write into them until `wait` has returned.
 
     An error in the thread comes out of the next `save`, `wait` or `close` as CheckpointError, once. After each save the
@@ -49,21 +49,21 @@ class Saver:
         self._keep_last, self._keep = keep_last, keep
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
-        self._saved: deque[Saved] = deque()
+        self._saved: deque[SavedCheckpoint] = deque()
 
     def save(self, arrays: Mapping[str, Any], manifest: Mapping[str, Any]) -> Path:
-        """Begin to write the checkpoint of `manifest["step"]`; return the path it will have."""
+        """Start writing the checkpoint of `manifest["step"]`; return the path it will have."""
         start = time.perf_counter()
         self.wait()
-        host = fetch(arrays)
+        host = copy_to_host(arrays)
         blocked = time.perf_counter() - start
-        # A thread per checkpoint, not a daemon: the interpreter waits for it at exit, so no save is ever cut off.
+        # Not a daemon thread: the interpreter waits for it at exit, so that no save is cut short.
         self._thread = threading.Thread(target=self._write, args=(host, dict(manifest), blocked), name="checkpoint")
         self._thread.start()
         return self.directory / checkpoint_name(manifest["step"])
 
     def wait(self) -> None:
-        """Wait until nothing is under way; raise the error of the last save, if there was one."""
+        """Wait until no save is in progress; raise the error of the last save, if there was one."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -73,13 +73,13 @@ class Saver:
         if error is not None:
             raise CheckpointError(f"Saving a checkpoint into {self.directory} failed: {error!r}.") from error
 
-    def finished(self) -> list[Saved]:
-        """Return what was written since the last time this was asked; does not wait."""
+    def finished(self) -> list[SavedCheckpoint]:
+        """Return the checkpoints written since the last call; does not wait."""
         # Taken out one by one: the thread may append at any moment, and nothing it appends may get lost.
         return [self._saved.popleft() for _ in range(len(self._saved))]
 
     def close(self) -> None:
-        """Wait for the last save and surface its error. The saver may be used again."""
+        """Wait for the last save and raise its error. The saver may be used again."""
         self.wait()
 
     def __enter__(self) -> "Saver":
@@ -93,7 +93,7 @@ class Saver:
         except CheckpointError as failure:
             if error is None:
                 raise
-            error.add_note(f"Besides: {failure}")  # the first trouble is the one to report
+            error.add_note(f"Besides: {failure}")  # the first error is the one to report
 
     def _write(self, arrays: dict[str, np.ndarray], manifest: dict[str, Any], blocked: float) -> None:
         start = time.perf_counter()
@@ -107,12 +107,12 @@ class Saver:
         size = sum(array.nbytes for array in arrays.values())
         seconds = time.perf_counter() - start
         self._saved.append(
-            Saved(path=path, step=manifest["step"], num_bytes=size, seconds=seconds, blocked_seconds=blocked)
+            SavedCheckpoint(path=path, step=manifest["step"], num_bytes=size, seconds=seconds, blocked_seconds=blocked)
         )
 
 
-def fetch(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Return the arrays on the host; all transfers are started before the first is waited for."""
+def copy_to_host(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Return host copies of the arrays; all transfers start before the first is awaited."""
     for value in arrays.values():
         if hasattr(value, "copy_to_host_async"):
             value.copy_to_host_async()

@@ -1,10 +1,10 @@
 """Checkpoints on the disk: one directory each, with the tensors (safetensors) and a manifest (JSON). No pickle.
 
-A checkpoint is written under a hidden name, synced, and renamed: a directory called `step_00000781` is whole or, if
-the disk lied, recognised as damaged by `verify`. One process writes into a directory at a time (see lock.py); any
-number may read.
+A checkpoint is written under a hidden name, synced, and renamed: a directory called `step_00000781` is complete or,
+if the disk failed, recognized as damaged by `verify`. One process writes into a directory at a time
+(`core.files.lock_directory`); any number may read.
 
-The caller gives what it knows of the run (step, epoch, seed, config, origins, plan, class_names ...); the store adds
+The caller passes what it knows (step, epoch, seed, config, origins, plan, class_names ...); the store adds
 the format version, the table of tensors, size and checksum of the tensor file, library versions, the time, and a
 checksum of the manifest itself.
 """
@@ -30,9 +30,6 @@ import safetensors.numpy
 from headrace.core.errors import CheckpointError
 from headrace.core.files import sync_directory, write_synced
 
-# The manifest: the JSON beside the tensors that says what they are, and proves that they are still that.
-
-
 FORMAT = "headrace-checkpoint"
 FORMAT_VERSION = 1
 TENSOR_FILE = "state.safetensors"
@@ -41,7 +38,7 @@ _LIBRARIES = ("headrace", "jax", "jaxlib", "numpy", "optax", "safetensors")
 
 
 def build_manifest(given: Mapping[str, Any], arrays: Mapping[str, np.ndarray], data: bytes) -> dict[str, Any]:
-    """Return the whole manifest for a tensor file whose bytes are `data`."""
+    """Return the manifest for a tensor file whose bytes are `data`."""
     body = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -95,7 +92,7 @@ def _version(name: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Turn a NumPy number or array into what JSON knows."""
+    """Turn a NumPy number or array into JSON values."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     raise TypeError(f"a manifest holds plain values only, not {type(value).__name__}")
@@ -103,7 +100,7 @@ def _plain(value: Any) -> Any:
 
 Arrays = dict[str, np.ndarray]
 
-# safetensors.numpy.load knows no bfloat16, so the table is ours.
+# safetensors.numpy.load does not support bfloat16, hence this table.
 _DTYPES: dict[str, np.dtype] = {
     "BOOL": np.dtype(bool),
     "U8": np.dtype(np.uint8),
@@ -139,9 +136,9 @@ def step_of(path: Path) -> int | None:
 
 
 def save(directory: Path | str, name: str, arrays: Mapping[str, Any], manifest: Mapping[str, Any]) -> Path:
-    """Write one checkpoint so that it is whole or absent, and return its path; one of the same name is replaced.
+    """Write one checkpoint atomically and return its path; one of the same name is replaced.
 
-    `manifest` needs at least `step`. Left-overs of processes that were killed while saving are removed.
+    `manifest` needs at least `step`. What processes killed while saving left behind is removed.
     """
     if "step" not in manifest:
         raise ValueError("a checkpoint's manifest needs 'step'")
@@ -152,12 +149,12 @@ def save(directory: Path | str, name: str, arrays: Mapping[str, Any], manifest: 
     temporary = path.with_name(f".tmp-{name}-{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(path.parent)
+        _remove_leftovers(path.parent)
         temporary.mkdir()
         write_synced(temporary / TENSOR_FILE, data)
         write_synced(temporary / MANIFEST_FILE, text)
         sync_directory(temporary)
-        _put_in_place(temporary, path)
+        _rename_into_place(temporary, path)
     except OSError as error:
         raise write_error(path, error) from error
     finally:
@@ -171,13 +168,13 @@ def load(path: Path | str) -> tuple[Arrays, dict[str, Any]]:
     if problems or manifest is None:
         raise CheckpointError(
             f"The checkpoint {path} cannot be used: {'; '.join(problems)}.",
-            remedy="Take another checkpoint of the run; `headrace resume` passes over damaged ones by itself.",
+            remedy="Use another checkpoint of the run; `headrace resume` skips damaged ones.",
         )
     return arrays, manifest
 
 
 def verify(path: Path | str) -> list[str]:
-    """Return what is wrong with a checkpoint, every byte of it read; an empty list means that it is good."""
+    """Read every byte of a checkpoint; return its problems, an empty list if it is good."""
     return _examine(Path(path))[2]
 
 
@@ -188,13 +185,13 @@ def list_checkpoints(directory: Path | str) -> list[Path]:
         return []
     found = [path for path in directory.iterdir() if step_of(path) is not None and path.is_dir()]
     names = {path.name for path in found}
-    # `.old-x` counts only if a crash came between the two renames of a replacement (see _put_in_place).
+    # `.old-x` counts only if a crash came between the two renames of a replacement (see _rename_into_place).
     found = [path for path in found if path.name.removeprefix(".old-") not in names - {path.name}]
     return sorted(found, key=lambda path: (step_of(path) or 0, path.name))
 
 
 def newest_good(directory: Path | str) -> tuple[Path | None, list[tuple[Path, str]]]:
-    """Return the newest checkpoint that is good, and those newer ones that were passed over, each with its problem."""
+    """Return the newest good checkpoint, and the newer ones that were skipped, each with its problem."""
     damaged = []
     for path in reversed(list_checkpoints(directory)):
         problems = verify(path)
@@ -205,7 +202,7 @@ def newest_good(directory: Path | str) -> tuple[Path | None, list[tuple[Path, st
 
 
 def write_error(path: Path, error: OSError) -> CheckpointError:
-    """Say for people why a file of the run could not be written."""
+    """Return the error for a file that could not be written."""
     remedy = _REMEDIES.get(error.errno or 0, "Check that the directory exists, is a directory and may be written to.")
     return CheckpointError(f"Cannot write {path}: {error.strerror or error}.", remedy=remedy)
 
@@ -218,8 +215,8 @@ def _host_array(name: str, value: Any) -> np.ndarray:
     return array
 
 
-def _put_in_place(temporary: Path, path: Path) -> None:
-    """Give the finished directory its name. A non-empty directory cannot be renamed over, so an old one steps aside."""
+def _rename_into_place(temporary: Path, path: Path) -> None:
+    """Give the finished directory its name; an old one is renamed first, because rename cannot replace a directory."""
     old = path.with_name(f".old-{path.name}")
     if path.exists():
         path.rename(old)
@@ -229,7 +226,7 @@ def _put_in_place(temporary: Path, path: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _sweep(directory: Path) -> None:
+def _remove_leftovers(directory: Path) -> None:
     """Remove what killed processes left behind."""
     for path in directory.iterdir():
         replaced = path.name.startswith(".old-") and path.with_name(path.name.removeprefix(".old-")).exists()
@@ -286,46 +283,44 @@ def _wrong_tensors(arrays: Arrays, expected: Mapping[str, Any]) -> Iterator[str]
     for name in sorted(arrays.keys() - expected.keys()):
         yield f"tensor {name} is not in the manifest"
     for name in sorted(arrays.keys() & expected.keys()):
-        found, said = arrays[name], expected[name]
-        if list(found.shape) != said["shape"] or found.dtype.name != said["dtype"]:
-            yield f"tensor {name} is {found.dtype.name}{list(found.shape)}, not {said['dtype']}{said['shape']}"
+        found, entry = arrays[name], expected[name]
+        if list(found.shape) != entry["shape"] or found.dtype.name != entry["dtype"]:
+            yield f"tensor {name} is {found.dtype.name}{list(found.shape)}, not {entry['dtype']}{entry['shape']}"
 
 
-# Restore: put loaded tensors into a tree by their names. No plan is involved: any plan reads any checkpoint.
+_MAX_LISTED = 4  # names per kind of problem; a wrong model would otherwise fill the screen
 
 
-_SHOWN = 4  # names per kind of trouble; a wrong model would otherwise fill the screen
-
-
-def fit_tree(arrays: Mapping[str, np.ndarray], like: Any, prefix: str = "") -> Any:
-    """Return a tree built as `like` whose leaves are the arrays of those names, exactly as loaded.
+def restore_tree(arrays: Mapping[str, np.ndarray], like: Any, prefix: str = "") -> Any:
+    """Return a tree with the structure of `like` whose leaves are the arrays of those names, exactly as loaded.
 
     Leaves of `like` need only a shape and a dtype (arrays, jax.ShapeDtypeStruct). With `prefix` "params" the tree is
-    what lies under `params/`, and other tensors are left alone; without it every tensor must have its place.
+    the part under `params/`, and other tensors are ignored; without it every tensor must be used. Names do not depend
+    on the plan: any plan reads any checkpoint.
     """
     from headrace.core.tree import flatten_named, unflatten_named
 
     start = f"{prefix}/" if prefix else ""
     wanted = {start + name: leaf for name, leaf in flatten_named(like).items()}
     given = {name: array for name, array in arrays.items() if name.startswith(start)}
-    troubles = [
+    problems = [
         _list("missing", [name for name in wanted if name not in given]),
         _list("unexpected", [name for name in given if name not in wanted]),
         _list(
             "of another shape or type", [_differs(name, given[name], wanted[name]) for name in wanted if name in given]
         ),
     ]
-    if any(troubles):
+    if any(problems):
         raise CheckpointError(
-            f"The checkpoint does not fit this model and optimizer. {' '.join(filter(None, troubles))}",
-            rule="Every tensor must be there under its name, with its shape and type.",
+            f"The checkpoint does not fit this model and optimizer. {' '.join(filter(None, problems))}",
+            rule="Every tensor must exist under its name, with its shape and type.",
             remedy="Use the options that the checkpoint was made with; its manifest.json holds them.",
         )
     return unflatten_named(like, {name.removeprefix(start): given[name] for name in wanted})
 
 
 def _differs(name: str, found: np.ndarray, leaf: Any) -> str:
-    """Return '' when the array fits the leaf, else what differs."""
+    """Return '' if the array fits the leaf, else what differs."""
     shape, dtype = tuple(np.shape(leaf)), np.dtype(getattr(leaf, "dtype", type(leaf)))
     if found.shape == shape and found.dtype == dtype:
         return ""
@@ -336,5 +331,5 @@ def _list(word: str, names: Sequence[str]) -> str:
     names = [name for name in names if name]
     if not names:
         return ""
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{len(names)} {'tensor' if len(names) == 1 else 'tensors'} {word}: {', '.join(names[:_SHOWN])}{more}."
+    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+    return f"{len(names)} {'tensor' if len(names) == 1 else 'tensors'} {word}: {', '.join(names[:_MAX_LISTED])}{more}."

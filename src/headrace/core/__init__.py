@@ -1,1 +1,1 @@
-"""Ground floor: errors, named trees, units and addressed randomness. Imports no other room."""
+"""What all other rooms may use: errors, files, named trees, units, counter-based randomness. Imports no other room."""

@@ -1,4 +1,4 @@
-"""Files that are either whole or absent: written under a hidden name, synced to the disk, then renamed."""
+"""Writing that survives crashes and other processes: atomic files, durable renames, a lock on a directory."""
 
 import fcntl
 import os
@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from headrace.core.errors import CheckpointError
+
+LOCK_FILE = ".lock"
 
 
 def sync_directory(directory: Path) -> None:
@@ -27,7 +29,7 @@ def write_synced(path: Path, data: bytes) -> None:
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Replace a file in one move; whoever reads it, and whenever we are killed, it is the old one or the new one."""
+    """Replace a file atomically: readers, and whoever comes after a crash, find the old content or the new one."""
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:
         write_synced(temporary, data)
@@ -38,15 +40,12 @@ def write_atomic(path: Path, data: bytes) -> None:
     sync_directory(path.parent)
 
 
-# A lock on a directory, so that two processes never write into one run. The kernel frees it when its holder dies.
-
-
-LOCK_FILE = ".lock"
-
-
 @contextmanager
-def hold(directory: Path | str) -> Iterator[None]:
-    """Keep other Headrace processes from writing into a directory; CheckpointError when one already does."""
+def lock_directory(directory: Path | str) -> Iterator[None]:
+    """Keep other Headrace processes from writing into a directory; CheckpointError if one already does.
+
+    The kernel releases the lock when its holder dies, so that a killed run leaves nothing to clean up.
+    """
     path = Path(directory) / LOCK_FILE
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -58,7 +57,7 @@ def hold(directory: Path | str) -> Iterator[None]:
         os.write(handle, f"{os.getpid()}\n".encode())
         yield
     finally:
-        os.close(handle)  # also frees the lock; the file stays, because removing it would race with the next holder
+        os.close(handle)  # also releases the lock; the file stays, because removing it would race with the next holder
 
 
 def _lock(handle: int, directory: Path) -> None:
@@ -67,9 +66,9 @@ def _lock(handle: int, directory: Path) -> None:
     except BlockingIOError as error:
         holder = os.pread(handle, 32, 0).decode(errors="replace").strip() or "?"
         raise CheckpointError(
-            f"Another process (number {holder}) is writing into {directory}.",
+            f"Another process (pid {holder}) is writing into {directory}.",
             rule="A run is written by one process at a time.",
             remedy="Wait for it or stop it, then try again.",
         ) from error
     except OSError:
-        return  # a file system without locks: go on without one
+        return  # this file system has no locks: continue without one

@@ -1,6 +1,6 @@
-"""Addressed randomness: random bits as a pure function of an address, never of a stream.
+"""Counter-based randomness: random bits as a pure function of an address, never of a stream.
 
-`bits(seed, epoch, sample, draw)` is the same whoever asks, on the host or on the device, in whatever order. The
+`bits(seed, epoch, sample, draw)` is the same on the host and on the device, in any order of calls. The
 functions use only integer operators on uint32 arrays, so that one definition serves NumPy (on arrays) and JAX alike.
 The mixer is the murmur3 finaliser; every word of the address goes through it.
 """
@@ -44,9 +44,6 @@ def generator(seed: int, name: str) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=(seed & 0xFFFFFFFFFFFFFFFF) << 64 | name_id(name)))
 
 
-# Random words for the samples of a batch, addressed by (seed, epoch, sample, purpose).
-
-
 _HALVES = np.array([[0x0000FFFF, 0xFFFF0000]], np.uint32)
 
 
@@ -56,6 +53,6 @@ def draw(seed: int, epoch: Any, index: Any, purpose: int) -> Any:
     word = bits(seed, xp.asarray(epoch).astype(np.uint32), index.astype(np.uint32), purpose)
     if xp is np:
         return word
-    # The sum of its two halves is the word itself. XLA fuses plain arithmetic into its consumers and would compute all
-    # of it again for every pixel (on a CPU up to forty times slower); a sum it computes once for each sample.
+    # The sum of its two halves is the word itself. XLA fuses plain arithmetic into its consumers and would recompute it
+    # for every pixel (up to forty times slower on a CPU); a reduction is computed once for each sample.
     return jnp.sum(word[:, None] & _HALVES, axis=1, dtype=np.uint32)

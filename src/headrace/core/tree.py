@@ -1,4 +1,4 @@
-"""Trees with names: nested dicts, tuples and named tuples of arrays, as one flat dict of path -> leaf and back."""
+"""Named trees: nested dicts, tuples and named tuples of arrays as one flat dict of path -> leaf, and back."""
 
 from collections.abc import Callable
 from typing import Any

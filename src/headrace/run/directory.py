@@ -14,7 +14,7 @@ from headrace.checkpoint.store import list_checkpoints
 from headrace.config.load import Resolved, named_options, to_saved
 from headrace.config.schema import Config
 from headrace.core.errors import CheckpointError, ConfigError
-from headrace.core.files import LOCK_FILE, hold, write_atomic
+from headrace.core.files import LOCK_FILE, lock_directory, write_atomic
 from headrace.reference import entrance
 
 
@@ -41,7 +41,7 @@ class RunDirectory:
     def held(self) -> Iterator[None]:
         """Keep other processes from writing into the run, also where its checkpoints lie elsewhere."""
         apart = self.checkpoints.is_dir() and self.path.resolve() not in self.checkpoints.resolve().parents
-        with hold(self.path), hold(self.checkpoints) if apart else nullcontext():
+        with lock_directory(self.path), lock_directory(self.checkpoints) if apart else nullcontext():
             yield
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from headrace.checkpoint.store import fit_tree
+from headrace.checkpoint.store import restore_tree
 from headrace.config.load import Resolved, to_flat
 from headrace.config.section_compiler import describe_without_effect
 from headrace.core.version import __version__
@@ -56,7 +56,7 @@ from headrace.run.training import Calls, advise_on_memory, open_feed
 from headrace.telemetry.console import make_console
 from headrace.telemetry.records import RunStart
 from headrace.telemetry.sinks import Sinks, WarningSink, open_sinks
-from headrace.telemetry.trackers import About, make_trackers, refuse_missing
+from headrace.telemetry.trackers import RunDescription, make_trackers, refuse_missing
 from headrace.weights.convert import table_lines
 
 
@@ -113,7 +113,7 @@ def fit(resolved: Resolved, restored: Restored | None, own: CustomParts | None =
     state = starting_state(design, (adopted.params, adopted.stats) if adopted else own.weights if own else None)
     if restored and restored.arrays is not None:
         arrays, blank = restored.arrays, state
-        state = group.on_first_process(lambda: fit_tree(arrays, blank)) or blank
+        state = group.on_first_process(lambda: restore_tree(arrays, blank)) or blank
     state = group.broadcast_arrays(state)
 
     with ExitStack() as stack:
@@ -132,8 +132,8 @@ def fit(resolved: Resolved, restored: Restored | None, own: CustomParts | None =
             if adopted is not None:
                 write_table(directory, adopted)
             console = make_console(config.logging.progress, past.records)
-            guests = partial(make_trackers, config.logging, _about(design, directory.path, step))
-            return directory, past, stack.enter_context(closing(open_sinks(directory.path, console, guests=guests)))
+            trackers = partial(make_trackers, config.logging, _about(design, directory.path, step))
+            return directory, past, stack.enter_context(closing(open_sinks(directory.path, console, trackers=trackers)))
 
         opened = group.on_first_process(open_run)
         path = group.broadcast(str(opened[0].path) if opened else None)
@@ -225,10 +225,12 @@ def _describe(info: DataInfo, options: FeedOptions) -> str:
     return f"data set: {info.place + '; ' if info.place else ''}{options.cache.reason}"
 
 
-def _about(design: Design, directory: Path, step: int) -> About:
+def _about(design: Design, directory: Path, step: int) -> RunDescription:
     """Return what trackers are told of the run."""
     plan = design.plan.to_dict()
-    return About(directory=directory, name=directory.name, options=to_flat(design.config), plan=plan, step=step)
+    return RunDescription(
+        directory=directory, name=directory.name, options=to_flat(design.config), plan=plan, step=step
+    )
 
 
 def _hints(design: Design, devices: list[Any]) -> list[str]:

@@ -106,7 +106,7 @@ class MetricTotals:
             infeed_wait_seconds=sums.wait_seconds,
             elapsed_seconds=elapsed,
         )
-        self.unlogged, self._last, self._recent = NOTHING_UNLOGGED, None, self._recent.fresh()
+        self.unlogged, self._last, self._recent = NOTHING_UNLOGGED, None, self._recent.restarted()
         return record
 
     def _refuse_bad(self, first_step: int, metrics: HostMetrics) -> None:

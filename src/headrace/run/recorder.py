@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from headrace.checkpoint.best import Best, prune
+from headrace.checkpoint.best import BestCheckpoints, prune
 from headrace.checkpoint.saver import Saver
 from headrace.checkpoint.store import checkpoint_name
 from headrace.config.load import Resolved
@@ -83,7 +83,7 @@ class RunRecorder:
     ) -> None:
         keep = resolved.config.checkpoint
         self.clock = Clock()
-        self.best = Best(directory.checkpoints, keep.keep_best)
+        self.best = BestCheckpoints(directory.checkpoints, keep.keep_best)
         self.saver = Saver(directory.checkpoints, keep_last=keep.max_ckpts_to_keep, keep=self.best.names)
         self.ledger = MetricTotals(design.plan, design.network.block_names, resolved.config.numerics.nan_policy)
         self.validations: list[ValidationRecord] = []  # of the whole run

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.checkpoint.best import Best, Scored
+from headrace.checkpoint.best import BestCheckpoints, ScoredCheckpoint
 from headrace.checkpoint.store import load, newest_good
 from headrace.config.load import Resolved, to_flat
 from headrace.config.model_table import NORM_OPTIONS, OPTION_FAMILIES
@@ -102,11 +102,11 @@ def rewind_run(restored: Restored, keep_best: int) -> Past:
     sweep(restored.directory)
     past = Past(records=rewind(restored.directory.path, restored.step).records)
     scores = (
-        Scored(score=record.top1, name=record.checkpoint, weights=record.weights)
+        ScoredCheckpoint(score=record.top1, name=record.checkpoint, weights=record.weights)
         for record in past.validations
         if record.checkpoint
     )
-    Best(restored.directory.checkpoints, keep_best).reset(scores)
+    BestCheckpoints(restored.directory.checkpoints, keep_best).reset(scores)
     return past
 
 

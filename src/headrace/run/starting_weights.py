@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from headrace.checkpoint.store import MANIFEST_FILE, fit_tree, load, newest_good
+from headrace.checkpoint.store import MANIFEST_FILE, load, newest_good, restore_tree
 from headrace.config.schema import Config
 from headrace.core.errors import CheckpointError
 from headrace.core.files import write_atomic
@@ -97,9 +97,9 @@ def load_weights(path: Path, network: Network, config: Config) -> Loaded:
     arrays = {name: a.astype(dtype) if name.startswith("params/") else a for name, a in arrays.items()}
     params, stats = weights_like(network)
     stored = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), params)
-    weights = {"params": fit_tree(arrays, stored, "params"), "stats": fit_tree(arrays, stats, "stats")}
+    weights = {"params": restore_tree(arrays, stored, "params"), "stats": restore_tree(arrays, stats, "stats")}
     if any(name.startswith("ema/") for name in arrays):
-        weights["ema"] = fit_tree(arrays, {"params": params, "stats": stats}, "ema")
+        weights["ema"] = restore_tree(arrays, {"params": params, "stats": stats}, "ema")
     return Loaded(
         weights=weights,
         step=manifest["step"],

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from headrace.checkpoint.best import Best
-from headrace.checkpoint.store import MANIFEST_FILE, fit_tree, list_checkpoints, load, newest_good
+from headrace.checkpoint.best import BestCheckpoints
+from headrace.checkpoint.store import MANIFEST_FILE, list_checkpoints, load, newest_good, restore_tree
 from headrace.config.schema import Config
 from headrace.core.errors import CheckpointError
 from headrace.data.augmentation.augment import Preprocess
@@ -78,7 +78,7 @@ def find_weights(path: Path, own: bool = False) -> tuple[Path, str]:
     if (path / MANIFEST_FILE).exists():
         return path, RAW
     place = path if list_checkpoints(path) else read_run(path, own=own)[0].checkpoints
-    best = Best(place).first_good()
+    best = BestCheckpoints(place).first_good()
     if best is not None:
         return place / best.name, best.weights
     found, damaged = newest_good(place)
@@ -136,4 +136,4 @@ def _tensors(network: Network, arrays: Mapping[str, Any], weights: str, checkpoi
         raise CheckpointError(f"{checkpoint} holds no averaged weights (ema).", remedy="Leave --weights out.")
     own = {name: array.astype(np.float32) for name, array in arrays.items() if array.dtype.kind in "fV"}
     params, stats = network.init(0)
-    return fit_tree(own, params, f"{start}params"), fit_tree(own, stats, f"{start}stats")
+    return restore_tree(own, params, f"{start}params"), restore_tree(own, stats, f"{start}stats")

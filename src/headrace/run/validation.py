@@ -10,8 +10,8 @@ from typing import Any
 
 import jax
 
-from headrace.checkpoint.best import Best
-from headrace.checkpoint.store import MANIFEST_FILE, fit_tree, list_checkpoints, load, newest_good, step_of, verify
+from headrace.checkpoint.best import BestCheckpoints
+from headrace.checkpoint.store import MANIFEST_FILE, list_checkpoints, load, newest_good, restore_tree, step_of, verify
 from headrace.config.load import Resolved
 from headrace.config.schema import Config
 from headrace.core.errors import CheckpointError
@@ -127,7 +127,7 @@ def _read(design: Design, checkpoint: Path, *, alone: bool) -> _Read:
         "ema": any(name.startswith("ema/") for name in arrays),
     }
     blank = _blank(design, told)
-    return _Read(weights={key: fit_tree(arrays, part, key) for key, part in blank.items()}, told=told)
+    return _Read(weights={key: restore_tree(arrays, part, key) for key, part in blank.items()}, told=told)
 
 
 def _blank(design: Design, told: Mapping[str, Any]) -> dict[str, Any]:
@@ -187,7 +187,7 @@ def _choose(found: _Found, which: str) -> list[Path]:
         return found.checkpoints
     folder = found.checkpoints[0].parent
     if which == BEST:
-        best = Best(folder).first_good()
+        best = BestCheckpoints(folder).first_good()
         if best is None:
             raise CheckpointError(
                 f"No good checkpoint is listed as the best in {folder}.",

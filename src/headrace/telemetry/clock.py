@@ -1,4 +1,4 @@
-"""Time, kept apart by what it was spent on, and throughput that leaves the first call out."""
+"""Time by what it was spent on, and throughput without the first call."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -11,7 +11,7 @@ KINDS: tuple[str, ...] = ("compile", "train", "validate", "save", "wait")  # wai
 
 
 class Clock:
-    """Seconds by kind. A measurement inside another one takes its time away from the outer, so nothing counts twice.
+    """Seconds by kind. A measurement inside another one is not counted in the outer one, so no time counts twice.
 
     For one thread. `earlier` are the seconds of earlier processes of the same run.
     """
@@ -49,7 +49,7 @@ class Clock:
         return dict(self._seconds)
 
     def _charge(self) -> None:
-        """Give the time since the last change to the innermost open kind."""
+        """Add the time since the last change to the innermost open kind."""
         now = self._now()
         if self._open:
             self._seconds[self._open[-1]] += now - self._since
@@ -62,22 +62,22 @@ class Clock:
 
 @dataclass(frozen=True, kw_only=True)
 class Throughput:
-    """Images and steps per second. The first call, which loads the program and fills the feed, is left out."""
+    """Images and steps per second. The first call, which loads the program and fills the feed, is excluded."""
 
-    calls_to_leave_out: int = 1
+    calls_to_skip: int = 1
     images: int = 0
     steps: int = 0
     seconds: float = 0.0
 
     def add(self, *, images: int, steps: int, seconds: float) -> "Throughput":
         """Return the throughput with one more call."""
-        if self.calls_to_leave_out:
-            return replace(self, calls_to_leave_out=self.calls_to_leave_out - 1)
+        if self.calls_to_skip:
+            return replace(self, calls_to_skip=self.calls_to_skip - 1)
         return replace(self, images=self.images + images, steps=self.steps + steps, seconds=self.seconds + seconds)
 
-    def fresh(self) -> "Throughput":
-        """Return an empty one for the next interval; the first call is not left out a second time."""
-        return Throughput(calls_to_leave_out=self.calls_to_leave_out)
+    def restarted(self) -> "Throughput":
+        """Return an empty one for the next interval; the first call is not excluded a second time."""
+        return Throughput(calls_to_skip=self.calls_to_skip)
 
     @property
     def images_per_second(self) -> float | None:

@@ -13,11 +13,12 @@ from headrace.core.errors import ConfigError, did_you_mean
 from headrace.core.units import format_bytes, format_duration
 from headrace.telemetry.records import CheckpointRecord, Note, Record, RunEnd, RunStart, TrainRecord, ValidationRecord
 
-# Wording: the one plain line that a record becomes, on the console and in log.txt.
 
+class LineFormatter:
+    """Formats records as plain lines, for the console and log.txt.
 
-class Narrator:
-    """Tells records as plain lines. It remembers the run's size, its pace (for the ETA) and the best accuracy."""
+    It keeps the size of the run, its pace (for the ETA) and the best accuracy.
+    """
 
     def __init__(self, past: Iterable[Record] = ()) -> None:
         self.run: RunStart | None = None
@@ -28,7 +29,7 @@ class Narrator:
         self._pace_from = None  # an earlier process may have run on another machine
 
     def line(self, record: Record) -> str:
-        """Return the record's line (several for the run's start and end) and remember what later lines need."""
+        """Return the record's line (several for the run's start and end) and keep what later lines need."""
         match record:
             case RunStart():
                 self.run = record
@@ -78,21 +79,21 @@ class Narrator:
             return None
         first = self._pace_from
         if first is not None and record.step > first.step:
-            # Between two records lie also validation and saving, but not the compilation before the first.
+            # This includes validation and saving between the records, but not the compilation before the first.
             return left * (record.elapsed_seconds - first.elapsed_seconds) / (record.step - first.step)
         return None if record.step_seconds is None else left * record.step_seconds
 
 
 def run_start_line(run: RunStart) -> str:
-    """Return the line that opens a run."""
+    """Return the first line of a run."""
     size = f", {run.num_parameters:,} parameters" if run.num_parameters is not None else ""
     replicas = f" ({run.num_replicas} replicas)" if run.num_replicas > 1 else ""
-    place = f" on {run.device or run.platform}{replicas}" if run.device or run.platform else ""
+    where = f" on {run.device or run.platform}{replicas}" if run.device or run.platform else ""
     if not run.total_steps:
-        return f"validate  {run.model} on {run.dataset}{size}{place}"
+        return f"validate  {run.model} on {run.dataset}{size}{where}"
     verb = f"resume from step {run.step}" if run.step else "train"
     epochs = f"{run.num_epochs} epoch{'s' * (run.num_epochs != 1)} of {run.updates_per_epoch} steps"
-    return f"{verb}  {run.model} on {run.dataset}{size}: {epochs}, {run.global_batch_size} images each{place}"
+    return f"{verb}  {run.model} on {run.dataset}{size}: {epochs}, {run.global_batch_size} images each{where}"
 
 
 def validation_line(record: ValidationRecord) -> str:
@@ -107,7 +108,7 @@ def validation_line(record: ValidationRecord) -> str:
 
 
 def run_end_line(end: RunEnd) -> str:
-    """Return the lines that close a run: what came out, how long it took, what bound it."""
+    """Return the last lines of a run: its result, how long it took, what limited it."""
     parts = [f"{end.outcome} at epoch {end.epoch:.2f}, step {end.step}"]
     if end.best_top1 is not None:
         parts.append(f"best top-1 {percent(end.best_top1)}")
@@ -136,7 +137,7 @@ _COMPILING = "compiling ..."
 
 
 class ConsoleSink:
-    """What the user sees. `advance` may be told of the end of every call, between records."""
+    """What the user sees; this one shows nothing. `advance` may be called after every call, between records."""
 
     def write(self, record: Record) -> None:
         """Show one record."""
@@ -149,14 +150,14 @@ class ConsoleSink:
 
 
 class PlainConsole(ConsoleSink):
-    """One line per record, nothing moves: for log files and pipes. Checkpoints are not worth a line here."""
+    """One line per record, for log files and pipes; checkpoints get no line."""
 
     def __init__(self, stream: TextIO, past: Iterable[Record] = ()) -> None:
-        self._stream, self._narrator = stream, Narrator(past)
+        self._stream, self._formatter = stream, LineFormatter(past)
 
     def write(self, record: Record) -> None:
         """Print the record's line."""
-        line = self._narrator.line(record)
+        line = self._formatter.line(record)
         if not isinstance(record, CheckpointRecord):
             print(line, file=self._stream, flush=True)
 
@@ -166,13 +167,13 @@ class BarConsole(ConsoleSink):
 
     def __init__(self, stream: TextIO, past: Iterable[Record] = ()) -> None:
         self._console = Console(file=stream, highlight=False, soft_wrap=True)
-        self._narrator = Narrator(past)
+        self._formatter = LineFormatter(past)
         self._progress: Progress | None = None
         self._task = TaskID(0)
 
     def write(self, record: Record) -> None:
         """Move the live line, or print a permanent line above it."""
-        line = self._narrator.line(record)
+        line = self._formatter.line(record)
         match record:
             case TrainRecord():
                 self._show(record)
@@ -189,11 +190,11 @@ class BarConsole(ConsoleSink):
 
     def advance(self, step: int) -> None:
         """Move the bar. Before the first record of training this says that compiling is over."""
-        if self._progress is not None and self._narrator.run is not None:
-            epoch = step / self._narrator.run.updates_per_epoch
-            self._progress.update(self._task, completed=step, epoch=f"{epoch:.2f}/{self._narrator.run.num_epochs}")
+        if self._progress is not None and self._formatter.run is not None:
+            epoch = step / self._formatter.run.updates_per_epoch
+            self._progress.update(self._task, completed=step, epoch=f"{epoch:.2f}/{self._formatter.run.num_epochs}")
             if self._progress.tasks[0].fields["numbers"] == _COMPILING:
-                self._progress.update(self._task, numbers="first numbers come after a call ...")
+                self._progress.update(self._task, numbers="waiting for the first results ...")
 
     def close(self) -> None:
         """Stop the live line."""
@@ -210,7 +211,7 @@ class BarConsole(ConsoleSink):
             *steps,
             TextColumn("{task.fields[numbers]}"),
         )
-        # Four times a second is enough for the eye and costs a two-core machine nothing.
+        # Four times a second is enough to follow, and its cost is not measurable on two cores.
         self._progress = Progress(*columns, console=self._console, refresh_per_second=4, transient=True)
         epoch = f"{run.step / run.updates_per_epoch:.2f}/{run.num_epochs}"
         self._task = self._progress.add_task("", total=run.total_steps, epoch=epoch, numbers=_COMPILING)
@@ -221,7 +222,7 @@ class BarConsole(ConsoleSink):
         parts = [f"loss {record.loss:.4f}", f"top-1 {percent(record.accuracy)}"]
         if record.images_per_second is not None:
             parts.append(f"{record.images_per_second:,.0f} img/s")
-        eta = self._narrator.eta_seconds(record)
+        eta = self._formatter.eta_seconds(record)
         if eta is not None:
             parts.append(f"ETA {duration(eta)}")
         if self._progress is not None:

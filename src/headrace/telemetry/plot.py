@@ -1,4 +1,4 @@
-"""The picture of a run: loss and accuracy over epochs as one small SVG, written by hand, without a plotting library."""
+"""The plot of a run: loss and accuracy over epochs as one small SVG, written without a plotting library."""
 
 import math
 from collections.abc import Iterable, Sequence

@@ -1,15 +1,15 @@
-"""Records: what a run tells, as frozen values. A line of metrics.jsonl is one record; all other files derive from it.
+"""Records of a run as frozen values. A line of metrics.jsonl is one record; all other files derive from it.
 
-A record becomes JSON and comes back exactly. Accuracies are fractions (0..1), times are seconds. JSON has no word for
+A record survives the round trip through JSON exactly. Accuracies are fractions (0..1), times are seconds. JSON has no
 numbers that are not finite: they are written as the strings "NaN", "Infinity" and "-Infinity" (which Python's `float`
-and `pandas.to_numeric` read), so that null always means "there is no such value".
+and `pandas.to_numeric` read), so that null always means "no value".
 """
 
 import json
 import math
 import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Self, TextIO
@@ -17,16 +17,21 @@ from typing import Any, ClassVar, Self, TextIO
 from headrace.core.errors import CheckpointError
 from headrace.core.files import write_atomic
 
+METRICS_FILE = "metrics.jsonl"
+TRAINING_FILE = "training.csv"
+VALIDATION_FILE = "validation.csv"
+LOG_FILE = "log.txt"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """The ground of all records: `kind` names the type, `step` counts the weight updates done so far in the run."""
+    """Base of all records: `kind` names the type, `step` counts the weight updates done so far in the run."""
 
     kind: ClassVar[str]
     step: int
 
     def __post_init__(self) -> None:
-        """Turn NumPy and JAX scalars into plain numbers, so that equal records are equal whoever made them."""
+        """Turn NumPy and JAX scalars into plain numbers, so that records of equal numbers are equal."""
         for name, kind in _field_kinds(type(self)).items():
             object.__setattr__(self, name, _plain(getattr(self, name), kind))
 
@@ -36,7 +41,7 @@ class Record:
 
     def to_json(self) -> str:
         """Return the record as one line of JSON, without the line's end."""
-        return json.dumps(_spell(self.to_dict()), allow_nan=False, ensure_ascii=False)
+        return json.dumps(_spell_non_finite(self.to_dict()), allow_nan=False, ensure_ascii=False)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -50,7 +55,7 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True)
 class RunStart(Record):
-    """A process begins (or goes on with) a run; `step` is 0 or the step restored."""
+    """A process starts or resumes a run; `step` is 0 or the step restored."""
 
     kind: ClassVar[str] = "run_start"
     time: str  # ISO 8601, UTC
@@ -72,7 +77,7 @@ class RunStart(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainRecord(Record):
-    """Means over the steps since the last one; rates leave the first call out and are None if there was no other."""
+    """Means over the steps since the last record; rates exclude the first call and are None if there was no other."""
 
     kind: ClassVar[str] = "train"
     epoch: float
@@ -108,7 +113,7 @@ class ValidationRecord(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointRecord(Record):
-    """A checkpoint is safe on the disk."""
+    """A checkpoint has been written to disk."""
 
     kind: ClassVar[str] = "checkpoint"
     epoch: float
@@ -120,7 +125,7 @@ class CheckpointRecord(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Note(Record):
-    """A sentence for people; `level` is info or warning."""
+    """A message for people; `level` is info or warning."""
 
     kind: ClassVar[str] = "note"
     step: int = 0
@@ -163,10 +168,10 @@ def parse_record(line: str | bytes) -> Record:
         raise ValueError(str(error)) from error
 
 
-def records_of(lines: bytes, where: str) -> list[Record]:
-    """Return the records of a metrics.jsonl; a tail that a crash cut off or garbled is left out.
+def parse_records(lines: bytes, where: str) -> list[Record]:
+    """Return the records of a metrics.jsonl; a tail that a crash truncated or garbled is dropped.
 
-    Damage that is followed by good records is not the work of a crash: CheckpointError names the line.
+    A crash cannot damage a line that good records follow: then CheckpointError names the line.
     """
     whole = lines[: lines.rfind(b"\n") + 1].split(b"\n")[:-1]
     records: list[Record] = []
@@ -181,7 +186,7 @@ def records_of(lines: bytes, where: str) -> list[Record]:
             raise CheckpointError(
                 f"{where}, line {bad[0]} is damaged: {bad[1]}.",
                 rule="Every line holds one record.",
-                remedy="Mend or delete that line.",
+                remedy="Fix or delete that line.",
             )
         records.append(record)
     return records
@@ -189,7 +194,7 @@ def records_of(lines: bytes, where: str) -> list[Record]:
 
 @cache
 def _field_kinds(record: type[Record]) -> dict[str, str]:
-    """Return {field: "int" | "float" | "str" | "dict"}, with a ? behind it where None is allowed."""
+    """Return {field: "int" | "float" | "str" | "dict"}, followed by ? if None is allowed."""
     hints = typing.get_type_hints(record)
     kinds = {}
     for f in fields(record):
@@ -200,7 +205,7 @@ def _field_kinds(record: type[Record]) -> dict[str, str]:
 
 
 def _plain(value: Any, kind: str) -> Any:
-    """Return a value as the plain Python type of its field; TypeError when it cannot be that exactly."""
+    """Return a value as the plain Python type of its field; TypeError if it cannot be converted exactly."""
     if value is None:
         if kind.endswith("?"):
             return None
@@ -215,33 +220,24 @@ def _plain(value: Any, kind: str) -> Any:
     return {"int": int, "float": float, "str": str}[base](value)
 
 
-def _is_required(f: Any) -> bool:
+def _is_required(f: Field[Any]) -> bool:
     return f.default is MISSING and f.default_factory is MISSING
 
 
-def _spell(value: Any) -> Any:
+def _spell_non_finite(value: Any) -> Any:
     """Replace numbers that are not finite by their names."""
     if isinstance(value, dict):
-        return {key: _spell(item) for key, item in value.items()}
+        return {key: _spell_non_finite(item) for key, item in value.items()}
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value
-
-
-# The record files of a run directory: their names, and how they are read and appended to.
-
-
-METRICS_FILE = "metrics.jsonl"
-TRAINING_FILE = "training.csv"
-VALIDATION_FILE = "validation.csv"
-LOG_FILE = "log.txt"
 
 
 def read_records(run_dir: Path | str) -> list[Record]:
     """Return all records of a run, oldest first; none when nothing was recorded yet."""
     path = Path(run_dir) / METRICS_FILE
     try:
-        return records_of(path.read_bytes(), str(path))
+        return parse_records(path.read_bytes(), str(path))
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -249,7 +245,7 @@ def read_records(run_dir: Path | str) -> list[Record]:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a whole file in one move, its directory made when it is not there."""
+    """Write a file atomically; its directory is created if needed."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, data)
@@ -258,7 +254,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def write_error(path: Path, error: OSError) -> CheckpointError:
-    """Say for people why a file of the run could not be written."""
+    """Return the error for a file of the run that could not be written."""
     return CheckpointError(
         f"Cannot write {path}: {error.strerror or error}.",
         remedy="Check that the run directory may be written to and that the disk has room.",
@@ -266,9 +262,9 @@ def write_error(path: Path, error: OSError) -> CheckpointError:
 
 
 class LineFile:
-    """A text file that only grows, line by line; every line is handed to the operating system at once.
+    """A text file that only grows, line by line; every line is flushed to the operating system at once.
 
-    So a killed process loses nothing that it wrote, and leaves at most one line without its end.
+    So a killed process loses nothing that it wrote, and leaves at most one incomplete line.
     """
 
     def __init__(self, path: Path) -> None:
@@ -288,7 +284,7 @@ class LineFile:
             raise write_error(self.path, error) from error
 
     def close(self) -> None:
-        """Close the file; closing twice does no harm."""
+        """Close the file; may be called twice."""
         try:
             self._file.close()
         except OSError as error:

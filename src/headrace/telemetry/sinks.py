@@ -1,7 +1,8 @@
-"""Sinks: where records go. JSONL is the truth; the CSV tables and the log are made from the same records.
+"""Sinks: where records are written. metrics.jsonl is authoritative; the CSV tables and the log derive from it.
 
-Accuracies are in percent here (fractions in metrics.jsonl). `step` and `iteration` are the same number, the weight
-updates done; `*_batch` are means since the last row, `*_avg` means over the last epoch; `it_time` is seconds per step.
+Accuracies are in percent in the tables (fractions in metrics.jsonl). `step` and `iteration` are the same number, the
+weight updates done; `*_batch` are means since the last row, `*_avg` means over the last epoch; `it_time` is seconds per
+step.
 """
 
 import sys
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TextIO, runtime_checkable
 
-from headrace.telemetry.console import Narrator
+from headrace.telemetry.console import LineFormatter
 from headrace.telemetry.records import (
     LOG_FILE,
     METRICS_FILE,
@@ -27,9 +28,7 @@ from headrace.telemetry.records import (
     replace_file,
 )
 
-# The two CSV tables of a run, as pure functions of its records, in the reference's columns and then ours.
-
-
+# The columns of the reference come first, so that its scripts can read the tables.
 TRAINING_COLUMNS = (
     "step", "iteration", "epoch", "lr", "loss_batch", "loss_avg", "train_acc_batch", "train_acc_avg", "it_time",
     "img_per_sec", "total_time", "top5_batch", "grad_norm", "loss_scale", "skipped_steps", "infeed_wait",
@@ -51,7 +50,7 @@ VALIDATION_COLUMNS: Mapping[str, Callable[[ValidationRecord], Any]] = {
 
 @dataclass
 class TrainingTable:
-    """Turns training records into rows; remembers the last epoch's records for the running means."""
+    """Turns training records into rows; keeps the records of the last epoch for the running means."""
 
     _window: deque[tuple[int, TrainRecord]] = field(default_factory=deque)  # (steps the record stands for, record)
     _last_step: int = 0
@@ -84,13 +83,13 @@ def validation_row(record: ValidationRecord) -> list[str]:
 
 
 def cell(value: Any) -> str:
-    """Return a value as a table shows it: nothing for None, seven significant digits for fractions."""
+    """Return the text of a value: empty for None, seven significant digits for a float."""
     if value is None:
         return ""
     return f"{value:.7g}" if isinstance(value, float) else str(value)
 
 
-Tell = Callable[[str, str], None]  # (text, level: info | warning)
+Notify = Callable[[str, str], None]  # (text, level: info | warning)
 
 
 class Sink(Protocol):
@@ -130,7 +129,7 @@ class JsonlSink:
 
 
 class CsvSink:
-    """training.csv and validation.csv, made anew from the past records and then appended to."""
+    """training.csv and validation.csv, rebuilt from the past records and then appended to."""
 
     def __init__(self, run_dir: Path | str, past: Iterable[Record] = ()) -> None:
         run_dir = Path(run_dir)
@@ -152,17 +151,17 @@ class CsvSink:
 
 
 class LogSink:
-    """log.txt: what the console says in plain lines, each with the time; a diary that is never rewound."""
+    """log.txt: the plain lines of the console, each with the time. It is never rewound."""
 
     def __init__(self, run_dir: Path | str, past: Iterable[Record] = (), now: Callable[[], float] = time.time) -> None:
         self._lines = LineFile(Path(run_dir) / LOG_FILE)
-        self._narrator = Narrator(past)
+        self._formatter = LineFormatter(past)
         self._now = now
 
     def write(self, record: Record) -> None:
-        """Append the record's sentence."""
+        """Append the record's line."""
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self._now()))
-        for line in self._narrator.line(record).splitlines():
+        for line in self._formatter.line(record).splitlines():
             self._lines.write(f"{stamp}  {line}")
 
     def close(self) -> None:
@@ -171,18 +170,18 @@ class LogSink:
 
 
 class WarningSink:
-    """The warnings of a process that keeps no records, on standard error, each with the number of the process."""
+    """Prints the warnings of a process that writes no records on standard error, with the process number."""
 
     def __init__(self, process: int, stream: TextIO | None = None) -> None:
         self._head, self._stream = f"process {process}: ", stream
 
     def write(self, record: Record) -> None:
-        """Print a warning; everything else is process 0's to tell."""
+        """Print a warning; process 0 reports everything else."""
         if isinstance(record, Note) and record.level == "warning":
             print(self._head + record.text, file=self._stream or sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Do nothing: the stream is not ours."""
+        """Do nothing: the stream belongs to the caller."""
 
 
 class Sinks:
@@ -192,18 +191,18 @@ class Sinks:
         self._sinks = tuple(sinks)
 
     def write(self, record: Record) -> None:
-        """Hand the record to every sink, the first (the truth) first."""
+        """Write the record to every sink, in order."""
         for sink in self._sinks:
             sink.write(record)
 
     def advance(self, step: int) -> None:
-        """Tell those that show progress (the console) that `step` weight updates are done; nothing is recorded."""
+        """Show progress on the console: `step` weight updates are done. Nothing is recorded."""
         for sink in self._sinks:
             if isinstance(sink, ShowsProgress):
                 sink.advance(step)
 
     def close(self) -> None:
-        """Close every sink, also when one of them fails; the first failure is raised."""
+        """Close every sink even if one fails; the first failure is raised."""
         failure: Exception | None = None
         for sink in self._sinks:
             try:
@@ -214,18 +213,20 @@ class Sinks:
             raise failure
 
 
-def open_sinks(run_dir: Path | str, *others: Sink, guests: Callable[[Tell], Iterable[Sink]] = lambda tell: ()) -> Sinks:
-    """Return the file sinks of a run directory, going on from its records, and `others` (the console) behind them.
+def open_sinks(
+    run_dir: Path | str, *others: Sink, trackers: Callable[[Notify], Iterable[Sink]] = lambda notify: ()
+) -> Sinks:
+    """Return the file sinks of a run directory, continuing its records, followed by `others` (the console).
 
-    `guests(tell)` makes sinks that come last; what they tell is written down by all the others.
+    `trackers(notify)` makes sinks that come last; their messages become notes in all the other sinks.
     """
     past = read_records(run_dir)
-    hosts = Sinks([JsonlSink(run_dir), CsvSink(run_dir, past), LogSink(run_dir, past), *others])
-    return Sinks([hosts, *guests(lambda text, level: hosts.write(Note(level=level, text=text)))])
+    main = Sinks([JsonlSink(run_dir), CsvSink(run_dir, past), LogSink(run_dir, past), *others])
+    return Sinks([main, *trackers(lambda text, level: main.write(Note(level=level, text=text)))])
 
 
 def write_tables(run_dir: Path, records: list[Record]) -> TrainingTable:
-    """Write both CSV files anew from records, each in one move; return the table, ready for the next row."""
+    """Write both CSV files from scratch, each atomically; return the table, ready for the next row."""
     table = TrainingTable()
     training = [list(TRAINING_COLUMNS), *table.rows(records)]
     validation = [list(VALIDATION_COLUMNS), *(validation_row(r) for r in records if isinstance(r, ValidationRecord))]
@@ -235,26 +236,23 @@ def write_tables(run_dir: Path, records: list[Record]) -> TrainingTable:
 
 
 def _join(cells: Iterable[str]) -> str:
-    """Return a CSV row. No cell holds a comma, a quote or a line's end: they are numbers and checkpoint names."""
+    """Return a CSV row. No cell contains a comma, a quote or a newline: they are numbers and checkpoint names."""
     return ",".join(cells)
 
 
-# Rewind: bring the records of a run back to the step that was restored, after a crash or by choice.
-
-
 @dataclass(frozen=True, kw_only=True)
-class Rewound:
-    """What a rewind left: the records kept, how many were dropped, and the bytes of a half-written tail."""
+class RewindResult:
+    """What a rewind kept and dropped, and the number of bytes of a half-written tail."""
 
     records: tuple[Record, ...]
     num_dropped: int
     tail_bytes: int
 
 
-def rewind(run_dir: Path | str, step: int) -> Rewound:
-    """Drop the records beyond `step` and a half-written tail, and make the CSV tables anew from what is left.
+def rewind(run_dir: Path | str, step: int) -> RewindResult:
+    """Bring the records back to the step that was restored: drop later ones and a partial tail, rebuild the tables.
 
-    metrics.jsonl is replaced in one move, first; so a crash in here leaves files that a second rewind sets right.
+    metrics.jsonl is replaced first, atomically; so after a crash in here a second rewind repairs the tables.
     """
     run_dir = Path(run_dir)
     path = run_dir / METRICS_FILE
@@ -264,7 +262,7 @@ def rewind(run_dir: Path | str, step: int) -> Rewound:
     replace_file(path, _text(kept))
     write_tables(run_dir, list(kept))
     tail = max(0, size - len(_text(tuple(everything))))
-    return Rewound(records=kept, num_dropped=len(everything) - len(kept), tail_bytes=tail)
+    return RewindResult(records=kept, num_dropped=len(everything) - len(kept), tail_bytes=tail)
 
 
 def _text(records: tuple[Record, ...]) -> bytes:

@@ -1,6 +1,6 @@
-"""Trackers: the records of a run for TensorBoard and for Weights & Biases, where these are installed.
+"""Trackers: the records of a run for TensorBoard and Weights & Biases, if they are installed.
 
-A tracker is a guest: what goes wrong in it (no login, no network, a full disk) is told once and never stops the run.
+A failure of a tracker (no login, no network, a full disk) is reported once and never stops the run.
 """
 
 import importlib
@@ -17,7 +17,7 @@ from headrace.config.schema import Logging
 from headrace.core.errors import ConfigError
 from headrace.core.files import write_atomic
 from headrace.telemetry.records import CheckpointRecord, Record, RunEnd, TrainRecord, ValidationRecord
-from headrace.telemetry.sinks import Tell
+from headrace.telemetry.sinks import Notify
 
 TENSORBOARD_DIR = "tensorboard"
 WANDB_DIR, WANDB_ID_FILE = "wandb", "wandb_run.json"
@@ -26,14 +26,14 @@ _PACKAGES = {"wandb": ("wandb", "wandb"), "tensorboard": ("tensorboardX", "tenso
 
 
 @dataclass(frozen=True, kw_only=True)
-class About:
-    """What a tracker is told of the run as a whole."""
+class RunDescription:
+    """What a tracker needs to know about the run as a whole."""
 
     directory: Path
     name: str
     options: Mapping[str, Any]
     plan: Mapping[str, Any]
-    step: int  # that the process goes on from
+    step: int  # from which this process starts or resumes
 
 
 class Tracker(Protocol):
@@ -53,47 +53,49 @@ class Tracker(Protocol):
 
 
 def refuse_missing(logging: Logging) -> None:
-    """Refuse a tracker that is asked for and not installed, before anything starts."""
+    """Raise ConfigError if a requested tracker is not installed, before anything starts."""
     for option, (module, extra) in _PACKAGES.items():
         if getattr(logging, option) and importlib.util.find_spec(module) is None:
             raise ConfigError(
                 f"--{option} is given, but the package {module} is not installed.",
-                remedy=f"pip install 'headrace[{extra}]', or leave --{option} out.",
+                remedy=f"pip install 'headrace[{extra}]', or remove --{option}.",
             )
 
 
 class TrackerSink:
-    """Hands the numbers of records to a tracker that is opened with the first of them; failures end it, not the run."""
+    """Sends the numbers of records to a tracker, opened at the first one; a failure ends the tracker, not the run."""
 
-    def __init__(self, name: str, open_tracker: Callable[[], Tracker], tell: Tell) -> None:
-        self._name, self._open, self._tell = name, open_tracker, tell
+    def __init__(self, name: str, open_tracker: Callable[[], Tracker], notify: Notify) -> None:
+        self._name, self._open, self._notify = name, open_tracker, notify
         self._tracker: Tracker | None = None
         self._failed = False
 
     def write(self, record: Record) -> None:
-        """Hand the record on."""
-        self._shielded(lambda tracker: _hand_over(tracker, record))
+        """Send the record."""
+        self._guarded(lambda tracker: _send(tracker, record))
 
     def close(self) -> None:
-        """Finish; the second time there is nothing to do."""
+        """Finish; a second call does nothing."""
         if self._tracker is not None:
-            self._shielded(lambda tracker: tracker.close())
+            self._guarded(lambda tracker: tracker.close())
         self._tracker, self._failed = None, True
 
-    def _shielded(self, use: Callable[[Tracker], None]) -> None:
+    def _guarded(self, use: Callable[[Tracker], None]) -> None:
         if self._failed:
             return
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of libraries that are not ours
+                warnings.simplefilter("ignore")  # from third-party libraries
                 self._tracker = self._tracker or self._open()
                 use(self._tracker)
-        except Exception as error:  # a guest's failure of any kind
+        except Exception as error:  # whatever fails in a tracker
             self._failed = True
-            self._tell(f"{self._name} gave up ({type(error).__name__}: {error}); the run goes on without it", "warning")
+            self._notify(
+                f"{self._name} failed ({type(error).__name__}: {error}); the run continues without it", "warning"
+            )
 
 
-def _hand_over(tracker: Tracker, record: Record) -> None:
+def _send(tracker: Tracker, record: Record) -> None:
     if isinstance(record, TrainRecord):
         tracker.scalars(record.step, _numbers(record, "train"))
     elif isinstance(record, ValidationRecord):
@@ -108,7 +110,7 @@ def _hand_over(tracker: Tracker, record: Record) -> None:
 
 
 def _numbers(record: Record, group: str) -> dict[str, float]:
-    """Return the numbers of a record as `group/field`; the step is their place, not one of them."""
+    """Return the numbers of a record as `group/field`; except the step."""
     values = record.to_dict()
     return {
         f"{group}/{name}": float(value)
@@ -118,9 +120,9 @@ def _numbers(record: Record, group: str) -> dict[str, float]:
 
 
 class TensorBoard:
-    """Event files in the run's directory; what a resumed run does again replaces what was there."""
+    """Event files in the run's directory; what a resumed run repeats replaces what was there."""
 
-    def __init__(self, about: About) -> None:
+    def __init__(self, about: RunDescription) -> None:
         writer: Any = importlib.import_module("tensorboardX").SummaryWriter
         self._writer = writer(logdir=str(about.directory / TENSORBOARD_DIR), purge_step=about.step or None)
         for title, content in (("options", about.options), ("plan", about.plan)):
@@ -128,14 +130,14 @@ class TensorBoard:
         self._step = about.step
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Write the values and hand them to the operating system."""
+        """Write and flush the values."""
         self._step = step
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
     def summary(self, values: Mapping[str, Any]) -> None:
-        """Write the numbers as scalars of the last step, words as text."""
+        """Write the numbers as scalars of the last step, strings as text."""
         self.scalars(self._step, {name: value for name, value in values.items() if isinstance(value, float)})
         for name, value in values.items():
             if isinstance(value, str):
@@ -147,16 +149,16 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run of Weights & Biases: online where one is logged in, else written for `wandb sync`."""
+    """A run of Weights & Biases: online if someone is logged in, else offline for `wandb sync`."""
 
-    def __init__(self, about: About, logging: Logging, tell: Tell) -> None:
+    def __init__(self, about: RunDescription, logging: Logging, notify: Notify) -> None:
         wandb: Any = importlib.import_module("wandb")
         place = about.directory / WANDB_ID_FILE
-        known = json.loads(place.read_text()) if place.exists() else {}  # a resumed run goes on with its own
+        known = json.loads(place.read_text()) if place.exists() else {}  # a resumed run continues its W&B run
         mode = os.environ.get("WANDB_MODE") or ("online" if _logged_in(wandb) else "offline")
         if mode == "offline" and "WANDB_MODE" not in os.environ:
             kept = about.directory / WANDB_DIR / "offline-run-*"
-            tell(f"wandb: nobody is logged in; the run is kept: `wandb sync {kept}`", "info")
+            notify(f"wandb: nobody is logged in; the run is kept offline: `wandb sync {kept}`", "info")
 
         def start(mode: str) -> Any:
             return wandb.init(
@@ -176,13 +178,13 @@ class WeightsAndBiases:
         except Exception as error:
             if mode == "offline":
                 raise
-            tell(f"wandb: the server cannot be used ({error}); the run is kept for `wandb sync`", "warning")
+            notify(f"wandb: the server cannot be used ({error}); the run is kept for `wandb sync`", "warning")
             self._run = start("offline")
         write_atomic(place, json.dumps({"id": self._run.id}).encode())
-        # Validations and checkpoints are told after later steps of training; W&B's own step would refuse them.
+        # Validations and checkpoints are reported after later training steps; W&B's own step counter would reject them.
         self._run.define_metric("*", step_metric="step")
         if not self._run.offline:
-            tell(f"wandb: {self._run.url}", "info")
+            notify(f"wandb: {self._run.url}", "info")
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Log the values of a step."""
@@ -204,11 +206,11 @@ def _logged_in(wandb: Any) -> bool:
         return False
 
 
-def make_trackers(logging: Logging, about: About, tell: Tell) -> list[TrackerSink]:
-    """Return the sinks of the trackers that are asked for; `tell` hears of their troubles."""
+def make_trackers(logging: Logging, about: RunDescription, notify: Notify) -> list[TrackerSink]:
+    """Return the sinks of the trackers that are asked for; `notify` hears of their troubles."""
     sinks = []
     if logging.tensorboard:
-        sinks.append(TrackerSink("tensorboard", lambda: TensorBoard(about), tell))
+        sinks.append(TrackerSink("tensorboard", lambda: TensorBoard(about), notify))
     if logging.wandb:
-        sinks.append(TrackerSink("wandb", lambda: WeightsAndBiases(about, logging, tell), tell))
+        sinks.append(TrackerSink("wandb", lambda: WeightsAndBiases(about, logging, notify), notify))
     return sinks

@@ -1,4 +1,4 @@
-"""The validation report: accuracy, loss, confusion matrix and what follows from it for each class."""
+"""The validation report: accuracy, loss, confusion matrix, and recall and precision of each class."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ def validation_report(sums: Mapping[str, Any], class_names: Sequence[str]) -> di
 
 
 def write_report(path: Path | str, report: Mapping[str, Any]) -> None:
-    """Write a report as a JSON file, in one move. Numbers that are not finite become null."""
+    """Write a report as a JSON file, atomically. Numbers that are not finite become null."""
     replace_file(Path(path), (_to_json(report) + "\n").encode())
 
 

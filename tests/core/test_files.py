@@ -8,13 +8,13 @@ import pytest
 
 import headrace.checkpoint
 from headrace.core.errors import CheckpointError
-from headrace.core.files import hold
+from headrace.core.files import lock_directory
 
 SOURCE = str(Path(headrace.checkpoint.__file__).parents[2])
 HOLD = """
 import sys, time
-from headrace.core.files import hold
-with hold(sys.argv[1]):
+from headrace.core.files import lock_directory
+with lock_directory(sys.argv[1]):
     print("held", flush=True)
     time.sleep(60)
 """
@@ -25,21 +25,24 @@ def test_a_second_holder_is_refused_with_the_number_of_the_first(tmp_path: Path)
     with subprocess.Popen(command, stdout=subprocess.PIPE, env={"PYTHONPATH": SOURCE}) as other:
         assert other.stdout is not None
         other.stdout.readline()
-        with pytest.raises(CheckpointError, match=f"process \\(number {other.pid}\\) is writing"), hold(tmp_path):
+        with (
+            pytest.raises(CheckpointError, match=f"process \\(pid {other.pid}\\) is writing"),
+            lock_directory(tmp_path),
+        ):
             pass
         other.kill()  # a killed holder holds nothing
         other.wait()
-        with hold(tmp_path):
+        with lock_directory(tmp_path):
             pass
 
 
 def test_the_lock_is_free_after_an_error_in_the_body(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), hold(tmp_path):
+    with pytest.raises(ZeroDivisionError), lock_directory(tmp_path):
         _ = 1 / 0
-    with hold(tmp_path):
+    with lock_directory(tmp_path):
         pass
 
 
 def test_a_directory_that_is_not_there_is_an_error_for_people(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="Cannot write into"), hold(tmp_path / "absent"):
+    with pytest.raises(CheckpointError, match="Cannot write into"), lock_directory(tmp_path / "absent"):
         pass

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.checkpoint.best import Best, Scored, prune, rank
+from headrace.checkpoint.best import BestCheckpoints, ScoredCheckpoint, prune, rank
 from headrace.checkpoint.store import checkpoint_name, newest_good, save, step_of
 from headrace.core.errors import CheckpointError
 
@@ -60,35 +60,36 @@ def test_keeping_none_is_refused(tmp_path: Path) -> None:
 
 
 def test_rank_orders_by_score_and_the_earlier_wins_a_tie() -> None:
-    entries: tuple[Scored, ...] = ()
+    entries: tuple[ScoredCheckpoint, ...] = ()
     for score, name in ((0.5, "a"), (0.9, "b"), (0.9, "c"), (float("nan"), "d"), (0.7, "e")):
-        entries = rank(entries, Scored(score=score, name=name), 3)
+        entries = rank(entries, ScoredCheckpoint(score=score, name=name), 3)
     assert [(entry.score, entry.name) for entry in entries] == [(0.9, "b"), (0.9, "c"), (0.7, "e")]
-    assert rank((), Scored(score=float("nan"), name="x"), 1) == ()
-    assert rank((), Scored(score=0.1, name="x"), 0) == ()
+    assert rank((), ScoredCheckpoint(score=float("nan"), name="x"), 1) == ()
+    assert rank((), ScoredCheckpoint(score=0.1, name="x"), 0) == ()
 
 
 def test_a_checkpoint_counts_once_with_its_better_weights() -> None:
-    entries = rank((Scored(score=0.8, name="a"),), Scored(score=0.85, name="a", weights="ema"), 2)
-    assert entries == (Scored(score=0.85, name="a", weights="ema"),)
-    assert rank(entries, Scored(score=0.81, name="a"), 2) == entries
+    entries = rank((ScoredCheckpoint(score=0.8, name="a"),), ScoredCheckpoint(score=0.85, name="a", weights="ema"), 2)
+    assert entries == (ScoredCheckpoint(score=0.85, name="a", weights="ema"),)
+    assert rank(entries, ScoredCheckpoint(score=0.81, name="a"), 2) == entries
 
 
 def test_best_says_when_there_is_a_new_best_and_survives_a_new_process(tmp_path: Path) -> None:
-    best = Best(tmp_path / "checkpoints", 2)
+    best = BestCheckpoints(tmp_path / "checkpoints", 2)
     assert best.add(0.5, "step_00000001")
     assert not best.add(0.4, "step_00000002", "ema")
     assert not best.add(0.5, "step_00000003")
     assert best.add(0.75, "step_00000004", "ema")
-    again = Best(tmp_path / "checkpoints", 2)
+    again = BestCheckpoints(tmp_path / "checkpoints", 2)
     assert again.entries() == (
-        Scored(score=0.75, name="step_00000004", weights="ema"), Scored(score=0.5, name="step_00000001")
+        ScoredCheckpoint(score=0.75, name="step_00000004", weights="ema"),
+        ScoredCheckpoint(score=0.5, name="step_00000001")
     )  # fmt: skip
     assert again.names() == {"step_00000001", "step_00000004"}
 
 
 def test_first_good_passes_over_the_missing_and_the_damaged(tmp_path: Path) -> None:
-    best = Best(tmp_path, 3)
+    best = BestCheckpoints(tmp_path, 3)
     paths = make(tmp_path, 1, 2)
     damage(paths[1])
     for score, step in ((0.9, 3), (0.8, 2), (0.7, 1)):
@@ -100,10 +101,10 @@ def test_first_good_passes_over_the_missing_and_the_damaged(tmp_path: Path) -> N
 
 def test_reset_makes_the_list_anew_from_scores_whose_checkpoints_are_there(tmp_path: Path) -> None:
     make(tmp_path, 1, 2, 3)
-    best = Best(tmp_path, 2)
+    best = BestCheckpoints(tmp_path, 2)
     (tmp_path / "best.json").write_text("damaged")
     scores = ((0.6, 0), (0.7, 1), (0.8, 2), (0.7, 3), (0.9, 4))
-    best.reset(Scored(score=score, name=checkpoint_name(step)) for score, step in scores)
+    best.reset(ScoredCheckpoint(score=score, name=checkpoint_name(step)) for score, step in scores)
     assert [entry.name for entry in best.entries()] == [checkpoint_name(2), checkpoint_name(1)], "0 and 4 are gone"
     best.reset(())
     assert best.entries() == ()
@@ -112,7 +113,7 @@ def test_reset_makes_the_list_anew_from_scores_whose_checkpoints_are_there(tmp_p
 def test_a_damaged_list_is_named_with_its_remedy(tmp_path: Path) -> None:
     (tmp_path / "best.json").write_text('{"best": [{"score"')
     with pytest.raises(CheckpointError, match=r"best\.json is damaged.*Delete it"):
-        Best(tmp_path).names()
+        BestCheckpoints(tmp_path).names()
     (tmp_path / "best.json").write_text('{"best": [{"points": 3}]}')
     with pytest.raises(CheckpointError, match="is damaged"):
-        Best(tmp_path).entries()
+        BestCheckpoints(tmp_path).entries()

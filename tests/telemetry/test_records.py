@@ -19,7 +19,7 @@ from headrace.telemetry.records import (
     TrainRecord,
     ValidationRecord,
     parse_record,
-    records_of,
+    parse_records,
 )
 
 TRAIN = TrainRecord(step=44, epoch=1.0, loss=0.5, accuracy=0.25, learning_rate=0.1, elapsed_seconds=3.5)
@@ -112,15 +112,15 @@ def test_a_field_of_a_newer_version_is_ignored() -> None:
 
 def test_a_tail_that_a_crash_cut_off_or_garbled_is_left_out() -> None:
     good = b"".join(record.to_json().encode() + b"\n" for record in EVERY_KIND)
-    assert records_of(good, "x") == EVERY_KIND
-    assert records_of(good + b'{"kind": "train", "st', "x") == EVERY_KIND
-    assert records_of(good + TRAIN.to_json().encode(), "x") == EVERY_KIND  # whole, but its end was never written
-    assert records_of(good + b"\x00" * 100 + b"\n" + b"\x00" * 9, "x") == EVERY_KIND
-    assert records_of(b"", "x") == []
+    assert parse_records(good, "x") == EVERY_KIND
+    assert parse_records(good + b'{"kind": "train", "st', "x") == EVERY_KIND
+    assert parse_records(good + TRAIN.to_json().encode(), "x") == EVERY_KIND  # whole, but its end was never written
+    assert parse_records(good + b"\x00" * 100 + b"\n" + b"\x00" * 9, "x") == EVERY_KIND
+    assert parse_records(b"", "x") == []
 
 
 def test_damage_before_good_records_is_named_with_its_line() -> None:
     lines = [record.to_json().encode() for record in EVERY_KIND]
     lines[2] = lines[2][:-10]
     with pytest.raises(CheckpointError, match=r"runs/x/metrics\.jsonl, line 3 is damaged"):
-        records_of(b"\n".join(lines) + b"\n", "runs/x/metrics.jsonl")
+        parse_records(b"\n".join(lines) + b"\n", "runs/x/metrics.jsonl")
