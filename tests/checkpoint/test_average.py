@@ -60,7 +60,7 @@ def test_the_exponential_average_starts_with_the_first(folder):
 def test_what_cannot_be_averaged_is_refused(folder):
     with pytest.raises(CheckpointError, match=r"average of 6 checkpoints.*has 5"):
         choose(folder, 6)
-    with pytest.raises(CheckpointError, match="holds 0 good ones after 5 left out"):
+    with pytest.raises(CheckpointError, match="has 0 good ones after discarding 5"):
         choose(folder, None, 5)
     with pytest.raises(ConfigError, match="no average 'median'"):
         average(choose(folder, 2)[0], "median")

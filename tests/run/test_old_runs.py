@@ -82,7 +82,10 @@ def measure(run: Path) -> dict[str, Any]:
 
 
 def assert_equal(found: Any, expected: Any, where: str = "") -> None:
-    """Compare nested values: numbers to the rounding of other processors and versions of XLA, the rest exactly."""
+    """Compare nested values: numbers to rounding, the rest exactly.
+
+    The numbers are equal to the bit with the XLA_FLAGS of a user's run; those of the tests compile other programs.
+    """
     if isinstance(expected, dict):
         assert found.keys() == expected.keys(), where
         for key, value in expected.items():
@@ -92,7 +95,9 @@ def assert_equal(found: Any, expected: Any, where: str = "") -> None:
         for number, value in enumerate(expected):
             assert_equal(found[number], value, f"{where}/{number}")
     elif isinstance(expected, float):
-        assert found == pytest.approx(expected, rel=2e-4, abs=1e-6), where
+        assert found == pytest.approx(expected, rel=2e-4, abs=1e-4), (
+            where
+        )  # 16-bit gradients that are zero but for rounding
     else:
         assert found == expected, where
 
