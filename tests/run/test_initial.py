@@ -7,10 +7,10 @@ import pytest
 
 from headrace.checkpoint.store import load
 from headrace.core.errors import CheckpointError, ConfigError
+from headrace.core.tensor_file import write_safetensors
 from headrace.reference.entrance import resolve
 from headrace.run.fit import resume, train
 from headrace.telemetry.records import TrainRecord, read_records
-from headrace.weights.weight_file import write_safetensors
 
 from .conftest import QUICK, assert_same_bits, final_state
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import CheckpointError
+from headrace.core.tensor_file import write_safetensors
 from headrace.weights.convert import adopt, flat_weights, table_lines
 from headrace.weights.torch_file import write_torch_file
-from headrace.weights.weight_file import Foreign, read_file, write_safetensors
+from headrace.weights.weight_file import Foreign, read_file
 from tests.model.build import network
 
 

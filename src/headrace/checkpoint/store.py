@@ -22,13 +22,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
-import safetensors
 import safetensors.numpy
 
+from headrace.core.bounded_json import parse_json
 from headrace.core.errors import CheckpointError
 from headrace.core.files import sync_directory, write_synced
+from headrace.core.tensor_file import DTYPES, read_tensors
 
 FORMAT = "headrace-checkpoint"
 FORMAT_VERSION = 1
@@ -66,7 +66,7 @@ def checksum(manifest: Mapping[str, Any]) -> str:
 def parse_manifest(text: bytes) -> tuple[dict[str, Any] | None, str]:
     """Return (manifest, "") or (None, what is wrong with it)."""
     try:
-        manifest = json.loads(text)
+        manifest = parse_json(text)
     except ValueError as error:
         return None, f"{MANIFEST_FILE} is damaged: it is not JSON ({error})"
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
@@ -100,22 +100,6 @@ def _plain(value: Any) -> Any:
 
 Arrays = dict[str, np.ndarray]
 
-# safetensors.numpy.load does not support bfloat16, hence this table.
-_DTYPES: dict[str, np.dtype] = {
-    "BOOL": np.dtype(bool),
-    "U8": np.dtype(np.uint8),
-    "I8": np.dtype(np.int8),
-    "U16": np.dtype(np.uint16),
-    "I16": np.dtype(np.int16),
-    "U32": np.dtype(np.uint32),
-    "I32": np.dtype(np.int32),
-    "U64": np.dtype(np.uint64),
-    "I64": np.dtype(np.int64),
-    "F16": np.dtype(np.float16),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-    "F32": np.dtype(np.float32),
-    "F64": np.dtype(np.float64),
-}
 _STEP_NAME = re.compile(r"(?:\.old-)?step_(\d+)")
 _REMEDIES = {
     errno.ENOSPC: "Free some space, or point --checkpoint-dir at another disk.",
@@ -210,7 +194,7 @@ def write_error(path: Path, error: OSError) -> CheckpointError:
 def _host_array(name: str, value: Any) -> np.ndarray:
     """Return the tensor as a contiguous array (safetensors would write the raw memory of a strided one)."""
     array = np.asarray(value, order="C")
-    if array.dtype not in _DTYPES.values():
+    if array.dtype not in DTYPES.values():
         raise CheckpointError(f"Tensor {name} has type {array.dtype}, which a checkpoint cannot hold.")
     return array
 
@@ -249,8 +233,8 @@ def _examine(path: Path) -> tuple[Arrays, dict[str, Any] | None, list[str]]:
     if problem:
         return {}, manifest, [problem]
     try:
-        arrays = {name: _array(entry) for name, entry in safetensors.deserialize(data)}
-    except (safetensors.SafetensorError, KeyError, ValueError) as error:
+        arrays = read_tensors(data)
+    except ValueError as error:
         return {}, manifest, [f"{TENSOR_FILE} cannot be decoded ({error})"]
     return arrays, manifest, list(_wrong_tensors(arrays, manifest["tensors"]))
 
@@ -262,10 +246,6 @@ def _read(path: Path) -> tuple[bytes, str]:
         return b"", f"{path.name} is missing"
     except OSError as error:
         return b"", f"{path.name} cannot be read ({error.strerror})"
-
-
-def _array(entry: Mapping[str, Any]) -> np.ndarray:
-    return np.frombuffer(entry["data"], dtype=_DTYPES[entry["dtype"]]).reshape(entry["shape"])
 
 
 def _wrong_bytes(data: bytes, expected: Mapping[str, Any]) -> str:

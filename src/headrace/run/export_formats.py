@@ -15,6 +15,7 @@ import numpy as np
 
 from headrace.core.errors import ConfigError, did_you_mean
 from headrace.core.files import write_atomic
+from headrace.core.tensor_file import write_safetensors
 from headrace.data.augmentation.augment import preprocess
 from headrace.model.context import Ctx
 from headrace.ops.backend import portable
@@ -22,7 +23,6 @@ from headrace.run.trained_model import TrainedModel
 from headrace.weights.convert import flat_weights, torch_names
 from headrace.weights.onnx_file import check_onnx, write_onnx
 from headrace.weights.torch_file import write_torch_file
-from headrace.weights.weight_file import write_safetensors
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 _STABLEHLO_LIMIT = 1e-4

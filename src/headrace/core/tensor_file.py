@@ -1,0 +1,64 @@
+"""The bytes of a safetensors file as arrays, and back, with a note of ours in its header."""
+
+import json
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from headrace.core.bounded_json import parse_json
+
+# safetensors.numpy.load knows no bfloat16, so the table is ours.
+DTYPES: dict[str, np.dtype] = {
+    "BOOL": np.dtype(bool),
+    "U8": np.dtype(np.uint8),
+    "I8": np.dtype(np.int8),
+    "U16": np.dtype(np.uint16),
+    "I16": np.dtype(np.int16),
+    "U32": np.dtype(np.uint32),
+    "I32": np.dtype(np.int32),
+    "U64": np.dtype(np.uint64),
+    "I64": np.dtype(np.int64),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F32": np.dtype(np.float32),
+    "F64": np.dtype(np.float64),
+}
+_NOTE = "headrace"  # the one entry of the header's texts that is ours
+
+
+def read_tensors(data: bytes) -> dict[str, np.ndarray]:
+    """Return the tensors by name; whatever is wrong is a ValueError. Memory: twice the file's size."""
+    try:
+        entries = safetensors.deserialize(data)
+    except (safetensors.SafetensorError, ValueError, OverflowError) as error:
+        raise ValueError(f"not a whole safetensors file: {error}") from error
+    return {name: _array(name, entry) for name, entry in entries}
+
+
+def _array(name: str, entry: dict[str, Any]) -> np.ndarray:
+    dtype = DTYPES.get(entry["dtype"])
+    if dtype is None:
+        raise ValueError(f"tensor {name[:120]} has the type {entry['dtype']}, which is not one of {', '.join(DTYPES)}")
+    try:
+        return np.frombuffer(entry["data"], dtype).reshape(entry["shape"])
+    except (ValueError, OverflowError) as error:  # sizes beyond NumPy's, beside a 0
+        raise ValueError(f"tensor {name[:120]} has a shape that cannot be: {error}") from error
+
+
+def read_safetensors(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Return (tensors, the note that Headrace wrote along); whatever is wrong is a ValueError."""
+    arrays = read_tensors(data)
+    header = parse_json(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    note = parse_json((header.get("__metadata__") or {}).get(_NOTE, "{}"))
+    if not isinstance(note, dict):
+        raise ValueError(f"its note {_NOTE!r} is not a mapping")
+    return arrays, note
+
+
+def write_safetensors(arrays: dict[str, np.ndarray], note: dict[str, Any]) -> bytes:
+    """Return the file's bytes. Other readers look for `format`."""
+    host = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()}
+    return safetensors.numpy.save(host, {"format": "pt", _NOTE: json.dumps(note)})
