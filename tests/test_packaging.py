@@ -11,10 +11,13 @@ import tomllib
 import zipfile
 from pathlib import Path
 
+import jax
 import pytest
 import yaml
 
 import headrace
+
+from .test_layers import MAX_FILE_LINES, MAX_FUNCTION_LINES
 
 ROOT = Path(__file__).parents[1]
 # The import name of a distribution where it is another one.
@@ -149,3 +152,13 @@ def test_public_ci_covers_what_the_metadata_promises():
     (line,) = [line for line in project["dependencies"] if line.startswith("jax")]
     oldest, limit = re.findall(r"[\d.]+", line)
     assert {row["jax"] for row in rows} == {f"=={oldest}", f"<{limit}"}
+
+
+def test_contributing_says_what_is_so():
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    assert f"{MAX_FILE_LINES} lines for a file, {MAX_FUNCTION_LINES} for a function" in page
+    assert "eight virtual CPU devices" in page
+    assert len(jax.devices()) == 8
+    for room_file in re.findall(r"`((?:[a-z_]+/)+(?:[\w*]+\.(?:py|yml))?)`", page):
+        folders = (ROOT, ROOT / "src", ROOT / "src" / "headrace")
+        assert any(list(folder.glob(room_file.rstrip("/"))) for folder in folders), room_file
