@@ -249,3 +249,31 @@ def test_numpy_numbers_in_the_manifest_become_plain(tmp_path: Path) -> None:
     path = save(tmp_path, checkpoint_name(3), {}, {"step": np.int64(3), "epoch": np.float32(0.5), "mean": np.arange(3)})
     _, manifest = load(path)
     assert (manifest["step"], manifest["epoch"], manifest["mean"]) == (3, 0.5, [0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tensor_file": None},
+        {"tensor_file": []},
+        {"tensor_file": {}},
+        {"tensor_file": {"bytes": "many", "sha256": 3}},
+        {"tensors": None},
+        {"tensors": [1]},
+        {"tensors": {"x": 3}},
+        {"tensors": {}},
+        {"tensors": {"params/x": {}}},
+        {"format_version": []},
+    ],
+    ids=str,
+)
+def test_a_hostile_manifest_with_the_right_checksum_is_one_problem(saved: Path, change: dict) -> None:
+    rewrite_manifest(saved, change)
+    assert verify(saved)
+    with pytest.raises(CheckpointError, match=saved.name):
+        load(saved)
+
+
+def test_a_manifest_that_nests_deeply_is_damaged(saved: Path) -> None:
+    (saved / "manifest.json").write_text("[" * 200_000)
+    assert "not JSON" in verify(saved)[0]

@@ -1,6 +1,7 @@
 """idx files: plain, compressed, with a dot, and every kind of damage named."""
 
 import gzip
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -112,3 +113,20 @@ def test_damaged_gzip(small_mnist: SmallSet, tmp_path: Path, damage: str) -> Non
     said = problem(tmp_path)
     assert str(path) in said
     assert "gzip data is damaged" in said
+
+
+def test_a_compressed_bomb_is_read_no_further_than_the_set_is_long(small_mnist: SmallSet, tmp_path: Path) -> None:
+    write_idx(small_mnist, tmp_path)
+    bomb = next(tmp_path.rglob("train-images*"))
+    head = bomb.read_bytes()[:16]
+    bomb.unlink()
+    with gzip.open(bomb.with_name(bomb.name + ".gz"), "wb", 1) as file:
+        file.write(head)
+        for _ in range(64):
+            file.write(bytes(1 << 20))
+    tracemalloc.start()
+    try:
+        assert "bytes, but" in problem(tmp_path)
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()

@@ -2,8 +2,11 @@
 
 import io
 import json
+import os
 import random
+import struct
 import tarfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -93,6 +96,72 @@ def test_damage_to_a_packed_file_is_found(packed: Path) -> None:
         assert found == 1, "one bit was changed, in one image"
 
 
+def with_index(whole: bytes, **changes: np.ndarray) -> bytes:
+    """Return a packed file with another index, its place and checksum right."""
+    place, length, _ = struct.unpack("<QQI", whole[-32:-12])
+    with np.load(io.BytesIO(whole[place : place + length])) as kept:
+        arrays = dict(kept)
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=True, **(arrays | changes))
+    index = buffer.getvalue()
+    return whole[:place] + index + struct.pack("<QQI", place, len(index), zlib.crc32(index)) + whole[-12:]
+
+
+def facts(**values: object) -> np.ndarray:
+    good = {"class_names": ["a", "b"], "shorter_side": 32, "quality": 90, "num_train": 1}
+    return np.frombuffer(json.dumps(good | values).encode(), np.uint8)
+
+
+HOSTILE_INDICES = {
+    "label beyond the classes": lambda count: {"labels": np.full(count, 7, np.int32)},
+    "negative label": lambda count: {"labels": np.full(count, -1, np.int32)},
+    "labels of floats": lambda count: {"labels": np.zeros(count)},
+    "place beyond the end": lambda count: {"offset": np.full(count, 1 << 40)},
+    "negative place": lambda count: {"offset": np.full(count, -5)},
+    "length that overflows": lambda count: {"length": np.full(count, np.iinfo(np.int64).max)},
+    "columns of other lengths": lambda count: {"crc": np.zeros(count + 1, np.uint32)},
+    "no column": lambda count: {"offset": np.int64(3)},
+    "objects": lambda count: {"offset": np.array([{}] * count, object)},
+    "facts that nest": lambda count: {"facts": np.frombuffer(b"[" * 200_000, np.uint8)},
+    "facts that are a list": lambda count: {"facts": np.frombuffer(b"[]", np.uint8)},
+    "more training samples than samples": lambda count: {"facts": facts(num_train=10**9)},
+    "names that are numbers": lambda count: {"facts": facts(class_names=[1, 2])},
+    "names that are a number": lambda count: {"facts": facts(class_names=3)},
+    "facts of texts": lambda count: {"facts": facts(num_train="1")},
+}
+
+
+@pytest.mark.parametrize("make", HOSTILE_INDICES.values(), ids=HOSTILE_INDICES)
+def test_a_hostile_index_with_the_right_checksum_is_refused(packed: Path, make) -> None:
+    whole = packed.read_bytes()
+    pack = open_pack(packed)
+    packed.write_bytes(with_index(whole))
+    assert open_pack(packed).class_names == pack.class_names, "the helper of this test keeps a good one good"
+    packed.write_bytes(with_index(whole, **make(len(pack.train) + len(pack.validation))))
+    with pytest.raises(DataError, match="no whole packed file") as caught:
+        open_pack(packed)
+    assert "data pack" in caught.value.remedy
+
+
+def test_a_damaged_index_cache_is_made_again(tars: Path) -> None:
+    """Cut it anywhere, flip bits in it, or put another file's index in its place: the index is that of the files."""
+    files = tar_shards(tars)[0]
+    right = tar_index(files)
+    (kept,) = (Path(os.environ["XDG_CACHE_HOME"]) / "headrace" / "indices").iterdir()
+    whole, rng = kept.read_bytes(), random.Random(0)
+    damaged = [whole[:length] for length in range(0, len(whole), 97)] + [b"PK\x03\x04", b"x" * 100]
+    for _ in range(100):
+        changed = bytearray(whole)
+        changed[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
+        damaged.append(bytes(changed))
+    for data in damaged:
+        kept.write_bytes(data)
+        found = tar_index(files)
+        assert found.class_names == right.class_names
+        for name in ("file", "offset", "length", "labels"):
+            np.testing.assert_array_equal(getattr(found, name), getattr(right, name), err_msg=name)
+
+
 def add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
     member = tarfile.TarInfo(name)
     member.size = len(data)
@@ -132,6 +201,11 @@ def test_tar_shards_in_the_layout_of_webdataset(tars: Path) -> None:
         ("x.cls", b"cat", "holds no label, but b'cat'"),
         ("x.cls", b"-1", "out of range"),
         ("x.json", b"[]", "holds no label"),
+        ("x.json", b'{"label": 1e400}', "holds no label"),
+        ("x.json", b'{"label": 1.9}', "holds no label"),
+        ("x.json", b'{"label": true}', "holds no label"),
+        ("x.json", b"[" * 200_000, "holds no label"),
+        ("x.cls", b"9" * 5000, "holds no label"),
         ("x.txt", b"1", "1 image.s. without a label, such as x"),
         ("x.cls", b"7", "A label is 7, but there are 2 class names"),
     ],

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from headrace.checkpoint.store import list_checkpoints, verify, write_error
+from headrace.core.bounded_json import parse_json
 from headrace.core.errors import CheckpointError
 from headrace.core.files import write_atomic
 
@@ -46,7 +47,7 @@ class BestCheckpoints:
         """Return the best checkpoints, best first; none when nothing was scored yet."""
         path = self.directory / BEST_FILE
         try:
-            return tuple(ScoredCheckpoint(**entry) for entry in json.loads(path.read_bytes())["best"])
+            return tuple(ScoredCheckpoint(**entry) for entry in parse_json(path.read_bytes())["best"])
         except FileNotFoundError:
             return ()
         except (ValueError, KeyError, TypeError) as error:

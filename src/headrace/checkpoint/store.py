@@ -76,6 +76,11 @@ def parse_manifest(text: bytes) -> tuple[dict[str, Any] | None, str]:
         return None, f"{MANIFEST_FILE} is of format version {version}; this Headrace reads version {FORMAT_VERSION}"
     if manifest.get("manifest_sha256") != checksum(manifest):
         return None, f"{MANIFEST_FILE} is damaged: its content does not match its own checksum"
+    file, tensors = manifest.get("tensor_file"), manifest.get("tensors")
+    if not isinstance(file, dict) or type(file.get("bytes")) is not int or not isinstance(file.get("sha256"), str):
+        return None, f"{MANIFEST_FILE} is wrong: 'tensor_file' does not give bytes and sha256"
+    if not isinstance(tensors, dict) or not all(isinstance(entry, dict) for entry in tensors.values()):
+        return None, f"{MANIFEST_FILE} is wrong: 'tensors' is not a table"
     return manifest, ""
 
 
@@ -264,8 +269,9 @@ def _wrong_tensors(arrays: Arrays, expected: Mapping[str, Any]) -> Iterator[str]
         yield f"tensor {name} is not in the manifest"
     for name in sorted(arrays.keys() & expected.keys()):
         found, entry = arrays[name], expected[name]
-        if list(found.shape) != entry["shape"] or found.dtype.name != entry["dtype"]:
-            yield f"tensor {name} is {found.dtype.name}{list(found.shape)}, not {entry['dtype']}{entry['shape']}"
+        dtype, shape = entry.get("dtype"), entry.get("shape")
+        if list(found.shape) != shape or found.dtype.name != dtype:
+            yield f"tensor {name} is {found.dtype.name}{list(found.shape)}, not {dtype}{shape}"
 
 
 _MAX_LISTED = 4  # names per kind of problem; a wrong model would otherwise fill the screen

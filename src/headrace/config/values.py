@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.core.bounded_json import parse_json
 from headrace.core.units import parse_bytes
 
 TRUE_WORDS = ("true", "on", "yes", "1")
@@ -107,7 +108,7 @@ def read_mapping(raw: Any) -> dict[str, Any]:
     """Read a mapping with text keys, or one written as JSON."""
     if isinstance(raw, str):
         try:
-            raw = json.loads(raw)
+            raw = parse_json(raw)
         except json.JSONDecodeError as error:
             raise ValueError(f"not valid JSON ({error.msg} at character {error.pos + 1})") from None
     if not isinstance(raw, dict):

@@ -4,11 +4,11 @@ Whatever launched the processes sets environment variables. Each launcher is a r
 precedence.
 """
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from headrace.core.bounded_json import parse_json
 from headrace.core.errors import ConfigError
 from headrace.job.process_info import (
     AUTO,
@@ -309,7 +309,7 @@ def _read_tpu(environ: Environ) -> ProcessInfo:
 def _read_tf_config(environ: Environ) -> ProcessInfo:
     example = '{"cluster":{"worker":["host0:3636","host1:3636"]},"task":{"type":"worker","index":0}}'
     try:
-        found = json.loads(environ["TF_CONFIG"])
+        found = parse_json(environ["TF_CONFIG"])
         cluster, task = found["cluster"], found.get("task", {})
         chiefs, workers = list(cluster.get("chief", [])), list(cluster["worker"])
         kind, index = task.get("type", "worker"), task.get("index")

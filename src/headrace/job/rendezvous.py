@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from headrace.core.bounded_json import parse_json
 from headrace.core.errors import ConfigError, RunStopped
 from headrace.job.detect_launcher import format_address, split_address
 from headrace.job.process_info import COORDINATOR, JOIN_SECONDS, ProcessInfo
@@ -84,7 +85,7 @@ class Channel:
         if len(self._buffer) > _MAX_MESSAGE_BYTES:
             raise ChannelClosed
         try:
-            messages = [json.loads(line) for line in lines]
+            messages = [parse_json(line, _MAX_MESSAGE_BYTES) for line in lines]
         except ValueError as error:
             raise ChannelClosed from error
         if not all(isinstance(message, dict) for message in messages):

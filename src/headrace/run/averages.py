@@ -1,11 +1,11 @@
 """Averages of checkpoints asked for together with training: made when it has ended well, and validated."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 from headrace.checkpoint.store import list_checkpoints
 from headrace.config.schema import Config
+from headrace.core.bounded_json import parse_json
 from headrace.run.directory import layout
 from headrace.run.run_average import Averaged, AverageOptions, average_run
 
@@ -22,5 +22,5 @@ def averages_after(run: Path, config: Config) -> Iterator[Averaged]:
 def _newest_of(checkpoints: Path, epochs: float) -> int:
     """Return how many of the newest checkpoints lie in the last epochs, rounded to a tenth as the reference does."""
     manifests = [path / "manifest.json" for path in list_checkpoints(checkpoints)]
-    ends = [round(float(json.loads(file.read_text())["epoch"]), 1) for file in manifests if file.is_file()]
+    ends = [round(float(parse_json(file.read_bytes())["epoch"]), 1) for file in manifests if file.is_file()]
     return max(1, sum(end >= round(ends[-1] - epochs, 1) for end in ends)) if ends else 1

@@ -13,6 +13,7 @@ from headrace.checkpoint.best import BEST_FILE
 from headrace.checkpoint.store import list_checkpoints
 from headrace.config.load import Resolved, named_options, to_saved
 from headrace.config.schema import Config
+from headrace.core.bounded_json import parse_json
 from headrace.core.errors import CheckpointError, ConfigError
 from headrace.core.files import LOCK_FILE, lock_directory, write_atomic
 from headrace.reference import entrance
@@ -185,9 +186,12 @@ def read_saved(path: Path) -> dict[str, Any]:
         problem, remedy = _not_a_run(path)
         raise CheckpointError(problem, remedy=remedy)
     try:
-        return json.loads(file.read_text())
-    except ValueError as error:
+        saved = parse_json(file.read_bytes())
+    except (OSError, ValueError) as error:
         raise _unreadable(path, error) from error
+    if not isinstance(saved, dict):
+        raise _unreadable(path, ValueError("it is not a mapping"))
+    return saved
 
 
 def parse_run(path: Path, saved: Mapping[str, Any], *, own: bool = False) -> tuple[RunDirectory, Resolved]:

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Self, TextIO
 
+from headrace.core.bounded_json import parse_json
 from headrace.core.errors import CheckpointError
 from headrace.core.files import write_atomic
 
@@ -157,13 +158,17 @@ KINDS: Mapping[str, type[Record]] = {
 }
 
 
+_MAX_LINE_BYTES = 16 << 20
+
+
 def parse_record(line: str | bytes) -> Record:
     """Return the record of one JSON line; ValueError says what is wrong with it."""
-    values = json.loads(line)
-    if not isinstance(values, dict) or values.get("kind") not in KINDS:
+    values = parse_json(line, _MAX_LINE_BYTES)
+    kind = values.get("kind") if isinstance(values, dict) else None
+    if not isinstance(kind, str) or kind not in KINDS:
         raise ValueError(f"not a record: {str(values)[:60]}")
     try:
-        return KINDS[values["kind"]].from_dict(values)
+        return KINDS[kind].from_dict(values)
     except TypeError as error:
         raise ValueError(str(error)) from error
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from headrace.core.bounded_json import parse_json
 from headrace.core.errors import DataError
 
 _NAMED = 20  # offsets written out in one finding; the count is always exact
@@ -105,7 +106,7 @@ class BadSamples:
         with self._lock:
             self._path = path
             lines = path.read_text().splitlines() if path.exists() else []  # of the run before it was resumed
-            rows = [json.loads(line) for line in lines]
+            rows = [parse_json(line) for line in lines]
             self._listed = {(row["split"], row["sample"]) for row in rows}
             for row in self._found.values():
                 self._append(row)

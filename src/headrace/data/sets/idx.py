@@ -40,8 +40,8 @@ def _read(path: Path | None, shape: tuple[int, ...]) -> tuple[np.ndarray, list[F
     nothing = np.zeros((0, *shape[1:]), np.uint8)
     if path is None:
         return nothing, []
-    data, findings = _bytes_of(path)
     header = 4 + 4 * len(shape)
+    data, findings = _bytes_of(path, header + int(np.prod(shape, dtype=np.int64)))
     if len(data) < header:
         told = findings or [
             FileProblem(path=path, offset=len(data), problem=f"ends inside the header of {header} bytes")
@@ -75,13 +75,18 @@ def _magic_problem(magic: bytes, num_dims: int) -> str:
     return f"the magic number is 0x{magic.hex()}, not 0x{wanted.hex()}{hint}"
 
 
-def _bytes_of(path: Path) -> tuple[bytes, list[FileProblem]]:
-    """Return the (uncompressed) bytes as far as they can be read."""
+def _bytes_of(path: Path, expected: int) -> tuple[bytes, list[FileProblem]]:
+    """Return the (uncompressed) bytes as far as they can be read, and not much more than are expected.
+
+    A compressed file of a megabyte can announce a gigabyte.
+    """
     parts: list[bytes] = []
+    most = expected + _CHUNK
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-            while part := file.read(_CHUNK):
+            while most > 0 and (part := file.read(_CHUNK)):
                 parts.append(part)
+                most -= len(part)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         problem = f"the gzip data is damaged ({error})"
     except OSError as error:

@@ -8,12 +8,14 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Callable, Sequence
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from headrace.core.bounded_json import parse_json
 from headrace.core.errors import DataError
 from headrace.core.files import write_atomic
 from headrace.data.decoding.image import BadImage
@@ -91,11 +93,14 @@ def indexed(kind: str, files: Sequence[Path], make: Callable[[], Index]) -> Inde
     """Return the index of these files: the kept one, or a new one, which is kept if that can be."""
     path = _cache_directory() / f"{kind}-{_fingerprint(kind, files)}.npz"
     try:
-        with np.load(path, allow_pickle=False) as kept:
-            names = tuple(json.loads(bytes(kept["class_names"]).decode()))
-            arrays = {name: kept[name] for name in ("offset", "length", "labels")}
-            return Index(file=kept["file_number"], **arrays, class_names=names)
-    except (OSError, ValueError, KeyError, EOFError):
+        arrays = read_npz(path.read_bytes(), ("file_number", "offset", "length", "labels", "class_names"))
+        names = parse_json(arrays.pop("class_names").tobytes())
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise TypeError("class names that are no list of names")
+        arrays["file"] = arrays.pop("file_number")
+        check_rows(arrays, [file.stat().st_size for file in files], len(names))
+        return Index(**arrays, class_names=tuple(names))
+    except (OSError, ValueError, KeyError, TypeError):  # none yet, or a damaged one: made anew
         index = make()
     buffer = io.BytesIO()
     names = np.frombuffer(json.dumps(index.class_names).encode(), np.uint8)
@@ -113,6 +118,39 @@ def indexed(kind: str, files: Sequence[Path], make: Callable[[], Index]) -> Inde
     except OSError:  # no home to write to: the next run makes it again
         pass
     return index
+
+
+def read_npz(data: bytes, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Return arrays that `np.savez` wrote; whatever is wrong is a ValueError. Memory: twice the file's size."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            infos = archive.infolist()
+        if any(info.compress_type != zipfile.ZIP_STORED for info in infos) or sum(i.file_size for i in infos) > len(
+            data
+        ):
+            raise ValueError("its arrays are larger than the file")
+        with np.load(io.BytesIO(data), allow_pickle=False) as kept:
+            return {name: kept[name] for name in names}
+    except Exception as error:  # zipfile and NumPy raise nearly anything for damaged files
+        raise ValueError(f"its index is damaged ({type(error).__name__}: {error})") from error
+
+
+def check_rows(columns: Mapping[str, np.ndarray], file_sizes: Sequence[int], num_classes: int) -> None:
+    """Refuse, with a ValueError, an index whose samples are not inside their files or classes."""
+    count = len(columns["file"]) if columns["file"].ndim else -1
+    for name, column in columns.items():
+        if column.dtype.kind not in "iu" or column.shape != (count,):
+            raise ValueError(f"the column {name} of its index is {column.dtype}{list(column.shape)}")
+    file, offset, length, labels = (columns[name] for name in ("file", "offset", "length", "labels"))
+    if not count:
+        return
+    if file.min() < 0 or file.max() >= len(file_sizes) or offset.min() < 0 or length.min() < 0:
+        raise ValueError("its index names places that are in no file")
+    sizes = np.array(file_sizes, np.int64)[file]
+    if (offset > sizes).any() or (length > sizes - offset).any():
+        raise ValueError("its index names places beyond the end of a file")
+    if labels.min() < 0 or (num_classes and labels.max() >= num_classes):
+        raise ValueError(f"its index has the label {labels.max()}, but there are {num_classes} classes from 0")
 
 
 def make_index(rows: Sequence[tuple[int, int, int, int]], class_names: Sequence[str]) -> Index:

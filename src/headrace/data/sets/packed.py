@@ -20,14 +20,16 @@ from pathlib import Path
 
 import numpy as np
 
+from headrace.core.bounded_json import parse_json
 from headrace.core.errors import DataError
 from headrace.data.decoding.image import BadImage, decode, decode_factor, read_header
-from headrace.data.sets.indexed_samples import Index, StoredSamples
+from headrace.data.sets.indexed_samples import Index, StoredSamples, check_rows, read_npz
 from headrace.data.sets.samples import Content, Samples
 
 MAGIC, END = b"headrace pack 1\n", b"end of pack\n"
 _TRAILER = struct.Struct("<QQI")
 SUFFIX = ".hrp"
+_COLUMNS = ("offset", "length", "labels", "crc")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +60,7 @@ def open_pack(path: Path) -> Pack:
     """Open a packed file; one that is cut short or damaged is a DataError."""
     try:
         arrays, facts = _read_index(path)
-    except (OSError, ValueError, KeyError, struct.error) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, struct.error) as error:
         raise DataError(
             f"{path} is no whole packed file: {error}.", remedy="Make it again with `headrace data pack`."
         ) from None
@@ -206,6 +208,16 @@ def _read_index(path: Path) -> tuple[dict[str, np.ndarray], dict]:
         index = file.read(length)
     if len(index) != length or zlib.crc32(index) != crc:
         raise ValueError("the checksum of its index is wrong")
-    with np.load(io.BytesIO(index), allow_pickle=False) as kept:
-        arrays = {name: kept[name] for name in ("offset", "length", "labels", "crc")}
-        return arrays, json.loads(bytes(kept["facts"]).decode())
+    arrays = read_npz(index, (*_COLUMNS, "facts"))
+    facts = parse_json(arrays.pop("facts").tobytes())
+    _check_facts(facts, len(arrays["crc"]))
+    check_rows(arrays | {"file": np.zeros(len(arrays["crc"]), np.int32)}, [size], len(facts["class_names"]))
+    return arrays, facts
+
+
+def _check_facts(facts: dict, count: int) -> None:
+    numbers = [facts[name] for name in ("num_train", "shorter_side", "quality")]
+    if not all(type(number) is int for number in numbers) or not 0 <= numbers[0] <= count:
+        raise ValueError("its numbers cannot be")
+    if not isinstance(facts["class_names"], list) or not all(isinstance(name, str) for name in facts["class_names"]):
+        raise ValueError("its class names are not a list of names")

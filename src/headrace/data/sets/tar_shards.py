@@ -1,10 +1,10 @@
 """Tar shards in WebDataset's layout: `KEY.jpg` beside `KEY.cls` (a label in digits) or `KEY.json` (with a `label`)."""
 
-import json
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from headrace.core.bounded_json import parse_json
 from headrace.core.errors import DataError
 from headrace.data.decoding.image import EXTENSIONS
 from headrace.data.sets.indexed_samples import Index, indexed, make_index
@@ -90,8 +90,11 @@ def _rows_of(path: Path, number: int) -> list[tuple[int, int, int, int]]:
 
 def _label(path: Path, name: str, data: bytes) -> int:
     try:
-        text = data.decode()
-        label = int(json.loads(text)["label"] if name.endswith(".json") else text)
+        label = parse_json(data)["label"] if name.endswith(".json") else int(data.decode())
+        if isinstance(label, str):
+            label = int(label)
+        if type(label) is not int:  # also not 1.9, which int() would make 1
+            raise TypeError(label)
     except (ValueError, KeyError, TypeError):
         raise DataError(
             f"{path}: {name} holds no label, but {data[:40]!r}.", rule="A label is a whole number."

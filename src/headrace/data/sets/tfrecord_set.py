@@ -4,7 +4,6 @@ Which features are read, and where labels start, are rows of a table. Every leng
 is made, and a record's own when it is read for the first time in a process.
 """
 
-import json
 import mmap
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from headrace.core.bounded_json import parse_json
 from headrace.core.errors import DataError
 from headrace.data.decoding.image import BadImage
 from headrace.data.sets.indexed_samples import Index, StoredSamples, indexed, make_index
@@ -187,10 +187,10 @@ def tfds_schema(path: Path) -> Schema:
     """Return the features' names from what TFDS wrote beside its records."""
     file = path / "features.json"
     try:
-        features = json.loads(file.read_text())["featuresDict"]["features"]
-    except (OSError, ValueError, KeyError):
+        features = parse_json(file.read_bytes())["featuresDict"]["features"]
+        kinds = {name: str(row.get("pythonClassName", "")).rsplit(".", 1)[-1] for name, row in features.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return TFDS
-    kinds = {name: str(row.get("pythonClassName", "")).rsplit(".", 1)[-1] for name, row in features.items()}
     image = next((name for name, kind in kinds.items() if kind == "Image"), TFDS.image)
     label = next((name for name, kind in kinds.items() if kind == "ClassLabel"), TFDS.label)
     return Schema(image=image, label=label, first_label=0)
