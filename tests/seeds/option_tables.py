@@ -1,6 +1,7 @@
 """Every option of the reference's two applications, and what it is here: the tables of docs/seed_options.md.
 
-The names are the reference's; all else comes from the schema, the table of legacy options and that of no effects.
+The names are the reference's; everything else comes from the schema, the table of translations and that of options
+without effect.
 """
 
 from collections.abc import Callable, Mapping
@@ -48,21 +49,21 @@ ELSEWHERE: Mapping[str, str] = {
     "wandb": "a tracker of the run",
 }
 
-# What deserves a word, by our option.
+# Remarks, by our option.
 REMARKS: Mapping[str, str] = {
-    "dataset": "cifar-10, cifar-100 and gc-imagenet are understood; in dialect tf1 the words of the path name it",
+    "dataset": "cifar-10, cifar-100 and gc-imagenet are accepted; in tf1 the path names it",
     "dataset_path": "also `$DATASETS_DIR`, `$DATA_DIR`",
     "model_name": "a family (with `--model-size`) or a network",
-    "precision": "16 means bfloat16, in dialect tf1 float16 (`--half-type`)",
-    "loss_scaling": "128 in dialect tf1, else off; never changes the size of the update",
-    "lr_schedule": "stepped has epochs and absolute rates; in dialect tf1 shares of the run and a factor, our `drops`",
+    "precision": "16 means bfloat16, in tf1 float16 (`--half-type`)",
+    "loss_scaling": "128 in tf1, else off; never changes the size of the update",
+    "lr_schedule": "stepped has epochs and absolute rates; in tf1 shares of the run and a factor, our `drops`",
     "lr_schedule_params": "`initial_learning_rate` is per image, times the global batch",
-    "label_smoothing": "s / C for each class; in dialect tf1 s / (C - 1) for each other class",
-    "weight_decay": "decoupled; in dialect tf1 coupled (`l2_regularization`), without the norms on ImageNet",
+    "label_smoothing": "s / C for each class; in tf1 s / (C - 1) for each other class",
+    "weight_decay": "decoupled; in tf1 coupled (`l2_regularization`), without the norms on ImageNet",
     "pipeline_schedule": "any number of micro batches works; `--strict-pipeline` asks for the reference's multiples",
     "pipeline_splits": "the names of both applications; `--pipeline` without them prints those of the network",
-    "optimizer": "SGD, momentum, RMSprop and LARS of dialect tf1 have its formulas",
-    "recomputation": "needs no stages here, except in dialect tf2",
+    "optimizer": "SGD, momentum, RMSprop and LARS of tf1 have its formulas",
+    "recomputation": "needs no stages here, except in tf2",
     "logs_per_epoch": "the nearest number that divides the steps of an epoch, with a warning",
     "ckpts_per_epoch": "0 saves only at the end",
     "clean_dir": "off by default",
@@ -140,7 +141,7 @@ def _cell(table: Mapping[str, Any], name: str) -> str:
 
 
 def defaults_markdown() -> str:
-    """Return the table of defaults that differ between the dialects."""
+    """Return the table of defaults that differ between the applications."""
     large = tf1_defaults(_look(dataset="imagenet", optimizer="momentum"))
     small = tf1_defaults(_look(dataset="cifar10", optimizer="momentum"))
     efficient = tf1_defaults(_look(dataset="imagenet", optimizer="rmsprop", model_name="efficientnet"))

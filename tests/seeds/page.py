@@ -9,19 +9,19 @@ PAGE = Path(__file__).parents[2] / "docs" / "seeds.md"
 
 OPENING = """# The commands of the seeds
 
-Headrace is made after five documents on training convolutional networks, the seeds. Four of them tell a person what to
-type; each of these commands is listed here, with what it does in a clone of this repository and how that is known. The
-scripts (`train.py`, `validation.py`, ...) lie at the repository's root and are doors to `headrace train` and the other
-commands; they know the option names and defaults of the application that a command line is written for
-([seed_options.md](seed_options.md) has all of them).
+Headrace follows five documents on training convolutional networks, the seeds. Four of them contain commands to type;
+each of these commands is listed here, with what it does in a clone of this repository and how that was checked. The
+scripts (`train.py`, `validation.py`, ...) are at the repository's root. They run `headrace train` and the other commands
+with the option names and defaults of the application that a command line is written for;
+[seed_options.md](seed_options.md) lists all of them.
 
 `poprun` is a command of Headrace ([hosts.md](hosts.md)). A plan needs no devices: put `headrace plan` in the place of
 `python train.py` to see what a command comes to, or add `--dry-run-steps 1` to try it. On a machine with fewer devices
 than a command asks for, `--platform cpu` makes virtual ones.
 
-How a status is known. Every command goes through the real parser and planner as it stands in the suite, and its plan
-is the one that the seed's text states. **In the suite** and **in the slow tests** mean that it was also executed, for
-one weight update (or one measurement) on virtual CPU devices with made-up images of 8 pixels; the day is that of the
+How the status was checked: every command goes through the real parser and planner as it stands in the suite, and its
+plan is the one that the seed's text states. **In the suite** and **in the slow tests** mean that it was also executed, for
+one weight update (or one measurement) on virtual CPU devices with synthetic images of 8 pixels; the day is that of the
 last time. The slow ones are in `tests/test_seed_commands_slow.py`; those of 16 and 32 processes want much memory.
 """
 

@@ -9,10 +9,9 @@ from typing import Any
 from headrace.config.field import Origin
 from headrace.config.layers import Given
 from headrace.config.model_table import Variant, find_variant
-from headrace.config.section_data import IMAGE_DATASETS, SYNTHETIC_DATASETS
+from headrace.config.section_data import IMAGE_DATASETS, IMAGE_SIZES, SYNTHETIC_DATASETS
 from headrace.core.errors import ConfigError
 
-_IMAGE_SIZES = {"digits": 8, "cifar10": 32, "cifar100": 32, "mnist": 28, "fashion_mnist": 28}
 ALL_CHECKPOINTS = 1_000_000
 _ANY_SIZE = (*SYNTHETIC_DATASETS, "imagenet")
 
@@ -21,7 +20,7 @@ def derive(found: Mapping[str, Given]) -> dict[str, Given]:
     """Return all options with those filled in that follow from others."""
     settled = _checkpoints_for_averages(dict(found))
     name, size = found["model_name"], found["model_size"].value
-    image_size = found["image_size"].value or _IMAGE_SIZES.get(found["dataset"].value)
+    image_size = found["image_size"].value or IMAGE_SIZES.get(found["dataset"].value)
     try:
         variant = find_variant(name.value, size, image_size)
     except ConfigError:

@@ -1,4 +1,4 @@
-"""One option: a dataclass field that also carries its help, aliases, choices and limit."""
+"""Options: dataclass fields with help, aliases, choices and limits; how names are spelled; rules across options."""
 
 import copy
 import dataclasses
@@ -161,9 +161,6 @@ def _plain(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "")
 
 
-# Names of options as people spell them: dashes or underscores, aliases, `no-` forms and unambiguous prefixes.
-
-
 @dataclass(frozen=True, kw_only=True)
 class Spelled:
     """What a spelling stands for: an option, and whether it was written in its `no-` form."""
@@ -209,7 +206,7 @@ def find(written: str, known: Mapping[str, Spelled], *, place: str = "", dashes:
     if matches:
         raise ConfigError(
             f"{place}{dashes}{written} could be several options.",
-            rule="A name may be cut short only where one option begins with it.",
+            rule="A name may be abbreviated only where one option starts with it.",
             remedy=f"Write one of: {', '.join(shown(name) for name in matches)}.",
         )
     guess = nearest(wanted, known)
@@ -217,12 +214,9 @@ def find(written: str, known: Mapping[str, Spelled], *, place: str = "", dashes:
     raise ConfigError(f"{place}{'there' if place else 'There'} is no option {dashes}{written}.", remedy=remedy)
 
 
-# What checks across options are made of: the facts they look at, rules that refuse, remarks that tell.
-
-
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What the rules look at: the configuration and where its values came from."""
+    """What rules are checked against: the configuration and where its values came from."""
 
     config: "Config"
     origins: Mapping[str, Origin]

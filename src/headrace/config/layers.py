@@ -1,10 +1,11 @@
 """Layers of given values, weakest first: defaults, environment, a recipe or file, the command line. The strongest wins.
 
-Some options hang together (an optimizer and its settings). Where a stronger layer changes the one, what a weaker layer
-said of the other is let go as far as it no longer fits, with a note. Within one layer nothing is let go: the checks
-refuse what does not fit.
+Some options depend on each other (an optimizer and its settings). Where a stronger layer changes one of them, what a
+weaker layer said of the other is dropped as far as it no longer fits, with a note. Within one layer nothing is dropped:
+the checks refuse what does not fit. A launcher comes last and overrides the number of replicas.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +33,7 @@ Found = Mapping[str, Given]  # every option with its value and origin
 
 @dataclass(frozen=True, kw_only=True)
 class Tie:
-    """Two options that hang together.
+    """Two options that depend on each other.
 
     When `owner` is given by a stronger layer than `dependent`, `keep(owner's value, dependent's value)` is what stays.
     """
@@ -56,11 +57,16 @@ def _only_whole(num_epochs: int, per_epoch: float | None) -> float | None:
 
 def periods_fit(per_epoch: float, num_epochs: int) -> bool:
     """Say whether events every 1/per_epoch epochs divide the run evenly."""
-    events = per_epoch * num_epochs
-    return not 0 < per_epoch < 1 or (round(events) >= 1 and abs(events - round(events)) < 1e-6 * num_epochs)
+    return not 0 < per_epoch < 1 or events_in_run(per_epoch, num_epochs) is not None
 
 
-# What is said of stages, and whether it goes with a number of them.
+def events_in_run(per_epoch: float, num_epochs: int) -> int | None:
+    """Return how many events a frequency makes in the whole run; None where that is no whole number, 1 or more."""
+    wanted = per_epoch * num_epochs
+    return round(wanted) if round(wanted) >= 1 and math.isclose(wanted, round(wanted), rel_tol=1e-6) else None
+
+
+# Options about stages, and whether their value fits a number of stages.
 STAGES_FIT: Mapping[str, Callable[[int, Any], bool]] = {
     "num_pipeline_stages": lambda count, stages: stages in (1, count),
     "pipeline_splits": lambda count, splits: not splits or stages_of_splits(splits) == count,
@@ -83,7 +89,7 @@ def _stage_ties(owner: str, count_of: Callable[[Any], int]) -> tuple[Tie, ...]:
 
 
 def _family_only(option: str) -> Callable[[Any, Any], Any]:
-    """Let an option of a weaker layer go where the network named by a stronger one is of another family."""
+    """Drop an option of a weaker layer where the network named by a stronger one is of another family."""
     return lambda name, value: value if family_of(name) in (*OPTION_FAMILIES[option], None) else None
 
 
@@ -152,9 +158,6 @@ def merge_layers(
             why = f"{tie.owner} {shown(owner.value)} ({owner.origin})"
             notes.append(f"{told} does not go with {why}; using {'the default' if kept is None else shown(kept)}.")
     return found, tuple(notes)
-
-
-# What the way in which processes were started means for options: it has the last word on the number of replicas.
 
 
 LAUNCHER = "launcher"  # the kind of origin of what comes from here

@@ -1,4 +1,4 @@
-"""The section of the schema that says how training images are changed at random, mixed and shrunk."""
+"""The section of the schema about augmentation: random changes, mixing and progressive sizes of training images."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,19 +37,19 @@ def known_operations(words: tuple[str, ...]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Augment:
-    """Training images changed at random, mixed with others, small at first. All off by default."""
+    """Random changes of training images, mixing them, and starting with small ones. All off by default."""
 
     color_jitter: float = option(
         0.0,
-        "Strength of random brightness, contrast and saturation: each factor is from 1 - x to 1 + x; 0 is off.",
+        "Strength of random brightness, contrast and saturation: each factor lies between 1 - x and 1 + x; 0 is off.",
         aliases=("colour_jitter",),
         check=between(0, 1),
     )
     hue_jitter: float = option(
-        0.0, "Greatest random turn of the hue, as a share of the colour circle; 0 is off.", check=between(0, 0.5)
+        0.0, "Largest random shift of the hue, as a fraction of the colour circle; 0 is off.", check=between(0, 0.5)
     )
     random_erasing: float = option(
-        0.0, "Share of the training images in which a random rectangle is set to zero; 0 is off.", check=between(0, 1)
+        0.0, "Fraction of training images in which a random rectangle is set to zero; 0 is off.", check=between(0, 1)
     )
     rand_augment: int = option(
         0,
@@ -62,27 +62,27 @@ class Augment:
     )
     rand_augment_operations: tuple[str, ...] = option(
         (),
-        "Operations that rand_augment chooses from; none given means all but equalize, which costs a histogram.",
+        "Operations that rand_augment chooses from; unset means all but equalize, which needs a histogram.",
         check=known_operations,
     )
     mixup_alpha: float = option(
         0.0,
-        "Mixup: each image is mixed with its neighbour in the micro-batch by a share from Beta(x, x); 0 is off.",
+        "Mixup: each image is mixed with its neighbour in the micro-batch by a factor from Beta(x, x); 0 is off.",
         check=between(0, 100),
     )
     cutmix_lambda: float = option(
         1.0,
-        "Cutmix: share of an image that is kept when a box of another is put in (see cutmix_version); 1 is off.",
+        "Cutmix: fraction of an image that is kept when a box of another is pasted in (see cutmix_version); 1 is off.",
         check=between(0, 1),
     )
     cutmix_version: int = option(
         1,
-        "How cutmix_lambda is meant: 1 draws a share for each micro-batch, 2 is that share itself.",
+        "Meaning of cutmix_lambda: 1 draws a fraction for each micro-batch, 2 uses cutmix_lambda itself.",
         check=between(1, 2),
     )
     cutmix_alpha: float = option(
         0.0,
-        "Cutmix by its usual formula, given instead of cutmix_lambda: the share kept is from Beta(x, x); 0 is off.",
+        "Cutmix by its usual formula, instead of cutmix_lambda: the fraction kept is drawn from Beta(x, x); 0 is off.",
         check=between(0, 100),
     )
     progressive_resolution: int | None = option(
@@ -91,14 +91,11 @@ class Augment:
         check=at_least(4),
     )
     progressive_resolution_end: float = option(
-        0.8, "Share of the run after which images have their full size.", check=between(0.01, 1)
+        0.8, "Fraction of the run after which images have their full size.", check=between(0.01, 1)
     )
     progressive_resolution_sizes: int = option(
-        4, "Different sizes, from the first to the full one; each is compiled once.", check=between(2, 32)
+        4, "Number of different sizes, from the first to the full one; each is compiled once.", check=between(2, 32)
     )
-
-
-# Rules across options about mixed, changed and shrunk training images.
 
 
 def _mixing(facts: Facts) -> str:

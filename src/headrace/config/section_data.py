@@ -1,4 +1,4 @@
-"""The section of the schema that names the data set and says how it reaches the device."""
+"""The section of the schema about the dataset and its way to the device, and its rules."""
 
 from dataclasses import dataclass
 
@@ -7,32 +7,34 @@ from headrace.config.values import BYTES, FLOATS, at_least, between, share
 
 SYNTHETIC_DATASETS = ("generated", "synthetic")
 IMAGE_DATASETS = ("auto", "folder", "imagenet", "tfrecord", "tfds", "tar", "packed")
-_PUBLISHED = ("digits", "cifar10", "cifar100", "mnist", "fashion_mnist")
+# Height and width of the images of datasets that have one shape.
+IMAGE_SIZES = {"digits": 32, "cifar10": 32, "cifar100": 32, "mnist": 28, "fashion_mnist": 28}
+_PUBLISHED = tuple(IMAGE_SIZES)
 LIKENESSES = (*_PUBLISHED, "imagenet")  # sets whose shape and number are known without their files
 DATASETS = (*_PUBLISHED, *IMAGE_DATASETS, *SYNTHETIC_DATASETS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """The data set, and how it reaches the device."""
+    """The dataset, and how it reaches the device."""
 
     dataset: str = option(
         "digits",
-        "Data set to train on; auto finds out what lies in dataset_path.",
+        "Dataset to train on; auto detects the kind of files in dataset_path.",
         choices=DATASETS,
         same=(("gc_imagenet", "imagenet"),),
     )
     dataset_path: str = option(
         ".",
-        "Directory that holds the data set or a directory of it; without it $DATASETS_DIR, then $DATA_DIR.",
+        "Directory of the dataset or its parent; if not given $DATASETS_DIR, then $DATA_DIR.",
         aliases=("data_dir",),
     )
     generated_data: bool = option(
-        False, "Made-up images in the place of the data set's, of its shape and number, made on the host and sent."
+        False, "Replace the dataset's images by random ones of the same shape and number, made on the host and sent."
     )
     synthetic_data: str | None = option(
         None,
-        "Made-up images in the place of the data set's: made on the device (ipu means so too), or on the host as "
+        "Replace the dataset's images by random ones, made on the device (ipu means the same) or on the host as "
         "generated_data does.",
         choices=("device", "ipu", "host"),
         bare_value="device",
@@ -44,15 +46,15 @@ class Data:
     )
     sent_image_size: int | None = option(
         None,
-        "Height and width of training images as they are sent; the device cuts image_size out of each at random. "
+        "Height and width of training images as they are sent; the device crops image_size from each at random. "
         "Unset sends image_size.",
         check=at_least(1),
     )
     num_channels: int = option(3, "Channels of synthetic or decoded images: 3 (RGB) or 1 (grey).", check=at_least(1))
-    num_classes: int | None = option(None, "Classes of a made-up data set.", check=at_least(2))
-    num_samples: int | None = option(None, "Training images of a made-up data set.", check=at_least(1))
+    num_classes: int | None = option(None, "Classes of a synthetic dataset.", check=at_least(2))
+    num_samples: int | None = option(None, "Training images of a synthetic dataset.", check=at_least(1))
     validation_split: float = option(
-        0.1, "Share of each class held out where a set of images has no validation part.", check=share
+        0.1, "Fraction of each class that is held out if a dataset of image files has no validation part.", check=share
     )
     train_crop: str = option(
         "auto",
@@ -60,37 +62,45 @@ class Data:
         choices=("auto", "reference", "torchvision", "valid"),
     )
     crop_area: tuple[float, ...] | None = option(
-        None, "Least and most share of an image that a random crop takes; unset means train_crop's.", kind=FLOATS
+        None,
+        "Smallest and largest fraction of an image that a random crop covers; unset means train_crop's.",
+        kind=FLOATS,
     )
     crop_aspect: tuple[float, ...] | None = option(
-        None, "Least and most width to height of a random crop; unset means train_crop's.", kind=FLOATS
+        None,
+        "Smallest and largest aspect ratio (width to height) of a random crop; unset means train_crop's.",
+        kind=FLOATS,
     )
     eval_resize_size: int | None = option(
         None,
-        "Shorter side of validation images before the centre is cut out; unset means image_size * 256 / 224.",
+        "Shorter side of validation images before the centre crop; unset means image_size * 256 / 224.",
         check=at_least(1),
     )
-    resize_antialias: bool = option(True, "Average over all pixels when an image shrinks; off means four neighbours.")
+    resize_antialias: bool = option(
+        True, "Average over all pixels when an image is shrunk; off interpolates between four neighbours."
+    )
     verify_dataset: bool = option(
-        False, "Check the whole data set before the first step, as headrace data verify does, and stop at any problem."
+        False, "Check the whole dataset before the first step, as headrace data verify does, and stop at any problem."
     )
     max_bad_samples: float = option(
-        0.001, "Share of broken images, each replaced by the next of its class, above which a run stops.", check=share
+        0.001,
+        "Fraction of broken images above which a run stops; each is replaced by the next of its class.",
+        check=share,
     )
     train_augmentation: str = option(
         "auto",
-        "Random changes of training images; auto takes what suits the data set.",
+        "Random changes of training images; auto chooses what suits the dataset.",
         choices=("auto", "none", "crop", "flip", "flip-crop"),
     )
     normalization: str = option(
         "auto",
-        "How pixels become numbers for the network; auto takes what suits the data set.",
+        "How pixels become numbers for the network; auto chooses what suits the dataset.",
         aliases=("normalisation",),
         choices=("auto", "per-image", "per-channel", "centred", "zero-one", "none"),
     )
     normalise_input: bool | None = option(
         None,
-        "On means normalization per-channel, off means centred (only the mean is taken off); unset leaves it to "
+        "On means normalization per-channel, off means centred (only the mean is subtracted); unset leaves it to "
         "normalization.",
         aliases=("normalize_input",),
     )
@@ -101,19 +111,19 @@ class Data:
         aliases=("eight_bit_io",),
     )
     fused_preprocessing: bool = option(
-        False, "Normalise in one pass; on the device it is always so, and no fourth channel is added."
+        False, "Normalise in one pass; this is always done on the device, and no fourth channel is added."
     )
-    shuffle: bool = option(True, "Take the training images in a new order in every epoch.")
-    balanced_sampling: bool = option(False, "Show every class equally often, small ones again and again.")
+    shuffle: bool = option(True, "Shuffle the training images anew in every epoch.")
+    balanced_sampling: bool = option(False, "Sample every class equally often, repeating the images of small ones.")
     dataset_cache: str = option(
         "auto",
-        "Where the data set is kept; auto means on the device if it fits dataset_device_budget, raw and decoded (for "
+        "Where the dataset is kept; auto means on the device if it fits dataset_device_budget, raw and decoded (for "
         "images) in the host's memory.",
         choices=("auto", "device", "host", "raw", "decoded", "none"),
         no_value="none",
     )
     dataset_host_budget: str = option("4GiB", "Bytes of host memory for images kept raw or decoded.", kind=BYTES)
-    dataset_device_budget: str = option("2GiB", "Bytes of device memory that the data set may take.", kind=BYTES)
+    dataset_device_budget: str = option("2GiB", "Bytes of device memory that the dataset may take.", kind=BYTES)
     pipeline_num_parallel: int | None = option(
         None,
         "Threads that prepare images on the host; unset means as many as there are processors.",
@@ -136,11 +146,8 @@ class Data:
         return "per-channel" if self.normalise_input else "centred"
 
 
-# What goes together in the options of a data set, and what does not.
-
-
 def _only_for(name: str, datasets: tuple[str, ...], what: str) -> Rule:
-    """Refuse an option that another data set would ignore."""
+    """Refuse an option that another dataset would ignore."""
 
     def broken(facts: Facts) -> bool:
         given = getattr(facts.config.data, name) != getattr(Data(), name)

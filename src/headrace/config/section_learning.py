@@ -1,4 +1,4 @@
-"""The sections of the schema that say how it learns and what is kept: numerics to logging."""
+"""The sections of the schema about numerics, learning, validation, checkpoints and logging."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -22,23 +22,23 @@ from headrace.config.values import (
 
 @dataclass(frozen=True, kw_only=True)
 class Numerics:
-    """Number formats, rounding and what happens to numbers that are not finite."""
+    """Number formats, rounding, and what happens to non-finite numbers."""
 
     precision: str = option(
         "32.32",
-        "Bits of the computation and of the weights with their update, compute.update.",
+        "Bits of the computation and of the weights and their update: compute.update.",
         choices=("16.16", "16.32", "32.32"),
         check=precision,
     )
-    half_type: str = option("bfloat16", "Which 16-bit number format is meant.", choices=("bfloat16", "float16"))
+    half_type: str = option("bfloat16", "The 16-bit number format.", choices=("bfloat16", "float16"))
     stochastic_rounding: bool = option(
         True,
-        "Round 16-bit weights up or down at random, so that small updates count on average.",
+        "Round 16-bit weights up or down at random, so that small updates are not lost on average.",
         same=(("RI", "on"), ("ON_prng_stable", "on"), ("RI_prng_stable", "on")),  # it is replica-identical always
     )
     loss_scaling: float | str = option(
         0.0,
-        "Factor on the loss that keeps small float16 gradients from vanishing; dynamic finds it, 0 turns it off.",
+        "Factor on the loss that keeps small float16 gradients from underflowing; dynamic adapts it, 0 is off.",
         kind=LOSS_SCALE,
         check=lambda value: "" if value == "dynamic" else at_least(0)(value),
     )
@@ -46,8 +46,8 @@ class Numerics:
         {},
         "Settings of dynamic loss scaling: initial, growth_interval, growth_factor, backoff_factor, max.",
     )
-    fp_exceptions: bool = option(False, "Look for the first layer that makes a number that is not finite, and name it.")
-    nan_policy: str = option("stop", "What to do at a loss or gradient that is not finite.", choices=("stop", "skip"))
+    fp_exceptions: bool = option(False, "Find the first layer that produces a non-finite number, and report it.")
+    nan_policy: str = option("stop", "What to do about a non-finite loss or gradient.", choices=("stop", "skip"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class Learning:
 
     optimizer: str = option(
         "sgd",
-        "Rule of the weight update; sgd has the learning rate inside its momentum, momentum (and tf1) behind it.",
+        "Optimizer; sgd applies the learning rate before the momentum, momentum applies it after.",
         aliases=("optimiser",),
         choices=("sgd", "momentum", "lars", "rmsprop", "adamw"),
     )
@@ -65,22 +65,22 @@ class Learning:
     )
     lr_schedule: str = option(
         "const",
-        "Curve of the learning rate.",
+        "Shape of the learning rate over the run.",
         choices=("const", "cosine", "stepped", "drops", "polynomial", "exponential"),
         same=(("polynomial_decay_lr", "polynomial"),),
     )
     lr_schedule_params: dict[str, Any] = option(
         {"initial_learning_rate": 0.0001},
-        "Settings of the curve; initial_learning_rate is per image, absolute_learning_rate for the global batch.",
+        "Settings of lr_schedule; initial_learning_rate is per image, absolute_learning_rate for the global batch.",
     )
     lr_warmup_params: dict[str, Any] | None = option(
         None, "Warm-up of the learning rate: warmup_mode (shift or mask) and warmup_epochs; unset means none."
     )
     lr_staircase: bool = option(False, "Keep the learning rate constant within an epoch.")
-    label_smoothing: float = option(0.0, "Share of the target spread evenly over all classes.", check=share)
+    label_smoothing: float = option(0.0, "Fraction of the target that is spread evenly over all classes.", check=share)
     label_smoothing_classes: str = option(
         "all",
-        "Classes that share what label_smoothing s takes off the label: all (s / C each) or the others (s / (C - 1)).",
+        "Classes over which label_smoothing s is spread: all (s / C each) or the others (s / (C - 1) each).",
         choices=("all", "others"),
     )
     class_weights: tuple[Any, ...] = option(
@@ -91,31 +91,33 @@ class Learning:
     )
     l2_regularization: float = option(
         0.0,
-        "Factor of the weights added to the gradients before the optimizer (coupled).",
+        "Multiple of the weights that is added to the gradients before the optimizer (coupled).",
         aliases=("l2_regularisation",),
         check=at_least(0),
     )
     weight_decay: float = option(
         0.0,
-        "Factor of the weights, times the learning rate, taken off after the optimizer (decoupled).",
+        "Multiple of the weights, times the learning rate, that is subtracted after the optimizer (decoupled).",
         check=at_least(0),
     )
     weight_decay_exclude: tuple[str, ...] = option(
-        (), "Regular expressions; parameters whose name matches one have no weight decay and no L2.", check=patterns
+        (),
+        "Regular expressions; parameters whose name matches one get no weight decay and no L2 regularization.",
+        check=patterns,
     )
     gradient_clipping: float = option(
-        0.0, "Greatest norm of the whole gradient; a longer one is shortened to it, 0 turns it off.", check=at_least(0)
+        0.0, "Largest norm of the whole gradient; longer ones are scaled down to it, 0 is off.", check=at_least(0)
     )
     ema_decay: float = option(
-        0.0, "Share that stays at each step in a moving average of the weights, validated apart; 0 is off.", check=share
+        0.0, "Decay of a moving average of the weights, which is validated separately; 0 is off.", check=share
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
-    """Validation on the images held out."""
+    """Validation on held-out images."""
 
-    validation: bool = option(True, "Measure the accuracy on the images held out, during training and at its end.")
+    validation: bool = option(True, "Measure the accuracy on held-out images, during training and at its end.")
     validation_micro_batch_size: int | None = option(
         None,
         "Images per replica in one validation pass; unset means micro_batch_size.",
@@ -138,9 +140,11 @@ class Checkpoint:
     checkpoint_dir: str | None = option(
         None, "Directory of the checkpoints; unset means `checkpoints` in the run's directory."
     )
-    clean_dir: bool = option(False, "Remove the checkpoints when the run has ended well.")
-    max_ckpts_to_keep: int = option(3, "Newest checkpoints that are kept.", check=at_least(1))
-    keep_best: int = option(1, "Best checkpoints, by validation accuracy, that are kept besides.", check=at_least(0))
+    clean_dir: bool = option(False, "Delete the checkpoints when the run has finished successfully.")
+    max_ckpts_to_keep: int = option(3, "Number of newest checkpoints to keep.", check=at_least(1))
+    keep_best: int = option(
+        1, "Number of best checkpoints, by validation accuracy, to keep in addition.", check=at_least(0)
+    )
     average_last_epochs: tuple[float, ...] | None = option(
         None,
         "After training, average the checkpoints of the last N epochs, for each N given; keeps all checkpoints.",
@@ -159,17 +163,19 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Logging:
-    """Where records go."""
+    """Where results are recorded."""
 
-    log_dir: str = option("runs", "Directory in which each run gets its own directory.")
-    run_name: str | None = option(None, "Name of the run's directory; unset means model, data set and time.")
+    log_dir: str = option("runs", "Directory in which each run gets a directory of its own.")
+    run_name: str | None = option(None, "Name of the run's directory; unset means model, dataset and time.")
     progress: str = option(
         "auto",
         "What the console shows; auto means a live bar on a terminal and plain lines elsewhere.",
         choices=("auto", "bar", "plain", "none"),
     )
     tensorboard: bool = option(False, "Write event files for TensorBoard into the run's directory (extra tensorboard).")
-    wandb: bool = option(False, "Track the run with Weights & Biases, offline where nobody is logged in (extra wandb).")
-    wandb_project: str = option("headrace", "Project of Weights & Biases that the run belongs to.")
-    wandb_run_name: str | None = option(None, "The run's name there; unset means the name of its directory.")
-    wandb_tags: tuple[str, ...] = option((), "Tags of the run there.")
+    wandb: bool = option(False, "Track the run with Weights & Biases, offline if nobody is logged in (extra wandb).")
+    wandb_project: str = option("headrace", "Weights & Biases project of the run.")
+    wandb_run_name: str | None = option(
+        None, "Weights & Biases name of the run; unset means the name of its directory."
+    )
+    wandb_tags: tuple[str, ...] = option((), "Weights & Biases tags of the run.")

@@ -28,36 +28,40 @@ class Model:
     model_size: str | None = option(None, "Size of the network where model_name names a family: 50, B4, v3_small.")
     model_dialect: str = option(
         "reference",
-        "Whose padding, epsilon and shortcuts a network has where definitions differ, so that weights from there fit.",
+        "Whose padding, epsilon and shortcuts to use where definitions of a network differ, so that its weights fit.",
         choices=DIALECTS,
     )
     norm_layer: dict[str, Any] = option(
         {"name": "batch_norm"},
         "Normalisation layer: name batch_norm, group_norm (with num_groups or channels_per_group), layer_norm or none.",
     )
-    batch_norm: bool = option(False, "Batch norm, said shortly.")
-    group_norm: bool = option(False, "Group norm, said shortly, with as many groups as suit the family.")
-    groups: int | None = option(None, "Groups of group norm; says group norm as well.", check=at_least(1))
+    batch_norm: bool = option(False, "Use batch norm; short for norm_layer.")
+    group_norm: bool = option(
+        False, "Use group norm with the number of groups that suits the family; short for norm_layer."
+    )
+    groups: int | None = option(
+        None, "Use group norm with this number of groups; short for norm_layer.", check=at_least(1)
+    )
     group_order: str = option(
         "contiguous",
-        "Which channels form a group: neighbours, or (strided) those with the same remainder by the number of groups.",
+        "Which channels form a group: neighbours, or (strided) those with the same index modulo the number of groups.",
         choices=("contiguous", "strided"),
     )
     proxy_norm: bool = option(False, "Normalise activations after group or layer norm by a Gaussian proxy's moments.")
-    proxy_epsilon: float = option(0.03, "Number added to the variances of the proxy.", check=above(0))
+    proxy_epsilon: float = option(0.03, "Epsilon added to the variances of the proxy.", check=above(0))
     bn_momentum: float = option(
         0.97,
-        "Share of the running statistics of batch norm that stays at each step.",
+        "Fraction of batch norm's running statistics that is kept at each step.",
         aliases=("bn_decay",),
         check=between(0, 1),
     )
     norm_epsilon: float | None = option(
-        None, "Number added to variances in normalisation; unset means the model's own.", check=at_least(0)
+        None, "Epsilon added to variances in normalisation; unset means the model's own.", check=at_least(0)
     )
-    stable_norm: bool = option(False, "Compute variances in two passes: slower and more exact.")
+    stable_norm: bool = option(False, "Compute variances in two passes: slower but more accurate.")
     dbn_replica_group_size: int = option(
         1,
-        "Consecutive replicas whose micro-batches share the statistics of batch norm; 1 means each has its own.",
+        "Number of consecutive replicas that share batch-norm statistics; 1 means each has its own.",
         aliases=("bn_span",),
         check=at_least(1),
     )
@@ -73,30 +77,29 @@ class Model:
     group_dim: int | None = option(
         None, "Channels of a convolution's group; unset means 4 for ResNeXt, 1 for EfficientNet.", check=at_least(1)
     )
-    widenet: bool = option(False, "The wide CIFAR ResNeXts: four times the channels.")
+    widenet: bool = option(False, "Use the wide CIFAR ResNeXts, with four times the channels.")
     expand_ratio: int | None = option(
-        None, "How many times wider an EfficientNet block is inside; unset means 6.", check=at_least(1)
+        None, "Expansion ratio inside EfficientNet blocks; unset means 6.", check=at_least(1)
     )
-    width_coefficient: float | None = option(None, "Scale of an EfficientNet's channels.", check=above(0))
-    depth_coefficient: float | None = option(None, "Scale of an EfficientNet's repeats.", check=above(0))
+    width_coefficient: float | None = option(None, "Factor on an EfficientNet's channels.", check=above(0))
+    depth_coefficient: float | None = option(None, "Factor on the number of an EfficientNet's blocks.", check=above(0))
     depth_divisor: int | None = option(
-        None, "Number that an EfficientNet's channels are multiples of; unset means 8.", check=at_least(1)
+        None, "Round an EfficientNet's channels to multiples of this; unset means 8.", check=at_least(1)
     )
-    dropout_rate: float | None = option(None, "Share of features dropped before the classifier.", check=share)
+    dropout_rate: float | None = option(None, "Fraction of features dropped before the classifier.", check=share)
     block_survival_prob: float | None = option(
         None,
         "Probability, at the last block, that a residual branch is kept in training; unset means 0.8.",
         check=lambda value: "" if 0 < value <= 1 else "must be more than 0 and at most 1",
     )
-    use_relu: bool = option(False, "Relu instead of swish in EfficientNets.")
-    se: bool = option(True, "Squeeze-and-excite in EfficientNets.")
+    use_relu: bool = option(False, "Use ReLU instead of swish in EfficientNets.")
+    se: bool = option(True, "Use squeeze-and-excite in EfficientNets.")
     top_width: int | None = option(
-        None, "Channels before the classifier, 0 for none in between; unset means the network's own.", check=at_least(0)
+        None,
+        "Channels of the layer before the classifier, 0 for no such layer; unset means the network's own.",
+        check=at_least(0),
     )
-    use_bypass: bool = option(False, "Shortcuts around every second fire module of a SqueezeNet.")
-
-
-# Rules across the options of the model: what a family does not have, and norms that contradict each other.
+    use_bypass: bool = option(False, "Add shortcuts around every second fire module of a SqueezeNet.")
 
 
 def _differs(facts: Facts, name: str) -> bool:
@@ -185,41 +188,33 @@ MODEL_RULES = (
     ),
 )
 
-# The section of the schema that says which weights training starts from, and which of them it changes.
-
-
-# ruff: noqa: RUF009 (option() makes a dataclass field, with a fresh copy of a mapping each time)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """The weights that training starts from, and which of them it changes."""
+    """The weights that training starts from, and which of them it trains."""
 
     init_from: str | None = option(
         None,
         "File of weights to start from: torch's .pth, .safetensors, Keras' .h5, a Headrace checkpoint or run.",
         aliases=("init_path",),
     )
-    init_ema: bool = option(False, "Take the averaged weights (EMA) that a checkpoint holds beside the raw ones.")
+    init_ema: bool = option(False, "Use the averaged weights (EMA) of a checkpoint instead of the raw ones.")
     init_min_loaded: float = option(
-        0.9, "Share of the network's weights, and of the file's, that must find their place.", check=between(0, 1)
+        0.9, "Fraction of the network's weights, and of the file's, that must match.", check=between(0, 1)
     )
     freeze: tuple[str, ...] = option(
         (),
-        "Regular expressions; weights whose name matches one keep their values, and batch norms of them their mode.",
+        "Regular expressions; weights whose name matches one are frozen, and so are their batch-norm statistics.",
         check=patterns,
     )
     variable_filter: tuple[str, ...] = option(
-        (), "Texts; only weights whose name contains one of them are trained, all others are frozen."
+        (), "Substrings; only weights whose name contains one of them are trained, all others are frozen."
     )
     layer_lr: dict[str, Any] = option(
         {},
         'Factors on the learning rate by regular expression, such as {"^conv1/": 0.1}; the first match counts.',
         check=factors,
     )
-
-
-# Remarks across options about the weights that training starts from.
 
 
 def _without_file(name: str) -> Remark:

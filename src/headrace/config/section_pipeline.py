@@ -1,4 +1,4 @@
-"""The section of the schema that cuts the network into pipeline stages."""
+"""The section of the schema about pipeline stages, and its rules."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,28 +27,30 @@ def _is_number(splits: tuple[str, ...]) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
-    """The stages of the network, and in which order and where they run."""
+    """The pipeline stages of the network, and in which order and where they run."""
 
     pipeline_splits: tuple[str, ...] = option(
-        (), "Blocks that start a new pipeline stage; or one number: so many cuts, chosen to balance the stages."
+        (), "Blocks that start a new pipeline stage; or one number: that many splits, chosen to balance the stages."
     )
     num_pipeline_stages: int = option(
-        1, "Pipeline stages, cut so that they are balanced; given instead of pipeline_splits.", check=at_least(1)
+        1,
+        "Number of pipeline stages, split so that they are balanced; an alternative to pipeline_splits.",
+        check=at_least(1),
     )
     device_mapping: tuple[int, ...] = option(
         (), "Device of each stage, such as 0 1 1 0; unset means one device per stage.", kind=NUMBERS
     )
     pipeline_schedule: str = option(
-        "Interleaved", "Order in which the stages take the micro batches of a step.", choices=SCHEDULES
+        "Interleaved", "Order in which the stages process the micro-batches of a step.", choices=SCHEDULES
     )
     recomputation: bool = option(
         False,
-        "Keep only what arrives at a stage for the backward pass, and compute the rest again.",
+        "Keep only the inputs of a stage for the backward pass, and recompute the rest.",
         aliases=("enable_recomputation", "enable_recompute", "xla_recompute"),
     )
     recomputation_points: tuple[str, ...] = option(
         (),
-        "Regular expressions of blocks whose inputs recomputation keeps beside those of the stages.",
+        "Regular expressions of blocks whose inputs recomputation keeps in addition to those of the stages.",
     )
     optimizer_state_offloading: bool = option(
         False,
@@ -57,23 +59,24 @@ class Pipeline:
     )
     replicated_optimizer_state_sharding: bool = option(
         False,
-        "Cut the optimizer's state (and averaged weights) over the replicas; each updates its part.",
+        "Shard the optimizer's state (and averaged weights) over the replicas; each updates its part.",
         aliases=("rts",),
     )
     measure_splits: bool = option(
-        False, "Time every block on the device first, and cut the stages by these times instead of by shapes."
+        False, "Time every block on the device first, and split the stages by these times instead of by estimates."
     )
     block_seconds: dict[str, Any] = option(
-        {}, "Seconds that each block takes, in place of its shapes' cost; --measure-splits fills it in."
+        {}, "Seconds that each block takes, instead of an estimate; --measure-splits fills it in."
     )
     device_memory: str | None = option(
-        None, "Memory of a device, such as 16GiB, that stages cut automatically must fit.", kind=BYTES
+        None, "Memory of a device, such as 16GiB, into which automatically split stages must fit.", kind=BYTES
     )
     trace_schedule: bool = option(
-        False, "Measure one step's schedule as it really runs, and draw it beside the planned one in the run directory."
+        False,
+        "Measure the schedule of one step as it really runs, and plot it next to the planned one in the run directory.",
     )
     strict_pipeline: bool = option(
-        False, "Refuse numbers of micro batches that the schedule would not take on the hardware it was made for."
+        False, "Refuse numbers of micro-batches that the schedule does not accept on the hardware it was designed for."
     )
 
     @property
@@ -102,9 +105,6 @@ class Pipeline:
         """The names of the blocks that start stages 1, 2 ..., or the number of stages to make."""
         named = bool(self.pipeline_splits) and not _is_number(self.pipeline_splits)
         return self.pipeline_splits if named else self.num_stages
-
-
-# What goes together in a pipeline, and what does not.
 
 
 def _with_stages(option: str, on: "Callable[[Config], object]") -> Rule:

@@ -1,4 +1,4 @@
-"""The sections of the schema that say what is run: the run as a whole, the batches and the periods."""
+"""The sections of the schema about the run as a whole, and about its batches and periods."""
 
 from dataclasses import dataclass
 
@@ -12,13 +12,13 @@ class Run:
 
     seed: int = option(
         0,
-        "Number from which all randomness of the run derives: weights, order of samples, augmentation, rounding.",
+        "Seed of all randomness in the run: weights, order of samples, augmentation, rounding.",
         check=between(0, 2**32 - 1),
     )
     training: bool = option(True, "Train; without it the run only validates.")
     dry_run_steps: int | None = option(
         None,
-        "Stop after so many weight updates and as many validation batches, all else as planned: a quick trial.",
+        "Stop after this many weight updates and validation batches, otherwise as planned: a quick trial.",
         check=at_least(1),
     )
     compile_only: bool = option(False, "Compile the programs, report time and memory, and stop.")
@@ -35,49 +35,52 @@ class Run:
     )
     compilation_cache_dir: str | None = option(
         None,
-        "Directory of compiled programs kept for later runs; unset means the user's cache directory, none means off.",
+        "Directory in which compiled programs are cached; unset means the user's cache directory, none is off.",
         aliases=("executable_cache_path",),
     )
     target_accuracy: float | None = option(
         None,
-        "Top-1 accuracy, from 0 to 1, whose first time of reaching it is recorded.",
+        "Top-1 accuracy, from 0 to 1; the time at which it is first reached is recorded.",
         check=between(0, 1),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Batches, epochs, and how often things happen."""
+    """Batch sizes, epochs, and how often things happen."""
 
     micro_batch_size: int = option(
-        1, "Images that one replica sees in one forward and backward pass.", aliases=("batch_size",), check=at_least(1)
+        1,
+        "Images that one replica processes in one forward and backward pass.",
+        aliases=("batch_size",),
+        check=at_least(1),
     )
     num_replicas: int = option(1, "Data-parallel copies of the model.", aliases=("replicas",), check=at_least(1))
     gradient_accumulation_count: int | None = option(
         None,
-        "Micro-batches of a replica whose gradients are averaged for one weight update; unset means 1.",
+        "Micro-batches per replica whose gradients are averaged for one weight update; unset means 1.",
         aliases=("gradient_accumulation",),
         check=at_least(1),
     )
     global_batch_size: int | None = option(
-        None, "Images per weight update; given instead of gradient_accumulation_count.", check=at_least(1)
+        None, "Images per weight update; an alternative to gradient_accumulation_count.", check=at_least(1)
     )
     gradient_accumulation_dtype: str = option(
         "float32", "Number format in which gradients are accumulated.", choices=("float32", "bfloat16", "float16")
     )
     num_epochs: int = option(1, "Passes over the training images.", aliases=("epochs",), check=at_least(1))
     weight_updates_per_epoch: int = option(
-        -1, "Weight updates that make an epoch; -1 means as many as the data set has whole batches.", check=updates
+        -1, "Weight updates per epoch; -1 means as many as the dataset has whole batches.", check=updates
     )
     logs_per_epoch: float = option(
         1.0,
-        "How often per epoch results come back from the device; below 1 means every so many epochs, 0 only at the end.",
+        "How often per epoch results are fetched from the device; below 1 means every few epochs, 0 only at the end.",
         kind=FRACTION,
         check=at_least(0),
     )
     max_steps_per_call: int | None = option(
         None,
-        "Most weight updates that the device makes before it returns to the host; unset means no limit.",
+        "Most weight updates per call of the device program; unset means no limit.",
         aliases=("batches_per_step",),
         check=at_least(1),
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
+from headrace.config.layers import events_in_run
 from headrace.core.errors import ConfigError
 
 LOGS, CHECKPOINTS, VALIDATIONS = "--logs-per-epoch", "--ckpts-per-epoch", "--validations-per-epoch"
@@ -170,13 +171,12 @@ def event_period(option: str, per_epoch: float, updates_per_epoch: int, num_epoc
 
 
 def _events_in_run(option: str, per_epoch: float, num_epochs: int) -> int:
-    wanted = per_epoch * num_epochs
-    events = round(wanted)
-    if events >= 1 and math.isclose(wanted, events, rel_tol=1e-6):
+    events = events_in_run(per_epoch, num_epochs)
+    if events is not None:
         return events
     works = min((Fraction(1, d) for d in divisors(num_epochs)), key=lambda f: abs(f - per_epoch))
     raise ConfigError(
-        f"{option} {frequency(per_epoch)} is {wanted:g} events in {num_epochs} epochs.",
+        f"{option} {frequency(per_epoch)} is {per_epoch * num_epochs:g} events in {num_epochs} epochs.",
         rule="Below one per epoch, the events of the whole run must be a whole number, at least 1.",
         remedy=f"Use {option} {works}, or a number of epochs that is a multiple of "
         f"{Fraction(per_epoch).limit_denominator(10_000).denominator}.",

@@ -36,12 +36,6 @@ def feed_options(
 ) -> FeedOptions:
     """Return the feed's options from the configuration; `augment` matters for training only."""
     eight_bit = data.eight_bit_transfer
-    if eight_bit and not data.accelerator_side_preprocess:
-        raise ConfigError(
-            "eight_bit_transfer is on, but accelerator_side_preprocess is off.",
-            rule="Preprocessed images are not whole numbers and do not fit 8 bits.",
-            remedy="Leave one of the two out.",
-        )
     bytes_kept = info.image_dtype == "uint8"
     if eight_bit and not bytes_kept:
         raise ConfigError(

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from headrace.config.section_data import IMAGE_SIZES
+
 # Class names of the known data sets, in the order of their labels.
 
 
@@ -178,9 +180,14 @@ def _idx(*directories: str) -> Layout:
     )
 
 
+def _shape(name: str, channels: int) -> tuple[int, int, int]:
+    size = IMAGE_SIZES[name]
+    return size, size, channels
+
+
 DIGITS = SetRow(
     name="digits",
-    image_hwc=(32, 32, 1),
+    image_hwc=_shape("digits", 1),
     class_names=DIGIT_NAMES,
     num_train=1437,
     num_validation=360,
@@ -194,7 +201,7 @@ DIGITS = SetRow(
 
 CIFAR10 = SetRow(
     name="cifar10",
-    image_hwc=(32, 32, 3),
+    image_hwc=_shape("cifar10", 3),
     class_names=CIFAR10_NAMES,
     num_train=50_000,
     num_validation=10_000,
@@ -225,7 +232,7 @@ CIFAR10 = SetRow(
 
 CIFAR100 = SetRow(
     name="cifar100",
-    image_hwc=(32, 32, 3),
+    image_hwc=_shape("cifar100", 3),
     class_names=CIFAR100_NAMES,
     num_train=50_000,
     num_validation=10_000,
@@ -257,7 +264,7 @@ CIFAR100 = SetRow(
 
 MNIST = SetRow(
     name="mnist",
-    image_hwc=(28, 28, 1),
+    image_hwc=_shape("mnist", 1),
     class_names=DIGIT_NAMES,
     num_train=60_000,
     num_validation=10_000,
@@ -274,7 +281,7 @@ MNIST = SetRow(
 
 FASHION_MNIST = SetRow(
     name="fashion_mnist",
-    image_hwc=(28, 28, 1),
+    image_hwc=_shape("fashion_mnist", 1),
     class_names=FASHION_NAMES,
     num_train=60_000,
     num_validation=10_000,
