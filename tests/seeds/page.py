@@ -11,8 +11,8 @@ OPENING = """# The commands of the seeds
 
 Headrace follows five documents on training convolutional networks, the seeds. Four of them contain commands to type;
 each of these commands is listed here, with what it does in a clone of this repository and how that was checked. The
-scripts (`train.py`, `validation.py`, ...) are at the repository's root. They run `headrace train` and the other commands
-with the option names and defaults of the application that a command line is written for;
+scripts (`train.py`, `validation.py`, ...) are at the repository's root. They run `headrace train` and the other
+commands with the option names and defaults of the application that a command line is written for;
 [seed_options.md](seed_options.md) lists all of them.
 
 `poprun` is a command of Headrace ([hosts.md](hosts.md)). A plan needs no devices: put `headrace plan` in the place of
@@ -20,9 +20,9 @@ with the option names and defaults of the application that a command line is wri
 than a command asks for, `--platform cpu` makes virtual ones.
 
 How the status was checked: every command goes through the real parser and planner as it stands in the suite, and its
-plan is the one that the seed's text states. **In the suite** and **in the slow tests** mean that it was also executed, for
-one weight update (or one measurement) on virtual CPU devices with synthetic images of 8 pixels; the day is that of the
-last time. The slow ones are in `tests/test_seed_commands_slow.py`; those of 16 and 32 processes want much memory.
+plan is the one that the seed's text states. **In the suite** and **in the slow tests** mean that it was also executed,
+for one weight update (or one measurement) on virtual CPU devices with synthetic images of 8 pixels; the day is that of
+the last time. The slow ones are in `tests/test_seed_commands_slow.py`; those of 16 and 32 processes want much memory.
 """
 
 TITLES = {
