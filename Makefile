@@ -21,7 +21,7 @@ demo: .venv/.installed
 	$(BIN)/headrace train
 
 test: .venv/.installed-test
-	$(BIN)/python -m pytest -n 2 $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 native: .venv/.installed-test
 	$(BIN)/python setup.py --quiet build_ext --inplace
