@@ -17,7 +17,7 @@ import pytest
 
 from headrace.core.tree import flatten_named
 from headrace.model import Ctx
-from headrace.weights.convert import adopt
+from headrace.weights.convert import load_into
 from headrace.weights.weight_file import read_file
 
 from .build import network
@@ -55,8 +55,8 @@ def test_logits_and_gradients_of_a_training_step(tmp_path, library, model, name,
     if name != "squeezenet":
         options = options | {"model_dialect": "torchvision" if library == "common" else library}
     net = network(name, num_classes=logits.shape[1], image=images.shape[1:], **options)
-    start = adopt(net, net.init(3), read_file(tmp_path / "weights.pth"), min_share=1.0)
-    wanted = adopt(net, net.init(3), read_file(tmp_path / "gradients.pth"), min_share=1.0)
+    start = load_into(net, net.init(3), read_file(tmp_path / "weights.pth"), min_share=1.0)
+    wanted = load_into(net, net.init(3), read_file(tmp_path / "gradients.pth"), min_share=1.0)
 
     def loss(params):
         found, _ = net.apply(params, start.stats, images, Ctx(train=True, stable_norm=True))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from headrace.model.context import Ctx
-from headrace.weights.convert import adopt, torch_names
+from headrace.weights.convert import export_names, load_into
 from headrace.weights.torch_file import write_torch_file
 from headrace.weights.weight_file import read_file
 from tests.model.build import network
@@ -52,14 +52,14 @@ def test_logits_are_those_of_torch_both_ways(tmp_path, library, model, name, siz
         options["shortcut"] = f"pad-{model.partition('-')[2]}"
     images, logits = np.load(tmp_path / "images.npy"), np.load(tmp_path / "logits.npy")
     net = network(name, num_classes=logits.shape[1], image=images.shape[1:], **options)
-    found = adopt(net, net.init(3), read_file(tmp_path / "weights.pth"), min_share=1.0)
+    found = load_into(net, net.init(3), read_file(tmp_path / "weights.pth"), min_share=1.0)
     assert found.unused == ()
     run = jax.jit(lambda x: net.apply(found.params, found.stats, x, Ctx(train=False))[0])
     ours = np.asarray(run(images))
     print(f"{library} {model}: logits up to {np.abs(logits).max():.3g}, differ by {np.abs(ours - logits).max():.2g}")
     np.testing.assert_allclose(ours, logits, atol=1e-4 * max(1, np.abs(logits).max()))
 
-    scheme, arrays = torch_names(found.params, found.stats, "" if library == "common" else library)
+    scheme, arrays = export_names(found.params, found.stats, "" if library == "common" else library)
     assert scheme == library
     (tmp_path / "back.pth").write_bytes(write_torch_file(arrays))
     torch_side("check", library, model, size, tmp_path)

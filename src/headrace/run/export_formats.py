@@ -20,7 +20,7 @@ from headrace.data.augmentation.augment import preprocess
 from headrace.model.context import Ctx
 from headrace.ops.backend import portable
 from headrace.run.trained_model import TrainedModel
-from headrace.weights.convert import flat_weights, torch_names
+from headrace.weights.convert import export_names, flat_weights
 from headrace.weights.onnx_file import check_onnx, write_onnx
 from headrace.weights.torch_file import write_torch_file
 
@@ -78,7 +78,7 @@ def _safetensors(bundle: TrainedModel, path: Path, options: ExportOptions) -> tu
 def _torch_names(bundle: TrainedModel, path: Path, options: ExportOptions) -> tuple[bytes, dict[str, Any], str]:
     dialect = bundle.config.model.model_dialect
     asked = options.names or (dialect if dialect != "reference" else "")
-    scheme, arrays = torch_names(bundle.params, bundle.stats, asked, bundle.step)
+    scheme, arrays = export_names(bundle.params, bundle.stats, asked, bundle.step)
     as_torch = path.suffix in (".pth", ".pt")
     data = write_torch_file(arrays) if as_torch else write_safetensors(arrays, bundle.describe())
     told = f"{len(arrays)} tensors under the names of {scheme}"

@@ -20,23 +20,23 @@ from headrace.model.network import Network
 from headrace.run.design import Design
 from headrace.run.directory import RunDirectory
 from headrace.run.trained_model import find_weights
-from headrace.weights.convert import Adopted, adopt
-from headrace.weights.weight_file import Foreign, read_file
+from headrace.weights.convert import LoadedWeights, load_into
+from headrace.weights.weight_file import ForeignWeights, read_file
 
 TABLE_FILE = "init.json"
 
 
-def adopt_weights(design: Design) -> Adopted | None:
+def adopt_weights(design: Design) -> LoadedWeights | None:
     """Return the weights that `init_from` gives, or None without it. Nothing is written yet."""
     options = design.config.weights
     if options.init_from is None:
         return None
     path = Path(options.init_from)
     foreign = _read_own(path, options.init_ema) if path.is_dir() else read_file(path, options.init_ema)
-    return adopt(design.network, design.network.init(design.config.run.seed), foreign, options.init_min_loaded)
+    return load_into(design.network, design.network.init(design.config.run.seed), foreign, options.init_min_loaded)
 
 
-def dialect_hint(design: Design, adopted: Adopted) -> str:
+def dialect_hint(design: Design, adopted: LoadedWeights) -> str:
     """Say, where weights come from another definition of the network, which option makes it compute the same."""
     dialect = design.config.model.model_dialect
     wanted = {"common": "torchvision", "common-fc": "torchvision"}.get(adopted.scheme, adopted.scheme)
@@ -49,20 +49,20 @@ def dialect_hint(design: Design, adopted: Adopted) -> str:
     )
 
 
-def write_table(directory: RunDirectory, adopted: Adopted) -> None:
+def write_table(directory: RunDirectory, adopted: LoadedWeights) -> None:
     """Keep what became of every tensor with the run."""
     content = {
         "source": adopted.source,
         "names": adopted.scheme,
         "loaded_share": adopted.share,
         "used_share": adopted.used_share,
-        "tensors": [asdict(fate) for fate in adopted.fates],
+        "tensors": [asdict(tensor) for tensor in adopted.statuses],
         "left_over": list(adopted.unused),
     }
     write_atomic(directory.path / TABLE_FILE, (json.dumps(content, indent=1) + "\n").encode())
 
 
-def _read_own(path: Path, ema: bool) -> Foreign:
+def _read_own(path: Path, ema: bool) -> ForeignWeights:
     """Return the weights of a Headrace checkpoint, or of a run's best one."""
     checkpoint, _ = find_weights(path)
     arrays, _ = load(checkpoint)
@@ -73,7 +73,9 @@ def _read_own(path: Path, ema: bool) -> Foreign:
         )
     kinds = tuple(f"{start}{kind}/" for kind in ("params", "stats"))
     chosen = {name.removeprefix(start): array for name, array in arrays.items() if name.startswith(kinds)}
-    return Foreign(source=str(checkpoint), arrays={name: array.astype(np.float32) for name, array in chosen.items()})
+    return ForeignWeights(
+        source=str(checkpoint), arrays={name: array.astype(np.float32) for name, array in chosen.items()}
+    )
 
 
 # Weights of a model from a checkpoint of any plan, and the facts that a checkpoint keeps of its data.

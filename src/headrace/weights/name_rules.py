@@ -1,7 +1,7 @@
 """The machinery of the name tables: rows of (layer here, layer there, kind), read in both directions.
 
 A scheme is how some library names a family's weights. `pair_names` lays it over the tensors of a network and gives
-pairs of names with the turn of dims between them; import reads them from right to left, export from left to right.
+pairs of names with the order of dims there; import reads them from right to left, export from left to right.
 """
 
 import re
@@ -14,7 +14,7 @@ _FIELD = re.compile(r"\{(\w+?)([+-]\d+)?\}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Turn:
+class DimOrder:
     """How a tensor's dims lie there: the number of them, and the way here and back."""
 
     dims: int
@@ -22,28 +22,28 @@ class Turn:
     write: Callable[[np.ndarray], np.ndarray]
 
 
-AS_IS = Turn(dims=1, read=lambda a: a, write=lambda a: a)
-OIHW = Turn(dims=4, read=lambda a: a.transpose(2, 3, 1, 0), write=lambda a: a.transpose(3, 2, 0, 1))
-OI = Turn(dims=2, read=lambda a: a.T, write=lambda a: a.T)
+AS_IS = DimOrder(dims=1, read=lambda a: a, write=lambda a: a)
+OIHW = DimOrder(dims=4, read=lambda a: a.transpose(2, 3, 1, 0), write=lambda a: a.transpose(3, 2, 0, 1))
+OI = DimOrder(dims=2, read=lambda a: a.T, write=lambda a: a.T)
 # A dense layer here that is a 1x1 convolution there (squeeze and excite, some heads).
-OI11 = Turn(dims=4, read=lambda a: a[:, :, 0, 0].T, write=lambda a: a.T[:, :, None, None])
-HWIO = Turn(dims=4, read=lambda a: a, write=lambda a: a)
-IO = Turn(dims=2, read=lambda a: a, write=lambda a: a)
-HWC1 = Turn(dims=4, read=lambda a: a.swapaxes(2, 3), write=lambda a: a.swapaxes(2, 3))
-IO11 = Turn(dims=4, read=lambda a: a[0, 0], write=lambda a: a[None, None])
+OI11 = DimOrder(dims=4, read=lambda a: a[:, :, 0, 0].T, write=lambda a: a.T[:, :, None, None])
+HWIO = DimOrder(dims=4, read=lambda a: a, write=lambda a: a)
+IO = DimOrder(dims=2, read=lambda a: a, write=lambda a: a)
+HWC1 = DimOrder(dims=4, read=lambda a: a.swapaxes(2, 3), write=lambda a: a.swapaxes(2, 3))
+IO11 = DimOrder(dims=4, read=lambda a: a[0, 0], write=lambda a: a[None, None])
 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorRow:
-    """One tensor of a kind of layer: its place here, what follows the layer's name there, and the turn."""
+    """One tensor of a kind of layer: its place here, what follows the layer's name there, and its dim order there."""
 
     ours: str  # such as `params kernel`
     theirs: str
-    turn: Turn = AS_IS
+    dim_order: DimOrder = AS_IS
 
 
-def _tensors(*rows: tuple[str, str, Turn]) -> tuple[TensorRow, ...]:
-    return tuple(TensorRow(ours=ours, theirs=theirs, turn=turn) for ours, theirs, turn in rows)
+def _tensors(*rows: tuple[str, str, DimOrder]) -> tuple[TensorRow, ...]:
+    return tuple(TensorRow(ours=ours, theirs=theirs, dim_order=dim_order) for ours, theirs, dim_order in rows)
 
 
 _BIAS = ("params bias", ".bias", AS_IS)
@@ -98,11 +98,11 @@ class Scheme:
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """The two names of one tensor, and the turn between them."""
+    """The two names of one tensor, and the order of dims there."""
 
     ours: str
     theirs: str
-    turn: Turn
+    dim_order: DimOrder
 
 
 def layer_rows(*rows: tuple[str, str, str]) -> tuple[LayerRow, ...]:
@@ -122,7 +122,7 @@ def pair_names(scheme: Scheme, names: Iterable[str]) -> dict[str, Pair]:
         rows = scheme.tensors[found[1]] if found else ()
         row = next((row for row in rows if row.ours == f"{tree} {tensor}"), None)
         if found and row:
-            pairs[name] = Pair(ours=name, theirs=found[0] + row.theirs, turn=row.turn)
+            pairs[name] = Pair(ours=name, theirs=found[0] + row.theirs, dim_order=row.dim_order)
     return pairs
 
 

@@ -1,7 +1,7 @@
 """The name tables: a row for each kind of layer of each family, with its name in torchvision, timm or Keras.
 
-Left the name here, right the name there; `naming.py` says how a row is read. The first scheme that covers a network is
-the one that it is exported under.
+On the left our name, on the right theirs; `name_rules.py` says how a row is read. A network is exported under the first
+scheme that covers it.
 """
 
 from headrace.weights.name_rules import KERAS_TENSORS, Scheme, layer_rows

@@ -1,4 +1,4 @@
-"""Read a file of weights, whatever made it: torch (.pth, .pt), safetensors, Keras (.h5). The content decides."""
+"""Read a file of weights of torch (.pth, .pt), safetensors or Keras (.h5); its first bytes say which."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,7 @@ _WRAPPERS = ("module.", "_orig_mod.")  # what torch's parallel and compiled modu
 
 
 @dataclass(frozen=True, kw_only=True)
-class Foreign:
+class ForeignWeights:
     """Tensors under the names of whoever wrote them, and where they came from."""
 
     source: str
@@ -24,7 +24,7 @@ class Foreign:
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
-def read_file(path: Path, ema: bool = False) -> Foreign:
+def read_file(path: Path, ema: bool = False) -> ForeignWeights:
     """Return the tensors of a file; floating-point ones as float32. With `ema` the averaged weights in it."""
     try:
         with path.open("rb") as file:
@@ -43,7 +43,7 @@ def read_file(path: Path, ema: bool = False) -> Foreign:
         arrays = read_keras_file(path)
     else:
         arrays, metadata = _read_safetensors(path)
-    return Foreign(source=str(path), arrays=_unwrapped(_as_float32(arrays)), metadata=metadata)
+    return ForeignWeights(source=str(path), arrays=_unwrapped(_as_float32(arrays)), metadata=metadata)
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -64,7 +64,7 @@ def _as_float32(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _unwrapped(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Take off a prefix that all names have; a counter beside them may do without."""
+    """Remove a prefix that all names share; scalars such as counters may lack it."""
     for prefix in _WRAPPERS * 2:
         inside = {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}
         if inside and all(name.startswith(prefix) or a.ndim == 0 for name, a in arrays.items()):

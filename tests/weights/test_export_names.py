@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import ConfigError
-from headrace.weights.convert import adopt, flat_weights, torch_names
-from headrace.weights.weight_file import Foreign
+from headrace.weights.convert import export_names, flat_weights, load_into
+from headrace.weights.weight_file import ForeignWeights
 from tests.model.build import network
 
 # Tensors of the state dict as torchvision 0.28 and timm 1.0 have it, and some of its names with their shapes.
@@ -40,10 +40,10 @@ def test_names_and_shapes_are_those_of_the_library_and_lead_back(name, library, 
     dialect = {} if name == "squeezenet" else {"model_dialect": library}
     net = network(name, num_classes=1000, image=(64, 64, 3), **dialect)
     weights = net.init(1)
-    scheme, arrays = torch_names(*weights, library)
+    scheme, arrays = export_names(*weights, library)
     assert (scheme, len(arrays)) == (library, count)
     assert {key: arrays[key].shape for key in shapes} == shapes
-    again = adopt(net, net.init(2), Foreign(source="it", arrays=arrays), min_share=1.0)
+    again = load_into(net, net.init(2), ForeignWeights(source="it", arrays=arrays), min_share=1.0)
     assert again.unused == ()
     for key, array in flat_weights(again.params, again.stats).items():
         np.testing.assert_array_equal(array, flat_weights(*weights)[key], err_msg=key)
@@ -51,7 +51,7 @@ def test_names_and_shapes_are_those_of_the_library_and_lead_back(name, library, 
 
 def test_a_network_that_no_library_names_is_refused():
     with pytest.raises(ConfigError, match="No torch library"):
-        torch_names(*network("toy_model_bn").init(0))
+        export_names(*network("toy_model_bn").init(0))
     with pytest.raises(ConfigError, match="no names of timm") as caught:
-        torch_names(*network("cifar_resnet8").init(0), "timm")
+        export_names(*network("cifar_resnet8").init(0), "timm")
     assert "common, common-fc" in caught.value.remedy

@@ -1,4 +1,4 @@
-"""Foreign weights in a network: what is loaded, replaced, left fresh; what is refused."""
+"""ForeignWeights weights in a network: what is loaded, replaced, left fresh; what is refused."""
 
 import re
 
@@ -7,9 +7,9 @@ import pytest
 
 from headrace.core.errors import CheckpointError
 from headrace.core.tensor_file import write_safetensors
-from headrace.weights.convert import adopt, flat_weights, table_lines
+from headrace.weights.convert import flat_weights, load_into, table_lines
 from headrace.weights.torch_file import write_torch_file
-from headrace.weights.weight_file import Foreign, read_file
+from headrace.weights.weight_file import ForeignWeights, read_file
 from tests.model.build import network
 
 
@@ -59,7 +59,7 @@ def test_a_cifar_resnet_in_the_common_names_is_loaded_whole_and_turned(tmp_path,
     file = tmp_path / f"w.{form}"
     file.write_bytes(write_torch_file(arrays) if form == "pth" else write_safetensors(arrays, {}))
     net = network("cifar_resnet8")
-    found = adopt(net, net.init(0), read_file(file))
+    found = load_into(net, net.init(0), read_file(file))
     assert found.share == found.used_share == 1.0
     assert found.unused == ()
     assert found.count("loaded")[1] == net.total_cost().params + 2 * (16 + 4 * 16 // 2 + 2 * 32 + 2 * 64)
@@ -75,7 +75,7 @@ def test_resnet50_has_the_names_of_torchvision():
     arrays = torch_resnet((3, 4, 6, 3), (64, 128, 256, 512), 4, 1000)
     assert len(arrays) == 320  # as torchvision's resnet50().state_dict() has
     net = network("resnet50")
-    found = adopt(net, net.init(0), Foreign(source="it", arrays=arrays))
+    found = load_into(net, net.init(0), ForeignWeights(source="it", arrays=arrays))
     assert (found.scheme, found.share, found.used_share, found.unused) == ("torchvision", 1.0, 1.0, ())
     assert found.count("loaded") == (267, 25_557_032 + 2 * 26_560)  # parameters, and mean and variance of each norm
     same = found.params["conv5_block3"]["3_conv"]["kernel"][0, 0]
@@ -87,9 +87,9 @@ def test_resnet50_has_the_names_of_torchvision():
 def test_another_number_of_classes_replaces_the_head_and_says_so():
     net = network("cifar_resnet8", num_classes=10)
     initial = net.init(7)
-    found = adopt(net, initial, Foreign(source="it", arrays=cifar8(100, head="linear")))
+    found = load_into(net, initial, ForeignWeights(source="it", arrays=cifar8(100, head="linear")))
     assert found.share == 1.0, "a head for other classes does not count against the file"
-    assert [fate.name for fate in found.fates if fate.status == "replaced"] == [
+    assert [tensor.name for tensor in found.statuses if tensor.status == "replaced"] == [
         "params/fc_layer/bias",
         "params/fc_layer/kernel",
     ]
@@ -103,15 +103,17 @@ def test_another_number_of_classes_replaces_the_head_and_says_so():
 def test_a_missing_head_is_left_fresh():
     arrays = {name: array for name, array in cifar8().items() if not name.startswith("fc")}
     net = network("cifar_resnet8")
-    found = adopt(net, net.init(0), Foreign(source="it", arrays=arrays))
+    found = load_into(net, net.init(0), ForeignWeights(source="it", arrays=arrays))
     assert found.count("fresh") == (2, 650)
     assert 0.98 < found.share < 1
 
 
 def test_grey_images_replace_the_stem_alone():
     net = network("cifar_resnet8", image=(32, 32, 1))
-    found = adopt(net, net.init(0), Foreign(source="it", arrays=cifar8()))
-    assert [fate.note for fate in found.fates if fate.status == "replaced"] == ["16x3x3x3 there, 3x3x1x16 here"]
+    found = load_into(net, net.init(0), ForeignWeights(source="it", arrays=cifar8()))
+    assert [tensor.note for tensor in found.statuses if tensor.status == "replaced"] == [
+        "16x3x3x3 there, 3x3x1x16 here"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -127,17 +129,17 @@ def test_grey_images_replace_the_stem_alone():
 def test_another_network_is_refused_unless_allowed(arrays, told):
     net = network("cifar_resnet8")
     with pytest.raises(CheckpointError, match=told) as caught:
-        adopt(net, net.init(0), Foreign(source="it", arrays=arrays))
+        load_into(net, net.init(0), ForeignWeights(source="it", arrays=arrays))
     assert "90 %" in caught.value.rule
     assert "--init-min-loaded" in caught.value.remedy
-    allowed = adopt(net, net.init(0), Foreign(source="it", arrays=arrays), min_share=0.0)
+    allowed = load_into(net, net.init(0), ForeignWeights(source="it", arrays=arrays), min_share=0.0)
     assert allowed.params.keys() == net.init(0)[0].keys()
 
 
 def test_own_names_are_read_as_they_are():
     net = network("toy_model_bn")
     weights = flat_weights(*net.init(5))
-    found = adopt(net, net.init(0), Foreign(source="it", arrays=weights | {"opt/velocity/x": np.zeros(99)}))
+    found = load_into(net, net.init(0), ForeignWeights(source="it", arrays=weights | {"opt/velocity/x": np.zeros(99)}))
     assert (found.scheme, found.share, found.unused) == ("headrace", 1.0, ())
     again = flat_weights(found.params, found.stats)
     assert all((again[name] == array).all() for name, array in weights.items())
@@ -152,7 +154,7 @@ def test_biases_of_keras_go_into_the_means():
         arrays[f"{'_'.join(layer)}/{keras.get(tensor, tensor)}"] = rng.uniform(0.5, 1, array.shape).astype(np.float32)
         if tensor == "kernel" and array.ndim == 4:
             arrays[f"{'_'.join(layer)}/bias"] = np.full(array.shape[-1], 0.25, np.float32)
-    found = adopt(net, net.init(0), Foreign(source="it", arrays=arrays))
+    found = load_into(net, net.init(0), ForeignWeights(source="it", arrays=arrays))
     assert (found.scheme, found.share, found.unused) == ("keras", 1.0, ())
     np.testing.assert_array_equal(found.params["conv1"]["conv"]["kernel"], arrays["conv1_conv/kernel"])
     np.testing.assert_allclose(found.stats["conv1"]["bn"]["mean"], arrays["conv1_bn/moving_mean"] - 0.25)

@@ -1,6 +1,6 @@
 """Keras' files: the layout of version 3, and, where Keras is installed, its own files and logits.
 
-HEADRACE_KERAS_PYTHON=/path/to/python-with-keras pytest -m slow tests/weights/test_keras_files.py
+HEADRACE_KERAS_PYTHON=/path/to/python-with-keras pytest -m slow tests/weights/test_keras_file.py
 """
 
 import os
@@ -13,7 +13,7 @@ import pytest
 from headrace.config.load import config_from
 from headrace.model.context import Ctx
 from headrace.model.families import build_network
-from headrace.weights.convert import adopt
+from headrace.weights.convert import load_into
 from headrace.weights.weight_file import read_file
 
 KERAS = os.environ.get("HEADRACE_KERAS_PYTHON")
@@ -60,7 +60,7 @@ def test_keras_own_files_compute_what_they_did_there(tmp_path, theirs, ours):
     config = config_from({"model_name": ours, "model_dialect": "keras", "dataset": "imagenet", "generated_data": True})
     network = build_network(config.model, 1000, (224, 224, 3))
     for name in ("it.h5", "it.weights.h5"):
-        found = adopt(network, network.init(0), read_file(tmp_path / name))
+        found = load_into(network, network.init(0), read_file(tmp_path / name))
         assert (found.scheme, found.share) == ("keras", 1.0)
         logits = network.apply(found.params, found.stats, told["images"], Ctx(train=False))[0]
         assert np.abs(np.asarray(logits) - told["logits"]).max() < 1e-4 * np.abs(told["logits"]).max()
