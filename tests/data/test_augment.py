@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from headrace.data.augmentation.augment import Preprocess, draw_moves, preprocess
+from headrace.data.augmentation.augment import Preprocess, draw_offsets, preprocess
 
 AUGMENTATIONS = ("none", "flip", "crop", "flip-crop")
 NORMALIZATIONS = ("per-image", "per-channel", "centred", "zero-one", "none")
@@ -115,7 +115,7 @@ def test_a_flat_image_becomes_zeros_and_a_nearly_flat_one_is_held_down() -> None
 def test_the_padding_is_zero_after_normalisation() -> None:
     images = np.full((200, 8, 8, 1), 255, np.uint8)
     values = preprocess(images, np.arange(200, dtype=np.int32), 0, spec("crop", "zero-one", (8, 8, 1)), True)
-    down, right, _ = draw_moves(np.arange(200), 0, spec(), np)
+    down, right, _ = draw_offsets(np.arange(200), 0, spec(), np)
     inside = (8 - np.abs(down - 4)) * (8 - np.abs(right - 4))
     assert (values.sum((1, 2, 3)) == inside).all()
     assert set(np.unique(values)) == {np.float32(0), np.float32(1)}
@@ -151,7 +151,7 @@ def test_whole_numbers_in_float32_give_the_same() -> None:
 
 def test_draws_are_uniform_and_independent() -> None:
     count = 90_000
-    down, right, flip = draw_moves(np.arange(count), 2, spec(), np)
+    down, right, flip = draw_offsets(np.arange(count), 2, spec(), np)
     assert flip.mean() == pytest.approx(0.5, abs=4 * 0.5 / np.sqrt(count))
     cells = np.zeros((9, 9, 2))
     np.add.at(cells, (down, right, flip.astype(int)), 1)
@@ -161,16 +161,16 @@ def test_draws_are_uniform_and_independent() -> None:
 
 def test_draws_differ_between_epochs_and_seeds() -> None:
     how, index = spec(), np.arange(5000)
-    first = np.stack(draw_moves(index, 0, how, np))
-    for other in (draw_moves(index, 1, how, np), draw_moves(index, 0, replace(how, seed=18), np)):
+    first = np.stack(draw_offsets(index, 0, how, np))
+    for other in (draw_offsets(index, 1, how, np), draw_offsets(index, 0, replace(how, seed=18), np)):
         same = (first == np.stack(other)).all(0).mean()
         assert same == pytest.approx(1 / 162, abs=0.006)
 
 
 def test_host_and_device_draw_alike() -> None:
     index = np.arange(1000, dtype=np.int32)
-    host = draw_moves(index, 7, spec(), np)
-    device = jax.jit(lambda i, e: draw_moves(i, e, spec(), jnp))(index, np.uint32(7))
+    host = draw_offsets(index, 7, spec(), np)
+    device = jax.jit(lambda i, e: draw_offsets(i, e, spec(), jnp))(index, np.uint32(7))
     for ours, theirs in zip(host, device, strict=True):
         assert (ours == np.asarray(theirs)).all()
     assert [moves_of(17, 7, sample) for sample in range(1000)] == list(

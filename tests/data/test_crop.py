@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -52,6 +53,23 @@ def test_torchvision_areas_are_uniform_and_aspects_log_uniform() -> None:
     assert logs.std() == pytest.approx(width / math.sqrt(12), rel=0.05)
     place = boxes[:, 0] / (2000 - boxes[:, 2])
     assert place.mean() == pytest.approx(0.5, abs=4 / math.sqrt(12 * 4000))
+
+
+@pytest.mark.parametrize(("name", "reaches_the_end"), [("torchvision", True), ("reference", False)])
+def test_every_offset_is_drawn_as_often_as_any_other(name: str, reaches_the_end: bool) -> None:
+    """Count the offsets of equal boxes: torchvision draws from all that fit, TensorFlow's sampler never the last one.
+
+    (Its random number excludes the end of its range, which is the difference of the sizes.)
+    """
+    rule = replace(CROP_RULES[name], area=(0.25, 0.25), aspect=(1.0, 1.0))
+    boxes = np.array([random_crop((12, 12), rule, draws(5, 0, sample)) for sample in range(7000)])
+    assert (boxes[:, 2:] == 6).all()
+    possible = 12 - 6 + reaches_the_end
+    for offsets in boxes[:, :2].T:
+        counts = np.bincount(offsets, minlength=possible)
+        assert len(counts) == possible
+        expected = len(boxes) / possible
+        assert np.abs(counts - expected).max() < 4.5 * math.sqrt(expected)
 
 
 def test_the_reference_keeps_a_tenth_of_an_object() -> None:

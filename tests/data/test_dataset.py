@@ -84,13 +84,13 @@ def test_an_unknown_set_is_refused_with_the_nearest_name() -> None:
         describe_dataset(Data(dataset="cifar11"))
 
 
-def made_up(name: str, seed: int = 0, **options: Any) -> Any:
+def synthetic_on(name: str, seed: int = 0, **options: Any) -> Any:
     options = {"image_size": 5, "num_channels": 3, "num_classes": 7, "num_samples": 2500} | options
     return open_dataset(data(dataset=name, **options), seed)
 
 
 def test_generated_images_have_the_asked_shape_and_are_uniform_bytes() -> None:
-    dataset = made_up("generated")
+    dataset = synthetic_on("generated")
     assert (len(dataset.train), len(dataset.validation), dataset.train.num_distinct) == (2500, 500, 1024)
     images = dataset.train.read(np.arange(1024), 0)
     assert images.shape == (1024, 5, 5, 3)
@@ -104,10 +104,10 @@ def test_generated_images_have_the_asked_shape_and_are_uniform_bytes() -> None:
 
 def test_generated_and_synthetic_are_the_same_pure_function_of_the_seed() -> None:
     first, second, synthetic, other = (
-        made_up("generated"),
-        made_up("generated"),
-        made_up("synthetic"),
-        made_up("generated", 1),
+        synthetic_on("generated"),
+        synthetic_on("generated"),
+        synthetic_on("synthetic"),
+        synthetic_on("generated", 1),
     )
     index = np.array([2400, 3, 1027, 3])
     images = first.train.read(index, 0)

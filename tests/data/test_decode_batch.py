@@ -9,7 +9,7 @@ import pytest
 from headrace.data.decoding import jpeg as show_chunk
 from headrace.data.decoding.crop import CROP_RULES, CropRule, draws, random_crop
 from headrace.data.decoding.image_source import ImageSource, ViewSpec
-from headrace.data.decoding.jpeg import chunk_viewer, jpeg_viewer, rule_of
+from headrace.data.decoding.jpeg import batch_decoder, jpeg_decoder, rule_of
 from headrace.data.sets.file_problem import BadSamples
 from headrace.data.sets.folder import read_folders
 from headrace.data.sets.packed import open_pack, write_pack
@@ -22,7 +22,7 @@ RULES = [*CROP_RULES.values(), CropRule(area=(0.5, 0.9), aspect=(1.5, 2.0), refe
 
 @pytest.fixture(autouse=True)
 def _compiled() -> None:
-    if jpeg_viewer() is None:
+    if jpeg_decoder() is None:
         pytest.skip("not compiled")
 
 
@@ -63,9 +63,9 @@ def source(samples: Samples, rule: CropRule, channels: int = 3) -> ImageSource:
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_crops_are_those_of_python(rule: CropRule) -> None:
-    viewer = jpeg_viewer()
-    assert viewer is not None
-    call = viewer.library.hr_random_crop
+    decoder = jpeg_decoder()
+    assert decoder is not None
+    call = decoder.library.hr_random_crop
     for seed in (0, 7, 2**31 + 5):
         given = rule_of(rule, seed, 224, 3)
         rng = np.random.default_rng(seed)
@@ -86,7 +86,7 @@ def test_views_are_those_of_one_at_a_time(
     index, epochs = np.array([*range(len(samples)), 3, 0, 0]), np.arange(len(samples) + 3) % 5
     together = source(samples, rule, channels)
     shown = together.read(index, epochs)
-    monkeypatch.setattr("headrace.data.decoding.image_source.chunk_viewer", lambda *_: None)
+    monkeypatch.setattr("headrace.data.decoding.image_source.batch_decoder", lambda *_: None)
     alone = source(samples, rule, channels)
     assert (shown == alone.read(index, epochs)).all()
     assert [row["sample"] for row in together.bad.rows] == [row["sample"] for row in alone.bad.rows]
@@ -98,30 +98,30 @@ def test_packed_images_are_shown_and_checked(folder: Path, tmp_path: Path, monke
     write_pack(path, found.class_names, (found.train, found.validation), (64, 90), 2)
     samples = open_pack(path).train
     rule, index = CROP_RULES["torchvision"], np.arange(len(samples))
-    places = samples.places(index)
-    viewer = chunk_viewer(rule, 0, 48, 3)
+    places = samples.extents(index)
+    decoder = batch_decoder(rule, 0, 48, 3)
     assert places is not None
-    assert viewer is not None
+    assert decoder is not None
     out = np.zeros((len(index), 48, 48, 3), np.uint8)
-    assert viewer.show(places, index, index, out).all(), "every packed image is an upright baseline JPEG"
+    assert decoder.decode_into(places, index, index, out).all(), "every packed image is an upright baseline JPEG"
     shown = source(samples, rule).read(index, 2)
     with monkeypatch.context() as changed:
-        changed.setattr("headrace.data.decoding.image_source.chunk_viewer", lambda *_: None)
+        changed.setattr("headrace.data.decoding.image_source.batch_decoder", lambda *_: None)
         assert (shown == source(samples, rule).read(index, 2)).all()
     content = bytearray(path.read_bytes())
     content[int(places.offsets[4]) + int(places.lengths[4]) - 3] ^= 1  # at the end: no crop would notice
     path.write_bytes(content)
-    assert viewer.show(places, index, index, out).tolist() == [number != 4 for number in range(len(index))]
+    assert decoder.decode_into(places, index, index, out).tolist() == [number != 4 for number in range(len(index))]
     damaged = source(open_pack(path).train, rule)
     damaged.read(index, 2)
     assert [(row["sample"], row["problem"]) for row in damaged.bad.rows] == [(4, "the checksum is wrong")]
 
 
 def test_files_that_are_gone_or_no_files_are_left_to_python(tmp_path: Path) -> None:
-    viewer = chunk_viewer(CROP_RULES["torchvision"], 0, 16, 3)
-    assert viewer is not None
+    decoder = batch_decoder(CROP_RULES["torchvision"], 0, 16, 3)
+    assert decoder is not None
     (tmp_path / "good.jpg").write_bytes(encode(smooth(40, 30)))
     paths = [bytes(tmp_path / name) for name in ("good.jpg", "gone.jpg", ".", "good.jpg")]
     none, out = np.full(4, -1), np.zeros((4, 16, 16, 3), np.uint8)
-    places = show_chunk.Places(paths, np.array([0, 0, 0, 10**9]), np.array([-1, -1, -1, 5]), none)
-    assert viewer.show(places, np.arange(4), np.zeros(4, int), out).tolist() == [True, False, False, False]
+    places = show_chunk.FileExtents(paths, np.array([0, 0, 0, 10**9]), np.array([-1, -1, -1, 5]), none)
+    assert decoder.decode_into(places, np.arange(4), np.zeros(4, int), out).tolist() == [True, False, False, False]

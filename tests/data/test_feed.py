@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from headrace.data.augmentation.augment import Preprocess, preprocess
 from headrace.data.feeding import blocks
+from headrace.data.feeding.blocks import FeedOptions
 from headrace.data.feeding.cache import CacheChoice
-from headrace.data.feeding.feed import EvalFeed, FeedOptions, TrainFeed
+from headrace.data.feeding.feed import EvalFeed, TrainFeed
 from headrace.data.feeding.order import StepShape, step_indices
 from headrace.data.sets.source import ArraySource
 

@@ -14,7 +14,7 @@ from headrace.data.decoding import image_source as image_source
 from headrace.data.decoding.crop import CROP_RULES
 from headrace.data.decoding.image import BadImage, read_header
 from headrace.data.decoding.image_source import ImageSource, ViewSpec
-from headrace.data.decoding.jpeg import JpegViewer, jpeg_viewer
+from headrace.data.decoding.jpeg import JpegDecoder, jpeg_decoder
 from headrace.data.decoding.resize import View
 from headrace.data.sets.file_problem import BadSamples
 from headrace.data.sets.samples import ObjectSamples
@@ -32,9 +32,9 @@ FORMS = [
 
 
 @pytest.fixture
-def viewer() -> JpegViewer:
+def decoder() -> JpegDecoder:
     """Return the compiled decoder; tests/native fails where there is a compiler and no decoder."""
-    found = jpeg_viewer()
+    found = jpeg_decoder()
     if found is None:
         pytest.skip("not compiled")
     return found
@@ -61,7 +61,7 @@ def by_libjpeg(data: bytes, channels: int = 3, factor: int = 1) -> np.ndarray:
     return pixels.reshape(tall, wide, channels)
 
 
-def assert_same(viewer: JpegViewer, data: bytes, crops: int = 3) -> None:
+def assert_same(decoder: JpegDecoder, data: bytes, crops: int = 3) -> None:
     for factor in (1, 2, 4, 8):
         for channels in (3, 1):
             want = by_libjpeg(data, channels, factor)
@@ -77,33 +77,33 @@ def assert_same(viewer: JpegViewer, data: bytes, crops: int = 3) -> None:
                 )
             for top, left, height, width in boxes:
                 out = np.zeros((height, width, channels), np.uint8)
-                assert viewer.show(data, View((top, left, height, width), (height, width)), out, factor)
+                assert decoder.decode_into(data, View((top, left, height, width), (height, width)), out, factor)
                 assert (out == want[top : top + height, left : left + width]).all()
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("hw", [(16, 16), (75, 101), (200, 35), (9, 130)])
-def test_pixels_are_libjpegs_to_the_bit(viewer: JpegViewer, form: dict, hw: tuple[int, int]) -> None:
-    assert_same(viewer, encode(rough(*hw, seed=hw[0]), **form))
+def test_pixels_are_libjpegs_to_the_bit(decoder: JpegDecoder, form: dict, hw: tuple[int, int]) -> None:
+    assert_same(decoder, encode(rough(*hw, seed=hw[0]), **form))
 
 
-def test_grey_pixels_are_libjpegs_to_the_bit(viewer: JpegViewer) -> None:
-    assert_same(viewer, encode(rough(77, 90, seed=1)[:, :, 0]))
-    assert_same(viewer, encode(rough(77, 90, seed=1)[:, :, 0], restart_marker_rows=1))
+def test_grey_pixels_are_libjpegs_to_the_bit(decoder: JpegDecoder) -> None:
+    assert_same(decoder, encode(rough(77, 90, seed=1)[:, :, 0]))
+    assert_same(decoder, encode(rough(77, 90, seed=1)[:, :, 0], restart_marker_rows=1))
 
 
-def test_colours_of_half_the_height_are_libjpegs_to_the_bit(viewer: JpegViewer) -> None:
+def test_colours_of_half_the_height_are_libjpegs_to_the_bit(decoder: JpegDecoder) -> None:
     # No encoder at hand writes them. Units of 16 x 8 pixels become 8 x 16 by changing the header: mixed up, but valid.
     data = bytearray(encode(rough(64, 96, seed=2), subsampling=1))
     frame = data.index(b"\xff\xc0")
     assert data[frame + 11] == 0x21
     data[frame + 11] = 0x12
     data[frame + 5 : frame + 9] = (128).to_bytes(2, "big") + (48).to_bytes(2, "big")
-    assert_same(viewer, bytes(data))
+    assert_same(decoder, bytes(data))
 
 
 @pytest.mark.parametrize("rule", ["torchvision", "reference"])
-def test_views_do_not_depend_on_the_decoder(viewer: JpegViewer, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_views_do_not_depend_on_the_decoder(decoder: JpegDecoder, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = [(60, 80), (300, 200), (501, 640), (97, 33), (1000, 900)]
     images = [(encode(rough(*hw, seed=n), **FORMS[n % len(FORMS)]), 0) for n, hw in enumerate(sizes * 2)]
     source = ImageSource(
@@ -111,29 +111,29 @@ def test_views_do_not_depend_on_the_decoder(viewer: JpegViewer, rule: str, monke
     )
     index = np.arange(len(images))
     shown = [source.read(index, epoch) for epoch in range(4)]
-    monkeypatch.setattr(image_source, "jpeg_viewer", lambda: None)
+    monkeypatch.setattr(image_source, "jpeg_decoder", lambda: None)
     for epoch, images in enumerate(shown):
         assert (images == source.read(index, epoch)).all()
 
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP"])
-def test_other_images_are_left_to_others(viewer: JpegViewer, kind: str) -> None:
-    assert viewer.header(encode(smooth(20, 30), kind)) is None
-    assert viewer.header(b"") is None
-    assert viewer.header(encode(smooth(20, 30), progressive=True)) is None
+def test_other_images_are_left_to_others(decoder: JpegDecoder, kind: str) -> None:
+    assert decoder.header(encode(smooth(20, 30), kind)) is None
+    assert decoder.header(b"") is None
+    assert decoder.header(encode(smooth(20, 30), progressive=True)) is None
 
 
-def test_the_header_says_what_others_read(viewer: JpegViewer) -> None:
+def test_the_header_says_what_others_read(decoder: JpegDecoder) -> None:
     from PIL import Image
 
     for orientation in range(1, 9):
         exif = Image.Exif()
         exif[0x0112] = orientation
         data = encode(smooth(20, 30), exif=exif)
-        assert viewer.header(data) == read_header(data)
+        assert decoder.header(data) == read_header(data)
 
 
-def test_what_passes_whole_is_what_libjpeg_passes(viewer: JpegViewer) -> None:
+def test_what_passes_whole_is_what_libjpeg_passes(decoder: JpegDecoder) -> None:
     """Damage is either noticed, or libjpeg finds nothing wrong and gives the same pixels."""
     rng = np.random.default_rng(3)
     passed = refused = 0
@@ -143,12 +143,12 @@ def test_what_passes_whole_is_what_libjpeg_passes(viewer: JpegViewer) -> None:
             changed = bytearray(data[: int(rng.integers(2, len(data)))] if rng.random() < 0.2 else data)
             for _ in range(int(rng.integers(1, 4))):
                 changed[int(rng.integers(0, len(changed)))] = int(rng.integers(0, 256))
-            header = viewer.header(bytes(changed))
+            header = decoder.header(bytes(changed))
             if header is None or header.height * header.width > 10**6:
                 refused += 1
                 continue
             out = np.zeros((header.height, header.width, 3), np.uint8)
-            if header.orientation != 1 or not viewer.show(
+            if header.orientation != 1 or not decoder.decode_into(
                 bytes(changed), View((0, 0, *out.shape[:2]), out.shape[:2]), out
             ):
                 refused += 1
@@ -159,20 +159,20 @@ def test_what_passes_whole_is_what_libjpeg_passes(viewer: JpegViewer) -> None:
     assert refused > 100
 
 
-def test_a_file_cut_short_is_bad_whatever_its_crop(viewer: JpegViewer) -> None:
+def test_a_file_cut_short_is_bad_whatever_its_crop(decoder: JpegDecoder) -> None:
     data = encode(rough(120, 90, seed=1))
     look = ViewSpec(size=32, crop=CROP_RULES["torchvision"])
     out = np.zeros((32, 32, 3), np.uint8)
     for length in (len(data) - 2, len(data) * 3 // 4, len(data) // 2):
         for epoch in range(5):
             with pytest.raises(BadImage):
-                image_source.show(ObjectSamples([(data[:length], 0)]), 0, epoch, look, out, None)
+                image_source.decode_into(ObjectSamples([(data[:length], 0)]), 0, epoch, look, out, None)
 
 
-def test_a_crop_that_does_not_lie_in_the_image_is_refused(viewer: JpegViewer) -> None:
+def test_a_crop_that_does_not_lie_in_the_image_is_refused(decoder: JpegDecoder) -> None:
     data, out = encode(smooth(20, 30)), np.zeros((5, 5, 3), np.uint8)
     for crop in [(-1, 0, 5, 5), (0, 26, 5, 5), (16, 0, 5, 5), (0, 0, 0, 5)]:
-        assert not viewer.show(data, View(crop, (5, 5)), out)
+        assert not decoder.decode_into(data, View(crop, (5, 5)), out)
 
 
 @pytest.mark.slow
@@ -200,7 +200,7 @@ def test_damaged_jpegs_do_no_harm(tmp_path: Path, flags: list[str]) -> None:
 def test_a_run_says_why_it_is_slower(monkeypatch: pytest.MonkeyPatch) -> None:
     from headrace.data.decoding import jpeg
 
-    monkeypatch.setattr(jpeg, "jpeg_viewer", lambda: None)
+    monkeypatch.setattr(jpeg, "jpeg_decoder", lambda: None)
     monkeypatch.setattr(jpeg, "decode_library", lambda: (None, "there is no library"))
     (line,) = jpeg.describe_slower()
     assert "there is no library" in line

@@ -7,7 +7,7 @@ import pytest
 from headrace.core.errors import DataError
 from headrace.data.sets import locate as find
 from headrace.data.sets.catalog import KNOWN_SETS
-from headrace.data.sets.locate import find_set, search_roots
+from headrace.data.sets.locate import locate_set, search_roots
 
 CIFAR10, MNIST, FASHION = (KNOWN_SETS[name] for name in ("cifar10", "mnist", "fashion_mnist"))
 
@@ -31,7 +31,7 @@ def touch(path: Path) -> Path:
 @pytest.mark.parametrize("place", ["", "cifar-10-batches-bin", "a/cifar-10-batches-bin", "a/b/cifar-10-batches-bin"])
 def test_the_path_itself_or_a_named_sub_directory(tmp_path: Path, place: str) -> None:
     file = touch(tmp_path / "sets" / place / "data_batch_1.bin")
-    found = find_set(CIFAR10, str(tmp_path / "sets"))
+    found = locate_set(CIFAR10, str(tmp_path / "sets"))
     assert found.directory == file.parent
     assert found.layout.kind == "cifar-binary"
     assert found.missing == (
@@ -47,59 +47,59 @@ def test_the_path_itself_or_a_named_sub_directory(tmp_path: Path, place: str) ->
 def test_not_too_deep_not_elsewhere_not_hidden(tmp_path: Path, place: str) -> None:
     touch(tmp_path / "sets" / place / "data_batch_1.bin")
     with pytest.raises(DataError):
-        find_set(CIFAR10, str(tmp_path / "sets"))
+        locate_set(CIFAR10, str(tmp_path / "sets"))
 
 
 def test_binary_comes_before_python_and_near_before_far(tmp_path: Path) -> None:
     touch(tmp_path / "sets" / "cifar-10-batches-py" / "data_batch_1")
-    assert find_set(CIFAR10, str(tmp_path / "sets")).layout.kind == "cifar-python"
+    assert locate_set(CIFAR10, str(tmp_path / "sets")).layout.kind == "cifar-python"
     touch(tmp_path / "sets" / "cifar-10-batches-bin" / "data_batch_1.bin")
     touch(tmp_path / "sets" / "a" / "cifar-10-batches-bin" / "data_batch_1.bin")
-    assert find_set(CIFAR10, str(tmp_path / "sets")).directory == tmp_path / "sets" / "cifar-10-batches-bin"
+    assert locate_set(CIFAR10, str(tmp_path / "sets")).directory == tmp_path / "sets" / "cifar-10-batches-bin"
 
 
 def test_mnist_and_fashion_mnist_are_told_apart_by_their_directories(tmp_path: Path) -> None:
     touch(tmp_path / "sets" / "fashion-mnist" / "train-images-idx3-ubyte.gz")
-    assert find_set(FASHION, str(tmp_path / "sets")).directory.name == "fashion-mnist"
+    assert locate_set(FASHION, str(tmp_path / "sets")).directory.name == "fashion-mnist"
     with pytest.raises(DataError):
-        find_set(MNIST, str(tmp_path / "sets"))
+        locate_set(MNIST, str(tmp_path / "sets"))
 
 
 @pytest.mark.parametrize("name", ["fashion-mnist", "dataset-fashion-mnist", "FashionMNIST/raw"])
 def test_names_of_fashion_mnist(tmp_path: Path, name: str) -> None:
     touch(tmp_path / "sets" / name / "t10k-labels.idx1-ubyte")
-    assert find_set(FASHION, str(tmp_path / "sets")).directory == tmp_path / "sets" / name
+    assert locate_set(FASHION, str(tmp_path / "sets")).directory == tmp_path / "sets" / name
 
 
 def test_a_plain_file_comes_before_a_compressed_one(tmp_path: Path) -> None:
     touch(tmp_path / "sets" / "train-images-idx3-ubyte.gz")
     plain = touch(tmp_path / "sets" / "train-images-idx3-ubyte")
-    assert find_set(MNIST, str(tmp_path / "sets")).train_files[0] == plain
+    assert locate_set(MNIST, str(tmp_path / "sets")).train_files[0] == plain
 
 
 def test_environment_and_system_only_when_no_path_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     touch(tmp_path / "system" / "fashion-mnist" / "train-images-idx3-ubyte.gz")
-    assert find_set(FASHION, ".").directory == tmp_path / "system" / "fashion-mnist"
+    assert locate_set(FASHION, ".").directory == tmp_path / "system" / "fashion-mnist"
     touch(tmp_path / "data" / "train-images-idx3-ubyte.gz")
     monkeypatch.setenv("DATA_DIR", str(tmp_path / "data"))
-    assert find_set(FASHION, ".").directory == tmp_path / "data"
+    assert locate_set(FASHION, ".").directory == tmp_path / "data"
     touch(tmp_path / "sets" / "train-images-idx3-ubyte.gz")
     monkeypatch.setenv("DATASETS_DIR", str(tmp_path / "sets"))
-    assert find_set(FASHION, ".").directory == tmp_path / "sets"
-    assert find_set(FASHION, str(tmp_path / "data")).directory == tmp_path / "data"  # as the configuration gives it
+    assert locate_set(FASHION, ".").directory == tmp_path / "sets"
+    assert locate_set(FASHION, str(tmp_path / "data")).directory == tmp_path / "data"  # as the configuration gives it
     touch(tmp_path / "here" / "train-images-idx3-ubyte.gz")
-    assert find_set(FASHION, ".").directory == Path()
+    assert locate_set(FASHION, ".").directory == Path()
     assert search_roots(str(tmp_path / "sets")) == (tmp_path / "sets", tmp_path / "data", tmp_path / "system")
     (tmp_path / "empty").mkdir()
     assert search_roots(str(tmp_path / "empty")) == (tmp_path / "empty",)
     with pytest.raises(DataError):
-        find_set(FASHION, str(tmp_path / "empty"))
+        locate_set(FASHION, str(tmp_path / "empty"))
 
 
 def test_the_error_says_what_where_and_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATASETS_DIR", str(tmp_path / "nowhere"))
     with pytest.raises(DataError) as caught:
-        find_set(CIFAR10, ".")
+        locate_set(CIFAR10, ".")
     said = str(caught.value)
     for word in (
         "data_batch_1.bin",
@@ -116,7 +116,7 @@ def test_the_error_says_what_where_and_how(tmp_path: Path, monkeypatch: pytest.M
 def test_an_archive_given_as_path_is_recognised(tmp_path: Path) -> None:
     archive = touch(tmp_path / "cifar-10-binary.tar.gz")
     with pytest.raises(DataError, match="unpack it first"):
-        find_set(CIFAR10, str(archive))
+        locate_set(CIFAR10, str(archive))
 
 
 def test_a_huge_tree_is_not_walked_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,4 +124,4 @@ def test_a_huge_tree_is_not_walked_to_its_end(tmp_path: Path, monkeypatch: pytes
     for number in range(12):
         touch(tmp_path / "sets" / f"d{number:02}" / "cifar-10-batches-bin" / "data_batch_1.bin")
     with pytest.raises(DataError):
-        find_set(CIFAR10, str(tmp_path / "sets"))
+        locate_set(CIFAR10, str(tmp_path / "sets"))

@@ -9,7 +9,7 @@ from headrace.data.dataset import describe_dataset
 from headrace.data.feeding.blocks import FeedOptions
 from headrace.data.feeding.cache import CacheChoice, make_resident
 from headrace.data.feeding.feed import EvalFeed, TrainFeed
-from headrace.data.feeding.order import Share, StepShape, step_indices
+from headrace.data.feeding.order import ProcessShard, StepShape, step_indices
 
 NUM_SAMPLES, SEED = 50, 3
 
@@ -38,12 +38,12 @@ class Watched:
         out[:] = indices[:, None, None, None]
 
 
-def options(share: Share) -> FeedOptions:
+def options(share: ProcessShard) -> FeedOptions:
     data = Data(dataset="generated", image_size=2)
     preprocess = preprocess_spec(data, Augment(), describe_dataset(data), SEED)
     cache = CacheChoice("host", "for the test")
     return FeedOptions(
-        preprocess=preprocess, cache=cache, eight_bit_transfer=True, num_threads=2, prefetch_depth=1, share=share
+        preprocess=preprocess, cache=cache, eight_bit_transfer=True, num_threads=2, prefetch_depth=1, shard=share
     )
 
 
@@ -62,7 +62,7 @@ def test_each_process_reads_the_columns_of_its_replicas_alone(num_processes: int
     blocks = []
     for process in range(num_processes):
         source = Watched()
-        share = Share(process=process, num_processes=num_processes)
+        share = ProcessShard(process=process, num_processes=num_processes)
         feed = TrainFeed(source, shape, 2, 1, 1, options(share), lambda tree, _: tree)
         block = feed.next()
         feed.close()
@@ -81,7 +81,7 @@ def test_an_evaluation_counts_every_sample_in_exactly_one_process() -> None:
     counted = np.zeros(NUM_SAMPLES)
     for process in range(4):
         source = Watched()
-        feed = EvalFeed(source, 8, 3, options(Share(process=process, num_processes=4)), lambda tree, _: tree)
+        feed = EvalFeed(source, 8, 3, options(ProcessShard(process=process, num_processes=4)), lambda tree, _: tree)
         for block in feed:
             assert block["index"].shape == (3, 2)
             np.add.at(counted, block["index"][block["mask"] == 1], 1)
@@ -100,7 +100,7 @@ def test_a_set_on_the_device_is_decoded_by_shares() -> None:
             kinds.append(kind)
             return tree
 
-        part = make_resident(source, put, Share(process=process, num_processes=3))
+        part = make_resident(source, put, ProcessShard(process=process, num_processes=3))
         assert kinds == ["rows"]
         assert len(set(source.seen)) <= 17  # 50 / 3, rounded up
         parts.append(np.asarray(part["images"])[:, 0, 0, 0])

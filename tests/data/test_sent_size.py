@@ -9,7 +9,7 @@ import pytest
 from headrace.cli.main import main
 from headrace.config.load import config_from
 from headrace.core.errors import ConfigError
-from headrace.data.augmentation.augment import draw_moves, preprocess
+from headrace.data.augmentation.augment import draw_offsets, preprocess
 from headrace.data.dataset import describe_dataset, open_dataset
 from headrace.data.feeding.blocks import BlockReader, feed_options
 from headrace.plan.memory import sent_data
@@ -41,7 +41,7 @@ def test_the_device_cuts_its_image_out_of_what_is_sent(place: str, crop: str) ->
     index = np.arange(11)
     sent = dataset.train.read(index, 2)
     assert sent.shape == (11, 40, 40, 3)
-    down, right, flip = draw_moves(index, 2, spec, np, (9, 9))
+    down, right, flip = draw_offsets(index, 2, spec, np, (9, 9))
     seen = preprocess(sent, index, 2, spec, train=True)
     on_device = np.asarray(preprocess(jnp.asarray(sent), jnp.asarray(index), 2, spec, train=True))
     assert (seen == on_device).all()

@@ -10,7 +10,7 @@ from headrace.cli.data import main
 from headrace.config.load import config_from
 from headrace.core.errors import ConfigError
 from headrace.data.sets.catalog import MNIST
-from headrace.data.sets.locate import find_set
+from headrace.data.sets.locate import locate_set
 from headrace.data.verify import VerifyReport, format_report, verify, verify_found
 
 from .small_sets import SmallSet, idx_bytes, write_cifar_binary, write_idx
@@ -56,12 +56,12 @@ def test_all_problems_are_listed(small_cifar10: SmallSet, tmp_path: Path) -> Non
 def test_the_wrong_set_in_the_right_files_is_noticed(small_mnist: SmallSet, tmp_path: Path) -> None:
     write_idx(small_mnist, tmp_path)
     row = replace(small_mnist.row, check_mean=True)
-    report = verify_found(find_set(row, str(tmp_path)), row)
+    report = verify_found(locate_set(row, str(tmp_path)), row)
     assert len(report.problems) == 1
     mean = small_mnist.images["train"].mean() / 255
     assert f"the mean of the pixels is {mean:.4f}, in the published set 0.1307" in report.problems[0]
     true = replace(row, channel_mean=(float(mean),))
-    assert verify_found(find_set(true, str(tmp_path)), true).problems == ()
+    assert verify_found(locate_set(true, str(tmp_path)), true).problems == ()
 
 
 def test_many_wrong_labels_are_counted_exactly(small_mnist: SmallSet, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.data.decoding.jpeg import jpeg_viewer
+from headrace.data.decoding.jpeg import jpeg_decoder
 from headrace.data.decoding.resize import _resize_function, native_resize, pillow_resize
 from headrace.native import library
 from headrace.native.library import AVX2, BUILD_COMMAND, PORTABLE, SUFFIX, decode_library, find_library, source_hash
@@ -27,7 +27,7 @@ def test_the_c_code_is_compiled_wherever_there_is_a_compiler() -> None:
     path, reason = decode_library()
     assert path is not None, f"{reason}. Build it: make native, or {BUILD_COMMAND}"
     assert native_resize() is not None
-    assert jpeg_viewer() is not None
+    assert jpeg_decoder() is not None
 
 
 @pytest.mark.parametrize("name", [PORTABLE, AVX2])

@@ -39,9 +39,9 @@ def test_latencies_are_percentiles_in_milliseconds():
     assert latencies([0.5])["p99"] == 500
 
 
-@pytest.mark.parametrize("made_up", [{"generated_data": True}, {"synthetic_data": "device"}])
-def test_inference_counts_every_image_of_all_replicas(made_up):
-    resolved = resolve(SMALL | made_up | {"num_replicas": 2}, "none")
+@pytest.mark.parametrize("synthetic_on", [{"generated_data": True}, {"synthetic_data": "device"}])
+def test_inference_counts_every_image_of_all_replicas(synthetic_on):
+    resolved = resolve(SMALL | synthetic_on | {"num_replicas": 2}, "none")
     result = bench_inference(resolved, batches_per_call=2, num_calls=3, num_requests=5)
     assert (result.batch_size, result.num_replicas, len(result.rates.each)) == (8, 2, 3)
     line = json.loads(json.dumps(result.to_dict()))
@@ -51,9 +51,9 @@ def test_inference_counts_every_image_of_all_replicas(made_up):
 
 
 def test_the_rate_of_two_processes_is_that_of_both_and_told_once(tmp_path):
-    made_up = "--config none --model cifar_resnet8 --dataset cifar10 --generated-data --progress none"
+    synthetic_on = "--config none --model cifar_resnet8 --dataset cifar10 --generated-data --progress none"
     sizes = "--num-replicas 2 --micro-batch-size 4 --steps-per-call 2 --num-calls 2 --num-requests 2 --json"
-    assert run_job(2, ["bench", "--mode", "inference", *made_up.split(), *sizes.split()], tmp_path) == [0, 0]
+    assert run_job(2, ["bench", "--mode", "inference", *synthetic_on.split(), *sizes.split()], tmp_path) == [0, 0]
     told = [[line for line in (tmp_path / f"{n}.txt").read_text().splitlines() if line[:1] == "{"] for n in range(2)]
     assert [len(lines) for lines in told] == [1, 0]
     line = json.loads(told[0][0])
@@ -77,13 +77,13 @@ def test_imagenet_is_made_up_as_published():
     info = describe_dataset(data)
     assert (info.image_hwc, info.num_classes) == ((380, 380, 3), 1000)
     assert (info.num_train, info.num_validation) == (1_281_167, 50_000)
-    assert (info.made_up, info.channel_mean) == ("device", (0.485, 0.456, 0.406))
+    assert (info.synthetic_on, info.channel_mean) == ("device", (0.485, 0.456, 0.406))
 
 
 def test_cifar_is_made_up_without_its_files(tmp_path):
     data = config_from({"dataset": "cifar10", "generated_data": True, "dataset_path": str(tmp_path)}).data
     opened = open_dataset(data, seed=3)
-    assert (len(opened.train), len(opened.validation), opened.info.made_up) == (50000, 10000, "host")
+    assert (len(opened.train), len(opened.validation), opened.info.synthetic_on) == (50000, 10000, "host")
     images = opened.train.read(np.arange(256), 0)
     assert images.shape == (256, 32, 32, 3)
     assert abs(images.mean() - 127.5) < 1  # uniform bytes
@@ -120,8 +120,11 @@ def test_a_bare_flag_means_the_device():
     from headrace.cli.options import parse
 
     for words in (["--synthetic-data"], ["--synthetic-data", "--seed", "1"], ["--synthetic-data", "device"]):
-        assert parse([*words, "--dataset", "cifar10"], "headrace plan")[0].config.data.made_up == "device"
-    assert parse(["--dataset", "cifar10", "--synthetic-data", "host"], "headrace plan")[0].config.data.made_up == "host"
+        assert parse([*words, "--dataset", "cifar10"], "headrace plan")[0].config.data.synthetic_on == "device"
+    assert (
+        parse(["--dataset", "cifar10", "--synthetic-data", "host"], "headrace plan")[0].config.data.synthetic_on
+        == "host"
+    )
 
 
 def test_the_shipped_benchmarks_are_the_references_and_ours():
@@ -182,8 +185,8 @@ STATED = {
 @pytest.mark.parametrize("name", sorted(read_entries(SHIPPED)))
 def test_every_shipped_benchmark_can_be_planned(name):
     entry = read_entries(SHIPPED)[name]
-    made_up = "--config synthetic_resnet50" in " ".join(entry.options) or "--synthetic-data" in entry.options
-    words = entry.command(entry.points()[-1], [] if made_up else ["--generated-data"])
+    synthetic_on = "--config synthetic_resnet50" in " ".join(entry.options) or "--synthetic-data" in entry.options
+    words = entry.command(entry.points()[-1], [] if synthetic_on else ["--generated-data"])
     words = words[words.index("bench") + 1 :]
     resolved = resolve_words(read_config_words(words, "headrace bench", add_arguments))
     design = design_run(resolved.config)

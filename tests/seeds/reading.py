@@ -149,7 +149,7 @@ def benched(words: list[str]) -> dict[str, Any]:
         "batch": config.batch.micro_batch_size,
         "repeat": taken.own.num_calls,
         "norm": norm_choice(config.model)["name"],
-        "made_up": config.data.made_up,
+        "made_up": config.data.synthetic_on,
         "precision": config.numerics.precision,
         "eight_bit": config.data.eight_bit_transfer,
     }

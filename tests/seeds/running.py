@@ -50,7 +50,7 @@ def reduced(script: str, argv: list[str], place: Path, cache: Path) -> list[str]
     resolved, _ = planned(words)
     size = "32" if resolved.config.model.model_name == "toy_model" else "8"  # its pools are 5 pixels wide
     images = ["--image-size", size] if resolved.config.data.dataset == "imagenet" else []
-    made_up = [] if resolved.config.data.made_up else ["--generated-data"]
+    made_up = [] if resolved.config.data.synthetic_on else ["--generated-data"]
     return [*argv, *SHORT, *made_up, *images, *more, "--log-dir", str(place / "runs"), "--run-name", "seed"]
 
 

@@ -132,7 +132,7 @@ class Data:
     prefetch_depth: int = option(2, "Blocks of images prepared ahead of the device.", check=between(1, 255))
 
     @property
-    def made_up(self) -> str:
+    def synthetic_on(self) -> str:
         """Return where images are made up: host or device; empty for real ones."""
         if self.generated_data or self.dataset == "generated" or self.synthetic_data == "host":
             return "host"
@@ -199,7 +199,7 @@ DATA_RULES = (
         remedy="Add --dataset-cache raw or decoded, or leave the budget out.",
     ),
     Rule(
-        broken=lambda facts: bool(facts.config.data.sent_image_size and facts.config.data.made_up),
+        broken=lambda facts: bool(facts.config.data.sent_image_size and facts.config.data.synthetic_on),
         problem=lambda facts: f"{facts.describe('sent_image_size')}, but the images are made up.",
         rule="sent_image_size is for real images: synthetic ones are not cropped.",
         remedy="Leave sent_image_size out, or raise image_size.",

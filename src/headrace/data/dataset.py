@@ -24,7 +24,7 @@ from headrace.data.sets.image_sets import (
     sent_size,
     sources_of,
 )
-from headrace.data.sets.locate import SPLITS, class_names, detect, find_set, read_split
+from headrace.data.sets.locate import SPLITS, class_names, detect, locate_set, read_split
 from headrace.data.sets.source import ArraySource, Source, Synthetic, SyntheticSource, distinct_images, generated_source
 
 SYNTHETIC_SETS = ("generated", "synthetic")
@@ -48,7 +48,7 @@ class DataInfo:
     image_dtype: str = "uint8"  # or float32, for images that code gives
     varies: bool = False  # what a source reads of a sample is another in each epoch, so it cannot lie on a device
     place: str = ""  # where a set of images lies, and how it was split
-    made_up: str = ""  # where its images are made up: host or device
+    synthetic_on: str = ""  # where its images are made up: host or device
     sent_hw: tuple[int, int] | None = None  # of training images, where they are larger than the network's
 
     @property
@@ -90,7 +90,7 @@ def describe_dataset(data: Data, *, absent_ok: bool = False) -> DataInfo:
     data = resolved_set(data)
     if data.dataset in SYNTHETIC_SETS:
         return _describe_synthetic(data)
-    if data.dataset == "imagenet" and (data.made_up or (absent_ok and not imagenet_is_there(data))):
+    if data.dataset == "imagenet" and (data.synthetic_on or (absent_ok and not imagenet_is_there(data))):
         return _describe_imagenet(data)
     if data.dataset in IMAGE_DATASETS:
         return _describe_images(open_image_set(data, data.dataset), data)
@@ -112,23 +112,23 @@ def describe_dataset(data: Data, *, absent_ok: bool = False) -> DataInfo:
         channel_mean=row.channel_mean,
         channel_std=row.channel_std,
         place=_synthetic_directory(data),
-        made_up=data.made_up,
+        synthetic_on=data.synthetic_on,
     )
 
 
 def open_dataset(data: Data, seed: int) -> DataSet:
     """Read the configured set; what is missing or damaged is a DataError. `seed` makes made-up images."""
     data = resolved_set(data)
-    if data.dataset in IMAGE_DATASETS and not data.made_up:
+    if data.dataset in IMAGE_DATASETS and not data.synthetic_on:
         return _open_image_set(data, seed)
     info = describe_dataset(data)
-    if info.made_up:
+    if info.synthetic_on:
         train, validation = (_synthetic(info, data, seed, split) for split in SPLITS)
         return DataSet(info=info, train=train, validation=validation)
     if info.name == "digits":
         return _from_parts(info, read_digits())
     row = KNOWN_SETS[info.name]
-    found = find_set(row, data.dataset_path)
+    found = locate_set(row, data.dataset_path)
     if found.missing:
         raise DataError(
             f"The data set {row.name} in {found.directory} lacks {', '.join(found.missing)}.", remedy=row.how_to_get
@@ -186,15 +186,15 @@ def _describe_imagenet(data: Data) -> DataInfo:
         normalization=_or(data.wanted_normalization, "per-channel"),
         channel_mean=IMAGENET_MEAN if channels == 3 else GREY_MEAN,
         channel_std=IMAGENET_STD if channels == 3 else GREY_STD,
-        varies=not data.made_up,
+        varies=not data.synthetic_on,
         place=_synthetic_directory(data) or "not there, planned as published",
-        made_up=data.made_up,
+        synthetic_on=data.synthetic_on,
         sent_hw=(sent, sent) if sent else None,
     )
 
 
 def _synthetic_directory(data: Data) -> str:
-    return f"made up on the {data.made_up}" if data.made_up else ""
+    return f"made up on the {data.synthetic_on}" if data.synthetic_on else ""
 
 
 def _from_parts(info: DataInfo, parts: dict[str, Part]) -> DataSet:
@@ -218,7 +218,7 @@ def _describe_synthetic(data: Data) -> DataInfo:
         normalization=_or(data.wanted_normalization, "per-channel"),
         channel_mean=(0.5,) * channels,  # of uniform bytes
         channel_std=(0.28975,) * channels,
-        made_up=data.made_up,
+        synthetic_on=data.synthetic_on,
     )
 
 
@@ -231,7 +231,7 @@ def _synthetic(info: DataInfo, data: Data, seed: int, split: str) -> Source:
         num_classes=info.num_classes,
         num_distinct=distinct_images(num_samples, info.image_bytes, parse_bytes(data.dataset_device_budget)),
     )
-    return SyntheticSource(spec, num_samples) if info.made_up == "device" else generated_source(spec, num_samples)
+    return SyntheticSource(spec, num_samples) if info.synthetic_on == "device" else generated_source(spec, num_samples)
 
 
 def _refuse_contradictions(data: Data, row: SetRow) -> None:

@@ -15,7 +15,7 @@ from headrace.data.sets.catalog import KNOWN_SETS, SetRow
 from headrace.data.sets.digits import read_digits
 from headrace.data.sets.file_problem import Part
 from headrace.data.sets.image_sets import ImageSet, open_image_set
-from headrace.data.sets.locate import SPLITS, Found, class_names, find_set, read_split
+from headrace.data.sets.locate import SPLITS, Found, class_names, locate_set, read_split
 from headrace.data.sets.samples import Samples
 
 # Check a set of images: decode every one of them, and name each that is broken.
@@ -77,7 +77,7 @@ class VerifyReport:
 def verify(data: Data) -> VerifyReport:
     """Check the configured set."""
     data = resolved_set(data)
-    if data.made_up:
+    if data.synthetic_on:
         return _synthetic_report(data)
     if data.dataset in IMAGE_DATASETS:
         return _images_report(data)
@@ -85,7 +85,7 @@ def verify(data: Data) -> VerifyReport:
     if row.name == "digits":
         return _report(row, "inside the package", row.class_names, read_digits(), [])
     try:
-        found = find_set(row, data.dataset_path)
+        found = locate_set(row, data.dataset_path)
     except DataError as error:
         return VerifyReport(
             name=row.name, place="not found", class_names=row.class_names, counts={}, problems=(str(error),)

@@ -195,7 +195,7 @@ def sent_data(feed: FeedOptions, info: DataInfo, batch: BatchPlan) -> SentData:
 def resident_data(config: Config, info: DataInfo, budget: int) -> DataMemory:
     """Return the rows of a dataset kept on the devices; all of them validate, so all hold the validation set."""
     counts = [info.num_train, info.num_validation]
-    if info.made_up:
+    if info.synthetic_on:
         counts = [distinct_images(count, info.image_bytes, budget) for count in counts]
     train, validation = counts[0], counts[1] * config.validation.validation
     bits = 8 * info.image_bytes // info.num_values

@@ -8,7 +8,7 @@ from headrace.config.schema import Config
 from headrace.core.errors import ConfigError
 from headrace.core.units import format_count, parse_bytes
 from headrace.data.dataset import DataInfo
-from headrace.data.feeding.blocks import feed_options
+from headrace.data.feeding.blocks import FeedOptions, feed_options
 from headrace.data.feeding.cache import CacheChoice
 from headrace.model.network import Network
 from headrace.plan.batch import BatchPlan, ValidationPlan, make_batch_plan, make_validation_plan
@@ -70,7 +70,7 @@ class Plan:
     pipeline: PipelinePlan | None  # None: there are no stages
     one_program: bool  # a call is one device program; otherwise the host dispatches each stage's passes
     recompute_points: tuple[int, ...]  # blocks whose inputs recomputation keeps
-    cache: CacheChoice
+    feed: FeedOptions  # how images reach the devices, in training and in evaluation
     num_parameters: int
     flops_per_image: int
     num_processes: int = 1
@@ -84,6 +84,11 @@ class Plan:
     def devices_per_replica(self) -> int:
         """Return how many devices the stages of one replica take."""
         return self.pipeline.num_devices if self.pipeline else 1
+
+    @property
+    def cache(self) -> CacheChoice:
+        """Return where the dataset is kept."""
+        return self.feed.cache
 
     @property
     def replicas_per_process(self) -> int:
@@ -227,7 +232,7 @@ def make_plan(config: Config, info: DataInfo, network: Network, num_processes: i
         recompute_points=points if wanted.recomputation else (),
         pipeline=pipeline,
         one_program=one_program,
-        cache=feed.cache,
+        feed=feed,
         num_parameters=cost.params,
         flops_per_image=cost.flops,
         num_processes=num_processes,

@@ -20,7 +20,7 @@ from headrace.core.errors import ConfigError
 from headrace.core.version import __version__
 from headrace.data.dataset import DataSet, open_dataset
 from headrace.data.feeding.cache import make_resident
-from headrace.data.feeding.feed import RepeatedFeed, feed_options
+from headrace.data.feeding.feed import RepeatedFeed
 from headrace.engine.devices import show_devices, start_devices, use_compilation_cache
 from headrace.engine.forward import LOGITS, stored_for_inference
 from headrace.job import current_group
@@ -189,7 +189,7 @@ def bench(resolved: Resolved, *, steps_per_call: int, num_calls: int) -> BenchRe
 def _measure(design: Design, dataset: DataSet, devices: list[Any]) -> tuple[Compiled, list[float], float]:
     """Run the design's calls; return the program, the seconds of each call and the loss of the last step."""
     config = design.config
-    options = feed_options(config.data, dataset.info, config.run.seed, len(devices), config.augment)
+    options = design.plan.feed
     executor = make_executor(design.plan, step_spec(design, options, dataset), devices, config.pipeline)
     current_group().connect_devices(executor.meshes, config.model.dbn_replica_group_size)
     adopted = adopt_weights(design)
@@ -276,12 +276,12 @@ class _Bench:
 
     def __init__(self, design: Design, dataset: DataSet, devices: list[Any]) -> None:
         self._source, self._batch_size = dataset.validation, design.plan.validation.batch_size
-        self._forward, self._options = make_forward_pass(design, dataset.info, devices, LOGITS)
+        self._forward, self._options = make_forward_pass(design, devices, LOGITS)
         adopted = adopt_weights(design)
         weights = (adopted.params, adopted.stats) if adopted else design.network.init(design.config.run.seed)
         stored = (stored_for_inference(weights[0], design.precision.compute_dtype), weights[1])
         on_device = self._options.cache.where == "device"
-        resident = make_resident(self._source, self._forward.put, self._options.share) if on_device else None
+        resident = make_resident(self._source, self._forward.put, self._options.shard) if on_device else None
         self._held = (self._forward.place(stored), resident)  # what stays on the devices
 
     def time_calls(self, batches_per_call: int, num_calls: int) -> tuple[Compiled, list[float]]:

@@ -9,9 +9,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from headrace.data.dataset import DataInfo, DataSet
+from headrace.data.dataset import DataSet
+from headrace.data.feeding.blocks import FeedOptions
 from headrace.data.feeding.cache import fetch, fetch_labels
-from headrace.data.feeding.feed import EvalFeed, FeedOptions, feed_options
+from headrace.data.feeding.feed import EvalFeed
 from headrace.engine.devices import replica_mesh, take
 from headrace.engine.forward import LOGITS, SUMS, EvalSpec, Forward, Program, Reducer, Sums, WholeForward, total_sums
 from headrace.engine.multiprocess_arrays import in_turn, readable
@@ -19,22 +20,19 @@ from headrace.engine.pipeline.evaluate_stages import make_staged_evaluation
 from headrace.engine.state import State, evaluated_weights
 from headrace.job import current_group
 from headrace.run.design import Design
-from headrace.run.training import Compiled, compiled_from, process_share
+from headrace.run.training import Compiled, compiled_from, process_shard
 
 _STREAMED_BLOCK_BYTES = 256 << 20  # of images sent at a time when the dataset is not on the device
 _PREDICTED_BATCHES = 16  # in a block: bounds the logits that are on the devices at a time
 
 
-def make_forward_pass(
-    design: Design, info: DataInfo, devices: list[Any], reducer: Reducer
-) -> tuple[Forward, FeedOptions]:
+def make_forward_pass(design: Design, devices: list[Any], reducer: Reducer) -> tuple[Forward, FeedOptions]:
     """Return the forward pass that a design plans for its validation, and the options of the feed it needs.
 
     Only sums are computed through the stages of a pipeline; anything else runs on replicas with the whole network.
     """
-    config, plan = design.config, design.plan.validation
-    options = feed_options(config.data, info, config.run.seed, plan.num_devices)
-    options = replace(options, share=process_share(design.plan))
+    plan = design.plan.validation
+    options = replace(design.plan.feed, shard=process_shard(design.plan))
     spec = EvalSpec(
         network=design.network,
         fetch=partial(fetch, spec=options.preprocess, train=False),
@@ -70,7 +68,7 @@ class Validator:
 
     def __init__(self, design: Design, dataset: DataSet, devices: list[Any]) -> None:
         plan = design.plan.validation
-        self._forward, options = make_forward_pass(design, dataset.info, devices, SUMS)
+        self._forward, options = make_forward_pass(design, devices, SUMS)
         batches = plan.num_batches
         if options.cache.where != "device":
             batches = max(1, min(batches, _STREAMED_BLOCK_BYTES // (plan.batch_size * dataset.info.image_bytes)))
@@ -120,7 +118,7 @@ class Validator:
 
 def predict_all(design: Design, dataset: DataSet, devices: list[Any], weights: tuple[Any, Any]) -> np.ndarray:
     """Return the logits [N, classes], float32, of the whole validation split with these (params, stats)."""
-    forward, options = make_forward_pass(design, dataset.info, devices, LOGITS)
+    forward, options = make_forward_pass(design, devices, LOGITS)
     placed, size = forward.place(weights), design.plan.validation.batch_size
     parts, program = [], None
     with closing(EvalFeed(dataset.validation, size, _PREDICTED_BATCHES, options, forward.put)) as feed:

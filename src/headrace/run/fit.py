@@ -16,7 +16,7 @@ from headrace.config.section_compiler import describe_without_effect
 from headrace.core.version import __version__
 from headrace.data.dataset import DataInfo, open_dataset
 from headrace.data.decoding.jpeg import describe_slower
-from headrace.data.feeding.feed import FeedOptions, feed_options
+from headrace.data.feeding.blocks import FeedOptions
 from headrace.data.sets.file_problem import FILE as BAD_FILE
 from headrace.data.sets.subset import few
 from headrace.data.verify import refuse_problems
@@ -98,7 +98,7 @@ def fit(resolved: Resolved, restored: Restored | None, own: CustomParts | None =
     design = replace(design, plan=replace(design.plan, steps=design.plan.steps.from_step(step)))
     plan, steps = design.plan, design.plan.steps
     adopted = adopt_weights(design) if restored is None or restored.arrays is None else None
-    options = feed_options(config.data, dataset.info, config.run.seed, plan.num_devices, config.augment)
+    options = plan.feed
     # Options first: their names explain a difference better than those of what follows from them.
     check_consistency(group, given_facts(design))
     check_consistency(group, derived_facts(design, dataset, step))

@@ -13,7 +13,7 @@ import numpy as np
 from headrace.core.errors import DataError
 from headrace.data.augmentation.augment import preprocess
 from headrace.data.decoding.image import EXTENSIONS, BadImage
-from headrace.data.decoding.image_source import ViewSpec, show
+from headrace.data.decoding.image_source import ViewSpec, decode_into
 from headrace.data.sets.samples import FileSamples
 from headrace.engine.devices import replica_mesh
 from headrace.engine.forward import PROBABILITIES, EvalSpec, WholeForward
@@ -78,10 +78,10 @@ def _forward_spec(model: TrainedModel) -> EvalSpec:
     )
 
 
-def _read(path: Path, look: ViewSpec, out: np.ndarray) -> str:
+def _read(path: Path, spec: ViewSpec, out: np.ndarray) -> str:
     """Decode an image into `out`; return what is wrong with it, or nothing."""
     try:
-        show(FileSamples(path.parent, [path.name], np.zeros(1, np.int32)), 0, 0, look, out, None)
+        decode_into(FileSamples(path.parent, [path.name], np.zeros(1, np.int32)), 0, 0, spec, out, None)
     except BadImage as error:
         return str(error)
     except OSError as error:

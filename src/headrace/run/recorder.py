@@ -16,7 +16,8 @@ from headrace.config.load import Resolved
 from headrace.core.errors import HeadraceError
 from headrace.core.tree import flatten_named
 from headrace.core.units import format_bytes, format_duration
-from headrace.data.feeding.feed import FeedOptions, FeedStats
+from headrace.data.feeding.blocks import FeedOptions
+from headrace.data.feeding.feed import FeedStats
 from headrace.data.feeding.verdict import Measured, verdict
 from headrace.engine.state import State
 from headrace.run.design import Design

@@ -13,9 +13,10 @@ from jax.sharding import Mesh
 from headrace.config.schema import Learning, Pipeline
 from headrace.core.errors import RunStopped
 from headrace.data.dataset import DataSet
+from headrace.data.feeding.blocks import FeedOptions
 from headrace.data.feeding.cache import fetch, fetch_labels
-from headrace.data.feeding.feed import FeedOptions, TrainFeed
-from headrace.data.feeding.order import WHOLE, Share, StepShape, class_weights
+from headrace.data.feeding.feed import TrainFeed
+from headrace.data.feeding.order import WHOLE, ProcessShard, StepShape, class_weights
 from headrace.engine.compiler import compiler_options
 from headrace.engine.devices import CompileCounts, count_compilations, replica_mesh, take
 from headrace.engine.objective import training_loss
@@ -159,9 +160,11 @@ def smoothing_over_all(learning: Learning, num_classes: int) -> float:
     return learning.label_smoothing * (num_classes / (num_classes - 1) if others else 1.0)
 
 
-def process_share(plan: Plan) -> Share:
+def process_shard(plan: Plan) -> ProcessShard:
     """Return this process's share of every batch; its devices must have been started."""
-    return Share(process=jax.process_index(), num_processes=plan.num_processes) if plan.num_processes > 1 else WHOLE
+    return (
+        ProcessShard(process=jax.process_index(), num_processes=plan.num_processes) if plan.num_processes > 1 else WHOLE
+    )
 
 
 def open_feed(design: Design, dataset: DataSet, options: FeedOptions, executor: Executor, first_step: int) -> TrainFeed:
@@ -178,7 +181,7 @@ def open_feed(design: Design, dataset: DataSet, options: FeedOptions, executor: 
         balanced=config.data.balanced_sampling,
     )
     num_calls = (steps.total_steps - first_step) // steps.steps_per_call
-    options = replace(options, share=process_share(design.plan))
+    options = replace(options, shard=process_shard(design.plan))
     return TrainFeed(dataset.train, shape, steps.steps_per_call, first_step, num_calls, options, executor.put)
 
 

@@ -156,7 +156,7 @@ def preprocess(images: Any, index: Any, epoch: Any, spec: Preprocess, train: boo
     return erase(values, index, epoch, spec.random_erasing, spec.seed) if train and spec.random_erasing else values
 
 
-def draw_moves(
+def draw_offsets(
     index: Any, epoch: Any, spec: Preprocess, xp: Any, places: tuple[int, int] = (2 * PAD + 1, 2 * PAD + 1)
 ) -> tuple[Any, Any, Any]:
     """Return (rows down, columns right, flip or not) of each sample; of 9 places, 4 leaves it where it is.
@@ -231,7 +231,7 @@ def _places(index: Any, epoch: Any, spec: Preprocess, source_hw: Any, train: boo
     padded = train and spec.augmentation in _CROPS and spare == (0, 0)
     if train:
         places = (2 * PAD + 1, 2 * PAD + 1) if padded else (spare[0] + 1, spare[1] + 1)
-        down, right, flip = (move[:, None, None] for move in draw_moves(index, epoch, spec, xp, places))
+        down, right, flip = (move[:, None, None] for move in draw_offsets(index, epoch, spec, xp, places))
     else:
         down = right = flip = xp.zeros((len(index), 1, 1), np.int32)
     if not train or spec.augmentation not in _CROPS:

@@ -1,7 +1,7 @@
-"""A source that decodes: encoded samples become views of one size, cropped at random or in the centre.
+"""A source of one split that decodes: encoded samples become views of one size, cropped at random or in the centre.
 
-What a sample shows depends on (seed, epoch, sample) alone. A bad image shows the next good sample of its class in its
-place, whichever thread meets it; it keeps its own place in the order, so the others do not move.
+A sample's view depends on (seed, epoch, sample) alone. A broken image is replaced by the next good sample of its class,
+whichever thread meets it. It keeps its position in the order, so that all other samples stay where they are.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ import numpy as np
 from headrace.core.errors import DataError
 from headrace.data.decoding.crop import CropRule, draws, random_crop, valid_view
 from headrace.data.decoding.image import MAX_PIXELS, BadImage, Header, cut_rows, decode, decode_factor, read_header
-from headrace.data.decoding.jpeg import PlacedSamples, chunk_viewer, jpeg_viewer
+from headrace.data.decoding.jpeg import FileBackedSamples, batch_decoder, jpeg_decoder
 from headrace.data.decoding.resize import Scratch, View, resize_view
 from headrace.data.sets.file_problem import BadSamples
 from headrace.data.sets.samples import Boxes, Samples
@@ -19,7 +19,7 @@ from headrace.data.sets.samples import Boxes, Samples
 
 @dataclass(frozen=True, kw_only=True)
 class ViewSpec:
-    """How images are shown."""
+    """How an image becomes the network's input: size, channels and crop."""
 
     size: int
     channels: int = 3
@@ -29,7 +29,7 @@ class ViewSpec:
     antialias: bool = True
 
     def view(self, hw: tuple[int, int], epoch: int, sample: int, boxes: Boxes = ()) -> View:
-        """Return what is seen of an image of this size."""
+        """Return the view of an image of this size."""
         if self.crop is None:
             return valid_view(hw, self.size, self.shorter_side)
         crop = random_crop(hw, self.crop, draws(self.seed, epoch, sample), boxes)
@@ -39,12 +39,12 @@ class ViewSpec:
 class ImageSource:
     """One split of images, decoded as they are read."""
 
-    def __init__(self, samples: Samples, look: ViewSpec, split: str, bad: BadSamples) -> None:
-        self.samples, self.look, self.bad = samples, look, bad
+    def __init__(self, samples: Samples, spec: ViewSpec, split: str, bad: BadSamples) -> None:
+        self.samples, self.spec, self.bad = samples, spec, bad
         self._split, self._scratch = split, Scratch()
         self.labels = samples.labels
         self.labels.flags.writeable = False
-        jpeg_viewer()  # compiled now, if it must be, and not by every thread at once
+        jpeg_decoder()  # loaded and checked now, and not by every thread at once
 
     @property
     def num_distinct(self) -> int:
@@ -54,7 +54,7 @@ class ImageSource:
     @property
     def image_hwc(self) -> tuple[int, int, int]:
         """Return the shape of what is read."""
-        return self.look.size, self.look.size, self.look.channels
+        return self.spec.size, self.spec.size, self.spec.channels
 
     @property
     def nbytes(self) -> int:
@@ -65,7 +65,7 @@ class ImageSource:
         return len(self.samples)
 
     def read(self, indices: np.ndarray, epoch: np.ndarray | int) -> np.ndarray:
-        """Return the images of these samples, as this epoch shows them."""
+        """Return the images of these samples in this epoch."""
         out = np.empty((len(indices), *self.image_hwc), np.uint8)
         self.read_into(indices, epoch, out)
         return out
@@ -73,35 +73,35 @@ class ImageSource:
     def read_into(self, indices: np.ndarray, epoch: np.ndarray | int, out: np.ndarray) -> None:
         """Write the images of these samples into `out`."""
         epochs = np.broadcast_to(np.asarray(epoch), indices.shape)
-        shown = self._show_together(indices, epochs, out)
+        decoded = self._decode_together(indices, epochs, out)
         for place, (sample, when) in enumerate(zip(indices.tolist(), epochs.tolist(), strict=True)):
-            if shown is None or not shown[place]:
-                self._show(sample, when, out[place])
+            if decoded is None or not decoded[place]:
+                self._decode(sample, when, out[place])
 
-    def _show_together(self, indices: np.ndarray, epochs: np.ndarray, out: np.ndarray) -> np.ndarray | None:
-        """Show what one call can show; say which those are."""
-        look = self.look
-        if look.crop is None or not look.antialias or not out.flags.c_contiguous:
+    def _decode_together(self, indices: np.ndarray, epochs: np.ndarray, out: np.ndarray) -> np.ndarray | None:
+        """Decode what one call in C can decode; return which ones those are, None where there is no such call."""
+        spec = self.spec
+        if spec.crop is None or not spec.antialias or not out.flags.c_contiguous:
             return None
-        if not isinstance(self.samples, PlacedSamples) or (places := self.samples.places(indices)) is None:
+        if not isinstance(self.samples, FileBackedSamples) or (places := self.samples.extents(indices)) is None:
             return None
-        viewer = chunk_viewer(look.crop, look.seed, look.size, look.channels)
-        return None if viewer is None else viewer.show(places, indices, epochs, out)
+        decoder = batch_decoder(spec.crop, spec.seed, spec.size, spec.channels)
+        return None if decoder is None else decoder.decode_into(places, indices, epochs, out)
 
-    def _show(self, sample: int, epoch: int, out: np.ndarray) -> None:
+    def _decode(self, sample: int, epoch: int, out: np.ndarray) -> None:
         try:
-            show(self.samples, sample, epoch, self.look, out, self._scratch)
+            decode_into(self.samples, sample, epoch, self.spec, out, self._scratch)
         except BadImage as error:
             self.bad.add(self._split, sample, self.samples.name(sample), str(error))
-            self._show_next(sample, epoch, out)
+            self._decode_next_of_class(sample, epoch, out)
 
-    def _show_next(self, sample: int, epoch: int, out: np.ndarray) -> None:
-        """Show the next good sample of the class instead; there is an end, since samples are met once around."""
+    def _decode_next_of_class(self, sample: int, epoch: int, out: np.ndarray) -> None:
+        """Decode the next good sample of the class instead, each other sample being tried at most once."""
         same = np.flatnonzero(self.labels == self.labels[sample])
         after = np.roll(same, -int(np.searchsorted(same, sample)))[1:]
         for other in after.tolist():
             try:
-                return show(self.samples, other, epoch, self.look, out, self._scratch)
+                return decode_into(self.samples, other, epoch, self.spec, out, self._scratch)
             except BadImage as error:
                 self.bad.add(self._split, other, self.samples.name(other), str(error))
         raise DataError(
@@ -111,39 +111,41 @@ class ImageSource:
         )
 
 
-def show(samples: Samples, sample: int, epoch: int, look: ViewSpec, out: np.ndarray, scratch: Scratch | None) -> None:
-    """Decode one sample and write what is seen of it into `out`; BadImage says what is wrong."""
+def decode_into(
+    samples: Samples, sample: int, epoch: int, spec: ViewSpec, out: np.ndarray, scratch: Scratch | None
+) -> None:
+    """Decode one sample and write its view into `out`; BadImage says what is wrong."""
     data, boxes = samples.content(sample)
     if isinstance(data, np.ndarray):
-        view = look.view(data.shape[:2], epoch, sample, boxes)
-        pixels = _as_channels(data, look.channels)
+        view = spec.view(data.shape[:2], epoch, sample, boxes)
+        pixels = _as_channels(data, spec.channels)
     else:
-        viewer = jpeg_viewer() if look.crop is not None and look.antialias else None
-        known = viewer.header(data) if viewer is not None else None
+        decoder = jpeg_decoder() if spec.crop is not None and spec.antialias else None
+        known = decoder.header(data) if decoder is not None else None
         header = known or read_header(data)
-        view = look.view((header.height, header.width), epoch, sample, boxes)
-        if viewer is not None and known is not None and header.orientation == 1:
+        view = spec.view((header.height, header.width), epoch, sample, boxes)
+        if decoder is not None and known is not None and header.orientation == 1:
             factor = decode_factor(header, view.crop[2:], view.resized_hw)
-            if viewer.show(data, _in_smaller(view, factor, (header.height, header.width)), out, factor):
+            if decoder.decode_into(data, _in_smaller(view, factor, (header.height, header.width)), out, factor):
                 return
-        pixels, view = decode_view(data, header, view, look, scratch)
-    resize_view(pixels, view, out, look.antialias)
+        pixels, view = decode_view(data, header, view, spec, scratch)
+    resize_view(pixels, view, out, spec.antialias)
 
 
 def decode_view(
-    data: bytes, header: Header, view: View, look: ViewSpec, scratch: Scratch | None = None
+    data: bytes, header: Header, view: View, spec: ViewSpec, scratch: Scratch | None = None
 ) -> tuple[np.ndarray, View]:
     """Decode what a view needs: at a fraction of the size, or only its rows; return the pixels and the view in them."""
     if view.resized_hw[0] * view.resized_hw[1] > MAX_PIXELS:
         raise BadImage(f"{header.width:,} x {header.height:,} pixels: too long and thin for a centre crop")
     top, left, height, width = view.crop
-    factor, quick = decode_factor(header, (height, width), view.resized_hw), look.crop is not None
+    factor, quick = decode_factor(header, (height, width), view.resized_hw), spec.crop is not None
     if quick and factor == 1 and header.kind == "jpeg" and header.orientation == 1:
         cut = cut_rows(data, top, top + height)
         if cut is not None:
-            pixels = decode(cut[0], read_header(cut[0]), look.channels, quick=True, scratch=scratch)
+            pixels = decode(cut[0], read_header(cut[0]), spec.channels, quick=True, scratch=scratch)
             return pixels, view._replace(crop=(top - cut[1], left, height, width))
-    pixels = decode(data, header, look.channels, factor, quick, scratch)
+    pixels = decode(data, header, spec.channels, factor, quick, scratch)
     return pixels, _in_smaller(view, factor, (header.height, header.width))
 
 

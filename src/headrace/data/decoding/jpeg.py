@@ -1,13 +1,12 @@
-"""Show a crop of a JPEG in one call in C: decode no more than the crop needs, resize it, write it where it belongs.
+"""Decode crops of JPEGs in C: no more than a crop needs is decoded, then resized and written to its final place.
 
-The decoder (files/jpeg.h says how and why) takes baseline JPEGs of grey or YCbCr. Its pixels are those that
-libjpeg-turbo gives with its quick transform and without interpolated colours, bit for bit. What is unusual or
-damaged it leaves to the slower ways of image.py, so that libjpeg has the word on what is broken. Damage below a
-crop's last row is not seen, unless the file was cut short.
+`JpegDecoder` takes one image, `BatchDecoder` several files in one call, from reading them to the finished views: the
+interpreter lock is released once for all of them, so that many threads do not wait for each other.
 
-For samples that are images in files (class folders, packed files). Python's lock is given up once for a whole chunk,
-so that many threads do not wait for each other. What is seen is what image_source.show shows, to the bit; whatever is
-no upright baseline JPEG, or is damaged, is left to it.
+The decoder (native/jpeg.h says how and why) takes upright baseline JPEGs, grey or YCbCr. Its pixels are those of
+libjpeg-turbo with its fast transform and without interpolated colours, bit for bit. What is unusual or damaged is left
+to image_source.decode_into and so to libjpeg, which judges what is broken. Damage below a crop's last row is not
+noticed, unless the file was cut short.
 """
 
 import ctypes
@@ -24,11 +23,11 @@ from headrace.data.decoding.image import MAX_PIXELS, Header, decoder_name, heade
 from headrace.data.decoding.resize import View, native_resize
 from headrace.native.library import decode_library
 
-_CLOSE = 16  # levels of 255 that the check on first use allows; tests compare with libjpeg to the bit
+_TOLERANCE = 16  # of 255, in the check on first use; the tests compare with libjpeg to the bit
 
 
 class ThreadMemory(threading.local):
-    """What a thread's calls work in: room that grows, and the tables of the last image, zero at first."""
+    """The memory that a thread's calls use: a buffer that grows, and the tables of the latest image, at first zero."""
 
     def __init__(self, tables_size: int) -> None:
         self.tables = np.zeros(tables_size, np.uint8)
@@ -36,34 +35,38 @@ class ThreadMemory(threading.local):
         self.room, self.room_at = np.empty(0, np.uint8), 0
 
     def grow(self, size: int) -> None:
-        """Take more room."""
+        """Replace the buffer with a larger one."""
         self.room = np.empty(size + size // 4, np.uint8)
         self.room_at = self.room.ctypes.data
 
 
-class JpegViewer:
+class JpegDecoder:
     """The compiled decoder. Safe to call from several threads."""
 
     def __init__(self, path: Path) -> None:
-        whole, long, place = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
-        library, short_calls = ctypes.CDLL(str(path)), ctypes.PyDLL(str(path))  # the latter keep Python's lock
+        c_int, c_int64, pointer = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
+        # PyDLL keeps the interpreter lock: reading a header takes less time than giving it up and taking it back.
+        library, short_calls = (
+            ctypes.CDLL(str(path)),
+            ctypes.PyDLL(str(path)),
+        )
         self.library = library
         self._view, self._header = library.hr_jpeg_view, short_calls.hr_jpeg_header
-        self._view.argtypes = [ctypes.c_char_p, long, *([whole] * 12), place, place, long, place]
-        self._view.restype = long
-        self._header.argtypes = [ctypes.c_char_p, long, place]
+        self._view.argtypes = [ctypes.c_char_p, c_int64, *([c_int] * 12), pointer, pointer, c_int64, pointer]
+        self._view.restype = c_int64
+        self._header.argtypes = [ctypes.c_char_p, c_int64, pointer]
         self.memory = ThreadMemory(library.hr_tables_size())
         self._three = ctypes.c_int32 * 3
 
     def header(self, data: bytes) -> Header | None:
-        """Return the header of a JPEG that can be shown here, None for others."""
+        """Return the header of a JPEG that this decoder takes, None for others."""
         found = self._three()
         if not self._header(data, len(data), found):
             return None
         return header_of("jpeg", (found[0], found[1]), found[2])
 
-    def show(self, data: bytes, view: View, out: np.ndarray, factor: int = 1) -> bool:
-        """Write a view of an image that is decoded at 1/factor into `out`; say whether that could be done."""
+    def decode_into(self, data: bytes, view: View, out: np.ndarray, factor: int = 1) -> bool:
+        """Decode an image at 1/factor of its size and write a view of it into `out`; say whether that was possible."""
         assert out.flags.c_contiguous
         memory, place = self.memory, out.ctypes.data
         sizes = (factor, *view.crop, *view.resized_hw, *view.offset, *out.shape)
@@ -75,34 +78,34 @@ class JpegViewer:
 
 
 @lru_cache(maxsize=1)
-def jpeg_viewer() -> JpegViewer | None:
-    """Return the compiled decoder, or None where it cannot be had."""
+def jpeg_decoder() -> JpegDecoder | None:
+    """Return the compiled decoder, or None where there is none that is right."""
     path, _ = decode_library()
     if path is None or native_resize() is None:  # it resizes with the same code
         return None
     try:
-        viewer = JpegViewer(path)
+        decoder = JpegDecoder(path)
     except (OSError, AttributeError):
         return None
-    return viewer if _is_right(viewer) else None
+    return decoder if _is_right(decoder) else None
 
 
 def decoders() -> str:
-    """Say what decodes JPEGs here."""
-    own = jpeg_viewer() is not None
-    return f"{'own C (training crops) and ' if own else ''}{decoder_name()}"
+    """Describe what decodes JPEGs here, for `headrace data bench`."""
+    compiled = jpeg_decoder() is not None
+    return f"{'own C (training crops) and ' if compiled else ''}{decoder_name()}"
 
 
 def describe_slower() -> list[str]:
-    """Say once why JPEGs are read more slowly than they could be, if they are."""
-    if jpeg_viewer() is not None:
+    """Return a line that says why JPEGs are decoded more slowly than they could be, if they are."""
+    if jpeg_decoder() is not None:
         return []
     reason = decode_library()[1] or "the compiled decoder gave other pixels than the libraries here"
     return [f"JPEGs are decoded by {decoder_name()}, in twice the time of the compiled decoder: {reason}"]
 
 
-def _is_right(viewer: JpegViewer) -> bool:
-    """Compare with Pillow on an image of gentle slopes, in the usual forms."""
+def _is_right(decoder: JpegDecoder) -> bool:
+    """Compare with Pillow on a smooth image, with each usual subsampling of colours."""
     from PIL import Image
 
     y, x = np.mgrid[0:50, 0:70]
@@ -113,16 +116,19 @@ def _is_right(viewer: JpegViewer) -> bool:
         out = np.empty((40, 41, 3), np.uint8)
         with Image.open(file) as image:
             want = np.asarray(image.convert("RGB"))[5:45, 19:60].astype(int)
-        if not viewer.show(file.getvalue(), View((5, 19, 40, 41), (40, 41)), out) or np.abs(out - want).max() > _CLOSE:
+        if (
+            not decoder.decode_into(file.getvalue(), View((5, 19, 40, 41), (40, 41)), out)
+            or np.abs(out - want).max() > _TOLERANCE
+        ):
             return False
     return True
 
 
-# Show several training images in one call in C, from reading their files to the finished views.
+# Several files in one call
 
 
-class Places(NamedTuple):
-    """Where images lie: files, and in them the first byte, the number of bytes (-1: all), the CRC-32 (-1: none)."""
+class FileExtents(NamedTuple):
+    """Where images are stored: in which file, from which byte on, how many bytes (-1: all), their CRC-32 (-1: none)."""
 
     paths: list[bytes]
     offsets: np.ndarray  # int64, as all three
@@ -131,11 +137,11 @@ class Places(NamedTuple):
 
 
 @runtime_checkable
-class PlacedSamples(Protocol):
-    """Samples that are images in files."""
+class FileBackedSamples(Protocol):
+    """Samples whose encoded images are files, or contiguous parts of files."""
 
-    def places(self, samples: np.ndarray) -> Places | None:
-        """Return where these samples lie; None where they are not images as they lie there."""
+    def extents(self, samples: np.ndarray) -> FileExtents | None:
+        """Return where these samples are stored; None where what is stored is not the encoded image itself."""
         ...
 
 
@@ -158,41 +164,43 @@ class _Images(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_void_p) for name in ("paths", "offsets", "lengths", "crcs", "epochs", "samples"))
 
 
-class ChunkViewer:
-    """Shows chunks of images as one look asks for. Safe to call from several threads."""
+class BatchDecoder:
+    """Decodes training crops of several files at a time. Safe to call from several threads."""
 
-    def __init__(self, viewer: JpegViewer, rule: CropRule, seed: int, size: int, channels: int) -> None:
-        self._memory, self._rule = viewer.memory, rule_of(rule, seed, size, channels)
-        self._call = viewer.library.hr_show_chunk
+    def __init__(self, decoder: JpegDecoder, rule: CropRule, seed: int, size: int, channels: int) -> None:
+        self._memory, self._rule = decoder.memory, rule_of(rule, seed, size, channels)
+        self._call = decoder.library.hr_decode_batch
         places = (ctypes.c_void_p,) * 4
         self._call.argtypes = [*places[:2], ctypes.c_int, *places, ctypes.c_int64, ctypes.c_void_p]
         self._call.restype = ctypes.c_int64
 
-    def show(self, places: Places, samples: np.ndarray, epochs: np.ndarray, out: np.ndarray) -> np.ndarray:
-        """Write views of these samples into `out` [n, size, size, channels]; return which could be shown."""
+    def decode_into(self, places: FileExtents, samples: np.ndarray, epochs: np.ndarray, out: np.ndarray) -> np.ndarray:
+        """Write views of these samples into `out` [n, size, size, channels]; return which ones it could decode."""
         assert out.flags.c_contiguous
         count, memory = len(samples), self._memory
         paths = (ctypes.c_char_p * count)(*places.paths)
         columns = [np.ascontiguousarray(column, np.int64) for column in places[1:]]
-        columns += [column.astype(np.int64).astype(np.uint32) for column in (epochs, samples)]  # as addresses are taken
+        columns += [
+            column.astype(np.int64).astype(np.uint32) for column in (epochs, samples)
+        ]  # as core.rng takes addresses
         images = _Images(ctypes.addressof(paths), *(column.ctypes.data for column in columns))
-        shown, after = np.zeros(count, np.uint8), ctypes.c_int32(0)
+        decoded, after = np.zeros(count, np.uint8), ctypes.c_int32(0)
         fixed = ctypes.byref(images), ctypes.byref(self._rule), count, ctypes.byref(after)
-        into = shown.ctypes.data, out.ctypes.data
+        into = decoded.ctypes.data, out.ctypes.data
         while missing := self._call(*fixed, *into, memory.room_at, len(memory.room), memory.tables_at):
             memory.grow(missing)
-        return shown.astype(bool)
+        return decoded.astype(bool)
 
 
 @lru_cache(maxsize=16)
-def chunk_viewer(rule: CropRule, seed: int, size: int, channels: int) -> ChunkViewer | None:
-    """Return what shows chunks, or None where there is no compiled decoder."""
-    viewer = jpeg_viewer()
-    return None if viewer is None else ChunkViewer(viewer, rule, seed, size, channels)
+def batch_decoder(rule: CropRule, seed: int, size: int, channels: int) -> BatchDecoder | None:
+    """Return the decoder of batches, or None where there is no compiled decoder."""
+    decoder = jpeg_decoder()
+    return None if decoder is None else BatchDecoder(decoder, rule, seed, size, channels)
 
 
 def rule_of(rule: CropRule, seed: int, size: int, channels: int) -> Any:
-    """Return a crop rule as the code in C takes it."""
+    """Return a crop rule as the C code expects it."""
     return _Rule(
         (ctypes.c_double * 2)(*rule.area),
         (ctypes.c_double * 2)(*rule.aspect),

@@ -12,7 +12,7 @@ from headrace.core.errors import ConfigError
 from headrace.data.augmentation.augment import Preprocess, preprocess, preprocess_spec
 from headrace.data.dataset import DataInfo
 from headrace.data.feeding.cache import CacheChoice, decide_cache, num_processors
-from headrace.data.feeding.order import WHOLE, Share
+from headrace.data.feeding.order import WHOLE, ProcessShard
 from headrace.data.sets.source import DecodingSource, Source
 
 _CHUNK_BYTES = 1 << 20  # of images that a thread reads at a time: worth a hand-over, and yet many in a block
@@ -28,7 +28,7 @@ class FeedOptions:
     eight_bit_transfer: bool
     num_threads: int
     prefetch_depth: int
-    share: Share = WHOLE  # of this process in every batch
+    shard: ProcessShard = WHOLE  # of this process in every batch
 
 
 def feed_options(

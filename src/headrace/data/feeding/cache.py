@@ -14,7 +14,7 @@ from headrace.core.units import format_bytes, parse_bytes
 from headrace.data.augmentation.augment import Preprocess, preprocess, shrink
 from headrace.data.augmentation.mix import mix_images, mix_labels
 from headrace.data.dataset import DataInfo
-from headrace.data.feeding.order import WHOLE, Share
+from headrace.data.feeding.order import WHOLE, ProcessShard
 from headrace.data.sets.samples import KEPT
 from headrace.data.sets.source import (
     DecodingSource,
@@ -35,7 +35,7 @@ class CacheChoice(NamedTuple):
 
 def decide_cache(info: DataInfo, data: Data, num_devices: int) -> CacheChoice:
     """Return where to keep the set; each device that keeps it keeps all of it."""
-    if info.made_up == "device":
+    if info.synthetic_on == "device":
         return CacheChoice("device", "synthetic images are made on the device")
     if not data.accelerator_side_preprocess:
         if data.dataset_cache == "device":
@@ -56,7 +56,7 @@ def decide_cache(info: DataInfo, data: Data, num_devices: int) -> CacheChoice:
         return CacheChoice("host", f"images are decoded and cropped as they are needed{kept}")
     if data.dataset_cache in ("host", "none", *KEPT):
         return CacheChoice("host", f"--dataset-cache {data.dataset_cache}")
-    if info.made_up == "host" and data.dataset_cache == "auto":
+    if info.synthetic_on == "host" and data.dataset_cache == "auto":
         return CacheChoice("host", "generated images are there to be sent")
     need = info.num_train * (info.train_image_bytes + 4) + info.num_validation * (info.image_bytes + 4)
     budget = parse_bytes(data.dataset_device_budget)
@@ -68,7 +68,7 @@ def decide_cache(info: DataInfo, data: Data, num_devices: int) -> CacheChoice:
     return CacheChoice("host", f"{format_bytes(need)} do not fit the budget of {format_bytes(budget)}")
 
 
-def make_resident(source: Source, put: Any, share: Share = WHOLE) -> dict[str, jax.Array]:
+def make_resident(source: Source, put: Any, shard: ProcessShard = WHOLE) -> dict[str, jax.Array]:
     """Return {images [N, H, W, C] in their own dtype, labels int32 [N]} on the devices.
 
     Of several processes each decodes its share of the images, and the devices exchange them.
@@ -78,9 +78,9 @@ def make_resident(source: Source, put: Any, share: Share = WHOLE) -> dict[str, j
     count = source.num_distinct
     if not isinstance(source, DecodingSource):
         return put({"images": source.read(np.arange(count), 0), "labels": source.labels[:count]}, "replicated")
-    rows = np.minimum(np.array(share.rows(count)), count - 1)
+    rows = np.minimum(np.array(shard.rows(count)), count - 1)
     part = {"images": _decoded(source, rows), "labels": source.labels[rows]}
-    if share.num_processes == 1:
+    if shard.num_processes == 1:
         return put(part, "replicated")
     return jax.tree.map(lambda array: array[:count], put(part, "rows"))
 

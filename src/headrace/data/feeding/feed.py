@@ -15,15 +15,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from headrace.data.feeding.blocks import BlockReader, FeedOptions, feed_options
-from headrace.data.feeding.cache import decide_cache, make_resident
+from headrace.data.feeding.blocks import BlockReader, FeedOptions
+from headrace.data.feeding.cache import make_resident
 from headrace.data.feeding.order import StepShape, balanced_order, epoch_order, step_indices
 from headrace.data.sets.source import Source
 
 # Prepare blocks ahead of their use: in order, at most `depth` of them, on a thread of its own.
 
 
-_GLANCE = 0.001  # seconds between two looks at whether the device is still busy
+_POLL_SECONDS = 0.001  # seconds between two looks at whether the device is still busy
 
 
 @dataclass
@@ -102,14 +102,12 @@ class Prefetcher:
 def _idle_seconds(future: Future[Any], in_flight: Any) -> float:
     """Wait for a block and return for how long the device had nothing to do."""
     while in_flight is not None and not in_flight.is_ready():
-        if wait([future], timeout=_GLANCE).done:
+        if wait([future], timeout=_POLL_SECONDS).done:
             return 0.0
     start = time.perf_counter()
     wait([future])
     return time.perf_counter() - start
 
-
-__all__ = ["EvalFeed", "FeedOptions", "FeedStats", "RepeatedFeed", "TrainFeed", "decide_cache", "feed_options"]
 
 Put = Callable[
     [Any, str], Any
@@ -120,20 +118,20 @@ class _PreparedFeed:
     """A feed whose blocks are prepared ahead one after the other."""
 
     _reader: BlockReader | None
-    _ahead: Prefetcher
+    _prefetcher: Prefetcher
 
     def next(self, in_flight: Any = None) -> dict[str, Any]:
         """Return the next block, with images and labels unless they are resident.
 
         Give a result of the running call as `in_flight`, so that only the device's own waiting is counted.
         """
-        return self._ahead.next(in_flight)
+        return self._prefetcher.next(in_flight)
 
     def close(self) -> None:
         """End the threads and drop what was prepared."""
         if self._reader is not None:
             self._reader.close()
-        self._ahead.close()
+        self._prefetcher.close()
 
 
 class TrainFeed(_PreparedFeed):
@@ -151,13 +149,13 @@ class TrainFeed(_PreparedFeed):
     ) -> None:
         assert shape.num_samples == len(source)
         self._shape, self._steps, self._first, self._put = shape, steps_per_call, first_step, put
-        self._columns = options.share.columns(shape.num_replicas * shape.micro_batch_size)
+        self._columns = options.shard.columns(shape.num_replicas * shape.micro_batch_size)
         order = balanced_order(source.labels) if shape.balanced else epoch_order
         self._order = lru_cache(maxsize=4)(order)  # a block is seldom in more than two epochs
-        self.resident = make_resident(source, put, options.share) if options.cache.where == "device" else None
+        self.resident = make_resident(source, put, options.shard) if options.cache.where == "device" else None
         self._reader = BlockReader(source, options, train=True) if self.resident is None else None
         self.stats = FeedStats()  # what feeding cost so far
-        self._ahead = Prefetcher(self._make, num_calls, options.prefetch_depth, self.stats)
+        self._prefetcher = Prefetcher(self._make, num_calls, options.prefetch_depth, self.stats)
 
     def _make(self, number: int) -> dict[str, Any]:
         index, epoch = step_indices(self._shape, self._first + number * self._steps, self._steps, self._order)
@@ -178,22 +176,22 @@ class EvalFeed:
         self, source: Source, batch_size: int, max_batches_per_block: int, options: FeedOptions, put: Put
     ) -> None:
         self._put, self._depth, self._num_samples = put, options.prefetch_depth, len(source)
-        self._columns = options.share.columns(batch_size)
+        self._columns = options.shard.columns(batch_size)
         self.num_batches = -(-len(source) // batch_size)
         self.num_blocks = -(-self.num_batches // max_batches_per_block)
         self._shape = (-(-self.num_batches // self.num_blocks), batch_size)  # blocks as even as can be: least padding
-        self.resident = make_resident(source, put, options.share) if options.cache.where == "device" else None
+        self.resident = make_resident(source, put, options.shard) if options.cache.where == "device" else None
         self._reader = BlockReader(source, options, train=False) if self.resident is None else None
         self.stats = FeedStats()  # of the latest iteration
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         self.stats = FeedStats()
-        ahead = Prefetcher(self._make, self.num_blocks, self._depth, self.stats)
+        prefetcher = Prefetcher(self._make, self.num_blocks, self._depth, self.stats)
         try:
             for _ in range(self.num_blocks):
-                yield ahead.next()
+                yield prefetcher.next()
         finally:
-            ahead.close()
+            prefetcher.close()
 
     def close(self) -> None:
         """End the threads."""
@@ -216,10 +214,10 @@ class RepeatedFeed(_PreparedFeed):
 
     def __init__(self, source: Source, shape: tuple[int, int], num_blocks: int, options: FeedOptions, put: Put) -> None:
         self._shape, self._num_samples, self._put = shape, len(source), put
-        self._columns = options.share.columns(shape[1])
+        self._columns = options.shard.columns(shape[1])
         self._reader = BlockReader(source, options, train=False) if options.cache.where != "device" else None
         self.stats = FeedStats()
-        self._ahead = Prefetcher(self._make, num_blocks, options.prefetch_depth, self.stats)
+        self._prefetcher = Prefetcher(self._make, num_blocks, options.prefetch_depth, self.stats)
 
     def _make(self, number: int) -> dict[str, Any]:
         size = self._shape[0] * self._shape[1]

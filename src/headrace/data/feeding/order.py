@@ -80,7 +80,7 @@ def _places(shape: StepShape, epoch: int, start: int, stop: int, order: Order) -
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
+class ProcessShard:
     """Which process this is among those that read a batch together."""
 
     process: int = 0
@@ -98,7 +98,7 @@ class Share:
         return range(self.process * each, (self.process + 1) * each)
 
 
-WHOLE = Share()
+WHOLE = ProcessShard()
 
 # Uneven classes: weights of classes for the loss, and an order of samples that shows every class equally often.
 

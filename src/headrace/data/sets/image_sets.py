@@ -232,22 +232,22 @@ def sources_of(images: ImageSet, data: Data, size: int, seed: int) -> tuple[Imag
             rule="The centre is cut out of the resized image, so its shorter side must be at least as long.",
             remedy="Leave --eval-resize-size out, or raise it.",
         )
-    look = ViewSpec(
+    evaluation = ViewSpec(
         size=size, channels=data.num_channels, seed=seed, shorter_side=shorter, antialias=data.resize_antialias
     )
-    looks = replace(look, crop=crop_rule(data, size)), look
+    specs = replace(evaluation, crop=crop_rule(data, size)), evaluation
     sent = sent_size(data, size)
     if sent is not None:  # seen as in validation, all of the shorter side is sent: the device crops it
-        looks = replace(looks[0], size=sent, shorter_side=sent), look
+        specs = replace(specs[0], size=sent, shorter_side=sent), evaluation
     samples: tuple[Samples, Samples] = (images.train, images.validation)
     if data.dataset_cache in KEPT:
         budget = Budget(parse_bytes(data.dataset_host_budget))
         samples = tuple(  # type: ignore[assignment]
-            CachedSamples(part, data.dataset_cache, way, budget) for part, way in zip(samples, looks, strict=True)
+            CachedSamples(part, data.dataset_cache, spec, budget) for part, spec in zip(samples, specs, strict=True)
         )
     return (
-        ImageSource(samples[0], looks[0], "train", bad),
-        ImageSource(samples[1], looks[1], "validation", bad),
+        ImageSource(samples[0], specs[0], "train", bad),
+        ImageSource(samples[1], specs[1], "validation", bad),
         bad,
     )
 

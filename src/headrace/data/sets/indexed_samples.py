@@ -19,7 +19,7 @@ from headrace.core.bounded_json import parse_json
 from headrace.core.errors import DataError
 from headrace.core.files import write_atomic
 from headrace.data.decoding.image import BadImage
-from headrace.data.decoding.jpeg import Places
+from headrace.data.decoding.jpeg import FileExtents
 from headrace.data.sets.samples import Content
 
 _VERSION = 2
@@ -65,13 +65,13 @@ class StoredSamples:
         """Return the file and the byte."""
         return f"{self._files[self._index.file[sample]]}, byte {int(self._index.offset[sample]):,}"
 
-    def places(self, samples: np.ndarray) -> Places | None:
+    def extents(self, samples: np.ndarray) -> FileExtents | None:
         """Return where these images lie, if nothing but images is stored: then their CRC-32 are known."""
         if self._crcs is None:
             return None
         index, files = self._index, [os.fsencode(file) for file in self._files]
         paths = [files[number] for number in index.file[samples].tolist()]
-        return Places(paths, index.offset[samples], index.length[samples], self._crcs[samples].astype(np.int64))
+        return FileExtents(paths, index.offset[samples], index.length[samples], self._crcs[samples].astype(np.int64))
 
     def content(self, sample: int) -> Content:
         """Return the image that is stored, and the objects that are known in it."""

@@ -46,7 +46,7 @@ def search_roots(dataset_path: str) -> tuple[Path, ...]:
     return tuple(dict.fromkeys([given, *named, SYSTEM_DIRECTORY]))
 
 
-def find_set(row: SetRow, dataset_path: str) -> Found:
+def locate_set(row: SetRow, dataset_path: str) -> Found:
     """Return the first place that holds files of the set; none is a DataError that says where was looked."""
     roots = search_roots(dataset_path)
     for root in roots:
@@ -171,7 +171,7 @@ def detect(dataset_path: str) -> str:
         return kind
     for name, row in KNOWN_SETS.items():
         try:
-            if row.layouts and find_set(row, dataset_path).directory == path:
+            if row.layouts and locate_set(row, dataset_path).directory == path:
                 return name
         except DataError:
             continue

@@ -14,7 +14,7 @@ import numpy as np
 
 from headrace.core.units import format_bytes
 from headrace.data.decoding.image import BadImage, decode, read_header
-from headrace.data.decoding.jpeg import Places
+from headrace.data.decoding.jpeg import FileExtents
 
 Boxes = Sequence[tuple[float, float, float, float]]  # top, left, bottom, right of objects, from 0 to 1
 
@@ -77,10 +77,12 @@ class FileSamples:
         except OSError as error:
             raise BadImage(f"cannot be read: {error.strerror or error}") from None
 
-    def places(self, samples: np.ndarray) -> Places:
+    def extents(self, samples: np.ndarray) -> FileExtents:
         """Return where these images lie: each is a whole file."""
         none = np.full(len(samples), -1, np.int64)
-        return Places([os.fsencode(self.name(sample)) for sample in samples.tolist()], np.zeros_like(none), none, none)
+        return FileExtents(
+            [os.fsencode(self.name(sample)) for sample in samples.tolist()], np.zeros_like(none), none, none
+        )
 
     def name(self, sample: int) -> str:
         """Return the file's path."""

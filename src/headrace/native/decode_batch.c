@@ -1,4 +1,4 @@
-/* Show a whole chunk of training images in one call: read the files, draw the crops, decode and resize. Python's lock is given
+/* Decode a batch of training images in one call: read the files, draw the crops, decode and resize. Python's lock is given
    up once for all of them, so that many threads do not wait for each other. Crops are those of data/decoding/crop.py, to the bit. */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -145,8 +145,8 @@ static int64_t read_file(const char *path, int64_t offset, int64_t length, uint8
   return done == length ? done : 0;
 }
 
-/* Show one image; return as hr_jpeg_view does. */
-static int64_t show_one(const uint8_t *data, int64_t size, const Rule *rule, const Images *all, int i, uint8_t *out,
+/* Decode one image; return as hr_jpeg_view does. */
+static int64_t decode_one(const uint8_t *data, int64_t size, const Rule *rule, const Images *all, int i, uint8_t *out,
                         uint8_t *room, int64_t room_size, Tables *tables) {
   Frame frame;
   int32_t box[4];
@@ -165,9 +165,9 @@ static int64_t show_one(const uint8_t *data, int64_t size, const Rule *rule, con
                       rule->channels, out, room, room_size, tables);
 }
 
-/* Show images *next to `count` - 1, each [size, size, channels] of `out`; shown[i] says whether it could be done. Returns 0 when all
+/* Decode images *next to `count` - 1, each [size, size, channels] of `out`; decoded[i] says whether it could be done. Returns 0 when all
    were tried; else the bytes that the room must have for number *next, to go on with. */
-int64_t hr_show_chunk(const Images *all, const Rule *rule, int count, int32_t *next, uint8_t *shown, uint8_t *out,
+int64_t hr_decode_batch(const Images *all, const Rule *rule, int count, int32_t *next, uint8_t *decoded, uint8_t *out,
                       uint8_t *room, int64_t room_size, Tables *tables) {
   size_t each = (size_t)rule->size * rule->size * rule->channels;
   for (int i = *next; i < count; i++) {
@@ -177,10 +177,10 @@ int64_t hr_show_chunk(const Images *all, const Rule *rule, int count, int32_t *n
     *next = i;
     if (size < 0) return 3 * used + (1 << 20); /* a guess of what decoding takes; what is missing then is asked for */
     if (size && (all->crcs[i] < 0 || crc32_of(room, size, tables->crc) == (uint32_t)all->crcs[i])) {
-      said = show_one(room, size, rule, all, i, out + (size_t)i * each, room + used, room_size - used, tables);
+      said = decode_one(room, size, rule, all, i, out + (size_t)i * each, room + used, room_size - used, tables);
       if (said > 0) return said + used + SPARE;
     }
-    shown[i] = said == 0;
+    decoded[i] = said == 0;
   }
   return 0;
 }
