@@ -1,9 +1,9 @@
-"""A pipeline with two functions side by side, against the same model with all functions one after the other.
+"""A pipeline with two concurrent functions, compared with the same model as a sequence of stages.
 
     python examples/concurrent_pipeline.py
 
-Stage 1 has two functions, 1a on device 1 and 1b on device 2; both take the same arguments, and stage 2 takes the
-outputs of 1a, then those of 1b. The shorter pipeline holds fewer micro batches and needs less time:
+Stage 1 has two functions, 1a on device 1 and 1b on device 2. Both take the same arguments, and stage 2 takes the
+outputs of 1a followed by those of 1b. The shorter pipeline stores fewer micro batches and takes less time:
 
     Interleaved
     dev 0 |0F0 |...
@@ -26,7 +26,7 @@ import optax
 from headrace import Infeed, OptimizerOutput, Outfeed, Stage, pipeline
 
 NUM_MICROS = 8
-jax.config.update("jax_num_cpu_devices", 4)  # on a machine without four accelerators: virtual ones
+jax.config.update("jax_num_cpu_devices", 4)  # virtual devices, for a machine without four accelerators
 rng = np.random.default_rng(0)
 
 

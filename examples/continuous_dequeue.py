@@ -1,8 +1,8 @@
-"""LivenessMonitor a training loop from outside: a thread reads each loss while the loop still runs on the device.
+"""Watch a training loop from outside: a thread reads each loss while the loop is still running on the device.
 
     python examples/continuous_dequeue.py
 
-prints 100 losses as they come, and how many of them came before the loop had ended:
+prints 100 losses as they arrive, and how many of them arrived before the loop ended:
 
     step 0 loss 10.7...
     step 1 loss ...
@@ -50,12 +50,12 @@ def watch():
     seen = 0
     outfeed.started.wait()
     while seen < NUM_STEPS:
-        for loss in outfeed.dequeue():  # what has come since the last time, possibly nothing
+        for loss in outfeed.dequeue():  # what has arrived since the last time, possibly nothing
             print(f"step {seen} loss {loss:.4f}", flush=True)
             seen += 1
             if not ended.is_set():
                 seen_early.append(loss)
-        ended.wait(0.001)  # leave the processor to the loop
+        ended.wait(0.001)  # leave the CPU to the loop
 
 
 watcher = threading.Thread(target=watch)

@@ -2,8 +2,8 @@
 
     python examples/training_pipeline.py
 
-prints the schedule, then the loss and the share of right answers of each run of 25 steps, and the result on the
-validation images, on which an inference pipeline of the same stages runs (less than a minute on two cores):
+prints the schedule, the loss and accuracy after every 25 steps, and the accuracy on the validation images, for which an
+inference pipeline of the same stages is used (less than a minute on two cores):
 
     Grouped
     dev 0 |F0|F1|F2|F3|F4|F5|F6|B0|F7|B1|. |B2|. |B3|. |B4|. |B5|. |B6|. |B7|
@@ -23,7 +23,7 @@ from jax import lax
 import headrace
 from headrace import Infeed, OptimizerOutput, Outfeed, Stage
 
-jax.config.update("jax_num_cpu_devices", 4)  # on a machine without four accelerators: virtual ones
+jax.config.update("jax_num_cpu_devices", 4)  # virtual devices, for a machine without four accelerators
 MICRO_BATCH, NUM_MICROS, STEPS_PER_RUN, NUM_RUNS = 8, 8, 25, 4
 RATE = 3e-3
 
@@ -33,10 +33,10 @@ def conv(x, kernel, stride):
     return lax.conv_general_dilated(x, kernel, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
 
-# Each stage takes what the one before returns. The labels and the learning rate are needed at the end, so every stage
-# passes them on.
+# Each stage takes what the previous one returns. Labels and learning rate are needed at the end, so every stage passes
+# them on.
 def first(params, rate, images, labels):
-    """Bring the bytes to -1 ... 1 and convolve them."""
+    """Scale the bytes to -1 ... 1 and convolve them."""
     return jax.nn.relu(conv(images.astype(jnp.float32) / 127.5 - 1, params["conv"], 1)), labels, rate
 
 
@@ -79,7 +79,7 @@ pipe = headrace.pipeline(
     inputs=[RATE],
     infeed=Infeed(digits.train, batch_size=MICRO_BATCH, seed=0, repeat=True, prefetch_depth=8),
     outfeed=outfeed,
-    outfeed_mask=[False, False, True],  # the rate stays
+    outfeed_mask=[False, False, True],  # the learning rate is not sent out
     reduction_method="MEAN",
     repeat_count=STEPS_PER_RUN,
 )

@@ -2,7 +2,7 @@
 
     python examples/trivial_loop.py
 
-prints what was computed for each of the ten elements, x1 + x2 as d1 and x1 - x2 as d2:
+prints the results for the ten elements, x1 + x2 as d1 and x1 - x2 as d2:
 
     d1 (10, 4) float32 [4. 4. 4. 4. 4. 4. 4. 4. 4. 4.]
     d2 (10, 4) float32 [-2. -2. -2. -2. -2. -2. -2. -2. -2. -2.]
@@ -12,7 +12,7 @@ import numpy as np
 
 from headrace import Infeed, Outfeed, loops
 
-# A dataset of one constant, made into a pair of arrays, for ever.
+# An endless dataset of one constant pair of arrays.
 value = np.full(4, 1.0, np.float32)
 infeed = Infeed([(value, 3 * value)], repeat=True)
 outfeed = Outfeed()
