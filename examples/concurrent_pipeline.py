@@ -41,12 +41,12 @@ def stage0(w, x, y):
 
 
 def stage1a(w, h, y):
-    """ViewSpec at the hidden values in one way."""
+    """Transform the hidden values in one way."""
     return jnp.sin(h @ w), y
 
 
 def stage1b(w, h, y):
-    """ViewSpec at them in another way."""
+    """Transform them in another way."""
     return jnp.tanh(h @ w)
 
 
