@@ -42,5 +42,6 @@ def test_the_functions_make_a_network(tmp_path):
     told = run(FILES["functions.py"], tmp_path)
     assert "params=33" in told  # 3 scales, 3 x 10 weights
     assert f"flops={2 * 3 * 10}," in told
-    assert re.findall(r"^\| `(\w+)` \| ", PAGE.split("may have further parameters")[1], re.M)[:3] == ["train", "rng", "stats"]
+    arguments = PAGE.split("may have further parameters")[1]
+    assert re.findall(r"^\| `(\w+)` \| ", arguments, re.M)[:3] == ["train", "rng", "stats"]
     assert set(OPTIONAL) == {"train", "rng", "stats"}
