@@ -104,7 +104,7 @@ def test_numbers_inside_mappings(write):
         ("a: 3\n", "mine.yml:1: a is not a block of options"),
         ("- a\n- b\n", "mine.yml:1: the file is not a mapping"),
         ("a:\n  ? [x, y]\n  : 1\n", "mine.yml:2: the name of an option is not a plain text"),
-        ("a:\n  p: &p {q: *p}\n", "not valid YAML"),
+        ("a:\n  p: &p {q: *p}\n", "mine.yml:2: an alias that contains itself"),
         ("a: !!python/object:os.system {}\n", "mine.yml:1: "),
         ("a:\n  p: {k: !!python/object/apply:os.getcwd []}\n", "mine.yml:2: not valid YAML"),
         ("\0", "not valid YAML"),

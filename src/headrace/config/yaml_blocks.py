@@ -16,6 +16,9 @@ import yaml
 from headrace.core.errors import ConfigError, did_you_mean
 
 _TAG = "tag:yaml.org,2002:"
+_MAX_BYTES = 512 << 10  # read in pure Python, twice: about 10 s
+_MAX_DEPTH = 20
+_MAX_NODES = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +74,8 @@ def read_blocks(path: Path, shown: str = "") -> dict[str, Block]:
     """Return the blocks of a YAML file by name; `shown` is how the file is called in messages."""
     shown = shown or str(path)
     try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise ConfigError(f"{shown} has more than {_MAX_BYTES:,} bytes.", remedy="Give a file of options.")
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
@@ -83,6 +88,20 @@ def read_blocks(path: Path, shown: str = "") -> dict[str, Block]:
         raise ConfigError(f"{shown}{line}: not valid YAML: {error.problem or error.context}.") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{shown}: not valid YAML: {str(error).splitlines()[0]}.") from None
+    except (ValueError, TypeError, AttributeError) as error:  # a tag that does not fit its value, such as `!!int x`
+        raise ConfigError(f"{shown}: not valid YAML: {str(error)[:200]}.") from None
+
+
+def _refuse_deep(text: str, shown: str) -> None:
+    """Refuse deep nesting before the composer, which recurses, sees it."""
+    depth = 0
+    for event in yaml.parse(text, _Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _MAX_DEPTH:
+            raise ConfigError(
+                f"{shown}:{event.start_mark.line + 1}: nested deeper than {_MAX_DEPTH} levels.",
+                rule="Options are a mapping of blocks.",
+            )
 
 
 class _Reader:
@@ -90,6 +109,7 @@ class _Reader:
 
     def __init__(self, text: str, shown: str) -> None:
         self.lines, self.shown = text.splitlines(), shown
+        _refuse_deep(text, shown)
         self.loader = _Loader(text)
         self.own_keys: dict[int, int] = {}
 
@@ -99,9 +119,38 @@ class _Reader:
             return {}
         if not isinstance(root, yaml.MappingNode):
             raise self.refusal(root, "the file is not a mapping of names to blocks")
+        self.refuse_large(root)
         # Before any merge, since merging puts the keys of both blocks into one list.
         self.count_own_keys(root)
         return {str(key.value): self.block(key, node) for key, node in root.value}
+
+    def refuse_large(self, root: yaml.Node) -> None:
+        """Refuse aliases and merges that contain themselves, or expand to more than a file of options needs.
+
+        A few hundred bytes of them can stand for a million entries.
+        """
+        sizes: dict[int, int] = {}
+        open_nodes: set[int] = set()
+
+        def size(node: yaml.Node) -> int:
+            if isinstance(node, yaml.ScalarNode):
+                return 1
+            if id(node) in open_nodes:
+                raise self.refusal(node, "an alias that contains itself")
+            if id(node) not in sizes:
+                open_nodes.add(id(node))
+                parts = (
+                    node.value
+                    if isinstance(node, yaml.SequenceNode)
+                    else [each for item in node.value for each in item]
+                )
+                sizes[id(node)] = 1 + sum(map(size, parts))
+                open_nodes.discard(id(node))
+                if sizes[id(node)] > _MAX_NODES:
+                    raise self.refusal(node, f"aliases and merges that expand to more than {_MAX_NODES:,} values")
+            return sizes[id(node)]
+
+        size(root)
 
     def count_own_keys(self, node: yaml.Node) -> None:
         """Note how many keys each mapping has of its own, and refuse a key that is there twice."""
@@ -122,6 +171,8 @@ class _Reader:
             self.count_own_keys(value)
 
     def block(self, key: yaml.Node, node: yaml.Node) -> Block:
+        if not isinstance(key, yaml.ScalarNode):
+            raise self.refusal(key, "the name of a block is not a plain text")
         if node.tag == _TAG + "null":
             node = yaml.MappingNode(_TAG + "map", [])
         if not isinstance(node, yaml.MappingNode) or node.tag != _TAG + "map":
@@ -150,6 +201,8 @@ class _Reader:
         if isinstance(node, yaml.ScalarNode):
             return None if node.tag == _TAG + "null" else node.value
         if isinstance(node, yaml.SequenceNode):
+            if node.tag != _TAG + "seq":
+                raise self.refusal(node, f"the tag {node.tag[:80]} is not allowed")
             scalar = yaml.ScalarNode
             return [
                 item.value if isinstance(item, scalar) else self.loader.construct_object(item) for item in node.value
