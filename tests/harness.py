@@ -12,8 +12,8 @@ from headrace.engine.lr_curve import make_lr_curve
 from headrace.engine.objective import training_loss
 from headrace.engine.optimizer import make_optimizer
 from headrace.engine.pipeline.dispatch import Dispatcher, make_dispatcher
-from headrace.engine.pipeline.stage_programs import StageSpec
 from headrace.engine.pipeline.state_placement import ON_DEVICE, Home
+from headrace.engine.pipeline.training_stages import StageSpec
 from headrace.engine.precision import make_precision
 from headrace.engine.state import init_state, put_state
 from headrace.engine.step import StepSpec, make_call, make_step, put_on

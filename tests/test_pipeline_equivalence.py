@@ -78,7 +78,7 @@ def test_a_pipeline_gives_the_weights_of_one_device(name, mapping, replicas, cou
     states = []
     for schedule in SCHEDULES:
         table = make_table(schedule, dispatcher.table.work)
-        scheduled = replace(dispatcher, table=table, peaks={})
+        scheduled = replace(dispatcher, table=table)
         state, metrics = run_stages(spec, scheduled, *samples)
         states.append(state)
         # What is really held between the passes is what the schedule says.

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ import pytest
 from headrace.config.load import config_from
 from headrace.core.jax_private import without_arguments
 from headrace.engine.pipeline.state_placement import Home
+from headrace.engine.pipeline.step_plan import CompiledSteps
 from headrace.model.context import Ctx
 from headrace.model.families import build_network
 from headrace.model.norm import NormSpec
@@ -25,7 +26,6 @@ from ..harness import (
     make_block,
     make_samples,
     make_stages,
-    run_stages,
     small_residual,
     train_pipelined,
     train_steps,
@@ -158,11 +158,13 @@ def test_no_empty_array_enters_or_leaves_a_stage_program(samples, recompute):
 
         return run
 
-    programs = tuple(
-        replace(programs, **{field.name: watched(getattr(programs, field.name)) for field in fields(programs)})
-        for programs in dispatcher.programs
-    )
-    run_stages(spec, replace(dispatcher, programs=programs), *samples)
+    block = dispatcher.put(make_block(samples[0], samples[1], 2), "steps")
+    state = dispatcher.place(first_state(spec))
+    start = dispatcher._start(dispatcher._split(state), None, block)
+    steps = dispatcher.plan.compile(start)
+    rows = [[launch._replace(call=watched(launch.call)) for launch in row] for row in steps.lanes.rows]
+    watching = CompiledSteps(steps.plan, replace(steps.lanes, rows=tuple(map(tuple, rows))))
+    jax.block_until_ready(list(watching(start, 3).values()))
     assert crossed
     assert not [shape for shape in crossed if 0 in shape]
 

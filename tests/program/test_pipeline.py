@@ -355,7 +355,8 @@ def test_what_a_stage_keeps(recomputation, marked, kept):
     )
     node = pipe.table.work.stages[0][0]
     x = jax.ShapeDtypeStruct((1, 3, 4), np.float32)
-    _, saved, _ = jax.eval_shape(pipe._programs.nodes[node].forward, pipe.init().weights[0], None, [x])
+    forward = pipe._steps.nodes[node].forward.jitted
+    _, saved, _, _ = jax.eval_shape(forward, pipe.init().weights[0], (), (), (), [], [x])
     shapes = [leaf.shape for leaf in jax.tree.leaves(saved) if leaf.shape[-1:] in ((7,), (5,))]
     assert len(shapes) == kept
 

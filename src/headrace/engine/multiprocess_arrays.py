@@ -53,6 +53,22 @@ def readable(array: jax.Array) -> jax.Array:
     return jax.device_put(array, NamedSharding(sharding.mesh, PartitionSpec(), memory_kind=sharding.memory_kind))
 
 
+def local_part(tree: Any) -> Any:
+    """Return what this process's devices hold of arrays that are cut over replicas along their first dim."""
+    return jax.tree.map(_local_part, tree)
+
+
+def _local_part(leaf: jax.Array) -> jax.Array:
+    if leaf.is_fully_addressable:
+        return leaf
+    sharding = leaf.sharding
+    assert isinstance(sharding, NamedSharding), sharding
+    mesh = Mesh(np.array(local_devices(sharding.mesh)), sharding.mesh.axis_names)
+    parts = [shard.data for shard in leaf.addressable_shards]
+    shape = (sum(part.shape[0] for part in parts), *leaf.shape[1:])
+    return jax.make_array_from_single_device_arrays(shape, NamedSharding(mesh, sharding.spec), parts)
+
+
 def in_turn(tree: Any) -> Any:
     """Wait for values of CPUs of several processes; return them.
 
@@ -68,6 +84,12 @@ def in_turn(tree: Any) -> Any:
 def is_spread_over_cpus(leaves: list[jax.Array]) -> bool:
     """Say whether arrays lie on CPUs of several processes."""
     return any(not a.is_fully_addressable and next(iter(a.sharding.device_set)).platform == "cpu" for a in leaves)
+
+
+def spans_cpu_processes(mesh: Mesh) -> bool:
+    """Say whether a mesh has CPUs of several processes."""
+    devices = _all_devices(mesh)
+    return devices[0].platform == "cpu" and len({device.process_index for device in devices}) > 1
 
 
 def local_devices(mesh: Mesh | AbstractMesh) -> list[Any]:

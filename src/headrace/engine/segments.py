@@ -11,6 +11,8 @@ import jax.numpy as jnp
 from headrace.model.context import Ctx
 from headrace.model.network import Network
 
+KEPT = "headrace_kept"  # the name of values inside a stage that recomputation keeps
+
 
 def inner_points(points: tuple[int, ...], blocks: tuple[int, int]) -> tuple[int, ...]:
     """Return the recompute points that cut a range of blocks in two."""

@@ -1,70 +1,29 @@
-"""How gradients of several micro batches become one: the type they are summed in, and the reduction."""
+"""Optax transforms for custom training loops: gradient accumulation, and the mean over replicas."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax import lax
 
 from headrace.core.errors import ConfigError
+from headrace.engine.accumulation import (
+    REDUCTIONS,
+    Accumulation,
+    AccumulatorType,
+    accumulate,
+    accumulator_dtype,
+    empty_sums,
+    widened,
+)
 from headrace.engine.devices import REPLICA
 from headrace.program.structure import one_of, whole_number
-
-# None: the weight's own type. A type: for all. A function of the weight: its type.
-AccumulatorType = Any
-
-# reduction -> (total so far, gradient, its number, how many there will be) -> total with it
-REDUCTIONS: dict[str, Callable[[Any, Any, Any, int], Any]] = {
-    "SUM": lambda total, gradient, number, count: total + gradient,
-    "MEAN": lambda total, gradient, number, count: total + gradient / count,
-    # Never larger than the largest gradient, and right at every moment; costs a multiplication more.
-    "RUNNING_MEAN": lambda total, gradient, number, count: total * (number / (number + 1)) + gradient / (number + 1),
-}
 
 
 def check_reduction(reduction: Any) -> str:
     """Return the name of a reduction, in any case."""
     return one_of(reduction, "The reduction of gradients", list(REDUCTIONS))
-
-
-def accumulator_dtype(dtype: AccumulatorType, weight: Any, name: str = "dtype") -> Any:
-    """Return the type in which the gradients of a weight are summed."""
-    asked: Any = dtype(weight) if callable(dtype) and not isinstance(dtype, type) else dtype
-    if asked is None:
-        return weight.dtype
-    try:
-        found = jnp.dtype(asked)
-    except TypeError:
-        found = None
-    if found is None or not jnp.issubdtype(found, np.inexact):
-        raise ConfigError(
-            f"{name} {'returned' if callable(dtype) and not isinstance(dtype, type) else 'is'} {asked!r}.",
-            rule="It is None, a floating-point type, or a function of the weight that returns one.",
-            remedy="Write jnp.float32, for example.",
-        )
-    return found
-
-
-def empty_sums(weights: Any, dtype: AccumulatorType, name: str = "dtype") -> Any:
-    """Return zeros to sum the gradients of these weights in."""
-    return jax.tree.map(lambda w: jnp.zeros(w.shape, accumulator_dtype(dtype, w, name)), weights)
-
-
-def accumulate(reduction: str, totals: Any, gradients: Any, number: Any, count: int) -> Any:
-    """Return the totals with gradient `number` of `count` in; every total keeps its type."""
-    rule = REDUCTIONS[reduction]
-
-    def add(total: jax.Array, gradient: jax.Array) -> jax.Array:
-        at = jnp.asarray(number, total.dtype)
-        return rule(total, gradient.astype(total.dtype), at, count).astype(total.dtype)
-
-    return jax.tree.map(add, totals, gradients)
-
-
-# Optax transforms for own training loops: gradient accumulation, and the mean over replicas.
 
 
 class AccumulationState(NamedTuple):
@@ -84,24 +43,24 @@ def accumulate_gradients(
 ) -> optax.GradientTransformationExtraArgs:
     """Let the optimizer act at every `num_mini_batches`-th call, on the gradients since; other calls change nothing.
 
-    Gradients are summed in the type of their weight, or in `dtype` (a type, or a function of the weight), and reach the
-    optimizer in it. `reduction` is SUM, MEAN or RUNNING_MEAN. Around cross_replica(...), replicas exchange only when
-    the optimizer acts.
+    Gradients are summed in the type of their weight, or in `dtype` (a type, or a function of the weight). The optimizer
+    gets them in that type, but 16-bit ones (and 16-bit weights) widened to float32. `reduction` is SUM, MEAN or
+    RUNNING_MEAN. Around cross_replica(...), replicas exchange only when the optimizer acts.
     """
     count = whole_number(num_mini_batches, "num_mini_batches", 1)
-    reduction = check_reduction(reduction)
+    rule = Accumulation(count=count, reduction=check_reduction(reduction), dtype=dtype)
     inner = optax.with_extra_args_support(_checked(optimizer))
     if dtype is not None and (isinstance(dtype, type) or not callable(dtype)):
         accumulator_dtype(dtype, None)
 
     def init(params: Any) -> AccumulationState:
-        return AccumulationState(jnp.int32(0), empty_sums(params, dtype), inner.init(params))
+        return AccumulationState(jnp.int32(0), empty_sums(params, dtype), inner.init(widened(params)))
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        totals = accumulate(reduction, state.totals, updates, state.number, count)
+        totals = accumulate(rule, state.totals, updates, state.number)
 
         def act() -> tuple[Any, AccumulationState]:
-            acted, inner_state = inner.update(totals, state.inner, params, **extra)
+            acted, inner_state = inner.update(widened(totals), state.inner, widened(params), **extra)
             return acted, AccumulationState(jnp.int32(0), jax.tree.map(jnp.zeros_like, totals), inner_state)
 
         def wait() -> tuple[Any, AccumulationState]:

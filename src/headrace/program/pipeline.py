@@ -1,31 +1,32 @@
 """`pipeline()`: any functions as stages on several devices, trained or only run, in the order of a schedule.
 
-The host dispatches the programs of the stages in the order of the schedule's table; the devices overlap because JAX
-does not wait for them. Weights, the optimizer's state and other state live in a PipelineState that a run takes and
-returns.
+It makes nodes for the executor in `engine/pipeline`, which launches their programs in the order of the schedule.
+Weights, the optimizer's state and other state live in a PipelineState that a run takes and returns.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
 
 from headrace.core.errors import ConfigError
+from headrace.engine.accumulation import AccumulatorType
 from headrace.engine.devices import replicated
-from headrace.engine.pipeline.schedule_runner import Walk
-from headrace.engine.pipeline.state_placement import HOST_MEMORY
+from headrace.engine.multiprocess_arrays import local_devices, local_part, place, place_share, transfer
+from headrace.engine.pipeline.state_placement import home_shardings
+from headrace.engine.pipeline.step_plan import EACH, Host, Values
 from headrace.plan.schedule import Node, find_schedule
 from headrace.plan.table import Table
 from headrace.plan.timeline_text import draw_timeline
-from headrace.program.gradients import AccumulatorType, empty_sums
 from headrace.program.infeed import Infeed
-from headrace.program.node_programs import make_node, make_update
 from headrace.program.outfeed import Outfeed
 from headrace.program.pipeline_request import Request, run_constants
-from headrace.program.pipeline_spec import PipelineSpec, make_spec, mixes
-from headrace.program.pipeline_step import Programs, Step, make_programs, put
+from headrace.program.pipeline_spec import PipelineSpec, make_spec
+from headrace.program.pipeline_steps import LATEST, init_optimizer, make_steps
 from headrace.program.stage import OptimizerOutput
 from headrace.program.structure import difference, structure_of
 
@@ -47,7 +48,11 @@ class PipelineState:
     @property
     def state(self) -> list[Any]:
         """What the stages carry untrained, nested as the stages were given."""
-        return self._nested(lambda node: jax.tree.map(lambda a: np.asarray(a)[0], self.others[node]))
+        return self._nested(
+            lambda node: (
+                jax.tree.map(lambda a: np.asarray(a)[0], local_part(self.others[node])) if node in self.others else None
+            )
+        )
 
     def _nested(self, of: Callable[[Node], Any]) -> list[Any]:
         return [of(entry) if isinstance(entry, Node) else [of(node) for node in entry] for entry in self.spec.nested]
@@ -58,38 +63,40 @@ class Pipeline:
 
     def __init__(self, spec: PipelineSpec) -> None:
         self.spec = spec
-        self._programs: Programs = make_programs(spec, {node: make_node(mine) for node, mine in spec.nodes.items()})
-        self._actions = [action for _, action in spec.table.in_order()]
-        self._groups = _update_groups(spec)
-        self._updates = [
-            make_update(
-                self._mesh_of(group[0]),
-                spec.ending.optimizer,
-                in_host_memory=bool(spec.request.offload_weight_update_variables),
-            )
-            for group in self._groups
-            if spec.ending is not None
-        ]
-        self.peaks: dict[Node, int] = {}  # micro batches that each node really held at once, in the latest step
+        self._steps = make_steps(spec)
+        infeed = spec.request.infeed
+        self._element = None if infeed is None else jax.tree.leaves(infeed.structure.shapes(spec.request.replicas))
 
     @property
     def table(self) -> Table:
         """The schedule: every action with its device, start and end."""
         return self.spec.table
 
+    @property
+    def peaks(self) -> dict[Node, int]:
+        """The most micro batches of which each node holds something for the backward pass at once."""
+        return self._steps.plan.peaks("saved") if self.spec.work.training else {}
+
     def draw(self) -> str:
-        """Return the schedule as a picture of text."""
+        """Return the schedule as a diagram in text."""
         return draw_timeline(self.table, find_schedule(self.spec.request.pipeline_schedule).name)
 
     def init(self) -> PipelineState:
         """Return the state at the start: the weights as they were given, on their devices."""
-        functions = self.spec.functions
-        weights = {
-            function.weights: jax.device_put(function.params, replicated(self.spec.nodes[node].mesh))
-            for node, function in functions.items()
+        spec, updates = self.spec, self._steps.updates
+        weights = {key: place(params, replicated(self._mesh_of(key))) for key, params in spec.params.items()}
+        optimizer = []
+        for group, shapes in zip(updates.groups, updates.states, strict=True):
+            mesh = self._mesh_of(group[0])
+            given = {key: transfer(weights[key], replicated(mesh)) for key in group}
+            where = home_shardings(shapes, mesh, updates.home)
+            optimizer.append(jax.jit(partial(init_optimizer, spec), out_shardings=where)(given))
+        others = {
+            node: self._replicate(function.state, node)
+            for node, function in spec.functions.items()
+            if function.has_state
         }
-        others = {node: self._replicate(function.state, node) for node, function in functions.items()}
-        return PipelineState(spec=self.spec, weights=weights, optimizer=self._init_optimizer(weights), others=others)
+        return PipelineState(spec=spec, weights=weights, optimizer=tuple(optimizer), others=others)
 
     def __call__(self, state: PipelineState, inputs: Sequence[Any] | None = None) -> PipelineState:
         """Run `repeat_count` steps; `inputs` take the place of those that the pipeline was made with.
@@ -100,80 +107,70 @@ class Pipeline:
         if not isinstance(state, PipelineState) or state.spec is not spec:
             raise ConfigError("The state is not one of this pipeline.", remedy="Start with pipeline.init().")
         constants = spec.inputs if inputs is None else self._same_inputs(inputs)
-        first = {node: self._replicate(jax.tree.leaves(constants), node) for node in spec.work.stages[0]}
+        start = self._start(state, constants)
+        steps = self._steps.plan.compile(start)
         if request.outfeed is not None:
-            request.outfeed.begin(spec.leaving, request.replicas)
+            request.outfeed.begin(spec.leaving, self._local_replicas)
         try:
-            before = None
-            for number in range(request.repeat_count):
-                state, latest = self._step(state, first, number)
-                jax.block_until_ready(before)  # at most two steps under way: more would only hold more elements
-                before = latest
+            end = steps(start, request.repeat_count, before=self._feed)
         finally:
             if request.outfeed is not None:
                 request.outfeed.finish()
-        return state
+        return PipelineState(
+            spec=spec,
+            weights={key: end["params", key] for key in state.weights},
+            optimizer=tuple(end["optimizer", number] for number in range(len(state.optimizer))),
+            others={node: end["others", node] for node in state.others},
+        )
 
-    def _step(self, state: PipelineState, first: dict[Node, Any], number: int) -> tuple[PipelineState, Any]:
-        spec, request = self.spec, self.spec.request
-        count = spec.work.num_micros * request.replicas
-        elements = [] if request.infeed is None else request.infeed.take_all(count, "a step of the pipeline")
-        step = Step(
-            programs=self._programs,
-            params=state.weights,
-            states=dict(state.others),
-            first_leaves=first,
-            elements=elements,
-            first_row=number * (1 if request.accumulate_outfeed else spec.work.num_micros),
-        ).start()
-        self.peaks = Walk(work=spec.work, programs=step).run(self._actions).peaks
-        weights, optimizer = self._update(state, step)
-        others = {
-            node: self._programs.nodes[node].settle(other) if jax.tree.leaves(other) else other
-            for node, other in step.states.items()
-        }
-        state = PipelineState(spec=spec, weights=weights, optimizer=optimizer, others=others)
-        return state, step.latest
+    def _start(self, state: PipelineState, constants: tuple[Any, ...]) -> Values:
+        """Return the values that a run starts from, and the shapes of those that are fed."""
+        spec = self.spec
+        start: Values = {("params", key): params for key, params in state.weights.items()}
+        start |= {("optimizer", number): slots for number, slots in enumerate(state.optimizer)}
+        start |= {("others", node): other for node, other in state.others.items()}
+        leaves = jax.tree.leaves(constants)
+        for node in spec.work.stages[0]:
+            start["constants", node] = self._replicate(leaves, node)
+            start["go", node] = ()
+            if self._element is not None:
+                where = NamedSharding(spec.nodes[node].mesh, EACH)
+                element = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where) for leaf in self._element]
+                start |= {("element", node, micro): element for micro in range(spec.work.num_micros)}
+        for node, traced in spec.nodes.items():
+            for micro in range(spec.work.num_micros):
+                start["number", node, micro] = place(np.int32(micro), replicated(traced.mesh))
+        return start
 
-    def _update(self, state: PipelineState, step: Step) -> tuple[dict[int, Any], tuple[Any, ...]]:
-        """Update the weights, group by group, each where the first of the group lives."""
-        weights, optimizer = dict(state.weights), list(state.optimizer)
-        for number, (group, update) in enumerate(zip(self._groups, self._updates, strict=False)):
-            mesh = self._mesh_of(group[0])
-            sums = {key: [put(step.sums[node], mesh) for node in self._nodes_of(key)] for key in group}
-            params = {key: jax.device_put(state.weights[key], replicated(mesh)) for key in group}
-            updated, optimizer[number] = update(params, optimizer[number], sums, put(step.arguments, mesh))
-            for key in group:
-                weights[key] = jax.device_put(updated[key], replicated(self._mesh_of(key)))
-        return weights, tuple(optimizer)
+    def _feed(self, host: Host, step: int) -> None:
+        """Give a step its elements; at most two steps are under way: more would only hold more elements."""
+        spec, infeed = self.spec, self.spec.request.infeed
+        if step >= 2:
+            jax.block_until_ready(host.result(step - 2, LATEST))
+        count = self._local_replicas
+        elements = []
+        if infeed is not None:
+            elements = infeed.take_all(spec.work.num_micros * count, "a step of the pipeline")
+        for node in spec.work.stages[0]:
+            host.post(step, ("go", node), ())
+        for micro in range(spec.work.num_micros) if elements else ():
+            mine = elements[micro * count : (micro + 1) * count]
+            stacked = jax.tree.leaves(jax.tree.map(lambda *arrays: np.stack(arrays), *mine))
+            for node in spec.work.stages[0]:
+                where = NamedSharding(spec.nodes[node].mesh, EACH)
+                host.post(step, ("element", node, micro), place_share(stacked, where))
 
-    def _init_optimizer(self, weights: dict[int, Any]) -> tuple[Any, ...]:
-        ending = self.spec.ending
-        if ending is None:
-            return ()
-        arguments = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), ending.arguments.shapes())
-        states = []
-        for group in self._groups:
-            mesh = self._mesh_of(group[0])
-            where = replicated(mesh)
-            if self.spec.request.offload_weight_update_variables:
-                where = where.with_memory_kind(HOST_MEMORY)
-            make = jax.jit(lambda params: ending.optimizer(*arguments).init(params), out_shardings=where)
-            states.append(make({key: jax.device_put(weights[key], replicated(mesh)) for key in group}))
-        return tuple(states)
+    @property
+    def _local_replicas(self) -> int:
+        return len(local_devices(next(iter(self.spec.nodes.values())).mesh))
 
-    def _nodes_of(self, key: int) -> list[Node]:
-        return [node for node, function in self.spec.functions.items() if function.weights == key]
-
-    def _mesh_of(self, key: int) -> Any:
-        return self.spec.nodes[self._nodes_of(key)[0]].mesh
+    def _mesh_of(self, weights: int) -> Any:
+        return self.spec.nodes[self.spec.nodes_of(weights)[0]].mesh
 
     def _replicate(self, tree: Any, node: Node) -> Any:
         """Put a copy of host arrays on every replica of a node, as [replicas, ...]."""
-        replicas = self.spec.request.replicas
-        return put(
-            jax.tree.map(lambda a: np.broadcast_to(a, (replicas, *a.shape)).copy(), tree), self.spec.nodes[node].mesh
-        )
+        count, where = self._local_replicas, NamedSharding(self.spec.nodes[node].mesh, EACH)
+        return place_share(jax.tree.map(lambda a: np.broadcast_to(a, (count, *a.shape)).copy(), tree), where)
 
     def _same_inputs(self, inputs: Any) -> tuple[Any, ...]:
         constants = run_constants(inputs)
@@ -182,20 +179,6 @@ class Pipeline:
                 f"What is given to this run {words}.", rule="The inputs of a run are as those it was made with."
             )
         return constants
-
-
-def _update_groups(spec: PipelineSpec) -> list[tuple[int, ...]]:
-    """Return which weights are updated together: each by itself, or all if the optimizer looks at all of them."""
-    if spec.ending is None:
-        return []
-    params = {function.weights: function.params for function in spec.functions.values()}
-    params = {key: tree for key, tree in sorted(params.items()) if jax.tree.leaves(tree)}
-    arguments = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), spec.ending.arguments.shapes())
-    dtype = spec.request.gradient_accumulation_dtype
-    sums = jax.eval_shape(lambda: empty_sums(params, dtype, "gradient_accumulation_dtype"))
-    if len(params) > 1 and mixes(spec.ending.optimizer(*arguments), params, sums):
-        return [tuple(params)]
-    return [(key,) for key in params]
 
 
 def pipeline(
@@ -213,6 +196,7 @@ def pipeline(
     reduction_method: str = "SUM",
     recomputation: bool = False,
     offload_weight_update_variables: bool | None = None,
+    replicated_optimizer_state_sharding: bool = False,
     outfeed_loss: bool = False,
     outfeed_mask: Sequence[bool] | None = None,
     accumulate_outfeed: bool = False,
@@ -237,11 +221,33 @@ def pipeline(
         reduction_method: SUM, MEAN or RUNNING_MEAN of the micro batches' gradients. Over replicas it is the mean.
         recomputation: keep only a stage's inputs (and what recomputation_checkpoint marks) for its backward pass.
         offload_weight_update_variables: keep the optimizer's state in host memory between updates.
+        replicated_optimizer_state_sharding: cut the optimizer's state over the replicas; each updates its part.
         outfeed_loss: let the loss leave in place of the outputs.
         outfeed_mask: for each output whether it is left out.
         accumulate_outfeed: let one sum over the micro batches leave per step, in accumulate_outfeed_dtype.
         replicas: copies of the whole pipeline, each on devices of its own.
         strict: also refuse what the original hardware could not do.
     """
-    asked = dict(locals())
-    return Pipeline(make_spec(Request(**asked)))
+    request = Request(
+        stages=stages,
+        gradient_accumulation_count=gradient_accumulation_count,
+        optimizer_function=optimizer_function,
+        device_mapping=device_mapping,
+        pipeline_schedule=pipeline_schedule,
+        inputs=inputs,
+        infeed=infeed,
+        outfeed=outfeed,
+        repeat_count=repeat_count,
+        gradient_accumulation_dtype=gradient_accumulation_dtype,
+        reduction_method=reduction_method,
+        recomputation=recomputation,
+        offload_weight_update_variables=offload_weight_update_variables,
+        replicated_optimizer_state_sharding=replicated_optimizer_state_sharding,
+        outfeed_loss=outfeed_loss,
+        outfeed_mask=outfeed_mask,
+        accumulate_outfeed=accumulate_outfeed,
+        accumulate_outfeed_dtype=accumulate_outfeed_dtype,
+        replicas=replicas,
+        strict=strict,
+    )
+    return Pipeline(make_spec(request))

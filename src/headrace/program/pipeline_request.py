@@ -7,7 +7,8 @@ from typing import Any
 import jax
 
 from headrace.core.errors import ConfigError
-from headrace.program.gradients import AccumulatorType, accumulator_dtype, check_reduction
+from headrace.engine.accumulation import AccumulatorType, accumulator_dtype
+from headrace.program.gradients import check_reduction
 from headrace.program.infeed import Infeed
 from headrace.program.outfeed import Outfeed, OutfeedMode
 from headrace.program.stage import OptimizerOutput
@@ -33,6 +34,7 @@ class Request:
     reduction_method: str
     recomputation: bool
     offload_weight_update_variables: bool | None
+    replicated_optimizer_state_sharding: bool
     outfeed_loss: bool
     outfeed_mask: Sequence[bool] | None
     accumulate_outfeed: bool
@@ -64,6 +66,7 @@ def check_values(request: Request) -> None:
         "outfeed_loss": request.outfeed_loss,
         "outfeed_mask": request.outfeed_mask is not None,
         "offload_weight_update_variables": request.offload_weight_update_variables,
+        "replicated_optimizer_state_sharding": request.replicated_optimizer_state_sharding,
         "gradient_accumulation_dtype": request.gradient_accumulation_dtype is not None,
         "recomputation": request.recomputation,
     }
@@ -91,6 +94,7 @@ def _check_outfeed(request: Request) -> None:
 
 
 def run_constants(inputs: Any) -> tuple[Any, ...]:
+    """Return the inputs of a run as host arrays; refuse what is not a list of them."""
     if inputs is None:
         return ()
     if not isinstance(inputs, list | tuple) or hasattr(inputs, "_fields"):

@@ -18,17 +18,27 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from headrace.core.errors import ConfigError
+from headrace.engine.accumulation import empty_sums, widened
 from headrace.engine.devices import replica_mesh, start_devices
 from headrace.engine.pipeline.state_placement import host_memory_of
 from headrace.plan.device_mapping import check_device_mapping
 from headrace.plan.schedule import Node, Work, strict_rule
 from headrace.plan.simulate import make_table
 from headrace.plan.table import Table
-from headrace.program.gradients import accumulates, check_reduction
-from headrace.program.node_programs import Accumulation, NodeSpec
+from headrace.program.gradients import accumulates
 from headrace.program.pipeline_request import Request, check_values, leaving_values, run_constants
 from headrace.program.stage import Function, OptimizerOutput, check_stages, make_functions
 from headrace.program.structure import Structure, call_in_words, can_take, element_arguments, structure_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedNode:
+    """A stage, or one function of a concurrent stage: its function and devices, and what comes in and goes out."""
+
+    function: Function
+    mesh: Mesh
+    inputs: Structure  # (args, kwargs)
+    outputs: Structure  # a tuple
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +63,7 @@ class PipelineSpec:
     request: Request
     table: Table
     functions: dict[Node, Function]
-    nodes: dict[Node, NodeSpec]
+    nodes: dict[Node, TracedNode]
     inputs: tuple[Any, ...]  # run constants, host arrays
     ending: Ending | None  # None in inference
     leaving: Structure  # what one row of the outfeed is made of
@@ -65,9 +75,13 @@ class PipelineSpec:
         return self.table.work
 
     @property
-    def last(self) -> tuple[Node, ...]:
-        """The nodes of the last stage."""
-        return self.work.stages[-1]
+    def params(self) -> dict[int, Any]:
+        """The weights at the start, host arrays by their number."""
+        return {function.weights: function.params for function in self.functions.values()}
+
+    def nodes_of(self, weights: int) -> list[Node]:
+        """Return the nodes that share these weights."""
+        return [node for node, function in self.functions.items() if function.weights == weights]
 
 
 def make_spec(request: Request) -> PipelineSpec:
@@ -89,7 +103,14 @@ def make_spec(request: Request) -> PipelineSpec:
     ):
         raise _renamed(ConfigError(broken), "--strict-pipeline", "strict=True")
     functions = make_functions(stages, work)
-    devices = start_devices("auto", request.replicas * work.num_devices)
+    num_processes = jax.process_count() if jax.distributed.is_initialized() else 1
+    if request.replicas % num_processes:
+        raise ConfigError(
+            f"replicas is {request.replicas}, but there are {num_processes} processes.",
+            rule="Each process has as many replicas, with all devices of their stages.",
+            remedy=f"Give a multiple of {num_processes}.",
+        )
+    devices = start_devices("auto", request.replicas * work.num_devices, num_processes)
     grid = np.array(devices).reshape(request.replicas, work.num_devices)
     meshes = {node: replica_mesh(list(grid[:, device])) for node, device in work.device_of.items()}
     inputs = run_constants(request.inputs)
@@ -123,31 +144,21 @@ def _renamed(error: ConfigError, option: str, name: str) -> ConfigError:
 
 def _trace_stages(
     request: Request, work: Work, functions: dict[Node, Function], meshes: dict[Node, Mesh], inputs: tuple[Any, ...]
-) -> dict[Node, NodeSpec]:
+) -> dict[Node, TracedNode]:
     """Follow the shapes from the first stage to the last."""
     element = () if request.infeed is None else request.infeed.structure.shapes()
     more, kwargs = ((), {}) if request.infeed is None else element_arguments(element)
     given = ((*(structure_of(value).shapes() for value in inputs), *more), kwargs)
-    accumulation = Accumulation(
-        count=request.gradient_accumulation_count,
-        reduction=check_reduction(request.reduction_method),
-        dtype=request.gradient_accumulation_dtype,
-    )
-    nodes: dict[Node, NodeSpec] = {}
-    before: tuple[Structure, ...] = ()
+    nodes: dict[Node, TracedNode] = {}
     for stage in work.stages:
         for node in stage:
-            nodes[node] = NodeSpec(
+            nodes[node] = TracedNode(
                 function=functions[node],
                 mesh=meshes[node],
                 inputs=structure_of(given),
                 outputs=_trace(functions[node], meshes[node], given),
-                before=before,
-                recomputation=request.recomputation,
-                accumulation=accumulation if work.training else None,
             )
-        before = tuple(nodes[node].outputs for node in stage)
-        given = (tuple(value for outputs in before for value in outputs.shapes()), {})
+        given = (tuple(value for node in stage for value in nodes[node].outputs.shapes()), {})
     return nodes
 
 
@@ -173,7 +184,7 @@ def _trace(function: Function, mesh: Mesh, given: tuple[tuple[Any, ...], dict[st
     return structure_of(outputs)
 
 
-def _trace_loss(request: Request, work: Work, nodes: dict[Node, NodeSpec]) -> Ending | None:
+def _trace_loss(request: Request, work: Work, nodes: dict[Node, TracedNode]) -> Ending | None:
     """Trace the optimizer function on the last stage's outputs; return None in inference."""
     function = request.optimizer_function
     if function is None:
@@ -229,7 +240,7 @@ def check_output(result: Any) -> OptimizerOutput:
     return result
 
 
-def _check_optimizer(ending: Ending, mesh: Mesh, nodes: dict[Node, NodeSpec]) -> None:
+def _check_optimizer(ending: Ending, mesh: Mesh, nodes: dict[Node, TracedNode]) -> None:
     params = next((node.function.params for node in nodes.values() if jax.tree.leaves(node.function.params)), {})
 
     def once(params: Any, arguments: Any) -> Any:
@@ -255,6 +266,20 @@ def _check_optimizer(ending: Ending, mesh: Mesh, nodes: dict[Node, NodeSpec]) ->
             rule="A pipeline accumulates them itself, over gradient_accumulation_count micro batches.",
             remedy="Give the optimizer without accumulate_gradients() or optax.MultiSteps.",
         )
+
+
+def update_groups(spec: PipelineSpec) -> list[tuple[int, ...]]:
+    """Return which weights are updated together: each by itself, or all if the optimizer looks at all of them."""
+    if spec.ending is None:
+        return []
+    params = {key: tree for key, tree in sorted(spec.params.items()) if jax.tree.leaves(tree)}
+    arguments = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), spec.ending.arguments.shapes())
+    dtype = spec.request.gradient_accumulation_dtype
+    gradients = jax.eval_shape(lambda: widened(empty_sums(params, dtype, "gradient_accumulation_dtype")))
+    weights = jax.eval_shape(lambda: widened(jax.tree.map(jnp.asarray, params)))
+    if len(params) > 1 and mixes(spec.ending.optimizer(*arguments), weights, gradients):
+        return [tuple(params)]
+    return [(key,) for key in params]
 
 
 # Which weights an optimizer may update apart from each other: found by following its arithmetic, not its name.

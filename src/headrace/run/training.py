@@ -21,8 +21,8 @@ from headrace.engine.compiler import compiler_options
 from headrace.engine.devices import CompileCounts, count_compilations, replica_mesh, take
 from headrace.engine.objective import training_loss
 from headrace.engine.pipeline.dispatch import make_dispatcher
-from headrace.engine.pipeline.stage_programs import StageSpec
 from headrace.engine.pipeline.state_placement import Home, host_memory_of
+from headrace.engine.pipeline.training_stages import StageSpec
 from headrace.engine.state import State, put_state, snapshot
 from headrace.engine.step import StepSpec, make_call, make_step, put_on
 from headrace.plan.plan import Plan

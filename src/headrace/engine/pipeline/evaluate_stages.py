@@ -1,7 +1,7 @@
 """Exact evaluation through the stages of a pipeline: weights stay on the devices of their stages, batches pass by."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -9,31 +9,53 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from headrace.engine.devices import REPLICA, replica_mesh, replicated
 from headrace.engine.forward import EvalSpec, Sums, batch_sums
 from headrace.engine.multiprocess_arrays import place, transfer
-from headrace.engine.pipeline.schedule_runner import Walk
+from headrace.engine.pipeline.nodes import NodePrograms, NodeSpec, NodeValues, add_passes, counts_of, make_node
+from headrace.engine.pipeline.step_plan import (
+    ALL,
+    EACH,
+    CompiledSteps,
+    HostCall,
+    Key,
+    Program,
+    StepBuilder,
+    StepPlan,
+    Values,
+    on_mesh,
+)
 from headrace.engine.step import BATCHES, put_on
 from headrace.model.context import Ctx
 from headrace.plan.schedule import Node, Work
 from headrace.plan.simulate import make_table
 
-IN_FLIGHT = 2  # batches under way for each stage: enough to keep all busy, and no more lie about
+IN_FLIGHT = 2  # batches under way for each stage: enough to keep all busy, and no more that wait in memory
+
+
+def _wait(count: jax.Array) -> tuple[()]:
+    jax.block_until_ready(count)
+    return ()
+
+
+_ENDED = HostCall(
+    lambda count: (count,), outs=(None,)
+)  # passed on as it is: the lane that waits computes nothing on it
+_WAIT = HostCall(_wait)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StagedEvaluation:
-    """One program per stage; the last one also adds up the sums."""
+    """One node for each stage; the last one also adds up the sums."""
 
-    ranges: tuple[tuple[int, int], ...]
     names: tuple[tuple[str, ...], ...]  # of the blocks of each stage
     meshes: tuple[Mesh, ...]
-    device_mapping: tuple[Any, ...]
-    forwards: tuple[Any, ...]
+    device_mapping: tuple[int, ...]
+    nodes: dict[Node, NodePrograms]
     empty: Any
-    total: Any
+    total: Program
+    _plans: dict[int, StepPlan] = field(default_factory=dict)  # by the number of batches
 
     def put(self, tree: Any, kind: str) -> Any:
         """Put batches or a resident set on the devices of the first stage and, without images, of the last."""
@@ -48,51 +70,69 @@ class StagedEvaluation:
         )
 
     def compile(self, placed: tuple[Any, ...], resident: Any, block: Any) -> "StagedEvaluation":
-        """Compile the programs of all stages by evaluating the block once."""
-        jax.block_until_ready(self(placed, resident, block))
+        """Compile the programs of all stages for weights and batches like these."""
+        self._compiled(self._start(placed, resident, block), block)
         return self
 
     def __call__(self, weights: tuple[Any, ...], resident: Any, block: Any) -> Sums:
         """Return the sums over the block's batches."""
-        num_batches = jax.tree.leaves(block[0])[0].shape[0]
-        work = Work(self.device_mapping, num_batches, training=False)
-        passes = _Passes(self, weights, (resident, block))
-        Walk(work=work, programs=passes).run(action for _, action in make_table("Interleaved", work).in_order())
-        return self.total(passes.sums[0])
+        start = self._start(weights, resident, block)
+        return self._compiled(start, block)(start, 1)["total"]
 
+    def _start(self, weights: tuple[Any, ...], resident: Any, block: Any) -> Values:
+        """Return the values that an evaluation starts from."""
+        last = Node(len(self.nodes) - 1)
+        start: Values = {("params", Node(number)): part for number, part in enumerate(weights)}
+        for node, side in ((Node(0), 0), (last, 1)):
+            start["resident", node] = resident[side] if resident else None
+            start["block", node] = block[side]
+            for number in range(_num_batches(block)):
+                start["number", node, number] = self._number(node, number)
+        start[counts_of(last)] = self.empty()
+        start["total"] = ()
+        return start
 
-class _Passes:
-    """The forward passes of one block of batches, for the walk."""
+    def _compiled(self, start: Values, block: Any) -> CompiledSteps:
+        num_batches = _num_batches(block)
+        if num_batches not in self._plans:
+            self._plans[num_batches] = self._plan(num_batches)
+        return self._plans[num_batches].compile(start)
 
-    def __init__(self, owner: StagedEvaluation, weights: tuple[Any, ...], source: tuple[Any, Any]) -> None:
-        self.owner, self.weights, self.source = owner, weights, source
-        self.sums = [owner.empty()]
-        self.ends: list[Any] = []  # what the last stage counted after each batch
+    def _plan(self, num_batches: int) -> StepPlan:
+        table = make_table("Interleaved", Work(self.device_mapping, num_batches, training=False))
+        device_of, last = table.work.device_of, Node(len(self.nodes) - 1)
+        mesh_of = {device_of[node]: self.meshes[node.stage] for node in self.nodes}
+        builder = StepBuilder([mesh_of[device] for device in sorted(mesh_of)])
+        for node in self.nodes:
+            builder.keep(device_of[node], ("params", node))
+        for node in dict.fromkeys((Node(0), last)):
+            numbers = [("number", node, number) for number in range(num_batches)]
+            builder.keep(device_of[node], ("resident", node), ("block", node), *numbers)
+        builder.keep(device_of[last], counts_of(last), "total")
 
-    def forward(self, node: Node, micro: int, inputs: tuple[Any, ...]) -> tuple[Any, None]:
-        """Run a stage on a batch; the first waits until the batches before are nearly through."""
-        stage, last = node.stage, len(self.owner.meshes) - 1
-        ahead = micro - IN_FLIGHT * (last + 1)
-        if stage == 0 and 0 <= ahead < len(self.ends):
-            jax.block_until_ready(self.ends[ahead])
-        number = place(np.int32(micro), replicated(self.owner.meshes[stage]))
-        here = 0 if stage == 0 else 1
-        resident, block = (part[here] if part else None for part in self.source)
-        fetched = (resident, block, number) if stage in (0, last) else None
-        x = inputs[0] if inputs else None
-        if stage < last:
-            return self.owner.forwards[stage](self.weights[stage], x, fetched), None
-        self.sums[0], count = self.owner.forwards[stage](self.weights[stage], x, fetched, self.sums[0])
-        self.ends.append(count)
-        return count, None
+        def end(number: int) -> tuple[Key, ...]:
+            builder.add(device_of[last], _ENDED, [("outputs", last, number)], [("ended", number)])
+            earlier = number - (IN_FLIGHT - 1) * len(self.nodes)
+            if earlier >= 0:
+                builder.add(device_of[Node(0)], _WAIT, [("ended", earlier)])
+            return ()
 
-    def backward(self, *_: Any) -> Any:
-        """Evaluation has no backward pass."""
-        raise AssertionError("an evaluation goes forward")
+        add_passes(builder, table, self.nodes, {node: self._values(node) for node in self.nodes}, end)
+        builder.add(device_of[last], self.total, [counts_of(last)], ["total"])
+        return builder.build()
 
-    def transfer(self, value: Any, node: Node) -> Any:
-        """Put a value on the devices of a stage, replica by replica."""
-        return transfer(value, NamedSharding(self.owner.meshes[node.stage], P(REPLICA)))
+    def _values(self, node: Node) -> NodeValues:
+        fetches = node.stage in (0, len(self.nodes) - 1)
+        return NodeValues(
+            params=("params", node),
+            source=(lambda number: (("resident", node), ("block", node), ("number", node, number)))
+            if fetches
+            else (lambda number: ()),
+            inputs=(lambda number: ()) if node.stage == 0 else None,
+        )
+
+    def _number(self, node: Node, number: int) -> jax.Array:
+        return place(np.int32(number), replicated(self.meshes[node.stage]))
 
 
 def make_staged_evaluation(
@@ -100,7 +140,6 @@ def make_staged_evaluation(
 ) -> StagedEvaluation:
     """Return the evaluation over stages of these blocks, on a grid of devices [replica, device of the replica]."""
     meshes = tuple(replica_mesh(list(devices[:, device])) for device in mapping)
-    names = tuple(spec.network.block_names[i:j] for i, j in ranges)
     zeros = jax.eval_shape(
         batch_sums,
         jax.ShapeDtypeStruct((1, spec.network.num_classes), jnp.float32),
@@ -111,45 +150,51 @@ def make_staged_evaluation(
     def empty() -> Sums:
         return jax.tree.map(lambda a: jnp.zeros((spec.num_replicas, *a.shape), a.dtype), zeros)
 
-    def total(sums: Sums) -> Sums:
-        return lax.psum(jax.tree.map(lambda a: a[0], sums), REPLICA)
+    def total(sums: Sums) -> tuple[Sums]:
+        return (lax.psum(jax.tree.map(lambda a: a[0], sums), REPLICA),)
 
-    last = meshes[-1]
     return StagedEvaluation(
-        ranges=tuple(ranges),
-        names=names,
+        names=tuple(spec.network.block_names[i:j] for i, j in ranges),
         meshes=meshes,
         device_mapping=tuple(mapping),
-        forwards=tuple(_make_forward(spec, blocks, mesh) for blocks, mesh in zip(ranges, meshes, strict=True)),
-        empty=jax.jit(empty, out_shardings=NamedSharding(last, P(REPLICA))),
-        total=jax.jit(jax.shard_map(total, mesh=last, in_specs=P(REPLICA), out_specs=P(), check_vma=False)),
+        nodes={
+            Node(number): make_node(_evaluation_node(spec, blocks, mesh))
+            for number, (blocks, mesh) in enumerate(zip(ranges, meshes, strict=True))
+        },
+        empty=jax.jit(empty, out_shardings=NamedSharding(meshes[-1], EACH)),
+        total=on_mesh(meshes[-1], total, (EACH,), (ALL,)),
     )
 
 
-def _make_forward(spec: EvalSpec, blocks: tuple[int, int], mesh: Mesh) -> Any:
-    """Return a stage's program: `(weights, x, source) -> y`; of the last, `(..., sums) -> (sums, count)`."""
+def _evaluation_node(spec: EvalSpec, blocks: tuple[int, int], mesh: Mesh) -> NodeSpec:
+    """Return a stage as a node; the last one counts, and puts out how many samples it has counted."""
     ctx = Ctx(train=False, compute_dtype=spec.compute_dtype, half_partials=spec.half_partials)
     is_first, is_last = blocks[0] == 0, blocks[1] == len(spec.network.blocks)
 
-    def at_batch(source: Any) -> tuple[Any, dict[str, jax.Array]]:
+    def fetch(*source: Any) -> Any:
+        if not source:
+            return ()
         resident, block, number = source
         return resident, {key: lax.dynamic_index_in_dim(value, number, 0, False) for key, value in block.items()}
 
-    def apply(weights: Any, x: Any, source: Any) -> Any:
-        x = spec.fetch(*at_batch(source))[0] if is_first else x
-        return spec.network.apply_range(*blocks, weights[0], weights[1], x, ctx)[0]
+    def apply(weights: Any, _: Any, state: Any, inputs: tuple[Any, ...], fetched: Any) -> tuple[Any, tuple[Any, Any]]:
+        x = spec.fetch(*fetched)[0] if is_first else inputs[0]
+        y = spec.network.apply_range(*blocks, weights[0], weights[1], x, ctx)[0]
+        if not is_last:
+            return y, (state, ())
+        resident, batch = fetched
+        sums = batch_sums(y, spec.fetch_labels(resident, batch), batch["mask"])
+        return sums["count"][None], (state, sums)
 
-    def count(weights: Any, x: Any, source: Any, sums: Sums) -> tuple[Sums, jax.Array]:
-        logits = apply(weights, x, source)
-        resident, batch = at_batch(source)
-        new = batch_sums(logits, spec.fetch_labels(resident, batch), batch["mask"])
-        sums = jax.tree.map(lambda a, b: a + b[None], sums, new)
-        return sums, sums["count"] + 0
+    return NodeSpec(
+        mesh=mesh,
+        apply=apply,
+        num_inputs=0 if is_first else 1,
+        source_specs=(ALL, BATCHES, ALL) if is_first or is_last else (),
+        fetch=fetch,
+        count=(lambda total, new: jax.tree.map(jnp.add, total, new)) if is_last else lambda counts, _: counts,
+    )
 
-    each, source = P(REPLICA), (P(), BATCHES, P())
-    in_specs = (P(), each, source) if is_first or is_last else (P(), each, P())
-    if not is_last:
-        mapped = jax.shard_map(apply, mesh=mesh, in_specs=in_specs, out_specs=each, check_vma=False)
-        return jax.jit(mapped)
-    mapped = jax.shard_map(count, mesh=mesh, in_specs=(*in_specs, each), out_specs=(each, each), check_vma=False)
-    return jax.jit(mapped, donate_argnums=3)
+
+def _num_batches(block: Any) -> int:
+    return jax.tree.leaves(block[0])[0].shape[0]

@@ -36,22 +36,20 @@ def host_memory_of(device: Any) -> bool:
 
 def shardings(like: State, mesh: Mesh, home: Home, *, at_work: bool = False) -> State:
     """Return the sharding of every leaf of a state between steps, or (`at_work`) inside the update."""
+    where = {key: home if key in UPDATE_ONLY else ON_DEVICE for key in like}
+    return {key: home_shardings(part, mesh, where[key], at_work=at_work) for key, part in like.items()}
+
+
+def home_shardings(tree: Any, mesh: Mesh, home: Home, *, at_work: bool = False) -> Any:
+    """Return the sharding of every leaf of a tree that has a home, between steps or (`at_work`) inside the update."""
     memory = ("device" if at_work else HOST_MEMORY) if home.in_host_memory else None
-
-    def place(key: str, leaf: Any) -> NamedSharding:
-        if key not in UPDATE_ONLY:
-            return NamedSharding(mesh, PartitionSpec())
-        return NamedSharding(mesh, _cut(leaf.shape, mesh.size if home.sharded else 1), memory_kind=memory)
-
-    return {key: jax.tree.map(lambda leaf, key=key: place(key, leaf), part) for key, part in like.items()}
+    pieces = mesh.size if home.sharded else 1
+    return jax.tree.map(lambda leaf: NamedSharding(mesh, _cut(leaf.shape, pieces), memory_kind=memory), tree)
 
 
-def to_device(state: State, like: State, mesh: Mesh, home: Home) -> State:
-    """Bring what lives in host memory to the devices; to be called inside a program."""
-    if not home.in_host_memory:
-        return state
-    wanted = shardings(like, mesh, home, at_work=True)
-    return state | {key: jax.device_put(state[key], wanted[key]) for key in UPDATE_ONLY if key in state}
+def to_device(tree: Any, mesh: Mesh, home: Home) -> Any:
+    """Bring a tree that has its home in host memory to the devices; to be called inside a program."""
+    return jax.device_put(tree, home_shardings(tree, mesh, home, at_work=True)) if home.in_host_memory else tree
 
 
 def make_copy(like: State, mesh: Mesh, home: Home, *, whole: bool = False) -> Any:
@@ -60,7 +58,8 @@ def make_copy(like: State, mesh: Mesh, home: Home, *, whole: bool = False) -> An
     goal = shardings(like, mesh, replace(home, sharded=False)) if whole else where
 
     def copy(state: State) -> State:
-        return jax.tree.map(jnp.copy, to_device(state, like, mesh, home))
+        here = {key: to_device(part, mesh, home) if key in UPDATE_ONLY else part for key, part in state.items()}
+        return jax.tree.map(jnp.copy, here)
 
     return jax.jit(copy, in_shardings=(where,), out_shardings=goal)
 

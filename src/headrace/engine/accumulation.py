@@ -1,0 +1,80 @@
+"""How the gradients of several micro batches become one: the type they are summed in, the reduction, and the end."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from headrace.core.errors import ConfigError
+
+# None: the weight's own type. A type: for all. A function of the weight: its type.
+AccumulatorType = Any
+
+# reduction -> (gradient, its number, how many there will be) -> (factor on the total so far, what is added to it)
+# Divided before it is added: a 16-bit total then holds a mean and cannot overflow with the count.
+REDUCTIONS: dict[str, Callable[[Any, Any, int], tuple[Any, Any]]] = {
+    "SUM": lambda gradient, number, count: (None, gradient),
+    "MEAN": lambda gradient, number, count: (None, gradient / count),
+    # Never larger than the largest gradient, and right at every moment; costs a multiplication more.
+    "RUNNING_MEAN": lambda gradient, number, count: (number / (number + 1), gradient / (number + 1)),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accumulation:
+    """How the gradients of the micro batches of a step become one."""
+
+    count: int
+    reduction: str = "MEAN"
+    dtype: AccumulatorType = None
+
+    @property
+    def counts(self) -> bool:
+        """Whether the reduction needs the number of the micro batch."""
+        return self.reduction == "RUNNING_MEAN"
+
+
+def accumulator_dtype(dtype: AccumulatorType, weight: Any, name: str = "dtype") -> Any:
+    """Return the type in which the gradients of a weight are summed."""
+    asked: Any = dtype(weight) if callable(dtype) and not isinstance(dtype, type) else dtype
+    if asked is None:
+        return weight.dtype
+    try:
+        found = jnp.dtype(asked)
+    except TypeError:
+        found = None
+    if found is None or not jnp.issubdtype(found, np.inexact):
+        raise ConfigError(
+            f"{name} {'returned' if callable(dtype) and not isinstance(dtype, type) else 'is'} {asked!r}.",
+            rule="It is None, a floating-point type, or a function of the weight that returns one.",
+            remedy="Write jnp.float32, for example.",
+        )
+    return found
+
+
+def empty_sums(weights: Any, dtype: AccumulatorType, name: str = "dtype") -> Any:
+    """Return zeros to sum the gradients of these weights in."""
+    return jax.tree.map(lambda w: jnp.zeros(w.shape, accumulator_dtype(dtype, w, name)), weights)
+
+
+def accumulate(rule: Accumulation, totals: Any, gradients: Any, number: Any) -> Any:
+    """Return the totals with gradient `number` in; every total keeps its type."""
+
+    def add(total: jax.Array, gradient: jax.Array) -> jax.Array:
+        factor, added = REDUCTIONS[rule.reduction](gradient, number, rule.count)
+        kept = total if factor is None else (total * factor).astype(total.dtype)
+        return kept + added.astype(total.dtype)
+
+    return jax.tree.map(add, totals, gradients)
+
+
+def widened(tree: Any) -> Any:
+    """Return 16-bit numbers as float32, others as they are.
+
+    What an optimizer computes from gradients (squares, their roots) leaves the range of float16 at once, and the
+    precision of bfloat16: AdamW with gradients in float16 diverged within five steps.
+    """
+    return jax.tree.map(lambda a: a.astype(jnp.float32) if a.dtype.itemsize == 2 else a, tree)

@@ -1,0 +1,239 @@
+"""Launch the programs of a pipeline's steps: each device by a thread of its own, in its own order.
+
+A `Launch` calls a program on values in numbered slots and stores its results there. The launches of one device (of all
+replicas of it) are a *lane*. A lane owns its slots; what another lane needs is put on that lane's devices and handed to
+it through its inbox, so that threads share nothing but queues. Launching waits for no result of a device, only for
+another lane to have launched what is needed.
+
+The order of the launches on a device is fixed and programs are pure, so threads cannot change the results.
+"""
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+import jax
+
+from headrace.engine.multiprocess_arrays import in_turn
+from headrace.plan.schedule import Action, Work, needs
+from headrace.plan.table import Cell, Table
+
+HOST = -1  # stands for the calling thread where a lane's number is asked for
+STEP, EMPTY = 0, 1  # slots that every lane has: the number of the step in the call, and `()`
+# A thread that wants the interpreter lock back waits this long for a busy Python thread, instead of 5 ms: with one such
+# thread in the process a program was launched 375 times a second instead of 17.
+SWITCH_SECONDS = 0.0002
+
+Observer = Callable[[Action, Any], None]  # (action, its first result, still in flight)
+
+
+class Send(NamedTuple):
+    """A value that another lane needs: from which slot, to which lane and slot, and how it gets to its devices."""
+
+    slot: int
+    lane: int
+    target: int
+    put: Callable[[Any], Any] | None
+
+
+class Launch(NamedTuple):
+    """One call of a program, and where its arguments come from and its results go."""
+
+    call: Callable[..., Any]  # returns a sequence of as many values as `writes` has slots
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    awaits: tuple[int, ...]  # slots that another lane or the host fills
+    frees: tuple[int, ...]  # slots that nothing reads later in the step
+    sends: tuple[Send, ...]
+    action: Action | None
+    exchanges: bool  # whether the program exchanges values between replicas while the step is under way
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """The launches of a step, lane by lane, and one order of all of them in which what is needed comes first."""
+
+    rows: tuple[tuple[Launch, ...], ...]
+    order: tuple[int, ...]  # of which lane the next launch is taken
+    num_slots: tuple[int, ...]
+    one_order: bool  # launch all of them in that order, from the calling thread
+
+
+class Messages:
+    """What has reached a lane from others, until it is used; waits for what has not."""
+
+    def __init__(self) -> None:
+        self._inbox: SimpleQueue[tuple[tuple[int, int] | None, Any]] = SimpleQueue()
+        self._early: dict[tuple[int, int], Any] = {}
+
+    def post(self, step: int, slot: int, value: Any) -> None:
+        """Hand over a value; called by any thread."""
+        self._inbox.put(((step, slot), value))
+
+    def stop(self) -> None:
+        """Wake the lane up to end."""
+        self._inbox.put((None, None))
+
+    def take(self, step: int, slot: int) -> Any:
+        """Return the value for a slot; waits until it has been posted."""
+        wanted = (step, slot)
+        while wanted not in self._early:
+            key, value = self._inbox.get()
+            if key is None:
+                raise _Stopped
+            self._early[key] = value
+        return self._early.pop(wanted)
+
+
+class _Stopped(Exception):
+    """Another thread failed; this one ends without a word."""
+
+
+class Run:
+    """Some steps under way: the values of all lanes, and the messages between them and to the host."""
+
+    def __init__(self, lanes: Lanes, values: Sequence[list[Any]], observe: Observer | None = None) -> None:
+        self._lanes, self._values, self._observe = lanes, values, observe
+        self._messages = {lane: Messages() for lane in (HOST, *range(len(lanes.rows)))}
+        self._errors: list[BaseException] = []
+
+    def result(self, step: int, slot: int) -> Any:
+        """Return what a lane sent to the host; waits until it has been launched."""
+        return self._messages[HOST].take(step, slot)
+
+    def post(self, lane: int, step: int, slot: int, value: Any) -> None:
+        """Give a lane a value for a step."""
+        self._messages[lane].post(step, slot, value)
+
+    def steps(self, num_steps: int, before: Callable[[int], None]) -> None:
+        """Run the steps; `before(step)` is called by this thread before each, to post what the step needs."""
+        if self._lanes.one_order or len(self._lanes.rows) == 1:
+            for step in range(num_steps):
+                before(step)
+                self._begin(step)
+                rows = [iter(row) for row in self._lanes.rows]
+                for lane in self._lanes.order:
+                    self._launch(lane, step, next(rows[lane]))
+            return
+        threads = [
+            threading.Thread(target=self._guard, args=(lane, num_steps), name=f"launch device {lane}", daemon=True)
+            for lane in range(len(self._lanes.rows))
+        ]
+        with _prompt_switching():
+            for thread in threads:
+                thread.start()
+            try:
+                for step in range(num_steps):
+                    before(step)
+            except BaseException as error:
+                self._fail(error)
+            finally:
+                for thread in threads:
+                    self._join(thread)
+        if self._errors:
+            raise self._errors[0]
+
+    def _join(self, thread: threading.Thread) -> None:
+        while thread.is_alive():
+            try:
+                thread.join()
+            except BaseException as error:  # an interrupt while waiting: the lanes end before it is passed on
+                self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if not isinstance(error, _Stopped):
+            self._errors.append(error)
+        for messages in self._messages.values():
+            messages.stop()
+
+    def _guard(self, lane: int, num_steps: int) -> None:
+        try:
+            for step in range(num_steps):
+                self._values[lane][STEP] = step
+                for launch in self._lanes.rows[lane]:
+                    if self._errors:
+                        return
+                    self._launch(lane, step, launch)
+        except BaseException as error:
+            self._fail(error)
+
+    def _begin(self, step: int) -> None:
+        for values in self._values:
+            values[STEP] = step
+
+    def _launch(self, lane: int, step: int, launch: Launch) -> None:
+        values = self._values[lane]
+        for slot in launch.awaits:
+            values[slot] = self._messages[lane].take(step, slot)
+        results = launch.call(*[values[slot] for slot in launch.reads])
+        for slot, result in zip(launch.writes, results, strict=True):
+            values[slot] = result
+        if launch.exchanges:
+            in_turn(results)
+        for send in launch.sends:
+            value = values[send.slot]
+            self._messages[send.lane].post(step, send.target, value if send.put is None else send.put(value))
+        for slot in launch.frees:
+            values[slot] = None
+        if self._observe is not None and launch.action is not None:
+            self._observe(launch.action, results[0])
+
+
+@contextmanager
+def _prompt_switching() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(min(before, SWITCH_SECONDS))
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+class Tracer:
+    """Measures when the actions of a step ran, without holding up their launches.
+
+    A thread for each device waits for the results and notes the time. An action ends when its result is there. It
+    starts when it has been launched, what it needs has ended and its device is free: so the time in which values travel
+    between devices counts as the action's.
+    """
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._begin = time.perf_counter()
+        self._launched: dict[Action, float] = {}
+        self._ends: dict[Action, float] = {}
+        self._queues: list[SimpleQueue[Any]] = [SimpleQueue() for _ in range(work.num_devices)]
+        self._threads = [threading.Thread(target=self._wait, args=(queue,), daemon=True) for queue in self._queues]
+        for thread in self._threads:
+            thread.start()
+
+    def observe(self, action: Action, result: Any) -> None:
+        """Take note of an action that has just been launched."""
+        self._launched[action] = time.perf_counter() - self._begin
+        self._queues[self._work.device_of[action.node]].put((action, result))
+
+    def table(self, planned: Table) -> Table:
+        """Wait for all results; return the measured table, in seconds, of the actions of a planned one."""
+        for queue, thread in zip(self._queues, self._threads, strict=True):
+            queue.put(None)
+            thread.join()
+        free = dict.fromkeys(range(self._work.num_devices), 0.0)
+        cells = []
+        for device, action in planned.in_order():
+            end = self._ends[action]
+            ready = max((self._ends[need] for need in needs(action, self._work)), default=0.0)
+            start = min(max(self._launched[action], ready, free[device]), end)
+            free[device] = end
+            cells.append(Cell(start, end, device, action))
+        return Table(cells=tuple(sorted(cells)), work=self._work, unit="seconds")
+
+    def _wait(self, queue: SimpleQueue[Any]) -> None:
+        while (item := queue.get()) is not None:
+            action, result = item
+            jax.block_until_ready(result)
+            self._ends[action] = time.perf_counter() - self._begin

@@ -1,0 +1,342 @@
+"""A step of a pipeline as a plan: which program is launched when, on what, and where its results go.
+
+`StepBuilder` takes launches in an order in which what is needed comes first, with names for the values. It gives each
+value a slot on its lane, adds a transfer where a launch reads what another lane made, and finds out when a value can be
+dropped. The plan is compiled ahead for the shapes of the values it starts from, all programs in parallel, and then run
+any number of times.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from headrace.engine.devices import REPLICA
+from headrace.engine.multiprocess_arrays import spans_cpu_processes, transfer
+from headrace.engine.pipeline.runner import EMPTY, HOST, STEP, Lanes, Launch, Observer, Run, Send
+from headrace.plan.schedule import Action
+
+# How a value is placed on the devices of a lane: cut over the replicas along its first dim, or whole on each.
+EACH, ALL = P(REPLICA), P()
+Key = Hashable
+Values = dict[Key, Any]
+NOTHING: Key = "nothing"  # stands for `()` among the values that a launch reads
+STEP_NUMBER: Key = "step number"  # in the call, as an int; for `HostCall`s
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Program:
+    """A jitted function that returns a tuple, and how each of its results is placed."""
+
+    jitted: Any
+    mesh: Mesh
+    outs: tuple[Any, ...]  # for each result a partition, or a tree of shardings
+    exchanges: bool = False  # between replicas, in the middle of a step
+    compiler_options: tuple[tuple[str, Any], ...] = ()
+
+    def shapes(self, traced: Any) -> tuple[Any, ...]:
+        """Return the shapes of the results with their shardings."""
+        return tuple(
+            jax.tree.map(partial(_shaped, where=NamedSharding(self.mesh, place)), part)
+            if isinstance(place, P)
+            else jax.tree.map(_shaped, part, place)
+            for part, place in zip(traced.out_info, self.outs, strict=True)
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class HostCall:
+    """A Python function among the launches, which returns a tuple; `shapes` says of which shapes, if a program asks."""
+
+    call: Callable[..., tuple[Any, ...]]
+    shapes: Callable[..., tuple[Any, ...]] = lambda *_: ()
+    outs: tuple[P | None, ...] = ()  # None: goes to other lanes as it is
+
+
+MOVE = HostCall(lambda value: (value,), lambda value: (value,), (ALL,))  # gives a value another name
+
+
+def on_mesh(
+    mesh: Mesh,
+    function: Callable[..., tuple[Any, ...]],
+    in_specs: tuple[Any, ...],
+    outs: tuple[P, ...],
+    donate: tuple[int, ...] = (),
+    **options: Any,
+) -> Program:
+    """Return the function as a program in which every replica computes on its own part."""
+    # check_vma=False: with True JAX would sum the gradients over replicas in every backward pass, by itself.
+    mapped = jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=outs, check_vma=False)
+    return Program(jitted=jax.jit(mapped, donate_argnums=donate), mesh=mesh, outs=outs, **options)
+
+
+def _shaped(leaf: Any, where: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where)
+
+
+def _shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
+    return _shaped(leaf, leaf.sharding)
+
+
+@dataclass
+class _Planned:
+    """A launch while the plan is made."""
+
+    lane: int
+    program: Program | HostCall
+    reads: list[int]
+    writes: list[int]
+    awaits: list[int]
+    action: Action | None
+    sends: list[Send] = field(default_factory=list)
+
+
+@dataclass
+class _Value:
+    """Where the latest version of a named value is: on the lane that made it, and on others that have read it."""
+
+    lane: int
+    slots: dict[int, int]  # lane -> slot
+    maker: _Planned | None  # None: there from the start
+    place: Any = None  # its partition, if a program made it
+
+
+class StepBuilder:
+    """Takes the launches of a step one by one; `build()` returns the plan."""
+
+    def __init__(self, meshes: Sequence[Mesh]) -> None:
+        self.meshes = tuple(meshes)  # the devices of each lane
+        self._values: dict[Key, _Value] = {}
+        self._names: list[list[Key]] = [[STEP_NUMBER, NOTHING] for _ in meshes]  # by slot
+        self._planned: list[_Planned] = []
+        self._kept: dict[Key, tuple[int, int]] = {}
+        self._fed: dict[Key, tuple[int, int]] = {}
+        self._results: dict[Key, int] = {}
+
+    def keep(self, lane: int, *keys: Key) -> None:
+        """Name values that are given at the start of a call and stay from step to step."""
+        for key in keys:
+            self._kept[key] = (lane, self._define(lane, key, None))
+
+    def feed(self, lane: int, key: Key) -> None:
+        """Name a value that the host posts in every step."""
+        self._fed[key] = (lane, self._define(lane, key, None))
+
+    def has(self, key: Key) -> bool:
+        """Say whether there is a value of this name by now."""
+        return key in self._values
+
+    def add(
+        self,
+        lane: int,
+        program: Program | HostCall,
+        reads: Sequence[Key],
+        writes: Sequence[Key] = (),
+        action: Action | None = None,
+    ) -> None:
+        """Launch a program on a lane; its results become the latest versions of the values in `writes`."""
+        planned = _Planned(lane, program, [], [], [], action)
+        planned.reads = [self._read(lane, key, planned) for key in reads]
+        self._planned.append(planned)
+        for key, place in zip(writes, program.outs, strict=True):
+            planned.writes.append(self._define(lane, key, planned, place))
+
+    def to_host(self, key: Key) -> None:
+        """Let the host have a value of every step as soon as it has been launched."""
+        value = self._values[key]
+        assert value.maker is not None
+        self._results[key] = len(self._results)
+        value.maker.sends.append(Send(value.slots[value.lane], HOST, self._results[key], None))
+
+    def build(self) -> "StepPlan":
+        """Return the plan."""
+        last: dict[tuple[int, int], _Planned] = {}
+        for planned in self._planned:
+            for slot in (*planned.reads, *planned.writes, *(send.slot for send in planned.sends)):
+                last[planned.lane, slot] = planned
+        stay = {(lane, slot) for lane in range(len(self.meshes)) for slot in (STEP, EMPTY)} | set(self._kept.values())
+        frees: dict[int, list[int]] = {}
+        for (lane, slot), planned in last.items():
+            if (lane, slot) not in stay:
+                frees.setdefault(id(planned), []).append(slot)
+        return StepPlan(
+            planned=tuple((planned, tuple(frees.get(id(planned), ()))) for planned in self._planned),
+            meshes=self.meshes,
+            names=tuple(map(tuple, self._names)),
+            kept=dict(self._kept),
+            fed=dict(self._fed),
+            results=dict(self._results),
+        )
+
+    def _define(self, lane: int, key: Key, maker: _Planned | None, place: Any = None) -> int:
+        """Give a value its slot; a new version on the same lane takes the slot of the one before."""
+        found = self._values.get(key)
+        slot = found.slots[lane] if found is not None and found.lane == lane else self._new_slot(lane, key)
+        self._values[key] = _Value(lane, {lane: slot}, maker, place)
+        return slot
+
+    def _new_slot(self, lane: int, key: Key) -> int:
+        self._names[lane].append(key)
+        return len(self._names[lane]) - 1
+
+    def _read(self, lane: int, key: Key, reader: _Planned) -> int:
+        if key in (NOTHING, STEP_NUMBER):
+            return EMPTY if key == NOTHING else STEP
+        value = self._values[key]
+        if lane not in value.slots:
+            assert value.maker is not None, f"{key} is there from the start, on lane {value.lane} alone"
+            value.slots[lane] = slot = self._new_slot(lane, key)
+            put = None
+            if isinstance(value.place, P):
+                put = partial(transfer, where=NamedSharding(self.meshes[lane], value.place))
+            value.maker.sends.append(Send(value.slots[value.lane], lane, slot, put))
+            reader.awaits.append(slot)
+        elif key in self._fed and value.maker is None and not self._is_awaited(lane, value.slots[lane]):
+            reader.awaits.append(value.slots[lane])
+        return value.slots[lane]
+
+    def _is_awaited(self, lane: int, slot: int) -> bool:
+        return any(planned.lane == lane and slot in planned.awaits for planned in self._planned)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StepPlan:
+    """The launches of a step in one possible order, each with the slots it frees."""
+
+    planned: tuple[tuple[_Planned, tuple[int, ...]], ...]
+    meshes: tuple[Mesh, ...]
+    names: tuple[tuple[Key, ...], ...]
+    kept: dict[Key, tuple[int, int]]  # value -> (lane, slot)
+    fed: dict[Key, tuple[int, int]]
+    results: dict[Key, int]
+    _compiled: dict[Any, "CompiledSteps"] = field(default_factory=dict)  # by the shapes that they start from
+
+    def peaks(self, kind: str) -> dict[Any, int]:
+        """Return how many values named (kind, what, ...) are held at once at most, for each `what`."""
+        held: Counter[Any] = Counter()
+        most: dict[Any, int] = {}
+        for planned, frees in self.planned:
+            names = self.names[planned.lane]
+            for slots, change in ((planned.writes, 1), (frees, -1)):
+                for name in (names[slot] for slot in slots):
+                    if isinstance(name, tuple) and name[0] == kind:
+                        held[name[1]] += change
+                        most[name[1]] = max(most.get(name[1], 0), held[name[1]])
+        return most
+
+    def compile(self, start: Values) -> "CompiledSteps":
+        """Compile every program for values such as these (arrays or shapes, the fed ones too); once for each shapes."""
+        given = {key: start[key] for key in (*self.kept, *self.fed)}
+        wanted = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(list(given.values())))
+        if wanted not in self._compiled:
+            self._compiled[wanted] = self._compile(given)
+        return self._compiled[wanted]
+
+    def _compile(self, start: Values) -> "CompiledSteps":
+        shapes: list[dict[int, Any]] = [{STEP: 0, EMPTY: ()} for _ in self.meshes]
+        for key, (lane, slot) in {**self.kept, **self.fed}.items():
+            shapes[lane][slot] = jax.tree.map(_shape_of, start[key])
+        lowered: dict[Program, tuple[Any, tuple[Any, ...]]] = {}
+        for planned, _ in self.planned:
+            program, mine = planned.program, shapes[planned.lane]
+            arguments = [mine.get(slot) for slot in planned.reads]  # a host call's need not have a shape
+            if isinstance(program, HostCall):
+                results = program.shapes(*arguments)
+            else:
+                if program not in lowered:
+                    traced = program.jitted.trace(*arguments)
+                    lowered[program] = traced.lower(), program.shapes(traced)
+                results = lowered[program][1]
+            mine.update(zip(planned.writes, results, strict=False))
+            for send in planned.sends:
+                if send.lane == HOST or send.slot not in mine:
+                    continue
+                moved = mine[send.slot]
+                if send.put is not None:
+                    moved = jax.tree.map(partial(_shaped, where=send.put.keywords["where"]), moved)  # pyright: ignore[reportFunctionMemberAccess]
+                shapes[send.lane][send.target] = moved
+
+        def build(program: Program) -> Any:
+            return lowered[program][0].compile(compiler_options=dict(program.compiler_options) or None)
+
+        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+            compiled = dict(zip(lowered, pool.map(build, lowered), strict=True))
+        return CompiledSteps(self, self._lanes(compiled))
+
+    def _lanes(self, compiled: dict[Program, Any]) -> Lanes:
+        rows: list[list[Launch]] = [[] for _ in self.meshes]
+        for planned, frees in self.planned:
+            program = planned.program
+            rows[planned.lane].append(
+                Launch(
+                    call=program.call if isinstance(program, HostCall) else compiled[program],
+                    reads=tuple(planned.reads),
+                    writes=tuple(planned.writes),
+                    awaits=tuple(planned.awaits),
+                    frees=frees,
+                    sends=tuple(planned.sends),
+                    action=planned.action,
+                    exchanges=isinstance(program, Program) and program.exchanges,
+                )
+            )
+        return Lanes(
+            rows=tuple(map(tuple, rows)),
+            order=tuple(planned.lane for planned, _ in self.planned),
+            num_slots=tuple(map(len, self.names)),
+            # Small CPU programs run in the thread that launches them. Where they exchange values with other processes,
+            # all processes must begin them in the same order, or they wait for each other for ever.
+            one_order=any(map(spans_cpu_processes, self.meshes)),
+        )
+
+
+class Host:
+    """What the calling thread can do between the launches of a run: post what a step needs, read what comes out."""
+
+    def __init__(self, plan: StepPlan, run: Run) -> None:
+        self._plan, self._run = plan, run
+
+    def post(self, step: int, key: Key, value: Any) -> None:
+        """Give a step one of its fed values."""
+        lane, slot = self._plan.fed[key]
+        self._run.post(lane, step, slot, value)
+
+    def result(self, step: int, key: Key) -> Any:
+        """Return a value of a step that comes to the host; waits until it has been launched."""
+        return self._run.result(step, self._plan.results[key])
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledSteps:
+    """A plan whose programs are compiled."""
+
+    plan: StepPlan
+    lanes: Lanes
+
+    def __call__(
+        self,
+        start: Values,
+        num_steps: int,
+        before: Callable[[Host, int], None] | None = None,
+        observe: Observer | None = None,
+    ) -> Values:
+        """Run steps from these values; return those that stay, as they are then.
+
+        `before(host, step)` is called before each step, to post what it needs.
+        """
+        values: list[list[Any]] = []
+        for size in self.lanes.num_slots:
+            values.append([None] * size)
+            values[-1][EMPTY] = ()
+        for key, (lane, slot) in self.plan.kept.items():
+            values[lane][slot] = start[key]
+        run = Run(self.lanes, values, observe)
+        host = Host(self.plan, run)
+        run.steps(num_steps, lambda step: before(host, step) if before is not None else None)
+        return {key: values[lane][slot] for key, (lane, slot) in self.plan.kept.items()}
