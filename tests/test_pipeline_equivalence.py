@@ -27,7 +27,7 @@ from .harness import (
     train_steps,
 )
 
-SCHEDULES = ("Grouped", "Interleaved", "Sequential")
+SCHEDULES = ("Grouped", "Interleaved", "Sequential", "GPipe")
 MAPPINGS = {2: ((0, 1), (0, 0)), 3: ((0, 1, 2), (0, 0, 0)), 4: ((0, 1, 2, 3), (0, 1, 1, 0), (0, 0, 0, 0))}
 NETWORKS = {
     # network, and its cuts into 2, 3 and 4 stages

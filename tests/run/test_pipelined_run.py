@@ -33,7 +33,8 @@ def test_an_optimizer_that_counts_its_steps_works_in_a_pipeline(quick):
     counting = {**SMALL, "optimizer": "adamw", "optimizer_params": {"epsilon": 0.1}}
     plain = train(quick(run_name="plain", **counting))
     staged = train(quick(run_name="staged", **counting, num_pipeline_stages=2))  # two calls: the state is split twice
-    assert_close(final_state(staged.directory), final_state(plain.directory))
+    # One rounding of an update is enough to let a max pool choose another pixel; a wrong count would be off by halves.
+    assert_close(final_state(staged.directory), final_state(plain.directory), 2e-3)
 
 
 def test_a_checkpoint_of_one_plan_restores_on_any_other(quick, tmp_path):
