@@ -312,3 +312,9 @@ def test_built_records_number_their_samples_as_the_folders_do(tmp_path: Path, mo
         index = np.arange(len(folder))
         assert (folder.labels == records.labels).all()
         assert (folder.read(index, 3) == records.read(index, 3)).all()
+
+
+def test_class_names_that_are_not_utf8_are_refused(tars: Path) -> None:
+    (tars / "classes.txt").write_bytes("gerade\nübrig\n".encode("latin1"))
+    with pytest.raises(DataError, match=r"classes\.txt cannot be read"):
+        tar_index(tar_shards(tars)[0])

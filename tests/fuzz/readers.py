@@ -39,8 +39,8 @@ class Reader:
 
 def _npz() -> bytes:
     buffer = io.BytesIO()
-    columns = {name: np.arange(3) for name in ("number", "offset", "length", "labels")}
-    np.savez(buffer, **columns)
+    column = np.arange(3)
+    np.savez(buffer, number=column, offset=column, length=column, labels=column)
     return buffer.getvalue()
 
 

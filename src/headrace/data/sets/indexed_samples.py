@@ -120,6 +120,16 @@ def indexed(kind: str, files: Sequence[Path], make: Callable[[], Index]) -> Inde
     return index
 
 
+def read_names(file: Path) -> tuple[str, ...]:
+    """Return the class names of a text file, a line each; none if there is no such file."""
+    try:
+        return tuple(file.read_text(encoding="utf-8").splitlines()) if file.is_file() else ()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"{file} cannot be read: {error}.", rule="Class names are UTF-8 text.", remedy="Save it as UTF-8."
+        ) from None
+
+
 def read_npz(data: bytes, names: Sequence[str]) -> dict[str, np.ndarray]:
     """Return arrays that `np.savez` wrote; whatever is wrong is a ValueError. Memory: twice the file's size."""
     try:

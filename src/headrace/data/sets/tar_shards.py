@@ -7,7 +7,7 @@ from pathlib import Path
 from headrace.core.bounded_json import parse_json
 from headrace.core.errors import DataError
 from headrace.data.decoding.image import EXTENSIONS
-from headrace.data.sets.indexed_samples import Index, indexed, make_index
+from headrace.data.sets.indexed_samples import Index, indexed, make_index, read_names
 from headrace.data.sets.samples import Content
 
 _VALIDATION = ("val", "test")
@@ -41,8 +41,7 @@ def tar_index(files: Sequence[Path], class_names: tuple[str, ...] = ()) -> Index
 
 
 def _class_names(folder: Path) -> tuple[str, ...]:
-    file = folder / "classes.txt"
-    return tuple(file.read_text().splitlines()) if file.is_file() else ()
+    return read_names(folder / "classes.txt")
 
 
 def _make_index(files: Sequence[Path], class_names: tuple[str, ...]) -> Index:

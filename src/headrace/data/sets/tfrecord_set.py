@@ -15,7 +15,7 @@ import numpy as np
 from headrace.core.bounded_json import parse_json
 from headrace.core.errors import DataError
 from headrace.data.decoding.image import BadImage
-from headrace.data.sets.indexed_samples import Index, StoredSamples, indexed, make_index
+from headrace.data.sets.indexed_samples import Index, StoredSamples, indexed, make_index, read_names
 from headrace.data.sets.samples import Content
 from headrace.data.sets.tfrecord_file import FOOTER, BadMessage, Extent, checksum_is_right, read_example, walk_records
 
@@ -179,8 +179,7 @@ def _text(features: dict, schema: Schema) -> str:
 
 def tfds_names(path: Path) -> tuple[str, ...]:
     """Return the class names that TFDS wrote beside its records, if it did."""
-    file = path / "label.labels.txt"
-    return tuple(file.read_text().splitlines()) if file.is_file() else ()
+    return read_names(path / "label.labels.txt")
 
 
 def tfds_schema(path: Path) -> Schema:
