@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from headrace.cli.main import main, run_script
-from headrace.cli.options import read_words
+from headrace.cli.options import read_arguments
 from headrace.core.errors import ConfigError
 from headrace.job.detect_launcher import detect_process_info
 from headrace.job.launch_request import LaunchRequest
@@ -104,7 +104,7 @@ def test_validation(command: SeedCommand, tmp_path: Path) -> None:
     words = script_words(script, argv)
     # train.py goes on with a run that is not finished (here there is none), and validates one that is
     assert words[:2] == ["resume" if script == "train" else "validate", "generated_checkpoints_dir_path"]
-    taken = dict(read_words(words[2:], "headrace validate").options)
+    taken = dict(read_arguments(words[2:], "headrace validate").options)
     assert taken.pop("dataset_path").startswith("your_dataset")
     assert taken == ({} if command.line == 224 else {"shards": "1"})
 

@@ -3,7 +3,7 @@
 import pytest
 
 from headrace.cli.configs import main
-from headrace.cli.options import parse, print_remarks, read_words
+from headrace.cli.options import parse, print_remarks, read_arguments
 from headrace.core.errors import ConfigError
 
 
@@ -76,10 +76,10 @@ def test_words_are_options_over_a_saved_run():
     def extra(parser):
         parser.add_argument("run_dir", metavar="RUN_DIR")
 
-    words = read_words(["runs/x", "--num-replicas", "2"], "headrace resume", extra)
-    assert (words.own.run_dir, words.options) == ("runs/x", {"num_replicas": "2"})
+    words = read_arguments(["runs/x", "--num-replicas", "2"], "headrace resume", extra)
+    assert (words.args.run_dir, words.options) == ("runs/x", {"num_replicas": "2"})
     with pytest.raises(ConfigError, match="RUN_DIR"):
-        read_words([], "headrace resume", extra)
+        read_arguments([], "headrace resume", extra)
 
 
 def test_remarks_go_to_stderr(capsys):

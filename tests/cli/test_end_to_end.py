@@ -85,7 +85,7 @@ def test_train_then_validate(place: Path) -> None:
     damaged.write_bytes(damaged.read_bytes()[:-1])
     done = hr(place, "validate", "runs/tiny", "--validation-micro-batch-size", "50")
     assert done.returncode == 0, done.stderr
-    assert re.fullmatch(r"warning: passed over: .*step_00000044 .* truncated: .*\n", done.stderr)
+    assert re.fullmatch(r"warning: skipped: .*step_00000044 .* truncated: .*\n", done.stderr)
     heading, *rows, best, reports = done.stdout.splitlines()
     assert heading.split() == ["step", "epoch", "weights", "top-1", "top-5", "loss", "balanced", "images", "seconds"]
     cells = [row.split() for row in rows]

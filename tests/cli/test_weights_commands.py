@@ -126,9 +126,9 @@ def test_an_average_is_written_validated_and_used(run, images, capsys):
         load_trained_model(place).params["dense"]["kernel"].astype(np.float64)
         for place in (run / "checkpoints" / "step_00000040", run / "checkpoints" / "step_00000060")
     ]
-    bundle = load_trained_model(path)
-    assert bundle.weights == "mean 2"
-    np.testing.assert_array_equal(bundle.params["dense"]["kernel"], ((kernels[0] + kernels[1]) / 2).astype(np.float32))
+    model = load_trained_model(path)
+    assert model.weights == "mean 2"
+    np.testing.assert_array_equal(model.params["dense"]["kernel"], ((kernels[0] + kernels[1]) / 2).astype(np.float32))
     assert main(["validate", str(path), "--json"]) == 0
     assert "mean 2" in json.loads(capsys.readouterr().out.splitlines()[-1])
     assert main(["predict", str(path), str(sorted(images.rglob("*.png"))[0])]) == 0
@@ -145,13 +145,13 @@ def test_exports_hold_the_network_and_its_description(run, tmp_path, capsys, kin
     assert along["class_names"] == [str(digit) for digit in range(10)]
     assert along["normalization"] == "zero-one"
     assert along["image_hwc"] == [32, 32, 1]
-    bundle = load_trained_model(run)
+    model = load_trained_model(run)
     images = np.random.default_rng(1).integers(0, 256, (5, 32, 32, 1)).astype(np.uint8)
-    expected = np.asarray(jax.jit(as_function(bundle, as_pixels=True))(images)["probabilities"])
+    expected = np.asarray(jax.jit(as_function(model, as_pixels=True))(images)["probabilities"])
     if kind == "safetensors":
         found = read_file(out)
         assert found.metadata["class_names"] == along["class_names"]
-        np.testing.assert_array_equal(found.arrays["params/dense/kernel"], bundle.params["dense"]["kernel"])
+        np.testing.assert_array_equal(found.arrays["params/dense/kernel"], model.params["dense"]["kernel"])
     elif kind == "stablehlo":
         assert along["platforms"] == ["cpu", "cuda", "tpu"]
         made = jax.export.deserialize(bytearray(out.read_bytes()))

@@ -9,13 +9,12 @@ from headrace.core.errors import ConfigError
 from headrace.data.sets.source import Synthetic, SyntheticSource, generated_source
 from headrace.data.sets.subset import few
 from headrace.reference.entrance import config_from, resolve
-from headrace.run.design import design_run
-from headrace.run.scale import scaled
+from headrace.run.design import design_run, scale_to_devices
 
 
 def rows_of(num_devices, **options):
     resolved = resolve(options, "mk2_resnet50_16k_bn_pipeline", environ={})
-    changed, rows = scaled(resolved, num_devices)
+    changed, rows = scale_to_devices(resolved, num_devices)
     return design_run(changed.config, absent_ok=True).plan, {row.num_devices: row for row in rows}
 
 

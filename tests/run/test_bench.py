@@ -10,7 +10,7 @@ import pytest
 
 from headrace.cli.bench import SHIPPED, add_arguments, read_entries
 from headrace.cli.main import main
-from headrace.cli.options import read_config_words, resolve_words
+from headrace.cli.options import read_config_arguments, resolve_arguments
 from headrace.core.errors import ConfigError
 from headrace.data.dataset import describe_dataset, open_dataset
 from headrace.reference.entrance import config_from, resolve
@@ -188,7 +188,7 @@ def test_every_shipped_benchmark_can_be_planned(name):
     synthetic_on = "--config synthetic_resnet50" in " ".join(entry.options) or "--synthetic-data" in entry.options
     words = entry.command(entry.points()[-1], [] if synthetic_on else ["--generated-data"])
     words = words[words.index("bench") + 1 :]
-    resolved = resolve_words(read_config_words(words, "headrace bench", add_arguments))
+    resolved = resolve_arguments(read_config_arguments(words, "headrace bench", add_arguments))
     design = design_run(resolved.config)
     if name in STATED:
         assert (design.plan.batch.global_batch_size, design.plan.num_devices) == STATED[name]

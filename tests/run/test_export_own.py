@@ -35,16 +35,16 @@ def trained(tmp_path_factory):
 
 def test_an_own_network_is_exported_and_computes_the_same(trained, tmp_path):
     network, run, images, _ = trained
-    bundle = load_trained_model(run, own=network)
-    made = export(bundle, tmp_path / "mine.stablehlo", ExportOptions(format="stablehlo", input="float"))
+    model = load_trained_model(run, custom=network)
+    made = export(model, tmp_path / "mine.stablehlo", ExportOptions(format="stablehlo", input="float"))
     found = jax.export.deserialize(bytearray(made.path.read_bytes())).call(images)
     runtime = pytest.importorskip("onnxruntime")
-    export(bundle, tmp_path / "mine.onnx", ExportOptions(format="onnx", input="float"))
+    export(model, tmp_path / "mine.onnx", ExportOptions(format="onnx", input="float"))
     session = runtime.InferenceSession(str(tmp_path / "mine.onnx"), providers=["CPUExecutionProvider"])
     logits = session.run(["logits"], {"images": images})[0]
     np.testing.assert_allclose(np.asarray(found["logits"]), logits, atol=1e-4)
     with pytest.raises(ConfigError, match="No torch library"):
-        export(bundle, tmp_path / "mine.pth", ExportOptions(format="torch-names"))
+        export(model, tmp_path / "mine.pth", ExportOptions(format="torch-names"))
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "mine.onnx",
         "mine.onnx.json",

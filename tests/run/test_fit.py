@@ -140,7 +140,7 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(quick):
     again = resume(whole.directory)
     assert again.step == 60
     log = (whole.directory / "log.txt").read_text()
-    assert "step_00000060 was passed over" in log
+    assert "step_00000060 was skipped" in log
     assert "resume from step 40" in log
     assert_same_bits(before, final_state(whole.directory))
     assert [record.step for record in records(whole.directory, TrainRecord)] == [20, 40, 60]

@@ -179,8 +179,8 @@ def test_cut_and_resumed_equals_uninterrupted_bit_for_bit(tmp_path: Path) -> Non
         -9,
     ]  # the best may never change again
     told = (tmp_path / "cut.txt").read_text()
-    assert "SIGTERM: left at step 0, nothing is lost" in told
-    assert told.count(f"interrupted; go on with: headrace resume {cut}\n") == 2
+    assert "SIGTERM: stopped at step 0, nothing is lost" in told
+    assert told.count(f"interrupted; resume with: headrace resume {cut}\n") == 2
     assert run(words_for(whole, 5), output) == 0, output.read_text()
     assert_same_run(whole, cut, 5)
 
@@ -213,7 +213,7 @@ def test_a_long_call_can_be_left_and_keeps_other_processes_out(tmp_path: Path) -
     assert f"Another process (number {process.pid}) is writing into {run_dir}" in other.read_text()
     assert {path: path.read_bytes() for path in run_dir.iterdir() if path.is_file()} == before
     process.send_signal(signal.SIGINT)
-    assert wait_until(process, lambda: "a second one leaves at once" in output.read_text())
+    assert wait_until(process, lambda: "a second one exits at once" in output.read_text())
     time.sleep(0.3)
     assert process.poll() is None, "the call is not over"
     begin = time.monotonic()

@@ -177,7 +177,7 @@ def test_an_interrupted_fit_goes_on_to_the_same_bits(make, capsys):
     assert result.step == 12
     assert_same_bits(final_state(half.directory), final_state(whole.directory))
     config = json.loads((half.directory / "config.json").read_text())
-    assert config["own"]["network"] == "custom_network"
+    assert config["custom"]["network"] == "custom_network"
     assert not {"dataset", "model_name"} & config["values"].keys()
     for command in (lambda: resume(half.directory), lambda: list(validate(half.directory))):
         with pytest.raises(CheckpointError, match="PipelineModel"):

@@ -1,4 +1,4 @@
-"""What a run goes on from: where its checkpoints lie, what is refused, and what the books remember."""
+"""What a run resumes from: where its checkpoints are, what is refused, and which counters are restored."""
 
 import json
 import shutil
@@ -74,7 +74,7 @@ def test_a_run_that_never_saved_begins_anew(quick):
     compiled = train(quick(num_epochs=1, compile_only=True))
     again = resume(compiled.directory, {"compile_only": False})
     assert (again.outcome, again.step) == ("finished", 20)
-    assert "the run begins anew" in (again.directory / "log.txt").read_text()
+    assert "the run starts from the beginning" in (again.directory / "log.txt").read_text()
 
 
 def test_only_saved_steps_are_named_and_ranked(quick):

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from headrace.cli.bench import add_arguments as bench_arguments
-from headrace.cli.options import parse, read_config_words, resolve_words
+from headrace.cli.options import parse, read_config_arguments, resolve_arguments
 from headrace.config.load import Resolved
 from headrace.config.model_table import norm_choice
 from headrace.job.launch_request import LaunchRequest, parse_launch_options
@@ -141,13 +141,13 @@ def facts_of(resolved: Resolved, design: Design) -> dict[str, Any]:
 def benched(words: list[str]) -> dict[str, Any]:
     """Return what the seeds state of a measurement of inference."""
     assert words[:3] == ["bench", "--mode", "inference"]
-    taken = read_config_words(words[1:], "headrace bench", bench_arguments)
-    config = resolve_words(taken).config
+    taken = read_config_arguments(words[1:], "headrace bench", bench_arguments)
+    config = resolve_arguments(taken).config
     return {
         "model": config.model.model_name,
         "dataset": config.data.dataset,
         "batch": config.batch.micro_batch_size,
-        "repeat": taken.own.num_calls,
+        "repeat": taken.args.num_calls,
         "norm": norm_choice(config.model)["name"],
         "made_up": config.data.synthetic_on,
         "precision": config.numerics.precision,

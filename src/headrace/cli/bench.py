@@ -1,4 +1,4 @@
-"""`headrace bench`: images per second of training or inference, the first call left out, in words and as JSON."""
+"""`headrace bench`: images per second of training or inference, without the first call, as text and as JSON."""
 
 import argparse
 import itertools
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.cli.options import print_remarks, read_config_words, resolve_words
+from headrace.cli.options import print_remarks, read_config_arguments, resolve_arguments
 from headrace.core.errors import ConfigError, RunStopped, did_you_mean
 
 if TYPE_CHECKING:
@@ -20,36 +20,36 @@ if TYPE_CHECKING:
 
 DESCRIPTION = (
     "Measure training (the real feed and device loop, without validation, records and checkpoints) or inference. With "
-    "--synthetic-data nothing but the device is measured, with --generated-data the transfer as well, on real data all."
+    "--synthetic-data only the device is measured, with --generated-data the transfer as well, on real data everything."
 )
 
 
 def main(argv: list[str]) -> int:
     """Run the command; return its exit code."""
-    words = read_config_words(argv, "headrace bench", add_arguments, DESCRIPTION)
-    own = words.own
-    if own.list or own.entry:
-        return run_entries(argv, own)
-    resolved = resolve_words(words)
+    parsed = read_config_arguments(argv, "headrace bench", add_arguments, DESCRIPTION)
+    args = parsed.args
+    if args.list or args.entry:
+        return run_entries(argv, args)
+    resolved = resolve_arguments(parsed)
     from headrace.job import join_job
 
     with join_job(distributed=resolved.config.run.distributed) as place:
-        own.mine = place is None or place.is_first  # the rates are those of all processes; one tells them
-        if own.mine:
+        args.prints = place is None or place.is_first  # the rates are those of all processes; one prints them
+        if args.prints:
             print_remarks(resolved)
-        result = {"training": _training, "inference": _inference}[own.mode](resolved, own)
-    if not own.mine:
+        result = {"training": _training, "inference": _inference}[args.mode](resolved, args)
+    if not args.prints:
         return 0
-    _tell_without_effect(resolved)
+    _print_without_effect(resolved)
     line = json.dumps(result.to_dict())
     print(line)
-    if own.output is not None:
-        with own.output.open("a") as file:
+    if args.output is not None:
+        with args.output.open("a") as file:
             file.write(line + "\n")
     return 0
 
 
-def _tell_without_effect(resolved: "Resolved") -> None:
+def _print_without_effect(resolved: "Resolved") -> None:
     import jax
 
     from headrace.config.section_compiler import describe_without_effect
@@ -58,13 +58,13 @@ def _tell_without_effect(resolved: "Resolved") -> None:
         print(f"note: {text}", file=sys.stderr)
 
 
-def _training(resolved: "Resolved", own: argparse.Namespace) -> "BenchResult":
+def _training(resolved: "Resolved", args: argparse.Namespace) -> "BenchResult":
     from headrace.core.units import format_bytes
     from headrace.run.benchmarks import bench
 
-    result = bench(resolved, steps_per_call=own.steps_per_call, num_calls=own.num_calls)
+    result = bench(resolved, steps_per_call=args.steps_per_call, num_calls=args.num_calls)
     how = result.conditions
-    if own.mine and not own.json:
+    if args.prints and not args.json:
         print(f"training {how.model} on {how.dataset}, precision {how.precision}, {how.device}")
         sizes = (result.micro_batch_size, result.num_replicas, result.gradient_accumulation_count)
         print(
@@ -78,15 +78,18 @@ def _training(resolved: "Resolved", own: argparse.Namespace) -> "BenchResult":
     return result
 
 
-def _inference(resolved: "Resolved", own: argparse.Namespace) -> "InferenceResult":
+def _inference(resolved: "Resolved", args: argparse.Namespace) -> "InferenceResult":
     from headrace.core.units import format_bytes
     from headrace.run.benchmarks import bench_inference
 
     result = bench_inference(
-        resolved, batches_per_call=own.steps_per_call, num_calls=own.num_calls, num_requests=own.num_requests
+        resolved,
+        batches_per_call=args.steps_per_call,
+        num_calls=args.num_calls,
+        num_requests=args.num_requests,
     )
     how = result.conditions
-    if own.mine and not own.json:
+    if args.prints and not args.json:
         print(f"inference of {how.model} on {how.dataset}, precision {how.precision}, {how.device}")
         print(
             f"batch {result.batch_size} ({result.micro_batch_size} x {result.num_replicas} replicas), "
@@ -97,13 +100,13 @@ def _inference(resolved: "Resolved", own: argparse.Namespace) -> "InferenceResul
             f"one device holds {format_bytes(how.device_bytes)}"
         )
         if result.latency_milliseconds:
-            told = ", ".join(f"{name} {each:.3g}" for name, each in result.latency_milliseconds.items())
-            print(f"latency of one batch, {result.num_requests} of them: {told} ms")
+            times = ", ".join(f"{name} {each:.3g}" for name, each in result.latency_milliseconds.items())
+            print(f"latency of one batch, {result.num_requests} of them: {times} ms")
     return result
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's own arguments."""
+    """Add the arguments that only this command has."""
     add: Any = parser.add_argument
     add("--mode", choices=("training", "inference"), default="training", help="what is measured [training]")
     add("--steps-per-call", type=int, default=50, metavar="N", help="steps, or batches, of one device call [50]")
@@ -116,8 +119,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--output", type=Path, metavar="FILE", help="append each line of JSON to this file as well")
 
 
-# Named benchmarks: read from a YAML file, each measurement in a process of its own, a table at the end.
-
+# Named benchmarks, read from a YAML file. Each measurement runs in a new process.
 
 SHIPPED = Path(__file__).parent.parent / "config" / "benchmarks.yml"
 _KEYS = ("about", "mode", "options", "sweep", "launch")
@@ -140,14 +142,14 @@ class Entry:
         return [dict(zip(self.sweep, values, strict=True)) for values in itertools.product(*self.sweep.values())]
 
     def command(self, point: dict[str, Any], more: list[str]) -> list[str]:
-        """Return the words behind `headrace` that measure one point; options typed by hand come last and win."""
-        swept = [word for name, value in point.items() for word in (f"--{name}", str(value))]
+        """Return the arguments of `headrace` that measure one point; options given by hand come last and win."""
+        swept = [part for name, value in point.items() for part in (f"--{name}", str(value))]
         bench = ["bench", "--mode", self.mode, *self.options, *swept, *more, "--json"]
         return ["launch", *self.launch, "--", *bench] if self.launch else bench
 
 
 def read_entries(path: Path) -> dict[str, Entry]:
-    """Return the benchmarks of a file by name; what it should not hold is refused."""
+    """Return the benchmarks of a file by name; unknown keys and wrong values are refused."""
     import yaml
 
     try:
@@ -174,33 +176,33 @@ def _entry(path: Path, name: str, values: Any) -> Entry:
     sweep = values.get("sweep", {})
     if not isinstance(sweep, dict) or not all(isinstance(each, list) and each for each in sweep.values()):
         raise ConfigError(f"{place}: sweep is {sweep!r}.", rule="It maps options to lists of values.")
-    words = {key: tuple(shlex.split(str(values.get(key, "")))) for key in ("options", "launch")}
-    return Entry(name=name, mode=mode, about=str(values.get("about", "")), sweep=sweep, **words)
+    given = {key: tuple(shlex.split(str(values.get(key, "")))) for key in ("options", "launch")}
+    return Entry(name=name, mode=mode, about=str(values.get("about", "")), sweep=sweep, **given)
 
 
-def run_entries(argv: list[str], own: argparse.Namespace) -> int:
+def run_entries(argv: list[str], args: argparse.Namespace) -> int:
     """List the benchmarks, or run those that `--entry` names."""
-    entries = read_entries(own.benchmarks or SHIPPED)
-    if own.list:
+    entries = read_entries(args.benchmarks or SHIPPED)
+    if args.list:
         for entry in entries.values():
             swept = "; ".join(f"{name} {', '.join(map(str, each))}" for name, each in entry.sweep.items())
             print(f"{entry.name:32} {entry.mode:10} {entry.about}{f' ({swept})' if swept else ''}")
         return 0
     try:
-        chosen = [entry for entry in entries.values() if re.fullmatch(own.entry, entry.name)]
+        chosen = [entry for entry in entries.values() if re.fullmatch(args.entry, entry.name)]
     except re.error as error:
-        raise ConfigError(f"--entry {own.entry} is no regular expression: {error}.") from None
+        raise ConfigError(f"--entry {args.entry} is not a regular expression: {error}.") from None
     if not chosen:
-        raise ConfigError(f"There is no benchmark {own.entry}.", remedy=did_you_mean(own.entry, entries))
+        raise ConfigError(f"There is no benchmark {args.entry}.", remedy=did_you_mean(args.entry, entries))
     more = _others(argv)
-    results = [_measured(entry, point, more, own.output) for entry in chosen for point in entry.points()]
-    if not own.json:
+    results = [_measured(entry, point, more, args.output) for entry in chosen for point in entry.points()]
+    if not args.json:
         _print_table(results)
     return 0 if all("problem" not in result for result in results) else 1
 
 
 def _others(argv: list[str]) -> list[str]:
-    """Return the words of an argv that a measurement is to have as well."""
+    """Return the options of an argv that every measurement gets as well."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in ("--entry", "--benchmarks", "--output", "--mode"):
         parser.add_argument(name)
@@ -209,7 +211,7 @@ def _others(argv: list[str]) -> list[str]:
 
 
 def _measured(entry: Entry, point: dict[str, Any], more: list[str], output: Path | None) -> dict[str, Any]:
-    """Measure one point in a process of its own, so that nothing of it is left on the device."""
+    """Measure one point in a new process, so that nothing of the one before is left on the device."""
     command = entry.command(point, more)
     print(f"$ headrace {shlex.join(command)}", file=sys.stderr, flush=True)
     done = subprocess.run([sys.executable, "-m", "headrace", *command], stdout=subprocess.PIPE, text=True, check=False)

@@ -1,8 +1,8 @@
-"""`headrace configs`: the named configurations, what one comes to with the origin of each value, and the options."""
+"""`headrace configs`: the named configurations, one of them with the origin of each value, and the options."""
 
 import argparse
 
-from headrace.cli.options import print_remarks, read_words
+from headrace.cli.options import print_remarks, read_arguments
 from headrace.config.arguments import Parser
 from headrace.config.describe import blocks_text, options_markdown, params_markdown, resolved_text
 from headrace.config.yaml_blocks import listed
@@ -43,9 +43,9 @@ def _show(argv: list[str]) -> int:
         )
         parser.add_argument("--all", action="store_true", help="show the options that have their default, too")
 
-    words = read_words(argv, "headrace configs show", extra)
-    resolved = resolve(words.options, words.own.name or words.own.config, words.own.config_path)
-    print(resolved_text(resolved, everything=words.own.all, sections=ALL_SECTIONS))
+    parsed = read_arguments(argv, "headrace configs show", extra)
+    resolved = resolve(parsed.options, parsed.args.name or parsed.args.config, parsed.args.config_path)
+    print(resolved_text(resolved, everything=parsed.args.all, sections=ALL_SECTIONS))
     print_remarks(resolved)
     return 0
 

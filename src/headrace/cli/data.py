@@ -1,4 +1,4 @@
-"""`headrace data`: verify a set, build TFRecords, pack images, measure the input path."""
+"""`headrace data`: verify a dataset, build TFRecords, pack images, measure the input path."""
 
 import argparse
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from headrace.core.errors import ConfigError, did_you_mean
 
 _ACTIONS = {
-    "verify": "check all files of a data set and print the images of each class and split",
+    "verify": "check all files of a dataset and print the number of images of each class and split",
     "build": "write ImageNet's TFRecords from class folders",
     "pack": "pack images, made smaller, into one file that is read about twice as fast",
     "bench": "measure the host's input path: images per second of each part and number of threads",
@@ -14,11 +14,11 @@ _ACTIONS = {
 
 
 def main(argv: list[str]) -> int:
-    """Run the command; return 0, or 1 when something is wrong with the data set."""
+    """Run the command; return 0, or 1 when something is wrong with the dataset."""
     if not argv or argv[0] in ("-h", "--help"):
-        lines = [f"  {name:8}{words}" for name, words in _ACTIONS.items()]
-        print("\n".join(["usage: headrace data ACTION [--dataset NAME] [--dataset-path PLACE] ...", "", *lines]))
-        print("\n`headrace data ACTION --help` says more.")
+        lines = [f"  {name:8}{text}" for name, text in _ACTIONS.items()]
+        print("\n".join(["usage: headrace data ACTION [--dataset NAME] [--dataset-path PATH] ...", "", *lines]))
+        print("\n`headrace data ACTION --help` describes it.")
         return 0
     action, *rest = argv
     if action not in _ACTIONS:
@@ -44,26 +44,26 @@ def _build(argv: list[str]) -> int:
         parser.add_argument("--output-dir", required=True, metavar="DIR", help="folder for the shards")
         parser.add_argument("--train-shards", type=int, default=1024, metavar="N", help="shards of training [1024]")
         parser.add_argument("--validation-shards", type=int, default=128, metavar="N", help="of validation [128]")
-        parser.add_argument("--metadata", metavar="FILE", help="names of classes: folder TAB words")
+        parser.add_argument("--metadata", metavar="FILE", help="names of classes: folder TAB description")
         parser.add_argument("--boxes", metavar="FILE", help="boxes of objects: file,xmin,ymin,xmax,ymax from 0 to 1")
 
-    resolved, own = parse(argv, "headrace data build", extra)
+    resolved, args = parse(argv, "headrace data build", extra)
     from headrace.data.feeding.blocks import num_threads_of
     from headrace.data.sets.build_tfrecords import BuildPlan, build, read_boxes, read_metadata
     from headrace.data.sets.folder import read_folders
 
     data = resolved.config.data
-    for name in (own.metadata, own.boxes):
+    for name in (args.metadata, args.boxes):
         if name and not Path(name).is_file():
             raise ConfigError(f"There is no file {name}.")
     plan = BuildPlan(
         folders=read_folders(Path(data.dataset_path).expanduser(), data.validation_split),
-        output=Path(own.output_dir),
-        train_shards=own.train_shards,
-        validation_shards=own.validation_shards,
+        output=Path(args.output_dir),
+        train_shards=args.train_shards,
+        validation_shards=args.validation_shards,
         num_threads=num_threads_of(data),
-        texts=read_metadata(Path(own.metadata)) if own.metadata else {},
-        boxes=read_boxes(Path(own.boxes)) if own.boxes else {},
+        texts=read_metadata(Path(args.metadata)) if args.metadata else {},
+        boxes=read_boxes(Path(args.boxes)) if args.boxes else {},
     )
     report = build(plan)
     counts = ", ".join(f"{count:,} {split}" for split, count in report.counts.items())
@@ -82,17 +82,17 @@ def _pack(argv: list[str]) -> int:
         parser.add_argument("--shorter-side", type=int, default=256, metavar="N", help="of packed images [256]")
         parser.add_argument("--quality", type=int, default=90, metavar="N", help="of their JPEGs, 1 to 100 [90]")
 
-    resolved, own = parse(argv, "headrace data pack", extra)
+    resolved, args = parse(argv, "headrace data pack", extra)
     from headrace.core.units import format_bytes
     from headrace.data.dataset import resolved_set
     from headrace.data.feeding.blocks import num_threads_of
     from headrace.data.sets.image_sets import open_image_set
     from headrace.data.sets.packed import write_pack
 
-    data, output = resolved_set(resolved.config.data), Path(own.output)
-    if own.shorter_side < 1 or not 1 <= own.quality <= 100:
+    data, output = resolved_set(resolved.config.data), Path(args.output)
+    if args.shorter_side < 1 or not 1 <= args.quality <= 100:
         raise ConfigError(
-            f"A shorter side of {own.shorter_side} with quality {own.quality}.", rule="At least 1; 1 to 100."
+            f"A shorter side of {args.shorter_side} with quality {args.quality}.", rule="At least 1; 1 to 100."
         )
     if output.exists():
         raise ConfigError(f"{output} exists.", remedy="Delete it first, or choose another --output.")
@@ -101,7 +101,7 @@ def _pack(argv: list[str]) -> int:
         output,
         images.class_names,
         (images.train, images.validation),
-        (own.shorter_side, own.quality),
+        (args.shorter_side, args.quality),
         num_threads_of(data),
     )
     print(
@@ -125,7 +125,7 @@ def _bench(argv: list[str]) -> int:
         )
         parser.add_argument("--json", action="store_true", help="print the line of JSON alone")
 
-    resolved, own = parse(argv, "headrace data bench", extra)
+    resolved, args = parse(argv, "headrace data bench", extra)
     import json
 
     from headrace.data.decoding.jpeg import decoders
@@ -133,10 +133,10 @@ def _bench(argv: list[str]) -> int:
     from headrace.data.feeding.input_bench import PARTS, bench_input
 
     config = resolved.config
-    threads = tuple(own.threads or sorted({1, num_threads_of(config.data)}))
-    rates = bench_input(config.data, config.run.seed, threads, own.seconds, tuple(own.parts or PARTS))
+    threads = tuple(args.threads or sorted({1, num_threads_of(config.data)}))
+    rates = bench_input(config.data, config.run.seed, threads, args.seconds, tuple(args.parts or PARTS))
     rows = [rate.to_dict() for rate in rates]
-    if not own.json:
+    if not args.json:
         print(f"JPEGs are decoded by {decoders()}")
         print(f"{'part':8}{'threads':>8}{'images/s':>12}{'GB/s':>8}")
         for row in rows:

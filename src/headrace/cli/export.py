@@ -7,9 +7,9 @@ from headrace.config.arguments import Parser
 from headrace.core.units import format_bytes
 
 DESCRIPTION = (
-    "Write a run's best weights for other programs: safetensors (our names), torch-names (those of torchvision, timm "
-    "or the common CIFAR ResNets; a .pth where --out ends so), onnx or stablehlo (the whole network, normalisation and "
-    "softmax inside). A JSON file beside it describes the input and names the classes."
+    "Write a run's best weights for other programs: safetensors (Headrace's names), torch-names (those of torchvision, "
+    "timm or the common CIFAR ResNets; a .pth where --out ends so), onnx or stablehlo (the whole network, with "
+    "normalisation and softmax). A JSON file beside it describes the input and names the classes."
 )
 
 
@@ -17,20 +17,23 @@ def main(argv: list[str]) -> int:
     """Run the command; return its exit code."""
     parser = Parser(prog="headrace export", description=DESCRIPTION)
     _add_arguments(parser)
-    own = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     from headrace.engine.devices import start_devices
     from headrace.run.export_formats import ExportOptions, export
     from headrace.run.trained_model import load_trained_model
 
-    start_devices(own.platform, 1)
+    start_devices(args.platform, 1)
     options = ExportOptions(
-        format=own.format, names=own.names, input=own.input, platforms=tuple(own.platforms.replace(",", " ").split())
+        format=args.format,
+        names=args.names,
+        input=args.input,
+        platforms=tuple(args.platforms.replace(",", " ").split()),
     )
-    bundle = load_trained_model(own.path, own.weights)
-    made = export(bundle, own.out, options)
-    print(f"{bundle.network.name}, {bundle.weights} weights of {bundle.checkpoint.name} (epoch {bundle.epoch:g})")
-    print(made.told)
-    print(f"written: {made.path} ({format_bytes(made.path.stat().st_size)}) and {made.described.name}")
+    model = load_trained_model(args.path, args.weights)
+    made = export(model, args.out, options)
+    print(f"{model.network.name}, {model.weights} weights of {model.checkpoint.name} (epoch {model.epoch:g})")
+    print(made.remark)
+    print(f"written: {made.path} ({format_bytes(made.path.stat().st_size)}) and {made.description.name}")
     return 0
 
 
@@ -50,7 +53,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--input",
         choices=("uint8", "float"),
         default="uint8",
-        help="input of onnx and stablehlo: pixels, or numbers that are normalised already [uint8]",
+        help="input of onnx and stablehlo: pixels, or numbers that have been normalised [uint8]",
     )
     parser.add_argument(
         "--platforms", default="cpu,cuda,tpu", metavar="LIST", help="platforms of stablehlo [cpu,cuda,tpu]"

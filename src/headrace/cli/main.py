@@ -1,4 +1,4 @@
-"""The `headrace` command: find the command's file, run it, and turn errors for people into words and an exit code."""
+"""The `headrace` program: import the command's module, run it, and turn errors into messages and exit codes."""
 
 import importlib
 import os
@@ -15,26 +15,34 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """A command: its name, the module whose `main(argv)` runs it, and a line of help."""
+    """A command: its name, a line of help, and the function of a module that runs it with an argv."""
 
     name: str
     module: str
     help: str
+    function: str = "main"
 
 
 COMMANDS = (
     Command(name="train", module="headrace.cli.train", help="train a network; alone, the embedded default"),
     Command(name="validate", module="headrace.cli.validate", help="validate a run, or one of its checkpoints"),
-    Command(name="resume", module="headrace.cli.resume", help="go on with a run from its newest good checkpoint"),
+    Command(
+        name="resume",
+        module="headrace.cli.train",
+        function="resume",
+        help="resume a run from its newest good checkpoint",
+    ),
     Command(name="launch", module="headrace.cli.launch", help="start the processes of a job, here or on other hosts"),
-    Command(name="plan", module="headrace.cli.plan", help="print the arithmetic of a run without a device"),
+    Command(name="plan", module="headrace.cli.plan", help="print batches, steps and memory of a run without a device"),
     Command(name="bench", module="headrace.cli.bench", help="measure the throughput of training or inference"),
     Command(name="models", module="headrace.cli.models", help="list the networks with their parameters and FLOPs"),
     Command(name="configs", module="headrace.cli.configs", help="list and show named configurations and the options"),
     Command(name="predict", module="headrace.cli.predict", help="predict the classes of images"),
-    Command(name="average", module="headrace.cli.average", help="average the checkpoints of a run, and validate it"),
-    Command(name="export", module="headrace.cli.export", help="hand weights or a whole network to other programs"),
-    Command(name="data", module="headrace.cli.data", help="check, build, pack and measure data sets"),
+    Command(
+        name="average", module="headrace.cli.average", help="average the checkpoints of a run, and validate the result"
+    ),
+    Command(name="export", module="headrace.cli.export", help="export weights or a whole network for other programs"),
+    Command(name="data", module="headrace.cli.data", help="check, build, pack and measure datasets"),
 )
 
 
@@ -53,7 +61,7 @@ def run_script(script: str, argv: Sequence[str] | None = None) -> int:
 
 
 def report(words_of: Callable[[], list[str]]) -> int:
-    """Run the command of these words; what goes wrong, also while they are found, becomes words and an exit code."""
+    """Run the command line that the function returns; errors, also those of the function, become an exit code."""
     try:
         return _run(words_of())
     except HeadraceError as error:
@@ -63,7 +71,7 @@ def report(words_of: Callable[[], list[str]]) -> int:
         print("headrace: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader has left (`headrace configs | head`); Python would complain again when it flushes at exit.
+        # The pipe was closed (`headrace configs | head`); Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
@@ -76,23 +84,24 @@ def _run(words: list[str]) -> int:
     if name in ("-V", "--version"):
         print(f"headrace {__version__}")
         return 0
-    modules = {command.name: command.module for command in COMMANDS}
-    modules |= {"weight_avg": modules["average"], "poprun": modules["launch"]}  # as the reference calls them
-    if name not in modules:
-        raise HeadraceError(f"There is no command {name}.", remedy=did_you_mean(name, modules))
-    code = importlib.import_module(modules[name]).main(words[1:])
-    sys.stdout.flush()  # here, where a reader that has left is caught
+    commands = {command.name: command for command in COMMANDS}
+    commands |= {"weight_avg": commands["average"], "poprun": commands["launch"]}  # the reference's names
+    if name not in commands:
+        raise HeadraceError(f"There is no command {name}.", remedy=did_you_mean(name, commands))
+    command = commands[name]
+    code = getattr(importlib.import_module(command.module), command.function)(words[1:])
+    sys.stdout.flush()  # here, where a closed pipe is caught
     return code
 
 
 def _help() -> str:
     lines = ["usage: headrace COMMAND ...", "", "Train convolutional networks so that the accelerator never waits.", ""]
     lines += [f"  {command.name:10}{command.help}" for command in COMMANDS]
-    return "\n".join([*lines, "", "`headrace COMMAND --help` says more; `headrace --version` prints the version."])
+    return "\n".join([*lines, "", "`headrace COMMAND --help` describes it; `headrace --version` prints the version."])
 
 
 def print_error(error: HeadraceError) -> None:
-    """Print an error for people, on stderr."""
+    """Print an error with its rule and remedy, on stderr."""
     sys.stdout.flush()
     print(f"headrace: {_which_process()}{error.problem}", file=sys.stderr)
     for name, text in (("rule", error.rule), ("remedy", error.remedy)):
@@ -101,10 +110,10 @@ def print_error(error: HeadraceError) -> None:
 
 
 def _which_process() -> str:
-    """Name this process where it is one of several and not the first, which speaks for all."""
+    """Name this process where it is one of several and not the first, whose messages stand for all."""
     from headrace.job import detect_process_info
 
-    with suppress(HeadraceError):  # a place that cannot be read is the error that is being told
+    with suppress(HeadraceError):  # this process's place cannot be determined: that is the error being printed
         place = detect_process_info(os.environ)
         return f"process {place.process}: " if place and place.process else ""
     return ""

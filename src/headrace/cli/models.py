@@ -18,8 +18,8 @@ USAGE = """usage: headrace models [list] [options]
 list (or nothing)  all networks: parameters, FLOPs per image, image size
 show               one network block by block; each block is a split point, and so is each layer inside one
 
-Without options a network is shown at the image size and number of classes it was made for.
-  --dataset NAME       the image shape and classes of a data set
+Without options a network has the image size and number of classes it was designed for.
+  --dataset NAME       the image shape and classes of a dataset
   --image-size PIXELS  --num-channels COUNT  --num-classes COUNT
   and all options of the network, such as --model-size 50, --group-norm, --group-dim 16"""
 
@@ -62,10 +62,10 @@ def _list(argv: list[str]) -> int:
 def _show(argv: list[str]) -> int:
     parser = Parser(prog="headrace models show")
     parser.add_argument("name", metavar="NAME")
-    options, own = _options(argv, parser)
+    options, args = _options(argv, parser)
     from headrace.model.cost import FLOPS_CONVENTION
 
-    network = _build(own.name, options)
+    network = _build(args.name, options)
     total = network.total_cost()
     print(f"{network.name}: {_shape(network.input_hwc)} images, {network.num_classes:,} classes")
     print(f"FLOPs per image, forward: {FLOPS_CONVENTION}.")
@@ -111,7 +111,7 @@ def _print_inner(network: "Network", others: Mapping[tuple[int, int], list[str]]
 
 
 def _options(argv: list[str], parser: Parser) -> tuple[dict[str, Any], Any]:
-    """Return the options of the network and of its images as read, by name, and the command's own arguments."""
+    """Return the options of the network and of its images as read, by name, and the command's other arguments."""
     taken, left = take_options(argv, parser)
     options = {}
     for written, raw in taken.items():
@@ -124,7 +124,7 @@ def _options(argv: list[str], parser: Parser) -> tuple[dict[str, Any], Any]:
 
 
 def _build(name: str, options: Mapping[str, Any]) -> "Network":
-    """Build a network at the sizes asked for, else at those of the data set, else at its own."""
+    """Build a network for the sizes given, else for those of the dataset, else for its default sizes."""
     from headrace.config.load import config_from
     from headrace.data.dataset import describe_dataset
     from headrace.model.families import build_network, find_variant

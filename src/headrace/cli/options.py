@@ -1,4 +1,4 @@
-"""What the commands share: a configuration from an argv, with `--config`, `--config-path` and all options."""
+"""What the commands share: reading an argv with `--config`, `--config-path` and all options into a configuration."""
 
 import argparse
 import sys
@@ -12,31 +12,31 @@ from headrace.reference.entrance import ALL_SECTIONS, known_options, resolve
 
 
 @dataclass(frozen=True, kw_only=True)
-class Words:
-    """An argv taken apart: the schema's options as written, and the command's own arguments."""
+class Parsed:
+    """A parsed argv: the schema's options as written, and the arguments that only this command has."""
 
     options: Mapping[str, Any]
-    own: argparse.Namespace
+    args: argparse.Namespace
 
 
 def parse(
     argv: list[str], prog: str, extra: Extra | None = None, description: str = ""
 ) -> tuple[Resolved, argparse.Namespace]:
-    """Return the configuration that an argv asks for, and the namespace of the command's own arguments.
+    """Return the configuration that an argv describes, and the namespace of the command's other arguments.
 
-    `extra` adds a command's own arguments to the parser; `prog` is the command as typed, such as `headrace train`.
+    `extra` adds those arguments to the parser; `prog` is the command as typed, such as `headrace train`.
     """
-    words = read_config_words(argv, prog, extra, description)
-    return resolve_words(words), words.own
+    parsed = read_config_arguments(argv, prog, extra, description)
+    return resolve_arguments(parsed), parsed.args
 
 
-def resolve_words(words: Words) -> Resolved:
-    """Return the configuration that the words of a command ask for."""
-    return resolve(words.options, words.own.config, words.own.config_path)
+def resolve_arguments(parsed: Parsed) -> Resolved:
+    """Return the configuration that the arguments describe."""
+    return resolve(parsed.options, parsed.args.config, parsed.args.config_path)
 
 
-def read_config_words(argv: list[str], prog: str, extra: Extra | None = None, description: str = "") -> Words:
-    """Take an argv with `--config` and `--config-path` apart without making a configuration of it."""
+def read_config_arguments(argv: list[str], prog: str, extra: Extra | None = None, description: str = "") -> Parsed:
+    """Parse an argv with `--config` and `--config-path`, without resolving the configuration yet."""
 
     def add(parser: argparse.ArgumentParser) -> None:
         group = parser.add_argument_group("configuration")
@@ -47,18 +47,18 @@ def read_config_words(argv: list[str], prog: str, extra: Extra | None = None, de
         if extra:
             extra(parser)
 
-    return read_words(argv, prog, add, description)
+    return read_arguments(argv, prog, add, description)
 
 
-def read_words(argv: list[str], prog: str, extra: Extra | None = None, description: str = "") -> Words:
-    """Take an argv apart without making a configuration of it, for commands that start from a saved one."""
+def read_arguments(argv: list[str], prog: str, extra: Extra | None = None, description: str = "") -> Parsed:
+    """Parse an argv without a configuration, for commands that start from a saved one."""
     parser = build_parser(prog, description, extra, ALL_SECTIONS)
     options, left = take_options(argv, parser, known_options())
-    return Words(options=options, own=parser.parse_args(left))
+    return Parsed(options=options, args=parser.parse_args(left))
 
 
 def print_remarks(resolved: Resolved) -> None:
-    """Print what the user should hear of a configuration, to stderr."""
+    """Print the warnings and notes of a configuration to stderr."""
     for kind, remarks in (("warning", resolved.warnings), ("note", resolved.notes)):
         for remark in remarks:
             print(f"{kind}: {remark}", file=sys.stderr)

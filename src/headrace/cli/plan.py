@@ -1,4 +1,4 @@
-"""`headrace plan`: the arithmetic of a run on paper."""
+"""`headrace plan`: batches, steps, events and memory of a run, without a device."""
 
 import argparse
 import json
@@ -7,39 +7,38 @@ from typing import Any
 
 from headrace.cli.options import parse, print_remarks
 
-DESCRIPTION = "Print the arithmetic of a run without touching a device: batches, steps, calls, events, memory."
+DESCRIPTION = "Print the arithmetic of a run without using a device: batches, steps, calls, events, memory."
 
 
 def main(argv: list[str]) -> int:
     """Run the command; return its exit code."""
-    resolved, own = parse(argv, "headrace plan", _add_arguments, DESCRIPTION)
+    resolved, args = parse(argv, "headrace plan", _add_arguments, DESCRIPTION)
     import jax
 
     from headrace.plan.plan import format_plan
     from headrace.plan.scale import format_scale
     from headrace.plan.timeline_files import check_diagram_file, write_diagram
-    from headrace.run.design import design_run
+    from headrace.run.design import design_run, scale_to_devices
     from headrace.run.profile import with_measured_blocks
-    from headrace.run.scale import scaled
 
-    if own.schedule_file:
-        check_diagram_file(own.schedule_file)
+    if args.schedule_file:
+        check_diagram_file(args.schedule_file)
     if not resolved.config.pipeline.measure_splits:
         # The learning rate is evaluated with JAX; without this it would open every accelerator to do so.
         jax.config.update("jax_platforms", "cpu")
     resolved = with_measured_blocks(resolved)
-    resolved, rows = scaled(resolved, own.num_devices) if own.num_devices is not None else (resolved, ())
-    design = design_run(resolved.config, num_processes=own.num_processes, absent_ok=True)
-    if own.schedule_file:
-        write_diagram(own.schedule_file, _tables(design))
-    if own.json:
+    resolved, rows = scale_to_devices(resolved, args.num_devices) if args.num_devices is not None else (resolved, ())
+    design = design_run(resolved.config, num_processes=args.num_processes, absent_ok=True)
+    if args.schedule_file:
+        write_diagram(args.schedule_file, _tables(design))
+    if args.json:
         _print_json(design, rows)
         return 0
     print_remarks(resolved)
     place = f" ({design.info.place})" if design.info.place else ""
     print(f"{design.network.name} on {design.info.name}{place}, precision {resolved.config.numerics.precision}")
     if rows:
-        print(format_scale(rows, own.num_devices))
+        print(format_scale(rows, args.num_devices))
     print(format_plan(design.plan, tuple(_lr_points(design).items())))
     if len(design.sizes) > 1:
         print(f"image sizes: {', '.join(str(span) for span in design.sizes)}")
@@ -52,20 +51,20 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--num-devices",
         type=int,
         metavar="N",
-        help="Plan for so many devices: more or fewer replicas, the same global batch.",
+        help="Plan for N devices: more or fewer replicas, the same global batch.",
     )
     parser.add_argument(
         "--num-processes",
         type=int,
         default=1,
         metavar="N",
-        help="Plan for so many processes, each with as many whole replicas as the others [1].",
+        help="Plan for N processes, each with the same number of whole replicas [1].",
     )
     parser.add_argument(
         "--schedule-file",
         type=Path,
         metavar="FILE",
-        help="Draw the pipeline's schedule into a file: .svg, .png, .txt, or .json for a Chrome trace.",
+        help="Plot the pipeline's schedule to a file: .svg, .png, .txt, or .json for a Chrome trace.",
     )
 
 

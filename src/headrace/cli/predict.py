@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 SOME_UNREADABLE = 1
 DESCRIPTION = (
     "Predict the classes of images (JPEG, PNG, WebP), prepared as in validation. Images that cannot be read are "
-    f"named at the end, and the exit code is {SOME_UNREADABLE}."
+    f"listed at the end, and the exit code is {SOME_UNREADABLE}."
 )
 
 
@@ -26,24 +26,24 @@ def main(argv: list[str]) -> int:
     """Run the command; return its exit code."""
     parser = Parser(prog="headrace predict", description=DESCRIPTION)
     _add_arguments(parser)
-    own = parser.parse_args(argv)
-    if own.top_k < 1 or own.batch_size < 1:
+    args = parser.parse_args(argv)
+    if args.top_k < 1 or args.batch_size < 1:
         raise ConfigError("--top-k and --batch-size are counts.", rule="They must be 1 or more.")
     from headrace.engine.devices import start_devices
     from headrace.run.prediction import find_images, predict
     from headrace.run.trained_model import load_trained_model
 
-    bundle = load_trained_model(own.path, own.weights)
-    files = find_images(own.images)
-    start_devices(own.platform, 1)
-    found = list(predict(bundle, files, min(own.top_k, len(bundle.class_names)), own.batch_size))
-    text = _FORMATS[own.format](found, bundle.class_names)
-    if own.output is None:
+    model = load_trained_model(args.path, args.weights)
+    files = find_images(args.images)
+    start_devices(args.platform, 1)
+    found = list(predict(model, files, min(args.top_k, len(model.class_names)), args.batch_size))
+    text = _FORMATS[args.format](found, model.class_names)
+    if args.output is None:
         print(text, end="")
     else:
         from headrace.core.files import write_atomic
 
-        write_atomic(own.output, text.encode())
+        write_atomic(args.output, text.encode())
     bad = [prediction for prediction in found if prediction.problem]
     for prediction in bad:
         print(f"unreadable: {prediction.file}: {prediction.problem}", file=sys.stderr)
@@ -94,7 +94,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="RUN_DIR|CHECKPOINT", type=Path, help="a run (its best weights) or checkpoint")
     parser.add_argument("images", metavar="IMAGE", type=Path, nargs="+", help="images, and folders of images")
     parser.add_argument("--top-k", type=int, default=5, metavar="K", help="how many classes of each image [5]")
-    parser.add_argument("--format", choices=tuple(_FORMATS), default="table", help="form of the result [table]")
+    parser.add_argument("--format", choices=tuple(_FORMATS), default="table", help="format of the result [table]")
     parser.add_argument("--output", type=Path, metavar="FILE", help="file to write it to [the console]")
     parser.add_argument("--weights", choices=("auto", "raw", "ema"), default="auto", help="which weights [the better]")
     platforms = ("auto", "cpu", "cuda", "rocm", "tpu")

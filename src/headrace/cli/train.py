@@ -1,26 +1,84 @@
-"""`headrace train`: train a network, from the embedded default to any configuration."""
+"""`headrace train` and `headrace resume RUN_DIR`: start a run, or continue one from its newest good checkpoint."""
 
-from headrace.cli.options import parse
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.cli.options import parse, read_arguments
 from headrace.reference.scripts import take_value
 
+if TYPE_CHECKING:
+    from headrace.config.schema import Config
+    from headrace.run.recorder import RunResult
+
 DESCRIPTION = "Train a network. Without options this is the embedded default: a small ResNet on handwritten digits."
+RESUME_DESCRIPTION = "Resume a run from its newest good checkpoint, bit for bit."
 
 
 def main(argv: list[str]) -> int:
-    """Run the command; return its exit code."""
-    place, words = take_value(argv, "--restore-path")
-    if place is not None:  # the reference's way to go on with a run
-        from headrace.cli.resume import main as resume
-
-        return resume([place, *words])
+    """Run `headrace train`; return its exit code."""
+    path, rest = take_value(argv, "--restore-path")
+    if path is not None:  # the reference's way to resume a run
+        return resume([path, *rest])
     resolved, _ = parse(argv, "headrace train", description=DESCRIPTION)
-    from headrace.cli.outcome import exit_code, tell, tell_averages
     from headrace.job import join_job
     from headrace.run.fit import train
 
-    with join_job(distributed=resolved.config.run.distributed) as place:
+    with join_job(distributed=resolved.config.run.distributed) as process:
         result = train(resolved)
-    tell(result)
-    if place is None or place.is_first:
-        tell_averages(result, resolved.config, validated=place is None)
-    return exit_code(result)
+    _print_result(result)
+    if process is None or process.is_first:
+        _make_averages(result, resolved.config, validate_them=process is None)
+    return _exit_code(result)
+
+
+def resume(argv: list[str]) -> int:
+    """Run `headrace resume`; return its exit code."""
+
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="directory of a run that was started before")
+
+    parsed = read_arguments(argv, "headrace resume", add_arguments, RESUME_DESCRIPTION)
+    from headrace.job import join_job
+    from headrace.run.fit import resume as resume_run
+
+    with join_job(distributed=bool(parsed.options.get("distributed"))):
+        result = resume_run(parsed.args.run_dir, parsed.options)
+    _print_result(result)
+    return _exit_code(result)
+
+
+def _print_result(result: "RunResult") -> None:
+    """Print, in process 0, the last accuracy, the run's directory, and how to resume an interrupted run."""
+    from headrace.job import current_group
+
+    if not current_group().is_first:
+        return
+    for weights, record in result.validation.items():
+        print(f"top-1 {100 * record.top1:.2f} % on {record.num_samples:,} validation images ({weights} weights)")
+    print(f"run directory: {result.directory}")
+    if result.can_resume:
+        print(f"interrupted; resume with: headrace resume {result.directory}")
+
+
+def _make_averages(result: "RunResult", config: "Config", *, validate_them: bool) -> None:
+    """Average checkpoints as requested with the training, and validate the averages where one process can."""
+    requested = config.checkpoint.average_last_epochs or config.checkpoint.average_decays
+    if result.outcome != "finished" or not requested:
+        return
+    from headrace.cli.validate import Table
+    from headrace.run.averages import averages_after
+    from headrace.run.validation import validate
+
+    for made in averages_after(result.directory, config):
+        print(f"{made.path.name}: of {len(made.members)} checkpoints, {made.path}")
+        table = Table()
+        for row in validate(made.path) if config.validation.validation and validate_them else ():
+            table.show(row)
+
+
+def _exit_code(result: "RunResult") -> int:
+    """Return 0, or 75 for a run that was interrupted and can be resumed."""
+    from headrace.core.errors import INTERRUPTED_EXIT_CODE
+
+    return INTERRUPTED_EXIT_CODE if result.outcome == "interrupted" else 0

@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.cli.options import read_words
+from headrace.cli.options import read_arguments
 from headrace.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from headrace.run.validation import Validated
 
 DESCRIPTION = (
-    "Validate all checkpoints of a run, or one of them. The options of the run hold; others may be given, such as "
+    "Validate all checkpoints of a run, or one of them. The options of the run apply; others may be given, such as "
     "--validation-micro-batch-size, --dataset-path or --platform."
 )
 _HEADING = "     step    epoch  weights    top-1     top-5      loss  balanced   images  seconds"
@@ -22,20 +22,20 @@ _HEADING = "     step    epoch  weights    top-1     top-5      loss  balanced  
 
 def main(argv: list[str]) -> int:
     """Run the command; return its exit code."""
-    words = read_words(argv, "headrace validate", _add_arguments, DESCRIPTION)
-    own = words.own
-    if own.last and own.best:
+    parsed = read_arguments(argv, "headrace validate", _add_arguments, DESCRIPTION)
+    args = parsed.args
+    if args.last and args.best:
         raise ConfigError("Both --last and --best are given.", remedy="Leave one of them out.")
     from headrace.job import current_group, join_job
     from headrace.run.validation import ALL, BEST, LAST, validate
 
-    which = LAST if own.last else BEST if own.best else ALL
-    with join_job(distributed=bool(words.options.get("distributed"))):
-        found = validate(own.path, words.options, which=which, report_dir=own.report_dir)
+    which = LAST if args.last else BEST if args.best else ALL
+    with join_job(distributed=bool(parsed.options.get("distributed"))):
+        found = validate(args.path, parsed.options, which=which, report_dir=args.report_dir)
         if current_group().is_first:
-            _show(found, as_json=own.json)
+            _show(found, as_json=args.json)
         else:
-            list(found)  # process 0 tells the results
+            list(found)  # process 0 prints the results
     return 0
 
 
@@ -44,7 +44,7 @@ def _show(found: Iterable["Validated"], *, as_json: bool) -> None:
     table, place = Table(), None
     for result in found:
         if result.problem:
-            print(f"warning: passed over: {result.problem}", file=sys.stderr)
+            print(f"warning: skipped: {result.problem}", file=sys.stderr)
         if as_json:
             _print_json(result)
         else:
@@ -70,7 +70,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class Table:
-    """Prints rows as they come, behind a row whether it is the best so far, and the best one at the end."""
+    """Prints rows as they come, marks each that is the best so far, and names the best one at the end."""
 
     def __init__(self) -> None:
         self._num_rows, self._best, self._best_row = 0, -1.0, ""
@@ -88,7 +88,7 @@ class Table:
             print(_row(result, weights, report) + ("  best so far" if is_best else ""), flush=True)
 
     def close(self) -> None:
-        """Print which row was the best, if there was a choice."""
+        """Print which row was the best, if there were several."""
         if self._num_rows > 1 and self._best_row:
             print(f"best: {self._best_row}")
 

@@ -1,1 +1,1 @@
-"""Training on devices: state, step, device loop, evaluation; optimizers, curves, precision and loss scale."""
+"""Training on devices: state, step, device loop, forward pass; optimizers, learning rates, precision, loss scale."""

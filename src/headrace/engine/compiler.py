@@ -1,7 +1,7 @@
-"""What XLA is told when a training program is compiled: the counterparts of the IPU compiler's options, by backend.
+"""XLA's compiler options for a training program: the counterparts of the IPU compiler's options, by backend.
 
-They are given to each compilation (not as XLA_FLAGS, where an unknown name ends the process), and only those that this
-JAX knows: names of options come and go between its versions.
+They are passed to each compilation, not in XLA_FLAGS, where an unknown name ends the process; and only those that this
+JAX knows, since options come and go between its versions.
 """
 
 import functools
@@ -18,7 +18,7 @@ Options = Mapping[str, Any]
 
 EFFORT_O2 = 29  # one of XLA's effort levels, as its ExecutionOptions number them
 
-# What XLA should save; balanced is its own default.
+# What XLA optimises for; balanced is its default.
 _TARGETS: Mapping[str, Mapping[str, Options]] = {
     "gpu": {
         "cycles": {"optimization_level": EFFORT_O2, "xla_gpu_enable_latency_hiding_scheduler": True},
@@ -37,7 +37,7 @@ _TARGETS: Mapping[str, Mapping[str, Options]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Counterpart:
-    """An option and what it tells XLA: `options(value, backend)` is empty where there is nothing to tell."""
+    """An option and its XLA options: `options(value, backend)` is empty where it has none."""
 
     option: str
     options: Callable[[Any, str], Options]
@@ -57,7 +57,7 @@ def _scatter(size: int, backend: str) -> Options:
 
 
 def _memory_limit(values: tuple[float, ...], backend: str) -> Options:
-    """Limit what the compiler plans with to the largest of the percentages."""
+    """Limit the memory that the compiler plans with to the largest of the percentages."""
     return {"xla_gpu_memory_limit_slop_factor": max(1, round(max(values)))} if backend == "gpu" else {}
 
 
@@ -70,20 +70,20 @@ COUNTERPARTS = (
 
 
 def describe(compiler: Compiler, backend: str) -> dict[str, Options]:
-    """Return {option: what it tells XLA} of the options given that have something to tell on a backend."""
+    """Return {option: its XLA options} of the options that are given and have any on a backend."""
     wanted = {row.option: (row, getattr(compiler, row.option)) for row in COUNTERPARTS}
     found = {name: row.options(value, backend) for name, (row, value) in wanted.items() if value not in (None, ())}
     return {name: options for name, options in found.items() if options}
 
 
 def compiler_options(compiler: Compiler) -> dict[str, Any]:
-    """Return what XLA is told on this process's backend, without what this JAX does not know."""
+    """Return the XLA options for this process's backend, without those that this JAX does not know."""
     options = {key: value for row in describe(compiler, jax.default_backend()).values() for key, value in row.items()}
     return {name: value for name, value in options.items() if is_known(name, value)}
 
 
 def describe_compiler_options(compiler: Compiler, backend: str) -> list[str]:
-    """Return the sentences on what XLA is told, and on what this JAX does not know."""
+    """Return sentences on the XLA options that are set, and on those that this JAX does not know."""
     lines = []
     for option, options in describe(compiler, backend).items():
         unknown = [name for name, value in options.items() if not is_known(name, value)]
@@ -95,7 +95,7 @@ def describe_compiler_options(compiler: Compiler, backend: str) -> list[str]:
 
 @functools.cache
 def is_known(name: str, value: Any) -> bool:
-    """Say whether this JAX takes a compiler option, by compiling next to nothing with it."""
+    """Say whether this JAX accepts a compiler option, by compiling a trivial program with it."""
     try:
         jax.jit(lambda x: x + 1).lower(jnp.zeros(())).compile(compiler_options={name: value})
     except (jax.errors.JaxRuntimeError, TypeError, ValueError, RuntimeError):

@@ -21,23 +21,26 @@ REPLICA = "replica"  # the one mesh axis of a run without pipeline stages
 def start_devices(platform: str, num_devices: int, num_processes: int = 1) -> list[Any]:
     """Return the first `num_devices` devices, as many of each process; virtual CPU ones are made where there are fewer.
 
-    Must be the first thing that touches JAX's devices in this process, or the number of CPU devices stands as it is.
+    Must be the first use of JAX's devices in this process: afterwards the number of CPU devices is fixed.
     """
     num_local = num_devices // num_processes
     if platform != "auto":
         jax.config.update("jax_platforms", platform)
     if num_local > max(1, jax.config.jax_num_cpu_devices):  # pyright: ignore[reportAttributeAccessIssue]
-        with suppress(RuntimeError):  # the backend already runs (library use, tests): the check below speaks
+        with suppress(RuntimeError):  # the backend already runs (library use, tests): checked below
             jax.config.update("jax_num_cpu_devices", num_local)
     try:
         everything = jax.devices() if num_processes > 1 else jax.local_devices()
         devices = sorted(everything, key=lambda device: (device.process_index, device.id))
-    except (RuntimeError, AssertionError) as error:  # JAX asserts where the platform's plugin is not installed
+    except (
+        RuntimeError,
+        AssertionError,
+    ) as error:  # JAX asserts that a platform's plugin is there
         reason = f": {str(error).splitlines()[0]}" if str(error) else "."
         raise RunStopped(
             f"No device of platform {platform} can be used{reason}",
-            rule="A platform needs its devices, their driver, and the JAX that was made for it.",
-            remedy="Install that platform's JAX (for NVIDIA: pip install 'headrace[cuda]') or take --platform cpu.",
+            rule="A platform needs its devices, their driver, and the JAX built for it.",
+            remedy="Install that platform's JAX (for NVIDIA: pip install 'headrace[cuda]') or use --platform cpu.",
         ) from error
     of_process = [sum(device.process_index == process for device in devices) for process in range(num_processes)]
     if num_processes > 1 and min(of_process) < num_local:
@@ -47,7 +50,7 @@ def start_devices(platform: str, num_devices: int, num_processes: int = 1) -> li
     kind = devices[0].platform
     if kind == "cpu":
         remedy = (
-            "JAX was started before Headrace could ask for more: set jax_num_cpu_devices first, or unset XLA_FLAGS."
+            "JAX was started before Headrace could request more: set jax_num_cpu_devices first, or unset XLA_FLAGS."
         )
     else:
         remedy = "Lower --num-replicas and raise --gradient-accumulation-count by the same factor."
@@ -55,7 +58,7 @@ def start_devices(platform: str, num_devices: int, num_processes: int = 1) -> li
 
 
 def take(devices: list[Any], count: int) -> list[Any]:
-    """Return the first `count` of sorted devices, as many of each process: a replica's devices are of one process."""
+    """Return the first `count` of sorted devices, equally many of each process, which owns whole replicas."""
     processes = sorted({device.process_index for device in devices})
     each = count // len(processes)
     return [d for process in processes for d in [d for d in devices if d.process_index == process][:each]]
@@ -72,9 +75,9 @@ def _too_few(of_process: list[int], needed: int, kind: str) -> RunStopped:
 
 
 def show_devices(first: int | None, num_devices: int) -> None:
-    """Show JAX only so many GPUs from the number `first` on; None leaves it all of them.
+    """Make only `num_devices` GPUs, from the number `first` on, visible to JAX; with None all of them are.
 
-    Like `start_devices`, it must come before anything else touches JAX's devices.
+    Like `start_devices`, it must come before any other use of JAX's devices.
     """
     if first is not None:
         numbers = range(first, first + num_devices)
@@ -88,12 +91,12 @@ def replica_mesh(devices: list[Any]) -> Mesh:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Return the sharding of a value that every device holds whole."""
+    """Return the sharding of a value that is replicated on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def use_compilation_cache(directory: str | None) -> Path | None:
-    """Keep compiled programs on disk: in `directory`, in the user's cache when None, nowhere when 'none'."""
+    """Cache compiled programs on disk: in `directory`, in the user's cache when None, nowhere when 'none'."""
     if directory == "none":
         jax.config.update("jax_compilation_cache_dir", None)
         return None
@@ -105,7 +108,7 @@ def use_compilation_cache(directory: str | None) -> Path | None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError:
-        return None  # a home that cannot be written costs compile time, not the run
+        return None  # a read-only home costs compile time, not the run
     jax.config.update("jax_compilation_cache_dir", str(path))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
@@ -124,7 +127,7 @@ def _machine_id() -> str:
 
 @dataclass
 class CompileCounts:
-    """How many compilations were served from disk and how many were done anew."""
+    """How many programs were found in the cache, and how many had to be compiled."""
 
     hits: int = 0
     misses: int = 0
@@ -154,6 +157,6 @@ def count_compilations() -> Iterator[CompileCounts]:
 
 
 def device_memory_bytes(device: Any) -> int | None:
-    """Return how many bytes the device can hold for us, or None where it does not say (the CPU)."""
+    """Return how many bytes this process may use on the device, or None where it is not known (the CPU)."""
     stats = device.memory_stats() if device.platform != "cpu" else None
     return stats.get("bytes_limit") if stats else None

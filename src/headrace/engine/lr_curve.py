@@ -23,7 +23,7 @@ LrCurve = Callable[[Any], jax.Array]
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """What turns parameters given per sample and in epochs into ones per step."""
+    """Converts parameters given per sample and in epochs to absolute rates and steps."""
 
     global_batch_size: int
     updates_per_epoch: int
@@ -91,7 +91,7 @@ def _polynomial(params: dict[str, Any], span: Span) -> LrCurve:
 
 def _exponential(params: dict[str, Any], span: Span) -> LrCurve:
     rate, log_decay = span.initial(params), math.log(params["decay_rate"])
-    # Drops fall every n/d steps (d small enough for int32), counted in whole numbers: none is a step off, none drifts.
+    # A drop every n/d steps (d small enough for int32), counted in integers: exact to the step, without drift.
     period = max(params["epochs_per_drop"] * span.updates_per_epoch, 1.0)
     n, d = Fraction(period).limit_denominator(max(1, min(100, math.isqrt(int(2**30 / period))))).as_integer_ratio()
 
@@ -113,7 +113,7 @@ CURVES: dict[str, Callable[[dict[str, Any], Span], LrCurve]] = {
 
 
 def _warm_up(curve: LrCurve, warmup_steps: int, *, shift: bool, from_zero: bool) -> LrCurve:
-    """Ramp linearly over the first steps; `shift` starts the curve after them, `mask` lets it run underneath."""
+    """Ramp linearly over the first steps; `shift` starts the curve after them, else it runs from the first step."""
     first, last = (0, max(1, warmup_steps)) if from_zero else (1, warmup_steps + 1)
 
     def warmed(step: jax.Array) -> jax.Array:

@@ -1,7 +1,7 @@
-"""Put values on meshes that may span several processes: every process handles its own devices, and no tensor moves.
+"""Put values on meshes that may span several processes: every process fills its local devices, and no tensor moves.
 
-JAX's `device_put` knows one process's devices. Where a mesh has devices of others, each process puts its part on its
-own devices, and the parts are declared one array. Within one process all of these are `device_put`.
+JAX's `device_put` handles the devices of one process. Where a mesh has devices of others, each process puts its part on
+its local devices, and the parts are declared one array. Within one process all of these are `device_put`.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Singl
 
 
 def place(tree: Any, where: Any) -> Any:
-    """Put host arrays, whole in every process, on devices; `where` is one sharding or a tree of them."""
+    """Put host arrays, complete in every process, on devices; `where` is one sharding or a tree of them."""
     if all(sharding.is_fully_addressable for sharding in jax.tree.leaves(where)):
         return jax.device_put(tree, where)
     if isinstance(where, NamedSharding):
@@ -21,31 +21,31 @@ def place(tree: Any, where: Any) -> Any:
 
 
 def place_share(tree: Any, where: Any) -> Any:
-    """Put host arrays on devices, each process giving what its own devices hold of the dims that are cut."""
+    """Put host arrays on devices; each process passes the part of the sharded dims that its local devices hold."""
     if where.is_fully_addressable:
         return jax.device_put(tree, where)
     return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(where, leaf), tree)
 
 
 def transfer(tree: Any, where: NamedSharding) -> Any:
-    """Bring arrays to another mesh, replica by replica; whole ones to every device of it."""
+    """Copy arrays to another mesh, replica by replica; replicated ones to every device of it."""
     if where.is_fully_addressable:
         return jax.device_put(tree, where)
     return jax.tree.map(lambda leaf: _transfer(leaf, where), tree)
 
 
 def gather_rows(tree: Any, where: NamedSharding) -> Any:
-    """Put arrays whole on every device, each process giving as many of their rows, one behind the other."""
+    """Replicate arrays on every device; each process passes the same number of their rows, in the processes' order."""
     firsts: dict[int, Any] = {}
     for device in _all_devices(where.mesh):
         firsts.setdefault(device.process_index, device)
-    meeting = Mesh(np.array(list(firsts.values())), ("process",))
-    rows = place_share(tree, NamedSharding(meeting, PartitionSpec("process")))
+    one_each = Mesh(np.array(list(firsts.values())), ("process",))
+    rows = place_share(tree, NamedSharding(one_each, PartitionSpec("process")))
     return transfer(jax.tree.map(readable, rows), where)
 
 
 def readable(array: jax.Array) -> jax.Array:
-    """Return an array whole on every device where it is cut over devices of several processes; else as it is."""
+    """Replicate an array that is sharded over several processes, so that each can read it."""
     if array.is_fully_addressable or array.is_fully_replicated:
         return array
     sharding = array.sharding
@@ -72,9 +72,9 @@ def _local_part(leaf: jax.Array) -> jax.Array:
 def in_turn(tree: Any) -> Any:
     """Wait for values of CPUs of several processes; return them.
 
-    XLA runs small CPU programs at once in the thread that launches them, past others that wait for their turn. So two
-    programs that both exchange something, and of which none needs the other's results, may begin in another order in
-    another process, and then wait for each other for ever. Accelerators keep the order of launches.
+    XLA runs small CPU programs immediately in the launching thread, ahead of others that are queued. Two programs with
+    collectives that do not depend on each other may thus start in different orders in different processes, and wait
+    for each other forever. Accelerators keep the order of launches.
     """
     if is_spread_over_cpus(leaves := [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array)]):
         jax.block_until_ready(leaves)
@@ -82,7 +82,7 @@ def in_turn(tree: Any) -> Any:
 
 
 def is_spread_over_cpus(leaves: list[jax.Array]) -> bool:
-    """Say whether arrays lie on CPUs of several processes."""
+    """Say whether arrays are on CPUs of several processes."""
     return any(not a.is_fully_addressable and next(iter(a.sharding.device_set)).platform == "cpu" for a in leaves)
 
 
@@ -93,7 +93,7 @@ def spans_cpu_processes(mesh: Mesh) -> bool:
 
 
 def local_devices(mesh: Mesh | AbstractMesh) -> list[Any]:
-    """Return the mesh's devices of this process, in the mesh's order."""
+    """Return the devices of the mesh that belong to this process, in the mesh's order."""
     return [device for device in _all_devices(mesh) if device.process_index == device.client.process_index()]
 
 
@@ -103,7 +103,7 @@ def _all_devices(mesh: Mesh | AbstractMesh) -> list[Any]:
 
 
 def _parts_of(where: NamedSharding) -> list[SingleDeviceSharding]:
-    """Return where the parts of this process lie, in the mesh's order, in the memory that the whole is to be in."""
+    """Return where this process's parts go, in the mesh's order and in the kind of memory that was asked for."""
     return [
         SingleDeviceSharding(device, memory_kind=where.memory_kind or device.default_memory().kind)
         for device in local_devices(where.mesh)

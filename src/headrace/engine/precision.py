@@ -1,13 +1,7 @@
-"""Which number format holds what: compute, stored weights, gradient accumulator; and how a weight is written back.
+"""Number formats: of compute, stored weights and accumulators; stochastic rounding to 16 bits; loss scaling.
 
 `precision` reads compute.update. Whatever the formats, the update is computed in float32 from the stored weights; with
 16-bit weights the result is rounded back, stochastically or to nearest.
-
-A value between two neighbours of the 16-bit grid goes up with a probability equal to its distance from the lower one.
-The arithmetic is on the bit patterns alone, so that no backend's treatment of subnormal numbers can change it.
-
-Static: the factor stays. Dynamic: it grows after a run of good steps and shrinks at a step whose gradients are not
-finite; that step changes no weight and is counted as skipped. The state is part of the checkpoint.
 """
 
 from dataclasses import dataclass
@@ -23,8 +17,6 @@ from headrace.config.schema import Batch, Numerics
 from headrace.core.errors import ConfigError, did_you_mean
 from headrace.core.rng import bits, name_id
 from headrace.core.tree import map_named
-
-# Stochastic rounding of float32 to a 16-bit float: unbiased, in integer arithmetic, with addressed bits.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +37,10 @@ HALF_FORMATS = {
 
 
 def stochastic_round(x: jax.Array, dtype: Any, random_bits: jax.Array) -> jax.Array:
-    """Round float32 `x` to bfloat16 or float16, up or down by 32 random bits per element.
+    """Round float32 `x` to bfloat16 or float16 stochastically, with 32 random bits per element.
 
+    A value between two neighbours is rounded up with a probability equal to its distance from the lower one. The
+    arithmetic is on the bit patterns alone, so that no backend's treatment of subnormal numbers can change it.
     Representable values stay; a finite value never becomes infinite (it saturates); infinities and NaN pass.
     The probability is exact for bfloat16 and, for float16, from 2^-33 up; below, the error of the mean is under 2^-56.
     """
@@ -59,10 +53,10 @@ def stochastic_round(x: jax.Array, dtype: Any, random_bits: jax.Array) -> jax.Ar
     kept = jnp.maximum(exponent, half.first_exponent)
     dropped = (23 - half.fraction_bits) + (kept - exponent)
     rest = significand & ((jnp.uint32(1) << jnp.minimum(dropped, 24)) - 1)
-    # compare `dropped` random bits with the rest; where more than 32 are dropped, compare 32 with the top 32 of them
+    # compare `dropped` random bits with the rest; where more than 32 bits are dropped, compare with the top 32 of them
     threshold = rest >> (jnp.clip(dropped, 32, 63) - 32)
     up = (random_bits >> (32 - jnp.minimum(dropped, 32))) < threshold
-    # the carry of `up` runs into the exponent by itself, as the formats are made for it
+    # a carry out of the fraction increments the exponent, which is the next representable number in IEEE formats
     magnitude = ((kept - half.first_exponent) << half.fraction_bits) + (significand >> jnp.minimum(dropped, 31))
     magnitude = jnp.minimum(magnitude + up.astype(jnp.uint32), half.largest)
     magnitude = jnp.where((u & 0x7FFFFFFF) == 0x7F800000, half.infinity, magnitude)
@@ -79,7 +73,7 @@ def element_bits(name: str, shape: tuple[int, ...], seed: Any, step: Any) -> jax
     seed = jnp.asarray(seed & 0xFFFFFFFF if isinstance(seed, int) else seed).astype(jnp.uint32)
     step = jnp.asarray(step).astype(jnp.uint32)
     element = jnp.zeros(shape or (1,), jnp.uint32)
-    # from coordinates, not from a reshaped range: stays elementwise whatever memory layout the weights have
+    # from coordinates, not from a reshaped range, which XLA could not fuse with weights in another memory layout
     stride = 1
     for dim in reversed(range(len(shape))):
         element = element + lax.broadcasted_iota(jnp.uint32, shape, dim) * np.uint32(stride & 0xFFFFFFFF)
@@ -144,15 +138,15 @@ def write_weights(params: Any, updates: Any, seed: Any, step: Any, precision: Pr
     return map_named(write, params, updates)
 
 
-# Loss scaling: keep 16-bit gradients inside their range by a factor on the loss, taken out again before the update.
-
-
+# Loss scaling keeps 16-bit gradients inside their range by a factor on the loss, which is divided out again before the
+# update. A static factor stays. A dynamic one grows after a number of good steps and shrinks at a step whose gradients
+# are not finite; that step changes no weight and is counted as skipped. The state is part of the checkpoint.
 LossScale = dict[str, jax.Array]
-SMALLEST = 1.0  # under a scale of 1, an overflow is not the scale's fault any more
+SMALLEST = 1.0  # with a scale of 1, an overflow is not caused by the scale any more
 
 
 def is_dynamic(numerics: Numerics) -> bool:
-    """Say whether the scale moves during the run."""
+    """Say whether the scale changes during the run."""
     return numerics.loss_scaling == "dynamic"
 
 
@@ -161,7 +155,7 @@ def _options(numerics: Numerics) -> dict[str, Any]:
 
 
 def init_loss_scale(numerics: Numerics) -> LossScale:
-    """Return the state at the start: `scale`, `good_steps` since it last moved, `skipped` steps of the whole run."""
+    """Return the state at the start: `scale`, `good_steps` since it last changed, `skipped` steps of the whole run."""
     scale = _options(numerics)["initial"] if is_dynamic(numerics) else numerics.loss_scaling or 1.0
     return {"scale": jnp.float32(scale), "good_steps": jnp.int32(0), "skipped": jnp.int32(0)}
 
@@ -185,5 +179,5 @@ def next_loss_scale(state: LossScale, finite: Any, numerics: Numerics) -> LossSc
 
 
 def overflow_expected(state: LossScale, numerics: Numerics) -> jax.Array:
-    """Say whether a gradient that is not finite may be the scale's fault: dynamic, and above the smallest scale."""
+    """Say whether a gradient that is not finite may be caused by the loss scale: dynamic, and above the smallest."""
     return (state["scale"] > SMALLEST) & is_dynamic(numerics)

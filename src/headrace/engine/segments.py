@@ -1,4 +1,4 @@
-"""Apply a range of blocks, with what is kept of it for the backward pass: all, or the values at recompute points."""
+"""Apply a range of blocks, keeping everything for the backward pass or only the values at recompute points."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,7 +15,7 @@ KEPT = "headrace_kept"  # the name of values inside a stage that recomputation k
 
 
 def inner_points(points: tuple[int, ...], blocks: tuple[int, int]) -> tuple[int, ...]:
-    """Return the recompute points that cut a range of blocks in two."""
+    """Return the recompute points inside a range of blocks."""
     return tuple(point for point in points if blocks[0] < point < blocks[1])
 
 

@@ -1,9 +1,7 @@
-"""The training state: one dict of arrays that a call takes, donates and gives back, and a checkpoint stores.
+"""The training state: one dict of arrays, which a call takes and returns and a checkpoint stores.
 
-`params` (weights in their own dtype), `stats` (running batch-norm statistics), `opt` (optimizer), `ema` (when on),
-`loss_scale`, `step`. Its key paths are the names of the tensors in a checkpoint.
-
-The decay warms up with the step, so that the average does not remember the initial weights for long.
+`params` (weights in their stored dtype), `stats` (running batch-norm statistics), `opt` (optimizer slots), `ema` (the
+moving averages of params and stats, when on), `loss_scale`, `step`. Its key paths are the tensor names in a checkpoint.
 """
 
 from functools import partial
@@ -21,16 +19,14 @@ from headrace.engine.multiprocess_arrays import place
 from headrace.engine.precision import Precision, init_loss_scale, store_weights
 from headrace.model.network import Network
 
-# The exponential moving average of the weights and of batch norm's running statistics, in float32.
-
 
 def init_ema(values: Any) -> Any:
-    """Return the average at the start: a float32 copy (a real one, because the state is donated)."""
+    """Return the average at the start: a float32 copy, not an alias, because the state is donated."""
     return jax.tree.map(lambda value: jnp.array(value, jnp.float32, copy=True), values)
 
 
 def ema_decay(step: Any, decay: float) -> jax.Array:
-    """Return the decay at a step: min(decay, (1 + step) / (10 + step))."""
+    """Return min(decay, (1 + step) / (10 + step)): a warm-up, so that the initial weights are soon forgotten."""
     step = jnp.asarray(step).astype(jnp.float32)
     return jnp.minimum(jnp.float32(decay), (1.0 + step) / (10.0 + step))
 

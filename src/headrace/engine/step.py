@@ -1,7 +1,8 @@
-"""One step: gradients of G micro-batches on each replica, one exchange, one weight update. Runs inside `shard_map`.
+"""One training step, and the device loop of K steps.
 
-The order of the arithmetic is written in docs/numerics.md. A step whose numbers are not finite changes nothing but the
-counters, so that weights can never be poisoned; `bad` tells the host to stop (or, with dynamic loss scaling, not).
+A step computes the gradients of G micro-batches on each replica, exchanges them once, and updates the weights once; it
+runs inside `shard_map`. docs/numerics.md gives the order of the arithmetic. A step whose numbers are not finite changes
+only the counters, so that weights are never lost; `bad` tells the host to stop (or, with dynamic loss scaling, not to).
 """
 
 from collections.abc import Callable, Sequence
@@ -34,7 +35,7 @@ Objective = Callable[[jax.Array, Any], tuple[jax.Array, Metrics]]
 
 
 def no_labels(_resident: Any, _micro: Any) -> Any:
-    """Stand for a way to fetch labels where no pipeline will ask for them."""
+    """Stand in for `fetch_labels` where there is no pipeline."""
     raise AssertionError("a pipeline's last stage needs a way to fetch the labels alone")
 
 
@@ -57,9 +58,9 @@ class StepSpec:
     norm_group_size: int = 1  # consecutive replicas whose micro-batches share batch-norm statistics
     bn_momentum: float
     ema_decay: float
-    recompute_points: tuple[int, ...] = ()  # blocks whose inputs are kept, and what is between them computed again
+    recompute_points: tuple[int, ...] = ()  # blocks whose inputs are kept; what is between them is recomputed
     frozen: Callable[[str], bool] | None = None  # by a weight's name; with it, its batch norm's statistics
-    compiler_options: tuple[tuple[str, Any], ...] = ()  # what XLA is told: engine/compiler.py
+    compiler_options: tuple[tuple[str, Any], ...] = ()  # XLA's: engine/compiler.py
 
 
 def make_step(spec: StepSpec) -> Callable[[State, Any, Any], tuple[State, Metrics]]:
@@ -78,7 +79,7 @@ def make_step(spec: StepSpec) -> Callable[[State, Any, Any], tuple[State, Metric
 
 
 def unscaled(state: State, grads: Any) -> Any:
-    """Take the loss scale out of gradients."""
+    """Divide gradients by the loss scale."""
     return jax.tree.map(lambda g: g / state["loss_scale"]["scale"], grads)
 
 
@@ -202,14 +203,11 @@ def finite_by_block(names: Sequence[str], grads: Any) -> jax.Array:
     return jnp.stack(flags)
 
 
-# The device loop: K steps as one program over the replica mesh. The one place where a training program is jitted.
-
-
 CallProgram = Callable[[State, Any, dict[str, jax.Array]], tuple[State, Metrics]]
 
-# How a block of K steps lies on the mesh: [K, G, B, ...] with B cut over the replicas; one epoch number per step.
+# How a block of K steps is sharded: [K, G, B, ...] with B over the replicas; one epoch number per step.
 STEPS, EPOCHS = P(None, None, REPLICA), P()
-# How a block of n evaluation batches lies: [n, B, ...].
+# How a block of n evaluation batches is sharded: [n, B, ...].
 BATCHES = P(None, REPLICA)
 
 
@@ -221,7 +219,7 @@ def block_specs(block: dict[str, Any]) -> dict[str, P]:
 def put_on(mesh: Mesh) -> Callable[[Any, str], Any]:
     """Return `put(host arrays, kind)` for the feeds; kinds: `steps`, `batches`, `replicated`, and `rows`.
 
-    `rows` are this process's part of arrays that become whole on every device.
+    `rows` are this process's part of arrays that are then replicated on every device.
     """
 
     def put(tree: Any, kind: str) -> Any:
@@ -237,12 +235,15 @@ def put_on(mesh: Mesh) -> Callable[[Any, str], Any]:
 
 
 def make_call(step: Callable[..., Any], mesh: Mesh, block: dict[str, Any]) -> Any:
-    """Return the jitted program `call(state, resident, block) -> (state, metrics[K])`; the state is donated."""
+    """Return the device loop, jitted: `call(state, resident, block) -> (state, metrics[K])`; the state is donated.
+
+    It is the training program of a run without pipeline stages; those have their programs in engine/pipeline/.
+    """
 
     def call(state: State, resident: Any, block: dict[str, jax.Array]) -> tuple[State, Metrics]:
         return lax.scan(lambda carry, slices: step(carry, resident, slices), state, block)
 
-    # check_vma=False: we sum gradients over replicas, once per step; with True JAX would do so per micro-batch.
+    # check_vma=False: the step sums gradients over replicas itself, once; with True JAX would do so per micro-batch.
     mapped = jax.shard_map(
         call, mesh=mesh, in_specs=(P(), P(), block_specs(block)), out_specs=(P(), P()), check_vma=False
     )

@@ -1,4 +1,4 @@
-"""Which weights are trained, and at which share of the learning rate: a function of a weight's name."""
+"""Which weights are trained, and with which fraction of the learning rate, as functions of a weight's name."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -11,12 +11,12 @@ from headrace.core.errors import ConfigError, did_you_mean
 
 @dataclass(frozen=True, kw_only=True)
 class Trainable:
-    """The answer for every weight, by its name (`conv2_block1/1_conv/kernel`)."""
+    """What is trained, by a weight's name (`conv2_block1/1_conv/kernel`)."""
 
     freeze: tuple[re.Pattern[str], ...] = ()
     only: tuple[str, ...] = ()
     factors: tuple[tuple[re.Pattern[str], float], ...] = ()
-    told: str = ""  # what is frozen, in a sentence
+    summary: str = ""  # what is frozen, in a sentence
 
     @property
     def everything(self) -> bool:
@@ -25,7 +25,7 @@ class Trainable:
 
     @property
     def any_frozen(self) -> bool:
-        """Say whether some weights may keep their values."""
+        """Say whether some weights may be frozen."""
         return bool(self.freeze or self.only) or any(factor == 0 for _, factor in self.factors)
 
     def frozen(self, name: str) -> bool:
@@ -43,7 +43,7 @@ class Trainable:
 
 
 def make_trainable(weights: Weights, network: Callable[[], Mapping[str, Any]]) -> Trainable:
-    """Return what the options say; `network()` gives all weights by name, and is called only if it matters.
+    """Return what the options describe; `network()` returns all weights by name, and is called only if needed.
 
     A pattern that matches no name is refused.
     """
@@ -70,7 +70,7 @@ def make_trainable(weights: Weights, network: Callable[[], Mapping[str, Any]]) -
             remedy="To validate alone: --no-training.",
         )
     numbers = f"{sum(sizes[name] for name in frozen):,} of {sum(sizes.values()):,} weights"
-    return replace(found, told=f"frozen: {len(frozen)} of {len(sizes)} tensors, {numbers}" if frozen else "")
+    return replace(found, summary=f"frozen: {len(frozen)} of {len(sizes)} tensors, {numbers}" if frozen else "")
 
 
 def _matches_nothing(option: str, text: str, names: list[str]) -> ConfigError:

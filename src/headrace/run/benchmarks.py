@@ -1,7 +1,7 @@
-"""Measure the training path itself: the same feed, call program and devices as `fit`; no records, no checkpoints.
+"""Measure training and inference with the feed, programs and devices of a run; no records, no checkpoints.
 
 Throughput is that of calls of several batches, prepared ahead. Latency is that of one batch at a time, from its images
-in the host's memory (or on the device, for synthetic ones) to its scores in the host's memory.
+in host memory (or on the device, for synthetic ones) to its scores in host memory.
 """
 
 import statistics
@@ -38,9 +38,6 @@ from headrace.run.training import (
     open_feed,
     step_spec,
 )
-
-# What a benchmark says of its calls: rates with their spread, latencies as percentiles.
-
 
 _PERCENTILES = (50, 90, 95, 99)
 
@@ -99,7 +96,7 @@ class Conditions:
 
 
 def conditions(config: Config, compiled: Compiled, devices: list[Any]) -> Conditions:
-    """Return under which conditions a program ran."""
+    """Return the conditions that a program ran under."""
     return Conditions(
         model=config.model.model_name,
         dataset=config.data.dataset,
@@ -114,7 +111,7 @@ def conditions(config: Config, compiled: Compiled, devices: list[Any]) -> Condit
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What all benchmarks tell: the conditions and the rates of the calls after the first."""
+    """What all benchmarks report: the conditions and the rates of the calls after the first."""
 
     mode: ClassVar[str]
     conditions: Conditions
@@ -131,7 +128,7 @@ class Measured:
 
 
 def call_rates(images_per_call: int, seconds: Sequence[float]) -> Rates:
-    """Return the rates of calls that took so long, the first one left out."""
+    """Return the rates of calls that took these seconds, the first one left out."""
     return Rates(each=tuple(images_per_call / each for each in seconds[1:]))
 
 
@@ -144,7 +141,7 @@ def latencies(seconds: Sequence[float]) -> dict[str, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchResult(Measured):
-    """How fast training went."""
+    """The throughput of training."""
 
     mode: ClassVar[str] = "training"
     gradient_accumulation_count: int
@@ -156,7 +153,7 @@ class BenchResult(Measured):
 
 
 def bench(resolved: Resolved, *, steps_per_call: int, num_calls: int) -> BenchResult:
-    """Run `num_calls` + 1 calls of training as fast as they go; the first is left out of the rates."""
+    """Run `num_calls` + 1 calls of training back to back; the first is left out of the rates."""
     for name, value in (("--steps-per-call", steps_per_call), ("--num-calls", num_calls)):
         if value < 1:
             raise ConfigError(f"{name} is {value}.", rule="At least one is timed.")
@@ -196,13 +193,13 @@ def _measure(design: Design, dataset: DataSet, devices: list[Any]) -> tuple[Comp
     state = executor.place(starting_state(design, (adopted.params, adopted.stats) if adopted else None))
     ends: list[float] = []
 
-    def settle(metrics: Any) -> None:
+    def wait(metrics: Any) -> None:
         jax.block_until_ready(metrics)
         ends.append(time.perf_counter())
 
     with (
         closing(open_feed(design, dataset, options, executor, 0)) as feed,
-        closing(CallReader(settle)) as settler,
+        closing(CallReader(wait)) as reader,
     ):
         block = feed.next()
         compiled = compile_call(executor, state, feed.resident, block)
@@ -210,10 +207,10 @@ def _measure(design: Design, dataset: DataSet, devices: list[Any]) -> tuple[Comp
         metrics: dict[str, Any] = {}
         for number in range(num_calls := design.plan.steps.num_calls):
             state, metrics = compiled.program(state, feed.resident, block)
-            settler.submit(metrics)
+            reader.submit(metrics)
             if number + 1 < num_calls:
                 block = feed.next(metrics["loss"])
-        settler.drain()
+        reader.drain()
         last = jax.device_get({key: metrics[key][-1] for key in ("loss", "count")})
     return compiled, [after - before for before, after in pairwise(ends)], float(last["loss"] / last["count"])
 
@@ -224,12 +221,9 @@ def _with_calls(design: Design, steps_per_call: int, num_calls: int) -> Design:
     return replace(design, plan=replace(design.plan, steps=steps))
 
 
-# Measure inference: images to class scores, as `predict` computes them, on the devices and with the feed of a run.
-
-
 @dataclass(frozen=True, kw_only=True)
 class InferenceResult(Measured):
-    """How fast inference went: also the latencies of single batches, empty where none was asked for."""
+    """The throughput of inference, and the latencies of single batches (empty where none were requested)."""
 
     mode: ClassVar[str] = "inference"
     batch_size: int
@@ -239,7 +233,7 @@ class InferenceResult(Measured):
 
 
 def bench_inference(resolved: Resolved, *, batches_per_call: int, num_calls: int, num_requests: int) -> InferenceResult:
-    """Run `num_calls` + 1 calls as fast as they go, the first untimed, then `num_requests` batches one by one."""
+    """Run `num_calls` + 1 calls back to back, the first untimed, then `num_requests` batches one by one."""
     for name, value, least in (
         ("--steps-per-call", batches_per_call, 1),
         ("--num-calls", num_calls, 1),
@@ -255,7 +249,7 @@ def bench_inference(resolved: Resolved, *, batches_per_call: int, num_calls: int
     plan = design.plan.validation
     show_devices(config.run.first_device, plan.num_replicas // group.num_processes)
     devices = start_devices(config.run.platform, plan.num_replicas, group.num_processes)
-    bench = _Bench(design, dataset, devices)
+    bench = _InferenceBench(design, dataset, devices)
     compiled, seconds = bench.time_calls(batches_per_call, num_calls + 1)
     single = bench.time_requests(num_requests) if num_requests else []
     return InferenceResult(
@@ -271,8 +265,8 @@ def bench_inference(resolved: Resolved, *, batches_per_call: int, num_calls: int
     )
 
 
-class _Bench:
-    """The network with its weights on the devices, and the blocks that it is given."""
+class _InferenceBench:
+    """The network with its weights on the devices, timed on blocks of the validation split."""
 
     def __init__(self, design: Design, dataset: DataSet, devices: list[Any]) -> None:
         self._source, self._batch_size = dataset.validation, design.plan.validation.batch_size

@@ -2,14 +2,14 @@
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import numpy as np
 import optax
 
-from headrace.config.load import to_flat
+from headrace.config.load import Resolved, to_flat
 from headrace.config.schema import Config
 from headrace.core.tree import flatten_named
 from headrace.core.version import __version__
@@ -26,6 +26,8 @@ from headrace.model.families import build_network
 from headrace.model.network import Network
 from headrace.plan.plan import Plan, make_plan
 from headrace.plan.resolution import SizeSpan, size_spans
+from headrace.plan.scale import ScaleRow, device_counts, replicas_on, scale_row
+from headrace.reference.entrance import override
 
 # Options that may differ between the processes of a job: paths, how much a host can do, what it shows.
 MAY_DIFFER = ("dataset_path", "log_dir", "checkpoint_dir", "compilation_cache_dir", "pipeline_num_parallel", "progress")
@@ -33,14 +35,14 @@ MAY_DIFFER = ("dataset_path", "log_dir", "checkpoint_dir", "compilation_cache_di
 
 @dataclass(frozen=True, kw_only=True)
 class CustomParts:
-    """What code gives to a run in the place of what options name: network and data set, and weights to start from."""
+    """What code gives to a run instead of options: network and dataset, and weights to start from."""
 
     network: Network
     dataset: DataSet
     weights: tuple[Any, Any] | None = None  # (params, stats) in float32; None: drawn with the seed
 
     def record(self) -> dict[str, Any]:
-        """Return what is stored with the run: enough to see images as the network saw them."""
+        """Return what is stored with the run: enough to prepare images as for its training."""
         info = self.dataset.info
         names = ("image_hwc", "num_classes", "image_dtype", "normalization", "channel_mean", "channel_std")
         return {"network": self.network.name} | {name: getattr(info, name) for name in names}
@@ -48,7 +50,7 @@ class CustomParts:
 
 @dataclass(frozen=True, kw_only=True)
 class Design:
-    """A run on paper. Whatever cannot work is refused while this is made."""
+    """Everything that is known of a run before a device is used. Whatever cannot work is refused while this is made."""
 
     config: Config
     info: DataInfo
@@ -59,19 +61,19 @@ class Design:
     optimizer: optax.GradientTransformationExtraArgs
     trainable: Trainable
     sizes: tuple[SizeSpan, ...]  # of training images, in their order
-    own: CustomParts | None = None
+    custom: CustomParts | None = None
 
 
 def design_run(
-    config: Config, own: CustomParts | None = None, num_processes: int = 1, *, absent_ok: bool = False
+    config: Config, custom: CustomParts | None = None, num_processes: int = 1, *, absent_ok: bool = False
 ) -> Design:
-    """Return the design of the run that a configuration describes, with what code gives instead of names.
+    """Return the design of the run that a configuration describes, with `custom` parts given by code.
 
-    `absent_ok`: an ImageNet that is not there is planned with as published.
+    `absent_ok`: an ImageNet that is not on this machine is planned with its published numbers of images.
     """
-    info = own.dataset.info if own else describe_dataset(config.data, absent_ok=absent_ok)
+    info = custom.dataset.info if custom else describe_dataset(config.data, absent_ok=absent_ok)
     refuse_weights(config.learning.class_weights, info)
-    network = own.network if own else build_network(config.model, info.num_classes, info.image_hwc)
+    network = custom.network if custom else build_network(config.model, info.num_classes, info.image_hwc)
     network = network.refined(config.pipeline.pipeline_splits)
     plan = make_plan(config, info, network, num_processes)
     check_devices_per_replica(plan.devices_per_replica)
@@ -93,7 +95,7 @@ def design_run(
         optimizer=make_optimizer(config.learning, lr_curve, plan.batch.global_batch_size, rate_factor),
         trainable=trainable,
         sizes=size_spans(config.augment, network, plan.steps),
-        own=own,
+        custom=custom,
     )
 
 
@@ -119,3 +121,22 @@ def derived_facts(design: Design, dataset: DataSet, first_step: int) -> dict[str
     }
     plan = {f"plan: {name}": value for name, value in design.plan.to_dict().items() if name != "warnings"}
     return labels | {"step to start from": first_step} | plan
+
+
+def scale_to_devices(resolved: Resolved, num_devices: int) -> tuple[Resolved, tuple[ScaleRow, ...]]:
+    """Return the configuration with the same global batch on that many devices, and a row for each size on the way."""
+    plan = design_run(resolved.config, absent_ok=True).plan
+    replicas_on(plan, num_devices)  # refuses what does not fill the devices
+    found: dict[int, tuple[Resolved, Plan]] = {}
+    for count in device_counts(plan, num_devices):
+        changed = _with_replicas(resolved, plan, replicas_on(plan, count))
+        found[count] = changed, design_run(changed.config, absent_ok=True).plan
+    return found[num_devices][0], tuple(scale_row(plan) for _, plan in found.values())
+
+
+def _with_replicas(resolved: Resolved, plan: Plan, num_replicas: int) -> Resolved:
+    if num_replicas == plan.batch.num_replicas:
+        return resolved
+    options = {"num_replicas": num_replicas, "global_batch_size": plan.batch.global_batch_size}
+    changed = override(resolved, options)
+    return replace(changed, warnings=resolved.warnings, notes=resolved.notes)

@@ -1,4 +1,4 @@
-"""A run's directory: where each of its files lies, how it is made, and how a run is read back from it."""
+"""The directory of a run: where its files are, how it is made, and how a run is read back from it."""
 
 import json
 import shutil
@@ -40,7 +40,7 @@ class RunDirectory:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep other processes from writing into the run, also where its checkpoints lie elsewhere."""
+        """Keep other processes from writing into the run, also where its checkpoints are stored elsewhere."""
         apart = self.checkpoints.is_dir() and self.path.resolve() not in self.checkpoints.resolve().parents
         with lock_directory(self.path), lock_directory(self.checkpoints) if apart else nullcontext():
             yield
@@ -54,24 +54,24 @@ def refuse_taken(config: Config) -> None:
         run = (path / "config.json").is_file()
         raise ConfigError(
             f"The run directory {path} already holds files.",
-            rule="A new run needs a directory of its own.",
-            remedy=(f"Go on with it: headrace resume {path}; or choose" if run else "Choose") + " another --run-name.",
+            rule="A new run needs a new directory.",
+            remedy=(f"Resume it: headrace resume {path}; or choose" if run else "Choose") + " another --run-name.",
         )
     if checkpoints is not None and (found := list_checkpoints(checkpoints)):
         raise ConfigError(
             f"The directory {checkpoints} already holds checkpoints ({found[-1].name}).",
             rule="Checkpoints of two runs must not be mixed: old ones are deleted, and resuming takes the newest.",
-            remedy="Choose another --checkpoint-dir, or go on with their run: headrace resume RUN_DIR.",
+            remedy="Choose another --checkpoint-dir, or resume their run: headrace resume RUN_DIR.",
         )
 
 
 def _is_free(path: Path) -> bool:
-    """Say whether a directory is empty, apart from what a process that was killed right at its start left in it."""
+    """Say whether a directory is empty, apart from the hidden files of a process that was killed right at its start."""
     return path.is_dir() and all(entry.name.startswith(".") for entry in path.iterdir())
 
 
 def make_directory(config: Config, what: str) -> RunDirectory:
-    """Make the directory of a new run: `runs/<what>-<time>`, `what` being network and data set, or `--run-name`."""
+    """Make the directory of a new run: `runs/<what>-<time>`, `what` being network and dataset, or `--run-name`."""
     name, apart = config.logging.run_name, config.checkpoint.checkpoint_dir
     stem = name or f"{what}-{time.strftime('%Y%m%d-%H%M%S')}"
     if apart is not None:
@@ -81,7 +81,7 @@ def make_directory(config: Config, what: str) -> RunDirectory:
         path = Path(config.logging.log_dir) / (stem if number == 1 else f"{stem}-{number}")
         if _make(path, "--log-dir") or name is not None:
             return layout(path, config)
-        number += 1  # another run began in the same second
+        number += 1  # another run was started in the same second
 
 
 def _make(path: Path, option: str) -> bool:
@@ -99,7 +99,7 @@ def _make(path: Path, option: str) -> bool:
 
 
 def layout(path: Path, config: Config) -> RunDirectory:
-    """Return where the files of the run at `path` lie."""
+    """Return where the files of the run at `path` are."""
     chosen = config.checkpoint.checkpoint_dir
     return RunDirectory(path, Path(chosen) if chosen else path / "checkpoints")
 
@@ -113,7 +113,7 @@ def sweep(directory: RunDirectory) -> None:
 
 def delete_checkpoints(directory: RunDirectory) -> None:
     """Delete a run's checkpoints, and the directory that held them if nothing else is in it."""
-    for path in list_checkpoints(directory.checkpoints):  # oldest first: a kill in here leaves one to go on from
+    for path in list_checkpoints(directory.checkpoints):  # oldest first: if killed in here, one is left to resume from
         shutil.rmtree(path, ignore_errors=True)
     for name in (BEST_FILE, LOCK_FILE):
         (directory.checkpoints / name).unlink(missing_ok=True)
@@ -121,8 +121,8 @@ def delete_checkpoints(directory: RunDirectory) -> None:
         directory.checkpoints.rmdir()
 
 
-def with_absolute_places(resolved: Resolved) -> Resolved:
-    """Return the configuration with places that mean the same from wherever the run is resumed."""
+def with_absolute_paths(resolved: Resolved) -> Resolved:
+    """Return the configuration with absolute paths, so that the run can be resumed from any directory."""
     config = resolved.config
     places, weights = config.checkpoint, config.weights
     if places.checkpoint_dir is not None:
@@ -132,35 +132,41 @@ def with_absolute_places(resolved: Resolved) -> Resolved:
     return replace(resolved, config=replace(config, checkpoint=places, weights=weights))
 
 
-def saved_form(resolved: Resolved, own: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def saved_form(resolved: Resolved, custom: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return a configuration and its origins as plain values, for config.json and for a checkpoint's manifest.
 
-    `own` describes a network and data that code gave; the options that would name them are then left out.
+    `custom` describes a network and data given by code; the options that would name them are then left out.
     """
     saved = to_saved(resolved)
-    if own is None:
+    if custom is None:
         return saved
     named = named_options()
     values = {name: value for name, value in saved["values"].items() if name not in named}
-    return saved | {"values": values, "own": dict(own)}
+    return saved | {"values": values, "custom": dict(custom)}
 
 
-def from_saved(saved: Mapping[str, Any], *, own: bool = False) -> Resolved:
-    """Return the configuration that `saved_form` was given; with `own`, that of a network and data that code gives."""
-    if own != ("own" in saved):
-        _refuse_parts(saved.get("own"))
+def from_saved(saved: Mapping[str, Any], *, custom: bool = False) -> Resolved:
+    """Return the configuration that `saved_form` was given; `custom`: code gives its network and data."""
+    parts = custom_parts(saved)
+    if custom != (parts is not None):
+        _refuse_parts(parts)
     return entrance.from_saved(saved)
 
 
-def _refuse_parts(own: Mapping[str, Any] | None) -> None:
-    if own is None:
+def custom_parts(saved: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the description of a network and data given by code, None where options name them."""
+    return saved.get("custom", saved.get("own"))  # "own" until version 0.1
+
+
+def _refuse_parts(custom: Mapping[str, Any] | None) -> None:
+    if custom is None:
         raise CheckpointError(
-            "This run named its network and data set in options, and code gives others.",
-            remedy="Go on with it by headrace resume.",
+            "This run named its network and dataset in options, and code gives others.",
+            remedy="Resume it with headrace resume.",
         )
     raise CheckpointError(
-        f"The network {own['network']} and its data were given by code, which a command cannot know.",
-        rule="A run of one's own network goes on in the program that made it.",
+        f"The network {custom['network']} and its data were given by code, which a command does not have.",
+        rule="A run of a custom network is resumed by the program that made it.",
         remedy="Use headrace.PipelineModel there: fit(..., resume=RUN), load(RUN), evaluate, predict, export.",
     )
 
@@ -174,9 +180,9 @@ def write_run(directory: RunDirectory, saved: dict[str, Any], plan: dict[str, An
     directory.reports.mkdir(exist_ok=True)
 
 
-def read_run(path: Path, *, own: bool = False) -> tuple[RunDirectory, Resolved]:
-    """Return the layout and the configuration of a run that was started before (`own`: with parts that code gave)."""
-    return parse_run(path, read_saved(path), own=own)
+def read_run(path: Path, *, custom: bool = False) -> tuple[RunDirectory, Resolved]:
+    """Return the layout and the configuration of a run that was started before (`custom`: with parts given by code)."""
+    return parse_run(path, read_saved(path), custom=custom)
 
 
 def read_saved(path: Path) -> dict[str, Any]:
@@ -194,10 +200,10 @@ def read_saved(path: Path) -> dict[str, Any]:
     return saved
 
 
-def parse_run(path: Path, saved: Mapping[str, Any], *, own: bool = False) -> tuple[RunDirectory, Resolved]:
+def parse_run(path: Path, saved: Mapping[str, Any], *, custom: bool = False) -> tuple[RunDirectory, Resolved]:
     """Return the layout and the configuration of the run at `path` from what its config.json holds."""
     try:
-        resolved = from_saved(saved, own=own)
+        resolved = from_saved(saved, custom=custom)
     except (ValueError, KeyError, TypeError) as error:
         raise _unreadable(path, error) from error
     return layout(path, resolved.config), resolved
@@ -206,12 +212,12 @@ def parse_run(path: Path, saved: Mapping[str, Any], *, own: bool = False) -> tup
 def _unreadable(path: Path, error: Exception) -> CheckpointError:
     return CheckpointError(
         f"{path / 'config.json'} cannot be read: {error!r}.",
-        remedy="A checkpoint's manifest.json holds the same configuration.",
+        remedy="The manifest.json of a checkpoint holds the same configuration.",
     )
 
 
 def _not_a_run(path: Path) -> tuple[str, str]:
-    """Say why a path is no run directory, and where runs are."""
+    """Say why a path is not a run directory, and where runs are."""
     if (path / "manifest.json").is_file():
         return f"{path} is a checkpoint, not a run directory.", f"Give its run: {path.absolute().parent.parent}."
     problem = f"{path} is not a run directory: it has no config.json." if path.exists() else f"There is no {path}."

@@ -34,13 +34,13 @@ from headrace.run.directory import (
     make_directory,
     refuse_taken,
     saved_form,
-    with_absolute_places,
+    with_absolute_paths,
     write_run,
 )
 from headrace.run.evaluation import Validator
 from headrace.run.interrupt import listen
 from headrace.run.metric_totals import CallReader
-from headrace.run.profile import profile_first_calls, profile_told, trace_schedule, with_measured_blocks
+from headrace.run.profile import describe_profile, profile_first_calls, trace_schedule, with_measured_blocks
 from headrace.run.recorder import InFlight, RunRecorder, RunResult, utc_now
 from headrace.run.restore import (
     Past,
@@ -60,38 +60,38 @@ from headrace.telemetry.trackers import RunDescription, make_trackers, refuse_mi
 from headrace.weights.convert import table_lines
 
 
-def train(resolved: Resolved, own: CustomParts | None = None) -> RunResult:
-    """Start a new run in a directory of its own; `own` are a network and data that code gives instead of names."""
+def train(resolved: Resolved, custom: CustomParts | None = None) -> RunResult:
+    """Start a new run in a new directory; `custom` holds a network and data given by code instead of options."""
     current_group().on_first_process(lambda: refuse_taken(resolved.config))
-    return fit(with_absolute_places(with_measured_blocks(resolved, own)), None, own)
+    return fit(with_absolute_paths(with_measured_blocks(resolved, custom)), None, custom)
 
 
-def resume(path: Path, overrides: Mapping[str, Any] | None = None, own: CustomParts | None = None) -> RunResult:
-    """Go on with a run from its newest good checkpoint (from its beginning when it has not saved one yet)."""
+def resume(path: Path, overrides: Mapping[str, Any] | None = None, custom: CustomParts | None = None) -> RunResult:
+    """Resume a run from its newest good checkpoint (from its beginning when it has not saved one yet)."""
     group = current_group()
     with ExitStack() as stack:
-        before, saved = read_run_together(group, Path(path), own=own is not None)
-        resolved = with_absolute_places(override(saved, overrides or {}))
-        refuse_other_run(saved, resolved, own)
+        before, saved = read_run_together(group, Path(path), custom=custom is not None)
+        resolved = with_absolute_paths(override(saved, overrides or {}))
+        refuse_other_run(saved, resolved, custom)
         directory = layout(before.path, resolved.config)
 
         def find() -> Restored:
             stack.enter_context(directory.held())  # nobody adds or deletes a checkpoint from here on
             return find_restored(directory, before.checkpoints)
 
-        return fit(resolved, broadcast_restored(group, group.on_first_process(find), directory), own)
+        return fit(resolved, broadcast_restored(group, group.on_first_process(find), directory), custom)
 
 
-def fit(resolved: Resolved, restored: Restored | None, own: CustomParts | None = None) -> RunResult:
+def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts | None = None) -> RunResult:
     """Train, validate and save as the configuration says. What can be refused is refused before a file is made."""
     config, group = resolved.config, current_group()
     refuse_missing(config.logging)
 
-    # On paper: the data set's shape, the network, the plan. Then the data itself. No device is touched.
-    design = design_run(config, own, group.num_processes)
-    if config.data.verify_dataset and not own:
+    # Without a device: the dataset's shape, the network, the plan. Then the data itself.
+    design = design_run(config, custom, group.num_processes)
+    if config.data.verify_dataset and not custom:
         group.on_first_process(lambda: refuse_problems(config.data))
-    dataset = own.dataset if own else open_dataset(config.data, config.run.seed)
+    dataset = custom.dataset if custom else open_dataset(config.data, config.run.seed)
     if config.run.dry_run_steps:
         dataset = replace(dataset, validation=few(dataset.validation, design.plan.validation.num_samples))
     step = restored.step if restored else 0
@@ -110,14 +110,14 @@ def fit(resolved: Resolved, restored: Restored | None, own: CustomParts | None =
     calls = Calls(design, options, dataset, devices, step)
     executor = calls.executor
     group.connect_devices(executor.meshes, config.model.dbn_replica_group_size)
-    state = starting_state(design, (adopted.params, adopted.stats) if adopted else own.weights if own else None)
+    state = starting_state(design, (adopted.params, adopted.stats) if adopted else custom.weights if custom else None)
     if restored and restored.arrays is not None:
         arrays, blank = restored.arrays, state
         state = group.on_first_process(lambda: restore_tree(arrays, blank)) or blank
     state = group.broadcast_arrays(state)
 
     with ExitStack() as stack:
-        # From here on the run leaves traces: its directory, records, checkpoints. They are process 0's alone.
+        # From here on the run writes: its directory, records, checkpoints. Only process 0 does.
         interrupt = stack.enter_context(listen(quiet=not group.is_first))
 
         def open_run() -> tuple[RunDirectory, Past, Sinks]:
@@ -128,7 +128,7 @@ def fit(resolved: Resolved, restored: Restored | None, own: CustomParts | None =
                 directory, past = restored.directory, rewind_run(restored, config.checkpoint.keep_best)
             if dataset.bad is not None:
                 dataset.bad.write_to(directory.path / BAD_FILE)
-            write_run(directory, saved_form(resolved, own and own.record()), plan.to_dict(), sys.argv[1:])
+            write_run(directory, saved_form(resolved, custom and custom.record()), plan.to_dict(), sys.argv[1:])
             if adopted is not None:
                 write_table(directory, adopted)
             console = make_console(config.logging.progress, past.records)
@@ -138,9 +138,9 @@ def fit(resolved: Resolved, restored: Restored | None, own: CustomParts | None =
         opened = group.on_first_process(open_run)
         path = group.broadcast(str(opened[0].path) if opened else None)
         directory, past, sinks = opened or (layout(Path(path), config), Past(), Sinks([WarningSink(group.process)]))
-        books = RunRecorder(resolved, design, directory, sinks, writes=group.is_first)
+        recorder = RunRecorder(resolved, design, directory, sinks, writes=group.is_first)
         if restored is not None:
-            books.go_on(restored, past)
+            recorder.continue_from(restored, past)
         sinks.write(_run_start(design, devices, step))
         warnings = [*resolved.warnings, *plan.warnings, *(restored.notes if restored else ())]
         notes = [*resolved.notes, _describe(dataset.info, options), *_hints(design, devices)]
@@ -148,43 +148,43 @@ def fit(resolved: Resolved, restored: Restored | None, own: CustomParts | None =
             notes = [*table_lines(adopted), *notes]
             warnings += [hint] if (hint := dialect_hint(design, adopted)) else []
         for text in warnings if group.is_first else ():
-            books.note(text, "warning")
+            recorder.note(text, "warning")
         for text in (*notes, f"run directory: {directory.path}"):
-            books.note(text)
+            recorder.note(text)
 
-        ending = stack.enter_context(books.ending())  # writes the last record, whatever happens
+        ending = stack.enter_context(recorder.ending())  # writes the last record however the run ends
         stack.enter_context(advise_on_memory(plan))
         stack.enter_context(report_lost_process())
         # Compile before anything is run, so that its time stays apart.
         to_train = config.run.training and step < steps.total_steps
         due = config.validation.validation and (steps.validation_due(step) or not config.run.training)
-        to_validate = group.broadcast(bool(due and books.missing_validation(step, evaluated_weights(state))))
+        to_validate = group.broadcast(bool(due and recorder.missing_validation(step, evaluated_weights(state))))
         validator = None
         if config.validation.validation and (to_train or to_validate):
             validator = stack.enter_context(closing(Validator(design, dataset, devices)))
-            books.compiled("validation", validator.compile(state))
-            if to_validate:  # nothing to train, or a kill came between a checkpoint and the end of its validation
-                books.validated(step, validator, validator.start(state))
+            recorder.compiled("validation", validator.compile(state))
+            if to_validate:  # nothing to train, or killed between a checkpoint and the end of its validation
+                recorder.validated(step, validator, validator.start(state))
 
         if adopted is not None and not config.run.training and config.checkpoint.checkpoints:
-            books.save(state, step)  # weights from elsewhere become a checkpoint, to predict with and to export
+            recorder.save(state, step)  # imported weights become a checkpoint, to predict with and to export
         if to_train:
             state = executor.place(state)
             feed = stack.enter_context(closing(open_feed(design, dataset, options, executor, step)))
             block = feed.next()
             for what, compiled in calls.compile(state, feed.resident, block):
-                books.compiled(what, compiled)
+                recorder.compiled(what, compiled)
             if config.pipeline.trace_schedule and isinstance(executor, Dispatcher) and plan.pipeline:
                 place = directory.path if group.is_first else None
                 for text in trace_schedule(executor, plan.pipeline, (state, feed.resident, block), place):
-                    books.note(text)
+                    recorder.note(text)
             if config.run.compile_only:
                 return ending.reach("compiled")
 
-            # The calls. While one runs, the numbers of the one before it are read and written down.
-            settler = stack.enter_context(closing(CallReader(partial(books.settle, validator=validator))))
+            # The calls. While one runs, the results of the one before it are read and recorded.
+            reader = stack.enter_context(closing(CallReader(partial(recorder.read_call, validator=validator))))
             profile = stack.enter_context(profile_first_calls(config.run.profile, directory.path))
-            books.begin()
+            recorder.begin()
             sinks.advance(step)
             wait = 0.0
             why = group.agree_to_stop(interrupt.signal_name)
@@ -199,34 +199,34 @@ def fit(resolved: Resolved, restored: Restored | None, own: CustomParts | None =
                     copy=executor.copy_to_save(state) if steps.checkpoint_due(step) else None,
                     evaluation=validator.start(state) if validator and steps.validation_due(step) else None,
                 )
-                settler.submit(call)
+                reader.submit(call)
                 why = group.agree_to_stop(interrupt.signal_name) if step < steps.total_steps else None
                 if step < steps.total_steps and not why:
                     waited = feed.stats.wait_seconds
                     block = feed.next(metrics["loss"])
                     wait = feed.stats.wait_seconds - waited
                     why = group.agree_to_stop(interrupt.signal_name)
-            settler.drain()
-            books.judge(feed.stats, options)
-            for text in profile_told(config.run.profile, directory.path):
-                books.note(text)
+            reader.drain()
+            recorder.set_verdict(feed.stats, options)
+            for text in describe_profile(config.run.profile, directory.path):
+                recorder.note(text)
             if dataset.bad:
-                books.note(dataset.bad.describe(), "warning")
+                recorder.note(dataset.bad.describe(), "warning")
 
-            # Somebody asked us to leave: the call is finished; save, and `headrace resume` goes on from here.
+            # A signal asked the run to stop. The call is finished: save it, and `headrace resume` continues from here.
             if step < steps.total_steps:
-                books.leave(why or "", executor.copy_to_save(state))
+                recorder.save_interrupted(why or "", executor.copy_to_save(state))
                 return replace(ending.reach("interrupted"), state=state)
         return replace(ending.reach("finished"), state=state)
 
 
 def _describe(info: DataInfo, options: FeedOptions) -> str:
-    """Return where the data set lies and where it is kept."""
-    return f"data set: {info.place + '; ' if info.place else ''}{options.cache.reason}"
+    """Say where the dataset is stored and where it is cached."""
+    return f"dataset: {info.place + '; ' if info.place else ''}{options.cache.reason}"
 
 
 def _about(design: Design, directory: Path, step: int) -> RunDescription:
-    """Return what trackers are told of the run."""
+    """Return what trackers receive about the run."""
     plan = design.plan.to_dict()
     return RunDescription(
         directory=directory, name=directory.name, options=to_flat(design.config), plan=plan, step=step
@@ -234,9 +234,9 @@ def _about(design: Design, directory: Path, step: int) -> RunDescription:
 
 
 def _hints(design: Design, devices: list[Any]) -> list[str]:
-    """Return advice that no error gives: what most people would want to know before they wait."""
+    """Return advice that no error gives, to be read before a long run rather than after it."""
     numerics, backend = design.config.numerics, jax.default_backend()
-    hints = [design.trainable.told] if design.trainable.told else []
+    hints = [design.trainable.summary] if design.trainable.summary else []
     hints += describe_without_effect(design.config, backend)
     hints += describe_compiler_options(design.config.compiler, backend)
     hints += describe_slower() if design.info.varies else []

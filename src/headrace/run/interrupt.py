@@ -1,7 +1,7 @@
-"""Polite interruption: SIGTERM, SIGUSR1 or Ctrl-C ask the run to finish its call and save; a second one leaves at once.
+"""Interruption: SIGTERM, SIGUSR1 or Ctrl-C ask the run to finish its call and save; a second one exits at once.
 
-A thread hears the signals (`signal.set_wakeup_fd`), because the main one may be busy in a long call or compilation,
-and Python would run a handler only when that is over. Leaving at once is safe at any moment: it is what `kill -9` does.
+A thread receives the signals (`signal.set_wakeup_fd`), because the main one may be busy in a long call or compilation,
+and Python would run a handler only after that. Exiting at once is safe at any moment: it is what `kill -9` does.
 """
 
 import os
@@ -17,7 +17,7 @@ _SHOW_CURSOR = b"\x1b[?25h\n"  # a live progress line hides it
 
 
 class Interrupt:
-    """Whether somebody asked the run to stop, and with which signal."""
+    """Whether the run was asked to stop, and by which signal."""
 
     def __init__(self, quiet: bool = False) -> None:
         self.signal_name: str | None = None
@@ -28,18 +28,18 @@ class Interrupt:
     def requested(self) -> bool:
         return self.signal_name is not None
 
-    def hear(self, number: int) -> None:
-        """Take a signal, in the listening thread."""
+    def receive(self, number: int) -> None:
+        """Handle a signal in the listening thread."""
         if self.requested:
-            _leave(number)
+            _exit(number)
             return
         self.signal_name = signal.Signals(number).name
         if not self._quiet:
-            text = f"headrace: {self.signal_name}: finishing the call and saving; a second one leaves at once"
+            text = f"headrace: {self.signal_name}: finishing the call and saving; a second one exits at once"
             print(text, file=sys.stderr, flush=True)
 
     def handle(self, _number: int, _frame: FrameType | None) -> None:
-        """Take a signal, in the main thread: a second one ends the run of an interactive session, not the session."""
+        """Handle a signal in the main thread: a second one ends the run of an interactive session, not the session."""
         self._times_handled += 1
         if self._times_handled > 1:
             raise KeyboardInterrupt
@@ -49,7 +49,7 @@ class Interrupt:
 def listen(*, quiet: bool = False) -> Iterator[Interrupt]:
     """Catch the signals while the block runs; in a thread that is not the main one nothing is caught.
 
-    `quiet`: another process says that the signal was heard.
+    `quiet`: another process prints that the signal was received.
     """
     interrupt = Interrupt(quiet)
     if threading.current_thread() is not threading.main_thread():
@@ -76,11 +76,11 @@ def _watch(reader: int, interrupt: Interrupt) -> None:
     while numbers := os.read(reader, 16):
         for number in numbers:
             if number in _SIGNALS:
-                interrupt.hear(number)
+                interrupt.receive(number)
 
 
-def _leave(number: int) -> None:
-    """End the process without a further word, unless somebody sits at a Python prompt (`handle` speaks there)."""
+def _exit(number: int) -> None:
+    """End the process at once, except at an interactive prompt, where `handle` raises KeyboardInterrupt instead."""
     if hasattr(sys, "ps1"):
         return
     if os.isatty(1):

@@ -1,8 +1,4 @@
-"""From calls to records: add up what the device sends out, stop at numbers that are not finite, keep the pace.
-
-It needs a thread because launching is not always instant: on a GPU the host walks a device loop's steps, so that the
-launch of a call takes as long as the call.
-"""
+"""From calls to records: add up the metrics of calls, stop at numbers that are not finite, measure the throughput."""
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,7 +19,7 @@ HostMetrics = dict[str, np.ndarray]  # each [K, ...]: one row per step of the ca
 class Unlogged:
     """Sums over the calls since the last record. A checkpoint keeps them, so that a resumed run logs the same numbers.
 
-    They are added call by call, in order: whoever goes on from a sum gets the same bits as who was never interrupted.
+    They are added call by call, in order, so that a resumed run gets the same bits as one that was never interrupted.
     A step whose loss is not finite (--nan-policy skip) enters `skipped` alone.
     """
 
@@ -61,27 +57,27 @@ NOTHING_UNLOGGED = Unlogged()
 
 @dataclass
 class MetricTotals:
-    """The calls since the last record, and the pace of this process. `skipped_steps` counts those of the whole run."""
+    """Totals of the calls since the last record, and the throughput of this process; skipped steps of the whole run."""
 
     plan: Plan
     block_names: tuple[str, ...]
     nan_policy: str
-    pace: Throughput = field(default_factory=Throughput)
+    throughput: Throughput = field(default_factory=Throughput)
     skipped_steps: int = 0
     unlogged: Unlogged = NOTHING_UNLOGGED
     _last: HostMetrics | None = None  # of the last call; None when there was none since the last record
     _recent: Throughput = field(default_factory=Throughput)
 
-    def go_on(self, unlogged: Unlogged, skipped_in_records: int) -> None:
-        """Start from where an earlier process of the run was."""
+    def continue_from(self, unlogged: Unlogged, skipped_in_records: int) -> None:
+        """Start with the totals of the earlier process of the run."""
         self.unlogged, self.skipped_steps = unlogged, skipped_in_records + unlogged.skipped
 
-    def settle(self, last_step: int, metrics: HostMetrics, seconds: float, wait: float) -> None:
-        """Take the metrics of the call that ended with `last_step`, `seconds` long, `wait` of them without input."""
+    def add_call(self, last_step: int, metrics: HostMetrics, seconds: float, wait: float) -> None:
+        """Add the metrics of the call that ended with `last_step` and took `seconds`, `wait` of them without input."""
         self._refuse_bad(last_step - len(metrics["loss"]), metrics)
         steps = len(metrics["loss"])
         images = steps * self.plan.batch.global_batch_size
-        self.pace = self.pace.add(images=images, steps=steps, seconds=seconds)
+        self.throughput = self.throughput.add(images=images, steps=steps, seconds=seconds)
         self._recent = self._recent.add(images=images, steps=steps, seconds=seconds)
         self.skipped_steps += int(metrics["skipped"].sum())
         self.unlogged, self._last = self.unlogged.add(metrics, wait), metrics
@@ -123,7 +119,7 @@ class MetricTotals:
             f"(loss {metrics['loss'][at] / metrics['count'][at]:g}, gradient norm {metrics['grad_norm'][at]:g}, "
             f"learning rate {metrics['learning_rate'][at]:g}).",
             rule="The weights before that step were kept, and so was the last checkpoint.",
-            remedy=remedy + " --nan-policy skip leaves such steps out and goes on.",
+            remedy=remedy + " --nan-policy skip leaves such steps out and continues.",
         )
 
 
@@ -139,20 +135,21 @@ def _first_layer(metrics: HostMetrics, at: int, block_names: tuple[str, ...]) ->
     return ", first in the loss"
 
 
-# A thread that settles calls: it waits for each call's numbers and writes them down while the next call is launched.
-
-
 class CallReader:
-    """Calls are settled in order; at most one waits behind the one that is being launched."""
+    """A thread that reads the results of calls, in order, while the next call is launched; at most one waits.
 
-    def __init__(self, settle: Callable[[Any], None]) -> None:
-        self._settle = settle
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="settle")
+    A thread, because launching is not always instant: on a GPU the host walks through a device loop's steps, so that
+    launching a call takes as long as running it.
+    """
+
+    def __init__(self, read: Callable[[Any], None]) -> None:
+        self._read = read
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="read-calls")
         self._last: Future[None] | None = None
 
     def submit(self, call: Any) -> None:
         """Take a launched call; first wait for the one before it, and raise what went wrong there."""
-        last, self._last = self._last, self._worker.submit(self._settle, call)
+        last, self._last = self._last, self._worker.submit(self._read, call)
         if last is not None:
             last.result()
 
@@ -163,5 +160,5 @@ class CallReader:
             last.result()
 
     def close(self) -> None:
-        """End the thread. What it had left to do is done, its errors are not raised."""
+        """End the thread, after what it still has to read; errors there are not raised."""
         self._worker.shutdown(wait=True)

@@ -1,10 +1,10 @@
-"""A user's own network as a model: fit, evaluate and predict on arrays, through the machinery of every other run.
+"""A custom network as a model: fit, evaluate and predict on arrays, with the same machinery as any other run.
 
     model = PipelineModel(blocks, input_shape=(32, 32, 3), num_classes=10, num_pipeline_stages=4, micro_batch_size=16)
     model.fit(images, labels, num_epochs=5, validation_data=(others, their_labels))
 
 The options are those of the command line, with underscores. A fit is a run: it has a directory with records,
-checkpoints and reports, and an interrupted one goes on with `fit(..., resume=RUN)`.
+checkpoints and reports, and an interrupted one is resumed with `fit(..., resume=RUN)`.
 """
 
 import tempfile
@@ -38,7 +38,7 @@ from headrace.run.design import CustomParts, Design, design_run, starting_state
 from headrace.run.directory import saved_form
 from headrace.run.evaluation import Validator, predict_all
 from headrace.run.export_formats import ExportOptions
-from headrace.run.export_formats import export as export_bundle
+from headrace.run.export_formats import export as export_model
 from headrace.run.fit import resume as resume_run
 from headrace.run.fit import train
 from headrace.run.recorder import RunResult
@@ -46,17 +46,14 @@ from headrace.run.starting_weights import Loaded, load_weights, refuse_replacing
 from headrace.run.trained_model import input_form, load_trained_model
 from headrace.telemetry.validation_report import validation_report
 
-# The options of a model whose network and data code gives: which of them mean nothing there, and what follows.
-
-
 _PARTS = "The network and the data are given by code, so options cannot name or shape them."
 _REFUSED = {
     "training": "fit trains, evaluate and predict do not.",
     "compile_only": "fit compiles and trains.",
     "init_from": "load() takes the weights of a checkpoint.",
 }
-# options of batch norm that reach only Headrace's own layer
-_OF_OUR_NORM = ("stable_norm", "dbn_replica_group_size")
+# options of batch norm that reach only Headrace's layer
+_NORM_LAYER_OPTIONS = ("stable_norm", "dbn_replica_group_size")
 
 
 def check_custom_options(options: Mapping[str, Any], network: Network) -> dict[str, Any]:
@@ -68,23 +65,23 @@ def check_custom_options(options: Mapping[str, Any], network: Network) -> dict[s
             raise ConfigError(f"The option {written} has no meaning here.", rule=_REFUSED.get(name, _PARTS))
     resolved = resolve_code(options)
     given = {name: option.value for name, option in resolved.given().items()}
-    own = [block for _, block in network.blocks if isinstance(block, CustomBlock)]
-    if any(block.has_stats for block in own):
-        for name in _OF_OUR_NORM:
+    custom = [block for _, block in network.blocks if isinstance(block, CustomBlock)]
+    if any(block.has_stats for block in custom):
+        for name in _NORM_LAYER_OPTIONS:
             if given.get(name, default := all_options()[name].default) != default:
                 raise ConfigError(
-                    f"{name} is given, but a block of {network.name} has a batch norm of its own.",
-                    rule=f"{name} is for the norm layer of Headrace alone.",
+                    f"{name} is given, but a block of {network.name} has another batch norm.",
+                    rule=f"{name} affects only Headrace's norm layer.",
                     remedy="Leave it out, or use that layer.",
                 )
-    momentums = {value for block in own for value in block.functions.momentums if value < 1}
+    momentums = {value for block in custom for value in block.functions.momentums if value < 1}
     if not momentums or "bn_momentum" in given:
         return given
     if len(momentums) > 1:
-        told = ", ".join(f"{value:g}" for value in sorted(momentums))
+        values = ", ".join(f"{value:g}" for value in sorted(momentums))
         raise ConfigError(
-            f"The batch norms of {network.name} have several momentums: {told}.",
-            rule="Headrace moves all running statistics alike, once per step.",
+            f"The batch norms of {network.name} have several momentums: {values}.",
+            rule="Headrace updates all running statistics alike, once per step.",
             remedy="Give the one to use: bn_momentum=...",
         )
     return given | {"bn_momentum": momentums.pop()}
@@ -92,7 +89,7 @@ def check_custom_options(options: Mapping[str, Any], network: Network) -> dict[s
 
 @dataclass(frozen=True, kw_only=True)
 class _Trained:
-    """What a model holds once it was fitted or loaded."""
+    """The weights of a model that was fitted or loaded."""
 
     weights: State  # params, stats and, when it is kept, ema; in host memory
     step: int
@@ -100,7 +97,7 @@ class _Trained:
 
 
 class PipelineModel:
-    """A network with its options, and its weights as they are now."""
+    """A network with its options and its current weights."""
 
     def __init__(
         self,
@@ -114,7 +111,7 @@ class PipelineModel:
     ) -> None:
         """Take a Network, or the blocks of one with its input shape and classes; the rest are ordinary options.
 
-        Nothing is run and no device is touched. What cannot work is refused here, except what needs the data.
+        No device is used. What cannot work is refused here, except what depends on the data.
         """
         self.network = _network(network, input_shape, num_classes, name)
         self._options = check_custom_options(options, self.network)
@@ -132,7 +129,7 @@ class PipelineModel:
 
     @property
     def params(self) -> dict[str, Any] | None:
-        """The weights as {block: tree}, None before the first fit or load. A Flax block's tree is Flax's own."""
+        """The weights as {block: tree}, None before the first fit or load. A Flax block keeps Flax's tree."""
         return self._trained.weights["params"] if self._trained else None
 
     @property
@@ -149,10 +146,10 @@ class PipelineModel:
         validation_data: tuple[Any, Any] | None = None,
         resume: str | Path | None = None,
     ) -> RunResult:
-        """Train on images [N, H, W, C] (uint8 or float32) and labels [N]; return what the run came to.
+        """Train on images [N, H, W, C] (uint8 or float32) and labels [N]; return the result of the run.
 
         It starts from the model's weights: drawn with the seed at first, then as the last fit or load left them.
-        With `resume` it goes on with an interrupted run, exactly, on the same data.
+        With `resume` it continues an interrupted run, exactly, on the same data.
         """
         spec = replace(self._spec, image_dtype="", normalization="", channel_mean=(), channel_std=())
         sources = [array_source(images, labels, spec)]
@@ -162,15 +159,15 @@ class PipelineModel:
         options |= {"num_epochs": num_epochs} if num_epochs is not None else {}
         resolved = resolve_code(options)
         dataset = array_dataset(resolved.config.data, spec, sources[0], sources[1] if validation_data else None)
-        own = CustomParts(network=self.network, dataset=dataset, weights=self._float32_weights())
+        custom = CustomParts(network=self.network, dataset=dataset, weights=self._float32_weights())
         if resume is not None:
-            result = resume_run(Path(resume), options, replace(own, weights=None))
+            result = resume_run(Path(resume), options, replace(custom, weights=None))
         else:
-            result = train(resolved, own)
+            result = train(resolved, custom)
         self._num_samples = (dataset.info.num_train, dataset.info.num_validation)
         self._remember(dataset.info)
         if result.state is not None:
-            epoch = result.step / design_run(resolved.config, own).plan.steps.updates_per_epoch
+            epoch = result.step / design_run(resolved.config, custom).plan.steps.updates_per_epoch
             self._trained = _Trained(weights=_kept(result.state), step=result.step, epoch=epoch)
         return result
 
@@ -190,7 +187,7 @@ class PipelineModel:
         return predict_all(design, dataset, _devices(design), evaluated_weights(state)[weights])
 
     def plan(self, num_samples: int | None = None, num_validation: int | None = None) -> Plan:
-        """Return the plan of a run over so many images: printable; no device is touched.
+        """Return the plan of a run over so many images, printable; no device is used.
 
         Without numbers they are those of the last fit, or one step's images.
         """
@@ -199,10 +196,10 @@ class PipelineModel:
         step = batch.global_batch_size or batch.micro_batch_size * batch.num_replicas * count
         train_count = num_samples or self._num_samples[0] or step
         held_out = self._num_samples[1] if num_validation is None else num_validation
-        dataset = array_dataset(self.config.data, self._spec_for_paper(), None, None)
+        dataset = array_dataset(self.config.data, self._planned_spec(), None, None)
         info = replace(dataset.info, num_train=train_count, num_validation=held_out)
-        own = CustomParts(network=self.network, dataset=replace(dataset, info=info))
-        return design_run(resolve_code(self._options | {"validation": held_out > 0}).config, own).plan
+        custom = CustomParts(network=self.network, dataset=replace(dataset, info=info))
+        return design_run(resolve_code(self._options | {"validation": held_out > 0}).config, custom).plan
 
     def save(self, path: str | Path) -> Path:
         """Write the weights as a checkpoint directory of the ordinary format (process 0 does), and return its path."""
@@ -211,13 +208,13 @@ class PipelineModel:
             return path
         refuse_replacing(path)
         dataset = array_dataset(self.config.data, self._spec, None, None)
-        own = CustomParts(network=self.network, dataset=dataset)
+        custom = CustomParts(network=self.network, dataset=dataset)
         resolved: Resolved = resolve_code(self._options)
         manifest = {
             "step": trained.step,
             "epoch": trained.epoch,
             "seed": self.config.run.seed,
-            "config": saved_form(resolved, own.record()),
+            "config": saved_form(resolved, custom.record()),
             "class_names": list(dataset.info.class_names),
             "input": input_form(dataset.info, self.config),
             "elapsed_seconds": 0.0,
@@ -236,9 +233,9 @@ class PipelineModel:
         pixels = self._spec.image_dtype == "uint8"
         with tempfile.TemporaryDirectory() as place:
             checkpoint = self.save(Path(place) / checkpoint_name(trained.step))
-            bundle = load_trained_model(checkpoint, weights, own=self.network)
+            model = load_trained_model(checkpoint, weights, custom=self.network)
             options = ExportOptions(format=format, input="uint8" if pixels else "float")
-            return export_bundle(bundle, Path(path), options).path
+            return export_model(model, Path(path), options).path
 
     def load(self, path: str | Path) -> "PipelineModel":
         """Take the weights of a checkpoint, or of a run's newest good one, made under any plan; return the model."""
@@ -247,10 +244,10 @@ class PipelineModel:
         self._spec = replace(
             self._spec,
             class_names=self._spec.class_names or loaded.class_names,
-            image_dtype=loaded.own.get("image_dtype", ""),
-            normalization=loaded.own.get("normalization", ""),
-            channel_mean=tuple(loaded.own.get("channel_mean", ())),
-            channel_std=tuple(loaded.own.get("channel_std", ())),
+            image_dtype=loaded.custom.get("image_dtype", ""),
+            normalization=loaded.custom.get("normalization", ""),
+            channel_mean=tuple(loaded.custom.get("channel_mean", ())),
+            channel_std=tuple(loaded.custom.get("channel_std", ())),
         )
         return self
 
@@ -259,11 +256,11 @@ class PipelineModel:
         source = array_source(images, labels, self._spec)
         resolved = resolve_code(self._options | {"training": False, "validation": True})
         dataset = array_dataset(resolved.config.data, self._spec, None, source)
-        own = CustomParts(network=self.network, dataset=dataset)
-        return design_run(resolved.config, own, current_group().num_processes), dataset
+        custom = CustomParts(network=self.network, dataset=dataset)
+        return design_run(resolved.config, custom, current_group().num_processes), dataset
 
     def _state(self, design: Design, weights: str) -> State:
-        """Return the state to look at; refuse weights that the model does not have."""
+        """Return the state to evaluate; refuse weights that the model does not have."""
         possible = ("raw", "ema") if self.config.learning.ema_decay > 0 else ("raw",)
         if self._trained:
             possible = tuple(evaluated_weights(self._trained.weights))
@@ -275,7 +272,7 @@ class PipelineModel:
             )
         if self._trained:
             return self._trained.weights
-        _devices(design)  # before anything else touches them: they may have to be made
+        _devices(design)  # before anything else uses JAX: virtual devices may have to be created
         return starting_state(design)
 
     def _remember(self, info: DataInfo) -> None:
@@ -287,8 +284,8 @@ class PipelineModel:
             channel_std=info.channel_std,
         )
 
-    def _spec_for_paper(self) -> ImageSpec:
-        """Return what is known of the images, with stand-ins for what only data can tell."""
+    def _planned_spec(self) -> ImageSpec:
+        """Return what is known of the images, with placeholders for what only the data can say."""
         wanted = self.config.data.wanted_normalization
         dtype = self._spec.image_dtype or ("uint8" if wanted not in ("auto", "none") else "float32")
         channels = self.network.input_hwc[2]
@@ -312,7 +309,7 @@ def _network(network: Any, input_shape: Any, num_classes: int | None, name: str)
     if isinstance(network, Network):
         if input_shape is not None or num_classes is not None:
             raise ConfigError(
-                "input_shape and num_classes are given beside a Network, which has its own.", remedy="Leave them out."
+                "input_shape and num_classes are given beside a Network, which has both.", remedy="Leave them out."
             )
         return network
     if input_shape is None or num_classes is None:

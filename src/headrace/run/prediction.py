@@ -1,4 +1,4 @@
-"""Predict the classes of images: files and folders in, probabilities of the best classes out."""
+"""Predict the classes of image files: files and folders in, probabilities of the best classes out."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,14 +32,14 @@ class Prediction:
 
 
 def find_images(paths: Sequence[Path]) -> list[Path]:
-    """Return the images that files and folders mean: files as given, folders searched through, sorted."""
+    """Return the image files: files as given, folders searched recursively and sorted."""
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
             inside = (file for file in path.rglob("*") if file.suffix.lower() in EXTENSIONS and file.is_file())
             found += sorted(file for file in inside if not file.name.startswith("."))
         else:
-            found.append(path)  # one that is not there is named with the unreadable ones
+            found.append(path)  # one that does not exist is reported with the unreadable ones
     if not found:
         raise DataError(
             f"There is no image in {', '.join(map(str, paths)) or 'an empty list'}.",

@@ -1,4 +1,4 @@
-"""A profile of the first calls of a run, made by JAX's profiler, in the run's directory."""
+"""Profiling: the first calls of a run, one step's pipeline schedule as it ran, and each block of a network alone."""
 
 import time
 from collections.abc import Iterator
@@ -26,11 +26,11 @@ from headrace.plan.timeline_files import FORMATS, write_diagram
 from headrace.run.design import CustomParts, design_run
 
 FOLDER = "profile"
-NUM_CALLS = 2  # the first one shows the start, the second how calls follow each other
+NUM_CALLS = 2  # the first shows the start, the second how calls follow each other
 
 
 class FirstCalls:
-    """Counts calls, and closes the profile behind the last one that it should hold."""
+    """Counts calls, and ends the profile after the last one that it should hold."""
 
     def __init__(self, num_calls: int) -> None:
         self.left = num_calls
@@ -62,22 +62,19 @@ def profile_first_calls(wanted: bool, run: Path) -> Iterator[FirstCalls]:
         calls.close()
 
 
-def profile_told(wanted: bool, run: Path) -> list[str]:
-    """Return where the profile lies and what opens it."""
+def describe_profile(wanted: bool, run: Path) -> list[str]:
+    """Say where the profile is and what opens it."""
     if not wanted:
         return []
     return [f"profile of the first {NUM_CALLS} calls: {run / FOLDER} (TensorBoard's profile plugin, ui.perfetto.dev)"]
 
 
-# `--trace-schedule`: one step's schedule as it really runs, drawn beside the planned one.
-
-
 def trace_schedule(
     dispatcher: Dispatcher, pipeline: PipelinePlan, source: tuple[State, Any, Any], directory: Path | None
 ) -> list[str]:
-    """Trace the first step of a block on a copy of the state; draw it; return what it shows, in sentences.
+    """Trace the first step of a block on a copy of the state and plot it; return a summary, in sentences.
 
-    `source` is (state, resident set, block). Where `directory` is None another process draws, with its own times.
+    `source` is (state, resident set, block). Where `directory` is None another process plots its times.
     """
     measured = dispatcher.trace(*source)
     if directory is None:
@@ -103,11 +100,8 @@ def _shares(table: Table) -> str:
     return " ".join(f"{time / total:.0%}" for time in times.values())
 
 
-# Time every block of a network alone on a device, forward and backward: what cuts can be made by.
-
-
-MIN_SECONDS = 0.05  # a block is run again until it has run so long: a clock's grain is far below
-ROUNDS = 3  # of which the quickest counts: other work on the machine only adds time
+MIN_SECONDS = 0.05  # each block is repeated for at least this long, far above the resolution of the clock
+ROUNDS = 3  # of which the fastest counts: other work on the machine only adds time
 
 
 def measure_blocks(network: Network, micro_batch_size: int, compute_dtype: Any, device: Any) -> dict[str, float]:
@@ -141,17 +135,14 @@ def _seconds(program: Any, arguments: tuple[Any, ...]) -> float:
     while True:
         result = program(*arguments)
         runs += 1
-        if runs % 4 == 0 or runs == 1:  # now and then: waiting for each run would time the host, too
+        if runs % 4 == 0 or runs == 1:  # only now and then: waiting for each run would measure the host, too
             jax.block_until_ready(result)
             taken = time.perf_counter() - begin
             if taken > MIN_SECONDS:
                 return taken / runs
 
 
-# Measure the blocks of a run's network where it will run, and cut its stages by that.
-
-
-def with_measured_blocks(resolved: Resolved, own: CustomParts | None = None) -> Resolved:
+def with_measured_blocks(resolved: Resolved, custom: CustomParts | None = None) -> Resolved:
     """Return the configuration with `block_seconds` filled in, if it asks to measure; else as it is.
 
     The times become part of the configuration, so that the run, its records and a later resume have the same stages.
@@ -159,9 +150,9 @@ def with_measured_blocks(resolved: Resolved, own: CustomParts | None = None) -> 
     config = resolved.config
     if not config.pipeline.measure_splits:
         return resolved
-    # Made from shapes first: whatever cannot work is refused before a device is touched.
+    # Designed from shapes first: whatever cannot work is refused before a device is used.
     group = current_group()
-    design = design_run(config, own, group.num_processes)
+    design = design_run(config, custom, group.num_processes)
     use_compilation_cache(config.run.compilation_cache_dir)
     device = start_devices(config.run.platform, design.plan.num_devices, group.num_processes)[0]
 
@@ -170,7 +161,7 @@ def with_measured_blocks(resolved: Resolved, own: CustomParts | None = None) -> 
         seconds = measure_blocks(design.network, micro, dtype, device)
         return {name: float(f"{value:.4g}") for name, value in seconds.items()}
 
-    rounded = group.broadcast(group.on_first_process(measure))  # one process measures: all must cut alike
+    rounded = group.broadcast(group.on_first_process(measure))  # one process measures: all must have the same stages
     pipeline = replace(config.pipeline, block_seconds=rounded, measure_splits=False)
     origins = {**resolved.origins, "block_seconds": Origin(kind="measured", where=device.device_kind)}
     return replace(resolved, config=replace(config, pipeline=pipeline), origins=origins)

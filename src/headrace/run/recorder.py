@@ -1,4 +1,4 @@
-"""The books of a run: what is written down when a call has been settled. Records, checkpoints, validation results."""
+"""Writes records, checkpoints and validation results once the results of a call have been read."""
 
 import time
 from collections.abc import Collection, Iterator
@@ -41,7 +41,7 @@ def utc_now() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class InFlight:
-    """A call that the devices are working on, and what was started behind it."""
+    """A call that the devices are working on, and what was launched behind it."""
 
     last_step: int
     metrics: Any
@@ -52,7 +52,7 @@ class InFlight:
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """What a run came to. `outcome` is finished, interrupted (resume goes on from its checkpoint) or compiled."""
+    """The result of a run. `outcome` is finished, interrupted (resume continues from its checkpoint) or compiled."""
 
     outcome: str
     directory: Path
@@ -65,19 +65,19 @@ class RunResult:
 
 
 class Ending:
-    """How a run ends: failed, until it reaches something better."""
+    """The outcome of a run: failed, until a better one is reached."""
 
-    def __init__(self, books: "RunRecorder") -> None:
-        self._books, self.outcome = books, "failed"
+    def __init__(self, recorder: "RunRecorder") -> None:
+        self._recorder, self.outcome = recorder, "failed"
 
     def reach(self, outcome: str) -> RunResult:
         """Set the outcome and return the result."""
         self.outcome = outcome
-        return self._books.result(outcome)
+        return self._recorder.result(outcome)
 
 
 class RunRecorder:
-    """Everything that a run writes down while it trains."""
+    """Everything that a run records while it trains."""
 
     def __init__(
         self, resolved: Resolved, design: Design, directory: RunDirectory, sinks: Sinks, *, writes: bool = True
@@ -86,26 +86,27 @@ class RunRecorder:
         self.clock = Clock()
         self.best = BestCheckpoints(directory.checkpoints, keep.keep_best)
         self.saver = Saver(directory.checkpoints, keep_last=keep.max_ckpts_to_keep, keep=self.best.names)
-        self.ledger = MetricTotals(design.plan, design.network.block_names, resolved.config.numerics.nan_policy)
+        self.totals = MetricTotals(design.plan, design.network.block_names, resolved.config.numerics.nan_policy)
         self.validations: list[ValidationRecord] = []  # of the whole run
         self.verdict = ""
         self._resolved, self._design, self._directory, self._sinks = resolved, design, directory, sinks
-        self._writes = writes  # one process of a job does; the others keep the same books without a file
+        # One process of a job writes; the others track the same counters but write nothing.
+        self._writes = writes
         self._elapsed_before, self._began = 0.0, time.perf_counter()
-        self._settled = self._began
-        self.step = 0  # settled so far
+        self._read_at = self._began
+        self.step = 0  # the last one whose results have been read
         self._saved_step = 0  # of the newest checkpoint; 0: there is none
 
-    def go_on(self, restored: Restored, past: Past) -> None:
-        """Start from where an earlier process of the run was."""
+    def continue_from(self, restored: Restored, past: Past) -> None:
+        """Start with the counters of the earlier process of the run."""
         self._elapsed_before = restored.elapsed_seconds
         self.step = self._saved_step = restored.step
-        self.ledger.go_on(restored.unlogged, past.skipped_steps)
+        self.totals.continue_from(restored.unlogged, past.skipped_steps)
         self.validations = past.validations
 
     def begin(self) -> None:
-        """Start the run's time: everything before was preparation."""
-        self._began = self._settled = time.perf_counter()
+        """Start measuring the run's time: everything before was preparation."""
+        self._began = self._read_at = time.perf_counter()
 
     @property
     def elapsed(self) -> float:
@@ -113,18 +114,18 @@ class RunRecorder:
         return self._elapsed_before + time.perf_counter() - self._began
 
     def note(self, text: str, level: str = "info") -> None:
-        """Write down a sentence for people."""
+        """Record a sentence for people."""
         self._sinks.write(Note(step=self.step, level=level, text=text))
 
-    def settle(self, call: InFlight, validator: Validator | None) -> None:
-        """Wait for a call's numbers, refuse bad ones, then record, save and validate what was due behind it."""
+    def read_call(self, call: InFlight, validator: Validator | None) -> None:
+        """Wait for a call's metrics, refuse bad ones, then record, save and validate what was due after it."""
         jax.block_until_ready(call.metrics)
         now = time.perf_counter()
         metrics = jax.device_get(call.metrics)
-        seconds, self._settled = now - self._settled, now
+        seconds, self._read_at = now - self._read_at, now
         self.clock.add("train", seconds)
         self.clock.add("wait", call.wait_seconds)
-        self.ledger.settle(call.last_step, metrics, seconds, call.wait_seconds)
+        self.totals.add_call(call.last_step, metrics, seconds, call.wait_seconds)
         self.step = call.last_step
         self._sinks.advance(self.step)
         if self._design.plan.steps.log_due(call.last_step):
@@ -133,41 +134,41 @@ class RunRecorder:
             self.save(call.copy, call.last_step)
         if call.evaluation is not None and validator is not None:
             self.validated(call.last_step, validator, call.evaluation)
-            self._settled = time.perf_counter()
+            self._read_at = time.perf_counter()
 
     def log(self, step: int) -> None:
-        """Write down the training since the last record, if there was any."""
-        record = self.ledger.record(step, self.elapsed)
+        """Record the training since the last record, if there was any."""
+        record = self.totals.record(step, self.elapsed)
         if record is not None:
             self._sinks.write(record)
 
     def result(self, outcome: str) -> RunResult:
-        """Return what the run came to."""
+        """Return the result of the run."""
         return RunResult(
             outcome=outcome,
             directory=self._directory.path,
             step=self.step,
             validation={record.weights: record for record in self.validations},
-            images_per_second=self.ledger.pace.images_per_second,
+            images_per_second=self.totals.throughput.images_per_second,
             time_to_train=self.elapsed,
             can_resume=outcome == "interrupted" and self.step == self._saved_step,
         )
 
     def compiled(self, what: str, compiled: Compiled) -> None:
-        """Write down what compiling took."""
+        """Record how long compiling took."""
         self.clock.add("compile", compiled.seconds)
         held = f"; one device holds {format_bytes(compiled.device_bytes)}" if compiled.device_bytes else ""
         self.note(f"{what} compiled in {format_duration(compiled.seconds)} ({compiled.counts}){held}")
 
-    def judge(self, stats: FeedStats, options: FeedOptions) -> None:
-        """Say what bound the run: the device or its input."""
-        pace = self.ledger.pace
-        images = pace.images // self._design.plan.num_processes  # those that this process prepared
+    def set_verdict(self, stats: FeedStats, options: FeedOptions) -> None:
+        """Decide what limited the run: the device or its input."""
+        throughput = self.totals.throughput
+        images = throughput.images // self._design.plan.num_processes  # those that this process prepared
         prepared = images / stats.images if stats.images else 0.0  # the share of the images whose calls were timed
         self.verdict = verdict(
             Measured(
                 images=images,
-                seconds=pace.seconds,
+                seconds=throughput.seconds,
                 wait_seconds=stats.wait_seconds,
                 prepare_seconds=stats.prepare_seconds * prepared,
                 send_seconds=stats.send_seconds * prepared,
@@ -178,20 +179,20 @@ class RunRecorder:
             )
         )
 
-    def leave(self, signal_name: str, state: State) -> None:
+    def save_interrupted(self, signal_name: str, state: State) -> None:
         """Save what an interruption would lose. Sums that no record holds yet are saved with it."""
         if self.step == self._saved_step:
-            self.note(f"{signal_name}: left at step {self.step}, nothing is lost")
+            self.note(f"{signal_name}: stopped at step {self.step}, nothing is lost")
         elif self._resolved.config.checkpoint.checkpoints:
-            self.save(state, self.step)  # nothing is launched any more, so nothing takes its buffers
+            self.save(state, self.step)  # no call follows, so nothing donates the buffers
             self.note(f"{signal_name}: saved at step {self.step}")
         else:
             self.log(self.step)
-            self.note(f"{signal_name}: left at step {self.step}, nothing saved: checkpoints are off", "warning")
+            self.note(f"{signal_name}: stopped at step {self.step}, nothing saved: checkpoints are off", "warning")
 
     @contextmanager
     def ending(self) -> Iterator["Ending"]:
-        """Wait for the last checkpoint and write the last record, however the block is left."""
+        """Wait for the last checkpoint and write the last record, however the block is exited."""
         ending = Ending(self)
         try:
             with self.saver:
@@ -205,12 +206,12 @@ class RunRecorder:
             raise
         finally:
             if self._writes:
-                self.tell_saved()
+                self.record_saved()
                 self._sinks.write(self._run_end(ending))
                 write_curve(self._directory.path)
 
     def _tidy(self) -> None:
-        """Delete what is not to be kept: the last validation may have moved the best checkpoint on."""
+        """Delete what is not to be kept: the last validation may have changed which checkpoint is the best."""
         options = self._resolved.config.checkpoint
         if options.clean_dir:
             delete_checkpoints(self._directory)
@@ -230,24 +231,24 @@ class RunRecorder:
             time_to_train=self.elapsed,
             time_to_target=reached.elapsed_seconds if reached else None,
             epoch_at_target=reached.epoch if reached else None,
-            images_per_second=self.ledger.pace.images_per_second,
+            images_per_second=self.totals.throughput.images_per_second,
             best_top1=max(scores, default=None),
             best_checkpoint=entries[0].name if entries else None,
-            skipped_steps=self.ledger.skipped_steps,
+            skipped_steps=self.totals.skipped_steps,
             seconds=self.clock.seconds(),
             verdict=self.verdict,
         )
 
     def save(self, state: State, step: int) -> None:
-        """Hand a state to the thread that writes checkpoints."""
+        """Give a state to the thread that writes checkpoints."""
         if self._writes:
             with self.clock.measure("save"):
                 self.saver.save(flatten_named(state), self._manifest(step))
         self._saved_step = step
-        self.tell_saved()
+        self.record_saved()
 
-    def tell_saved(self) -> None:
-        """Record the checkpoints that are safe on the disk since the last time."""
+    def record_saved(self) -> None:
+        """Record the checkpoints that reached the disk since the last time."""
         for saved in self.saver.finished():
             self._sinks.write(
                 CheckpointRecord(
@@ -261,23 +262,23 @@ class RunRecorder:
             )
 
     def missing_validation(self, step: int, weights: Collection[str]) -> set[str]:
-        """Return those of the weights whose validation after `step` is not all written down (a kill came between)."""
+        """Return those of the weights whose validation after `step` is not fully recorded (the process was killed)."""
         if not self._report_file(step).exists():
             return set(weights)
         return set(weights) - {record.weights for record in self.validations if record.step == step}
 
     def validated(self, step: int, validator: Validator, evaluation: Started) -> None:
         """Wait for a validation, write the report, and record it for each set of weights that has no record yet."""
-        results = validator.finish(evaluation, self._settled)
+        results = validator.finish(evaluation, self._read_at)
         reports = {
             weights: validation_report(sums, self._design.info.class_names) for weights, (sums, _) in results.items()
         }
         if self._writes:
             write_report(self._report_file(step), reports)
-        told = {record.weights for record in self.validations if record.step == step}
+        recorded = {record.weights for record in self.validations if record.step == step}
         for weights, (_, seconds) in results.items():
             self.clock.add("validate", seconds)
-            if weights not in told:
+            if weights not in recorded:
                 self._record_validation(step, weights, reports[weights], seconds)
 
     def _record_validation(self, step: int, weights: str, report: dict[str, Any], seconds: float) -> None:
@@ -310,10 +311,10 @@ class RunRecorder:
             "step": step,
             "epoch": self._epoch(step),
             "seed": self._resolved.config.run.seed,
-            "config": saved_form(self._resolved, self._design.own and self._design.own.record()),
+            "config": saved_form(self._resolved, self._design.custom and self._design.custom.record()),
             "plan": self._design.plan.to_dict(),
             "class_names": list(self._design.info.class_names),
             "input": input_form(self._design.info, self._resolved.config),
             "elapsed_seconds": self.elapsed,
-            "unlogged": self.ledger.unlogged.to_dict(),
+            "unlogged": self.totals.unlogged.to_dict(),
         }

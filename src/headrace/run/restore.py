@@ -1,4 +1,4 @@
-"""What a run goes on from: its newest good checkpoint, and records and list of the best brought back to that step."""
+"""What a run resumes from: its newest good checkpoint, with records and the list of the best rewound to that step."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from headrace.telemetry.sinks import rewind
 
 @dataclass(frozen=True, kw_only=True)
 class Restored:
-    """Where an earlier process of the run was: a checkpoint's tensors (None: the beginning) and its books."""
+    """Where an earlier process of the run was: a checkpoint's tensors (None: the beginning) and its counters."""
 
     directory: RunDirectory
     step: int = 0
@@ -46,16 +46,16 @@ class Past:
 
 
 def find_restored(directory: RunDirectory, earlier_place: Path) -> Restored:
-    """Return the newest good checkpoint of a run, or its beginning when it never came to save one.
+    """Return the newest good checkpoint of a run, or its beginning when it never saved one.
 
-    `earlier_place` held the checkpoints so far: where a resume names another one, it is empty at first.
+    `earlier_place` held the checkpoints so far: where a resume names another directory, that one is empty at first.
     """
     found, damaged = newest_good(directory.checkpoints)
     if found is None and not damaged:
         found, damaged = newest_good(earlier_place)
     if found is None:
         _refuse_lost(directory, damaged)
-        return Restored(directory=directory, notes=("No checkpoint was saved yet: the run begins anew.",))
+        return Restored(directory=directory, notes=("No checkpoint was saved yet: the run starts from the beginning.",))
     arrays, manifest = load(found)
     return Restored(
         directory=directory,
@@ -63,42 +63,42 @@ def find_restored(directory: RunDirectory, earlier_place: Path) -> Restored:
         arrays=arrays,
         elapsed_seconds=manifest["elapsed_seconds"],
         unlogged=Unlogged.from_dict(manifest.get("unlogged", {})),
-        notes=tuple(f"Checkpoint {bad.name} was passed over: {problem}" for bad, problem in damaged),
+        notes=tuple(f"Checkpoint {bad.name} was skipped: {problem}" for bad, problem in damaged),
     )
 
 
-def read_run_together(group: ProcessGroup, path: Path, *, own: bool) -> tuple[RunDirectory, Resolved]:
+def read_run_together(group: ProcessGroup, path: Path, *, custom: bool) -> tuple[RunDirectory, Resolved]:
     """Return the layout and the configuration of a run, as process 0 reads them."""
     saved = group.broadcast(group.on_first_process(lambda: read_saved(path)))
-    return parse_run(path, saved, own=own)
+    return parse_run(path, saved, custom=custom)
 
 
 def broadcast_restored(group: ProcessGroup, found: Restored | None, directory: RunDirectory) -> Restored:
     """Return what process 0 found, in every process; the tensors stay there, and reach the others with the state."""
-    told = group.broadcast(found and {"step": found.step, "begins_anew": found.arrays is None})
-    return found or Restored(directory=directory, step=told["step"], arrays=None if told["begins_anew"] else {})
+    facts = group.broadcast(found and {"step": found.step, "begins_anew": found.arrays is None})
+    return found or Restored(directory=directory, step=facts["step"], arrays=None if facts["begins_anew"] else {})
 
 
 def _refuse_lost(directory: RunDirectory, damaged: list[tuple[Path, str]]) -> None:
-    """Refuse to begin anew, which erases records, where the run had come to save checkpoints or had finished."""
-    told = "".join(f" {bad.name}: {problem}." for bad, problem in damaged)
+    """Refuse to start again, which erases records, where the run had saved checkpoints or had finished."""
+    problems = "".join(f" {bad.name}: {problem}." for bad, problem in damaged)
     records = read_records(directory.path)
     if any(isinstance(record, RunEnd) and record.outcome == "finished" for record in records):
-        problem = f"The run {directory.path} has finished, and none of its checkpoints can be used.{told}"
+        problem = f"The run {directory.path} has finished, and none of its checkpoints can be used.{problems}"
     elif damaged or any(isinstance(record, CheckpointRecord) for record in records):
         place = directory.checkpoints
-        problem = f"The run {directory.path} has saved checkpoints, but {place} holds no good one.{told}"
+        problem = f"The run {directory.path} has saved checkpoints, but {place} holds no good one.{problems}"
     else:
         return
     raise CheckpointError(
         problem,
-        rule="A run goes on from a checkpoint.",
-        remedy="Give the place of its checkpoints (--checkpoint-dir), or start a new run with headrace train.",
+        rule="A run is resumed from a checkpoint.",
+        remedy="Give the directory of its checkpoints (--checkpoint-dir), or start a new run with headrace train.",
     )
 
 
 def rewind_run(restored: Restored, keep_best: int) -> Past:
-    """Bring records and the list of the best back to the restored step; both may be behind or ahead of it."""
+    """Rewind records and the list of the best to the restored step; both may be behind or ahead of it."""
     sweep(restored.directory)
     past = Past(records=rewind(restored.directory.path, restored.step).records)
     scores = (
@@ -110,7 +110,7 @@ def rewind_run(restored: Restored, keep_best: int) -> Past:
     return past
 
 
-# A run is these: with another value its steps would mean something else.
+# Options that identify a run: with another value its steps would mean something else.
 _FIXED = (
     "model_name",
     *OPTION_FAMILIES,
@@ -127,18 +127,18 @@ _FIXED = (
 )
 
 
-def refuse_other_run(saved: Resolved, resolved: Resolved, own: CustomParts | None = None) -> None:
-    """Refuse overrides that would make another run of it; replicas, epochs, periods and places may change."""
+def refuse_other_run(saved: Resolved, resolved: Resolved, custom: CustomParts | None = None) -> None:
+    """Refuse overrides that would make it another run; replicas, epochs, periods and directories may change."""
     old, new = to_flat(saved.config), to_flat(resolved.config)
     changed = [name for name in _FIXED if old[name] != new[name]]
-    before, after = (design_run(each.config, own).plan for each in (saved, resolved))
+    before, after = (design_run(each.config, custom).plan for each in (saved, resolved))
     if before.batch.global_batch_size != after.batch.global_batch_size:
         changed.append(f"global batch size ({before.batch.global_batch_size} -> {after.batch.global_batch_size})")
     if before.steps.updates_per_epoch != after.steps.updates_per_epoch and not changed:
         changed.append("weight_updates_per_epoch")
     if changed:
         raise CheckpointError(
-            f"A run cannot go on with another {', '.join(changed)}.",
+            f"A run cannot be resumed with another {', '.join(changed)}.",
             rule="Steps before and after must mean the same.",
             remedy="Start a new run with headrace train.",
         )

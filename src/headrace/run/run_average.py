@@ -1,4 +1,4 @@
-"""Average the checkpoints of a run into one, under a label of its own, beside them."""
+"""Average the checkpoints of a run into one with a label that says so, in RUN/averages."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ _FROM_NEWEST = ("step", "epoch", "seed", "config", "plan", "class_names", "input
 
 @dataclass(frozen=True, kw_only=True)
 class Averaged:
-    """An average that was written: where, its label, what it is made of, and checkpoints that were passed over."""
+    """An average that was written: where, its label, its members, and damaged checkpoints that were skipped."""
 
     path: Path
     label: str
@@ -35,7 +35,7 @@ class AverageOptions:
 
 
 def average_run(run: Path, options: AverageOptions) -> Averaged:
-    """Average the checkpoints of a run (or of a directory of them); the same name is replaced."""
+    """Average the checkpoints of a run (or of a directory of them); an earlier average of that name is replaced."""
     folder, home = (run, run.parent) if list_checkpoints(run) else _of_run(run)
     for what, number in (("last", options.last), ("discard_last", options.discard_last)):
         if number is not None and number < (1 if what == "last" else 0):
@@ -48,7 +48,7 @@ def average_run(run: Path, options: AverageOptions) -> Averaged:
     ema = "" if options.weights == "raw" else f"-{options.weights}"
     name = options.name or f"{how}{ema}-{len(paths)}-{paths[-1].name}"
     if Path(name).name != name or name.startswith("."):
-        raise ConfigError(f"The name {name!r} is not that of a directory.", remedy="Leave slashes out.")
+        raise ConfigError(f"The name {name!r} cannot be the name of a directory.", remedy="Leave slashes out.")
     given = {key: manifest[key] for key in _FROM_NEWEST if key in manifest}
     members = tuple(path.name for path in paths)
     made = {"mode": options.mode, "of": list(members), "weights": options.weights}

@@ -18,7 +18,7 @@ from headrace.engine.state import State
 from headrace.model.custom_block import weights_like
 from headrace.model.network import Network
 from headrace.run.design import Design
-from headrace.run.directory import RunDirectory
+from headrace.run.directory import RunDirectory, custom_parts
 from headrace.run.trained_model import find_weights
 from headrace.weights.convert import LoadedWeights, load_into
 from headrace.weights.weight_file import ForeignWeights, read_file
@@ -27,12 +27,12 @@ TABLE_FILE = "init.json"
 
 
 def adopt_weights(design: Design) -> LoadedWeights | None:
-    """Return the weights that `init_from` gives, or None without it. Nothing is written yet."""
+    """Return the weights that `init_from` names, or None without it. Nothing is written yet."""
     options = design.config.weights
     if options.init_from is None:
         return None
     path = Path(options.init_from)
-    foreign = _read_own(path, options.init_ema) if path.is_dir() else read_file(path, options.init_ema)
+    foreign = _read_checkpoint(path, options.init_ema) if path.is_dir() else read_file(path, options.init_ema)
     return load_into(design.network, design.network.init(design.config.run.seed), foreign, options.init_min_loaded)
 
 
@@ -50,7 +50,7 @@ def dialect_hint(design: Design, adopted: LoadedWeights) -> str:
 
 
 def write_table(directory: RunDirectory, adopted: LoadedWeights) -> None:
-    """Keep what became of every tensor with the run."""
+    """Store in the run's directory what became of every tensor."""
     content = {
         "source": adopted.source,
         "names": adopted.scheme,
@@ -62,7 +62,7 @@ def write_table(directory: RunDirectory, adopted: LoadedWeights) -> None:
     write_atomic(directory.path / TABLE_FILE, (json.dumps(content, indent=1) + "\n").encode())
 
 
-def _read_own(path: Path, ema: bool) -> ForeignWeights:
+def _read_checkpoint(path: Path, ema: bool) -> ForeignWeights:
     """Return the weights of a Headrace checkpoint, or of a run's best one."""
     checkpoint, _ = find_weights(path)
     arrays, _ = load(checkpoint)
@@ -78,9 +78,6 @@ def _read_own(path: Path, ema: bool) -> ForeignWeights:
     )
 
 
-# Weights of a model from a checkpoint of any plan, and the facts that a checkpoint keeps of its data.
-
-
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
     """The weights of a checkpoint (params, stats, and ema where it has one) and what its manifest says."""
@@ -89,7 +86,7 @@ class Loaded:
     step: int
     epoch: float
     class_names: tuple[str, ...]
-    own: Mapping[str, Any] = field(default_factory=dict)  # of the data, where code gave it
+    custom: Mapping[str, Any] = field(default_factory=dict)  # the form of data given by code
 
 
 def load_weights(path: Path, network: Network, config: Config) -> Loaded:
@@ -107,16 +104,16 @@ def load_weights(path: Path, network: Network, config: Config) -> Loaded:
         step=manifest["step"],
         epoch=manifest.get("epoch", 0.0),
         class_names=tuple(manifest.get("class_names", ())),
-        own=manifest.get("config", {}).get("own", {}),
+        custom=custom_parts(manifest.get("config", {})) or {},
     )
 
 
 def refuse_replacing(path: Path) -> None:
-    """Refuse to write a checkpoint over something that is none."""
+    """Refuse to overwrite something that is not a checkpoint."""
     if path.exists() and not (path / MANIFEST_FILE).is_file():
         raise CheckpointError(
             f"{path} exists and is not a checkpoint.",
-            rule="A checkpoint is a directory of its own.",
+            rule="A checkpoint is a directory with a manifest.json.",
             remedy="Choose another name.",
         )
 

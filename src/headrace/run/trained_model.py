@@ -1,6 +1,6 @@
-"""A trained network with all that goes with it: weights, how pixels become its input, and the names of its classes.
+"""A trained network with what it takes to use it: weights, how pixels become its input, the names of its classes.
 
-Everything comes from a checkpoint. The data set is not needed: its form was written down with the weights.
+Everything comes from a checkpoint. The dataset is not needed: its form was saved with the weights.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,9 @@ from headrace.model.network import Network
 from headrace.run.directory import from_saved, read_run
 
 RAW, EMA, AUTO = "raw", "ema", "auto"
-_SMALL = 96  # below this an image is not shrunk to more than its size before the centre is cut out
+_SMALL = (
+    96  # smaller images are resized to the network's size itself, not to 256/224 of it, before the centre is cropped
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +40,11 @@ class TrainedModel:
     stats: Any
     class_names: tuple[str, ...]
     preprocess: Preprocess
-    shorter_side: int | None  # of a resized image, before the centre is cut out; None: the size x 256 / 224
+    shorter_side: int | None  # of a resized image, before the centre is cropped; None: the size x 256 / 224
     antialias: bool
 
     def describe(self) -> dict[str, Any]:
-        """Return what travels along with exported weights, as plain values."""
+        """Return the description that is exported with the weights, as plain values."""
         spec = self.preprocess
         return {
             "model": self.network.name,
@@ -73,34 +75,35 @@ def input_form(info: DataInfo, config: Config) -> dict[str, Any]:
     }
 
 
-def find_weights(path: Path, own: bool = False) -> tuple[Path, str]:
+def find_weights(path: Path, custom: bool = False) -> tuple[Path, str]:
     """Return (checkpoint, which weights of it are best) for a checkpoint, a directory of them, or a run's directory."""
     if (path / MANIFEST_FILE).exists():
         return path, RAW
-    place = path if list_checkpoints(path) else read_run(path, own=own)[0].checkpoints
+    place = path if list_checkpoints(path) else read_run(path, custom=custom)[0].checkpoints
     best = BestCheckpoints(place).first_good()
     if best is not None:
         return place / best.name, best.weights
     found, damaged = newest_good(place)
     if found is None:
-        told = "; ".join(f"{bad.name}: {problem}" for bad, problem in damaged)
+        problems = "; ".join(f"{bad.name}: {problem}" for bad, problem in damaged)
         raise CheckpointError(
-            f"{place} holds no good checkpoint{': ' + told if told else ''}.", remedy="Name another run or checkpoint."
+            f"{place} holds no good checkpoint{': ' + problems if problems else ''}.",
+            remedy="Name another run or checkpoint.",
         )
     return found, RAW
 
 
-def load_trained_model(path: Path, weights: str = AUTO, own: Network | None = None) -> TrainedModel:
+def load_trained_model(path: Path, weights: str = AUTO, custom: Network | None = None) -> TrainedModel:
     """Return the network of a checkpoint, or of a run's best one; `weights` is raw, ema, or auto for the better.
 
-    `own` is the network of a run whose network was given by code.
+    `custom` is the network of a run whose network was given by code.
     """
-    checkpoint, better = find_weights(path, own is not None)
+    checkpoint, better = find_weights(path, custom is not None)
     arrays, manifest = load(checkpoint)
-    config = from_saved(manifest["config"], own=own is not None).config
-    form = manifest.get("input") or input_form(describe_dataset(config.data), config)  # older checkpoints do not say
+    config = from_saved(manifest["config"], custom=custom is not None).config
+    form = manifest.get("input") or input_form(describe_dataset(config.data), config)  # not in older ones
     height, width, channels = form["image_hwc"]
-    network = own or build_network(config.model, len(manifest["class_names"]), (height, width, channels))
+    network = custom or build_network(config.model, len(manifest["class_names"]), (height, width, channels))
     chosen = better if weights == AUTO else weights
     params, stats = _tensors(network, arrays, chosen, checkpoint)
     return TrainedModel(
@@ -134,6 +137,6 @@ def _tensors(network: Network, arrays: Mapping[str, Any], weights: str, checkpoi
     start = "ema/" if weights == EMA else ""
     if start and not any(name.startswith(start) for name in arrays):
         raise CheckpointError(f"{checkpoint} holds no averaged weights (ema).", remedy="Leave --weights out.")
-    own = {name: array.astype(np.float32) for name, array in arrays.items() if array.dtype.kind in "fV"}
+    floats = {name: array.astype(np.float32) for name, array in arrays.items() if array.dtype.kind in "fV"}
     params, stats = network.init(0)
-    return restore_tree(own, params, f"{start}params"), restore_tree(own, stats, f"{start}stats")
+    return restore_tree(floats, params, f"{start}params"), restore_tree(floats, stats, f"{start}stats")

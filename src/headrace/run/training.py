@@ -29,15 +29,13 @@ from headrace.plan.plan import Plan
 from headrace.plan.resolution import SizeSpan
 from headrace.run.design import Design
 
-# The two ways to run a training call, which look alike: the device loop of one stage, the dispatcher of a pipeline.
-
 
 class Executor(Protocol):
-    """Where a state lies, how blocks reach the devices, and the call `(state, resident, block) -> (state, metrics)`."""
+    """Runs training calls `(state, resident, block) -> (state, metrics)`: a device loop, or a pipeline's dispatcher."""
 
     @property
     def meshes(self) -> Sequence[Mesh]:
-        """The devices that exchange something."""
+        """The groups of devices that communicate."""
         ...
 
     def put(self, tree: Any, kind: str) -> Any:
@@ -96,7 +94,7 @@ class DeviceLoop:
 
 
 def make_executor(plan: Plan, spec: StepSpec, devices: list[Any], wanted: Pipeline) -> Executor:
-    """Return what runs the calls of a plan on the first devices of the list."""
+    """Return the executor of a plan's calls, on the first devices of the list."""
     replicas, pipeline = plan.batch.num_replicas, plan.pipeline
     if pipeline is None or plan.one_program:
         return DeviceLoop(spec, replica_mesh(take(devices, replicas)))
@@ -119,7 +117,7 @@ def make_executor(plan: Plan, spec: StepSpec, devices: list[Any], wanted: Pipeli
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """A program, ready to run, and what compiling it took."""
+    """A program, ready to run, and how long compiling it took."""
 
     program: Any
     seconds: float
@@ -128,7 +126,7 @@ class Compiled:
 
 
 def step_spec(design: Design, options: FeedOptions, dataset: DataSet) -> StepSpec:
-    """Return what the step of this design needs; of the data set only the labels matter, for weights of classes."""
+    """Return what the step of this design needs; of the dataset only the labels matter, for the class weights."""
     config, batch = design.config, design.plan.batch
     weights = class_weights(config.learning.class_weights, dataset.train.labels, design.info.num_classes)
     smoothing = smoothing_over_all(config.learning, design.info.num_classes)
@@ -191,7 +189,7 @@ def compile_call(executor: Executor, state: State, resident: Any, block: dict[st
 
 
 def compiled_from(build: Callable[[], Any]) -> Compiled:
-    """Return the program that `build` compiles, with what that took."""
+    """Return the program that `build` compiles, with the time and memory it takes."""
     begin = time.perf_counter()
     with count_compilations() as counts:
         program = build()
@@ -214,31 +212,28 @@ class advise_on_memory:
         if not isinstance(error, jax.errors.JaxRuntimeError) or "RESOURCE_EXHAUSTED" not in str(error):
             return
         micro, count = self.batch.micro_batch_size, self.batch.gradient_accumulation_count
-        remedy = "Use a smaller model or image, or keep the data set off the device (--dataset-cache host)."
+        remedy = "Use a smaller model or image, or keep the dataset off the device (--dataset-cache host)."
         if micro % 2 == 0:
             remedy = (
                 f"Half the micro batch with twice the accumulation keeps the global batch of "
                 f"{self.batch.global_batch_size}: --micro-batch-size {micro // 2} "
-                f"--gradient-accumulation-count {count * 2}. --dataset-cache host frees the data set's memory."
+                f"--gradient-accumulation-count {count * 2}. --dataset-cache host frees the dataset's memory."
             )
         raise RunStopped(f"The device ran out of memory at micro batch {micro}.", remedy=remedy) from error
 
 
-# The calls of a run: one compiled program for each image size, all on the same devices and the same state.
-
-
 class Calls:
-    """Makes the programs of the sizes that are still to come, and says which one a call runs."""
+    """The call programs of a run: one for each image size still to come, all on the same devices and state."""
 
     def __init__(self, design: Design, options: FeedOptions, dataset: DataSet, devices: list[Any], step: int) -> None:
         ends = [span.first_step for span in design.sizes[1:]] + [design.plan.steps.total_steps + 1]
         self._spans = [span for span, end in zip(design.sizes, ends, strict=True) if end > step]
         self._executors = [_executor(design, options, dataset, devices, span) for span in self._spans]
         self._programs: list[Any] = []
-        self.executor = self._executors[-1]  # a state and a block lie alike for all of them
+        self.executor = self._executors[-1]  # state and blocks are placed alike for all of them
 
     def compile(self, state: State, resident: Any, block: Any) -> Iterator[tuple[str, Compiled]]:
-        """Compile every program ahead of its first call; yield what it is for, and what that took."""
+        """Compile every program ahead of its first call; yield its purpose and the result."""
         for span, executor in zip(self._spans, self._executors, strict=True):
             compiled = compile_call(executor, state, resident, block)
             self._programs.append(compiled.program)
@@ -252,7 +247,7 @@ class Calls:
 
 
 def _executor(design: Design, options: FeedOptions, dataset: DataSet, devices: list[Any], span: SizeSpan) -> Executor:
-    """Return what runs calls on images of one size."""
+    """Return the executor of calls on images of one size."""
     network = design.network
     if span.image_hw != network.input_hwc[:2]:
         design = replace(design, network=replace(network, input_hwc=(*span.image_hw, network.input_hwc[2])))

@@ -1,4 +1,4 @@
-"""Validate saved weights: one checkpoint, or those of a run, raw and averaged weights apart."""
+"""Validate saved weights: one checkpoint or those of a run, raw and averaged weights separately."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -55,11 +55,11 @@ def validate(
 ) -> Iterator[Validated]:
     """Yield the result of each checkpoint of a run directory (or its last or best good one), or of the one at `path`.
 
-    A damaged checkpoint of a run is reported and passed over; a damaged one that was named is an error. Reports are
-    written into `report_dir`, by default `reports/validate` in the run; those of the training stay as they are.
+    A damaged checkpoint of a run is reported and skipped; a damaged one that was named is an error. Reports are
+    written into `report_dir`, by default `reports/validate` in the run; those written during training stay as they are.
     Of several processes, process 0 reads the checkpoints and writes the reports.
     """
-    # A run that was only a trial may be validated in full.
+    # A trial run (dry_run_steps) may be validated in full.
     given, group = dict(overrides or {}), current_group()
     found = _find_together(group, Path(path), {"dry_run_steps": None} | given, which)
     config, checkpoints = found.resolved.config, found.checkpoints
@@ -75,9 +75,9 @@ def validate(
     with closing(Validator(design, dataset, devices)) as validator:
         for checkpoint in checkpoints:
             read = group.on_first_process(partial(_read, design, checkpoint, alone=len(checkpoints) == 1))
-            manifest = group.broadcast(read and read.told)
+            manifest = group.broadcast(read and read.facts)
             if problem := manifest.get("problem"):
-                if manifest["is_there"]:  # a training that goes on may have deleted it meanwhile
+                if manifest["is_there"]:  # a run that is still training may have deleted it meanwhile
                     yield Validated(checkpoint=checkpoint, step=step_of(checkpoint) or 0, problem=problem)
                 continue
             weights = group.broadcast_arrays(read.weights if read else _blank(design, manifest))
@@ -105,10 +105,10 @@ def validate(
 
 @dataclass(frozen=True, kw_only=True)
 class _Read:
-    """A checkpoint's weights, and what the other processes must know of it: `problem` where it cannot be used."""
+    """A checkpoint's weights, and the facts that the other processes need: `problem` where it cannot be used."""
 
     weights: dict[str, Any]
-    told: dict[str, Any]
+    facts: dict[str, Any]
 
 
 def _read(design: Design, checkpoint: Path, *, alone: bool) -> _Read:
@@ -118,44 +118,44 @@ def _read(design: Design, checkpoint: Path, *, alone: bool) -> _Read:
     except CheckpointError as error:
         if alone:
             raise
-        return _Read(weights={}, told={"problem": error.problem, "is_there": checkpoint.exists()})
-    told = {
+        return _Read(weights={}, facts={"problem": error.problem, "is_there": checkpoint.exists()})
+    facts = {
         "step": manifest["step"],
         "epoch": manifest["epoch"],
-        "weights": manifest.get("weights", "raw"),  # an average has a name of its own
+        "weights": manifest.get("weights", "raw"),  # an average has another label
         "averaged": "averaged" in manifest,
         "ema": any(name.startswith("ema/") for name in arrays),
     }
-    blank = _blank(design, told)
-    return _Read(weights={key: restore_tree(arrays, part, key) for key, part in blank.items()}, told=told)
+    blank = _blank(design, facts)
+    return _Read(weights={key: restore_tree(arrays, part, key) for key, part in blank.items()}, facts=facts)
 
 
-def _blank(design: Design, told: Mapping[str, Any]) -> dict[str, Any]:
-    """Return weights of the form that such a checkpoint holds."""
+def _blank(design: Design, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return weights of the shapes and dtypes that such a checkpoint holds."""
     params, stats = design.network.init(0)
-    stored = params if told["averaged"] else jax.tree.map(lambda w: w.astype(design.precision.weight_dtype), params)
-    return {"params": stored, "stats": stats} | ({"ema": {"params": params, "stats": stats}} if told["ema"] else {})
+    stored = params if facts["averaged"] else jax.tree.map(lambda w: w.astype(design.precision.weight_dtype), params)
+    return {"params": stored, "stats": stats} | ({"ema": {"params": params, "stats": stats}} if facts["ema"] else {})
 
 
 def only_validating(config: Config) -> Config:
-    """Return the configuration of a run that does not train: only the replicas of its validation matter."""
+    """Return the configuration of a run that only validates: the replicas of its training do not matter."""
     run, validation = replace(config.run, training=False), replace(config.validation, validation=True)
     return replace(config, run=run, validation=validation)
 
 
 def _find_together(group: ProcessGroup, path: Path, overrides: Mapping[str, Any], which: str) -> _Found:
-    """Find what is to be validated as process 0 does."""
+    """Find what is to be validated: process 0 looks, the others receive what it found."""
 
     def find() -> _Found:
         found = _find(path, overrides)
         return replace(found, checkpoints=_choose(found, which))
 
     found = group.on_first_process(find)
-    told = group.broadcast(
+    shared = group.broadcast(
         found and {"checkpoints": [*map(str, found.checkpoints)], "config": saved_form(found.resolved)}
     )
-    checkpoints = [Path(checkpoint) for checkpoint in told["checkpoints"]]
-    return found or _Found(checkpoints=checkpoints, resolved=from_saved(told["config"]), run=None)
+    checkpoints = [Path(checkpoint) for checkpoint in shared["checkpoints"]]
+    return found or _Found(checkpoints=checkpoints, resolved=from_saved(shared["config"]), run=None)
 
 
 def _find(path: Path, overrides: Mapping[str, Any]) -> _Found:
@@ -163,7 +163,7 @@ def _find(path: Path, overrides: Mapping[str, Any]) -> _Found:
     if (path / MANIFEST_FILE).exists():
         resolved = override(from_saved(load(path)[1]["config"]), overrides)
         return _Found(checkpoints=[path], resolved=resolved, run=_run_of(path))
-    if checkpoints := list_checkpoints(path):  # the directory of a run's checkpoints, be it elsewhere
+    if checkpoints := list_checkpoints(path):  # the directory of a run's checkpoints, which may be outside the run
         newest = newest_good(path)[0] or checkpoints[-1]
         resolved = override(from_saved(load(newest)[1]["config"]), overrides)
         return _Found(checkpoints=checkpoints, resolved=resolved, run=_run_of(newest))
@@ -177,7 +177,7 @@ def _find(path: Path, overrides: Mapping[str, Any]) -> _Found:
 
 
 def _run_of(checkpoint: Path) -> Path | None:
-    """Return the run that a checkpoint lies in, or None where it lies by itself."""
+    """Return the run that a checkpoint belongs to, or None where it was copied elsewhere."""
     run = checkpoint.parent.parent
     return run if (run / "config.json").is_file() else None
 
@@ -195,12 +195,12 @@ def _choose(found: _Found, which: str) -> list[Path]:
                 remedy="Validate all of them: leave --best out.",
             )
         return [folder / best.name]
-    # the damaged ones that are passed over for the last good one come along, to be named
+    # damaged ones that are newer than the last good one are kept in the list, to be reported
     newest_first = list(reversed(found.checkpoints))
     good = next((number for number, path in enumerate(newest_first) if not verify(path)), len(newest_first) - 1)
     return newest_first[: good + 1]
 
 
 def _report_dir(run: Path | None) -> Path | None:
-    """Return where reports go when nobody says where: into the run, unless it is not ours to write into."""
+    """Return where reports are written by default: into the run, unless it is read-only."""
     return run / "reports" / "validate" if run and os.access(run, os.W_OK) else None
