@@ -35,13 +35,13 @@ PATH = ("open_dataset", "TrainFeed.", "BlockReader.", "DeviceLoop.compile")
 WALK = (
     "open_dataset",  # which kind of dataset, where its files are
     "detect",
-    "open_pictures",
+    "open_image_set",
     "read_folders",
     "FileSamples.",
     "TrainFeed._make",  # which images make up a block of steps
     "step_indices",
     "BlockReader.read",  # read and decode them
-    "PictureSource.",
+    "ImageSource.",
     "DeviceLoop.put",  # send the block to the devices
     "put_on.",
     "place_share",

@@ -71,9 +71,6 @@ def custom_network(
     return Network(name=name, blocks=tuple(named), input_hwc=hwc, num_classes=num_classes)
 
 
-own_network = custom_network  # the name until version 0.1
-
-
 def triple(init: Callable[..., Any], apply: Callable[..., Any]) -> MakeFunctions:
     """Return the functions of a block from `init(rng, shape) -> params` and `apply(params, x) -> y`.
 
