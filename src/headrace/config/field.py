@@ -77,8 +77,8 @@ class Option:
         try:
             value = self.kind.read(raw)
         except (ValueError, TypeError, OverflowError) as error:
-            told = str(error) if self.kind in (values.MAPPING, values.BYTES) else ""
-            raise self._refusal(raw, told or f"not {self.kind.words}", origin) from None
+            reason = str(error) if self.kind in (values.MAPPING, values.BYTES) else ""
+            raise self._refusal(raw, reason or f"not {self.kind.words}", origin) from None
         broken = self.check(value) if self.check else ""
         if self.choices and not broken:
             value, broken = self._choose(value)

@@ -154,9 +154,9 @@ def merge_layers(
         origin = DEFAULT if kept is None else dependent.origin if kept else owner.origin
         found[tie.dependent] = Given(value=defaults[tie.dependent].value if kept is None else kept, origin=origin)
         if rank[tie.dependent] > 0:
-            told = f"{tie.dependent} {shown(dependent.value)} ({dependent.origin})"
+            given = f"{tie.dependent} {shown(dependent.value)} ({dependent.origin})"
             why = f"{tie.owner} {shown(owner.value)} ({owner.origin})"
-            notes.append(f"{told} does not go with {why}; using {'the default' if kept is None else shown(kept)}.")
+            notes.append(f"{given} does not go with {why}; using {'the default' if kept is None else shown(kept)}.")
     return found, tuple(notes)
 
 
@@ -176,11 +176,11 @@ def launcher_layer(layers: Sequence[Layer], environ: Mapping[str, str]) -> tuple
     layer = {"num_replicas": Given(value=number, origin=Origin(kind=LAUNCHER, where=place.detected_by))}
     if place.num_replicas is None or written is None or written.origin.kind == LAUNCHER or written.value == number:
         return layer, ()
-    told = (
+    note = (
         f"num_replicas {written.value} ({written.origin}) is ignored: the launcher says {number} replicas, "
         f"{number // place.num_processes} in each of {place.num_processes} processes"
     )
-    return layer, (told,)
+    return layer, (note,)
 
 
 def _replicas(place: ProcessInfo, written: Given | None) -> int | None:

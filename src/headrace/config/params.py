@@ -264,8 +264,8 @@ def _check_keys(table: Table, row: Row, name: str, given: Mapping[str, Any]) -> 
         raise ConfigError(problem, rule=rule, remedy=f"Add {', '.join(missing)} to {table.option}.")
     chosen = [param.name for param in row.one_of if param.name in given]
     if row.one_of and len(chosen) != 1:
-        told = f"both {' and '.join(chosen)}" if chosen else f"none of {', '.join(param.name for param in row.one_of)}"
-        raise ConfigError(f"{table.option} has {told}.", rule=rule, remedy="Give exactly one of them.")
+        found = f"both {' and '.join(chosen)}" if chosen else f"none of {', '.join(param.name for param in row.one_of)}"
+        raise ConfigError(f"{table.option} has {found}.", rule=rule, remedy="Give exactly one of them.")
 
 
 def _read(table: Table, param: Param, raw: Any) -> Any:

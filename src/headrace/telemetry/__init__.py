@@ -1,1 +1,1 @@
-"""What a run tells: typed records, the files and the console they go to, clocks, reports and the picture of a run."""
+"""What a run reports: typed records, the files and the console they go to, clocks, reports and the plot of a run."""

@@ -68,7 +68,7 @@ class Axis:
 
 
 def write_curve(run_dir: Path | str) -> None:
-    """Write the picture of a run into its directory; a run with nothing to draw has none."""
+    """Write the plot of a run into its directory; a run with nothing to draw has none."""
     if any(isinstance(record, TrainRecord | ValidationRecord) for record in read_records(run_dir)):
         write_atomic(Path(run_dir) / CURVE_FILE, draw_run(run_dir).encode())
 

@@ -30,8 +30,8 @@ _POLL_SECONDS = 0.001  # seconds between two looks at whether the device is stil
 class FeedStats:
     """What feeding cost so far. The first block is apart: nothing can be prepared ahead of it."""
 
-    blocks: int = 0  # handed out
-    images: int = 0  # samples prepared, some of them not handed out yet
+    blocks: int = 0  # delivered
+    images: int = 0  # samples prepared, some of them not delivered yet
     bytes: int = 0  # of prepared blocks, all sent to the devices
     prepare_seconds: float = 0.0  # it took to prepare `images`, sending included
     send_seconds: float = 0.0  # of these, until the devices had the bytes
