@@ -7,7 +7,7 @@ from headrace.config.load import config_from
 from headrace.core.errors import ConfigError, DataError
 from headrace.data.feeding.blocks import feed_options
 from headrace.data.feeding.cache import fetch
-from headrace.data.feeding.feed import EvalFeed, TrainFeed
+from headrace.data.feeding.feed import CallSpans, EvalFeed, TrainFeed
 from headrace.data.feeding.order import StepShape, epoch_order
 from headrace.data.sets.arrays import ImageSpec, array_dataset, array_source, channel_moments, check_class_names
 
@@ -54,7 +54,7 @@ def train_batches(source, data, num_devices=1):
         num_replicas=1,
         micro_batch_size=5,
     )
-    feed = TrainFeed(source, shape, 2, 0, 1, options, lambda tree, kind: tree)
+    feed = TrainFeed(source, shape, CallSpans(first_step=0, last_step=2, max_steps=2), options, lambda tree, kind: tree)
     block = feed.next()
     seen = [
         np.asarray(

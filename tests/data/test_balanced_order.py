@@ -12,7 +12,7 @@ from headrace.core.errors import ConfigError
 from headrace.data.augmentation.augment import Preprocess, preprocess
 from headrace.data.feeding.blocks import FeedOptions
 from headrace.data.feeding.cache import CacheChoice
-from headrace.data.feeding.feed import TrainFeed
+from headrace.data.feeding.feed import CallSpans, TrainFeed
 from headrace.data.feeding.order import StepShape, balanced_order, class_weights
 from headrace.data.sets.source import ArraySource
 
@@ -107,7 +107,9 @@ def test_a_balanced_feed_sends_the_images_of_its_samples(put: Callable[[Any, str
         micro_batch_size=20,
         balanced=True,
     )
-    feed = TrainFeed(ArraySource(images, LABELS), shape, 5, 0, 1, options, put)
+    feed = TrainFeed(
+        ArraySource(images, LABELS), shape, CallSpans(first_step=0, last_step=5, max_steps=5), options, put
+    )
     block = {key: np.asarray(value) for key, value in feed.next().items()}
     feed.close()
     numbers = block["index"].ravel()

@@ -16,7 +16,7 @@ from headrace.data.augmentation.augment import Preprocess, preprocess
 from headrace.data.feeding import blocks
 from headrace.data.feeding.blocks import FeedOptions
 from headrace.data.feeding.cache import CacheChoice
-from headrace.data.feeding.feed import EvalFeed, TrainFeed
+from headrace.data.feeding.feed import CallSpans, EvalFeed, TrainFeed
 from headrace.data.feeding.order import StepShape, step_indices
 from headrace.data.sets.source import ArraySource
 
@@ -88,9 +88,48 @@ def taken(feed: TrainFeed, num_calls: int) -> list[dict[str, np.ndarray]]:
         feed.close()
 
 
+@pytest.mark.parametrize("where", ["host", "device"])
+def test_blocks_end_where_calls_must_and_have_one_shape(put: Put, where: str) -> None:
+    """Ends at 3, 7 and 12, at most four steps: 2-3, 3-7, 7-11, 11-12; and the same samples as one step at a time."""
+    ends = {2: 3, 3: 7, 7: 12, 11: 12}
+    calls = CallSpans(first_step=2, last_step=12, max_steps=4, next_end=ends.__getitem__)
+    feed = TrainFeed(source(), shape(), calls, options(where), put)
+    single = CallSpans(first_step=2, last_step=12, max_steps=1)
+    wanted = iter(taken(TrainFeed(source(), shape(), single, options(where), put), 10))
+    try:
+        lengths = []
+        for _ in range(4):
+            block = {key: np.asarray(value) for key, value in feed.next().items()}
+            lengths.append(feed.num_steps)
+            assert {len(rows) for rows in block.values()} == {4}
+            for row in range(feed.num_steps):
+                one = next(wanted)
+                assert all((block[key][row] == one[key][0]).all() for key in one)
+        assert lengths == [1, 4, 4, 1]
+        with pytest.raises(RuntimeError, match="no more blocks than 4"):
+            feed.next()
+        assert feed.stats.images == 10 * 12, "padding is not counted"
+    finally:
+        feed.close()
+
+
+def test_a_limit_holds_from_the_first_block_that_is_not_begun(put: Put) -> None:
+    calls = CallSpans(first_step=0, last_step=40, max_steps=8, limit=1)
+    feed = TrainFeed(source(), shape(), calls, options(), put)  # two blocks are prepared ahead
+    lengths = []
+    try:
+        for limit in (3, 3, 100, 5, 5):
+            feed.next()
+            lengths.append(feed.num_steps)
+            feed.limit(limit)
+    finally:
+        feed.close()
+    assert lengths == [1, 1, 1, 3, 3]
+
+
 def test_a_resident_set_sends_indices_alone(put: Put) -> None:
     data = source()
-    feed = TrainFeed(data, shape(), 4, 0, 3, options("device"), put)
+    feed = TrainFeed(data, shape(), CallSpans(first_step=0, last_step=12, max_steps=4), options("device"), put)
     assert feed.resident is not None
     assert (np.asarray(feed.resident["images"]) == data.read(np.arange(40), 0)).all()
     for number, block in enumerate(taken(feed, 3)):
@@ -104,7 +143,12 @@ def test_a_resident_set_sends_indices_alone(put: Put) -> None:
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_sent_blocks_hold_the_images_of_their_indices(put: Put, threads: int) -> None:
     data = source()
-    for number, block in enumerate(taken(TrainFeed(data, shape(), 2, 3, 4, options(threads=threads), put), 4)):
+    for number, block in enumerate(
+        taken(
+            TrainFeed(data, shape(), CallSpans(first_step=3, last_step=11, max_steps=2), options(threads=threads), put),
+            4,
+        )
+    ):
         index, epoch = step_indices(shape(), 3 + 2 * number, 2)
         assert (block["index"] == index).all()
         assert (block["epoch"] == epoch).all()
@@ -117,7 +161,7 @@ def test_sent_blocks_hold_the_images_of_their_indices(put: Put, threads: int) ->
 @pytest.mark.parametrize("threads", [1, 4])
 def test_the_host_preprocesses_by_the_epoch_of_each_step(put: Put, threads: int) -> None:
     data, how = source(), options(on_device=False, threads=threads)
-    (block,) = taken(TrainFeed(data, shape(), 5, 1, 1, how, put), 1)
+    (block,) = taken(TrainFeed(data, shape(), CallSpans(first_step=1, last_step=6, max_steps=5), how, put), 1)
     index, epoch = step_indices(shape(), 1, 5)
     assert block["images"].dtype == np.float32
     for k in range(5):
@@ -128,16 +172,29 @@ def test_the_host_preprocesses_by_the_epoch_of_each_step(put: Put, threads: int)
 
 def test_without_eight_bits_the_bytes_cross_as_float32(put: Put) -> None:
     data = source()
-    (block,) = taken(TrainFeed(data, shape(), 1, 0, 1, options(eight_bit=False), put), 1)
+    (block,) = taken(
+        TrainFeed(data, shape(), CallSpans(first_step=0, last_step=1, max_steps=1), options(eight_bit=False), put), 1
+    )
     assert block["images"].dtype == np.float32
     assert (block["images"].reshape(-1, *HWC) == data.read(block["index"].ravel(), 0)).all()
 
 
 @pytest.mark.parametrize("where", ["host", "device"])
 def test_a_feed_starts_at_any_step(put: Put, where: str) -> None:
-    whole = taken(TrainFeed(source(), shape(), 1, 0, 12, options(where), put), 12)
+    whole = taken(
+        TrainFeed(source(), shape(), CallSpans(first_step=0, last_step=12, max_steps=1), options(where), put), 12
+    )
     for first in (1, 5, 11):
-        rest = taken(TrainFeed(source(), shape(), 1, first, 12 - first, options(where), put), 12 - first)
+        rest = taken(
+            TrainFeed(
+                source(),
+                shape(),
+                CallSpans(first_step=first, last_step=first + 1 * (12 - first), max_steps=1),
+                options(where),
+                put,
+            ),
+            12 - first,
+        )
         for ours, theirs in zip(rest, whole[first:], strict=True):
             assert all((ours[key] == theirs[key]).all() for key in theirs)
 
@@ -145,7 +202,9 @@ def test_a_feed_starts_at_any_step(put: Put, where: str) -> None:
 @pytest.mark.parametrize("num_samples", [1, 2, 11])
 def test_tiny_sets_and_more_updates_than_samples(put: Put, num_samples: int) -> None:
     plan = shape(num_samples, updates=7)
-    blocks_taken = taken(TrainFeed(source(num_samples), plan, 7, 0, 2, options(), put), 2)
+    blocks_taken = taken(
+        TrainFeed(source(num_samples), plan, CallSpans(first_step=0, last_step=14, max_steps=7), options(), put), 2
+    )
     for block in blocks_taken:
         places = block["index"].ravel()[: 84 // num_samples * num_samples].reshape(-1, num_samples)
         assert all(sorted(turn.tolist()) == list(range(num_samples)) for turn in places)
@@ -153,7 +212,7 @@ def test_tiny_sets_and_more_updates_than_samples(put: Put, num_samples: int) -> 
 
 def test_blocks_do_not_share_memory(put: Put) -> None:
     """A device array may be the NumPy array it was put from: no block may be written into a later one."""
-    feed = TrainFeed(source(), shape(), 2, 0, 12, options(), put)
+    feed = TrainFeed(source(), shape(), CallSpans(first_step=0, last_step=24, max_steps=2), options(), put)
     kept = [feed.next() for _ in range(12)]
     copies = [{key: np.array(value) for key, value in block.items()} for block in kept]
     feed.close()
@@ -164,11 +223,13 @@ def test_blocks_do_not_share_memory(put: Put) -> None:
 
 
 def test_a_slow_source_is_seen_in_the_waiting(put: Put) -> None:
-    feed = TrainFeed(source(seconds=0.03), shape(), 1, 0, 5, options(threads=1), put)
+    feed = TrainFeed(
+        source(seconds=0.03), shape(), CallSpans(first_step=0, last_step=5, max_steps=1), options(threads=1), put
+    )
     taken(feed, 5)
     assert feed.stats.wait_seconds > 0.1
     assert feed.stats.images == 5 * 12
-    fast = TrainFeed(source(), shape(), 1, 0, 5, options(), put)
+    fast = TrainFeed(source(), shape(), CallSpans(first_step=0, last_step=5, max_steps=1), options(), put)
     for _ in range(5):
         time.sleep(0.02)
         fast.next()
@@ -178,7 +239,9 @@ def test_a_slow_source_is_seen_in_the_waiting(put: Put) -> None:
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_an_error_in_a_thread_surfaces_in_next(put: Put, threads: int) -> None:
-    feed = TrainFeed(source(bad=13), shape(), 1, 0, 9, options(threads=threads), put)
+    feed = TrainFeed(
+        source(bad=13), shape(), CallSpans(first_step=0, last_step=9, max_steps=1), options(threads=threads), put
+    )
     first_bad = next(step for step in range(9) if 13 in step_indices(shape(), step, 1)[0])
     for _ in range(first_bad):
         feed.next()
@@ -192,14 +255,20 @@ def test_an_error_in_put_surfaces_in_next() -> None:
     def put(tree: Any, kind: str) -> Any:
         raise MemoryError("the device is full")
 
-    feed = TrainFeed(source(), shape(), 1, 0, 9, options(), put)
+    feed = TrainFeed(source(), shape(), CallSpans(first_step=0, last_step=9, max_steps=1), options(), put)
     with pytest.raises(MemoryError, match="full"):
         feed.next()
     feed.close()
 
 
 def test_close_leaves_unfinished_blocks_and_no_threads(put: Put) -> None:
-    feed = TrainFeed(source(4000, seconds=0.2), replace(shape(), num_samples=4000), 50, 0, 9, options(), put)
+    feed = TrainFeed(
+        source(4000, seconds=0.2),
+        replace(shape(), num_samples=4000),
+        CallSpans(first_step=0, last_step=450, max_steps=50),
+        options(),
+        put,
+    )
     time.sleep(0.05)
     start = time.perf_counter()
     feed.close()  # a whole block would take 86 chunks / 2 threads * 0.2 s = 8.6 s
@@ -250,7 +319,7 @@ def test_evaluation_blocks_are_put_as_batches() -> None:
         return jax.device_put(tree)
 
     list(EvalFeed(source(11), 4, 2, options("device"), put))
-    TrainFeed(source(), shape(), 1, 0, 1, options(), put).close()
+    TrainFeed(source(), shape(), CallSpans(first_step=0, last_step=1, max_steps=1), options(), put).close()
     assert kinds[:3] == ["replicated", "batches", "batches"]
     assert set(kinds[3:]) <= {"steps"}
 

@@ -17,7 +17,7 @@ from headrace.data.decoding.crop import CROP_RULES, draws, random_crop
 from headrace.data.decoding.image_source import ImageSource, ViewSpec
 from headrace.data.feeding.blocks import feed_options
 from headrace.data.feeding.cache import decide_cache, make_resident
-from headrace.data.feeding.feed import EvalFeed, TrainFeed
+from headrace.data.feeding.feed import CallSpans, EvalFeed, TrainFeed
 from headrace.data.feeding.order import StepShape, epoch_order
 from headrace.data.sets.file_problem import BadSamples
 from headrace.data.sets.samples import CachedSamples, ObjectSamples
@@ -94,7 +94,7 @@ def test_feeds_give_the_same_images_at_any_number_of_threads(folder: Path, put, 
         num_replicas=1,
         micro_batch_size=2,
     )
-    feed = TrainFeed(dataset.train, shape, 2, 2, 2, options, put)
+    feed = TrainFeed(dataset.train, shape, CallSpans(first_step=2, last_step=6, max_steps=2), options, put)
     for call in range(2):
         block = feed.next()
         for step in range(2):

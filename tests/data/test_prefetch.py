@@ -20,7 +20,7 @@ class Call:
 
 
 def test_blocks_come_in_order() -> None:
-    ahead = Prefetcher(lambda number: number * number, 20, 3, FeedStats())
+    ahead = Prefetcher(lambda number: number * number, range(20), 3, FeedStats())
     assert [ahead.next() for _ in range(20)] == [number * number for number in range(20)]
     assert ahead.stats.blocks == 20
     with pytest.raises(RuntimeError, match="no more blocks"):
@@ -31,7 +31,7 @@ def test_blocks_come_in_order() -> None:
 @pytest.mark.parametrize("depth", [1, 2, 5])
 def test_never_more_than_depth_blocks_ahead(depth: int) -> None:
     made = []
-    ahead = Prefetcher(made.append, 50, depth, FeedStats())
+    ahead = Prefetcher(made.append, range(50), depth, FeedStats())
     for taken in range(10):
         time.sleep(0.005)
         assert len(made) <= taken + depth
@@ -47,7 +47,7 @@ def test_an_error_surfaces_in_its_place_and_again() -> None:
             raise OSError("the disk is gone")
         return number
 
-    ahead = Prefetcher(make, 10, 4, FeedStats())
+    ahead = Prefetcher(make, range(10), 4, FeedStats())
     assert [ahead.next(), ahead.next()] == [0, 1]
     for _ in range(2):
         with pytest.raises(OSError, match="the disk is gone"):
@@ -56,7 +56,7 @@ def test_an_error_surfaces_in_its_place_and_again() -> None:
 
 
 def test_waiting_is_measured_and_the_first_block_is_apart() -> None:
-    ahead = Prefetcher(lambda _: time.sleep(0.05), 5, 1, FeedStats())
+    ahead = Prefetcher(lambda _: time.sleep(0.05), range(5), 1, FeedStats())
     for _ in range(4):
         ahead.next()
     assert ahead.stats.first_wait_seconds >= 0.03
@@ -66,7 +66,7 @@ def test_waiting_is_measured_and_the_first_block_is_apart() -> None:
 
 
 def test_waiting_while_the_device_is_busy_is_not_the_devices_waiting() -> None:
-    ahead = Prefetcher(lambda _: time.sleep(0.06), 3, 1, FeedStats())
+    ahead = Prefetcher(lambda _: time.sleep(0.06), range(3), 1, FeedStats())
     ahead.next()
     ahead.next(Call(60))
     assert ahead.stats.wait_seconds == 0
@@ -80,7 +80,7 @@ def test_blocks_that_are_ready_cost_no_waiting() -> None:
     waited = []
     for _ in range(3):  # the best of three on a busy machine
         made = []
-        ahead = Prefetcher(made.append, 30, 2, FeedStats())
+        ahead = Prefetcher(made.append, range(30), 2, FeedStats())
         for taken in range(28):
             while len(made) < taken + 2:
                 time.sleep(0.001)
@@ -98,7 +98,7 @@ def test_close_with_blocks_in_flight_ends_the_thread() -> None:
         started.set()
         release.wait(5)
 
-    ahead = Prefetcher(make, 10, 4, FeedStats())
+    ahead = Prefetcher(make, range(10), 4, FeedStats())
     started.wait(5)
     threading.Timer(0.05, release.set).start()
     ahead.close()

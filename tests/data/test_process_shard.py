@@ -8,7 +8,7 @@ from headrace.data.augmentation.augment import preprocess_spec
 from headrace.data.dataset import describe_dataset
 from headrace.data.feeding.blocks import FeedOptions
 from headrace.data.feeding.cache import CacheChoice, make_resident
-from headrace.data.feeding.feed import EvalFeed, TrainFeed
+from headrace.data.feeding.feed import CallSpans, EvalFeed, TrainFeed
 from headrace.data.feeding.order import ProcessShard, StepShape, step_indices
 
 NUM_SAMPLES, SEED = 50, 3
@@ -63,7 +63,9 @@ def test_each_process_reads_the_columns_of_its_replicas_alone(num_processes: int
     for process in range(num_processes):
         source = Watched()
         share = ProcessShard(process=process, num_processes=num_processes)
-        feed = TrainFeed(source, shape, 2, 1, 1, options(share), lambda tree, _: tree)
+        feed = TrainFeed(
+            source, shape, CallSpans(first_step=1, last_step=3, max_steps=2), options(share), lambda tree, _: tree
+        )
         block = feed.next()
         feed.close()
         each = 4 // num_processes

@@ -10,7 +10,7 @@ import pytest
 from headrace.data.dataset import describe_dataset, open_dataset
 from headrace.data.feeding.blocks import feed_options
 from headrace.data.feeding.cache import fetch
-from headrace.data.feeding.feed import TrainFeed
+from headrace.data.feeding.feed import CallSpans, TrainFeed
 from headrace.data.feeding.order import StepShape
 from headrace.reference.entrance import config_from, resolve
 
@@ -30,7 +30,7 @@ def first_images(put: Callable[[Any, str], Any], **options: Any) -> np.ndarray:
     config = config_from({"dataset": "digits", "train_augmentation": "flip-crop", **options})
     dataset = open_dataset(config.data, 7)
     how = feed_options(config.data, dataset.info, 7, 1, config.augment)
-    feed = TrainFeed(dataset.train, SHAPE, 1, 0, 1, how, put)
+    feed = TrainFeed(dataset.train, SHAPE, CallSpans(first_step=0, last_step=1, max_steps=1), how, put)
     block = feed.next()
     micro = {key: value[0] if key == "epoch" else value[0, 0] for key, value in block.items()}
     images, _ = jax.jit(lambda resident, micro: fetch(resident, micro, how.preprocess, True))(feed.resident, micro)

@@ -41,10 +41,10 @@ def test_sizes_between_are_multiples_of_four_and_the_ends_are_exact() -> None:
     assert [hw for _, hw in many] == [(24, 24), (28, 28), (32, 32)]
 
 
-def test_sizes_change_where_calls_begin_and_the_run_ends_at_full_size() -> None:
+def test_sizes_change_at_any_step_and_the_run_ends_at_full_size() -> None:
     found = spans(progressive_resolution=8, progressive_resolution_sizes=7, progressive_resolution_end=1)
-    assert [step % 10 for step, _ in found] == [0] * 7
-    assert found[-1] == (90, (32, 32))
+    assert [step for step, _ in found] == [0, 17, 33, 50, 67, 83, 99]  # sixths of 100 steps; the last has the last step
+    assert found[-1][1] == (32, 32)
 
 
 @pytest.mark.parametrize(
@@ -52,8 +52,7 @@ def test_sizes_change_where_calls_begin_and_the_run_ends_at_full_size() -> None:
     [
         ({"progressive_resolution": 32}, "32x32"),
         ({"progressive_resolution": 48}, "32x32"),
-        ({"progressive_resolution": 16, "logs_per_epoch": 0}, "1 calls"),
-        ({"progressive_resolution": 16, "num_epochs": 2}, "do not fit"),
+        ({"progressive_resolution": 16, "num_epochs": 1, "micro_batch_size": 160}, "do not fit 2 steps"),
         ({"progressive_resolution": 40, "image_size": 64, "model_name": "toy_model"}, "different weights"),
         ({"progressive_resolution": 4, "model_name": "toy_model"}, "fails at block"),
     ],

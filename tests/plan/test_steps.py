@@ -1,7 +1,9 @@
 """Periods and calls: the examples of the reference, and every property against brute force."""
 
 import math
+from dataclasses import replace
 from fractions import Fraction
+from itertools import pairwise
 
 import pytest
 from hypothesis import assume, given
@@ -14,7 +16,6 @@ from headrace.plan.steps import (
     divisors,
     event_period,
     frequency,
-    largest_divisor,
     make_epoch_plan,
     make_step_plan,
     nearest_divisor,
@@ -88,10 +89,11 @@ def test_explicit_checkpoints_decide_the_calls_of_a_run_without_logs():
     assert (plan.steps_per_call, plan.num_calls, plan.warnings) == (781, 6, ())
 
 
-def test_a_call_is_the_gcd_of_the_periods():
+def test_a_call_lasts_until_the_next_event():
     plan = steps(logs=4, ckpts=6, validations=1 / 2, updates=24, epochs=4)
     assert (plan.log_every, plan.checkpoint_every, plan.validate_every) == (6, 4, 48)
-    assert (plan.steps_per_call, plan.num_calls) == (2, 48)
+    assert [plan.next_event(step) for step in (0, 1, 4, 5, 6, 8, 47, 95)] == [4, 4, 6, 6, 8, 12, 48, 96]
+    assert (plan.steps_per_call, plan.num_calls) == (4, 32)  # 4 6 8 12, 16 18 20 24, ...
 
 
 def test_events_that_are_off_have_period_zero_and_do_not_shorten_calls():
@@ -114,12 +116,6 @@ def test_events_are_due_after_every_period_and_at_the_end():
     assert not any(steps(ckpts=None).checkpoint_due(step) for step in range(4687))
 
 
-def test_a_run_that_was_interrupted_elsewhere_goes_on_with_calls_that_fit():
-    plan = steps(logs=1, updates=24, epochs=2)
-    assert plan.from_step(0).steps_per_call == plan.from_step(24).steps_per_call == 24
-    assert plan.from_step(10).steps_per_call == 2  # 10, 12, ..., 24 (log), ..., 48 (end)
-
-
 # The divisor search.
 
 
@@ -139,21 +135,20 @@ def test_nearest_divisor_is_the_best_of_all(number, target):
     assert answer == max(d for d in every if abs(d - target) == best)
 
 
-@given(st.integers(1, 3000), st.integers(-2, 3500))
-def test_largest_divisor_is_the_largest_allowed(number, at_most):
-    assert largest_divisor(number, at_most) == max(
-        d for d in range(1, number + 1) if number % d == 0 and (d <= at_most or d == 1)
-    )
-    assert largest_divisor(number, None) == number
-
-
 # The plan as a whole.
 
 FREQUENCIES = st.sampled_from([0, 1 / 6, 1 / 5, 0.25, 1 / 3, 0.4, 0.5, 1, 1.5, 2, 3, 7, 100])
 
 
-@given(st.integers(1, 400), st.integers(1, 12), FREQUENCIES, st.none() | FREQUENCIES, st.none() | FREQUENCIES)
-def test_every_period_divides_the_run_and_a_call_divides_every_period(updates, epochs, logs, ckpts, validations):
+@given(
+    st.integers(1, 400),
+    st.integers(1, 12),
+    FREQUENCIES,
+    st.none() | FREQUENCIES,
+    st.none() | FREQUENCIES,
+    st.integers(1, 50),
+)
+def test_every_period_divides_the_run_and_calls_end_at_events(updates, epochs, logs, ckpts, validations, most):
     given_ = [f for f in (logs, ckpts, validations) if f is not None]
     assume(all(f == 0 or f >= 1 or (Fraction(f).limit_denominator(100) * epochs).denominator == 1 for f in given_))
     plan = steps(logs=logs, ckpts=ckpts, validations=validations, updates=updates, epochs=epochs)
@@ -162,9 +157,14 @@ def test_every_period_divides_the_run_and_a_call_divides_every_period(updates, e
     assert [p > 0 for p in periods] == [True, ckpts is not None, validations is not None]
     assert plan.total_steps == updates * epochs
     assert all(plan.total_steps % p == 0 for p in on)  # so the last step logs, saves and validates
-    lengths = [k for k in range(1, plan.total_steps + 1) if all(p % k == 0 for p in on)]
-    assert plan.steps_per_call == plan.host_every == max(lengths)
-    assert plan.num_calls * plan.steps_per_call == plan.total_steps
+    ends = sorted({end for p in on for end in range(p, plan.total_steps + 1, p)})
+    gaps = [end - begin for begin, end in pairwise([0, *ends])]
+    assert plan.steps_per_call == max(gaps)
+    assert plan.num_calls == len(gaps)
+    for begin, end in pairwise([0, *ends]):
+        assert plan.next_event(begin) == plan.next_event(end - 1) == end
+    shorter = replace(plan, steps_per_call=most)
+    assert shorter.num_calls == sum(math.ceil(gap / most) for gap in gaps)
 
 
 @given(st.integers(1, 200), st.integers(1, 10), st.integers(1, 250))
@@ -189,7 +189,7 @@ def test_one_event_in_so_many_epochs(updates, epochs, each):
 
 def test_a_call_that_carries_its_data_is_bounded():
     plan = steps(logs=1, updates=24, most=9)
-    assert (plan.host_every, plan.steps_per_call, plan.num_calls) == (24, 8, 18)
+    assert (plan.steps_per_call, plan.num_calls) == (9, 18)  # 9 + 9 + 6 steps in each of six epochs
     assert steps(logs=1, updates=24, most=0).steps_per_call == 1
     assert steps(logs=1, updates=24, most=100).steps_per_call == 24
 
@@ -199,11 +199,9 @@ def test_a_bounded_run_without_logs_is_not_called_one_call():
     assert (plan.num_calls, plan.warnings) == (2, ())
 
 
-def test_an_epoch_that_cannot_be_cut_well_says_which_could():
+def test_an_epoch_of_a_prime_number_of_steps_has_long_calls():
     plan = steps(logs=1, updates=101, most=20)
-    assert plan.steps_per_call == 1
-    (warning,) = plan.warnings
-    assert "--weight-updates-per-epoch 100" in warning
+    assert (plan.steps_per_call, plan.num_calls, plan.warnings) == (20, 6 * 6, ())
 
 
 # The epoch.

@@ -210,7 +210,7 @@ def test_a_long_call_can_be_left_and_keeps_other_processes_out(tmp_path: Path) -
     assert wait_until(process, compiled), output.read_text()
     before = {path: path.read_bytes() for path in run_dir.iterdir() if path.is_file()}
     assert run(["resume", run_dir], other) == 2
-    assert f"Another process (number {process.pid}) is writing into {run_dir}" in other.read_text()
+    assert f"Another process (pid {process.pid}) is writing into {run_dir}" in other.read_text()
     assert {path: path.read_bytes() for path in run_dir.iterdir() if path.is_file()} == before
     process.send_signal(signal.SIGINT)
     assert wait_until(process, lambda: "a second one exits at once" in output.read_text())

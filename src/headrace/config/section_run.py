@@ -84,6 +84,11 @@ class Batch:
         aliases=("batches_per_step",),
         check=at_least(1),
     )
+    call_seconds: float = option(
+        1.0,
+        "Longest call in seconds, 0 for no limit. Between two calls progress is shown and signals are obeyed.",
+        check=at_least(0),
+    )
     ckpts_per_epoch: float | None = option(
         None,
         "How often per epoch a checkpoint is saved; unset means logs_per_epoch, at most 1; 0 only at the end.",

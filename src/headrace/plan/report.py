@@ -164,14 +164,15 @@ def step_lines(steps: StepPlan) -> tuple[Line, ...]:
         lines.append(Line("seen twice per epoch", format_count(epoch.repeated), "images, from another shuffle"))
     else:
         lines.append(Line("dropped per epoch", format_count(epoch.dropped), "images, different ones in each epoch"))
-    bounded = f", so that their data fit (events allow {steps.host_every:,})" * (
-        steps.steps_per_call < steps.host_every
-    )
     return (
         *lines,
         Line("epochs", format_count(steps.num_epochs)),
         Line("total steps", format_count(steps.total_steps)),
-        Line("calls", format_count(steps.num_calls), f"of {steps.steps_per_call:,} steps{bounded}"),
+        Line(
+            "calls",
+            format_count(steps.num_calls),
+            f"of at most {steps.steps_per_call:,} steps",
+        ),
     )
 
 

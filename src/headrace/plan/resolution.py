@@ -1,7 +1,7 @@
 """Progressive resolution: which image size each step uses, small at first and full at the end.
 
-The sizes are evenly spaced and used equally long, up to a fraction of the run. A call has one size, so the size changes
-only where a call begins; calls shortened for a resume begin there too.
+The sizes are evenly apart and last equally long, up to a share of the run. A call has one size: it ends where a size
+does.
 """
 
 from dataclasses import dataclass, replace
@@ -46,9 +46,9 @@ def size_spans(augment: Augment, network: Network, steps: StepPlan) -> tuple[Siz
     )
     if any(after.first_step <= before.first_step for before, after in pairwise(spans)):
         raise ConfigError(
-            f"{len(sizes)} image sizes do not fit {steps.num_calls} calls of {steps.steps_per_call} steps.",
-            rule="A call has one image size, so every size needs at least one call.",
-            remedy="Use more --logs-per-epoch or --num-epochs, or fewer --progressive-resolution-sizes.",
+            f"{len(sizes)} image sizes do not fit {steps.total_steps} steps.",
+            rule="Every image size needs a step of its own.",
+            remedy="Use more --num-epochs, or fewer --progressive-resolution-sizes.",
         )
     for span in spans:
         _refuse_misfit(network, span.image_hw)
@@ -65,9 +65,9 @@ def _sizes(first: int, full: tuple[int, int], count: int) -> list[tuple[int, int
 
 
 def _begin(number: int, count: int, augment: Augment, steps: StepPlan) -> int:
-    """Return the first step of a size: the first step of the nearest call."""
+    """Return the step at which a size begins."""
     exact = steps.total_steps * augment.progressive_resolution_end * number / (count - 1)
-    return min(round(exact / steps.steps_per_call), steps.num_calls - 1) * steps.steps_per_call
+    return min(round(exact), steps.total_steps - 1)
 
 
 def _refuse_misfit(network: Network, hw: tuple[int, int]) -> None:

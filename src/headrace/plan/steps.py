@@ -45,7 +45,7 @@ class Events:
 
 @dataclass(frozen=True, kw_only=True)
 class StepPlan:
-    """The run in steps. `host_every` is the gcd of the periods; the length of a call divides it."""
+    """The run as steps. A call ends at every event; between two events it has at most `steps_per_call` steps."""
 
     epoch: EpochPlan
     num_epochs: int
@@ -53,8 +53,7 @@ class StepPlan:
     log_every: int
     checkpoint_every: int
     validate_every: int
-    host_every: int
-    steps_per_call: int
+    steps_per_call: int  # at most; also the length of the arrays that a call takes and returns
     warnings: tuple[str, ...] = ()
 
     @property
@@ -67,11 +66,23 @@ class StepPlan:
 
     @property
     def num_calls(self) -> int:
-        return self.total_steps // self.steps_per_call if self.steps_per_call else 0
+        """Return how many calls the run has when each is as long as it may be."""
+        if not self.total_steps:
+            return 0
+        calls, step = 0, 0
+        repeats = math.lcm(*self._periods) if self._periods else self.total_steps  # after which the events come again
+        while step < min(repeats, self.total_steps):
+            end = self.next_event(step)
+            calls, step = calls - (step - end) // self.steps_per_call, end
+        return calls * max(1, self.total_steps // repeats)
 
-    def from_step(self, first_step: int) -> "StepPlan":
-        """Return the plan of what remains after `first_step` steps: calls that begin there and stop at every event."""
-        return replace(self, steps_per_call=math.gcd(self.steps_per_call, first_step))
+    @property
+    def _periods(self) -> list[int]:
+        return [every for every in (self.log_every, self.checkpoint_every, self.validate_every) if every]
+
+    def next_event(self, step: int) -> int:
+        """Return the first step after `step` that ends with an event: no call may go beyond it."""
+        return min([self.total_steps, *(step - step % every + every for every in self._periods)])
 
     def cut_short(self, num_steps: int) -> "StepPlan":
         """Return the plan of a trial of at most that many steps; every enabled event happens at its end."""
@@ -86,8 +97,7 @@ class StepPlan:
             log_every=at_end(self.log_every),
             checkpoint_every=at_end(self.checkpoint_every),
             validate_every=at_end(self.validate_every),
-            host_every=last,
-            steps_per_call=largest_divisor(last, self.steps_per_call) if last else 0,
+            steps_per_call=min(last, self.steps_per_call),
         )
 
     def log_due(self, step: int) -> bool:
@@ -116,7 +126,6 @@ class StepPlan:
             "log_every": self.log_every,
             "checkpoint_every": self.checkpoint_every,
             "validate_every": self.validate_every,
-            "host_every": self.host_every,
             "steps_per_call": self.steps_per_call,
             "num_calls": self.num_calls,
         }
@@ -191,11 +200,6 @@ def frequency(per_epoch: float) -> str:
     return str(near)
 
 
-def largest_divisor(number: int, at_most: int | None) -> int:
-    """Return the largest divisor of `number` that is at most `at_most` (and at least 1)."""
-    return number if at_most is None else max(d for d in divisors(number) if d <= max(1, at_most))
-
-
 def make_step_plan(epoch: EpochPlan, num_epochs: int, events: Events, max_steps_per_call: int | None) -> StepPlan:
     """Derive total steps, the three periods and the length of a call.
 
@@ -204,15 +208,14 @@ def make_step_plan(epoch: EpochPlan, num_epochs: int, events: Events, max_steps_
     assert num_epochs > 0, num_epochs
     periods, warnings = _periods(events, epoch.updates_per_epoch, num_epochs)
     total = epoch.updates_per_epoch * num_epochs
-    host_every = math.gcd(*periods.values())
-    steps_per_call = largest_divisor(host_every, max_steps_per_call)
+    steps_per_call = min(every for every in periods.values() if every)
+    if max_steps_per_call is not None:
+        steps_per_call = min(steps_per_call, max(1, max_steps_per_call))
     if events.logs == 0 and steps_per_call == total:
         warnings.append(
             f"--logs-per-epoch 0: the whole run of {total:,} steps is one call; nothing is logged, saved or validated "
             "before its end."
         )
-    if max_steps_per_call is not None:
-        warnings += _short_call_warning(steps_per_call, min(host_every, max_steps_per_call), epoch.updates_per_epoch)
     return StepPlan(
         epoch=epoch,
         num_epochs=num_epochs,
@@ -220,7 +223,6 @@ def make_step_plan(epoch: EpochPlan, num_epochs: int, events: Events, max_steps_
         log_every=periods[LOGS],
         checkpoint_every=periods[CHECKPOINTS],
         validate_every=periods[VALIDATIONS],
-        host_every=host_every,
         steps_per_call=steps_per_call,
         warnings=tuple(warnings),
     )
@@ -241,18 +243,6 @@ def _periods(events: Events, updates_per_epoch: int, num_epochs: int) -> tuple[d
     return periods, warnings
 
 
-def _short_call_warning(steps_per_call: int, possible: int, updates_per_epoch: int) -> list[str]:
-    """Return a warning if the steps of an epoch have no useful divisor, which makes calls needlessly short."""
-    possible = min(possible, updates_per_epoch)
-    better = updates_per_epoch // max(1, possible) * possible
-    if 4 * steps_per_call >= possible or better == updates_per_epoch:
-        return []
-    return [
-        f"The data of {possible:,} steps fit into a call, but {updates_per_epoch:,} steps per epoch cannot be divided "
-        f"like that: a call has {steps_per_call} steps. --weight-updates-per-epoch {better} allows longer calls."
-    ]
-
-
 def no_steps(num_samples: int, global_batch_size: int, num_epochs: int) -> StepPlan:
     """Return the plan of a run that does not train."""
     epoch = EpochPlan(
@@ -267,6 +257,5 @@ def no_steps(num_samples: int, global_batch_size: int, num_epochs: int) -> StepP
         log_every=0,
         checkpoint_every=0,
         validate_every=0,
-        host_every=0,
         steps_per_call=0,
     )

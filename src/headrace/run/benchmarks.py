@@ -206,7 +206,7 @@ def _measure(design: Design, dataset: DataSet, devices: list[Any]) -> tuple[Comp
         ends.append(time.perf_counter())
         metrics: dict[str, Any] = {}
         for number in range(num_calls := design.plan.steps.num_calls):
-            state, metrics = compiled.program(state, feed.resident, block)
+            state, metrics = compiled.program(state, feed.resident, block, feed.num_steps)
             reader.submit(metrics)
             if number + 1 < num_calls:
                 block = feed.next(metrics["loss"])
@@ -217,7 +217,14 @@ def _measure(design: Design, dataset: DataSet, devices: list[Any]) -> tuple[Comp
 
 def _with_calls(design: Design, steps_per_call: int, num_calls: int) -> Design:
     """Return the design with as many calls of that length, whatever the periods of logs and checkpoints."""
-    steps = replace(design.plan.steps, steps_per_call=steps_per_call, total_steps=steps_per_call * num_calls)
+    steps = replace(
+        design.plan.steps,
+        steps_per_call=steps_per_call,
+        total_steps=steps_per_call * num_calls,
+        log_every=0,
+        checkpoint_every=0,
+        validate_every=0,
+    )
     return replace(design, plan=replace(design.plan, steps=steps))
 
 

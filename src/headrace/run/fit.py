@@ -52,7 +52,7 @@ from headrace.run.restore import (
     rewind_run,
 )
 from headrace.run.starting_weights import adopt_weights, dialect_hint, write_table
-from headrace.run.training import Calls, advise_on_memory, open_feed
+from headrace.run.training import CallLength, Calls, advise_on_memory, open_feed
 from headrace.telemetry.console import make_console
 from headrace.telemetry.records import RunStart
 from headrace.telemetry.sinks import Sinks, WarningSink, open_sinks
@@ -95,7 +95,6 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts | Non
     if config.run.dry_run_steps:
         dataset = replace(dataset, validation=few(dataset.validation, design.plan.validation.num_samples))
     step = restored.step if restored else 0
-    design = replace(design, plan=replace(design.plan, steps=design.plan.steps.from_step(step)))
     plan, steps = design.plan, design.plan.steps
     adopted = adopt_weights(design) if restored is None or restored.arrays is None else None
     options = plan.feed
@@ -170,7 +169,8 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts | Non
             recorder.save(state, step)  # imported weights become a checkpoint, to predict with and to export
         if to_train:
             state = executor.place(state)
-            feed = stack.enter_context(closing(open_feed(design, dataset, options, executor, step)))
+            length = CallLength(config.batch.call_seconds, steps.steps_per_call)
+            feed = stack.enter_context(closing(open_feed(design, dataset, options, executor, step, length.steps)))
             block = feed.next()
             for what, compiled in calls.compile(state, feed.resident, block):
                 recorder.compiled(what, compiled)
@@ -189,11 +189,13 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts | Non
             wait = 0.0
             why = group.agree_to_stop(interrupt.signal_name)
             while step < steps.total_steps and not why:
-                state, metrics = calls.at(step)(state, feed.resident, block)
+                num_steps = feed.num_steps
+                state, metrics = calls.at(step)(state, feed.resident, block, num_steps)
                 profile.called(metrics)
-                step += steps.steps_per_call
+                step += num_steps
                 call = InFlight(
                     last_step=step,
+                    num_steps=num_steps,
                     metrics=metrics,
                     wait_seconds=wait,
                     copy=executor.copy_to_save(state) if steps.checkpoint_due(step) else None,
@@ -202,6 +204,7 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts | Non
                 reader.submit(call)
                 why = group.agree_to_stop(interrupt.signal_name) if step < steps.total_steps else None
                 if step < steps.total_steps and not why:
+                    feed.limit(group.broadcast(length.update(recorder.step_seconds)))
                     waited = feed.stats.wait_seconds
                     block = feed.next(metrics["loss"])
                     wait = feed.stats.wait_seconds - waited

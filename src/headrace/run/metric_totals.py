@@ -33,7 +33,8 @@ class Unlogged:
     def add(self, metrics: HostMetrics, wait: float) -> "Unlogged":
         """Return the sums with one more call."""
         good = np.isfinite(metrics["loss"])
-        sums = {key: getattr(self, key) + float(metrics[key][good].sum(dtype=np.float64)) for key in _SUMMED}
+        # One after the other, as np.sum does not: the bits of a sum must not depend on how steps are cut into calls.
+        sums = {key: sum(metrics[key][good].tolist(), getattr(self, key)) for key in _SUMMED}
         skipped = self.skipped + int(metrics["skipped"].sum())
         return Unlogged(**sums, skipped=skipped, wait_seconds=self.wait_seconds + wait)
 

@@ -44,7 +44,8 @@ class InFlight:
     """A call that the devices are working on, and what was launched behind it."""
 
     last_step: int
-    metrics: Any
+    num_steps: int
+    metrics: Any  # arrays whose first `num_steps` rows are the call's
     wait_seconds: float  # how long the feed kept the host waiting before this call
     copy: State | None  # the state after the call, for a checkpoint
     evaluation: Started | None
@@ -95,6 +96,7 @@ class RunRecorder:
         self._elapsed_before, self._began = 0.0, time.perf_counter()
         self._read_at = self._began
         self.step = 0  # the last one whose results have been read
+        self.step_seconds: float | None = None  # of the call that was read last
         self._saved_step = 0  # of the newest checkpoint; 0: there is none
 
     def continue_from(self, restored: Restored, past: Past) -> None:
@@ -121,8 +123,9 @@ class RunRecorder:
         """Wait for a call's metrics, refuse bad ones, then record, save and validate what was due after it."""
         jax.block_until_ready(call.metrics)
         now = time.perf_counter()
-        metrics = jax.device_get(call.metrics)
+        metrics = {name: rows[: call.num_steps] for name, rows in jax.device_get(call.metrics).items()}
         seconds, self._read_at = now - self._read_at, now
+        self.step_seconds = max(seconds - call.wait_seconds, 1e-6) / call.num_steps
         self.clock.add("train", seconds)
         self.clock.add("wait", call.wait_seconds)
         self.totals.add_call(call.last_step, metrics, seconds, call.wait_seconds)

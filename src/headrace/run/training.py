@@ -8,23 +8,24 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from headrace.config.schema import Learning, Pipeline
 from headrace.core.errors import RunStopped
 from headrace.data.dataset import DataSet
 from headrace.data.feeding.blocks import FeedOptions
 from headrace.data.feeding.cache import fetch, fetch_labels
-from headrace.data.feeding.feed import TrainFeed
+from headrace.data.feeding.feed import CallSpans, TrainFeed
 from headrace.data.feeding.order import WHOLE, ProcessShard, StepShape, class_weights
 from headrace.engine.compiler import compiler_options
-from headrace.engine.devices import CompileCounts, count_compilations, replica_mesh, take
+from headrace.engine.devices import CompileCounts, count_compilations, replica_mesh, replicated, take
+from headrace.engine.multiprocess_arrays import place
 from headrace.engine.objective import training_loss
 from headrace.engine.pipeline.dispatch import make_dispatcher
 from headrace.engine.pipeline.state_placement import Home, host_memory_of
 from headrace.engine.pipeline.training_stages import StageSpec
 from headrace.engine.state import State, put_state, snapshot
-from headrace.engine.step import StepSpec, make_call, make_step, put_on
+from headrace.engine.step import Metrics, StepSpec, make_call, make_step, put_on
 from headrace.plan.plan import Plan
 from headrace.plan.resolution import SizeSpan
 from headrace.run.design import Design
@@ -55,7 +56,7 @@ class Executor(Protocol):
         ...
 
     def compile(self, state: State, resident: Any, block: Any) -> Callable[..., Any]:
-        """Return the call's program, compiled; the state is left as it is."""
+        """Return the call's program `(state, resident, block, num_steps)`, compiled; the state is left as it is."""
         ...
 
 
@@ -89,8 +90,27 @@ class DeviceLoop:
 
     def compile(self, state: State, resident: Any, block: Any) -> Callable[..., Any]:
         """Compile the call ahead of its first use."""
-        lowered = make_call(make_step(self.spec), self.mesh, block).lower(state, resident, block)
-        return lowered.compile(compiler_options=dict(self.spec.compiler_options))
+        whole = replicated(self.mesh)
+        call = make_call(make_step(self.spec), self.mesh, block)
+        lowered = call.lower(state, resident, block, place(np.int32(1), whole))
+        program = lowered.compile(compiler_options=dict(self.spec.compiler_options))
+        return CallProgram(program, whole)
+
+
+@dataclass(frozen=True)
+class CallProgram:
+    """A compiled device loop; the number of steps is put where it needs it."""
+
+    program: Any
+    where: NamedSharding
+
+    def __call__(self, state: State, resident: Any, block: Any, num_steps: int) -> tuple[State, Metrics]:
+        """Run the first `num_steps` steps of a block; the state is donated."""
+        return self.program(state, resident, block, place(np.int32(num_steps), self.where))
+
+    def memory_analysis(self) -> Any:
+        """Return what XLA says of the program's memory."""
+        return self.program.memory_analysis()
 
 
 def make_executor(plan: Plan, spec: StepSpec, devices: list[Any], wanted: Pipeline) -> Executor:
@@ -165,8 +185,10 @@ def process_shard(plan: Plan) -> ProcessShard:
     )
 
 
-def open_feed(design: Design, dataset: DataSet, options: FeedOptions, executor: Executor, first_step: int) -> TrainFeed:
-    """Return the feed that starts at `first_step`."""
+def open_feed(
+    design: Design, dataset: DataSet, options: FeedOptions, executor: Executor, first_step: int, limit: int = 0
+) -> TrainFeed:
+    """Return the feed that starts at `first_step`, with calls of at most `limit` steps (0: as long as they may be)."""
     config, batch, steps = design.config, design.plan.batch, design.plan.steps
     shape = StepShape(
         seed=config.run.seed,
@@ -178,9 +200,43 @@ def open_feed(design: Design, dataset: DataSet, options: FeedOptions, executor: 
         micro_batch_size=batch.micro_batch_size,
         balanced=config.data.balanced_sampling,
     )
-    num_calls = (steps.total_steps - first_step) // steps.steps_per_call
-    options = replace(options, shard=process_shard(design.plan))
-    return TrainFeed(dataset.train, shape, steps.steps_per_call, first_step, num_calls, options, executor.put)
+    sizes = [span.first_step for span in design.sizes]
+
+    def next_end(step: int) -> int:
+        return min([steps.next_event(step), *(first for first in sizes if first > step)])
+
+    calls = CallSpans(
+        first_step=first_step,
+        last_step=steps.total_steps,
+        max_steps=steps.steps_per_call,
+        next_end=next_end,
+        limit=limit,
+    )
+    return TrainFeed(dataset.train, shape, calls, replace(options, shard=process_shard(design.plan)), executor.put)
+
+
+_GROWTH = 8  # a first measurement may be far off: the program is loaded, caches are cold
+
+
+@dataclass
+class CallLength:
+    """How many steps a call has, so that it lasts at most about `seconds`: measured as the run goes on.
+
+    Between two calls the progress moves, and a signal is obeyed. 0 seconds: as many as fit.
+    """
+
+    seconds: float
+    most: int
+    steps: int = 0
+
+    def __post_init__(self) -> None:
+        self.steps = 1 if self.seconds else self.most
+
+    def update(self, step_seconds: float | None) -> int:
+        """Return the length of calls to come after a step was measured to take so long."""
+        if self.seconds and step_seconds:
+            self.steps = max(1, min(int(self.seconds / step_seconds), _GROWTH * self.steps, self.most))
+        return self.steps
 
 
 def compile_call(executor: Executor, state: State, resident: Any, block: dict[str, Any]) -> Compiled:

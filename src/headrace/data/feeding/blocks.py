@@ -1,5 +1,6 @@
 """Make the host's part of a block: gather images by threads and, where the host preprocesses, preprocess them."""
 
+import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -67,12 +68,16 @@ class BlockReader:
         as_sent = options.eight_bit_transfer and options.preprocess.on_device
         self._in_place = source if as_sent and isinstance(source, DecodingSource) else None
 
-    def read(self, index: np.ndarray, epoch: np.ndarray | int) -> dict[str, np.ndarray]:
-        """Return fresh {images [*index.shape, H, W, C], labels}; `epoch` is one number or one for each sample."""
+    def read(self, index: np.ndarray, epoch: np.ndarray | int, num_rows: int = 0) -> dict[str, np.ndarray]:
+        """Return fresh {images [*index.shape, H, W, C], labels}; `epoch` is one number or one for each sample.
+
+        The images have at least `num_rows` rows: those beyond the index are not touched, and so take no memory yet.
+        """
         flat = index.reshape(-1)
         epochs = np.broadcast_to(np.asarray(epoch, np.uint32), index.shape).reshape(-1)
         hwc = self._source.image_hwc
-        images = np.empty((len(flat), *hwc), np.uint8 if self._options.eight_bit_transfer else np.float32)
+        shape = (max(len(index), num_rows), *index.shape[1:])
+        images = np.empty((math.prod(shape), *hwc), np.uint8 if self._options.eight_bit_transfer else np.float32)
         size = max(1, _CHUNK_BYTES // int(np.prod(hwc)))
         if self._in_place is not None:  # decoding: few images at a time, so that the threads end together
             size = max(1, min(size, len(flat) // (4 * self._options.num_threads)))
@@ -82,9 +87,9 @@ class BlockReader:
                 return
             chunk = slice(start, start + size)
             if self._in_place is not None:
-                self._in_place.read_into(*self._shown(flat[chunk], epochs[chunk]), images[chunk])
+                self._in_place.read_into(*self._shown(flat[chunk], epochs[chunk]), images[: len(flat)][chunk])
             else:
-                images[chunk] = self._chunk(flat[chunk], epochs[chunk])
+                images[: len(flat)][chunk] = self._chunk(flat[chunk], epochs[chunk])
 
         starts = range(0, len(flat), size)
         if len(starts) == 1 or self._options.num_threads == 1:
@@ -92,7 +97,7 @@ class BlockReader:
                 fill(start)
         else:
             list(self._pool.map(fill, starts))  # list: an exception in a thread is raised here
-        return {"images": images.reshape(*index.shape, *hwc), "labels": self._source.labels[index % len(self._source)]}
+        return {"images": images.reshape(*shape, *hwc), "labels": self._source.labels[index % len(self._source)]}
 
     def close(self) -> None:
         """End the threads, leaving a block that is being read unfinished."""

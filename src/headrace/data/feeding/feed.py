@@ -6,10 +6,11 @@ read by threads and put on the devices while earlier blocks are in use.
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 import jax
@@ -40,16 +41,15 @@ class FeedStats:
 
 
 class Prefetcher:
-    """The blocks `make(0)` ... `make(num_blocks - 1)`, each made before it is asked for.
+    """The blocks `make(what)` for each `what` in turn, each made before it is asked for.
 
     Every block is made of fresh arrays: a device array may share memory with the NumPy array it was put from.
     """
 
-    def __init__(self, make: Callable[[int], Any], num_blocks: int, depth: int, stats: FeedStats) -> None:
-        self._make, self._num_blocks = make, num_blocks
+    def __init__(self, make: Callable[[Any], Any], whats: Iterable[Any], depth: int, stats: FeedStats) -> None:
+        self._make, self._whats = make, iter(whats)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="feed")
         self._pending: deque[Future[Any]] = deque()
-        self._next_block = 0
         self._failure: BaseException | None = None
         self.stats = stats  # the caller's: `make` may count into it before this constructor has returned
         for _ in range(depth):
@@ -64,7 +64,7 @@ class Prefetcher:
         if self._failure is not None:
             raise self._failure
         if not self._pending:
-            raise RuntimeError(f"The feed has no more blocks than {self._num_blocks}.")
+            raise RuntimeError(f"The feed has no more blocks than {self.stats.blocks}.")
         future = self._pending.popleft()
         waited = _idle_seconds(future, in_flight)
         try:
@@ -87,14 +87,13 @@ class Prefetcher:
         self._pending.clear()
 
     def _submit(self) -> None:
-        if self._next_block < self._num_blocks:
-            self._pending.append(self._worker.submit(self._timed, self._next_block))
-            self._next_block += 1
+        for what in islice(self._whats, 1):
+            self._pending.append(self._worker.submit(self._timed, what))
 
-    def _timed(self, number: int) -> Any:
+    def _timed(self, what: Any) -> Any:
         start = time.perf_counter()
         try:
-            return self._make(number)
+            return self._make(what)
         finally:
             self.stats.prepare_seconds += time.perf_counter() - start
 
@@ -134,36 +133,66 @@ class _PreparedFeed:
         self._prefetcher.close()
 
 
-class TrainFeed(_PreparedFeed):
-    """The blocks of a training run from any step on, `num_calls` of them: index [K, G, B] and epoch [K]."""
+@dataclass(frozen=True, kw_only=True)
+class CallSpans:
+    """Which steps the calls of a run may have: at most `max_steps`, none beyond the next end."""
 
-    def __init__(
-        self,
-        source: Source,
-        shape: StepShape,
-        steps_per_call: int,
-        first_step: int,
-        num_calls: int,
-        options: FeedOptions,
-        put: Put,
-    ) -> None:
+    first_step: int
+    last_step: int
+    max_steps: int
+    limit: int = 0  # of the first calls, until another one is set; 0: none
+    next_end: Callable[[int], int] = lambda step: 2**62  # the first step after `step` at which a call must end
+
+
+class TrainFeed(_PreparedFeed):
+    """The blocks of a training run from any step on: index [K, G, B] and epoch [K], where K is the longest call.
+
+    A block's first `num_steps` rows are filled; all blocks have one shape, so that one program runs them.
+    """
+
+    def __init__(self, source: Source, shape: StepShape, calls: CallSpans, options: FeedOptions, put: Put) -> None:
         assert shape.num_samples == len(source)
-        self._shape, self._steps, self._first, self._put = shape, steps_per_call, first_step, put
+        self._shape, self._calls, self._put = shape, calls, put
+        self._limit = calls.limit or calls.max_steps
+        self.num_steps = 0  # of the block that was returned last
         self._columns = options.shard.columns(shape.num_replicas * shape.micro_batch_size)
         order = balanced_order(source.labels) if shape.balanced else epoch_order
         self._order = lru_cache(maxsize=4)(order)  # a block is seldom in more than two epochs
         self.resident = make_resident(source, put, options.shard) if options.cache.where == "device" else None
         self._reader = BlockReader(source, options, train=True) if self.resident is None else None
         self.stats = FeedStats()  # what feeding cost so far
-        self._prefetcher = Prefetcher(self._make, num_calls, options.prefetch_depth, self.stats)
+        self._prefetcher = Prefetcher(self._make, self._spans(), options.prefetch_depth, self.stats)
 
-    def _make(self, number: int) -> dict[str, Any]:
-        index, epoch = step_indices(self._shape, self._first + number * self._steps, self._steps, self._order)
+    def next(self, in_flight: Any = None) -> dict[str, Any]:
+        """Return the next block, with images and labels unless they are resident; `num_steps` says how many it has."""
+        block, self.num_steps = self._prefetcher.next(in_flight)
+        return block
+
+    def limit(self, num_steps: int) -> None:
+        """Give blocks at most so many steps, from the first that is not begun yet.
+
+        How many are begun depends on the calls of `next` alone, so processes that set the same limit between the same
+        two calls have the same blocks.
+        """
+        self._limit = num_steps
+
+    def _spans(self) -> Iterator[range]:
+        step = self._calls.first_step
+        while step < self._calls.last_step:
+            length = max(1, min(self._limit, self._calls.max_steps))
+            end = min(step + length, self._calls.next_end(step), self._calls.last_step)
+            yield range(step, end)
+            step = end
+
+    def _make(self, steps: range) -> tuple[dict[str, Any], int]:
+        index, epoch = step_indices(self._shape, steps.start, len(steps), self._order)
         index = index[:, :, self._columns]
         block = {"index": index, "epoch": epoch}
         if self._reader is not None:
-            block |= self._reader.read(index, epoch[:, None, None])
-        return _sent(block, lambda: self._put(block, "steps"), self.stats)
+            block |= self._reader.read(index, epoch[:, None, None], self._calls.max_steps)
+        block = {key: _with_rows(rows, self._calls.max_steps) for key, rows in block.items()}
+        images = index.size
+        return _sent(block, lambda: self._put(block, "steps"), self.stats, images), len(steps)
 
 
 class EvalFeed:
@@ -186,7 +215,7 @@ class EvalFeed:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         self.stats = FeedStats()
-        prefetcher = Prefetcher(self._make, self.num_blocks, self._depth, self.stats)
+        prefetcher = Prefetcher(self._make, range(self.num_blocks), self._depth, self.stats)
         try:
             for _ in range(self.num_blocks):
                 yield prefetcher.next()
@@ -217,7 +246,7 @@ class RepeatedFeed(_PreparedFeed):
         self._columns = options.shard.columns(shape[1])
         self._reader = BlockReader(source, options, train=False) if options.cache.where != "device" else None
         self.stats = FeedStats()
-        self._prefetcher = Prefetcher(self._make, num_blocks, options.prefetch_depth, self.stats)
+        self._prefetcher = Prefetcher(self._make, range(num_blocks), options.prefetch_depth, self.stats)
 
     def _make(self, number: int) -> dict[str, Any]:
         size = self._shape[0] * self._shape[1]
@@ -229,11 +258,18 @@ class RepeatedFeed(_PreparedFeed):
         return _sent(block, lambda: self._put(block, "batches"), self.stats)
 
 
-def _sent(block: dict[str, np.ndarray], put: Callable[[], Any], stats: FeedStats) -> Any:
+def _with_rows(rows: np.ndarray, num_rows: int) -> np.ndarray:
+    """Return an array of so many rows that begins with these."""
+    if len(rows) == num_rows:
+        return rows
+    return np.concatenate([rows, np.zeros((num_rows - len(rows), *rows.shape[1:]), rows.dtype)])
+
+
+def _sent(block: dict[str, np.ndarray], put: Callable[[], Any], stats: FeedStats, images: int | None = None) -> Any:
     """Send a block and wait until the devices have it: this thread has nothing else to do, and so the time is known."""
     begin = time.perf_counter()
     placed = jax.block_until_ready(put())
     stats.send_seconds += time.perf_counter() - begin
-    stats.images += block["index"].size
+    stats.images += block["index"].size if images is None else images
     stats.bytes += sum(array.nbytes for array in block.values())
     return placed

@@ -142,10 +142,10 @@ class Dispatcher:
         steps(start, 1, observe=tracer.observe)
         return tracer.table(self.table)
 
-    def __call__(self, state: State, resident: Any, block: Any) -> tuple[State, Metrics]:
-        """Run the steps of a block; the state is donated."""
+    def __call__(self, state: State, resident: Any, block: Any, num_steps: int | None = None) -> tuple[State, Metrics]:
+        """Run the first `num_steps` steps of a block, or all of them; the state is donated."""
         start = self._start(self._split(state), resident, block)
-        end = self.plan.compile(start)(start, _num_steps(block))
+        end = self.plan.compile(start)(start, _num_steps(block) if num_steps is None else num_steps)
         parts = [
             {"params": end["params", node]} | end["fixed", node] | end["slots", node]
             for node in map(Node, range(len(self.stages)))
