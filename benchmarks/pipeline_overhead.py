@@ -6,6 +6,12 @@
 All stages are put on device 0. `headrace` itself would run them as one program there; here the dispatcher is made to
 run them, as it does when they are on devices of their own, so that its cost can be seen. Prints a line of JSON: ms per
 step of the device loop and of the dispatcher, alternating, and the host's microseconds per action.
+
+    PYTHONPATH=src python benchmarks/pipeline_overhead.py --tiny
+
+measures launching alone, with four stages that compute next to nothing, on one device and on four: microseconds per
+action in all, and with the interpreter lock held. A thread that counts in Python beside the launches loses just the
+time in which they hold the lock: held = (1 - its rate / its rate alone) x the time of the run.
 """
 
 import json
@@ -25,6 +31,7 @@ from headrace.run.design import Design, design_run, starting_state
 from headrace.run.training import make_executor, open_feed, step_spec
 
 STEPS, ROUNDS = 10, 4
+jax.config.update("jax_num_cpu_devices", 4)
 
 
 class Side:
@@ -53,6 +60,10 @@ class Side:
 
 def main(argv: list[str]) -> None:
     """Measure and print."""
+    if argv == ["--tiny"]:
+        for mapping in ([0, 0, 0, 0], [0, 1, 2, 3]):
+            print(json.dumps(measure_tiny(mapping)))
+        return
     resolved, _ = parse([*argv, "--device-mapping", *"0000"[: 1 + len(_splits(argv))]], "pipeline_overhead")
     design = _with_calls(design_run(resolved.config), STEPS, 2)
     sides = {"device loop": Side(design, True), "dispatcher": Side(design, False)}
@@ -80,6 +91,60 @@ def main(argv: list[str]) -> None:
         "jax": jax.__version__,
     }
     print(json.dumps(result))
+
+
+def measure_tiny(mapping: list[int], num_micros: int = 64, num_steps: int = 20) -> dict[str, Any]:
+    """Return what an action of a pipeline of tiny stages costs the host."""
+    import optax
+
+    from headrace import OptimizerOutput, Outfeed, Stage, pipeline
+
+    stages = [Stage(lambda p, x: x * p, 1.0) for _ in mapping]
+    pipe = pipeline(
+        stages,
+        num_micros,
+        optimizer_function=lambda y: OptimizerOutput(optax.sgd(0.0), y),
+        inputs=[1.0],
+        outfeed=Outfeed(mode="LAST"),
+        device_mapping=mapping,
+        repeat_count=num_steps,
+    )
+    state = pipe(pipe.init())
+    num_actions = len(pipe.table.cells) * num_steps
+    alone = _count_beside(lambda: time.sleep(0.5))[0]
+    seconds = min(_timed(lambda: jax.block_until_ready(pipe(state).weights)) for _ in range(ROUNDS))
+    beside, while_counting = _count_beside(lambda: jax.block_until_ready(pipe(state).weights))
+    return {
+        "device_mapping": mapping,
+        "us_per_action": round(1e6 * seconds / num_actions, 1),
+        "us_held_per_action": round(1e6 * (1 - beside / alone) * while_counting / num_actions, 1),
+        "device": jax.devices()[0].device_kind,
+        "jax": jax.__version__,
+    }
+
+
+def _timed(work: Any) -> float:
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+def _count_beside(work: Any) -> tuple[float, float]:
+    """Return how far a Python thread counts in a second while the work runs, and the seconds."""
+    import threading
+
+    done, counted = threading.Event(), [0]
+
+    def count() -> None:
+        while not done.is_set():
+            counted[0] += 1
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    seconds = _timed(work)
+    done.set()
+    thread.join()
+    return counted[0] / seconds, seconds
 
 
 def _splits(argv: list[str]) -> list[str]:

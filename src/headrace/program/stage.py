@@ -142,8 +142,9 @@ def make_functions(stages: Sequence[tuple[Stage, ...] | Stage], work: Work) -> d
     numbers: dict[int, int] = {}
     functions = {}
     for position, (node, stage) in enumerate(pairs):
-        held = jax.tree.leaves(stage.params)
-        number = numbers.setdefault(id(stage.params) if held else -1 - position, len(numbers))
+        # Python keeps one object for equal constants: a bare number is nobody's shared weight.
+        can_be_shared = jax.tree.leaves(stage.params) and not isinstance(stage.params, int | float | np.generic)
+        number = numbers.setdefault(id(stage.params) if can_be_shared else -1 - position, len(numbers))
         functions[node] = Function(
             name=f"Stage {node} ({name_of(stage.apply)})",
             apply=stage.apply,
@@ -169,12 +170,11 @@ def _weights(node: Node, stage: Stage) -> Any:
 
 
 def _check_sharing(pairs: list[tuple[Node, Stage]], functions: dict[Node, Function], work: Work) -> None:
-    owner: dict[int, Node] = {}  # array -> the first node that holds it
+    owner: dict[int, Node] = {}  # params or array -> the first node that holds it
     for node, stage in pairs:
-        for leaf in jax.tree.leaves(stage.params):
-            if not isinstance(leaf, np.ndarray | jax.Array):
-                continue
-            first = owner.setdefault(id(leaf), node)
+        arrays = [leaf for leaf in jax.tree.leaves(stage.params) if isinstance(leaf, np.ndarray | jax.Array)]
+        for held in (functions[node].weights, *map(id, arrays)):
+            first = owner.setdefault(held, node)
             if first == node:
                 continue
             if functions[first].weights != functions[node].weights:
