@@ -77,7 +77,5 @@ def test_a_walk_names_each_file_once_and_refuses_what_was_not_called():
         count.walked_files(on_path, ("gone",))
 
 
-def test_the_package_keeps_its_shape():
-    counts = count.static_counts()
-    assert len(counts["repeated names"]) <= 5
-    assert counts["files"] <= 230
+def test_few_base_names_occur_twice():
+    assert len(count.static_counts()["repeated names"]) <= 5
