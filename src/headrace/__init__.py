@@ -8,7 +8,7 @@ import importlib
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from headrace.core.version import __version__
+from headrace.core import __version__
 
 # Each public name and the module that defines it, with its name there where that is another one.
 _HOME = {

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from headrace.core.bounded_json import MAX_DEPTH, parse_json
+from headrace.core.files import MAX_DEPTH, parse_json
 
 
 @pytest.mark.parametrize(

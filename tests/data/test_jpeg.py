@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import simplejpeg
 
-from headrace.data.decoding import image_source as image_source
+from headrace.data.decoding import image_source
 from headrace.data.decoding.crop import CROP_RULES
 from headrace.data.decoding.image import BadImage, read_header
 from headrace.data.decoding.image_source import ImageSource, ViewSpec

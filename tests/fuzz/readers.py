@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from headrace.config.yaml_blocks import read_blocks
-from headrace.core.bounded_json import parse_json
 from headrace.core.errors import HeadraceError
+from headrace.core.files import parse_json
 from headrace.core.tensor_file import write_safetensors
 from headrace.data.sets.cifar import read_batch_pickle
 from headrace.data.sets.indexed_samples import check_rows, read_npz

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.job.process_info import ProcessInfo
+from headrace.job.detect_launcher import ProcessInfo
 from headrace.job.rendezvous import Channel, ChannelClosed
 
 from .processes import PATIENCE, SRC

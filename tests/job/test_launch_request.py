@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from headrace.core.errors import ConfigError
+from headrace.job.detect_launcher import ProcessInfo
 from headrace.job.launch_request import LaunchRequest, parse_launch_options, script_and_arguments
 from headrace.job.launcher import choose_driver, process_command
 from headrace.job.local_processes import cores_per_process, describe_exit, process_gpus, process_variables, visible_gpus
-from headrace.job.process_info import ProcessInfo
 from headrace.job.remote_processes import mpirun_command, split_evenly, srun_command, user_variables
 
 # Seed 001, as printed, and what the text around each says: (processes, replicas, devices of a replica, hosts)

@@ -8,9 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from headrace.checkpoint.store import list_checkpoints, verify, write_error
-from headrace.core.bounded_json import parse_json
 from headrace.core.errors import CheckpointError
-from headrace.core.files import write_atomic
+from headrace.core.files import parse_json, write_atomic
 
 BEST_FILE = "best.json"
 

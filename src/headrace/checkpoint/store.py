@@ -25,9 +25,8 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
-from headrace.core.bounded_json import parse_json
 from headrace.core.errors import CheckpointError
-from headrace.core.files import sync_directory, write_synced
+from headrace.core.files import parse_json, sync_directory, write_synced
 from headrace.core.tensor_file import DTYPES, read_tensors
 
 FORMAT = "headrace-checkpoint"

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from headrace.core import __version__
 from headrace.core.errors import HeadraceError, did_you_mean
-from headrace.core.version import __version__
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 

@@ -67,7 +67,7 @@ def _make_averages(result: "RunResult", config: "Config", *, validate_them: bool
     if result.outcome != "finished" or not requested:
         return
     from headrace.cli.validate import Table
-    from headrace.run.averages import averages_after
+    from headrace.run.run_average import averages_after
     from headrace.run.validation import validate
 
     for made in averages_after(result.directory, config):

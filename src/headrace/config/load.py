@@ -2,6 +2,8 @@
 
 `resolve` is for the command line, `config_from` for code, `to_saved` and `from_saved` for what is stored with a run.
 Options of another application are accepted where a `Translation` is given (see headrace.reference).
+
+What is filled in here keeps an origin of the kind `default`, so that it is derived again when options change.
 """
 
 import copy
@@ -13,16 +15,69 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.config.checks import check
-from headrace.config.derived import derive
 from headrace.config.field import COMMAND_LINE, DEFAULT, TRANSLATED, Option, Origin, Spelled, find, spellings
 from headrace.config.layers import TIES, Found, Given, Layer, Tie, launcher_layer, merge_layers
+from headrace.config.model_table import Variant, find_variant
 from headrace.config.schema import SECTIONS, Config, all_options, options_in
-from headrace.config.section_data import IMAGE_DATASETS
+from headrace.config.section_data import IMAGE_DATASETS, IMAGE_SIZES, SYNTHETIC_DATASETS
 from headrace.config.values import BOOL, read_bool
 from headrace.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from headrace.config.yaml_blocks import Block
+
+# Values that follow from other options once all are known: the network's full name, its image size, ...
+
+
+ALL_CHECKPOINTS = 1_000_000
+_ANY_SIZE = (*SYNTHETIC_DATASETS, "imagenet")
+
+
+def derive(found: Mapping[str, Given]) -> dict[str, Given]:
+    """Return all options with those filled in that follow from others."""
+    settled = _checkpoints_for_averages(dict(found))
+    name, size = found["model_name"], found["model_size"].value
+    image_size = found["image_size"].value or IMAGE_SIZES.get(found["dataset"].value)
+    try:
+        variant = find_variant(name.value, size, image_size)
+    except ConfigError:
+        if size is not None:
+            raise
+        return _momentum(settled)  # not a network of the table: refused, or found elsewhere, when it is built
+    settled["model_name"] = Given(value=variant.name, origin=name.origin)
+    if image_size is None and _takes_own_size(found["dataset"].value, variant):
+        origin = Origin(kind="default", where=f"of {variant.name}")
+        settled["image_size"] = Given(value=variant.image_size, origin=origin)
+    return _momentum(settled)
+
+
+def _takes_own_size(dataset: str, variant: Variant) -> bool:
+    """Say whether images get the network's own size: synthetic ones do, and all image files for an EfficientNet."""
+    return dataset in _ANY_SIZE or (dataset in IMAGE_DATASETS and variant.family == "efficientnet")
+
+
+def _momentum(found: dict[str, Given]) -> dict[str, Given]:
+    """Take bn_momentum from norm_layer where that says it."""
+    norm: Any = found["norm_layer"]
+    momentum = norm.value.get("momentum")
+    if momentum is None or not isinstance(momentum, int | float):
+        return found
+    own = found["bn_momentum"]
+    if own.origin.is_given and own.value != momentum:
+        raise ConfigError(
+            f"norm_layer says momentum {momentum}, bn_momentum says {own.value}.", remedy="Leave one of them out."
+        )
+    return found | {"bn_momentum": Given(value=float(momentum), origin=norm.origin)}
+
+
+def _checkpoints_for_averages(found: dict[str, Given]) -> dict[str, Given]:
+    """Keep all checkpoints where averages of them are asked for."""
+    asked = found["average_last_epochs"].value or found["average_decays"].value
+    if not asked or found["max_ckpts_to_keep"].origin.is_given:
+        return found
+    origin = Origin(kind="default", where="with averages of checkpoints")
+    return found | {"max_ckpts_to_keep": Given(value=ALL_CHECKPOINTS, origin=origin)}
+
 
 DEFAULT_RECIPE = "default"
 IMAGES_RECIPE = "images"  # the default where somebody names a path to their images

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.core.bounded_json import parse_json
+from headrace.core.files import parse_json
 from headrace.core.units import parse_bytes
 
 TRUE_WORDS = ("true", "on", "yes", "1")

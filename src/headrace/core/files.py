@@ -1,10 +1,12 @@
-"""Writing that survives crashes and other processes: atomic files, durable renames, a lock on a directory."""
+"""Files: atomic writing, durable renames, a lock on a directory, and reading JSON that nobody vouches for."""
 
 import fcntl
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from headrace.core.errors import CheckpointError
 
@@ -72,3 +74,46 @@ def _lock(handle: int, directory: Path) -> None:
         ) from error
     except OSError:
         return  # this file system has no locks: continue without one
+
+
+# JSON from files and other processes, with bounds: the standard reader recurses as deep as the text says.
+
+
+MAX_BYTES = 64 << 20
+MAX_DEPTH = 64
+
+
+def parse_json(text: str | bytes, max_bytes: int = MAX_BYTES) -> Any:
+    """Return the value; whatever is wrong with the text is a ValueError.
+
+    Refused beside what is not JSON: more than `max_bytes`, nesting deeper than MAX_DEPTH, and halves of surrogate
+    pairs, which no file can hold again. Memory: at most about 40 times the text (a text of empty lists).
+    """
+    if len(text) > max_bytes:
+        raise ValueError(f"{len(text):,} bytes of JSON, more than {max_bytes:,}")
+    try:
+        value = json.loads(text)
+        _refuse_deep(value)
+        if text.count("\\u" if isinstance(text, str) else b"\\u"):  # pyright: ignore[reportArgumentType]; only an escape can write half a pair
+            json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError:
+        raise ValueError(f"JSON nested deeper than {MAX_DEPTH} levels") from None
+    except UnicodeEncodeError as error:
+        raise ValueError(f"JSON with a text that is not Unicode ({error.reason})") from None
+    return value
+
+
+def _refuse_deep(value: Any) -> None:
+    """Refuse nesting that code which walks the value could not bear."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for each in level
+            if isinstance(each, dict | list)
+            for inner in (each.values() if isinstance(each, dict) else each)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return
+    raise ValueError(f"JSON nested deeper than {MAX_DEPTH} levels")

@@ -8,7 +8,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from headrace.core.bounded_json import parse_json
+from headrace.core.files import parse_json
 
 # safetensors.numpy.load knows no bfloat16, so the table is ours.
 DTYPES: dict[str, np.dtype] = {

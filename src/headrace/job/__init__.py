@@ -8,20 +8,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headrace.job.consistency import check_consistency
-    from headrace.job.control import ProcessGroup, current_group
-    from headrace.job.detect_launcher import detect_process_info
+    from headrace.job.control import ProcessGroup, check_consistency, current_group
+    from headrace.job.detect_launcher import ProcessInfo, detect_process_info
     from headrace.job.join import check_devices_per_replica, join_job, report_lost_process
     from headrace.job.launch_request import LAUNCH_OPTIONS, LaunchRequest, parse_launch_options
     from headrace.job.launcher import launch
-    from headrace.job.process_info import ProcessInfo
 
 _FILES = {
     "LAUNCH_OPTIONS": "launch_request",
     "LaunchRequest": "launch_request",
     "ProcessGroup": "control",
-    "ProcessInfo": "process_info",
-    "check_consistency": "consistency",
+    "ProcessInfo": "detect_launcher",
+    "check_consistency": "control",
     "check_devices_per_replica": "join",
     "current_group": "control",
     "detect_process_info": "detect_launcher",

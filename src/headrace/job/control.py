@@ -1,22 +1,66 @@
-"""Control messages between the processes of a job: what process 0 decides, and what all must agree on.
+"""Control messages between the processes of a job, what all must agree on, and connecting their devices.
 
 Small values go through the key-value store of JAX's coordination service, which waits for no device and exists before
 any device is touched; arrays go through XLA's collectives. Every process must make the same calls in the same order.
+
+Collectives connect the processes at their first use and give up if one is late: gloo waits 30 seconds, whatever is
+set, and one process may well compile for longer than that after another. Later collectives have no such limit.
 """
 
+import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
+from jax import lax
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
+from headrace.core.errors import ConfigError
 from headrace.core.jax_private import CoordinationClient, coordination_client
-from headrace.job.warm_collectives import quiet_stdout, warm_collectives
+
+# Run a tiny all-reduce between the devices of all processes before anything is compiled.
+
+
+def warm_collectives(meshes: Iterable[Mesh], batch_norm_group_size: int = 1) -> None:
+    """All-reduce over the replicas of each mesh, and over the groups of replicas that share batch norm statistics."""
+    size = batch_norm_group_size
+    for mesh in dict.fromkeys(meshes):
+        (replica,) = mesh.axis_names
+        sharding = NamedSharding(mesh, P(replica))
+        ones = jax.make_array_from_callback((mesh.size,), sharding, lambda index: np.ones(1, np.float32))
+        groups = [list(range(i, i + size)) for i in range(0, mesh.size, size)] if size > 1 else None
+
+        def count(one: jax.Array, groups: list[list[int]] | None = groups, replica: str = replica) -> jax.Array:
+            total = lax.psum(one, replica)
+            return total if groups is None else lax.psum(total, replica, axis_index_groups=groups)
+
+        mapped = jax.shard_map(count, mesh=mesh, in_specs=P(replica), out_specs=P(replica), check_vma=False)
+        jax.block_until_ready(jax.jit(mapped)(ones))
+
+
+@contextmanager
+def quiet_stdout() -> Iterator[None]:
+    """Discard what libraries print to standard output inside the block: gloo reports every connection."""
+    sys.stdout.flush()
+    # The descriptor itself is redirected, because C++ does not write through sys.stdout.
+    saved, null = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 1)
+        os.close(saved)
+        os.close(null)
+
 
 T = TypeVar("T")
 
@@ -140,3 +184,45 @@ def current_group() -> ProcessGroup:
     """Return the group that this process has joined; a process that joined none is alone."""
     found = coordination_client()
     return ProcessGroup() if found is None else ProcessGroup(*found)
+
+
+# Compare values that must be equal in all processes of a job, before training starts.
+
+
+_MAX_REPORTED = 6
+
+
+def check_consistency(group: ProcessGroup, facts: Mapping[str, Any]) -> None:
+    """Raise ConfigError in every process, naming what differs, unless all processes pass equal named values.
+
+    Values that JSON does not know are compared by their text. Each process sends a digest first; the values themselves
+    are exchanged only to report a difference.
+    """
+    if group.is_alone:
+        return
+    text = json.dumps(facts, sort_keys=True, default=str)
+    if len(set(group.all_gather(hashlib.sha256(text.encode()).hexdigest()))) > 1:
+        _report(group.all_gather(json.loads(text)))
+
+
+def _report(by_process: Sequence[Mapping[str, Any]]) -> None:
+    names = differing_names(by_process)
+    listed = [f"{name}: {', '.join(_values(name, by_process))}" for name in names[:_MAX_REPORTED]]
+    more = f"; and {len(names) - _MAX_REPORTED} more" if len(names) > _MAX_REPORTED else ""
+    raise ConfigError(
+        f"The processes differ in {'; '.join(listed)}{more}.",
+        rule="Every process of a job runs the same command on the same data, with the same versions.",
+        remedy="Start all of them with the same options; configuration files and data must be the same on all hosts.",
+    )
+
+
+def differing_names(by_process: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names whose values are not equal in all processes; a missing name differs from any value."""
+    names = dict.fromkeys(name for facts in by_process for name in facts)
+    missing = object()
+    first = by_process[0]
+    return [name for name in names if any(f.get(name, missing) != first.get(name, missing) for f in by_process)]
+
+
+def _values(name: str, by_process: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [f"{facts.get(name)} (process {number})" for number, facts in enumerate(by_process)][:_MAX_REPORTED]

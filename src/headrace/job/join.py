@@ -12,10 +12,16 @@ from functools import cache
 import jax
 
 from headrace.core.errors import ConfigError, HeadraceError, ProcessLost
-from headrace.job.detect_launcher import LOOPBACK, detect_process_info, split_address
+from headrace.job.detect_launcher import (
+    COORDINATOR,
+    LAUNCHER_PID,
+    LOOPBACK,
+    ProcessInfo,
+    detect_process_info,
+    split_address,
+)
 from headrace.job.liveness import GRACE_SECONDS, LivenessMonitor, ending_message
 from headrace.job.local_processes import process_gpus, visible_gpus
-from headrace.job.process_info import COORDINATOR, LAUNCHER_PID, ProcessInfo
 from headrace.job.rendezvous import rendezvous
 
 # For JAX's own last barrier. It can be short: the liveness monitor makes all processes reach it together.

@@ -17,9 +17,7 @@ from types import FrameType
 from typing import IO
 
 from headrace.core.errors import INTERRUPTED_EXIT_CODE, ConfigError, ProcessLost
-from headrace.job.detect_launcher import format_address
-from headrace.job.launch_request import LaunchRequest
-from headrace.job.process_info import (
+from headrace.job.detect_launcher import (
     COORDINATOR,
     LAUNCHER_PID,
     LOCAL_PROCESS,
@@ -27,7 +25,9 @@ from headrace.job.process_info import (
     NUM_PROCESSES,
     PROCESS,
     ProcessInfo,
+    format_address,
 )
+from headrace.job.launch_request import LaunchRequest
 from headrace.job.remote_processes import job_variables, user_variables
 
 EXIT_SECONDS = 6.0  # for the other processes to exit by themselves after one has failed

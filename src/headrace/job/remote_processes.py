@@ -3,9 +3,16 @@
 from collections.abc import Mapping, Sequence
 
 from headrace.core.errors import ConfigError
-from headrace.job.detect_launcher import format_address, job_port
+from headrace.job.detect_launcher import (
+    COORDINATOR,
+    DEVICES_PER_REPLICA,
+    JOIN_SECONDS,
+    NUM_REPLICAS,
+    SILENCE_SECONDS,
+    format_address,
+    job_port,
+)
 from headrace.job.launch_request import LaunchRequest
-from headrace.job.process_info import COORDINATOR, DEVICES_PER_REPLICA, JOIN_SECONDS, NUM_REPLICAS, SILENCE_SECONDS
 
 FORWARDED_VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "DATASETS_DIR", "DATA_DIR", "XLA_FLAGS")
 

@@ -16,10 +16,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from headrace.core.bounded_json import parse_json
 from headrace.core.errors import ConfigError, RunStopped
-from headrace.job.detect_launcher import format_address, split_address
-from headrace.job.process_info import COORDINATOR, JOIN_SECONDS, ProcessInfo
+from headrace.core.files import parse_json
+from headrace.job.detect_launcher import COORDINATOR, JOIN_SECONDS, ProcessInfo, format_address, split_address
 
 _MAX_MESSAGE_BYTES = 1 << 20  # without an end of line: not a message of ours
 _SEND_SECONDS = 5.0  # a peer that no longer reads must not block us

@@ -19,10 +19,10 @@ from headrace.plan.partition import (
     block_costs,
     compare,
     measured,
+    segments,
     splits_by_name,
     stage_ranges,
 )
-from headrace.plan.recompute import segments
 from headrace.plan.schedule import Node, Work, find_schedule, strict_rule
 from headrace.plan.simulate import make_table, per_stage
 from headrace.plan.table import Table

@@ -13,8 +13,8 @@ from headrace.data.feeding.cache import CacheChoice
 from headrace.model.network import Network
 from headrace.plan.batch import BatchPlan, ValidationPlan, make_batch_plan, make_validation_plan
 from headrace.plan.memory import DataMemory, MemoryPlan, Saving, estimate_memory, find_savings, resident_data, sent_data
+from headrace.plan.partition import kept_elements, recompute_points
 from headrace.plan.pipeline import PipelinePlan, estimate_stage_memory, plan_stages
-from headrace.plan.recompute import kept_elements, recompute_points
 from headrace.plan.report import (
     Line,
     Section,

@@ -1,16 +1,22 @@
-"""Steps, calls and the periods of events: when training logs, saves and validates, and how many steps a call has.
+"""Steps, calls and the periods of events: when training logs, saves, validates and changes the image size.
 
 An event with period `x_every` happens after every `x_every` steps; 0 means never. Every period divides the length of
 the run, so that the final weights are always logged, saved and validated (where enabled).
+
+The sizes are evenly apart and last equally long, up to a share of the run. A call has one size: it ends where a size
+does.
 """
 
 import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 from headrace.config.layers import events_in_run
+from headrace.config.schema import Augment
 from headrace.core.errors import ConfigError
+from headrace.model.network import Network
 
 LOGS, CHECKPOINTS, VALIDATIONS = "--logs-per-epoch", "--ckpts-per-epoch", "--validations-per-epoch"
 
@@ -259,3 +265,75 @@ def no_steps(num_samples: int, global_batch_size: int, num_epochs: int) -> StepP
         validate_every=0,
         steps_per_call=0,
     )
+
+
+# Progressive resolution: which image size each step uses, small at first and full at the end.
+
+
+_MULTIPLE = 4  # pixels: intermediate sizes are multiples of it, so that strides divide them
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeSpan:
+    """Steps of one image size, starting at `first_step`."""
+
+    first_step: int
+    image_hw: tuple[int, int]
+
+    def __str__(self) -> str:
+        return f"{self.image_hw[0]}x{self.image_hw[1]} from step {self.first_step:,}"
+
+
+def size_spans(augment: Augment, network: Network, steps: StepPlan) -> tuple[SizeSpan, ...]:
+    """Return the sizes in order; a single one without progressive resolution."""
+    full = network.input_hwc[:2]
+    whole_run = (SizeSpan(first_step=0, image_hw=full),)
+    first = augment.progressive_resolution
+    if first is None or not steps.total_steps:
+        return whole_run
+    if first >= max(full):
+        raise ConfigError(
+            f"progressive_resolution is {first}, the images are {full[0]}x{full[1]}.",
+            rule="The first size is smaller than the full one.",
+            remedy=f"Use --progressive-resolution {max(_MULTIPLE, max(full) // 2)}, or omit it.",
+        )
+    sizes = _sizes(first, full, augment.progressive_resolution_sizes)
+    spans = tuple(
+        SizeSpan(first_step=_begin(number, len(sizes), augment, steps), image_hw=size)
+        for number, size in enumerate(sizes)
+    )
+    if any(after.first_step <= before.first_step for before, after in pairwise(spans)):
+        raise ConfigError(
+            f"{len(sizes)} image sizes do not fit {steps.total_steps} steps.",
+            rule="Every image size needs a step of its own.",
+            remedy="Use more --num-epochs, or fewer --progressive-resolution-sizes.",
+        )
+    for span in spans:
+        _refuse_misfit(network, span.image_hw)
+    return spans
+
+
+def _sizes(first: int, full: tuple[int, int], count: int) -> list[tuple[int, int]]:
+    """Return the distinct sizes from `first` (the longer side) to the full one."""
+    longest = max(full)
+    sides = [first + (longest - first) * number / (count - 1) for number in range(count)]
+    between = [round(side / _MULTIPLE) * _MULTIPLE for side in sides[1:-1]]
+    ordered = sorted({first, *(side for side in between if first < side < longest)})
+    return [(max(1, round(full[0] * s / longest)), max(1, round(full[1] * s / longest))) for s in ordered] + [full]
+
+
+def _begin(number: int, count: int, augment: Augment, steps: StepPlan) -> int:
+    """Return the step at which a size begins."""
+    exact = steps.total_steps * augment.progressive_resolution_end * number / (count - 1)
+    return min(round(exact), steps.total_steps - 1)
+
+
+def _refuse_misfit(network: Network, hw: tuple[int, int]) -> None:
+    """Raise ConfigError for a network whose weights depend on the image size."""
+    small = replace(network, input_hwc=(*hw, network.input_hwc[2]))
+    if small.total_cost().params != network.total_cost().params:
+        raise ConfigError(
+            f"{network.name} has different weights for {hw[0]}x{hw[1]} images.",
+            rule="With progressive resolution one set of weights serves all sizes: no layer may flatten an image.",
+            remedy="Choose a network that ends in a global pool, such as a ResNet.",
+        )

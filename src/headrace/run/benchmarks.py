@@ -16,8 +16,8 @@ import jax
 
 from headrace.config.load import Resolved
 from headrace.config.schema import Config
+from headrace.core import __version__
 from headrace.core.errors import ConfigError
-from headrace.core.version import __version__
 from headrace.data.dataset import DataSet, open_dataset
 from headrace.data.feeding.cache import make_resident
 from headrace.data.feeding.feed import RepeatedFeed

@@ -11,8 +11,8 @@ import optax
 
 from headrace.config.load import Resolved, to_flat
 from headrace.config.schema import Config
+from headrace.core import __version__
 from headrace.core.tree import flatten_named
-from headrace.core.version import __version__
 from headrace.data.dataset import DataInfo, DataSet, describe_dataset
 from headrace.data.feeding.order import refuse_weights
 from headrace.engine.lr_curve import make_lr_curve
@@ -25,8 +25,8 @@ from headrace.model.custom_block import weights_like
 from headrace.model.families import build_network
 from headrace.model.network import Network
 from headrace.plan.plan import Plan, make_plan
-from headrace.plan.resolution import SizeSpan, size_spans
 from headrace.plan.scale import ScaleRow, device_counts, replicas_on, scale_row
+from headrace.plan.steps import SizeSpan, size_spans
 from headrace.reference.entrance import override
 
 # Options that may differ between the processes of a job: paths, how much a host can do, what it shows.

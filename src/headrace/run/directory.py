@@ -13,9 +13,8 @@ from headrace.checkpoint.best import BEST_FILE
 from headrace.checkpoint.store import list_checkpoints
 from headrace.config.load import Resolved, named_options, to_saved
 from headrace.config.schema import Config
-from headrace.core.bounded_json import parse_json
 from headrace.core.errors import CheckpointError, ConfigError
-from headrace.core.files import LOCK_FILE, lock_directory, write_atomic
+from headrace.core.files import LOCK_FILE, lock_directory, parse_json, write_atomic
 from headrace.reference import entrance
 
 

@@ -13,12 +13,12 @@ import jax
 from headrace.checkpoint.store import restore_tree
 from headrace.config.load import Resolved, to_flat
 from headrace.config.section_compiler import describe_without_effect
-from headrace.core.version import __version__
+from headrace.core import __version__
 from headrace.data.dataset import DataInfo, open_dataset
 from headrace.data.decoding.jpeg import describe_slower
 from headrace.data.feeding.blocks import FeedOptions
 from headrace.data.sets.file_problem import FILE as BAD_FILE
-from headrace.data.sets.subset import few
+from headrace.data.sets.source import few
 from headrace.data.verify import refuse_problems
 from headrace.engine.compiler import describe_compiler_options
 from headrace.engine.devices import show_devices, start_devices, use_compilation_cache

@@ -1,11 +1,14 @@
-"""Average the checkpoints of a run into one with a label that says so, in RUN/averages."""
+"""Average the checkpoints of a run into one with a label that says so, below RUN, by command or after training."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.checkpoint.average import average, choose
 from headrace.checkpoint.store import list_checkpoints, load, save
+from headrace.config.schema import Config
 from headrace.core.errors import ConfigError
+from headrace.core.files import parse_json
 from headrace.run.directory import layout, read_run
 
 FOLDER = "averages"
@@ -60,3 +63,19 @@ def average_run(run: Path, options: AverageOptions) -> Averaged:
 def _of_run(run: Path) -> tuple[Path, Path]:
     directory, resolved = read_run(run)
     return layout(directory.path, resolved.config).checkpoints, directory.path
+
+
+def averages_after(run: Path, config: Config) -> Iterator[Averaged]:
+    """Make the means over the last epochs and the exponential averages of all checkpoints that were asked for."""
+    for epochs in config.checkpoint.average_last_epochs or ():
+        last = _newest_of(layout(run, config).checkpoints, epochs)
+        yield average_run(run, AverageOptions(last=last, name=f"weight_avg_N_{epochs:g}"))
+    for decay in config.checkpoint.average_decays or ():
+        yield average_run(run, AverageOptions(mode="exponential", decay=decay, name=f"weight_avg_exp_{decay:g}"))
+
+
+def _newest_of(checkpoints: Path, epochs: float) -> int:
+    """Return how many of the newest checkpoints lie in the last epochs, rounded to a tenth as the reference does."""
+    manifests = [path / "manifest.json" for path in list_checkpoints(checkpoints)]
+    ends = [round(float(parse_json(file.read_bytes())["epoch"]), 1) for file in manifests if file.is_file()]
+    return max(1, sum(end >= round(ends[-1] - epochs, 1) for end in ends)) if ends else 1

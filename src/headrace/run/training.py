@@ -27,7 +27,7 @@ from headrace.engine.pipeline.training_stages import StageSpec
 from headrace.engine.state import State, put_state, snapshot
 from headrace.engine.step import Metrics, StepSpec, make_call, make_step, put_on
 from headrace.plan.plan import Plan
-from headrace.plan.resolution import SizeSpan
+from headrace.plan.steps import SizeSpan
 from headrace.run.design import Design
 
 

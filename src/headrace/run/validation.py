@@ -16,7 +16,7 @@ from headrace.config.load import Resolved
 from headrace.config.schema import Config
 from headrace.core.errors import CheckpointError
 from headrace.data.dataset import open_dataset
-from headrace.data.sets.subset import few
+from headrace.data.sets.source import few
 from headrace.engine.devices import show_devices, start_devices, use_compilation_cache
 from headrace.job import ProcessGroup, current_group
 from headrace.reference.entrance import override

@@ -14,9 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Self, TextIO
 
-from headrace.core.bounded_json import parse_json
 from headrace.core.errors import CheckpointError
-from headrace.core.files import write_atomic
+from headrace.core.files import parse_json, write_atomic
 
 METRICS_FILE = "metrics.jsonl"
 TRAINING_FILE = "training.csv"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from headrace.core.bounded_json import parse_json
 from headrace.core.errors import DataError
+from headrace.core.files import parse_json
 
 _NAMED = 20  # offsets written out in one finding; the count is always exact
 

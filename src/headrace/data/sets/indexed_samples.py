@@ -15,9 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from headrace.core.bounded_json import parse_json
 from headrace.core.errors import DataError
-from headrace.core.files import write_atomic
+from headrace.core.files import parse_json, write_atomic
 from headrace.data.decoding.image import BadImage
 from headrace.data.decoding.jpeg import FileExtents
 from headrace.data.sets.samples import Content

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from headrace.core.bounded_json import parse_json
 from headrace.core.errors import DataError
+from headrace.core.files import parse_json
 from headrace.data.decoding.image import BadImage, decode, decode_factor, read_header
 from headrace.data.sets.indexed_samples import Index, StoredSamples, check_rows, read_npz
 from headrace.data.sets.samples import Content, Samples

@@ -1,4 +1,4 @@
-"""Sources: one split of a data set, as images by sample number.
+"""Sources: one split of a dataset, as images by sample number; synthetic data; the first samples of a split.
 
 `generated` images are made on the host and sent like real ones; `synthetic` ones are made on the device and cost no
 host traffic. There are at most 1,024 different images, shown again and again, so making them never binds a run.
@@ -11,7 +11,7 @@ import numpy as np
 
 from headrace.core.rng import bits, name_id
 
-# Made-up data: random bytes that are a pure function of (seed, split, image), on the host or on the device alike.
+# Synthetic data: random bytes that are a pure function of (seed, split, image), on the host or on the device alike.
 
 
 MAX_DISTINCT = 1024
@@ -171,3 +171,59 @@ def generated_source(spec: Synthetic, num_samples: int) -> ArraySource:
     few = np.array_split(numbers, -(-len(numbers) // _AT_ONCE))
     images = np.concatenate([synthetic_images(spec, part, np) for part in few])
     return ArraySource(images, synthetic_labels(spec, numbers), num_samples)
+
+
+# The first samples of a split, for trials that must not take long.
+
+
+class SubsetSamples:
+    """The first `num_samples` samples of a source."""
+
+    def __init__(self, source: Source, num_samples: int) -> None:
+        self._source, self._num_samples = source, num_samples
+        self.labels = source.labels[:num_samples]
+
+    @property
+    def num_distinct(self) -> int:
+        """Return how many different images there are."""
+        return min(self._num_samples, self._source.num_distinct)
+
+    @property
+    def image_hwc(self) -> tuple[int, int, int]:
+        """Return the shape of an image."""
+        return self._source.image_hwc
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of the different images."""
+        return self._source.nbytes // max(1, self._source.num_distinct) * self.num_distinct
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    def read(self, indices: np.ndarray, epoch: np.ndarray | int) -> np.ndarray:
+        """Return the images of these samples."""
+        return self._source.read(indices, epoch)
+
+
+class SubsetDecoded(SubsetSamples):
+    """The first samples of a source that decodes straight into a block."""
+
+    def __init__(self, source: DecodingSource, num_samples: int) -> None:
+        super().__init__(source, num_samples)
+        self._decoding = source
+
+    def read_into(self, indices: np.ndarray, epoch: np.ndarray | int, out: np.ndarray) -> None:
+        """Write the images of these samples into `out`."""
+        self._decoding.read_into(indices, epoch, out)
+
+
+def few(source: Source, num_samples: int) -> Source:
+    """Return the first samples of a split; the split itself where it has no more."""
+    if len(source) <= num_samples:
+        return source
+    if isinstance(source, SyntheticSource):
+        return SyntheticSource(source.spec, num_samples)
+    if isinstance(source, DecodingSource):
+        return SubsetDecoded(source, num_samples)
+    return SubsetSamples(source, num_samples)

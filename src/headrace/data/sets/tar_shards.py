@@ -4,8 +4,8 @@ import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from headrace.core.bounded_json import parse_json
 from headrace.core.errors import DataError
+from headrace.core.files import parse_json
 from headrace.data.decoding.image import EXTENSIONS
 from headrace.data.sets.indexed_samples import Index, indexed, make_index, read_names
 from headrace.data.sets.samples import Content

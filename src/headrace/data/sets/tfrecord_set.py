@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from headrace.core.bounded_json import parse_json
 from headrace.core.errors import DataError
+from headrace.core.files import parse_json
 from headrace.data.decoding.image import BadImage
 from headrace.data.sets.indexed_samples import Index, StoredSamples, indexed, make_index, read_names
 from headrace.data.sets.samples import Content

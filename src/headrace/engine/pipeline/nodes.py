@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 from headrace.core.jax_private import with_arguments, without_arguments
 from headrace.engine.accumulation import Accumulation, accumulate, empty_sums
 from headrace.engine.pipeline.step_plan import ALL, EACH, NOTHING, Key, Program, StepBuilder, on_mesh
-from headrace.engine.segments import KEPT
+from headrace.engine.step import KEPT
 from headrace.plan.schedule import Node, Op, Work
 from headrace.plan.table import Table
 

@@ -19,9 +19,18 @@ from headrace.engine.optimizer import global_norm
 from headrace.engine.pipeline.nodes import INPUTS, MARKED, PRODUCTS, NodeSpec
 from headrace.engine.pipeline.state_placement import ON_DEVICE, UPDATE_ONLY, Home, home_shardings, to_device
 from headrace.engine.pipeline.step_plan import ALL, EACH, Program, on_mesh
-from headrace.engine.segments import apply_blocks, inner_points
 from headrace.engine.state import State, make_state
-from headrace.engine.step import STEPS, Metrics, StepSpec, finish_step, finite_by_block, train_ctx, unscaled
+from headrace.engine.step import (
+    STEPS,
+    Metrics,
+    StepSpec,
+    apply_blocks,
+    finish_step,
+    finite_by_block,
+    inner_points,
+    train_ctx,
+    unscaled,
+)
 
 FIXED = ("stats", "loss_scale", "step")  # parts of the state that the passes read beside the weights
 SUMS = ("loss", "top1", "top5", "count")
