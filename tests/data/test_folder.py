@@ -9,7 +9,7 @@ import pytest
 from headrace.core.errors import ConfigError, DataError
 from headrace.data.dataset import describe_dataset, open_dataset
 from headrace.data.sets.folder import held_out_mask, read_folders
-from headrace.data.sets.locate import detect
+from headrace.data.sets.image_sets import detect
 from headrace.reference.entrance import config_from, resolve
 
 from .image_files import encode, smooth, write_classes

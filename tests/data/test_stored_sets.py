@@ -18,7 +18,7 @@ from headrace.config.load import config_from
 from headrace.core.errors import DataError
 from headrace.data.dataset import open_dataset
 from headrace.data.decoding.image import BadImage, read_header
-from headrace.data.sets.locate import detect
+from headrace.data.sets.image_sets import detect
 from headrace.data.sets.packed import open_pack, repack
 from headrace.data.sets.tar_shards import tar_index, tar_shards
 from headrace.data.sets.tfrecord_file import write_example, write_records

@@ -18,13 +18,14 @@ from headrace.data.sets.image_sets import (
     IMAGENET_STD,
     ImageSet,
     crop_rule,
+    detect,
     image_size_of,
     imagenet_is_there,
     open_image_set,
     sent_size,
     sources_of,
 )
-from headrace.data.sets.locate import SPLITS, class_names, detect, locate_set, read_split
+from headrace.data.sets.locate import SPLITS, class_names, locate_set, read_split
 from headrace.data.sets.source import ArraySource, Source, Synthetic, SyntheticSource, distinct_images, generated_source
 
 SYNTHETIC_SETS = ("generated", "synthetic")

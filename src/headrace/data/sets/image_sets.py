@@ -1,6 +1,6 @@
-"""Sets of images: found, listed, and described, whatever way they are stored."""
+"""Sets of images: recognised, listed and described, however they are stored."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,19 +12,77 @@ from headrace.core.units import parse_bytes
 from headrace.data.decoding.crop import CROP_RULES, CropRule
 from headrace.data.decoding.image import BadImage, read_header
 from headrace.data.decoding.image_source import ImageSource, ViewSpec
+from headrace.data.sets.catalog import KNOWN_SETS
 from headrace.data.sets.file_problem import BadSamples
-from headrace.data.sets.folder import held_out_mask, read_folders
+from headrace.data.sets.folder import has_class_folders, held_out_mask, read_folders
 from headrace.data.sets.indexed_samples import Index, StoredSamples, refuse_empty_classes, refuse_new_labels
-from headrace.data.sets.locate import KINDS, detect_kind
-from headrace.data.sets.packed import open_pack
+from headrace.data.sets.locate import locate_set
+from headrace.data.sets.packed import is_pack, open_pack
 from headrace.data.sets.samples import KEPT, Budget, CachedSamples, Samples
-from headrace.data.sets.tar_shards import plain_content, tar_index, tar_shards
-from headrace.data.sets.tfrecord_set import IMAGENET, TFDS_SHARD, index_of, samples_of, shards, tfds_names, tfds_schema
+from headrace.data.sets.tar_shards import has_tar_shards, plain_content, tar_index, tar_shards
+from headrace.data.sets.tfrecord_set import (
+    IMAGENET,
+    TFDS_SHARD,
+    has_shards,
+    index_of,
+    samples_of,
+    shards,
+    tfds_names,
+    tfds_schema,
+)
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 GREY_MEAN, GREY_STD = (0.449,), (0.226,)  # the same, weighed over the channels
 _LARGE, _SMALL = 224, 96  # the usual side; below the other, images are too small to crop anything away
 _LOOKED_AT = 64  # images whose size decides
+
+
+@dataclass(frozen=True, kw_only=True)
+class KindRow:
+    """A kind of image set: its name, what it looks like in words, and how it is recognised."""
+
+    name: str
+    words: str
+    fits: Callable[[Path], bool]
+
+
+KINDS = (
+    KindRow(name="packed", words="a packed file (*.hrp)", fits=is_pack),
+    KindRow(name="tfrecord", words="ImageNet's TFRecords (train-00000-of-01024)", fits=has_shards),
+    KindRow(
+        name="tfds",
+        words="records that TFDS prepared (NAME-train.tfrecord-00000-of-00001)",
+        fits=lambda path: has_shards(path, TFDS_SHARD),
+    ),
+    KindRow(name="tar", words="tar shards (*.tar)", fits=has_tar_shards),
+    KindRow(name="folder", words="class folders (train/CLASS/*.jpg or CLASS/*.jpg)", fits=has_class_folders),
+)
+
+
+def detect_kind(path: Path, kinds: Iterable[KindRow] = KINDS) -> str | None:
+    """Return the kind of image set that lies there, or None."""
+    return next((row.name for row in kinds if row.fits(path)), None)
+
+
+def detect(dataset_path: str) -> str:
+    """Return the data set's name or kind from what lies in a folder; nothing known is a DataError."""
+    path = Path(dataset_path).expanduser()
+    if not path.exists():
+        raise DataError(f"{path.absolute()} does not exist.", remedy="Give the place of your data with --dataset-path.")
+    kind = detect_kind(path)
+    if kind is not None:
+        return kind
+    for name, row in KNOWN_SETS.items():
+        try:
+            if row.layouts and locate_set(row, dataset_path).directory == path:
+                return name
+        except DataError:
+            continue
+    raise DataError(
+        f"{path.absolute()} holds no data set that is known.",
+        rule=f"Looked for {'; '.join(row.words for row in KINDS)}; the files of {', '.join(list(KNOWN_SETS)[1:])}.",
+        remedy="Give the folder itself with --dataset-path, or name the set with --dataset.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
