@@ -8,18 +8,16 @@ import jax
 import numpy as np
 
 from headrace.engine.devices import replica_mesh
-from headrace.engine.lr_curve import make_lr_curve
 from headrace.engine.objective import training_loss
-from headrace.engine.optimizer import make_optimizer
+from headrace.engine.optimizer import make_lr_curve, make_optimizer
 from headrace.engine.pipeline.dispatch import Dispatcher, make_dispatcher
 from headrace.engine.pipeline.state_placement import ON_DEVICE, Home
 from headrace.engine.pipeline.training_stages import StageSpec
 from headrace.engine.precision import make_precision
 from headrace.engine.state import init_state, put_state
 from headrace.engine.step import StepSpec, make_call, make_step, put_on
-from headrace.model.composites import Chain, Residual
 from headrace.model.gates import Activation, Dropout, DropPath, SqueezeExcite
-from headrace.model.layers import Conv, Dense, GlobalAveragePool, Relu
+from headrace.model.layers import Chain, Conv, Dense, GlobalAveragePool, Relu, Residual
 from headrace.model.network import Network
 from headrace.model.norm import Norm, NormSpec
 from headrace.plan.partition import stage_ranges

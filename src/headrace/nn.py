@@ -4,11 +4,12 @@ A layer is a frozen value with `shape`, `init`, `apply` and `cost` (`Layer` says
 with these four methods can stand wherever one of these can.
 """
 
-from headrace.model.composites import Chain, Concat, Residual, SubsampleShortcut
 from headrace.model.context import Ctx
 from headrace.model.cost import Cost
 from headrace.model.gates import Activation, Dropout, DropPath, SqueezeExcite
 from headrace.model.layers import (
+    Chain,
+    Concat,
     Conv,
     Dense,
     Flatten,
@@ -16,6 +17,8 @@ from headrace.model.layers import (
     Layer,
     MaxPool,
     Relu,
+    Residual,
+    SubsampleShortcut,
     VarianceScaling,
     WithoutParameters,
     ZeroPad,

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.checkpoint.best import BestCheckpoints, ScoredCheckpoint, prune, rank
+from headrace.checkpoint.saver import BestCheckpoints, ScoredCheckpoint, prune, rank
 from headrace.checkpoint.store import checkpoint_name, newest_good, save, step_of
 from headrace.core.errors import CheckpointError
 

@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 
 from headrace.checkpoint import saver as saver_module
-from headrace.checkpoint.best import BestCheckpoints
-from headrace.checkpoint.saver import Saver
+from headrace.checkpoint.saver import BestCheckpoints, Saver
 from headrace.checkpoint.store import checkpoint_name, list_checkpoints, load, newest_good, step_of
 from headrace.core.errors import CheckpointError
 

@@ -10,9 +10,8 @@ import pytest
 from headrace.config.load import config_from
 from headrace.core.errors import ConfigError
 from headrace.data.augmentation.augment import Preprocess, preprocess
-from headrace.data.feeding.blocks import FeedOptions
 from headrace.data.feeding.cache import CacheChoice
-from headrace.data.feeding.feed import CallSpans, TrainFeed
+from headrace.data.feeding.feed import CallSpans, FeedOptions, TrainFeed
 from headrace.data.feeding.order import StepShape, balanced_order, class_weights
 from headrace.data.sets.source import ArraySource
 

@@ -13,10 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.data.augmentation.augment import Preprocess, preprocess
-from headrace.data.feeding import blocks
-from headrace.data.feeding.blocks import FeedOptions
+from headrace.data.feeding import feed as blocks
 from headrace.data.feeding.cache import CacheChoice
-from headrace.data.feeding.feed import CallSpans, EvalFeed, TrainFeed
+from headrace.data.feeding.feed import CallSpans, EvalFeed, FeedOptions, TrainFeed
 from headrace.data.feeding.order import StepShape, step_indices
 from headrace.data.sets.source import ArraySource
 

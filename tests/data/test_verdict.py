@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.data.feeding.verdict import Measured, verdict
+from headrace.run.metric_totals import Measured, verdict
 
 
 def judged(**changes: float) -> str:

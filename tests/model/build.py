@@ -1,10 +1,9 @@
 """Short ways to a network."""
 
 from headrace.model import Network, build_network
-from headrace.model.composites import Chain, Residual
 from headrace.model.families import model_row
 from headrace.model.gates import Activation, Dropout, DropPath, SqueezeExcite
-from headrace.model.layers import Conv, Dense, GlobalAveragePool
+from headrace.model.layers import Chain, Conv, Dense, GlobalAveragePool, Residual
 from headrace.model.norm import Norm, NormSpec
 from headrace.reference.entrance import config_from
 

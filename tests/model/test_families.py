@@ -9,8 +9,8 @@ import pytest
 from headrace.core.errors import ConfigError
 from headrace.core.tree import flatten_named
 from headrace.model import Ctx, model_names
-from headrace.model.composites import Residual
 from headrace.model.families import model_row
+from headrace.model.layers import Residual
 
 from .build import network
 

@@ -6,9 +6,19 @@ import pytest
 
 from headrace.core.errors import ConfigError
 from headrace.model import Ctx
-from headrace.model.composites import Chain, Residual, SubsampleShortcut
 from headrace.model.cost import Cost
-from headrace.model.layers import Conv, Dense, Flatten, MaxPool, Relu, VarianceScaling, ZeroPad
+from headrace.model.layers import (
+    Chain,
+    Conv,
+    Dense,
+    Flatten,
+    MaxPool,
+    Relu,
+    Residual,
+    SubsampleShortcut,
+    VarianceScaling,
+    ZeroPad,
+)
 
 TRAIN = Ctx(train=True)
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.plan.batch import BatchPlan, make_batch_plan, make_validation_plan
+from headrace.plan.steps import BatchPlan, make_batch_plan, make_validation_plan
 
 
 def batch(micro=1, replicas=1, count=None, total=None) -> BatchPlan:

@@ -6,8 +6,7 @@ import pytest
 
 from headrace import PipelineModel
 from headrace.core.errors import CheckpointError, ConfigError
-from headrace.model.composites import Chain, Residual
-from headrace.model.layers import Conv, Dense, GlobalAveragePool, Relu
+from headrace.model.layers import Chain, Conv, Dense, GlobalAveragePool, Relu, Residual
 from headrace.model.network import Network
 from headrace.model.norm import Norm
 from headrace.run.export_formats import ExportOptions, export

@@ -1,7 +1,6 @@
 """The full state of a run on the disk: saved atomically, verified, restored by name, pruned to the last and best."""
 
-from headrace.checkpoint.best import BestCheckpoints, ScoredCheckpoint, prune
-from headrace.checkpoint.saver import SavedCheckpoint, Saver
+from headrace.checkpoint.saver import BestCheckpoints, SavedCheckpoint, Saver, ScoredCheckpoint, prune
 from headrace.checkpoint.store import (
     checkpoint_name,
     list_checkpoints,

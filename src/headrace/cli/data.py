@@ -48,7 +48,7 @@ def _build(argv: list[str]) -> int:
         parser.add_argument("--boxes", metavar="FILE", help="boxes of objects: file,xmin,ymin,xmax,ymax from 0 to 1")
 
     resolved, args = parse(argv, "headrace data build", extra)
-    from headrace.data.feeding.blocks import num_threads_of
+    from headrace.data.feeding.feed import num_threads_of
     from headrace.data.sets.build_tfrecords import BuildPlan, build, read_boxes, read_metadata
     from headrace.data.sets.folder import read_folders
 
@@ -85,7 +85,7 @@ def _pack(argv: list[str]) -> int:
     resolved, args = parse(argv, "headrace data pack", extra)
     from headrace.core.units import format_bytes
     from headrace.data.dataset import resolved_set
-    from headrace.data.feeding.blocks import num_threads_of
+    from headrace.data.feeding.feed import num_threads_of
     from headrace.data.sets.image_sets import open_image_set
     from headrace.data.sets.packed import write_pack
 
@@ -129,7 +129,7 @@ def _bench(argv: list[str]) -> int:
     import json
 
     from headrace.data.decoding.jpeg import decoders
-    from headrace.data.feeding.blocks import num_threads_of
+    from headrace.data.feeding.feed import num_threads_of
     from headrace.data.feeding.input_bench import PARTS, bench_input
 
     config = resolved.config

@@ -94,7 +94,7 @@ def _other_names(network: "Network") -> dict[tuple[int, int], list[str]]:
 
 def _print_inner(network: "Network", others: Mapping[tuple[int, int], list[str]]) -> None:
     """Print the layers inside blocks before which a cut may lie, one line for all blocks that have the same."""
-    from headrace.model.composites import split_layers
+    from headrace.model.layers import split_layers
 
     alike: dict[str, list[int]] = {}
     for i, (name, block) in enumerate(network.blocks):

@@ -10,7 +10,7 @@ from headrace.config.section_data import IMAGE_DATASETS
 from headrace.core.errors import DataError
 from headrace.data.dataset import describe_dataset, resolved_set
 from headrace.data.decoding.image import BadImage, decode, read_header
-from headrace.data.feeding.blocks import num_threads_of
+from headrace.data.feeding.feed import num_threads_of
 from headrace.data.sets.catalog import KNOWN_SETS, SetRow
 from headrace.data.sets.digits import read_digits
 from headrace.data.sets.file_problem import Part

@@ -1,4 +1,6 @@
-"""The whole weight update: clip -> coupled L2 -> optimizer -> decoupled decay, as one optax transformation.
+"""The whole weight update as one optax transformation, the learning rate, and which weights are trained.
+
+The order is: clip -> coupled L2 -> optimizer -> decoupled decay.
 
 `update(grads, state, params, step=..., grad_norm=None)` returns float32 updates, to be added to the weights. The
 learning rate comes from the curve at `step`; the state holds only the optimizer's slots: float32 trees shaped as the
@@ -6,11 +8,18 @@ parameters, under the names that checkpoints use.
 
 SGD, LARS and RMSprop are not optax's: its momentum accumulates gradients and multiplies by the rate afterwards, which
 is another sequence as soon as the rate changes.
+
+A curve is a pure function of the step (a whole number, a traced scalar or an array of steps), evaluated on the device
+at every step: no state, so nothing to restore. Whole numbers stay whole (floor, shift, comparison) until the last
+division, because float32 counts exactly only up to 2^24. `initial_learning_rate` is per sample and is multiplied by
+the global batch; `absolute_learning_rate` and the `values` of `stepped` are not.
 """
 
+import math
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 import jax
@@ -18,10 +27,136 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from headrace.config.params import complete
-from headrace.config.schema import Learning
+from headrace.config.params import complete, complete_lr
+from headrace.config.schema import Learning, Weights
+from headrace.core.errors import ConfigError, did_you_mean
 from headrace.core.tree import map_named
-from headrace.engine.lr_curve import LrCurve
+
+# The learning rate as a function of the step: six curves, two warm-ups, a staircase.
+
+
+LrCurve = Callable[[Any], jax.Array]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """Converts parameters given per sample and in epochs to absolute rates and steps."""
+
+    global_batch_size: int
+    updates_per_epoch: int
+    num_epochs: int = 1
+
+    def steps(self, epochs: float) -> int:
+        """Return whole steps in so many epochs, rounded down (but 0.29 x 100 is 29, whatever binary fractions say)."""
+        return math.floor(round(epochs * self.updates_per_epoch, 6))
+
+    def initial(self, params: dict[str, Any]) -> float:
+        """Return the absolute initial rate."""
+        absolute = params.get("absolute_learning_rate")
+        return params["initial_learning_rate"] * self.global_batch_size if absolute is None else absolute
+
+
+def _const(params: dict[str, Any], span: Span) -> LrCurve:
+    rate = span.initial(params)
+    return lambda step: jnp.full_like(step, rate, dtype=jnp.float32)
+
+
+def _cosine(params: dict[str, Any], span: Span) -> LrCurve:
+    rate = span.initial(params)
+    last = max(span.steps(params["epochs_to_total_decay"]), 1)
+
+    def curve(step: jax.Array) -> jax.Array:
+        left = (last - jnp.minimum(step, last)).astype(jnp.float32) / last
+        # sin^2(pi/2 (1 - t/T)) = (1 + cos(pi t/T))/2, without its cancellation near the end of the decay
+        return rate * jnp.square(jnp.sin(0.5 * math.pi * left))
+
+    return curve
+
+
+def _stepped(params: dict[str, Any], span: Span) -> LrCurve:
+    boundaries = [span.steps(epoch) for epoch in params["boundaries"]]
+    values = [float(value) for value in params["values"]]
+
+    def curve(step: jax.Array) -> jax.Array:
+        rate = jnp.full_like(step, values[0], dtype=jnp.float32)
+        for boundary, value in zip(boundaries, values[1:], strict=True):
+            rate = jnp.where(step > boundary, jnp.float32(value), rate)
+        return rate
+
+    return curve
+
+
+def _drops(params: dict[str, Any], span: Span) -> LrCurve:
+    """Fall by a factor at shares of the run: stepped, as the reference's first application has it."""
+    rate, factor = span.initial(params), params["factor"]
+    boundaries = [share * span.num_epochs for share in params["drops"]]
+    values = [rate * factor**drop for drop in range(len(boundaries) + 1)]
+    return _stepped({"boundaries": boundaries, "values": values}, span)
+
+
+def _polynomial(params: dict[str, Any], span: Span) -> LrCurve:
+    rate, power = span.initial(params), params["power"]
+    end = params["end_learning_rate_ratio"] * rate
+    last = max(float(params["epochs_to_total_decay"] * span.updates_per_epoch), 1.0)
+
+    def curve(step: jax.Array) -> jax.Array:
+        left = (last - jnp.minimum(step.astype(jnp.float32), last)) / last
+        return (rate - end) * jnp.power(left, power) + end
+
+    return curve
+
+
+def _exponential(params: dict[str, Any], span: Span) -> LrCurve:
+    rate, log_decay = span.initial(params), math.log(params["decay_rate"])
+    # A drop every n/d steps (d small enough for int32), counted in integers: exact to the step, without drift.
+    period = max(params["epochs_per_drop"] * span.updates_per_epoch, 1.0)
+    n, d = Fraction(period).limit_denominator(max(1, min(100, math.isqrt(int(2**30 / period))))).as_integer_ratio()
+
+    def curve(step: jax.Array) -> jax.Array:
+        num_drops = step // n * d + step % n * d // n
+        return rate * jnp.exp(log_decay * num_drops.astype(jnp.float32))
+
+    return curve
+
+
+CURVES: dict[str, Callable[[dict[str, Any], Span], LrCurve]] = {
+    "const": _const,
+    "cosine": _cosine,
+    "stepped": _stepped,
+    "drops": _drops,
+    "polynomial": _polynomial,
+    "exponential": _exponential,
+}
+
+
+def _warm_up(curve: LrCurve, warmup_steps: int, *, shift: bool, from_zero: bool) -> LrCurve:
+    """Ramp linearly over the first steps; `shift` starts the curve after them, else it runs from the first step."""
+    first, last = (0, max(1, warmup_steps)) if from_zero else (1, warmup_steps + 1)
+
+    def warmed(step: jax.Array) -> jax.Array:
+        ramp = jnp.minimum(step + first, last).astype(jnp.float32) / last
+        return ramp * curve(jnp.maximum(step - warmup_steps, 0) if shift else step)
+
+    return warmed
+
+
+def make_lr_curve(learning: Learning, *, global_batch_size: int, updates_per_epoch: int, num_epochs: int) -> LrCurve:
+    """Return the learning rate as a float32 function of the step (0 for the first update)."""
+    params, warmup = complete_lr(learning, num_epochs)
+    span = Span(global_batch_size=global_batch_size, updates_per_epoch=updates_per_epoch, num_epochs=num_epochs)
+    curve = CURVES[learning.lr_schedule](params, span)
+    if warmup:
+        shift, from_zero = warmup["warmup_mode"] == "shift", warmup["from_zero"]
+        curve = _warm_up(curve, span.steps(warmup["warmup_epochs"]), shift=shift, from_zero=from_zero)
+
+    def lr_curve(step: Any) -> jax.Array:
+        step = jnp.asarray(step).astype(jnp.int32)
+        if learning.lr_staircase:
+            step = step // updates_per_epoch * updates_per_epoch
+        return curve(step)
+
+    return lr_curve
+
 
 LARS_EXCLUDED = ("beta", "gamma", "bias")  # endings of names: plain learning rate, no LARS weight decay
 LARS_EPSILON = 1e-7  # in place of an epsilon of 0
@@ -225,3 +360,80 @@ def make_optimizer(
         return updates, state
 
     return optax.GradientTransformationExtraArgs(rule.init, update)
+
+
+# Which weights are trained, and with which fraction of the learning rate, as functions of a weight's name.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trainable:
+    """What is trained, by a weight's name (`conv2_block1/1_conv/kernel`)."""
+
+    freeze: tuple[re.Pattern[str], ...] = ()
+    only: tuple[str, ...] = ()
+    factors: tuple[tuple[re.Pattern[str], float], ...] = ()
+    summary: str = ""  # what is frozen, in a sentence
+
+    @property
+    def everything(self) -> bool:
+        """Say whether all weights are trained alike."""
+        return not (self.freeze or self.only or self.factors)
+
+    @property
+    def any_frozen(self) -> bool:
+        """Say whether some weights may be frozen."""
+        return bool(self.freeze or self.only) or any(factor == 0 for _, factor in self.factors)
+
+    def frozen(self, name: str) -> bool:
+        """Say whether a weight keeps its value."""
+        if self.only and not any(text in name for text in self.only):
+            return True
+        return any(pattern.search(name) for pattern in self.freeze) or self._factor(name) == 0
+
+    def rate_factor(self, name: str) -> float:
+        """Return the factor on the learning rate of a weight; 0 for a frozen one."""
+        return 0.0 if self.frozen(name) else self._factor(name)
+
+    def _factor(self, name: str) -> float:
+        return next((factor for pattern, factor in self.factors if pattern.search(name)), 1.0)
+
+
+def make_trainable(weights: Weights, network: Callable[[], Mapping[str, Any]]) -> Trainable:
+    """Return what the options describe; `network()` returns all weights by name, and is called only if needed.
+
+    A pattern that matches no name is refused.
+    """
+    found = Trainable(
+        freeze=tuple(re.compile(pattern) for pattern in weights.freeze),
+        only=weights.variable_filter,
+        factors=tuple((re.compile(pattern), float(factor)) for pattern, factor in weights.layer_lr.items()),
+    )
+    if found.everything:
+        return found
+    sizes = {name: array.size for name, array in network().items()}
+    for pattern in (*found.freeze, *(pattern for pattern, _ in found.factors)):
+        if not any(pattern.search(name) for name in sizes):
+            option = "freeze" if pattern in found.freeze else "layer_lr"
+            raise _matches_nothing(option, pattern.pattern, list(sizes))
+    for text in found.only:
+        if not any(text in name for name in sizes):
+            raise _matches_nothing("variable_filter", text, list(sizes))
+    frozen = [name for name in sizes if found.frozen(name)]
+    if len(frozen) == len(sizes):
+        raise ConfigError(
+            "Every weight is frozen.",
+            rule="freeze, variable_filter and layer_lr must leave something to train.",
+            remedy="To validate alone: --no-training.",
+        )
+    numbers = f"{sum(sizes[name] for name in frozen):,} of {sum(sizes.values()):,} weights"
+    return replace(found, summary=f"frozen: {len(frozen)} of {len(sizes)} tensors, {numbers}" if frozen else "")
+
+
+def _matches_nothing(option: str, text: str, names: list[str]) -> ConfigError:
+    plain = re.sub(r"[^\w/]", "", text)
+    blocks = list(dict.fromkeys([*(name.split("/")[0] for name in names), *names]))
+    return ConfigError(
+        f"{option} {text!r} matches no weight of the network.",
+        rule="It is searched for in names such as " + " and ".join(names[:2]) + ".",
+        remedy=did_you_mean(plain, blocks) if len(did_you_mean(plain, blocks)) < 200 else "",
+    )

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from headrace.config.model_table import Variant
-from headrace.model.composites import Named
 from headrace.model.gates import Activation
-from headrace.model.layers import Conv, Relu
+from headrace.model.layers import Conv, Named, Relu
 from headrace.model.norm import DEFAULT_EPSILON, Norm, NormSpec, ProxyActivation
 from headrace.ops.pool import Padding
 

@@ -26,10 +26,9 @@ import numpy as np
 
 from headrace.core.errors import ConfigError
 from headrace.core.rng import name_id
-from headrace.model.composites import Named
 from headrace.model.context import start_key
 from headrace.model.custom_block import Functions, make_custom_block
-from headrace.model.layers import Layer, Shape
+from headrace.model.layers import Layer, Named, Shape
 from headrace.model.network import Network
 
 OPTIONAL = ("stats", "train", "rng")  # arguments that an `apply` may request in addition to params and x

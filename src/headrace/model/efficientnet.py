@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from string import ascii_lowercase
 
 from headrace.model.build_options import BuildOptions
-from headrace.model.composites import Chain, Named, Residual
 from headrace.model.gates import Dropout, DropPath, SqueezeExcite
-from headrace.model.layers import FAN_IN_HE, FAN_OUT_HE, Conv, Dense, GlobalAveragePool, Layer
+from headrace.model.layers import FAN_IN_HE, FAN_OUT_HE, Chain, Conv, Dense, GlobalAveragePool, Layer, Named, Residual
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,19 +6,22 @@ from typing import Any, Protocol
 
 from headrace.config.model_table import VARIANTS, Variant, find_variant, norm_choice
 from headrace.model.build_options import DIALECTS, BuildOptions, default_epsilon
-from headrace.model.composites import Chain, Concat, Named, Residual
 from headrace.model.efficientnet import EFFICIENTNETS
 from headrace.model.gates import Dropout
 from headrace.model.layers import (
     FAN_IN_HE,
     GLOROT_UNIFORM,
+    Chain,
+    Concat,
     Conv,
     Dense,
     Flatten,
     GlobalAveragePool,
     Layer,
     MaxPool,
+    Named,
     Relu,
+    Residual,
 )
 from headrace.model.mobilenet import MOBILENETS
 from headrace.model.network import Network

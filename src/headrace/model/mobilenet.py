@@ -3,10 +3,9 @@
 from dataclasses import dataclass, replace
 
 from headrace.model.build_options import BuildOptions
-from headrace.model.composites import Chain, Named
 from headrace.model.efficientnet import Inverted, conv_block, near_multiple
 from headrace.model.gates import Activation, Dropout, SqueezeExcite
-from headrace.model.layers import Dense, GlobalAveragePool
+from headrace.model.layers import Chain, Dense, GlobalAveragePool, Named
 
 
 @dataclass(frozen=True, kw_only=True)

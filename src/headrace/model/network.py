@@ -14,10 +14,9 @@ from jax import Array, lax
 from headrace.core.errors import ConfigError
 from headrace.core.rng import generator
 from headrace.core.tree import map_named
-from headrace.model.composites import Named, split_layers
 from headrace.model.context import Ctx
 from headrace.model.cost import Cost
-from headrace.model.layers import Shape, Tree, under
+from headrace.model.layers import Named, Shape, Tree, split_layers, under
 
 
 @dataclass(frozen=True, kw_only=True)

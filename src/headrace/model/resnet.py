@@ -9,8 +9,18 @@ from typing import Literal
 
 from headrace.core.errors import ConfigError
 from headrace.model.build_options import BuildOptions
-from headrace.model.composites import Chain, Named, Residual, SubsampleShortcut
-from headrace.model.layers import GLOROT_UNIFORM, Conv, Dense, GlobalAveragePool, MaxPool, Relu
+from headrace.model.layers import (
+    GLOROT_UNIFORM,
+    Chain,
+    Conv,
+    Dense,
+    GlobalAveragePool,
+    MaxPool,
+    Named,
+    Relu,
+    Residual,
+    SubsampleShortcut,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

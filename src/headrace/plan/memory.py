@@ -12,9 +12,9 @@ from typing import Any
 from headrace.config.schema import Config, Learning
 from headrace.core.units import format_bytes
 from headrace.data.dataset import DataInfo
-from headrace.data.feeding.blocks import FeedOptions
+from headrace.data.feeding.feed import FeedOptions
 from headrace.data.sets.source import distinct_images
-from headrace.plan.batch import BatchPlan
+from headrace.plan.steps import BatchPlan
 
 FLOAT32_BYTES = 4
 

@@ -9,7 +9,6 @@ from headrace.config.schema import Config
 from headrace.core.errors import ConfigError
 from headrace.core.units import parse_bytes
 from headrace.model.network import Network
-from headrace.plan.batch import BatchPlan
 from headrace.plan.device_mapping import DeviceMapping, check_device_mapping
 from headrace.plan.memory import DataMemory, MemoryPlan, MemoryRow, bytes_per_parameter, model_rows, widths
 from headrace.plan.partition import (
@@ -25,6 +24,7 @@ from headrace.plan.partition import (
 )
 from headrace.plan.schedule import Node, Work, find_schedule, strict_rule
 from headrace.plan.simulate import make_table, per_stage
+from headrace.plan.steps import BatchPlan
 from headrace.plan.table import Table
 
 BACKWARD_PER_FORWARD = 2  # a backward pass computes two gradients, each with about the FLOPs of the forward pass

@@ -8,10 +8,9 @@ from headrace.config.schema import Config
 from headrace.core.errors import ConfigError
 from headrace.core.units import format_count, parse_bytes
 from headrace.data.dataset import DataInfo
-from headrace.data.feeding.blocks import FeedOptions, feed_options
 from headrace.data.feeding.cache import CacheChoice
+from headrace.data.feeding.feed import FeedOptions, feed_options
 from headrace.model.network import Network
-from headrace.plan.batch import BatchPlan, ValidationPlan, make_batch_plan, make_validation_plan
 from headrace.plan.memory import DataMemory, MemoryPlan, Saving, estimate_memory, find_savings, resident_data, sent_data
 from headrace.plan.partition import kept_elements, recompute_points
 from headrace.plan.pipeline import PipelinePlan, estimate_stage_memory, plan_stages
@@ -28,7 +27,17 @@ from headrace.plan.report import (
     step_lines,
     validation_lines,
 )
-from headrace.plan.steps import Events, StepPlan, make_epoch_plan, make_step_plan, no_steps
+from headrace.plan.steps import (
+    BatchPlan,
+    Events,
+    StepPlan,
+    ValidationPlan,
+    make_batch_plan,
+    make_epoch_plan,
+    make_step_plan,
+    make_validation_plan,
+    no_steps,
+)
 
 _RULE = "Every process owns the same number of whole replicas."
 

@@ -4,11 +4,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from headrace.core.units import format_bytes, format_count
-from headrace.plan.batch import BatchPlan, ValidationPlan
 from headrace.plan.memory import MemoryPlan, Saving
 from headrace.plan.pipeline import PipelinePlan
 from headrace.plan.schedule import find_schedule
-from headrace.plan.steps import StepPlan
+from headrace.plan.steps import BatchPlan, StepPlan, ValidationPlan
 from headrace.plan.timeline_text import draw_timeline
 
 STAGE_HEAD = ("stage", "blocks", "device", "parameters", "FLOP", "kept", "sent on", "time")

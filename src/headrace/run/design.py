@@ -15,11 +15,9 @@ from headrace.core import __version__
 from headrace.core.tree import flatten_named
 from headrace.data.dataset import DataInfo, DataSet, describe_dataset
 from headrace.data.feeding.order import refuse_weights
-from headrace.engine.lr_curve import make_lr_curve
-from headrace.engine.optimizer import make_optimizer
+from headrace.engine.optimizer import Trainable, make_lr_curve, make_optimizer, make_trainable
 from headrace.engine.precision import Precision, make_precision
 from headrace.engine.state import State, state_from
-from headrace.engine.trainable import Trainable, make_trainable
 from headrace.job import check_devices_per_replica
 from headrace.model.custom_block import weights_like
 from headrace.model.families import build_network

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from headrace.checkpoint.best import BEST_FILE
+from headrace.checkpoint.saver import BEST_FILE
 from headrace.checkpoint.store import list_checkpoints
 from headrace.config.load import Resolved, named_options, to_saved
 from headrace.config.schema import Config

@@ -10,9 +10,8 @@ import jax
 import numpy as np
 
 from headrace.data.dataset import DataSet
-from headrace.data.feeding.blocks import FeedOptions
 from headrace.data.feeding.cache import fetch, fetch_labels
-from headrace.data.feeding.feed import EvalFeed
+from headrace.data.feeding.feed import EvalFeed, FeedOptions
 from headrace.engine.devices import replica_mesh, take
 from headrace.engine.forward import LOGITS, SUMS, EvalSpec, Forward, Program, Reducer, Sums, WholeForward, total_sums
 from headrace.engine.multiprocess_arrays import in_turn, readable

@@ -16,7 +16,7 @@ from headrace.config.section_compiler import describe_without_effect
 from headrace.core import __version__
 from headrace.data.dataset import DataInfo, open_dataset
 from headrace.data.decoding.jpeg import describe_slower
-from headrace.data.feeding.blocks import FeedOptions
+from headrace.data.feeding.feed import FeedOptions
 from headrace.data.sets.file_problem import FILE as BAD_FILE
 from headrace.data.sets.source import few
 from headrace.data.verify import refuse_problems

@@ -9,21 +9,18 @@ from typing import Any
 
 import jax
 
-from headrace.checkpoint.best import BestCheckpoints, prune
-from headrace.checkpoint.saver import Saver
+from headrace.checkpoint.saver import BestCheckpoints, Saver, prune
 from headrace.checkpoint.store import checkpoint_name
 from headrace.config.load import Resolved
 from headrace.core.errors import HeadraceError
 from headrace.core.tree import flatten_named
 from headrace.core.units import format_bytes, format_duration
-from headrace.data.feeding.blocks import FeedOptions
-from headrace.data.feeding.feed import FeedStats
-from headrace.data.feeding.verdict import Measured, verdict
+from headrace.data.feeding.feed import FeedOptions, FeedStats
 from headrace.engine.state import State
 from headrace.run.design import Design
 from headrace.run.directory import RunDirectory, delete_checkpoints, saved_form
 from headrace.run.evaluation import Started, Validator
-from headrace.run.metric_totals import MetricTotals
+from headrace.run.metric_totals import Measured, MetricTotals, verdict
 from headrace.run.restore import Past, Restored
 from headrace.run.trained_model import input_form
 from headrace.run.training import Compiled

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.checkpoint.best import BestCheckpoints, ScoredCheckpoint
+from headrace.checkpoint.saver import BestCheckpoints, ScoredCheckpoint
 from headrace.checkpoint.store import load, newest_good
 from headrace.config.load import Resolved, to_flat
 from headrace.config.model_table import NORM_OPTIONS, OPTION_FAMILIES

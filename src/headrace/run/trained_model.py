@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.checkpoint.best import BestCheckpoints
+from headrace.checkpoint.saver import BestCheckpoints
 from headrace.checkpoint.store import MANIFEST_FILE, list_checkpoints, load, newest_good, restore_tree
 from headrace.config.schema import Config
 from headrace.core.errors import CheckpointError

@@ -13,9 +13,8 @@ from jax.sharding import Mesh, NamedSharding
 from headrace.config.schema import Learning, Pipeline
 from headrace.core.errors import RunStopped
 from headrace.data.dataset import DataSet
-from headrace.data.feeding.blocks import FeedOptions
 from headrace.data.feeding.cache import fetch, fetch_labels
-from headrace.data.feeding.feed import CallSpans, TrainFeed
+from headrace.data.feeding.feed import CallSpans, FeedOptions, TrainFeed
 from headrace.data.feeding.order import WHOLE, ProcessShard, StepShape, class_weights
 from headrace.engine.compiler import compiler_options
 from headrace.engine.devices import CompileCounts, count_compilations, replica_mesh, replicated, take

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from headrace.checkpoint.best import BestCheckpoints
+from headrace.checkpoint.saver import BestCheckpoints
 from headrace.checkpoint.store import MANIFEST_FILE, list_checkpoints, load, newest_good, restore_tree, step_of, verify
 from headrace.config.load import Resolved
 from headrace.config.schema import Config

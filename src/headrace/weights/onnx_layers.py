@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from headrace.core.errors import ConfigError
-from headrace.model import composites, gates, layers, norm
+from headrace.model import gates, layers, norm
+from headrace.model import layers as composites
 from headrace.model import norm as proxy_norm
 from headrace.ops.pool import Padding, pad_pixels
 

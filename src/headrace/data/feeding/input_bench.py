@@ -13,7 +13,7 @@ from headrace.core.errors import ConfigError
 from headrace.data.dataset import open_dataset
 from headrace.data.decoding.image import decode, read_header
 from headrace.data.decoding.image_source import ImageSource
-from headrace.data.feeding.blocks import BlockReader, feed_options
+from headrace.data.feeding.feed import BlockReader, feed_options
 from headrace.data.feeding.order import epoch_order
 from headrace.data.sets.source import Source
 
