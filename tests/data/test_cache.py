@@ -58,9 +58,8 @@ def test_a_set_on_the_device_cannot_be_preprocessed_on_the_host() -> None:
 
 
 def test_eight_bits_cannot_carry_preprocessed_images() -> None:
-    data = Data(eight_bit_transfer=True, accelerator_side_preprocess=False)
     with pytest.raises(ConfigError, match="8 bits"):
-        feed_options(data, describe_dataset(data), 0, 1)
+        config_from({"eight_bit_transfer": True, "accelerator_side_preprocess": False})
 
 
 @pytest.mark.parametrize("device_side", [True, False])

@@ -36,7 +36,7 @@ def test_balanced_is_what_xla_does_anyway():
 
 
 def test_sizes_and_shares():
-    wanted = Compiler(max_cross_replica_buffer_size=100_000_000, available_memory_proportion=(0.6, 0.16))
+    wanted = Compiler(max_cross_replica_buffer_size=100_000_000, available_memory_proportion=(60, 16))
     assert describe(wanted, "gpu") == {
         "max_cross_replica_buffer_size": {"xla_gpu_all_reduce_combine_threshold_bytes": 100_000_000},
         "available_memory_proportion": {"xla_gpu_memory_limit_slop_factor": 60},

@@ -119,10 +119,10 @@ def test_command_of_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert process_command(request_of("/opt/py/bin/python3.12 mine.py x")) == ["/opt/py/bin/python3.12", "mine.py", "x"]
     assert process_command(request_of("./run.sh x")) == ["./run.sh", "x"]
     monkeypatch.chdir(tmp_path)
-    # no such file here: the door in the package
+    # no such file here: the script of the package
     first = process_command(request_of("python3 /elsewhere/train.py --model resnet"))
     assert first[:2] == [sys.executable, "-c"]
-    assert "run('train')" in first[2]
+    assert "run_script('train')" in first[2]
     assert first[3:] == ["--model", "resnet"]
     (tmp_path / "train.py").touch()
     assert process_command(request_of("python train.py x")) == [sys.executable, "train.py", "x"]

@@ -37,7 +37,7 @@ def known_operations(words: tuple[str, ...]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Augment:
-    """Random changes of training images, mixing them, and starting with small ones. All off by default."""
+    """Random changes, mixing and shrinking of training images; all off by default."""
 
     color_jitter: float = option(
         0.0,

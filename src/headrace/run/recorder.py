@@ -134,7 +134,6 @@ class RunRecorder:
             self.save(call.copy, call.last_step)
         if call.evaluation is not None and validator is not None:
             self.validated(call.last_step, validator, call.evaluation)
-            self._read_at = time.perf_counter()
 
     def log(self, step: int) -> None:
         """Record the training since the last record, if there was any."""
@@ -270,6 +269,9 @@ class RunRecorder:
     def validated(self, step: int, validator: Validator, evaluation: Started) -> None:
         """Wait for a validation, write the report, and record it for each set of weights that has no record yet."""
         results = validator.finish(evaluation, self._read_at)
+        # The next call's time starts when the devices were done with the validation, not when its report is written:
+        # they train meanwhile, and a call that seems to take no time makes a rate that cannot be.
+        self._read_at = time.perf_counter()
         reports = {
             weights: validation_report(sums, self._design.info.class_names) for weights, (sums, _) in results.items()
         }

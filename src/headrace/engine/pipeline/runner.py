@@ -224,7 +224,8 @@ class Tracer:
             thread.join()
         free = dict.fromkeys(range(self._work.num_devices), 0.0)
         cells = []
-        for device, action in planned.in_order():
+        for cell in planned.cells:
+            device, action = cell.device, cell.action
             end = self._ends[action]
             ready = max((self._ends[need] for need in needs(action, self._work)), default=0.0)
             start = min(max(self._launched[action], ready, free[device]), end)
