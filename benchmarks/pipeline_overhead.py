@@ -52,7 +52,7 @@ class Side:
     def run(self) -> tuple[float, float]:
         """Return (seconds until the call was dispatched, seconds until it was done), per step."""
         begin = time.perf_counter()
-        self.state, metrics = self.program(self.state, self.feed.resident, self.block)
+        self.state, metrics = self.program(self.state, self.feed.resident, self.block, STEPS)
         dispatched = time.perf_counter() - begin
         jax.block_until_ready(metrics)
         return dispatched / STEPS, (time.perf_counter() - begin) / STEPS
