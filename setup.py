@@ -16,7 +16,7 @@ FOLDER = Path("src/headrace/native")
 LIBRARY = runpy.run_path(str(FOLDER / "library.py"))
 # Integers wrap, and a product is rounded before it is added to: the results are the bits that Python computes.
 FLAGS = ["-O3", "-g0", "-fwrapv", "-ffp-contract=off"]
-# A wheel must run everywhere, so -march=native is out. Baseline x86-64 code decodes 2.6 times slower than this, and
+# A wheel must run everywhere, so -march=native is out. Baseline x86-64 code takes over twice as long to decode, and
 # this no slower than -march=native; library.py chooses when it loads.
 VARIANTS = {LIBRARY["PORTABLE"]: []}
 if platform.machine() in ("x86_64", "AMD64"):

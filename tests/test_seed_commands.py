@@ -1,7 +1,7 @@
 """Every command that the seeds print: read by the real parser, planned as the text around it says, and executed.
 
 The commands are in tests/seeds/commands.yml, with what each must come to. They are executed with the least that makes
-them short and changes nothing else: one weight update (`--dry-run-steps 1`), made-up data, small images. Longer ones
+them short and changes nothing else: one weight update (`--dry-run-steps 1`), synthetic data, small images. Longer ones
 are marked slow. docs/seeds.md is made from the same list.
 """
 

@@ -21,7 +21,7 @@ REFUSED = [
     ({"logs_per_epoch": 1e-320}, ["Cannot log inf epochs"]),
     ({"ckpts_per_epoch": 0.5, "num_epochs": 1}, ["Cannot save a checkpoint 2.0 epochs"]),
     ({"validations_per_epoch": "1/10", "num_epochs": 5}, ["Cannot validate 10.0 epochs at a time for 5 epochs"]),
-    ({"num_classes": 3}, ["num_classes 3 (code) is given for the data set digits"]),
+    ({"num_classes": 3}, ["num_classes 3 (code) is given for the dataset digits"]),
     ({"image_size": 64, "dataset": "cifar10"}, ["image_size 64"]),
     ({"num_channels": 4, "dataset": "mnist"}, ["num_channels 4"]),
     ({"num_samples": 64, "dataset": "cifar100"}, ["num_samples 64"]),

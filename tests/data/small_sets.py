@@ -1,4 +1,4 @@
-"""Small data sets and writers for every layout, written byte by byte and without the readers' help."""
+"""Small datasets and writers for every layout, written byte by byte and without the readers' help."""
 
 import gzip
 import pickle

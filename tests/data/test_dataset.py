@@ -1,4 +1,4 @@
-"""What sets are said to be, what is refused, and made-up sets."""
+"""What sets are said to be, what is refused, and synthetic sets."""
 
 from typing import Any
 
@@ -147,6 +147,6 @@ def test_a_source_cannot_be_written_to() -> None:
 def test_imagenet_without_a_place_is_asked_for(tmp_path, monkeypatch):
     (tmp_path / "src").mkdir()  # any folder would pass for a class
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError, match="not said where ImageNet lies") as caught:
+    with pytest.raises(DataError, match="The path of ImageNet is not given") as caught:
         describe_dataset(config_from({"dataset": "imagenet"}).data)
     assert "--generated-data" in caught.value.remedy

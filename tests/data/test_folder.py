@@ -66,8 +66,8 @@ def test_a_changed_folder_is_listed_again(tmp_path: Path) -> None:
     [
         (lambda root: write_classes(root, {"a": 2, "b": 0}), "1 class folder.s. of .* hold no image: b"),
         (lambda root: write_classes(root, {"cat": 2, "Cat": 2}), "same name but for case or spaces: 'Cat' and 'cat'"),
-        (lambda root: write_classes(root, {"only": 3}), "one class folder alone: only"),
-        (lambda root: (root / "1.jpg").write_bytes(encode(smooth(8, 8))), "1 image.s. lie in it directly"),
+        (lambda root: write_classes(root, {"only": 3}), "only one class folder: only"),
+        (lambda root: (root / "1.jpg").write_bytes(encode(smooth(8, 8))), "1 image.s. are directly in it"),
         (lambda root: write_classes(root, {"a": 1, "b": 1}), "holds nothing out"),
     ],
 )
@@ -98,7 +98,7 @@ def test_the_kind_is_found_from_the_folder(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="does not exist"):
         detect(str(tmp_path / "nowhere"))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="holds no data set that is known"):
+    with pytest.raises(DataError, match="holds no known dataset"):
         detect(str(tmp_path / "empty"))
 
 

@@ -94,7 +94,7 @@ def test_a_run_trains_on_it(
         ({"sent_image_size": 31}, "sent_image_size is 31, but the image size is 32"),
         ({"train_augmentation": "flip"}, "sent_image_size 40 .* with train_augmentation flip"),
         ({"dataset": "digits", "image_size": None, "dataset_path": "."}, "sent_image_size 40"),
-        ({"dataset": "imagenet", "generated_data": True}, "made up"),
+        ({"dataset": "imagenet", "generated_data": True}, "are synthetic"),
     ],
 )
 def test_what_does_not_go_together_is_refused(place: str, more: dict, words: str) -> None:

@@ -74,7 +74,7 @@ def test_damage_to_a_packed_file_is_found(packed: Path) -> None:
     whole = packed.read_bytes()
     for data in (whole[:-1], whole[: len(whole) // 2], whole + b"x", b"headrace pack 1\n", whole[:-60] + bytes(60)):
         packed.write_bytes(data)
-        with pytest.raises(DataError, match="no whole packed file"):
+        with pytest.raises(DataError, match="not a complete packed file"):
             open_pack(packed)
     rng = random.Random(0)
     for _ in range(40):
@@ -138,7 +138,7 @@ def test_a_hostile_index_with_the_right_checksum_is_refused(packed: Path, make) 
     packed.write_bytes(with_index(whole))
     assert open_pack(packed).class_names == pack.class_names, "the helper of this test keeps a good one good"
     packed.write_bytes(with_index(whole, **make(len(pack.train) + len(pack.validation))))
-    with pytest.raises(DataError, match="no whole packed file") as caught:
+    with pytest.raises(DataError, match="not a complete packed file") as caught:
         open_pack(packed)
     assert "data pack" in caught.value.remedy
 
@@ -222,7 +222,7 @@ def test_a_tar_that_is_cut_short(tars: Path) -> None:
     path = tars / "train-1.tar"
     whole = path.read_bytes()
     path.write_bytes(whole[:700])
-    with pytest.raises(DataError, match="no whole tar file"):
+    with pytest.raises(DataError, match="not a complete tar file"):
         tar_index(tar_shards(tars)[0])
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.cli.plan import main
 from headrace.core.errors import ConfigError
-from headrace.data.sets.source import Synthetic, SyntheticSource, few, generated_source
+from headrace.data.sets.source import Synthetic, SyntheticSource, first_samples, generated_source
 from headrace.reference.entrance import config_from, resolve
 from headrace.run.design import design_run, scale_to_devices
 
@@ -81,8 +81,8 @@ def test_a_trial_keeps_everything_but_the_length(tmp_path):
 def test_few_samples_are_the_first(make):
     spec = Synthetic(seed=1, split="train", image_hwc=(4, 4, 3), num_classes=7, num_distinct=20)
     whole = make(spec, 50)
-    part = few(whole, 6)
+    part = first_samples(whole, 6)
     assert (len(part), part.labels.tolist()) == (6, whole.labels[:6].tolist())
     index = part.labels.nonzero()[0]
     assert (part.read(index, 0) == whole.read(index, 0)).all()
-    assert few(whole, 60) is whole
+    assert first_samples(whole, 60) is whole

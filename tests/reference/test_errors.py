@@ -1,6 +1,6 @@
 """Every error of the reference applications has its counterpart: a command line, and what its refusal says.
 
-`plan` goes through parsing, checks, data set, network and plan without a device; what it refuses, `train` refuses
+`plan` goes through parsing, checks, dataset, network and plan without a device; what it refuses, `train` refuses
 before it starts.
 """
 
@@ -63,7 +63,7 @@ NETWORKS = [
 DATA = [
     ("--dataset imagent", ["--dataset is 'imagent'", "Did you mean imagenet?"]),
     ("train --dataset cifar10 --dataset-path /no/such/place", ["/no/such/place"]),
-    ("train --dataset imagenet", ["It is not said where ImageNet lies", "--dataset-path"]),
+    ("train --dataset imagenet", ["The path of ImageNet is not given", "--dataset-path"]),
     ("train --application tf1 --dataset cifar-10", ["--dataset-path"]),
     (f"{CIFAR} --image-size 64", ["image_size 64", "cifar10"]),
     (f"{FIRST} --image-size 64", ["image_size 64", "cifar10"]),
@@ -71,7 +71,7 @@ DATA = [
     ("--fused-preprocessing True --accelerator-side-preprocess False", ["What is fused is the device's preprocessing"]),
     (f"{FIRST} --mixup-alpha 0.2 --batch-size 1", ["mixup_alpha 0.2", "Use --micro-batch-size 2 or more"]),
     (f"{FIRST} --cutmix-lambda 1.5", ["--cutmix-lambda is '1.5': must be from 0 to 1"]),
-    ("--generated-data --dataset folder", ["folder", "whose shape only its files tell"]),
+    ("--generated-data --dataset folder", ["folder", "whose shape is known only from its files"]),
 ]
 PIPELINES = [
     (

@@ -104,7 +104,7 @@ def test_a_plan_of_an_absent_imagenet_takes_the_published_numbers(capsys, monkey
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"dataset": "folder", "generated_data": True}, "whose shape only its files tell"),
+        ({"dataset": "folder", "generated_data": True}, "whose shape is known only from its files"),
         (
             {"generated_data": True, "synthetic_data": "device"},
             "generated_data on .* and synthetic_data",

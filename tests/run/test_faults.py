@@ -255,7 +255,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_process_that_raises_ends_training(tmp_path: Path) -> None:
-    """One host has another data set: the difference is found before the start, and every process ends."""
+    """One host has another dataset: the difference is found before the start, and every process ends."""
     words = shlex.join([sys.executable, "-m", "headrace", *train_words("other")])
     script = tmp_path / "start.sh"
     script.write_text(f'[ "$HEADRACE_PROCESS" = 1 ] && more="--seed 7"\nexec {words} $more\n')

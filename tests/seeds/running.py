@@ -1,4 +1,4 @@
-"""Execute commands of the seeds with the least that makes them short: one update, made-up data, images of 8 pixels."""
+"""Execute commands of the seeds made as short as possible: one update, synthetic data, images of 8 pixels."""
 
 import os
 import re
@@ -37,7 +37,7 @@ def tf_config(line: int) -> str:
 
 
 def reduced(script: str, argv: list[str], place: Path, cache: Path) -> list[str]:
-    """Return an argv with what makes it short: one update, made-up data, small images; nothing else changes."""
+    """Return an argv with what makes it short: one update, synthetic data, small images; nothing else changes."""
     words = script_words(script, argv)
     more = ["--compilation-cache-dir", str(cache)]
     if not any(word.partition("=")[0] == "--config" for word in argv):

@@ -1,6 +1,6 @@
 """Checks across options that need no device: rules that stop a run before it starts, warnings and notes.
 
-Limits of a single option stand with the option (sections.py), keys inside a mapping in params.py.
+Limits of a single option are declared with the option (section_*.py), keys inside a mapping in params.py.
 """
 
 from collections.abc import Mapping
@@ -101,12 +101,12 @@ WARNINGS = (
         when=_endless_warmup,
         text=lambda facts: (
             "The warm-up is not over when the run ends: "
-            f" {facts.describe('lr_warmup_params')}, {facts.describe('num_epochs')}."
+            f"{facts.describe('lr_warmup_params')}, {facts.describe('num_epochs')}."
         ),
     ),
     Remark(
         when=lambda facts: facts.config.run.target_accuracy is not None and not facts.config.validation.validation,
-        text=lambda facts: f"{facts.describe('target_accuracy')} is never looked at: {facts.describe('validation')}.",
+        text=lambda facts: f"{facts.describe('target_accuracy')} is never checked: {facts.describe('validation')}.",
     ),
     *COMPILER_WARNINGS,
 )
@@ -139,7 +139,7 @@ NOTES = (
 
 
 def check(config: Config, origins: Mapping[str, Origin]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Refuse what cannot work; return (warnings, notes) on what can."""
+    """Refuse options that cannot work together; return (warnings, notes) about the rest."""
     facts = Facts(config=config, origins=origins)
     _check_mappings(facts)
     for rule in RULES:

@@ -1,7 +1,7 @@
 """The keys inside options that are mappings: optimizer, learning-rate curve, warm-up, loss scale and norm layer.
 
 Each variant is a row of keys with kind, limit and default. `complete` checks a mapping against its row and fills the
-defaults, for the checks before a run and for the code that builds the thing alike.
+defaults, both for the checks before a run and for the code that uses it.
 """
 
 import itertools
@@ -69,8 +69,8 @@ def rising(value: Sequence[float]) -> str:
 
 
 def shares(value: Sequence[float]) -> str:
-    """Limit a list to rising shares of the run."""
-    return rising(value) or ("" if all(item <= 1 for item in value) else "must be shares of the run, from 0 to 1")
+    """Limit a list to rising fractions of the run."""
+    return rising(value) or ("" if all(item <= 1 for item in value) else "must be fractions of the run, from 0 to 1")
 
 
 MOMENTUM = Param(name="momentum", check=share)
@@ -93,7 +93,7 @@ OPTIMIZER_PARAMS: dict[str, Row] = {
         )
     ),
     "rmsprop": Row(
-        # initial_accumulator: what the mean square starts from; TensorFlow 1 took 1
+        # initial_accumulator: initial value of the mean square; TensorFlow 1 used 1
         params=(MOMENTUM, EPSILON, Param(name="initial_accumulator", default=0.0, check=at_least(0))),
         one_of=(Param(name="base_decay_exponent"), Param(name="decay", check=share)),
     ),
@@ -192,7 +192,7 @@ TABLES: dict[str, Table] = {
 def complete(kind: str, name: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
     """Check the keys of `given` for the variant `name` of `kind`, and return them with the defaults filled in.
 
-    Where the mapping names its own variant (lr_warmup, norm_layer), `name` may be None.
+    Where the mapping itself names the variant (lr_warmup, norm_layer), `name` may be None.
     """
     table = TABLES[kind]
     row = _row(table, name, given)

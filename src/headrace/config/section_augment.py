@@ -146,7 +146,7 @@ AUGMENT_RULES = (
     Rule(
         broken=lambda facts: facts.config.data.balanced_sampling and facts.config.data.dataset in SYNTHETIC_DATASETS,
         problem=lambda facts: f"{facts.describe('balanced_sampling')} with {facts.describe('dataset')}.",
-        rule="Made-up images have random labels, about equally many of each.",
+        rule="Synthetic images have random labels, about equally many of each.",
         remedy="Leave balanced_sampling out.",
     ),
     Rule(

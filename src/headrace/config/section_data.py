@@ -133,7 +133,7 @@ class Data:
 
     @property
     def synthetic_on(self) -> str:
-        """Return where images are made up: host or device; empty for real ones."""
+        """Return where synthetic images are generated: host or device; empty for real ones."""
         if self.generated_data or self.dataset == "generated" or self.synthetic_data == "host":
             return "host"
         return "device" if self.synthetic_data or self.dataset == "synthetic" else ""
@@ -156,9 +156,9 @@ def _only_for(name: str, datasets: tuple[str, ...], what: str) -> Rule:
     return Rule(
         broken=broken,
         problem=lambda facts: (
-            f"{facts.describe(name)} is given for the data set {facts.config.data.dataset}, which has its own."
+            f"{facts.describe(name)} is given for the dataset {facts.config.data.dataset}, which defines it."
         ),
-        rule=f"{name} describes {what}: the data sets {', '.join(datasets)}.",
+        rule=f"{name} describes {what}: the datasets {', '.join(datasets)}.",
         remedy=f"Leave {name} out, or choose --dataset {datasets[-1]}.",
     )
 
@@ -175,7 +175,7 @@ _IMAGE_OPTIONS = (
 )
 
 DATA_RULES = (
-    *(_only_for(name, SYNTHETIC_DATASETS, "made-up images") for name in ("num_classes", "num_samples")),
+    *(_only_for(name, SYNTHETIC_DATASETS, "synthetic images") for name in ("num_classes", "num_samples")),
     *(
         _only_for(name, IMAGE_DATASETS + SYNTHETIC_DATASETS, "image files and synthetic images")
         for name in ("image_size", "num_channels")
@@ -185,7 +185,7 @@ DATA_RULES = (
         broken=lambda facts: (
             facts.config.data.dataset_cache in ("raw", "decoded") and facts.config.data.dataset not in IMAGE_DATASETS
         ),
-        problem=lambda facts: f"{facts.describe('dataset_cache')} for the data set {facts.config.data.dataset}.",
+        problem=lambda facts: f"{facts.describe('dataset_cache')} for the dataset {facts.config.data.dataset}.",
         rule="raw and decoded are for image files; other datasets are in memory as they are.",
         remedy="Choose auto, device or host.",
     ),
@@ -200,7 +200,7 @@ DATA_RULES = (
     ),
     Rule(
         broken=lambda facts: bool(facts.config.data.sent_image_size and facts.config.data.synthetic_on),
-        problem=lambda facts: f"{facts.describe('sent_image_size')}, but the images are made up.",
+        problem=lambda facts: f"{facts.describe('sent_image_size')}, but the images are synthetic.",
         rule="sent_image_size is for real images: synthetic ones are not cropped.",
         remedy="Leave sent_image_size out, or raise image_size.",
     ),
@@ -224,9 +224,10 @@ DATA_RULES = (
                 bool(getattr(facts.config.data, name)) and facts.config.data.dataset not in LIKENESSES
             ),
             problem=lambda facts, name=name: (
-                f"{facts.describe(name)} for the data set {facts.config.data.dataset}, whose shape only its files tell."
+                f"{facts.describe(name)} for the dataset {facts.config.data.dataset}, "
+                "whose shape is known only from its files."
             ),
-            rule=f"Images can be made up in the likeness of {', '.join(LIKENESSES)}.",
+            rule=f"Synthetic images can take the shape of {', '.join(LIKENESSES)}.",
             remedy="Choose one of these, or --dataset generated or synthetic with --image-size and --num-classes.",
         )
         for name in ("generated_data", "synthetic_data")

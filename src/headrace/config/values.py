@@ -188,7 +188,7 @@ def all_shares(value: tuple[float, ...]) -> str:
 
 def updates(value: int) -> str:
     """Limit to a positive count, or -1 for a whole epoch."""
-    return "" if value == -1 or value >= 1 else "must be -1 (the whole data set) or 1 or more"
+    return "" if value == -1 or value >= 1 else "must be -1 (the whole dataset) or 1 or more"
 
 
 def weights(value: tuple[Any, ...]) -> str:

@@ -1,1 +1,1 @@
-"""Data sets from file to device: find and read them, decide the order of samples, augment, and feed the device loop."""
+"""Datasets from file to device: find and read them, decide the order of samples, augment, and feed the device loop."""

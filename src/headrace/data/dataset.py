@@ -1,4 +1,4 @@
-"""A dataset as the rest of the code sees it: its description (`describe_dataset`), its two splits (`open_dataset`)."""
+"""The interface to datasets: `describe_dataset` returns facts without reading images, `open_dataset` the splits."""
 
 from dataclasses import dataclass, replace
 
@@ -29,12 +29,12 @@ from headrace.data.sets.locate import SPLITS, class_names, locate_set, read_spli
 from headrace.data.sets.source import ArraySource, Source, Synthetic, SyntheticSource, distinct_images, generated_source
 
 SYNTHETIC_SETS = ("generated", "synthetic")
-_MADE_UP_SIZE, _MADE_UP_CLASSES, _MADE_UP_SAMPLES = 32, 10, 50_000
+_SYNTHETIC_SIZE, _SYNTHETIC_CLASSES, _SYNTHETIC_SAMPLES = 32, 10, 50_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataInfo:
-    """What a run must know of its data set; augmentation and normalization are resolved, never `auto`."""
+    """What a run needs to know about its dataset; augmentation and normalization are resolved, never `auto`."""
 
     name: str
     image_hwc: tuple[int, int, int]
@@ -46,10 +46,10 @@ class DataInfo:
     normalization: str
     channel_mean: tuple[float, ...]
     channel_std: tuple[float, ...]
-    image_dtype: str = "uint8"  # or float32, for images that code gives
-    varies: bool = False  # what a source reads of a sample is another in each epoch, so it cannot lie on a device
-    place: str = ""  # where a set of images lies, and how it was split
-    synthetic_on: str = ""  # where its images are made up: host or device
+    image_dtype: str = "uint8"  # or float32, for arrays passed from Python
+    varies: bool = False  # views differ from epoch to epoch (random crops), so the set cannot be kept on a device
+    place: str = ""  # the path of an image set and how it was split
+    synthetic_on: str = ""  # where synthetic images are generated: host or device
     sent_hw: tuple[int, int] | None = None  # of training images, where they are larger than the network's
 
     @property
@@ -64,7 +64,7 @@ class DataInfo:
 
     @property
     def num_train_values(self) -> int:
-        """Return how many numbers one training image has when it comes to the device."""
+        """Return how many numbers one training image has when it reaches the device."""
         return int(np.prod((*(self.sent_hw or self.image_hwc[:2]), self.image_hwc[2])))
 
     @property
@@ -75,7 +75,7 @@ class DataInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class DataSet:
-    """An opened data set."""
+    """An opened dataset."""
 
     info: DataInfo
     train: Source
@@ -84,9 +84,9 @@ class DataSet:
 
 
 def describe_dataset(data: Data, *, absent_ok: bool = False) -> DataInfo:
-    """Return what is known of the configured set without reading its images.
+    """Return what is known about the configured set without reading its images.
 
-    With `absent_ok` an ImageNet that is not there is taken as it was published, for planning.
+    With `absent_ok` a missing ImageNet is described as published, for planning.
     """
     data = resolved_set(data)
     if data.dataset in SYNTHETIC_SETS:
@@ -98,7 +98,7 @@ def describe_dataset(data: Data, *, absent_ok: bool = False) -> DataInfo:
     row = KNOWN_SETS.get(data.dataset)
     if row is None:
         raise ConfigError(
-            f"There is no data set {data.dataset}.", remedy=did_you_mean(data.dataset, [*KNOWN_SETS, *SYNTHETIC_SETS])
+            f"There is no dataset {data.dataset}.", remedy=did_you_mean(data.dataset, [*KNOWN_SETS, *SYNTHETIC_SETS])
         )
     _refuse_contradictions(data, row)
     return DataInfo(
@@ -112,13 +112,13 @@ def describe_dataset(data: Data, *, absent_ok: bool = False) -> DataInfo:
         normalization=_or(data.wanted_normalization, row.normalization),
         channel_mean=row.channel_mean,
         channel_std=row.channel_std,
-        place=_synthetic_directory(data),
+        place=_synthetic_place(data),
         synthetic_on=data.synthetic_on,
     )
 
 
 def open_dataset(data: Data, seed: int) -> DataSet:
-    """Read the configured set; what is missing or damaged is a DataError. `seed` makes made-up images."""
+    """Read the configured set; missing or damaged files are a DataError. Synthetic images depend on `seed`."""
     data = resolved_set(data)
     if data.dataset in IMAGE_DATASETS and not data.synthetic_on:
         return _open_image_set(data, seed)
@@ -132,7 +132,7 @@ def open_dataset(data: Data, seed: int) -> DataSet:
     found = locate_set(row, data.dataset_path)
     if found.missing:
         raise DataError(
-            f"The data set {row.name} in {found.directory} lacks {', '.join(found.missing)}.", remedy=row.how_to_get
+            f"The dataset {row.name} in {found.directory} lacks {', '.join(found.missing)}.", remedy=row.how_to_get
         )
     parts = {split: read_split(found, row, split) for split in SPLITS}
     names = class_names(found, row)
@@ -140,7 +140,7 @@ def open_dataset(data: Data, seed: int) -> DataSet:
 
 
 def resolved_set(data: Data) -> Data:
-    """Return the options with the data set that `auto` finds."""
+    """Return the options with the dataset that `auto` finds."""
     return replace(data, dataset=detect(data.dataset_path)) if data.dataset == "auto" else data
 
 
@@ -154,7 +154,9 @@ def _open_image_set(data: Data, seed: int) -> DataSet:
 def _describe_images(images: ImageSet, data: Data) -> DataInfo:
     size, channels = image_size_of(images, data), data.num_channels
     random_crops, sent = crop_rule(data, size) is not None, sent_size(data, size)
-    place = ", ".join(part for part in (images.place, images.how, f"sent as {sent}x{sent}" if sent else "") if part)
+    place = ", ".join(
+        part for part in (images.place, images.split_by, f"sent as {sent}x{sent}" if sent else "") if part
+    )
     return DataInfo(
         name=images.kind,
         image_hwc=(size, size, channels),
@@ -188,14 +190,14 @@ def _describe_imagenet(data: Data) -> DataInfo:
         channel_mean=IMAGENET_MEAN if channels == 3 else GREY_MEAN,
         channel_std=IMAGENET_STD if channels == 3 else GREY_STD,
         varies=not data.synthetic_on,
-        place=_synthetic_directory(data) or "not there, planned as published",
+        place=_synthetic_place(data) or "not there, planned as published",
         synthetic_on=data.synthetic_on,
         sent_hw=(sent, sent) if sent else None,
     )
 
 
-def _synthetic_directory(data: Data) -> str:
-    return f"made up on the {data.synthetic_on}" if data.synthetic_on else ""
+def _synthetic_place(data: Data) -> str:
+    return f"synthetic, made on the {data.synthetic_on}" if data.synthetic_on else ""
 
 
 def _from_parts(info: DataInfo, parts: dict[str, Part]) -> DataSet:
@@ -205,9 +207,9 @@ def _from_parts(info: DataInfo, parts: dict[str, Part]) -> DataSet:
 
 
 def _describe_synthetic(data: Data) -> DataInfo:
-    size, channels = data.image_size or _MADE_UP_SIZE, data.num_channels
-    num_classes = data.num_classes or _MADE_UP_CLASSES
-    num_train = data.num_samples or _MADE_UP_SAMPLES
+    size, channels = data.image_size or _SYNTHETIC_SIZE, data.num_channels
+    num_classes = data.num_classes or _SYNTHETIC_CLASSES
+    num_train = data.num_samples or _SYNTHETIC_SAMPLES
     return DataInfo(
         name=data.dataset,
         image_hwc=(size, size, channels),
@@ -236,18 +238,18 @@ def _synthetic(info: DataInfo, data: Data, seed: int, split: str) -> Source:
 
 
 def _refuse_contradictions(data: Data, row: SetRow) -> None:
-    """Refuse sizes that are not the set's own. Three channels are the option's default, so they say nothing."""
-    own = {
+    """Refuse sizes that contradict the set's. Three channels are the option's default, so they are not checked."""
+    facts = {
         "image_size": (data.image_size, row.image_hwc[0]),
         "num_channels": (None if data.num_channels == 3 else data.num_channels, row.image_hwc[2]),
         "num_classes": (data.num_classes, row.num_classes),
         "num_samples": (data.num_samples, row.num_train),
     }
-    for name, (given, actual) in own.items():
+    for name, (given, actual) in facts.items():
         if given is not None and given != actual:
             raise ConfigError(
-                f"{name} is {given}, but the data set {row.name} has {actual}.",
-                rule=f"{name} is for the data sets generated and synthetic.",
+                f"{name} is {given}, but the dataset {row.name} has {actual}.",
+                rule=f"{name} is for the datasets generated and synthetic.",
                 remedy=f"Leave --{name.replace('_', '-')} out.",
             )
 

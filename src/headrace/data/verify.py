@@ -1,4 +1,4 @@
-"""Check a whole data set against what is published of it, and say everything that is wrong."""
+"""Check every image of a dataset, compare known sets with their published statistics, and list all problems."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,15 +18,14 @@ from headrace.data.sets.image_sets import ImageSet, open_image_set
 from headrace.data.sets.locate import SPLITS, Found, class_names, locate_set, read_split
 from headrace.data.sets.samples import Samples
 
-# Check a set of images: decode every one of them, and name each that is broken.
-
-
-_AT_ONCE = 4096
+_AT_ONCE = 4096  # images submitted to the threads at a time, so that a large set needs little memory
+_NUM_NAMED = 5  # problems that an error message names
+_MEAN_TOLERANCE = 0.002  # of the scale 0 to 1; published means are exact to 0.00001
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """What was seen of a set of images."""
+    """The result of decoding a set of images."""
 
     images: ImageSet
     counts: dict[str, tuple[int, ...]]
@@ -34,7 +33,7 @@ class Checked:
 
 
 def check_images(data: Data) -> Checked:
-    """Decode every image of the set; an error that hides the rest (a shard that is cut short) is raised."""
+    """Decode every image of the set; an error that makes the rest unreadable (a truncated shard) is raised."""
     images = open_image_set(data, data.dataset)
     counts, problems = {}, []
     num_classes = len(images.class_names)
@@ -59,13 +58,9 @@ def problem_of(samples: Samples, sample: int) -> str:
     return ""
 
 
-_TOLD = 5  # problems that an error names
-_MEAN_TOLERANCE = 0.002  # of the scale 0 to 1; published means are exact to 0.00001
-
-
 @dataclass(frozen=True, kw_only=True)
 class VerifyReport:
-    """What `verify` saw: images of each class and split, and every problem as a sentence."""
+    """The result of `verify`: the number of images of each class and split, and a description of each problem."""
 
     name: str
     place: str
@@ -94,13 +89,13 @@ def verify(data: Data) -> VerifyReport:
 
 
 def refuse_problems(data: Data) -> None:
-    """Check the configured set; any problem is a DataError that names the first ones."""
+    """Check the configured set; problems are a DataError that names the first ones."""
     report = verify(data)
     if report.problems:
-        more = f" And {len(report.problems) - _TOLD} more." if len(report.problems) > _TOLD else ""
-        first = "; ".join(report.problems[:_TOLD])
+        more = f" And {len(report.problems) - _NUM_NAMED} more." if len(report.problems) > _NUM_NAMED else ""
+        first = "; ".join(report.problems[:_NUM_NAMED])
         raise DataError(
-            f"The data set {report.name} has {len(report.problems)} problem(s): {first}.{more}",
+            f"The dataset {report.name} has {len(report.problems)} problem(s): {first}.{more}",
             remedy="`headrace data verify` lists all of them; without --verify-dataset broken images are replaced.",
         )
 
@@ -157,10 +152,12 @@ def _count_problems(row: SetRow, split: str, counts: tuple[int, ...]) -> list[st
 
 
 def _mean_problems(row: SetRow, part: Part) -> list[str]:
-    """Hold the channel means of whole training images against the published ones: another order or scale shows here."""
+    """Compare channel means of the training images with the published ones: reveals a wrong channel order or scale."""
     num_images, *hwc = part.images.shape
-    of_each_place = np.add.reduce(part.images.reshape(num_images, -1), axis=0, dtype=np.uint32)  # 30 times faster so
-    means = of_each_place.reshape(-1, hwc[-1]).mean(0, dtype=np.float64) / (255 * num_images)
+    pixel_sums = np.add.reduce(
+        part.images.reshape(num_images, -1), axis=0, dtype=np.uint32
+    )  # 30 times faster than means
+    means = pixel_sums.reshape(-1, hwc[-1]).mean(0, dtype=np.float64) / (255 * num_images)
     if np.abs(means - np.array(row.channel_mean)).max() <= _MEAN_TOLERANCE:
         return []
     return [
@@ -174,7 +171,7 @@ def _images_report(data: Data) -> VerifyReport:
     images = checked.images
     return VerifyReport(
         name=images.kind,
-        place=f"{images.place} ({images.how})",
+        place=f"{images.place} ({images.split_by})",
         class_names=images.class_names,
         counts=checked.counts,
         problems=checked.problems,
@@ -183,6 +180,4 @@ def _images_report(data: Data) -> VerifyReport:
 
 def _synthetic_report(data: Data) -> VerifyReport:
     info = describe_dataset(data)
-    return VerifyReport(
-        name=info.name, place="made up, there is nothing to check", class_names=(), counts={}, problems=()
-    )
+    return VerifyReport(name=info.name, place="synthetic, nothing to check", class_names=(), counts={}, problems=())

@@ -18,7 +18,7 @@ from headrace.data.dataset import DataInfo, open_dataset
 from headrace.data.decoding.jpeg import describe_slower
 from headrace.data.feeding.feed import FeedOptions
 from headrace.data.sets.file_problem import FILE as BAD_FILE
-from headrace.data.sets.source import few
+from headrace.data.sets.source import first_samples
 from headrace.data.verify import refuse_problems
 from headrace.engine.compiler import describe_compiler_options
 from headrace.engine.devices import show_devices, start_devices, use_compilation_cache
@@ -93,7 +93,7 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts | Non
         group.on_first_process(lambda: refuse_problems(config.data))
     dataset = custom.dataset if custom else open_dataset(config.data, config.run.seed)
     if config.run.dry_run_steps:
-        dataset = replace(dataset, validation=few(dataset.validation, design.plan.validation.num_samples))
+        dataset = replace(dataset, validation=first_samples(dataset.validation, design.plan.validation.num_samples))
     step = restored.step if restored else 0
     plan, steps = design.plan, design.plan.steps
     adopted = adopt_weights(design) if restored is None or restored.arrays is None else None

@@ -182,7 +182,7 @@ class Measured:
     send_seconds: float = 0.0  # of `prepare_seconds`: until the devices had the bytes
     bytes_per_image: float = 0.0
     threads: int = 1
-    cached: bool = False  # the data set is on the device
+    cached: bool = False  # the dataset is on the device
     decodes: bool = False  # the host decodes image files
 
 
@@ -194,7 +194,7 @@ def verdict(run: Measured) -> str:
     share = waited_seconds / run.seconds
     waited = f"{100 * share:.1f} % of the time"
     if share < _COMPUTE:
-        where = "the data set is on the device, which" if run.cached else "the device"
+        where = "the dataset is on the device, which" if run.cached else "the device"
         return f"compute-bound: {where} never waited ({waited})"
     rates = _rates(run, run.seconds - waited_seconds)
     if share < _MIXED:

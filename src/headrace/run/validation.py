@@ -16,7 +16,7 @@ from headrace.config.load import Resolved
 from headrace.config.schema import Config
 from headrace.core.errors import CheckpointError
 from headrace.data.dataset import open_dataset
-from headrace.data.sets.source import few
+from headrace.data.sets.source import first_samples
 from headrace.engine.devices import show_devices, start_devices, use_compilation_cache
 from headrace.job import ProcessGroup, current_group
 from headrace.reference.entrance import override
@@ -66,7 +66,7 @@ def validate(
     design = design_run(config if group.is_alone else only_validating(config), num_processes=group.num_processes)
     dataset = open_dataset(config.data, config.run.seed)
     if config.run.dry_run_steps:
-        dataset = replace(dataset, validation=few(dataset.validation, design.plan.validation.num_samples))
+        dataset = replace(dataset, validation=first_samples(dataset.validation, design.plan.validation.num_samples))
     use_compilation_cache(config.run.compilation_cache_dir)
     show_devices(config.run.first_device, design.plan.validation.num_devices // group.num_processes)
     devices = start_devices(config.run.platform, design.plan.validation.num_devices, group.num_processes)

@@ -1,4 +1,4 @@
-"""Where a data set is kept while a run trains on it: whole on the device, or on the host and sent block by block."""
+"""Where a dataset is kept while a run trains on it: whole on the device, or on the host and sent block by block."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -122,7 +122,7 @@ def fetch(resident: Arrays | None, block: Arrays, spec: Preprocess, train: bool)
     """Return (images float32 [B, H, W, C], labels int32 [B] or MixedLabels) of one micro-batch.
 
     `block` is {"index": [B]} with "epoch" (one number) for training, and "images" and "labels" where they were sent.
-    Sets that are on the device are looked up by index; a made-up set may hold fewer images than there are samples.
+    Sets that are on the device are looked up by index; a synthetic set may hold fewer images than there are samples.
     Images are shrunk and mixed here, also where the host preprocesses: only here a micro-batch is together.
     """
     if "images" in block:

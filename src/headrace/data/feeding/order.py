@@ -107,7 +107,7 @@ def refuse_weights(given: Sequence[Any], info: DataInfo) -> None:
     """Refuse weights that are not one for each class of the set."""
     if given and given != ("balanced",) and len(given) != info.num_classes:
         raise ConfigError(
-            f"class_weights has {len(given)} numbers, the data set {info.name} has {info.num_classes} classes.",
+            f"class_weights has {len(given)} numbers, the dataset {info.name} has {info.num_classes} classes.",
             rule="Every class needs its weight, in the order of the labels.",
             remedy=f"Give {info.num_classes} numbers, or the word balanced.",
         )

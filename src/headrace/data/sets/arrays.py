@@ -1,7 +1,7 @@
-"""Data that code gives: arrays of images and labels, or any object with a length that gives an image for a number.
+"""Data passed from Python: arrays of images and labels, or any object with a length that returns images by index.
 
 uint8 images go through the ordinary preprocessing; float32 images reach the network as they are (flipped and cropped
-where that is asked for). Everything that does not fit is a DataError before a run starts.
+if the options say so). Anything that does not fit is a DataError before a run starts.
 """
 
 from collections.abc import Sequence
@@ -15,16 +15,16 @@ from headrace.core.errors import ConfigError, DataError
 from headrace.data.dataset import DataInfo, DataSet
 from headrace.data.sets.source import ArraySource, Source
 
-ARRAYS = "arrays"  # the name of such a data set
+ARRAYS = "arrays"  # the name of such a dataset
 DTYPES = ("uint8", "float32")
-_AT_ONCE = 1024  # images read together for the channels' mean
+_AT_ONCE = 1024  # images read at a time for the channels' mean
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSpec:
-    """What the images must be: the network's input and classes; and how a model saw the data it was trained on.
+    """What the images must be: the network's input and classes, and the preprocessing of the training data.
 
-    What follows `class_names` is of the training data, and empty before there was any.
+    The fields after `class_names` describe the training data and are empty before training.
     """
 
     image_hwc: tuple[int, int, int]
@@ -37,7 +37,7 @@ class ImageSpec:
 
 
 class SequenceSource:
-    """A split that an object gives image by image: `len(images)` and `images[i]`, asked by several threads at once."""
+    """A split read image by image from an object with `len(images)` and `images[i]`, by several threads at once."""
 
     def __init__(self, images: Any, labels: np.ndarray, first: np.ndarray) -> None:
         self._images, self.labels, self._dtype = images, labels, first.dtype
@@ -58,21 +58,21 @@ class SequenceSource:
         return len(self.labels)
 
     def read(self, indices: np.ndarray, epoch: np.ndarray | int) -> np.ndarray:
-        """Ask for each image; one that is not like the first is a DataError with its number."""
+        """Read each image; one whose shape or dtype differs from the first is a DataError with its number."""
         read = np.empty((len(indices), *self.image_hwc), self._dtype)
-        for place, index in enumerate(indices):
+        for position, index in enumerate(indices):
             image = np.asarray(self._images[int(index)])
             if image.shape != self.image_hwc or image.dtype != self._dtype:
                 raise DataError(
                     f"Image {index} is {_describe(image)}, image 0 is {self._dtype}{list(self.image_hwc)}.",
                     rule="All images of a set have one shape and one dtype.",
                 )
-            read[place] = image
+            read[position] = image
         return read
 
 
 def array_source(images: Any, labels: Any, spec: ImageSpec, what: str = "") -> Source:
-    """Return the split of these images and labels; `what` (such as `validation `) dresses errors."""
+    """Return the split of these images and labels; `what` (such as `validation `) goes into error messages."""
     first = np.asarray(images[0]) if _count(images, what) else None
     is_array = hasattr(images, "shape") and hasattr(images, "dtype")
     _check_image(images if is_array else first, is_array, spec, what)
@@ -81,7 +81,7 @@ def array_source(images: Any, labels: Any, spec: ImageSpec, what: str = "") -> S
 
 
 def array_dataset(data: Data, spec: ImageSpec, train: Source | None, validation: Source | None) -> DataSet:
-    """Return the data set of these two splits (None: the run does without), with its preprocessing resolved."""
+    """Return the dataset of these two splits (None: not used in the run), with its preprocessing resolved."""
     source = train or validation
     dtype = str(source.read(np.zeros(1, np.int64), 0).dtype) if source is not None else spec.image_dtype or "float32"
     augmentation = "none" if data.train_augmentation == "auto" else data.train_augmentation
@@ -131,7 +131,7 @@ def channel_moments(source: Source) -> tuple[tuple[float, ...], tuple[float, ...
 
 
 def check_class_names(names: Sequence[str], num_classes: int) -> tuple[str, ...]:
-    """Return the names of the classes; refuse another number of them."""
+    """Return the names of the classes; refuse a wrong number of them."""
     if len(names) != num_classes:
         raise DataError(
             f"class_names has {len(names)} names, the network {num_classes} classes.",
@@ -143,15 +143,15 @@ def check_class_names(names: Sequence[str], num_classes: int) -> tuple[str, ...]
 def _normalization(wanted: str, trained: str, dtype: str) -> str:
     if trained and wanted not in ("auto", trained):
         raise ConfigError(
-            f"normalization {wanted} is asked for, but the model was trained with {trained}.",
-            rule="A network must see images as it saw them in training.",
+            f"normalization {wanted} was requested, but the model was trained with {trained}.",
+            rule="Images are normalized as they were in training.",
             remedy="Leave normalization out.",
         )
     if dtype == "uint8":
         return trained or ("zero-one" if wanted == "auto" else wanted)
     if wanted not in ("auto", "none"):
         raise ConfigError(
-            f"normalization {wanted} is asked for, but the images are {dtype}.",
+            f"normalization {wanted} was requested, but the images are {dtype}.",
             rule="float32 images reach the network as they are; normalization is for images of 0 to 255.",
             remedy="Leave normalization out, or give the images as uint8.",
         )
@@ -170,13 +170,13 @@ def _count(images: Any, what: str) -> int:
 
 
 def _check_image(images: Any, is_array: bool, spec: ImageSpec, what: str) -> None:
-    """Refuse images (an array of them, or the first alone) of another shape or dtype than the network takes."""
+    """Refuse images (an array of them, or the first alone) whose shape or dtype the network does not take."""
     shape = tuple(images.shape)[1:] if is_array else tuple(images.shape)
     wanted = "x".join(map(str, spec.image_hwc))
     if shape != spec.image_hwc:
         remedy = "Give the height, width and channels of the images as input_shape."
         if len(shape) == 2 and (*shape, 1) == spec.image_hwc:
-            remedy = "Give them a dim for the one channel: images[..., None]."
+            remedy = "Add a dimension for the single channel: images[..., None]."
         found = "x".join(map(str, shape)) or "single numbers"
         raise DataError(f"The {what}images are {found}, the network takes {wanted}.", remedy=remedy)
     dtype = str(images.dtype)
@@ -195,7 +195,7 @@ def _check_image(images: Any, is_array: bool, spec: ImageSpec, what: str) -> Non
 
 
 def _labels(labels: Any, num_images: int, num_classes: int, what: str) -> np.ndarray:
-    """Return labels as int32 [N]; refuse what are no numbers of classes."""
+    """Return labels as int32 [N]; refuse anything that is not a class number."""
     array = np.asarray(labels)
     if array.ndim == 2 and array.shape[1] == num_classes:
         raise DataError(

@@ -1,7 +1,7 @@
-"""Build ImageNet's TFRecords from class folders, as the reference's own readers expect them.
+"""Build ImageNet's TFRecords from class folders, in the layout that the reference's readers expect.
 
 Labels count from 1 in order of the folders' names. The order of the images is a shuffle with a fixed seed. Images
-that are not RGB or grey JPEGs (PNG under a JPEG's name, CMYK, WebP), or are to be turned, become RGB JPEGs.
+that are not RGB or grey JPEGs (PNG named as JPEG, CMYK, WebP), or not upright, are encoded again as RGB JPEGs.
 """
 
 import csv
@@ -35,13 +35,13 @@ class BuildPlan:
     train_shards: int
     validation_shards: int
     num_threads: int
-    texts: Mapping[str, str]  # a class's name in words, by its folder's name
+    texts: Mapping[str, str]  # readable class names, by folder name
     boxes: Boxes
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildReport:
-    """What building came to."""
+    """The result of a build."""
 
     counts: dict[str, int]
     encoded_again: int
@@ -49,14 +49,14 @@ class BuildReport:
 
 
 def build(plan: BuildPlan, tell: Callable[[str], None] = lambda text: None) -> BuildReport:
-    """Write the shards of both splits; a bad image is left out and named."""
+    """Write the shards of both splits; bad images are left out and listed in the report."""
     splits = (
         ("train", plan.folders.train, plan.train_shards),
         ("validation", plan.folders.validation, plan.validation_shards),
     )
     for split, samples, num_shards in splits:
         if not 1 <= num_shards <= 99_999:
-            raise ConfigError(f"{num_shards} {split} shards are asked for.", rule="There are 1 to 99,999.")
+            raise ConfigError(f"{num_shards} {split} shards were requested.", rule="There are 1 to 99,999.")
         if num_shards > len(samples):
             raise ConfigError(
                 f"{num_shards:,} {split} shards for {len(samples):,} images.",
@@ -92,7 +92,9 @@ def read_metadata(path: Path) -> dict[str, str]:
     rows = [line.split("\t", 1) for line in path.read_text().splitlines() if line.strip()]
     broken = next((number for number, row in enumerate(rows, 1) if len(row) != 2), None)
     if broken:
-        raise DataError(f"{path}, line {broken}: no tab.", rule="A line is a folder's name, a tab, and words.")
+        raise DataError(
+            f"{path}, line {broken}: no tab.", rule="A line is a folder's name, a tab, and the class's name."
+        )
     return {row[0]: row[1] for row in rows}
 
 
@@ -106,7 +108,7 @@ def read_boxes(path: Path) -> dict[str, list[tuple[float, float, float, float]]]
                 xmin, ymin, xmax, ymax = map(float, sides)
             except ValueError:
                 if number == 1:
-                    continue  # a line of titles
+                    continue  # the header line
                 problem = f"{path}, line {number}: {','.join(row)[:80]!r} is no box."
                 raise DataError(problem, rule="A line is file,xmin,ymin,xmax,ymax.") from None
             if not (0 <= xmin < xmax <= 1 and 0 <= ymin < ymax <= 1):

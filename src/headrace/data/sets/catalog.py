@@ -1,10 +1,10 @@
-"""The data sets Headrace knows: a row for each with its size, classes, published facts and where its files lie."""
+"""The known datasets: a row for each with its size, classes, published statistics and file layouts."""
 
 from dataclasses import dataclass
 
 from headrace.config.section_data import IMAGE_SIZES
 
-# Class names of the known data sets, in the order of their labels.
+# Class names, in label order
 
 
 DIGIT_NAMES = tuple("0123456789")
@@ -130,18 +130,18 @@ CIFAR100_NAMES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """One way in which a set lies on disk."""
+    """One layout of a dataset on disk."""
 
     kind: str  # cifar-binary | cifar-python | idx
-    directories: tuple[str, ...]  # names of the directory that holds the files; the case does not matter
+    directories: tuple[str, ...]  # names of the directory that holds the files; case-insensitive
     train_files: tuple[str, ...]
     validation_files: tuple[str, ...]
-    names_file: str | None = None  # holds the class names, when it is there
+    names_file: str | None = None  # holds the class names, if present
 
 
 @dataclass(frozen=True, kw_only=True)
 class SetRow:
-    """What is known of a data set without opening it. Channel values are on the scale 0 to 1."""
+    """What is known about a dataset without opening it. Channel values are on the scale 0 to 1."""
 
     name: str
     image_hwc: tuple[int, int, int]
@@ -154,7 +154,7 @@ class SetRow:
     channel_std: tuple[float, ...]
     train_counts: tuple[int, ...]  # published number of images of each class
     validation_counts: tuple[int, ...]
-    check_mean: bool = True  # whether `verify` holds the pixels against `channel_mean`
+    check_mean: bool = True  # whether `verify` compares the pixels with `channel_mean`
     coarse_classes: int = 0  # CIFAR-100's first label byte
     layouts: tuple[Layout, ...] = ()
     how_to_get: str = ""

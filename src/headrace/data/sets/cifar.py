@@ -1,4 +1,4 @@
-"""Read CIFAR-10 and CIFAR-100: binary records and Python batches. An image lies there as 3 planes of 32 x 32 bytes."""
+"""Read CIFAR-10 and CIFAR-100: binary records and Python batches. An image is stored as 3 planes of 32 x 32 bytes."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from headrace.data.sets.file_problem import FileProblem, Part, empty_part, label
 
 
 def read_binary(path: Path, row: SetRow, num_records: int) -> Part:
-    """Read records of [coarse label] label, pixels; the label counted is the last one before the pixels."""
+    """Read records of [coarse label] label, pixels; the label used is the last one before the pixels."""
     try:
         data = np.fromfile(path, np.uint8)
     except OSError as error:
@@ -68,7 +68,7 @@ def read_python(path: Path, row: SetRow, num_records: int) -> Part:
 
 
 def read_class_names(path: Path, num_classes: int) -> tuple[str, ...] | None:
-    """Return the class names that a set brings along (text lines or a pickled list), or None if they are not usable."""
+    """Return the class names shipped with a dataset (text lines or a pickled list), or None if they are not usable."""
     try:
         if path.suffix == ".txt":
             names: Any = path.read_text(encoding="utf-8").split()
@@ -82,7 +82,7 @@ def read_class_names(path: Path, num_classes: int) -> tuple[str, ...] | None:
 
 
 def _batch_problem(batch: Any, key: str, row: SetRow) -> str:
-    """Return what is wrong with the form of a Python batch, or nothing."""
+    """Return what is wrong with the structure of a Python batch, '' if nothing is."""
     if not isinstance(batch, dict) or "data" not in batch or key not in batch:
         return f"not a batch: a dict with `data` and `{key}` is expected"
     pixels, labels = batch["data"], batch[key]
@@ -100,7 +100,7 @@ class _PickledDtype:
 
 @dataclass(slots=True)
 class _PickledArray:
-    """A uint8 array whose state the pickle has yet to give."""
+    """A uint8 array whose state comes later in the pickle."""
 
     array: np.ndarray | None = None
 
@@ -126,20 +126,20 @@ def _set_array(target: _PickledArray, state: Any) -> None:
 
 
 def _array_from_buffer(data: Any, dtype: Any, shape: Any, order: Any = "C") -> _PickledArray:
-    """Stand for the function through which protocol 5 passes an array."""
+    """Replace the function through which protocol 5 passes an array."""
     array = _PickledArray()
     _set_array(array, (1, shape, dtype, order == "F", data))
     return array
 
 
 def _latin1(text: Any, encoding: Any = "latin1") -> bytes:
-    """Stand for `_codecs.encode`, with which Python 3 writes bytes in protocol 2."""
+    """Replace `_codecs.encode`, with which Python 3 writes bytes in protocol 2."""
     if not isinstance(text, str) or encoding not in ("latin1", b"latin1"):
         raise RefusedPickle("an encoding other than latin1")
     return text.encode("latin1")
 
 
-# NumPy's module has two spellings: before 2.0 and since.
+# NumPy 2.0 renamed the module, so both names occur in files.
 _BATCH = PickleKind(
     content="datasets",
     names={

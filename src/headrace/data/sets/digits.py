@@ -1,6 +1,6 @@
-"""The embedded digits: 1,797 handwritten digits of 8 x 8 values from 0 to 16, shown as 32 x 32 grey images.
+"""The embedded digits: 1,797 handwritten digits of 8 x 8 values from 0 to 16, enlarged to 32 x 32 grey images.
 
-Source and licence stand in files/NOTICE.txt. Enlarging and splitting use whole numbers only, so every machine has the
+For source and licence see files/NOTICE.txt. Enlarging and splitting use whole numbers only, so every machine has the
 same images and the same split, whatever the run's seed.
 """
 
@@ -21,7 +21,7 @@ _FACTOR = 4
 
 
 def read_digits() -> dict[str, Part]:
-    """Return the two splits, with a finding if the shipped file is not what was shipped."""
+    """Return the two splits, with a finding if the shipped file has changed."""
     file = resources.files("headrace.data").joinpath("files", _FILE)
     path = Path(str(file))
     try:
@@ -48,7 +48,7 @@ def enlarge(values: np.ndarray) -> np.ndarray:
 
 
 def validation_mask(labels: np.ndarray) -> np.ndarray:
-    """Return which samples are held out: of each class the wanted number, chosen by an addressed draw."""
+    """Return which samples are held out: the wanted number of each class, drawn by sample number."""
     draw = bits(name_id("digits/validation"), np.arange(len(labels), dtype=np.uint32))
     held_out = np.zeros(len(labels), bool)
     for label, count in enumerate(DIGITS.validation_counts):

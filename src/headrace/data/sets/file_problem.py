@@ -1,4 +1,6 @@
-"""What is wrong with a file, and what could be read of it. Readers collect; whoever asked decides whether to raise."""
+"""Problems with data files: damaged files, and single bad samples met during a run.
+
+Readers collect problems and return what they could read; the caller decides whether to raise."""
 
 import json
 import threading
@@ -16,7 +18,7 @@ _NAMED = 20  # offsets written out in one finding; the count is always exact
 
 @dataclass(frozen=True, kw_only=True)
 class FileProblem:
-    """One thing that is wrong: the file, the byte at which it shows, the problem in words."""
+    """One problem: the file, the byte where it was found, and a description."""
 
     path: Path
     problem: str
@@ -29,7 +31,7 @@ class FileProblem:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What a reader got out of one file or one split."""
+    """What could be read of one file or one split."""
 
     images: np.ndarray  # uint8 [n, H, W, C]
     labels: np.ndarray  # int32 [n]; a label out of range stays as it is in the file
@@ -37,12 +39,12 @@ class Part:
 
 
 def empty_part(image_hwc: tuple[int, int, int], *findings: FileProblem) -> Part:
-    """Return a part of which nothing could be read."""
+    """Return a part with no samples, for files that could not be read."""
     return Part(images=np.zeros((0, *image_hwc), np.uint8), labels=np.zeros((0,), np.int32), findings=findings)
 
 
 def join_parts(parts: Sequence[Part]) -> Part:
-    """Return the parts one after the other."""
+    """Concatenate the parts."""
     return Part(
         images=np.concatenate([part.images for part in parts]),
         labels=np.concatenate([part.labels for part in parts]),
@@ -72,19 +74,19 @@ def raise_problems(name: str, findings: Sequence[FileProblem]) -> None:
         return
     more = f" ({len(findings) - 1} more problem(s).)" if len(findings) > 1 else ""
     raise DataError(
-        f"The data set {name} is damaged. {findings[0]}.{more}",
+        f"The dataset {name} is damaged. {findings[0]}.{more}",
         remedy=f"`headrace data verify --dataset {name}` lists every problem; fetch the damaged files again.",
     )
 
 
-# Bad samples: each one named once, counted, listed in a file, and too many of them stop the run.
+# Bad samples: reported once each, listed in a file; too many of them stop the run
 
 
 FILE = "bad_samples.jsonl"
 
 
 class BadSamples:
-    """The bad samples that a process met in its data set, both splits."""
+    """The bad samples that a process has met in both splits of its dataset."""
 
     def __init__(self, name: str, num_samples: int, max_share: float) -> None:
         self._name, self._limit, self._share = name, int(max_share * num_samples), max_share
@@ -125,7 +127,7 @@ class BadSamples:
             raise DataError(
                 f"{count:,} bad sample(s) in {self._name}, the last one {name}: {problem}.{where}",
                 rule=f"At most {self._limit:,} may be bad: --max-bad-samples {self._share:g} of the samples.",
-                remedy="`headrace data verify` names all of them; mend or delete them, or raise --max-bad-samples.",
+                remedy="`headrace data verify` names all of them; fix or delete them, or raise --max-bad-samples.",
             )
 
     def describe(self) -> str:

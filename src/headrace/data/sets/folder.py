@@ -35,11 +35,11 @@ class ClassFolders:
     class_names: tuple[str, ...]
     train: FileSamples
     validation: FileSamples
-    how: str  # they were told apart
+    split_by: str  # how they were separated
 
 
 def split_folder(root: Path, names: tuple[str, ...]) -> Path | None:
-    """Return the folder of one split, found by its usual names."""
+    """Return the folder of one split, found by the usual names."""
     return next((root / name for name in names if (root / name).is_dir()), None)
 
 
@@ -53,7 +53,7 @@ def has_class_folders(root: Path) -> bool:
 
 
 def read_folders(root: Path, validation_split: float) -> ClassFolders:
-    """List the images of both splits; what cannot be right is a DataError."""
+    """List the images of both splits; an inconsistent folder is a DataError."""
     train_root, validation_root = split_folder(root, TRAIN_NAMES), split_folder(root, VALIDATION_NAMES)
     if train_root is None:
         whole = list_classes(root)
@@ -66,12 +66,12 @@ def read_folders(root: Path, validation_split: float) -> ClassFolders:
         class_names=train.class_names,
         train=_samples(train, np.arange(len(train.files))),
         validation=_samples(validation, np.arange(len(validation.files))),
-        how=f"{train_root.name} and {validation_root.name}",
+        split_by=f"{train_root.name} and {validation_root.name}",
     )
 
 
 def list_classes(root: Path, class_names: tuple[str, ...] | None = None) -> Listing:
-    """List the class folders of a folder; with `class_names` these are the classes, and others are refused."""
+    """List the class folders of a folder; with `class_names`, refuse other classes."""
     try:
         folders = _folders(root)
         changed = tuple(folder.stat().st_mtime_ns for folder in (root, *folders))
@@ -85,7 +85,7 @@ def list_classes(root: Path, class_names: tuple[str, ...] | None = None) -> List
 
 @lru_cache(maxsize=8)
 def _list(root: Path, class_names: tuple[str, ...] | None, changed: tuple[int, ...]) -> Listing:
-    """List a folder; a run describes, checks and opens its set, and a million names are read once for all three."""
+    """List a folder; cached, because a run describes, checks and opens its set, and there may be a million names."""
     del changed  # part of the key: a folder that changes is listed again
     folders = _folders(root)
     names = class_names or tuple(folder.name for folder in folders)
@@ -131,7 +131,7 @@ def _refuse_doubtful(root: Path, found: tuple[str, ...], names: tuple[str, ...])
             _no_images(root)
             if not found
             else DataError(
-                f"{root} has one class folder alone: {found[0]}.",
+                f"{root} has only one class folder: {found[0]}.",
                 rule="To tell classes apart there must be two or more, each a folder.",
                 remedy="Name the folder that holds the class folders with --dataset-path.",
             )
@@ -140,40 +140,40 @@ def _refuse_doubtful(root: Path, found: tuple[str, ...], names: tuple[str, ...])
 
 def _no_images(root: Path) -> DataError:
     loose = sum(1 for entry in os.scandir(root) if entry.is_file() and entry.name.lower().endswith(EXTENSIONS))
-    told = f" {loose:,} image(s) lie in it directly." if loose else ""
+    loose_images = f" {loose:,} image(s) are directly in it." if loose else ""
     return DataError(
-        f"{root} has no class folders with images.{told}",
+        f"{root} has no class folders with images.{loose_images}",
         rule=f"A class is a folder, its name the class's, with {', '.join(EXTENSIONS)} files in it.",
         remedy="Make one folder for each class: IMAGES/cat/1.jpg, IMAGES/dog/2.jpg.",
     )
 
 
-def _split(whole: Listing, share: float) -> ClassFolders:
-    held_out = held_out_mask(whole.files, whole.labels, share)
+def _split(whole: Listing, fraction: float) -> ClassFolders:
+    held_out = held_out_mask(whole.files, whole.labels, fraction)
     if not held_out.any():
         raise DataError(
-            f"{whole.root} has no validation folder, and --validation-split {share:g} holds nothing out.",
+            f"{whole.root} has no validation folder, and --validation-split {fraction:g} holds nothing out.",
             remedy=f"Add a folder named {' or '.join(VALIDATION_NAMES[:2])}, or raise --validation-split.",
         )
     return ClassFolders(
         class_names=whole.class_names,
         train=_samples(whole, np.flatnonzero(~held_out)),
         validation=_samples(whole, np.flatnonzero(held_out)),
-        how=f"{share:.3g} of each class held out, always the same images",
+        split_by=f"{fraction:.3g} of each class held out, always the same images",
     )
 
 
-def held_out_mask(files: tuple[str, ...], labels: np.ndarray, share: float) -> np.ndarray:
-    """Return which images are held out: of each class that share, chosen by name, whatever the seed.
+def held_out_mask(files: tuple[str, ...], labels: np.ndarray, fraction: float) -> np.ndarray:
+    """Return which images are held out: that fraction of each class, chosen by name, independent of the seed.
 
-    An image's draw is of its own path, so adding images moves few others to the other side.
+    An image's draw depends on its path alone, so adding images moves few others to the other split.
     """
     names = np.array([name_id(file) for file in files], np.uint32)
     draw = bits(name_id("validation split"), names)
     held_out = np.zeros(len(files), bool)
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)
-        count = min(max(round(share * len(members)), 1 if share > 0 else 0), len(members) - 1)
+        count = min(max(round(fraction * len(members)), 1 if fraction > 0 else 0), len(members) - 1)
         held_out[members[np.argsort(draw[members], kind="stable")[:count]]] = True
     return held_out
 

@@ -1,6 +1,6 @@
-"""Read idx files (MNIST and its kin), plain or compressed: a magic number, the sizes, then one byte per value.
+"""Read idx files (MNIST and similar datasets), plain or compressed: a magic number, the sizes, then one byte per value.
 
-Offsets that are named count the bytes of the file as it is uncompressed.
+Offsets in messages count bytes of the uncompressed file.
 """
 
 import gzip
@@ -36,17 +36,17 @@ def read_pair(images_path: Path | None, labels_path: Path | None, row: SetRow, n
 
 
 def _read(path: Path | None, shape: tuple[int, ...]) -> tuple[np.ndarray, list[FileProblem]]:
-    """Return the whole items that the file holds and what is wrong with it."""
+    """Return the complete items in the file, and what is wrong with it."""
     nothing = np.zeros((0, *shape[1:]), np.uint8)
     if path is None:
         return nothing, []
     header = 4 + 4 * len(shape)
     data, findings = _bytes_of(path, header + int(np.prod(shape, dtype=np.int64)))
     if len(data) < header:
-        told = findings or [
+        problems = findings or [
             FileProblem(path=path, offset=len(data), problem=f"ends inside the header of {header} bytes")
         ]
-        return nothing, told
+        return nothing, problems
     problem = _magic_problem(data[:4], len(shape))
     if problem:
         return nothing, [*findings, FileProblem(path=path, offset=0, problem=problem)]
@@ -78,7 +78,7 @@ def _magic_problem(magic: bytes, num_dims: int) -> str:
 def _bytes_of(path: Path, expected: int) -> tuple[bytes, list[FileProblem]]:
     """Return the (uncompressed) bytes as far as they can be read, and not much more than are expected.
 
-    A compressed file of a megabyte can announce a gigabyte.
+    The limit is there because a compressed file of a megabyte can expand to a gigabyte.
     """
     parts: list[bytes] = []
     most = expected + _CHUNK

@@ -1,4 +1,4 @@
-"""Sets of images: recognised, listed and described, however they are stored."""
+"""Sets of images: recognise how one is stored, list its samples, and choose image size and crops."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -32,43 +32,43 @@ from headrace.data.sets.tfrecord_set import (
 )
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-GREY_MEAN, GREY_STD = (0.449,), (0.226,)  # the same, weighed over the channels
-_LARGE, _SMALL = 224, 96  # the usual side; below the other, images are too small to crop anything away
-_LOOKED_AT = 64  # images whose size decides
+GREY_MEAN, GREY_STD = (0.449,), (0.226,)  # weighted means of the three channels
+_LARGE, _SMALL = 224, 96  # the usual side; images below the second are too small to crop
+_NUM_SIZED = 64  # images whose sizes decide the network's input size
 
 
 @dataclass(frozen=True, kw_only=True)
 class KindRow:
-    """A kind of image set: its name, what it looks like in words, and how it is recognised."""
+    """A kind of image set: its name, a description for messages, and how it is recognised."""
 
     name: str
-    words: str
+    description: str
     fits: Callable[[Path], bool]
 
 
 KINDS = (
-    KindRow(name="packed", words="a packed file (*.hrp)", fits=is_pack),
-    KindRow(name="tfrecord", words="ImageNet's TFRecords (train-00000-of-01024)", fits=has_shards),
+    KindRow(name="packed", description="a packed file (*.hrp)", fits=is_pack),
+    KindRow(name="tfrecord", description="ImageNet's TFRecords (train-00000-of-01024)", fits=has_shards),
     KindRow(
         name="tfds",
-        words="records that TFDS prepared (NAME-train.tfrecord-00000-of-00001)",
+        description="records that TFDS prepared (NAME-train.tfrecord-00000-of-00001)",
         fits=lambda path: has_shards(path, TFDS_SHARD),
     ),
-    KindRow(name="tar", words="tar shards (*.tar)", fits=has_tar_shards),
-    KindRow(name="folder", words="class folders (train/CLASS/*.jpg or CLASS/*.jpg)", fits=has_class_folders),
+    KindRow(name="tar", description="tar shards (*.tar)", fits=has_tar_shards),
+    KindRow(name="folder", description="class folders (train/CLASS/*.jpg or CLASS/*.jpg)", fits=has_class_folders),
 )
 
 
 def detect_kind(path: Path, kinds: Iterable[KindRow] = KINDS) -> str | None:
-    """Return the kind of image set that lies there, or None."""
+    """Return the kind of image set at a path, or None."""
     return next((row.name for row in kinds if row.fits(path)), None)
 
 
 def detect(dataset_path: str) -> str:
-    """Return the data set's name or kind from what lies in a folder; nothing known is a DataError."""
+    """Return the dataset's name or kind from the contents of a folder; nothing known is a DataError."""
     path = Path(dataset_path).expanduser()
     if not path.exists():
-        raise DataError(f"{path.absolute()} does not exist.", remedy="Give the place of your data with --dataset-path.")
+        raise DataError(f"{path.absolute()} does not exist.", remedy="Give the path of your data with --dataset-path.")
     kind = detect_kind(path)
     if kind is not None:
         return kind
@@ -79,22 +79,22 @@ def detect(dataset_path: str) -> str:
         except DataError:
             continue
     raise DataError(
-        f"{path.absolute()} holds no data set that is known.",
-        rule=f"Looked for {'; '.join(row.words for row in KINDS)}; the files of {', '.join(list(KNOWN_SETS)[1:])}.",
+        f"{path.absolute()} holds no known dataset.",
+        rule=f"Known: {'; '.join(row.description for row in KINDS)}; the files of {', '.join(list(KNOWN_SETS)[1:])}.",
         remedy="Give the folder itself with --dataset-path, or name the set with --dataset.",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSet:
-    """A set of images: where it lies, its classes and its two splits."""
+    """A set of images: its path, its classes and its two splits."""
 
     kind: str
     place: str
     class_names: tuple[str, ...]
     train: Samples
     validation: Samples
-    how: str = ""  # the splits were told apart
+    split_by: str = ""  # how the splits were separated
 
 
 def _from_folders(path: Path, data: Data) -> ImageSet:
@@ -105,7 +105,7 @@ def _from_folders(path: Path, data: Data) -> ImageSet:
         class_names=found.class_names,
         train=found.train,
         validation=found.validation,
-        how=found.how,
+        split_by=found.split_by,
     )
 
 
@@ -152,7 +152,7 @@ def _from_pack(path: Path, data: Data) -> ImageSet:
         class_names=pack.class_names,
         train=pack.train,
         validation=pack.validation,
-        how=pack.how,
+        split_by=pack.split_by,
     )
 
 
@@ -168,26 +168,26 @@ class _Reader:
 def _from_shards(
     path: Path, data: Data, reader: _Reader, train: tuple[list[Path], Index], validation: list[Path]
 ) -> ImageSet:
-    """Return a set of shards; where none are for validation, a share of each class is held out by its place."""
+    """Return a set of shards; without validation shards, hold out a fraction of each class by file and offset."""
     files, index = train
     if validation:
         listed = reader.index(validation)
         refuse_new_labels(path, index, listed)
         splits = reader.samples(files, index), reader.samples(validation, listed)
-        how = f"{len(files):,} and {len(validation):,} shards"
+        split_by = f"{len(files):,} and {len(validation):,} shards"
     else:
         names = [f"{files[file].name}#{offset}" for file, offset in zip(index.file, index.offset, strict=True)]
         held_out = held_out_mask(tuple(names), index.labels, data.validation_split)
         parts = (index.take(np.flatnonzero(mask)) for mask in (~held_out, held_out))
         splits = tuple(reader.samples(files, part) for part in parts)
-        how = f"{data.validation_split:.3g} of each class held out, always the same images"
+        split_by = f"{data.validation_split:.3g} of each class held out, always the same images"
     return ImageSet(
         kind=reader.kind,
         place=str(path),
         class_names=index.class_names,
         train=splits[0],
         validation=splits[1],
-        how=how,
+        split_by=split_by,
     )
 
 
@@ -201,28 +201,28 @@ OPENERS: dict[str, Callable[[Path, Data], ImageSet]] = {
 
 
 def imagenet_is_there(data: Data) -> bool:
-    """Say whether something lies where ImageNet is said to be; the current directory, by default, says nothing."""
+    """Say whether dataset_path holds ImageNet; class folders in the current directory, the default, do not count."""
     path = Path(data.dataset_path).expanduser()
     found = detect_kind(path) if path.exists() else None
     return found is not None and not (data.dataset_path == "." and found == "folder")
 
 
 def open_image_set(data: Data, kind: str) -> ImageSet:
-    """List the set; `kind` is a row of detect.KINDS, or `imagenet` for whichever of them is there."""
+    """List the set; `kind` is a name in KINDS, or `imagenet` for whichever of them is there."""
     path = Path(data.dataset_path).expanduser()
     if not path.exists():
-        raise DataError(f"{path.absolute()} does not exist.", remedy="Give the place of your data with --dataset-path.")
+        raise DataError(f"{path.absolute()} does not exist.", remedy="Give the path of your data with --dataset-path.")
     found = detect_kind(path) if kind == "imagenet" else kind
     if kind == "imagenet" and data.dataset_path == "." and not imagenet_is_there(data):
-        # The current directory is the option's default: it was not meant, whatever folders it holds.
+        # The current directory is the option's default, so its folders were probably not meant as ImageNet.
         raise DataError(
-            "It is not said where ImageNet lies.",
+            "The path of ImageNet is not given.",
             remedy="Give its TFRecords, tar shards, packed file or class folders with --dataset-path; or train on "
-            "made-up images of its shape with --generated-data or --synthetic-data.",
+            "synthetic images of its shape with --generated-data or --synthetic-data.",
         )
     if found is None:
-        words = "; ".join(row.words for row in KINDS)
-        raise DataError(f"{path.absolute()} holds no images.", rule=f"Looked for {words}.")
+        known = "; ".join(row.description for row in KINDS)
+        raise DataError(f"{path.absolute()} holds no images.", rule=f"Searched for {known}.")
     images = OPENERS[found](path, data)
     for split, samples in (("training", images.train), ("validation", images.validation)):
         if not len(samples):
@@ -231,12 +231,12 @@ def open_image_set(data: Data, kind: str) -> ImageSet:
 
 
 def image_size_of(images: ImageSet, data: Data) -> int:
-    """Return the side of the square that the network sees: as told, or fitted to the images."""
+    """Return the side of the network's square input: as configured, or fitted to the images."""
     if data.image_size is not None:
         return data.image_size
     count = len(images.train)
     sides = []
-    for sample in np.unique(np.linspace(0, count - 1, min(count, _LOOKED_AT)).astype(int)).tolist():
+    for sample in np.unique(np.linspace(0, count - 1, min(count, _NUM_SIZED)).astype(int)).tolist():
         try:
             encoded = images.train.content(sample).image
             header = None if isinstance(encoded, np.ndarray) else read_header(encoded)
@@ -248,19 +248,19 @@ def image_size_of(images: ImageSet, data: Data) -> int:
 
 
 def sent_size(data: Data, size: int) -> int | None:
-    """Return the side of training images as they are sent, if it is larger than the network's."""
+    """Return the side of training images as they are sent to the device, if larger than the network's."""
     sent = data.sent_image_size
     if sent is not None and sent < size:
         raise ConfigError(
             f"sent_image_size is {sent}, but the image size is {size}.",
-            rule="The device cuts its image out of what is sent.",
+            rule="The device crops its image out of the one that is sent.",
             remedy="Leave --sent-image-size out, or raise it.",
         )
     return None if sent == size else sent
 
 
 def crop_rule(data: Data, size: int) -> CropRule | None:
-    """Return how training images are cropped: as told, or fitted to their size. None: as in evaluation."""
+    """Return how training images are cropped: as configured, or fitted to their size. None: as in evaluation."""
     name = data.train_crop
     if name == "auto":
         name = "valid" if size < _SMALL else "reference" if data.dataset in ("imagenet", "tfrecord") else "torchvision"
@@ -295,7 +295,7 @@ def sources_of(images: ImageSet, data: Data, size: int, seed: int) -> tuple[Imag
     )
     specs = replace(evaluation, crop=crop_rule(data, size)), evaluation
     sent = sent_size(data, size)
-    if sent is not None:  # seen as in validation, all of the shorter side is sent: the device crops it
+    if sent is not None:  # without random crops the whole shorter side is sent, and the device crops it
         specs = replace(specs[0], size=sent, shorter_side=sent), evaluation
     samples: tuple[Samples, Samples] = (images.train, images.validation)
     if data.dataset_cache in KEPT:
@@ -310,14 +310,14 @@ def sources_of(images: ImageSet, data: Data, size: int, seed: int) -> tuple[Imag
     )
 
 
-def _range(given: tuple[float, ...] | None, own: tuple[float, float], name: str) -> tuple[float, float]:
+def _range(given: tuple[float, ...] | None, default: tuple[float, float], name: str) -> tuple[float, float]:
     if given is None:
-        return own
+        return default
     top = 1.0 if name == "crop_area" else float("inf")
     if len(given) != 2 or not 0 < given[0] <= given[1] <= top:
         raise ConfigError(
             f"{name} is {' '.join(f'{value:g}' for value in given)}.",
             rule="It is two numbers, the least and the most" + (", above 0 and at most 1." if top == 1 else "."),
-            remedy=f"For example --{name.replace('_', '-')} {own[0]:g} {own[1]:g}.",
+            remedy=f"For example --{name.replace('_', '-')} {default[0]:g} {default[1]:g}.",
         )
     return given[0], given[1]

@@ -1,7 +1,7 @@
-"""Samples that lie in few large files: TFRecords, tar shards, packed files. An index says where each one is.
+"""Samples stored in a few large files (TFRecords, tar shards, packed files), located by an index.
 
 The index of a set is made on first use and kept in the user's cache directory, under a name made of the files' names,
-sizes and times; a changed file makes another index.
+sizes and times; a changed file gets a new index.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ _VERSION = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Index:
-    """Where the samples of a split lie: number of the file, first byte, bytes; and their labels, from 0."""
+    """Where the samples of a split are stored (file number, first byte, length), and their labels, from 0."""
 
     file: np.ndarray  # int32
     offset: np.ndarray  # int64
@@ -35,15 +35,15 @@ class Index:
     class_names: tuple[str, ...] = ()
 
     def take(self, chosen: np.ndarray) -> "Index":
-        """Return the index of some of the samples."""
+        """Return the index of a subset of the samples."""
         parts = {name: getattr(self, name)[chosen] for name in ("file", "offset", "length", "labels")}
         return Index(**parts, class_names=self.class_names)
 
 
 class StoredSamples:
-    """The samples of an index. `open_content(bytes, sample)` makes an image of what is stored.
+    """The samples of an index. `open_content(bytes, sample)` turns stored bytes into an image.
 
-    With `crcs`, the CRC-32 of each, what is stored are images and nothing else.
+    `crcs`, the CRC-32 of each sample, are given only where the stored bytes are the image itself.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class StoredSamples:
         return f"{self._files[self._index.file[sample]]}, byte {int(self._index.offset[sample]):,}"
 
     def extents(self, samples: np.ndarray) -> FileExtents | None:
-        """Return where these images lie, if nothing but images is stored: then their CRC-32 are known."""
+        """Return where these images are stored; None if the stored bytes are more than the image."""
         if self._crcs is None:
             return None
         index, files = self._index, [os.fsencode(file) for file in self._files]
@@ -73,12 +73,12 @@ class StoredSamples:
         return FileExtents(paths, index.offset[samples], index.length[samples], self._crcs[samples].astype(np.int64))
 
     def content(self, sample: int) -> Content:
-        """Return the image that is stored, and the objects that are known in it."""
+        """Return the stored image and the boxes of the objects in it, where known."""
         length = int(self._index.length[sample]) + self._footer
         try:
             handle = os.open(self._files[self._index.file[sample]], os.O_RDONLY)
             try:
-                data = os.pread(handle, length, int(self._index.offset[sample]))  # gives up Python's lock
+                data = os.pread(handle, length, int(self._index.offset[sample]))  # releases the interpreter lock
             finally:
                 os.close(handle)
         except OSError as error:
@@ -89,7 +89,7 @@ class StoredSamples:
 
 
 def indexed(kind: str, files: Sequence[Path], make: Callable[[], Index]) -> Index:
-    """Return the index of these files: the kept one, or a new one, which is kept if that can be."""
+    """Return the index of these files: from the cache, or built and, if possible, cached."""
     path = _cache_directory() / f"{kind}-{_fingerprint(kind, files)}.npz"
     try:
         arrays = read_npz(path.read_bytes(), ("file_number", "offset", "length", "labels", "class_names"))
@@ -99,7 +99,7 @@ def indexed(kind: str, files: Sequence[Path], make: Callable[[], Index]) -> Inde
         arrays["file"] = arrays.pop("file_number")
         check_rows(arrays, [file.stat().st_size for file in files], len(names))
         return Index(**arrays, class_names=tuple(names))
-    except (OSError, ValueError, KeyError, TypeError):  # none yet, or a damaged one: made anew
+    except (OSError, ValueError, KeyError, TypeError):  # none yet, or a damaged one: built again
         index = make()
     buffer = io.BytesIO()
     names = np.frombuffer(json.dumps(index.class_names).encode(), np.uint8)
@@ -114,7 +114,7 @@ def indexed(kind: str, files: Sequence[Path], make: Callable[[], Index]) -> Inde
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, buffer.getvalue())
-    except OSError:  # no home to write to: the next run makes it again
+    except OSError:  # no writable cache directory: the next run builds it again
         pass
     return index
 
@@ -130,7 +130,7 @@ def read_names(file: Path) -> tuple[str, ...]:
 
 
 def read_npz(data: bytes, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return arrays that `np.savez` wrote; whatever is wrong is a ValueError. Memory: twice the file's size."""
+    """Return arrays that `np.savez` wrote; any damage is a ValueError. Takes twice the file's size in memory."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             infos = archive.infolist()
@@ -176,7 +176,7 @@ def make_index(rows: Sequence[tuple[int, int, int, int]], class_names: Sequence[
 
 
 def refuse_empty_classes(path: Path, index: Index) -> None:
-    """Refuse a set with a class of which no sample is there."""
+    """Refuse a set with a class that has no samples."""
     counts = np.bincount(index.labels, minlength=len(index.class_names))
     empty = [index.class_names[label] for label in np.flatnonzero(counts == 0)]
     if empty:
@@ -187,7 +187,7 @@ def refuse_empty_classes(path: Path, index: Index) -> None:
 
 
 def refuse_new_labels(path: Path, train: Index, validation: Index) -> None:
-    """Refuse a set whose validation asks for classes that training does not have."""
+    """Refuse a set whose validation split has classes that training does not have."""
     most = int(validation.labels.max())
     if most >= len(train.class_names):
         raise DataError(

@@ -1,4 +1,4 @@
-"""Locate the files of a known dataset: the directories searched, the layout found there; and read a split of it."""
+"""Locate the files of a known dataset (the directories searched, the layout found there) and read its splits."""
 
 import os
 from collections.abc import Iterator
@@ -11,14 +11,14 @@ from headrace.data.sets.catalog import Layout, SetRow
 from headrace.data.sets.file_problem import FileProblem, Part, empty_part, join_parts
 
 ENVIRONMENT = ("DATASETS_DIR", "DATA_DIR")
-SYSTEM_DIRECTORY = Path("/usr/share/datasets")  # where Debian's data set packages put their files
-MAX_DEPTH = 3  # levels of sub-directories looked through
+SYSTEM_DIRECTORY = Path("/usr/share/datasets")  # where Debian's dataset packages put their files
+MAX_DEPTH = 3  # levels of sub-directories searched
 MAX_DIRECTORIES = 5000  # a mistyped path such as / must not be walked for minutes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A data set's directory, its layout, and the file of each wanted name (None: it is not there)."""
+    """A dataset's directory, its layout, and the file of each wanted name (None: missing)."""
 
     directory: Path
     layout: Layout
@@ -27,14 +27,14 @@ class Found:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Return the names of the files that are not there."""
+        """Return the names of the missing files."""
         wanted = self.layout.train_files + self.layout.validation_files
         there = self.train_files + self.validation_files
         return tuple(name for name, path in zip(wanted, there, strict=True) if path is None)
 
 
 def search_roots(dataset_path: str) -> tuple[Path, ...]:
-    """Return where to look: in the given directory or, when none was given, also where environment and system say."""
+    """Return the directories to search: the given one or, by default, also those of the environment and the system."""
     given = Path(dataset_path).expanduser()
     named = [Path(os.environ[name]).expanduser() for name in ENVIRONMENT if os.environ.get(name)]
     if dataset_path != "." and given not in named:
@@ -43,12 +43,12 @@ def search_roots(dataset_path: str) -> tuple[Path, ...]:
 
 
 def locate_set(row: SetRow, dataset_path: str) -> Found:
-    """Return the first place that holds files of the set; none is a DataError that says where was looked."""
+    """Return the first place that holds files of the set; none is a DataError that lists the directories searched."""
     roots = search_roots(dataset_path)
     for root in roots:
         for directory in _candidates(root, row):
             for layout in row.layouts:
-                found = _look(directory, layout)
+                found = _files_in(directory, layout)
                 if len(found.missing) < len(layout.train_files + layout.validation_files):
                     return found
     raise _not_found(row, roots)
@@ -62,7 +62,7 @@ def variants(layout: Layout, name: str) -> tuple[str, ...]:
     return (name, dotted, f"{name}.gz", f"{dotted}.gz")
 
 
-def _look(directory: Path, layout: Layout) -> Found:
+def _files_in(directory: Path, layout: Layout) -> Found:
     def path_of(name: str) -> Path | None:
         paths = (directory / variant for variant in variants(layout, name))
         return next((path for path in paths if path.is_file()), None)
@@ -76,7 +76,7 @@ def _look(directory: Path, layout: Layout) -> Found:
 
 
 def _candidates(root: Path, row: SetRow) -> Iterator[Path]:
-    """Yield the root, then its sub-directories that bear a name of the set, near ones first."""
+    """Yield the root, then its sub-directories named like the set, nearest first."""
     if not root.is_dir():
         return
     yield root
@@ -88,7 +88,7 @@ def _candidates(root: Path, row: SetRow) -> Iterator[Path]:
 
 
 def _sub_directories(root: Path) -> Iterator[Path]:
-    """Yield visible sub-directories level by level, in order of name, as far as the limits go."""
+    """Yield visible sub-directories level by level, in order of name, within the limits."""
     level, seen = [root], 0
     for _ in range(MAX_DEPTH):
         below: list[Path] = []
@@ -114,8 +114,8 @@ def _not_found(row: SetRow, roots: tuple[Path, ...]) -> DataError:
     names = ", ".join(dict.fromkeys(name for layout in row.layouts for name in layout.directories))
     places = ", ".join(_describe(root) for root in roots)
     return DataError(
-        f"The data set {row.name} was not found. Looked for {files}.",
-        rule=f"Looked in {places}, and in sub-directories named {names} (up to {MAX_DEPTH} levels down).",
+        f"The dataset {row.name} was not found. Searched for {files}.",
+        rule=f"Searched {places}, and in sub-directories named {names} (up to {MAX_DEPTH} levels down).",
         remedy=f"{row.how_to_get} Then name the directory with --dataset-path or $DATASETS_DIR.",
     )
 
@@ -147,7 +147,7 @@ def read_split(found: Found, row: SetRow, split: str) -> Part:
 
 
 def class_names(found: Found, row: SetRow) -> tuple[str, ...]:
-    """Return the class names that lie beside the data, or else the known ones."""
+    """Return the class names stored beside the data, or else the known ones."""
     if found.layout.names_file is None:
         return row.class_names
     return cifar.read_class_names(found.directory / found.layout.names_file, row.num_classes) or row.class_names

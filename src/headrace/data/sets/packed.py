@@ -1,11 +1,11 @@
-"""Packed files: all images of a set in one file, made smaller once, for later epochs and runs to read quickly.
+"""Packed files: all images of a set in one file, resized once so that later epochs and runs read them quickly.
 
     magic | images, one after the other | index (npz) | place, length and CRC-32 of the index | magic
 
-Images are JPEGs whose shorter side was brought to a chosen length (smaller ones stay as they are), with a restart
+Images are JPEGs resized to a chosen shorter side (smaller ones stay as they are), with a restart
 marker after each row of blocks, so that a crop decodes only the rows it needs. Each has a CRC-32, checked whenever it
-is read. The file is read at any place by `pread`, which gives up Python's lock; a memory map would hold it while the
-disk is waited for.
+is read. The file is read with `pread`, which releases the interpreter lock; a memory map would hold the lock while
+waiting for the disk.
 """
 
 import io
@@ -43,8 +43,8 @@ class Pack:
     quality: int
 
     @property
-    def how(self) -> str:
-        """Say how it was made."""
+    def split_by(self) -> str:
+        """Return how it was made."""
         return f"packed at a shorter side of {self.shorter_side}, quality {self.quality}"
 
 
@@ -62,7 +62,7 @@ def open_pack(path: Path) -> Pack:
         arrays, facts = _read_index(path)
     except (OSError, ValueError, KeyError, TypeError, OverflowError, struct.error) as error:
         raise DataError(
-            f"{path} is no whole packed file: {error}.", remedy="Make it again with `headrace data pack`."
+            f"{path} is not a complete packed file: {error}.", remedy="Make it again with `headrace data pack`."
         ) from None
     count = facts["num_train"]
 
@@ -93,7 +93,7 @@ def open_pack(path: Path) -> Pack:
 
 @dataclass(frozen=True, kw_only=True)
 class PackReport:
-    """What packing came to."""
+    """The result of packing."""
 
     path: Path
     num_samples: int
@@ -110,7 +110,7 @@ def write_pack(
     num_threads: int,
     tell: Callable[[int, int], None] = lambda done, total: None,
 ) -> PackReport:
-    """Pack both splits; `form` is (shorter side, quality). Bad images are left out and named."""
+    """Pack both splits; `form` is (shorter side, quality). Bad images are left out and listed in the report."""
     shorter_side, quality = form
     jobs = [(split, sample) for split, samples in enumerate(splits) for sample in range(len(samples))]
     rows: list[tuple[int, int, int, int, int]] = []
@@ -129,7 +129,7 @@ def write_pack(
     try:
         with temporary.open("wb") as file, ThreadPoolExecutor(num_threads) as pool:
             file.write(MAGIC)
-            for start in range(0, len(jobs), 1024):  # so much is ahead of the writing, no more
+            for start in range(0, len(jobs), 1024):  # limits how many encoded images wait in memory to be written
                 for job, (data, size, problem) in zip(
                     jobs[start:], pool.map(work, jobs[start : start + 1024]), strict=False
                 ):
@@ -218,6 +218,6 @@ def _read_index(path: Path) -> tuple[dict[str, np.ndarray], dict]:
 def _check_facts(facts: dict, count: int) -> None:
     numbers = [facts[name] for name in ("num_train", "shorter_side", "quality")]
     if not all(type(number) is int for number in numbers) or not 0 <= numbers[0] <= count:
-        raise ValueError("its numbers cannot be")
+        raise ValueError("its numbers are impossible")
     if not isinstance(facts["class_names"], list) or not all(isinstance(name, str) for name in facts["class_names"]):
         raise ValueError("its class names are not a list of names")

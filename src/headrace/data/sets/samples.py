@@ -1,7 +1,6 @@
-"""Samples: the encoded images of one split by number, however they are stored.
+"""Samples: the encoded images of one split by number, however they are stored, and caches of them in memory.
 
-What is seen of an image does not depend on whether it was kept: kept decoded, every image is decoded whole, at its
-first reading too.
+Caching never changes a view: with the cache of decoded images every image is decoded whole, also the first time.
 """
 
 import os
@@ -20,7 +19,7 @@ Boxes = Sequence[tuple[float, float, float, float]]  # top, left, bottom, right 
 
 
 class Content(NamedTuple):
-    """A sample's image, encoded or as uint8 [h, w, C] pixels, and the objects that are known in it."""
+    """A sample's image, encoded or as uint8 [h, w, C] pixels, and the boxes of the objects in it, where known."""
 
     image: Any
     boxes: Boxes = ()
@@ -39,16 +38,16 @@ class Samples(Protocol):
         ...
 
     def content(self, sample: int) -> Content:
-        """Return a sample's image and what is known of it; BadImage where it cannot be had."""
+        """Return a sample's image and object boxes; BadImage where it cannot be read."""
         ...
 
     def name(self, sample: int) -> str:
-        """Return where a sample is stored, for people."""
+        """Return where a sample is stored, for messages."""
         ...
 
 
 def read_all(handle: int) -> bytes:
-    """Return what an open file has."""
+    """Read the rest of an open file."""
     size = os.fstat(handle).st_size
     data = os.read(handle, size + 1)
     while len(data) < size and (more := os.read(handle, size + 1 - len(data))):
@@ -57,7 +56,7 @@ def read_all(handle: int) -> bytes:
 
 
 class FileSamples:
-    """Images that are files of their own."""
+    """Images that are each a file."""
 
     def __init__(self, root: Path, files: Sequence[str], labels: np.ndarray) -> None:
         assert len(files) == len(labels)
@@ -69,7 +68,9 @@ class FileSamples:
     def content(self, sample: int) -> Content:
         """Return the file's bytes."""
         try:
-            handle = os.open(self.name(sample), os.O_RDONLY)  # a file object costs more than the reading
+            handle = os.open(
+                self.name(sample), os.O_RDONLY
+            )  # creating a file object takes longer than reading the file
             try:
                 return Content(read_all(handle))
             finally:
@@ -78,7 +79,7 @@ class FileSamples:
             raise BadImage(f"cannot be read: {error.strerror or error}") from None
 
     def extents(self, samples: np.ndarray) -> FileExtents:
-        """Return where these images lie: each is a whole file."""
+        """Return where these images are stored: each is a whole file."""
         none = np.full(len(samples), -1, np.int64)
         return FileExtents(
             [os.fsencode(self.name(sample)) for sample in samples.tolist()], np.zeros_like(none), none, none
@@ -90,7 +91,7 @@ class FileSamples:
 
 
 class ObjectSamples:
-    """Images that a Python object gives: `len(it)` samples, `it.get(i)` (or `it[i]`) an image and its label.
+    """Images from a Python object: `len(it)` samples, `it.get(i)` (or `it[i]`) an image and its label.
 
     An image is encoded bytes, or pixels as uint8 [h, w] or [h, w, C].
     """
@@ -104,7 +105,7 @@ class ObjectSamples:
         return len(self.labels)
 
     def content(self, sample: int) -> Content:
-        """Return what the object gives."""
+        """Return the object's image."""
         image = self._get(sample)[0]
         if isinstance(image, bytes | bytearray | memoryview):
             return Content(bytes(image))
@@ -118,21 +119,21 @@ class ObjectSamples:
         return f"sample {sample:,}"
 
 
-# Keep samples in memory, as they are stored or decoded, as long as a budget lasts.
+# Caching in memory, encoded or decoded, within a budget
 
 
 KEPT = ("raw", "decoded")
 
 
 class Budget:
-    """Bytes that several caches may take together."""
+    """A number of bytes that several caches share."""
 
     def __init__(self, num_bytes: int) -> None:
         self.total = self.left = num_bytes
         self._lock = threading.Lock()
 
     def take(self, num_bytes: int) -> bool:
-        """Take so many bytes if they are left."""
+        """Take this many bytes if they are left."""
         with self._lock:
             fits = num_bytes <= self.left
             self.left -= num_bytes if fits else 0
@@ -144,12 +145,12 @@ class Budget:
 
 
 class CachedSamples:
-    """Samples of which those that were read first stay in memory. `form` is raw or decoded."""
+    """Samples that stay in memory once read, while the budget lasts. `form` is raw or decoded."""
 
-    def __init__(self, samples: Samples, form: str, look: Any, budget: Budget) -> None:
+    def __init__(self, samples: Samples, form: str, view: Any, budget: Budget) -> None:
         assert form in KEPT
         self._samples, self._budget = samples, budget
-        self._decoded, self._channels, self._quick = form == "decoded", look.channels, look.crop is not None
+        self._decoded, self._channels, self._quick = form == "decoded", view.channels, view.crop is not None
         self._kept: dict[int, Content] = {}
         self.labels = samples.labels
 
@@ -157,7 +158,7 @@ class CachedSamples:
         return len(self._samples)
 
     def name(self, sample: int) -> str:
-        """Return where a sample is stored, for people."""
+        """Return where a sample is stored, for messages."""
         return self._samples.name(sample)
 
     def content(self, sample: int) -> Content:

@@ -1,7 +1,7 @@
 """Sources: one split of a dataset, as images by sample number; synthetic data; the first samples of a split.
 
 `generated` images are made on the host and sent like real ones; `synthetic` ones are made on the device and cost no
-host traffic. There are at most 1,024 different images, shown again and again, so making them never binds a run.
+host traffic. There are at most 1,024 different images, used repeatedly, so that making them never limits a run.
 """
 
 from dataclasses import dataclass
@@ -11,20 +11,20 @@ import numpy as np
 
 from headrace.core.rng import bits, name_id
 
-# Synthetic data: random bytes that are a pure function of (seed, split, image), on the host or on the device alike.
+# Synthetic data: random bytes, a pure function of (seed, split, image), the same on host and device
 
 
 MAX_DISTINCT = 1024
 
 
 def distinct_images(num_samples: int, image_bytes: int, budget_bytes: int) -> int:
-    """Return how many different images to make: never more than a quarter of the device budget holds."""
+    """Return how many different images to make, at most what fits a quarter of the device budget."""
     return max(1, min(num_samples, MAX_DISTINCT, budget_bytes // (4 * image_bytes)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Synthetic:
-    """What determines the images and labels of a made-up split."""
+    """What determines the images and labels of a synthetic split."""
 
     seed: int
     split: str
@@ -54,7 +54,7 @@ _AT_ONCE = 16  # images made together: they stay in the processor's cache, four 
 
 
 class Source(Protocol):
-    """One split. Sample `i` shows image `i % num_distinct`; only made-up sets have fewer images than samples."""
+    """One split. Sample `i` is image `i % num_distinct`; only synthetic sets have fewer images than samples."""
 
     @property
     def num_distinct(self) -> int:
@@ -87,7 +87,7 @@ class Source(Protocol):
 
 @runtime_checkable
 class DecodingSource(Source, Protocol):
-    """A source whose images are worth decoding straight into the block that they are sent in."""
+    """A source that can decode images directly into the block that is sent."""
 
     def read_into(self, indices: np.ndarray, epoch: np.ndarray | int, out: np.ndarray) -> None:
         """Write the images of these samples into `out`, uint8 [n, H, W, C]; safe to call from several threads."""
@@ -95,14 +95,14 @@ class DecodingSource(Source, Protocol):
 
 
 class ArraySource:
-    """A split that lies in memory; with `num_samples` its images are shown again and again."""
+    """A split held in memory; with `num_samples` its images are repeated up to that number."""
 
     def __init__(self, images: np.ndarray, labels: np.ndarray, num_samples: int | None = None) -> None:
         assert images.dtype in (np.uint8, np.float32)
         assert labels.dtype == np.int32
         assert len(images) == len(labels)
         self._num_samples = len(images) if num_samples is None else num_samples
-        # On the CPU a device array may share this memory: nobody may write to it.
+        # On the CPU a device array may share this memory, so it must never be written to.
         self._images = images.view()
         self._images.flags.writeable = False
         self.labels = labels[np.arange(self._num_samples) % len(labels)]
@@ -135,7 +135,7 @@ class ArraySource:
 
 
 class SyntheticSource:
-    """A split that the device makes for itself; the host can make the same images when it must show them."""
+    """A split generated on the device; the host can generate the same images when it needs them."""
 
     def __init__(self, spec: Synthetic, num_samples: int) -> None:
         self.spec, self._num_samples = spec, num_samples
@@ -166,14 +166,14 @@ class SyntheticSource:
 
 
 def generated_source(spec: Synthetic, num_samples: int) -> ArraySource:
-    """Return a made-up split whose images the host makes now and sends like real ones."""
+    """Return a synthetic split whose images the host generates now and sends like real ones."""
     numbers = np.arange(spec.num_distinct, dtype=np.uint32)
-    few = np.array_split(numbers, -(-len(numbers) // _AT_ONCE))
-    images = np.concatenate([synthetic_images(spec, part, np) for part in few])
+    chunks = np.array_split(numbers, -(-len(numbers) // _AT_ONCE))
+    images = np.concatenate([synthetic_images(spec, part, np) for part in chunks])
     return ArraySource(images, synthetic_labels(spec, numbers), num_samples)
 
 
-# The first samples of a split, for trials that must not take long.
+# The first samples of a split, for short trials
 
 
 class SubsetSamples:
@@ -207,7 +207,7 @@ class SubsetSamples:
 
 
 class SubsetDecoded(SubsetSamples):
-    """The first samples of a source that decodes straight into a block."""
+    """The first samples of a source that decodes directly into a block."""
 
     def __init__(self, source: DecodingSource, num_samples: int) -> None:
         super().__init__(source, num_samples)
@@ -218,8 +218,8 @@ class SubsetDecoded(SubsetSamples):
         self._decoding.read_into(indices, epoch, out)
 
 
-def few(source: Source, num_samples: int) -> Source:
-    """Return the first samples of a split; the split itself where it has no more."""
+def first_samples(source: Source, num_samples: int) -> Source:
+    """Return the first samples of a split; the split itself if it has no more."""
     if len(source) <= num_samples:
         return source
     if isinstance(source, SyntheticSource):

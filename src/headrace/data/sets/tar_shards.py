@@ -16,7 +16,7 @@ _MAX_LABEL_BYTES = 1 << 20
 
 
 def plain_content(data: bytes, sample: int) -> Content:
-    """Return stored bytes that are the image itself."""
+    """Return the content of a sample whose stored bytes are the image itself."""
     return Content(data)
 
 
@@ -28,7 +28,7 @@ def has_tar_shards(path: Path) -> bool:
 def tar_shards(path: Path) -> tuple[list[Path], list[Path]]:
     """Return the shards of training and validation: those with val or test in their name are the latter."""
     files = sorted(path.glob("*.tar"))
-    validation = [file for file in files if any(word in file.stem.lower() for word in _VALIDATION)]
+    validation = [file for file in files if any(name in file.stem.lower() for name in _VALIDATION)]
     return [file for file in files if file not in validation], validation
 
 
@@ -50,7 +50,7 @@ def _make_index(files: Sequence[Path], class_names: tuple[str, ...]) -> Index:
         try:
             rows += _rows_of(path, number)
         except (tarfile.TarError, OSError, EOFError) as error:
-            raise DataError(f"{path} is no whole tar file: {error}.", remedy="Fetch or make it again.") from None
+            raise DataError(f"{path} is not a complete tar file: {error}.", remedy="Fetch or make it again.") from None
     if not rows:
         raise DataError(f"{files[0].parent} has no images in its tar files.", rule="A sample is KEY.jpg and KEY.cls.")
     count = max(row[3] for row in rows) + 1
@@ -82,7 +82,7 @@ def _rows_of(path: Path, number: int) -> list[tuple[int, int, int, int]]:
     if lost:
         raise DataError(
             f"{path}: {len(lost):,} image(s) without a label, such as {lost[0]}.",
-            rule="Beside KEY.jpg lies KEY.cls with the label in digits, or KEY.json with a `label`.",
+            rule="Beside KEY.jpg there is KEY.cls with the label in digits, or KEY.json with a `label`.",
         )
     return [(number, *place, labels[key]) for key, place in images.items()]
 
@@ -92,7 +92,7 @@ def _label(path: Path, name: str, data: bytes) -> int:
         label = parse_json(data)["label"] if name.endswith(".json") else int(data.decode())
         if isinstance(label, str):
             label = int(label)
-        if type(label) is not int:  # also not 1.9, which int() would make 1
+        if type(label) is not int:  # int() would accept 1.9 and make it 1
             raise TypeError(label)
     except (ValueError, KeyError, TypeError):
         raise DataError(

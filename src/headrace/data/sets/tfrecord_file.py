@@ -1,11 +1,11 @@
 """TFRecord files: each record is its length, a checksum of that, its bytes, and a checksum of them.
 
 An Example is a map from names to lists of bytes, floats or whole numbers. Only the wanted names are unpacked; images
-that are not wanted are stepped over.
+that are not wanted are skipped.
 
-The bytes are cut into lanes of 64, whose checksums advance together, two bytes a step. Neighbouring lanes are then
-joined in pairs: moving a checksum past n bytes is linear, so it is four table look-ups. 110 kB take 0.6 ms instead of
-the 30 ms of a loop over bytes.
+For a checksum the bytes are cut into lanes of 64, whose checksums advance together, two bytes a step. Neighbouring
+lanes are then joined in pairs: moving a checksum past n bytes is linear, so it takes four table look-ups. 110 kB take
+0.6 ms instead of the 30 ms of a loop over bytes.
 """
 
 import os
@@ -19,7 +19,7 @@ import numpy as np
 
 from headrace.core.errors import DataError
 
-# The records of ImageNet and TFDS: `tf.train.Example` messages, read and written without TensorFlow or protobuf.
+# `tf.train.Example` messages, read and written without TensorFlow or protobuf
 
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -34,7 +34,7 @@ Values = list[bytes] | Floats | list[int]
 
 
 class BadMessage(ValueError):
-    """Bytes that are no Example."""
+    """Bytes that are not an Example."""
 
 
 def read_example(data: bytes | memoryview, wanted: Collection[str]) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def _fields(view: memoryview) -> Iterator[tuple[int, Any]]:
         if kind == _BYTES:
             length, place = _varint(view, place)
             if place + length > end:
-                raise BadMessage(f"a field of {length:,} bytes ends behind its message")
+                raise BadMessage(f"a field of {length:,} bytes ends after its message")
             yield tag >> 3, view[place : place + length]
             place += length
         elif kind == _VARINT:
@@ -127,7 +127,7 @@ def _fields(view: memoryview) -> Iterator[tuple[int, Any]]:
         elif kind in (_FIXED32, _FIXED64):
             width = 4 if kind == _FIXED32 else 8
             if place + width > end:
-                raise BadMessage("a number ends behind its message")
+                raise BadMessage("a number ends after its message")
             yield tag >> 3, int.from_bytes(view[place : place + width], "little")
             place += width
         else:
@@ -169,7 +169,7 @@ def _number(value: int) -> bytes:
     return bytes(out)
 
 
-# CRC-32C (Castagnoli), the checksum of TFRecords, with NumPy alone; google-crc32c is used where it is installed.
+# CRC-32C (Castagnoli), the checksum of TFRecords: google-crc32c where it is installed, else NumPy
 
 
 _POLYNOMIAL = 0x82F63B78
@@ -263,7 +263,7 @@ HEADER, FOOTER = 12, 4
 
 
 class Extent(NamedTuple):
-    """Where a record's bytes lie in its file."""
+    """Where a record's bytes are in its file."""
 
     offset: int
     length: int
@@ -289,7 +289,7 @@ def write_records(path: Path, records: Iterable[bytes]) -> int:
 
 
 def walk_records(path: Path, view: memoryview) -> Iterator[Extent]:
-    """Yield where the records of a file lie; a file that is cut short or damaged is a DataError with the byte."""
+    """Yield the extents of a file's records; a file that is cut short or damaged is a DataError with the byte."""
     place, end, number = 0, len(view), 0
     while place < end:
         if place + HEADER > end:

@@ -1,7 +1,7 @@
 """Sets stored as TFRecords: ImageNet's shards (`train-00000-of-01024`) and folders that TFDS has prepared.
 
 Which features are read, and where labels start, are rows of a table. Every length's checksum is checked when the index
-is made, and a record's own when it is read for the first time in a process.
+is made, and a record's data checksum when it is first read in a process.
 """
 
 import mmap
@@ -31,7 +31,7 @@ class Schema:
     image: str
     label: str
     first_label: int
-    texts: tuple[str, ...] = ()  # features that name a class, the best first
+    texts: tuple[str, ...] = ()  # features that name a class, in order of preference
     boxes: tuple[str, ...] = ()
     file: str = ""  # the feature that names the image's file
 
@@ -48,7 +48,7 @@ TFDS = Schema(image="image", label="label", first_label=0)
 
 
 def has_shards(path: Path, pattern: re.Pattern[str] = SHARD) -> bool:
-    """Say whether a folder has files that are named like shards."""
+    """Say whether a folder has files named like shards."""
     return path.is_dir() and any(pattern.fullmatch(entry.name) for entry in path.iterdir())
 
 
@@ -73,7 +73,7 @@ def shards(path: Path, split: str, pattern: re.Pattern[str] = SHARD) -> list[Pat
 
 
 def index_of(files: Sequence[Path], schema: Schema, class_names: Sequence[str] = ()) -> Index:
-    """Return the index of these shards, made if need be."""
+    """Return the index of these shards, building it if necessary."""
     return indexed(f"records-{schema.label.replace('/', '-')}", files, lambda: _make_index(files, schema, class_names))
 
 
@@ -83,7 +83,7 @@ def samples_of(files: Sequence[Path], index: Index, schema: Schema) -> StoredSam
 
 
 def _opener(schema: Schema, count: int) -> Callable[[bytes, int], Content]:
-    checked = np.zeros(count, bool)  # threads may check one twice, never none
+    checked = np.zeros(count, bool)  # two threads may check the same record, which does no harm
     wanted = (schema.image, *schema.boxes)
 
     def open_content(data: bytes, sample: int) -> Content:
@@ -107,7 +107,7 @@ def _opener(schema: Schema, count: int) -> Callable[[bytes, int], Content]:
 
 
 def _make_index(files: Sequence[Path], schema: Schema, class_names: Sequence[str]) -> Index:
-    """Walk all shards; the images are stepped over, so that little of the files is read.
+    """Index all shards; the images are skipped, so that little of the files is read.
 
     Samples are numbered by class and file name where records have such names: as in the class folders they were built
     from, so that a run on either sees the same samples in the same order.
@@ -136,7 +136,7 @@ def _make_index(files: Sequence[Path], schema: Schema, class_names: Sequence[str
 
 
 def _records(path: Path) -> Iterator[tuple[Extent, memoryview]]:
-    """Yield the records of a file. The map is let go, not closed: an error in a record may still hold a part of it."""
+    """Yield the records of a file. The memory map is never closed: an exception may still refer to a part of it."""
     try:
         if not path.stat().st_size:
             return
@@ -153,7 +153,7 @@ def _label(path: Path, offset: int, features: dict, schema: Schema) -> int:
     if not isinstance(value, int):
         raise DataError(
             f"{path}, byte {offset:,}: the record has no {schema.label}.",
-            rule=f"Looked for {schema.image} and {schema.label}.",
+            rule=f"A record has {schema.image} and {schema.label}.",
         )
     label = value - schema.first_label
     if not 0 <= label < 1_000_000:
