@@ -20,6 +20,7 @@ from headrace.config.layers import TIES, Found, Given, Layer, Tie, launcher_laye
 from headrace.config.model_table import Variant, find_variant
 from headrace.config.schema import SECTIONS, Config, all_options, options_in
 from headrace.config.section_data import IMAGE_DATASETS, IMAGE_SIZES, SYNTHETIC_DATASETS
+from headrace.config.shortcuts import SHORTCUT_TIES, fold, join_layers, refuse_conflicts
 from headrace.config.values import BOOL, read_bool
 from headrace.core.errors import ConfigError
 
@@ -108,7 +109,7 @@ class Resolved:
         found = {
             name: Given(value=known[name].read(flat[name], origin), origin=origin) for name, origin in ours.items()
         }
-        return found | {name: given for name, given in self.source.items() if given.origin.is_given}
+        return found | dict(self.source)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,12 +232,16 @@ def from_saved(saved: Mapping[str, Any], translation: Translation = PLAIN) -> Re
     source: dict[str, Given] = {}
     no_origin = {"kind": DEFAULT.kind}
     rows = {name: {"value": value, **saved["origins"].get(name, no_origin)} for name, value in saved["values"].items()}
-    for written, row in [*rows.items(), *saved.get("source", {}).items()]:
+    sources: dict[str, Any] = saved.get("source", {})
+    for written, row, is_source in [
+        *((*row, False) for row in rows.items()),
+        *((*row, True) for row in sources.items()),
+    ]:
         if written not in known:
             raise ConfigError(f"The saved configuration has an option {written}, which this version does not know.")
         name, kind = known[written].name, str(row["kind"])
         origin = Origin(kind=_OLD_KINDS.get(kind, kind), where=row.get("where", ""))
-        if name in all_options() and written in saved["values"]:
+        if name in all_options() and not is_source:
             values[name], origins[name] = all_options()[name].read(row["value"], origin), origin
         elif origin != DEFAULT:
             source[name] = Given(value=translation.options[name].read(row["value"], origin), origin=origin)
@@ -251,9 +256,11 @@ _OLD_KINDS = {"dialect": TRANSLATED}  # how earlier versions called a kind of or
 
 def _assemble(layers: list[Layer], name: str, environ: Mapping[str, str], translation: Translation) -> Resolved:
     launched, overruled = launcher_layer(layers, environ)
-    found, tie_notes = merge_layers([*layers, launched], translation.options, (*TIES, *translation.ties))
+    found, tie_notes = merge_layers(
+        [*layers, launched], translation.options, (*TIES, *SHORTCUT_TIES, *translation.ties)
+    )
     translated = translation.translate(found)
-    settled = derive(translated.options)
+    settled = derive(fold(translated.options))
     config = build({option: given.value for option, given in settled.items()})
     origins = {option: given.origin for option, given in settled.items() if option in all_options()}
     warnings, notes = check(config, origins)
@@ -304,7 +311,8 @@ def _block_layer(block: "Block", kind: str, translation: Translation) -> Layer:
                 problem = f"{origin.where}: {entry.key} is given twice (first at {own[spelled.name].origin.where})."
                 raise ConfigError(problem, rule=f"Both names mean {spelled.name}.", remedy="Keep one of them.")
             layer[spelled.name] = Given(value=_read(spelled, entry.value, origin, translation), origin=origin)
-    return {**merged, **own}
+    refuse_conflicts(own)
+    return join_layers(merged, own)
 
 
 def _option_layer(options: Mapping[str, Any], origin: Origin, translation: Translation) -> Layer:
@@ -313,6 +321,7 @@ def _option_layer(options: Mapping[str, Any], origin: Origin, translation: Trans
     for written, raw in options.items():
         spelled = find(written, known, dashes="--" if origin is COMMAND_LINE else "")
         layer[spelled.name] = Given(value=_read(spelled, raw, origin, translation), origin=origin)
+    refuse_conflicts(layer)
     return layer
 
 

@@ -63,11 +63,21 @@ class Learning:
     optimizer_params: dict[str, Any] = option(
         {"momentum": 0}, "Settings of the optimizer.", aliases=("optimiser_params",)
     )
+    momentum: float | None = option(
+        None, "Momentum, for optimizers that have one; unset means the one of optimizer_params.", check=share
+    )
     lr_schedule: str = option(
         "const",
         "Shape of the learning rate over the run.",
         choices=("const", "cosine", "stepped", "drops", "polynomial", "exponential"),
         same=(("polynomial_decay_lr", "polynomial"),),
+    )
+    learning_rate: float | None = option(
+        None,
+        "Peak learning rate of a step, whatever the curve and the batch size; unset means the one of "
+        "lr_schedule_params.",
+        aliases=("lr",),
+        check=at_least(0),
     )
     lr_schedule_params: dict[str, Any] = option(
         {"initial_learning_rate": 0.0001},
@@ -75,6 +85,11 @@ class Learning:
     )
     lr_warmup_params: dict[str, Any] | None = option(
         None, "Warm-up of the learning rate: warmup_mode (shift or mask) and warmup_epochs; unset means none."
+    )
+    warmup_epochs: float | None = option(
+        None,
+        "Epochs over which the learning rate rises to its peak, 0 for none; unset means those of lr_warmup_params.",
+        check=at_least(0),
     )
     lr_staircase: bool = option(False, "Keep the learning rate constant within an epoch.")
     label_smoothing: float = option(0.0, "Fraction of the target that is spread evenly over all classes.", check=share)

@@ -61,7 +61,11 @@ def _log_freq(steps: int, value_of: Lookup) -> Settings:
 
 
 def _abs_end_rate(rate: float, value_of: Lookup) -> Settings:
-    first = value_of("abs_learning_rate") or 2.0 ** value_of("base_learning_rate") * global_batch(value_of)
+    first = (
+        value_of("learning_rate")
+        or value_of("abs_learning_rate")
+        or 2.0 ** value_of("base_learning_rate") * global_batch(value_of)
+    )
     return {"lr_schedule_params.end_learning_rate_ratio": rate / first}
 
 
@@ -118,7 +122,6 @@ ROWS = (
         sets=("lr_warmup_params",),
         convert=_warmup,
         description="from 0, mask (polynomial: shift)",
-        selects=True,
     ),
     _rate_row("lr_decay_rate", "lr_schedule_params.decay_rate"),
     OptionRow(

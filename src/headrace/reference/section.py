@@ -39,9 +39,6 @@ class Reference:
     learning_rate_decay: float | None = option(
         None, "Factor applied at each drop of a stepped learning rate.", check=above(0)
     )
-    warmup_epochs: float | None = option(
-        None, "Epochs over which the learning rate rises from 0; 0 means no warm-up.", check=at_least(0)
-    )
     lr_decay_rate: float | None = option(
         None, "Factor applied at each drop of an exponential learning rate.", check=above(0)
     )
@@ -55,7 +52,6 @@ class Reference:
     abs_end_learning_rate: float | None = option(
         None, "Final polynomial learning rate for the whole global batch.", check=at_least(0)
     )
-    momentum: float | None = option(None, "Momentum, for optimizers that have one.", check=share)
     rmsprop_decay: float | None = option(None, "Decay of RMSprop's mean square.", check=share)
     rmsprop_base_decay_exp: float | None = option(
         None, "Decay of RMSprop's mean square given as 1 - 2^N times the global batch.", check=between(-60, 0)

@@ -22,12 +22,16 @@ from headrace.reference.rules import check_after, check_before
 from headrace.reference.section import Reference
 
 MAPPINGS = {"lr_schedule_params": "lr_schedule", "optimizer_params": "optimizer"}
+# Ordinary options that have rows, too: in tf1 a warm-up starts from 0, and sgd has no momentum.
+OTHERWISE_IN_TF1 = ("momentum", "warmup_epochs")
 NORM_CHOICES = ("batch_norm", "group_norm", "groups", "norm_layer")
 # Filled in by a row only where nobody gave a value: the row is about something else.
 YIELDS = ("pipeline_schedule", "trace_schedule")
 # Two ways to say one thing: refused side by side; otherwise the stronger source counts.
 EITHER_OR = (
     ("base_learning_rate", "abs_learning_rate"),
+    ("learning_rate", "abs_learning_rate"),
+    ("learning_rate", "base_learning_rate"),
     ("epochs_per_ckpt", "ckpts_per_epoch"),
     ("iterations", "num_epochs"),
     ("rmsprop_decay", "rmsprop_base_decay_exp"),
@@ -78,6 +82,10 @@ def translate(found: Found) -> Translated:
     if options["available_memory_proportion"] != asked["available_memory_proportion"]:
         source["available_memory_proportion"] = asked["available_memory_proportion"]
     ordinary = {name: options[name] for name in all_options()}
+    for name in OTHERWISE_IN_TF1 if application.value == "tf1" else ():
+        if is_given(asked, name):
+            source[name] = asked[name]
+        ordinary[name] = Given(value=None, origin=DEFAULT)
     return Translated(options=ordinary, source=source, notes=(*_announced(application), *notes, *_no_effect(given)))
 
 
@@ -192,6 +200,8 @@ class _Work:
     def _apply(
         self, row: OptionRow, settled: dict[str, Given], keys: dict[str, dict[str, _Key]], notes: list[str]
     ) -> None:
+        if row.option in OTHERWISE_IN_TF1 and self.application != "tf1":
+            return
         value, given = self.value_of(row.option), is_given(self.found, row.option)
         if row.convert is None or value is None or not (given or self.application == "tf1"):
             return
