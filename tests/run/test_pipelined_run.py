@@ -30,11 +30,16 @@ def test_a_pipelined_run_gives_the_weights_and_accuracies_of_one_stage(quick):
 
 
 def test_an_optimizer_that_counts_its_steps_works_in_a_pipeline(quick):
-    counting = {**SMALL, "optimizer": "adamw", "optimizer_params": {"epsilon": 0.1}}
+    # Few steps. Compiled as the tests are (LLVM at level 0, without fusion emitters), two programs with the same
+    # operations in the same order need not round alike: LLVM makes a fused multiply-add of m = 0.9 m + 0.1 g in the
+    # stage's update and not in the device loop's. That is 3e-11 after two steps, but within twelve it lets a max pool
+    # choose another pixel. Without FMA instructions, and compiled as a run is, the two are equal to the bit. A wrong
+    # count would be off by halves at once.
+    few = {**SMALL, "weight_updates_per_epoch": 2}
+    counting = {**few, "optimizer": "adamw", "optimizer_params": {"epsilon": 0.1}}
     plain = train(quick(run_name="plain", **counting))
     staged = train(quick(run_name="staged", **counting, num_pipeline_stages=2))  # two calls: the state is split twice
-    # One rounding of an update is enough to let a max pool choose another pixel; a wrong count would be off by halves.
-    assert_close(final_state(staged.directory), final_state(plain.directory), 2e-3)
+    assert_close(final_state(staged.directory), final_state(plain.directory))
 
 
 def test_a_checkpoint_of_one_plan_restores_on_any_other(quick, tmp_path):
