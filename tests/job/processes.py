@@ -1,4 +1,4 @@
-"""Real `headrace` processes for the tests of kills and signals."""
+"""Real processes for tests: of the command `headrace`, or of a program."""
 
 import os
 import socket
@@ -14,11 +14,19 @@ SRC = str(Path(headrace.__file__).parent.parent)
 PATIENCE = 120  # seconds before a test gives a process up
 
 
-def start(words: Sequence[str | Path], output: Path, more: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+HEADRACE = ("-m", "headrace")  # what Python runs
+
+
+def start(
+    words: Sequence[str | Path],
+    output: Path,
+    more: Mapping[str, str] | None = None,
+    program: Sequence[str] = HEADRACE,
+) -> subprocess.Popen[bytes]:
     """Start `headrace words...`; what it prints is appended to the file `output`. `more` goes into its environment."""
     environ = {**os.environ, "PYTHONPATH": SRC, "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1", **(more or {})}
     with output.open("ab") as file:
-        command = [sys.executable, "-m", "headrace", *map(str, words)]
+        command = [sys.executable, *program, *map(str, words)]
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environ)
 
 
@@ -28,7 +36,11 @@ def run(words: Sequence[str | Path], output: Path) -> int:
 
 
 def start_job(
-    num_processes: int, words: Sequence[str | Path], folder: Path, differing: Sequence[Sequence[str | Path]] = ()
+    num_processes: int,
+    words: Sequence[str | Path],
+    folder: Path,
+    differing: Sequence[Sequence[str | Path]] = (),
+    program: Sequence[str] = HEADRACE,
 ) -> list[subprocess.Popen[bytes]]:
     """Start the processes of a job here; each prints into `folder/N.txt`; `differing[N]` are words of its own."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -40,15 +52,19 @@ def start_job(
         info = {"PROCESS": str(number), "NUM_PROCESSES": str(num_processes), "COORDINATOR": f"127.0.0.1:{port}"}
         own = differing[number] if differing else ()
         environ = {f"HEADRACE_{name}": value for name, value in info.items()}
-        started.append(start([*words, *own], folder / f"{number}.txt", environ))
+        started.append(start([*words, *own], folder / f"{number}.txt", environ, program))
     return started
 
 
 def run_job(
-    num_processes: int, words: Sequence[str | Path], folder: Path, differing: Sequence[Sequence[str | Path]] = ()
+    num_processes: int,
+    words: Sequence[str | Path],
+    folder: Path,
+    differing: Sequence[Sequence[str | Path]] = (),
+    program: Sequence[str] = HEADRACE,
 ) -> list[int]:
     """Run a job to its end; return the exit codes."""
-    started = start_job(num_processes, words, folder, differing)
+    started = start_job(num_processes, words, folder, differing, program)
     return [finish(process, PATIENCE * num_processes) for process in started]
 
 

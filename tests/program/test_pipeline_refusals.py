@@ -7,6 +7,7 @@ import optax
 import pytest
 
 from headrace import HeadraceError, Infeed, OptimizerOutput, Outfeed, Stage, accumulate_gradients, pipeline
+from headrace.job import ProcessGroup
 
 W, V = np.ones((3, 2), np.float32), np.ones(2, np.float32)
 
@@ -131,6 +132,12 @@ TWO_FUNCTIONS = [Stage(a, W), [Stage(b, V), Stage(b, 2 * V)], lambda x, y: x + y
 def test_what_cannot_work_is_refused(options, message):
     with pytest.raises(HeadraceError, match=message):
         make(**options)
+
+
+def test_processes_must_divide_the_replicas(monkeypatch):
+    monkeypatch.setattr("headrace.program.pipeline_spec.current_group", lambda: ProcessGroup(0, 2))
+    with pytest.raises(HeadraceError, match=r"replicas is 3, but there are 2 processes.*a multiple of 2"):
+        make(replicas=3)
 
 
 def test_an_error_inside_a_stage_says_which():

@@ -19,6 +19,7 @@ from headrace.engine.devices import replicated
 from headrace.engine.multiprocess_arrays import local_devices, local_part, place, place_share, transfer
 from headrace.engine.pipeline.state_placement import home_shardings
 from headrace.engine.pipeline.step_plan import EACH, Host, Values
+from headrace.job import current_group
 from headrace.plan.schedule import Node, find_schedule
 from headrace.plan.table import Table
 from headrace.plan.timeline_text import draw_timeline
@@ -84,6 +85,7 @@ class Pipeline:
     def init(self) -> PipelineState:
         """Return the state at the start: the weights as they were given, on their devices."""
         spec, updates = self.spec, self._steps.updates
+        current_group().connect_devices([traced.mesh for traced in spec.nodes.values()])
         weights = {key: place(params, replicated(self._mesh_of(key))) for key, params in spec.params.items()}
         optimizer = []
         for group, shapes in zip(updates.groups, updates.states, strict=True):
@@ -225,8 +227,10 @@ def pipeline(
         outfeed_loss: let the loss leave in place of the outputs.
         outfeed_mask: for each output whether it is left out.
         accumulate_outfeed: let one sum over the micro batches leave per step, in accumulate_outfeed_dtype.
-        replicas: copies of the whole pipeline, each on devices of its own.
+        replicas: copies of the whole pipeline, each on devices of its own; over several processes, those of all.
         strict: also refuse what the original hardware could not do.
     """
-    asked = dict(locals())  # exactly the parameters: this is the first line
+    # The first line, so these are the parameters and nothing else. Written out, they would be twenty lines name=name;
+    # a name that Request does not have, or lacks here, fails at every call.
+    asked = dict(locals())
     return Pipeline(make_spec(Request(**asked)))

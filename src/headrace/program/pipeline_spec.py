@@ -21,6 +21,7 @@ from headrace.core.errors import ConfigError
 from headrace.engine.accumulation import empty_sums, widened
 from headrace.engine.devices import replica_mesh, start_devices
 from headrace.engine.pipeline.state_placement import host_memory_of
+from headrace.job import current_group
 from headrace.plan.device_mapping import check_device_mapping
 from headrace.plan.schedule import Node, Work, strict_rule
 from headrace.plan.simulate import make_table
@@ -103,11 +104,11 @@ def make_spec(request: Request) -> PipelineSpec:
     ):
         raise _renamed(ConfigError(broken), "--strict-pipeline", "strict=True")
     functions = make_functions(stages, work)
-    num_processes = jax.process_count() if jax.distributed.is_initialized() else 1
+    num_processes = current_group().num_processes  # jax.process_count() would start the devices: too early
     if request.replicas % num_processes:
         raise ConfigError(
             f"replicas is {request.replicas}, but there are {num_processes} processes.",
-            rule="Each process has as many replicas, with all devices of their stages.",
+            rule="Every process has the same number of replicas, with all devices of their stages.",
             remedy=f"Give a multiple of {num_processes}.",
         )
     devices = start_devices("auto", request.replicas * work.num_devices, num_processes)
