@@ -26,6 +26,7 @@ import jax
 from headrace.cli.options import parse
 from headrace.data.dataset import open_dataset
 from headrace.data.feeding.feed import feed_options
+from headrace.engine.pipeline.runner import SWITCH_SECONDS
 from headrace.run.benchmarks import _with_calls
 from headrace.run.design import Design, design_run, starting_state
 from headrace.run.training import make_executor, open_feed, step_spec
@@ -99,6 +100,8 @@ def measure_tiny(mapping: list[int], num_micros: int = 64, num_steps: int = 20) 
 
     from headrace import OptimizerOutput, Outfeed, Stage, pipeline
 
+    # Beside the counting thread, one device's launches would each wait out Python's usual 5 ms for the lock.
+    sys.setswitchinterval(SWITCH_SECONDS)
     stages = [Stage(lambda p, x: x * p, 1.0) for _ in mapping]
     pipe = pipeline(
         stages,

@@ -48,7 +48,7 @@ KILL_AT_EVERY_OPERATION = (
     + """
 import os, signal, shutil, sys
 from pathlib import Path
-from headrace.checkpoint.best import prune
+from headrace.checkpoint.saver import prune
 from headrace.checkpoint.store import checkpoint_name, load, newest_good, save, step_of
 
 def kill_at(number):
