@@ -152,3 +152,8 @@ def test_a_recipe_of_the_reference_takes_it_too():
         assert "initial_learning_rate" not in config.learning.lr_schedule_params
     with pytest.raises(ConfigError, match=r"Both are given: learning_rate 3.* and abs_learning_rate 2"):
         resolve({"application": "tf1", "dataset": "cifar10", "learning_rate": "3", "abs_learning_rate": "2"})
+
+
+@pytest.mark.parametrize(("word", "platform"), [("cpu", "cpu"), ("gpu", "cuda"), ("TPU", "tpu"), ("rocm", "rocm")])
+def test_the_device(word, platform):
+    assert resolve({"device": word}, environ={}).config.run.platform == platform

@@ -17,7 +17,7 @@ from headrace.reference.option_table import BY_OPTION
 from headrace.reference.translate import OTHERWISE_IN_TF1, THEIRS
 
 IMAGENET = "--dataset imagenet --data-dir /data/imagenet-data"
-RESNEXT = f"""--model resnext --model-size 101 {IMAGENET} --shards 2 --replicas 8 --batch-size 6
+RESNEXT = f"""--application tf1 --model resnext --model-size 101 {IMAGENET} --shards 2 --replicas 8 --batch-size 6
     --gradient-accumulation-count 16 --epoch 120 --pipeline --pipeline-splits b3/3/relu --pipeline-schedule Grouped
     --enable-recomputation --optimiser momentum --momentum 0.9 --ckpts-per-epoch 1 --no-validation
     --internal-exchange-optimisation-target balanced --disable-variable-offloading --normalise-input --stable-norm
@@ -50,7 +50,7 @@ def test_a_command_of_the_first_application():
     config, learning = resolved.config, resolved.config.learning
     application = resolved.source["application"]
     assert application.value == "tf1"
-    assert str(application.origin) == "translated from base_learning_rate -11 (command line)"
+    assert str(application.origin) == "command line"
     assert peak(resolved) == 2.0**-11 * 768
     assert (learning.optimizer, learning.optimizer_params) == ("momentum", {"momentum": 0.9})
     assert learning.lr_warmup_params == {"warmup_mode": "mask", "warmup_epochs": 5.0, "from_zero": True}
@@ -179,9 +179,11 @@ def test_the_data_set_and_the_norm_follow_from_the_place(line, dataset, family, 
 
 
 def test_shards():
-    automatic = read(f"{IMAGENET} --shards 4").config
+    automatic = read(f"--application tf1 {IMAGENET} --shards 4").config
     assert (automatic.pipeline.num_stages, automatic.pipeline.pipeline_schedule) == (4, "Sequential")
-    line = f"{IMAGENET} --pipeline --shards 1 --enable-recompute --pipeline-splits b1/2/relu b3/0/relu"
+    line = (
+        f"--application tf1 {IMAGENET} --pipeline --shards 1 --enable-recompute --pipeline-splits b1/2/relu b3/0/relu"
+    )
     one = read(f"{line} --pipeline-schedule Sequential").config.pipeline
     assert (one.device_mapping, one.pipeline_schedule, one.one_program) == ((0, 0, 0), "Sequential", True)
     recipe = read("--shards 1", "mk2_resnet50_bn_16ipus").config.pipeline  # as it is validated
@@ -224,7 +226,7 @@ def test_other_conversions():
     ("line", "parts"),
     [
         (
-            """--base-learning-rate -11 --lr-schedule-params '{"initial_learning_rate": 1}'""",
+            """--application tf1 --base-learning-rate -11 --lr-schedule-params '{"initial_learning_rate": 1}'""",
             ["two applications are mixed", "base_learning_rate -11 (command line)", "lr_schedule_params"],
         ),
         (
@@ -236,10 +238,16 @@ def test_other_conversions():
             ["base_learning_rate -11", "application tf2", "of application tf1 only"],
         ),
         ("--shards 2 --application headrace", ["shards 2", "application headrace"]),
-        ("--shards 2 --num-pipeline-stages 3", ["two applications", "shards 2", "num_pipeline_stages 3"]),
+        (
+            "--application tf1 --shards 2 --num-pipeline-stages 3",
+            ["two applications", "shards 2", "num_pipeline_stages 3"],
+        ),
         ("--application tf1 --weight-decay 1e-4 --l2-regularization 1e-4", ["weight_decay", "l2_regularization"]),
         ("--momentum 0.9 --optimizer-params '{\"momentum\": 0.5}'", ["momentum 0.9", "optimizer_params"]),
-        ("--base-learning-rate -8 --abs-learning-rate 1", ["Both", "base_learning_rate", "abs_learning_rate"]),
+        (
+            "--application tf1 --base-learning-rate -8 --abs-learning-rate 1",
+            ["Both", "base_learning_rate", "abs_learning_rate"],
+        ),
         ("--iterations 10 --epochs 2", ["Both", "iterations 10", "num_epochs 2"]),
         ("--epochs-per-ckpt 2 --ckpts-per-epoch 1", ["Both", "epochs_per_ckpt", "ckpts_per_epoch"]),
     ],
@@ -254,7 +262,22 @@ def test_mixing_applications_names_the_two_options(line, parts):
 
 def test_a_recipe_of_one_application_and_a_name_of_the_other():
     with pytest.raises(ConfigError, match=r"base_learning_rate -9 \(command line\) and lr_schedule_params .*\(recipe"):
+        read("--application tf1 --base-learning-rate -9", "cifar10_resnet20")
+    with pytest.raises(
+        ConfigError, match=r"base_learning_rate -9 \(command line\) is an option of the reference's first"
+    ):
         read("--base-learning-rate -9", "cifar10_resnet20")
+
+
+@pytest.mark.parametrize("row", [row for row in BY_OPTION.values() if row.tf1_only], ids=lambda row: row.option)
+def test_an_option_of_the_first_application_never_changes_the_recipe_by_its_name(row):
+    value = "" if row.option == "pipeline" else "0.5,0.75" if row.option == "learning_rate_schedule" else "2"
+    error = refused(f"--{row.option} {value}")
+    assert error.problem.startswith(f"{row.option} ")
+    assert "reference's first application only" in error.problem
+    assert "train.py" in error.remedy
+    assert "--application tf1" in error.remedy
+    assert read("--warmup-epochs 1 --momentum 0.5").config.data.dataset == "digits"
 
 
 def test_saved_configurations_come_back_and_may_be_changed():
@@ -361,7 +384,10 @@ def test_runs_of_earlier_versions_can_be_read_and_changed():
     source = old.pop("source")
     application = source.pop("application")
     old["values"]["dialect"] = application["value"]
-    old["origins"]["dialect"] = {"kind": "dialect", "where": "of base_learning_rate -11 (command line)"}
+    old["origins"]["dialect"] = {
+        "kind": "dialect",
+        "where": "of base_learning_rate -11 (command line)",
+    }
     old["values"].pop("first_device")
     old["origins"].pop("first_device")
     old["values"] |= {"restore_path": None, "warmup_epochs": None, "conv_dithering": False}
@@ -376,7 +402,8 @@ def test_runs_of_earlier_versions_can_be_read_and_changed():
         row["kind"] = "dialect" if row["kind"] == "translated" else row["kind"]
     read_back = override(from_saved(old), {}, environ={})
     assert read_back.config == resolved.config
-    assert read_back.source == resolved.source
+    assert {**read_back.source, "application": None} == {**resolved.source, "application": None}
+    assert read_back.source["application"].value == "tf1"
     assert read_back.config.run.first_device == 3
     assert read_back.config.checkpoint.average_last_epochs == (5.0,)
     assert read_back.config.compiler.available_memory_proportion == (10.0, 10.0, 20.0, 20.0)

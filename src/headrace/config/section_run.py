@@ -22,7 +22,13 @@ class Run:
         check=at_least(1),
     )
     compile_only: bool = option(False, "Compile the programs, report time and memory, and stop.")
-    platform: str = option("auto", "Kind of device to run on.", choices=("auto", "cpu", "cuda", "rocm", "tpu"))
+    platform: str = option(
+        "auto",
+        "Kind of device to run on; gpu means cuda.",
+        aliases=("device",),
+        choices=("auto", "cpu", "cuda", "rocm", "tpu"),
+        same=(("gpu", "cuda"),),  # JAX's own `gpu` asks for ROCm as well, and fails without it
+    )
     first_device: int | None = option(
         None, "Number of the first GPU to use; unset leaves the choice to JAX.", check=at_least(0)
     )

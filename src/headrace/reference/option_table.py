@@ -1,7 +1,7 @@
 """How each option of the reference becomes ordinary options: a row per option.
 
 A row names the ordinary settings that an option stands for and converts its value to theirs; `option.key` is a key
-inside an option that is a mapping. An option whose row has `selects` exists in application tf1 only, and selects it.
+inside an option that is a mapping. An option whose row has `tf1_only` exists in application tf1 only.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,9 +23,10 @@ class OptionRow:
     sets: tuple[str, ...] = ()
     convert: Callable[[Any, Lookup], Settings] | None = None
     description: str = ""
-    selects: bool = False
+    tf1_only: bool = False
     of: str = ""  # the only optimizer it applies to
     no_effect: str = ""
+    instead: str = ""  # the option to recommend to those who do not use that application
 
 
 def global_batch(value_of: Lookup) -> int:
@@ -44,7 +45,7 @@ def _row(option: str, setting: str, of: str = "") -> OptionRow:
 
 
 def _rate_row(option: str, setting: str, description: str = "") -> OptionRow:
-    return OptionRow(option=option, sets=(setting,), convert=_key(setting), description=description, selects=True)
+    return OptionRow(option=option, sets=(setting,), convert=_key(setting), description=description, tf1_only=True)
 
 
 def _warmup(epochs: float, value_of: Lookup) -> Settings:
@@ -107,13 +108,15 @@ ROWS = (
         sets=("lr_schedule_params.initial_learning_rate",),
         convert=lambda power, value_of: {"lr_schedule_params.initial_learning_rate": 2.0**power},
         description="2^N per image",
-        selects=True,
+        tf1_only=True,
+        instead="--learning-rate",
     ),
     OptionRow(
         option="abs_learning_rate",
         sets=("lr_schedule_params.absolute_learning_rate",),
         convert=_key("lr_schedule_params.absolute_learning_rate"),
-        selects=True,
+        tf1_only=True,
+        instead="--learning-rate",
     ),
     _rate_row("learning_rate_schedule", "lr_schedule_params.drops"),
     _rate_row("learning_rate_decay", "lr_schedule_params.factor"),
@@ -129,7 +132,7 @@ ROWS = (
         sets=("lr_schedule_params.epochs_per_drop",),
         convert=lambda drops, value_of: {"lr_schedule_params.epochs_per_drop": value_of("num_epochs") / drops},
         description="epochs / N",
-        selects=True,
+        tf1_only=True,
     ),
     _rate_row("poly_lr_decay_power", "lr_schedule_params.power"),
     _rate_row("poly_lr_end_ratio", "lr_schedule_params.end_learning_rate_ratio"),
@@ -138,7 +141,7 @@ ROWS = (
         sets=("lr_schedule_params.end_learning_rate_ratio",),
         convert=_abs_end_rate,
         description="X / first rate",
-        selects=True,
+        tf1_only=True,
     ),
     _row("momentum", "optimizer_params.momentum"),
     _row("rmsprop_decay", "optimizer_params.decay", of="rmsprop"),
@@ -170,14 +173,16 @@ ROWS = (
         sets=("num_pipeline_stages", "pipeline_schedule"),
         convert=_shards,
         description="without --pipeline N stages, one after the other; with it N - 1 splits are required",
-        selects=True,
+        tf1_only=True,
+        instead="--num-pipeline-stages",
     ),
     OptionRow(
         option="pipeline",
         sets=("device_mapping", "pipeline_schedule"),
         convert=_pipeline,
         description="with one shard all stages are on one device",
-        selects=True,
+        tf1_only=True,
+        instead="--pipeline-splits or --num-pipeline-stages",
     ),
     *(
         OptionRow(

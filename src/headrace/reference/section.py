@@ -22,7 +22,7 @@ class Reference:
     application: str = option(
         "headrace",
         "Whose option meanings and defaults apply: Headrace's, or those of the reference's first (tf1) or second (tf2) "
-        "application; unless given, an option that only tf1 has selects tf1.",
+        "application; the scripts of the reference (train.py) choose it by the options they are given.",
         aliases=("dialect",),
         choices=APPLICATIONS,
     )

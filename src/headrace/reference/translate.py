@@ -1,8 +1,9 @@
 """From options of the reference's applications to ordinary ones.
 
-The application is given (`application`), or follows from options that only tf1 has. Its options become ordinary ones
-(option_table.py), names that mean something else in tf1 are moved to where they belong, and its defaults are filled
-in. All that is filled in has an origin of the kind `translated`, so that it is derived again when options change.
+The application is given (`application`); an option that only tf1 has is refused without it. Its options become
+ordinary ones (option_table.py), names that mean something else in tf1 are moved to where they belong, and its defaults
+are filled in. All that is filled in has an origin of the kind `translated`, so that it is derived again when options
+change.
 """
 
 from collections.abc import Mapping
@@ -48,16 +49,20 @@ def is_given(found: Found, name: str) -> bool:
 def choose_application(found: Found) -> Given:
     """Return the application and where it comes from; refuse an option that the given application does not have."""
     given = found["application"]
-    selecting = [row.option for row in ROWS if row.selects and is_given(found, row.option)]
-    if not is_given(found, "application"):
-        if not selecting:
-            return given
-        return Given(value="tf1", origin=Origin(kind=TRANSLATED, where=f"from {_describe(found, selecting[0])}"))
-    if given.value != "tf1" and selecting:
+    foreign = [row.option for row in ROWS if row.tf1_only and is_given(found, row.option)]
+    # A saved run of an earlier version has tf1 as translated from one of its options.
+    if given.value == "headrace" and not is_given(found, "application") and foreign:
         raise ConfigError(
-            f"{_describe(found, selecting[0])} with {_describe(found, 'application')}.",
-            rule=f"{selecting[0]} is an option of application tf1 only.",
-            remedy=f"Leave the application out, or use {_ordinary_form(selecting[0])} instead.",
+            f"{_describe(found, foreign[0])} is an option of the reference's first application only.",
+            rule="That application has other meanings and defaults; no option brings them in by its name.",
+            remedy=f"Use {_ordinary_form(foreign[0])} instead; or for that application, use train.py or add "
+            "--application tf1.",
+        )
+    if given.value != "tf1" and foreign:
+        raise ConfigError(
+            f"{_describe(found, foreign[0])} with {_describe(found, 'application')}.",
+            rule=f"{foreign[0]} is an option of application tf1 only.",
+            remedy=f"Leave the application out, or use {_ordinary_form(foreign[0])} instead.",
         )
     return given
 
@@ -86,18 +91,10 @@ def translate(found: Found) -> Translated:
         if is_given(asked, name):
             source[name] = asked[name]
         ordinary[name] = Given(value=None, origin=DEFAULT)
-    return Translated(options=ordinary, source=source, notes=(*_announced(application), *notes, *_no_effect(given)))
+    return Translated(options=ordinary, source=source, notes=(*notes, *_no_effect(given)))
 
 
 THEIRS = tuple(options_in({"reference": Reference}))
-
-
-def _announced(application: Given) -> tuple[str, ...]:
-    """Say whose meanings and defaults apply where nobody named the application: one option brings them all."""
-    if application.origin.kind != TRANSLATED:
-        return ()
-    because = application.origin.where.removeprefix("from ")
-    return (f"{because} selects the option meanings and defaults of the reference's first application (tf1).",)
 
 
 def _no_effect(given: Mapping[str, Given]) -> tuple[str, ...]:
@@ -243,7 +240,7 @@ class _Work:
         if name in YIELDS or not is_given(self.found, name):
             return
         same = self.found[name].origin.kind == self.found[row.option].origin.kind
-        if row.selects or same:
+        if row.tf1_only or same:
             raise _conflict(self.found, row.option, name)
 
 
@@ -278,6 +275,8 @@ def _ordinary_form(option: str) -> str:
     row = next((row for row in ROWS if row.option == option), None)
     if row is None or not row.sets:
         return ""
+    if row.instead:
+        return row.instead
     return f"{', '.join(row.sets)}{f' ({row.description})' if row.description else ''}"
 
 
