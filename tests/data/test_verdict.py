@@ -62,3 +62,22 @@ def test_decoding_and_sending_are_told_apart() -> None:
     assert "headrace data pack" in said
     sending = judged(wait_seconds=5, prepare_seconds=9.0, send_seconds=8.0, bytes_per_image=602_112, decodes=True)
     assert "sending binds it" in sending
+
+
+def test_waiting_for_validation_images_or_a_disk_is_waiting() -> None:
+    """10 s of training, 1 of evaluating and 5 of waiting: 31 %."""
+    said = judged(validate_seconds=1.0, validation_wait_seconds=5.0)
+    assert said.startswith("validation-bound: the device waited 31.2 % of the time for validation images")
+    assert "--validations-per-epoch" in said
+    assert judged(validation_wait_seconds=0.5, save_seconds=0.1) == (
+        "mostly compute-bound: the device waited 4.7 % of the time for validation images"
+    )
+    said = judged(save_seconds=30.0, wait_seconds=2.0)
+    assert said.startswith("saving-bound: the device waited 75.0 % of the time for checkpoints")
+    assert "--ckpts-per-epoch" in said
+    assert judged(wait_seconds=4.0, save_seconds=2.0).startswith("input-bound")
+
+
+def test_waits_that_are_small_alone_are_not_nothing_together() -> None:
+    said = judged(wait_seconds=0.15, validation_wait_seconds=0.16)
+    assert "never waited" not in said

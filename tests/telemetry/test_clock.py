@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.telemetry.clock import Clock, Throughput, first_at_target
+from headrace.telemetry.clock import KINDS, Throughput, Timeline, first_at_target
 from headrace.telemetry.records import Note, ValidationRecord
 
 
@@ -16,53 +16,64 @@ class Hand:
         return self.time
 
 
-def test_time_is_kept_apart_and_nothing_counts_twice() -> None:
+def kept(timeline: Timeline) -> dict[str, float]:
+    return {kind: seconds for kind, seconds in timeline.seconds().items() if seconds}
+
+
+def test_every_moment_counts_once_and_the_device_comes_first() -> None:
     hand = Hand()
-    clock = Clock(now=hand)
-    hand.time += 50  # nobody's time
-    with clock.measure("train"):
+    timeline = Timeline(now=hand)
+    hand.time += 10
+    timeline.add("compile", 103, 107)
+    timeline.starting()
+    with timeline.measure("wait_validation"):  # 110 to 122
         hand.time += 2
-        with clock.measure("wait"):
-            hand.time += 3
-            with clock.measure("train"):
-                hand.time += 5
-        hand.time += 7
-    with clock.measure("validate"):
-        hand.time += 11
-    clock.add("save", 0.5)
-    assert clock.seconds() == {"compile": 0, "train": 14, "validate": 11, "save": 0.5, "wait": 3}
+        with timeline.measure("save"):  # 112 to 117: hidden behind the rest
+            hand.time += 5
+        hand.time += 5
+    timeline.add("train", 108, 113)
+    timeline.add("validate", 119, 120)
+    timeline.add("save", 121, 125)
+    hand.time += 8  # up to 130
+    # start 100-103, 107-108; compile 103-107; train 108-113; waiting 113-119, 120-122; validate; save 122-125; rest
+    wanted = {"start": 4, "compile": 4, "train": 5, "validate": 1, "wait_validation": 8, "save": 3, "rest": 5}
+    assert kept(timeline) == wanted
+    assert sum(wanted.values()) == 30
+    assert timeline.split(112, 121) == dict.fromkeys(KINDS, 0) | {"train": 1, "wait_validation": 7, "validate": 1}
+    timeline.settle(121.5)
+    assert kept(timeline) == wanted
 
 
-def test_an_open_measurement_counts_up_to_now() -> None:
+def test_an_open_measurement_counts_up_to_now_and_is_not_settled() -> None:
     hand = Hand()
-    clock = Clock({"train": 10.0}, now=hand)
-    with clock.measure("train"):
+    timeline = Timeline(now=hand)
+    with timeline.measure("wait"):
+        hand.time += 3
+        assert kept(timeline) == {"wait": 3}
+        timeline.settle(102)
+        timeline.add("train", 100, 101)  # known only now: the device was still busy
         hand.time += 1
-        assert clock.seconds()["train"] == 11
-        hand.time += 1
-    assert clock.seconds()["train"] == 12
+    assert kept(timeline) == {"train": 1, "wait": 3}
 
 
 def test_an_error_inside_does_not_stop_the_clock_wrongly() -> None:
     hand = Hand()
-    clock = Clock(now=hand)
+    timeline = Timeline(now=hand)
 
     def fail() -> None:
-        with clock.measure("compile"):
+        with timeline.measure("compile"):
             hand.time += 4
             raise KeyError
 
     with pytest.raises(KeyError):
         fail()
     hand.time += 9
-    assert clock.seconds()["compile"] == 4
+    assert kept(timeline) == {"compile": 4, "rest": 9}
 
 
 def test_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(ValueError, match="not 'lunch'"), Clock().measure("lunch"):
-        pass
     with pytest.raises(ValueError, match="not 'lunch'"):
-        Clock({"lunch": 1.0})
+        Timeline().add("lunch", 0.0, 1.0)
 
 
 def test_throughput_leaves_the_first_call_out() -> None:

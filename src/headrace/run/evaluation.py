@@ -55,6 +55,7 @@ class Started:
     """Evaluations that the devices are working on: {weights: sums still on the devices}."""
 
     parts: dict[str, list[Sums]]
+    launches: list[tuple[float, Sums]]  # in order, each with its time on the performance counter
     requested: float  # when, on the performance counter
 
 
@@ -92,19 +93,19 @@ class Validator:
         """Start the evaluation of a state's weights; the state may be donated to the next call right after."""
         requested, weights = time.perf_counter(), self._place(in_turn(state))
         parts: dict[str, list[Sums]] = {name: [] for name in weights}
+        launches: list[tuple[float, Sums]] = []
         for block in self._feed:
             for name, placed in weights.items():
-                parts[name].append(in_turn(self._compiled[name](placed, self._feed.resident, block)))
-        return Started(parts, requested)
+                launched = time.perf_counter()
+                sums = in_turn(self._compiled[name](placed, self._feed.resident, block))
+                parts[name].append(sums)
+                launches.append((launched, sums))
+        return Started(parts, launches, requested)
 
-    def finish(self, started: Started, not_before: float = 0.0) -> dict[str, tuple[dict[str, Any], float]]:
-        """Wait for the sums; return {weights: (sums, seconds)}, with the devices' time divided evenly among them.
-
-        The devices began when the evaluation was requested, or when the call before it ended (`not_before`), if that
-        was later.
-        """
+    def finish(self, started: Started) -> dict[str, tuple[dict[str, Any], float]]:
+        """Wait for the sums; return {weights: (sums, seconds)}, with the time since the start divided evenly."""
         sums = {name: total_sums(parts) for name, parts in started.parts.items()}
-        seconds = (time.perf_counter() - max(started.requested, not_before)) / len(sums)
+        seconds = (time.perf_counter() - started.requested) / len(sums)
         return {name: (total, seconds) for name, total in sums.items()}
 
     def close(self) -> None:

@@ -1,7 +1,9 @@
 """One training run, from its configuration to its last checkpoint. `fit()` reads top to bottom as the run."""
 
 import sys
+import time
 from collections.abc import Mapping
+from concurrent.futures import Future
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
@@ -39,7 +41,7 @@ from headrace.run.directory import (
 )
 from headrace.run.evaluation import Validator
 from headrace.run.interrupt import listen
-from headrace.run.metric_totals import CallReader
+from headrace.run.metric_totals import CallReader, passing_failure_to
 from headrace.run.profile import describe_profile, profile_first_calls, trace_schedule, with_measured_blocks
 from headrace.run.recorder import InFlight, RunRecorder, RunResult, utc_now
 from headrace.run.restore import (
@@ -53,6 +55,7 @@ from headrace.run.restore import (
 )
 from headrace.run.starting_weights import adopt_weights, dialect_hint, write_table
 from headrace.run.training import CallLength, Calls, advise_on_memory, open_feed
+from headrace.telemetry.clock import Timeline
 from headrace.telemetry.console import make_console
 from headrace.telemetry.records import RunStart
 from headrace.telemetry.sinks import Sinks, WarningSink, open_sinks
@@ -84,6 +87,7 @@ def resume(path: Path, overrides: Mapping[str, Any] | None = None, custom: Custo
 
 def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts | None = None) -> RunResult:
     """Train, validate and save as the configuration says. What can be refused is refused before a file is made."""
+    timeline = Timeline()
     config, group = resolved.config, current_group()
     refuse_missing(config.logging)
 
@@ -137,7 +141,7 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts | Non
         opened = group.on_first_process(open_run)
         path = group.broadcast(str(opened[0].path) if opened else None)
         directory, past, sinks = opened or (layout(Path(path), config), Past(), Sinks([WarningSink(group.process)]))
-        recorder = RunRecorder(resolved, design, directory, sinks, writes=group.is_first)
+        recorder = RunRecorder(resolved, design, directory, sinks, timeline, writes=group.is_first)
         if restored is not None:
             recorder.continue_from(restored, past)
         sinks.write(_run_start(design, devices, step))
@@ -163,7 +167,7 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts | Non
             validator = stack.enter_context(closing(Validator(design, dataset, devices)))
             recorder.compiled("validation", validator.compile(state))
             if to_validate:  # nothing to train, or killed between a checkpoint and the end of its validation
-                recorder.validated(step, validator, validator.start(state))
+                recorder.validated(step, validator, recorder.start_validation(validator, state))
 
         if adopted is not None and not config.run.training and config.checkpoint.checkpoints:
             recorder.save(state, step)  # imported weights become a checkpoint, to predict with and to export
@@ -186,31 +190,35 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts | Non
             profile = stack.enter_context(profile_first_calls(config.run.profile, directory.path))
             recorder.begin()
             sinks.advance(step)
-            wait = 0.0
             why = group.agree_to_stop(interrupt.signal_name)
             while step < steps.total_steps and not why:
-                num_steps = feed.num_steps
+                num_steps, launched = feed.num_steps, time.perf_counter()
                 state, metrics = calls.at(step)(state, feed.resident, block, num_steps)
                 profile.called(metrics)
                 step += num_steps
+                validating = Future() if validator and steps.validation_due(step) else None
                 call = InFlight(
                     last_step=step,
                     num_steps=num_steps,
                     metrics=metrics,
-                    wait_seconds=wait,
+                    launched=launched,
+                    ended=recorder.when_ready(metrics),
                     copy=executor.copy_to_save(state) if steps.checkpoint_due(step) else None,
-                    evaluation=validator.start(state) if validator and steps.validation_due(step) else None,
+                    evaluation=validating,
                 )
                 reader.submit(call)
+                if validator and validating:
+                    with passing_failure_to(validating):  # the reader must not wait for a validation that failed
+                        validating.set_result(recorder.start_validation(validator, state))
+                reader.keep_up()
                 why = group.agree_to_stop(interrupt.signal_name) if step < steps.total_steps else None
                 if step < steps.total_steps and not why:
                     feed.limit(group.broadcast(length.update(recorder.step_seconds)))
-                    waited = feed.stats.wait_seconds
-                    block = feed.next(metrics["loss"])
-                    wait = feed.stats.wait_seconds - waited
+                    with timeline.measure("wait"):
+                        block = feed.next(metrics["loss"])
                     why = group.agree_to_stop(interrupt.signal_name)
             reader.drain()
-            recorder.set_verdict(feed.stats, options)
+            recorder.fed(feed.stats, options)
             for text in describe_profile(config.run.profile, directory.path):
                 recorder.note(text)
             if dataset.bad:

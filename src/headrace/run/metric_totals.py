@@ -1,7 +1,9 @@
 """From calls to records: add up metrics, stop at numbers that are not finite, measure throughput, say what bound it."""
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -137,7 +139,7 @@ def _first_layer(metrics: HostMetrics, at: int, block_names: tuple[str, ...]) ->
 
 
 class CallReader:
-    """A thread that reads the results of calls, in order, while the next call is launched; at most one waits.
+    """A thread that reads the results of calls, in order, while the next call is launched.
 
     A thread, because launching is not always instant: on a GPU the host walks through a device loop's steps, so that
     launching a call takes as long as running it.
@@ -146,23 +148,34 @@ class CallReader:
     def __init__(self, read: Callable[[Any], None]) -> None:
         self._read = read
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="read-calls")
-        self._last: Future[None] | None = None
+        self._unread: deque[Future[None]] = deque()
 
     def submit(self, call: Any) -> None:
-        """Take a launched call; first wait for the one before it, and raise what went wrong there."""
-        last, self._last = self._last, self._worker.submit(self._read, call)
-        if last is not None:
-            last.result()
+        """Take a launched call, without waiting."""
+        self._unread.append(self._worker.submit(self._read, call))
+
+    def keep_up(self, behind: int = 1) -> None:
+        """Wait until at most so many calls are unread: launching must not get far ahead. Raise what went wrong."""
+        while len(self._unread) > behind:
+            self._unread.popleft().result()
 
     def drain(self) -> None:
         """Wait for the last call; raise what went wrong there."""
-        last, self._last = self._last, None
-        if last is not None:
-            last.result()
+        self.keep_up(behind=0)
 
     def close(self) -> None:
         """End the thread, after what it still has to read; errors there are not raised."""
         self._worker.shutdown(wait=True)
+
+
+@contextmanager
+def passing_failure_to(future: Future[Any]) -> Iterator[None]:
+    """Raise an error of the `with` block for whoever waits for the future as well."""
+    try:
+        yield
+    except BaseException as error:
+        future.set_exception(error)
+        raise
 
 
 # The verdict on what bound a run: the device's computing, or the host's preparing of its input.
@@ -184,22 +197,43 @@ class Measured:
     threads: int = 1
     cached: bool = False  # the dataset is on the device
     decodes: bool = False  # the host decodes image files
+    validate_seconds: float = 0.0  # beside `seconds`: the device evaluated
+    validation_wait_seconds: float = 0.0  # and it waited for validation images
+    save_seconds: float = 0.0  # and it waited for a checkpoint
 
 
 def verdict(run: Measured) -> str:
-    """Return in a sentence what bound the run, with the rates of both sides and, if input-bound, what to do."""
+    """Return in a sentence what bound the run and, where the device waited much, the options that change that.
+
+    Of several kinds of waiting the longest is named.
+    """
     if run.images <= 0 or run.seconds <= 0:
         return "no verdict: no call after the first one was timed"
     waited_seconds = min(max(run.wait_seconds, 0.0), run.seconds)
-    share = waited_seconds / run.seconds
-    waited = f"{100 * share:.1f} % of the time"
+    total = run.seconds + run.validate_seconds + run.validation_wait_seconds + run.save_seconds
+    waits = {"input": waited_seconds, "validation": run.validation_wait_seconds, "saving": run.save_seconds}
+    bound = max(waits, key=lambda kind: waits[kind])
+    share = sum(waits.values()) / total
     if share < _COMPUTE:
         where = "the dataset is on the device, which" if run.cached else "the device"
-        return f"compute-bound: {where} never waited ({waited})"
+        return f"compute-bound: {where} never waited ({100 * share:.1f} % of the time)"
+    waited = f"{100 * waits[bound] / total:.1f} % of the time"
     rates = _rates(run, run.seconds - waited_seconds)
+    if bound == "input":
+        if share < _MIXED:
+            return f"mostly compute-bound: the device waited {waited}; {rates}"
+        return f"input-bound: {rates} and waited {waited}; {_advice(run)}"
+    what, advice = {
+        "validation": (
+            "validation images",
+            "validate less often (a lower --validations-per-epoch), keep the set on the device "
+            f"(--dataset-cache device) or use more --pipeline-num-parallel (now {run.threads})",
+        ),
+        "saving": ("checkpoints", "save less often (a lower --ckpts-per-epoch) or to a faster disk (--checkpoint-dir)"),
+    }[bound]
     if share < _MIXED:
-        return f"mostly compute-bound: the device waited {waited}; {rates}"
-    return f"input-bound: {rates} and waited {waited}; {_advice(run)}"
+        return f"mostly compute-bound: the device waited {waited} for {what}"
+    return f"{bound}-bound: the device waited {waited} for {what}; {advice}"
 
 
 def _rates(run: Measured, busy_seconds: float) -> str:

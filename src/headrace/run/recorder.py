@@ -1,7 +1,8 @@
 """Writes records, checkpoints and validation results once the results of a call have been read."""
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ from headrace.run.metric_totals import Measured, MetricTotals, verdict
 from headrace.run.restore import Past, Restored
 from headrace.run.trained_model import input_form
 from headrace.run.training import Compiled
-from headrace.telemetry.clock import Clock, first_at_target
+from headrace.telemetry.clock import Timeline, first_at_target
 from headrace.telemetry.plot import write_curve
 from headrace.telemetry.records import CheckpointRecord, Note, RunEnd, ValidationRecord
 from headrace.telemetry.sinks import Sinks
@@ -36,6 +37,14 @@ def utc_now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
+@dataclass(frozen=True)
+class Evaluating:
+    """A validation that the devices are working on, and when they were done with each of its launches."""
+
+    started: Started
+    ended: list[Future[float]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class InFlight:
     """A call that the devices are working on, and what was launched behind it."""
@@ -43,9 +52,10 @@ class InFlight:
     last_step: int
     num_steps: int
     metrics: Any  # arrays whose first `num_steps` rows are the call's
-    wait_seconds: float  # how long the feed kept the host waiting before this call
+    launched: float  # when, on the performance counter
+    ended: Future[float]  # when the devices were done with it
     copy: State | None  # the state after the call, for a checkpoint
-    evaluation: Started | None
+    evaluation: Future[Evaluating] | None  # set once the validation due after the call has been launched
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,20 +88,30 @@ class RunRecorder:
     """Everything that a run records while it trains."""
 
     def __init__(
-        self, resolved: Resolved, design: Design, directory: RunDirectory, sinks: Sinks, *, writes: bool = True
+        self,
+        resolved: Resolved,
+        design: Design,
+        directory: RunDirectory,
+        sinks: Sinks,
+        timeline: Timeline,
+        *,
+        writes: bool = True,
     ) -> None:
         keep = resolved.config.checkpoint
-        self.clock = Clock()
+        self.timeline = timeline
         self.best = BestCheckpoints(directory.checkpoints, keep.keep_best)
         self.saver = Saver(directory.checkpoints, keep_last=keep.max_ckpts_to_keep, keep=self.best.names)
         self.totals = MetricTotals(design.plan, design.network.block_names, resolved.config.numerics.nan_policy)
         self.validations: list[ValidationRecord] = []  # of the whole run
-        self.verdict = ""
+        self._fed: tuple[FeedStats, FeedOptions] | None = None  # of a run that trained
         self._resolved, self._design, self._directory, self._sinks = resolved, design, directory, sinks
         # One process of a job writes; the others track the same counters but write nothing.
         self._writes = writes
         self._elapsed_before, self._began = 0.0, time.perf_counter()
-        self._read_at = self._began
+        # A thread that only waits for results in the order of their launches, so that their times are exact however
+        # long the thread that reads them takes to save and report.
+        self._watcher = ThreadPoolExecutor(1, thread_name_prefix="watch-calls")
+        self._device_free = self._began  # when the devices were done with what was read last
         self.step = 0  # the last one whose results have been read
         self.step_seconds: float | None = None  # of the call that was read last
         self._saved_step = 0  # of the newest checkpoint; 0: there is none
@@ -105,7 +125,8 @@ class RunRecorder:
 
     def begin(self) -> None:
         """Start measuring the run's time: everything before was preparation."""
-        self._began = self._read_at = time.perf_counter()
+        self.timeline.starting()
+        self._began = self._device_free = time.perf_counter()
 
     @property
     def elapsed(self) -> float:
@@ -116,16 +137,28 @@ class RunRecorder:
         """Record a sentence for people."""
         self._sinks.write(Note(step=self.step, level=level, text=text))
 
+    def when_ready(self, launched: Any) -> Future[float]:
+        """Return the time when the devices will be done with arrays; to be asked for in the order of launches."""
+
+        def wait() -> float:
+            jax.block_until_ready(launched)
+            return time.perf_counter()
+
+        return self._watcher.submit(wait)
+
     def read_call(self, call: InFlight, validator: Validator | None) -> None:
         """Wait for a call's metrics, refuse bad ones, then record, save and validate what was due after it."""
-        jax.block_until_ready(call.metrics)
-        now = time.perf_counter()
+        ended, free = call.ended.result(), self._device_free
+        begun = min(max(call.launched, free), ended)
+        self.timeline.add("train", begun, ended)
+        idle = self.timeline.split(free, begun)
+        self.timeline.settle(begun)
+        self._device_free = ended
         metrics = {name: rows[: call.num_steps] for name, rows in jax.device_get(call.metrics).items()}
-        seconds, self._read_at = now - self._read_at, now
-        self.step_seconds = max(seconds - call.wait_seconds, 1e-6) / call.num_steps
-        self.clock.add("train", seconds)
-        self.clock.add("wait", call.wait_seconds)
-        self.totals.add_call(call.last_step, metrics, seconds, call.wait_seconds)
+        self.step_seconds = max(ended - begun, 1e-6) / call.num_steps
+        # The rate of training includes what the device waited for its input, but no saving and no validation.
+        seconds = ended - free - sum(idle[kind] for kind in ("validate", "wait_validation", "save"))
+        self.totals.add_call(call.last_step, metrics, seconds, idle["wait"])
         self.step = call.last_step
         self._sinks.advance(self.step)
         if self._design.plan.steps.log_due(call.last_step):
@@ -133,7 +166,7 @@ class RunRecorder:
         if call.copy is not None:
             self.save(call.copy, call.last_step)
         if call.evaluation is not None and validator is not None:
-            self.validated(call.last_step, validator, call.evaluation)
+            self.validated(call.last_step, validator, call.evaluation.result())
 
     def log(self, step: int) -> None:
         """Record the training since the last record, if there was any."""
@@ -155,26 +188,37 @@ class RunRecorder:
 
     def compiled(self, what: str, compiled: Compiled) -> None:
         """Record how long compiling took."""
-        self.clock.add("compile", compiled.seconds)
+        now = time.perf_counter()
+        self.timeline.add("compile", now - compiled.seconds, now)
         held = f"; one device holds {format_bytes(compiled.device_bytes)}" if compiled.device_bytes else ""
         self.note(f"{what} compiled in {format_duration(compiled.seconds)} ({compiled.counts}){held}")
 
-    def set_verdict(self, stats: FeedStats, options: FeedOptions) -> None:
-        """Decide what limited the run: the device or its input."""
+    def fed(self, stats: FeedStats, options: FeedOptions) -> None:
+        """Keep what the feed measured, for the verdict."""
+        self._fed = stats, options
+
+    def _verdict(self, spent: Mapping[str, float]) -> str:
+        """Say what limited the run: the device, its input, validation or saving."""
+        if self._fed is None:
+            return ""
+        stats, options = self._fed
         throughput = self.totals.throughput
         images = throughput.images // self._design.plan.num_processes  # those that this process prepared
         prepared = images / stats.images if stats.images else 0.0  # the share of the images whose calls were timed
-        self.verdict = verdict(
+        return verdict(
             Measured(
                 images=images,
                 seconds=throughput.seconds,
-                wait_seconds=stats.wait_seconds,
+                wait_seconds=spent["wait"],
                 prepare_seconds=stats.prepare_seconds * prepared,
                 send_seconds=stats.send_seconds * prepared,
                 bytes_per_image=stats.bytes / stats.images if stats.images else 0.0,
                 threads=options.num_threads,
                 cached=options.cache.where == "device",
                 decodes=bool(self._design.info.place),
+                validate_seconds=spent["validate"],
+                validation_wait_seconds=spent["wait_validation"],
+                save_seconds=spent["save"],
             )
         )
 
@@ -196,6 +240,8 @@ class RunRecorder:
         try:
             with self.saver:
                 yield ending
+                with self.timeline.measure("save"):  # the last checkpoint is still being written
+                    self.saver.wait()
             if ending.outcome == "finished" and self._writes:
                 self._tidy()
         except HeadraceError as error:
@@ -204,6 +250,7 @@ class RunRecorder:
                 self.note(str(error), "warning")
             raise
         finally:
+            self._watcher.shutdown()
             if self._writes:
                 self.record_saved()
                 self._sinks.write(self._run_end(ending))
@@ -221,6 +268,7 @@ class RunRecorder:
         entries = self.best.entries()
         goal = self._resolved.config.run.target_accuracy
         reached = None if goal is None else first_at_target(self.validations, goal)
+        spent = self.timeline.seconds()
         scores = [record.top1 for record in self.validations if record.top1 == record.top1]  # a NaN is never the best
         return RunEnd(
             step=self.step,
@@ -234,14 +282,15 @@ class RunRecorder:
             best_top1=max(scores, default=None),
             best_checkpoint=entries[0].name if entries else None,
             skipped_steps=self.totals.skipped_steps,
-            seconds=self.clock.seconds(),
-            verdict=self.verdict,
+            wall_seconds=sum(spent.values()),
+            seconds=spent,
+            verdict=self._verdict(spent),
         )
 
     def save(self, state: State, step: int) -> None:
         """Give a state to the thread that writes checkpoints."""
         if self._writes:
-            with self.clock.measure("save"):
+            with self.timeline.measure("save"):
                 self.saver.save(flatten_named(state), self._manifest(step))
         self._saved_step = step
         self.record_saved()
@@ -266,20 +315,29 @@ class RunRecorder:
             return set(weights)
         return set(weights) - {record.weights for record in self.validations if record.step == step}
 
-    def validated(self, step: int, validator: Validator, evaluation: Started) -> None:
+    def start_validation(self, validator: Validator, state: State) -> Evaluating:
+        """Launch a validation. While this runs and the devices have nothing to do, they wait for validation data."""
+        with self.timeline.measure("wait_validation"):
+            started = validator.start(state)
+        return Evaluating(started, [self.when_ready(sums) for _, sums in started.launches])
+
+    def validated(self, step: int, validator: Validator, evaluating: Evaluating) -> None:
         """Wait for a validation, write the report, and record it for each set of weights that has no record yet."""
-        results = validator.finish(evaluation, self._read_at)
-        # The next call's time starts when the devices were done with the validation, not when its report is written:
-        # they train meanwhile, and a call that seems to take no time makes a rate that cannot be.
-        self._read_at = time.perf_counter()
-        reports = {
-            weights: validation_report(sums, self._design.info.class_names) for weights, (sums, _) in results.items()
-        }
+        started = evaluating.started
+        held_up = max(started.requested, self._device_free)  # from here on nothing trained because of the validation
+        free = held_up
+        for (launched, _), future in zip(started.launches, evaluating.ended, strict=True):
+            ended = future.result()
+            self.timeline.add("validate", max(launched, free), ended)
+            free = max(free, ended)
+        self._device_free = free
+        results = {weights: sums for weights, (sums, _) in validator.finish(started).items()}
+        seconds = (free - held_up) / len(results)
+        reports = {weights: validation_report(sums, self._design.info.class_names) for weights, sums in results.items()}
         if self._writes:
             write_report(self._report_file(step), reports)
         recorded = {record.weights for record in self.validations if record.step == step}
-        for weights, (_, seconds) in results.items():
-            self.clock.add("validate", seconds)
+        for weights in results:
             if weights not in recorded:
                 self._record_validation(step, weights, reports[weights], seconds)
 
@@ -293,7 +351,7 @@ class RunRecorder:
             top5=report["top5"],
             num_samples=report["num_samples"],
             seconds=seconds,
-            images_per_second=report["num_samples"] / seconds,
+            images_per_second=report["num_samples"] / max(seconds, 1e-6),
             checkpoint=checkpoint_name(step) if step and step == self._saved_step else None,
             elapsed_seconds=self.elapsed,
         )

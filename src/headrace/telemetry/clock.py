@@ -1,63 +1,92 @@
 """Time by what it was spent on, and throughput without the first call."""
 
+import itertools
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from headrace.telemetry.records import Record, ValidationRecord
 
-KINDS: tuple[str, ...] = ("compile", "train", "validate", "save", "wait")  # wait: for data
+# wait: for training data; wait_validation: for validation data; save: only while nothing trains because of it.
+KINDS: tuple[str, ...] = ("start", "compile", "train", "wait", "validate", "wait_validation", "save", "rest")
+
+# Of spans that cover the same moment the first of these counts: a host that decodes or saves while the device computes
+# costs nothing.
+_PRECEDENCE = ("train", "validate", "wait", "wait_validation", "save", "compile", "start")
 
 
-class Clock:
-    """Seconds by kind. A measurement inside another one is not counted in the outer one, so no time counts twice.
+class Timeline:
+    """The wall time of a process by kind: every moment counts once, so the kinds add up to the wall time.
 
-    For one thread. `earlier` are the seconds of earlier processes of the same run.
+    Threads add the spans they know of, in any order; what no span covers is rest.
     """
 
-    def __init__(
-        self, earlier: Mapping[str, float] | None = None, now: Callable[[], float] = time.perf_counter
-    ) -> None:
-        self._seconds = dict.fromkeys(KINDS, 0.0)
-        self._now = now
-        self._open: list[str] = []
-        self._since = 0.0
-        for kind, seconds in (earlier or {}).items():
-            self.add(kind, seconds)
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now, self._began = now, now()
+        self._totals = dict.fromkeys(KINDS, 0.0)  # up to `_settled`
+        self._settled = self._began
+        self._spans: list[tuple[str, float, float]] = []  # that end after `_settled`
+        self._open: dict[int, tuple[str, float]] = {}
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
 
     @contextmanager
     def measure(self, kind: str) -> Iterator[None]:
-        """Count the time inside the `with` block as `kind`."""
-        self._check(kind)
-        self._charge()
-        self._open.append(kind)
+        """Add the time inside the `with` block as a span."""
+        number, begin = next(self._numbers), self._now()
+        with self._lock:
+            self._open[number] = (kind, begin)
         try:
             yield
         finally:
-            self._charge()
-            self._open.pop()
+            with self._lock:
+                del self._open[number]
+            self.add(kind, begin, self._now())
 
-    def add(self, kind: str, seconds: float) -> None:
-        """Count seconds that were measured elsewhere."""
-        self._check(kind)
-        self._seconds[kind] += seconds
+    def add(self, kind: str, begin: float, end: float) -> None:
+        """Add a span that was measured elsewhere."""
+        if kind not in _PRECEDENCE:
+            raise ValueError(f"time is kept for {', '.join(_PRECEDENCE)}, not {kind!r}")
+        with self._lock:
+            self._spans.append((kind, begin, end))
+
+    def starting(self) -> None:
+        """Count what no span has covered so far as start."""
+        self.add("start", self._began, self._now())
+
+    def split(self, begin: float, end: float) -> dict[str, float]:
+        """Return the seconds of each kind between two moments."""
+        with self._lock:
+            return self._split(begin, end)
+
+    def settle(self, until: float) -> None:
+        """Count everything before a moment for good: no span that reaches back further is still to come."""
+        with self._lock:
+            until = max(self._settled, min([until, *(begin for _, begin in self._open.values())]))
+            for kind, seconds in self._split(self._settled, until).items():
+                self._totals[kind] += seconds
+            self._settled = until
+            self._spans = [span for span in self._spans if span[2] > until]
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds of each kind so far."""
-        self._charge()
-        return dict(self._seconds)
+        """Return the seconds of each kind so far; their sum is the wall time."""
+        with self._lock:
+            later = self._split(self._settled, self._now())
+            return {kind: self._totals[kind] + later[kind] for kind in KINDS}
 
-    def _charge(self) -> None:
-        """Add the time since the last change to the innermost open kind."""
-        now = self._now()
-        if self._open:
-            self._seconds[self._open[-1]] += now - self._since
-        self._since = now
-
-    def _check(self, kind: str) -> None:
-        if kind not in self._seconds:
-            raise ValueError(f"time is kept for {', '.join(KINDS)}, not {kind!r}")
+    def _split(self, begin: float, end: float) -> dict[str, float]:
+        spans = [*self._spans, *((kind, since, end) for kind, since in self._open.values())]
+        spans = [(kind, max(first, begin), min(last, end)) for kind, first, last in spans if first < end]
+        spans = [span for span in spans if span[1] < span[2]]
+        edges = sorted({begin, max(begin, end), *(edge for _, first, last in spans for edge in (first, last))})
+        seconds = dict.fromkeys(KINDS, 0.0)
+        for first, last in pairwise(edges):
+            covering = {kind for kind, since, until in spans if since <= first and last <= until}
+            seconds[next((kind for kind in _PRECEDENCE if kind in covering), "rest")] += last - first
+        return seconds
 
 
 @dataclass(frozen=True, kw_only=True)

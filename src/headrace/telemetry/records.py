@@ -135,7 +135,11 @@ class Note(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class RunEnd(Record):
-    """A process ends: `outcome` is finished, interrupted or failed; the seconds are those of the whole run so far."""
+    """A process ends: `outcome` is finished, interrupted or failed; times to train and target are of the whole run.
+
+    `seconds` splits `wall_seconds`, the time of this process, by kind (`telemetry.clock.KINDS`). Records without
+    `wall_seconds` are older: their kinds overlap.
+    """
 
     kind: ClassVar[str] = "run_end"
     time: str
@@ -148,6 +152,7 @@ class RunEnd(Record):
     best_top1: float | None = None
     best_checkpoint: str | None = None
     skipped_steps: int = 0
+    wall_seconds: float | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     verdict: str = ""
 

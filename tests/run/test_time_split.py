@@ -1,0 +1,119 @@
+"""Where the wall time of a run goes, against delays of known length put into its parts."""
+
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from headrace.checkpoint import saver
+from headrace.data.feeding.feed import BlockReader
+from headrace.run import recorder
+from headrace.run.evaluation import Validator
+from headrace.run.fit import train
+from headrace.telemetry.clock import KINDS
+from headrace.telemetry.records import RunEnd, TrainRecord, ValidationRecord, read_records
+
+DELAY = 0.6  # far longer than the calls of a few steps below, behind which a delay may hide
+SHORT = {"num_epochs": 4, "weight_updates_per_epoch": 4, "ema_decay": 0.0}
+STREAMED = SHORT | {"dataset_cache": "none"}
+
+
+def delayed(original: Callable[..., Any], when: Callable[..., bool] = lambda *args: True) -> Callable[..., Any]:
+    def slow(*args: Any, **options: Any) -> Any:
+        if when(*args):
+            time.sleep(DELAY)
+        return original(*args, **options)
+
+    return slow
+
+
+@pytest.fixture(autouse=True)
+def no_curve(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the one thing that comes after the last record."""
+    monkeypatch.setattr(recorder, "write_curve", lambda directory: None)
+
+
+def run(resolved: Any) -> tuple[RunEnd, list[Any]]:
+    """Return the last record and all records of a run; check what always holds."""
+    begin = time.perf_counter()
+    result = train(resolved)
+    wall = time.perf_counter() - begin
+    records = read_records(result.directory)
+    end = records[-1]
+    assert isinstance(end, RunEnd)
+    assert set(end.seconds) == set(KINDS)
+    assert all(seconds >= 0 for seconds in end.seconds.values())
+    assert sum(end.seconds.values()) == pytest.approx(end.wall_seconds)
+    assert end.wall_seconds == pytest.approx(wall, rel=0.02)
+    refuse_impossible_rates(records, end)
+    return end, records
+
+
+def refuse_impossible_rates(records: list[Any], end: RunEnd) -> None:
+    """Training at the recorded rates, and what was not training, take together as long as the clock says."""
+    trained = [record for record in records if isinstance(record, TrainRecord)]
+    batch = records[0].global_batch_size
+    at_rates = sum((after.step - before.step) * batch / after.images_per_second for before, after in pairwise(trained))
+    elapsed = trained[-1].elapsed_seconds - trained[0].elapsed_seconds
+    not_training = sum(end.seconds[kind] for kind in ("validate", "wait_validation", "save"))
+    assert at_rates <= 1.02 * elapsed + 0.05
+    assert at_rates + not_training >= 0.98 * elapsed - 0.05
+    assert end.images_per_second is not None
+    training = end.seconds["train"] + end.seconds["wait"] + end.seconds["rest"]
+    assert (end.step - 1) * batch / end.images_per_second <= 1.02 * training  # the first call has one step, not timed
+
+
+def test_a_slow_source_is_waiting_for_training_data(quick, monkeypatch):
+    def training(reader: BlockReader, *rest: Any) -> bool:
+        return reader._train
+
+    monkeypatch.setattr(BlockReader, "read", delayed(BlockReader.read, training))
+    end, records = run(quick(**STREAMED, validation=False, call_seconds=0.2))
+    waited = sum(record.infeed_wait_seconds for record in records if isinstance(record, TrainRecord))
+    assert end.seconds["wait"] == pytest.approx(waited, abs=0.05)
+    assert end.seconds["wait"] > 3 * DELAY
+    assert end.seconds["wait_validation"] == end.seconds["validate"] == 0
+    assert end.verdict.startswith("input-bound")
+
+
+def test_slow_validation_images_are_no_training_and_no_time_of_the_device(quick, monkeypatch):
+    def validating(reader: BlockReader, *rest: Any) -> bool:
+        return not reader._train
+
+    monkeypatch.setattr(BlockReader, "read", delayed(BlockReader.read, validating))
+    end, records = run(quick(**STREAMED))
+    validations = [record for record in records if isinstance(record, ValidationRecord)]
+    assert len(validations) == 4
+    held = sum(record.seconds for record in validations)
+    assert held == pytest.approx(end.seconds["validate"] + end.seconds["wait_validation"], abs=0.1)
+    assert end.seconds["wait_validation"] > 2 * DELAY
+    assert all(0 < (record.images_per_second or 0) < 360 / (DELAY / 4) for record in validations)
+    assert end.seconds["wait"] < DELAY
+    assert "never waited" not in end.verdict
+    assert "--validations-per-epoch" in end.verdict
+
+
+def test_slow_evaluation_holds_up_training(quick, monkeypatch):
+    monkeypatch.setattr(Validator, "start", delayed(Validator.start))
+    end, _ = run(quick(**SHORT))
+    assert end.seconds["wait_validation"] > 2 * DELAY
+    assert end.verdict.startswith("validation-bound")
+
+
+def test_a_slow_disk_is_saving(quick, monkeypatch):
+    monkeypatch.setattr(saver, "save", delayed(saver.save))
+    end, _ = run(quick(**SHORT, validation=False))
+    assert end.seconds["save"] > 2 * DELAY
+    assert end.verdict.startswith("saving-bound")
+    assert "--ckpts-per-epoch" in end.verdict
+
+
+def test_a_run_without_delays_is_start_compilation_and_training(quick):
+    end, _ = run(quick(num_epochs=3, validation=False, checkpoints=False))
+    assert end.seconds["validate"] == end.seconds["wait_validation"] == 0
+    assert end.seconds["save"] < 0.01
+    assert end.seconds["compile"] > 0
+    assert end.seconds["train"] > 0
+    assert end.seconds["rest"] < 0.1 * sum(end.seconds.values())
