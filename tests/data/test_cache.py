@@ -35,7 +35,7 @@ def decided(num_devices: int = 1, **options: Any) -> tuple[str, str]:
             "--dataset-cache",
         ),
         ({"dataset": "cifar10", "accelerator_side_preprocess": False}, "host", "the host preprocesses"),
-        ({"dataset": "generated"}, "host", "to be sent"),
+        ({"dataset": "generated"}, "host", "measure the transfer"),
         ({"dataset": "generated", "dataset_cache": "device"}, "device", "--dataset-cache device"),
         ({"dataset": "synthetic"}, "device", "made on the device"),
         ({"dataset": "synthetic", "dataset_device_budget": "1kB"}, "device", "made on the device"),

@@ -21,7 +21,7 @@ from headrace.data.augmentation.mix import (
     mix_images,
     mix_labels,
     mix_of,
-    mixup_shares,
+    mixup_weights,
 )
 from headrace.reference.entrance import config_from, resolve
 
@@ -82,7 +82,7 @@ def test_against_the_loop(options: dict[str, Any], columns: int, count: int) -> 
     how = mix(**options)
     images, labels, index = micro_batch(count)
     for epoch in (0, 3):
-        share = mixup_shares(index, epoch, how) if how.mixup_alpha else np.ones(count)
+        share = mixup_weights(index, epoch, how) if how.mixup_alpha else np.ones(count)
         box = [int(end[0]) for end in cutmix_box(index, epoch, how)] if how.cuts else (0, 0, 0, 0)
         wanted, target = by_hand(images, labels, share, box)
         host = mix_images(images, index, epoch, how), mix_labels(labels, index, epoch, how)
@@ -103,7 +103,7 @@ def test_the_known_example_of_mixup() -> None:
     assert mixed.ravel().tolist() == [2, 1.5, 2.5]
     how = mix((1, 1), mixup_alpha=100.0)  # Beta(100, 100) is near 1/2
     index = np.arange(3, dtype=np.int32)
-    share = mixup_shares(index, 0, how)
+    share = mixup_weights(index, 0, how)
     found = mix_images(images, index, 0, how).ravel()
     np.testing.assert_allclose(found, share * [1, 2, 3] + (1 - share) * [3, 1, 2], rtol=1e-6)
     np.testing.assert_allclose(found, mixed.ravel(), atol=0.3)
@@ -139,13 +139,13 @@ def test_quantiles_of_beta(alpha: float) -> None:
 
 @pytest.mark.parametrize("alpha", [0.2, 1.0, 4.0])
 def test_shares_follow_the_distribution(alpha: float) -> None:
-    share = mixup_shares(np.arange(20_000, dtype=np.int32), 1, mix(mixup_alpha=alpha)).astype(np.float64)
+    share = mixup_weights(np.arange(20_000, dtype=np.int32), 1, mix(mixup_alpha=alpha)).astype(np.float64)
     assert share.min() >= 0.5
     # of the greater of x and 1 - x the distribution function is 2 I(x) - 1
     reached = 2 * special.betainc(alpha, alpha, np.sort(share)) - 1
     exact = np.sort(share) < 1 - 1e-6  # float32 has no numbers between, where the distribution of 0.2 still has 3 %
     assert np.abs(reached - (np.arange(20_000) + 0.5) / 20_000)[exact].max() < 0.015
-    other = mixup_shares(np.arange(20_000, dtype=np.int32), 2, mix(mixup_alpha=alpha))
+    other = mixup_weights(np.arange(20_000, dtype=np.int32), 2, mix(mixup_alpha=alpha))
     assert abs(np.corrcoef(share, other)[0, 1]) < 0.03
 
 

@@ -16,8 +16,8 @@ from headrace.data.augmentation.rand_augment import (
     RandAugment,
     change_colors,
     choices,
-    move_places,
     rand_augment_of,
+    source_pixels,
 )
 from headrace.data.dataset import describe_dataset
 
@@ -105,8 +105,8 @@ def plain_move(name: str, sign: int, hw: tuple[int, int]) -> np.ndarray:
 def test_moves_against_matrices() -> None:
     spec = how(*MOVES, count=2)
     index = np.arange(40, dtype=np.int32)
-    rows, columns = move_places(index, 1, spec, HW)
-    device = jax.jit(lambda i, e: move_places(i, e, spec, HW))(index, np.uint32(1))
+    rows, columns = source_pixels(index, 1, spec, HW)
+    device = jax.jit(lambda i, e: source_pixels(i, e, spec, HW))(index, np.uint32(1))
     assert (np.asarray(device[0]) == rows).all()
     assert (np.asarray(device[1]) == columns).all()
     layers = [choices(index, 1, spec, layer) for layer in range(2)]

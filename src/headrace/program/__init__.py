@@ -1,1 +1,1 @@
-"""The programming interface for people with their own models: loops, feeds, pipelines, optax transforms, benchmarks."""
+"""The programming interface for custom models: loops, feeds, pipelines, optax transforms, benchmarks."""

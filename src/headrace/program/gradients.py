@@ -22,12 +22,12 @@ from headrace.program.structure import one_of, whole_number
 
 
 def check_reduction(reduction: Any) -> str:
-    """Return the name of a reduction, in any case."""
+    """Return the name of a reduction, ignoring case."""
     return one_of(reduction, "The reduction of gradients", list(REDUCTIONS))
 
 
 class AccumulationState(NamedTuple):
-    """What accumulate_gradients keeps: how many gradients are in, their total, and the optimizer's own state."""
+    """The state of accumulate_gradients: the number of gradients so far, their total, and the optimizer's state."""
 
     number: jax.Array
     totals: Any
@@ -41,7 +41,7 @@ def accumulate_gradients(
     dtype: AccumulatorType = None,
     reduction: str = "SUM",
 ) -> optax.GradientTransformationExtraArgs:
-    """Let the optimizer act at every `num_mini_batches`-th call, on the gradients since; other calls change nothing.
+    """Apply the optimizer at every `num_mini_batches`-th call, to the gradients since; other calls change nothing.
 
     Gradients are summed in the type of their weight, or in `dtype` (a type, or a function of the weight). The optimizer
     gets them in that type, but 16-bit ones (and 16-bit weights) widened to float32. `reduction` is SUM, MEAN or
@@ -91,7 +91,7 @@ def cross_replica(optimizer: optax.GradientTransformation) -> optax.GradientTran
 
 
 def accumulates(optimizer_state: Any) -> bool:
-    """Tell whether an optimizer's state is that of one that accumulates by itself."""
+    """Say whether an optimizer's state is that of one that accumulates gradients."""
     kinds = (AccumulationState, optax.MultiStepsState)
     found = jax.tree.leaves(optimizer_state, is_leaf=lambda node: isinstance(node, kinds))
     return any(isinstance(node, kinds) for node in found)

@@ -1,7 +1,7 @@
 """Infeed: the stream of elements that a loop or a pipeline takes, read ahead by a thread.
 
-An element is a tree of arrays. A dict reaches the function by its names, a tuple or list in order. Every replica takes
-an element of its own.
+An element is a tree of arrays. A dict is passed to the function as keyword arguments, a tuple or list in order. Every
+replica takes a different element.
 """
 
 import queue
@@ -19,7 +19,7 @@ from headrace.data.sets.source import Source
 from headrace.program.structure import Structure, difference, host_arrays, structure_of, whole_number
 
 MAX_PREFETCH = 255
-_LOOK = 0.05  # seconds after which a thread that waits looks whether it is still wanted
+_POLL_SECONDS = 0.05  # interval at which a waiting thread checks whether it should stop
 _END = object()
 
 Dataset = Iterable[Any] | Callable[[], Iterable[Any]] | Source
@@ -30,8 +30,8 @@ class Infeed:
 
     `dataset` is an iterable of elements, a function that returns one (called anew for every pass), or a Headrace source
     with a `batch_size`, whose elements are {"images": uint8 [B, H, W, C], "labels": int32 [B]}, shuffled when a `seed`
-    is given. With `repeat` the dataset starts again at its end. A thread reads `prefetch_depth` elements ahead.
-    `block_size` is how many elements per replica one launch of a program takes along: as many as fit if None.
+    is given. With `repeat` the dataset starts again at its end. A thread prefetches `prefetch_depth` elements.
+    `block_size` is the number of elements per replica that one launch of a program takes; None means as many as fit.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Infeed:
         if repeat and isinstance(dataset, Iterator):
             raise ConfigError(
                 "An iterator cannot be repeated.",
-                rule="repeat=True goes through the dataset again, and an iterator can be gone through once.",
+                rule="repeat=True iterates over the dataset again, and an iterator can be used only once.",
                 remedy="Give a list, or a function that returns a fresh iterator.",
             )
         self._repeat = repeat
@@ -62,7 +62,7 @@ class Infeed:
 
     @property
     def structure(self) -> Structure:
-        """Return what an element is made of; reads the first one."""
+        """Return the structure of an element; reads the first one."""
         with self._lock:
             if not self._waiting:
                 element = self._next()
@@ -72,7 +72,7 @@ class Infeed:
             return structure_of(self._waiting[0])
 
     def take(self, at_most: int) -> list[Any]:
-        """Return the next elements, waiting for them; fewer than asked for only where the dataset ends."""
+        """Return the next elements, waiting for them; fewer than requested only where the dataset ends."""
         with self._lock:
             taken: list[Any] = []
             while len(taken) < at_most:
@@ -85,7 +85,7 @@ class Infeed:
             return taken
 
     def take_all(self, count: int, why: str) -> list[Any]:
-        """Return exactly `count` elements, or refuse, with the elements still there."""
+        """Return exactly `count` elements, or raise and keep the elements."""
         taken = self.take(count)
         if len(taken) < count:
             self.put_back(taken)
@@ -99,12 +99,12 @@ class Infeed:
         return taken
 
     def put_back(self, elements: list[Any]) -> None:
-        """Return elements that were taken and not used: they come next."""
+        """Put back elements that were taken and not used."""
         with self._lock:
             self._waiting.extendleft(reversed(elements))
 
     def close(self) -> None:
-        """End the reading thread; elements that it read ahead are dropped."""
+        """Stop the reading thread; prefetched elements are dropped."""
         self._stop.set()
 
     def __enter__(self) -> "Infeed":
@@ -127,19 +127,19 @@ class Infeed:
             self._ended = element.error
             return _END
         if element is _END:
-            self._queue.put(_END)  # for the next who asks
+            self._queue.put(_END)  # for the next call
         return element
 
 
 class _Failure:
-    """What went wrong in the thread, on its way to the one who takes."""
+    """An error in the thread, to be raised by the consumer."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
 
 
 class _Reader:
-    """The thread's part: passes over the dataset, checks each element, hands it over. Knows nothing of the feed."""
+    """The thread: iterates over the dataset, checks each element and queues it. Holds no reference to the Infeed."""
 
     def __init__(
         self, passes: Callable[[int], Iterable[Any]], repeat: bool, out: "queue.Queue[Any]", stop: threading.Event
@@ -149,10 +149,10 @@ class _Reader:
         self._number = 0
 
     def run(self) -> None:
-        """Read until the end, an error, or until nobody wants more."""
+        """Read until the end, an error, or a request to stop."""
         try:
             last, number = -1, 0
-            while number == 0 or (self._repeat and self._number > last):  # an empty pass is not repeated for ever
+            while number == 0 or (self._repeat and self._number > last):  # an empty pass would repeat for ever
                 last = self._number
                 for element in self._passes(number):
                     if not self._hand_over(self._checked(element)):
@@ -167,9 +167,9 @@ class _Reader:
         found = structure_of(element)
         if self._first is None:
             self._first = found
-        elif words := difference(self._first, found):
+        elif change := difference(self._first, found):
             raise DataError(
-                f"Element {self._number} of the infeed {words}.",
+                f"Element {self._number} of the infeed {change}.",
                 rule="A device program is compiled for one shape: all elements have the shapes and types of the first.",
                 remedy="Drop the remainder: leave the last, smaller batch out.",
             )
@@ -179,7 +179,7 @@ class _Reader:
     def _hand_over(self, element: Any) -> bool:
         while not self._stop.is_set():
             try:
-                self._out.put(element, timeout=_LOOK)
+                self._out.put(element, timeout=_POLL_SECONDS)
             except queue.Full:
                 continue
             return True

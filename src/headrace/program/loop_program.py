@@ -1,4 +1,4 @@
-"""The device program of a loop: many iterations of a body in one launch. One `jit` site for loops.
+"""The device program of a loop: many iterations of a body in one launch. The only `jit` of loops is here.
 
 The program takes the loop variables, a block of infeed elements [K, replicas, ...] and how many iterations to run, at
 most K. Enqueued values are gathered in a buffer on the device. Small ones leave it from inside the program, whenever
@@ -21,8 +21,8 @@ from headrace.engine.devices import REPLICA
 from headrace.program.outfeed import Enqueue, Outfeed, OutfeedMode
 from headrace.program.structure import (
     Structure,
-    call_in_words,
     can_take,
+    describe_call,
     difference,
     element_arguments,
     name_of,
@@ -30,7 +30,7 @@ from headrace.program.structure import (
 )
 
 # A callback copies what it is given. JAX's CPU backend copies more than about 100 KB on the threads that run programs,
-# so that four replicas, all in a callback with 400 KB, waited for each other for ever on two cores. 64 KB do not.
+# so that four replicas, all in a callback with 400 KB, deadlocked on two cores. With 64 KB they do not.
 MAX_CALLBACK_BYTES = 64 * 1024
 
 Body = Callable[..., Any]
@@ -38,7 +38,7 @@ Body = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Loop:
-    """What a loop is made of: its functions, the structure of its variables and of an infeed element, its mesh."""
+    """A loop: its functions, the structure of its variables and of an infeed element, its mesh."""
 
     body: Body
     condition: Callable[..., Any] | None
@@ -54,7 +54,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class Leaving:
-    """How enqueued values leave: into which outfeed, what they are, and how many together."""
+    """How enqueued values leave: into which outfeed, their structure, and how many at a time."""
 
     outfeed: Outfeed
     values: Structure
@@ -74,23 +74,23 @@ def check_arguments(loop: Loop) -> None:
         if loop.element is not None and can_take(loop.body, given, {}):
             raise ConfigError(
                 f"The loop has an infeed, but {name} takes no element of it.",
-                rule=f"The body takes the loop variables, then the element: {call_in_words(args, kwargs)}.",
+                rule=f"The body takes the loop variables, then the element: {describe_call(args, kwargs)}.",
                 remedy="Add the parameters, or leave the infeed out.",
             )
         raise ConfigError(
-            f"{name} cannot be called with {call_in_words(args, kwargs)}.",
+            f"{name} cannot be called with {describe_call(args, kwargs)}.",
             rule=f"The body takes the {len(given)} loop variables"
             + (", then what the infeed's element holds." if loop.element is not None else "; there is no infeed."),
         )
     if loop.condition is not None and not can_take(loop.condition, given, {}):
         raise ConfigError(
-            f"The condition {name_of(loop.condition)} cannot be called with {call_in_words(given, {})}.",
+            f"The condition {name_of(loop.condition)} cannot be called with {describe_call(given, {})}.",
             rule="It takes the loop variables, and not the infeed's element.",
         )
 
 
 def split_result(loop: Loop, result: Any) -> tuple[tuple[Any, ...], list[Enqueue]]:
-    """Return (loop variables, operations) of what the body returned; refuse what does not fit."""
+    """Split a body's result into (loop variables, operations); refuse what does not fit."""
     values = () if result is None else tuple(result) if isinstance(result, tuple | list) else (result,)
     kinds = [isinstance(value, Enqueue) for value in values]
     name, wanted = name_of(loop.body), loop.variables.treedef.num_nodes and _variables_of(loop)
@@ -104,10 +104,10 @@ def split_result(loop: Loop, result: Any) -> tuple[tuple[Any, ...], list[Enqueue
             rule="The body returns every loop variable, in order, then at most one outfeed.enqueue(...).",
         )
     for number, (before, after) in enumerate(zip(wanted, variables, strict=True)):
-        words = difference(structure_of(before), structure_of(jax.tree.map(jnp.asarray, after)))
-        if words:
+        change = difference(structure_of(before), structure_of(jax.tree.map(jnp.asarray, after)))
+        if change:
             raise ConfigError(
-                f"Loop variable {number}, as {name} returns it, {words}.",
+                f"Loop variable {number}, as {name} returns it, {change}.",
                 rule="A loop variable keeps its shapes and types.",
                 remedy="Cast it in the body, or start with a value of the other type.",
             )
@@ -133,7 +133,7 @@ def call_body(loop: Loop, variables: tuple[Any, ...], element: Any) -> tuple[tup
 
 
 def holds(loop: Loop, variables: tuple[Any, ...]) -> jax.Array:
-    """Return whether the loop goes on: where its condition holds on every replica."""
+    """Return whether the loop continues: its condition holds on every replica."""
     if loop.condition is None:
         return jnp.bool_(True)
     value = jnp.asarray(loop.condition(*variables))
@@ -143,12 +143,12 @@ def holds(loop: Loop, variables: tuple[Any, ...]) -> jax.Array:
             rule="It returns one truth value.",
             remedy="Compare, or reduce with jnp.all or jnp.any.",
         )
-    # Replicas stop together: one that went on alone would wait for the others in its next exchange, for ever.
+    # Replicas stop together: one that continued alone would wait for ever in its next exchange.
     return lax.pmin(value.astype(jnp.int32), REPLICA) == 1
 
 
 def trace(loop: Loop) -> tuple[Outfeed, Structure] | None:
-    """Trace the functions without running them, so that what is wrong is said now; return what is enqueued where."""
+    """Trace the functions without running them, so that errors are raised now; return what is enqueued where."""
     found: list[tuple[Outfeed, Structure]] = []
 
     def once(variables: Any, element: Any) -> Any:
@@ -162,7 +162,7 @@ def trace(loop: Loop) -> tuple[Outfeed, Structure] | None:
 
 
 def make_program(loop: Loop, leaving: Leaving | None) -> Any:
-    """Return `program(variables, block, count, first) -> (variables, buffer, number of iterations, goes on)`."""
+    """Return `program(variables, block, count, first) -> (variables, buffer, number of iterations, continues)`."""
 
     def program(variables: Any, block: Any, count: jax.Array, first: jax.Array) -> Any:
         def iteration(carry: Any) -> Any:
@@ -181,7 +181,7 @@ def make_program(loop: Loop, leaving: Leaving | None) -> Any:
         )
         return variables, jax.tree.map(lambda a: a[None], buffer), number, goes_on
 
-    # Loop variables are labelled as equal on all replicas. They need not be: each device goes on with its own.
+    # Loop variables are declared equal on all replicas. They need not be: each device continues with its values.
     specs = (P(), P(None, REPLICA), P(), P())
     out_specs = (P(), P(REPLICA), P(), P())
     return jax.jit(jax.shard_map(program, mesh=loop.mesh, in_specs=specs, out_specs=out_specs, check_vma=False))

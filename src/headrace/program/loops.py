@@ -1,6 +1,6 @@
-"""Loops on the device: `repeat` and `while_loop` run a body many times without coming back to the host.
+"""Loops on the device: `repeat` and `while_loop` run a body many times without returning to the host.
 
-A loop is one compiled program. Without an infeed it is also one launch; with one, a launch takes along a block of
+A loop is one compiled program. Without an infeed it is also one launch; with one, a launch takes a block of
 elements, as many as fit, and the next block is read and sent while it runs.
 """
 
@@ -37,7 +37,7 @@ from headrace.program.structure import structure_of, whole_number
 __all__ = ["repeat", "while_loop"]
 
 MAX_BLOCK_BYTES = 256 * 2**20  # of a block of infeed elements, per replica
-WHILE_BLOCK = 16  # elements that a launch of a while loop takes along, where nobody says how many
+WHILE_BLOCK = 16  # elements per launch of a while loop, unless block_size is given
 MOST = 2**31 - 1
 
 Condition = Callable[..., Any]
@@ -98,8 +98,8 @@ class LoopProgram:
 
     loop: Loop
     leaving: Leaving | None
-    block: int | None  # elements that a launch takes along; None without an infeed
-    longest: int | None  # iterations of one launch, at most; None is any number
+    block: int | None  # elements per launch; None without an infeed
+    longest: int | None  # maximum iterations of one launch; None: no limit
     launch: Any
 
 
@@ -110,12 +110,12 @@ def _kept_program(loop: Loop, most: int, block_size: int | None) -> LoopProgram:
     except TypeError as error:
         if "unhashable" not in str(error):
             raise
-        return _program.__wrapped__(loop, block)  # a body that cannot be looked up is compiled anew at each call
+        return _program.__wrapped__(loop, block)  # a body that is not hashable is compiled again at each call
 
 
 @lru_cache(maxsize=16)
 def _program(loop: Loop, block: int | None) -> LoopProgram:
-    """Check, trace and jit a loop; kept, so that the same loop run again is not compiled again."""
+    """Check, trace and jit a loop; cached, so that the same loop is compiled once."""
     check_arguments(loop)
     leaving = how_it_leaves(trace(loop), block)
     longest = block
@@ -146,16 +146,16 @@ def _run(program: LoopProgram, variables: tuple[Any, ...], infeed: Infeed | None
             count = min(count, len(elements) // loop.replicas) if infeed is not None else count
             block = None if program.block is None else _put_block(elements, program)
             state, buffer, number, still = program.launch(state, block, np.int32(count), np.int32(done))
-            if loop.condition is not None:  # how far it came is known only when it ended
+            if loop.condition is not None:  # the number of iterations is known only at its end
                 count, goes_on = int(number), bool(still)
                 if infeed is not None:
                     infeed.put_back(elements[count * loop.replicas :])
             if leaving is not None:
                 _hand_over(leaving, buffer, done, count)
-            jax.block_until_ready(before)  # at most two launches under way: more would only hold more blocks
+            jax.block_until_ready(before)  # at most two launches in flight: more would only hold more blocks in memory
             done, before = done + count, number
         jax.block_until_ready(state)
-        jax.effects_barrier()  # what was sent from inside has arrived
+        jax.effects_barrier()  # waits until all callbacks have delivered
     finally:
         if leaving is not None:
             leaving.outfeed.finish()
@@ -163,7 +163,7 @@ def _run(program: LoopProgram, variables: tuple[Any, ...], infeed: Infeed | None
 
 
 def _hand_over(leaving: Leaving, buffer: Any, done: int, count: int) -> None:
-    """Give the outfeed what a launch left in its buffer."""
+    """Give the outfeed the rest of a launch's buffer."""
     leaves = jax.tree.leaves(buffer)
     if leaving.outfeed.mode is OutfeedMode.LAST:
         leaving.outfeed.add(done, leaves, min(count, 1))
@@ -173,7 +173,7 @@ def _hand_over(leaving: Leaving, buffer: Any, done: int, count: int) -> None:
 
 
 def _elements(infeed: Infeed, program: LoopProgram, count: int) -> list[Any]:
-    """Return the elements of the next launch; a while loop takes what there is."""
+    """Return the elements of the next launch; a while loop takes what is available."""
     replicas = program.loop.replicas
     if program.loop.condition is None:
         return infeed.take_all(count * replicas, f"{count} more iterations on {replicas} replicas")
@@ -185,7 +185,7 @@ def _elements(infeed: Infeed, program: LoopProgram, count: int) -> list[Any]:
 
 
 def _put_block(elements: list[Any], program: LoopProgram) -> Any:
-    """Stack elements as [block, replicas, ...] on the devices; what is missing at the end is never looked at."""
+    """Stack elements as [block, replicas, ...] on the devices; at the end the rest is padding, never read."""
     assert program.block is not None
     block, replicas = program.block, program.loop.replicas
     elements = elements[: len(elements) // replicas * replicas]
@@ -207,7 +207,7 @@ def _inside_a_program(
     most, replicas = size
     if infeed is not None or replicas != 1:
         raise ConfigError(
-            "A loop inside a device program cannot have an infeed or replicas of its own.",
+            "A loop inside a device program cannot have an infeed or replicas.",
             rule="They belong to the outermost loop, which the host launches.",
             remedy="Move them to the outer loop, or call this loop outside jit.",
         )
@@ -250,7 +250,7 @@ def _check_functions(body: Any, condition: Any, infeed: Any) -> None:
 
 
 def _index(n: Any) -> Any:
-    """Return what counts as a whole number (a NumPy or JAX integer) as one; leave the rest to the check."""
+    """Convert integers of NumPy and JAX to int; leave everything else to the check."""
     try:
         return n if isinstance(n, bool) else operator.index(n)
     except (TypeError, jax.errors.ConcretizationTypeError):
@@ -258,5 +258,5 @@ def _index(n: Any) -> Any:
 
 
 def _is_traced() -> bool:
-    """Tell whether we are inside a function that JAX traces: there even a sum of constants is not a value yet."""
+    """Say whether JAX is tracing: there even a sum of constants is a tracer."""
     return isinstance(jnp.add(0, 0), Tracer)

@@ -1,4 +1,4 @@
-"""Outfeed: results that leave a device program while it runs, readable from another thread as they come.
+"""Outfeed: results that leave a device program while it runs, readable from another thread as they arrive.
 
 `enqueue()` makes a value that the body of a loop returns after its loop variables; the loop sends it. Results are kept
 by the number of their iteration, so that the order in which they arrive does not matter.
@@ -27,7 +27,7 @@ class OutfeedMode(StrEnum):
 
 @dataclass(frozen=True)
 class Enqueue:
-    """What `outfeed.enqueue(values)` returns: the operation that the body of a loop returns to have it done."""
+    """The operation that `outfeed.enqueue(values)` returns; it takes effect when the body of a loop returns it."""
 
     outfeed: "Outfeed"
     values: Any
@@ -70,7 +70,7 @@ class Outfeed:
         self._structure: Structure | None = None
         self._replicas = 1
         self._ready: deque[_Rows] = deque()  # in order
-        self._early: dict[int, _Rows] = {}  # rows that came before those in front of them, by their first iteration
+        self._early: dict[int, _Rows] = {}  # rows that arrived before earlier ones, by their first iteration
         self._parts: dict[int, dict[int, list[np.ndarray]]] = {}  # first iteration -> replica -> leaves
         self._expected = 0  # the iteration whose rows come next
         self._last: _Rows | None = None
@@ -85,7 +85,7 @@ class Outfeed:
         return Enqueue(self, values)
 
     def dequeue(self, wait_for_completion: bool = False) -> Any:
-        """Return what has come since the last dequeue, possibly nothing (ALL: arrays of 0 rows; LAST: None).
+        """Return the results since the last dequeue, possibly none (ALL: arrays of 0 rows; LAST: None).
 
         On the thread that ran the program, and with `wait_for_completion`, wait for its end first.
         """
@@ -109,7 +109,7 @@ class Outfeed:
         return self._tree([np.concatenate(parts) for parts in zip(empty, *chunks, strict=True)], 1)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the results of one run, each as soon as it is there; waits for the run to start, ends with it."""
+        """Yield the results of one run as they arrive; waits for the run to start, and ends with it."""
         if self.mode is OutfeedMode.LAST:
             raise ConfigError("An outfeed of mode LAST cannot be iterated over.", remedy="Use Outfeed(mode='ALL').")
         run = self._num_read + 1
@@ -126,7 +126,7 @@ class Outfeed:
                 yield self._tree([leaf[number] for leaf in leaves], 0)
 
     def _take(self, wait: bool) -> list[_Rows]:
-        """Take the rows that are ready, or all if they may be waited for. In mode LAST the last one stays."""
+        """Take the rows that are ready, or all if waiting is allowed. In mode LAST the last one stays."""
         if self.mode is OutfeedMode.LAST:
             return [self._last] if self._last is not None and (wait or self._last.is_ready()) else []
         taken = []
@@ -140,13 +140,16 @@ class Outfeed:
             leaves = [leaf.squeeze(replica_dim) for leaf in leaves]
         return jax.tree.unflatten(self._structure.treedef, leaves)
 
-    # What follows is for the programs that feed an outfeed.
+    # Called by the programs that feed an outfeed
 
     def begin(self, structure: Structure, replicas: int) -> None:
         """Start a run that enqueues values of this structure."""
         with self._change:
             if self._running:
-                raise ConfigError("An outfeed takes the results of one program at a time.", remedy="Give each its own.")
+                raise ConfigError(
+                    "An outfeed takes the results of one program at a time.",
+                    remedy="Give each program a separate outfeed.",
+                )
             if (
                 self._structure is not None
                 and self._ready
@@ -156,10 +159,10 @@ class Outfeed:
                     replicas,
                 )
             ):
-                words = difference(self._structure, structure) or f"comes from {replicas} replicas"
+                change = difference(self._structure, structure) or f"comes from {replicas} replicas"
                 raise ConfigError(
-                    f"An outfeed still holds results of another program; what is enqueued now {words}.",
-                    remedy="Dequeue first, or give each program its own outfeed.",
+                    f"An outfeed still holds results of another program; what is enqueued now {change}.",
+                    remedy="Dequeue first, or give each program a separate outfeed.",
                 )
             self._structure, self._replicas, self._owner = structure, replicas, threading.get_ident()
             self._expected, self._running, self._last = 0, True, None
@@ -169,7 +172,7 @@ class Outfeed:
 
     def deliver(self, replica: Any, first: Any, *leaves: Any) -> None:
         """Take rows [count, ...] of one replica, called from inside the program."""
-        # Real copies: the arrays may lie in memory that the program uses again.
+        # Copied, because the program may reuse the memory of these arrays.
         part = [np.array(leaf) for leaf in leaves]
         number = int(first)
         with self._change:

@@ -176,9 +176,9 @@ class Pipeline:
 
     def _same_inputs(self, inputs: Any) -> tuple[Any, ...]:
         constants = run_constants(inputs)
-        if words := difference(structure_of(self.spec.inputs), structure_of(constants)):
+        if change := difference(structure_of(self.spec.inputs), structure_of(constants)):
             raise ConfigError(
-                f"What is given to this run {words}.", rule="The inputs of a run are as those it was made with."
+                f"What is given to this run {change}.", rule="The inputs of a run are as those it was made with."
             )
         return constants
 

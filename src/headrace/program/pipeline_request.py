@@ -1,4 +1,4 @@
-"""What `pipeline()` is asked for, and the checks that need no stage to be traced."""
+"""The arguments of `pipeline()`, and the checks that need no tracing."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ MOST = 2**31 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What `pipeline()` was asked for; its documentation says what each is."""
+    """The arguments of `pipeline()`, which documents each."""
 
     stages: Any
     gradient_accumulation_count: int
@@ -79,7 +79,8 @@ def check_values(request: Request) -> None:
 def _check_outfeed(request: Request) -> None:
     if request.outfeed_loss and request.outfeed_mask is not None:
         raise ConfigError(
-            "outfeed_loss and outfeed_mask are both given.", rule="The loss leaves alone, or chosen outputs do."
+            "outfeed_loss and outfeed_mask are both given.",
+            rule="Either the loss or the chosen outputs go to the outfeed.",
         )
     if request.accumulate_outfeed and (request.outfeed is None or request.outfeed.mode is not OutfeedMode.ALL):
         raise ConfigError(
@@ -113,7 +114,7 @@ def run_constants(inputs: Any) -> tuple[Any, ...]:
 
 
 def leaving_values(request: Request, outputs: list[Structure], loss: Structure | None) -> Structure:
-    """Return what a row of the outfeed is made of; refuse a mask of another length, and outputs without an outfeed."""
+    """Return the structure of an outfeed row; refuse a mask of the wrong length, and outputs without an outfeed."""
     values = [value for structure in outputs for value in structure.shapes()]
     if request.outfeed_mask is not None:
         if len(request.outfeed_mask) != len(values):
@@ -128,7 +129,7 @@ def leaving_values(request: Request, outputs: list[Structure], loss: Structure |
     if values and request.outfeed is None:
         raise ConfigError(
             f"The last stage has {len(values)} outputs, but there is no outfeed.",
-            rule="What the last stage returns leaves through an outfeed.",
+            rule="The outputs of the last stage go to an outfeed.",
             remedy="Give outfeed=Outfeed()"
             + (", with outfeed_loss=True for the loss alone." if loss is not None else "."),
         )
@@ -144,5 +145,5 @@ def leaving_values(request: Request, outputs: list[Structure], loss: Structure |
 
 
 def as_row(values: Sequence[Any]) -> Any:
-    """Return what is enqueued for these values: one by itself, several as a tuple."""
+    """Return the value to enqueue: a single value as it is, several as a tuple."""
     return values[0] if len(values) == 1 else tuple(values)

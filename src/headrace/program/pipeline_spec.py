@@ -1,7 +1,7 @@
-"""A pipeline on paper: what `pipeline()` was asked for, checked and traced through all stages before anything runs.
+"""The specification of a pipeline: a request, checked and traced through all stages before anything runs.
 
-Most optimizers treat every weight by itself, so each stage is updated where it is. One that looks at all gradients
-together (clipping by the global norm, skipping a step that is not finite) must see them together.
+Most optimizers treat every weight by itself, so each stage is updated on its device. One that combines all
+gradients (clipping by the global norm, skipping a step that is not finite) must get them together.
 """
 
 from collections.abc import Callable
@@ -29,12 +29,12 @@ from headrace.plan.table import Table
 from headrace.program.gradients import accumulates
 from headrace.program.pipeline_request import Request, check_values, leaving_values, run_constants
 from headrace.program.stage import Function, OptimizerOutput, check_stages, make_functions
-from headrace.program.structure import Structure, call_in_words, can_take, element_arguments, structure_of
+from headrace.program.structure import Structure, can_take, describe_call, element_arguments, structure_of
 
 
 @dataclass(frozen=True, kw_only=True)
 class TracedNode:
-    """A stage, or one function of a concurrent stage: its function and devices, and what comes in and goes out."""
+    """A stage, or one function of a concurrent stage: its function and devices, and its inputs and outputs."""
 
     function: Function
     mesh: Mesh
@@ -59,7 +59,7 @@ class Ending:
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineSpec:
-    """A pipeline that can run: nodes with their structures, the schedule, the optimizer, and what leaves it."""
+    """A checked pipeline: nodes with their structures, the schedule, the optimizer, and the outfeed's rows."""
 
     request: Request
     table: Table
@@ -67,17 +67,17 @@ class PipelineSpec:
     nodes: dict[Node, TracedNode]
     inputs: tuple[Any, ...]  # run constants, host arrays
     ending: Ending | None  # None in inference
-    leaving: Structure  # what one row of the outfeed is made of
-    nested: tuple[tuple[Node, ...] | Node, ...]  # nodes, as the stages were given
+    leaving: Structure  # the structure of one row of the outfeed
+    nested: tuple[tuple[Node, ...] | Node, ...]  # nodes, nested as the stages were given
 
     @property
     def work(self) -> Work:
-        """What the schedule has to get done in one step."""
+        """The work that the schedule arranges in one step."""
         return self.table.work
 
     @property
     def params(self) -> dict[int, Any]:
-        """The weights at the start, host arrays by their number."""
+        """The initial weights, host arrays by their number."""
         return {function.weights: function.params for function in self.functions.values()}
 
     def nodes_of(self, weights: int) -> list[Node]:
@@ -86,7 +86,7 @@ class PipelineSpec:
 
 
 def make_spec(request: Request) -> PipelineSpec:
-    """Check the request and trace every stage; what cannot work is refused here."""
+    """Check the request and trace every stage; refuse what cannot work."""
     stages = check_stages(request.stages)
     check_values(request)
     branches = [len(entry) if isinstance(entry, tuple) else None for entry in stages]
@@ -168,7 +168,7 @@ def _trace(function: Function, mesh: Mesh, given: tuple[tuple[Any, ...], dict[st
     if not can_take(function.apply, function.signature(args), kwargs):
         held = "" if function.is_plain else " after its params and state" if function.has_state else " after its params"
         raise ConfigError(
-            f"{function.name} cannot be called with {call_in_words(args, kwargs)}{held}.",
+            f"{function.name} cannot be called with {describe_call(args, kwargs)}{held}.",
             rule="The first stage takes the inputs, then the infeed's element; each next one takes the outputs of the "
             "stage before, those of concurrent functions one after the other.",
             remedy="Thread what a later stage needs through all stages before it.",
@@ -209,12 +209,12 @@ def _trace_loss(request: Request, work: Work, nodes: dict[Node, TracedNode]) -> 
 
 
 def _everywhere(function: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
-    """Return the function inside a mesh, so that what it exchanges between replicas can be traced."""
+    """Return the function inside a mesh, so that exchanges between replicas can be traced."""
     return jax.shard_map(function, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
 
 
 def check_output(result: Any) -> OptimizerOutput:
-    """Return what an optimizer function returned; refuse other things."""
+    """Check what an optimizer function returned."""
     if not isinstance(result, OptimizerOutput):
         raise ConfigError(
             f"optimizer_function returned a {type(result).__name__}.",
@@ -258,7 +258,7 @@ def _check_optimizer(ending: Ending, mesh: Mesh, nodes: dict[Node, TracedNode]) 
     if any(isinstance(value, Tracer) for value in closed.consts):
         raise ConfigError(
             "The optimizer holds values that came through the stages.",
-            rule="Every stage updates its own weights, so such values travel as arguments.",
+            rule="Every stage updates its weights on its device, so such values are passed as arguments.",
             remedy="Write OptimizerOutput(optax.sgd, loss, arguments=(rate,)).",
         )
     if accumulates(result):
@@ -270,7 +270,7 @@ def _check_optimizer(ending: Ending, mesh: Mesh, nodes: dict[Node, TracedNode]) 
 
 
 def update_groups(spec: PipelineSpec) -> list[tuple[int, ...]]:
-    """Return which weights are updated together: each by itself, or all if the optimizer looks at all of them."""
+    """Return which weights are updated together: each stage alone, or all if the optimizer combines them."""
     if spec.ending is None:
         return []
     params = {key: tree for key, tree in sorted(spec.params.items()) if jax.tree.leaves(tree)}
@@ -283,29 +283,32 @@ def update_groups(spec: PipelineSpec) -> list[tuple[int, ...]]:
     return [(key,) for key in params]
 
 
-# Which weights an optimizer may update apart from each other: found by following its arithmetic, not its name.
+# Which weights an optimizer may update independently: found from its jaxpr, so that any optimizer works
 
 
-CALLS = ("jit", "pjit")  # operations that only call a function; of others every result is taken to need every input
+CALLS = (
+    "jit",
+    "pjit",
+)  # operations that only call a function; for all others every result is assumed to need every input
 
 
 def mixes(optimizer: Any, params: dict[int, Any], sums: dict[int, Any]) -> bool:
-    """Tell whether the update of one entry of `params` depends on the gradients or weights of another."""
+    """Say whether the update of one entry of `params` depends on the gradients or weights of another."""
     try:
         state = jax.eval_shape(optimizer.init, params)
         closed, (updates, _) = jax.make_jaxpr(lambda g, s, p: _flat_last(optimizer.update(g, s, p)), return_shape=True)(
             sums, state, params
         )
     except Exception:
-        return False  # it cannot take all weights at once, so it can only have been meant for those of one stage
+        return False  # it cannot take all weights at once, so it must be meant for those of one stage
     tags = [
         *(frozenset({key}) for key in sums for _ in jax.tree.leaves(sums[key])),
         *(frozenset() for _ in jax.tree.leaves(state)),
         *(frozenset({key}) for key in params for _ in jax.tree.leaves(params[key])),
     ]
     found = _follow(closed, tags)
-    own = [key for key in sorted(updates) for _ in jax.tree.leaves(updates[key])]
-    apart = all(tag <= {key} for tag, key in zip(found, own, strict=False))
+    keys = [key for key in sorted(updates) for _ in jax.tree.leaves(updates[key])]
+    apart = all(tag <= {key} for tag, key in zip(found, keys, strict=False))
     return not apart or any(len(tag) > 1 for tag in found)
 
 

@@ -1,4 +1,4 @@
-"""A pipeline stage as people write it: a function with its weights, and what the loss and the optimizer are."""
+"""The stages of a pipeline as users write them: a function with its weights; the loss and the optimizer."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from headrace.program.structure import host_arrays, name_of, structure_of
 class Stage:
     """A function with its weights: `apply(params, *inputs) -> outputs`, one value or a tuple.
 
-    With `state` (what changes without being trained, such as running statistics) it is
+    With `state` (values that change without being trained, such as running statistics) it is
     `apply(params, state, *inputs) -> (outputs, state)`. A stage without weights may be given as a plain function of its
     inputs. Stages with the same `params` object share their weights.
     """
@@ -74,12 +74,12 @@ class Function:
         return as_tuple(outputs), after
 
     def signature(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        """Return all that `apply` is called with, for these inputs."""
+        """Return all arguments of `apply` for these inputs."""
         return (*(() if self.is_plain else (self.params,)), *((self.state,) if self.has_state else ()), *args)
 
     @property
     def has_state(self) -> bool:
-        """Whether the stage carries something that is not trained."""
+        """Whether the stage has a state."""
         return self.state is not None
 
 
@@ -91,12 +91,12 @@ def as_tuple(outputs: Any) -> tuple[Any, ...]:
 
 
 def recomputation_checkpoint(values: Any) -> Any:
-    """Mark values inside a stage that recomputation keeps instead of computing them again; returns them unchanged."""
+    """Mark values inside a stage that recomputation stores instead of computing them again; returns them unchanged."""
     return jax.tree.map(lambda value: checkpoint_name(value, KEPT), values)
 
 
 def check_stages(stages: Any) -> tuple[tuple[Stage, ...] | Stage, ...]:
-    """Return the stages, those that run side by side as tuples; refuse what is not a list of functions."""
+    """Return the stages, concurrent ones as tuples; refuse what is not a list of functions."""
     if not isinstance(stages, list | tuple) or isinstance(stages, Stage):
         raise ConfigError(
             f"The stages are of type {type(stages).__name__}.",
@@ -136,13 +136,13 @@ def _stage(number: int, entry: Any) -> Stage:
 
 
 def make_functions(stages: Sequence[tuple[Stage, ...] | Stage], work: Work) -> dict[Node, Function]:
-    """Return the function of every node; refuse weights that are shared where they cannot be."""
+    """Return the function of every node; refuse weights that cannot be shared."""
     entries = [entry if isinstance(entry, tuple) else (entry,) for entry in stages]
     pairs = [pair for nodes, entry in zip(work.stages, entries, strict=True) for pair in zip(nodes, entry, strict=True)]
     numbers: dict[int, int] = {}
     functions = {}
     for position, (node, stage) in enumerate(pairs):
-        # Python keeps one object for equal constants: a bare number is nobody's shared weight.
+        # Python may use one object for equal constants, so a bare number does not count as a shared weight.
         can_be_shared = jax.tree.leaves(stage.params) and not isinstance(stage.params, int | float | np.generic)
         number = numbers.setdefault(id(stage.params) if can_be_shared else -1 - position, len(numbers))
         functions[node] = Function(
@@ -186,7 +186,7 @@ def _check_sharing(pairs: list[tuple[Node, Stage]], functions: dict[Node, Functi
             if first.stage == node.stage:
                 raise ConfigError(
                     f"The functions {first} and {node} of one stage share weights.",
-                    rule="Functions that run side by side have weights of their own.",
+                    rule="Functions that run concurrently have separate weights.",
                     remedy="Give copies of the weights.",
                 )
             if work.device_of[first] != work.device_of[node]:

@@ -1,4 +1,4 @@
-"""What a value is made of (its tree, shapes and types), in words too, and whether a function can take it."""
+"""The structure of values (tree, shapes, types): compare and describe it, and check arguments against functions."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -25,13 +25,13 @@ class Leaf:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the array; of a random key, those of its four words."""
+        """The bytes of the array; of a random key, those of its four integers."""
         return int(np.prod(self.shape, dtype=np.int64)) * getattr(self.dtype, "itemsize", 16)
 
 
 @dataclass(frozen=True)
 class Structure:
-    """A tree of leaves; hashable, so that a program can be kept by it."""
+    """A tree of leaves; hashable, so that programs can be cached by it."""
 
     treedef: Any
     leaves: tuple[Leaf, ...]
@@ -59,7 +59,7 @@ def structure_of(tree: Any) -> Structure:
 
 
 def difference(wanted: Structure, found: Structure) -> str:
-    """Return the first difference between two structures in words, '' if there is none."""
+    """Describe the first difference between two structures, '' if there is none."""
     if wanted.treedef != found.treedef:
         return f"is ({found}) instead of ({wanted})"
     names = flatten_named(jax.tree.unflatten(wanted.treedef, wanted.leaves))
@@ -85,7 +85,7 @@ def _host_array(value: Any) -> np.ndarray:
 
 
 def element_arguments(element: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return how an infeed's element is given to a function: a dict by its names, a sequence in order, else as one."""
+    """Return the arguments for an infeed's element: a dict by keyword, a sequence in order, else one argument."""
     if isinstance(element, Mapping) and all(isinstance(key, str) for key in element):
         return (), dict(element)
     if isinstance(element, Sequence):
@@ -94,7 +94,7 @@ def element_arguments(element: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def can_take(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Tell whether the function's parameters fit these arguments; True where its signature cannot be seen."""
+    """Say whether the function accepts these arguments; True if its signature is not available."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -106,19 +106,19 @@ def can_take(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     return True
 
 
-def call_in_words(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Return the number and names of arguments in words."""
-    words = f"{len(args)} argument{'s' * (len(args) != 1)}"
-    return f"{words} and the names {', '.join(kwargs)}" if kwargs else words
+def describe_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Describe the number and names of arguments."""
+    count = f"{len(args)} argument{'s' * (len(args) != 1)}"
+    return f"{count} and the names {', '.join(kwargs)}" if kwargs else count
 
 
 def name_of(function: Any) -> str:
-    """Return what a function is called."""
+    """Return a function's name."""
     return getattr(function, "__name__", type(function).__name__)
 
 
 def whole_number(value: Any, name: str, lowest: int, highest: int | None = None) -> int:
-    """Return the value as an int, refuse what is not a whole number in the range."""
+    """Return the value as an int, refuse anything but a whole number in the range."""
     limits = f"{lowest} to {highest:,}" if highest is not None else f"{lowest} or more"
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise ConfigError(f"{name} is {value!r}.", rule=f"It is a whole number, {limits}.")
@@ -128,7 +128,7 @@ def whole_number(value: Any, name: str, lowest: int, highest: int | None = None)
 
 
 def one_of(value: Any, name: str, choices: Sequence[str]) -> str:
-    """Return the choice that `value` names, in any case; refuse others."""
+    """Return the choice that `value` names, ignoring case; refuse others."""
     known = {choice.lower(): choice for choice in choices}
     if not isinstance(value, str) or value.lower() not in known:
         raise ConfigError(f"{name} is {value!r}.", rule=f"It is one of {', '.join(choices)}.")

@@ -1,7 +1,7 @@
-"""The machinery of the name tables: rows of (layer here, layer there, kind), read in both directions.
+"""Translate weight names by the rows of the name tables: (our layer, their layer, kind), in both directions.
 
-A scheme is how some library names a family's weights. `pair_names` lays it over the tensors of a network and gives
-pairs of names with the order of dims there; import reads them from right to left, export from left to right.
+A scheme is how some library names a family's weights. `pair_names` applies it to the tensors of a network and returns
+pairs of names with the library's order of dims; import translates theirs to ours, export ours to theirs.
 """
 
 import re
@@ -15,7 +15,7 @@ _FIELD = re.compile(r"\{(\w+?)([+-]\d+)?\}")
 
 @dataclass(frozen=True, kw_only=True)
 class DimOrder:
-    """How a tensor's dims lie there: the number of them, and the way here and back."""
+    """A library's order of dims: their number, and the permutations to ours and back."""
 
     dims: int
     read: Callable[[np.ndarray], np.ndarray]
@@ -25,7 +25,7 @@ class DimOrder:
 AS_IS = DimOrder(dims=1, read=lambda a: a, write=lambda a: a)
 OIHW = DimOrder(dims=4, read=lambda a: a.transpose(2, 3, 1, 0), write=lambda a: a.transpose(3, 2, 0, 1))
 OI = DimOrder(dims=2, read=lambda a: a.T, write=lambda a: a.T)
-# A dense layer here that is a 1x1 convolution there (squeeze and excite, some heads).
+# Our dense layers that are 1x1 convolutions in the library (squeeze and excite, some heads)
 OI11 = DimOrder(dims=4, read=lambda a: a[:, :, 0, 0].T, write=lambda a: a.T[:, :, None, None])
 HWIO = DimOrder(dims=4, read=lambda a: a, write=lambda a: a)
 IO = DimOrder(dims=2, read=lambda a: a, write=lambda a: a)
@@ -35,7 +35,7 @@ IO11 = DimOrder(dims=4, read=lambda a: a[0, 0], write=lambda a: a[None, None])
 
 @dataclass(frozen=True, kw_only=True)
 class TensorRow:
-    """One tensor of a kind of layer: its place here, what follows the layer's name there, and its dim order there."""
+    """One tensor of a kind of layer: its name here, the library's suffix after the layer's name, and its dim order."""
 
     ours: str  # such as `params kernel`
     theirs: str
@@ -75,9 +75,9 @@ KERAS_TENSORS: dict[str, tuple[TensorRow, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class LayerRow:
-    """A layer's name here (a regular expression with named groups) and there (`{group-1}` counts from another number).
+    """Our name of a layer (a regular expression with named groups) and theirs (`{group-1}` shifts the number).
 
-    A letter in a group counts from 0: `block2a` is unit 0. Beside its groups a row may use what follows from the
+    A letter in a group counts from 0: `block2a` is unit 0. Besides its groups a row may use facts about the
     network: `{last}`, the number of inverted bottlenecks; `{e}`, 1 where this one expands its input and 0 where not;
     `{k}`, `{e}` and 1 more with squeeze-excite; `{pw}`, timm's name of the last convolution, which depends on `{e}`.
     """
@@ -98,7 +98,7 @@ class Scheme:
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """The two names of one tensor, and the order of dims there."""
+    """The two names of one tensor, and the library's order of dims."""
 
     ours: str
     theirs: str
@@ -106,12 +106,12 @@ class Pair:
 
 
 def layer_rows(*rows: tuple[str, str, str]) -> tuple[LayerRow, ...]:
-    """Return rows from (here, there, kind)."""
+    """Return rows from (ours, theirs, kind)."""
     return tuple(LayerRow(ours=ours, theirs=theirs, kind=kind) for ours, theirs, kind in rows)
 
 
 def pair_names(scheme: Scheme, names: Iterable[str]) -> dict[str, Pair]:
-    """Return {name here: pair} of the tensors (`params/conv1/conv/kernel`) that the scheme has a name for."""
+    """Return {our name: pair} of the tensors (`params/conv1/conv/kernel`) that the scheme has a name for."""
     names = list(names)
     facts = _facts(names)
     pairs = {}
@@ -133,7 +133,7 @@ def covers(scheme: Scheme, names: Iterable[str]) -> bool:
 
 
 def _facts(names: list[str]) -> dict[str, dict[str, int | str]]:
-    """Return, for each block, what its layers say of it."""
+    """Return, for each block, the values that rows may use."""
     layers: dict[str, set[str]] = {}
     for name in names:
         _, block, *rest = name.split("/")
@@ -148,7 +148,7 @@ def _facts(names: list[str]) -> dict[str, dict[str, int | str]]:
 
 
 def _layer_name(scheme: Scheme, layer: str, facts: dict[str, int | str]) -> tuple[str, str] | None:
-    """Return (the layer's name there, its kind), or None."""
+    """Return (the layer's name in the library, its kind), or None."""
     for row in scheme.rows:
         match = re.fullmatch(row.ours, layer)
         if match:

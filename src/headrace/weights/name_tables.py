@@ -1,6 +1,6 @@
 """The name tables: a row for each kind of layer of each family, with its name in torchvision, timm or Keras.
 
-On the left our name, on the right theirs; `name_rules.py` says how a row is read. A network is exported under the first
+Our name is on the left, theirs on the right; `name_rules.py` explains the rows. A network is exported under the first
 scheme that covers it.
 """
 
@@ -33,13 +33,13 @@ _KERAS_RESNET = layer_rows(
     (r"predictions", "predictions", "dense"),
 )
 
-# EfficientNets have groups of units (`block2a`), MobileNets one row of them (`block2`).
+# EfficientNets number groups of units (`block2a`), MobileNets all units in sequence (`block2`).
 _NAMED = r"block(?P<group>\d+)(?P<unit>[a-z])"
 _COUNTED = r"block(?P<group>\d+)"
 
 
 def _inverted(block: str, at: str, rows: tuple[tuple[str, str, str], ...]) -> tuple[tuple[str, str, str], ...]:
-    """Return the rows of an inverted bottleneck's layers, under its name here and there."""
+    """Return the rows of an inverted bottleneck's layers, under our name and theirs."""
     return tuple((f"{block}/{ours}", at + theirs, kind) for ours, theirs, kind in rows)
 
 
@@ -118,7 +118,7 @@ def _torchvision_ends(top: str) -> tuple[tuple[str, str, str], ...]:
 
 
 def _timm_groups(units: tuple[int, ...]) -> tuple[tuple[str, str, str], ...]:
-    """Return the rows of a MobileNet's blocks, counted in one row here and in groups there."""
+    """Return the rows of a MobileNet's blocks, numbered in sequence by us and in groups by the library."""
     places = [(group, unit) for group, count in enumerate(units) for unit in range(count)]
     rows = ()
     for number, (group, unit) in enumerate(places, start=1):
@@ -127,7 +127,7 @@ def _timm_groups(units: tuple[int, ...]) -> tuple[tuple[str, str, str], ...]:
 
 
 def _timm_v3(units: tuple[int, ...]) -> tuple[tuple[str, str, str], ...]:
-    """Return the rows of timm's V3: its last convolution is a group of its own, its hidden layer the head."""
+    """Return the rows of timm's V3: its last convolution is a separate group, its hidden layer part of the head."""
     last = len(units)
     ends = (
         *_TIMM_ENDS[:2],
@@ -139,7 +139,7 @@ def _timm_v3(units: tuple[int, ...]) -> tuple[tuple[str, str, str], ...]:
     return *ends, *_timm_groups(units)
 
 
-# torchvision's places of SqueezeNet 1.0's fire modules
+# positions of SqueezeNet 1.0's fire modules in torchvision's sequence
 _FIRES = {2: 3, 3: 4, 4: 5, 5: 7, 6: 8, 7: 9, 8: 10, 9: 12}
 _SQUEEZENET = (
     (r"conv1/conv", "features.0", "conv"),
@@ -175,7 +175,7 @@ _V3_TV = (
     *_inverted(_COUNTED, "features.{group}.", _TORCHVISION_BLOCK),
 )
 
-# (whose names, rows). Schemes of one library differ in the layers that they know, so at most one fits a network whole.
+# (library, rows). Schemes of one library differ in the layers that they cover, so at most one fits a whole network.
 _TORCH_SCHEMES = (
     ("torchvision", _EFFICIENTNET_TV),
     ("torchvision", _V2_TV),
@@ -183,7 +183,7 @@ _TORCH_SCHEMES = (
     ("torchvision", _SQUEEZENET),
     ("timm", _EFFICIENTNET_TIMM),
     ("timm", (*_TIMM_ENDS, *_timm_groups((1, 2, 3, 4, 3, 3, 1)))),
-    ("timm", _timm_v3((1, 2, 3, 2, 3))),  # before the large one, whose rows reach further
+    ("timm", _timm_v3((1, 2, 3, 2, 3))),  # before the large one, whose rows would match this network too
     ("timm", _timm_v3((1, 2, 3, 4, 2, 3))),
 )
 

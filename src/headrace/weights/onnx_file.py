@@ -1,4 +1,4 @@
-"""Write a network as an ONNX model: pixels (or numbers ready for the network) in, logits and probabilities out."""
+"""Export a network as an ONNX model, from pixels (or preprocessed images) to logits and probabilities, and check it."""
 
 import json
 from collections.abc import Callable
@@ -11,14 +11,14 @@ from headrace.data.augmentation.augment import Preprocess
 from headrace.model.network import Network
 from headrace.weights.onnx_layers import OPSET, Graph, require_onnx, write_layer
 
-_TOLERANCE = 1e-3  # of the logits' size: float32 sums in another order, through up to 150 layers
+_TOLERANCE = 1e-3  # relative to the logits: float32 sums differ in order, through up to 150 layers
 _BATCHES = (1, 3)
 
 
 def write_onnx(
     network: Network, weights: tuple[Any, Any], preprocess: Preprocess, as_pixels: bool, along: dict[str, Any]
 ) -> bytes:
-    """Return the model's bytes. Input `images` [N, H, W, C]: uint8 pixels, or float32 as the network sees them."""
+    """Return the model's bytes. Input `images` [N, H, W, C]: uint8 pixels, or float32, already preprocessed."""
     onnx, _ = require_onnx()
     helper, kinds = onnx.helper, onnx.TensorProto
     graph = Graph()
@@ -46,9 +46,9 @@ def write_onnx(
 
 
 def check_onnx(data: bytes, network: Network, as_pixels: bool, expected: Callable[[Any], Any]) -> float:
-    """Run the model with onnxruntime beside the network; return the greatest difference of logits, refuse a large one.
+    """Compare the model in onnxruntime with the network; return the largest difference of logits, refuse a large one.
 
-    `expected(images)` gives the network's own logits. Two batch sizes prove that the batch is free.
+    `expected(images)` returns the network's logits. Two batch sizes prove that the batch size is free.
     """
     _, runtime = require_onnx()
     session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
@@ -57,11 +57,13 @@ def check_onnx(data: bytes, network: Network, as_pixels: bool, expected: Callabl
         images = rng.integers(0, 256, (count, *network.input_hwc)).astype(np.uint8)
         if not as_pixels:
             images = rng.normal(size=images.shape).astype(np.float32)
-        logits, shares = session.run(["logits", "probabilities"], {"images": images})
-        own = np.asarray(expected(images))
-        difference = float(np.abs(logits - own).max())
-        limit = _TOLERANCE * max(1.0, float(np.abs(own).max()))
-        if not (difference <= limit and np.isfinite(own).all() and np.allclose(shares.sum(-1), 1, atol=1e-4)):
+        logits, probabilities = session.run(["logits", "probabilities"], {"images": images})
+        reference = np.asarray(expected(images))
+        difference = float(np.abs(logits - reference).max())
+        limit = _TOLERANCE * max(1.0, float(np.abs(reference).max()))
+        if not (
+            difference <= limit and np.isfinite(reference).all() and np.allclose(probabilities.sum(-1), 1, atol=1e-4)
+        ):
             raise CheckpointError(
                 f"The ONNX model does not compute what {network.name} does: logits differ by {difference:.3g}.",
                 rule=f"They may differ by {limit:.3g}. The file was not kept.",
@@ -72,7 +74,7 @@ def check_onnx(data: bytes, network: Network, as_pixels: bool, expected: Callabl
 
 
 def _normalised(graph: Graph, spec: Preprocess) -> str:
-    """Write what turns pixels of 0 to 255 into the network's input, [N, H, W, C] as they come."""
+    """Write the normalisation of pixels from 0 to 255, [N, H, W, C] in and out."""
     _, _, channels = spec.image_hwc
     x = graph.node("Cast", ["images"], to=1)
     if spec.normalization == "none":
@@ -90,7 +92,7 @@ def _normalised(graph: Graph, spec: Preprocess) -> str:
 
 
 def _per_image(graph: Graph, spec: Preprocess, x: str) -> str:
-    """Write (x - mean) / max(deviation, 1 / sqrt(number of values)), over each image."""
+    """Write (x - mean) / max(deviation, 1 / sqrt(number of values)) of each image."""
     axes = graph.constant(np.array([1, 2, 3]))
     centred = graph.node("Sub", [x, graph.node("ReduceMean", [x, axes], keepdims=1)])
     variance = graph.node("ReduceMean", [graph.node("Mul", [centred, centred]), axes], keepdims=1)

@@ -1,6 +1,6 @@
-"""The layers as ONNX nodes: a row for each, which writes what its `apply` computes in evaluation.
+"""The layers as ONNX nodes: a function for each that writes what the layer's `apply` computes in evaluation.
 
-Images are [N, C, H, W] inside the graph, as ONNX has them. Weights are turned on the way.
+Images are [N, C, H, W] inside the graph, as ONNX expects, so weights are transposed.
 """
 
 import itertools
@@ -17,7 +17,7 @@ from headrace.model import layers as composites
 from headrace.model import norm as proxy_norm
 from headrace.ops.pool import Padding, pad_pixels
 
-# A growing ONNX graph: nodes and weights under the paths of the layers that they belong to.
+# The graph under construction: nodes and weights, named by the paths of their layers
 
 
 OPSET = 18  # ReduceMean takes its axes as an input from here on; onnxruntime 1.14 and newer read it
@@ -26,7 +26,7 @@ INT64 = np.int64
 
 @dataclass(frozen=True)
 class Graph:
-    """The nodes and weights so far (shared by all views of the graph), and where in the network we are."""
+    """The nodes and weights so far (shared by all views of the graph), and the current path in the network."""
 
     nodes: list[Any] = field(default_factory=list)
     initializers: list[Any] = field(default_factory=list)
@@ -34,7 +34,7 @@ class Graph:
     path: str = ""
 
     def under(self, name: str) -> "Graph":
-        """Return the graph as seen from a part of this layer."""
+        """Return a view of the graph for a part of this layer."""
         return replace(self, path=f"{self.path}/{name}" if self.path else name)
 
     def node(self, kind: str, inputs: Sequence[str], **attributes: Any) -> str:
@@ -50,7 +50,7 @@ class Graph:
         return self._add(f"{self.path}/{name}", np.asarray(array, np.float32))
 
     def constant(self, array: Any) -> str:
-        """Add a constant of its own type; return its name."""
+        """Add a constant in its present type; return its name."""
         return self._add(f"{self.path}/constant_{next(self.numbers)}", np.asarray(array))
 
     def reshaped(self, x: str, shape: Sequence[int]) -> str:
@@ -65,7 +65,7 @@ class Graph:
 
 
 def require_onnx() -> Any:
-    """Return the packages onnx and onnxruntime; without them say how to get them."""
+    """Return the packages onnx and onnxruntime; if missing, refuse with instructions."""
     try:
         import onnx
         import onnxruntime

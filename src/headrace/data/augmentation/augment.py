@@ -1,12 +1,10 @@
 """Normalise and augment images: one definition, run by NumPy on the host or by JAX on the device.
 
-Meaning: change the colours; normalise; flip; pad 4 zeros on every side and crop at random (or crop from a larger
-image); shear, shift and rotate; erase. Work: whatever moves pixels only says which pixel to take, so bytes are gathered
-once and all arithmetic after that is one fused pass over the output. What happens to a sample depends on (seed, epoch,
-sample) alone, never on the batch it is in.
-
-Whole numbers and tables only, so that host and device choose the same pixels. Areas are from 2 to 33 % of the image,
-aspects from 0.3 to 3.3, evenly in their logarithm; what would stick out is made as long as the image.
+The order is: change the colours; normalise; flip; pad 4 zeros on every side and crop at random (or crop from a larger
+image); shear, shift and rotate; erase. Everything that moves pixels only computes which pixel to take, so bytes are
+gathered once and all arithmetic after that is one fused pass over the output. What happens to a sample depends on
+(seed, epoch, sample) alone, never on its batch. Positions come from whole numbers and tables, so that host and device
+choose the same pixels.
 """
 
 from dataclasses import dataclass, replace
@@ -19,12 +17,13 @@ from jax import lax
 from headrace.config.schema import Augment, Data
 from headrace.core.errors import ConfigError
 from headrace.core.rng import draw, name_id
-from headrace.data.augmentation.color import jitter, room_of
+from headrace.data.augmentation.color import array_module, jitter
 from headrace.data.augmentation.mix import Mix, mix_of
-from headrace.data.augmentation.rand_augment import RandAugment, change_colors, move_places, rand_augment_of
+from headrace.data.augmentation.rand_augment import RandAugment, change_colors, rand_augment_of, source_pixels
 from headrace.data.dataset import DataInfo
 
-# Random erasing: set a random rectangle of some images to zero, which is the mean after normalisation.
+# Random erasing: set a rectangle to zero, the mean after normalisation. Areas are 2 to 33 % of the image, aspects 0.3
+# to 3.3, uniform in the logarithm; a side that would be longer than the image is cut to its length.
 
 
 AREA, ASPECT = (0.02, 1 / 3), (0.3, 3.3)
@@ -32,11 +31,11 @@ _SIDE = 64  # of the table: 64 areas x 64 aspects
 _CHOSEN, _SHAPE, _PLACE = name_id("erase/chosen"), name_id("erase/shape"), name_id("erase/place")
 
 
-def erase(values: Any, index: Any, epoch: Any, share: float, seed: int) -> Any:
-    """Return the images [n, H, W, C] with a rectangle set to zero in a share of them."""
-    xp = room_of(values)
+def erase(values: Any, index: Any, epoch: Any, fraction: float, seed: int) -> Any:
+    """Return the images [n, H, W, C] with a rectangle set to zero in a fraction of them."""
+    xp = array_module(values)
     height, width = values.shape[1:3]
-    chosen, top, left, box_height, box_width = rectangles(index, epoch, share, seed, (height, width))
+    chosen, top, left, box_height, box_width = rectangles(index, epoch, fraction, seed, (height, width))
     row = xp.arange(height, dtype=np.int32)[None, :]
     column = xp.arange(width, dtype=np.int32)[None, :]
     in_rows = (row >= top[:, None]) & (row < (top + box_height)[:, None]) & chosen[:, None]
@@ -45,9 +44,9 @@ def erase(values: Any, index: Any, epoch: Any, share: float, seed: int) -> Any:
     return xp.where(inside, np.float32(0), values)
 
 
-def rectangles(index: Any, epoch: Any, share: float, seed: int, hw: tuple[int, int]) -> tuple[Any, ...]:
+def rectangles(index: Any, epoch: Any, fraction: float, seed: int, hw: tuple[int, int]) -> tuple[Any, ...]:
     """Return (chosen or not, top, left, height, width) of each sample's rectangle, [n] each."""
-    xp = room_of(index)
+    xp = array_module(index)
     dice, shape, place = (draw(seed, epoch, index, purpose) for purpose in (_CHOSEN, _SHAPE, _PLACE))
     at = (shape >> np.uint32(20)).astype(np.int32)
     box_height, box_width = (xp.asarray(sides)[at] for sides in _sides(hw))
@@ -57,7 +56,7 @@ def rectangles(index: Any, epoch: Any, share: float, seed: int, hw: tuple[int, i
             (place >> np.uint32(16), place & np.uint32(0xFFFF)), hw, (box_height, box_width), strict=True
         )
     )
-    return (dice >> np.uint32(8)) < np.uint32(round(share * 2**24)), top, left, box_height, box_width
+    return (dice >> np.uint32(8)) < np.uint32(round(fraction * 2**24)), top, left, box_height, box_width
 
 
 def _sides(hw: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
@@ -78,7 +77,7 @@ _FLIPS, _CROPS = ("flip", "flip-crop"), ("crop", "flip-crop")
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocess:
-    """How bytes become what the network sees."""
+    """How bytes become the network's input."""
 
     augmentation: str  # none | flip | crop | flip-crop
     normalization: str  # per-image | per-channel | centred | zero-one | none
@@ -92,7 +91,7 @@ class Preprocess:
     random_erasing: float = 0.0
     rand_augment: RandAugment | None = None
     mix: Mix | None = None
-    shrunk_hw: tuple[int, int] | None = None  # training images are shrunk to it before they are mixed
+    shrunk_hw: tuple[int, int] | None = None  # size that training images are shrunk to before mixing
 
     def at_size(self, hw: tuple[int, int]) -> "Preprocess":
         """Return the same with training images of a smaller size."""
@@ -121,7 +120,7 @@ def preprocess_spec(data: Data, augment: Augment, info: DataInfo, seed: int) -> 
 
 
 def _refuse_colors(augment: Augment, info: DataInfo) -> None:
-    """Refuse changes of colours that these images do not have."""
+    """Refuse colour changes that are not defined for these images."""
     if augment.hue_jitter and info.image_hwc[2] != 3:
         raise ConfigError(
             f"hue_jitter is {augment.hue_jitter:g}, but the images of {info.name} have {info.image_hwc[2]} channels.",
@@ -130,7 +129,7 @@ def _refuse_colors(augment: Augment, info: DataInfo) -> None:
         )
     if info.image_dtype != "uint8" and (augment.color_jitter or augment.hue_jitter or augment.rand_augment):
         raise ConfigError(
-            f"Colours are to be changed, but the images are {info.image_dtype}.",
+            f"Colour changes were requested, but the images are {info.image_dtype}.",
             rule="color_jitter, hue_jitter and rand_augment are defined on whole numbers from 0 to 255.",
             remedy="Give the images as uint8, or leave these options out.",
         )
@@ -138,7 +137,7 @@ def _refuse_colors(augment: Augment, info: DataInfo) -> None:
 
 def preprocess(images: Any, index: Any, epoch: Any, spec: Preprocess, train: bool) -> Any:
     """Return float32 [n, H, W, C] from images of 0..255 [n, H, W, C], or of any float32 numbers where nothing is
-    normalised; NumPy arrays stay NumPy's. Images that are larger than `spec` says are cropped to it.
+    normalised; NumPy arrays give NumPy arrays. Images that are larger than `spec` says are cropped to it.
 
     `index` is the sample of each image, `epoch` one number or one per image; both matter only for training.
     """
@@ -159,7 +158,7 @@ def preprocess(images: Any, index: Any, epoch: Any, spec: Preprocess, train: boo
 def draw_offsets(
     index: Any, epoch: Any, spec: Preprocess, xp: Any, places: tuple[int, int] = (2 * PAD + 1, 2 * PAD + 1)
 ) -> tuple[Any, Any, Any]:
-    """Return (rows down, columns right, flip or not) of each sample; of 9 places, 4 leaves it where it is.
+    """Return (rows down, columns right, flip or not) of each sample; an offset of 4 out of 0 to 8 leaves it in place.
 
     One draw serves all three: its bits 0-14 and 15-29 choose the offsets, its last bit the flip.
     """
@@ -171,11 +170,11 @@ def draw_offsets(
 
 
 def _moves(spec: Preprocess) -> bool:
-    return spec.augmentation != "none" or (spec.rand_augment is not None and spec.rand_augment.moves)
+    return spec.augmentation != "none" or (spec.rand_augment is not None and spec.rand_augment.moves_pixels)
 
 
 def _recolored(images: Any, index: Any, epoch: Any, spec: Preprocess) -> Any:
-    """Return the images with their colours changed, as bytes; untouched where no option asks for it."""
+    """Return the images with their colours changed, as bytes; unchanged if no option asks for it."""
     if not (spec.color_jitter or spec.hue_jitter or spec.rand_augment):
         return images
     x = images.astype(np.float32)
@@ -215,15 +214,15 @@ def _per_image(images: Any, xp: Any) -> tuple[Any, Any]:
 
 
 def _places(index: Any, epoch: Any, spec: Preprocess, source_hw: Any, train: bool) -> tuple[Any, Any, Any]:
-    """Return which row [n, H, 1 or W] and column [n, 1 or H, W] comes to each place, and which are inside the image.
+    """Return the source row [n, H, 1 or W] and column [n, 1 or H, W] of each pixel, and which are in the image.
 
-    The last is [n, H, W * C] or None for all: a whole row at once is what NumPy is fast with.
+    The last is [n, H, W * C] or None for all: NumPy is fast on whole rows.
     """
     xp = np if isinstance(index, np.ndarray) else jnp
     height, width, channels = spec.image_hwc
-    warped = train and spec.rand_augment is not None and spec.rand_augment.moves
+    warped = train and spec.rand_augment is not None and spec.rand_augment.moves_pixels
     if warped and spec.rand_augment is not None:
-        rows, columns = move_places(index, epoch, spec.rand_augment, (height, width))
+        rows, columns = source_pixels(index, epoch, spec.rand_augment, (height, width))
     else:
         rows, columns = (xp.arange(size, dtype=np.int32) for size in (height, width))
         rows, columns = rows[None, :, None], columns[None, None, :]
@@ -249,21 +248,21 @@ def _places(index: Any, epoch: Any, spec: Preprocess, source_hw: Any, train: boo
 
 
 def _take(images: Any, rows: Any, columns: Any, xp: Any) -> Any:
-    """Gather pixels by flat number: one gather for XLA, and for NumPy three times faster than three indices."""
+    """Gather pixels by flat index: one gather for XLA, and for NumPy three times faster than three indices."""
     count, height, width, channels = images.shape
     first_row = xp.arange(count, dtype=np.int32)[:, None, None] * height
     pixel = (first_row + rows) * width + columns
     return images.reshape(-1, channels).take(pixel, axis=0, mode="clip")
 
 
-# Shrink images on the device: bilinear with antialiasing, as two products with matrices; NumPy does the same.
+# Shrinking on the device: bilinear with antialiasing, as two matrix products
 
 
 def shrink(values: Any, hw: tuple[int, int]) -> Any:
     """Return images [n, H, W, C] of float32 numbers at a smaller size."""
     rows, columns = (shrink_matrix(size, wanted) for size, wanted in zip(values.shape[1:3], hw, strict=True))
     count, height, width, channels = values.shape
-    # In full float32 (a GPU would round to 10 bits): it is little work, and host and device agree.
+    # In full float32 (a GPU would round to 10 bits by default): it costs little, and host and device agree.
     by_rows = _product(rows, values.reshape(count, height, width * channels))
     return _product(columns, by_rows.reshape(count * hw[0], width, channels)).reshape(count, *hw, channels)
 

@@ -14,25 +14,25 @@ from headrace.core.rng import draw, name_id
 TOP = np.float32(255)
 
 
-def room_of(array: Any) -> Any:
+def array_module(array: Any) -> Any:
     """Return the library whose array this is, numpy or jax.numpy."""
     return np if isinstance(array, np.ndarray) else jnp
 
 
 def exact(strength: Any) -> Any:
-    """Return the nearest multiple of 1/4096: such a factor times a level is exact in float32 on every side."""
+    """Return the nearest multiple of 1/4096: such a factor times a level is exact in float32 on host and device."""
     return (np.rint(np.asarray(strength, np.float64) * 4096) / 4096).astype(np.float32)
 
 
 def levels(x: Any) -> Any:
     """Return the nearest whole numbers from 0 to 255."""
-    xp = room_of(x)
+    xp = array_module(x)
     return xp.clip(xp.round(x), np.float32(0), TOP)
 
 
 def grey(x: Any) -> Any:
-    """Return the brightness of each pixel, [n, H, W, 1]: of red, green and blue as Rec. 601 has it, else the mean."""
-    xp = room_of(x)
+    """Return the brightness of each pixel, [n, H, W, 1]: Rec. 601 for RGB, else the mean of the channels."""
+    xp = array_module(x)
     if x.shape[3] != 3:
         return levels(x.mean(3, keepdims=True, dtype=np.float32))
     red, green, blue = x[..., 0:1], x[..., 1:2], x[..., 2:3]
@@ -48,7 +48,7 @@ def brightness(x: Any, strength: Any) -> Any:
 
 def contrast(x: Any, strength: Any) -> Any:
     """Move away from the image's mean brightness, or (below 1) towards it."""
-    xp = room_of(x)
+    xp = array_module(x)
     middle = xp.floor(grey(x).mean((1, 2, 3), keepdims=True, dtype=np.float32) + np.float32(0.5))
     return _away_from(middle, x, strength)
 
@@ -60,7 +60,7 @@ def saturation(x: Any, strength: Any) -> Any:
 
 def sharpness(x: Any, strength: Any) -> Any:
     """Move away from the image smoothed over 3 x 3 pixels; the border stays."""
-    xp = room_of(x)
+    xp = array_module(x)
     if min(x.shape[1:3]) < 3:
         return x
     three = x[:, :-2] + x[:, 1:-1] + x[:, 2:]
@@ -73,23 +73,23 @@ def sharpness(x: Any, strength: Any) -> Any:
 
 
 def posterize(x: Any, strength: Any) -> Any:
-    """Keep multiples of `strength`, the next below."""
-    return room_of(x).floor(x / np.float32(strength)) * np.float32(strength)
+    """Round down to multiples of `strength`."""
+    return array_module(x).floor(x / np.float32(strength)) * np.float32(strength)
 
 
 def solarize(x: Any, strength: Any) -> Any:
-    """Invert what is not below `strength`."""
-    return room_of(x).where(x >= np.float32(strength), TOP - x, x)
+    """Invert values that are not below `strength`."""
+    return array_module(x).where(x >= np.float32(strength), TOP - x, x)
 
 
 def invert(x: Any, strength: Any = None) -> Any:
-    """Turn black to white and white to black."""
+    """Invert all values."""
     return TOP - x
 
 
 def autocontrast(x: Any, strength: Any = None) -> Any:
     """Stretch each channel so that its darkest value is 0 and its brightest 255."""
-    xp = room_of(x)
+    xp = array_module(x)
     low, high = x.min((1, 2), keepdims=True), x.max((1, 2), keepdims=True)
     scale = TOP / xp.maximum(high - low, np.float32(1))
     return xp.where(high > low, levels((x - low) * scale), x)
@@ -97,7 +97,7 @@ def autocontrast(x: Any, strength: Any = None) -> Any:
 
 def equalize(x: Any, strength: Any = None) -> Any:
     """Spread each channel so that all values become about equally frequent."""
-    xp = room_of(x)
+    xp = array_module(x)
     counts = _histogram(x)  # int32 [n, C, 256]
     level = xp.arange(256, dtype=np.int32)[None, None, :]
     greatest = xp.where(counts > 0, level, 0).max(2, keepdims=True)
@@ -111,8 +111,8 @@ def equalize(x: Any, strength: Any = None) -> Any:
 
 
 def turn_hue(x: Any, strength: Any) -> Any:
-    """Turn the hue by a share of the colour circle, in the space of hue, saturation and value; for 3 channels."""
-    xp = room_of(x)
+    """Rotate the hue by a fraction of the colour circle, in HSV; for 3 channels."""
+    xp = array_module(x)
     red, green, blue = x[..., 0:1], x[..., 1:2], x[..., 2:3]
     value = xp.maximum(xp.maximum(red, green), blue)
     spread = value - xp.minimum(xp.minimum(red, green), blue)
@@ -132,17 +132,17 @@ def turn_hue(x: Any, strength: Any) -> Any:
 
 
 def jitter(x: Any, index: Any, epoch: Any, strengths: tuple[float, float], seed: int) -> Any:
-    """Change brightness, contrast and saturation, in this order, by factors from 1 - s to 1 + s, then turn the hue.
+    """Change brightness, contrast and saturation, in this order, by factors from 1 - s to 1 + s, then rotate the hue.
 
-    `strengths` are s and the greatest turn of the hue; each factor is drawn for each sample.
+    `strengths` are s and the largest rotation of the hue; each factor is drawn for each sample.
     """
     strength, turn = strengths
 
     def drawn(name: str, middle: float, spread: float) -> Any:
-        """Draw one of 4,096 even values from middle - spread to middle + spread for each sample."""
+        """Draw one of 4,096 evenly spaced values from middle - spread to middle + spread for each sample."""
         table = exact(middle + spread * ((np.arange(4096) + 0.5) / 2048 - 1))
-        word = draw(seed, epoch, index, name_id(f"jitter/{name}"))
-        return room_of(index).asarray(table)[(word >> np.uint32(20)).astype(np.int32)][:, None, None, None]
+        random_bits = draw(seed, epoch, index, name_id(f"jitter/{name}"))
+        return array_module(index).asarray(table)[(random_bits >> np.uint32(20)).astype(np.int32)][:, None, None, None]
 
     if strength:
         for name, change in (("brightness", brightness), ("contrast", contrast), ("saturation", saturation)):
@@ -160,6 +160,6 @@ def _histogram(x: Any) -> Any:
         row = np.arange(count)[:, None, None, None] * channels + np.arange(channels)
         place = (row * 256 + x.astype(np.int64)).ravel()
         return np.bincount(place, minlength=count * channels * 256).reshape(count, channels, 256).astype(np.int32)
-    # compared and summed in one pass: no scatter, nothing of that size is stored
+    # XLA fuses the comparison with the sum: no scatter, and the [.., 256] comparison is never stored
     level = jnp.arange(256, dtype=np.float32)[None, None, None, None, :]
     return (x[..., None] == level).sum((1, 2), dtype=np.int32)

@@ -1,9 +1,10 @@
 """Mix training images and their labels: mixup, cutmix, and both together with four labels each.
 
 One definition for NumPy and JAX. Partners are neighbours by position in the micro-batch: what a sample is mixed with
-depends on its micro-batch, as with batch norm, and on nothing else of the plan. Shares are drawn per sample (mixup),
-the box per micro-batch (cutmix, addressed by its first sample). Labels need no images, so that the last stage of a
-pipeline mixes them by itself. Draws pick from tables made on the host and the box is whole numbers: all sides agree.
+depends on its micro-batch, as with batch norm, and on nothing else in the plan. Mixup draws a weight for each sample,
+cutmix a box for each micro-batch, addressed by its first sample. Labels are mixed without the images, so that the last
+stage of a pipeline can do it alone. Draws pick from tables made on the host, and the box is in whole numbers, so that
+host, device and all stages agree.
 """
 
 from dataclasses import dataclass
@@ -16,13 +17,13 @@ from headrace.config.schema import Augment
 from headrace.core.rng import draw, name_id
 
 _TABLE_BITS = 12
-_TABLE_SIZE = 1 << _TABLE_BITS  # quantiles: a draw is never further than 1/8192 from its distribution
+_TABLE_SIZE = 1 << _TABLE_BITS  # quantiles: the error of a draw's probability is at most 1/8192
 _SHARE, _KEPT, _CENTRE = name_id("mixup/share"), name_id("cutmix/kept"), name_id("cutmix/centre")
-_FIXED = 256  # parts of a pixel in which the box is placed
+_FIXED = 256  # positions per pixel in which the box is placed
 
 
 class MixedLabels(NamedTuple):
-    """Several labels per sample, each with its share of the target; column 0 is the sample's own label."""
+    """Several labels per sample, each with its weight in the target; column 0 is the sample's unmixed label."""
 
     labels: Any  # int32 [n, k]
     weights: Any  # float32 [n, k]; a row adds up to 1
@@ -62,26 +63,26 @@ def mix_images(images: Any, index: Any, epoch: Any, mix: Mix) -> Any:
     """Return the images [n, H, W, C] of a micro-batch, mixed; `index` is the sample of each, `epoch` one number."""
     xp = np if isinstance(images, np.ndarray) else jnp
     if mix.mixup_alpha > 0:
-        share = mixup_shares(index, epoch, mix)[:, None, None, None]
-        images = share * images + (1 - share) * xp.roll(images, 1, axis=0)
+        kept = mixup_weights(index, epoch, mix)[:, None, None, None]
+        images = kept * images + (1 - kept) * xp.roll(images, 1, axis=0)
     if not mix.cuts:
         return images
     top, bottom, left, right = (end[:, None, None, None] for end in cutmix_box(index, epoch, mix))
     row = xp.arange(images.shape[1], dtype=np.int32)[None, :, None, None]
     column = xp.arange(images.shape[2], dtype=np.int32)[None, None, :, None]
     inside = (row >= top) & (row < bottom) & (column >= left) & (column < right)
-    # A look-up, not a second roll: XLA would compute the mixed images again in each slice, on a CPU twice as slow.
+    # A look-up, not a second roll, for which XLA would compute the mixed images twice: half as fast on a CPU.
     partner = images[(np.arange(len(images)) - _cut_shift(len(images))) % len(images)]
     return xp.where(inside, partner, images)
 
 
 def mix_labels(labels: Any, index: Any, epoch: Any, mix: Mix) -> MixedLabels:
-    """Return the labels [n] of a micro-batch with what `mix_images` mixes into it: 2 of each, or 4 if it does both."""
+    """Return the labels [n] of a micro-batch mixed as `mix_images` does: 2 for each sample, 4 with mixup and cutmix."""
     xp = np if isinstance(labels, np.ndarray) else jnp
     columns, weights = [labels], [xp.ones(labels.shape, np.float32)]
     if mix.mixup_alpha > 0:
-        share = mixup_shares(index, epoch, mix)
-        columns, weights = [labels, xp.roll(labels, 1)], [share, 1 - share]
+        kept = mixup_weights(index, epoch, mix)
+        columns, weights = [labels, xp.roll(labels, 1)], [kept, 1 - kept]
     if mix.cuts:
         kept, shift = kept_share(cutmix_box(index, epoch, mix), mix), _cut_shift(len(labels))
         columns += [xp.roll(each, shift) for each in columns]
@@ -89,17 +90,17 @@ def mix_labels(labels: Any, index: Any, epoch: Any, mix: Mix) -> MixedLabels:
     return MixedLabels(xp.stack(columns, 1), xp.stack(weights, 1).astype(np.float32))
 
 
-def mixup_shares(index: Any, epoch: Any, mix: Mix) -> Any:
-    """Return the share of itself that each sample keeps, float32 [n]: max(x, 1 - x) with x from Beta(a, a)."""
+def mixup_weights(index: Any, epoch: Any, mix: Mix) -> Any:
+    """Return the weight that each sample keeps, float32 [n]: max(x, 1 - x) with x from Beta(a, a)."""
     table = (1 - beta_quantiles(mix.mixup_alpha, _midpoints() / 2)).astype(np.float32)
     return _pick(table, _draw(index, epoch, mix, _SHARE))
 
 
 def cutmix_box(index: Any, epoch: Any, mix: Mix) -> tuple[Any, ...]:
-    """Return top, bottom, left and right of the micro-batch's box, int32 [1] each, the ends not in it.
+    """Return top, bottom, left and right of the micro-batch's box, int32 [1] each, ends exclusive.
 
-    The box has the image's aspect and the area 1 - L. With `cutmix_alpha` its centre may be anywhere and what sticks
-    out of the image is cut off (the usual formula); else the centre is moved so that the whole box is inside.
+    The box has the image's aspect and the area 1 - L. With `cutmix_alpha` its centre may be anywhere and the box
+    is clipped to the image (the usual formula); else the centre is moved so that the whole box is inside.
     """
     xp = np if isinstance(index, np.ndarray) else jnp
     chosen, centre = (_draw(index, epoch, mix, purpose)[:1] for purpose in (_KEPT, _CENTRE))
@@ -115,14 +116,14 @@ def cutmix_box(index: Any, epoch: Any, mix: Mix) -> tuple[Any, ...]:
 
 
 def kept_share(box: tuple[Any, ...], mix: Mix) -> Any:
-    """Return the share of the image outside the box, float32 [1]: exact, whatever was rounded and cut off."""
+    """Return the fraction of the image outside the box, float32 [1]: exact after rounding and clipping."""
     top, bottom, left, right = box
     area = ((bottom - top) * (right - left)).astype(np.float32)
     return np.float32(1) - area / np.float32(mix.image_hw[0] * mix.image_hw[1])
 
 
 def kept_quantiles(mix: Mix) -> np.ndarray:
-    """Return equally likely values of L, the share of an image to keep, float64 in ascending or any order."""
+    """Return equally likely values of L, the fraction of an image to keep, float64 in any order."""
     place = _midpoints()
     if mix.cutmix_alpha:
         return beta_quantiles(mix.cutmix_alpha, place)
@@ -134,7 +135,7 @@ def kept_quantiles(mix: Mix) -> np.ndarray:
 
 
 def beta_quantiles(alpha: float, probabilities: np.ndarray) -> np.ndarray:
-    """Return the values below which Beta(alpha, alpha) lies with these probabilities.
+    """Return the quantiles of Beta(alpha, alpha) at these probabilities.
 
     Below 1 the density has a pole at 0, which is gone in the variable t^alpha. The distribution is symmetric, so that
     half of it is enough.
@@ -157,11 +158,11 @@ def _draw(index: Any, epoch: Any, mix: Mix, purpose: int) -> Any:
 
 
 def _pick(table: np.ndarray, word: Any) -> Any:
-    """Return an entry of a table of equally likely values for each random word."""
+    """Return an entry of a table of equally likely values for each 32-bit draw."""
     at = (word >> np.uint32(32 - _TABLE_BITS)).astype(np.int32)
     return table[at] if isinstance(at, np.ndarray) else jnp.asarray(table)[at]
 
 
 def _cut_shift(count: int) -> int:
-    """Return how far the partner in the box is: 2, so that it is not mixup's partner again; 1 in a batch of two."""
+    """Return the distance to the partner in the box: 2, since mixup's partner is at 1; 1 in a batch of two."""
     return 2 if count > 2 else 1

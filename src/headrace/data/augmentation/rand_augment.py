@@ -1,8 +1,8 @@
 """RandAugment: a few operations per image, chosen at random from a table, all of one strength.
 
-Colours change first, in their order, on the image as it is stored; what moves pixels is composed with crop and flip
-into one look-up of the nearest pixel. Coordinates are whole numbers (256ths of a pixel), so that host and device agree.
-The ranges are torchvision's; a strength of 30 is their end.
+Colours change first, in the order drawn, on the image as it is stored; operations that move pixels are composed with
+crop and flip into one look-up of the nearest pixel. Coordinates are whole numbers (256ths of a pixel), so that host and
+device agree. The ranges are torchvision's; a strength of 30 is their end.
 """
 
 from collections.abc import Callable
@@ -14,17 +14,17 @@ import numpy as np
 from headrace.config.section_augment import RAND_AUGMENT_OPERATIONS
 from headrace.core.rng import draw, name_id
 from headrace.data.augmentation import color
-from headrace.data.augmentation.color import room_of
+from headrace.data.augmentation.color import array_module
 
 FULL = 30.0  # the greatest magnitude
-_PART = 256  # of a pixel
-_UNIT_BITS = 12  # of the factors in a move
+_PART = 256  # units per pixel
+_UNIT_BITS = 12  # fraction bits of the factors in a transform
 _BY_DEFAULT = tuple(name for name in RAND_AUGMENT_OPERATIONS if name != "equalize")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RandAugment:
-    """How many operations, how strong, and which."""
+    """The options of RandAugment: number of operations, strength, and which ones."""
 
     count: int
     magnitude: float
@@ -37,13 +37,13 @@ class RandAugment:
         return self.magnitude / FULL
 
     @property
-    def moves(self) -> bool:
-        """Say whether some operation moves pixels."""
+    def moves_pixels(self) -> bool:
+        """Say whether any operation moves pixels."""
         return any(name in MOVES for name in self.operations)
 
 
 def rand_augment_of(count: int, magnitude: float, operations: tuple[str, ...], seed: int) -> RandAugment | None:
-    """Return what the options ask for, or None."""
+    """Return the RandAugment that the options ask for, or None."""
     names = operations or _BY_DEFAULT
     return RandAugment(count=count, magnitude=magnitude, operations=names, seed=seed) if count else None
 
@@ -90,24 +90,24 @@ MOVES: dict[str, Move] = {
 }
 
 
-def choices(index: Any, epoch: Any, how: RandAugment, layer: int) -> tuple[Any, Any]:
+def choices(index: Any, epoch: Any, spec: RandAugment, layer: int) -> tuple[Any, Any]:
     """Return (number of the operation, whether its sign is negative) of each sample, int32 [n] and bool [n]."""
-    word = draw(how.seed, epoch, index, name_id(f"rand_augment/{layer}"))
-    number = ((word >> np.uint32(16)) * np.uint32(len(how.operations))) >> np.uint32(16)
+    word = draw(spec.seed, epoch, index, name_id(f"rand_augment/{layer}"))
+    number = ((word >> np.uint32(16)) * np.uint32(len(spec.operations))) >> np.uint32(16)
     return number.astype(np.int32), (word & np.uint32(1)) == np.uint32(1)
 
 
-def change_colors(x: Any, index: Any, epoch: Any, how: RandAugment) -> Any:
+def change_colors(x: Any, index: Any, epoch: Any, spec: RandAugment) -> Any:
     """Apply each sample's operations on colours to images of whole numbers from 0 to 255, float32 [n, H, W, C]."""
-    for layer in range(how.count):
-        number, negative = choices(index, epoch, how, layer)
-        xp = room_of(number)
+    for layer in range(spec.count):
+        number, negative = choices(index, epoch, spec, layer)
+        xp = array_module(number)
         sign = xp.where(negative, np.float32(-1), np.float32(1))[:, None, None, None]
         changed = x
-        for at, name in enumerate(how.operations):
+        for at, name in enumerate(spec.operations):
             row = COLORS.get(name)
             if row is not None:
-                changed = _where(number == at, row, how.level, x, sign, changed)
+                changed = _where(number == at, row, spec.level, x, sign, changed)
         x = changed
     return x
 
@@ -115,7 +115,7 @@ def change_colors(x: Any, index: Any, epoch: Any, how: RandAugment) -> Any:
 def _where(chosen: Any, row: ColorRow, level: float, x: Any, sign: Any, other: Any) -> Any:
     """Return the operation's result for the samples that chose it; NumPy computes no others."""
     if not isinstance(x, np.ndarray):
-        return room_of(x).where(chosen[:, None, None, None], row.apply(x, row.strength(level, sign)), other)
+        return array_module(x).where(chosen[:, None, None, None], row.apply(x, row.strength(level, sign)), other)
     if not chosen.any():
         return other
     result = other.copy()
@@ -123,16 +123,16 @@ def _where(chosen: Any, row: ColorRow, level: float, x: Any, sign: Any, other: A
     return result
 
 
-def move_places(index: Any, epoch: Any, how: RandAugment, hw: tuple[int, int]) -> tuple[Any, Any]:
-    """Return the row and the column, int32 [n, H, W] each, that comes to each place; it may be outside of the image."""
-    xp = room_of(index)
+def source_pixels(index: Any, epoch: Any, spec: RandAugment, hw: tuple[int, int]) -> tuple[Any, Any]:
+    """Return the source row and column of each output pixel, int32 [n, H, W] each; they may be outside the image."""
+    xp = array_module(index)
     height, width = hw
     half = _PART // 2
     y = (xp.arange(height, dtype=np.int32) * 2 + 1 - height)[None, :, None] * half
     x = (xp.arange(width, dtype=np.int32) * 2 + 1 - width)[None, None, :] * half
-    table = _move_table(how, hw)
-    for layer in reversed(range(how.count)):  # the last operation is the first on the way back
-        number, negative = choices(index, epoch, how, layer)
+    table = _transform_table(spec, hw)
+    for layer in reversed(range(spec.count)):  # from output to source, so the last operation is undone first
+        number, negative = choices(index, epoch, spec, layer)
         row = xp.asarray(table)[2 * number + negative.astype(np.int32)]
         a, b, c, d, e, f = (row[:, at, None, None] for at in range(6))
         rounding = 1 << (_UNIT_BITS - 1)
@@ -142,11 +142,11 @@ def move_places(index: Any, epoch: Any, how: RandAugment, hw: tuple[int, int]) -
     return xp.broadcast_to(rows, full), xp.broadcast_to(columns, full)
 
 
-def _move_table(how: RandAugment, hw: tuple[int, int]) -> np.ndarray:
-    """Return the moves of all operations with both signs as whole numbers, int32 [2 x operations, 6]."""
+def _transform_table(spec: RandAugment, hw: tuple[int, int]) -> np.ndarray:
+    """Return the transforms of all operations with both signs in fixed point, int32 [2 x operations, 6]."""
     rows = []
-    for name in how.operations:
-        for level in (how.level, -how.level):
+    for name in spec.operations:
+        for level in (spec.level, -spec.level):
             a, b, c, d, e, f = MOVES[name](level, hw) if name in MOVES else (1, 0, 0, 0, 1, 0)
             factors = np.rint(np.array([a, b, d, e], np.float64) * (1 << _UNIT_BITS)).astype(int)
             rows.append((factors[0], factors[1], round(c * _PART), factors[2], factors[3], round(f * _PART)))

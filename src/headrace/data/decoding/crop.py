@@ -1,7 +1,7 @@
 """Where to crop: random boxes addressed by (seed, epoch, sample) for training, the centre for evaluation.
 
 The draws are `core.rng.bits` of the address, written for single whole numbers: an image needs a handful, and for so
-few NumPy's calls would take ten times as long, with Python's lock held.
+few NumPy would take ten times as long, with the interpreter lock held.
 """
 
 import math
@@ -22,7 +22,7 @@ class CropRule:
 
     area: tuple[float, float]  # of the image
     aspect: tuple[float, float]  # width to height
-    reference: bool  # TensorFlow's sampler, which looks at object boxes; else torchvision's
+    reference: bool  # TensorFlow's sampler, which takes object boxes into account; else torchvision's
 
 
 CROP_RULES = {
@@ -45,8 +45,8 @@ def mix(h: int) -> int:
 def draws(seed: int, epoch: int, sample: int) -> Iterator[float]:
     """Yield numbers in [0, 1): draw k is bits(seed, epoch, sample, purpose, k) / 2^32."""
     h = 0
-    for word in (seed, epoch, sample, PURPOSE):
-        h = mix((h ^ (word & _MASK)) * _GOLDEN + _GOLDEN & _MASK)
+    for part in (seed, epoch, sample, PURPOSE):
+        h = mix((h ^ (part & _MASK)) * _GOLDEN + _GOLDEN & _MASK)
     k = 0
     while True:
         yield mix((h ^ k) * _GOLDEN + _GOLDEN & _MASK) / 2**32
@@ -63,7 +63,7 @@ def random_crop(hw: tuple[int, int], rule: CropRule, draw: Iterator[float], boxe
 
 
 def valid_view(hw: tuple[int, int], size: int, shorter: int | None = None) -> View:
-    """Return the view of evaluation: the shorter side becomes `shorter`, then the centre is cut out."""
+    """Return the view of evaluation: the shorter side becomes `shorter`, then the centre is cropped."""
     shorter = shorter or size * EVAL_RATIO[0] // EVAL_RATIO[1]
     least = min(hw)
     height, width = (round(side * shorter / least) for side in hw)
@@ -93,7 +93,7 @@ def _reference_box(hw: tuple[int, int], rule: CropRule, draw: Iterator[float]) -
     h = lowest + int(next(draw) * (highest - lowest + 1))
     down, right = next(draw), next(draw)
     if round(h * aspect) * h < least:
-        h += 1  # a rounding error shall not fail
+        h += 1  # so that a rounding error does not fail the attempt
     if round(h * aspect) * h > most:
         h -= 1
     w = round(h * aspect)
@@ -103,7 +103,7 @@ def _reference_box(hw: tuple[int, int], rule: CropRule, draw: Iterator[float]) -
 
 
 def _covers(hw: tuple[int, int], box: Box, boxes: Sequence[tuple]) -> bool:
-    """Say whether the crop has enough of at least one object."""
+    """Say whether the crop covers enough of at least one object."""
     top, left, h, w = box
     for object_top, object_left, object_bottom, object_right in boxes or ((0.0, 0.0, 1.0, 1.0),):
         y0, x0, y1, x1 = object_top * hw[0], object_left * hw[1], object_bottom * hw[0], object_right * hw[1]
@@ -124,5 +124,5 @@ def _centre_box(hw: tuple[int, int], rule: CropRule) -> Box:
     return (hw[0] - height) // 2, (hw[1] - width) // 2, height, width
 
 
-def _between(limits: tuple[float, float], share: float) -> float:
-    return limits[0] + (limits[1] - limits[0]) * share
+def _between(limits: tuple[float, float], fraction: float) -> float:
+    return limits[0] + (limits[1] - limits[0]) * fraction

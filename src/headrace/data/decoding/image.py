@@ -1,11 +1,11 @@
-"""Decode one image: JPEG, PNG or WebP bytes to RGB or grey pixels, turned as its EXIF data says.
+"""Decode one image: JPEG, PNG or WebP bytes to RGB or grey pixels, rotated as its EXIF data says.
 
-JPEGs go through simplejpeg (libjpeg-turbo, which gives up Python's lock), and strictly: what libjpeg would only warn
-of (data that ends early or does not fit) is refused, since its pixels would be wrong. Pillow does the rest, and
-JPEGs too where simplejpeg is not installed. Both can decode a JPEG at 1/2, 1/4 or 1/8 of its size for less work.
+JPEGs go through simplejpeg (libjpeg-turbo, which releases the interpreter lock), strictly: data that libjpeg would only
+warn about (truncated or inconsistent) is refused, since its pixels would be wrong. Pillow decodes the rest, and JPEGs
+too where simplejpeg is not installed. Both can decode a JPEG at 1/2, 1/4 or 1/8 of its size for less work.
 
-Between restart markers a JPEG's rows do not depend on each other. A smaller JPEG is put together from the header, with
-the height changed, and the wanted rows, with their markers numbered anew; the decoder then does no more than it must.
+Between restart markers a JPEG's rows are independent. So a smaller JPEG can be put together from the header, with the
+height changed, and the wanted rows, with their markers renumbered; the decoder then skips all other rows.
 """
 
 import io
@@ -22,17 +22,17 @@ from headrace.data.decoding.resize import Scratch
 MAX_PIXELS = 89_478_485  # 256 MiB decoded, where Pillow warns too; more is a mistake or an attack
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
 FACTORS = (8, 4, 2)
-_SIDEWAYS = 5  # from this EXIF orientation on, rows and columns change places
+_SIDEWAYS = 5  # from this EXIF orientation on, rows and columns are swapped
 _TURNS = {2: (1, 0, 0), 3: (1, 1, 0), 4: (0, 1, 0), 5: (0, 0, 1), 6: (1, 0, 1), 7: (1, 1, 1), 8: (0, 1, 1)}
 
 
 class BadImage(Exception):
-    """Bytes that are no image, or a damaged one; the text says why."""
+    """Bytes that are not an image, or a damaged image; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """What an image's first bytes say. Height and width are those of the turned image."""
+    """The facts in an image's header. Height and width are those of the rotated image."""
 
     kind: str  # jpeg | png | webp
     height: int
@@ -41,7 +41,7 @@ class Header:
     plain: bool = True  # a JPEG of grey or YCbCr, which simplejpeg decodes
 
 
-@lru_cache(maxsize=1)  # to look for a module that is not there takes longer than reading a header
+@lru_cache(maxsize=1)  # searching for a missing module takes longer than reading a header
 def _simplejpeg() -> Any:
     try:
         import simplejpeg
@@ -51,12 +51,12 @@ def _simplejpeg() -> Any:
 
 
 def decoder_name() -> str:
-    """Return what decodes JPEGs here."""
+    """Return the name of the library that decodes JPEGs."""
     return "simplejpeg" if _simplejpeg() else "Pillow"
 
 
 def kind_of(data: bytes) -> str | None:
-    """Return jpeg, png or webp from the first bytes, or None."""
+    """Return jpeg, png or webp by the first bytes, or None."""
     if data[:3] == b"\xff\xd8\xff":
         return "jpeg"
     if data[:8] == b"\x89PNG\r\n\x1a\n":
@@ -81,7 +81,7 @@ def read_header(data: bytes) -> Header:
                 orientation, plain = _tiff_orientation(exif.removeprefix(b"Exif\0\0")), image.mode in ("RGB", "L")
     except BadImage:
         raise
-    except Exception as error:  # decoders raise what they like: ValueError, OSError, SyntaxError, struct.error ...
+    except Exception as error:  # decoders raise many types: ValueError, OSError, SyntaxError, struct.error ...
         raise BadImage(_words(error)) from None
     return header_of(kind, (height, width), orientation, plain)
 
@@ -107,10 +107,10 @@ def decode(
     quick: bool = False,
     scratch: Scratch | None = None,
 ) -> np.ndarray:
-    """Return the turned pixels, uint8 [h, w, channels]; a JPEG comes at ceil(size / factor), others at full size.
+    """Return the rotated pixels, uint8 [h, w, channels]; a JPEG comes at ceil(size / factor), others at full size.
 
     `quick` lets simplejpeg use the faster transform and repeat colours instead of interpolating them, as is usual for
-    training: values differ by a few levels. With `scratch` the pixels may lie there, until its next use.
+    training: values differ by a few levels. With `scratch` the pixels may be in that buffer, valid until its next use.
     """
     turbo = _simplejpeg()
     try:
@@ -134,9 +134,9 @@ def decode_factor(header: Header, crop_hw: tuple[int, int], wanted_hw: tuple[int
 
 
 def _turbo_pixels(
-    turbo: Any, data: bytes, header: Header, how: tuple[int, int, bool], scratch: Scratch | None
+    turbo: Any, data: bytes, header: Header, options: tuple[int, int, bool], scratch: Scratch | None
 ) -> np.ndarray:
-    channels, factor, quick = how
+    channels, factor, quick = options
     height, width = -(-header.height // factor), -(-header.width // factor)
     if header.orientation >= _SIDEWAYS:
         height, width = width, height
@@ -159,7 +159,7 @@ def _pillow_pixels(data: bytes, header: Header, channels: int, factor: int) -> n
         if header.kind == "jpeg" and factor > 1:
             image.draft(None, (image.width // factor, image.height // factor))
         image.load()
-        if image.mode.startswith("I"):  # 16-bit grey: Pillow's own conversion would cut off everything above 255
+        if image.mode.startswith("I"):  # 16-bit grey: Pillow's conversion would clip everything above 255
             values = np.asarray(image).astype(np.int64)
             grey = (values >> 8 if values.max(initial=0) > 255 else values).astype(np.uint8)
             pixels = np.repeat(grey[:, :, None], channels, axis=2)
@@ -185,7 +185,7 @@ def _turn(pixels: np.ndarray, orientation: int) -> np.ndarray:
 
 
 def _jpeg_orientation(data: bytes) -> int:
-    """Return the orientation in a JPEG's EXIF segment, 1 where there is none; walks the segments in front."""
+    """Return the orientation in a JPEG's EXIF segment, 1 where there is none; reads the segments before it."""
     place = 2
     while place + 4 <= len(data) and data[place] == 0xFF:
         marker, length = data[place + 1], struct.unpack_from(">H", data, place + 2)[0]
@@ -207,7 +207,7 @@ def _tiff_orientation(block: bytes) -> int:
             tag, kind, _, value = struct.unpack_from(order + "HHIH", block, first + 2 + 12 * entry)
             if tag == 0x0112 and kind == 3:
                 return value
-    except struct.error:  # a damaged EXIF block says nothing of the image
+    except struct.error:  # a damaged EXIF block does not affect the image
         pass
     return 1
 
@@ -216,7 +216,7 @@ def _words(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).rstrip(".")
 
 
-# Cut rows out of a JPEG without decoding it, where it has a restart marker after each row of blocks.
+# Extracting rows of a JPEG without decoding it, if it has a restart marker after each row of blocks
 
 
 _RESTART = re.compile(rb"\xff[\xd0-\xd7]")  # inside a scan every other 0xff is followed by 0
@@ -225,7 +225,7 @@ _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 
 
 def cut_rows(data: bytes, top: int, bottom: int) -> tuple[bytes, int] | None:
-    """Return (a JPEG that has at least the rows from `top` to `bottom`, its first row); None where that cannot be."""
+    """Return (a JPEG that has at least the rows from `top` to `bottom`, its first row); None if that is impossible."""
     found = _header(data)
     if found is None:
         return None

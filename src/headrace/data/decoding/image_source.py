@@ -1,7 +1,7 @@
-"""A source of one split that decodes: encoded samples become views of one size, cropped at random or in the centre.
+"""A source that decodes: the encoded samples of a split become views of one size, cropped at random or in the centre.
 
 A sample's view depends on (seed, epoch, sample) alone. A broken image is replaced by the next good sample of its class,
-whichever thread meets it. It keeps its position in the order, so that all other samples stay where they are.
+whichever thread finds it. It keeps its position in the order, so that all other samples stay where they are.
 """
 
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class ImageSource:
         self._split, self._scratch = split, Scratch()
         self.labels = samples.labels
         self.labels.flags.writeable = False
-        jpeg_decoder()  # loaded and checked now, and not by every thread at once
+        jpeg_decoder()  # loaded and checked here, before the threads would all do so at once
 
     @property
     def num_distinct(self) -> int:
@@ -79,7 +79,7 @@ class ImageSource:
                 self._decode(sample, when, out[place])
 
     def _decode_together(self, indices: np.ndarray, epochs: np.ndarray, out: np.ndarray) -> np.ndarray | None:
-        """Decode what one call in C can decode; return which ones those are, None where there is no such call."""
+        """Decode what one call in C can decode; return which ones those are, None without the compiled decoder."""
         spec = self.spec
         if spec.crop is None or not spec.antialias or not out.flags.c_contiguous:
             return None
@@ -96,7 +96,7 @@ class ImageSource:
             self._decode_next_of_class(sample, epoch, out)
 
     def _decode_next_of_class(self, sample: int, epoch: int, out: np.ndarray) -> None:
-        """Decode the next good sample of the class instead, each other sample being tried at most once."""
+        """Decode the next good sample of the class instead, trying each other sample at most once."""
         same = np.flatnonzero(self.labels == self.labels[sample])
         after = np.roll(same, -int(np.searchsorted(same, sample)))[1:]
         for other in after.tolist():
@@ -137,7 +137,7 @@ def decode_view(
 ) -> tuple[np.ndarray, View]:
     """Decode what a view needs: at a fraction of the size, or only its rows; return the pixels and the view in them."""
     if view.resized_hw[0] * view.resized_hw[1] > MAX_PIXELS:
-        raise BadImage(f"{header.width:,} x {header.height:,} pixels: too long and thin for a centre crop")
+        raise BadImage(f"{header.width:,} x {header.height:,} pixels: too narrow for a centre crop")
     top, left, height, width = view.crop
     factor, quick = decode_factor(header, (height, width), view.resized_hw), spec.crop is not None
     if quick and factor == 1 and header.kind == "jpeg" and header.orientation == 1:
@@ -159,7 +159,7 @@ def _in_smaller(view: View, factor: int, hw: tuple[int, int]) -> View:
 
 
 def _as_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
-    """Return pixels with as many channels: grey repeated, colour weighed as Pillow does, alpha left out."""
+    """Return pixels with as many channels: grey repeated, colour converted as in Pillow, alpha dropped."""
     given = pixels.shape[2]
     if given == channels or (given == 4 and channels == 3):
         return pixels[:, :, :channels]

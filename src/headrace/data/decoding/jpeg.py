@@ -1,12 +1,12 @@
-"""Decode crops of JPEGs in C: no more than a crop needs is decoded, then resized and written to its final place.
+"""Decode crops of JPEGs in C: only what a crop needs is decoded, then resized and written to its destination.
 
 `JpegDecoder` takes one image, `BatchDecoder` several files in one call, from reading them to the finished views: the
 interpreter lock is released once for all of them, so that many threads do not wait for each other.
 
 The decoder (native/jpeg.h says how and why) takes upright baseline JPEGs, grey or YCbCr. Its pixels are those of
-libjpeg-turbo with its fast transform and without interpolated colours, bit for bit. What is unusual or damaged is left
-to image_source.decode_into and so to libjpeg, which judges what is broken. Damage below a crop's last row is not
-noticed, unless the file was cut short.
+libjpeg-turbo with its fast transform and without interpolated colours, bit for bit. Unusual or damaged images are
+left to image_source.decode_into and so to libjpeg, which decides what is broken. Damage below a crop's last row goes
+unnoticed, unless the file is truncated.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ _TOLERANCE = 16  # of 255, in the check on first use; the tests compare with lib
 
 
 class ThreadMemory(threading.local):
-    """The memory that a thread's calls use: a buffer that grows, and the tables of the latest image, at first zero."""
+    """A thread's working memory: a buffer that grows, and the tables of the latest image, initially zero."""
 
     def __init__(self, tables_size: int) -> None:
         self.tables = np.zeros(tables_size, np.uint8)
@@ -45,7 +45,7 @@ class JpegDecoder:
 
     def __init__(self, path: Path) -> None:
         c_int, c_int64, pointer = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
-        # PyDLL keeps the interpreter lock: reading a header takes less time than giving it up and taking it back.
+        # PyDLL keeps the interpreter lock: reading a header takes less time than releasing and acquiring it.
         library, short_calls = (
             ctypes.CDLL(str(path)),
             ctypes.PyDLL(str(path)),
@@ -79,9 +79,9 @@ class JpegDecoder:
 
 @lru_cache(maxsize=1)
 def jpeg_decoder() -> JpegDecoder | None:
-    """Return the compiled decoder, or None where there is none that is right."""
+    """Return the compiled decoder, or None if it is missing or gives wrong pixels."""
     path, _ = decode_library()
-    if path is None or native_resize() is None:  # it resizes with the same code
+    if path is None or native_resize() is None:  # decoding also needs the resizer
         return None
     try:
         decoder = JpegDecoder(path)
@@ -93,14 +93,14 @@ def jpeg_decoder() -> JpegDecoder | None:
 def decoders() -> str:
     """Describe what decodes JPEGs here, for `headrace data bench`."""
     compiled = jpeg_decoder() is not None
-    return f"{'own C (training crops) and ' if compiled else ''}{decoder_name()}"
+    return f"{'compiled C (training crops) and ' if compiled else ''}{decoder_name()}"
 
 
 def describe_slower() -> list[str]:
     """Return a line that says why JPEGs are decoded more slowly than they could be, if they are."""
     if jpeg_decoder() is not None:
         return []
-    reason = decode_library()[1] or "the compiled decoder gave other pixels than the libraries here"
+    reason = decode_library()[1] or "the compiled decoder gave other pixels than the installed libraries"
     return [f"JPEGs are decoded by {decoder_name()}, in twice the time of the compiled decoder: {reason}"]
 
 

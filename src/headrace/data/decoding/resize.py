@@ -22,7 +22,7 @@ Box = tuple[int, int, int, int]  # top, left, height, width
 
 
 class View(NamedTuple):
-    """The part of an image that a sample shows: a crop, its size after resizing, and the window cut out of that."""
+    """The part of an image that is used: a crop, its size after resizing, and the window taken from the result."""
 
     crop: Box
     resized_hw: tuple[int, int]
@@ -32,7 +32,7 @@ class View(NamedTuple):
 class Scratch(threading.local):
     """A buffer per thread, for pixels that are used up before the same thread asks again.
 
-    The system hands over fresh memory page by page, which would take a fifth of the decoding time.
+    Fresh memory is mapped page by page on first use, which would take a fifth of the decoding time.
     """
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ def _taps(size: int, resized: int, first: int, count: int) -> tuple[np.ndarray, 
 
 @lru_cache(maxsize=1)
 def native_resize() -> Resize | None:
-    """Return the compiled resizer (pixels, resized size, offset, out), or None where there is none that is right."""
+    """Return the compiled resizer (pixels, resized size, offset, out); None if it is missing or wrong."""
     path, _ = decode_library()
     if path is None:
         return None

@@ -1,6 +1,6 @@
 """Feeds: blocks of samples for training and evaluation, read by threads and prefetched.
 
-A set that is kept on the device is put there once, and a block is indices alone. Otherwise a block holds its images,
+A set that is kept on the device is put there once, and a block holds only indices. Otherwise a block holds its images,
 read by threads and put on the devices while earlier blocks are in use.
 """
 
@@ -26,23 +26,25 @@ from headrace.data.feeding.cache import CacheChoice, decide_cache, make_resident
 from headrace.data.feeding.order import WHOLE, ProcessShard, StepShape, balanced_order, epoch_order, step_indices
 from headrace.data.sets.source import DecodingSource, Source
 
-# Make the host's part of a block: gather images by threads and, where the host preprocesses, preprocess them.
+# Reading the images of a block with several threads
 
 
-_CHUNK_BYTES = 1 << 20  # of images that a thread reads at a time: worth a hand-over, and yet many in a block
-_MAX_THREADS = 16  # without --pipeline-num-parallel; gathering is bound by memory long before
+_CHUNK_BYTES = (
+    1 << 20
+)  # read by a thread at a time: large enough to be worth the switch, small enough to balance the threads
+_MAX_THREADS = 16  # without --pipeline-num-parallel; gathering is limited by memory bandwidth long before
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeedOptions:
-    """How a feed works; the values it delivers depend on `preprocess` alone."""
+    """The options of a feed; only `preprocess` affects the values that it delivers."""
 
     preprocess: Preprocess
     cache: CacheChoice
     eight_bit_transfer: bool
     num_threads: int
     prefetch_depth: int
-    shard: ProcessShard = WHOLE  # of this process in every batch
+    shard: ProcessShard = WHOLE  # the columns of every batch that this process reads
 
 
 def feed_options(
@@ -72,7 +74,7 @@ def num_threads_of(data: Data) -> int:
 
 
 class BlockReader:
-    """Reads the images of a block with several threads. The result does not depend on how many."""
+    """Reads the images of a block with several threads. The number of threads does not affect the result."""
 
     def __init__(self, source: Source, options: FeedOptions, train: bool) -> None:
         self._source, self._options, self._train = source, options, train
@@ -84,7 +86,7 @@ class BlockReader:
     def read(self, index: np.ndarray, epoch: np.ndarray | int, num_rows: int = 0) -> dict[str, np.ndarray]:
         """Return fresh {images [*index.shape, H, W, C], labels}; `epoch` is one number or one for each sample.
 
-        The images have at least `num_rows` rows: those beyond the index are not touched, and so take no memory yet.
+        The images have at least `num_rows` rows: rows beyond the index stay untouched, so that they take no memory.
         """
         flat = index.reshape(-1)
         epochs = np.broadcast_to(np.asarray(epoch, np.uint32), index.shape).reshape(-1)
@@ -92,7 +94,7 @@ class BlockReader:
         shape = (max(len(index), num_rows), *index.shape[1:])
         images = np.empty((math.prod(shape), *hwc), np.uint8 if self._options.eight_bit_transfer else np.float32)
         size = max(1, _CHUNK_BYTES // int(np.prod(hwc)))
-        if self._in_place is not None:  # decoding: few images at a time, so that the threads end together
+        if self._in_place is not None:  # decoding is slow: few images at a time, so that the threads finish together
             size = max(1, min(size, len(flat) // (4 * self._options.num_threads)))
 
         def fill(start: int) -> None:
@@ -113,7 +115,7 @@ class BlockReader:
         return {"images": images.reshape(*shape, *hwc), "labels": self._source.labels[index % len(self._source)]}
 
     def close(self) -> None:
-        """End the threads, leaving a block that is being read unfinished."""
+        """Stop the threads without finishing the current block."""
         self._closing.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
@@ -123,34 +125,34 @@ class BlockReader:
         return images if spec.on_device else preprocess(images, index, epoch, spec, self._train)
 
     def _shown(self, index: np.ndarray, epoch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return samples and epochs for the source: what comes again in an epoch (balance.py) is read as of another."""
+        """Return samples and epochs for the source; a repeated sample gets another epoch, and so a different crop."""
         again, sample = np.divmod(index, len(self._source))
         return sample, epoch + (again.astype(np.uint32) << np.uint32(16))
 
 
-# Prepare blocks ahead of their use: in order, at most `depth` of them, on a thread of its own.
+# Prefetching blocks on a thread, in order, at most `depth` ahead
 
 
-_POLL_SECONDS = 0.001  # seconds between two looks at whether the device is still busy
+_POLL_SECONDS = 0.001  # interval at which to check whether the device is still busy
 
 
 @dataclass
 class FeedStats:
-    """What feeding cost so far. The first block is apart: nothing can be prepared ahead of it."""
+    """The cost of feeding so far, without the first block, which cannot be prefetched."""
 
     blocks: int = 0  # delivered
     images: int = 0  # samples prepared, some of them not delivered yet
     bytes: int = 0  # of prepared blocks, all sent to the devices
-    prepare_seconds: float = 0.0  # it took to prepare `images`, sending included
-    send_seconds: float = 0.0  # of these, until the devices had the bytes
-    wait_seconds: float = 0.0  # time the device stood idle for want of a block
+    prepare_seconds: float = 0.0  # to prepare `images`, including sending
+    send_seconds: float = 0.0  # part of it: until the devices had the bytes
+    wait_seconds: float = 0.0  # time the device was idle waiting for a block
     first_wait_seconds: float = 0.0
 
 
 class Prefetcher:
-    """The blocks `make(what)` for each `what` in turn, each made before it is asked for.
+    """The blocks `make(what)` for each `what` in turn, prefetched.
 
-    Every block is made of fresh arrays: a device array may share memory with the NumPy array it was put from.
+    Every block is made of fresh arrays: a device array may share memory with its NumPy array.
     """
 
     def __init__(self, make: Callable[[Any], Any], whats: Iterable[Any], depth: int, stats: FeedStats) -> None:
@@ -163,10 +165,10 @@ class Prefetcher:
             self._submit()
 
     def next(self, in_flight: Any = None) -> Any:
-        """Return the next block. What went wrong while it was made is raised here.
+        """Return the next block. Errors of the prefetching thread are raised here.
 
-        `in_flight` is a result of the call that now runs (anything with `is_ready()`): waiting counts as the device's
-        only from when that call has ended. Without it all waiting counts.
+        `in_flight` is a result of the call that now runs (anything with `is_ready()`): waiting is counted
+        only after that call has ended. Without it all waiting counts.
         """
         if self._failure is not None:
             raise self._failure
@@ -189,7 +191,7 @@ class Prefetcher:
         return block
 
     def close(self) -> None:
-        """Drop the blocks not asked for and end the thread, after the block it is at."""
+        """Drop the prefetched blocks and stop the thread after its current block."""
         self._worker.shutdown(wait=True, cancel_futures=True)
         self._pending.clear()
 
@@ -206,7 +208,7 @@ class Prefetcher:
 
 
 def _idle_seconds(future: Future[Any], in_flight: Any) -> float:
-    """Wait for a block and return for how long the device had nothing to do."""
+    """Wait for a block and return how long the device was idle."""
     while in_flight is not None and not in_flight.is_ready():
         if wait([future], timeout=_POLL_SECONDS).done:
             return 0.0
@@ -221,7 +223,7 @@ Put = Callable[
 
 
 class _PreparedFeed:
-    """A feed whose blocks are prepared ahead one after the other."""
+    """A feed whose blocks are prefetched in order."""
 
     _reader: BlockReader | None
     _prefetcher: Prefetcher
@@ -229,12 +231,12 @@ class _PreparedFeed:
     def next(self, in_flight: Any = None) -> dict[str, Any]:
         """Return the next block, with images and labels unless they are resident.
 
-        Give a result of the running call as `in_flight`, so that only the device's own waiting is counted.
+        Give a result of the running call as `in_flight`, so that waiting is counted only while the device is idle.
         """
         return self._prefetcher.next(in_flight)
 
     def close(self) -> None:
-        """End the threads and drop what was prepared."""
+        """Stop the threads and drop prefetched blocks."""
         if self._reader is not None:
             self._reader.close()
         self._prefetcher.close()
@@ -242,12 +244,12 @@ class _PreparedFeed:
 
 @dataclass(frozen=True, kw_only=True)
 class CallSpans:
-    """Which steps the calls of a run may have: at most `max_steps`, none beyond the next end."""
+    """How a run's steps are divided into calls: at most `max_steps` each, none across an end."""
 
     first_step: int
     last_step: int
     max_steps: int
-    limit: int = 0  # of the first calls, until another one is set; 0: none
+    limit: int = 0  # of the first calls, until changed; 0: none
     next_end: Callable[[int], int] = lambda step: 2**62  # the first step after `step` at which a call must end
 
 
@@ -264,7 +266,7 @@ class TrainFeed(_PreparedFeed):
         self.num_steps = 0  # of the block that was returned last
         self._columns = options.shard.columns(shape.num_replicas * shape.micro_batch_size)
         order = balanced_order(source.labels) if shape.balanced else epoch_order
-        self._order = lru_cache(maxsize=4)(order)  # a block is seldom in more than two epochs
+        self._order = lru_cache(maxsize=4)(order)  # a block rarely spans more than two epochs
         self.resident = make_resident(source, put, options.shard) if options.cache.where == "device" else None
         self._reader = BlockReader(source, options, train=True) if self.resident is None else None
         self.stats = FeedStats()  # what feeding cost so far
@@ -276,9 +278,9 @@ class TrainFeed(_PreparedFeed):
         return block
 
     def limit(self, num_steps: int) -> None:
-        """Give blocks at most so many steps, from the first that is not begun yet.
+        """Limit the number of steps of all blocks that are not started yet.
 
-        How many are begun depends on the calls of `next` alone, so processes that set the same limit between the same
+        How many are started depends only on the calls of `next`, so processes that set the same limit between the same
         two calls have the same blocks.
         """
         self._limit = num_steps
@@ -315,7 +317,10 @@ class EvalFeed:
         self._columns = options.shard.columns(batch_size)
         self.num_batches = -(-len(source) // batch_size)
         self.num_blocks = -(-self.num_batches // max_batches_per_block)
-        self._shape = (-(-self.num_batches // self.num_blocks), batch_size)  # blocks as even as can be: least padding
+        self._shape = (
+            -(-self.num_batches // self.num_blocks),
+            batch_size,
+        )  # blocks of nearly equal size: least padding
         self.resident = make_resident(source, put, options.shard) if options.cache.where == "device" else None
         self._reader = BlockReader(source, options, train=False) if self.resident is None else None
         self.stats = FeedStats()  # of the latest iteration
@@ -330,7 +335,7 @@ class EvalFeed:
             prefetcher.close()
 
     def close(self) -> None:
-        """End the threads."""
+        """Stop the threads."""
         if self._reader is not None:
             self._reader.close()
 
@@ -346,7 +351,7 @@ class EvalFeed:
 
 
 class RepeatedFeed(_PreparedFeed):
-    """Blocks of index [n, B], samples of a split in order, over and over: for measuring, where nothing is counted."""
+    """Blocks of index [n, B], samples of a split in order, repeated: for benchmarks."""
 
     def __init__(self, source: Source, shape: tuple[int, int], num_blocks: int, options: FeedOptions, put: Put) -> None:
         self._shape, self._num_samples, self._put = shape, len(source), put
@@ -366,14 +371,14 @@ class RepeatedFeed(_PreparedFeed):
 
 
 def _with_rows(rows: np.ndarray, num_rows: int) -> np.ndarray:
-    """Return an array of so many rows that begins with these."""
+    """Pad an array to this many rows."""
     if len(rows) == num_rows:
         return rows
     return np.concatenate([rows, np.zeros((num_rows - len(rows), *rows.shape[1:]), rows.dtype)])
 
 
 def _sent(block: dict[str, np.ndarray], put: Callable[[], Any], stats: FeedStats, images: int | None = None) -> Any:
-    """Send a block and wait until the devices have it: this thread has nothing else to do, and so the time is known."""
+    """Send a block and wait until the devices have it: waiting costs this thread nothing and measures sending."""
     begin = time.perf_counter()
     placed = jax.block_until_ready(put())
     stats.send_seconds += time.perf_counter() - begin

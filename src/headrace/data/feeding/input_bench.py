@@ -49,7 +49,7 @@ PARTS = ("read", "decode", "view", "block")
 def bench_input(
     data: Data, seed: int, threads: tuple[int, ...], seconds: float, parts: tuple[str, ...] = PARTS
 ) -> list[Rate]:
-    """Time each part of the training set's input path for about as many seconds, after a few that are not timed."""
+    """Time each part of the training set's input path for about this many seconds, after a warm-up."""
     if seconds <= 0 or any(count < 1 for count in threads):
         raise ConfigError(f"{seconds:g} seconds with {threads} threads.", rule="Both must be above 0.")
     dataset = open_dataset(data, seed)
@@ -69,7 +69,7 @@ def bench_input(
 
 
 def _parts(source: Source) -> dict[str, Callable[[int], int]]:
-    """Return what is timed alone: only sources that decode have parts."""
+    """Return the parts to time; only sources that decode have parts."""
     if not isinstance(source, ImageSource):
         return {}
     samples = source.samples
@@ -89,7 +89,7 @@ def _parts(source: Source) -> dict[str, Callable[[int], int]]:
 
 
 def _timed(part: str, work: Callable[[int], int], order: np.ndarray, threads: int, seconds: float) -> Rate:
-    """Let each thread take samples in turn until the time is over."""
+    """Let the threads take samples in turn until the time is up."""
     samples = order.tolist()
     for sample in samples[: 4 * threads]:
         work(sample)
@@ -117,8 +117,8 @@ def _timed(part: str, work: Callable[[int], int], order: np.ndarray, threads: in
 
 
 def _timed_blocks(reader: BlockReader, order: np.ndarray, threads: int, seconds: float) -> Rate:
-    """Read blocks as a feed does, one after the other."""
-    size = max(64, 16 * threads)  # a call's block is larger; at its end threads wait for each other
+    """Read blocks in sequence, as a feed does."""
+    size = max(64, 16 * threads)  # smaller than a real block; threads wait for each other at its end
     done = total = epoch = 0
     reader.read(np.resize(order, size), 0)
     begin, spent = time.perf_counter(), time.process_time()

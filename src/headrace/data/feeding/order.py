@@ -1,6 +1,7 @@
-"""The order of samples: a pure function of (seed, epoch), written with whole numbers only.
+"""The order of samples, shuffled or balanced by class, and the shard of each process.
 
-Threads, replicas, resumes and library versions therefore never change which image a step sees.
+The order is a pure function of (seed, epoch) in whole numbers, so that threads, replicas, resuming and library versions
+never change which image a step sees.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ class StepShape:
     gradient_accumulation_count: int
     num_replicas: int
     micro_batch_size: int
-    balanced: bool = False  # every class equally often, see balance.py
+    balanced: bool = False  # every class equally often
 
     @property
     def global_batch_size(self) -> int:
@@ -38,7 +39,7 @@ class StepShape:
 def epoch_order(seed: int, epoch: int, num_samples: int, shuffle: bool, turn: int = 0) -> np.ndarray:
     """Return the samples in the order of an epoch, int32; `turn` counts further passes over the set in one epoch.
 
-    Samples are sorted by 64 addressed bits each: unlike NumPy's permutation this stays the same for ever.
+    Samples are sorted by 64 addressed bits each: unlike NumPy's permutation, this cannot change with a library version.
     """
     index = np.arange(num_samples, dtype=np.uint32)
     if not shuffle:
@@ -51,9 +52,9 @@ def epoch_order(seed: int, epoch: int, num_samples: int, shuffle: bool, turn: in
 def step_indices(
     shape: StepShape, first_step: int, num_steps: int, order: Order = epoch_order
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (sample of each place, int32 [K, G, B]; epoch of each step, uint32 [K]) for consecutive steps.
+    """Return (sample at each position, int32 [K, G, B]; epoch of each step, uint32 [K]) for consecutive steps.
 
-    In its step a sample's place is (g * R + r) * micro + m. `order` may be a remembering form of `epoch_order`.
+    A sample's position in its step is (g * R + r) * micro + m. `order` may be a cached `epoch_order`.
     """
     steps = np.arange(first_step, first_step + num_steps)
     epochs = steps // shape.updates_per_epoch
@@ -68,7 +69,7 @@ def step_indices(
 
 
 def _places(shape: StepShape, epoch: int, start: int, stop: int, order: Order) -> list[np.ndarray]:
-    """Return the samples at places `start` to `stop` of an epoch, which goes on with further turns where it must."""
+    """Return the samples at positions `start` to `stop` of an epoch, with further passes over the set as needed."""
     size = shape.num_samples
     return [
         order(shape.seed, epoch, size, shape.shuffle, turn)[max(start - turn * size, 0) : stop - turn * size]
@@ -76,7 +77,7 @@ def _places(shape: StepShape, epoch: int, start: int, stop: int, order: Order) -
     ]
 
 
-# The share of a process in every batch: its replicas' columns, and nothing else is read or decoded.
+# The shard of a process: it reads and decodes only the columns of its replicas
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,14 +94,14 @@ class ProcessShard:
         return slice(self.process * each, (self.process + 1) * each)
 
     def rows(self, num_rows: int) -> range:
-        """Return this process's rows of a set that all read together: each has as many; the last may go too far."""
+        """Return this process's rows of a set that all read together: equally many, so the last may exceed it."""
         each = -(-num_rows // self.num_processes)
         return range(self.process * each, (self.process + 1) * each)
 
 
 WHOLE = ProcessShard()
 
-# Uneven classes: weights of classes for the loss, and an order of samples that shows every class equally often.
+# Uneven classes: weights for the loss, or an order in which all classes are equally frequent
 
 
 def refuse_weights(given: Sequence[Any], info: DataInfo) -> None:
@@ -109,12 +110,12 @@ def refuse_weights(given: Sequence[Any], info: DataInfo) -> None:
         raise ConfigError(
             f"class_weights has {len(given)} numbers, the dataset {info.name} has {info.num_classes} classes.",
             rule="Every class needs its weight, in the order of the labels.",
-            remedy=f"Give {info.num_classes} numbers, or the word balanced.",
+            remedy=f"Give {info.num_classes} numbers, or balanced.",
         )
 
 
 def class_weights(given: Sequence[Any], labels: np.ndarray, num_classes: int) -> tuple[float, ...] | None:
-    """Return the weight of each class, or None where all are alike by default.
+    """Return the weight of each class, or None if all are equal by default.
 
     `balanced` is N / (C x n) for a class of n images in a set of N images and C classes: the mean weight of an image
     is then 1. A class without images has weight 0.
@@ -131,9 +132,9 @@ def class_weights(given: Sequence[Any], labels: np.ndarray, num_classes: int) ->
 def balanced_order(labels: np.ndarray) -> Order:
     """Return an order of samples in which every class comes equally often; an epoch is as long as the set.
 
-    A class is gone through at random, again and again until it has its share, so that none of its samples comes twice
-    before all have come once. When sample i of N comes for the k-th time in an epoch its number is i + k N: it is
-    looked up by the remainder and augmented by the whole number, another way each time.
+    Each class is passed over in random order, repeatedly until it has its quota, so that no sample repeats before all
+    have been used. Repetition k of sample i of N in an epoch has the number i + k N: the remainder selects the image,
+    the whole number its augmentation, so that repetitions differ.
     """
     classes, class_of = np.unique(labels, return_inverse=True)
     sizes = np.bincount(class_of)
@@ -141,19 +142,19 @@ def balanced_order(labels: np.ndarray) -> Order:
     def order(seed: int, epoch: int, num_samples: int, shuffle: bool, turn: int = 0) -> np.ndarray:
         assert shuffle, "a balanced order is drawn at random"
         assert num_samples == len(labels)
-        share = np.full(len(classes), num_samples // len(classes))
-        share[_drawn(seed, epoch, turn, classes, "spare").argsort(kind="stable")[: num_samples % len(classes)]] += 1
+        quota = np.full(len(classes), num_samples // len(classes))
+        quota[_drawn(seed, epoch, turn, classes, "spare").argsort(kind="stable")[: num_samples % len(classes)]] += 1
         numbers = []
-        for again in range(int((-(-share // sizes)).max())):
-            samples = np.flatnonzero(share[class_of] > again * sizes[class_of])
+        for again in range(int((-(-quota // sizes)).max())):
+            samples = np.flatnonzero(quota[class_of] > again * sizes[class_of])
             keys = _drawn(seed, epoch, turn, samples + again * num_samples, "pass")
             samples = samples[np.lexsort((keys, class_of[samples]))]
             first = np.searchsorted(class_of[samples], class_of[samples])  # where the sample's class begins
-            wanted = share[class_of[samples]] - again * sizes[class_of[samples]]
+            wanted = quota[class_of[samples]] - again * sizes[class_of[samples]]
             chosen = samples[np.arange(len(samples)) - first < wanted]
             numbers.append(chosen + again % ((2**31 - 1) // num_samples) * num_samples)
         found = np.concatenate(numbers)
-        place = np.arange(len(found))  # not the number, which may come again when int32 is full
+        place = np.arange(len(found))  # not the number, which may repeat when int32 overflows
         return found[_drawn(seed, epoch, turn, place, "place").argsort(kind="stable")].astype(np.int32)
 
     return order
