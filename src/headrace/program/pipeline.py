@@ -213,13 +213,13 @@ def pipeline(
             side on the same inputs. The first takes `inputs` and the infeed's element, others the outputs before.
         gradient_accumulation_count: micro batches per step; the weights change once, at its end.
         optimizer_function: takes the last stage's outputs, returns OptimizerOutput(optimizer, loss). None: inference.
-        device_mapping: the device of each stage, a list for concurrent ones. None: each function its own.
+        device_mapping: the device of each stage, a list for concurrent ones. None: one device for each function.
         pipeline_schedule: Grouped, Interleaved, Sequential or GPipe. All give the same bits.
         inputs: values that are the same for all micro batches of a run.
         infeed: gives every replica an element for each micro batch.
         outfeed: takes the last stage's outputs, one row for each micro batch.
         repeat_count: steps of one run.
-        gradient_accumulation_dtype: None for the weight's own, a type, or a function of the weight.
+        gradient_accumulation_dtype: None for the weight's type, a type, or a function of the weight.
         reduction_method: SUM, MEAN or RUNNING_MEAN of the micro batches' gradients. Over replicas it is the mean.
         recomputation: keep only a stage's inputs (and what recomputation_checkpoint marks) for its backward pass.
         offload_weight_update_variables: keep the optimizer's state in host memory between updates.

@@ -81,8 +81,8 @@ def load_into(
 
 def _best_scheme(ours: Mapping[str, Any], arrays: Mapping[str, Any]) -> tuple[str, dict[str, Pair]]:
     """Return the scheme under which most of the network's numbers are found in the file."""
-    own = {name: Pair(ours=name, theirs=name, dim_order=_ANY_DIMS) for name in ours}
-    choices: list[tuple[str, dict[str, Pair]]] = [(HEADRACE_NAMES, own)]
+    unchanged = {name: Pair(ours=name, theirs=name, dim_order=_ANY_DIMS) for name in ours}
+    choices: list[tuple[str, dict[str, Pair]]] = [(HEADRACE_NAMES, unchanged)]
     choices += [(scheme.name, pair_names(scheme, ours)) for scheme in SCHEMES]
 
     def found(choice: tuple[str, dict[str, Pair]]) -> int:

@@ -36,7 +36,7 @@ class _Refused(ValueError):
 def read_keras_file(path: Path) -> dict[str, np.ndarray]:
     """Return {"layer/tensor": array}, such as `conv1_conv/kernel`. Memory: at most 4 times the file's size.
 
-    HDF5's library loops for ever on some damaged files and crashes on others, so a process of its own reads the file,
+    HDF5's library loops for ever on some damaged files and crashes on others, so a separate process reads the file,
     with a limit on its time and memory.
     """
     try:
@@ -63,7 +63,7 @@ def read_keras_file(path: Path) -> dict[str, np.ndarray]:
     if done.returncode == _REFUSED:
         raise CheckpointError(
             f"{path} is refused: {problem}.",
-            rule="A file of weights holds its own numbers: nothing is read from other files, or beyond its size.",
+            rule="A file of weights contains all its numbers: nothing is read from other files, or beyond its size.",
             remedy=_SAVE_AGAIN,
         )
     raise CheckpointError(f"{path} cannot be read as Keras' weights: {problem}.", remedy=_SAVE_AGAIN)

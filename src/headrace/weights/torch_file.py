@@ -22,7 +22,7 @@ from headrace.weights.torch_pickle import Tensor, read_torch_pickle
 MAGIC = 0x1950A86A20F9469CFC6C
 _VERSION = 1001
 _ENCRYPTED = 0x1
-_MAX_REUSE = 4  # times that tied weights may use the stored bytes: each use becomes an array of its own later
+_MAX_REUSE = 4  # times that tied weights may use the stored bytes: each use later becomes a separate array
 # What zipfile raises for damaged archives, beside ValueError and OSError.
 _ZIP_ERRORS = (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, struct.error, OverflowError)
 _PLACES = ("state_dict", "model", "model_state_dict", "net")  # where training programs put the weights

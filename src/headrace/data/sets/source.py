@@ -38,6 +38,7 @@ def synthetic_images(spec: Synthetic, numbers: Any, xp: Any) -> Any:
     size = int(np.prod(spec.image_hwc))
     num_words = -(-size // 4)
     address = numbers[:, None] * np.uint32(num_words) + xp.arange(num_words, dtype=np.uint32)[None, :]
+    # "made up" is part of the address of the bits: another name would change every image and label
     words = bits(spec.seed, name_id(f"made up/{spec.split}/images"), address.reshape(-1))
     shifts = xp.arange(0, 32, 8, dtype=np.uint32)
     each_byte = (words[:, None] >> shifts[None, :]).astype(np.uint8)
