@@ -79,3 +79,9 @@ def test_a_walk_names_each_file_once_and_refuses_what_was_not_called():
 
 def test_few_base_names_occur_twice():
     assert len(count.static_counts()["repeated names"]) <= 5
+
+
+def test_the_package_has_few_files_and_one_pipeline_executor():
+    counts = count.static_counts()
+    assert counts["files"] <= 220
+    assert counts["pipeline executors"] == ["engine/pipeline/nodes.py"]
