@@ -73,7 +73,7 @@ def test_a_slow_source_is_waiting_for_training_data(quick, monkeypatch):
     end, records = run(quick(**STREAMED, validation=False, call_seconds=0.2))
     waited = sum(record.infeed_wait_seconds for record in records if isinstance(record, TrainRecord))
     assert end.seconds["wait"] == pytest.approx(waited, abs=0.05)
-    assert end.seconds["wait"] > 3 * DELAY
+    assert end.seconds["wait"] > DELAY
     assert end.seconds["wait_validation"] == end.seconds["validate"] == 0
     assert end.verdict.startswith("input-bound")
 
@@ -88,7 +88,7 @@ def test_slow_validation_images_are_no_training_and_no_time_of_the_device(quick,
     assert len(validations) == 4
     held = sum(record.seconds for record in validations)
     assert held == pytest.approx(end.seconds["validate"] + end.seconds["wait_validation"], abs=0.1)
-    assert end.seconds["wait_validation"] > 2 * DELAY
+    assert end.seconds["wait_validation"] > DELAY
     assert all(0 < (record.images_per_second or 0) < 360 / (DELAY / 4) for record in validations)
     assert end.seconds["wait"] < DELAY
     assert "never waited" not in end.verdict
@@ -98,14 +98,14 @@ def test_slow_validation_images_are_no_training_and_no_time_of_the_device(quick,
 def test_slow_evaluation_holds_up_training(quick, monkeypatch):
     monkeypatch.setattr(Validator, "start", delayed(Validator.start))
     end, _ = run(quick(**SHORT))
-    assert end.seconds["wait_validation"] > 2 * DELAY
+    assert end.seconds["wait_validation"] > DELAY
     assert end.verdict.startswith("validation-bound")
 
 
 def test_a_slow_disk_is_saving(quick, monkeypatch):
     monkeypatch.setattr(saver, "save", delayed(saver.save))
     end, _ = run(quick(**SHORT, validation=False))
-    assert end.seconds["save"] > 2 * DELAY
+    assert end.seconds["save"] > 0.9 * DELAY  # the last one hides behind no call
     assert end.verdict.startswith("saving-bound")
     assert "--ckpts-per-epoch" in end.verdict
 

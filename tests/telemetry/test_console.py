@@ -1,12 +1,28 @@
 """The console: plain lines in files, a live line on a (pretended) terminal."""
 
+import contextlib
+import fcntl
 import io
+import os
+import pty
 import re
+import struct
+import subprocess
+import sys
+import termios
 
 import pytest
 
 from headrace.core.errors import ConfigError
-from headrace.telemetry.console import BarConsole, ConsoleSink, LineFormatter, PlainConsole, duration, make_console
+from headrace.telemetry.console import (
+    BarConsole,
+    ConsoleSink,
+    LineFormatter,
+    PlainConsole,
+    duration,
+    live_line,
+    make_console,
+)
 from headrace.telemetry.records import CheckpointRecord, Note, Record, RunEnd, RunStart, TrainRecord, ValidationRecord
 
 
@@ -138,26 +154,78 @@ def test_a_terminal_shows_a_live_line_and_permanent_lines(monkeypatch: pytest.Mo
     console.close()
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue())
     assert "compiling ..." in shown
-    assert "epoch 1.00/20" in shown
-    assert "step 44/880 loss 0.3121  top-1 91.25 %  1,234 img/s  ETA 0:42" in shown
+    assert "epoch 1.00/20  step 44/880  loss 0.3121  1,234 img/s  epoch 0:00  run 0:00 left" in shown
     assert "validation  epoch 3.00  top-1 95.83 %" in shown
     assert "a [bold]note[/bold] of 3" in shown  # the user's brackets are no markup
     assert shown.rstrip().endswith("The device was busy 97 % of the time.")
     assert stream.getvalue().count("\x1b[?25h") >= 1  # the cursor is shown again
 
 
-def test_a_narrow_terminal_keeps_the_numbers_on_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("width", "wanted"), [
+    (100, "epoch 35.23/100  step 1550/4400  loss 0.3121  1,234 img/s  epoch 0:01  run 1:02:03 left"),
+    (80, "step 1550/4400  loss 0.3121  1,234 img/s  epoch 0:01  run 1:02:03 left"),
+    (65, "step 1550/4400  loss 0.3121  1,234 img/s  run 1:02:03 left"),
+    (50, "step 1550/4400  loss 0.3121  1,234 img/s"),
+])  # fmt: skip
+def test_the_live_line_shortens_to_the_width(width: int, wanted: str) -> None:
+    """34 steps of 32 images are left of the epoch: 0.9 s at 1,234 images a second."""
+    run = RunStart(**{**START.__dict__, "num_epochs": 100, "total_steps": 4400})
+    line = live_line(run, 1550, (0.3121, 1234.4, 3723.0), width)
+    assert line == wanted
+    assert len(line) < width
+
+
+def test_the_lines_of_an_epoch_stay_and_do_not_wrap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "80")
     stream = Terminal()
     console = make_console("bar", stream=stream)
     console.write(START)
+    console.write(train(22, 5.0))
     console.write(train(44, 10.0))
+    console.write(validation(0.958333))
     console.close()
     lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue()).replace("\r", "\n").splitlines()
-    live = [line for line in lines if line.startswith("epoch 1.00/20")]
-    assert live[-1].rstrip().endswith("loss 0.3121  top-1 91.25 %  1,234 img/s  ETA 0:42")
-    assert len(live[-1]) <= 80
+    shown = [line.rstrip() for line in lines]
+    assert (
+        "epoch 1.00/20  step 44/880  loss 0.3121  top-1 91.25 %  1,234 img/s  ETA 3:10" in shown
+    )  # 836 steps, 22 in 5 s
+    assert not any(line.startswith("epoch 0.50/20") and "top-1" in line for line in shown), "within an epoch"
+    assert "validation  epoch 3.00  top-1 95.83 %  top-5 99.72 %  loss 0.1843  best so far" in shown
+    assert all(len(line) <= 80 for line in shown if not line.startswith("train  "))
+
+
+CALLS = """
+import sys, time
+from headrace.telemetry.console import make_console
+from headrace.telemetry.records import parse_record
+console = make_console("auto")
+console.write(parse_record(sys.argv[1]))
+for step in (0, 11, 22):
+    console.advance(step, 0.5 - step / 100 if step else None, 1000.0 * step)
+    time.sleep(0.6)
+console.close()
+"""
+
+
+@pytest.mark.parametrize("width", [80, 50])
+def test_a_terminal_of_a_set_width_gets_a_line_for_every_call(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("COLUMNS", raising=False)
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+    with subprocess.Popen([sys.executable, "-c", CALLS, START.to_json()], stdin=follower, stdout=follower) as process:
+        os.close(follower)
+        shown = b""
+        with contextlib.suppress(OSError):  # the terminal ends with its last process
+            while part := os.read(leader, 65536):
+                shown += part
+    os.close(leader)
+    assert process.returncode == 0
+    lines = re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode()))
+    assert all(len(line) <= width for line in lines if not line.startswith("train  "))
+    assert any("step 11/880  loss 0.3900" in line for line in lines)
+    assert any("step 22/880  loss 0.2800  22,000 img/s" in line for line in lines)
 
 
 def test_durations_read_as_clocks() -> None:

@@ -166,7 +166,7 @@ def test_progress_reaches_only_those_who_show_it(tmp_path: Path) -> None:
 
         def close(self) -> None: ...
 
-        def advance(self, step: int) -> None:
+        def advance(self, step: int, loss: float | None = None, images_per_second: float | None = None) -> None:
             told.append(step)
 
     sinks = open_sinks(tmp_path, Shows())

@@ -160,7 +160,10 @@ class RunRecorder:
         seconds = ended - free - sum(idle[kind] for kind in ("validate", "wait_validation", "save"))
         self.totals.add_call(call.last_step, metrics, seconds, idle["wait"])
         self.step = call.last_step
-        self._sinks.advance(self.step)
+        images = call.num_steps * self._design.plan.batch.global_batch_size
+        count = float(metrics["count"].sum())
+        loss = float(metrics["loss"].sum()) / count if count else float("nan")
+        self._sinks.advance(self.step, loss, images / max(seconds, 1e-6))
         if self._design.plan.steps.log_due(call.last_step):
             self.log(call.last_step)
         if call.copy is not None:

@@ -2,11 +2,13 @@
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.progress import Progress, TaskID, TextColumn
+from rich.table import Column
 from rich.text import Text
 
 from headrace.core.errors import ConfigError, did_you_mean
@@ -133,6 +135,30 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
 
 
+def live_line(run: RunStart, step: int, numbers: tuple[float, float | None, float | None], width: int) -> str:
+    """Return the progress line: step, then (loss, img/s, seconds left in the run), as much as fits the width."""
+    loss, rate, left = numbers
+    parts = [f"epoch {step / run.updates_per_epoch:.2f}/{run.num_epochs}", f"step {step}/{run.total_steps}"]
+    parts.append(f"loss {loss:.4f}")
+    if rate:
+        parts.append(f"{rate:,.0f} img/s")
+        in_epoch = -step % run.updates_per_epoch
+        parts.append(f"epoch {duration(in_epoch * run.global_batch_size / rate)}")
+    if left is not None:
+        parts.append(f"run {duration(left)} left" if rate else f"{duration(left)} left")
+    return _fitted(parts, width, ("epoch ", "epoch ", "run ", "loss "))[: max(1, width - 1)]
+
+
+def _fitted(parts: list[str], width: int, optional: tuple[str, ...]) -> str:
+    """Join the parts of a line; where it would wrap, leave out those that begin so, one after the other."""
+    for start in optional:
+        if len("  ".join(parts)) < width:
+            break
+        drop = next((place for place, part in enumerate(parts) if part.startswith(start)), -1)
+        parts = [part for place, part in enumerate(parts) if place != drop]
+    return "  ".join(parts)
+
+
 _COMPILING = "compiling ..."
 
 
@@ -142,8 +168,8 @@ class ConsoleSink:
     def write(self, record: Record) -> None:
         """Show one record."""
 
-    def advance(self, step: int) -> None:
-        """Show that `step` weight updates are done."""
+    def advance(self, step: int, loss: float | None = None, images_per_second: float | None = None) -> None:
+        """Show that `step` weight updates are done, with the mean loss and the rate of the last call."""
 
     def close(self) -> None:
         """Leave the terminal as it was."""
@@ -170,13 +196,19 @@ class BarConsole(ConsoleSink):
         self._formatter = LineFormatter(past)
         self._progress: Progress | None = None
         self._task = TaskID(0)
+        self._pace_from: tuple[int, float] | None = None  # the first step shown, and when
 
     def write(self, record: Record) -> None:
         """Move the live line, or print a permanent line above it."""
         line = self._formatter.line(record)
         match record:
             case TrainRecord():
-                self._show(record)
+                run = self._formatter.run
+                if run is not None and record.step % run.updates_per_epoch == 0:
+                    self._print(
+                        _fitted(line.split("  "), self._console.width, ("lr ", "step ", "ETA ", "skipped ")), ""
+                    )
+                self.advance(record.step, record.loss, record.images_per_second)
             case RunStart():
                 self._print(line, "bold")
                 self._begin(record)
@@ -184,17 +216,25 @@ class BarConsole(ConsoleSink):
                 self.close()
                 self._print(line, "bold")
             case ValidationRecord():
-                self._print(line, "green" if line.endswith("best so far") else "")
+                fitted = _fitted(line.split("  "), self._console.width, ("(", "loss ", "top-5 "))
+                self._print(fitted, "green" if line.endswith("best so far") else "")
             case Note():
                 self._print(line, "yellow" if record.level == "warning" else "")
 
-    def advance(self, step: int) -> None:
-        """Move the bar. Before the first record of training this says that compiling is over."""
-        if self._progress is not None and self._formatter.run is not None:
-            epoch = step / self._formatter.run.updates_per_epoch
-            self._progress.update(self._task, completed=step, epoch=f"{epoch:.2f}/{self._formatter.run.num_epochs}")
-            if self._progress.tasks[0].fields["numbers"] == _COMPILING:
-                self._progress.update(self._task, numbers="waiting for the first results ...")
+    def advance(self, step: int, loss: float | None = None, images_per_second: float | None = None) -> None:
+        """Move the live line. Before the first call this says that compiling is over."""
+        run = self._formatter.run
+        if self._progress is None or run is None:
+            return
+        now = time.monotonic()
+        self._pace_from = self._pace_from or (step, now)
+        line = "waiting for the first results ..."
+        if loss is not None:
+            first, since = self._pace_from
+            # This includes validation and saving on the way; the rate does not.
+            left = (run.total_steps - step) * (now - since) / (step - first) if step > first else None
+            line = live_line(run, step, (loss, images_per_second, left), self._console.width)
+        self._progress.update(self._task, line=line)
 
     def close(self) -> None:
         """Stop the live line."""
@@ -204,30 +244,16 @@ class BarConsole(ConsoleSink):
 
     def _begin(self, run: RunStart) -> None:
         self.close()
-        steps = [TextColumn("step {task.completed:.0f}/{task.total:.0f}")] if self._console.width >= 100 else []
-        columns = (
-            TextColumn("epoch {task.fields[epoch]}"),
-            BarColumn(bar_width=24),
-            *steps,
-            TextColumn("{task.fields[numbers]}"),
-        )
         # Four times a second is enough to follow, and its cost is not measurable on two cores.
-        self._progress = Progress(*columns, console=self._console, refresh_per_second=4, transient=True)
-        epoch = f"{run.step / run.updates_per_epoch:.2f}/{run.num_epochs}"
-        self._task = self._progress.add_task("", total=run.total_steps, epoch=epoch, numbers=_COMPILING)
-        self._progress.update(self._task, completed=run.step)
+        self._progress = Progress(
+            TextColumn("{task.fields[line]}", table_column=Column(no_wrap=True, overflow="crop"), markup=False),
+            console=self._console,
+            refresh_per_second=4,
+            transient=True,
+        )
+        self._task = self._progress.add_task("", total=run.total_steps, line=_COMPILING)
+        self._pace_from = None
         self._progress.start()
-
-    def _show(self, record: TrainRecord) -> None:
-        parts = [f"loss {record.loss:.4f}", f"top-1 {percent(record.accuracy)}"]
-        if record.images_per_second is not None:
-            parts.append(f"{record.images_per_second:,.0f} img/s")
-        eta = self._formatter.eta_seconds(record)
-        if eta is not None:
-            parts.append(f"ETA {duration(eta)}")
-        if self._progress is not None:
-            self._progress.update(self._task, numbers="  ".join(parts))
-        self.advance(record.step)
 
     def _print(self, line: str, style: str) -> None:
         # a Text with its own style: a style given to print() would colour the live line as well

@@ -108,8 +108,8 @@ class Sink(Protocol):
 class ShowsProgress(Protocol):
     """A sink that can also show where the run is between two records."""
 
-    def advance(self, step: int) -> None:
-        """Show that `step` weight updates are done."""
+    def advance(self, step: int, loss: float | None = None, images_per_second: float | None = None) -> None:
+        """Show that `step` weight updates are done, with the mean loss and the rate of the last call."""
         ...
 
 
@@ -195,11 +195,11 @@ class Sinks:
         for sink in self._sinks:
             sink.write(record)
 
-    def advance(self, step: int) -> None:
-        """Show progress on the console: `step` weight updates are done. Nothing is recorded."""
+    def advance(self, step: int, loss: float | None = None, images_per_second: float | None = None) -> None:
+        """Show progress on the console after a call: steps done, mean loss, rate. Nothing is recorded."""
         for sink in self._sinks:
             if isinstance(sink, ShowsProgress):
-                sink.advance(step)
+                sink.advance(step, loss, images_per_second)
 
     def close(self) -> None:
         """Close every sink even if one fails; the first failure is raised."""
