@@ -27,6 +27,7 @@ _HOME = {
     "describe_dataset": "headrace.data.dataset",
     "open_dataset": "headrace.data.dataset",
     "read_digits": "headrace.data.sets.digits",
+    "join_job": "headrace.job",
     "custom_network": "headrace.model.custom",
     "build_network": "headrace.model.families",
     "model_names": "headrace.model.families",
@@ -79,6 +80,7 @@ __all__ = [
     "describe_dataset",
     "draw_run",
     "infeed_benchmark",
+    "join_job",
     "load_checkpoint",
     "loops",
     "make_plan",
@@ -109,6 +111,7 @@ if TYPE_CHECKING:
     from headrace.core.errors import CheckpointError, ConfigError, DataError, HeadraceError, RunStopped
     from headrace.data.dataset import describe_dataset, open_dataset
     from headrace.data.sets.digits import read_digits
+    from headrace.job import join_job
     from headrace.model.custom import custom_network
     from headrace.model.families import build_network, model_names
     from headrace.plan.plan import make_plan
