@@ -216,7 +216,7 @@ def verdict(run: Measured) -> str:
     share = sum(waits.values()) / total
     if share < _COMPUTE:
         where = "the dataset is on the device, which" if run.cached else "the device"
-        return f"compute-bound: {where} never waited ({100 * share:.1f} % of the time)"
+        return f"compute-bound: {where} waited {100 * share:.1f} % of the time"
     waited = f"{100 * waits[bound] / total:.1f} % of the time"
     rates = _rates(run, run.seconds - waited_seconds)
     if bound == "input":
