@@ -70,11 +70,12 @@ def _local_part(leaf: jax.Array) -> jax.Array:
 
 
 def in_turn(tree: Any) -> Any:
-    """Wait for values of CPUs of several processes; return them.
+    """Wait for values that are on several CPU devices, of one process or of several; return them.
 
     XLA runs small CPU programs immediately in the launching thread, ahead of others that are queued. Two programs with
-    collectives that do not depend on each other may thus start in different orders in different processes, and wait
-    for each other forever. Accelerators keep the order of launches.
+    collectives that do not depend on each other may thus start in different orders on different devices, and wait for
+    each other forever: a validation on four virtual devices of a machine with two cores did so beside the short calls
+    of two stages x two replicas. Accelerators keep the order of launches.
     """
     if is_spread_over_cpus(leaves := [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array)]):
         jax.block_until_ready(leaves)
@@ -82,14 +83,14 @@ def in_turn(tree: Any) -> Any:
 
 
 def is_spread_over_cpus(leaves: list[jax.Array]) -> bool:
-    """Say whether arrays are on CPUs of several processes."""
-    return any(not a.is_fully_addressable and next(iter(a.sharding.device_set)).platform == "cpu" for a in leaves)
+    """Say whether arrays are on several CPU devices."""
+    return any(len(a.sharding.device_set) > 1 and next(iter(a.sharding.device_set)).platform == "cpu" for a in leaves)
 
 
-def spans_cpu_processes(mesh: Mesh) -> bool:
-    """Say whether a mesh has CPUs of several processes."""
+def spans_cpus(mesh: Mesh) -> bool:
+    """Say whether programs on a mesh run on several CPU devices, of one process or of several."""
     devices = _all_devices(mesh)
-    return devices[0].platform == "cpu" and len({device.process_index for device in devices}) > 1
+    return devices[0].platform == "cpu" and len(devices) > 1
 
 
 def local_devices(mesh: Mesh | AbstractMesh) -> list[Any]:

@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from headrace.engine.devices import REPLICA
-from headrace.engine.multiprocess_arrays import spans_cpu_processes, transfer
+from headrace.engine.multiprocess_arrays import spans_cpus, transfer
 from headrace.engine.pipeline.runner import EMPTY, HOST, STEP, Lanes, Launch, Observer, Run, Send
 from headrace.plan.schedule import Action
 
@@ -290,9 +290,11 @@ class StepPlan:
             rows=tuple(map(tuple, rows)),
             order=tuple(planned.lane for planned, _ in self.planned),
             num_slots=tuple(map(len, self.names)),
-            # Small CPU programs run in the thread that launches them. Where they exchange values with other processes,
-            # all processes must begin them in the same order, or they wait for each other for ever.
-            one_order=any(map(spans_cpu_processes, self.meshes)),
+            # XLA starts the parts of a program on several CPU devices one after the other. Two threads that launch two
+            # such programs may start them in different orders on different devices, or in different processes, and
+            # what exchanges values then waits forever (seen with two stages x two replicas on two cores). XLA does
+            # not run such programs side by side anyway, so that one thread for all loses nothing.
+            one_order=any(map(spans_cpus, self.meshes)),
         )
 
 
