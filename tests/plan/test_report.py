@@ -29,7 +29,7 @@ def test_the_command_prints_the_arithmetic(capsys):
     assert line_of(text, "steps per epoch")[3] == "781"
     assert line_of(text, "dropped per epoch")[3] == "16"
     assert line_of(text, "total steps")[2] == "4,686"
-    assert line_of(text, "calls")[1:6] == ["66", "of", "at", "most", "71"]
+    assert line_of(text, "calls")[1:8] == ["66", "or", "more,", "of", "at", "most", "71"]
     assert line_of(text, "log")[1:] == ["66", "x", "every", "71", "steps"]
     assert line_of(text, "checkpoint")[1:] == ["6", "x", "every", "781", "steps"]
     assert line_of(text, "batches")[1:6] == ["1,250", "of", "8", "x", "1,"]

@@ -170,7 +170,7 @@ def step_lines(steps: StepPlan) -> tuple[Line, ...]:
         Line(
             "calls",
             format_count(steps.num_calls),
-            f"of at most {steps.steps_per_call:,} steps",
+            f"or more, of at most {steps.steps_per_call:,} steps",
         ),
     )
 
