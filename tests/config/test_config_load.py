@@ -141,10 +141,6 @@ def test_another_curve_keeps_the_settings_it_knows(tmp_path):
 
 
 def test_a_stronger_layer_lets_go_of_what_does_not_fit():
-    shorter = resolve({"num-epochs": 3}, "cifar10_resnet20", environ={})
-    assert shorter.config.batch.validations_per_epoch is None
-    assert len(shorter.notes) == 2
-    assert resolve({"num-epochs": 30}, "cifar10_resnet20", environ={}).config.batch.validations_per_epoch == 0.1
     real = resolve({"dataset": "cifar10"}, "synthetic_resnet8", environ={})
     assert real.config.data.num_samples is None
     sized = entrance.resolve({"global-batch-size": "64"}, "resnet8_test", environ={})

@@ -28,7 +28,7 @@ def test_the_reference_run_is_planned_from_its_options():
     assert plan.warnings == ()
 
 
-@pytest.mark.parametrize(("logs", "periods"), [(1, (781, 781, 781)), (10, (71, 781, 781)), ("1/3", (2343, 2343, 2343))])
+@pytest.mark.parametrize(("logs", "periods"), [(1, (781, 781, 781)), (11, (71, 781, 781)), ("1/3", (2343, 2343, 2343))])
 def test_checkpoints_and_validations_follow_the_logs_but_at_most_once_per_epoch(logs, periods):
     steps = plan_of(**CIFAR, logs_per_epoch=logs).steps
     assert (steps.log_every, steps.checkpoint_every, steps.validate_every) == periods
@@ -38,7 +38,7 @@ def test_checkpoints_and_validations_follow_the_logs_but_at_most_once_per_epoch(
 def test_no_logs_and_nothing_else_said_is_one_call():
     plan = plan_of(**CIFAR, logs_per_epoch=0)
     assert (plan.steps.num_calls, plan.steps.checkpoint_every, plan.steps.validate_every) == (1, 4686, 4686)
-    assert "one call" in plan.warnings[0]
+    assert "goes without an event" in plan.warnings[0]
 
 
 def test_explicit_validations_decide_the_calls():
@@ -53,9 +53,14 @@ def test_zero_means_only_at_the_end_and_off_means_never():
     assert (steps.checkpoint_every, steps.validate_every) == (0, 781)
 
 
-def test_half_a_log_per_epoch_in_five_epochs_is_refused():
-    with pytest.raises(ConfigError, match="5 epochs"):
-        plan_of(**{**CIFAR, "num_epochs": 5}, logs_per_epoch=0.5)
+def test_half_a_log_per_epoch_in_five_epochs():
+    steps = plan_of(**{**CIFAR, "num_epochs": 5}, logs_per_epoch=0.5).steps
+    assert [step // 781 for step in range(5 * 781 + 1) if steps.log_due(step)] == [2, 4, 5]
+
+
+def test_events_that_divide_an_epoch_are_an_option():
+    assert plan_of(**CIFAR, logs_per_epoch=10, events_divide_epoch=True).steps.log_every == 71
+    assert plan_of(**CIFAR, logs_per_epoch=10).steps.to_dict()["log_every"] == 78.1
 
 
 def test_accumulation_and_global_batch_together_are_refused():
@@ -72,7 +77,7 @@ def test_a_step_larger_than_the_set_is_refused_when_training_and_harmless_when_n
 
 
 def test_warnings_of_all_parts_are_gathered():
-    plan = plan_of(dataset="cifar10", micro_batch_size=3, num_replicas=2, global_batch_size=10, logs_per_epoch=7)
+    plan = plan_of(dataset="cifar10", micro_batch_size=3, num_replicas=2, global_batch_size=10, logs_per_epoch=1e5)
     assert plan.batch.global_batch_size == 12
     assert [warning.split()[0] for warning in plan.warnings] == ["--global-batch-size", "--logs-per-epoch"]
 

@@ -29,11 +29,11 @@ def test_the_command_prints_the_arithmetic(capsys):
     assert line_of(text, "steps per epoch")[3] == "781"
     assert line_of(text, "dropped per epoch")[3] == "16"
     assert line_of(text, "total steps")[2] == "4,686"
-    assert line_of(text, "calls")[1:8] == ["66", "or", "more,", "of", "at", "most", "71"]
-    assert line_of(text, "log")[1:] == ["66", "x", "every", "71", "steps"]
+    assert line_of(text, "calls")[1:8] == ["60", "or", "more,", "of", "at", "most", "79"]
+    assert line_of(text, "log")[1:] == ["60", "x", "about", "every", "78.1", "steps"]
     assert line_of(text, "checkpoint")[1:] == ["6", "x", "every", "781", "steps"]
     assert line_of(text, "batches")[1:6] == ["1,250", "of", "8", "x", "1,"]
-    assert "warning: --logs-per-epoch 10 " in text
+    assert "warning" not in text
 
 
 def test_the_command_says_what_is_off_and_what_comes_at_the_end(capsys):
@@ -68,4 +68,4 @@ def test_json_holds_the_same_numbers(capsys):
 
 def test_the_command_refuses_what_the_run_would_refuse():
     with pytest.raises(ConfigError, match="5 epochs"):
-        main([*RUN, "--num-epochs", "5", "--logs-per-epoch", "0.5"])
+        main([*RUN, "--num-epochs", "5", "--logs-per-epoch", "0.5", "--application", "tf2"])

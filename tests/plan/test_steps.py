@@ -2,17 +2,17 @@
 
 import math
 from dataclasses import replace
-from fractions import Fraction
 from itertools import pairwise
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.errors import ConfigError
 from headrace.plan.steps import (
     Events,
     StepPlan,
+    dividing_period,
     divisors,
     event_period,
     frequency,
@@ -23,10 +23,10 @@ from headrace.plan.steps import (
 )
 
 
-def steps(*, logs=1.0, ckpts=None, validations=None, epochs=6, updates=781, most=None) -> StepPlan:
+def steps(*, logs=1.0, ckpts=None, validations=None, epochs=6, updates=781, most=None, divide=False) -> StepPlan:
     """Plan a run of `updates` steps of 64 samples per epoch; checkpoints and validations are off unless given."""
     epoch = make_epoch_plan(num_samples=64 * updates + 16, global_batch_size=64, weight_updates_per_epoch=-1)
-    events = Events(logs=logs, checkpoints=ckpts, validations=validations)
+    events = Events(logs=logs, checkpoints=ckpts, validations=validations, divide_epoch=divide)
     return make_step_plan(epoch, epochs, events, most)
 
 
@@ -51,35 +51,21 @@ def test_the_examples_have_781_updates_per_epoch():
     ],
 )
 def test_the_logs_per_epoch_examples(logs, calls, steps_per_call, warns):
-    plan = steps(logs=logs)
+    plan = steps(logs=logs, divide=True)
     assert (plan.num_calls, plan.steps_per_call, plan.log_every) == (calls, steps_per_call, steps_per_call)
     assert plan.total_steps == 4686
     assert bool(plan.warnings) == warns
 
 
-def test_half_a_log_per_epoch_in_five_epochs_is_refused():
-    with pytest.raises(ConfigError, match=r"--logs-per-epoch 0.5 is 2.5 events in 5 epochs") as caught:
-        steps(logs=0.5, epochs=5)
-    assert "multiple of 2" in caught.value.remedy
-    assert "--logs-per-epoch 1/5" in caught.value.remedy
-
-
-def test_a_quarter_in_six_epochs_and_a_third_written_short_are_refused():
-    with pytest.raises(ConfigError, match=r"1\.5 events in 6 epochs"):
-        steps(logs=0.25)
-    with pytest.raises(ConfigError, match="--logs-per-epoch 1/3"):
-        steps(logs=0.333, epochs=3)
-
-
 def test_the_adjusted_frequency_is_said():
-    (warning,) = steps(logs=10).warnings
+    (warning,) = steps(logs=10, divide=True).warnings
     assert "--logs-per-epoch 10" in warning
     assert "11 per epoch, every 71 steps" in warning
 
 
-def test_a_run_in_one_call_says_what_that_means():
+def test_a_run_without_events_says_what_that_means():
     (warning,) = steps(logs=0, ckpts=0, validations=0).warnings
-    assert "4,686 steps is one call" in warning
+    assert "4,686 steps goes without an event" in warning
     assert "saved or validated" in warning
 
 
@@ -102,7 +88,7 @@ def test_events_that_are_off_have_period_zero_and_do_not_shorten_calls():
 
 
 def test_events_that_follow_the_logs_do_not_repeat_their_warning():
-    plan = steps(logs=0.4, ckpts=0.4, validations=0.4, epochs=5, updates=7)
+    plan = steps(logs=0.4, ckpts=0.4, validations=0.4, epochs=5, updates=7, divide=True)
     assert plan.log_every == plan.checkpoint_every == plan.validate_every == 35
     assert len(plan.warnings) == 1
 
@@ -137,7 +123,14 @@ def test_nearest_divisor_is_the_best_of_all(number, target):
 
 # The plan as a whole.
 
-FREQUENCIES = st.sampled_from([0, 1 / 6, 1 / 5, 0.25, 1 / 3, 0.4, 0.5, 1, 1.5, 2, 3, 7, 100])
+FREQUENCIES = st.sampled_from([0, 1e-9, 1 / 6, 0.3, 1 / 3, 0.4, 1 / 1.5, 1, 1.5, 2, 3.7, 7, 16, 100])
+
+
+def event_steps(per_epoch, updates, epochs) -> list[int]:
+    """Return where events belong, counted in floating point: after the step nearest to k / per_epoch epochs."""
+    total = updates * epochs
+    times = (number * updates / per_epoch for number in range(1, int(per_epoch * epochs) + 2)) if per_epoch else ()
+    return sorted({*(step for time in times if 1 <= (step := math.floor(time + 0.5 + 1e-9)) < total), total})
 
 
 @given(
@@ -148,40 +141,68 @@ FREQUENCIES = st.sampled_from([0, 1 / 6, 1 / 5, 0.25, 1 / 3, 0.4, 0.5, 1, 1.5, 2
     st.none() | FREQUENCIES,
     st.integers(1, 50),
 )
-def test_every_period_divides_the_run_and_calls_end_at_events(updates, epochs, logs, ckpts, validations, most):
-    given_ = [f for f in (logs, ckpts, validations) if f is not None]
-    assume(all(f == 0 or f >= 1 or (Fraction(f).limit_denominator(100) * epochs).denominator == 1 for f in given_))
+def test_events_of_any_frequency_happen_at_their_time_and_at_the_end(updates, epochs, logs, ckpts, validations, most):
     plan = steps(logs=logs, ckpts=ckpts, validations=validations, updates=updates, epochs=epochs)
-    periods = [plan.log_every, plan.checkpoint_every, plan.validate_every]
-    on = [p for p in periods if p]
-    assert [p > 0 for p in periods] == [True, ckpts is not None, validations is not None]
-    assert plan.total_steps == updates * epochs
-    assert all(plan.total_steps % p == 0 for p in on)  # so the last step logs, saves and validates
-    ends = sorted({end for p in on for end in range(p, plan.total_steps + 1, p)})
-    gaps = [end - begin for begin, end in pairwise([0, *ends])]
-    assert plan.steps_per_call == max(gaps)
-    assert plan.num_calls == len(gaps)
-    for begin, end in pairwise([0, *ends]):
+    every_step = range(plan.total_steps + 1)
+    due = {
+        logs: (plan.log_due, plan.log_every),
+        ckpts: (plan.checkpoint_due, plan.checkpoint_every),
+        validations: (plan.validation_due, plan.validate_every),
+    }
+    ends: set[int] = set()
+    for per_epoch, (is_due, every) in due.items():
+        if per_epoch is None:
+            assert every == plan.num_events(every) == 0
+            continue
+        wanted = event_steps(min(per_epoch, updates), updates, epochs)
+        assert [step for step in every_step if is_due(step)] == wanted
+        assert plan.num_events(every) == len(wanted)
+        ends |= set(wanted)
+    spans = list(pairwise([0, *sorted(ends)]))
+    for begin, end in spans:
         assert plan.next_event(begin) == plan.next_event(end - 1) == end
+    gaps = [end - begin for begin, end in spans]
+    assert max(gaps) <= plan.steps_per_call
+    assert plan.num_calls == len(gaps)
     shorter = replace(plan, steps_per_call=most)
     assert shorter.num_calls == sum(math.ceil(gap / most) for gap in gaps)
 
 
+def test_sixteen_logs_of_an_epoch_of_1251_steps():
+    plan = steps(logs=16, ckpts=1, validations=0.3, updates=1251, epochs=90)
+    assert plan.warnings == ()
+    logs = [step for step in range(1252) if plan.log_due(step)]
+    assert {after - before for before, after in pairwise([0, *logs])} == {78, 79}
+    assert (len(logs), logs[-1], plan.steps_per_call) == (16, 1251, 79)
+    validations = [step for step in range(1, plan.total_steps + 1) if plan.validation_due(step)]
+    assert validations[:3] == [4170, 8340, 12510]  # 10/3, 20/3 and 10 epochs
+    assert plan.num_events(plan.validate_every) == len(validations) == 27
+
+
+def test_an_event_every_one_and_a_half_epochs():
+    plan = steps(logs=1 / 1.5, updates=7, epochs=5)
+    assert [step for step in range(36) if plan.log_due(step)] == [11, 21, 32, 35]  # 10.5, 21, 31.5, and the end
+
+
+def test_more_events_than_steps_are_one_for_each():
+    plan = steps(logs=16, updates=5, epochs=2)
+    assert (plan.log_every, plan.num_calls) == (1, 10)
+    assert plan.warnings == ("--logs-per-epoch 16: an epoch has 5 steps, so each step has one.",)
+
+
 @given(st.integers(1, 200), st.integers(1, 10), st.integers(1, 250))
-def test_period_of_events_per_epoch_against_brute_force(updates, epochs, wanted):
-    period, warning = event_period("--logs-per-epoch", wanted, updates, epochs)
+def test_a_dividing_period_against_brute_force(updates, epochs, wanted):
+    period, warning = dividing_period("--logs-per-epoch", wanted, updates, epochs)
     distance = {p: abs(updates // p - wanted) for p in range(1, updates + 1) if updates % p == 0}
     assert period == min(p for p, d in distance.items() if d == min(distance.values()))
     assert (warning is None) == (updates % wanted == 0)
 
 
-@given(st.integers(1, 200), st.integers(1, 12), st.integers(2, 12))
-def test_one_event_in_so_many_epochs(updates, epochs, each):
-    if epochs % each:
-        with pytest.raises(ConfigError):
-            event_period("--logs-per-epoch", 1 / each, updates, epochs)
-    else:
-        assert event_period("--logs-per-epoch", 1 / each, updates, epochs) == (each * updates, None)
+@given(st.integers(1, 200), st.integers(1, 12), st.integers(1, 12))
+def test_one_event_in_so_many_epochs(updates, multiple, each):
+    epochs = multiple * each
+    assert dividing_period("--logs-per-epoch", 1 / each, updates, epochs) == (each * updates, None)
+    assert event_period("--logs-per-epoch", 1 / each, updates, epochs) == (each * updates, None)
 
 
 # Calls that carry their data.

@@ -11,6 +11,7 @@ import pytest
 from headrace.cli.main import main
 
 CIFAR = "--dataset cifar10 --generated-data --model cifar_resnet8 --micro-batch-size 8"
+SECOND = f"{CIFAR} --application tf2"
 FIRST = "--application tf1 --dataset cifar-10 --generated-data --model-size 8"
 
 # the reference's section: command line, parts of the message
@@ -20,8 +21,9 @@ BATCHES = [
     ("--num-replicas 0", ["--num-replicas is '0': must be 1 or more"]),
     ("--logs-per-epoch -1", ["--logs-per-epoch is '-1': must be 0 or more"]),
     ("--ckpts-per-epoch -1", ["--ckpts-per-epoch is '-1': must be 0 or more"]),
-    (f"{CIFAR} --num-epochs 5 --logs-per-epoch 0.5", ["Cannot log 2.0 epochs at a time for 5 epochs"]),
-    (f"{CIFAR} --num-epochs 6 --logs-per-epoch 0.25", ["Cannot log 4.0 epochs at a time for 6 epochs"]),
+    (f"{SECOND} --num-epochs 5 --logs-per-epoch 0.5", ["It is not possible to log 2.0 epochs a time for 5 epochs"]),
+    (f"{SECOND} --num-epochs 6 --logs-per-epoch 0.25", ["It is not possible to log 4.0 epochs a time for 6 epochs"]),
+    (f"{SECOND} --num-epochs 6 --ckpts-per-epoch 1e-320", ["to save a checkpoint inf epochs a time for 6 epochs"]),
     (f"{CIFAR} --gradient-accumulation-count 100000", ["One step takes 800,000 samples", "has 50,000"]),
     (f"{FIRST} --batch-size 4 --epochs 1 --iterations 10", ["Both are given", "iterations 10", "num_epochs 1"]),
     ("--dbn-replica-group-size 3 --num-replicas 4", ["must be a multiple"]),

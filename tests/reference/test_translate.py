@@ -153,6 +153,19 @@ def test_the_second_application_has_its_own_defaults():
     assert read("--application tf1 --dataset cifar-10").config.pipeline.pipeline_schedule == "Interleaved"
 
 
+def test_events_divide_an_epoch_in_the_second_application_alone(tmp_path):
+    assert read("--application tf2").config.batch.events_divide_epoch
+    assert not read("--application tf1 --dataset cifar-10").config.batch.events_divide_epoch
+    assert not read("--num-epochs 5 --logs-per-epoch 0.5").config.batch.events_divide_epoch
+    path = tmp_path / "mine.yml"
+    path.write_text("a: {dialect: tf2, validations_per_epoch: 1/10, ckpts_per_epoch: 1/5, num_epochs: 20}\n")
+    shorter = resolve({"num-epochs": "15"}, "a", str(path), environ={})
+    assert (shorter.config.batch.validations_per_epoch, shorter.config.batch.ckpts_per_epoch) == (None, 1 / 5)
+    assert "validations_per_epoch 0.1" in shorter.notes[0]
+    free = resolve({"num-epochs": "15", "no-events-divide-epoch": "true"}, "a", str(path), environ={})
+    assert free.config.batch.validations_per_epoch == 0.1
+
+
 def test_without_names_of_the_reference_nothing_changes():
     resolved = read("--batch-size 16 --epochs 2 --optimiser adamw")
     assert resolved.source == {}

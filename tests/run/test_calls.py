@@ -1,12 +1,13 @@
 """Calls of any length: the same bits however the steps are cut, and calls about as long as they were asked to be."""
 
+import shutil
 from dataclasses import replace
 
 import pytest
 
-from headrace.run.fit import train
+from headrace.run.fit import resume, train
 from headrace.run.training import CallLength
-from headrace.telemetry.records import TrainRecord, read_records
+from headrace.telemetry.records import TrainRecord, ValidationRecord, read_records
 
 from .conftest import assert_same_bits, final_state
 
@@ -32,6 +33,32 @@ def test_the_bits_do_not_depend_on_the_lengths_of_calls(quick, where):
     for name, (other, others) in found.items():
         assert_same_bits(state, other)
         assert others == records, name
+
+
+def test_events_may_fall_anywhere_and_a_resumed_run_has_the_same_ones(quick):
+    """Seven logs in an epoch of 20 steps, checkpoints every 0.3 of an epoch, validations every 1.5 epochs."""
+    odd = {"logs_per_epoch": 7, "ckpts_per_epoch": 1 / 0.3, "validations_per_epoch": "1/1.5", "max_ckpts_to_keep": 99}
+    plain = train(quick(run_name="plain", num_epochs=2))
+    result = train(quick(run_name="odd", num_epochs=2, **odd))
+    assert_same_bits(final_state(plain.directory), final_state(result.directory))
+
+    def events():
+        records = read_records(result.directory)
+        logs = [record for record in records if isinstance(record, TrainRecord)]
+        validations = [record.step for record in records if isinstance(record, ValidationRecord)]
+        saved = sorted(
+            int(path.name.removeprefix("step_")) for path in (result.directory / "checkpoints").glob("step_*")
+        )
+        return [replace(record, **TIMES) for record in logs], sorted(set(validations)), saved
+
+    logs, validations, saved = events()
+    assert [record.step for record in logs] == [3, 6, 9, 11, 14, 17, 20, 23, 26, 29, 31, 34, 37, 40]
+    assert (validations, saved) == ([30, 40], [6, 12, 18, 24, 30, 36, 40])
+    for step in (24, 30, 36, 40):
+        shutil.rmtree(result.directory / "checkpoints" / f"step_{step:08}")
+    assert resume(result.directory).step == 40
+    assert events() == (logs, validations, saved)
+    assert_same_bits(final_state(plain.directory), final_state(result.directory))
 
 
 def test_calls_get_as_long_as_the_time_allows_and_no_longer():

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.config.field import DEFAULT, Facts, Origin, Remark, Rule
-from headrace.config.layers import periods_fit
 from headrace.config.params import complete
 from headrace.config.schema import Config
 from headrace.config.section_augment import AUGMENT_NOTES, AUGMENT_RULES
@@ -16,22 +15,6 @@ from headrace.config.section_data import DATA_RULES
 from headrace.config.section_model import MODEL_RULES, WEIGHT_NOTES
 from headrace.config.section_pipeline import PIPELINE_NOTES, PIPELINE_RULES
 from headrace.core.errors import ConfigError
-
-
-def _period_rule(name: str, verb: str) -> Rule:
-    def per_epoch(facts: Facts) -> float:
-        return getattr(facts.config.batch, name) or 0.0
-
-    return Rule(
-        broken=lambda facts: not periods_fit(per_epoch(facts), facts.config.batch.num_epochs),
-        problem=lambda facts: (
-            f"Cannot {verb} {round(1 / per_epoch(facts), 6)} epochs at a time for {facts.config.batch.num_epochs} "
-            f"epochs: {facts.describe(name)}, {facts.describe('num_epochs')}."
-        ),
-        rule=f"Below 1, num_epochs must be a multiple of 1/{name}.",
-        remedy=f"Change num_epochs or {name}; 0 means only at the end of the run.",
-    )
-
 
 RULES = (
     Rule(
@@ -68,9 +51,6 @@ RULES = (
         rule="A run trains, validates, or both.",
         remedy="Leave one of them on.",
     ),
-    _period_rule("logs_per_epoch", "log"),
-    _period_rule("ckpts_per_epoch", "save a checkpoint"),
-    _period_rule("validations_per_epoch", "validate"),
     *DATA_RULES,
     *MODEL_RULES,
     *PIPELINE_RULES,

@@ -5,7 +5,6 @@ weaker layer said of the other is dropped as far as it no longer fits, with a no
 the checks refuse what does not fit. A launcher comes last and overrides the number of replicas.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -49,21 +48,6 @@ def _only_known(kind: str) -> Callable[[Any, Any], Any]:
 
 def _only_for(*datasets: str) -> Callable[[Any, Any], Any]:
     return lambda dataset, value: value if dataset in datasets else None
-
-
-def _only_whole(num_epochs: int, per_epoch: float | None) -> float | None:
-    return per_epoch if per_epoch is None or periods_fit(per_epoch, num_epochs) else None
-
-
-def periods_fit(per_epoch: float, num_epochs: int) -> bool:
-    """Say whether events every 1/per_epoch epochs divide the run evenly."""
-    return not 0 < per_epoch < 1 or events_in_run(per_epoch, num_epochs) is not None
-
-
-def events_in_run(per_epoch: float, num_epochs: int) -> int | None:
-    """Return how many events a frequency makes in the whole run; None where that is no whole number, 1 or more."""
-    wanted = per_epoch * num_epochs
-    return round(wanted) if round(wanted) >= 1 and math.isclose(wanted, round(wanted), rel_tol=1e-6) else None
 
 
 # Options about stages, and whether their value fits a number of stages.
@@ -110,10 +94,6 @@ TIES = (
     *(
         Tie(owner="dataset", dependent=name, keep=_only_for(*SYNTHETIC_DATASETS, *IMAGE_DATASETS))
         for name in ("image_size", "num_channels")
-    ),
-    *(
-        Tie(owner="num_epochs", dependent=name, keep=_only_whole)
-        for name in ("logs_per_epoch", "ckpts_per_epoch", "validations_per_epoch")
     ),
     Tie(owner="global_batch_size", dependent="gradient_accumulation_count", keep=lambda size, count: None),
     Tie(owner="gradient_accumulation_count", dependent="global_batch_size", keep=lambda count, size: None),

@@ -84,6 +84,10 @@ class Batch:
         kind=FRACTION,
         check=at_least(0),
     )
+    events_divide_epoch: bool = option(
+        False,
+        "Move events to the nearest frequency that divides an epoch; off has each after the step nearest to its time.",
+    )
     max_steps_per_call: int | None = option(
         None,
         "Most weight updates per call of the device program; unset means no limit.",

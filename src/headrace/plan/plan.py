@@ -277,6 +277,7 @@ def _steps(config: Config, info: DataInfo, batch: BatchPlan, max_steps_per_call:
         logs=wanted.logs_per_epoch,
         checkpoints=events_of(config.checkpoint.checkpoints, wanted.ckpts_per_epoch),
         validations=events_of(config.validation.validation, wanted.validations_per_epoch),
+        divide_epoch=wanted.events_divide_epoch,
     )
     limits = [limit for limit in (max_steps_per_call, wanted.max_steps_per_call) if limit is not None]
     return make_step_plan(epoch, wanted.num_epochs, events, min(limits, default=None))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from headrace.core.units import format_bytes, format_count
 from headrace.plan.memory import MemoryPlan, Saving
@@ -184,12 +185,12 @@ def event_lines(steps: StepPlan) -> tuple[Line, ...]:
     return tuple(_event_line(name, every, steps) for name, every in periods.items())
 
 
-def _event_line(name: str, every: int, steps: StepPlan) -> Line:
+def _event_line(name: str, every: Fraction, steps: StepPlan) -> Line:
     if not every:
         return Line(name, "off")
-    count = steps.total_steps // every
-    when = "at the end" if count == 1 else f"every {every:,} steps"
-    return Line(name, f"{count:,} x", when)
+    count = steps.num_events(every)
+    spacing = f"every {int(every):,}" if every.denominator == 1 else f"about every {float(every):,.1f}"
+    return Line(name, f"{count:,} x", "at the end" if count == 1 else f"{spacing} steps")
 
 
 def validation_lines(validation: ValidationPlan) -> tuple[Line, ...]:

@@ -1,7 +1,8 @@
 """Batches, steps, calls and events: when training logs, saves, validates and changes the image size.
 
-An event with period `x_every` happens after every `x_every` steps; 0 means never. Every period divides the length of
-the run, so that the final weights are always logged, saved and validated (where enabled).
+An event with period `x_every` happens every `x_every` steps; 0 means never. A period may be a fraction of a step: the
+k-th event then happens after the whole step nearest to k periods. The last step of the run always ends with every
+enabled event, so that the final weights are logged, saved and validated.
 
 The sizes are evenly apart and last equally long, up to a share of the run. A call has one size: it ends where a size
 does.
@@ -13,7 +14,6 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
-from headrace.config.layers import events_in_run
 from headrace.config.schema import Augment
 from headrace.core.errors import ConfigError
 from headrace.model.network import Network
@@ -42,11 +42,15 @@ class EpochPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Events:
-    """How often per epoch each event happens. None: never; 0: only at the end of the run."""
+    """How often per epoch each event happens. None: never; 0: only at the end of the run.
+
+    `divide_epoch`: move a frequency to the nearest that divides an epoch (below one per epoch, the run).
+    """
 
     logs: float
     checkpoints: float | None
     validations: float | None
+    divide_epoch: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +60,9 @@ class StepPlan:
     epoch: EpochPlan
     num_epochs: int
     total_steps: int
-    log_every: int
-    checkpoint_every: int
-    validate_every: int
+    log_every: Fraction
+    checkpoint_every: Fraction
+    validate_every: Fraction
     steps_per_call: int  # at most; also the length of the arrays that a call takes and returns
     warnings: tuple[str, ...] = ()
 
@@ -75,27 +79,37 @@ class StepPlan:
         """Return how many calls the run has when each is as long as it may be."""
         if not self.total_steps:
             return 0
+        # The events of a stretch this long come again at the same distances in the next one.
+        repeats = math.lcm(*(every.numerator for every in self._periods)) if self._periods else self.total_steps
+        stretch = min(self.total_steps, repeats)
+        whole, rest = divmod(self.total_steps, stretch)
+        return whole * self._calls_until(stretch) + self._calls_until(rest)
+
+    def _calls_until(self, end: int) -> int:
         calls, step = 0, 0
-        repeats = math.lcm(*self._periods) if self._periods else self.total_steps  # after which the events come again
-        while step < min(repeats, self.total_steps):
-            end = self.next_event(step)
-            calls, step = calls - (step - end) // self.steps_per_call, end
-        return calls * max(1, self.total_steps // repeats)
+        while step < end:
+            event = min(self.next_event(step), end)
+            calls, step = calls - (step - event) // self.steps_per_call, event
+        return calls
 
     @property
-    def _periods(self) -> list[int]:
+    def _periods(self) -> list[Fraction]:
         return [every for every in (self.log_every, self.checkpoint_every, self.validate_every) if every]
 
     def next_event(self, step: int) -> int:
         """Return the first step after `step` that ends with an event: no call may go beyond it."""
-        return min([self.total_steps, *(step - step % every + every for every in self._periods)])
+        return min([self.total_steps, *(_next_event(step, every) for every in self._periods)])
+
+    def num_events(self, every: Fraction) -> int:
+        """Return how often an event with that period happens in the run."""
+        return math.ceil((self.total_steps - Fraction(1, 2)) / every) if every else 0
 
     def cut_short(self, num_steps: int) -> "StepPlan":
         """Return the plan of a trial of at most that many steps; every enabled event happens at its end."""
         last = min(num_steps, self.total_steps)
 
-        def at_end(every: int) -> int:
-            return last if every else 0
+        def at_end(every: Fraction) -> Fraction:
+            return Fraction(last if every else 0)
 
         return replace(
             self,
@@ -118,8 +132,8 @@ class StepPlan:
         """Return whether a validation is due after `step` steps."""
         return self._due(step, self.validate_every)
 
-    def _due(self, step: int, every: int) -> bool:
-        return every > 0 and step > 0 and step % every == 0
+    def _due(self, step: int, every: Fraction) -> bool:
+        return every > 0 and step > 0 and (step == self.total_steps or _next_event(step - 1, every) == step)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -129,12 +143,25 @@ class StepPlan:
             "repeated_per_epoch": self.epoch.repeated,
             "num_epochs": self.num_epochs,
             "total_steps": self.total_steps,
-            "log_every": self.log_every,
-            "checkpoint_every": self.checkpoint_every,
-            "validate_every": self.validate_every,
+            "log_every": _plain(self.log_every),
+            "checkpoint_every": _plain(self.checkpoint_every),
+            "validate_every": _plain(self.validate_every),
             "steps_per_call": self.steps_per_call,
             "num_calls": self.num_calls,
         }
+
+
+NEVER = Fraction(0)
+
+
+def _next_event(step: int, every: Fraction) -> int:
+    """Return the first whole step after `step` that is nearest to a multiple of the period, which is 1 or more."""
+    half = Fraction(1, 2)
+    return math.floor(math.ceil((step + half) / every) * every + half)
+
+
+def _plain(every: Fraction) -> float:
+    return int(every) if every.denominator == 1 else float(every)
 
 
 def divisors(number: int) -> list[int]:
@@ -162,39 +189,39 @@ def make_epoch_plan(*, num_samples: int, global_batch_size: int, weight_updates_
     return EpochPlan(num_samples=num_samples, global_batch_size=global_batch_size, updates_per_epoch=updates)
 
 
-def event_period(option: str, per_epoch: float, updates_per_epoch: int, num_epochs: int) -> tuple[int, str | None]:
-    """Return the steps from one event to the next, and a warning if that is not the requested frequency.
-
-    With one or more events per epoch the period divides the epoch; with fewer, it divides the whole run.
-    """
-    assert per_epoch >= 0, (option, per_epoch)
-    total = updates_per_epoch * num_epochs
-    if per_epoch == 0:
+def event_period(option: str, per_epoch: float, updates_per_epoch: int, num_epochs: int) -> tuple[Fraction, str | None]:
+    """Return the steps from one event to the next, and a warning if that is not the requested frequency."""
+    wanted = Fraction(per_epoch).limit_denominator(10_000)  # 0.3 is 3/10; what is nearly never is 0
+    total = Fraction(updates_per_epoch * num_epochs)
+    if wanted == 0:
         return total, None
-    if per_epoch >= 1:
-        span, target, where = updates_per_epoch, per_epoch, "per epoch"
-    else:
-        span, target, where = total, _events_in_run(option, per_epoch, num_epochs), f"in {num_epochs} epochs"
+    period = updates_per_epoch / wanted
+    if period >= 1:
+        return min(period, total), None
+    return Fraction(
+        1
+    ), f"{option} {frequency(per_epoch)}: an epoch has {updates_per_epoch:,} steps, so each step has one."
+
+
+def dividing_period(
+    option: str, per_epoch: float, updates_per_epoch: int, num_epochs: int
+) -> tuple[Fraction, str | None]:
+    """Return a period that divides the epoch or, with fewer than one event per epoch, the run; and a warning.
+
+    This is the rule of the reference's second application, whose calls all have the same length.
+    """
+    span, target, where = updates_per_epoch, per_epoch, "per epoch"
+    if per_epoch < 1:
+        span, target, where = updates_per_epoch * num_epochs, round(per_epoch * num_epochs), f"in {num_epochs} epochs"
+    if target == 0:
+        return Fraction(span), None
     count = nearest_divisor(span, target)
     period = span // count
     if count == target:
-        return period, None
-    return period, (
+        return Fraction(period), None
+    return Fraction(period), (
         f"{option} {frequency(per_epoch)} would fall inside a step: {target:g} does not divide the {span:,} steps. "
         f"The nearest that does is {count:,} {where}, every {period:,} steps."
-    )
-
-
-def _events_in_run(option: str, per_epoch: float, num_epochs: int) -> int:
-    events = events_in_run(per_epoch, num_epochs)
-    if events is not None:
-        return events
-    works = min((Fraction(1, d) for d in divisors(num_epochs)), key=lambda f: abs(f - per_epoch))
-    raise ConfigError(
-        f"{option} {frequency(per_epoch)} is {per_epoch * num_epochs:g} events in {num_epochs} epochs.",
-        rule="Below one per epoch, the events of the whole run must be a whole number, at least 1.",
-        remedy=f"Use {option} {works}, or a number of epochs that is a multiple of "
-        f"{Fraction(per_epoch).limit_denominator(10_000).denominator}.",
     )
 
 
@@ -214,13 +241,13 @@ def make_step_plan(epoch: EpochPlan, num_epochs: int, events: Events, max_steps_
     assert num_epochs > 0, num_epochs
     periods, warnings = _periods(events, epoch.updates_per_epoch, num_epochs)
     total = epoch.updates_per_epoch * num_epochs
-    steps_per_call = min(every for every in periods.values() if every)
+    steps_per_call = min(math.ceil(every) for every in periods.values() if every)
     if max_steps_per_call is not None:
         steps_per_call = min(steps_per_call, max(1, max_steps_per_call))
     if events.logs == 0 and steps_per_call == total:
         warnings.append(
-            f"--logs-per-epoch 0: the whole run of {total:,} steps is one call; nothing is logged, saved or validated "
-            "before its end."
+            f"--logs-per-epoch 0: the whole run of {total:,} steps goes without an event; nothing is logged, saved or "
+            "validated before its end."
         )
     return StepPlan(
         epoch=epoch,
@@ -234,14 +261,15 @@ def make_step_plan(epoch: EpochPlan, num_epochs: int, events: Events, max_steps_
     )
 
 
-def _periods(events: Events, updates_per_epoch: int, num_epochs: int) -> tuple[dict[str, int], list[str]]:
+def _periods(events: Events, updates_per_epoch: int, num_epochs: int) -> tuple[dict[str, Fraction], list[str]]:
+    make_period = dividing_period if events.divide_epoch else event_period
     wanted = {LOGS: events.logs, CHECKPOINTS: events.checkpoints, VALIDATIONS: events.validations}
-    periods: dict[str, int] = {}
+    periods: dict[str, Fraction] = {}
     warnings: list[str] = []
     for option, per_epoch in wanted.items():
-        period, warning = 0, None
+        period, warning = NEVER, None
         if per_epoch is not None:
-            period, warning = event_period(option, per_epoch, updates_per_epoch, num_epochs)
+            period, warning = make_period(option, per_epoch, updates_per_epoch, num_epochs)
         periods[option] = period
         # an event as frequent as the logs would repeat their warning
         if warning and (option == LOGS or per_epoch != events.logs):
@@ -260,9 +288,9 @@ def no_steps(num_samples: int, global_batch_size: int, num_epochs: int) -> StepP
         epoch=epoch,
         num_epochs=num_epochs,
         total_steps=0,
-        log_every=0,
-        checkpoint_every=0,
-        validate_every=0,
+        log_every=NEVER,
+        checkpoint_every=NEVER,
+        validate_every=NEVER,
         steps_per_call=0,
     )
 

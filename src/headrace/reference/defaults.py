@@ -95,6 +95,7 @@ TF2_DEFAULTS: Mapping[str, Any] = {
     "dataset": "cifar10",
     "precision": "16.16",
     "pipeline_schedule": "Grouped",
+    "events_divide_epoch": True,
 }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from headrace.config import load
 from headrace.config.field import Option, Origin
-from headrace.config.layers import Given, Layer, Tie
+from headrace.config.layers import Given, Layer
 from headrace.config.load import Resolved, Translation
 from headrace.config.schema import SECTIONS, Config
 from headrace.config.yaml_blocks import RECIPES, Block, blocks_of, choose
@@ -29,13 +29,6 @@ def _environment(environ: Mapping[str, str]) -> Layer:
 
 REFERENCE = Translation(
     sections={"reference": Reference},
-    ties=(
-        Tie(
-            owner="num_epochs",
-            dependent="epochs_per_ckpt",
-            keep=lambda epochs, every: every if epochs % every == 0 else None,
-        ),
-    ),
     recipes=(Path(__file__).parent / "recipes",),
     environment=_environment,
     has_defaults=has_defaults,

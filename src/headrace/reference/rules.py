@@ -1,5 +1,6 @@
 """Combinations of the reference's options that cannot work, refused before anything starts."""
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -135,7 +136,35 @@ BEFORE = (
     ),
 )
 
+EVENTS = {"logs_per_epoch": "log", "ckpts_per_epoch": "save a checkpoint", "validations_per_epoch": "validate"}
+
+
+def divides_run(per_epoch: float, num_epochs: int) -> bool:
+    """Say whether events every 1/per_epoch epochs divide the run evenly."""
+    events = per_epoch * num_epochs
+    whole = round(events) >= 1 and math.isclose(events, round(events), rel_tol=1e-6)
+    return not 0 < per_epoch < 1 or whole
+
+
+def _period_rule(name: str, verb: str) -> ReferenceRule:
+    def per_epoch(found: Found) -> float:
+        return found[name].value or 0.0
+
+    return ReferenceRule(
+        broken=lambda found: (
+            found["events_divide_epoch"].value and not divides_run(per_epoch(found), found["num_epochs"].value)
+        ),
+        problem=lambda found: (
+            f"It is not possible to {verb} {round(1 / per_epoch(found), 6)} epochs a time for "
+            f"{found['num_epochs'].value} epochs: {_describe(found, name)}, {_describe(found, 'num_epochs')}."
+        ),
+        rule=f"With events_divide_epoch, as in application tf2, num_epochs must be a multiple of 1/{name}.",
+        remedy=f"Change num_epochs or {name}, or add --no-events-divide-epoch; 0 means only at the end of the run.",
+    )
+
+
 AFTER = (
+    *(_period_rule(name, verb) for name, verb in EVENTS.items()),
     ReferenceRule(
         broken=lambda found: (
             found["application"].value == "tf2"

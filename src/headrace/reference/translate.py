@@ -19,7 +19,7 @@ from headrace.config.values import shown
 from headrace.core.errors import ConfigError
 from headrace.reference.defaults import TF2_DEFAULTS, tf1_defaults
 from headrace.reference.option_table import ROWS, OptionRow
-from headrace.reference.rules import check_after, check_before
+from headrace.reference.rules import EVENTS, check_after, check_before, divides_run
 from headrace.reference.section import Reference
 
 MAPPINGS = {"lr_schedule_params": "lr_schedule", "optimizer_params": "optimizer"}
@@ -78,6 +78,8 @@ def translate(found: Found) -> Translated:
     asked = _without_weaker(dict(found) | {"application": application})
     check_before(asked)
     moved = _moved(asked) if application.value == "tf1" else asked
+    divide = application.value == "tf2" and not is_given(moved, "events_divide_epoch")
+    moved, dropped = _without_uneven_events(moved) if divide else (moved, ())
     work = _Work(found=moved, defaults=_defaults(application.value, moved), application=application.value)
     options, notes = work.run()
     check_after(asked, options)
@@ -91,7 +93,7 @@ def translate(found: Found) -> Translated:
         if is_given(asked, name):
             source[name] = asked[name]
         ordinary[name] = Given(value=None, origin=DEFAULT)
-    return Translated(options=ordinary, source=source, notes=(*notes, *_no_effect(given)))
+    return Translated(options=ordinary, source=source, notes=(*dropped, *notes, *_no_effect(given)))
 
 
 THEIRS = tuple(options_in({"reference": Reference}))
@@ -261,6 +263,19 @@ def _without_weaker(found: dict[str, Given]) -> dict[str, Given]:
         weaker = pair[0] if kinds[1] == COMMAND_LINE.kind else pair[1]
         left[weaker] = Given(value=known[weaker].default, origin=DEFAULT)
     return left
+
+
+def _without_uneven_events(found: dict[str, Given]) -> tuple[dict[str, Given], tuple[str, ...]]:
+    """Drop frequencies of a recipe or file that do not divide the command line's number of epochs."""
+    epochs, left, notes = found["num_epochs"], dict(found), []
+    for name in EVENTS:
+        given = found[name]
+        weaker = epochs.origin == COMMAND_LINE and is_given(found, name) and given.origin != COMMAND_LINE
+        if weaker and not divides_run(given.value, epochs.value):
+            left[name] = Given(value=all_options()[name].default, origin=DEFAULT)
+            why = f"{_describe(found, name)} does not go with {_describe(found, 'num_epochs')}"
+            notes.append(f"{why}; using the default.")
+    return left, tuple(notes)
 
 
 def _conflict(found: Found, theirs: str, ours: str) -> ConfigError:

@@ -24,6 +24,7 @@ from headrace.data.feeding.feed import RepeatedFeed
 from headrace.engine.devices import show_devices, start_devices, use_compilation_cache
 from headrace.engine.forward import LOGITS, stored_for_inference
 from headrace.job import current_group
+from headrace.plan.steps import NEVER
 from headrace.run.design import Design, design_run, starting_state
 from headrace.run.evaluation import make_forward_pass
 from headrace.run.metric_totals import CallReader
@@ -221,9 +222,9 @@ def _with_calls(design: Design, steps_per_call: int, num_calls: int) -> Design:
         design.plan.steps,
         steps_per_call=steps_per_call,
         total_steps=steps_per_call * num_calls,
-        log_every=0,
-        checkpoint_every=0,
-        validate_every=0,
+        log_every=NEVER,
+        checkpoint_every=NEVER,
+        validate_every=NEVER,
     )
     return replace(design, plan=replace(design.plan, steps=steps))
 
