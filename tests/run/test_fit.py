@@ -30,7 +30,7 @@ def records(run_dir: Path, kind: Any) -> list[Any]:
 
 
 def test_a_run_learns_and_leaves_its_whole_story(quick):
-    result = train(quick(num_epochs=8, target_accuracy=0.15))
+    result = train(quick(num_epochs=8))
     assert result.outcome == "finished"
     assert result.step == 160
     assert result.validation["raw"].top1 > 0.2
@@ -43,7 +43,6 @@ def test_a_run_learns_and_leaves_its_whole_story(quick):
     start, end = records(result.directory, RunStart)[0], records(result.directory, RunEnd)[0]
     assert start.num_parameters == build_network(quick().config.model, 10, (32, 32, 1)).total_cost().params
     assert end.outcome == "finished"
-    assert 0 < end.time_to_target <= end.time_to_train
     assert "compute-bound" in end.verdict
     assert end.seconds["compile"] > 0
     files = {path.name for path in result.directory.iterdir()}

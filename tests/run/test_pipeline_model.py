@@ -180,7 +180,7 @@ def test_an_interrupted_fit_goes_on_to_the_same_bits(make, capsys):
     assert config["custom"]["network"] == "custom_network"
     assert not {"dataset", "model_name"} & config["values"].keys()
     for command in (lambda: resume(half.directory), lambda: list(validate(half.directory))):
-        with pytest.raises(CheckpointError, match="PipelineModel"):
+        with pytest.raises(CheckpointError, match=r"headrace\.Model"):
             command()
 
 

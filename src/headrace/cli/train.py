@@ -64,7 +64,7 @@ def _print_result(result: "RunResult") -> None:
 def _make_averages(result: "RunResult", config: "Config", *, validate_them: bool) -> None:
     """Average checkpoints as requested with the training, and validate the averages where one process can."""
     requested = config.checkpoint.average_last_epochs or config.checkpoint.average_decays
-    if result.outcome != "finished" or not requested:
+    if result.outcome not in ("finished", "stopped") or not requested:
         return
     from headrace.cli.validate import Table
     from headrace.run.run_average import averages_after

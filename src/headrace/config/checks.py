@@ -84,9 +84,14 @@ WARNINGS = (
             f"{facts.describe('lr_warmup_params')}, {facts.describe('num_epochs')}."
         ),
     ),
-    Remark(
-        when=lambda facts: facts.config.run.target_accuracy is not None and not facts.config.validation.validation,
-        text=lambda facts: f"{facts.describe('target_accuracy')} is never checked: {facts.describe('validation')}.",
+    *(
+        Remark(
+            when=lambda facts, name=name: (
+                getattr(facts.config.run, name) is not None and not facts.config.validation.validation
+            ),
+            text=lambda facts, name=name: f"{facts.describe(name)} is never checked: {facts.describe('validation')}.",
+        )
+        for name in ("target_accuracy", "early_stopping")
     ),
     *COMPILER_WARNINGS,
 )

@@ -85,7 +85,7 @@ IMAGES_RECIPE = "images"  # the default where somebody names a path to their ima
 NO_RECIPE = "none"
 DATASET_VARIABLES = ("DATASETS_DIR", "DATA_DIR")
 KEPT_OF_MODEL = {"bn_momentum", "stable_norm", "dbn_replica_group_size"}  # not of one network, but of how it trains
-NAMED_OF_DATA = {"dataset", "dataset_path", "image_size", "num_channels", "num_classes", "num_samples"}
+NAMED_OF_DATA = frozenset({"dataset", "dataset_path", "image_size", "num_channels", "num_classes", "num_samples"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,10 +189,9 @@ def resolve_code(flat: Mapping[str, Any], translation: Translation = PLAIN) -> R
     return _assemble([_option_layer(flat, Origin(kind="code"), translation)], "", {}, translation)
 
 
-def named_options() -> frozenset[str]:
-    """Return the options that name and shape a network and a data set, which code may give instead."""
-    network = {name for name, option in all_options().items() if option.section == "model"} - KEPT_OF_MODEL
-    return frozenset(network | NAMED_OF_DATA)
+def network_options() -> frozenset[str]:
+    """Return the options that name and shape a network, which code may give instead; NAMED_OF_DATA are a dataset's."""
+    return frozenset(name for name, option in all_options().items() if option.section == "model") - KEPT_OF_MODEL
 
 
 def to_flat(config: Config) -> dict[str, Any]:

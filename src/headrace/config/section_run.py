@@ -46,8 +46,11 @@ class Run:
     )
     target_accuracy: float | None = option(
         None,
-        "Top-1 accuracy, from 0 to 1; the time at which it is first reached is recorded.",
+        "Top-1 accuracy, from 0 to 1, at which the run ends; the time at which it is reached is recorded.",
         check=between(0, 1),
+    )
+    early_stopping: int | None = option(
+        None, "End the run when this many validations in a row bring no better top-1 accuracy.", check=at_least(1)
     )
 
 

@@ -26,6 +26,8 @@ from headrace.plan.plan import Plan, make_plan
 from headrace.plan.scale import ScaleRow, device_counts, replicas_on, scale_row
 from headrace.plan.steps import SizeSpan, size_spans
 from headrace.reference.entrance import override
+from headrace.run.callbacks import Callback, Callbacks, callbacks_of
+from headrace.run.directory import PARTS
 
 # Options that may differ between the processes of a job: paths, how much a host can do, what it shows.
 MAY_DIFFER = ("dataset_path", "log_dir", "checkpoint_dir", "compilation_cache_dir", "pipeline_num_parallel", "progress")
@@ -33,17 +35,30 @@ MAY_DIFFER = ("dataset_path", "log_dir", "checkpoint_dir", "compilation_cache_di
 
 @dataclass(frozen=True, kw_only=True)
 class CustomParts:
-    """What code gives to a run instead of options: network and dataset, and weights to start from."""
+    """What code gives to a run instead of options, or beside them; without arguments, nothing."""
 
-    network: Network
-    dataset: DataSet
+    network: Network | None = None
+    dataset: DataSet | None = None
     weights: tuple[Any, Any] | None = None  # (params, stats) in float32; None: drawn with the seed
+    callbacks: tuple[Callback, ...] = ()
 
-    def record(self) -> dict[str, Any]:
-        """Return what is stored with the run: enough to prepare images as for its training."""
-        info = self.dataset.info
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The names of what options cannot give: without it the run cannot be resumed."""
+        return tuple(name for name in PARTS if getattr(self, name))
+
+    def record(self) -> dict[str, Any] | None:
+        """Return what is stored with the run: what code gave, and enough to prepare images as for its training."""
+        if not self.parts:
+            return None
+        network = {"network": self.network.name} if self.network else {}
+        info = self.dataset.info if self.dataset else None
         names = ("image_hwc", "num_classes", "image_dtype", "normalization", "channel_mean", "channel_std")
-        return {"network": self.network.name} | {name: getattr(info, name) for name in names}
+        form = {name: getattr(info, name) for name in names} if info else {}
+        return {"parts": list(self.parts)} | network | form
+
+
+NOTHING = CustomParts()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,19 +74,23 @@ class Design:
     optimizer: optax.GradientTransformationExtraArgs
     trainable: Trainable
     sizes: tuple[SizeSpan, ...]  # of training images, in their order
-    custom: CustomParts | None = None
+    custom: CustomParts = NOTHING
+
+    def callbacks(self) -> Callbacks:
+        """Return the callbacks that options and code ask for."""
+        return Callbacks((*callbacks_of(self.config.run), *self.custom.callbacks))
 
 
 def design_run(
-    config: Config, custom: CustomParts | None = None, num_processes: int = 1, *, absent_ok: bool = False
+    config: Config, custom: CustomParts = NOTHING, num_processes: int = 1, *, absent_ok: bool = False
 ) -> Design:
     """Return the design of the run that a configuration describes, with `custom` parts given by code.
 
     `absent_ok`: an ImageNet that is not on this machine is planned with its published numbers of images.
     """
-    info = custom.dataset.info if custom else describe_dataset(config.data, absent_ok=absent_ok)
+    info = custom.dataset.info if custom.dataset else describe_dataset(config.data, absent_ok=absent_ok)
     refuse_weights(config.learning.class_weights, info)
-    network = custom.network if custom else build_network(config.model, info.num_classes, info.image_hwc)
+    network = custom.network or build_network(config.model, info.num_classes, info.image_hwc)
     network = network.refined(config.pipeline.pipeline_splits)
     plan = make_plan(config, info, network, num_processes)
     check_devices_per_replica(plan.devices_per_replica)

@@ -3,7 +3,7 @@
 import json
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 
 from headrace.checkpoint.saver import BEST_FILE
 from headrace.checkpoint.store import list_checkpoints
-from headrace.config.load import Resolved, named_options, to_saved
+from headrace.config.load import NAMED_OF_DATA, Resolved, network_options, to_saved
 from headrace.config.schema import Config
 from headrace.core.errors import CheckpointError, ConfigError
 from headrace.core.files import LOCK_FILE, lock_directory, parse_json, write_atomic
@@ -134,40 +134,55 @@ def with_absolute_paths(resolved: Resolved) -> Resolved:
 def saved_form(resolved: Resolved, custom: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return a configuration and its origins as plain values, for config.json and for a checkpoint's manifest.
 
-    `custom` describes a network and data given by code; the options that would name them are then left out.
+    `custom` describes what was given by code; options that would name a network or dataset given so are left out.
     """
     saved = to_saved(resolved)
     if custom is None:
         return saved
-    named = named_options()
-    values = {name: value for name, value in saved["values"].items() if name not in named}
+    by_code = parts_of(custom)
+    left_out = {
+        name
+        for part, named in (("network", network_options()), ("dataset", NAMED_OF_DATA))
+        if part in by_code
+        for name in named
+    }
+    values = {name: value for name, value in saved["values"].items() if name not in left_out}
     return saved | {"values": values, "custom": dict(custom)}
 
 
-def from_saved(saved: Mapping[str, Any], *, custom: bool = False) -> Resolved:
-    """Return the configuration that `saved_form` was given; `custom`: code gives its network and data."""
-    parts = custom_parts(saved)
-    if custom != (parts is not None):
-        _refuse_parts(parts)
+PARTS = ("network", "dataset")  # what code can give instead of options
+
+
+def from_saved(saved: Mapping[str, Any], *, given: Collection[str] = (), needed: Collection[str] = PARTS) -> Resolved:
+    """Return the configuration that `saved_form` was given.
+
+    `given` are the parts that code gives now; those that it gave to the run, and that are needed, must be among them.
+    """
+    custom = custom_parts(saved) or {}
+    parts = parts_of(custom)
+    if missing := [part for part in PARTS if part in parts and part in needed and part not in given]:
+        raise CheckpointError(
+            f"This run's {' and '.join(missing)} {'was' if len(missing) == 1 else 'were'} given by code, "
+            "which a command does not have.",
+            rule="Such a run is continued by the program that made it.",
+            remedy="Use headrace.Model there: fit(..., resume=RUN), load(RUN, network), evaluate, predict, export.",
+        )
+    if unknown := [part for part in given if part not in parts]:
+        raise CheckpointError(
+            f"This run's {' and '.join(unknown)} did not come from code, which now gives another.",
+            remedy="Leave it out, or resume the run with headrace resume.",
+        )
     return entrance.from_saved(saved)
 
 
 def custom_parts(saved: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the description of a network and data given by code, None where options name them."""
+    """Return the description of what was given by code, None where options say everything."""
     return saved.get("custom", saved.get("own"))  # "own" until version 0.1
 
 
-def _refuse_parts(custom: Mapping[str, Any] | None) -> None:
-    if custom is None:
-        raise CheckpointError(
-            "This run named its network and dataset in options, and code gives others.",
-            remedy="Resume it with headrace resume.",
-        )
-    raise CheckpointError(
-        f"The network {custom['network']} and its data were given by code, which a command does not have.",
-        rule="A run of a custom network is resumed by the program that made it.",
-        remedy="Use headrace.PipelineModel there: fit(..., resume=RUN), load(RUN), evaluate, predict, export.",
-    )
+def parts_of(custom: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of what was given by code; once it was always network and dataset together."""
+    return tuple(custom.get("parts", ("network", "dataset") if custom else ()))
 
 
 def write_run(directory: RunDirectory, saved: dict[str, Any], plan: dict[str, Any], command: list[str]) -> None:
@@ -179,9 +194,11 @@ def write_run(directory: RunDirectory, saved: dict[str, Any], plan: dict[str, An
     directory.reports.mkdir(exist_ok=True)
 
 
-def read_run(path: Path, *, custom: bool = False) -> tuple[RunDirectory, Resolved]:
-    """Return the layout and the configuration of a run that was started before (`custom`: with parts given by code)."""
-    return parse_run(path, read_saved(path), custom=custom)
+def read_run(
+    path: Path, *, given: Collection[str] = (), needed: Collection[str] = PARTS
+) -> tuple[RunDirectory, Resolved]:
+    """Return the layout and the configuration of a run started before; see `from_saved` for the parts."""
+    return parse_run(path, read_saved(path), given=given, needed=needed)
 
 
 def read_saved(path: Path) -> dict[str, Any]:
@@ -199,10 +216,12 @@ def read_saved(path: Path) -> dict[str, Any]:
     return saved
 
 
-def parse_run(path: Path, saved: Mapping[str, Any], *, custom: bool = False) -> tuple[RunDirectory, Resolved]:
+def parse_run(
+    path: Path, saved: Mapping[str, Any], *, given: Collection[str] = (), needed: Collection[str] = PARTS
+) -> tuple[RunDirectory, Resolved]:
     """Return the layout and the configuration of the run at `path` from what its config.json holds."""
     try:
-        resolved = from_saved(saved, custom=custom)
+        resolved = from_saved(saved, given=given, needed=needed)
     except (ValueError, KeyError, TypeError) as error:
         raise _unreadable(path, error) from error
     return layout(path, resolved.config), resolved

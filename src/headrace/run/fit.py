@@ -29,7 +29,8 @@ from headrace.engine.pipeline.state_placement import host_memory_of
 from headrace.engine.state import evaluated_weights
 from headrace.job import check_consistency, current_group, report_lost_process
 from headrace.reference.entrance import override
-from headrace.run.design import CustomParts, Design, derived_facts, design_run, given_facts, starting_state
+from headrace.run.callbacks import CALLBACK
+from headrace.run.design import NOTHING, CustomParts, Design, derived_facts, design_run, given_facts, starting_state
 from headrace.run.directory import (
     RunDirectory,
     layout,
@@ -63,17 +64,17 @@ from headrace.telemetry.trackers import RunDescription, make_trackers, refuse_mi
 from headrace.weights.convert import table_lines
 
 
-def train(resolved: Resolved, custom: CustomParts | None = None) -> RunResult:
+def train(resolved: Resolved, custom: CustomParts = NOTHING) -> RunResult:
     """Start a new run in a new directory; `custom` holds a network and data given by code instead of options."""
     current_group().on_first_process(lambda: refuse_taken(resolved.config))
     return fit(with_absolute_paths(with_measured_blocks(resolved, custom)), None, custom)
 
 
-def resume(path: Path, overrides: Mapping[str, Any] | None = None, custom: CustomParts | None = None) -> RunResult:
+def resume(path: Path, overrides: Mapping[str, Any] | None = None, custom: CustomParts = NOTHING) -> RunResult:
     """Resume a run from its newest good checkpoint (from its beginning when it has not saved one yet)."""
     group = current_group()
     with ExitStack() as stack:
-        before, saved = read_run_together(group, Path(path), custom=custom is not None)
+        before, saved = read_run_together(group, Path(path), given=custom.parts)
         resolved = with_absolute_paths(override(saved, overrides or {}))
         refuse_other_run(saved, resolved, custom)
         directory = layout(before.path, resolved.config)
@@ -85,7 +86,7 @@ def resume(path: Path, overrides: Mapping[str, Any] | None = None, custom: Custo
         return fit(resolved, broadcast_restored(group, group.on_first_process(find), directory), custom)
 
 
-def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts | None = None) -> RunResult:
+def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOTHING) -> RunResult:
     """Train, validate and save as the configuration says. What can be refused is refused before a file is made."""
     timeline = Timeline()
     config, group = resolved.config, current_group()
@@ -93,9 +94,9 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts | Non
 
     # Without a device: the dataset's shape, the network, the plan. Then the data itself.
     design = design_run(config, custom, group.num_processes)
-    if config.data.verify_dataset and not custom:
+    if config.data.verify_dataset and not custom.dataset:
         group.on_first_process(lambda: refuse_problems(config.data))
-    dataset = custom.dataset if custom else open_dataset(config.data, config.run.seed)
+    dataset = custom.dataset or open_dataset(config.data, config.run.seed)
     if config.run.dry_run_steps:
         dataset = replace(dataset, validation=first_samples(dataset.validation, design.plan.validation.num_samples))
     step = restored.step if restored else 0
@@ -113,7 +114,7 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts | Non
     calls = Calls(design, options, dataset, devices, step)
     executor = calls.executor
     group.connect_devices(executor.meshes, config.model.dbn_replica_group_size)
-    state = starting_state(design, (adopted.params, adopted.stats) if adopted else custom.weights if custom else None)
+    state = starting_state(design, (adopted.params, adopted.stats) if adopted else custom.weights)
     if restored and restored.arrays is not None:
         arrays, blank = restored.arrays, state
         state = group.on_first_process(lambda: restore_tree(arrays, blank)) or blank
@@ -131,7 +132,7 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts | Non
                 directory, past = restored.directory, rewind_run(restored, config.checkpoint.keep_best)
             if dataset.bad is not None:
                 dataset.bad.write_to(directory.path / BAD_FILE)
-            write_run(directory, saved_form(resolved, custom and custom.record()), plan.to_dict(), sys.argv[1:])
+            write_run(directory, saved_form(resolved, custom.record()), plan.to_dict(), sys.argv[1:])
             if adopted is not None:
                 write_table(directory, adopted)
             console = make_console(config.logging.progress, past.records)
@@ -141,7 +142,8 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts | Non
         opened = group.on_first_process(open_run)
         path = group.broadcast(str(opened[0].path) if opened else None)
         directory, past, sinks = opened or (layout(Path(path), config), Past(), Sinks([WarningSink(group.process)]))
-        recorder = RunRecorder(resolved, design, directory, sinks, timeline, writes=group.is_first)
+        callbacks = design.callbacks()
+        recorder = RunRecorder(resolved, design, directory, sinks, timeline, callbacks=callbacks, writes=group.is_first)
         if restored is not None:
             recorder.continue_from(restored, past)
         sinks.write(_run_start(design, devices, step))
@@ -190,7 +192,11 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts | Non
             profile = stack.enter_context(profile_first_calls(config.run.profile, directory.path))
             recorder.begin()
             sinks.advance(step)
-            why = group.agree_to_stop(interrupt.signal_name)
+
+            def stop() -> str | None:
+                return group.agree_to_stop(interrupt.signal_name or (callbacks.reason and CALLBACK + callbacks.reason))
+
+            why = stop()
             while step < steps.total_steps and not why:
                 num_steps, launched = feed.num_steps, time.perf_counter()
                 state, metrics = calls.at(step)(state, feed.resident, block, num_steps)
@@ -210,13 +216,15 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts | Non
                 if validator and validating:
                     with passing_failure_to(validating):  # the reader must not wait for a validation that failed
                         validating.set_result(recorder.start_validation(validator, state))
-                reader.keep_up()
-                why = group.agree_to_stop(interrupt.signal_name) if step < steps.total_steps else None
+                epoch_ends = step % steps.updates_per_epoch == 0
+                decides = callbacks.decide_after(epoch_ends=epoch_ends, validated=validating is not None)
+                reader.keep_up(behind=0 if decides else 1)
+                why = stop() if step < steps.total_steps else None
                 if step < steps.total_steps and not why:
                     feed.limit(group.broadcast(length.update(recorder.step_seconds)))
                     with timeline.measure("wait"):
                         block = feed.next(metrics["loss"])
-                    why = group.agree_to_stop(interrupt.signal_name)
+                    why = stop()
             reader.drain()
             recorder.fed(feed.stats, options)
             for text in describe_profile(config.run.profile, directory.path):
@@ -224,7 +232,11 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts | Non
             if dataset.bad:
                 recorder.note(dataset.bad.describe(), "warning")
 
-            # A signal asked the run to stop. The call is finished: save it, and `headrace resume` continues from here.
+            # Asked to stop, by a callback or a signal. The call is finished: save it, and `headrace resume` continues.
+            if step < steps.total_steps and why and why.startswith(CALLBACK):
+                reason = why.removeprefix(CALLBACK)
+                recorder.save_stopped(reason, executor.copy_to_save(state))
+                return replace(ending.reach("stopped", reason), state=state)
             if step < steps.total_steps:
                 recorder.save_interrupted(why or "", executor.copy_to_save(state))
                 return replace(ending.reach("interrupted"), state=state)

@@ -19,7 +19,7 @@ import numpy as np
 
 from headrace.checkpoint.store import checkpoint_name, save
 from headrace.config.field import find, spellings
-from headrace.config.load import Resolved, named_options
+from headrace.config.load import NAMED_OF_DATA, Resolved, network_options
 from headrace.config.schema import all_options
 from headrace.core.errors import ConfigError, did_you_mean
 from headrace.core.tree import flatten_named
@@ -58,7 +58,7 @@ _NORM_LAYER_OPTIONS = ("stable_norm", "dbn_replica_group_size")
 
 def check_custom_options(options: Mapping[str, Any], network: Network) -> dict[str, Any]:
     """Return the options under their full names, with the momentum that the network's batch norms ask for."""
-    known, named = spellings(known_options()), named_options()
+    known, named = spellings(known_options()), network_options() | NAMED_OF_DATA
     for written in options:
         name = find(written, known).name
         if name in named or name in _REFUSED:

@@ -23,7 +23,7 @@ from headrace.model.network import Network
 from headrace.plan.pipeline import PipelinePlan
 from headrace.plan.table import Table
 from headrace.plan.timeline_files import FORMATS, write_diagram
-from headrace.run.design import CustomParts, design_run
+from headrace.run.design import NOTHING, CustomParts, design_run
 
 FOLDER = "profile"
 NUM_CALLS = 2  # the first shows the start, the second how calls follow each other
@@ -142,7 +142,7 @@ def _seconds(program: Any, arguments: tuple[Any, ...]) -> float:
                 return taken / runs
 
 
-def with_measured_blocks(resolved: Resolved, custom: CustomParts | None = None) -> Resolved:
+def with_measured_blocks(resolved: Resolved, custom: CustomParts = NOTHING) -> Resolved:
     """Return the configuration with `block_seconds` filled in, if it asks to measure; else as it is.
 
     The times become part of the configuration, so that the run, its records and a later resume have the same stages.

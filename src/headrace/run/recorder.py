@@ -4,7 +4,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,11 @@ from headrace.core.tree import flatten_named
 from headrace.core.units import format_bytes, format_duration
 from headrace.data.feeding.feed import FeedOptions, FeedStats
 from headrace.engine.state import State
+from headrace.run.callbacks import Callbacks, TrainingEvent, ValidationEvent
 from headrace.run.design import Design
 from headrace.run.directory import RunDirectory, delete_checkpoints, saved_form
 from headrace.run.evaluation import Started, Validator
-from headrace.run.metric_totals import Measured, MetricTotals, verdict
+from headrace.run.metric_totals import NOTHING_UNLOGGED, HostMetrics, Measured, MetricTotals, Unlogged, verdict
 from headrace.run.restore import Past, Restored
 from headrace.run.trained_model import input_form
 from headrace.run.training import Compiled
@@ -60,7 +61,11 @@ class InFlight:
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """The result of a run. `outcome` is finished, interrupted (resume continues from its checkpoint) or compiled."""
+    """The result of a run.
+
+    `outcome` is finished, stopped (by a callback, early stopping or a target: `reason`), interrupted (resume continues
+    from its checkpoint) or compiled.
+    """
 
     outcome: str
     directory: Path
@@ -69,19 +74,20 @@ class RunResult:
     images_per_second: float | None
     time_to_train: float
     can_resume: bool  # there is more to train, and resuming loses nothing
-    state: State | None = None  # after the last step, on its devices
+    reason: str = ""
+    state: State | None = field(default=None, repr=False)  # after the last step, on its devices
 
 
 class Ending:
     """The outcome of a run: failed, until a better one is reached."""
 
     def __init__(self, recorder: "RunRecorder") -> None:
-        self._recorder, self.outcome = recorder, "failed"
+        self._recorder, self.outcome, self.reason = recorder, "failed", ""
 
-    def reach(self, outcome: str) -> RunResult:
+    def reach(self, outcome: str, reason: str = "") -> RunResult:
         """Set the outcome and return the result."""
-        self.outcome = outcome
-        return self._recorder.result(outcome)
+        self.outcome, self.reason = outcome, reason
+        return self._recorder.result(outcome, reason)
 
 
 class RunRecorder:
@@ -95,6 +101,7 @@ class RunRecorder:
         sinks: Sinks,
         timeline: Timeline,
         *,
+        callbacks: Callbacks | None = None,
         writes: bool = True,
     ) -> None:
         keep = resolved.config.checkpoint
@@ -107,6 +114,8 @@ class RunRecorder:
         self._resolved, self._design, self._directory, self._sinks = resolved, design, directory, sinks
         # One process of a job writes; the others track the same counters but write nothing.
         self._writes = writes
+        self.callbacks = callbacks or Callbacks()
+        self._epoch_sums = NOTHING_UNLOGGED  # over the calls of the epoch so far
         self._elapsed_before, self._began = 0.0, time.perf_counter()
         # A thread that only waits for results in the order of their launches, so that their times are exact however
         # long the thread that reads them takes to save and report.
@@ -166,10 +175,29 @@ class RunRecorder:
         self._sinks.advance(self.step, loss, images / max(seconds, 1e-6))
         if self._design.plan.steps.log_due(call.last_step):
             self.log(call.last_step)
+        if self._writes:
+            self._call_back(call.last_step, metrics)
         if call.copy is not None:
             self.save(call.copy, call.last_step)
         if call.evaluation is not None and validator is not None:
             self.validated(call.last_step, validator, call.evaluation.result())
+
+    def _call_back(self, step: int, metrics: HostMetrics) -> None:
+        """Run the callbacks of a call, and of an epoch where it was the last of one."""
+        self.callbacks.call_ended(self._training_event(step, NOTHING_UNLOGGED.add(metrics, 0.0)))
+        self._epoch_sums = self._epoch_sums.add(metrics, 0.0)
+        if step % self._design.plan.steps.updates_per_epoch == 0:
+            self.callbacks.epoch_ended(self._training_event(step, self._epoch_sums))
+            self._epoch_sums = NOTHING_UNLOGGED
+
+    def _training_event(self, step: int, sums: Unlogged) -> TrainingEvent:
+        return TrainingEvent(
+            directory=self._directory.path,
+            step=step,
+            epoch=self._epoch(step),
+            loss=sums.mean(sums.loss),
+            accuracy=sums.mean(sums.top1),
+        )
 
     def log(self, step: int) -> None:
         """Record the training since the last record, if there was any."""
@@ -177,16 +205,17 @@ class RunRecorder:
         if record is not None:
             self._sinks.write(record)
 
-    def result(self, outcome: str) -> RunResult:
+    def result(self, outcome: str, reason: str = "") -> RunResult:
         """Return the result of the run."""
         return RunResult(
             outcome=outcome,
+            reason=reason,
             directory=self._directory.path,
             step=self.step,
             validation={record.weights: record for record in self.validations},
             images_per_second=self.totals.throughput.images_per_second,
             time_to_train=self.elapsed,
-            can_resume=outcome == "interrupted" and self.step == self._saved_step,
+            can_resume=outcome in ("interrupted", "stopped") and self.step == self._saved_step,
         )
 
     def compiled(self, what: str, compiled: Compiled) -> None:
@@ -236,6 +265,13 @@ class RunRecorder:
             self.log(self.step)
             self.note(f"{signal_name}: stopped at step {self.step}, nothing saved: checkpoints are off", "warning")
 
+    def save_stopped(self, reason: str, state: State) -> None:
+        """Save and record what a callback ended."""
+        self.log(self.step)
+        if self.step != self._saved_step and self._resolved.config.checkpoint.checkpoints:
+            self.save(state, self.step)
+        self.note(f"stopped at step {self.step}: {reason}")
+
     @contextmanager
     def ending(self) -> Iterator["Ending"]:
         """Wait for the last checkpoint and write the last record, however the block is exited."""
@@ -245,7 +281,7 @@ class RunRecorder:
                 yield ending
                 with self.timeline.measure("save"):  # the last checkpoint is still being written
                     self.saver.wait()
-            if ending.outcome == "finished" and self._writes:
+            if ending.outcome in ("finished", "stopped") and self._writes:
                 self._tidy()
         except HeadraceError as error:
             ending.outcome = "failed"
@@ -277,6 +313,7 @@ class RunRecorder:
             step=self.step,
             time=utc_now(),
             outcome=ending.outcome,
+            reason=ending.reason,
             epoch=self._epoch(self.step),
             time_to_train=self.elapsed,
             time_to_target=reached.elapsed_seconds if reached else None,
@@ -343,6 +380,15 @@ class RunRecorder:
         for weights in results:
             if weights not in recorded:
                 self._record_validation(step, weights, reports[weights], seconds)
+        if self._writes:
+            event = ValidationEvent(
+                directory=self._directory.path,
+                step=step,
+                epoch=self._epoch(step),
+                results={record.weights: record for record in self.validations if record.step == step},
+                history=tuple(self.validations),
+            )
+            self.callbacks.validation_ended(event)
 
     def _record_validation(self, step: int, weights: str, report: dict[str, Any], seconds: float) -> None:
         record = ValidationRecord(
@@ -374,7 +420,7 @@ class RunRecorder:
             "step": step,
             "epoch": self._epoch(step),
             "seed": self._resolved.config.run.seed,
-            "config": saved_form(self._resolved, self._design.custom and self._design.custom.record()),
+            "config": saved_form(self._resolved, self._design.custom.record()),
             "plan": self._design.plan.to_dict(),
             "class_names": list(self._design.info.class_names),
             "input": input_form(self._design.info, self._resolved.config),

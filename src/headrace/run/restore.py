@@ -1,6 +1,6 @@
 """What a run resumes from: its newest good checkpoint, with records and the list of the best rewound to that step."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from headrace.config.load import Resolved, to_flat
 from headrace.config.model_table import NORM_OPTIONS, OPTION_FAMILIES
 from headrace.core.errors import CheckpointError
 from headrace.job import ProcessGroup
-from headrace.run.design import CustomParts, design_run
+from headrace.run.design import NOTHING, CustomParts, design_run
 from headrace.run.directory import RunDirectory, parse_run, read_saved, sweep
 from headrace.run.metric_totals import NOTHING_UNLOGGED, Unlogged
 from headrace.telemetry.records import CheckpointRecord, Record, RunEnd, TrainRecord, ValidationRecord, read_records
@@ -67,10 +67,10 @@ def find_restored(directory: RunDirectory, earlier_place: Path) -> Restored:
     )
 
 
-def read_run_together(group: ProcessGroup, path: Path, *, custom: bool) -> tuple[RunDirectory, Resolved]:
+def read_run_together(group: ProcessGroup, path: Path, *, given: Collection[str] = ()) -> tuple[RunDirectory, Resolved]:
     """Return the layout and the configuration of a run, as process 0 reads them."""
     saved = group.broadcast(group.on_first_process(lambda: read_saved(path)))
-    return parse_run(path, saved, custom=custom)
+    return parse_run(path, saved, given=given)
 
 
 def broadcast_restored(group: ProcessGroup, found: Restored | None, directory: RunDirectory) -> Restored:
@@ -127,7 +127,7 @@ _FIXED = (
 )
 
 
-def refuse_other_run(saved: Resolved, resolved: Resolved, custom: CustomParts | None = None) -> None:
+def refuse_other_run(saved: Resolved, resolved: Resolved, custom: CustomParts = NOTHING) -> None:
     """Refuse overrides that would make it another run; replicas, epochs, periods and directories may change."""
     old, new = to_flat(saved.config), to_flat(resolved.config)
     changed = [name for name in _FIXED if old[name] != new[name]]

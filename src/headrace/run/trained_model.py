@@ -75,11 +75,11 @@ def input_form(info: DataInfo, config: Config) -> dict[str, Any]:
     }
 
 
-def find_weights(path: Path, custom: bool = False) -> tuple[Path, str]:
+def find_weights(path: Path) -> tuple[Path, str]:
     """Return (checkpoint, which weights of it are best) for a checkpoint, a directory of them, or a run's directory."""
     if (path / MANIFEST_FILE).exists():
         return path, RAW
-    place = path if list_checkpoints(path) else read_run(path, custom=custom)[0].checkpoints
+    place = path if list_checkpoints(path) else read_run(path, needed=())[0].checkpoints
     best = BestCheckpoints(place).first_good()
     if best is not None:
         return place / best.name, best.weights
@@ -98,9 +98,9 @@ def load_trained_model(path: Path, weights: str = AUTO, custom: Network | None =
 
     `custom` is the network of a run whose network was given by code.
     """
-    checkpoint, better = find_weights(path, custom is not None)
+    checkpoint, better = find_weights(path)
     arrays, manifest = load(checkpoint)
-    config = from_saved(manifest["config"], custom=custom is not None).config
+    config = from_saved(manifest["config"], given=("network",) if custom else (), needed=("network",)).config
     form = manifest.get("input") or input_form(describe_dataset(config.data), config)  # not in older ones
     height, width, channels = form["image_hwc"]
     network = custom or build_network(config.model, len(manifest["class_names"]), (height, width, channels))

@@ -200,9 +200,11 @@ def open_feed(
         balanced=config.data.balanced_sampling,
     )
     sizes = [span.first_step for span in design.sizes]
+    epochs_end_calls = design.callbacks().wait_for_epochs
 
     def next_end(step: int) -> int:
-        return min([steps.next_event(step), *(first for first in sizes if first > step)])
+        epoch_ends = [step + steps.updates_per_epoch - step % steps.updates_per_epoch] if epochs_end_calls else []
+        return min([steps.next_event(step), *epoch_ends, *(first for first in sizes if first > step)])
 
     calls = CallSpans(
         first_step=first_step,

@@ -112,6 +112,7 @@ def validation_line(record: ValidationRecord) -> str:
 def run_end_line(end: RunEnd) -> str:
     """Return the last lines of a run: its result, how long it took, what limited it."""
     parts = [f"{end.outcome} at epoch {end.epoch:.2f}, step {end.step}"]
+    why = f"\n{end.reason}" if end.reason else ""
     if end.best_top1 is not None:
         parts.append(f"best top-1 {percent(end.best_top1)}")
     parts.append(f"time to train {format_duration(end.time_to_train)}")
@@ -119,7 +120,7 @@ def run_end_line(end: RunEnd) -> str:
         parts.append(f"time to target {format_duration(end.time_to_target)}")
     if end.images_per_second is not None:
         parts.append(f"{end.images_per_second:,.0f} img/s")
-    return "  ".join(parts) + (f"\n{end.verdict}" if end.verdict else "")
+    return "  ".join(parts) + why + (f"\n{end.verdict}" if end.verdict else "")
 
 
 def percent(fraction: float) -> str:

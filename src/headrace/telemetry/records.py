@@ -135,7 +135,8 @@ class Note(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class RunEnd(Record):
-    """A process ends: `outcome` is finished, interrupted or failed; times to train and target are of the whole run.
+    """A process ends: `outcome` is finished, stopped, interrupted or failed; times to train and target are of the whole
+    run. `reason` says why a callback, early stopping or a target accuracy stopped it.
 
     `seconds` splits `wall_seconds`, the time of this process, by kind (`telemetry.clock.KINDS`). Records without
     `wall_seconds` are older: their kinds overlap.
@@ -144,6 +145,7 @@ class RunEnd(Record):
     kind: ClassVar[str] = "run_end"
     time: str
     outcome: str
+    reason: str = ""
     epoch: float
     time_to_train: float
     time_to_target: float | None = None

@@ -1,0 +1,110 @@
+"""Callbacks in real runs: when they run, what they are given, and that a run stops cleanly for them."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.core.errors import ConfigError
+from headrace.run.callbacks import Callback, EarlyStopping, TargetAccuracy, ValidationEvent, check_callbacks
+from headrace.run.design import CustomParts
+from headrace.run.fit import resume, train
+from headrace.telemetry.records import RunEnd, TrainRecord, ValidationRecord, read_records
+
+from .conftest import assert_same_bits, final_state
+
+
+def records(run_dir: Path, kind: Any) -> list[Any]:
+    return [record for record in read_records(run_dir) if isinstance(record, kind)]
+
+
+class Collect(Callback):
+    """Keeps every event, and stops the run after an epoch."""
+
+    def __init__(self, last_epoch: int = 99) -> None:
+        self.calls: list[Any] = []
+        self.epochs: list[Any] = []
+        self.validations: list[Any] = []
+        self.last_epoch = last_epoch
+
+    def on_call_end(self, event):
+        self.calls.append(event)
+
+    def on_epoch_end(self, event):
+        self.epochs.append(event)
+        return "enough" if event.epoch == self.last_epoch else None
+
+    def on_validation_end(self, event):
+        self.validations.append(event)
+
+
+def test_callbacks_see_calls_epochs_and_validations_and_stop_a_run_with_a_checkpoint(quick):
+    seen = Collect(last_epoch=3)
+    # one log in two epochs: calls would be longer than an epoch if nobody waited for its end
+    result = train(quick(logs_per_epoch=0.5, max_steps_per_call=16), CustomParts(callbacks=(seen,)))
+    assert (result.outcome, result.reason, result.step, result.can_resume) == ("stopped", "enough", 60, True)
+    assert [event.step for event in seen.epochs] == [20, 40, 60]
+    assert sorted({20, 40, 60} & {event.step for event in seen.calls}) == [20, 40, 60]
+    assert [event.step for event in seen.validations] == [40]
+    assert seen.validations[0].results.keys() == {"raw", "ema"}
+    # the records hold the same numbers: of two epochs together, and of the one that was cut off
+    trained = records(result.directory, TrainRecord)
+    assert [record.step for record in trained] == [40, 60]
+    np.testing.assert_allclose(np.mean([event.loss for event in seen.epochs[:2]]), trained[0].loss, rtol=1e-6)
+    assert trained[1].loss == seen.epochs[2].loss
+    (end,) = records(result.directory, RunEnd)
+    assert (end.outcome, end.reason) == ("stopped", "enough")
+    assert "stopped at step 60: enough" in (result.directory / "log.txt").read_text()
+    # it stopped where it says, with weights that a run left alone has there
+    whole = train(quick())
+    again = resume(result.directory)
+    assert (again.outcome, again.step) == ("finished", 80)
+    assert_same_bits(final_state(again.directory), final_state(whole.directory))
+
+
+def test_early_stopping_and_target_accuracy_end_a_run(quick):
+    still = {"lr_schedule_params": {"initial_learning_rate": 0.0}, "ema_decay": 0, "bn_momentum": 1}
+    result = train(quick(early_stopping=2, **still))
+    assert (result.outcome, result.step) == ("stopped", 60), "the first validation stays the best"
+    assert result.reason.startswith("early stopping: no better top-1 than ")
+    assert result.reason.endswith(" % (step 20) in 2 validations")
+    result = train(quick(target_accuracy=0.01))
+    assert (result.outcome, result.step) == ("stopped", 20)
+    assert "reaches 1 %" in result.reason
+    (end,) = records(result.directory, RunEnd)
+    assert end.epoch_at_target == 1
+
+
+@pytest.mark.parametrize(
+    ("scores", "patience", "stops"),
+    [
+        ([0.1, 0.2, 0.3], 1, False),
+        ([0.1, 0.3, 0.3], 1, True),  # equal is not better
+        ([0.1, 0.3, 0.2, 0.25], 2, True),
+        ([0.1, 0.3, 0.2, 0.25], 3, False),
+        ([float("nan"), float("nan")], 2, True),
+        ([float("nan"), 0.1], 1, False),
+    ],
+)
+def test_early_stopping_counts_validations_since_the_best(scores, patience, stops):
+    history = tuple(
+        ValidationRecord(step=20 * n, epoch=n, loss=1.0, top1=score, num_samples=1, seconds=0.1, weights=weights)
+        for n, score in enumerate(scores)
+        for weights in ("raw", "ema")
+    )
+    event = ValidationEvent(directory=Path(), step=0, epoch=0, results={"raw": history[-1]}, history=history)
+    assert bool(EarlyStopping(patience).on_validation_end(event)) == stops
+    assert bool(TargetAccuracy(0.25).on_validation_end(event)) == (scores[-1] >= 0.25)
+
+
+def test_what_is_not_a_callback_is_refused(quick):
+    with pytest.raises(ConfigError, match=r"A callback is a function.*inherit from headrace\.Callback"):
+        check_callbacks([lambda event: None])
+
+    class Wrong(Callback):
+        def on_epoch_end(self, event) -> Any:
+            return True
+
+    with pytest.raises(ConfigError, match="A callback returned True"):
+        train(quick(), CustomParts(callbacks=(Wrong(),)))
