@@ -161,7 +161,7 @@ def bench(resolved: Resolved, *, steps_per_call: int, num_calls: int) -> BenchRe
     resolved = with_measured_blocks(resolved)
     config = resolved.config
     group = current_group()
-    design = _with_calls(design_run(config, None, group.num_processes), steps_per_call, num_calls + 1)
+    design = _with_calls(design_run(config, num_processes=group.num_processes), steps_per_call, num_calls + 1)
     dataset = open_dataset(config.data, config.run.seed)
     use_compilation_cache(config.run.compilation_cache_dir)
     show_devices(config.run.first_device, design.plan.num_devices // group.num_processes)
@@ -251,7 +251,7 @@ def bench_inference(resolved: Resolved, *, batches_per_call: int, num_calls: int
             raise ConfigError(f"{name} is {value}.", rule=f"It is at least {least}.")
     config = resolved.config
     group = current_group()
-    design = design_run(config, None, group.num_processes)
+    design = design_run(config, num_processes=group.num_processes)
     dataset = open_dataset(config.data, config.run.seed)
     use_compilation_cache(config.run.compilation_cache_dir)
     plan = design.plan.validation

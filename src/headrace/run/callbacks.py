@@ -138,14 +138,14 @@ class Callbacks:
 
 def check_callbacks(callbacks: object) -> tuple[Callback, ...]:
     """Return callbacks given by code; refuse anything else."""
-    found = tuple(callbacks) if isinstance(callbacks, list | tuple) else (callbacks,)
-    for each in found:
-        if not isinstance(each, Callback):
-            raise ConfigError(
-                f"A callback is a {type(each).__name__}.",
-                rule="Callbacks are a list of objects whose classes inherit from headrace.Callback.",
-                remedy="Override on_call_end, on_epoch_end or on_validation_end.",
-            )
+    given = tuple(callbacks) if isinstance(callbacks, list | tuple) else (callbacks,)
+    found = tuple(each for each in given if isinstance(each, Callback))
+    if wrong := [each for each in given if not isinstance(each, Callback)]:
+        raise ConfigError(
+            f"A callback is a {type(wrong[0]).__name__}.",
+            rule="Callbacks are a list of objects whose classes inherit from headrace.Callback.",
+            remedy="Override on_call_end, on_epoch_end or on_validation_end.",
+        )
     return found
 
 
