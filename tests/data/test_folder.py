@@ -1,6 +1,7 @@
 """Class folders: found, listed in order, split the same way every time; what cannot be right is told."""
 
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from headrace.core.errors import ConfigError, DataError
 from headrace.data.dataset import describe_dataset, open_dataset
 from headrace.data.sets.folder import held_out_mask, read_folders
 from headrace.data.sets.image_sets import detect
+from headrace.data.verify import format_report, verify
 from headrace.reference.entrance import config_from, resolve
 
 from .image_files import encode, smooth, write_classes
@@ -157,3 +159,72 @@ def test_impossible_crops_are_refused(tmp_path: Path, options: dict, words: str 
     if words is not None:
         with pytest.raises(ConfigError, match=words):
             open_dataset(data, 0)
+
+
+def test_files_that_are_not_read_are_counted_by_reason(tmp_path: Path) -> None:
+    write_classes(tmp_path, {"a": 3, "b": 2})
+    (tmp_path / "a" / "x.bmp").write_bytes(encode(smooth(9, 9), "BMP"))
+    for name in ("notes.txt", "b/more.txt", "a/Thumbs.db", "a/.DS_Store", "__pycache__/x.pyc", "b/plain"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("x")
+    os.mkfifo(tmp_path / "a" / "pipe.jpg")
+    (tmp_path / "b" / "gone.jpg").symlink_to(tmp_path / "nowhere.jpg")
+    (tmp_path / "b" / "self").symlink_to("self")
+    (tmp_path / "b" / "loop").symlink_to(".")
+    (tmp_path / "a" / "to_b").symlink_to("../b")
+    (tmp_path / "b" / "to_a").symlink_to("../a")
+    (tmp_path / os.fsdecode(b"b/caf\xe9.jpg")).write_bytes(encode(smooth(9, 9)))
+    found = read_folders(tmp_path, 0.2)
+    assert found.class_names == ("a", "b")
+    names = [found.train.name(n) for n in range(len(found.train))]
+    assert str(tmp_path / "a/x.bmp") in [*names, *(found.validation.name(n) for n in range(len(found.validation)))]
+    reasons = {row.reason: row.count for row in found.skipped}
+    # each class is walked through the links too: b, a/to_b and once more where b/to_a/to_b leads back
+    assert reasons == {
+        "a link to a folder above it": 4,
+        ".txt is not an image type": 2,
+        "no extension": 2,
+        "not a regular file": 2,
+        "a link that leads nowhere": 4,
+        "the name is not UTF-8": 2,
+    }
+    assert "2 files are skipped (not a regular file): " in "\n".join(map(str, found.skipped))
+
+
+def test_a_class_folder_whose_name_is_not_unicode(tmp_path: Path) -> None:
+    write_classes(tmp_path, {"a": 2, os.fsdecode(b"caf\xe9"): 2})
+    with pytest.raises(DataError, match=r"not UTF-8: b'caf\\xe9'.*Rename"):
+        read_folders(tmp_path, 0.2)
+
+
+def test_a_pipe_that_appears_after_the_listing_does_not_block(tmp_path: Path) -> None:
+    write_classes(tmp_path / "train", {"a": 2, "b": 2}, (100, 130))
+    write_classes(tmp_path / "val", {"a": 2, "b": 2}, (100, 130))
+    data = config_from({"dataset": "folder", "dataset_path": str(tmp_path), "max_bad_samples": 0.5}).data
+    dataset = open_dataset(data, 0)
+    for file in tmp_path.glob("val/*/0.jpg"):
+        file.unlink()
+        os.mkfifo(file)
+    dataset.validation.read(np.arange(len(dataset.validation)), 0)
+    assert dataset.bad is not None
+    assert {row["problem"] for row in dataset.bad.rows} == {"not a regular file"}
+
+
+def test_the_same_image_in_two_places_is_remarked(tmp_path: Path) -> None:
+    write_classes(tmp_path / "train", {"a": 3, "b": 3})
+    write_classes(tmp_path / "val", {"a": 2, "b": 2}, first_seed=50)
+    options = {"dataset": "folder", "dataset_path": str(tmp_path)}
+    assert open_dataset(config_from(options).data, 0).info.remarks == ()
+    shutil.copy(tmp_path / "train/a/0.jpg", tmp_path / "val/a/copy.jpg")
+    shutil.copy(tmp_path / "train/a/1.jpg", tmp_path / "train/b/copy.jpg")
+    shutil.copy(tmp_path / "train/a/2.jpg", tmp_path / "train/a/again.jpg")
+    leaked, confused = open_dataset(config_from(options).data, 0).info.remarks
+    assert leaked.startswith("1 validation image(s) are also in training")
+    assert leaked.endswith(f"{tmp_path}/val/a/copy.jpg = {tmp_path}/train/a/0.jpg")
+    assert confused.startswith("1 image(s) are in more than one class: ")
+    report = verify(config_from(options).data)
+    assert report.problems == ()
+    assert report.duplicates == (leaked, confused)
+    assert report.notes == ("1 image(s) repeat another one of their class and split",)
+    assert "2 problem(s):\n  1. 1 validation" in format_report(report)

@@ -10,7 +10,14 @@ import pytest
 from PIL import Image, ImageOps
 
 from headrace.data.decoding import image as image_module
-from headrace.data.decoding.image import BadImage, Header, decode, decode_factor, read_header
+from headrace.data.decoding.image import (
+    BadImage,
+    Header,
+    decode,
+    decode_factor,
+    read_header,
+    readable_extensions,
+)
 
 from .image_files import encode, smooth
 
@@ -166,7 +173,7 @@ def test_a_jpeg_that_ends_early_is_never_taken(decoder: str) -> None:
 
 
 def test_what_is_no_image_is_named() -> None:
-    for data, words in [(b"", "empty"), (b"GIF89a" + bytes(30), "neither JPEG"), (b"hello", "neither JPEG")]:
+    for data, words in [(b"", "empty"), (b"%PDF-1.4" + bytes(30), "not an image"), (b"hello", "not an image")]:
         with pytest.raises(BadImage, match=words):
             read_header(data)
 
@@ -189,3 +196,51 @@ def test_a_jpeg_bomb_is_refused_too() -> None:
     data[frame + 5 : frame + 9] = struct.pack(">HH", 60_000, 60_000)
     with pytest.raises(BadImage, match="60,000 x 60,000 pixels, more than 89,478,485"):
         read_header(bytes(data))
+
+
+@pytest.mark.parametrize(
+    ("kind", "extension"),
+    [("BMP", ".bmp"), ("GIF", ".gif"), ("TIFF", ".tiff"), ("AVIF", ".avif"), ("PPM", ".ppm"), ("JPEG2000", ".jp2")],
+)
+def test_other_types_are_read_by_pillow(kind: str, extension: str) -> None:
+    if extension not in readable_extensions():
+        pytest.skip(f"Pillow was built without {kind}")
+    data = encode(PIXELS, kind)
+    header = read_header(data)
+    assert (header.kind, header.height, header.width) == ("other", *PIXELS.shape[:2])
+    error = np.abs(decode(data, header).astype(int) - PIXELS)
+    assert error.mean() < (0.01 if kind in ("BMP", "TIFF", "PPM") else 8), "lossless, or close to it"
+    with pytest.raises(BadImage):
+        read(data[: len(data) // 2])
+
+
+def test_the_first_frame_of_a_gif_is_read() -> None:
+    frames = [Image.fromarray(np.full((8, 9, 3), level, np.uint8)) for level in (10, 200)]
+    file = io.BytesIO()
+    frames[0].save(file, "GIF", save_all=True, append_images=frames[1:])
+    assert read(file.getvalue()).tolist() == np.full((8, 9, 3), 10).tolist()
+
+
+def test_a_turned_tiff_is_upright() -> None:
+    file, exif = io.BytesIO(), Image.Exif()
+    exif[0x0112] = 6  # a quarter turn clockwise
+    Image.fromarray(PIXELS).save(file, "TIFF", exif=exif)
+    assert np.array_equal(read(file.getvalue()), np.rot90(PIXELS, -1))
+
+
+@pytest.mark.parametrize(("mode", "value"), [("F", 0.5), ("I", 70_000)])
+def test_pixels_of_an_unknown_range_are_refused(mode: str, value: float) -> None:
+    file = io.BytesIO()
+    Image.new(mode, (4, 4), value).save(file, "TIFF")
+    with pytest.raises(BadImage, match="range is not known"):
+        read(file.getvalue())
+
+
+def test_heic_names_its_plugin_or_is_read() -> None:
+    data = b"\0\0\0\x18ftypheic" + bytes(40)
+    with pytest.raises(BadImage, match="." if ".heic" in readable_extensions() else "pip install pillow-heif"):
+        read_header(data)
+    heif = pytest.importorskip("pillow_heif")
+    file = io.BytesIO()
+    heif.from_pillow(Image.fromarray(PIXELS)).save(file, quality=90)
+    assert np.abs(read(file.getvalue()).astype(int) - PIXELS).mean() < 5

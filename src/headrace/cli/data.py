@@ -34,7 +34,7 @@ def _verify(argv: list[str]) -> int:
 
     report = verify(resolved.config.data)
     print(format_report(report))
-    return 1 if report.problems else 0
+    return 1 if report.problems or report.duplicates else 0
 
 
 def _build(argv: list[str]) -> int:

@@ -40,6 +40,7 @@ def main(argv: list[str]) -> int:
     if rows:
         print(format_scale(rows, args.num_devices))
     print(format_plan(design.plan, tuple(_lr_points(design).items())))
+    print("".join(f"warning: {text}\n" for text in design.info.remarks), end="")
     if len(design.sizes) > 1:
         print(f"image sizes: {', '.join(str(span) for span in design.sizes)}")
     return 0

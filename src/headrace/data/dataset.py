@@ -10,6 +10,7 @@ from headrace.core.errors import ConfigError, DataError, did_you_mean
 from headrace.core.units import parse_bytes
 from headrace.data.sets.catalog import KNOWN_SETS, SetRow
 from headrace.data.sets.digits import read_digits
+from headrace.data.sets.duplicates import quick_duplicates
 from headrace.data.sets.file_problem import BadSamples, Part, raise_problems
 from headrace.data.sets.image_sets import (
     GREY_MEAN,
@@ -51,6 +52,7 @@ class DataInfo:
     place: str = ""  # the path of an image set and how it was split
     synthetic_on: str = ""  # where synthetic images are generated: host or device
     sent_hw: tuple[int, int] | None = None  # of training images, where they are larger than the network's
+    remarks: tuple[str, ...] = ()  # what the user should know about the files, such as skipped ones
 
     @property
     def num_values(self) -> int:
@@ -148,6 +150,8 @@ def _open_image_set(data: Data, seed: int) -> DataSet:
     images = open_image_set(data, data.dataset)
     info = _describe_images(images, data)
     train, validation, bad = sources_of(images, data, info.image_hwc[0], seed)
+    duplicates = quick_duplicates((images.train, images.validation))
+    info = replace(info, remarks=(*info.remarks, *duplicates))
     return DataSet(info=info, train=train, validation=validation, bad=bad)
 
 
@@ -171,6 +175,7 @@ def _describe_images(images: ImageSet, data: Data) -> DataInfo:
         varies=random_crops,
         place=place,
         sent_hw=(sent, sent) if sent else None,
+        remarks=tuple(map(str, images.skipped)),
     )
 
 

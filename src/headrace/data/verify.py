@@ -13,6 +13,7 @@ from headrace.data.decoding.image import BadImage, decode, read_header
 from headrace.data.feeding.feed import num_threads_of
 from headrace.data.sets.catalog import KNOWN_SETS, SetRow
 from headrace.data.sets.digits import read_digits
+from headrace.data.sets.duplicates import DIGEST, describe_duplicates, digest_of
 from headrace.data.sets.file_problem import Part
 from headrace.data.sets.image_sets import ImageSet, open_image_set
 from headrace.data.sets.locate import SPLITS, Found, class_names, locate_set, read_split
@@ -30,43 +31,60 @@ class Checked:
     images: ImageSet
     counts: dict[str, tuple[int, ...]]
     problems: tuple[str, ...]
+    duplicates: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
 def check_images(data: Data) -> Checked:
     """Decode every image of the set; an error that makes the rest unreadable (a truncated shard) is raised."""
     images = open_image_set(data, data.dataset)
-    counts, problems = {}, []
+    counts, problems, digests = {}, [], []
     num_classes = len(images.class_names)
     with ThreadPoolExecutor(num_threads_of(data)) as pool:
         for split, samples in (("train", images.train), ("validation", images.validation)):
             counts[split] = tuple(int(count) for count in np.bincount(samples.labels, minlength=num_classes))
+            digest = np.zeros(len(samples), DIGEST)
             for start in range(0, len(samples), _AT_ONCE):
                 numbers = range(start, min(start + _AT_ONCE, len(samples)))
-                found = pool.map(lambda number, samples=samples: problem_of(samples, number), numbers)
-                problems += [f"{split}: {problem}" for problem in found if problem]
-    return Checked(images=images, counts=counts, problems=tuple(problems))
+                found = list(pool.map(lambda number, samples=samples: _checked(samples, number), numbers))
+                problems += [f"{split}: {problem}" for problem, _ in found if problem]
+                digest[numbers.start : numbers.stop] = [each for _, each in found]
+            digests.append(digest)
+    duplicates, repeats = describe_duplicates((images.train, images.validation), digests)
+    return Checked(
+        images=images,
+        counts=counts,
+        problems=tuple(problems),
+        duplicates=tuple(duplicates),
+        notes=(*map(str, images.skipped), *repeats),
+    )
 
 
-def problem_of(samples: Samples, sample: int) -> str:
-    """Return what is wrong with a sample, empty if nothing is."""
+def _checked(samples: Samples, sample: int) -> tuple[str, bytes]:
+    """Return what is wrong with a sample (empty if nothing is) and the digest of its bytes."""
     try:
         image = samples.content(sample).image
         if not isinstance(image, np.ndarray):
             decode(image, read_header(image))
     except BadImage as error:
-        return f"{samples.name(sample)}: {error}"
-    return ""
+        return f"{samples.name(sample)}: {error}", b""
+    return "", digest_of(image)
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyReport:
-    """The result of `verify`: the number of images of each class and split, and a description of each problem."""
+    """The result of `verify`: the number of images of each class and split, and a description of each problem.
+
+    Identical images in both splits or in two classes are listed apart: a run on them works, but means less.
+    """
 
     name: str
     place: str
     class_names: tuple[str, ...]
     counts: dict[str, tuple[int, ...]]
     problems: tuple[str, ...]
+    duplicates: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # such as skipped files
 
 
 def verify(data: Data) -> VerifyReport:
@@ -121,10 +139,12 @@ def format_report(report: VerifyReport) -> str:
             numbers = "".join(f"{counts[label]:>12,}" for counts in report.counts.values())
             lines.append(f"{label:>3}  {name:<{width}}{numbers}")
         lines.append(f"{'all':<{width + 5}}" + "".join(f"{sum(counts):>12,}" for counts in report.counts.values()))
-    if not report.problems:
+    lines += [f"note: {text}" for text in report.notes]
+    problems = (*report.problems, *report.duplicates)
+    if not problems:
         return "\n".join([*lines, "No problems found."])
-    lines.append(f"{len(report.problems)} problem(s):")
-    return "\n".join([*lines, *(f"  {number}. {text}" for number, text in enumerate(report.problems, 1))])
+    lines.append(f"{len(problems)} problem(s):")
+    return "\n".join([*lines, *(f"  {number}. {text}" for number, text in enumerate(problems, 1))])
 
 
 def _report(
@@ -175,6 +195,8 @@ def _images_report(data: Data) -> VerifyReport:
         class_names=images.class_names,
         counts=checked.counts,
         problems=checked.problems,
+        duplicates=checked.duplicates,
+        notes=checked.notes,
     )
 
 

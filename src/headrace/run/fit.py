@@ -147,7 +147,7 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
         if restored is not None:
             recorder.continue_from(restored, past)
         sinks.write(_run_start(design, devices, step))
-        warnings = [*resolved.warnings, *plan.warnings, *(restored.notes if restored else ())]
+        warnings = [*resolved.warnings, *plan.warnings, *dataset.info.remarks, *(restored.notes if restored else ())]
         notes = [*resolved.notes, _describe(dataset.info, options), *_hints(design, devices)]
         if adopted is not None:
             notes = [*table_lines(adopted), *notes]

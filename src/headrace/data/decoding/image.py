@@ -1,4 +1,4 @@
-"""Decode one image: JPEG, PNG or WebP bytes to RGB or grey pixels, rotated as its EXIF data says.
+"""Decode one image: the bytes of a JPEG or of any file that Pillow reads to RGB or grey pixels, rotated as EXIF says.
 
 JPEGs go through simplejpeg (libjpeg-turbo, which releases the interpreter lock), strictly: data that libjpeg would only
 warn about (truncated or inconsistent) is refused, since its pixels would be wrong. Pillow decodes the rest, and JPEGs
@@ -20,7 +20,31 @@ import numpy as np
 from headrace.data.decoding.resize import Scratch
 
 MAX_PIXELS = 89_478_485  # 256 MiB decoded, where Pillow warns too; more is a mistake or an attack
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
+# Pillow's formats and the names of their files. EPS is not among them, because Pillow runs Ghostscript for it, nor
+# are formats that are no images (MPEG, HDF5). TGA comes last: it has no signature, so any bytes are tried.
+FORMATS = {
+    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"),
+    "PNG": (".png", ".apng"),
+    "WEBP": (".webp",),
+    "BMP": (".bmp", ".dib"),
+    "GIF": (".gif",),
+    "TIFF": (".tif", ".tiff"),
+    "AVIF": (".avif",),
+    "HEIF": (".heic", ".heif", ".hif"),
+    "JPEG2000": (".jp2", ".j2k", ".jpx", ".jpf", ".j2c", ".jpc"),
+    "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
+    "QOI": (".qoi",),
+    "ICO": (".ico",),
+    "PCX": (".pcx",),
+    "PSD": (".psd",),
+    "SGI": (".sgi", ".rgb", ".rgba", ".bw"),
+    "SUN": (".ras",),
+    "DDS": (".dds",),
+    "TGA": (".tga",),
+}
+EXTENSIONS = tuple(extension for names in FORMATS.values() for extension in names)
+FORMATS_TEXT = "JPEG, PNG, WebP, BMP, GIF, TIFF, AVIF, HEIC, JPEG 2000, PPM and others that Pillow reads"
+_PLUGINS = {"HEIF": "pip install pillow-heif", "AVIF": "pip install 'pillow>=11.3'"}
 FACTORS = (8, 4, 2)
 _SIDEWAYS = 5  # from this EXIF orientation on, rows and columns are swapped
 _TURNS = {2: (1, 0, 0), 3: (1, 1, 0), 4: (0, 1, 0), 5: (0, 0, 1), 6: (1, 0, 1), 7: (1, 1, 1), 8: (0, 1, 1)}
@@ -34,7 +58,7 @@ class BadImage(Exception):
 class Header:
     """The facts in an image's header. Height and width are those of the rotated image."""
 
-    kind: str  # jpeg | png | webp
+    kind: str  # jpeg | png | webp | other
     height: int
     width: int
     orientation: int = 1  # as EXIF counts
@@ -55,21 +79,47 @@ def decoder_name() -> str:
     return "simplejpeg" if _simplejpeg() else "Pillow"
 
 
-def kind_of(data: bytes) -> str | None:
-    """Return jpeg, png or webp by the first bytes, or None."""
+@lru_cache(maxsize=1)
+def _pillow() -> tuple[Any, tuple[str, ...]]:
+    """Return Pillow's module and the formats that it can read here."""
+    from PIL import Image, features
+
+    try:
+        import pillow_heif  # pyright: ignore[reportMissingImports]
+
+        pillow_heif.register_heif_opener()
+    except ImportError:
+        pass
+    Image.init()
+    usable = set(Image.OPEN) - (set() if features.check("avif") else {"AVIF"})
+    return Image, tuple(name for name in FORMATS if name in usable)
+
+
+@lru_cache(maxsize=1)
+def readable_extensions() -> tuple[str, ...]:
+    """Return the extensions of the formats that can be read here: AVIF and HEIC depend on what is installed."""
+    return tuple(extension for name in _pillow()[1] for extension in FORMATS[name])
+
+
+def how_to_read(extension: str) -> str:
+    """Return what to install so that files with this extension can be read; empty for what no package reads."""
+    return next((_PLUGINS.get(name, "") for name, known in FORMATS.items() if extension in known), "")
+
+
+def kind_of(data: bytes) -> str:
+    """Return jpeg, png or webp by the first bytes, or other."""
     if data[:3] == b"\xff\xd8\xff":
         return "jpeg"
     if data[:8] == b"\x89PNG\r\n\x1a\n":
         return "png"
-    return "webp" if data[:4] == b"RIFF" and data[8:12] == b"WEBP" else None
+    return "webp" if data[:4] == b"RIFF" and data[8:12] == b"WEBP" else "other"
 
 
 def read_header(data: bytes) -> Header:
     """Return an image's size without decoding it; BadImage says what is wrong."""
-    kind = kind_of(data)
-    if kind is None:
-        raise BadImage("empty" if not data else "neither JPEG, PNG nor WebP")
-    turbo = _simplejpeg()
+    if not data:
+        raise BadImage("empty")
+    kind, turbo = kind_of(data), _simplejpeg()
     try:
         if kind == "jpeg" and turbo is not None:
             height, width, colours, _ = turbo.decode_jpeg_header(data, strict=False)
@@ -77,7 +127,7 @@ def read_header(data: bytes) -> Header:
         else:
             with _opened(data) as image:
                 width, height = image.size
-                exif = bytes(image.info.get("exif", b""))  # getexif() would decode a whole PNG
+                exif = bytes(image.info.get("exif") or b"")  # getexif() would decode a whole PNG
                 orientation, plain = _tiff_orientation(exif.removeprefix(b"Exif\0\0")), image.mode in ("RGB", "L")
     except BadImage:
         raise
@@ -159,8 +209,12 @@ def _pillow_pixels(data: bytes, header: Header, channels: int, factor: int) -> n
         if header.kind == "jpeg" and factor > 1:
             image.draft(None, (image.width // factor, image.height // factor))
         image.load()
+        if image.mode == "F":
+            raise BadImage("pixels are floating-point numbers, whose range is not known")
         if image.mode.startswith("I"):  # 16-bit grey: Pillow's conversion would clip everything above 255
             values = np.asarray(image).astype(np.int64)
+            if values.min(initial=0) < 0 or values.max(initial=0) > 65535:
+                raise BadImage("pixels are numbers of 32 bits, whose range is not known")
             grey = (values >> 8 if values.max(initial=0) > 255 else values).astype(np.uint8)
             pixels = np.repeat(grey[:, :, None], channels, axis=2)
         else:
@@ -170,9 +224,16 @@ def _pillow_pixels(data: bytes, header: Header, channels: int, factor: int) -> n
 
 
 def _opened(data: bytes) -> Any:
-    from PIL import Image
+    from PIL import UnidentifiedImageError
 
-    return Image.open(io.BytesIO(data), formats=("JPEG", "PNG", "WEBP"))
+    pillow, formats = _pillow()
+    try:
+        return pillow.open(io.BytesIO(data), formats=formats)
+    except UnidentifiedImageError:
+        kind = kind_of(data)
+        if data[4:8] == b"ftyp" and data[8:12] in (b"heic", b"heix", b"heim", b"heis", b"mif1"):
+            raise BadImage(f"a HEIC image; to read it: {_PLUGINS['HEIF']}") from None
+        raise BadImage("not an image" if kind == "other" else f"a damaged {kind.upper()} image") from None
 
 
 def _turn(pixels: np.ndarray, orientation: int) -> np.ndarray:

@@ -30,6 +30,36 @@ class FileProblem:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Skipped:
+    """Files that are not read, all for the same reason."""
+
+    reason: str
+    count: int
+    example: str
+
+    def __str__(self) -> str:
+        files = "1 file is" if self.count == 1 else f"{self.count:,} files are"
+        return f"{files} skipped ({self.reason}): {self.example}{', ...' if self.count > 1 else ''}"
+
+
+class SkippedFiles:
+    """Counts skipped files by reason."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, list[str | int]] = {}
+
+    def add(self, reason: str, example: str) -> None:
+        """Count one."""
+        row = self._found.setdefault(reason, [0, example])
+        row[0] = int(row[0]) + 1
+
+    def rows(self) -> tuple[Skipped, ...]:
+        """Return what was counted, most frequent first."""
+        rows = (Skipped(reason=why, count=int(count), example=str(name)) for why, (count, name) in self._found.items())
+        return tuple(sorted(rows, key=lambda row: -row.count))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Part:
     """What could be read of one file or one split."""
 

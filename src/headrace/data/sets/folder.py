@@ -1,4 +1,8 @@
-"""Class folders: a folder of images for each class, with or without folders for the two splits above them."""
+"""Class folders: a folder of images for each class, with or without folders for the two splits above them.
+
+Only regular files are opened (a named pipe would block). Links to folders are followed unless they lead back to a
+folder above. What is skipped is counted by reason.
+"""
 
 import os
 from collections.abc import Iterator
@@ -10,12 +14,15 @@ import numpy as np
 
 from headrace.core.errors import DataError
 from headrace.core.rng import bits, name_id
-from headrace.data.decoding.image import EXTENSIONS
+from headrace.data.decoding.image import FORMATS_TEXT, how_to_read, readable_extensions
+from headrace.data.sets.file_problem import Skipped, SkippedFiles
 from headrace.data.sets.samples import FileSamples
 
 TRAIN_NAMES = ("train", "training")
 VALIDATION_NAMES = ("val", "validation", "valid", "test")
 _LISTED = 5
+# Folders and files of operating systems and tools, which nobody means as classes or images; hidden ones neither.
+_NOT_DATA = {"__pycache__", "__macosx", "@eadir", "$recycle.bin", "lost+found", "thumbs.db", "desktop.ini"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +33,7 @@ class Listing:
     class_names: tuple[str, ...]
     files: tuple[str, ...]
     labels: np.ndarray  # int32
+    skipped: tuple[Skipped, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +44,7 @@ class ClassFolders:
     train: FileSamples
     validation: FileSamples
     split_by: str  # how they were separated
+    skipped: tuple[Skipped, ...] = ()
 
 
 def split_folder(root: Path, names: tuple[str, ...]) -> Path | None:
@@ -47,7 +56,7 @@ def has_class_folders(root: Path) -> bool:
     """Say whether a folder, or its training folder, has folders with images in them."""
     top = split_folder(root, TRAIN_NAMES) or root
     try:
-        return any(next(_images(folder), None) is not None for folder in _folders(top))
+        return any(next(_images(folder, SkippedFiles()), None) is not None for folder in _folders(top))
     except OSError:
         return False
 
@@ -67,6 +76,7 @@ def read_folders(root: Path, validation_split: float) -> ClassFolders:
         train=_samples(train, np.arange(len(train.files))),
         validation=_samples(validation, np.arange(len(validation.files))),
         split_by=f"{train_root.name} and {validation_root.name}",
+        skipped=train.skipped + validation.skipped,
     )
 
 
@@ -92,27 +102,39 @@ def _list(root: Path, class_names: tuple[str, ...] | None, changed: tuple[int, .
     _refuse_doubtful(root, tuple(folder.name for folder in folders), names)
     files: list[str] = []
     labels: list[int] = []
-    empty = []
+    empty, skipped = [], SkippedFiles()
     for folder in folders:
-        found = sorted(_images(folder))
+        found = sorted(_images(folder, skipped))
         if not found:
             empty.append(folder.name)
         files += (f"{folder.name}/{name}" for name in found)
         labels += [names.index(folder.name)] * len(found)
     if empty and len(files) > 0:
         raise DataError(
-            f"{len(empty)} class folder(s) of {root} hold no image: {_some(empty)}.",
-            rule=f"A class is a folder with images ({', '.join(EXTENSIONS)}) in it.",
+            f"{len(empty)} class folder(s) of {root} hold no image: {_some(empty)}.{_because(skipped)}",
+            rule=f"A class is a folder with images ({FORMATS_TEXT}) in it.",
             remedy="Delete the empty folders, or put their images in.",
         )
     if not files:
-        raise _no_images(root)
-    return Listing(root=root, class_names=names, files=tuple(files), labels=np.array(labels, np.int32))
+        raise _no_images(root, skipped)
+    return Listing(
+        root=root,
+        class_names=names,
+        files=tuple(files),
+        labels=np.array(labels, np.int32),
+        skipped=skipped.rows(),
+    )
 
 
 def _refuse_doubtful(root: Path, found: tuple[str, ...], names: tuple[str, ...]) -> None:
     seen: dict[str, str] = {}
     for name in found:
+        if not _is_text(name):
+            raise DataError(
+                f"The name of a class folder of {root} is not UTF-8: {os.fsencode(name)!r}.",
+                rule="Names of classes are stored in checkpoints and reports as UTF-8.",
+                remedy="Rename the folder.",
+            )
         other = seen.setdefault(name.strip().casefold(), name)
         if other != name:
             raise DataError(
@@ -128,7 +150,7 @@ def _refuse_doubtful(root: Path, found: tuple[str, ...], names: tuple[str, ...])
         )
     if len(names) < 2:
         raise (
-            _no_images(root)
+            _no_images(root, SkippedFiles())
             if not found
             else DataError(
                 f"{root} has only one class folder: {found[0]}.",
@@ -138,14 +160,20 @@ def _refuse_doubtful(root: Path, found: tuple[str, ...], names: tuple[str, ...])
         )
 
 
-def _no_images(root: Path) -> DataError:
-    loose = sum(1 for entry in os.scandir(root) if entry.is_file() and entry.name.lower().endswith(EXTENSIONS))
+def _no_images(root: Path, skipped: SkippedFiles) -> DataError:
+    readable = readable_extensions()
+    loose = sum(1 for entry in os.scandir(root) if entry.is_file() and entry.name.lower().endswith(readable))
     loose_images = f" {loose:,} image(s) are directly in it." if loose else ""
     return DataError(
-        f"{root} has no class folders with images.{loose_images}",
-        rule=f"A class is a folder, its name the class's, with {', '.join(EXTENSIONS)} files in it.",
+        f"{root} has no class folders with images.{loose_images}{_because(skipped)}",
+        rule=f"A class is a folder, its name the class's, with image files in it: {FORMATS_TEXT}.",
         remedy="Make one folder for each class: IMAGES/cat/1.jpg, IMAGES/dog/2.jpg.",
     )
+
+
+def _because(skipped: SkippedFiles) -> str:
+    rows = skipped.rows()
+    return f" {'; '.join(map(str, rows[:_LISTED]))}." if rows else ""
 
 
 def _split(whole: Listing, fraction: float) -> ClassFolders:
@@ -160,6 +188,7 @@ def _split(whole: Listing, fraction: float) -> ClassFolders:
         train=_samples(whole, np.flatnonzero(~held_out)),
         validation=_samples(whole, np.flatnonzero(held_out)),
         split_by=f"{fraction:.3g} of each class held out, always the same images",
+        skipped=whole.skipped,
     )
 
 
@@ -185,22 +214,72 @@ def _samples(listing: Listing, chosen: np.ndarray) -> FileSamples:
 
 def _folders(root: Path) -> list[Path]:
     with os.scandir(root) as entries:
-        return [
-            root / name for name in sorted(entry.name for entry in entries if entry.name[0] != "." and entry.is_dir())
-        ]
+        names = sorted(entry.name for entry in entries if not _is_ignored(entry.name) and _is_directory(entry))
+    return [root / name for name in names]
 
 
-def _images(folder: Path) -> Iterator[str]:
-    """Yield the images of a folder and the folders in it, as paths below it."""
+def _images(folder: Path, skipped: SkippedFiles, above: tuple[tuple[int, int], ...] = ()) -> Iterator[str]:
+    """Yield the images of a folder and the folders in it, as paths below it; count what is skipped.
+
+    `above` are the folders that led here, as (device, inode).
+    """
+    facts = folder.stat()
+    here = facts.st_dev, facts.st_ino
+    if here in above:
+        skipped.add("a link to a folder above it", str(folder))
+        return
+    readable = _readable()
     with os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name[0] == ".":
+            name = entry.name
+            if _is_ignored(name):
                 continue
-            if entry.name.lower().endswith(EXTENSIONS):
-                yield entry.name
-            elif entry.is_dir():
-                for name in _images(folder / entry.name):
-                    yield f"{entry.name}/{name}"
+            suffix = name[name.rfind(".") :].lower() if "." in name else ""
+            if _is_directory(entry):
+                for inner in _images(folder / name, skipped, (*above, here)):
+                    yield f"{name}/{inner}"
+            elif suffix in readable and _is_regular(entry) and _is_text(name):
+                yield name
+            else:
+                skipped.add(_why_skipped(entry, suffix), ascii(entry.path)[1:-1])
+
+
+def _why_skipped(entry: os.DirEntry[str], suffix: str) -> str:
+    if not _is_regular(entry):
+        return "a link that leads nowhere" if entry.is_symlink() else "not a regular file"
+    if not _is_text(entry.name):
+        return "the name is not UTF-8"
+    if how := how_to_read(suffix):
+        return f"{suffix} needs {how}"
+    return f"{suffix} is not an image type" if suffix else "no extension"
+
+
+@lru_cache(maxsize=1)
+def _readable() -> frozenset[str]:
+    return frozenset(readable_extensions())
+
+
+def _is_ignored(name: str) -> bool:
+    return name[0] == "." or name.lower() in _NOT_DATA
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads to itself
+        return False
+
+
+def _is_regular(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_file()
+    except OSError:
+        return False
+
+
+def _is_text(name: str) -> bool:
+    """Say whether a name is Unicode: Python stands in for other bytes with halves of surrogate pairs."""
+    return name.isascii() or not any("\udc80" <= letter <= "\udcff" for letter in name)
 
 
 def _some(names: list[str]) -> str:

@@ -13,7 +13,7 @@ from headrace.data.decoding.crop import CROP_RULES, CropRule
 from headrace.data.decoding.image import BadImage, read_header
 from headrace.data.decoding.image_source import ImageSource, ViewSpec
 from headrace.data.sets.catalog import KNOWN_SETS
-from headrace.data.sets.file_problem import BadSamples
+from headrace.data.sets.file_problem import BadSamples, Skipped
 from headrace.data.sets.folder import has_class_folders, held_out_mask, read_folders
 from headrace.data.sets.indexed_samples import Index, StoredSamples, refuse_empty_classes, refuse_new_labels
 from headrace.data.sets.locate import locate_set
@@ -95,6 +95,7 @@ class ImageSet:
     train: Samples
     validation: Samples
     split_by: str = ""  # how the splits were separated
+    skipped: tuple[Skipped, ...] = ()  # files that are not read
 
 
 def _from_folders(path: Path, data: Data) -> ImageSet:
@@ -106,6 +107,7 @@ def _from_folders(path: Path, data: Data) -> ImageSet:
         train=found.train,
         validation=found.validation,
         split_by=found.split_by,
+        skipped=found.skipped,
     )
 
 

@@ -4,6 +4,7 @@ Caching never changes a view: with the cache of decoded images every image is de
 """
 
 import os
+import stat
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,8 +48,11 @@ class Samples(Protocol):
 
 
 def read_all(handle: int) -> bytes:
-    """Read the rest of an open file."""
-    size = os.fstat(handle).st_size
+    """Read the rest of an open file; BadImage if it is not a regular one."""
+    facts = os.fstat(handle)
+    if not stat.S_ISREG(facts.st_mode):
+        raise BadImage("not a regular file")
+    size = facts.st_size
     data = os.read(handle, size + 1)
     while len(data) < size and (more := os.read(handle, size + 1 - len(data))):
         data += more
@@ -68,15 +72,14 @@ class FileSamples:
     def content(self, sample: int) -> Content:
         """Return the file's bytes."""
         try:
-            handle = os.open(
-                self.name(sample), os.O_RDONLY
-            )  # creating a file object takes longer than reading the file
+            # Creating a file object takes longer than reading the file. A pipe without a writer must not block.
+            handle = os.open(self.name(sample), os.O_RDONLY | os.O_NONBLOCK)
             try:
                 return Content(read_all(handle))
             finally:
                 os.close(handle)
-        except OSError as error:
-            raise BadImage(f"cannot be read: {error.strerror or error}") from None
+        except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
+            raise BadImage(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
     def extents(self, samples: np.ndarray) -> FileExtents:
         """Return where these images are stored: each is a whole file."""

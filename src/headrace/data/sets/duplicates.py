@@ -1,0 +1,110 @@
+"""Identical images in one dataset: in both splits (validation then measures memory), or in two classes."""
+
+import hashlib
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from headrace.data.sets.samples import FileSamples, Samples
+
+DIGEST = np.dtype("S16")  # of an image's bytes; zero for one that could not be read
+_QUICK_FILES = 50_000  # the search at the start of a run is left out for sets with more files: it needs their sizes
+_ENDS = 4096  # bytes read of each end of a file before whole files are compared
+_NAMED = 3
+
+
+def digest_of(image: bytes | np.ndarray) -> bytes:
+    """Return 16 bytes that identify an image's stored bytes."""
+    data = np.ascontiguousarray(image).tobytes() if isinstance(image, np.ndarray) else image
+    return hashlib.blake2b(data, digest_size=15).digest() + b"\1"  # NumPy would drop a last byte that is zero
+
+
+def describe_duplicates(splits: Sequence[Samples], digests: Sequence[np.ndarray]) -> tuple[list[str], list[str]]:
+    """Return (what is wrong: images in both splits or in two classes; what is only remarkable), from all digests."""
+    every = np.concatenate(list(digests))
+    _, group, counts = np.unique(every, return_inverse=True, return_counts=True)
+    members = np.flatnonzero((counts[group] > 1) & (every != b""))
+    groups: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    first_of_second = len(digests[0])
+    for place in members.tolist():
+        split = int(place >= first_of_second)
+        groups[int(group[place])].append((split, place - split * first_of_second))
+    return _sentences(splits, groups.values())
+
+
+def quick_duplicates(splits: tuple[Samples, Samples]) -> list[str]:
+    """Return what is wrong, comparing only files of equal size; nothing for sets that are too large or not files."""
+    train, validation = splits
+    if not isinstance(train, FileSamples) or not isinstance(validation, FileSamples):
+        return []
+    if len(train) + len(validation) > _QUICK_FILES:
+        return []
+    files = [(split, sample) for split in (0, 1) for sample in range(len(splits[split]))]
+    same: list[list[tuple[int, int]]] = [files]
+    for key in (_size, _ends, _whole):
+        same = [part for group in same for part in _divided(splits, group, key)]
+    return _sentences(splits, same)[0]
+
+
+def _divided(splits: tuple[Samples, Samples], group: list[tuple[int, int]], key) -> list[list[tuple[int, int]]]:
+    """Divide files by a property, keeping groups that spread over splits or classes."""
+    parts: dict[object, list[tuple[int, int]]] = defaultdict(list)
+    for split, sample in group:
+        try:
+            parts[key(splits[split].name(sample))].append((split, sample))
+        except OSError:  # reported when it is read
+            continue
+    return [
+        part
+        for part in parts.values()
+        if len({split for split, _ in part}) > 1 or len({int(splits[s].labels[n]) for s, n in part}) > 1
+    ]
+
+
+def _size(path: str) -> int:
+    return os.stat(path).st_size  # noqa: PTH116 (a Path for each of many files costs more than the call)
+
+
+def _ends(path: str) -> bytes:
+    with open(path, "rb") as file:  # noqa: PTH123
+        first = file.read(_ENDS)
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _ENDS))
+        return first + file.read(_ENDS)
+
+
+def _whole(path: str) -> bytes:
+    with open(path, "rb") as file:  # noqa: PTH123
+        return hashlib.file_digest(file, "blake2b").digest()
+
+
+def _sentences(splits: Sequence[Samples], groups: Iterable[Sequence[tuple[int, int]]]) -> tuple[list[str], list[str]]:
+    leaked: list[tuple[str, str]] = []
+    confused: list[tuple[str, str]] = []
+    repeated = 0
+    for group in groups:
+        names = [splits[split].name(sample) for split, sample in group]
+        labels = [int(splits[split].labels[sample]) for split, sample in group]
+        held_out = [name for name, (split, _) in zip(names, group, strict=True) if split]
+        other = next((n for n, label in zip(names, labels, strict=True) if label != labels[0]), None)
+        if held_out and len(held_out) < len(group):
+            leaked += [(name, names[0]) for name in held_out]
+        if other is not None:
+            confused.append((names[0], other))
+        elif not held_out or len(held_out) == len(group):
+            repeated += len(group) - 1
+    wrong = []
+    if leaked:
+        wrong.append(
+            f"{len(leaked):,} validation image(s) are also in training, so accuracy looks better than it is: "
+            f"{_pairs(leaked)}"
+        )
+    if confused:
+        wrong.append(f"{len(confused):,} image(s) are in more than one class: {_pairs(confused)}")
+    return wrong, [f"{repeated:,} image(s) repeat another one of their class and split"] if repeated else []
+
+
+def _pairs(pairs: list[tuple[str, str]]) -> str:
+    more = f" and {len(pairs) - _NAMED:,} more" if len(pairs) > _NAMED else ""
+    return ", ".join(f"{first} = {second}" for first, second in pairs[:_NAMED]) + more
