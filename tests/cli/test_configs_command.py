@@ -18,6 +18,11 @@ def test_list(capsys, tmp_path):
     shipped = capsys.readouterr().out
     assert shipped.startswith("default ")
     assert "cifar10_resnet20" in shipped
+    assert "ipus" not in shipped
+    assert main(["--reference"]) == 0
+    reference = capsys.readouterr().out
+    assert "mk2_resnet50_gn_16ipus" in reference
+    assert "cifar10_resnet20" not in reference
     assert main(["list"]) == 0
     assert capsys.readouterr().out == shipped
     (tmp_path / "mine.yml").write_text("# Mine.\nfirst: {}\n_hidden: {}\n")
@@ -49,9 +54,9 @@ def test_show_tells_what_was_let_go(capsys):
 
 
 def test_wrong_words():
-    for argv in (["sho"], ["show", "defalt"], ["show", "a", "b"], ["options", "x"], ["show", "--bla", "1"]):
+    for line in ("sho", "show defalt", "show a b", "options x", "show --bla 1", "--reference --config-path x"):
         with pytest.raises(ConfigError):
-            main(argv)
+            main(line.split())
 
 
 def test_parse_gives_the_configuration_and_the_commands_own():

@@ -112,11 +112,14 @@ def test_a_reader_that_leaves_is_no_error():
         process.stdout.close()
         err = process.stderr.read()
     assert err == b""
-    assert process.returncode == 1
+    assert process.returncode == 0
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["--version"], ["configs"], ["configs", "show"], ["train", "--help"]])
-def test_help_and_configurations_load_nothing_heavy(argv):
+LIGHT = ("--help", "--version", "configs", "configs show", "train --help", "train --help-all", "train --help lr")
+
+
+@pytest.mark.parametrize("line", LIGHT)
+def test_help_and_configurations_load_nothing_heavy(line):
     code = f"""
 import sys
 from headrace.cli.main import main
@@ -127,34 +130,30 @@ except SystemExit as stop:
 heavy = [name for name in {HEAVY} if name in sys.modules]
 assert code == 0 and not heavy, (code, heavy)
 """
-    done = python(code, *argv)
+    done = python(code, *line.split())
     assert done.returncode == 0, done.stderr
     assert done.stdout
 
 
-def test_train_help_is_quick_and_complete():
+def test_help_is_quick():
     code = "import sys; from headrace.cli.main import main; sys.exit(main(['train', '--help']))"
     begin = processor_seconds()
     done = python(code)
     seconds = processor_seconds() - begin
     assert done.returncode == 0, done.stderr
-    for part in (
-        "learning: Optimizer",
-        "--config NAME",
-        "--micro-batch-size N",
-        "--[no-]validation",
-        "--lr-warmup-params JSON",
-    ):
-        assert part in done.stdout
-    assert max(len(line) for line in done.stdout.splitlines()) <= 100
     assert seconds < 0.3
 
 
+@pytest.mark.parametrize("flag", ["-h", "--help", "--help-all"])
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
-def test_every_command_is_there_and_has_help(command, capsys):
+def test_every_command_has_help(command, flag, capsys):
     try:
-        code = main([command.name, "--help"])
+        code = main([command.name, flag])
     except SystemExit as stop:
         code = stop.code
     assert code == 0
     assert "usage: headrace" in capsys.readouterr().out
+
+
+def test_every_command_is_in_the_help():
+    assert {name for names in main_module._TOPICS.values() for name in names} == {c.name for c in COMMANDS}

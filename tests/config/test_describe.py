@@ -32,9 +32,13 @@ def test_origins_are_in_the_comments():
 
 
 def test_the_list_has_name_sentence_and_result():
-    text = blocks_text(listed(shipped_blocks()))
-    assert text.splitlines()[0].startswith("default ")
-    assert "result: " in text.splitlines()[1]
+    lines = blocks_text(listed(shipped_blocks()), 80).splitlines()
+    assert lines[0].startswith("default ")
+    assert "result: 99." in " ".join(lines[:4])
+    assert max(map(len, lines)) <= 80
+    names = [line.split()[0] for line in lines if line and not line.startswith(" ")]
+    last = names.index("without")  # "without a measured result:"
+    assert names.index("cifar10_resnet20") < last < names.index("cifar10_resnet8")
 
 
 def test_the_options_table_has_a_row_per_option():

@@ -11,7 +11,7 @@ from headrace.core.errors import ConfigError
 
 
 def resolved(line: str, name: str = "none", path: Path | None = None) -> Resolved:
-    options, left = take_options(line.split(), build_parser("headrace test", ""))
+    options, left = take_options(line.split(), build_parser("headrace test"))
     assert left == []
     return resolve(options, name, str(path) if path else None, environ={})
 

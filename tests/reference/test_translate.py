@@ -12,7 +12,7 @@ from headrace.config.load import Resolved, to_saved
 from headrace.config.schema import all_options
 from headrace.core.errors import ConfigError
 from headrace.reference.detect import detect_application, with_application
-from headrace.reference.entrance import ALL_SECTIONS, from_saved, known_options, override, resolve
+from headrace.reference.entrance import from_saved, known_options, override, resolve
 from headrace.reference.option_table import BY_OPTION
 from headrace.reference.translate import OTHERWISE_IN_TF1, THEIRS
 
@@ -26,7 +26,7 @@ RESNEXT = f"""--application tf1 --model resnext --model-size 101 {IMAGENET} --sh
 
 def read(line: str, config: str | None = None) -> Resolved:
     """Read a command line as the commands do."""
-    options, left = take_options(shlex.split(line), build_parser("test", "", None, ALL_SECTIONS), known_options())
+    options, left = take_options(shlex.split(line), build_parser("test"), known_options())
     assert not left, left
     return resolve(options, config, environ={})
 

@@ -1,20 +1,29 @@
 """`headrace configs`: the named configurations, one of them with the origin of each value, and the options."""
 
 import argparse
+import shutil
 
 from headrace.cli.options import print_remarks, read_arguments
 from headrace.config.arguments import Parser
 from headrace.config.describe import blocks_text, options_markdown, params_markdown, resolved_text
-from headrace.config.yaml_blocks import listed
-from headrace.reference.entrance import ALL_SECTIONS, named_blocks, resolve
+from headrace.config.yaml_blocks import RECIPES, blocks_of, listed
+from headrace.core.errors import ConfigError
+from headrace.reference.entrance import ALL_SECTIONS, REFERENCE, resolve
 
-USAGE = """usage: headrace configs [list] [--config-path FILE]
+USAGE = """usage: headrace configs [--reference | --config-path FILE]
        headrace configs show NAME [--all] [options of headrace train]
        headrace configs options
 
-list (or nothing)  the named configurations, those of the package or of a YAML file
-show               a configuration with the origin of each value; the defaults too with --all
-options            all options as Markdown tables"""
+(nothing), list  the recipes of the package, those with measured results first;
+                 --reference: those of the reference system, under its names
+                 --config-path FILE: those of a YAML file of your own
+show             a recipe with the origin of each value; the defaults too with --all
+options          all options as Markdown tables
+
+examples:
+  headrace configs
+  headrace configs show cifar10_resnet20
+  headrace train --config cifar10_resnet20 --dataset-path CIFAR"""
 
 
 def main(argv: list[str]) -> int:
@@ -30,7 +39,15 @@ def main(argv: list[str]) -> int:
 def _list(argv: list[str]) -> int:
     parser = Parser(prog="headrace configs", usage=USAGE.removeprefix("usage: "))
     parser.add_argument("--config-path", "--config_path", metavar="FILE")
-    print(blocks_text(listed(named_blocks(parser.parse_args(argv).config_path))))
+    parser.add_argument("--reference", action="store_true")
+    args = parser.parse_args(argv)
+    if args.reference and args.config_path:
+        raise ConfigError("Both --reference and --config-path are given.", remedy="Leave one of them out.")
+    places = REFERENCE.recipes if args.reference else (RECIPES,)
+    print(blocks_text(listed(blocks_of(args.config_path, places)), shutil.get_terminal_size((100, 40)).columns))
+    if not args.config_path and not args.reference:
+        print("\nTrain one with `headrace train --config NAME`; `headrace configs --reference` lists those of the")
+        print("reference system, under its names.")
     return 0
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from headrace.cli.screens import HELP, HELP_ALL, SCREENS
 from headrace.core import __version__
 from headrace.core.errors import HeadraceError, did_you_mean
 
@@ -24,26 +25,29 @@ class Command:
 
 
 COMMANDS = (
-    Command(name="train", module="headrace.cli.train", help="train a network; alone, the embedded default"),
-    Command(name="validate", module="headrace.cli.validate", help="validate a run, or one of its checkpoints"),
+    Command(name="train", module="headrace.cli.train", help="train a network; alone, the demo"),
     Command(
-        name="resume",
-        module="headrace.cli.train",
-        function="resume",
-        help="resume a run from its newest good checkpoint",
+        name="resume", module="headrace.cli.train", function="resume", help="resume a run from its last checkpoint"
     ),
-    Command(name="launch", module="headrace.cli.launch", help="start the processes of a job, here or on other hosts"),
-    Command(name="plan", module="headrace.cli.plan", help="print batches, steps and memory of a run without a device"),
-    Command(name="bench", module="headrace.cli.bench", help="measure the throughput of training or inference"),
-    Command(name="models", module="headrace.cli.models", help="list the networks with their parameters and FLOPs"),
-    Command(name="configs", module="headrace.cli.configs", help="list and show named configurations and the options"),
+    Command(name="validate", module="headrace.cli.validate", help="measure the accuracy of a run's checkpoints"),
     Command(name="predict", module="headrace.cli.predict", help="predict the classes of images"),
+    Command(name="export", module="headrace.cli.export", help="export weights or a network (ONNX, safetensors, .pth)"),
     Command(
-        name="average", module="headrace.cli.average", help="average the checkpoints of a run, and validate the result"
+        name="average", module="headrace.cli.average", help="average checkpoints of a run, and validate the result"
     ),
-    Command(name="export", module="headrace.cli.export", help="export weights or a whole network for other programs"),
+    Command(name="plan", module="headrace.cli.plan", help="print batches, steps and memory of a run, without a device"),
+    Command(name="bench", module="headrace.cli.bench", help="measure the throughput of training or inference"),
+    Command(name="models", module="headrace.cli.models", help="list the networks"),
+    Command(name="configs", module="headrace.cli.configs", help="list and show recipes, with measured results"),
     Command(name="data", module="headrace.cli.data", help="check, build, pack and measure datasets"),
+    Command(name="launch", module="headrace.cli.launch", help="start the processes of a job, here or on other hosts"),
 )
+_TOPICS = {
+    "train": ("train", "resume"),
+    "use": ("validate", "predict", "export", "average"),
+    "look up": ("models", "configs", "data"),
+    "plan and measure": ("plan", "bench", "launch"),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,7 +61,8 @@ def run_script(script: str, argv: Sequence[str] | None = None) -> int:
     from headrace.reference.scripts import SCRIPTS
 
     arguments = list(sys.argv[1:] if argv is None else argv)
-    return report(lambda: SCRIPTS[script](arguments))
+    # Their options are not among those of the first screen of help.
+    return report(lambda: [HELP_ALL if word in HELP else word for word in SCRIPTS[script](arguments)])
 
 
 def report(words_of: Callable[[], list[str]]) -> int:
@@ -71,14 +76,14 @@ def report(words_of: Callable[[], list[str]]) -> int:
         print("headrace: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # The pipe was closed (`headrace configs | head`); Python would complain again when it flushes at exit.
+        # The reader has seen enough (`headrace configs | head`); Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return 0
 
 
 def _run(words: list[str]) -> int:
     name = words[0] if words else ""
-    if name in ("", "-h", "--help", "help"):
+    if name in ("", "help", HELP_ALL, *HELP):
         print(_help())
         return 0 if name else HeadraceError.exit_code
     if name in ("-V", "--version"):
@@ -89,14 +94,19 @@ def _run(words: list[str]) -> int:
     if name not in commands:
         raise HeadraceError(f"There is no command {name}.", remedy=did_you_mean(name, commands))
     command = commands[name]
-    code = getattr(importlib.import_module(command.module), command.function)(words[1:])
+    rest = words[1:]
+    if rest[:1] == [HELP_ALL] and name not in SCREENS:  # there is one screen only
+        rest = ["--help"]
+    code = getattr(importlib.import_module(command.module), command.function)(rest)
     sys.stdout.flush()  # here, where a closed pipe is caught
     return code
 
 
 def _help() -> str:
-    lines = ["usage: headrace COMMAND ...", "", "Train convolutional networks so that the accelerator never waits.", ""]
-    lines += [f"  {command.name:10}{command.help}" for command in COMMANDS]
+    texts = {command.name: command.help for command in COMMANDS}
+    lines = ["usage: headrace COMMAND ...", "", "Train convolutional networks so that the accelerator never waits."]
+    for topic, names in _TOPICS.items():
+        lines += ["", f"{topic}:", *(f"  {name:12}{texts[name]}" for name in names)]
     return "\n".join([*lines, "", "`headrace COMMAND --help` describes it; `headrace --version` prints the version."])
 
 

@@ -154,7 +154,10 @@ def _print_table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
         table.add_column(column, justify="left" if i in (0, 4) and column != "classes" else "right", no_wrap=True)
     for row in rows:
         table.add_row(*row)
-    Console(width=None if terminal else 200, highlight=False).print(table)
+    console = Console(width=None if terminal else 200, highlight=False)
+    with console.capture() as captured:  # rich would turn a closed pipe into an exit code of 1
+        console.print(table)
+    print(captured.get(), end="")
 
 
 def _shape(shape: tuple[int, ...]) -> str:

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.cli.help import find_request, has_effect, help_text, screen_of
 from headrace.config.arguments import Extra, build_parser, take_options
+from headrace.config.field import plain, spellings
 from headrace.config.load import Resolved
-from headrace.reference.entrance import ALL_SECTIONS, known_options, resolve
+from headrace.reference.entrance import known_options, resolve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +41,9 @@ def read_config_arguments(argv: list[str], prog: str, extra: Extra | None = None
     """Parse an argv with `--config` and `--config-path`, without resolving the configuration yet."""
 
     def add(parser: argparse.ArgumentParser) -> None:
-        group = parser.add_argument_group("configuration")
-        group.add_argument(
-            "--config", metavar="NAME", help="named configuration to start from, or none (default: default)"
-        )
-        group.add_argument("--config-path", metavar="FILE", help="YAML file that has it (default: the shipped recipes)")
+        group = parser.add_argument_group("recipe")
+        group.add_argument("--config", metavar="NAME", help="recipe to start from; `headrace configs` lists them")
+        group.add_argument("--config-path", metavar="FILE", help="YAML file of your own recipes")
         if extra:
             extra(parser)
 
@@ -52,9 +52,25 @@ def read_config_arguments(argv: list[str], prog: str, extra: Extra | None = None
 
 def read_arguments(argv: list[str], prog: str, extra: Extra | None = None, description: str = "") -> Parsed:
     """Parse an argv without a configuration, for commands that start from a saved one."""
-    parser = build_parser(prog, description, extra, ALL_SECTIONS)
+    parser = build_parser(prog, extra, description)
+    if request := find_request(argv):
+        print(help_text(prog, parser, request))
+        raise SystemExit(0)
     options, left = take_options(argv, parser, known_options())
-    return Parsed(options=options, args=parser.parse_args(left))
+    parsed = Parsed(options=options, args=parser.parse_args(left))
+    _note_without_effect(prog, options)
+    return parsed
+
+
+def _note_without_effect(prog: str, options: Mapping[str, Any]) -> None:
+    """Say which options a command accepts but makes no use of."""
+    screen, known = screen_of(prog), spellings(known_options())
+    if not screen.strict:
+        return
+    idle = [name for name in options if not has_effect(screen, known_options()[known[plain(name)].name])]
+    if idle:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
+        print(f"note: no effect on {prog}: {flags}", file=sys.stderr)
 
 
 def print_remarks(resolved: Resolved) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import textwrap
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -14,16 +15,33 @@ from headrace.config.values import shown
 from headrace.config.yaml_blocks import Block
 
 
-def blocks_text(blocks: Iterable[Block]) -> str:
-    """Return one line per named configuration: its name, the first sentence on it, and its result."""
-    rows = [(block.name, _first_sentence(block.description), block.result) for block in blocks]
-    wide = max((len(name) for name, _, _ in rows), default=0)
-    lines = []
-    for name, sentence, result in rows:
-        lines.append(f"{name:{wide}}  {sentence}".rstrip())
-        if result:
-            lines.append(f"{'':{wide}}  result: {result}")
+def blocks_text(blocks: Iterable[Block], width: int = 100) -> str:
+    """Return the named configurations: name, first sentence and measured result; those without a result at the end."""
+    rows = list(blocks)
+    wide = max((len(block.name) for block in rows), default=0)
+    if wide > width // 2:
+        wide = 2  # the sentence goes below the name
+    measured = [block for block in rows if _is_measured(block)]
+    others = [block for block in rows if not _is_measured(block)]
+    lines = [line for block in measured for line in _block_lines(block, wide, width)]
+    if measured and others:
+        lines += ["", "without a measured result:"]
+    lines += [line for block in others for line in _block_lines(block, wide, width)]
     return "\n".join(lines)
+
+
+def _is_measured(block: Block) -> bool:
+    return bool(block.result) and not block.result.startswith("not ")
+
+
+def _block_lines(block: Block, wide: int, width: int) -> list[str]:
+    indent = " " * (wide + 2)
+    shown = "" if block.result in ("", "not measured yet") else f"result: {block.result}"
+    texts = [_first_sentence(block.description), shown]
+    lines = [line for text in texts for line in textwrap.wrap(text, max(30, width - len(indent)))]
+    if len(block.name) > wide:
+        return [block.name, *(indent + line for line in lines)]
+    return [f"{block.name:{wide}}  {lines[0] if lines else ''}".rstrip(), *(indent + line for line in lines[1:])]
 
 
 def resolved_text(resolved: Resolved, *, everything: bool = False, sections: Mapping[str, type] = SECTIONS) -> str:

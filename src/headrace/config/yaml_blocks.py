@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from headrace.core.errors import ConfigError, did_you_mean
+from headrace.core.errors import ConfigError, nearest
 
 _TAG = "tag:yaml.org,2002:"
 _MAX_BYTES = 512 << 10  # read in pure Python, twice: about 10 s
@@ -233,10 +233,11 @@ RECIPES = Path(__file__).parent / "recipes"
 
 
 def shipped_blocks(directories: Sequence[Path] = (RECIPES,)) -> dict[str, Block]:
-    """Return the recipes of the package by name: the default first, then by file."""
+    """Return the recipes of the package by name: those that most people need first, then by file."""
     files = [path for directory in directories for path in directory.glob("*.yml")]
+    place = {name: number for number, name in enumerate(("default", "images", "cifar", "today"))}
     found: dict[str, Block] = {}
-    for path in sorted(files, key=lambda path: (path.stem != "default", path.name)):
+    for path in sorted(files, key=lambda path: (place.get(path.stem, len(place)), path.name)):
         for name, block in read_blocks(path, path.name).items():
             assert name.startswith("_") or name not in found, f"two recipes are named {name}"
             found[name] = block
@@ -257,16 +258,21 @@ OLD_RECIPES = {"pictures": "images"}  # names that were changed and stay accepte
 
 
 def choose(blocks: Mapping[str, Block], name: str | None, config_path: str | None) -> Block:
-    """Return the block of that name, or refuse with the nearest name and the list."""
+    """Return the block of that name, or refuse with the nearest name."""
     if config_path is None and name is not None:
         name = OLD_RECIPES.get(name, name)
     names = [block.name for block in listed(blocks)]
-    rule = f"{config_path or 'The package'} has: {', '.join(names) or 'no configurations'}."
+    place = config_path or "The package"
     if name is None:
+        rule = f"{place} has: {', '.join(names) or 'no configurations'}."
         raise ConfigError(
             f"--config-path {config_path} is given without --config.", rule=rule, remedy="Add --config NAME."
         )
     if name not in blocks:
-        remedy = did_you_mean(name, names) if names else ""
-        raise ConfigError(f"There is no configuration {name}.", rule=rule, remedy=remedy if "Did" in remedy else "")
+        guess = nearest(name, names)
+        if guess is None and config_path:
+            remedy = f"{place} has: {', '.join(names) or 'no configurations'}."
+        else:
+            remedy = (f"Did you mean {guess}? " if guess else "") + "`headrace configs` lists them."
+        raise ConfigError(f"There is no configuration {name}.", remedy=remedy)
     return blocks[name]

@@ -1,0 +1,179 @@
+"""`--help`, `--help-all` and `--help GROUP` of the commands that take options of the schema."""
+
+import argparse
+import shutil
+import textwrap
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from headrace.cli.screens import HELP, HELP_ALL, OTHER, REFERENCE_GROUP, SCREENS, Screen
+from headrace.config.arguments import usage_of
+from headrace.config.field import Option, options_of, spellings
+from headrace.config.values import BOOL, shown
+from headrace.core.errors import ConfigError, nearest
+from headrace.reference.entrance import ALL_SECTIONS, known_options
+
+_NAME_COLUMN, _TEXT_COLUMN = 2, 34
+_SHORT_COLUMN = 24  # of the first screen, so that a phrase fits beside its option in 80 columns
+
+
+@dataclass(frozen=True, kw_only=True)
+class HelpRequest:
+    """What help is asked for: everything, one group or option, or (neither) the first screen."""
+
+    everything: bool = False
+    about: str = ""
+
+
+def find_request(argv: Iterable[str]) -> HelpRequest | None:
+    """Return the help that an argv asks for, None where it asks for none. What follows `--` is not looked at."""
+    words = list(argv)
+    words = words[: words.index("--")] if "--" in words else words
+    if HELP_ALL in words or "--help_all" in words:
+        return HelpRequest(everything=True)
+    place = next((place for place, word in enumerate(words) if word.partition("=")[0] in HELP), None)
+    if place is None:
+        return None
+    _, _, about = words[place].partition("=")
+    follows = words[place + 1] if place + 1 < len(words) and not words[place + 1].startswith("-") else ""
+    return HelpRequest(about=about or follows)
+
+
+def screen_of(prog: str) -> Screen:
+    """Return the help of a command, such as `headrace train`."""
+    return SCREENS.get(prog.removeprefix("headrace "), OTHER)
+
+
+def has_effect(screen: Screen, option: Option) -> bool:
+    """Say whether a command makes use of an option; those of the reference stand for others."""
+    return option.section == REFERENCE_GROUP or (option.section in screen.groups and option.name not in screen.without)
+
+
+def help_text(prog: str, parser: argparse.ArgumentParser, request: HelpRequest) -> str:
+    """Return the help that is asked for; `parser` has the arguments that only this command has."""
+    width = max(60, min(shutil.get_terminal_size((100, 40)).columns, 120))
+    screen = screen_of(prog)
+    if request.about:
+        return "\n".join(_about(prog, screen, request.about, width))
+    words = [(action.metavar or action.dest, action.nargs) for action in parser._actions if not action.option_strings]
+    usage = [f"usage: {prog}", *(f"[{word}]" if nargs == "?" else f"{word}" for word, nargs in words), "[options]"]
+    lines = [" ".join(usage), ""]
+    lines += textwrap.wrap(screen.about or parser.description or "", width)
+    if screen.examples:
+        lines += ["", "examples:", *_examples(screen.examples)]
+    lines += _own_arguments(parser, width)
+    if request.everything:
+        return "\n".join([*lines, *_every_option(screen, width)])
+    for topic, rows in screen.rows.items():
+        named = {_short_usage(flag): phrase for flag, phrase in rows.items()}
+        lines += ["", f"{topic}:", *_columns(named, width, _SHORT_COLUMN)]
+    groups = ", ".join(group for group in screen.groups if group != REFERENCE_GROUP)
+    in_groups = (option for option in known_options().values() if option.section in screen.groups)
+    count = sum(has_effect(screen, option) for option in in_groups)
+    lines += ["", *textwrap.wrap(f"--help-all lists all {count} options, --help GROUP one group: {groups}.", width)]
+    return "\n".join(lines)
+
+
+def _examples(examples: Iterable[tuple[str, str]]) -> list[str]:
+    wide = max(len(command) for command, what in examples if what)
+    return [f"  {command:{wide}}  {what}".rstrip() for command, what in examples]
+
+
+def _about(prog: str, screen: Screen, about: str, width: int) -> list[str]:
+    """Return the help on one group, or on one option."""
+    name = about.lower().lstrip("-").replace("-", "_")
+    if name in screen.groups:
+        return _group(screen, name, width)
+    spelled = spellings(known_options()).get(name)
+    option = known_options().get(spelled.name) if spelled else None
+    if option is not None and has_effect(screen, option):
+        return [*_option_lines(option, width), f"(group {option.section}: {prog} --help {option.section})"]
+    guess = nearest(name, [*screen.groups, *spellings(known_options())])
+    raise ConfigError(
+        f"{prog} has no group of options, and no option, named {about}.",
+        rule=f"Groups are {', '.join(screen.groups)}.",
+        remedy=f"Did you mean {guess.replace('_', '-')}?" if guess else "",
+    )
+
+
+def _every_option(screen: Screen, width: int) -> list[str]:
+    opening = (
+        "Names may be abbreviated where that is unambiguous, and written with dashes or underscores. The value in "
+        "[brackets] is used where neither the configuration nor the command line gives one."
+    )
+    lines = ["", *textwrap.wrap(opening, width)]
+    for group in screen.groups:
+        if group == REFERENCE_GROUP:
+            lines += _other_names(screen, width)
+        lines += ["", *_group(screen, group, width)]
+    return lines
+
+
+def _group(screen: Screen, group: str, width: int) -> list[str]:
+    """Return the help on a group of options, each with its default in brackets."""
+    lines = textwrap.wrap(f"{group}: {ALL_SECTIONS[group].__doc__}", width)
+    for option in options_of(group, ALL_SECTIONS[group]).values():
+        if has_effect(screen, option):
+            lines += _option_lines(option, width)
+    return lines
+
+
+def _other_names(screen: Screen, width: int) -> list[str]:
+    """Return the aliases of all options, most of which are names that the reference's applications have for them."""
+    named = {
+        f"--{alias.replace('_', '-')}": option.flag
+        for option in known_options().values()
+        for alias in option.aliases
+        if has_effect(screen, option) and option.section != REFERENCE_GROUP
+    }
+    return ["", "other names of these options:", *_columns(named, width)]
+
+
+def _option_lines(option: Option, width: int) -> list[str]:
+    name, choices = usage_of(option), ""
+    if len(name) + _NAME_COLUMN > width:  # too many choices for a line: they are named in the text
+        name, choices = f"{option.flag} NAME", f" One of {', '.join(option.choices)}."
+    return _columns({name: f"{option.help}{choices} [{shown(option.default)}]"}, width)
+
+
+def _short_usage(row: str) -> str:
+    """Return an option with what stands for its value, which the row may name."""
+    flag, _, value = row.partition(" ")
+    option = known_options()[spellings(known_options())[flag.replace("-", "_")].name]
+    if option.kind is BOOL:
+        return f"--{flag}"
+    value = value or ("NAME" if option.choices else option.kind.metavar)
+    return f"--{flag} [{value}]" if option.bare_value is not None else f"--{flag} {value}"
+
+
+def _own_arguments(parser: argparse.ArgumentParser, width: int) -> list[str]:
+    """Return the help on the arguments that only this command has, in the parser's groups."""
+    titled: dict[str, dict[str, str]] = {}
+    for group in parser._action_groups:
+        title = "arguments" if group.title in (None, "options", "positional arguments") else group.title
+        rows = {_usage_of_action(action): action.help for action in group._group_actions if action.help}
+        titled[title] = titled.get(title, {}) | rows
+    filled = [(title, rows) for title, rows in titled.items() if rows]
+    return [line for title, rows in filled for line in ("", f"{title}:", *_columns(rows, width, _SHORT_COLUMN))]
+
+
+def _usage_of_action(action: argparse.Action) -> str:
+    metavar = str(action.metavar or action.dest.upper())
+    if not action.option_strings:
+        return metavar
+    names = ", ".join(action.option_strings)
+    if action.nargs == 0:
+        return names
+    return f"{names} {'{' + ','.join(map(str, action.choices)) + '}' if action.choices else metavar}"
+
+
+def _columns(rows: Mapping[str, str], width: int, column: int = _TEXT_COLUMN) -> list[str]:
+    """Return a name and a text per row; texts begin in one column, on the next line where the name is too long."""
+    lines = []
+    indent = " " * column
+    for name, text in rows.items():
+        wrapped = textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+        head = " " * _NAME_COLUMN + name
+        beside = len(head) + 2 <= column and wrapped
+        lines += [head.ljust(column) + wrapped[0].lstrip(), *wrapped[1:]] if beside else [head, *wrapped]
+    return lines
