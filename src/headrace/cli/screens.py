@@ -8,7 +8,7 @@ REFERENCE_GROUP = "reference"
 _VALIDATING = ("run", "data", "batch", "pipeline", "numerics", "validation", "checkpoint", "compiler")
 _ONLY_TRAINING = frozenset(
     (
-        "compile_only", "profile", "target_accuracy", "training", "train_augmentation", "train_crop", "shuffle",
+        "compile_only", "profile", "target_accuracy", "early_stopping", "training", "train_augmentation", "train_crop", "shuffle",
         "balanced_sampling", "num_epochs", "weight_updates_per_epoch", "logs_per_epoch", "ckpts_per_epoch",
         "validations_per_epoch", "call_seconds", "clean_dir", "keep_best", "max_ckpts_to_keep", "average_last_epochs",
         "average_decays", "loss_scaling", "loss_scaling_params", "nan_policy", "stochastic_rounding",
@@ -78,7 +78,7 @@ SCREENS: Mapping[str, Screen] = {
                 "warmup-epochs": "epochs until the learning rate has its peak",
                 "optimizer": "sgd, momentum, lars, rmsprop or adamw",
                 "weight-decay": "decay of the weights, times the learning rate",
-                "mixup-alpha": "mix pairs of images (0.2 is usual)",
+                "early-stopping": "end after N validations without a better one",
                 "seed": "seed of all randomness",
             },
             "device": _DEVICE,
