@@ -54,7 +54,15 @@ def test_show_tells_what_was_let_go(capsys):
 
 
 def test_wrong_words():
-    for line in ("sho", "show defalt", "show a b", "options x", "show --bla 1", "--reference --config-path x"):
+    lines: tuple[str, ...] = (
+        "sho",
+        "show defalt",
+        "show a b",
+        "options x",
+        "show --bla 1",
+        "--reference --config-path x",
+    )
+    for line in lines:
         with pytest.raises(ConfigError):
             main(line.split())
 

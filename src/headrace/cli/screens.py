@@ -8,7 +8,8 @@ REFERENCE_GROUP = "reference"
 _VALIDATING = ("run", "data", "batch", "pipeline", "numerics", "validation", "checkpoint", "compiler")
 _ONLY_TRAINING = frozenset(
     (
-        "compile_only", "profile", "target_accuracy", "early_stopping", "training", "train_augmentation", "train_crop", "shuffle",
+        "compile_only", "profile", "target_accuracy", "early_stopping", "training", "train_augmentation", "train_crop",
+        "shuffle",
         "balanced_sampling", "num_epochs", "weight_updates_per_epoch", "logs_per_epoch", "ckpts_per_epoch",
         "validations_per_epoch", "call_seconds", "clean_dir", "keep_best", "max_ckpts_to_keep", "average_last_epochs",
         "average_decays", "loss_scaling", "loss_scaling_params", "nan_policy", "stochastic_rounding",
