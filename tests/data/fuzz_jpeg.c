@@ -42,7 +42,7 @@ int main(int argc, char **argv) {
       uint8_t *data = damaged(whole, &size);
       int32_t header[3];
       if (hr_jpeg_header(data, (int64_t)size, header) && (int64_t)header[0] * header[1] < 4000000) {
-        int factor = 1 << below(4), tall = (header[0] + factor - 1) / factor, wide = (header[1] + factor - 1) / factor;
+        int factor = 1 << below(4), tall = header[0], wide = header[1];
         int top = (int)below((uint32_t)tall), left = (int)below((uint32_t)wide), channels = below(4) ? 3 : 1;
         int height = 1 + (int)below((uint32_t)(tall - top)), width = 1 + (int)below((uint32_t)(wide - left));
         int to_h = 1 + (int)below(90), to_w = 1 + (int)below(90), out_h = 1 + (int)below((uint32_t)to_h);

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from headrace.data.decoding import image as image_module
+from headrace.data.decoding.crop import CROP_RULES
 from headrace.data.decoding.image import (
     BadImage,
     Header,
@@ -18,6 +19,9 @@ from headrace.data.decoding.image import (
     read_header,
     readable_extensions,
 )
+from headrace.data.decoding.image_source import ViewSpec, decode_into
+from headrace.data.decoding.resize import Scratch
+from headrace.data.sets.samples import ObjectSamples
 
 from .image_files import encode, smooth
 
@@ -244,3 +248,40 @@ def test_heic_names_its_plugin_or_is_read() -> None:
     file = io.BytesIO()
     heif.from_pillow(Image.fromarray(PIXELS)).save(file, quality=90)
     assert np.abs(read(file.getvalue()).astype(int) - PIXELS).mean() < 5
+
+
+def odd_jpeg(factors: tuple[int, ...] = (0x22, 0x12, 0x21), units: int = 3) -> bytes:
+    """Return a valid JPEG whose colours are subsampled as no fast decoder knows (`cjpeg -sample 2x2,1x2,2x1`).
+
+    Its header is Pillow's with other factors; its blocks have a mean and nothing else, in the standard Huffman codes.
+    """
+    data = bytearray(encode(np.zeros((16, 16, 3), np.uint8), quality=90, subsampling=0))
+    frame, scan = data.index(b"\xff\xc0"), data.index(b"\xff\xda")
+    struct.pack_into(">HH", data, frame + 5, 16, 16 * units)
+    for part, factor in enumerate(factors):
+        data[frame + 11 + 3 * part] = factor
+    means = (("00", "010", "011", "100", "101", "110"), ("00", "01", "10", "110", "1110", "11110"))
+    ends, rng, bits = ("1010", "00"), np.random.default_rng(1), ""
+    for part in [part for _ in range(units) for part, f in enumerate(factors) for _ in range((f >> 4) * (f & 15))]:
+        value, table = int(rng.integers(-20, 21)), min(part, 1)
+        size = abs(value).bit_length()
+        digits = format(value if value > 0 else value + (1 << size) - 1, f"0{size}b") if size else ""
+        bits += means[table][size] + digits + ends[table]
+    bits += "1" * (-len(bits) % 8)
+    packed = bytes(int(bits[at : at + 8], 2) for at in range(0, len(bits), 8)).replace(b"\xff", b"\xff\0")
+    return bytes(data[: scan + 2 + struct.unpack_from(">H", data, scan + 2)[0]]) + packed + b"\xff\xd9"
+
+
+def test_a_jpeg_that_fast_decoders_refuse_is_read_by_pillow(decoder: str) -> None:
+    data = odd_jpeg()
+    if decoder == "simplejpeg":
+        with pytest.raises(ValueError, match="subsampling"):
+            image_module._simplejpeg().decode_jpeg_header(data, strict=False)
+    assert (read(data) == opened(data)).all()
+    assert opened(data).std() > 5
+    out = np.empty((8, 8, 3), np.uint8)
+    decode_into(
+        ObjectSamples([(data, 0)]), 0, 0, ViewSpec(size=8, crop=CROP_RULES["torchvision"], seed=1), out, Scratch()
+    )
+    with pytest.raises(BadImage):
+        read(data[: len(data) - 20])

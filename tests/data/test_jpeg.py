@@ -77,7 +77,8 @@ def assert_same(decoder: JpegDecoder, data: bytes, crops: int = 3) -> None:
                 )
             for top, left, height, width in boxes:
                 out = np.zeros((height, width, channels), np.uint8)
-                assert decoder.decode_into(data, View((top, left, height, width), (height, width)), out, factor)
+                crop = (top * factor, left * factor, height * factor, width * factor)
+                assert decoder.decode_into(data, View(crop, (height, width)), out, factor)
                 assert (out == want[top : top + height, left : left + width]).all()
 
 

@@ -57,6 +57,29 @@ def test_many_sizes_of_both_resizers_are_pillows() -> None:
         assert (out == want).all()
 
 
+def test_pixels_that_a_crop_divides_are_weighted_as_pillow_does() -> None:
+    """Pillow's `box` in the pixels that the crop touches: the result is the same to the bit, pass by pass."""
+    rng = np.random.default_rng(2)
+    for _ in range(60):
+        y0, x0 = rng.integers(0, 40 * 8, 2) / 8
+        height, width = rng.integers(4, 78 * 8, 2) / 8
+        hw = int(rng.integers(1, 110)), int(rng.integers(1, 110))
+        out = np.empty((*hw, 3), np.uint8)
+        resize_view(NOISE, View((y0, x0, height, width), hw), out)
+        touched = NOISE[int(y0) : int(np.ceil(y0 + height)), int(x0) : int(np.ceil(x0 + width))]
+        y0, x0 = y0 % 1, x0 % 1
+        image = Image.fromarray(touched)
+        for vertical in [True, False] if hw[0] < image.height else [False, True]:
+            size = (image.width, hw[0]) if vertical else (hw[1], image.height)
+            box = (0, y0, image.width, y0 + height) if vertical else (x0, 0, x0 + width, image.height)
+            image = image.resize(size, Image.Resampling.BILINEAR, box=box)
+        assert (out == np.asarray(image)).all()
+        whole = Image.fromarray(touched).resize(
+            (hw[1], hw[0]), Image.Resampling.BILINEAR, box=(x0, y0, x0 + width, y0 + height)
+        )
+        assert np.abs(out.astype(int) - np.asarray(whole)).max() <= 1
+
+
 def test_a_window_is_a_part_of_the_resized_image() -> None:
     out = np.empty((32, 32, 3), np.uint8)
     resize_view(NOISE, View((0, 0, 120, 170), (40, 57), (4, 12)), out)

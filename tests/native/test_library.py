@@ -39,10 +39,11 @@ def test_each_variant_resizes_as_pillow_does(name: str) -> None:
     if name == AVX2 and not ctypes.CDLL(str(path)).hr_runs_avx2():
         pytest.skip("not for this processor")
     noise = np.random.default_rng(3).integers(0, 256, (53, 90, 3)).astype(np.uint8)
+    whole = (0.0, 0.0, 53.0, 90.0)
     for size in ((17, 40), (80, 20), (120, 133)):
         out = np.empty((*size, 3), np.uint8)
-        _resize_function(path)(noise, size, (0, 0), out)
-        assert (out == pillow_resize(noise, size)).all()
+        _resize_function(path)(noise, whole, size, (0, 0), out)
+        assert (out == pillow_resize(noise, whole, size)).all()
 
 
 def test_a_folder_without_a_library_says_how_to_build_one(tmp_path: Path) -> None:

@@ -8,6 +8,10 @@
 
 #include "jpeg.h"
 
+#ifdef __SSE4_2__
+#include <immintrin.h>
+#endif
+
 #define GOLDEN 0x9E3779B9u
 #define SPARE 64
 #define MAX_FILE (1 << 28)
@@ -21,11 +25,21 @@ typedef struct {
   int32_t size, channels;
 } Rule;
 
-/* Images: each in a file, `lengths` bytes from `offsets` on (-1: the whole file); `crcs` is -1 where there is none. */
+/* What a crop is drawn for. Objects of sample i, four numbers from 0 to 1 each, end with number object_ends[i]; NULL: none. */
+typedef struct {
+  const uint32_t *epochs, *samples;
+  const int32_t *object_ends;
+  const float *objects;
+} Drawn;
+
+/* Images: each in a file, `lengths` bytes from `offsets` on (-1: the whole file), of which `sizes` bytes from `skips` on are the
+   image (-1: all). `crcs` is NONE, RECORD where the last four bytes are a TFRecord's checksum of those before, else the CRC-32. */
+#define NONE (-1)
+#define RECORD (-2)
 typedef struct {
   const char *const *paths;
-  const int64_t *offsets, *lengths, *crcs;
-  const uint32_t *epochs, *samples;
+  const int64_t *offsets, *lengths, *crcs, *skips, *sizes;
+  Drawn drawn;
 } Images;
 
 typedef struct {
@@ -75,10 +89,18 @@ static int reference_box(int height, int width, const Rule *rule, Draws *draws, 
   return 1;
 }
 
-/* Say whether a crop has enough of the image. (Images of which objects are known do not come here.) */
-static int covers(int height, int width, const Rule *rule, const Box *box) {
-  double common = (double)box->height * box->width;
-  return common >= rule->min_covered * height * width && common > 0;
+/* Say whether a crop has enough of one of the objects (top, left, bottom, right), or of the whole image where none is known. */
+static int covers(int height, int width, const Rule *rule, const Box *box, const float *objects, int count) {
+  static const float whole[4] = {0, 0, 1, 1};
+  if (!count) objects = whole, count = 1;
+  for (const float *at = objects; at < objects + 4 * count; at += 4) {
+    double y0 = (double)at[0] * height, x0 = (double)at[1] * width, y1 = (double)at[2] * height, x1 = (double)at[3] * width;
+    double tall = fmin(box->top + box->height, y1) - fmax(box->top, y0);
+    double wide = fmin(box->left + box->width, x1) - fmax(box->left, x0);
+    double common = fmax(0, tall) * fmax(0, wide);
+    if (common >= rule->min_covered * (y1 - y0) * (x1 - x0) && common > 0) return 1;
+  }
+  return 0;
 }
 
 static Box centre_box(int height, int width, const Rule *rule) {
@@ -91,27 +113,47 @@ static Box centre_box(int height, int width, const Rule *rule) {
   return (Box){(height - h) / 2, (width - w) / 2, h, w};
 }
 
-/* Draw a crop; tests compare it with Python's. */
-void hr_random_crop(int height, int width, const Rule *rule, uint32_t epoch, uint32_t sample, int32_t *out) {
-  Draws draws = {add_word(add_word(add_word(add_word(0, rule->seed), epoch), sample), rule->purpose), 0};
+static Box random_crop(int height, int width, const Rule *rule, const Drawn *all, int i) {
+  Draws draws = {add_word(add_word(add_word(add_word(0, rule->seed), all->epochs[i]), all->samples[i]), rule->purpose), 0};
+  int first = all->object_ends && i ? all->object_ends[i - 1] : 0, num = all->object_ends ? all->object_ends[i] - first : 0;
   Box box = rule->reference ? (Box){0, 0, height, width} : centre_box(height, width, rule), drawn;
   for (int n = 0; n < rule->attempts; n++) {
     int found = rule->reference ? reference_box(height, width, rule, &draws, &drawn)
                                 : torchvision_box(height, width, rule, &draws, &drawn);
-    if (found && (!rule->reference || covers(height, width, rule, &drawn))) {
-      box = drawn;
-      break;
-    }
+    if (found && (!rule->reference || covers(height, width, rule, &drawn, all->objects + 4 * (ptrdiff_t)first, num)))
+      return drawn;
   }
-  out[0] = box.top, out[1] = box.left, out[2] = box.height, out[3] = box.width;
+  return box;
 }
 
-/* CRC-32 as zlib has it, eight bytes at a time. The table is zero at first. */
-static uint32_t crc32_of(const uint8_t *data, int64_t size, uint32_t (*table)[256]) {
+/* Draw the crops of images of these heights and widths: top, left, height and width of each. */
+void hr_random_crops(const int32_t *sizes, const Rule *rule, const Drawn *all, int count, int32_t *out) {
+  for (int i = 0; i < count; i++, out += 4) {
+    Box box = random_crop(sizes[2 * i], sizes[2 * i + 1], rule, all, i);
+    out[0] = box.top, out[1] = box.left, out[2] = box.height, out[3] = box.width;
+  }
+}
+
+#define ZLIB 0xEDB88320u       /* the polynomial of zlib's CRC-32 */
+#define CASTAGNOLI 0x82F63B78u /* that of CRC-32C */
+
+/* A CRC of 32 bits, eight bytes at a time. The table is zero at first. */
+static uint32_t crc32_of(const uint8_t *data, int64_t size, uint32_t (*table)[256], uint32_t polynomial) {
   uint32_t crc = 0xFFFFFFFFu;
+#ifdef __SSE4_2__
+  if (polynomial == CASTAGNOLI) {
+    uint64_t wide = crc, word;
+    for (; size >= 8; size -= 8, data += 8) {
+      memcpy(&word, data, 8);
+      wide = _mm_crc32_u64(wide, word);
+    }
+    for (crc = (uint32_t)wide; size > 0; size--) crc = _mm_crc32_u8(crc, *data++);
+    return ~crc;
+  }
+#endif
   for (uint32_t n = 0; !table[7][255] && n < 256; n++) {
     table[0][n] = n;
-    for (int bit = 0; bit < 8; bit++) table[0][n] = table[0][n] >> 1 ^ (table[0][n] & 1 ? 0xEDB88320u : 0);
+    for (int bit = 0; bit < 8; bit++) table[0][n] = table[0][n] >> 1 ^ (table[0][n] & 1 ? polynomial : 0);
   }
   for (int k = 1; !table[7][255] && k < 8; k++)
     for (int n = 0; n < 256; n++) table[k][n] = table[k - 1][n] >> 8 ^ table[0][table[k - 1][n] & 255];
@@ -145,24 +187,49 @@ static int64_t read_file(const char *path, int64_t offset, int64_t length, uint8
   return done == length ? done : 0;
 }
 
-/* Decode one image; return as hr_jpeg_view does. */
-static int64_t decode_one(const uint8_t *data, int64_t size, const Rule *rule, const Images *all, int i, uint8_t *out,
-                        uint8_t *room, int64_t room_size, Tables *tables) {
+static int is_intact(const uint8_t *data, int64_t size, int64_t crc, Tables *tables) {
+  if (crc == NONE) return 1;
+  if (crc != RECORD) return crc32_of(data, size, tables->crc[0], ZLIB) == (uint32_t)crc;
+  if (size < 4) return 0;
+  uint32_t found = crc32_of(data, size - 4, tables->crc[1], CASTAGNOLI);
+  const uint8_t *kept = data + size - 4;
+  return (found >> 15 | found << 17) + 0xA282EAD8u ==
+         (kept[0] | (uint32_t)kept[1] << 8 | (uint32_t)kept[2] << 16 | (uint32_t)kept[3] << 24);
+}
+
+/* Turn a square view by what EXIF says of the image: swap rows and columns, then mirror. */
+static void turn(const uint8_t *from, const uint8_t turns[3], int size, int channels, uint8_t *out) {
+  for (int y = 0; y < size; y++)
+    for (int x = 0; x < size; x++, out += channels) {
+      int row = turns[1] ? size - 1 - y : y, column = turns[0] ? size - 1 - x : x;
+      const uint8_t *pixel = from + channels * (turns[2] ? (ptrdiff_t)column * size + row : (ptrdiff_t)row * size + column);
+      for (int c = 0; c < channels; c++) out[c] = pixel[c];
+    }
+}
+
+/* Decode one image; return as hr_jpeg_view does. A crop is drawn in the upright image, and decoded and resized as it is stored. */
+static int64_t decode_one(const uint8_t *data, int64_t size, const Rule *rule, const Drawn *drawn, int i, uint8_t *out,
+                          uint8_t *room, int64_t room_size, Tables *tables) {
+  static const uint8_t turns[9][3] = {{0}, {0}, {1, 0, 0}, {1, 1, 0}, {0, 1, 0}, {0, 0, 1}, {1, 0, 1}, {1, 1, 1}, {0, 1, 1}};
   Frame frame;
-  int32_t box[4];
-  if (!hr_read_frame(data, (size_t)size, &frame) || frame.orientation != 1) return -1; /* turned: not here */
+  if (!hr_read_frame(data, (size_t)size, &frame)) return -1;
   if ((double)frame.height * frame.width > rule->max_pixels) return -1;
-  hr_random_crop(frame.height, frame.width, rule, all->epochs[i], all->samples[i], box);
-  double least = fmin((double)box[2] / rule->size, (double)box[3] / rule->size);
+  int orientation = frame.orientation >= 2 && frame.orientation <= 8 ? frame.orientation : 1;
+  const uint8_t *turned = turns[orientation];
+  int height = turned[2] ? frame.width : frame.height, width = turned[2] ? frame.height : frame.width;
+  Box box = random_crop(height, width, rule, drawn, i);
+  double least = fmin((double)box.height / rule->size, (double)box.width / rule->size);
   int factor = least >= 8 ? 8 : least >= 4 ? 4 : least >= 2 ? 2 : 1;
-  if (factor > 1) {
-    for (int n = 0; n < 4; n++) box[n] = (int32_t)rint((double)box[n] / factor);
-    int tall = (frame.height + factor - 1) / factor - box[0], wide = (frame.width + factor - 1) / factor - box[1];
-    box[2] = box[2] < tall ? box[2] : tall;
-    box[3] = box[3] < wide ? box[3] : wide;
-  }
-  return hr_jpeg_view(data, size, factor, box[0], box[1], box[2], box[3], rule->size, rule->size, 0, 0, rule->size, rule->size,
-                      rule->channels, out, room, room_size, tables);
+  if (turned[0]) box.left = width - box.left - box.width;
+  if (turned[1]) box.top = height - box.top - box.height;
+  if (turned[2]) box = (Box){box.left, box.top, box.width, box.height};
+  int64_t each = orientation == 1 ? 0 : (int64_t)rule->size * rule->size * rule->channels;
+  each += -each & 63;
+  if (each > room_size) return each;
+  int64_t said = hr_jpeg_view(data, size, factor, box.top, box.left, box.height, box.width, rule->size, rule->size, 0, 0, rule->size,
+                              rule->size, rule->channels, each ? room : out, room + each, room_size - each, tables);
+  if (!said && each) turn(room, turned, rule->size, rule->channels, out);
+  return said > 0 ? said + each : said;
 }
 
 /* Decode images *next to `count` - 1, each [size, size, channels] of `out`; decoded[i] says whether it could be done. Returns 0 when all
@@ -176,8 +243,10 @@ int64_t hr_decode_batch(const Images *all, const Rule *rule, int count, int32_t 
     used += -used & 63;
     *next = i;
     if (size < 0) return 3 * used + (1 << 20); /* a guess of what decoding takes; what is missing then is asked for */
-    if (size && (all->crcs[i] < 0 || crc32_of(room, size, tables->crc) == (uint32_t)all->crcs[i])) {
-      said = decode_one(room, size, rule, all, i, out + (size_t)i * each, room + used, room_size - used, tables);
+    int64_t skip = all->skips[i], length = all->sizes[i] < 0 ? size : all->sizes[i];
+    int inside = skip >= 0 && skip <= size && length <= size - skip;
+    if (size && inside && is_intact(room, size, all->crcs[i], tables)) {
+      said = decode_one(room + skip, length, rule, &all->drawn, i, out + (size_t)i * each, room + used, room_size - used, tables);
       if (said > 0) return said + used + SPARE;
     }
     decoded[i] = said == 0;

@@ -207,20 +207,26 @@ static int plan_job(Job *job, int factor, int channels) {
   job->unit_left = job->left / (side * frame->across);
   job->unit_right = (job->left + job->width - 1) / (side * frame->across) + 1;
   int height = (frame->height + factor - 1) / factor, width = (frame->width + factor - 1) / factor;
-  if (job->top < 0 || job->left < 0 || job->height < 1 || job->width < 1) return 0;
   return job->top <= height - job->height && job->left <= width - job->width;
 }
 
-/* Write a view of a JPEG to `out`, uint8 [out_h, out_w, channels]: of the image decoded at 1/factor (1, 2, 4 or 8) take the
-   crop, resize it to resized_h x resized_w, of which `out` begins at (skip_y, skip_x). `tables` belongs to one thread and is
+/* Write a view of a JPEG to `out`, uint8 [out_h, out_w, channels]: the crop, in pixels of the whole image, is decoded at 1/factor
+   (1, 2, 4 or 8) and resized to resized_h x resized_w, of which `out` begins at (skip_y, skip_x). Where the crop's edges lie
+   inside of decoded pixels, those count by the part that is in it: rounded edges would shift the view by half a pixel. `tables` belongs to one thread and is
    zero at first. Returns 0 when done, the bytes that `room` must have when it has fewer, and -1 for what is unusual or
    damaged. */
 int64_t hr_jpeg_view(const uint8_t *data, int64_t size, int factor, int top, int left, int height, int width, int resized_h,
                      int resized_w, int skip_y, int skip_x, int out_h, int out_w, int channels, uint8_t *out, uint8_t *room,
                      int64_t room_size, Tables *tables) {
-  Job job = {.top = top, .left = left, .height = height, .width = width};
+  if (top < 0 || left < 0 || height < 1 || width < 1 || height > MAX_SIDE || width > MAX_SIDE) return UNUSUAL;
+  if (top > MAX_SIDE || left > MAX_SIDE) return UNUSUAL;
+  Job job = {.top = top / factor, .left = left / factor};
   Segments segments;
   Frame *frame = &job.frame;
+  double box[4] = {(double)top / factor - job.top, (double)left / factor - job.left, (double)height / factor,
+                   (double)width / factor};
+  height = job.height = (top + height + factor - 1) / factor - job.top;
+  width = job.width = (left + width + factor - 1) / factor - job.left;
   if (!hr_read_frame(data, (size_t)size, frame) || !plan_job(&job, factor, channels)) return UNUSUAL;
   int64_t units = (int64_t)job.units_across * job.units_down;
   int num_segments = frame->interval ? (int)((units + frame->interval - 1) / frame->interval) : 1;
@@ -234,8 +240,8 @@ int64_t hr_jpeg_view(const uint8_t *data, int64_t size, int factor, int top, int
   if (!split_scan(data + frame->scan, (size_t)size - frame->scan, &segments, num_segments)) return UNUSUAL;
   if (!make_tables(&job, tables) || !read_rows(&job, &segments)) return UNUSUAL;
   uint8_t *to = repeat > 1 ? room + used + between + 64 : out;
-  if (!hr_resize(job.pixels, (ptrdiff_t)width * shown, height, width, shown, resized_h, resized_w, skip_y, skip_x, out_h, out_w,
-                 to, room + used))
+  if (!hr_resize(job.pixels, (ptrdiff_t)width * shown, height, width, shown, box, resized_h, resized_w, skip_y, skip_x, out_h,
+                 out_w, to, room + used))
     return UNUSUAL;
   if (repeat > 1)
     for (size_t i = 0; i < (size_t)out_h * out_w; i++) out[3 * i] = out[3 * i + 1] = out[3 * i + 2] = to[i];

@@ -21,9 +21,10 @@ typedef struct {
   int32_t *weights;
 } Taps;
 
-/* Make the weights of places `first` to `first + count` of a side that is resized; return 0 when there is no memory. */
-static int make_taps(Taps *taps, int size, int resized, int first, int count) {
-  double scale = (double)size / resized, wide = scale < 1.0 ? 1.0 : scale, step = 1.0 / wide;
+/* Make the weights of places `first` to `first + count` when `length` pixels, from `start` on, of the `size` that there are
+   become `resized`; return 0 when there is no memory. */
+static int make_taps(Taps *taps, int size, double start, double length, int resized, int first, int count) {
+  double scale = length / resized, wide = scale < 1.0 ? 1.0 : scale, step = 1.0 / wide;
   int most = (int)wide * 2 + 3;
   if (most > size) most = size;
   double *row = malloc(sizeof *row * (size_t)(2 * (int)wide + 3));
@@ -36,13 +37,13 @@ static int make_taps(Taps *taps, int size, int resized, int first, int count) {
     return 0;
   }
   for (int i = 0; i < count; i++) { /* how many neighbours the widest has */
-    double centre = (first + i + 0.5) * scale;
+    double centre = start + (first + i + 0.5) * scale;
     int low = (int)(centre - wide + 0.5), high = (int)(centre + wide + 0.5);
     int num = (high > size ? size : high) - (low < 0 ? 0 : low);
     taps->num = num > taps->num ? num : taps->num;
   }
   for (int i = 0; i < count; i++) {
-    double centre = (first + i + 0.5) * scale, sum = 0.0;
+    double centre = start + (first + i + 0.5) * scale, sum = 0.0;
     int low = (int)(centre - wide + 0.5), high = (int)(centre + wide + 0.5);
     if (low < 0) low = 0;
     if (high > size) high = size;
@@ -212,33 +213,39 @@ static int across_rows(const uint8_t *from, ptrdiff_t stride, int rows, int last
   return 1;
 }
 
-/* pixels: `height` rows of `width` pixels, `stride` bytes apart. The window begins at (top, left) of the resized image,
-   whose size is resized_h x resized_w, and fills out_h x out_w pixels of `out`. An image that shrinks downwards is resized
-   downwards first, others across first: so the slower pass across has fewer rows. `between` has room for what lies between the
-   passes, (resized_h < height ? out_h * width : height * out_w) * channels + 64 bytes: taken afresh each time, such memory
-   costs more than the work in it. Returns 0 when there is no memory. */
-int hr_resize(const uint8_t *pixels, ptrdiff_t stride, int height, int width, int channels, int resized_h, int resized_w,
-              int top, int left, int out_h, int out_w, uint8_t *out, uint8_t *between) {
+/* pixels: `height` rows of `width` pixels, `stride` bytes apart. `box` is the part of them that is resized (top, left, height,
+   width; it may begin and end inside of pixels), NULL for all. The window begins at (top, left) of the resized image, whose size
+   is resized_h x resized_w, and fills out_h x out_w pixels of `out`. An image that shrinks downwards is resized downwards first,
+   others across first: so the slower pass across has fewer rows. `between` has room for what lies between the passes,
+   (resized_h < height ? out_h * width : height * out_w) * channels + 64 bytes: taken afresh each time, such memory costs more
+   than the work in it. Returns 0 when there is no memory. */
+int hr_resize(const uint8_t *pixels, ptrdiff_t stride, int height, int width, int channels, const double *box, int resized_h,
+              int resized_w, int top, int left, int out_h, int out_w, uint8_t *out, uint8_t *between) {
+  const double all[4] = {0, 0, height, width};
+  if (!box) box = all;
+  int same_h = box[0] == 0 && box[2] == height && height == resized_h;
+  int same_w = box[1] == 0 && box[3] == width && width == resized_w;
   Taps x = {0}, y = {0};
-  int done = make_taps(&x, width, resized_w, left, out_w) && make_taps(&y, height, resized_h, top, out_h);
+  int done = make_taps(&x, width, box[1], box[3], resized_w, left, out_w) &&
+             make_taps(&y, height, box[0], box[2], resized_h, top, out_h);
   if (done && resized_h < height) {
     int x0 = x.from[0], across = x.from[out_w - 1] + x.num - x0, line = across * channels;
     const uint8_t *from = pixels + (ptrdiff_t)x0 * channels;
     for (int i = 0; i < out_h; i++)
       down(from + y.from[i] * stride, stride, line, between + (size_t)i * line, y.num, y.weights + (size_t)i * y.num);
     for (int i = 0; i < out_w; i++) x.from[i] -= x0;
-    if (width == resized_w)
+    if (same_w)
       memcpy(out, between, (size_t)out_h * line);
     else
       done = across_rows(between, line, out_h, -1, across, channels, out, &x);
   } else if (done) {
     int y0 = y.from[0], rows = y.from[out_h - 1] + y.num - y0, line = out_w * channels;
     const uint8_t *from = pixels + y0 * stride;
-    if (width == resized_w)
+    if (same_w)
       for (int i = 0; i < rows; i++) memcpy(between + (size_t)i * line, from + i * stride + (ptrdiff_t)left * channels, line);
     else
       done = across_rows(from, stride, rows, height - 1 - y0, width, channels, between, &x);
-    if (height == resized_h)
+    if (same_h)
       memcpy(out, between + (size_t)(top - y0) * line, (size_t)out_h * line);
     else
       for (int i = 0; i < out_h; i++)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.data.decoding.resize import Scratch
+from headrace.data.decoding.resize import Scratch, View
 
 MAX_PIXELS = 89_478_485  # 256 MiB decoded, where Pillow warns too; more is a mistake or an attack
 # Pillow's formats and the names of their files. EPS is not among them, because Pillow runs Ghostscript for it, nor
@@ -120,20 +120,24 @@ def read_header(data: bytes) -> Header:
     if not data:
         raise BadImage("empty")
     kind, turbo = kind_of(data), _simplejpeg()
-    try:
-        if kind == "jpeg" and turbo is not None:
+    if kind == "jpeg" and turbo is not None:
+        try:
             height, width, colours, _ = turbo.decode_jpeg_header(data, strict=False)
-            orientation, plain = _jpeg_orientation(data), colours in ("YCbCr", "Gray")
-        else:
-            with _opened(data) as image:
-                width, height = image.size
-                exif = bytes(image.info.get("exif") or b"")  # getexif() would decode a whole PNG
-                orientation, plain = _tiff_orientation(exif.removeprefix(b"Exif\0\0")), image.mode in ("RGB", "L")
+            return header_of(kind, (height, width), _jpeg_orientation(data), colours in ("YCbCr", "Gray"))
+        except (ValueError, KeyError):  # damaged, or valid but of a subsampling that only Pillow reads
+            pass
+    try:
+        with _opened(data) as image:
+            if kind == "jpeg" and image.format not in ("JPEG", "MPO"):
+                raise BadImage("a damaged JPEG image")  # whose bytes another format takes for its own
+            width, height = image.size
+            exif = bytes(image.info.get("exif") or b"")  # getexif() would decode a whole PNG
+            plain = turbo is None and image.mode in ("RGB", "L")
     except BadImage:
         raise
     except Exception as error:  # decoders raise many types: ValueError, OSError, SyntaxError, struct.error ...
         raise BadImage(_words(error)) from None
-    return header_of(kind, (height, width), orientation, plain)
+    return header_of(kind, (height, width), _tiff_orientation(exif.removeprefix(b"Exif\0\0")), plain)
 
 
 def header_of(kind: str, hw: tuple[int, int], orientation: int, plain: bool = True) -> Header:
@@ -157,7 +161,22 @@ def decode(
     quick: bool = False,
     scratch: Scratch | None = None,
 ) -> np.ndarray:
-    """Return the rotated pixels, uint8 [h, w, channels]; a JPEG comes at ceil(size / factor), others at full size.
+    """Return the upright pixels, uint8 [h, w, channels]; a JPEG comes at ceil(size / factor), others at full size.
+
+    With a factor above 1 the last row and column may be parts of pixels; turned, they may be the first.
+    """
+    return turn(decode_stored(data, header, channels, factor, quick, scratch), header.orientation)
+
+
+def decode_stored(
+    data: bytes,
+    header: Header,
+    channels: int = 3,
+    factor: int = 1,
+    quick: bool = False,
+    scratch: Scratch | None = None,
+) -> np.ndarray:
+    """Return the pixels as they are stored, not turned.
 
     `quick` lets simplejpeg use the faster transform and repeat colours instead of interpolating them, as is usual for
     training: values differ by a few levels. With `scratch` the pixels may be in that buffer, valid until its next use.
@@ -172,10 +191,10 @@ def decode(
         raise
     except Exception as error:
         raise BadImage(_words(error)) from None
-    return _turn(pixels, header.orientation)
+    return pixels
 
 
-def decode_factor(header: Header, crop_hw: tuple[int, int], wanted_hw: tuple[int, int]) -> int:
+def decode_factor(header: Header, crop_hw: tuple[float, float], wanted_hw: tuple[int, int]) -> int:
     """Return by how much a JPEG can be shrunk while decoding so that the crop is still no smaller than wanted."""
     if header.kind != "jpeg":
         return 1
@@ -236,13 +255,33 @@ def _opened(data: bytes) -> Any:
         raise BadImage("not an image" if kind == "other" else f"a damaged {kind.upper()} image") from None
 
 
-def _turn(pixels: np.ndarray, orientation: int) -> np.ndarray:
+def turn(pixels: np.ndarray, orientation: int) -> np.ndarray:
+    """Return stored pixels upright."""
     if orientation == 1:
         return pixels
     mirror_columns, mirror_rows, sideways = _TURNS[orientation]
     if sideways:
         pixels = pixels.transpose(1, 0, 2)
     return np.ascontiguousarray(pixels[:: -1 if mirror_rows else 1, :: -1 if mirror_columns else 1])
+
+
+def stored_view(view: View, header: Header, out_hw: tuple[int, int]) -> View:
+    """Return a view of the upright image as one of the stored image; `turn` makes its pixels upright.
+
+    Turning the finished view is cheaper than turning the image. It is also exact: a JPEG decoded at 1/2 ends with part
+    of a pixel, and in an image that was turned first the others would be shifted by that part.
+    """
+    if header.orientation == 1:
+        return view
+    mirror_columns, mirror_rows, sideways = _TURNS[header.orientation]
+    (top, left, height, width), resized, offset = view.crop, view.resized_hw, view.offset
+    if mirror_rows:
+        top, offset = header.height - top - height, (resized[0] - offset[0] - out_hw[0], offset[1])
+    if mirror_columns:
+        left, offset = header.width - left - width, (offset[0], resized[1] - offset[1] - out_hw[1])
+    if sideways:
+        return View((left, top, width, height), (resized[1], resized[0]), (offset[1], offset[0]))
+    return View((top, left, height, width), resized, offset)
 
 
 def _jpeg_orientation(data: bytes) -> int:

@@ -10,7 +10,17 @@ import numpy as np
 
 from headrace.core.errors import DataError
 from headrace.data.decoding.crop import CropRule, draws, random_crop, valid_view
-from headrace.data.decoding.image import MAX_PIXELS, BadImage, Header, cut_rows, decode, decode_factor, read_header
+from headrace.data.decoding.image import (
+    MAX_PIXELS,
+    BadImage,
+    Header,
+    cut_rows,
+    decode_factor,
+    decode_stored,
+    read_header,
+    stored_view,
+    turn,
+)
 from headrace.data.decoding.jpeg import FileBackedSamples, batch_decoder, jpeg_decoder
 from headrace.data.decoding.resize import Scratch, View, resize_view
 from headrace.data.sets.file_problem import BadSamples
@@ -83,10 +93,10 @@ class ImageSource:
         spec = self.spec
         if spec.crop is None or not spec.antialias or not out.flags.c_contiguous:
             return None
-        if not isinstance(self.samples, FileBackedSamples) or (places := self.samples.extents(indices)) is None:
-            return None
         decoder = batch_decoder(spec.crop, spec.seed, spec.size, spec.channels)
-        return None if decoder is None else decoder.decode_into(places, indices, epochs, out)
+        if decoder is None or not isinstance(self.samples, FileBackedSamples):
+            return None
+        return decoder.decode_into(self.samples.extents(indices), indices, epochs, out)
 
     def _decode(self, sample: int, epoch: int, out: np.ndarray) -> None:
         try:
@@ -118,44 +128,39 @@ def decode_into(
     data, boxes = samples.content(sample)
     if isinstance(data, np.ndarray):
         view = spec.view(data.shape[:2], epoch, sample, boxes)
-        pixels = _as_channels(data, spec.channels)
-    else:
-        decoder = jpeg_decoder() if spec.crop is not None and spec.antialias else None
-        known = decoder.header(data) if decoder is not None else None
-        header = known or read_header(data)
-        view = spec.view((header.height, header.width), epoch, sample, boxes)
-        if decoder is not None and known is not None and header.orientation == 1:
-            factor = decode_factor(header, view.crop[2:], view.resized_hw)
-            if decoder.decode_into(data, _in_smaller(view, factor, (header.height, header.width)), out, factor):
-                return
+        resize_view(_as_channels(data, spec.channels), view, out, spec.antialias)
+        return
+    decoder = jpeg_decoder() if spec.crop is not None and spec.antialias else None
+    known = decoder.header(data) if decoder is not None else None
+    header = known or read_header(data)
+    view = stored_view(spec.view((header.height, header.width), epoch, sample, boxes), header, out.shape[:2])
+    stored = out if header.orientation == 1 else np.empty_like(out)  # views are square
+    factor = decode_factor(header, view.crop[2:], view.resized_hw)
+    if decoder is None or known is None or not decoder.decode_into(data, view, stored, factor):
         pixels, view = decode_view(data, header, view, spec, scratch)
-    resize_view(pixels, view, out, spec.antialias)
+        resize_view(pixels, view, stored, spec.antialias)
+    if stored is not out:
+        out[...] = turn(stored, header.orientation)
 
 
 def decode_view(
     data: bytes, header: Header, view: View, spec: ViewSpec, scratch: Scratch | None = None
 ) -> tuple[np.ndarray, View]:
-    """Decode what a view needs: at a fraction of the size, or only its rows; return the pixels and the view in them."""
+    """Decode what a view of the stored image needs: at a fraction of the size, or only its rows.
+
+    Return the pixels and the view in them.
+    """
     if view.resized_hw[0] * view.resized_hw[1] > MAX_PIXELS:
         raise BadImage(f"{header.width:,} x {header.height:,} pixels: too narrow for a centre crop")
     top, left, height, width = view.crop
     factor, quick = decode_factor(header, (height, width), view.resized_hw), spec.crop is not None
-    if quick and factor == 1 and header.kind == "jpeg" and header.orientation == 1:
-        cut = cut_rows(data, top, top + height)
+    if quick and factor == 1 and header.kind == "jpeg" and header.plain:
+        cut = cut_rows(data, int(top), int(top + height))
         if cut is not None:
-            pixels = decode(cut[0], read_header(cut[0]), spec.channels, quick=True, scratch=scratch)
+            pixels = decode_stored(cut[0], read_header(cut[0]), spec.channels, quick=True, scratch=scratch)
             return pixels, view._replace(crop=(top - cut[1], left, height, width))
-    pixels = decode(data, header, spec.channels, factor, quick, scratch)
-    return pixels, _in_smaller(view, factor, (header.height, header.width))
-
-
-def _in_smaller(view: View, factor: int, hw: tuple[int, int]) -> View:
-    """Return the view in an image that was decoded at 1/factor of this size."""
-    if factor == 1:
-        return view
-    top, left, height, width = (round(side / factor) for side in view.crop)
-    most = -(-hw[0] // factor) - top, -(-hw[1] // factor) - left
-    return view._replace(crop=(top, left, min(height, most[0]), min(width, most[1])))
+    pixels = decode_stored(data, header, spec.channels, factor, quick, scratch)
+    return pixels, view._replace(crop=(top / factor, left / factor, height / factor, width / factor))
 
 
 def _as_channels(pixels: np.ndarray, channels: int) -> np.ndarray:

@@ -3,7 +3,7 @@
 `JpegDecoder` takes one image, `BatchDecoder` several files in one call, from reading them to the finished views: the
 interpreter lock is released once for all of them, so that many threads do not wait for each other.
 
-The decoder (native/jpeg.h says how and why) takes upright baseline JPEGs, grey or YCbCr. Its pixels are those of
+The decoder (native/jpeg.h says how and why) takes baseline JPEGs, grey or YCbCr. Its pixels are those of
 libjpeg-turbo with its fast transform and without interpolated colours, bit for bit. Unusual or damaged images are
 left to image_source.decode_into and so to libjpeg, which decides what is broken. Damage below a crop's last row goes
 unnoticed, unless the file is truncated.
@@ -66,10 +66,13 @@ class JpegDecoder:
         return header_of("jpeg", (found[0], found[1]), found[2])
 
     def decode_into(self, data: bytes, view: View, out: np.ndarray, factor: int = 1) -> bool:
-        """Decode an image at 1/factor of its size and write a view of it into `out`; say whether that was possible."""
+        """Decode at 1/factor of its size what a view of the stored image needs, and write the view into `out`.
+
+        The crop is in whole pixels of the full size. Say whether that was possible.
+        """
         assert out.flags.c_contiguous
         memory, place = self.memory, out.ctypes.data
-        sizes = (factor, *view.crop, *view.resized_hw, *view.offset, *out.shape)
+        sizes = (factor, *map(int, view.crop), *view.resized_hw, *view.offset, *out.shape)
         missing = self._view(data, len(data), *sizes, place, memory.room_at, len(memory.room), memory.tables_at)
         if missing > 0:
             memory.grow(missing)
@@ -128,21 +131,35 @@ def _is_right(decoder: JpegDecoder) -> bool:
 
 
 class FileExtents(NamedTuple):
-    """Where images are stored: in which file, from which byte on, how many bytes (-1: all), their CRC-32 (-1: none)."""
+    """Where images are stored: in which file, from which byte on, how many bytes (-1: all), and their checksum.
+
+    The image may be a part of these bytes: `sizes` bytes (-1: all) after `skips`. `objects` are the boxes (top, left,
+    bottom, right, from 0 to 1) of the objects of all images; those of image i end before number object_ends[i].
+    """
 
     paths: list[bytes]
-    offsets: np.ndarray  # int64, as all three
+    offsets: np.ndarray  # int64, as all five
     lengths: np.ndarray
-    crcs: np.ndarray
+    crcs: np.ndarray  # CRC-32, NO_CHECKSUM or RECORD_CHECKSUM
+    skips: np.ndarray
+    sizes: np.ndarray
+    objects: np.ndarray | None = None  # float32 [m, 4]
+    object_ends: np.ndarray | None = None  # int32
+
+
+NO_CHECKSUM, RECORD_CHECKSUM = -1, -2  # the latter: the last four bytes are a TFRecord's checksum of those before
 
 
 @runtime_checkable
 class FileBackedSamples(Protocol):
     """Samples whose encoded images are files, or contiguous parts of files."""
 
-    def extents(self, samples: np.ndarray) -> FileExtents | None:
-        """Return where these samples are stored; None where what is stored is not the encoded image itself."""
+    def extents(self, samples: np.ndarray) -> FileExtents:
+        """Return where these samples are stored."""
         ...
+
+
+Objects = tuple[np.ndarray | None, np.ndarray | None]  # `objects` and `object_ends` of FileExtents
 
 
 class _Rule(ctypes.Structure):
@@ -160,8 +177,15 @@ class _Rule(ctypes.Structure):
     )
 
 
+class _Drawn(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("epochs", "samples", "object_ends", "objects"))
+
+
 class _Images(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_void_p) for name in ("paths", "offsets", "lengths", "crcs", "epochs", "samples"))
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("paths", "offsets", "lengths", "crcs", "skips", "sizes")),
+        ("drawn", _Drawn),
+    )
 
 
 class BatchDecoder:
@@ -169,8 +193,9 @@ class BatchDecoder:
 
     def __init__(self, decoder: JpegDecoder, rule: CropRule, seed: int, size: int, channels: int) -> None:
         self._memory, self._rule = decoder.memory, rule_of(rule, seed, size, channels)
-        self._call = decoder.library.hr_decode_batch
+        self._call, self._crops = decoder.library.hr_decode_batch, decoder.library.hr_random_crops
         places = (ctypes.c_void_p,) * 4
+        self._crops.argtypes, self._crops.restype = [*places[:3], ctypes.c_int, places[0]], None
         self._call.argtypes = [*places[:2], ctypes.c_int, *places, ctypes.c_int64, ctypes.c_void_p]
         self._call.restype = ctypes.c_int64
 
@@ -179,17 +204,39 @@ class BatchDecoder:
         assert out.flags.c_contiguous
         count, memory = len(samples), self._memory
         paths = (ctypes.c_char_p * count)(*places.paths)
-        columns = [np.ascontiguousarray(column, np.int64) for column in places[1:]]
-        columns += [
-            column.astype(np.int64).astype(np.uint32) for column in (epochs, samples)
-        ]  # as core.rng takes addresses
-        images = _Images(ctypes.addressof(paths), *(column.ctypes.data for column in columns))
+        columns = [np.ascontiguousarray(column, np.int64) for column in places[1:6]]
+        addresses = _addresses(samples, epochs, places.objects, places.object_ends)
+        images = _Images(ctypes.addressof(paths), *(column.ctypes.data for column in columns), _drawn(addresses))
         decoded, after = np.zeros(count, np.uint8), ctypes.c_int32(0)
         fixed = ctypes.byref(images), ctypes.byref(self._rule), count, ctypes.byref(after)
         into = decoded.ctypes.data, out.ctypes.data
         while missing := self._call(*fixed, *into, memory.room_at, len(memory.room), memory.tables_at):
             memory.grow(missing)
         return decoded.astype(bool)
+
+    def crops(
+        self, hw: np.ndarray, samples: np.ndarray, epochs: np.ndarray, objects: Objects = (None, None)
+    ) -> np.ndarray:
+        """Return the crops of these samples, int32 [n, 4], in images of heights and widths [n, 2]."""
+        out, sizes = np.empty((len(samples), 4), np.int32), np.ascontiguousarray(hw, np.int32)
+        addresses = _addresses(samples, epochs, *objects)
+        drawn = ctypes.byref(_drawn(addresses))
+        self._crops(sizes.ctypes.data, ctypes.byref(self._rule), drawn, len(samples), out.ctypes.data)
+        return out
+
+
+def _addresses(
+    samples: np.ndarray, epochs: np.ndarray, objects: np.ndarray | None, ends: np.ndarray | None
+) -> tuple[np.ndarray | None, ...]:
+    """Return what crops are drawn for, as the C code takes it; the caller keeps the arrays alive."""
+    words = (column.astype(np.int64).astype(np.uint32) for column in (epochs, samples))  # as core.rng takes addresses
+    if objects is None or ends is None:
+        return *words, None, None
+    return *words, np.ascontiguousarray(ends, np.int32), np.ascontiguousarray(objects, np.float32)
+
+
+def _drawn(addresses: tuple[np.ndarray | None, ...]) -> _Drawn:
+    return _Drawn(*(None if column is None else column.ctypes.data for column in addresses))
 
 
 @lru_cache(maxsize=16)

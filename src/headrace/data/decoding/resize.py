@@ -5,8 +5,9 @@ Where it is missing, or would give other pixels, Pillow does the work: only the 
 """
 
 import ctypes
+import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -15,16 +16,15 @@ import numpy as np
 
 from headrace.native.library import decode_library
 
-Resize = Callable[[np.ndarray, tuple[int, int], tuple[int, int], np.ndarray], None]
+Box = tuple[float, float, float, float]  # top, left, height, width
+Resize = Callable[[np.ndarray, Box, tuple[int, int], tuple[int, int], np.ndarray], None]
 _SPARE = 64  # bytes after the intermediate image: the C code reads and writes whole vectors
-
-Box = tuple[int, int, int, int]  # top, left, height, width
 
 
 class View(NamedTuple):
     """The part of an image that is used: a crop, its size after resizing, and the window taken from the result."""
 
-    crop: Box
+    crop: Box  # its edges may lie inside of pixels
     resized_hw: tuple[int, int]
     offset: tuple[int, int] = (0, 0)  # top, left
 
@@ -48,21 +48,24 @@ class Scratch(threading.local):
 def resize_view(pixels: np.ndarray, view: View, out: np.ndarray, antialias: bool = True) -> None:
     """Write a view of uint8 [h, w, C] pixels into `out` [H, W, C]. Pixels outside of the crop have no influence.
 
+    Pixels that the crop's edges divide count as Pillow's `resize(box=...)` counts them.
     With antialiasing each of the two passes is Pillow's, bit for bit; the vertical pass comes first where the height
     shrinks, otherwise the horizontal one. Without it, each pixel is the mean of its four neighbours, weighted by
     distance, with pixel centres aligned.
     """
     top, left, height, width = view.crop
-    crop = pixels[top : top + height, left : left + width]
+    first_row, first_column = int(top), int(left)
+    crop = pixels[first_row : math.ceil(top + height), first_column : math.ceil(left + width)]
+    box = (top - first_row, left - first_column, height, width)
     rows, columns = (slice(start, start + size) for start, size in zip(view.offset, out.shape, strict=False))
-    if crop.shape[:2] == view.resized_hw:
+    if box == (0, 0, *view.resized_hw):
         out[...] = crop[rows, columns]
     elif antialias and (native := native_resize()) is not None and _fits(crop, out):
-        native(crop, view.resized_hw, view.offset, out)
+        native(crop, box, view.resized_hw, view.offset, out)
     elif antialias:
-        out[...] = pillow_resize(crop, view.resized_hw)[rows, columns]
+        out[...] = pillow_resize(crop, box, view.resized_hw)[rows, columns]
     else:
-        _resize_plain(crop, view, out)
+        _resize_plain(crop, view._replace(crop=box), out)
 
 
 def _fits(crop: np.ndarray, out: np.ndarray) -> bool:
@@ -70,33 +73,43 @@ def _fits(crop: np.ndarray, out: np.ndarray) -> bool:
     return crop.strides[1:] == (crop.shape[2], 1) and crop.strides[0] > 0 and out.flags.c_contiguous
 
 
-def pillow_resize(crop: np.ndarray, hw: tuple[int, int]) -> np.ndarray:
-    """Return an image resized by Pillow, with the two passes in our order."""
+def pillow_resize(crop: np.ndarray, box: Box, hw: tuple[int, int]) -> np.ndarray:
+    """Return a part of an image resized by Pillow, with the two passes in our order."""
     from PIL import Image
 
+    top, left, height, width = box
     grey = crop.shape[2] == 1
     image = Image.fromarray(np.ascontiguousarray(crop[:, :, 0] if grey else crop))
-    between = (image.width, hw[0]) if hw[0] < image.height else (hw[1], image.height)
     # One call would run the passes in an order that depends on Pillow's version. Vertical first when shrinking leaves
     # fewer rows to the slower horizontal pass.
-    for size in (between, (hw[1], hw[0])):
-        image = image.resize(size, Image.Resampling.BILINEAR)
+    for vertical in (True, False) if hw[0] < image.height else (False, True):
+        size = (image.width, hw[0]) if vertical else (hw[1], image.height)
+        part = (0, top, image.width, top + height) if vertical else (left, 0, left + width, image.height)
+        image = image.resize(size, Image.Resampling.BILINEAR, box=part)
     resized = np.asarray(image)
     return resized[:, :, None] if grey else resized
 
 
 def _resize_plain(crop: np.ndarray, view: View, out: np.ndarray) -> None:
-    low_y, high_y, part_y = _taps(crop.shape[0], view.resized_hw[0], view.offset[0], out.shape[0])
-    low_x, high_x, part_x = _taps(crop.shape[1], view.resized_hw[1], view.offset[1], out.shape[1])
+    (low_y, high_y, part_y), (low_x, high_x, part_x) = (
+        _taps(crop.shape[axis], view.crop[axis::2], view.resized_hw[axis], view.offset[axis], out.shape[axis])
+        for axis in (0, 1)
+    )
     above, below = crop[low_y].astype(np.float32), crop[high_y].astype(np.float32)
     rows = above + (below - above) * part_y[:, None, None]
     left, right = rows[:, low_x], rows[:, high_x]
     out[...] = np.floor(left + (right - left) * part_x[None, :, None] + np.float32(0.5)).astype(np.uint8)
 
 
-def _taps(size: int, resized: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the two source positions of each output position and the weight of the second one."""
-    centre = np.maximum((np.arange(first, first + count) + 0.5) * (size / resized) - 0.5, 0)
+def _taps(
+    size: int, part: Sequence[float], resized: int, first: int, count: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the two source positions of each output position and the weight of the second one.
+
+    `part` is what is resized of `size` pixels: its start and its length.
+    """
+    start, length = part
+    centre = np.maximum(start + (np.arange(first, first + count) + 0.5) * (length / resized) - 0.5, 0)
     low = np.minimum(centre.astype(np.int64), size - 1)
     high = np.minimum(low + 1, size - 1)
     return low, high, (centre - low).astype(np.float32)
@@ -107,7 +120,7 @@ def _taps(size: int, resized: int, first: int, count: int) -> tuple[np.ndarray, 
 
 @lru_cache(maxsize=1)
 def native_resize() -> Resize | None:
-    """Return the compiled resizer (pixels, resized size, offset, out); None if it is missing or wrong."""
+    """Return the compiled resizer (pixels, box in them, resized size, offset, out); None if missing or wrong."""
     path, _ = decode_library()
     if path is None:
         return None
@@ -118,18 +131,21 @@ def native_resize() -> Resize | None:
 def _resize_function(path: Path) -> Resize:
     function = ctypes.CDLL(str(path)).hr_resize
     c_int = ctypes.c_int
-    function.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, *([c_int] * 9), ctypes.c_void_p, ctypes.c_void_p]
+    place = ctypes.c_void_p
+    function.argtypes = [place, ctypes.c_ssize_t, *([c_int] * 3), place, *([c_int] * 6), place, place]
     function.restype = c_int
 
     scratch = Scratch()
 
-    def resize(pixels: np.ndarray, resized_hw: tuple[int, int], offset: tuple[int, int], out: np.ndarray) -> None:
+    def resize(
+        pixels: np.ndarray, box: Box, resized_hw: tuple[int, int], offset: tuple[int, int], out: np.ndarray
+    ) -> None:
         height, width, channels = pixels.shape
         size = out.shape[0] * width if resized_hw[0] < height else height * out.shape[1]
         between = scratch.take(size * channels + _SPARE)
         assert pixels.strides[1:] == (channels, 1)
         assert out.flags.c_contiguous
-        sizes = (height, width, channels, *resized_hw, *offset, *out.shape[:2])
+        sizes = (height, width, channels, (ctypes.c_double * 4)(*box), *resized_hw, *offset, *out.shape[:2])
         if not function(pixels.ctypes.data, pixels.strides[0], *sizes, out.ctypes.data, between.ctypes.data):
             raise MemoryError
 
@@ -137,14 +153,16 @@ def _resize_function(path: Path) -> Resize:
 
 
 def _is_pillows(resize: Resize) -> bool:
-    """Compare with the installed Pillow: shrinking, enlarging, and a side that keeps its size.
+    """Compare with the installed Pillow: shrinking, enlarging, a side that keeps its size, divided pixels.
 
     Once per process, since neither the user's compiler nor the version of Pillow is known when the package is built.
     """
     noise = np.random.default_rng(0).integers(0, 256, (61, 83, 3)).astype(np.uint8)
+    whole, divided = (0.0, 0.0, 61.0, 83.0), (0.75, 0.125, 59.5, 82.25)
     for size in ((32, 24), (61, 40), (100, 83), (70, 190), (20, 190), (100, 20)):
-        out = np.empty((*size, 3), np.uint8)
-        resize(noise, size, (0, 0), out)
-        if (out != pillow_resize(noise, size)).any():
-            return False
+        for box in (whole, divided):
+            out = np.empty((*size, 3), np.uint8)
+            resize(noise, box, size, (0, 0), out)
+            if (out != pillow_resize(noise, box, size)).any():
+                return False
     return True

@@ -18,10 +18,35 @@ import numpy as np
 from headrace.core.errors import DataError
 from headrace.core.files import parse_json, write_atomic
 from headrace.data.decoding.image import BadImage
-from headrace.data.decoding.jpeg import FileExtents
+from headrace.data.decoding.jpeg import NO_CHECKSUM, RECORD_CHECKSUM, FileExtents
 from headrace.data.sets.samples import Content
 
-_VERSION = 2
+_VERSION = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageParts:
+    """Which bytes of each stored sample are its image, and which boxes are those of its objects."""
+
+    skip: np.ndarray  # int64, from the sample's first byte
+    size: np.ndarray  # int64
+    first_object: np.ndarray  # int32, numbers of rows of `objects`
+    end_object: np.ndarray  # int32
+    objects: np.ndarray  # float32 [m, 4]: top, left, bottom, right, from 0 to 1
+
+    def take(self, chosen: np.ndarray) -> "ImageParts":
+        """Return those of a subset of the samples."""
+        columns = (column[chosen] for column in (self.skip, self.size, self.first_object, self.end_object))
+        return ImageParts(**dict(zip(_PART_COLUMNS, columns, strict=False)), objects=self.objects)
+
+    def objects_of(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the boxes of these samples, and where those of each end."""
+        first, end = self.first_object[samples], self.end_object[samples]
+        rows = [self.objects[start:stop] for start, stop in zip(first.tolist(), end.tolist(), strict=True)]
+        return np.concatenate([self.objects[:0], *rows]), np.cumsum(end - first, dtype=np.int32)
+
+
+_PART_COLUMNS = ("skip", "size", "first_object", "end_object", "objects")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,17 +58,18 @@ class Index:
     length: np.ndarray  # int64
     labels: np.ndarray  # int32
     class_names: tuple[str, ...] = ()
+    parts: ImageParts | None = None  # None: what is stored is the image
 
     def take(self, chosen: np.ndarray) -> "Index":
         """Return the index of a subset of the samples."""
         parts = {name: getattr(self, name)[chosen] for name in ("file", "offset", "length", "labels")}
-        return Index(**parts, class_names=self.class_names)
+        return Index(**parts, class_names=self.class_names, parts=self.parts and self.parts.take(chosen))
 
 
 class StoredSamples:
     """The samples of an index. `open_content(bytes, sample)` turns stored bytes into an image.
 
-    `crcs`, the CRC-32 of each sample, are given only where the stored bytes are the image itself.
+    `crcs` are the CRC-32 of each sample, where known; `footer` bytes after a sample are a TFRecord's checksum.
     """
 
     def __init__(
@@ -64,13 +90,24 @@ class StoredSamples:
         """Return the file and the byte."""
         return f"{self._files[self._index.file[sample]]}, byte {int(self._index.offset[sample]):,}"
 
-    def extents(self, samples: np.ndarray) -> FileExtents | None:
-        """Return where these images are stored; None if the stored bytes are more than the image."""
-        if self._crcs is None:
-            return None
-        index, files = self._index, [os.fsencode(file) for file in self._files]
-        paths = [files[number] for number in index.file[samples].tolist()]
-        return FileExtents(paths, index.offset[samples], index.length[samples], self._crcs[samples].astype(np.int64))
+    def extents(self, samples: np.ndarray) -> FileExtents:
+        """Return where these images are stored."""
+        index, files, count = self._index, [os.fsencode(file) for file in self._files], len(samples)
+        none = RECORD_CHECKSUM if self._footer else NO_CHECKSUM
+        crcs = np.full(count, none, np.int64) if self._crcs is None else self._crcs[samples].astype(np.int64)
+        places = FileExtents(
+            paths=[files[number] for number in index.file[samples].tolist()],
+            offsets=index.offset[samples],
+            lengths=index.length[samples] + self._footer,
+            crcs=crcs,
+            skips=np.zeros(count, np.int64),
+            sizes=np.full(count, -1, np.int64),
+        )
+        if index.parts is None:
+            return places
+        objects, ends = index.parts.objects_of(samples)
+        skips, sizes = index.parts.skip[samples], index.parts.size[samples]
+        return places._replace(skips=skips, sizes=sizes, objects=objects, object_ends=ends)
 
     def content(self, sample: int) -> Content:
         """Return the stored image and the boxes of the objects in it, where known."""
@@ -92,17 +129,25 @@ def indexed(kind: str, files: Sequence[Path], make: Callable[[], Index]) -> Inde
     """Return the index of these files: from the cache, or built and, if possible, cached."""
     path = _cache_directory() / f"{kind}-{_fingerprint(kind, files)}.npz"
     try:
-        arrays = read_npz(path.read_bytes(), ("file_number", "offset", "length", "labels", "class_names"))
+        names = ("file_number", "offset", "length", "labels", "class_names", *_PART_COLUMNS)
+        arrays = read_npz(path.read_bytes(), names)
         names = parse_json(arrays.pop("class_names").tobytes())
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise TypeError("class names that are no list of names")
         arrays["file"] = arrays.pop("file_number")
+        columns = {name: arrays.pop(name) for name in _PART_COLUMNS}
         check_rows(arrays, [file.stat().st_size for file in files], len(names))
-        return Index(**arrays, class_names=tuple(names))
+        parts = ImageParts(**columns) if len(columns["skip"]) else None
+        if parts is not None:
+            _check_parts(parts, arrays["length"])
+        return Index(**arrays, class_names=tuple(names), parts=parts)
     except (OSError, ValueError, KeyError, TypeError):  # none yet, or a damaged one: built again
         index = make()
     buffer = io.BytesIO()
     names = np.frombuffer(json.dumps(index.class_names).encode(), np.uint8)
+    skip, size, first_object, end_object, objects = (
+        np.empty(0) if index.parts is None else getattr(index.parts, name) for name in _PART_COLUMNS
+    )
     np.savez(
         buffer,
         file_number=index.file,
@@ -110,6 +155,11 @@ def indexed(kind: str, files: Sequence[Path], make: Callable[[], Index]) -> Inde
         length=index.length,
         labels=index.labels,
         class_names=names,
+        skip=skip,
+        size=size,
+        first_object=first_object,
+        end_object=end_object,
+        objects=objects,
     )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -160,6 +210,20 @@ def check_rows(columns: Mapping[str, np.ndarray], file_sizes: Sequence[int], num
         raise ValueError("its index names places beyond the end of a file")
     if labels.min() < 0 or (num_classes and labels.max() >= num_classes):
         raise ValueError(f"its index has the label {labels.max()}, but there are {num_classes} classes from 0")
+
+
+def _check_parts(parts: ImageParts, lengths: np.ndarray) -> None:
+    """Refuse, with a ValueError, images that are not inside their samples and objects that do not exist."""
+    for name in _PART_COLUMNS[:4]:
+        column = getattr(parts, name)
+        if column.dtype.kind not in "iu" or column.shape != lengths.shape or column.min() < 0:
+            raise ValueError(f"the column {name} of its index is {column.dtype}{list(column.shape)}")
+    if (parts.skip > lengths).any() or (parts.size > lengths - parts.skip).any():
+        raise ValueError("its index names images beyond the end of their records")
+    if parts.objects.dtype != np.float32 or parts.objects.ndim != 2 or parts.objects.shape[1] != 4:
+        raise ValueError(f"the objects of its index are {parts.objects.dtype}{list(parts.objects.shape)}")
+    if (parts.first_object > parts.end_object).any() or parts.end_object.max() > len(parts.objects):
+        raise ValueError("its index names objects that it does not have")
 
 
 def make_index(rows: Sequence[tuple[int, int, int, int]], class_names: Sequence[str]) -> Index:

@@ -83,10 +83,9 @@ class FileSamples:
 
     def extents(self, samples: np.ndarray) -> FileExtents:
         """Return where these images are stored: each is a whole file."""
-        none = np.full(len(samples), -1, np.int64)
-        return FileExtents(
-            [os.fsencode(self.name(sample)) for sample in samples.tolist()], np.zeros_like(none), none, none
-        )
+        none, zero = np.full(len(samples), -1, np.int64), np.zeros(len(samples), np.int64)
+        paths = [os.fsencode(self.name(sample)) for sample in samples.tolist()]
+        return FileExtents(paths, zero, lengths=none, crcs=none, skips=zero, sizes=none)
 
     def name(self, sample: int) -> str:
         """Return the file's path."""

@@ -37,8 +37,11 @@ class BadMessage(ValueError):
     """Bytes that are not an Example."""
 
 
-def read_example(data: bytes | memoryview, wanted: Collection[str]) -> dict[str, Any]:
-    """Return {name: list of values} of the wanted features that the message has."""
+def read_example(data: bytes | memoryview, wanted: Collection[str], uncopied: str = "") -> dict[str, Any]:
+    """Return {name: list of values} of the wanted features that the message has.
+
+    Bytes of the feature `uncopied` are views of the message; `place_in` says where in it they are.
+    """
     view = memoryview(data)
     found: dict[str, Any] = {}
     for field, features in _fields(view):
@@ -46,8 +49,14 @@ def read_example(data: bytes | memoryview, wanted: Collection[str]) -> dict[str,
             continue
         for inner, entry in _fields(features):
             if inner == 1 and isinstance(entry, memoryview):
-                _read_entry(entry, wanted, found)
+                _read_entry(entry, wanted, found, uncopied)
     return found
+
+
+def place_in(data: memoryview, part: memoryview) -> int:
+    """Return where a view of some bytes begins in them."""
+    whole, inside = (np.frombuffer(view, np.uint8).ctypes.data for view in (data, part))
+    return inside - whole
 
 
 def write_example(features: Mapping[str, Values]) -> bytes:
@@ -60,7 +69,7 @@ def write_example(features: Mapping[str, Values]) -> bytes:
     return _field(1, b"".join(entries))
 
 
-def _read_entry(entry: memoryview, wanted: Collection[str], found: dict[str, Any]) -> None:
+def _read_entry(entry: memoryview, wanted: Collection[str], found: dict[str, Any], uncopied: str) -> None:
     name, value = "", None
     for field, part in _fields(entry):
         if field == 1 and isinstance(part, memoryview):
@@ -70,16 +79,17 @@ def _read_entry(entry: memoryview, wanted: Collection[str], found: dict[str, Any
         elif field == 2:
             value = part
     if name in wanted and isinstance(value, memoryview):
-        found[name] = _values(value)
+        found[name] = _values(value, copied=name != uncopied)
 
 
-def _values(feature: memoryview) -> Values:
+def _values(feature: memoryview, copied: bool = True) -> Values | list[memoryview]:
     for kind, body in _fields(feature):
         if not isinstance(body, memoryview):
             continue
         parts = [part for field, part in _fields(body) if field == 1]
         if kind == _BYTES_LIST:
-            return [bytes(part) for part in parts if isinstance(part, memoryview)]
+            views = [part for part in parts if isinstance(part, memoryview)]
+            return [bytes(part) for part in views] if copied else views
         if kind == _FLOAT_LIST:
             return Floats(value for part in parts for value in _floats(part))
         if kind == _INT64_LIST:

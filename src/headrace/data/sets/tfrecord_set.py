@@ -1,13 +1,13 @@
 """Sets stored as TFRecords: ImageNet's shards (`train-00000-of-01024`) and folders that TFDS has prepared.
 
 Which features are read, and where labels start, are rows of a table. Every length's checksum is checked when the index
-is made, and a record's data checksum when it is first read in a process.
+is made, and a record's data checksum when it is read (by Python only once in a process).
 """
 
 import mmap
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +15,17 @@ import numpy as np
 from headrace.core.errors import DataError
 from headrace.core.files import parse_json
 from headrace.data.decoding.image import BadImage
-from headrace.data.sets.indexed_samples import Index, StoredSamples, indexed, make_index, read_names
-from headrace.data.sets.samples import Content
-from headrace.data.sets.tfrecord_file import FOOTER, BadMessage, Extent, checksum_is_right, read_example, walk_records
+from headrace.data.sets.indexed_samples import ImageParts, Index, StoredSamples, indexed, make_index, read_names
+from headrace.data.sets.samples import Boxes, Content
+from headrace.data.sets.tfrecord_file import (
+    FOOTER,
+    BadMessage,
+    Extent,
+    checksum_is_right,
+    place_in,
+    read_example,
+    walk_records,
+)
 
 _BOX_KEYS = tuple(f"image/object/bbox/{side}" for side in ("ymin", "xmin", "ymax", "xmax"))
 SHARD = re.compile(r"(train|validation)-(\d{5})-of-(\d{5})")
@@ -99,27 +107,32 @@ def _opener(schema: Schema, count: int) -> Callable[[bytes, int], Content]:
         images = features.get(schema.image) or [b""]
         if not isinstance(images[0], bytes):
             raise BadImage(f"{schema.image} holds no bytes")
-        sides = [features.get(key, ()) for key in schema.boxes]
-        boxes = tuple(zip(*sides, strict=False)) if sides and all(sides) else ()
-        return Content(images[0], boxes)
+        return Content(images[0], _boxes(features, schema))
 
     return open_content
 
 
+def _boxes(features: dict, schema: Schema) -> Boxes:
+    sides = [features.get(key, ()) for key in schema.boxes]
+    return tuple(zip(*sides, strict=False)) if sides and all(sides) else ()
+
+
 def _make_index(files: Sequence[Path], schema: Schema, class_names: Sequence[str]) -> Index:
-    """Index all shards; the images are skipped, so that little of the files is read.
+    """Index all shards; the images are skipped, so that little of the files is read, but their places are kept.
 
     Samples are numbered by class and file name where records have such names: as in the class folders they were built
     from, so that a run on either sees the same samples in the same order.
     """
     rows: list[tuple[int, int, int, int]] = []
     images: list[tuple[int, bytes]] = []
+    places: list[tuple[int, int, int, int]] = []
+    objects: list[tuple[float, ...]] = []
     names: dict[int, str] = dict(enumerate(class_names))
-    wanted = {schema.label, *schema.texts, *([schema.file] if schema.file else [])}
+    wanted = {schema.label, schema.image, *schema.texts, *schema.boxes, *([schema.file] if schema.file else [])}
     for number, path in enumerate(files):
         for extent, view in _records(path):
             try:
-                features = read_example(view, wanted)
+                features = read_example(view, wanted, uncopied=schema.image)
             except BadMessage as error:
                 raise DataError(f"{path}, byte {extent.offset:,}: not an Example: {error}.") from None
             label = _label(path, extent.offset, features, schema)
@@ -127,12 +140,27 @@ def _make_index(files: Sequence[Path], schema: Schema, class_names: Sequence[str
                 names[label] = _text(features, schema)
             rows.append((number, extent.offset, extent.length, label))
             images.append((label, _file_name(features, schema)))
+            encoded, boxes = (features.get(schema.image) or [b""])[0], _boxes(features, schema)
+            skip = place_in(view, encoded) if isinstance(encoded, memoryview) and encoded else 0
+            size = len(encoded) if isinstance(encoded, bytes | memoryview) else 0
+            places.append((skip, size, len(objects), len(objects) + len(boxes)))
+            objects += boxes
     if len({*images}) == len(rows) and all(name for _, name in images):
-        rows = [rows[number] for number in sorted(range(len(rows)), key=images.__getitem__)]
+        order = sorted(range(len(rows)), key=images.__getitem__)
+        rows, places = [rows[number] for number in order], [places[number] for number in order]
     if not rows:
         raise DataError(f"{files[0].parent if files else 'The set'} has no records.", remedy="Check --dataset-path.")
     count = max(names) + 1
-    return make_index(rows, [names.get(label) or f"class {label}" for label in range(count)])
+    skip, size, first, end = np.array(places, np.int64).reshape(len(rows), 4).T
+    parts = ImageParts(
+        skip=skip,
+        size=size,
+        first_object=first.astype(np.int32),
+        end_object=end.astype(np.int32),
+        objects=np.array(objects, np.float32).reshape(len(objects), 4),
+    )
+    index = make_index(rows, [names.get(label) or f"class {label}" for label in range(count)])
+    return replace(index, parts=parts)
 
 
 def _records(path: Path) -> Iterator[tuple[Extent, memoryview]]:
