@@ -16,7 +16,8 @@ from headrace.data.dataset import open_dataset
 from headrace.data.decoding.crop import CROP_RULES, draws, random_crop
 from headrace.data.decoding.image_source import ImageSource, ViewSpec
 from headrace.data.feeding.cache import decide_cache, make_resident
-from headrace.data.feeding.feed import CallSpans, EvalFeed, TrainFeed, feed_options
+from headrace.data.feeding.eval_feed import EvalFeed
+from headrace.data.feeding.feed import CallSpans, TrainFeed, feed_options
 from headrace.data.feeding.order import StepShape, epoch_order
 from headrace.data.sets.file_problem import BadSamples
 from headrace.data.sets.samples import CachedSamples, ObjectSamples

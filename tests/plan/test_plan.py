@@ -148,6 +148,7 @@ def test_the_plan_is_frozen_and_its_record_is_json():
         "num_samples": 10_000,
         "num_batches": 625,
         "padding": 0,
+        "cache": {"where": "device", "reason": "with the training images", "bytes": 10_000 * (32 * 32 * 3 + 4)},
     }
     assert record["memory"]["total_bytes"] == sum(row["bytes"] for row in record["memory"]["rows"])
     assert record["num_parameters"] == 75_290

@@ -83,16 +83,32 @@ def test_slow_validation_images_are_no_training_and_no_time_of_the_device(quick,
         return not reader._train
 
     monkeypatch.setattr(BlockReader, "read", delayed(BlockReader.read, validating))
-    end, records = run(quick(**STREAMED))
+    end, records = run(quick(**STREAMED, validation_cache="none"))
     validations = [record for record in records if isinstance(record, ValidationRecord)]
     assert len(validations) == 4
     held = sum(record.seconds for record in validations)
     assert held == pytest.approx(end.seconds["validate"] + end.seconds["wait_validation"], abs=0.1)
     assert end.seconds["wait_validation"] > DELAY
-    assert all(0 < (record.images_per_second or 0) < 360 / (DELAY / 4) for record in validations)
+    assert all(0 < (record.images_per_second or 0) < 360 / (DELAY / 4) for record in validations[1:])
     assert end.seconds["wait"] < DELAY
     assert end.verdict.startswith("validation-bound")
     assert "--validations-per-epoch" in end.verdict
+
+
+@pytest.mark.parametrize("where", ["device", "host"])
+def test_kept_validation_images_are_read_once_and_before_they_are_due(quick, monkeypatch, where):
+    def validating(reader: BlockReader, *rest: Any) -> bool:
+        return not reader._train
+
+    monkeypatch.setattr(BlockReader, "read", delayed(BlockReader.read, validating))
+    options = STREAMED | {"num_epochs": 2, "weight_updates_per_epoch": 20}
+    end, records = run(quick(**options, validation_cache=where))
+    plain = [record.loss for record in records if isinstance(record, ValidationRecord)]
+    monkeypatch.undo()
+    monkeypatch.setattr(recorder, "write_curve", lambda directory: None)
+    _, records = run(quick(**options, validation_cache="none"))
+    assert plain == [record.loss for record in records if isinstance(record, ValidationRecord)]
+    assert end.seconds["wait_validation"] < 1.2 * DELAY  # at most the first, if compiling took no time
 
 
 def test_slow_evaluation_holds_up_training(quick, monkeypatch):

@@ -5,6 +5,7 @@ from typing import Any
 
 from headrace.config.field import option
 from headrace.config.values import (
+    BYTES,
     CLASS_WEIGHTS,
     FLOATS,
     LOSS_SCALE,
@@ -142,6 +143,15 @@ class Validation:
     validation_num_replicas: int | None = option(
         None, "Replicas that validate; unset means one on each device of the training replicas.", check=at_least(1)
     )
+    validation_cache: str = option(
+        "auto",
+        "Where decoded validation images are kept; auto means on the device, else on the host, within the budgets.",
+        choices=("auto", "device", "host", "none"),
+    )
+    validation_device_budget: str = option(
+        "1GiB", "Bytes of a device's memory for validation images, unless dataset_cache keeps them there.", kind=BYTES
+    )
+    validation_host_budget: str = option("8GiB", "Bytes of a process's memory for validation images.", kind=BYTES)
     pipeline_validation_model: bool = option(
         False, "Validate through the stages of the pipeline instead of with the whole network on each device."
     )

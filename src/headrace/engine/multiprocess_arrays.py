@@ -21,7 +21,12 @@ def place(tree: Any, where: Any) -> Any:
 
 
 def place_share(tree: Any, where: Any) -> Any:
-    """Put host arrays on devices; each process passes the part of the sharded dims that its local devices hold."""
+    """Put host arrays on devices; each process passes the part of the sharded dims that its local devices hold.
+
+    Of shapes, which are those of all processes together, return where such arrays would be: enough to compile with.
+    """
+    if all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(tree)):
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), tree)
     if where.is_fully_addressable:
         return jax.device_put(tree, where)
     return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(where, leaf), tree)

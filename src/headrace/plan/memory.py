@@ -12,9 +12,10 @@ from typing import Any
 from headrace.config.schema import Config, Learning
 from headrace.core.units import format_bytes
 from headrace.data.dataset import DataInfo
+from headrace.data.feeding.eval_feed import DEVICE, EvalCache
 from headrace.data.feeding.feed import FeedOptions
 from headrace.data.sets.source import distinct_images
-from headrace.plan.steps import BatchPlan
+from headrace.plan.steps import BatchPlan, ValidationPlan
 
 FLOAT32_BYTES = 4
 
@@ -208,6 +209,22 @@ def resident_data(config: Config, info: DataInfo, budget: int) -> DataMemory:
 
     return DataMemory(
         images=row(train + validation, sent=train), labels=row(validation, train), neither=row(validation)
+    )
+
+
+def with_validation(
+    by_device: Sequence[MemoryPlan], cache: EvalCache, validation: ValidationPlan, prefetch_depth: int
+) -> tuple[MemoryPlan, ...]:
+    """Return the estimates with validation images, which all devices hold or, through stages, the first ones."""
+    if cache.where == DEVICE:
+        num_bytes, detail = cache.num_bytes, f"{validation.num_samples:,} validation images, kept"
+    else:
+        num_bytes = min((1 + prefetch_depth) * cache.block_bytes, cache.num_bytes)
+        detail = f"at most {1 + prefetch_depth} blocks of validation images"
+    row = MemoryRow(name="validation data", num_bytes=-(-num_bytes // validation.num_replicas), detail=detail)
+    holding = 1 if validation.devices_per_replica > 1 else len(by_device)
+    return tuple(
+        replace(plan, rows=(*plan.rows, row)) if device < holding else plan for device, plan in enumerate(by_device)
     )
 
 

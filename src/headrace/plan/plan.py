@@ -1,7 +1,7 @@
 """The plan of a run: derived from options, dataset and network, then printed, stored with the run and executed."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.config.schema import Config
@@ -9,9 +9,19 @@ from headrace.core.errors import ConfigError
 from headrace.core.units import format_count, parse_bytes
 from headrace.data.dataset import DataInfo
 from headrace.data.feeding.cache import CacheChoice
+from headrace.data.feeding.eval_feed import EvalCache, plan_eval_cache
 from headrace.data.feeding.feed import FeedOptions, feed_options
 from headrace.model.network import Network
-from headrace.plan.memory import DataMemory, MemoryPlan, Saving, estimate_memory, find_savings, resident_data, sent_data
+from headrace.plan.memory import (
+    DataMemory,
+    MemoryPlan,
+    Saving,
+    estimate_memory,
+    find_savings,
+    resident_data,
+    sent_data,
+    with_validation,
+)
 from headrace.plan.partition import kept_elements, recompute_points
 from headrace.plan.pipeline import PipelinePlan, estimate_stage_memory, plan_stages
 from headrace.plan.report import (
@@ -80,6 +90,7 @@ class Plan:
     one_program: bool  # a call is one device program; otherwise the host dispatches each stage's passes
     recompute_points: tuple[int, ...]  # blocks whose inputs recomputation keeps
     feed: FeedOptions  # how images reach the devices, in training and in evaluation
+    validation_cache: EvalCache  # where validation images are kept
     num_parameters: int
     flops_per_image: int
     num_processes: int = 1
@@ -134,7 +145,7 @@ class Plan:
             "dataset_cache": self.cache._asdict(),
             "batch": self.batch.to_dict(),
             "steps": self.steps.to_dict(),
-            "validation": self.validation.to_dict(),
+            "validation": self.validation.to_dict() | {"cache": self.validation_cache.to_dict()},
             "pipeline": self.pipeline.to_dict() if self.pipeline else None,
             "one_program": self.one_program,
             "memory": self.memory.to_dict(),
@@ -171,7 +182,7 @@ def plan_sections(plan: Plan) -> tuple[Section, ...]:
         sections.append(Section("steps", (Line("total steps", "0", "the run does not train"),)))
     return (
         *sections,
-        Section("validation", validation_lines(plan.validation)),
+        Section("validation", validation_lines(plan.validation, plan.validation_cache)),
         Section(_memory_title(plan), memory_lines(plan.memory, plan.cache.reason)),
         *((Section("possible savings on that device", saving_lines(plan.savings)),) if plan.savings else ()),
     )
@@ -202,9 +213,8 @@ def make_plan(config: Config, info: DataInfo, network: Network, num_processes: i
     sent = sent_data(feed, info, batch) if feed.cache.where == "host" else None
     budget = parse_bytes(config.data.dataset_device_budget)
     steps = _steps(config, info, batch, budget // sent.bytes_per_step if sent else None)
-    trial = config.run.dry_run_steps
-    if trial:
-        steps = steps.cut_short(trial)
+    if config.run.dry_run_steps:
+        steps = steps.cut_short(config.run.dry_run_steps)
     data = sent.memory(steps.steps_per_call) if sent else resident_data(config, info, budget)
     wanted = config.pipeline
     points = recompute_points(network, wanted.recomputation_points, wanted.num_stages)
@@ -221,21 +231,20 @@ def make_plan(config: Config, info: DataInfo, network: Network, num_processes: i
         kept = kept_elements(network, points if recomputation else None)
         return (_memory(config, cost.params, kept, batch, data),)
 
-    by_device = memory(wanted.recomputation)
     parameters = max(pipeline.parameters_by_device()) if pipeline else cost.params
-    validation = make_validation_plan(
-        batch,
-        micro_batch_size=config.validation.validation_micro_batch_size,
-        num_replicas=config.validation.validation_num_replicas,
-        num_samples=info.num_validation,
-        devices_per_replica=pipeline.num_devices if pipeline else 1,
-        pipelined=config.validation.pipeline_validation_model,
-    )
+    validation = _validation(config, info, batch, pipeline)
     refuse_split_replicas(config, batch, validation, num_processes)
+    counted = replace(info, num_validation=validation.num_samples)
+    replicas = validation.num_replicas
+    views = plan_eval_cache(counted, feed, config.validation, validation.batch_size, replicas, num_processes)
+    by_device = memory(wanted.recomputation)
+    if config.validation.validation and not views.resident:
+        by_device = with_validation(by_device, views, validation, feed.prefetch_depth)
     return Plan(
         batch=batch,
         steps=steps,
-        validation=validation.first_batches(trial) if trial else validation,
+        validation=validation,
+        validation_cache=views,
         memory_by_device=by_device,
         savings=find_savings(config, parameters, by_device, lambda: memory(True)),
         recompute_points=points if wanted.recomputation else (),
@@ -246,6 +255,19 @@ def make_plan(config: Config, info: DataInfo, network: Network, num_processes: i
         flops_per_image=cost.flops,
         num_processes=num_processes,
     )
+
+
+def _validation(config: Config, info: DataInfo, batch: BatchPlan, pipeline: PipelinePlan | None) -> ValidationPlan:
+    wanted, trial = config.validation, config.run.dry_run_steps
+    plan = make_validation_plan(
+        batch,
+        micro_batch_size=wanted.validation_micro_batch_size,
+        num_replicas=wanted.validation_num_replicas,
+        num_samples=info.num_validation,
+        devices_per_replica=pipeline.num_devices if pipeline else 1,
+        pipelined=wanted.pipeline_validation_model,
+    )
+    return plan.first_batches(trial) if trial else plan
 
 
 def _memory(config: Config, num_parameters: int, kept: int, batch: BatchPlan, data: DataMemory) -> MemoryPlan:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from headrace.core.units import format_bytes, format_count
+from headrace.data.feeding.eval_feed import DEVICE, HOST, STREAMED, EvalCache
 from headrace.plan.memory import MemoryPlan, Saving
 from headrace.plan.pipeline import PipelinePlan
 from headrace.plan.schedule import find_schedule
@@ -193,7 +194,7 @@ def _event_line(name: str, every: Fraction, steps: StepPlan) -> Line:
     return Line(name, f"{count:,} x", "at the end" if count == 1 else f"{spacing} steps")
 
 
-def validation_lines(validation: ValidationPlan) -> tuple[Line, ...]:
+def validation_lines(validation: ValidationPlan, cache: EvalCache) -> tuple[Line, ...]:
     return (
         Line("images", format_count(validation.num_samples)),
         Line(
@@ -201,7 +202,11 @@ def validation_lines(validation: ValidationPlan) -> tuple[Line, ...]:
             format_count(validation.num_batches),
             f"of {validation.micro_batch_size} x {validation.num_replicas}, the last padded by {validation.padding}",
         ),
+        Line("size", format_bytes(cache.num_bytes), f"{_KEPT[cache.where]}: {cache.reason}"),
     )
+
+
+_KEPT = {DEVICE: "kept on the device", HOST: "kept in host memory", STREAMED: "decoded for each validation"}
 
 
 def saving_lines(savings: Iterable[Saving]) -> tuple[Line, ...]:

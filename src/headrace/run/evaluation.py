@@ -11,7 +11,8 @@ import numpy as np
 
 from headrace.data.dataset import DataSet
 from headrace.data.feeding.cache import fetch, fetch_labels
-from headrace.data.feeding.feed import EvalFeed, FeedOptions
+from headrace.data.feeding.eval_feed import EvalFeed
+from headrace.data.feeding.feed import FeedOptions, TrainFeed
 from headrace.engine.devices import replica_mesh, take
 from headrace.engine.forward import LOGITS, SUMS, EvalSpec, Forward, Program, Reducer, Sums, WholeForward, total_sums
 from headrace.engine.multiprocess_arrays import in_turn, readable
@@ -21,7 +22,6 @@ from headrace.job import current_group
 from headrace.run.design import Design
 from headrace.run.training import Compiled, compiled_from, process_shard
 
-_STREAMED_BLOCK_BYTES = 256 << 20  # of images sent at a time when the dataset is not on the device
 _PREDICTED_BATCHES = 16  # in a block: bounds the logits that are on the devices at a time
 
 
@@ -67,18 +67,17 @@ class Validator:
     """
 
     def __init__(self, design: Design, dataset: DataSet, devices: list[Any]) -> None:
-        plan = design.plan.validation
+        batch_size, cache = design.plan.validation.batch_size, design.plan.validation_cache
         self._forward, options = make_forward_pass(design, devices, SUMS)
-        batches = plan.num_batches
-        if options.cache.where != "device":
-            batches = max(1, min(batches, _STREAMED_BLOCK_BYTES // (plan.batch_size * dataset.info.image_bytes)))
         current_group().connect_devices(self._forward.meshes)
-        self._feed = EvalFeed(dataset.validation, plan.batch_size, batches, options, self._forward.put)
+        self._feed = EvalFeed(
+            dataset.validation, batch_size, cache.batches_per_block, options, self._forward.put, cache
+        )
         self._compiled: dict[str, Program] = {}  # by the name of the weights
 
     def compile(self, state: State) -> Compiled:
         """Compile for the weights of such a state ahead of their use, so that the time stays apart."""
-        return compiled_from(lambda: self._compile(self._place(state), next(iter(self._feed))))
+        return compiled_from(lambda: self._compile(self._place(state), self._feed.described()))
 
     def _compile(self, weights: dict[str, Any], block: Any) -> Program:
         programs: dict[tuple[Any, ...], Program] = {}  # by dtypes: averages are float32 where raw weights have 16 bits
@@ -88,6 +87,10 @@ class Validator:
                 programs[dtypes] = self._forward.compile(placed, self._feed.resident, block)
             self._compiled[name] = programs[dtypes]
         return self._compiled["raw"]
+
+    def prefetch(self, training: TrainFeed) -> None:
+        """Read validation images from now on, whenever no training images are being prepared."""
+        training.hold(self._feed.prefetch())
 
     def start(self, state: State) -> Started:
         """Start the evaluation of a state's weights; the state may be donated to the next call right after."""

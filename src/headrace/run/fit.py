@@ -177,6 +177,8 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
             state = executor.place(state)
             length = CallLength(config.batch.call_seconds, steps.steps_per_call)
             feed = stack.enter_context(closing(open_feed(design, dataset, options, executor, step, length.steps)))
+            if validator:
+                validator.prefetch(feed)
             block = feed.next()
             for what, compiled in calls.compile(state, feed.resident, block):
                 recorder.compiled(what, compiled)

@@ -76,8 +76,8 @@ def num_threads_of(data: Data) -> int:
 class BlockReader:
     """Reads the images of a block with several threads. The number of threads does not affect the result."""
 
-    def __init__(self, source: Source, options: FeedOptions, train: bool) -> None:
-        self._source, self._options, self._train = source, options, train
+    def __init__(self, source: Source, options: FeedOptions, train: bool, gate: "Gate | None" = None) -> None:
+        self._source, self._options, self._train, self._gate = source, options, train, gate
         self._pool = ThreadPoolExecutor(options.num_threads, thread_name_prefix="read")
         self._closing = threading.Event()
         as_sent = options.eight_bit_transfer and options.preprocess.on_device
@@ -98,6 +98,8 @@ class BlockReader:
             size = max(1, min(size, len(flat) // (4 * self._options.num_threads)))
 
         def fill(start: int) -> None:
+            if self._gate is not None:
+                self._gate.wait()
             if self._closing.is_set():
                 return
             chunk = slice(start, start + size)
@@ -128,6 +130,32 @@ class BlockReader:
         """Return samples and epochs for the source; a repeated sample gets another epoch, and so a different crop."""
         again, sample = np.divmod(index, len(self._source))
         return sample, epoch + (again.astype(np.uint32) << np.uint32(16))
+
+
+class Gate:
+    """Holds back reading that can wait while something more urgent is being prepared."""
+
+    def __init__(self) -> None:
+        self._lock, self._open = threading.Lock(), threading.Event()
+        self._held, self._urgent = False, False
+        self._open.set()
+
+    def hold(self, held: bool) -> None:
+        """Say that something more urgent begins or ends."""
+        self._set(held, self._urgent)
+
+    def hurry(self, urgent: bool) -> None:
+        """Let everything pass whatever is held, or no longer."""
+        self._set(self._held, urgent)
+
+    def wait(self) -> None:
+        """Wait until the gate is open."""
+        self._open.wait()
+
+    def _set(self, held: bool, urgent: bool) -> None:
+        with self._lock:
+            self._held, self._urgent = held, urgent
+            (self._open.clear if held and not urgent else self._open.set)()
 
 
 # Prefetching blocks on a thread, in order, at most `depth` ahead
@@ -161,6 +189,8 @@ class Prefetcher:
         self._pending: deque[Future[Any]] = deque()
         self._failure: BaseException | None = None
         self.stats = stats  # the caller's: `make` may count into it before this constructor has returned
+        self._gate: Gate | None = None
+        self._reporting = threading.Lock()
         for _ in range(depth):
             self._submit()
 
@@ -190,6 +220,11 @@ class Prefetcher:
         self._submit()
         return block
 
+    def hold(self, gate: Gate) -> None:
+        """Hold a gate whenever a block is being made."""
+        self._gate = gate
+        self._report()
+
     def close(self) -> None:
         """Drop the prefetched blocks and stop the thread after its current block."""
         self._worker.shutdown(wait=True, cancel_futures=True)
@@ -198,6 +233,14 @@ class Prefetcher:
     def _submit(self) -> None:
         for what in islice(self._whats, 1):
             self._pending.append(self._worker.submit(self._timed, what))
+            self._pending[-1].add_done_callback(lambda _: self._report())
+            self._report()
+
+    def _report(self) -> None:
+        with self._reporting:  # so that the later of two threads reports last
+            if self._gate is None:
+                return
+            self._gate.hold(not all(future.done() for future in tuple(self._pending)))
 
     def _timed(self, what: Any) -> Any:
         start = time.perf_counter()
@@ -277,6 +320,10 @@ class TrainFeed(_PreparedFeed):
         block, self.num_steps = self._prefetcher.next(in_flight)
         return block
 
+    def hold(self, gate: Gate) -> None:
+        """Hold a gate whenever images of training are being prepared."""
+        self._prefetcher.hold(gate)
+
     def limit(self, num_steps: int) -> None:
         """Limit the number of steps of all blocks that are not started yet.
 
@@ -301,53 +348,7 @@ class TrainFeed(_PreparedFeed):
             block |= self._reader.read(index, epoch[:, None, None], self._calls.max_steps)
         block = {key: _with_rows(rows, self._calls.max_steps) for key, rows in block.items()}
         images = index.size
-        return _sent(block, lambda: self._put(block, "steps"), self.stats, images), len(steps)
-
-
-class EvalFeed:
-    """The blocks of an evaluation: every sample exactly once, in order, padded with samples of mask 0.
-
-    Iterating starts anew each time; all blocks have one shape, [batches_per_block, batch_size].
-    """
-
-    def __init__(
-        self, source: Source, batch_size: int, max_batches_per_block: int, options: FeedOptions, put: Put
-    ) -> None:
-        self._put, self._depth, self._num_samples = put, options.prefetch_depth, len(source)
-        self._columns = options.shard.columns(batch_size)
-        self.num_batches = -(-len(source) // batch_size)
-        self.num_blocks = -(-self.num_batches // max_batches_per_block)
-        self._shape = (
-            -(-self.num_batches // self.num_blocks),
-            batch_size,
-        )  # blocks of nearly equal size: least padding
-        self.resident = make_resident(source, put, options.shard) if options.cache.where == "device" else None
-        self._reader = BlockReader(source, options, train=False) if self.resident is None else None
-        self.stats = FeedStats()  # of the latest iteration
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        self.stats = FeedStats()
-        prefetcher = Prefetcher(self._make, range(self.num_blocks), self._depth, self.stats)
-        try:
-            for _ in range(self.num_blocks):
-                yield prefetcher.next()
-        finally:
-            prefetcher.close()
-
-    def close(self) -> None:
-        """Stop the threads."""
-        if self._reader is not None:
-            self._reader.close()
-
-    def _make(self, number: int) -> dict[str, Any]:
-        size = self._shape[0] * self._shape[1]
-        place = np.arange(number * size, (number + 1) * size).reshape(self._shape)[:, self._columns]
-        counted = place < self._num_samples
-        index = np.where(counted, place, 0).astype(np.int32)
-        block = {"index": index, "mask": counted.astype(np.float32)}
-        if self._reader is not None:
-            block |= self._reader.read(index, 0)
-        return _sent(block, lambda: self._put(block, "batches"), self.stats)
+        return sent(block, lambda: self._put(block, "steps"), self.stats, images), len(steps)
 
 
 class RepeatedFeed(_PreparedFeed):
@@ -367,7 +368,7 @@ class RepeatedFeed(_PreparedFeed):
         block: dict[str, Any] = {"index": index.astype(np.int32)}
         if self._reader is not None:
             block |= self._reader.read(block["index"], 0)
-        return _sent(block, lambda: self._put(block, "batches"), self.stats)
+        return sent(block, lambda: self._put(block, "batches"), self.stats)
 
 
 def _with_rows(rows: np.ndarray, num_rows: int) -> np.ndarray:
@@ -377,7 +378,7 @@ def _with_rows(rows: np.ndarray, num_rows: int) -> np.ndarray:
     return np.concatenate([rows, np.zeros((num_rows - len(rows), *rows.shape[1:]), rows.dtype)])
 
 
-def _sent(block: dict[str, np.ndarray], put: Callable[[], Any], stats: FeedStats, images: int | None = None) -> Any:
+def sent(block: dict[str, np.ndarray], put: Callable[[], Any], stats: FeedStats, images: int | None = None) -> Any:
     """Send a block and wait until the devices have it: waiting costs this thread nothing and measures sending."""
     begin = time.perf_counter()
     placed = jax.block_until_ready(put())

@@ -56,6 +56,7 @@ class StagedEvaluation:
     empty: Any
     total: Program
     _plans: dict[int, StepPlan] = field(default_factory=dict)  # by the number of batches
+    _numbers: dict[tuple[Node, int], jax.Array] = field(default_factory=dict)  # small numbers on the devices
 
     def put(self, tree: Any, kind: str) -> Any:
         """Put batches or a resident set on the devices of the first stage and, without images, of the last."""
@@ -132,7 +133,9 @@ class StagedEvaluation:
         )
 
     def _number(self, node: Node, number: int) -> jax.Array:
-        return place(np.int32(number), replicated(self.meshes[node.stage]))
+        if (node, number) not in self._numbers:
+            self._numbers[node, number] = place(np.int32(number), replicated(self.meshes[node.stage]))
+        return self._numbers[node, number]
 
 
 def make_staged_evaluation(

@@ -1,0 +1,212 @@
+"""The images of an evaluation: the same in every one, so they are prepared once and kept where they fit.
+
+Blocks that fit nowhere are read again for each evaluation, the first of them before the evaluation is due.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from headrace.config.schema import Validation
+from headrace.core.errors import ConfigError
+from headrace.core.units import format_bytes, parse_bytes
+from headrace.data.dataset import DataInfo
+from headrace.data.feeding.cache import make_resident
+from headrace.data.feeding.feed import BlockReader, FeedOptions, FeedStats, Gate, Put, sent
+from headrace.data.sets.source import Source
+
+DEVICE, HOST, STREAMED = "device", "host", "streamed"
+_BLOCK_BYTES = 256 << 20  # of the images in a block, unless the dataset is on the device
+_BYTES_BESIDE_IMAGE = 12  # label, index and mask
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalCache:
+    """How validation images are cut into blocks, and where the blocks are between two validations."""
+
+    where: str  # device, host or streamed
+    reason: str
+    num_bytes: int  # of all images, as they are sent, labels included
+    batches_per_block: int  # at most
+    block_bytes: int
+    host_bytes: int = 0  # that may be kept in the host's memory
+    resident: bool = False  # the whole dataset is on the device
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the choice as plain values."""
+        return {"where": self.where, "reason": self.reason, "bytes": self.num_bytes}
+
+
+def plan_eval_cache(
+    info: DataInfo, options: FeedOptions, wanted: Validation, batch_size: int, num_replicas: int, num_processes: int
+) -> EvalCache:
+    """Decide where validation images are kept. A device holds its replica's part, a host its process's."""
+    num_batches = -(-info.num_validation // batch_size)
+    per_image = info.num_values * (1 if options.eight_bit_transfer else 4) + _BYTES_BESIDE_IMAGE
+    total = num_batches * batch_size * per_image
+    asked = wanted.validation_cache
+    if options.cache.where == "device":
+        if asked not in ("auto", DEVICE):
+            raise ConfigError(
+                f"validation_cache is {asked}, but the whole dataset is kept on the device.",
+                rule=f"Validation images are part of it: {options.cache.reason}.",
+                remedy="Leave validation_cache out, or add --dataset-cache host.",
+            )
+        size = info.num_validation * (info.image_bytes + 4)
+        return EvalCache(
+            where=DEVICE,
+            reason="with the training images",
+            num_bytes=size,
+            batches_per_block=num_batches,
+            block_bytes=size,
+            resident=True,
+        )
+    batches = max(1, min(num_batches, _BLOCK_BYTES // (batch_size * info.image_bytes)))
+    on_device, on_host = parse_bytes(wanted.validation_device_budget), parse_bytes(wanted.validation_host_budget)
+    a_device, a_host = -(-total // num_replicas), -(-total // num_processes)
+    device_text, host_text = (f"budget of {format_bytes(budget)}" for budget in (on_device, on_host))
+    where, host_bytes = STREAMED, 0
+    if asked == "none":
+        reason = "--validation-cache none"
+    elif asked == "auto" and info.synthetic_on:
+        reason = "generated images measure the transfer"
+    elif asked == DEVICE or (asked == "auto" and a_device <= on_device):
+        each = f"{format_bytes(a_device)} each, " if num_replicas > 1 else ""
+        where, why = DEVICE, f"--validation-cache {DEVICE}" if asked == DEVICE else f"within the {device_text}"
+        reason = each + why
+    elif asked == HOST:
+        where, host_bytes, reason = HOST, a_host, f"--validation-cache {HOST}"
+    elif not info.place:  # a second copy in memory would save nothing
+        reason = f"beyond the device's {device_text}; the dataset is in host memory as it is"
+    elif a_host <= on_host:
+        where, host_bytes, reason = HOST, a_host, f"within the host's {host_text}"
+    else:
+        host_bytes = on_host
+        reason = f"beyond the host's {host_text}, which keeps what it can"
+    return EvalCache(
+        where=where,
+        reason=reason,
+        num_bytes=total,
+        batches_per_block=batches,
+        block_bytes=batches * batch_size * per_image,
+        host_bytes=host_bytes,
+    )
+
+
+class EvalFeed:
+    """The blocks of an evaluation: every sample exactly once, in order, padded with samples of mask 0.
+
+    Iterating starts anew each time; all blocks have one shape, [batches_per_block, batch_size]. With a cache, blocks
+    are kept from one iteration to the next, on the devices or in host memory. One thread reads blocks, another sends
+    them, so that reading is never held up by the devices.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        batch_size: int,
+        max_batches_per_block: int,
+        options: FeedOptions,
+        put: Put,
+        cache: EvalCache | None = None,
+    ) -> None:
+        self._put, self._depth, self._num_samples = put, options.prefetch_depth, len(source)
+        self._columns = options.shard.columns(batch_size)
+        self.num_batches = -(-len(source) // batch_size)
+        self.num_blocks = -(-self.num_batches // max_batches_per_block)
+        self._shape = (
+            -(-self.num_batches // self.num_blocks),
+            batch_size,
+        )  # blocks of nearly equal size: least padding
+        self._gate = Gate()
+        self.resident = make_resident(source, put, options.shard) if options.cache.where == "device" else None
+        self._reader = BlockReader(source, options, train=False, gate=self._gate) if self.resident is None else None
+        self._source, self._eight_bit = source, options.eight_bit_transfer
+        self._on_device = cache is not None and cache.where == DEVICE
+        self._num_kept = self._blocks_in(cache.host_bytes) if cache and not self._on_device else 0
+        self.stats = FeedStats()  # of the latest iteration
+        self._read_worker = ThreadPoolExecutor(1, thread_name_prefix="feed-read")
+        self._send_worker = ThreadPoolExecutor(1, thread_name_prefix="feed-send")
+        self._read: dict[int, Future[Any]] = {}  # blocks in host memory, some of them still being read
+        self._sent: dict[int, Future[Any]] = {}  # blocks on the devices, some of them still being sent
+        self._ahead = False  # whether blocks are prepared before the next iteration begins
+
+    def prefetch(self) -> Gate:
+        """Prepare blocks from now on between iterations, unless the gate that is returned is held."""
+        self._ahead = True
+        self._fill(0)
+        return self._gate
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        self.stats = FeedStats()
+        self._gate.hurry(True)
+        try:
+            for number in range(self.num_blocks):
+                self._fill(number)
+                block = self._sent[number].result()
+                if not self._on_device:
+                    del self._sent[number]
+                self.stats.blocks += 1
+                yield block
+        finally:
+            self._gate.hurry(False)
+        if self._ahead:
+            self._fill(0)
+
+    def described(self) -> Any:
+        """Return a block without its values: shapes and devices, to compile with."""
+        return self._put(self._shapes(), "batches")
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self._gate.hurry(True)
+        if self._reader is not None:
+            self._reader.close()
+        for worker in (self._read_worker, self._send_worker):
+            worker.shutdown(wait=True, cancel_futures=True)
+        self._read.clear()
+        self._sent.clear()
+
+    def _blocks_in(self, num_bytes: int) -> int:
+        """Return how many blocks of this process fit host memory of that size."""
+        size = sum(leaf.size * leaf.dtype.itemsize for leaf in self._shapes().values())
+        mine = size * len(range(self._shape[1])[self._columns]) // self._shape[1]
+        return min(self.num_blocks, num_bytes // mine)
+
+    def _shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Return the arrays of a block of all processes together."""
+        kinds = {"index": ((), np.int32), "mask": ((), np.float32)}
+        if self._reader is not None:
+            dtype = np.uint8 if self._eight_bit else np.float32
+            kinds |= {"images": (self._source.image_hwc, dtype), "labels": ((), np.int32)}
+        return {name: jax.ShapeDtypeStruct((*self._shape, *dims), dtype) for name, (dims, dtype) in kinds.items()}
+
+    def _fill(self, number: int) -> None:
+        """Start what an iteration that has come to this block needs: blocks to send, and to read."""
+        last = self.num_blocks if self._on_device else min(number + self._depth, self.num_blocks)
+        # Streamed blocks come after the kept ones: they are read while the devices work on those.
+        streamed = max(number, self._num_kept)
+        ahead = range(streamed, min(streamed + self._depth, self.num_blocks))
+        for wanted in (*range(number, last), *range(self._num_kept if self._ahead else 0), *ahead):
+            if wanted not in self._read and (wanted < self._num_kept or wanted not in self._sent):
+                self._read[wanted] = self._read_worker.submit(self._make, wanted)
+        for wanted in range(number, last):
+            if wanted not in self._sent:
+                read = self._read[wanted] if wanted < self._num_kept else self._read.pop(wanted)
+                self._sent[wanted] = self._send_worker.submit(self._send, read)
+
+    def _make(self, number: int) -> dict[str, np.ndarray]:
+        size = self._shape[0] * self._shape[1]
+        place = np.arange(number * size, (number + 1) * size).reshape(self._shape)[:, self._columns]
+        counted = place < self._num_samples
+        index = np.where(counted, place, 0).astype(np.int32)
+        block = {"index": index, "mask": counted.astype(np.float32)}
+        return block | (self._reader.read(index, 0) if self._reader is not None else {})
+
+    def _send(self, read: Future[Any]) -> Any:
+        block = read.result()
+        return sent(block, lambda: self._put(block, "batches"), self.stats)
