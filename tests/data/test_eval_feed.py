@@ -158,8 +158,7 @@ def test_reading_ahead_waits_for_training_images_until_the_evaluation_is_due(fee
     calls = CallSpans(first_step=0, last_step=80, max_steps=8)
     train_feed = TrainFeed(training, shape, calls, replace(OPTIONS, prefetch_depth=2), lambda tree, kind: tree)
     try:
-        gate = feed._gate
-        train_feed.hold(gate)
+        train_feed.hold(feed.gate)
         feed.prefetch()
         assert not validation.reads  # both blocks of training images come first
         assert eventually(lambda: all(validation.reads[sample] for sample in range(NUM)))
@@ -168,7 +167,9 @@ def test_reading_ahead_waits_for_training_images_until_the_evaluation_is_due(fee
         train_feed.close()
     urgent = Counting()
     feed = feeds(urgent, cache("device"))
-    feed.prefetch().hold(True)
+    feed.gate.hold(True)
+    feed.prefetch()
+    time.sleep(0.05)
     assert not urgent.reads
     assert len(blocks_of(feed)) == 3  # due: read at once
 

@@ -90,7 +90,8 @@ class Validator:
 
     def prefetch(self, training: TrainFeed) -> None:
         """Read validation images from now on, whenever no training images are being prepared."""
-        training.hold(self._feed.prefetch())
+        training.hold(self._feed.gate)
+        self._feed.prefetch()
 
     def start(self, state: State) -> Started:
         """Start the evaluation of a state's weights; the state may be donated to the next call right after."""

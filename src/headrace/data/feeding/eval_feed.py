@@ -122,9 +122,9 @@ class EvalFeed:
             -(-self.num_batches // self.num_blocks),
             batch_size,
         )  # blocks of nearly equal size: least padding
-        self._gate = Gate()
+        self.gate = Gate()  # held while other images are more urgent
         self.resident = make_resident(source, put, options.shard) if options.cache.where == "device" else None
-        self._reader = BlockReader(source, options, train=False, gate=self._gate) if self.resident is None else None
+        self._reader = BlockReader(source, options, train=False, gate=self.gate) if self.resident is None else None
         self._source, self._eight_bit = source, options.eight_bit_transfer
         self._on_device = cache is not None and cache.where == DEVICE
         self._num_kept = self._blocks_in(cache.host_bytes) if cache and not self._on_device else 0
@@ -135,15 +135,14 @@ class EvalFeed:
         self._sent: dict[int, Future[Any]] = {}  # blocks on the devices, some of them still being sent
         self._ahead = False  # whether blocks are prepared before the next iteration begins
 
-    def prefetch(self) -> Gate:
-        """Prepare blocks from now on between iterations, unless the gate that is returned is held."""
+    def prefetch(self) -> None:
+        """Prepare blocks from now on between iterations too, except while the gate is held."""
         self._ahead = True
         self._fill(0)
-        return self._gate
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         self.stats = FeedStats()
-        self._gate.hurry(True)
+        self.gate.hurry(True)
         try:
             for number in range(self.num_blocks):
                 self._fill(number)
@@ -153,7 +152,7 @@ class EvalFeed:
                 self.stats.blocks += 1
                 yield block
         finally:
-            self._gate.hurry(False)
+            self.gate.hurry(False)
         if self._ahead:
             self._fill(0)
 
@@ -163,7 +162,7 @@ class EvalFeed:
 
     def close(self) -> None:
         """Stop the threads."""
-        self._gate.hurry(True)
+        self.gate.hurry(True)
         if self._reader is not None:
             self._reader.close()
         for worker in (self._read_worker, self._send_worker):

@@ -142,20 +142,22 @@ class Gate:
 
     def hold(self, held: bool) -> None:
         """Say that something more urgent begins or ends."""
-        self._set(held, self._urgent)
+        with self._lock:
+            self._held = held
+            self._update()
 
     def hurry(self, urgent: bool) -> None:
         """Let everything pass whatever is held, or no longer."""
-        self._set(self._held, urgent)
+        with self._lock:
+            self._urgent = urgent
+            self._update()
 
     def wait(self) -> None:
         """Wait until the gate is open."""
         self._open.wait()
 
-    def _set(self, held: bool, urgent: bool) -> None:
-        with self._lock:
-            self._held, self._urgent = held, urgent
-            (self._open.clear if held and not urgent else self._open.set)()
+    def _update(self) -> None:
+        (self._open.clear if self._held and not self._urgent else self._open.set)()
 
 
 # Prefetching blocks on a thread, in order, at most `depth` ahead
