@@ -46,3 +46,28 @@ def test_the_lock_is_free_after_an_error_in_the_body(tmp_path: Path) -> None:
 def test_a_directory_that_is_not_there_is_an_error_for_people(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="Cannot write into"), lock_directory(tmp_path / "absent"):
         pass
+
+
+def test_a_directory_that_was_moved_removed_or_replaced_is_noticed(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    with lock_directory(run) as lock:
+        lock.check()
+        run.rename(tmp_path / "moved")
+        with pytest.raises(CheckpointError, match="was removed, moved or replaced"):
+            lock.check()
+        run.mkdir()
+        with pytest.raises(CheckpointError, match="another run"):
+            lock.check()
+        run.rmdir()
+        (tmp_path / "moved").rename(run)
+        lock.check()  # it was moved back
+    with lock_directory(run):
+        pass
+
+
+def test_a_lock_whose_file_was_removed_no_longer_counts(tmp_path: Path) -> None:
+    with lock_directory(tmp_path) as lock:
+        (tmp_path / ".lock").unlink()
+        with lock_directory(tmp_path), pytest.raises(CheckpointError, match=r"or \.lock in it"):
+            lock.check()

@@ -141,6 +141,10 @@ def _nothing() -> set[str]:
     return set()
 
 
+def _no_preparation() -> None:
+    pass
+
+
 class Saver:
     """Writes checkpoints in a thread, one at a time: a second save waits for the first.
 
@@ -149,14 +153,20 @@ class Saver:
     NumPy arrays are taken by reference: do not write into them until `wait` has returned.
 
     An error in the thread comes out of the next `save`, `wait` or `close` as CheckpointError, once. After each save the
-    directory is pruned to the last `keep_last` (None: all) and the names that `keep()` returns.
+    directory is pruned to the last `keep_last` (None: all) and the names that `keep()` returns. `prepare` is called in
+    the thread before a checkpoint is written; if it raises an error, nothing is written.
     """
 
     def __init__(
-        self, directory: Path | str, *, keep_last: int | None = None, keep: Callable[[], set[str]] = _nothing
+        self,
+        directory: Path | str,
+        *,
+        keep_last: int | None = None,
+        keep: Callable[[], set[str]] = _nothing,
+        prepare: Callable[[], None] = _no_preparation,
     ) -> None:
         self.directory = Path(directory)
-        self._keep_last, self._keep = keep_last, keep
+        self._keep_last, self._keep, self._prepare = keep_last, keep, prepare
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self._saved: deque[SavedCheckpoint] = deque()
@@ -208,6 +218,7 @@ class Saver:
     def _write(self, arrays: dict[str, np.ndarray], manifest: dict[str, Any], blocked: float) -> None:
         start = time.perf_counter()
         try:
+            self._prepare()
             path = save(self.directory, checkpoint_name(manifest["step"]), arrays, manifest)
             if self._keep_last is not None:
                 prune(self.directory, self._keep_last, self._keep())

@@ -4,7 +4,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,24 +42,53 @@ def write_atomic(path: Path, data: bytes) -> None:
     sync_directory(path.parent)
 
 
+class DirectoryLock:
+    """A lock on a directory: an open, locked file in it, which can be compared with what the path leads to now."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / LOCK_FILE
+        try:
+            self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise CheckpointError(f"Cannot write into {directory}: {error.strerror}.") from error
+        try:
+            _lock(self._handle, directory)
+            os.truncate(self._handle, 0)
+            os.write(self._handle, f"{os.getpid()}\n".encode())
+        except BaseException:
+            self.release()
+            raise
+
+    def check(self) -> None:
+        """Raise CheckpointError if the directory, or the lock in it, was removed, moved or replaced.
+
+        Files that are open when their directory is removed can be written to without an error, and everything is lost.
+        """
+        with suppress(OSError):
+            if os.path.samestat(self._path.stat(), os.fstat(self._handle)):
+                return
+        raise CheckpointError(
+            f"{self._path.parent}, or {LOCK_FILE} in it, was removed, moved or replaced while it was in use.",
+            rule="What is written now would be lost, or would end up among the files of another run.",
+            remedy="Move it back and resume from its last checkpoint, or start a new run.",
+        )
+
+    def release(self) -> None:
+        """Release the lock. The file stays, because removing it would race with the next holder."""
+        os.close(self._handle)
+
+
 @contextmanager
-def lock_directory(directory: Path | str) -> Iterator[None]:
+def lock_directory(directory: Path | str) -> Iterator[DirectoryLock]:
     """Keep other Headrace processes from writing into a directory; CheckpointError if one already does.
 
     The kernel releases the lock when its holder dies, so that a killed run leaves nothing to clean up.
     """
-    path = Path(directory) / LOCK_FILE
+    lock = DirectoryLock(Path(directory))
     try:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise CheckpointError(f"Cannot write into {directory}: {error.strerror}.") from error
-    try:
-        _lock(handle, Path(directory))
-        os.truncate(handle, 0)
-        os.write(handle, f"{os.getpid()}\n".encode())
-        yield
+        yield lock
     finally:
-        os.close(handle)  # also releases the lock; the file stays, because removing it would race with the next holder
+        lock.release()
 
 
 def _lock(handle: int, directory: Path) -> None:

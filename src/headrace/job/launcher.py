@@ -12,8 +12,9 @@ from pathlib import Path
 from types import FrameType
 
 from headrace.core.errors import ConfigError
+from headrace.core.signals import STOP_SIGNALS, catch_signals, leave_closed_terminal
 from headrace.job.launch_request import LaunchRequest, is_python, script_and_arguments
-from headrace.job.local_processes import SIGNALS, process_variables, run_local, visible_gpus
+from headrace.job.local_processes import process_variables, run_local, visible_gpus
 from headrace.job.remote_processes import mpirun_command, srun_command
 
 DISTRIBUTED_COMMANDS = ("train", "resume", "validate", "bench")  # those that can run in several processes
@@ -113,12 +114,14 @@ def _drive(line: Sequence[str]) -> int:
     process = subprocess.Popen(line, stdin=subprocess.DEVNULL, start_new_session=True)
     num_signals = 0
 
-    def forward(_number: int, _frame: FrameType | None) -> None:
+    def forward(number: int, _frame: FrameType | None) -> None:
         nonlocal num_signals
+        if number == signal.SIGHUP:
+            leave_closed_terminal()
         num_signals += 1
         process.send_signal(signal.SIGUSR1 if num_signals == 1 else signal.SIGTERM)
 
-    before = {number: signal.signal(number, forward) for number in SIGNALS}
+    before = catch_signals(STOP_SIGNALS, forward)
     try:
         code = process.wait()
     finally:

@@ -17,6 +17,7 @@ from types import FrameType
 from typing import IO
 
 from headrace.core.errors import INTERRUPTED_EXIT_CODE, ConfigError, ProcessLost
+from headrace.core.signals import STOP_SIGNALS, catch_signals, leave_closed_terminal
 from headrace.job.detect_launcher import (
     COORDINATOR,
     LAUNCHER_PID,
@@ -33,7 +34,6 @@ from headrace.job.remote_processes import job_variables, user_variables
 EXIT_SECONDS = 6.0  # for the other processes to exit by themselves after one has failed
 HUNG_SECONDS = 2.0  # the same after one was lost: the others have waited for it already
 LOST = ProcessLost.exit_code
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 # Launchers that assign GPUs to processes themselves, so that each process sees its own only.
 GPUS_ASSIGNED_BY = ("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", LAUNCHER_PID)
@@ -197,7 +197,7 @@ class _SignalForwarding:
     def __enter__(self) -> "_SignalForwarding":
         # Python allows signal handlers in the main thread only.
         is_main = threading.current_thread() is threading.main_thread()
-        self._previous = {number: signal.signal(number, self._forward) for number in SIGNALS} if is_main else {}
+        self._previous = catch_signals((*STOP_SIGNALS, signal.SIGQUIT), self._forward) if is_main else {}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -205,7 +205,9 @@ class _SignalForwarding:
             signal.signal(number, handler)
 
     def _forward(self, number: int, _frame: FrameType | None) -> None:
-        self.received = True
+        if number == signal.SIGHUP:
+            leave_closed_terminal()
+        self.received |= number in STOP_SIGNALS  # SIGQUIT does not stop a process: it prints where its threads are
         for started in self._job:
             if started.process.poll() is None:
                 started.send(number)

@@ -132,12 +132,20 @@ def given_facts(design: Design) -> dict[str, Any]:
 
 def derived_facts(design: Design, dataset: DataSet, first_step: int) -> dict[str, Any]:
     """Return what may differ between processes even with equal options: the data, and the plan made from it."""
-    labels = {
-        f"labels of the {split} set": hashlib.sha256(np.ascontiguousarray(source.labels).tobytes()).hexdigest()[:12]
-        for split, source in (("training", dataset.train), ("validation", dataset.validation))
-    }
+    labels = {f"labels of the {split} set": facts["labels"] for split, facts in dataset_identity(dataset).items()}
     plan = {f"plan: {name}": value for name, value in design.plan.to_dict().items() if name != "warnings"}
     return labels | {"step to start from": first_step} | plan
+
+
+def dataset_identity(dataset: DataSet) -> dict[str, dict[str, Any]]:
+    """Return what tells two datasets apart without reading their images: for each split, its size and its labels."""
+    return {
+        split: {
+            "images": len(source.labels),
+            "labels": hashlib.sha256(np.ascontiguousarray(source.labels).tobytes()).hexdigest()[:12],
+        }
+        for split, source in (("training", dataset.train), ("validation", dataset.validation))
+    }
 
 
 def scale_to_devices(resolved: Resolved, num_devices: int) -> tuple[Resolved, tuple[ScaleRow, ...]]:

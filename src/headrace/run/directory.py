@@ -4,8 +4,8 @@ import json
 import shutil
 import time
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from headrace.checkpoint.store import list_checkpoints
 from headrace.config.load import NAMED_OF_DATA, Resolved, network_options, to_saved
 from headrace.config.schema import Config
 from headrace.core.errors import CheckpointError, ConfigError
-from headrace.core.files import LOCK_FILE, lock_directory, parse_json, write_atomic
+from headrace.core.files import LOCK_FILE, DirectoryLock, lock_directory, parse_json, sync_directory, write_atomic
 from headrace.reference import entrance
 
 
@@ -24,6 +24,7 @@ class RunDirectory:
 
     path: Path
     checkpoints: Path
+    _locks: list[DirectoryLock] = field(default_factory=list[DirectoryLock], compare=False, repr=False)
 
     @property
     def config_file(self) -> Path:
@@ -41,8 +42,16 @@ class RunDirectory:
     def held(self) -> Iterator[None]:
         """Keep other processes from writing into the run, also where its checkpoints are stored elsewhere."""
         apart = self.checkpoints.is_dir() and self.path.resolve() not in self.checkpoints.resolve().parents
-        with lock_directory(self.path), lock_directory(self.checkpoints) if apart else nullcontext():
+        with ExitStack() as stack:
+            places = (self.path, self.checkpoints) if apart else (self.path,)
+            self._locks[:] = [stack.enter_context(lock_directory(place)) for place in places]
+            stack.callback(self._locks.clear)
             yield
+
+    def check(self) -> None:
+        """Raise CheckpointError if a directory that this process holds is no longer where it was."""
+        for lock in self._locks:
+            lock.check()
 
 
 def refuse_taken(config: Config) -> None:
@@ -88,6 +97,7 @@ def _make(path: Path, option: str) -> bool:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.mkdir()
+        sync_directory(path.parent)  # a power failure later on must not take the whole directory with it
     except FileExistsError as error:
         if path.is_dir():
             return False

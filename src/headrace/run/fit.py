@@ -30,7 +30,16 @@ from headrace.engine.state import evaluated_weights
 from headrace.job import check_consistency, current_group, report_lost_process
 from headrace.reference.entrance import override
 from headrace.run.callbacks import CALLBACK
-from headrace.run.design import NOTHING, CustomParts, Design, derived_facts, design_run, given_facts, starting_state
+from headrace.run.design import (
+    NOTHING,
+    CustomParts,
+    Design,
+    dataset_identity,
+    derived_facts,
+    design_run,
+    given_facts,
+    starting_state,
+)
 from headrace.run.directory import (
     RunDirectory,
     layout,
@@ -51,6 +60,7 @@ from headrace.run.restore import (
     broadcast_restored,
     find_restored,
     read_run_together,
+    refuse_changed_dataset,
     refuse_other_run,
     rewind_run,
 )
@@ -99,7 +109,9 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
     dataset = custom.dataset or open_dataset(config.data, config.run.seed)
     if config.run.dry_run_steps:
         dataset = replace(dataset, validation=first_samples(dataset.validation, design.plan.validation.num_samples))
-    step = restored.step if restored else 0
+    step, identity = restored.step if restored else 0, dataset_identity(dataset)
+    if restored:
+        refuse_changed_dataset(restored, identity)
     plan, steps = design.plan, design.plan.steps
     adopted = adopt_weights(design) if restored is None or restored.arrays is None else None
     options = plan.feed
@@ -137,13 +149,15 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
                 write_table(directory, adopted)
             console = make_console(config.logging.progress, past.records)
             trackers = partial(make_trackers, config.logging, _about(design, directory.path, step))
-            return directory, past, stack.enter_context(closing(open_sinks(directory.path, console, trackers=trackers)))
+            sinks = open_sinks(directory.path, console, trackers=trackers, check=directory.check)
+            return directory, past, stack.enter_context(closing(sinks))
 
         opened = group.on_first_process(open_run)
         path = group.broadcast(str(opened[0].path) if opened else None)
         directory, past, sinks = opened or (layout(Path(path), config), Past(), Sinks([WarningSink(group.process)]))
         callbacks = design.callbacks()
         recorder = RunRecorder(resolved, design, directory, sinks, timeline, callbacks=callbacks, writes=group.is_first)
+        recorder.dataset_identity = identity
         if restored is not None:
             recorder.continue_from(restored, past)
         sinks.write(_run_start(design, devices, step))

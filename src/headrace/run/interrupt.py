@@ -1,18 +1,22 @@
-"""Interruption: SIGTERM, SIGUSR1 or Ctrl-C ask the run to finish its call and save; a second one exits at once.
+"""Interruption: SIGTERM, SIGUSR1, SIGHUP (a closed terminal) or Ctrl-C ask the run to finish its call and save.
+
+A second one exits at once. SIGQUIT (Ctrl-\\) prints where every thread is, and the run continues.
 
 A thread receives the signals (`signal.set_wakeup_fd`), because the main one may be busy in a long call or compilation,
 and Python would run a handler only after that. Exiting at once is safe at any moment: it is what `kill -9` does.
 """
 
+import faulthandler
 import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+from headrace.core.signals import STOP_SIGNALS, catch_signals, leave_closed_terminal
+
 _SHOW_CURSOR = b"\x1b[?25h\n"  # a live progress line hides it
 
 
@@ -34,6 +38,8 @@ class Interrupt:
             _exit(number)
             return
         self.signal_name = signal.Signals(number).name
+        if number == signal.SIGHUP:
+            leave_closed_terminal()
         if not self._quiet:
             text = f"headrace: {self.signal_name}: finishing the call and saving; a second one exits at once"
             print(text, file=sys.stderr, flush=True)
@@ -60,10 +66,13 @@ def listen(*, quiet: bool = False) -> Iterator[Interrupt]:
     thread = threading.Thread(target=_watch, args=(reader, interrupt), name="signals", daemon=True)
     thread.start()
     wakeup_before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    handlers_before = {number: signal.signal(number, interrupt.handle) for number in _SIGNALS}
+    handlers_before = catch_signals(STOP_SIGNALS, interrupt.handle)
+    with suppress(OSError, ValueError, AttributeError):  # no file behind standard error, as in some notebooks
+        faulthandler.register(signal.SIGQUIT, all_threads=True)
     try:
         yield interrupt
     finally:
+        faulthandler.unregister(signal.SIGQUIT)
         for number, handler in handlers_before.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(wakeup_before)
@@ -75,7 +84,7 @@ def listen(*, quiet: bool = False) -> Iterator[Interrupt]:
 def _watch(reader: int, interrupt: Interrupt) -> None:
     while numbers := os.read(reader, 16):
         for number in numbers:
-            if number in _SIGNALS:
+            if number in STOP_SIGNALS:
                 interrupt.receive(number)
 
 

@@ -107,7 +107,12 @@ class RunRecorder:
         keep = resolved.config.checkpoint
         self.timeline = timeline
         self.best = BestCheckpoints(directory.checkpoints, keep.keep_best)
-        self.saver = Saver(directory.checkpoints, keep_last=keep.max_ckpts_to_keep, keep=self.best.names)
+        self.saver = Saver(
+            directory.checkpoints,
+            keep_last=keep.max_ckpts_to_keep,
+            keep=self.best.names,
+            prepare=self._before_saving,
+        )
         self.totals = MetricTotals(design.plan, design.network.block_names, resolved.config.numerics.nan_policy)
         self.validations: list[ValidationRecord] = []  # of the whole run
         self._fed: tuple[FeedStats, FeedOptions] | None = None  # of a run that trained
@@ -124,6 +129,7 @@ class RunRecorder:
         self.step = 0  # the last one whose results have been read
         self.step_seconds: float | None = None  # of the call that was read last
         self._saved_step = 0  # of the newest checkpoint; 0: there is none
+        self.dataset_identity: Mapping[str, Any] = {}  # for a resume, which refuses other data
 
     def continue_from(self, restored: Restored, past: Past) -> None:
         """Start with the counters of the earlier process of the run."""
@@ -293,6 +299,7 @@ class RunRecorder:
             if self._writes:
                 self.record_saved()
                 self._sinks.write(self._run_end(ending))
+                self._sinks.sync()
                 write_curve(self._directory.path)
 
     def _tidy(self) -> None:
@@ -335,6 +342,12 @@ class RunRecorder:
         self._saved_step = step
         self.record_saved()
 
+    def _before_saving(self) -> None:
+        # A resume keeps the records up to its checkpoint. After a power failure it must find them, so they reach the
+        # disk before the checkpoint does.
+        self._directory.check()
+        self._sinks.sync()
+
     def record_saved(self) -> None:
         """Record the checkpoints that reached the disk since the last time."""
         for saved in self.saver.finished():
@@ -375,11 +388,13 @@ class RunRecorder:
         seconds = (free - held_up) / len(results)
         reports = {weights: validation_report(sums, self._design.info.class_names) for weights, sums in results.items()}
         if self._writes:
+            self._directory.check()
             write_report(self._report_file(step), reports)
         recorded = {record.weights for record in self.validations if record.step == step}
         for weights in results:
             if weights not in recorded:
                 self._record_validation(step, weights, reports[weights], seconds)
+        self._sinks.sync()
         if self._writes:
             event = ValidationEvent(
                 directory=self._directory.path,
@@ -423,6 +438,7 @@ class RunRecorder:
             "config": saved_form(self._resolved, self._design.custom.record()),
             "plan": self._design.plan.to_dict(),
             "class_names": list(self._design.info.class_names),
+            "dataset": self.dataset_identity,
             "input": input_form(self._design.info, self._resolved.config),
             "elapsed_seconds": self.elapsed,
             "unlogged": self.totals.unlogged.to_dict(),

@@ -1,12 +1,12 @@
 """What a run resumes from: its newest good checkpoint, with records and the list of the best rewound to that step."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from headrace.checkpoint.saver import BestCheckpoints, ScoredCheckpoint
-from headrace.checkpoint.store import load, newest_good
+from headrace.checkpoint.store import checkpoint_name, load, newest_good
 from headrace.config.load import Resolved, to_flat
 from headrace.config.model_table import NORM_OPTIONS, OPTION_FAMILIES
 from headrace.core.errors import CheckpointError
@@ -28,6 +28,7 @@ class Restored:
     elapsed_seconds: float = 0.0
     unlogged: Unlogged = NOTHING_UNLOGGED
     notes: tuple[str, ...] = ()
+    dataset: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # its identity; old checkpoints have none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +65,7 @@ def find_restored(directory: RunDirectory, earlier_place: Path) -> Restored:
         elapsed_seconds=manifest["elapsed_seconds"],
         unlogged=Unlogged.from_dict(manifest.get("unlogged", {})),
         notes=tuple(f"Checkpoint {bad.name} was skipped: {problem}" for bad, problem in damaged),
+        dataset=manifest.get("dataset", {}),
     )
 
 
@@ -108,6 +110,20 @@ def rewind_run(restored: Restored, keep_best: int) -> Past:
     )
     BestCheckpoints(restored.directory.checkpoints, keep_best).reset(scores)
     return past
+
+
+def refuse_changed_dataset(restored: Restored, identity: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse to resume on other data: epochs would have other lengths, or samples other labels."""
+    for split, before in restored.dataset.items():
+        if (now := identity[split]) != before:
+            sizes = f"{before['images']:,} images then, {now['images']:,} now"
+            raise CheckpointError(
+                f"The {split} set has changed since the run saved {checkpoint_name(restored.step)}: "
+                + (sizes if now["images"] != before["images"] else "its labels differ")
+                + ".",
+                rule="A resumed run continues in the same order of the same samples.",
+                remedy="Restore the dataset, or start a new run from these weights with --init-from RUN.",
+            )
 
 
 # Options that identify a run: with another value its steps would mean something else.

@@ -7,6 +7,7 @@ and `pandas.to_numeric` read), so that null always means "no value".
 
 import json
 import math
+import os
 import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self, TextIO
 
 from headrace.core.errors import CheckpointError
-from headrace.core.files import parse_json, write_atomic
+from headrace.core.files import parse_json, sync_directory, write_atomic
 
 METRICS_FILE = "metrics.jsonl"
 TRAINING_FILE = "training.csv"
@@ -283,6 +284,7 @@ class LineFile:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file: TextIO = path.open("a", encoding="utf-8", newline="")
+            sync_directory(path.parent)
         except OSError as error:
             raise write_error(path, error) from error
 
@@ -291,6 +293,13 @@ class LineFile:
         try:
             self._file.write(line + "\n")
             self._file.flush()
+        except OSError as error:
+            raise write_error(self.path, error) from error
+
+    def sync(self) -> None:
+        """Wait until the disk has all lines: a power failure takes what only the operating system has."""
+        try:
+            os.fsync(self._file.fileno())
         except OSError as error:
             raise write_error(self.path, error) from error
 

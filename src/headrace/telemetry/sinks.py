@@ -113,15 +113,37 @@ class ShowsProgress(Protocol):
         ...
 
 
-class JsonlSink:
-    """metrics.jsonl: one JSON record per line, appended. After a crash call `rewind` before opening it again."""
+@runtime_checkable
+class Durable(Protocol):
+    """A sink whose records can be made to survive a power failure."""
 
-    def __init__(self, run_dir: Path | str) -> None:
+    def sync(self) -> None:
+        """Wait until the disk has everything that was written."""
+        ...
+
+
+def _no_check() -> None:
+    pass
+
+
+class JsonlSink:
+    """metrics.jsonl: one JSON record per line, appended. After a crash call `rewind` before opening it again.
+
+    `check` raises an error when the run directory is no longer the one that was opened.
+    """
+
+    def __init__(self, run_dir: Path | str, check: Callable[[], None] = _no_check) -> None:
         self._lines = LineFile(Path(run_dir) / METRICS_FILE)
+        self._check = check
 
     def write(self, record: Record) -> None:
         """Append the record."""
+        self._check()
         self._lines.write(record.to_json())
+
+    def sync(self) -> None:
+        """Wait until the disk has the records."""
+        self._lines.sync()
 
     def close(self) -> None:
         """Close the file."""
@@ -143,6 +165,11 @@ class CsvSink:
             self._training.write(_join(self._table.row(record)))
         elif isinstance(record, ValidationRecord):
             self._validation.write(_join(validation_row(record)))
+
+    def sync(self) -> None:
+        """Wait until the disk has both tables."""
+        self._training.sync()
+        self._validation.sync()
 
     def close(self) -> None:
         """Close both files."""
@@ -201,6 +228,12 @@ class Sinks:
             if isinstance(sink, ShowsProgress):
                 sink.advance(step, loss, images_per_second)
 
+    def sync(self) -> None:
+        """Wait until the disk has the records and tables."""
+        for sink in self._sinks:
+            if isinstance(sink, Durable):
+                sink.sync()
+
     def close(self) -> None:
         """Close every sink even if one fails; the first failure is raised."""
         failure: Exception | None = None
@@ -214,14 +247,18 @@ class Sinks:
 
 
 def open_sinks(
-    run_dir: Path | str, *others: Sink, trackers: Callable[[Notify], Iterable[Sink]] = lambda notify: ()
+    run_dir: Path | str,
+    *others: Sink,
+    trackers: Callable[[Notify], Iterable[Sink]] = lambda notify: (),
+    check: Callable[[], None] = _no_check,
 ) -> Sinks:
     """Return the file sinks of a run directory, continuing its records, followed by `others` (the console).
 
-    `trackers(notify)` makes sinks that come last; their messages become notes in all the other sinks.
+    `trackers(notify)` makes sinks that come last; their messages become notes in all the other sinks. `check` is called
+    before each record and raises an error when the directory is no longer the one that was opened.
     """
     past = read_records(run_dir)
-    main = Sinks([JsonlSink(run_dir), CsvSink(run_dir, past), LogSink(run_dir, past), *others])
+    main = Sinks([JsonlSink(run_dir, check), CsvSink(run_dir, past), LogSink(run_dir, past), *others])
     return Sinks([main, *trackers(lambda text, level: main.write(Note(level=level, text=text)))])
 
 

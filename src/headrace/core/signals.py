@@ -1,0 +1,32 @@
+"""Signals that ask a run or a job to stop, and what a closed terminal leaves behind."""
+
+import os
+import signal
+from collections.abc import Callable, Iterable
+from types import FrameType
+from typing import Any
+
+# A scheduler sends SIGTERM or SIGUSR1, Ctrl-C is SIGINT, and a terminal that is closed sends SIGHUP.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+
+SignalHandler = Callable[[int, FrameType | None], None]
+
+
+def catch_signals(numbers: Iterable[signal.Signals], handler: SignalHandler) -> dict[signal.Signals, Any]:
+    """Set the handler of those signals that are not ignored; return the previous handlers.
+
+    nohup ignores SIGHUP: what it starts is meant to outlive its terminal.
+    """
+    caught = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    return {number: signal.signal(number, handler) for number in caught}
+
+
+def leave_closed_terminal() -> None:
+    """Send standard output and error nowhere if their terminal was closed: printing to it would end the program."""
+    for handle in (1, 2):
+        try:
+            os.write(handle, b"")  # a closed terminal fails even at this; a pipe or a file accepts it
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, handle)
+            os.close(nowhere)
