@@ -23,7 +23,7 @@ OPTIONS = shlex.split("""
     --config none --dataset digits --model-name toy_model_bn --micro-batch-size 16 --weight-updates-per-epoch 12
     --logs-per-epoch 2 --ckpts-per-epoch 3 --validations-per-epoch 1 --train-augmentation crop --ema-decay 0.9
     --optimizer-params '{"momentum": 0.9}' --lr-schedule-params '{"initial_learning_rate": 0.002}' --bn-momentum 0.9
-    --target-accuracy 0.1 --max-ckpts-to-keep 2 --keep-best 2 --progress plain
+    --max-ckpts-to-keep 2 --keep-best 2 --progress plain
 """)
 
 # Stochastic rounding, a loss scale that moves, accumulation: takes three times as long to compile.
@@ -160,7 +160,6 @@ def assert_same_run(whole: Path, cut: Path, num_epochs: int) -> None:
     for name in ("step", "outcome", "epoch_at_target", "best_top1", "best_checkpoint", "skipped_steps"):
         assert getattr(ends[0], name) == getattr(ends[1], name), name
     assert ends[1].outcome == "finished"
-    assert ends[1].time_to_target is not None
 
 
 def test_cut_and_resumed_equals_uninterrupted_bit_for_bit(tmp_path: Path) -> None:

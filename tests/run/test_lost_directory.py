@@ -105,14 +105,14 @@ def test_a_closed_terminal_does_not_lose_the_run(tmp_path: Path, progress: str) 
     run = tmp_path / "runs" / "terminal"
     environ = {**os.environ, "PYTHONPATH": SRC, "JAX_PLATFORMS": "cpu", "TERM": "xterm"}
     command = [sys.executable, "-m", "headrace", *words_for(run, "--progress", progress)]
-    child, terminal = pty.fork()
-    if child == 0:
-        os.execvpe(command[0], command, environ)
+    terminal, inside = pty.openpty()
+    # setsid makes it the controlling terminal, whose end sends SIGHUP
+    process = subprocess.Popen(["setsid", "--ctty", *command], stdin=inside, stdout=inside, stderr=inside, env=environ)
+    os.close(inside)
     while not has_checkpoint(run)():
         os.read(terminal, 4096)
     os.close(terminal)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == INTERRUPTED_EXIT_CODE
+    assert finish(process) == INTERRUPTED_EXIT_CODE
     last = read_records(run)[-1]
     assert isinstance(last, RunEnd)
     assert last.outcome == "interrupted"

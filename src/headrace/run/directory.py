@@ -53,6 +53,10 @@ class RunDirectory:
         for lock in self._locks:
             lock.check()
 
+    def stop_checking_checkpoints(self) -> None:
+        """Do not miss a separate directory of checkpoints from here on: this process is about to delete it."""
+        del self._locks[1:]
+
 
 def refuse_taken(config: Config) -> None:
     """Refuse a new run whose directory, or whose directory of checkpoints, belongs to another run."""
@@ -124,6 +128,7 @@ def delete_checkpoints(directory: RunDirectory) -> None:
     """Delete a run's checkpoints, and the directory that held them if nothing else is in it."""
     for path in list_checkpoints(directory.checkpoints):  # oldest first: if killed in here, one is left to resume from
         shutil.rmtree(path, ignore_errors=True)
+    directory.stop_checking_checkpoints()
     for name in (BEST_FILE, LOCK_FILE):
         (directory.checkpoints / name).unlink(missing_ok=True)
     with suppress(OSError):
