@@ -46,7 +46,7 @@ REFUSED = {
     ),
     "wrong type in YAML": (2, "--config-path mine.yml --config mine", ["mine.yml:3: num_epochs is 'three'", "rule: "]),
     "unknown key in YAML": (2, "--config-path mine.yml --config other", ["mine.yml:5: ", "Did you mean num_epochs?"]),
-    "too many replicas": (2, "--num-replicas 100", ["3,200 samples, the training set has 1,437", "rule: ", "remedy: "]),
+    "too many images": (2, "--batch-size 3200", ["3,200 samples, the training set has 1,437", "rule: ", "remedy: "]),
     "no such device": (3, "--platform cuda", ["No device of platform cuda", "rule: ", "remedy: ", "--platform cpu"]),
     "impossible together": (
         2,

@@ -17,7 +17,7 @@ def take(*argv: str) -> tuple[dict, list[str]]:
     [
         (["--micro-batch-size", "8"], {"micro_batch_size": "8"}),
         (["--micro_batch_size=8"], {"micro_batch_size": "8"}),
-        (["--batch-size", "8", "--micro-batch-size", "9"], {"micro_batch_size": "9"}),
+        (["--epochs", "8", "--num-epochs", "9"], {"num_epochs": "9"}),
         (["--gradient-accumulation", "8"], {"gradient_accumulation_count": "8"}),
         (["--weight-updates-per-epoch", "-1"], {"weight_updates_per_epoch": "-1"}),
         (["--validation"], {"validation": True}),

@@ -34,8 +34,8 @@ wrong:
 
   seed: yes please
 twice:
-  batch_size: 8
-  micro-batch-size: 8
+  epochs: 8
+  num-epochs: 8
 keys:
   optimizer_params: {momentum: 0.9, nestrov: true}
 cut:
@@ -55,7 +55,7 @@ def test_without_a_name_the_default_recipe_applies():
     assert resolved.name == "default"
     assert resolved.config.data.dataset == "digits"
     assert resolved.config.model.model_name == "cifar_resnet8"
-    assert resolved.config.batch.micro_batch_size == 32
+    assert resolved.config.batch.batch_size == 32
     assert resolved.origins["dataset"].kind == "recipe"
     assert resolved.origins["dataset"].where.startswith("default.yml:")
     assert resolved.origins["seed"] == DEFAULT
@@ -84,7 +84,7 @@ def test_a_file_and_the_command_line(file):
     [
         ("typo", 13, ["there is no option micro_bach_size", "Did you mean micro_batch_size?"]),
         ("wrong", 16, ["seed is 'yes please': not a whole number", "all randomness"]),
-        ("twice", 19, ["micro-batch-size is given twice", "mine.yml:18"]),
+        ("twice", 19, ["num-epochs is given twice", "mine.yml:18"]),
         ("keys", 21, ["'nestrov'", "Did you mean nesterov?"]),
         ("cut", 23, ["could be several options", "gradient_clipping"]),
     ],
@@ -152,6 +152,30 @@ def test_a_stronger_layer_lets_go_of_what_does_not_fit():
     assert host.data.eight_bit_transfer is None
 
 
+def test_the_batch_of_a_step_and_the_options_that_it_replaces():
+    def batch(config: str, **options: str):
+        resolved = resolve({name.replace("_", "-"): value for name, value in options.items()}, config, environ={})
+        assert resolved.notes == ()
+        wanted = resolved.config.batch
+        return wanted.batch_size, wanted.micro_batch_size, wanted.global_batch_size
+
+    assert batch("default", batch_size="64") == (64, None, None)
+    assert batch("default", micro_batch_size="64") == (None, 64, None)
+    assert batch("default", global_batch_size="64") == (None, None, 64)
+    assert batch("imagenet_resnet50_one_gpu", batch_size="512") == (512, 256, None)  # 256 fit its memory
+    with pytest.raises(ConfigError, match=r"Both are given: batch_size 8 .* and global_batch_size 16"):
+        config_from({"batch_size": 8, "global_batch_size": 16})
+
+
+def test_the_directory_of_a_run_in_one_option():
+    logging = resolve({"output": "results/first"}, environ={}).config.logging
+    assert (logging.log_dir, logging.run_name, logging.output) == ("results", "first", None)
+    with pytest.raises(ConfigError, match="Both are given: output a/b and run_name c"):
+        resolve({"output": "a/b", "run-name": "c"}, environ={})
+    with pytest.raises(ConfigError, match="must end in the name of a directory"):
+        resolve({"output": ".."}, environ={})
+
+
 def test_within_one_layer_nothing_is_let_go():
     with pytest.raises(ConfigError, match="Both are given"):
         config_from({"global_batch_size": 8, "gradient_accumulation_count": 2})
@@ -160,7 +184,7 @@ def test_within_one_layer_nothing_is_let_go():
 
 
 def test_code_may_use_aliases_and_is_checked():
-    assert config_from({"model": "toy_model", "batch_size": 4}).batch.micro_batch_size == 4
+    assert config_from({"model": "toy_model", "epochs": 4}).batch.num_epochs == 4
     with pytest.raises(ConfigError, match="no option modl_name"):
         config_from({"modl_name": "x"})
 

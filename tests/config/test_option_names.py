@@ -15,7 +15,7 @@ KNOWN = spellings(all_options(), ["config", "config-path"])
         ("micro-batch-size", "micro_batch_size"),
         ("micro_batch_size", "micro_batch_size"),
         ("Micro-Batch_size", "micro_batch_size"),
-        ("batch-size", "micro_batch_size"),
+        ("batch-size", "batch_size"),
         ("model", "model_name"),
         ("gradient-accumulation", "gradient_accumulation_count"),
         ("gradient-accumulation-d", "gradient_accumulation_dtype"),

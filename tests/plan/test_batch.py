@@ -1,16 +1,69 @@
 """Batch arithmetic against the closed form and the values of the reference's own tests."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.config.schema import Batch
+from headrace.core.errors import ConfigError
 from headrace.plan.steps import BatchPlan, make_batch_plan, make_validation_plan
 
 
-def batch(micro=1, replicas=1, count=None, total=None) -> BatchPlan:
-    return make_batch_plan(
-        micro_batch_size=micro, num_replicas=replicas, gradient_accumulation_count=count, global_batch_size=total
-    )
+def batch(micro=None, replicas=1, count=None, total=None, size=None) -> BatchPlan:
+    wanted = Batch(micro_batch_size=micro, num_replicas=replicas, gradient_accumulation_count=count)
+    return make_batch_plan(replace(wanted, global_batch_size=total, batch_size=size))
+
+
+@pytest.mark.parametrize(
+    ("given_", "micro", "count"),
+    [
+        ({}, 64, 1),
+        ({"replicas": 4}, 16, 1),
+        ({"replicas": 4, "count": 2}, 8, 2),
+        ({"micro": 16}, 16, 4),
+        ({"micro": 100}, 64, 1),
+        ({"micro": 8, "replicas": 2, "count": 4}, 8, 4),
+        ({"micro": 40}, 32, 2),
+    ],
+)
+def test_the_batch_size_is_the_batch_of_a_step(given_, micro, count):
+    plan = batch(size=64, **given_)
+    assert (plan.micro_batch_size, plan.gradient_accumulation_count, plan.global_batch_size) == (micro, count, 64)
+    assert bool(plan.warnings) == (given_.get("micro") == 40)
+
+
+@pytest.mark.parametrize(
+    ("given_", "parts"),
+    [
+        (
+            {"size": 100, "replicas": 3},
+            ["--batch-size 100 does not divide by 3 replicas", "Use --batch-size 99 or 102"],
+        ),
+        ({"size": 2, "replicas": 4}, ["does not divide by 4 replicas", "Use --batch-size 4,"]),
+        ({"size": 96, "replicas": 2, "count": 5}, ["2 replicas and accumulation 5", "90 or 100"]),
+        ({"size": 64, "micro": 8, "count": 4}, ["--micro-batch-size 8 and --gradient-accumulation-count 4"]),
+        ({"size": 1021, "micro": 256}, ["--batch-size 1,021 does not go with --micro-batch-size 256", "1024"]),
+    ],
+)
+def test_a_batch_size_that_does_not_divide_is_refused_with_the_nearest(given_, parts):
+    with pytest.raises(ConfigError) as caught:
+        batch(**given_)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+@given(st.integers(1, 2000), st.integers(1, 9), st.none() | st.integers(1, 300))
+def test_a_batch_size_is_exact_or_refused(size, replicas, micro):
+    if size % replicas or (micro and all(size // replicas % d for d in range(-(-micro // 2), micro + 1))):
+        if size % replicas or size // replicas > micro:
+            with pytest.raises(ConfigError):
+                batch(size=size, replicas=replicas, micro=micro)
+        return
+    plan = batch(size=size, replicas=replicas, micro=micro)
+    assert plan.global_batch_size == size
+    assert plan.micro_batch_size <= (micro or size)
 
 
 def test_neither_given_accumulates_once():

@@ -39,5 +39,5 @@ def test_headrace_plan_takes_a_number_of_processes(capsys: pytest.CaptureFixture
     assert main(["plan", "--num-replicas", "4", "--num-processes", "2", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert (plan["num_processes"], plan["replicas_per_process"], plan["num_devices"]) == (2, 2, 4)
-    assert main(["plan", "--num-replicas", "3", "--num-processes", "2"]) == 2
+    assert main(["plan", "--num-replicas", "3", "--num-processes", "2", "--batch-size", "30"]) == 2
     assert "3 replicas cannot be divided evenly among 2 processes" in capsys.readouterr().err

@@ -65,6 +65,7 @@ REMARKS: Mapping[str, str] = {
     "optimizer": "SGD, momentum, RMSprop and LARS of tf1 have its formulas",
     "recomputation": "needs no stages here, except in tf2",
     "logs_per_epoch": "the nearest number that divides the steps of an epoch, with a warning",
+    "batch_size": "in tf1 the micro-batch, `--micro-batch-size`",
     "ckpts_per_epoch": "0 saves only at the end",
     "clean_dir": "off by default",
     "accelerator_side_preprocess": "on by default",

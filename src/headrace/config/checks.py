@@ -46,6 +46,16 @@ RULES = (
         remedy="Leave one of them out.",
     ),
     Rule(
+        broken=lambda facts: (
+            facts.config.batch.batch_size is not None and facts.config.batch.global_batch_size is not None
+        ),
+        problem=lambda facts: (
+            f"Both are given: {facts.describe('batch_size')} and {facts.describe('global_batch_size')}."
+        ),
+        rule="Both are the images of one weight update.",
+        remedy="Leave one of them out.",
+    ),
+    Rule(
         broken=lambda facts: not facts.config.run.training and not facts.config.validation.validation,
         problem=lambda facts: f"Nothing is left to do: {facts.describe('training')}, {facts.describe('validation')}.",
         rule="A run trains, validates, or both.",

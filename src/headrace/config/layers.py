@@ -40,6 +40,7 @@ class Tie:
     owner: str
     dependent: str
     keep: Callable[[Any, Any], Any]
+    silent: bool = False  # the owner says the same thing, so that nobody misses the dependent
 
 
 def _only_known(kind: str) -> Callable[[Any, Any], Any]:
@@ -97,6 +98,12 @@ TIES = (
     ),
     Tie(owner="global_batch_size", dependent="gradient_accumulation_count", keep=lambda size, count: None),
     Tie(owner="gradient_accumulation_count", dependent="global_batch_size", keep=lambda count, size: None),
+    Tie(owner="batch_size", dependent="global_batch_size", keep=lambda size, other: None, silent=True),
+    Tie(owner="batch_size", dependent="gradient_accumulation_count", keep=lambda size, count: None),
+    *(
+        Tie(owner=owner, dependent="batch_size", keep=lambda other, size: None, silent=True)
+        for owner in ("micro_batch_size", "global_batch_size")
+    ),
     Tie(
         owner="accelerator_side_preprocess",
         dependent="eight_bit_transfer",
@@ -133,7 +140,7 @@ def merge_layers(
             continue
         origin = DEFAULT if kept is None else dependent.origin if kept else owner.origin
         found[tie.dependent] = Given(value=defaults[tie.dependent].value if kept is None else kept, origin=origin)
-        if rank[tie.dependent] > 0:
+        if rank[tie.dependent] > 0 and not tie.silent:
             given = f"{tie.dependent} {shown(dependent.value)} ({dependent.origin})"
             why = f"{tie.owner} {shown(owner.value)} ({owner.origin})"
             notes.append(f"{given} does not go with {why}; using {'the default' if kept is None else shown(kept)}.")

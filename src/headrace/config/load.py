@@ -36,7 +36,7 @@ _ANY_SIZE = (*SYNTHETIC_DATASETS, "imagenet")
 
 def derive(found: Mapping[str, Given]) -> dict[str, Given]:
     """Return all options with those filled in that follow from others."""
-    settled = _checkpoints_for_averages(dict(found))
+    settled = _output(_checkpoints_for_averages(dict(found)))
     name, size = found["model_name"], found["model_size"].value
     image_size = found["image_size"].value or IMAGE_SIZES.get(found["dataset"].value)
     try:
@@ -69,6 +69,26 @@ def _momentum(found: dict[str, Given]) -> dict[str, Given]:
             f"norm_layer says momentum {momentum}, bn_momentum says {own.value}.", remedy="Leave one of them out."
         )
     return found | {"bn_momentum": Given(value=float(momentum), origin=norm.origin)}
+
+
+def _output(found: dict[str, Given]) -> dict[str, Given]:
+    """Divide the run's directory into where it is and its name."""
+    output = found["output"]
+    if output.value is None:
+        return found
+    for name in ("log_dir", "run_name"):
+        if found[name].origin.kind == output.origin.kind:
+            raise ConfigError(
+                f"Both are given: output {output.value} and {name} {found[name].value} ({output.origin}).",
+                rule="output is the directory of the run: log_dir/run_name.",
+                remedy="Leave one of them out.",
+            )
+    path = Path(output.value)
+    return found | {
+        "log_dir": Given(value=str(path.parent), origin=output.origin),
+        "run_name": Given(value=path.name, origin=output.origin),
+        "output": Given(value=None, origin=DEFAULT),
+    }
 
 
 def _checkpoints_for_averages(found: dict[str, Given]) -> dict[str, Given]:

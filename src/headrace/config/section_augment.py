@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headrace.config.field import Facts, Remark, Rule, option
+from headrace.config.field import Remark, Rule, option
 from headrace.config.section_data import SYNTHETIC_DATASETS
 from headrace.config.values import at_least, between
 
@@ -97,16 +97,15 @@ class Augment:
         4, "Number of different sizes, from the first to the full one; each is compiled once.", check=between(2, 32)
     )
 
-
-def _mixing(facts: Facts) -> str:
-    """Return the option that asks for mixed images, or an empty text."""
-    augment = facts.config.augment
-    on = {
-        "mixup_alpha": augment.mixup_alpha > 0,
-        "cutmix_lambda": augment.cutmix_lambda < 1,
-        "cutmix_alpha": augment.cutmix_alpha > 0,
-    }
-    return next((name for name, is_on in on.items() if is_on), "")
+    @property
+    def mixing(self) -> str:
+        """The option that asks for mixed images, or an empty text."""
+        on = {
+            "mixup_alpha": self.mixup_alpha > 0,
+            "cutmix_lambda": self.cutmix_lambda < 1,
+            "cutmix_alpha": self.cutmix_alpha > 0,
+        }
+        return next((name for name, is_on in on.items() if is_on), "")
 
 
 def _without(name: str, owner: str, on: Callable[[Augment], object]) -> Remark:
@@ -158,8 +157,10 @@ AUGMENT_RULES = (
         remedy="Leave one of them out.",
     ),
     Rule(
-        broken=lambda facts: bool(_mixing(facts)) and facts.config.batch.micro_batch_size < 2,
-        problem=lambda facts: f"{facts.describe(_mixing(facts))} with {facts.describe('micro_batch_size')}.",
+        broken=lambda facts: bool(facts.config.augment.mixing) and facts.config.batch.micro_batch_size == 1,
+        problem=lambda facts: (
+            f"{facts.describe(facts.config.augment.mixing)} with {facts.describe('micro_batch_size')}."
+        ),
         rule="An image is mixed with another one of its micro-batch.",
         remedy="Use --micro-batch-size 2 or more, or leave mixing out.",
     ),

@@ -1,6 +1,7 @@
 """The sections of the schema about numerics, learning, validation, checkpoints and logging."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from headrace.config.field import option
@@ -190,6 +191,12 @@ class Checkpoint:
 class Logging:
     """Where results are recorded."""
 
+    output: str | None = option(
+        None,
+        "Directory of the run; the short form of log_dir and run_name.",
+        aliases=("output_dir",),
+        check=lambda path: "" if Path(path).name not in ("", "..") else "must end in the name of a directory",
+    )
     log_dir: str = option("runs", "Directory in which each run gets a directory of its own.")
     run_name: str | None = option(None, "Name of the run's directory; unset means model, dataset and time.")
     progress: str = option(

@@ -58,10 +58,15 @@ class Run:
 class Batch:
     """Batch sizes, epochs, and how often things happen."""
 
-    micro_batch_size: int = option(
-        1,
-        "Images that one replica processes in one forward and backward pass.",
-        aliases=("batch_size",),
+    batch_size: int | None = option(
+        None,
+        "Images of one weight update, over all replicas. Micro-batches follow from it: the largest of at most "
+        "micro_batch_size, if that is given.",
+        check=at_least(1),
+    )
+    micro_batch_size: int | None = option(
+        None,
+        "Images that one replica processes in one forward and backward pass; unset follows from batch_size.",
         check=at_least(1),
     )
     num_replicas: int = option(1, "Data-parallel copies of the model.", aliases=("replicas",), check=at_least(1))
@@ -72,7 +77,9 @@ class Batch:
         check=at_least(1),
     )
     global_batch_size: int | None = option(
-        None, "Images per weight update; an alternative to gradient_accumulation_count.", check=at_least(1)
+        None,
+        "Images per weight update, rounded to a multiple of micro_batch_size x num_replicas; batch_size is exact.",
+        check=at_least(1),
     )
     gradient_accumulation_dtype: str = option(
         "float32", "Number format in which gradients are accumulated.", choices=("float32", "bfloat16", "float16")

@@ -203,12 +203,13 @@ def _memory_title(plan: Plan) -> str:
 
 def make_plan(config: Config, info: DataInfo, network: Network, num_processes: int = 1) -> Plan:
     """Derive every number of the run; impossible requests raise ConfigError here, before a device is touched."""
-    batch = make_batch_plan(
-        micro_batch_size=config.batch.micro_batch_size,
-        num_replicas=config.batch.num_replicas,
-        gradient_accumulation_count=config.batch.gradient_accumulation_count,
-        global_batch_size=config.batch.global_batch_size,
-    )
+    batch = make_batch_plan(config.batch)
+    if config.augment.mixing and batch.micro_batch_size < 2 and config.run.training:
+        raise ConfigError(
+            f"{config.augment.mixing} with a micro batch of one image.",
+            rule="An image is mixed with another one of its micro batch.",
+            remedy="Use a larger --batch-size, or leave mixing out.",
+        )
     feed = feed_options(config.data, info, config.run.seed, batch.num_replicas, config.augment)
     sent = sent_data(feed, info, batch) if feed.cache.where == "host" else None
     budget = parse_bytes(config.data.dataset_device_budget)

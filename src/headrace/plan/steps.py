@@ -14,7 +14,7 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
-from headrace.config.schema import Augment
+from headrace.config.schema import Augment, Batch
 from headrace.core.errors import ConfigError
 from headrace.model.network import Network
 
@@ -181,8 +181,7 @@ def make_epoch_plan(*, num_samples: int, global_batch_size: int, weight_updates_
         raise ConfigError(
             f"One step takes {global_batch_size:,} samples, the training set has {num_samples:,}.",
             rule="A step may not see a sample twice.",
-            remedy="Make --micro-batch-size, --num-replicas or --gradient-accumulation-count (or --global-batch-size) "
-            "smaller.",
+            remedy="Make --batch-size smaller (or --micro-batch-size, --num-replicas, --gradient-accumulation-count).",
         )
     assert weight_updates_per_epoch == -1 or weight_updates_per_epoch > 0, weight_updates_per_epoch
     updates = num_samples // global_batch_size if weight_updates_per_epoch == -1 else weight_updates_per_epoch
@@ -441,27 +440,47 @@ class ValidationPlan:
         }
 
 
-def make_batch_plan(
-    *,
-    micro_batch_size: int,
-    num_replicas: int,
-    gradient_accumulation_count: int | None,
-    global_batch_size: int | None,
-) -> BatchPlan:
-    """Derive the plan from the accumulation count or the global batch size (with neither, accumulate once)."""
-    assert micro_batch_size > 0, micro_batch_size
-    assert num_replicas > 0, num_replicas
-    assert gradient_accumulation_count is None or global_batch_size is None, (
-        "give one of the two: the other follows from it"
-    )
-    if global_batch_size is None:
-        count = 1 if gradient_accumulation_count is None else gradient_accumulation_count
-        assert count > 0, count
-        return BatchPlan(
-            micro_batch_size=micro_batch_size, num_replicas=num_replicas, gradient_accumulation_count=count
+def make_batch_plan(wanted: Batch) -> BatchPlan:
+    """Derive micro batch and accumulation from the batch of a step, or that batch from them.
+
+    With `batch_size`, replicas and accumulation divide it and the rest is the micro batch; with `global_batch_size`,
+    accumulation follows from the micro batch, rounded; with neither, the batch is what the others come to.
+    """
+    replicas, count, micro = wanted.num_replicas, wanted.gradient_accumulation_count, wanted.micro_batch_size
+    if wanted.batch_size is not None:
+        return _from_batch(wanted, wanted.batch_size)
+    if wanted.global_batch_size is not None:
+        return _from_global(micro or max(1, wanted.global_batch_size // replicas), replicas, wanted.global_batch_size)
+    return BatchPlan(micro_batch_size=micro or 1, num_replicas=replicas, gradient_accumulation_count=count or 1)
+
+
+def _from_batch(wanted: Batch, size: int) -> BatchPlan:
+    replicas, most = wanted.num_replicas, wanted.micro_batch_size or size
+    count = wanted.gradient_accumulation_count
+    parts = replicas * (count or 1)
+    if size % parts:
+        near = sorted({max(parts, size // parts * parts), -(-size // parts) * parts})
+        accumulated = f" and accumulation {count}" if count else ""
+        raise ConfigError(
+            f"--batch-size {size:,} does not divide by {replicas} replicas{accumulated}.",
+            rule="batch size = micro batch x replicas x accumulation, in whole numbers.",
+            remedy=f"Use --batch-size {' or '.join(map(str, near))}, or another --num-replicas.",
         )
-    assert global_batch_size > 0, global_batch_size
-    return _from_global(micro_batch_size, num_replicas, global_batch_size)
+    each = size // replicas  # images of one replica in a step
+    micro = each // count if count else max(d for d in divisors(each) if d <= most)
+    plan = BatchPlan(micro_batch_size=micro, num_replicas=replicas, gradient_accumulation_count=each // micro)
+    if wanted.micro_batch_size is None or micro == min(most, each):
+        return plan
+    if count or 2 * micro < most:
+        given = f"--micro-batch-size {most}" + (f" and --gradient-accumulation-count {count}" if count else "")
+        near = max(1, round(each / most)) * most * replicas
+        raise ConfigError(
+            f"--batch-size {size:,} does not go with {given} on {replicas} replica{'s' * (replicas != 1)}.",
+            rule="batch size = micro batch x replicas x accumulation, in whole numbers.",
+            remedy=f"Use --batch-size {near}, or leave {given.split()[0]} out.",
+        )
+    text = f"--micro-batch-size {most} does not divide the {each:,} images of a replica and step: it is {micro}."
+    return replace(plan, warnings=(text,))
 
 
 def _from_global(micro_batch_size: int, num_replicas: int, global_batch_size: int) -> BatchPlan:

@@ -132,7 +132,7 @@ def _defaults(application: str, found: Found) -> dict[str, Any]:
 
 
 def _moved(found: dict[str, Given]) -> dict[str, Given]:
-    """Move names that mean something else in tf1: its weight decay is coupled, its stepped rate has fractions."""
+    """Move names that mean something else in tf1: its batch is a replica's, its weight decay coupled."""
     moved = dict(found)
     if is_given(found, "weight_decay") and found["weight_decay"].value:
         if is_given(found, "l2_regularization"):
@@ -141,6 +141,14 @@ def _moved(found: dict[str, Given]) -> dict[str, Given]:
         moved["weight_decay"] = Given(value=0.0, origin=Origin(kind=TRANSLATED, where="to l2_regularization"))
     elif is_given(found, "weight_decay") and not is_given(found, "l2_regularization"):
         moved["l2_regularization"] = found["weight_decay"]
+    if is_given(found, "batch_size"):
+        if (
+            is_given(found, "micro_batch_size")
+            and found["micro_batch_size"].origin.kind == found["batch_size"].origin.kind
+        ):
+            raise _conflict(found, "batch_size", "micro_batch_size")
+        moved["micro_batch_size"] = found["batch_size"]
+        moved["batch_size"] = Given(value=None, origin=DEFAULT)
     if found["hostside_norm"].value and found["eight_bit_transfer"].value:
         origin = Origin(kind=TRANSLATED, where=f"from {_describe(found, 'hostside_norm')}")
         moved["eight_bit_transfer"] = Given(value=None, origin=origin)

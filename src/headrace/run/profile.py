@@ -157,7 +157,7 @@ def with_measured_blocks(resolved: Resolved, custom: CustomParts = NOTHING) -> R
     device = start_devices(config.run.platform, design.plan.num_devices, group.num_processes)[0]
 
     def measure() -> dict[str, float]:
-        micro, dtype = config.batch.micro_batch_size, design.precision.compute_dtype
+        micro, dtype = design.plan.batch.micro_batch_size, design.precision.compute_dtype
         seconds = measure_blocks(design.network, micro, dtype, device)
         return {name: float(f"{value:.4g}") for name, value in seconds.items()}
 
