@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from headrace.config.load import config_from
 from headrace.core.errors import ConfigError, DataError
-from headrace.data.dataset import open_dataset
+from headrace.data.dataset import describe_dataset, open_dataset
 from headrace.data.decoding.image import BadImage
 from headrace.data.sets.build_tfrecords import BuildPlan, build, read_boxes, read_metadata
 from headrace.data.sets.folder import read_folders
@@ -251,7 +251,6 @@ def test_a_wrong_checksum_is_found_when_the_record_is_read(folder: Path, tmp_pat
         ({"image/encoded": [b"x"], "image/class/label": [0]}, "label 0 is out of range.*start from 1"),
         ({"image/encoded": [b"x"], "image/class/label": [-4]}, "label -4 is out of range"),
         ({"image/encoded": [b"x"]}, "no image/class/label"),
-        ({"image/encoded": [b"x"], "image/class/label": [3]}, "no training image of 2 class"),
     ],
 )
 def test_labels_that_cannot_be(tmp_path: Path, features, words: str) -> None:
@@ -293,3 +292,19 @@ def test_metadata_and_boxes_files(tmp_path: Path) -> None:
 def test_masked_checksums_are_tensorflows() -> None:
     length = struct.pack("<Q", 100)
     assert masked_crc32c(length) == struct.unpack("<I", TENSORFLOW[-116 + 8 : -116 + 12])[0]
+
+
+def test_a_part_of_imagenet_keeps_its_labels(folder: Path, tmp_path: Path) -> None:
+    for split, labels in (("train", (3, 3, 41, 41, 41)), ("validation", (41, 3))):
+        features = [{"image/encoded": [encode(smooth(40, 40, seed=n))], "image/class/label": [n]} for n in labels]
+        write_records(tmp_path / f"{split}-00000-of-00001", map(write_example, features))
+    info = describe_dataset(config_from({"dataset": "imagenet", "dataset_path": str(tmp_path)}).data)
+    assert (info.num_classes, info.num_train, info.num_validation) == (1000, 5, 2)
+    assert info.remarks == ("39 of 41 classes have no training image: class 0, class 1, class 3, ...",)
+    auto = open_dataset(config_from({"dataset": "auto", "dataset_path": str(tmp_path)}).data, 0)
+    assert auto.info.num_classes == 41
+    assert auto.train.labels.tolist() == [2, 2, 40, 40, 40]
+    (tmp_path / "train-00000-of-00001").unlink()
+    alone = open_dataset(config_from({"dataset": "imagenet", "dataset_path": str(tmp_path)}).data, 0)
+    assert (alone.info.num_train, alone.info.num_validation, alone.info.num_classes) == (0, 2, 1000)
+    assert alone.validation.read(np.arange(2), 0).shape == (2, *alone.info.image_hwc)

@@ -105,7 +105,9 @@ IMAGES_RECIPE = "images"  # the default where somebody names a path to their ima
 NO_RECIPE = "none"
 DATASET_VARIABLES = ("DATASETS_DIR", "DATA_DIR")
 KEPT_OF_MODEL = {"bn_momentum", "stable_norm", "dbn_replica_group_size"}  # not of one network, but of how it trains
-NAMED_OF_DATA = frozenset({"dataset", "dataset_path", "image_size", "num_channels", "num_classes", "num_samples"})
+NAMED_OF_DATA = frozenset(
+    {"dataset", "dataset_path", "labels", "image_size", "num_channels", "num_classes", "num_samples"}
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,7 +308,7 @@ def _default_recipe(given: Layer, translation: Translation) -> str:
         return NO_RECIPE
     if "dataset" in given:
         return IMAGES_RECIPE if given["dataset"].value in IMAGE_DATASETS else DEFAULT_RECIPE
-    return IMAGES_RECIPE if "dataset_path" in given else DEFAULT_RECIPE
+    return IMAGES_RECIPE if "dataset_path" in given or "labels" in given else DEFAULT_RECIPE
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, Given]:

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from headrace.config.field import Facts, Rule, option
-from headrace.config.values import BYTES, FLOATS, at_least, between, share
+from headrace.config.values import BYTES, FLOATS, all_above_0, all_shares, at_least, between, share
 
 SYNTHETIC_DATASETS = ("generated", "synthetic")
-IMAGE_DATASETS = ("auto", "folder", "imagenet", "tfrecord", "tfds", "tar", "packed")
+IMAGE_DATASETS = ("auto", "folder", "imagenet", "tfrecord", "tfds", "tar", "packed", "csv", "npz", "parquet")
 # Height and width of the images of datasets that have one shape.
 IMAGE_SIZES = {"digits": 32, "cifar10": 32, "cifar100": 32, "mnist": 28, "fashion_mnist": 28}
 _PUBLISHED = tuple(IMAGE_SIZES)
@@ -28,6 +28,10 @@ class Data:
         ".",
         "Directory of the dataset or its parent; if not given $DATASETS_DIR, then $DATA_DIR.",
         aliases=("data_dir",),
+    )
+    labels: str | None = option(
+        None,
+        "CSV file that lists images: columns path, label and, optionally, split (train, val, test).",
     )
     generated_data: bool = option(
         False, "Replace the dataset's images by random ones of the same shape and number, made on the host and sent."
@@ -97,6 +101,20 @@ class Data:
         "How pixels become numbers for the network; auto chooses what suits the dataset.",
         aliases=("normalisation",),
         choices=("auto", "per-image", "per-channel", "centred", "zero-one", "none"),
+    )
+    pixel_mean: tuple[float, ...] | None = option(
+        None,
+        "Mean of each channel's pixels, from 0 to 1, for normalization per-channel or centred; unset means the "
+        "dataset's.",
+        kind=FLOATS,
+        check=all_shares,
+    )
+    pixel_std: tuple[float, ...] | None = option(
+        None,
+        "Standard deviation of each channel's pixels, on the scale of pixel_mean, for normalization per-channel; unset "
+        "means the dataset's.",
+        kind=FLOATS,
+        check=all_above_0,
     )
     normalise_input: bool | None = option(
         None,
@@ -181,6 +199,34 @@ DATA_RULES = (
         for name in ("image_size", "num_channels")
     ),
     *(_only_for(name, IMAGE_DATASETS, "image files") for name in _IMAGE_OPTIONS),
+    Rule(
+        broken=lambda facts: facts.config.data.labels is not None and facts.config.data.dataset not in ("auto", "csv"),
+        problem=lambda facts: f"{facts.describe('labels')} for the dataset {facts.config.data.dataset}.",
+        rule="A CSV file lists the images and labels of a dataset itself.",
+        remedy="Leave --dataset out, or --labels.",
+    ),
+    *(
+        Rule(
+            broken=lambda facts, name=name, fitting=fitting: (
+                getattr(facts.config.data, name) is not None and facts.config.data.wanted_normalization not in fitting
+            ),
+            problem=lambda facts, name=name: (
+                f"{facts.describe(name)}, but the normalization is {facts.config.data.wanted_normalization}."
+            ),
+            rule=f"{name} is for normalization {' and '.join(fitting[1:])}.",
+            remedy=f"Leave {name} or normalization out.",
+        )
+        for name, fitting in (
+            ("pixel_mean", ("auto", "per-channel", "centred")),
+            ("pixel_std", ("auto", "per-channel")),
+        )
+    ),
+    Rule(
+        broken=lambda facts: any(value > 1 for value in facts.config.data.pixel_std or ()),
+        problem=lambda facts: f"{facts.describe('pixel_std')}.",
+        rule="Pixels are taken from 0 to 1, so their standard deviation is below 1.",
+        remedy="Divide the numbers by 255.",
+    ),
     Rule(
         broken=lambda facts: (
             facts.config.data.dataset_cache in ("raw", "decoded") and facts.config.data.dataset not in IMAGE_DATASETS

@@ -90,7 +90,10 @@ def describe_dataset(data: Data, *, absent_ok: bool = False) -> DataInfo:
 
     With `absent_ok` a missing ImageNet is described as published, for planning.
     """
-    data = resolved_set(data)
+    return with_pixel_options(_describe(resolved_set(data), absent_ok), data)
+
+
+def _describe(data: Data, absent_ok: bool) -> DataInfo:
     if data.dataset in SYNTHETIC_SETS:
         return _describe_synthetic(data)
     if data.dataset == "imagenet" and (data.synthetic_on or (absent_ok and not imagenet_is_there(data))):
@@ -143,12 +146,14 @@ def open_dataset(data: Data, seed: int) -> DataSet:
 
 def resolved_set(data: Data) -> Data:
     """Return the options with the dataset that `auto` finds."""
-    return replace(data, dataset=detect(data.dataset_path)) if data.dataset == "auto" else data
+    if data.dataset != "auto":
+        return data
+    return replace(data, dataset="csv" if data.labels else detect(data.dataset_path))
 
 
 def _open_image_set(data: Data, seed: int) -> DataSet:
     images = open_image_set(data, data.dataset)
-    info = _describe_images(images, data)
+    info = with_pixel_options(_describe_images(images, data), data)
     train, validation, bad = sources_of(images, data, info.image_hwc[0], seed)
     duplicates = quick_duplicates((images.train, images.validation))
     info = replace(info, remarks=(*info.remarks, *duplicates))
@@ -175,7 +180,7 @@ def _describe_images(images: ImageSet, data: Data) -> DataInfo:
         varies=random_crops,
         place=place,
         sent_hw=(sent, sent) if sent else None,
-        remarks=tuple(map(str, images.skipped)),
+        remarks=images.remarks,
     )
 
 
@@ -257,6 +262,29 @@ def _refuse_contradictions(data: Data, row: SetRow) -> None:
                 rule=f"{name} is for the datasets generated and synthetic.",
                 remedy=f"Leave --{name.replace('_', '-')} out.",
             )
+
+
+def with_pixel_options(info: DataInfo, data: Data) -> DataInfo:
+    """Return the facts with the mean and standard deviation of pixels that options give."""
+    if data.pixel_mean is None and data.pixel_std is None:
+        return info
+    return replace(
+        info,
+        normalization=_or(data.wanted_normalization, "per-channel"),
+        channel_mean=_for_channels("pixel_mean", data.pixel_mean, info.channel_mean),
+        channel_std=_for_channels("pixel_std", data.pixel_std, info.channel_std),
+    )
+
+
+def _for_channels(name: str, given: tuple[float, ...] | None, default: tuple[float, ...]) -> tuple[float, ...]:
+    if given is None:
+        return default
+    if len(given) not in (1, len(default)):
+        raise ConfigError(
+            f"{name} has {len(given)} numbers, but images have {len(default)} channel(s).",
+            rule="Give one number for each channel, or one for all.",
+        )
+    return given * len(default) if len(given) == 1 else given
 
 
 def _or(given: str, default: str) -> str:

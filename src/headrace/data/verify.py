@@ -56,7 +56,7 @@ def check_images(data: Data) -> Checked:
         counts=counts,
         problems=tuple(problems),
         duplicates=tuple(duplicates),
-        notes=(*map(str, images.skipped), *repeats),
+        notes=(*images.remarks, *repeats),
     )
 
 

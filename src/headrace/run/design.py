@@ -12,6 +12,7 @@ import optax
 from headrace.config.load import Resolved, to_flat
 from headrace.config.schema import Config
 from headrace.core import __version__
+from headrace.core.errors import DataError
 from headrace.core.tree import flatten_named
 from headrace.data.dataset import DataInfo, DataSet, describe_dataset
 from headrace.data.feeding.order import refuse_weights
@@ -30,7 +31,15 @@ from headrace.run.callbacks import Callback, Callbacks, callbacks_of
 from headrace.run.directory import PARTS
 
 # Options that may differ between the processes of a job: paths, how much a host can do, what it shows.
-MAY_DIFFER = ("dataset_path", "log_dir", "checkpoint_dir", "compilation_cache_dir", "pipeline_num_parallel", "progress")
+MAY_DIFFER = (
+    "dataset_path",
+    "labels",
+    "log_dir",
+    "checkpoint_dir",
+    "compilation_cache_dir",
+    "pipeline_num_parallel",
+    "progress",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +98,12 @@ def design_run(
     `absent_ok`: an ImageNet that is not on this machine is planned with its published numbers of images.
     """
     info = custom.dataset.info if custom.dataset else describe_dataset(config.data, absent_ok=absent_ok)
+    if not custom.dataset and config.run.training and not info.num_train:
+        raise DataError(
+            f"{info.place or info.name} has no training images.",
+            rule="Validation images alone are enough for `headrace validate` and for --no-training.",
+            remedy="Check --dataset-path.",
+        )
     refuse_weights(config.learning.class_weights, info)
     network = custom.network or build_network(config.model, info.num_classes, info.image_hwc)
     network = network.refined(config.pipeline.pipeline_splits)

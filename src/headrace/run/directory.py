@@ -143,7 +143,10 @@ def with_absolute_paths(resolved: Resolved) -> Resolved:
         places = replace(places, checkpoint_dir=str(Path(places.checkpoint_dir).absolute()))
     if weights.init_from is not None:
         weights = replace(weights, init_from=str(Path(weights.init_from).absolute()))
-    return replace(resolved, config=replace(config, checkpoint=places, weights=weights))
+    data = config.data
+    if data.labels is not None:
+        data = replace(data, labels=str(Path(data.labels).expanduser().absolute()))
+    return replace(resolved, config=replace(config, checkpoint=places, weights=weights, data=data))
 
 
 def saved_form(resolved: Resolved, custom: Mapping[str, Any] | None = None) -> dict[str, Any]:

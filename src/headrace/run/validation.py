@@ -15,7 +15,7 @@ from headrace.checkpoint.store import MANIFEST_FILE, list_checkpoints, load, new
 from headrace.config.load import Resolved
 from headrace.config.schema import Config
 from headrace.core.errors import CheckpointError
-from headrace.data.dataset import open_dataset
+from headrace.data.dataset import describe_dataset, open_dataset
 from headrace.data.sets.source import first_samples
 from headrace.engine.devices import show_devices, start_devices, use_compilation_cache
 from headrace.job import ProcessGroup, current_group
@@ -63,7 +63,8 @@ def validate(
     given, group = dict(overrides or {}), current_group()
     found = _find_together(group, Path(path), {"dry_run_steps": None} | given, which)
     config, checkpoints = found.resolved.config, found.checkpoints
-    design = design_run(config if group.is_alone else only_validating(config), num_processes=group.num_processes)
+    alone = group.is_alone and describe_dataset(config.data).num_train  # else there is nothing to plan a training for
+    design = design_run(config if alone else only_validating(config), num_processes=group.num_processes)
     dataset = open_dataset(config.data, config.run.seed)
     if config.run.dry_run_steps:
         dataset = replace(dataset, validation=first_samples(dataset.validation, design.plan.validation.num_samples))

@@ -12,7 +12,7 @@ import numpy as np
 
 from headrace.config.schema import Data
 from headrace.core.errors import ConfigError, DataError
-from headrace.data.dataset import DataInfo, DataSet
+from headrace.data.dataset import DataInfo, DataSet, with_pixel_options
 from headrace.data.sets.source import ArraySource, Source
 
 ARRAYS = "arrays"  # the name of such a dataset
@@ -85,8 +85,12 @@ def array_dataset(data: Data, spec: ImageSpec, train: Source | None, validation:
     source = train or validation
     dtype = str(source.read(np.zeros(1, np.int64), 0).dtype) if source is not None else spec.image_dtype or "float32"
     augmentation = "none" if data.train_augmentation == "auto" else data.train_augmentation
-    normalization = _normalization(data.wanted_normalization, spec.normalization, dtype)
+    wanted = data.wanted_normalization
+    given = data.pixel_mean is not None or data.pixel_std is not None
+    normalization = _normalization("per-channel" if given and wanted == "auto" else wanted, spec.normalization, dtype)
     mean, std = spec.channel_mean, spec.channel_std
+    if data.pixel_mean is not None and (data.pixel_std is not None or normalization == "centred"):
+        mean = std = (1.0,) * spec.image_hwc[2]  # placeholders: what the options say is taken below
     needs_mean = normalization in ("per-channel", "centred")
     if needs_mean and train is not None and not mean:
         mean, std = channel_moments(train)
@@ -109,6 +113,7 @@ def array_dataset(data: Data, spec: ImageSpec, train: Source | None, validation:
         image_dtype=dtype,
     )
     none = ArraySource(np.zeros((0, *spec.image_hwc), dtype), np.zeros(0, np.int32))
+    info = with_pixel_options(info, data) if dtype == "uint8" else info
     return DataSet(info=info, train=none if train is None else train, validation=validation or none)
 
 

@@ -54,7 +54,7 @@ def split_folder(root: Path, names: tuple[str, ...]) -> Path | None:
 
 def has_class_folders(root: Path) -> bool:
     """Say whether a folder, or its training folder, has folders with images in them."""
-    top = split_folder(root, TRAIN_NAMES) or root
+    top = split_folder(root, TRAIN_NAMES) or split_folder(root, VALIDATION_NAMES) or root
     try:
         return any(next(_images(folder, SkippedFiles()), None) is not None for folder in _folders(top))
     except OSError:
@@ -64,6 +64,15 @@ def has_class_folders(root: Path) -> bool:
 def read_folders(root: Path, validation_split: float) -> ClassFolders:
     """List the images of both splits; an inconsistent folder is a DataError."""
     train_root, validation_root = split_folder(root, TRAIN_NAMES), split_folder(root, VALIDATION_NAMES)
+    if train_root is None and validation_root is not None and _folders(root) == [validation_root]:
+        validation = list_classes(validation_root)
+        return ClassFolders(
+            class_names=validation.class_names,
+            train=_samples(validation, np.zeros(0, np.int64)),
+            validation=_samples(validation, np.arange(len(validation.files))),
+            split_by=f"{validation_root.name} alone",
+            skipped=validation.skipped,
+        )
     if train_root is None:
         whole = list_classes(root)
         return _split(whole, validation_split)

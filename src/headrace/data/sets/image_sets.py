@@ -13,12 +13,14 @@ from headrace.data.decoding.crop import CROP_RULES, CropRule
 from headrace.data.decoding.image import BadImage, read_header
 from headrace.data.decoding.image_source import ImageSource, ViewSpec
 from headrace.data.sets.catalog import KNOWN_SETS
-from headrace.data.sets.file_problem import BadSamples, Skipped
-from headrace.data.sets.folder import has_class_folders, held_out_mask, read_folders
-from headrace.data.sets.indexed_samples import Index, StoredSamples, refuse_empty_classes, refuse_new_labels
+from headrace.data.sets.csv_set import read_csv_set
+from headrace.data.sets.file_problem import BadSamples
+from headrace.data.sets.folder import ClassFolders, has_class_folders, held_out_mask, read_folders
+from headrace.data.sets.indexed_samples import Index, StoredSamples, empty_classes, refuse_new_labels
 from headrace.data.sets.locate import locate_set
 from headrace.data.sets.packed import is_pack, open_pack
 from headrace.data.sets.samples import KEPT, Budget, CachedSamples, Samples
+from headrace.data.sets.table_files import TableSet, is_npz, parquet_files, read_npz_set, read_parquet_set
 from headrace.data.sets.tar_shards import has_tar_shards, plain_content, tar_index, tar_shards
 from headrace.data.sets.tfrecord_set import (
     IMAGENET,
@@ -48,6 +50,10 @@ class KindRow:
 
 KINDS = (
     KindRow(name="packed", description="a packed file (*.hrp)", fits=is_pack),
+    KindRow(name="npz", description="arrays of images and labels (*.npz)", fits=is_npz),
+    KindRow(
+        name="parquet", description="tables with images and labels (*.parquet)", fits=lambda p: bool(parquet_files(p))
+    ),
     KindRow(name="tfrecord", description="ImageNet's TFRecords (train-00000-of-01024)", fits=has_shards),
     KindRow(
         name="tfds",
@@ -95,32 +101,39 @@ class ImageSet:
     train: Samples
     validation: Samples
     split_by: str = ""  # how the splits were separated
-    skipped: tuple[Skipped, ...] = ()  # files that are not read
+    remarks: tuple[str, ...] = ()  # what the user should know, such as files that are not read
 
 
 def _from_folders(path: Path, data: Data) -> ImageSet:
-    found = read_folders(path, data.validation_split)
+    return _from_files("folder", path, read_folders(path, data.validation_split))
+
+
+def _from_csv(path: Path, data: Data) -> ImageSet:
+    if data.labels is None:
+        raise DataError("The dataset is csv, but no CSV file is given.", remedy="Give it with --labels FILE.")
+    file = Path(data.labels).expanduser()
+    return _from_files("csv", file, read_csv_set(file, data.dataset_path, data.validation_split))
+
+
+def _from_files(kind: str, path: Path, found: ClassFolders) -> ImageSet:
     return ImageSet(
-        kind="folder",
+        kind=kind,
         place=str(path),
         class_names=found.class_names,
         train=found.train,
         validation=found.validation,
         split_by=found.split_by,
-        skipped=found.skipped,
+        remarks=tuple(map(str, found.skipped)),
     )
 
 
 def _from_records(path: Path, data: Data) -> ImageSet:
-    train = shards(path, "train")
-    index = index_of(train, IMAGENET)
-    refuse_empty_classes(path, index)
     reader = _Reader(
         kind="tfrecord",
         index=lambda files: index_of(files, IMAGENET),
         samples=lambda files, part: samples_of(files, part, IMAGENET),
     )
-    return _from_shards(path, data, reader, (train, index), shards(path, "validation"))
+    return _from_shards(path, data, reader, shards(path, "train"), shards(path, "validation"))
 
 
 def _from_tfds(path: Path, data: Data) -> ImageSet:
@@ -132,18 +145,47 @@ def _from_tfds(path: Path, data: Data) -> ImageSet:
     )
     train = shards(path, "train", TFDS_SHARD)
     validation = shards(path, "validation", TFDS_SHARD) or shards(path, "test", TFDS_SHARD)
-    return _from_shards(path, data, reader, (train, reader.index(train)), validation)
+    return _from_shards(path, data, reader, train, validation)
 
 
 def _from_tar(path: Path, data: Data) -> ImageSet:
     train, validation = tar_shards(path)
-    index = tar_index(train)
     reader = _Reader(
         kind="tar",
-        index=lambda files: tar_index(files, index.class_names),
+        index=tar_index,
         samples=lambda files, part: StoredSamples(files, part, plain_content),
     )
-    return _from_shards(path, data, reader, (train, index), validation)
+    return _from_shards(path, data, reader, train, validation)
+
+
+def _from_npz(path: Path, data: Data) -> ImageSet:
+    return _from_table("npz", path, data, read_npz_set(path))
+
+
+def _from_parquet(path: Path, data: Data) -> ImageSet:
+    return _from_table("parquet", path, data, read_parquet_set(path, parse_bytes(data.dataset_host_budget)))
+
+
+def _from_table(kind: str, path: Path, data: Data, table: TableSet) -> ImageSet:
+    train, validation, split_by = table.train, table.validation, "its two parts"
+    if validation is None:
+        rows = tuple(map(str, range(len(train))))
+        held_out = held_out_mask(rows, train.labels, data.validation_split)
+        train, validation = train.take(np.flatnonzero(~held_out)), train.take(np.flatnonzero(held_out))
+        split_by = f"{data.validation_split:.3g} of each class held out, always the same images"
+    slow = (
+        f"The images do not fit --dataset-host-budget {data.dataset_host_budget}: a whole group of rows is decoded for "
+        "each image. `headrace data pack` makes a file that is read faster."
+    )
+    return ImageSet(
+        kind=kind,
+        place=str(path),
+        class_names=table.class_names,
+        train=train,
+        validation=validation,
+        split_by=split_by,
+        remarks=(slow,) if table.slow else (),
+    )
 
 
 def _from_pack(path: Path, data: Data) -> ImageSet:
@@ -167,12 +209,13 @@ class _Reader:
     samples: Callable[[list[Path], Index], Samples]
 
 
-def _from_shards(
-    path: Path, data: Data, reader: _Reader, train: tuple[list[Path], Index], validation: list[Path]
-) -> ImageSet:
+def _from_shards(path: Path, data: Data, reader: _Reader, files: list[Path], validation: list[Path]) -> ImageSet:
     """Return a set of shards; without validation shards, hold out a fraction of each class by file and offset."""
-    files, index = train
-    if validation:
+    index = reader.index(files or validation)
+    if not files:
+        splits = reader.samples(validation, index.take(np.zeros(0, np.int64))), reader.samples(validation, index)
+        split_by = f"{len(validation):,} validation shards alone"
+    elif validation:
         listed = reader.index(validation)
         refuse_new_labels(path, index, listed)
         splits = reader.samples(files, index), reader.samples(validation, listed)
@@ -190,6 +233,7 @@ def _from_shards(
         train=splits[0],
         validation=splits[1],
         split_by=split_by,
+        remarks=empty_classes(index) if files else (),
     )
 
 
@@ -199,6 +243,9 @@ OPENERS: dict[str, Callable[[Path, Data], ImageSet]] = {
     "tfds": _from_tfds,
     "tar": _from_tar,
     "packed": _from_pack,
+    "csv": _from_csv,
+    "npz": _from_npz,
+    "parquet": _from_parquet,
 }
 
 
@@ -210,9 +257,9 @@ def imagenet_is_there(data: Data) -> bool:
 
 
 def open_image_set(data: Data, kind: str) -> ImageSet:
-    """List the set; `kind` is a name in KINDS, or `imagenet` for whichever of them is there."""
+    """List the set; `kind` is a name in KINDS, csv, or `imagenet` for whichever of them is there."""
     path = Path(data.dataset_path).expanduser()
-    if not path.exists():
+    if kind != "csv" and not path.exists():
         raise DataError(f"{path.absolute()} does not exist.", remedy="Give the path of your data with --dataset-path.")
     found = detect_kind(path) if kind == "imagenet" else kind
     if kind == "imagenet" and data.dataset_path == "." and not imagenet_is_there(data):
@@ -226,9 +273,11 @@ def open_image_set(data: Data, kind: str) -> ImageSet:
         known = "; ".join(row.description for row in KINDS)
         raise DataError(f"{path.absolute()} holds no images.", rule=f"Searched for {known}.")
     images = OPENERS[found](path, data)
-    for split, samples in (("training", images.train), ("validation", images.validation)):
-        if not len(samples):
-            raise DataError(f"{images.place} has no {split} images.", remedy="Check --dataset-path.")
+    if not len(images.validation):
+        raise DataError(f"{images.place} has no validation images.", remedy="Check --dataset-path.")
+    if kind == "imagenet" and images.kind == "tfrecord":  # also for a part of it, so that its weights fit
+        names = images.class_names
+        return replace(images, class_names=(*names, *(f"class {label}" for label in range(len(names), 1000))))
     return images
 
 
@@ -236,11 +285,11 @@ def image_size_of(images: ImageSet, data: Data) -> int:
     """Return the side of the network's square input: as configured, or fitted to the images."""
     if data.image_size is not None:
         return data.image_size
-    count = len(images.train)
-    sides = []
+    samples = images.train if len(images.train) else images.validation
+    count, sides = len(samples), []
     for sample in np.unique(np.linspace(0, count - 1, min(count, _NUM_SIZED)).astype(int)).tolist():
         try:
-            encoded = images.train.content(sample).image
+            encoded = samples.content(sample).image
             header = None if isinstance(encoded, np.ndarray) else read_header(encoded)
         except BadImage:
             continue

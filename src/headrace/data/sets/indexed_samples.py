@@ -239,15 +239,14 @@ def make_index(rows: Sequence[tuple[int, int, int, int]], class_names: Sequence[
     )
 
 
-def refuse_empty_classes(path: Path, index: Index) -> None:
-    """Refuse a set with a class that has no samples."""
+def empty_classes(index: Index) -> tuple[str, ...]:
+    """Return a remark on the classes without samples, as in a part of ImageNet, if there are any."""
     counts = np.bincount(index.labels, minlength=len(index.class_names))
     empty = [index.class_names[label] for label in np.flatnonzero(counts == 0)]
-    if empty:
-        raise DataError(
-            f"{path} has no training image of {len(empty):,} class(es): {', '.join(empty[:5])}.",
-            remedy="Build the set without these classes, or add images of them.",
-        )
+    if not empty:
+        return ()
+    named = ", ".join(empty[:3]) + (", ..." if len(empty) > 3 else "")
+    return (f"{len(empty):,} of {len(counts):,} classes have no training image: {named}",)
 
 
 def refuse_new_labels(path: Path, train: Index, validation: Index) -> None:

@@ -64,7 +64,7 @@ class FileSamples:
 
     def __init__(self, root: Path, files: Sequence[str], labels: np.ndarray) -> None:
         assert len(files) == len(labels)
-        self._root, self._files, self.labels = str(root), files, labels.astype(np.int32)
+        self._root, self._files, self.labels = str(root).rstrip("/"), files, labels.astype(np.int32)
 
     def __len__(self) -> int:
         return len(self._files)

@@ -1,0 +1,337 @@
+"""Images stored as arrays in a NumPy file (.npz), or encoded in a table (.parquet, as Hugging Face `datasets` writes).
+
+Both are read into memory. Tables that need more than a budget are read a group of rows at a time instead, which
+suits `headrace data pack` but not training in random order.
+"""
+
+import os
+import re
+import threading
+import zipfile
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headrace.core.errors import DataError
+from headrace.core.files import parse_json
+from headrace.core.units import format_bytes
+from headrace.data.decoding.image import BadImage
+from headrace.data.sets.samples import Content, Samples
+
+# NumPy files
+
+
+_TRAIN_KEYS = (("train_images", "train_labels"), ("x_train", "y_train"), ("images", "labels"), ("x", "y"))
+_VALIDATION_KEYS = (
+    ("val_images", "val_labels"),
+    ("validation_images", "validation_labels"),
+    ("x_val", "y_val"),
+    ("test_images", "test_labels"),
+    ("x_test", "y_test"),
+)
+_KEYS_RULE = (
+    "Arrays are images and labels, or train_images, train_labels, val_images and val_labels, or x_train, y_train, "
+    "x_test and y_test; class_names is optional."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableSet:
+    """The splits of such a file; `validation` is None where it has none, and part of `train` is to be held out."""
+
+    class_names: tuple[str, ...]
+    train: "PixelSamples | TableSamples"
+    validation: Samples | None
+    slow: bool = False  # reading in random order decodes a group of rows for each image
+
+
+class PixelSamples:
+    """Images of one array, uint8 [N, H, W, C]."""
+
+    def __init__(self, name: str, images: np.ndarray, labels: np.ndarray, numbers: np.ndarray | None = None) -> None:
+        self._name, self._images, self._all_labels = name, images, labels
+        self._numbers = np.arange(len(labels)) if numbers is None else numbers
+        self.labels = labels[self._numbers].astype(np.int32)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def content(self, sample: int) -> Content:
+        """Return the pixels."""
+        return Content(self._images[self._numbers[sample]])
+
+    def name(self, sample: int) -> str:
+        """Return the array and the number of the image in it."""
+        return f"{self._name}[{int(self._numbers[sample]):,}]"
+
+    def take(self, chosen: np.ndarray) -> "PixelSamples":
+        """Return some of the samples."""
+        return PixelSamples(self._name, self._images, self._all_labels, self._numbers[chosen])
+
+
+def is_npz(path: Path) -> bool:
+    """Say whether a path is a file of NumPy arrays."""
+    return path.suffix == ".npz" and path.is_file()
+
+
+def read_npz_set(path: Path) -> TableSet:
+    """Return the splits of a file of arrays; anything that is not images and labels is a DataError."""
+    try:
+        facts = path.stat()
+        return _read_npz(path, (facts.st_size, facts.st_mtime_ns))
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from None
+
+
+@lru_cache(maxsize=2)
+def _read_npz(path: Path, changed: tuple[int, int]) -> TableSet:
+    del changed  # part of the key
+    try:
+        with zipfile.ZipFile(path) as archive:
+            arrays = _arrays(path, archive)
+    except DataError:
+        raise
+    except Exception as error:  # zipfile and NumPy raise nearly anything for damaged files
+        raise DataError(
+            f"{path} is not a good .npz file ({type(error).__name__}: {str(error)[:200]}).",
+            remedy="Write it again with np.savez.",
+        ) from None
+    train, validation = (
+        next(((a, b) for a, b in keys if a in arrays and b in arrays), None) for keys in (_TRAIN_KEYS, _VALIDATION_KEYS)
+    )
+    if train is None:
+        raise DataError(f"{path} has the arrays {', '.join(sorted(arrays))[:200] or 'none'}.", rule=_KEYS_RULE)
+    parts = [_pixels(path, arrays, keys) for keys in (train, validation) if keys]
+    count = max(int(labels.max()) for _, labels in parts) + 1
+    names = tuple(map(str, arrays["class_names"].reshape(-1))) if "class_names" in arrays else ()
+    if names and len(names) < count:
+        raise DataError(f"{path}: a label is {count - 1}, but there are {len(names)} class names.")
+    held_out = None
+    if validation is not None:
+        held_out = PixelSamples(f"{path}: {validation[0]}", *parts[1])
+    return TableSet(
+        class_names=names or tuple(f"class {label}" for label in range(max(count, 2))),
+        train=PixelSamples(f"{path}: {train[0]}", *parts[0]),
+        validation=held_out,
+    )
+
+
+def _arrays(path: Path, archive: zipfile.ZipFile) -> dict[str, np.ndarray]:
+    """Return the arrays by lower-case name, at most half the machine's memory of them."""
+    limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    infos = [info for info in archive.infolist() if info.filename.endswith(".npy")]
+    wanted = {name for pair in (*_TRAIN_KEYS, *_VALIDATION_KEYS) for name in pair} | {"class_names"}
+    infos = [info for info in infos if info.filename.removesuffix(".npy").lower() in wanted]
+    total = sum(info.file_size for info in infos)
+    if total > limit:
+        raise DataError(
+            f"{path} holds arrays of {format_bytes(total)}.",
+            rule=f"They are read into memory: at most {format_bytes(limit)}, half of what this machine has.",
+            remedy="Write the images as files, or as several sets.",
+        )
+    found = {}
+    for info in infos:
+        with archive.open(info) as file:
+            version = np.lib.format.read_magic(file)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, _, dtype = read(file)
+            if dtype.hasobject or int(np.prod(shape, dtype=object)) * dtype.itemsize > info.file_size:
+                raise DataError(f"{path}: {info.filename} is {dtype}{list(shape)}, which the file cannot hold.")
+        with archive.open(info) as file:
+            found[info.filename.removesuffix(".npy").lower()] = np.lib.format.read_array(file, allow_pickle=False)
+    return found
+
+
+def _pixels(path: Path, arrays: dict[str, np.ndarray], keys: tuple[str, str]) -> tuple[np.ndarray, np.ndarray]:
+    images, labels = arrays[keys[0]], arrays[keys[1]]
+    kind = f"{images.dtype}{list(images.shape)}"
+    if images.ndim == 3:
+        images = images[..., None]
+    if images.ndim != 4 or images.dtype != np.uint8 or images.shape[3] not in (1, 3, 4) or not images.size:
+        raise DataError(
+            f"{path}: {keys[0]} is {kind}.",
+            rule="Images are uint8 [number, height, width] or [number, height, width, 1, 3 or 4].",
+            remedy="Give channels last: images.transpose(0, 2, 3, 1)." if images.ndim == 4 else "",
+        )
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1] or labels.min() < 0 or labels.max() >= 10**6:
+        raise DataError(
+            f"{path}: {keys[1]} is {labels.dtype}{list(labels.shape)} for {len(images):,} images.",
+            rule="Labels are whole numbers from 0, one for each image.",
+        )
+    return images, labels.astype(np.int32)
+
+
+# Tables
+
+
+_SPLIT_WORDS = {"val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
+_KEPT_GROUPS = 4
+
+
+class TableSamples:
+    """Encoded images of the rows of parquet files."""
+
+    def __init__(self, table: "_Table", rows: np.ndarray, labels: np.ndarray) -> None:
+        self._table, self._rows, self.labels = table, rows, labels.astype(np.int32)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def content(self, sample: int) -> Content:
+        """Return the encoded image."""
+        return Content(self._table.image(int(self._rows[sample])))
+
+    def name(self, sample: int) -> str:
+        """Return the file and the row."""
+        return self._table.name(int(self._rows[sample]))
+
+    def take(self, chosen: np.ndarray) -> "TableSamples":
+        """Return some of the samples."""
+        return TableSamples(self._table, self._rows[chosen], self.labels[chosen])
+
+
+class _Table:
+    """The image column of some parquet files, by row: in memory, or the groups of rows that were read last."""
+
+    def __init__(self, files: Sequence[Path], column: str, keep: bool) -> None:
+        parquet = _pyarrow(files[0])
+        self._files, self._column = files, column
+        self._open = [parquet.ParquetFile(file) for file in files]
+        self._groups = [(n, g) for n, file in enumerate(self._open) for g in range(file.metadata.num_row_groups)]
+        sizes = [self._open[n].metadata.row_group(g).num_rows for n, g in self._groups]
+        self._starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+        self._kept: OrderedDict[int, Any] = OrderedDict()
+        self._most, self._lock = len(self._groups) if keep else _KEPT_GROUPS, threading.Lock()
+
+    def name(self, row: int) -> str:
+        group = int(np.searchsorted(self._starts, row, "right")) - 1
+        return f"{self._files[self._groups[group][0]]}, row {row:,}"
+
+    def image(self, row: int) -> bytes:
+        group = int(np.searchsorted(self._starts, row, "right")) - 1
+        with self._lock:
+            values = self._kept.get(group)
+            if values is None:
+                values = self._read(group)
+                self._kept[group] = values
+                while len(self._kept) > self._most:
+                    self._kept.popitem(last=False)
+            self._kept.move_to_end(group)
+        value = values[int(row - self._starts[group])].as_py()
+        found = value.get("bytes") if isinstance(value, dict) else value
+        if not isinstance(found, bytes):
+            raise BadImage("the row has no image, or only its path")
+        return found
+
+    def _read(self, group: int) -> Any:
+        number, part = self._groups[group]
+        try:
+            return self._open[number].read_row_group(part, columns=[self._column]).column(0)
+        except (OSError, ValueError) as error:  # pyarrow's errors are subclasses of these
+            raise BadImage(f"the group of rows {part} cannot be read: {str(error)[:200]}") from None
+
+
+def parquet_files(path: Path) -> list[Path]:
+    """Return the parquet files of a path: itself, those in the folder, or those in its folder `data`."""
+    if path.is_file():
+        return [path] if path.suffix == ".parquet" else []
+    return sorted(path.glob("*.parquet")) or sorted((path / "data").glob("*.parquet"))
+
+
+def read_parquet_set(path: Path, budget: int) -> TableSet:
+    """Return the splits of parquet files with a column of images and one of labels."""
+    files: dict[str, list[Path]] = {"train": [], "validation": [], "test": []}
+    for file in parquet_files(path):
+        words = re.split(r"[^a-z]+", file.stem.lower())
+        files[next((split for word, split in _SPLIT_WORDS.items() if word in words), "train")].append(file)
+    if not files["train"]:
+        raise DataError(f"{path} has no parquet file of training images.", rule="Names with val or test are others.")
+    held_out = files["validation"] or files["test"]
+    parts = [_read_table(part, budget) for part in (files["train"], held_out) if part]
+    names = parts[0][1]
+    count = max(int(part.labels.max(initial=0)) for part, _, _ in parts) + 1
+    if names and count > len(names):
+        raise DataError(f"{path}: a label is {count - 1}, but there are {len(names)} class names.")
+    return TableSet(
+        class_names=names or tuple(f"class {label}" for label in range(max(count, 2))),
+        train=parts[0][0],
+        validation=parts[1][0] if held_out else None,
+        slow=any(slow for _, _, slow in parts),
+    )
+
+
+def _read_table(files: list[Path], budget: int) -> tuple[TableSamples, tuple[str, ...], bool]:
+    parquet = _pyarrow(files[0])
+    columns, names = None, ()
+    labels, size = [], 0
+    for file in files:
+        try:
+            opened = parquet.ParquetFile(file)
+            image, label, names = _columns_of(file, opened.schema_arrow)
+            values = opened.read(columns=[label]).column(0)
+            size += sum(
+                opened.metadata.row_group(group).total_byte_size for group in range(opened.metadata.num_row_groups)
+            )
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"{file} is not a good parquet file: {str(error)[:200]}.", remedy="Fetch or write it again."
+            ) from None
+        if columns not in (None, (image, label)):
+            raise DataError(f"{file} has other columns than {files[0]}.")
+        columns = image, label
+        array = np.array(values.to_pylist(), dtype=object)
+        if len(array) and not all(type(value) is int and 0 <= value < 10**6 for value in array):
+            raise DataError(
+                f"{file}: the column {label} has values such as {array[0]!r}.", rule="Labels are whole numbers from 0."
+            )
+        labels.append(array.astype(np.int32))
+    assert columns is not None
+    every = np.concatenate(labels)
+    if not len(every):
+        raise DataError(f"{files[0]} has no rows.")
+    return TableSamples(_Table(files, columns[0], size <= budget), np.arange(len(every)), every), names, size > budget
+
+
+def _columns_of(file: Path, schema: Any) -> tuple[str, str, tuple[str, ...]]:
+    """Return (column of images, column of labels, class names where the file has them)."""
+    import pyarrow as pa  # pyright: ignore[reportMissingImports]
+
+    features: Any = {}
+    with suppress(ValueError, KeyError, TypeError):  # written by other programs: class numbers instead of names
+        features = parse_json((schema.metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
+    features = features if isinstance(features, dict) else {}
+    images = [
+        field.name
+        for field in schema
+        if pa.types.is_binary(field.type)
+        or pa.types.is_large_binary(field.type)
+        or (pa.types.is_struct(field.type) and field.type.get_field_index("bytes") >= 0)
+    ]
+    numbers = [field.name for field in schema if pa.types.is_integer(field.type)]
+    known = [name for name in numbers if isinstance(features.get(name), dict) and features[name].get("names")]
+    label = next((name for name in ("label", "labels", "fine_label", *known, *numbers) if name in numbers), None)
+    if not images or label is None:
+        raise DataError(
+            f"{file} has the columns {', '.join(schema.names)[:200]}.",
+            rule="A column holds encoded images (bytes, or a struct with bytes), another one labels (whole numbers).",
+        )
+    names = features[label].get("names") if isinstance(features.get(label), dict) else None
+    return images[0], label, tuple(map(str, names)) if isinstance(names, list) else ()
+
+
+def _pyarrow(file: Path) -> Any:
+    try:
+        import pyarrow.parquet  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise DataError(
+            f"{file} is a parquet file, and pyarrow is not installed.", remedy="pip install 'headrace[parquet]'"
+        ) from None
+    return pyarrow.parquet
