@@ -78,6 +78,24 @@ def test_waiting_for_validation_images_or_a_disk_is_waiting() -> None:
     assert judged(wait_seconds=4.0, save_seconds=2.0).startswith("input-bound")
 
 
+@pytest.mark.parametrize(
+    ("part", "said", "option"),
+    [
+        ("start_seconds", "starting took 50 % of the 20.0 s", "headrace data pack"),
+        ("compile_seconds", "compiling took 50 % of the 20.0 s", "--compilation-cache-dir"),
+        ("validate_seconds", "validation took 50 % of the 20.0 s", "--validations-per-epoch"),
+        ("rest_seconds", "the host between calls took 50 % of the 20.0 s", "--call-seconds"),
+    ],
+)
+def test_the_largest_avoidable_part_is_named_with_its_option(part: str, said: str, option: str) -> None:
+    text = judged(**{part: 10.0, "wall_seconds": 20.0})
+    assert text.startswith("compute-bound")
+    assert said in text
+    assert option in text.split(said)[1]
+    assert said.split(" took")[0] + " took" not in judged(**{part: 1.0, "wall_seconds": 11.0})  # 9 % is little
+    assert " took " not in judged(**{part: 3.0, "wait_seconds": 4.0, "wall_seconds": 13.0})  # waiting took longer
+
+
 def test_waits_that_are_small_alone_are_not_nothing_together() -> None:
     said = judged(wait_seconds=0.15, validation_wait_seconds=0.16)
     assert said == "mostly compute-bound: the device waited 1.6 % of the time for validation images"

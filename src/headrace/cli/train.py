@@ -55,7 +55,7 @@ def _print_result(result: "RunResult") -> None:
     if not current_group().is_first:
         return
     for weights, record in result.validation.items():
-        print(f"top-1 {100 * record.top1:.2f} % on {record.num_samples:,} validation images ({weights} weights)")
+        print(f"top-1 {100 * record.top1:.2f} % on {record.num_samples:,} validation images ({weights})")
     print(f"run directory: {result.directory}")
     if result.can_resume:
         print(f"interrupted; resume with: headrace resume {result.directory}")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from headrace.core.errors import RunStopped
+from headrace.core.units import format_duration
 from headrace.plan.plan import Plan
 from headrace.telemetry.clock import Throughput
 from headrace.telemetry.records import TrainRecord
@@ -200,13 +201,46 @@ class Measured:
     validate_seconds: float = 0.0  # beside `seconds`: the device evaluated
     validation_wait_seconds: float = 0.0  # and it waited for validation images
     save_seconds: float = 0.0  # and it waited for a checkpoint
+    start_seconds: float = 0.0  # before the first call
+    compile_seconds: float = 0.0
+    rest_seconds: float = 0.0  # nothing of all this
+    wall_seconds: float = 0.0  # of the whole run
 
 
 def verdict(run: Measured) -> str:
     """Return in a sentence what bound the run and, where the device waited much, the options that change that.
 
-    Of several kinds of waiting the longest is named.
+    Of several kinds of waiting the longest is named, and after it what else took longer than that.
     """
+    said = _bound(run)
+    if run.images <= 0 or run.seconds <= 0:
+        return said
+    waited = max(run.wait_seconds, run.validation_wait_seconds, run.save_seconds)
+    parts = {part: seconds for part, seconds in _other_parts(run).items() if seconds > waited}
+    wall = run.wall_seconds
+    largest = max(parts, key=lambda part: parts[part], default="")
+    if not largest or parts[largest] < _MIXED * wall:
+        return said
+    share = f"{100 * parts[largest] / wall:.0f} % of the {format_duration(wall)}"
+    return f"{said}; {largest} took {share}: {_CHANGED_BY[largest]}"
+
+
+# What else takes time beside training, and what changes it.
+_CHANGED_BY = {
+    "starting": "pack the images (headrace data pack), or train longer in one run",
+    "compiling": "keep the compiled programs (--compilation-cache-dir) for the next run",
+    "validation": "validate less often (--validations-per-epoch) or in larger batches (--validation-micro-batch-size)",
+    "the host between calls": "make calls longer (--call-seconds, a lower --logs-per-epoch)",
+}
+
+
+def _other_parts(run: Measured) -> dict[str, float]:
+    seconds = (run.start_seconds, run.compile_seconds, run.validate_seconds, run.rest_seconds)
+    return dict(zip(_CHANGED_BY, seconds, strict=True))
+
+
+def _bound(run: Measured) -> str:
+    """Say whether the device computed or what it waited for."""
     if run.images <= 0 or run.seconds <= 0:
         return "no verdict: no call after the first one was timed"
     waited_seconds = min(max(run.wait_seconds, 0.0), run.seconds)
@@ -226,8 +260,8 @@ def verdict(run: Measured) -> str:
     what, advice = {
         "validation": (
             "validation images",
-            "validate less often (a lower --validations-per-epoch), keep the set on the device "
-            f"(--dataset-cache device) or use more --pipeline-num-parallel (now {run.threads})",
+            "keep them (--validation-cache host, or a larger --validation-host-budget), validate less often (a lower "
+            f"--validations-per-epoch) or use more --pipeline-num-parallel (now {run.threads})",
         ),
         "saving": ("checkpoints", "save less often (a lower --ckpts-per-epoch) or to a faster disk (--checkpoint-dir)"),
     }[bound]

@@ -257,6 +257,10 @@ class RunRecorder:
                 validate_seconds=spent["validate"],
                 validation_wait_seconds=spent["wait_validation"],
                 save_seconds=spent["save"],
+                start_seconds=spent["start"],
+                compile_seconds=spent["compile"],
+                rest_seconds=spent["rest"],
+                wall_seconds=sum(spent.values()),
             )
         )
 

@@ -2,8 +2,10 @@
 
 import os
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import TextIO
 
 from rich.console import Console
@@ -151,13 +153,48 @@ def live_line(run: RunStart, step: int, numbers: tuple[float, float | None, floa
 
 
 def _fitted(parts: list[str], width: int, optional: tuple[str, ...]) -> str:
-    """Join the parts of a line; where it would wrap, leave out those that begin so, one after the other."""
-    for start in optional:
+    """Join the parts of a line; where it would wrap, leave out those that begin or end so, one after the other."""
+    for name in optional:
         if len("  ".join(parts)) < width:
             break
-        drop = next((place for place, part in enumerate(parts) if part.startswith(start)), -1)
+        drop = next((place for place, part in enumerate(parts) if part.startswith(name) or part.endswith(name)), -1)
         parts = [part for place, part in enumerate(parts) if place != drop]
     return "  ".join(parts)
+
+
+# Parts of a line that a narrow terminal does without, the least missed first.
+_TRAIN_OPTIONAL = ("lr ", "step ", "ETA ", "skipped ", "img/s", "top-1 ")
+_VALIDATION_OPTIONAL = ("(", "loss ", "top-5 ", "best so far")
+
+
+def laid_out(line: str, record: Record, width: int) -> str:
+    """Return a record's line for a terminal of that width: shortened if it has a line per epoch, else broken."""
+    if isinstance(record, TrainRecord | ValidationRecord):
+        optional = _TRAIN_OPTIONAL if isinstance(record, TrainRecord) else _VALIDATION_OPTIONAL
+        return _fitted(line.split("  "), width, optional)
+    return "\n".join(_broken(text, width) for text in line.splitlines())
+
+
+def _broken(text: str, width: int) -> str:
+    """Break a line between its parts or, if one is too long, between words; a path stays whole."""
+    if len(text) < width:
+        return text
+    lines: list[str] = []
+    for part in text.split("  "):
+        if lines and len(lines[-1]) + 2 + len(part) < width:
+            lines[-1] += f"  {part}"
+        else:
+            room = max(width - 1, 20)
+            indent = "  " if lines else ""
+            lines += textwrap.wrap(
+                part,
+                room,
+                initial_indent=indent,
+                subsequent_indent="  ",
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+    return "\n".join(lines)
 
 
 _COMPILING = "compiling ..."
@@ -177,14 +214,17 @@ class ConsoleSink:
 
 
 class PlainConsole(ConsoleSink):
-    """One line per record, for log files and pipes; checkpoints get no line."""
+    """One line per record, for log files and pipes; checkpoints get no line. On a terminal no line wraps."""
 
     def __init__(self, stream: TextIO, past: Iterable[Record] = ()) -> None:
         self._stream, self._formatter = stream, LineFormatter(past)
+        self._terminal = Console(file=stream) if stream.isatty() else None
 
     def write(self, record: Record) -> None:
         """Print the record's line."""
         line = self._formatter.line(record)
+        if self._terminal is not None:
+            line = laid_out(line, record, self._terminal.width)
         if not isinstance(record, CheckpointRecord):
             print(line, file=self._stream, flush=True)
 
@@ -198,29 +238,28 @@ class BarConsole(ConsoleSink):
         self._progress: Progress | None = None
         self._task = TaskID(0)
         self._pace_from: tuple[int, float] | None = None  # the first step shown, and when
+        self._in_epoch: list[tuple[int, TrainRecord]] = []  # (steps, record) since the last line of an epoch
+        self._last_step = 0  # of the last training record
 
     def write(self, record: Record) -> None:
         """Move the live line, or print a permanent line above it."""
         line = self._formatter.line(record)
         match record:
             case TrainRecord():
-                run = self._formatter.run
-                if run is not None and record.step % run.updates_per_epoch == 0:
-                    self._print(
-                        _fitted(line.split("  "), self._console.width, ("lr ", "step ", "ETA ", "skipped ")), ""
-                    )
+                if summary := self._summary(record):
+                    self._print(self._formatter.train_line(summary), "", summary)
                 self.advance(record.step, record.loss, record.images_per_second)
             case RunStart():
-                self._print(line, "bold")
+                self._print(line, "bold", record)
+                self._last_step = record.step
                 self._begin(record)
             case RunEnd():
                 self.close()
-                self._print(line, "bold")
+                self._print(line, "bold", record)
             case ValidationRecord():
-                fitted = _fitted(line.split("  "), self._console.width, ("(", "loss ", "top-5 "))
-                self._print(fitted, "green" if line.endswith("best so far") else "")
+                self._print(line, "green" if line.endswith("best so far") else "", record)
             case Note():
-                self._print(line, "yellow" if record.level == "warning" else "")
+                self._print(line, "yellow" if record.level == "warning" else "", record)
 
     def advance(self, step: int, loss: float | None = None, images_per_second: float | None = None) -> None:
         """Move the live line. Before the first call this says that compiling is over."""
@@ -256,9 +295,27 @@ class BarConsole(ConsoleSink):
         self._pace_from = None
         self._progress.start()
 
-    def _print(self, line: str, style: str) -> None:
+    def _summary(self, record: TrainRecord) -> TrainRecord | None:
+        """Return the record that ends an epoch, with means over all records of the epoch; None within an epoch."""
+        run, before = self._formatter.run, self._last_step
+        if run is None:
+            return None
+        self._in_epoch.append((record.step - before, record))
+        self._last_step = record.step
+        if record.step // run.updates_per_epoch == before // run.updates_per_epoch:
+            return None
+        steps = sum(count for count, _ in self._in_epoch)
+
+        def mean(value: Callable[[TrainRecord], float]) -> float:
+            return sum(count * value(one) for count, one in self._in_epoch) / max(1, steps)
+
+        summary = replace(record, loss=mean(lambda one: one.loss), accuracy=mean(lambda one: one.accuracy))
+        self._in_epoch = []
+        return summary
+
+    def _print(self, line: str, style: str, record: Record) -> None:
         # a Text with its own style: a style given to print() would colour the live line as well
-        self._console.print(Text(line, style=style))
+        self._console.print(Text(laid_out(line, record, self._console.width), style=style))
 
 
 _MODES: Mapping[str, Callable[[TextIO, Iterable[Record]], ConsoleSink]] = {

@@ -29,7 +29,7 @@ def validation_report(sums: Mapping[str, Any], class_names: Sequence[str]) -> di
     return {
         "num_samples": count,
         "top1": correct / count if count else None,
-        "top5": float(sums["top5"]) / count if count else None,
+        "top5": float(sums["top5"]) / count if count and len(confusion) > 5 else None,  # else it is always 1
         "loss": float(sums["loss"]) / count if count else None,
         "balanced_accuracy": sum(recalls) / len(recalls) if recalls else None,
         "classes_without_samples": [row["name"] for row in classes if not row["num_samples"]],
