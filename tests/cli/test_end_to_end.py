@@ -74,12 +74,18 @@ def test_train_then_validate(place: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert re.search(r"^epoch 2\.00/2  step 88/88  loss \d\.\d{4}  top-1 \d+\.\d\d %  lr ", done.stdout, re.MULTILINE)
-    accuracy = {
-        weights: share
-        for share, weights in re.findall(r"^top-1 (.*? %) on 360 .* \((\w+) weights\)$", done.stdout, re.M)
-    }
+    shown = re.findall(r"^validation(?: \((\w+)\))?  epoch 2.00  top-1 (.*? %) ", done.stdout, re.M)
+    accuracy = {weights or "raw": share for weights, share in shown}
     assert set(accuracy) == {"raw", "ema"}
-    assert done.stdout.endswith(f"run directory: {Path('runs', 'tiny')}\n")
+    table = dict(re.findall(r"^(\w+) +(.*)$", done.stdout.partition("\n\n")[2], re.M))
+    assert list(table) == ["accuracy", "checkpoint", "time", "verdict", "plot", "directory", "next"]
+    assert table["directory"] == str(Path("runs", "tiny"))
+    assert (place / table["plot"]).is_file()
+    assert (place / table["checkpoint"] / "manifest.json").is_file()
+    assert done.stdout.endswith(
+        "next        headrace predict runs/tiny IMAGES\n            headrace export runs/tiny --format onnx\n"
+    )
+    assert done.stdout.count(table["verdict"]) == 1
 
     damaged = place / "runs" / "tiny" / "checkpoints" / "step_00000044" / "state.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1])

@@ -165,7 +165,7 @@ def test_ctrl_c_saves_once_and_goes_on(tmp_path: Path, driver: str) -> None:
     assert end.step >= 3 * 6
     (checkpoint,) = list_checkpoints(run / "checkpoints")
     assert checkpoint.name == f"step_{end.step:08d}"
-    assert "interrupted; resume with: headrace resume runs/left" in printed + rest
+    assert "next        headrace resume runs/left" in printed + rest
     code, printed = finish(start(["resume", "runs/left", "--num-epochs", str(end.step // 6 + 1)], tmp_path, None))
     assert code == 0, printed
     assert steps(run)[-1] == 6 * (end.step // 6 + 1)

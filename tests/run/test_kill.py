@@ -179,7 +179,7 @@ def test_cut_and_resumed_equals_uninterrupted_bit_for_bit(tmp_path: Path) -> Non
     ]  # the best may never change again
     told = (tmp_path / "cut.txt").read_text()
     assert "SIGTERM: stopped at step 0, nothing is lost" in told
-    assert told.count(f"interrupted; resume with: headrace resume {cut}\n") == 2
+    assert told.count(f"\nnext        headrace resume {cut}\n") == 2
     assert run(words_for(whole, 5), output) == 0, output.read_text()
     assert_same_run(whole, cut, 5)
 

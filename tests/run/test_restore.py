@@ -157,3 +157,19 @@ def test_validate_names_what_it_passes_over(quick):
         list(validate(result.directory))
     with pytest.raises(CheckpointError, match="truncated"):
         list(validate(first))
+
+
+def test_a_finished_run_stays_as_it_is(quick):
+    directory = train(quick(num_epochs=2)).directory
+    before = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file() and path.name != ".lock"}
+    again = resume(directory)
+    assert (again.outcome, again.step, set(again.validation)) == ("finished", 40, {"raw", "ema"})
+    assert "changed nothing" in again.reason
+    with pytest.raises(
+        CheckpointError, match=r"trained for 2 epochs \(40 steps\), more than the 1 asked for"
+    ) as caught:
+        resume(directory, {"num_epochs": 1})
+    assert "--num-epochs 3" in caught.value.remedy
+    assert before == {
+        path: path.read_bytes() for path in directory.rglob("*") if path.is_file() and path.name != ".lock"
+    }

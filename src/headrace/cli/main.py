@@ -35,6 +35,8 @@ COMMANDS = (
     Command(
         name="average", module="headrace.cli.average", help="average checkpoints of a run, and validate the result"
     ),
+    Command(name="runs", module="headrace.cli.runs", help="list runs with their results"),
+    Command(name="compare", module="headrace.cli.compare", help="print what differs between runs"),
     Command(name="plan", module="headrace.cli.plan", help="print batches, steps and memory of a run, without a device"),
     Command(name="bench", module="headrace.cli.bench", help="measure the throughput of training or inference"),
     Command(name="models", module="headrace.cli.models", help="list the networks"),
@@ -45,6 +47,7 @@ COMMANDS = (
 _TOPICS = {
     "train": ("train", "resume"),
     "use": ("validate", "predict", "export", "average"),
+    "results": ("runs", "compare"),
     "look up": ("models", "configs", "data"),
     "plan and measure": ("plan", "bench", "launch"),
 }

@@ -1,9 +1,9 @@
 """`headrace models`: the networks with their parameters and FLOPs, and one of them block by block."""
 
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from headrace.cli.table import Column, table_lines
 from headrace.config.arguments import Parser, take_options
 from headrace.config.field import COMMAND_LINE, find, spellings
 from headrace.config.schema import all_options
@@ -142,22 +142,12 @@ def _build(name: str, options: Mapping[str, Any]) -> "Network":
     return build_network(model, options.get("num_classes") or num_classes, (height, width, channels))
 
 
-def _print_table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    """Print a table, coloured on a terminal; in a pipe as wide as it needs."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    terminal = sys.stdout.isatty()
-    table = Table(box=box.SIMPLE_HEAD if terminal else None, pad_edge=False)
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i in (0, 4) and column != "classes" else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    console = Console(width=None if terminal else 200, highlight=False)
-    with console.capture() as captured:  # rich would turn a closed pipe into an exit code of 1
-        console.print(table)
-    print(captured.get(), end="")
+def _print_table(titles: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    """Print a table: names and dialects to the left, numbers to the right."""
+    cells = zip(*rows, strict=True)
+    left = ("name", "block", "other names")
+    columns = [Column(title=t, cells=c, right=t not in left) for t, c in zip(titles, cells, strict=False)]
+    print("\n".join(table_lines(columns)))
 
 
 def _shape(shape: tuple[int, ...]) -> str:

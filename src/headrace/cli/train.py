@@ -49,16 +49,13 @@ def resume(argv: list[str]) -> int:
 
 
 def _print_result(result: "RunResult") -> None:
-    """Print, in process 0, the last accuracy, the run's directory, and how to resume an interrupted run."""
+    """Print, in process 0, the table at the end of a run."""
+    from headrace.cli.run_end import end_lines
     from headrace.job import current_group
+    from headrace.run.run_summary import read_summary
 
-    if not current_group().is_first:
-        return
-    for weights, record in result.validation.items():
-        print(f"top-1 {100 * record.top1:.2f} % on {record.num_samples:,} validation images ({weights})")
-    print(f"run directory: {result.directory}")
-    if result.can_resume:
-        print(f"interrupted; resume with: headrace resume {result.directory}")
+    if current_group().is_first:
+        print("\n" + "\n".join(end_lines(result, read_summary(result.directory))))
 
 
 def _make_averages(result: "RunResult", config: "Config", *, validate_them: bool) -> None:

@@ -53,14 +53,16 @@ from headrace.run.evaluation import Validator
 from headrace.run.interrupt import listen
 from headrace.run.metric_totals import CallReader, passing_failure_to
 from headrace.run.profile import describe_profile, profile_first_calls, trace_schedule, with_measured_blocks
-from headrace.run.recorder import InFlight, RunRecorder, RunResult, utc_now
+from headrace.run.recorder import InFlight, RunRecorder, RunResult, finished_result, utc_now
 from headrace.run.restore import (
     Past,
     Restored,
     broadcast_restored,
     find_restored,
+    has_finished,
     read_run_together,
     refuse_changed_dataset,
+    refuse_fewer_steps,
     refuse_other_run,
     rewind_run,
 )
@@ -86,14 +88,20 @@ def resume(path: Path, overrides: Mapping[str, Any] | None = None, custom: Custo
     with ExitStack() as stack:
         before, saved = read_run_together(group, Path(path), given=custom.parts)
         resolved = with_absolute_paths(override(saved, overrides or {}))
-        refuse_other_run(saved, resolved, custom)
+        steps = refuse_other_run(saved, resolved, custom)
         directory = layout(before.path, resolved.config)
 
         def find() -> Restored:
             stack.enter_context(directory.held())  # nobody adds or deletes a checkpoint from here on
-            return find_restored(directory, before.checkpoints)
+            found = find_restored(directory, before.checkpoints)
+            refuse_fewer_steps(found, steps)
+            return found
 
-        return fit(resolved, broadcast_restored(group, group.on_first_process(find), directory), custom)
+        restored = broadcast_restored(group, group.on_first_process(find), directory)
+        # Code that gives parts wants the trained state; a command has nothing to do, and leaves all files as they are.
+        if custom is NOTHING and group.broadcast(group.on_first_process(lambda: has_finished(restored, steps))):
+            return finished_result(directory.path, restored.step)
+        return fit(resolved, restored, custom)
 
 
 def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOTHING) -> RunResult:

@@ -28,7 +28,7 @@ from headrace.run.trained_model import input_form
 from headrace.run.training import Compiled
 from headrace.telemetry.clock import Timeline, first_at_target
 from headrace.telemetry.plot import write_curve
-from headrace.telemetry.records import CheckpointRecord, Note, RunEnd, ValidationRecord
+from headrace.telemetry.records import CheckpointRecord, Note, RunEnd, ValidationRecord, read_records
 from headrace.telemetry.sinks import Sinks
 from headrace.telemetry.validation_report import validation_report, write_report
 
@@ -76,6 +76,23 @@ class RunResult:
     can_resume: bool  # there is more to train, and resuming loses nothing
     reason: str = ""
     state: State | None = field(default=None, repr=False)  # after the last step, on its devices
+
+
+def finished_result(directory: Path, step: int) -> RunResult:
+    """Return the result of a run that an earlier process has finished, as its records have it."""
+    records = read_records(directory)
+    end = next(record for record in reversed(records) if isinstance(record, RunEnd))
+    return RunResult(
+        outcome="finished",
+        directory=directory,
+        step=step,
+        validation={record.weights: record for record in records if isinstance(record, ValidationRecord)},
+        images_per_second=end.images_per_second,
+        time_to_train=end.time_to_train,
+        can_resume=False,
+        reason="before this command, which changed nothing; to train longer: "
+        f"headrace resume {directory} --num-epochs N",
+    )
 
 
 class Ending:

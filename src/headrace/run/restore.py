@@ -1,5 +1,6 @@
 """What a run resumes from: its newest good checkpoint, with records and the list of the best rewound to that step."""
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,10 +12,19 @@ from headrace.config.load import Resolved, to_flat
 from headrace.config.model_table import NORM_OPTIONS, OPTION_FAMILIES
 from headrace.core.errors import CheckpointError
 from headrace.job import ProcessGroup
+from headrace.plan.steps import StepPlan
 from headrace.run.design import NOTHING, CustomParts, design_run
 from headrace.run.directory import RunDirectory, parse_run, read_saved, sweep
 from headrace.run.metric_totals import NOTHING_UNLOGGED, Unlogged
-from headrace.telemetry.records import CheckpointRecord, Record, RunEnd, TrainRecord, ValidationRecord, read_records
+from headrace.telemetry.records import (
+    CheckpointRecord,
+    Record,
+    RunEnd,
+    RunStart,
+    TrainRecord,
+    ValidationRecord,
+    read_records,
+)
 from headrace.telemetry.sinks import rewind
 
 
@@ -143,8 +153,32 @@ _FIXED = (
 )
 
 
-def refuse_other_run(saved: Resolved, resolved: Resolved, custom: CustomParts = NOTHING) -> None:
-    """Refuse overrides that would make it another run; replicas, epochs, periods and directories may change."""
+def refuse_fewer_steps(restored: Restored, steps: StepPlan) -> None:
+    """Refuse to resume a run that has been trained for more steps than are asked for."""
+    if restored.step > steps.total_steps:
+        done = restored.step / steps.updates_per_epoch
+        raise CheckpointError(
+            f"The run has been trained for {done:.4g} epochs ({restored.step:,} steps), more than the "
+            f"{steps.num_epochs} asked for ({steps.total_steps:,} steps).",
+            rule="Resuming continues a run from its newest checkpoint; it takes no steps back.",
+            remedy=f"Ask for more epochs (--num-epochs {math.ceil(done) + 1}), or validate its checkpoints: headrace "
+            f"validate {restored.directory.path}.",
+        )
+
+
+def has_finished(restored: Restored, steps: StepPlan) -> bool:
+    """Say whether a run has been trained to the planned end, with nothing left to validate or record."""
+    records = read_records(restored.directory.path)
+    last = next((record for record in reversed(records) if isinstance(record, RunStart | RunEnd)), None)
+    ended = isinstance(last, RunEnd) and last.outcome == "finished"
+    return ended and last.step == restored.step == steps.total_steps
+
+
+def refuse_other_run(saved: Resolved, resolved: Resolved, custom: CustomParts = NOTHING) -> StepPlan:
+    """Refuse overrides that would make it another run; replicas, epochs, periods and directories may change.
+
+    Return the steps that are planned now.
+    """
     old, new = to_flat(saved.config), to_flat(resolved.config)
     changed = [name for name in _FIXED if old[name] != new[name]]
     before, after = (design_run(each.config, custom).plan for each in (saved, resolved))
@@ -158,3 +192,4 @@ def refuse_other_run(saved: Resolved, resolved: Resolved, custom: CustomParts = 
             rule="Steps before and after must mean the same.",
             remedy="Start a new run with headrace train.",
         )
+    return after.steps

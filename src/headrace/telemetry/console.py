@@ -223,6 +223,8 @@ class PlainConsole(ConsoleSink):
     def write(self, record: Record) -> None:
         """Print the record's line."""
         line = self._formatter.line(record)
+        if isinstance(record, RunEnd):
+            line = line.partition("\n")[0]  # the command prints what limited the run in its table
         if self._terminal is not None:
             line = laid_out(line, record, self._terminal.width)
         if not isinstance(record, CheckpointRecord):
@@ -255,7 +257,7 @@ class BarConsole(ConsoleSink):
                 self._begin(record)
             case RunEnd():
                 self.close()
-                self._print(line, "bold", record)
+                self._print(line.partition("\n")[0], "bold", record)
             case ValidationRecord():
                 self._print(line, "green" if line.endswith("best so far") else "", record)
             case Note():

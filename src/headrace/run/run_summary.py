@@ -1,0 +1,196 @@
+"""What is known of a run from its directory, read quickly and without JAX; damaged and foreign files are no error."""
+
+import fcntl
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headrace.core.files import LOCK_FILE, parse_json
+from headrace.telemetry.records import METRICS_FILE, RunEnd, RunStart, TrainRecord, ValidationRecord, parse_record
+
+CONFIG_FILE = "config.json"
+UNREADABLE, NOT_STARTED, RUNNING, KILLED = "unreadable", "not started", "running", "killed"
+_DEPTH = 3  # of directories below the one that is listed
+_MOST_ENTRIES = 20_000  # of directories looked into
+_MOST_BYTES = 8 << 20  # of a config.json
+# The lines of these kinds are read; of the many others only the last training record matters.
+_READ = tuple(f'{{"kind": "{kind.kind}"'.encode() for kind in (RunStart, ValidationRecord, RunEnd))
+_TRAIN = f'{{"kind": "{TrainRecord.kind}"'.encode()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary:
+    """One run: its options as saved, its first and last records, and its best validation.
+
+    `state` is how it ended (finished, stopped, interrupted, failed, compiled), or running, killed (no end was
+    recorded), not started, unreadable (`problem` says why).
+    """
+
+    path: Path
+    state: str
+    problem: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    start: RunStart | None = None
+    end: RunEnd | None = None
+    last_train: TrainRecord | None = None
+    validations: tuple[ValidationRecord, ...] = ()
+    modified: float = 0.0  # when its records were last written, in seconds since 1970
+
+    @property
+    def best(self) -> ValidationRecord | None:
+        """The first validation with the highest accuracy."""
+        finite = [record for record in self.validations if math.isfinite(record.top1)]
+        return max(finite, key=lambda record: record.top1, default=None)
+
+    @property
+    def is_trial(self) -> bool:
+        """Whether the run was cut short by dry_run_steps, and validated on a few images."""
+        return bool(self.options.get("dry_run_steps"))
+
+    @property
+    def epoch(self) -> float:
+        """How far the run has come."""
+        records = (self.end, self.last_train, *self.validations[-1:])
+        return max((record.epoch for record in records if record is not None), default=0.0)
+
+    @property
+    def seconds(self) -> float | None:
+        """The time to train so far, those of earlier processes included."""
+        if self.end is not None:
+            return self.end.time_to_train
+        return self.last_train.elapsed_seconds if self.last_train else None
+
+    @property
+    def checkpoints(self) -> Path:
+        """The directory of its checkpoints."""
+        chosen = self.options.get("checkpoint_dir")
+        return Path(chosen) if isinstance(chosen, str) else self.path / "checkpoints"
+
+
+def find_runs(place: Path) -> Iterator[Path]:
+    """Yield the run directories in a directory, a few levels deep, by name; the directory itself if it is a run."""
+    waiting, looked = [(place, 0)], 0
+    while waiting and looked < _MOST_ENTRIES:
+        directory, depth = waiting.pop(0)
+        looked += 1
+        if (directory / CONFIG_FILE).is_file():
+            if not _is_foreign(directory):
+                yield directory
+            continue
+        if depth < _DEPTH:
+            waiting += [(inner, depth + 1) for inner in _directories(directory)]
+
+
+def _directories(place: Path) -> list[Path]:
+    try:
+        with os.scandir(place) as entries:
+            inside = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []
+    return [place / name for name in sorted(inside) if not name.startswith(".")]
+
+
+def _is_foreign(directory: Path) -> bool:
+    """Say whether a config.json belongs to another program: one that can be read, and is not of our form."""
+    try:
+        saved = _read_json(directory / CONFIG_FILE)
+    except (OSError, ValueError):
+        return not any((directory / name).exists() for name in ("plan.json", METRICS_FILE))
+    return not (isinstance(saved, dict) and isinstance(saved.get("values"), dict) and "origins" in saved)
+
+
+def _read_json(file: Path) -> Any:
+    if file.stat().st_size > _MOST_BYTES:
+        raise ValueError(f"more than {_MOST_BYTES:,} bytes")
+    return parse_json(file.read_bytes())
+
+
+def read_summary(path: Path) -> RunSummary:
+    """Return what is known of the run in a directory."""
+    try:
+        saved = _read_json(path / CONFIG_FILE)
+        if not isinstance(saved, dict) or not isinstance(saved.get("values"), dict):
+            raise ValueError("it has no options")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        return RunSummary(path=path, state=UNREADABLE, problem=f"{CONFIG_FILE}: {reason}")
+    file = path / METRICS_FILE
+    if not file.is_file():
+        return RunSummary(path=path, state=_without_end(path, NOT_STARTED), options=saved["values"])
+    try:
+        lines, modified = file.read_bytes().split(b"\n"), file.stat().st_mtime
+    except OSError as error:
+        problem = f"{METRICS_FILE}: {error.strerror}"
+        return RunSummary(path=path, state=UNREADABLE, problem=problem, options=saved["values"])
+    return _summarize(path, saved["values"], lines, modified)
+
+
+def _summarize(path: Path, options: Mapping[str, Any], lines: list[bytes], modified: float) -> RunSummary:
+    start: RunStart | None = None
+    end: RunEnd | None = None
+    validations, bad = [], 0
+    # What follows the last newline is still being written, or was when the process was killed.
+    last_train = next((line for line in reversed(lines[:-1]) if line.startswith(_TRAIN)), None)
+    for line in (*(line for line in lines[:-1] if line.startswith(_READ)), *([last_train] if last_train else ())):
+        try:
+            record = parse_record(line)
+        except ValueError:
+            bad += 1
+            continue
+        if isinstance(record, RunStart):
+            start, end = record, None
+        elif isinstance(record, RunEnd):
+            end = record
+        elif isinstance(record, ValidationRecord):
+            validations.append(record)
+        elif isinstance(record, TrainRecord):
+            last_train = record
+    return RunSummary(
+        path=path,
+        state=end.outcome if end else _without_end(path, KILLED if start else NOT_STARTED),
+        problem=f"{METRICS_FILE}: {bad} damaged lines" if bad else "",
+        options=options,
+        start=start,
+        end=end,
+        last_train=last_train if isinstance(last_train, TrainRecord) else None,
+        validations=tuple(validations),
+        modified=modified,
+    )
+
+
+def _without_end(path: Path, otherwise: str) -> str:
+    """Return `running` if a process holds the run's lock."""
+    try:
+        handle = os.open(path / LOCK_FILE, os.O_RDONLY)
+    except OSError:
+        return otherwise
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return RUNNING
+    except OSError:  # a file system without locks
+        return otherwise
+    finally:
+        os.close(handle)
+    return otherwise
+
+
+def different_options(runs: Iterable[RunSummary]) -> dict[str, list[Any]]:
+    """Return the options in which runs differ, mappings by key (`a.b`), with the value of each run; None if not set."""
+    flat = [_flat(run.options) for run in runs]
+    names = dict.fromkeys(name for each in flat for name in each)
+    rows = {name: [each.get(name) for each in flat] for name in names}
+    return {name: row for name, row in rows.items() if any(value != row[0] for value in row)}
+
+
+def _flat(options: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in options.items():
+        if isinstance(value, dict):
+            found |= {f"{name}.{key}": inner for key, inner in value.items()}
+        else:
+            found[name] = value
+    return found

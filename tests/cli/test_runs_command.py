@@ -1,0 +1,202 @@
+"""`headrace runs`, `headrace compare`, and the table at the end of a run, on directories whole, damaged and foreign."""
+
+import fcntl
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from headrace.cli.compare import main as compare
+from headrace.cli.run_end import end_lines
+from headrace.cli.runs import main as runs
+from headrace.core.errors import CheckpointError, ConfigError
+from headrace.run.recorder import RunResult
+from headrace.run.run_summary import different_options, find_runs, read_summary
+from headrace.telemetry.records import Record, RunEnd, RunStart, TrainRecord, ValidationRecord
+
+
+def start() -> RunStart:
+    return RunStart(
+        step=0, time="", model="net", dataset="digits", num_epochs=4, total_steps=40, updates_per_epoch=10,
+        global_batch_size=8, num_parameters=1234,
+    )  # fmt: skip
+
+
+def validation(epoch: float, top1: float, weights: str = "raw") -> ValidationRecord:
+    return ValidationRecord(
+        step=int(10 * epoch), epoch=epoch, weights=weights, loss=1, top1=top1, num_samples=100, seconds=1
+    )
+
+
+def trained(epoch: float, seconds: float) -> TrainRecord:
+    return TrainRecord(
+        step=int(10 * epoch), epoch=epoch, loss=0.5, accuracy=0.5, learning_rate=0.1, elapsed_seconds=seconds
+    )
+
+
+def end(outcome: str = "finished", time_to_train: float = 12.0) -> RunEnd:
+    return RunEnd(
+        step=40, time="", outcome=outcome, epoch=4, time_to_train=time_to_train, images_per_second=5000,
+        wall_seconds=12, seconds={"train": 9, "compile": 3, "wait": 0}, verdict="compute-bound",
+    )  # fmt: skip
+
+
+def make(place: Path, name: str, records: list[Record], when: float = 0, **options) -> Path:
+    run = place / name
+    run.mkdir(parents=True)
+    (run / "config.json").write_text(json.dumps({"name": "", "values": options, "origins": {}}))
+    file = run / "metrics.jsonl"
+    file.write_text("".join(record.to_json() + "\n" for record in records))
+    os.utime(file, (1.7e9 + when, 1.7e9 + when))
+    return run
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    whole = [start(), trained(1, 3), validation(1, 0.9), trained(4, 11), validation(4, 0.8), end()]
+    make(tmp_path, "good", whole, when=3, seed=1, optimizer_params={"momentum": 0.9})
+    make(tmp_path, "quick", [start(), validation(4, 0.7), end(time_to_train=2.0)], when=2, seed=2, optimizer_params={})
+    make(tmp_path, "deep/er/trial", [start(), validation(0.1, 1.0), end()], when=1, dry_run_steps=1)
+    return tmp_path
+
+
+def listed(place: Path, capsys, *argv: str) -> list[dict]:
+    assert runs([str(place), "--json", *argv]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_runs_are_listed_and_sorted(place, capsys):
+    def names(*argv: str) -> list[str]:
+        return [Path(run["run"]).name for run in listed(place, capsys, *argv)]
+
+    assert names() == ["good", "quick", "trial"]
+    assert names("--sort", "accuracy") == ["good", "quick", "trial"], "a trial is the last, whatever its accuracy"
+    assert names("--sort", "time") == ["quick", "good", "trial"]
+    assert runs([str(place)]) == 0
+    heading, *rows = capsys.readouterr().out.splitlines()
+    assert heading.split() == ["run", "top-1", "epochs", "time", "img/s", "written", "state"]
+    assert rows[0].split()[:6] == ["good", "90.00", "%", "4/4", "12.0", "s"]
+    assert [row.split()[0] for row in rows] == ["good", "quick", "deep/er/trial"]
+    assert " trial " in rows[2]
+    assert "100.00 %" not in rows[2]
+
+
+def test_damaged_and_foreign_directories(place, capsys):
+    before = listed(place, capsys)
+    (place / "empty").mkdir()
+    (place / "a file").write_text("x")
+    (place / "foreign").mkdir()
+    (place / "foreign" / "config.json").write_text('{"architectures": ["Bert"]}')
+    (place / "cut").mkdir()
+    (place / "cut" / "config.json").write_text('{"values": {"seed"')
+    (place / "binary").mkdir()
+    (place / "binary" / "config.json").write_bytes(b"\xff\xfe\x00")
+    assert listed(place, capsys) == before, "none of these is a run"
+
+    (place / "cut" / "plan.json").write_text("{}")
+    just_made = make(place, "just made", [])
+    (just_made / "metrics.jsonl").unlink()
+    killed = make(place, "killed", [start(), trained(2, 5), validation(2, float("nan"))])
+    with (killed / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "validation", "step": "many"}\n{"kind": "run_end", "st')
+    pipe = make(place, "pipe", [])
+    (pipe / "metrics.jsonl").unlink()
+    os.mkfifo(pipe / "metrics.jsonl")
+    (place / "loop").symlink_to(place)
+    found = {Path(run["run"]).name: run for run in listed(place, capsys)}
+    states = {name: run["state"] for name, run in found.items()}
+    expected = {"cut": "unreadable", "just made": "not started", "killed": "killed", "pipe": "not started"}
+    assert {name: states[name] for name in expected} == expected
+    assert len(found) == 7
+    assert found["killed"]["problem"] == "metrics.jsonl: 1 damaged lines"
+    assert (found["killed"]["epoch"], found["killed"]["time_to_train"], found["killed"]["best_top1"]) == (2, 5, None)
+    assert runs([str(place)]) == 0
+    assert "cut: config.json: " in capsys.readouterr().out
+    assert compare([str(place / "killed"), str(place / "just made")]) == 0
+    with pytest.raises(CheckpointError, match="cannot be compared"):
+        compare([str(place / "cut"), str(place / "good")])
+
+
+def test_a_run_that_is_locked_is_running(place):
+    run = make(place, "now", [start(), trained(1, 3)])
+    assert read_summary(run).state == "killed"
+    with (run / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert read_summary(run).state == "running"
+    assert read_summary(run).state == "killed"
+
+
+def test_a_resumed_run_is_judged_by_its_last_process(place):
+    run = make(place, "twice", [start(), end("interrupted"), start(), end("finished")])
+    assert read_summary(run).state == "finished"
+
+
+def test_a_thousand_runs_are_listed_quickly(tmp_path, capsys):
+    records = [start(), *(trained(epoch / 10, epoch) for epoch in range(100)), validation(4, 0.5), end()]
+    for number in range(1000):
+        make(tmp_path, f"run{number}", records, seed=number)
+    begin = time.process_time()
+    assert len(listed(tmp_path, capsys)) == 1000
+    assert time.process_time() - begin < 5
+
+
+def test_wrong_places(tmp_path, capsys):
+    assert runs([str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"no runs in {tmp_path}\n"
+    with pytest.raises(ConfigError, match="There is no directory"):
+        runs([str(tmp_path / "nowhere")])
+    with pytest.raises(ConfigError, match="number of runs is 1"):
+        compare([str(tmp_path)])
+
+
+def test_a_comparison_has_what_differs(place, capsys):
+    assert list(find_runs(place / "good")) == [place / "good"]
+    summaries = [read_summary(place / name) for name in ("good", "quick")]
+    assert different_options(summaries) == {"seed": [1, 2], "optimizer_params.momentum": [0.9, None]}
+    assert compare([str(place / "good"), str(place / "quick")]) == 0
+    out = capsys.readouterr().out
+    rows = {" ".join(line.split()) for line in out.splitlines()}
+    assert {"seed 1 2", "optimizer_params.momentum 0.9 unset", "time to train 12.0 s 2.0 s"} <= rows
+    assert "best top-1 90.00 % at epoch 1 70.00 % at epoch 4" in rows
+    assert compare([str(place / "good")] * 2) == 0
+    assert "no option differs" in capsys.readouterr().out
+
+
+def result(run: Path, outcome: str, *, can_resume: bool = False, reason: str = "") -> RunResult:
+    return RunResult(
+        outcome=outcome, directory=run, step=40, validation={}, images_per_second=None, time_to_train=1.0,
+        can_resume=can_resume, reason=reason,
+    )  # fmt: skip
+
+
+def test_the_table_at_the_end_of_a_run(place):
+    run = place / "good"
+    lines = end_lines(result(run, "finished"), read_summary(run))
+    assert lines[0] == "accuracy    90.00 % top-1, the best, at epoch 1 (100 images)"
+    assert lines[1] == "            80.00 % (raw) at the end"
+    assert "time        12.0 s: train 9.0 s, compile 3.0 s" in lines
+    assert "verdict     compute-bound" in lines
+    assert not any(line.startswith(("next", "plot", "checkpoint")) for line in lines), "there are none"
+    (run / "checkpoints" / "step_00000010").mkdir(parents=True)
+    (run / "curve.svg").write_text("")
+    lines = end_lines(result(run, "stopped", reason="no better accuracy"), read_summary(run))
+    assert lines[0] == "stopped     no better accuracy"
+    assert f"plot        {run}/curve.svg" in lines
+    assert lines[-3:] == [
+        f"next        headrace predict {run} IMAGES",
+        f"            headrace export {run} --format onnx",
+        f"            headrace resume {run}",
+    ]
+    assert (
+        end_lines(result(run, "interrupted", can_resume=True), read_summary(run))[-1]
+        == f"next        headrace resume {run}"
+    )
+
+
+def test_a_trial_shows_no_accuracy(place):
+    run = place / "deep" / "er" / "trial"
+    text = "\n".join(end_lines(result(run, "finished"), read_summary(run)))
+    assert "not shown: a trial (--dry-run-steps), validated on 100 images only" in text
+    assert "100.00 %" not in text
