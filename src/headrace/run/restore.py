@@ -170,8 +170,9 @@ def has_finished(restored: Restored, steps: StepPlan) -> bool:
     """Say whether a run has been trained to the planned end, with nothing left to validate or record."""
     records = read_records(restored.directory.path)
     last = next((record for record in reversed(records) if isinstance(record, RunStart | RunEnd)), None)
-    ended = isinstance(last, RunEnd) and last.outcome == "finished"
-    return ended and last.step == restored.step == steps.total_steps
+    if not isinstance(last, RunEnd) or last.outcome != "finished":
+        return False
+    return last.step == restored.step == steps.total_steps
 
 
 def refuse_other_run(saved: Resolved, resolved: Resolved, custom: CustomParts = NOTHING) -> StepPlan:
