@@ -3,7 +3,7 @@
 import zlib
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -119,6 +119,23 @@ def test_the_padding_is_zero_after_normalisation() -> None:
     inside = (8 - np.abs(down - 4)) * (8 - np.abs(right - 4))
     assert (values.sum((1, 2, 3)) == inside).all()
     assert set(np.unique(values)) == {np.float32(0), np.float32(1)}
+
+
+@pytest.mark.parametrize(("fill", "mode"), [("zero", "constant"), ("reflect", "reflect")])
+def test_the_size_of_the_padding_and_what_fills_it(fill: str, mode: Literal["constant", "reflect"]) -> None:
+    images = some_images(60, (9, 12, 3))
+    how = replace(spec("flip-crop", "zero-one"), crop_padding=2, reflect=fill == "reflect")
+    index = np.arange(60, dtype=np.int32)
+    down, right, flip = draw_offsets(index, 1, how, np)
+    assert {*down} == {*right} == set(range(5))
+    padded = np.pad(images / 255, ((0, 0), (2, 2), (2, 2), (0, 0)), mode=mode)
+    for values in (
+        preprocess(images, index, 1, how, True),
+        jax.jit(lambda x, i: preprocess(x, i, 1, how, True))(images, index),
+    ):
+        for at in index:
+            view = padded[at][:, ::-1] if flip[at] else padded[at]
+            np.testing.assert_allclose(values[at], view[down[at] : down[at] + 9, right[at] : right[at] + 12], atol=1e-6)
 
 
 def test_a_sample_does_not_depend_on_its_batch() -> None:

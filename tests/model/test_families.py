@@ -65,6 +65,7 @@ PARAMETERS = {
     "mobilenet_v3_small": 2_542_856 + 256 * (576 + 1 + 1000),  # torchvision's, with 256 more hidden features
     "mobilenet_v3_large": 5_483_032,
     "squeezenet": 1_248_424,
+    "cifar_fastnet": 13 * 24 + 9 * (24 * 64 + 64 * 64 + 64 * 256 + 3 * 256 * 256) + 2 * (2 * 64 + 4 * 256) + 257 * 10,
 }
 # group dim 16 and expansion 4; B6's first block has 56 channels, which 16 does not divide: 4 groups of 14, where the
 # reference's figure (39,825,464) counts 18 channels for each of 3 groups

@@ -47,6 +47,7 @@ FAMILIES: Mapping[str, Family] = {
     "efficientnet": Family(sizes=("b0", "cifar"), groups=(4, 4)),
     "mobilenet": Family(sizes=("v2", "v2"), groups=(8, 8)),
     "squeezenet": Family(sizes=("", "")),
+    "fastnet": Family(sizes=("", "")),
     "toy_model": Family(sizes=("", ""), groups=(4, 4)),
 }
 
@@ -110,6 +111,7 @@ _ROWS = (
     ),
     *(Variant(name=f"mobilenet_{size}", family="mobilenet", size=size) for size in ("v2", "v3_small", "v3_large")),
     Variant(name="squeezenet", family="squeezenet", has_norm=False),
+    *_cifar("fastnet", ("",)),
 )
 VARIANTS: Mapping[str, Variant] = {row.name: row for row in _ROWS}
 

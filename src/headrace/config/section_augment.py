@@ -174,6 +174,17 @@ AUGMENT_NOTES = (
             "images keep their channels (no fourth one is added)."
         ),
     ),
+    *(
+        Remark(
+            when=lambda facts, name=name: (
+                facts.given(name) and facts.config.data.train_augmentation in ("none", "flip")
+            ),
+            text=lambda facts, name=name: (
+                f"{facts.describe(name)} has no effect with {facts.describe('train_augmentation')}."
+            ),
+        )
+        for name in ("crop_padding", "crop_fill")
+    ),
     _without("cutmix_version", "cutmix_lambda", lambda augment: augment.cutmix_lambda < 1),
     _without("rand_augment_magnitude", "rand_augment", lambda augment: augment.rand_augment),
     _without("rand_augment_operations", "rand_augment", lambda augment: augment.rand_augment),

@@ -75,6 +75,14 @@ class Data:
         "Smallest and largest aspect ratio (width to height) of a random crop; unset means train_crop's.",
         kind=FLOATS,
     )
+    crop_padding: int = option(
+        4,
+        "Pixels added on every side of a training image that is then cropped at random to its own size.",
+        check=between(0, 64),
+    )
+    crop_fill: str = option(
+        "zero", "What is added there: zeros, or the image mirrored at its edge.", choices=("zero", "reflect")
+    )
     eval_resize_size: int | None = option(
         None,
         "Shorter side of validation images before the centre crop; unset means image_size * 256 / 224.",

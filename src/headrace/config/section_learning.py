@@ -153,6 +153,9 @@ class Validation:
         "1GiB", "Bytes of a device's memory for validation images, unless dataset_cache keeps them there.", kind=BYTES
     )
     validation_host_budget: str = option("8GiB", "Bytes of a process's memory for validation images.", kind=BYTES)
+    validation_flip: bool = option(
+        False, "Validate the mean of the class scores of an image and of its mirror image; takes twice as long."
+    )
     pipeline_validation_model: bool = option(
         False, "Validate through the stages of the pipeline instead of with the whole network on each device."
     )

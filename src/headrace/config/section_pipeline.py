@@ -141,6 +141,16 @@ PIPELINE_RULES = (
         remedy="Leave one of them out.",
     ),
     _with_stages("device_mapping", lambda config: config.pipeline.device_mapping),
+    Rule(
+        broken=lambda facts: (
+            facts.config.validation.pipeline_validation_model and facts.config.validation.validation_flip
+        ),
+        problem=lambda facts: (
+            f"{facts.describe('validation_flip')} with {facts.describe('pipeline_validation_model')}."
+        ),
+        rule="Mirror images are validated with the whole network on each device.",
+        remedy="Leave one of them out.",
+    ),
     _with_stages("pipeline_validation_model", lambda config: config.validation.pipeline_validation_model),
     Rule(
         broken=lambda facts: (

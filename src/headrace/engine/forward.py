@@ -59,6 +59,7 @@ class EvalSpec:
     half_partials: bool = False
     fetch_labels: FetchLabels = no_labels  # the labels alone, for the last stage of a pipeline
     reducer: Reducer = SUMS
+    flip: bool = False  # the mean of the logits of an image and of its mirror image
 
 
 class Forward(Protocol):
@@ -118,6 +119,8 @@ def make_forward(spec: EvalSpec, mesh: Mesh) -> Any:
         def one_batch(batch: dict[str, jax.Array]) -> Any:
             images, labels = spec.fetch(resident, batch)
             logits, _ = spec.network.apply(*weights, images, ctx)
+            if spec.flip:
+                logits = (logits + spec.network.apply(*weights, images[:, :, ::-1], ctx)[0]) / 2
             return spec.reducer.keep(logits, labels, batch.get("mask"))
 
         if not spec.reducer.adds:

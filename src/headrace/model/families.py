@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from headrace.config.model_table import VARIANTS, Variant, find_variant, norm_choice
 from headrace.model.build_options import DIALECTS, BuildOptions, default_epsilon
 from headrace.model.efficientnet import EFFICIENTNETS
+from headrace.model.fastnet import FASTNETS
 from headrace.model.gates import Dropout
 from headrace.model.layers import (
     FAN_IN_HE,
@@ -116,7 +117,7 @@ class Row(Protocol):
     def aliases(self, build: BuildOptions) -> tuple[tuple[str, str], ...]: ...
 
 
-ROWS: Mapping[str, Row] = {**TOYS, **RESNETS, **EFFICIENTNETS, **MOBILENETS, **SQUEEZENETS}
+ROWS: Mapping[str, Row] = {**TOYS, **RESNETS, **EFFICIENTNETS, **MOBILENETS, **SQUEEZENETS, **FASTNETS}
 
 
 def model_names() -> tuple[str, ...]:

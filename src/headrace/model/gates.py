@@ -20,6 +20,7 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "relu": ops.relu,
     "relu6": ops.relu6,
     "swish": ops.swish,
+    "gelu": ops.gelu,
     "hard_swish": ops.hard_swish,
     "sigmoid": ops.sigmoid,
     "hard_sigmoid": ops.hard_sigmoid,

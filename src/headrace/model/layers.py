@@ -32,6 +32,14 @@ _TRUNCATED_DEVIATION = 0.87962566103423978
 RngAt = Callable[[str], np.random.Generator]
 
 
+class Initial(Protocol):
+    """How the initial values of a kernel are chosen."""
+
+    def sample(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """Return float32 weights; the last two dims of `shape` are channels in and out, the first ones the window."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class VarianceScaling:
     """Draw weights with variance scale / fan, from a truncated normal (two deviations) or a uniform distribution.
@@ -115,7 +123,7 @@ class Conv:
     padding: Padding = "SAME"
     groups: int = 1
     bias: bool = False
-    initial: VarianceScaling = FAN_IN_NORMAL
+    initial: Initial = FAN_IN_NORMAL
 
     def shape(self, hwc: Shape) -> Shape:
         """Return the shape of one image's output."""
@@ -162,7 +170,7 @@ class Dense:
 
     features: int
     logits: bool = False
-    initial: VarianceScaling = GLOROT_UNIFORM
+    initial: Initial = GLOROT_UNIFORM
 
     def shape(self, hwc: Shape) -> Shape:
         """Return the shape of one image's output."""

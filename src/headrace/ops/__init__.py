@@ -4,6 +4,9 @@ This is the only package that asks which backend a program is compiled for.
 """
 
 from headrace.ops.activation import (
+    gelu as gelu,
+)
+from headrace.ops.activation import (
     hard_sigmoid as hard_sigmoid,
 )
 from headrace.ops.activation import (

@@ -1,12 +1,16 @@
 """Activation functions. Each saves a single array for its gradient: its input or its output."""
 
+import math
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.scipy.special import ndtr
 
 from headrace.ops.backend import on_cpu
+
+_GAUSSIAN_PEAK = 1 / math.sqrt(2 * math.pi)
 
 
 def relu(x: Array) -> Array:
@@ -45,6 +49,11 @@ def relu6(x: Array) -> Array:
 def swish(x: Array) -> Array:
     """Return x * sigmoid(x), also called SiLU."""
     return _with_slope(x, lambda x: x * jax.nn.sigmoid(x), _swish_slope)
+
+
+def gelu(x: Array) -> Array:
+    """Return x times the normal distribution's probability of at most x."""
+    return _with_slope(x, lambda x: x * ndtr(x), lambda x: ndtr(x) + x * jnp.exp(-x * x / 2) * _GAUSSIAN_PEAK)
 
 
 def sigmoid(x: Array) -> Array:

@@ -40,6 +40,7 @@ def make_forward_pass(design: Design, devices: list[Any], reducer: Reducer) -> t
         half_partials=design.precision.half_partials,
         num_replicas=plan.num_replicas,
         reducer=reducer,
+        flip=design.config.validation.validation_flip,
     )
     pipeline = design.plan.pipeline
     if not reducer.adds or pipeline is None or plan.devices_per_replica == 1:

@@ -133,6 +133,10 @@ def _activation(graph: Graph, kind: str, x: str) -> str:
         return graph.node("Sigmoid", [x])
     if kind == "swish":
         return graph.node("Mul", [x, graph.node("Sigmoid", [x])])
+    if kind == "gelu":  # x (1 + erf(x / sqrt 2)) / 2
+        half, one, root = (graph.constant(np.float32(number)) for number in (0.5, 1, np.sqrt(0.5)))
+        doubled = graph.node("Add", [graph.node("Erf", [graph.node("Mul", [x, root])]), one])
+        return graph.node("Mul", [graph.node("Mul", [x, half]), doubled])
     if kind == "hard_sigmoid":
         return graph.node("HardSigmoid", [x], alpha=1 / 6, beta=0.5)
     assert kind == "hard_swish", kind

@@ -1,10 +1,10 @@
 """Normalise and augment images: one definition, run by NumPy on the host or by JAX on the device.
 
-The order is: change the colours; normalise; flip; pad 4 zeros on every side and crop at random (or crop from a larger
-image); shear, shift and rotate; erase. Everything that moves pixels only computes which pixel to take, so bytes are
-gathered once and all arithmetic after that is one fused pass over the output. What happens to a sample depends on
-(seed, epoch, sample) alone, never on its batch. Positions come from whole numbers and tables, so that host and device
-choose the same pixels.
+The order is: change the colours; normalise; flip; pad every side and crop at random (or crop from a larger image);
+shear, shift and rotate; erase. Everything that moves pixels only computes which pixel to take, so bytes are gathered
+once and all arithmetic after that is one fused pass over the output. What happens to a sample depends on (seed, epoch,
+sample) alone, never on its batch. Positions come from whole numbers and tables, so that host and device choose the same
+pixels.
 """
 
 from dataclasses import dataclass, replace
@@ -70,7 +70,6 @@ def _sides(hw: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
     )
 
 
-PAD = 4
 _PURPOSE = name_id("augment")
 _FLIPS, _CROPS = ("flip", "flip-crop"), ("crop", "flip-crop")
 
@@ -85,6 +84,8 @@ class Preprocess:
     std: tuple[float, ...]
     seed: int
     image_hwc: tuple[int, int, int]
+    crop_padding: int = 4  # pixels added on every side before a crop of the same size
+    reflect: bool = False  # fill them with the mirrored image instead of zeros
     on_device: bool = True  # False: blocks arrive preprocessed
     color_jitter: float = 0.0
     hue_jitter: float = 0.0
@@ -108,6 +109,8 @@ def preprocess_spec(data: Data, augment: Augment, info: DataInfo, seed: int) -> 
         std=info.channel_std,
         seed=seed,
         image_hwc=info.image_hwc,
+        crop_padding=data.crop_padding,
+        reflect=data.crop_fill == "reflect",
         on_device=data.accelerator_side_preprocess,
         color_jitter=augment.color_jitter,
         hue_jitter=augment.hue_jitter,
@@ -156,12 +159,13 @@ def preprocess(images: Any, index: Any, epoch: Any, spec: Preprocess, train: boo
 
 
 def draw_offsets(
-    index: Any, epoch: Any, spec: Preprocess, xp: Any, places: tuple[int, int] = (2 * PAD + 1, 2 * PAD + 1)
+    index: Any, epoch: Any, spec: Preprocess, xp: Any, places: tuple[int, int] | None = None
 ) -> tuple[Any, Any, Any]:
-    """Return (rows down, columns right, flip or not) of each sample; an offset of 4 out of 0 to 8 leaves it in place.
+    """Return (rows down, columns right, flip or not) of each sample; the middle one of the places leaves it in place.
 
     One draw serves all three: its bits 0-14 and 15-29 choose the offsets, its last bit the flip.
     """
+    places = places or (2 * spec.crop_padding + 1, 2 * spec.crop_padding + 1)
     word = draw(spec.seed, epoch, index, _PURPOSE)
     mask, shift = np.uint32(0x7FFF), np.uint32(15)
     down = ((word & mask) * np.uint32(places[0])) >> shift
@@ -229,22 +233,30 @@ def _places(index: Any, epoch: Any, spec: Preprocess, source_hw: Any, train: boo
     spare = source_hw[0] - height, source_hw[1] - width
     padded = train and spec.augmentation in _CROPS and spare == (0, 0)
     if train:
-        places = (2 * PAD + 1, 2 * PAD + 1) if padded else (spare[0] + 1, spare[1] + 1)
+        places = None if padded else (spare[0] + 1, spare[1] + 1)
         down, right, flip = (move[:, None, None] for move in draw_offsets(index, epoch, spec, xp, places))
     else:
         down = right = flip = xp.zeros((len(index), 1, 1), np.int32)
     if not train or spec.augmentation not in _CROPS:
         down, right = down * 0 + spare[0] // 2, right * 0 + spare[1] // 2
     elif padded:
-        down, right = down - PAD, right - PAD
+        down, right = down - spec.crop_padding, right - spec.crop_padding
     rows, columns, inside = rows + down, columns + right, None
-    if padded or warped:
+    if spec.reflect:
+        rows, columns = (_reflected(at, size, xp) for at, size in zip((rows, columns), source_hw, strict=True))
+    if warped or (padded and not spec.reflect):
         in_rows = (rows >= 0) & (rows < source_hw[0])
         in_columns = xp.repeat((columns >= 0) & (columns < source_hw[1]), channels, axis=2)
         inside = (xp.repeat(in_rows, channels, axis=2) if warped else in_rows) & in_columns
     if train and spec.augmentation in _FLIPS:
         columns = xp.where(flip, source_hw[1] - 1 - columns, columns)
     return xp.clip(rows, 0, source_hw[0] - 1), xp.clip(columns, 0, source_hw[1] - 1), inside
+
+
+def _reflected(at: Any, size: int, xp: Any) -> Any:
+    """Return positions mirrored at the first and the last pixel, which are not repeated."""
+    at = xp.abs(at)
+    return xp.minimum(at, 2 * (size - 1) - at)
 
 
 def _take(images: Any, rows: Any, columns: Any, xp: Any) -> Any:
