@@ -7,6 +7,7 @@ import pytest
 from headrace.core.errors import DataError
 from headrace.data.sets import locate as find
 from headrace.data.sets.catalog import KNOWN_SETS
+from headrace.data.sets.get import datasets_directory
 from headrace.data.sets.locate import locate_set, search_roots
 
 CIFAR10, MNIST, FASHION = (KNOWN_SETS[name] for name in ("cifar10", "mnist", "fashion_mnist"))
@@ -89,7 +90,12 @@ def test_environment_and_system_only_when_no_path_is_given(tmp_path: Path, monke
     assert locate_set(FASHION, str(tmp_path / "data")).directory == tmp_path / "data"  # as the configuration gives it
     touch(tmp_path / "here" / "train-images-idx3-ubyte.gz")
     assert locate_set(FASHION, ".").directory == Path()
-    assert search_roots(str(tmp_path / "sets")) == (tmp_path / "sets", tmp_path / "data", tmp_path / "system")
+    assert search_roots(str(tmp_path / "sets")) == (
+        tmp_path / "sets",
+        tmp_path / "data",
+        datasets_directory(),
+        tmp_path / "system",
+    )
     (tmp_path / "empty").mkdir()
     assert search_roots(str(tmp_path / "empty")) == (tmp_path / "empty",)
     with pytest.raises(DataError):

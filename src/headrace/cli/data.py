@@ -1,11 +1,16 @@
-"""`headrace data`: verify a dataset, build TFRecords, pack images, measure the input path."""
+"""`headrace data`: download or verify a dataset, build TFRecords, pack images, measure the input path."""
 
 import argparse
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
+from headrace.config.section_data import DOWNLOADED
 from headrace.core.errors import ConfigError, did_you_mean
 
 _ACTIONS = {
+    "get": "download a dataset by name, check it and unpack it",
     "verify": "check all files of a dataset and print the number of images of each class and split",
     "build": "write ImageNet's TFRecords from class folders",
     "pack": "pack images, made smaller, into one file that is read about twice as fast",
@@ -23,7 +28,44 @@ def main(argv: list[str]) -> int:
     action, *rest = argv
     if action not in _ACTIONS:
         raise ConfigError(f"There is no `headrace data {action}`.", remedy=did_you_mean(action, _ACTIONS))
-    return {"verify": _verify, "build": _build, "pack": _pack, "bench": _bench}[action](rest)
+    return {"get": _get, "verify": _verify, "build": _build, "pack": _pack, "bench": _bench}[action](rest)
+
+
+def _get(argv: list[str]) -> int:
+    from headrace.data.sets.get import MIRROR, PUBLISHED, datasets_directory, get_set
+
+    parser = argparse.ArgumentParser(prog="headrace data get", description="Download datasets by name.")
+    parser.add_argument("names", nargs="+", metavar="NAME", help=f"one or more of {', '.join(PUBLISHED)}")
+    parser.add_argument("--dataset-path", metavar="DIR", help=f"directory for them [{datasets_directory()}]")
+    parser.add_argument("--mirror", default="", metavar="URL", help=f"server with URL/NAME/FILE [${MIRROR}]")
+    args = parser.parse_args(argv)
+    for name in args.names:
+        place = Path(args.dataset_path).expanduser() if args.dataset_path else None
+        folder = get_set(name, place, args.mirror, _progress())
+        known = name in DOWNLOADED
+        if known:
+            from headrace.config.load import config_from
+            from headrace.data.verify import refuse_problems
+
+            refuse_problems(config_from({"dataset": name, "dataset_path": str(folder)}).data)
+        where = f" --dataset-path {folder}" if place or not known else ""
+        print(f"{name} is in {folder}")
+        print(f"train on it: headrace train{f' --dataset {name}' if known else ''}{where}")
+    return 0
+
+
+def _progress() -> Callable[[str, int, int | None], None]:
+    """Return a function that keeps one line of progress on a terminal, and prints nothing elsewhere."""
+    shown = [0.0]
+
+    def tell(file: str, done: int, total: int | None) -> None:
+        if not sys.stderr.isatty() or (time.monotonic() - shown[0] < 0.2 and done != total):
+            return
+        shown[0] = time.monotonic()
+        of = f" of {total / 1e6:,.1f} MB ({100 * done / max(total, 1):.0f} %)" if total else " MB"
+        print(f"\r{file}: {done / 1e6:,.1f}{of} ", end="\n" if done == total else "", file=sys.stderr, flush=True)
+
+    return tell
 
 
 def _verify(argv: list[str]) -> int:

@@ -10,6 +10,7 @@ IMAGE_DATASETS = ("auto", "folder", "imagenet", "tfrecord", "tfds", "tar", "pack
 # Height and width of the images of datasets that have one shape.
 IMAGE_SIZES = {"digits": 32, "cifar10": 32, "cifar100": 32, "mnist": 28, "fashion_mnist": 28}
 _PUBLISHED = tuple(IMAGE_SIZES)
+DOWNLOADED = _PUBLISHED[1:]  # the digits come with the package
 LIKENESSES = (*_PUBLISHED, "imagenet")  # sets whose shape and number are known without their files
 DATASETS = (*_PUBLISHED, *IMAGE_DATASETS, *SYNTHETIC_DATASETS)
 
@@ -33,6 +34,7 @@ class Data:
         None,
         "CSV file that lists images: columns path, label and, optionally, split (train, val, test).",
     )
+    download: bool = option(False, "Download the dataset if its files are not found, as headrace data get does.")
     generated_data: bool = option(
         False, "Replace the dataset's images by random ones of the same shape and number, made on the host and sent."
     )
@@ -201,6 +203,15 @@ _IMAGE_OPTIONS = (
 )
 
 DATA_RULES = (
+    Rule(
+        broken=lambda facts: (
+            facts.config.data.download
+            and (facts.config.data.dataset not in DOWNLOADED or bool(facts.config.data.synthetic_on))
+        ),
+        problem=lambda facts: f"{facts.describe('download')} for the dataset {facts.config.data.dataset}.",
+        rule=f"The datasets that are downloaded by name are {', '.join(DOWNLOADED)}.",
+        remedy="Choose one with --dataset, or leave --download out; `headrace data get` lists others.",
+    ),
     *(_only_for(name, SYNTHETIC_DATASETS, "synthetic images") for name in ("num_classes", "num_samples")),
     *(
         _only_for(name, IMAGE_DATASETS + SYNTHETIC_DATASETS, "image files and synthetic images")

@@ -25,6 +25,10 @@ class DataError(HeadraceError):
     """A dataset that is missing, truncated or wrong."""
 
 
+class DownloadError(HeadraceError):
+    """A file that could not be downloaded, or whose content is not the published one."""
+
+
 class CheckpointError(HeadraceError):
     """A checkpoint or run directory that is missing, damaged or does not fit."""
 

@@ -1,6 +1,7 @@
 """The interface to datasets: `describe_dataset` returns facts without reading images, `open_dataset` the splits."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from headrace.data.sets.catalog import KNOWN_SETS, SetRow
 from headrace.data.sets.digits import read_digits
 from headrace.data.sets.duplicates import quick_duplicates
 from headrace.data.sets.file_problem import BadSamples, Part, raise_problems
+from headrace.data.sets.get import get_set
 from headrace.data.sets.image_sets import (
     GREY_MEAN,
     GREY_STD,
@@ -26,7 +28,7 @@ from headrace.data.sets.image_sets import (
     sent_size,
     sources_of,
 )
-from headrace.data.sets.locate import SPLITS, class_names, locate_set, read_split
+from headrace.data.sets.locate import SPLITS, Found, class_names, locate_set, read_split
 from headrace.data.sets.source import ArraySource, Source, Synthetic, SyntheticSource, distinct_images, generated_source
 
 SYNTHETIC_SETS = ("generated", "synthetic")
@@ -134,7 +136,7 @@ def open_dataset(data: Data, seed: int) -> DataSet:
     if info.name == "digits":
         return _from_parts(info, read_digits())
     row = KNOWN_SETS[info.name]
-    found = locate_set(row, data.dataset_path)
+    found = _located(row, data)
     if found.missing:
         raise DataError(
             f"The dataset {row.name} in {found.directory} lacks {', '.join(found.missing)}.", remedy=row.how_to_get
@@ -142,6 +144,19 @@ def open_dataset(data: Data, seed: int) -> DataSet:
     parts = {split: read_split(found, row, split) for split in SPLITS}
     names = class_names(found, row)
     return _from_parts(replace(info, class_names=names), parts)
+
+
+def _located(row: SetRow, data: Data) -> Found:
+    """Return where the files of a set are; download them first if that was asked for and they are not there."""
+    try:
+        found = locate_set(row, data.dataset_path)
+        if not (data.download and found.missing):
+            return found
+    except DataError:
+        if not data.download:
+            raise
+    get_set(row.name, None if data.dataset_path == "." else Path(data.dataset_path).expanduser())
+    return locate_set(row, data.dataset_path)
 
 
 def resolved_set(data: Data) -> Data:

@@ -9,6 +9,7 @@ from headrace.core.errors import DataError
 from headrace.data.sets import cifar, idx
 from headrace.data.sets.catalog import Layout, SetRow
 from headrace.data.sets.file_problem import FileProblem, Part, empty_part, join_parts
+from headrace.data.sets.get import datasets_directory
 
 ENVIRONMENT = ("DATASETS_DIR", "DATA_DIR")
 SYSTEM_DIRECTORY = Path("/usr/share/datasets")  # where Debian's dataset packages put their files
@@ -39,7 +40,7 @@ def search_roots(dataset_path: str) -> tuple[Path, ...]:
     named = [Path(os.environ[name]).expanduser() for name in ENVIRONMENT if os.environ.get(name)]
     if dataset_path != "." and given not in named:
         return (given,)
-    return tuple(dict.fromkeys([given, *named, SYSTEM_DIRECTORY]))
+    return tuple(dict.fromkeys([given, *named, datasets_directory(), SYSTEM_DIRECTORY]))
 
 
 def locate_set(row: SetRow, dataset_path: str) -> Found:
@@ -116,7 +117,8 @@ def _not_found(row: SetRow, roots: tuple[Path, ...]) -> DataError:
     return DataError(
         f"The dataset {row.name} was not found. Searched for {files}.",
         rule=f"Searched {places}, and in sub-directories named {names} (up to {MAX_DEPTH} levels down).",
-        remedy=f"{row.how_to_get} Then name the directory with --dataset-path or $DATASETS_DIR.",
+        remedy=f"Download it with `headrace data get {row.name}`, or add --download. By hand: {row.how_to_get} Then "
+        "name the directory with --dataset-path or $DATASETS_DIR.",
     )
 
 

@@ -1,0 +1,191 @@
+"""Download a file: streamed, resumed where a connection broke, checked, and renamed into place as a whole.
+
+What has arrived stays in `NAME.part` until it is complete, so that the next attempt, or the next command, continues.
+Proxies are taken from the environment (http_proxy, https_proxy, no_proxy).
+"""
+
+import errno
+import fcntl
+import hashlib
+import http.client
+import os
+import shutil
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from headrace.core import __version__
+from headrace.core.errors import DownloadError
+from headrace.core.files import sync_directory
+from headrace.core.units import format_bytes
+
+ATTEMPTS = 5  # in a row without a new byte, for each address
+_CHUNK = 1 << 18
+_TIMEOUT_SECONDS = 30.0
+_BACK_OFF_SECONDS = 0.5  # doubled after each attempt
+
+Tell = Callable[[int, int | None], None]  # bytes that are there, bytes of the whole file if known
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remote:
+    """A file on the network: the addresses to try in order, and the checksum that proves its content."""
+
+    urls: tuple[str, ...]
+    checksum: str = ""  # such as sha256:0123...; empty if none is known
+
+    @property
+    def name(self) -> str:
+        """Return the file's name."""
+        return self.urls[0].rstrip("/").rpartition("/")[2]
+
+
+def download(remote: Remote, target: Path, tell: Tell = lambda done, total: None) -> Path:
+    """Download a file unless it is there; return its path. Whatever goes wrong is a DownloadError."""
+    for url in remote.urls:
+        if not url.startswith(("http://", "https://")):
+            raise DownloadError(
+                f"{url} is no address of a file to download.", rule="It begins with https:// or http://."
+            )
+    partial = target.with_name(f"{target.name}.part")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.is_file() and _is_right(target, remote.checksum):
+            return target
+        with locked(target.with_name(f".{target.name}.lock")):
+            if target.is_file() and remote.checksum and _is_right(target, remote.checksum):
+                return target  # another process has downloaded it meanwhile
+            _from_any(remote, partial, tell)
+            if not _is_right(partial, remote.checksum):
+                found = _digest(partial, remote.checksum)
+                partial.unlink()
+                raise DownloadError(
+                    f"{remote.name} has the checksum {found}, not {remote.checksum}.",
+                    rule="A file that differs from the published one is not used; it was deleted.",
+                    remedy="Try again later, or from another address.",
+                )
+            partial.replace(target)
+            sync_directory(target.parent)
+    except OSError as error:
+        raise _local_error(error, target, partial) from None
+    return target
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Wait until no other process holds this lock; the kernel releases that of a process which dies."""
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):  # a file system without locks
+                raise
+        yield
+
+
+def _from_any(remote: Remote, partial: Path, tell: Tell) -> None:
+    """Fill the partial file from the first address that has it."""
+    problems = []
+    for url in remote.urls:
+        try:
+            return _from_url(url, partial, tell)
+        except _Unavailable as error:
+            problems.append(f"{url}: {error}")
+    kept = f" {format_bytes(partial.stat().st_size)} are kept in {partial}." if partial.is_file() else ""
+    raise DownloadError(
+        f"{remote.name} could not be downloaded: {'; '.join(problems)}.{kept}",
+        remedy="Check the network and the proxy variables; the same command continues where it stopped.",
+    )
+
+
+class _Unavailable(Exception):
+    """An address that does not deliver the file."""
+
+
+def _from_url(url: str, partial: Path, tell: Tell) -> None:
+    failed = 0
+    while True:
+        before = partial.stat().st_size if partial.is_file() else 0
+        try:
+            if _receive(url, partial, before, tell):
+                return
+            problem = "the connection broke"
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code == 416 and before:  # the part is as long as the file, or longer
+                return
+            if error.code not in (408, 425, 429, 500, 502, 503, 504):
+                raise _Unavailable(f"the server answers {error.code} {error.reason}") from None
+            problem = f"the server answers {error.code} {error.reason}"
+        except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
+            reason = getattr(error, "reason", error)
+            if isinstance(reason, OSError) and reason.errno == errno.ENOSPC:
+                raise reason from None
+            problem = str(getattr(reason, "strerror", None) or reason or type(error).__name__)
+        failed = failed + 1 if not partial.is_file() or partial.stat().st_size <= before else 0
+        if failed >= ATTEMPTS:
+            raise _Unavailable(problem)
+        time.sleep(_BACK_OFF_SECONDS * 2**failed)
+
+
+def _receive(url: str, partial: Path, start: int, tell: Tell) -> bool:
+    """Append what the server sends; say whether the file is complete."""
+    headers = {"User-Agent": f"headrace/{__version__}"} | ({"Range": f"bytes={start}-"} if start else {})
+    opener = urllib.request.build_opener()  # a new one: the shared one would remember the proxies of its first use
+    with opener.open(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT_SECONDS) as answer:
+        resumed = answer.status == 206 and answer.headers.get("Content-Range", "").startswith(f"bytes {start}-")
+        if not resumed:
+            start = 0  # the server sends the whole file
+        length = answer.headers.get("Content-Length", "")
+        total = start + int(length) if length.isdigit() else None
+        if total is not None and total - start > shutil.disk_usage(partial.parent).free:
+            raise OSError(errno.ENOSPC, f"{format_bytes(total - start)} are needed")
+        with partial.open("r+b" if resumed else "wb") as file:
+            file.seek(start)
+            done = _copy(answer, file, start, lambda done: tell(done, total))
+            file.flush()
+            os.fsync(file.fileno())
+    return total is None or done == total
+
+
+def _copy(answer: http.client.HTTPResponse, file: IO[bytes], done: int, tell: Callable[[int], None]) -> int:
+    while True:
+        try:
+            data = answer.read(_CHUNK)
+        except http.client.IncompleteRead as error:
+            file.write(error.partial)
+            return done + len(error.partial)
+        except (ConnectionError, TimeoutError):
+            return done
+        if not data:
+            return done
+        file.write(data)
+        done += len(data)
+        tell(done)
+
+
+def _is_right(path: Path, checksum: str) -> bool:
+    return not checksum or _digest(path, checksum) == checksum
+
+
+def _digest(path: Path, checksum: str) -> str:
+    kind = checksum.partition(":")[0]
+    with path.open("rb") as file:
+        # usedforsecurity=False: published MD5 sums guard against accidents, also where MD5 is switched off
+        return f"{kind}:{hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest()}"
+
+
+def _local_error(error: OSError, target: Path, partial: Path) -> DownloadError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        partial.unlink(missing_ok=True)  # it would fill the disk
+        free = format_bytes(shutil.disk_usage(target.parent).free)
+        return DownloadError(
+            f"There is no space for {target.name} in {target.parent}: {error.strerror}, {free} are free.",
+            remedy="Free some space, or choose another directory.",
+        )
+    return DownloadError(f"{target} cannot be written: {error.strerror or error}.", remedy="Choose another directory.")
