@@ -42,13 +42,14 @@ COMMANDS = (
     Command(name="models", module="headrace.cli.models", help="list the networks"),
     Command(name="configs", module="headrace.cli.configs", help="list and show recipes, with measured results"),
     Command(name="data", module="headrace.cli.data", help="check, build, pack and measure datasets"),
+    Command(name="completion", module="headrace.cli.completion", help="print the completion script of a shell"),
     Command(name="launch", module="headrace.cli.launch", help="start the processes of a job, here or on other hosts"),
 )
 _TOPICS = {
     "train": ("train", "resume"),
     "use": ("validate", "predict", "export", "average"),
     "results": ("runs", "compare"),
-    "look up": ("models", "configs", "data"),
+    "look up": ("models", "configs", "data", "completion"),
     "plan and measure": ("plan", "bench", "launch"),
 }
 

@@ -84,8 +84,7 @@ SCREENS: Mapping[str, Screen] = {
             },
             "device": _DEVICE,
             "results": {
-                "log-dir DIR": "where run directories are made",
-                "run-name NAME": "name of the run's directory",
+                "output DIR": "directory of the run [runs/NETWORK-DATASET-TIME]",
                 "dry-run-steps": "stop after a few steps, to try things out",
                 "tensorboard": "write event files for TensorBoard",
             },
