@@ -97,9 +97,10 @@ def environ(place) -> dict[str, str]:
 
 def typed(command: list[str], environ: dict[str, str], setup: str, keys: str, expected: str) -> str:
     """Type into an interactive shell on a terminal; return what it shows once `expected` is there."""
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.execvpe(command[0], command, environ)
+    terminal, its_end = pty.openpty()
+    shell = subprocess.Popen(
+        command, env=environ, stdin=its_end, stdout=its_end, stderr=its_end, start_new_session=True
+    )
     try:
         shown = ""
         os.write(terminal, f"{setup}; echo RE''ADY\n".encode())
@@ -112,9 +113,10 @@ def typed(command: list[str], environ: dict[str, str], setup: str, keys: str, ex
             shown = "" if then else shown
         return shown
     finally:
-        os.kill(pid, 9)
+        shell.kill()
+        shell.wait()
         os.close(terminal)
-        os.waitpid(pid, 0)
+        os.close(its_end)
 
 
 def test_bash_completes(environ):

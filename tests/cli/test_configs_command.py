@@ -53,18 +53,13 @@ def test_show_tells_what_was_let_go(capsys):
     assert "note: optimizer_params" in capsys.readouterr().err
 
 
-def test_wrong_words():
-    lines: tuple[str, ...] = (
-        "sho",
-        "show defalt",
-        "show a b",
-        "options x",
-        "show --bla 1",
-        "--reference --config-path x",
-    )
-    for line in lines:
-        with pytest.raises(ConfigError):
-            main(line.split())
+WRONG = ("sho", "show defalt", "show a b", "options x", "show --bla 1", "--reference --config-path x")
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_wrong_words(line: str):
+    with pytest.raises(ConfigError):
+        main(line.split())
 
 
 def test_parse_gives_the_configuration_and_the_commands_own():

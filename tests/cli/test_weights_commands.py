@@ -42,12 +42,26 @@ def images(tmp_path_factory):
 def test_predictions_of_a_folder_have_the_accuracy_of_validation(run, images, capsys):
     capsys.readouterr()
     assert main(["predict", str(run), str(images), "--format", "json", "--top-k", "3"]) == 0
-    rows = json.loads(capsys.readouterr().out)
+    captured = capsys.readouterr()
+    rows = json.loads(captured.out)
     assert len(rows) == 360
     right = [row["predictions"][0]["label"] == int(Path(row["file"]).parent.name) for row in rows]
     assert main(["validate", str(run), "--best", "--json"]) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert np.mean(right) == pytest.approx(report["raw"]["top1"], abs=1e-6)
+    accuracy = (
+        f"accuracy {100 * np.mean(right):.2f} %: {sum(right)} of 360 images are of the class that their folder names"
+    )
+    assert captured.err == accuracy + "\n"
+    assert main(["predict", str(run), str(images)]) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert last == accuracy
+    assert len(lines) == 360
+    assert not any(" 0.00 %" in line for line in lines)
+    unnamed = next(images.rglob("*.png")).rename(images / "one.png")
+    assert main(["predict", str(run), str(unnamed)]) == 0
+    assert "accuracy" not in capsys.readouterr().out
+    unnamed.rename(images / rows[0]["file"])
     for row in rows[:20]:
         shares = [each["probability"] for each in row["predictions"]]
         assert shares == sorted(shares, reverse=True)

@@ -41,6 +41,7 @@ COMMANDS = (
     Command(name="bench", module="headrace.cli.bench", help="measure the throughput of training or inference"),
     Command(name="models", module="headrace.cli.models", help="list the networks"),
     Command(name="configs", module="headrace.cli.configs", help="list and show recipes, with measured results"),
+    Command(name="devices", module="headrace.cli.devices", help="list devices, their memory, and versions"),
     Command(name="data", module="headrace.cli.data", help="check, build, pack and measure datasets"),
     Command(name="completion", module="headrace.cli.completion", help="print the completion script of a shell"),
     Command(name="launch", module="headrace.cli.launch", help="start the processes of a job, here or on other hosts"),
@@ -49,7 +50,7 @@ _TOPICS = {
     "train": ("train", "resume"),
     "use": ("validate", "predict", "export", "average"),
     "results": ("runs", "compare"),
-    "look up": ("models", "configs", "data", "completion"),
+    "look up": ("models", "configs", "devices", "data", "completion"),
     "plan and measure": ("plan", "bench", "launch"),
 }
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from headrace.run.prediction import Prediction
 
 SOME_UNREADABLE = 1
+_LEAST = 0.00005  # of a probability that is not printed as 0.00 %
 DESCRIPTION = (
     "Predict the classes of images (JPEG, PNG, WebP), prepared as in validation. Images that cannot be read are "
     f"listed at the end, and the exit code is {SOME_UNREADABLE}."
@@ -44,6 +45,8 @@ def main(argv: list[str]) -> int:
         from headrace.core.files import write_atomic
 
         write_atomic(args.output, text.encode())
+    if line := _accuracy(found, model.class_names):
+        print(line, file=sys.stdout if args.format == "table" and args.output is None else sys.stderr)
     bad = [prediction for prediction in found if prediction.problem]
     for prediction in bad:
         print(f"unreadable: {prediction.file}: {prediction.problem}", file=sys.stderr)
@@ -56,9 +59,21 @@ def _table(found: "Sequence[Prediction]", names: Sequence[str]) -> str:
     wide = max(len(str(prediction.file)) for prediction in found)
     lines = []
     for prediction in found:
-        best = [f"{names[number]} {100 * share:.2f} %" for number, share in prediction.best]
+        kept = [place for place in prediction.best if place is prediction.best[0] or place[1] >= _LEAST]
+        best = [f"{names[number]} {100 * share:.2f} %" for number, share in kept]
         lines.append(f"{prediction.file!s:{wide}}  {', '.join(best) or '(unreadable)'}")
     return "\n".join(lines) + "\n"
+
+
+def _accuracy(found: "Sequence[Prediction]", names: Sequence[str]) -> str:
+    """Say how many images are of the class that their folder names, if all folders name classes."""
+    readable = [prediction for prediction in found if prediction.best]
+    folders = [prediction.file.absolute().parent.name for prediction in readable]
+    if not readable or not set(folders) <= set(names):
+        return ""
+    right = [names[prediction.best[0][0]] == folder for prediction, folder in zip(readable, folders, strict=True)]
+    text = f"accuracy {100 * sum(right) / len(right):.2f} %: {sum(right):,} of {len(right):,} images are of the class "
+    return text + "that their folder names"
 
 
 def _csv(found: "Sequence[Prediction]", names: Sequence[str]) -> str:

@@ -5,6 +5,7 @@ A failure of a tracker (no login, no network, a full disk) is reported once and 
 
 import importlib
 import importlib.util
+import inspect
 import json
 import os
 import warnings
@@ -104,8 +105,7 @@ def _send(tracker: Tracker, record: Record) -> None:
         tracker.scalars(record.step, _numbers(record, "checkpoint"))
     elif isinstance(record, RunEnd):
         ended = {f"seconds/{name}": value for name, value in record.seconds.items()}
-        # in minutes, as the reference logged it
-        ended |= {"time_to_train": record.time_to_train / 60, "outcome": record.outcome, "verdict": record.verdict}
+        ended |= {"outcome": record.outcome, "verdict": record.verdict}
         tracker.summary(ended | _numbers(record, "run"))
 
 
@@ -157,8 +157,12 @@ class WeightsAndBiases:
         known = json.loads(place.read_text()) if place.exists() else {}  # a resumed run continues its W&B run
         mode = os.environ.get("WANDB_MODE") or ("online" if _logged_in(wandb) else "offline")
         if mode == "offline" and "WANDB_MODE" not in os.environ:
-            kept = about.directory / WANDB_DIR / "offline-run-*"
-            notify(f"wandb: nobody is logged in; the run is kept offline: `wandb sync {kept}`", "info")
+            kept = about.directory / WANDB_DIR
+            notify(
+                f"wandb: nobody is logged in; the run is kept offline in {kept}. After `wandb login`, upload it with "
+                f"`wandb sync {kept}/offline-run-*`",
+                "info",
+            )
 
         def start(mode: str) -> Any:
             return wandb.init(
@@ -200,8 +204,12 @@ class WeightsAndBiases:
 
 
 def _logged_in(wandb: Any) -> bool:
+    if os.environ.get("WANDB_API_KEY"):
+        return True
     try:
-        return bool(os.environ.get("WANDB_API_KEY") or wandb.api.api_key)
+        if "prompt" in inspect.signature(wandb.login).parameters:  # newer versions warn about `wandb.api`
+            return bool(wandb.login(prompt=False))
+        return bool(wandb.api.api_key)
     except Exception:
         return False
 

@@ -1,0 +1,47 @@
+"""`headrace devices`: the devices of this machine, their memory and number formats, and what is installed."""
+
+import dataclasses
+import json
+
+from headrace.cli.table import Column, table_lines
+from headrace.config.arguments import Parser
+from headrace.core.units import format_bytes
+
+DESCRIPTION = "List the devices that a run would find here, the memory and number formats of each, and versions."
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; return its exit code."""
+    parser = Parser(prog="headrace devices", description=DESCRIPTION)
+    platforms = ("auto", "cpu", "cuda", "rocm", "tpu")
+    parser.add_argument("--platform", "--device", choices=platforms, default="auto", help="kind of device [auto]")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    args = parser.parse_args(argv)
+    from headrace.engine.devices import start_devices
+    from headrace.run.machine import describe_machine
+
+    start_devices(args.platform, 1)
+    machine = describe_machine()
+    if args.json:
+        print(json.dumps(dataclasses.asdict(machine)))
+        return 0
+    rows = machine.devices
+    memories = [format_bytes(row.memory_bytes) if row.memory_bytes else "" for row in rows]
+    columns = [
+        Column(title="platform", cells=[row.platform for row in rows]),
+        Column(title="device", cells=[row.name for row in rows]),
+        Column(title="count", cells=[str(row.count) for row in rows], right=True),
+        Column(
+            title="memory of each",
+            cells=memories,
+        ),
+        Column(title="capability", cells=[row.capability for row in rows]),
+        Column(title="bfloat16", cells=[row.bfloat16 for row in rows]),
+    ]
+    print("\n".join(table_lines(columns)))
+    memory = f", {format_bytes(machine.memory_bytes)} of memory" if machine.memory_bytes else ""
+    print(f"\nhost      {machine.host}: {machine.processors} processors for this process{memory}")
+    print(f"versions  {', '.join(f'{name} {version}' for name, version in machine.versions.items())}")
+    for note in machine.notes:
+        print(f"note: {note}")
+    return 0

@@ -1,0 +1,49 @@
+"""`headrace devices`: what is here, and what is said of devices that are not."""
+
+import json
+
+import jax
+import pytest
+
+from headrace.cli.devices import main
+from headrace.core.errors import ConfigError
+from headrace.run.machine import _bfloat16, describe_machine
+
+
+def test_the_devices_here(capsys):
+    assert main([]) == 0
+    out = capsys.readouterr().out
+    heading, row, *rest = out.splitlines()
+    assert heading.split()[:3] == ["platform", "device", "count"]
+    assert row.split()[:3] == ["cpu", "cpu", str(len(jax.devices()))]
+    assert f"jax {jax.__version__}" in "\n".join(rest)
+    assert main(["--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["default_platform"] == "cpu"
+    assert facts["versions"]["jax"] == jax.__version__
+    assert 0 < facts["memory_bytes"] < 1 << 50
+    with pytest.raises(ConfigError, match="quantum"):
+        main(["--platform", "quantum"])
+
+
+@pytest.mark.parametrize(
+    ("platform", "capability", "said"),
+    [
+        ("gpu", "9.0", "in hardware"),
+        ("gpu", "8.0", "in hardware"),
+        ("gpu", "7.5", "emulated: use --half-type float16"),
+        ("gpu", "gfx90a", ""),
+        ("gpu", "", ""),
+        ("tpu", "", "in hardware"),
+    ],
+)
+def test_bfloat16(platform, capability, said):
+    assert _bfloat16(platform, capability) == said
+
+
+def test_a_driver_without_its_jax_is_named(monkeypatch):
+    from headrace.run import machine
+
+    monkeypatch.setattr(machine.Path, "exists", lambda path: str(path) == "/proc/driver/nvidia/version")
+    monkeypatch.setenv("JAX_PLATFORMS", "")
+    assert "pip install 'headrace[cuda]'" in describe_machine().notes[0]
