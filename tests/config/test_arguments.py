@@ -12,6 +12,11 @@ def take(*argv: str) -> tuple[dict, list[str]]:
     return take_options(argv, parser)
 
 
+def test_an_argument_of_the_command_hides_an_option_of_that_name():
+    parser = build_parser("headrace test", lambda parser: parser.add_argument("--output"))
+    assert take_options(["--output", "x", "--seed", "1"], parser) == ({"seed": "1"}, ["--output", "x"])
+
+
 @pytest.mark.parametrize(
     ("argv", "taken"),
     [
@@ -64,7 +69,13 @@ def test_words_that_are_wrong(argv, told):
 
 def test_the_words_become_values():
     taken, _ = take(
-        "--no-valid", "--weight-decay-exclude", "a", "b", "--optimizer-params", '{"momentum": 0.5}', "--no-dataset-c"
+        "--no-validation",
+        "--weight-decay-exclude",
+        "a",
+        "b",
+        "--optimizer-params",
+        '{"momentum": 0.5}',
+        "--no-dataset-c",
     )
     config = resolve(taken, environ={}).config
     assert config.validation.validation is False

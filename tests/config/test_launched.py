@@ -40,7 +40,8 @@ def test_the_launcher_has_the_last_word() -> None:
 def test_under_mpirun_the_options_hold() -> None:
     assert resolve({"num_replicas": 6}, "none", environ=MPIRUN).config.batch.num_replicas == 6
     assert resolve({}, "none", environ=MPIRUN).config.batch.num_replicas == 2  # one in each process
-    assert resolve({}, "none", environ={}).config.batch.num_replicas == 1
+    assert resolve({}, "none", environ={}).config.batch.num_replicas is None
+    assert resolve({"num-replicas": "auto"}, "none", environ={}).config.batch.num_replicas is None
 
 
 def test_the_legacy_form_counts_replicas_of_one_process() -> None:

@@ -53,6 +53,16 @@ def test_coordination_client() -> None:
     assert found.stdout == "all there\n", f"jax._src.distributed has changed:\n{found.stderr}"
 
 
+def test_whether_devices_are_started() -> None:
+    """jax._src.xla_bridge.backends_are_initialized."""
+    jax.local_devices()
+    assert jax_private.devices_are_started()
+    program = "from headrace.core.jax_private import devices_are_started; print(devices_are_started())"
+    environment = {"PYTHONPATH": str(SRC.parent), "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
 def test_arguments_of_a_vjp() -> None:
     """`args_res` of what jax.vjp returns: without it, arguments are copied between the passes."""
     x, w = jnp.arange(4.0), jnp.arange(1.0, 5.0)

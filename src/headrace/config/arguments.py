@@ -37,7 +37,8 @@ def take_options(
     """Return the options found in an argv as {name: raw value}, and the arguments that are left for `parser`."""
     options = all_options() if options is None else options
     own = [flag.lstrip("-") for flag in parser._option_string_actions if flag.startswith("--")]
-    known = spellings(options, own)
+    commands = spellings({}, own)
+    known = spellings(options) | commands  # an argument of the command hides an option of that name: bench's --output
     taken: dict[str, Any] = {}
     left: list[str] = []
     words = list(argv)
@@ -50,7 +51,7 @@ def take_options(
             continue
         name, equals, value = word[2:].partition("=")
         spelled = find(name, known, dashes="--")
-        if spelled.name not in options:
+        if spelled.name in commands:
             left.append("--" + spelled.name.replace("_", "-") + equals + value)
         else:
             option = options[spelled.name]

@@ -18,7 +18,7 @@ from headrace.core.errors import ConfigError
 
 RULES = (
     Rule(
-        broken=lambda facts: facts.config.batch.num_replicas % facts.config.model.dbn_replica_group_size != 0,
+        broken=lambda facts: (facts.config.batch.num_replicas or 0) % facts.config.model.dbn_replica_group_size != 0,
         problem=lambda facts: f"{facts.describe('dbn_replica_group_size')} with {facts.describe('num_replicas')}.",
         rule="Replicas share batch-norm statistics in groups of equal size: num_replicas must be a multiple of it.",
         remedy="Choose a size that divides num_replicas, or leave dbn_replica_group_size out.",

@@ -34,6 +34,7 @@ class Origin:
         return self.kind not in ("default", TRANSLATED)
 
 
+CHOSEN = "chosen"  # the kind of a value that follows from the data or the devices; a resumed run keeps it
 TRANSLATED = "translated"  # the kind of a value that follows from an option of another application
 DEFAULT = Origin(kind="default")
 COMMAND_LINE = Origin(kind="command line")
@@ -79,6 +80,8 @@ class Option:
         except (ValueError, TypeError, OverflowError) as error:
             reason = str(error) if self.kind in (values.MAPPING, values.BYTES) else ""
             raise self._refusal(raw, reason or f"not {self.kind.words}", origin) from None
+        if self.optional and value is None:
+            return None
         broken = self.check(value) if self.check else ""
         if self.choices and not broken:
             value, broken = self._choose(value)

@@ -157,6 +157,7 @@ def launcher_layer(layers: Sequence[Layer], environ: Mapping[str, str]) -> tuple
     if place is None:
         return {}, ()
     written = _find(layers, "num_replicas")
+    written = written if written and written.value else None  # auto leaves it to the launcher
     number = _replicas(place, written)
     if number is None:
         return {}, ()

@@ -186,7 +186,7 @@ PIPELINE_NOTES = (
     ),
     Remark(
         when=lambda facts: (
-            facts.config.pipeline.replicated_optimizer_state_sharding and facts.config.batch.num_replicas == 1
+            facts.config.pipeline.replicated_optimizer_state_sharding and facts.config.batch.num_replicas in (None, 1)
         ),
         text=lambda facts: f"{facts.describe('replicated_optimizer_state_sharding')} has no effect with one replica.",
     ),

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from headrace.config.field import option
-from headrace.config.values import FRACTION, at_least, between, updates
+from headrace.config.values import FRACTION, REPLICAS, at_least, between, updates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,14 @@ class Batch:
         "Images that one replica processes in one forward and backward pass; unset follows from batch_size.",
         check=at_least(1),
     )
-    num_replicas: int = option(1, "Data-parallel copies of the model.", aliases=("replicas",), check=at_least(1))
+    num_replicas: int | None = option(
+        None,
+        "Data-parallel copies of the model; auto makes one for each device, or group of devices for the stages. Unset "
+        "means auto on accelerators, 1 on CPUs.",
+        aliases=("replicas",),
+        kind=REPLICAS,
+        check=at_least(1),
+    )
     gradient_accumulation_count: int | None = option(
         None,
         "Micro-batches per replica whose gradients are averaged for one weight update; unset means 1.",

@@ -138,6 +138,11 @@ def read_class_weights(raw: Any) -> tuple[Any, ...]:
     return tuple(read_float(word) for word in words)
 
 
+def read_replicas(raw: Any) -> int | None:
+    """Read a number of replicas; auto is None."""
+    return None if isinstance(raw, str) and raw.lower() == "auto" else read_int(raw)
+
+
 BOOL = Kind(words="true or false (on/off, yes/no, 1/0)", metavar="BOOL", read=read_bool)
 INT = Kind(words="a whole number", metavar="N", read=read_int)
 FLOAT = Kind(words="a number", metavar="X", read=read_float)
@@ -148,6 +153,7 @@ NUMBERS = Kind(words="a list of whole numbers", metavar="N", read=read_numbers, 
 FLOATS = Kind(words="a list of numbers", metavar="X", read=read_floats, many=True)
 MAPPING = Kind(words="a mapping (JSON on the command line)", metavar="JSON", read=read_mapping)
 BYTES = Kind(words="a number of bytes such as 2GiB or 512MB", metavar="BYTES", read=read_bytes_text)
+REPLICAS = Kind(words="a whole number or the word auto", metavar="N|auto", read=read_replicas)
 LOSS_SCALE = Kind(words="a number or the word dynamic", metavar="X|dynamic", read=read_loss_scale)
 CLASS_WEIGHTS = Kind(
     words="the word balanced or a number for each class", metavar="X|balanced", read=read_class_weights, many=True

@@ -40,6 +40,13 @@ def coordination_client() -> tuple[int, int, Any] | None:
     return global_state.process_id, global_state.num_processes, global_state.client
 
 
+def devices_are_started() -> bool:
+    """Return whether JAX has opened its devices, which fixes their number; asking by public names opens them."""
+    from jax._src.xla_bridge import backends_are_initialized
+
+    return backends_are_initialized()
+
+
 def without_arguments(vjp: Any) -> Any:
     """Remove the arguments (weights, inputs) from the residuals that jax.vjp keeps; return the same function.
 

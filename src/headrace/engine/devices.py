@@ -6,6 +6,7 @@ import platform as machine
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from headrace.core.errors import RunStopped
+from headrace.core.jax_private import devices_are_started
 
 REPLICA = "replica"  # the one mesh axis of a run without pipeline stages
 
@@ -55,6 +57,30 @@ def start_devices(platform: str, num_devices: int, num_processes: int = 1) -> li
     else:
         remedy = "Lower --num-replicas and raise --gradient-accumulation-count by the same factor."
     raise RunStopped(f"{num_devices} devices are needed, but there are {len(devices)} ({kind}).", remedy=remedy)
+
+
+def visible_devices(platform: str) -> tuple[str, int]:
+    """Return the platform and number of the devices that a run will find, without opening any.
+
+    Opening GPUs takes their memory, and opening CPU devices fixes their number. NVIDIA's are counted from the driver's
+    files; where JAX has opened its devices already, it is asked.
+    """
+    if devices_are_started():
+        devices = jax.local_devices()
+        return devices[0].platform, len(devices)
+    wanted = platform if platform != "auto" else jax.config.jax_platforms or "cuda"  # pyright: ignore[reportAttributeAccessIssue]
+    plugin = any(find_spec(f"jax_cuda{version}_plugin") for version in (12, 13))
+    if wanted.split(",")[0] == "cuda" and plugin and (count := _num_nvidia_devices()):
+        return "gpu", count
+    return "cpu", max(1, jax.config.jax_num_cpu_devices)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _num_nvidia_devices() -> int:
+    present = len(list(Path("/proc/driver/nvidia/gpus").glob("*"))) or len(list(Path("/dev").glob("nvidia[0-9]*")))
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return (
+        present if chosen is None else min(present, sum(word.strip() not in ("", "-1") for word in chosen.split(",")))
+    )
 
 
 def take(devices: list[Any], count: int) -> list[Any]:

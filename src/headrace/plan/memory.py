@@ -121,7 +121,7 @@ def model_rows(config: Config, params: int, *, accumulated: bool) -> tuple[Memor
 
 def _update_only(config: Config, name: str, elements: int, detail: str) -> MemoryRow:
     """Return the row of state that only the weight update touches, which may be sharded or offloaded."""
-    num_bytes, replicas = elements * FLOAT32_BYTES, config.batch.num_replicas
+    num_bytes, replicas = elements * FLOAT32_BYTES, config.batch.num_replicas or 1
     if config.pipeline.replicated_optimizer_state_sharding and replicas > 1:
         num_bytes, detail = -(-num_bytes // replicas), f"{detail}; over {replicas} replicas"
     if config.pipeline.optimizer_state_offloading and num_bytes:

@@ -446,7 +446,7 @@ def make_batch_plan(wanted: Batch) -> BatchPlan:
     With `batch_size`, replicas and accumulation divide it and the rest is the micro batch; with `global_batch_size`,
     accumulation follows from the micro batch, rounded; with neither, the batch is what the others come to.
     """
-    replicas, count, micro = wanted.num_replicas, wanted.gradient_accumulation_count, wanted.micro_batch_size
+    replicas, count, micro = wanted.num_replicas or 1, wanted.gradient_accumulation_count, wanted.micro_batch_size
     if wanted.batch_size is not None:
         return _from_batch(wanted, wanted.batch_size)
     if wanted.global_batch_size is not None:
@@ -455,7 +455,7 @@ def make_batch_plan(wanted: Batch) -> BatchPlan:
 
 
 def _from_batch(wanted: Batch, size: int) -> BatchPlan:
-    replicas, most = wanted.num_replicas, wanted.micro_batch_size or size
+    replicas, most = wanted.num_replicas or 1, wanted.micro_batch_size or size
     count = wanted.gradient_accumulation_count
     parts = replicas * (count or 1)
     if size % parts:

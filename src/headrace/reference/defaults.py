@@ -87,6 +87,7 @@ _COMMON: Mapping[str, Any] = {
     "lars_eeta": 0.001,
     "lars_epsilon": 0.0,
     "log_freq": 500,
+    "num_replicas": 1,
 }
 _PATH_PARTS = (("imagenet", "imagenet"), ("cifar100", "cifar100"), ("cifar-100", "cifar100"), ("cifar", "cifar10"))
 
@@ -96,6 +97,7 @@ TF2_DEFAULTS: Mapping[str, Any] = {
     "precision": "16.16",
     "pipeline_schedule": "Grouped",
     "events_divide_epoch": True,
+    "num_replicas": 1,
 }
 
 

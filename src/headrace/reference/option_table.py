@@ -31,7 +31,7 @@ class OptionRow:
 
 def global_batch(value_of: Lookup) -> int:
     """Return the images of one weight update."""
-    each = value_of("micro_batch_size") * value_of("num_replicas")
+    each = value_of("micro_batch_size") * (value_of("num_replicas") or 1)
     return value_of("global_batch_size") or each * (value_of("gradient_accumulation_count") or 1)
 
 

@@ -9,6 +9,8 @@ import jax
 import numpy as np
 import optax
 
+from headrace.config.checks import check
+from headrace.config.field import CHOSEN, Origin
 from headrace.config.load import Resolved, to_flat
 from headrace.config.schema import Config
 from headrace.core import __version__
@@ -16,6 +18,7 @@ from headrace.core.errors import DataError
 from headrace.core.tree import flatten_named
 from headrace.data.dataset import DataInfo, DataSet, describe_dataset
 from headrace.data.feeding.order import refuse_weights
+from headrace.engine.devices import visible_devices
 from headrace.engine.optimizer import Trainable, make_lr_curve, make_optimizer, make_trainable
 from headrace.engine.precision import Precision, make_precision
 from headrace.engine.state import State, state_from
@@ -161,6 +164,37 @@ def dataset_identity(dataset: DataSet) -> dict[str, dict[str, Any]]:
         }
         for split, source in (("training", dataset.train), ("validation", dataset.validation))
     }
+
+
+def with_replicas(resolved: Resolved, custom: CustomParts = NOTHING) -> Resolved:
+    """Return the configuration with as many replicas as there are devices, if their number is left open.
+
+    Virtual CPU devices are counted only where `auto` is asked for. The number becomes part of the configuration, for
+    a resumed run.
+    """
+    config, batch = resolved.config, resolved.config.batch
+    asked = resolved.origins["num_replicas"].is_given
+    platform, count = ("cpu", 1) if batch.num_replicas else visible_devices(config.run.platform)
+    if batch.num_replicas or config.run.first_device is not None or (not asked and (platform == "cpu" or count == 1)):
+        return resolved
+    wide = design_run(config, custom, absent_ok=True).plan.devices_per_replica
+    parts = batch.gradient_accumulation_count or 1
+    fitting = [n for n in range(1, count // wide + 1) if not batch.batch_size or batch.batch_size % (n * parts) == 0]
+    number = max(fitting, default=1)
+    idle = count - number * wide
+    where = f"from {count} {platform} device{'s' * (count != 1)}"
+    where += f", {wide} for the stages of each" if wide > 1 else ""
+    where += (
+        f", {idle} of them unused: --batch-size {batch.batch_size} has to divide" if idle and batch.batch_size else ""
+    )
+    origins = {**resolved.origins, "num_replicas": Origin(kind=CHOSEN, where=where)}
+    changed = replace(config, batch=replace(batch, num_replicas=number))
+    warnings, _ = check(changed, origins)
+    note = f"num_replicas is {number}, {CHOSEN} {where}"
+    new = tuple(text for text in warnings if text not in resolved.warnings)
+    return replace(
+        resolved, config=changed, origins=origins, warnings=resolved.warnings + new, notes=(*resolved.notes, note)
+    )
 
 
 def scale_to_devices(resolved: Resolved, num_devices: int) -> tuple[Resolved, tuple[ScaleRow, ...]]:

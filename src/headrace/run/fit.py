@@ -39,6 +39,7 @@ from headrace.run.design import (
     design_run,
     given_facts,
     starting_state,
+    with_replicas,
 )
 from headrace.run.directory import (
     RunDirectory,
@@ -79,7 +80,8 @@ from headrace.weights.convert import table_lines
 def train(resolved: Resolved, custom: CustomParts = NOTHING) -> RunResult:
     """Start a new run in a new directory; `custom` holds a network and data given by code instead of options."""
     current_group().on_first_process(lambda: refuse_taken(resolved.config))
-    return fit(with_absolute_paths(with_measured_blocks(resolved, custom)), None, custom)
+    settled = with_measured_blocks(with_replicas(resolved, custom), custom)
+    return fit(with_absolute_paths(settled), None, custom)
 
 
 def resume(path: Path, overrides: Mapping[str, Any] | None = None, custom: CustomParts = NOTHING) -> RunResult:
@@ -87,7 +89,10 @@ def resume(path: Path, overrides: Mapping[str, Any] | None = None, custom: Custo
     group = current_group()
     with ExitStack() as stack:
         before, saved = read_run_together(group, Path(path), given=custom.parts)
-        resolved = with_absolute_paths(override(saved, overrides or {}))
+        resolved = override(saved, overrides or {})
+        if resolved.origins["num_replicas"].is_given:  # unless asked, a run goes on with one, whatever the machine has
+            resolved = with_replicas(resolved, custom)
+        resolved = with_absolute_paths(resolved)
         steps = refuse_other_run(saved, resolved, custom)
         directory = layout(before.path, resolved.config)
 

@@ -35,7 +35,7 @@ from headrace.model.network import Network
 from headrace.plan.plan import Plan
 from headrace.plan.steps import make_batch_plan
 from headrace.reference.entrance import known_options, resolve_code
-from headrace.run.design import CustomParts, Design, design_run, starting_state
+from headrace.run.design import CustomParts, Design, design_run, starting_state, with_replicas
 from headrace.run.directory import saved_form
 from headrace.run.evaluation import Validator, predict_all
 from headrace.run.export_formats import ExportOptions
@@ -164,6 +164,7 @@ class PipelineModel:
         if resume is not None:
             result = resume_run(Path(resume), options, replace(custom, weights=None))
         else:
+            resolved = with_replicas(resolved, custom)
             result = train(resolved, custom)
         self._num_samples = (dataset.info.num_train, dataset.info.num_validation)
         self._remember(dataset.info)
