@@ -25,14 +25,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from headrace.config.load import config_from
-from headrace.model import Ctx, Network, build_network
-from headrace.model.context import Draws
-from headrace.model.families import model_row
+from headrace.config.model_table import find_variant
+from headrace.model.context import Ctx, Draws
+from headrace.model.families import build_network
+from headrace.model.network import Network
 
 
 def make_network(name: str, norm: str) -> Network:
     """Build the network at the image size and class count it was made for."""
-    row = model_row(name)
+    row = find_variant(name)
     norm_layer = {"name": norm, "num_groups": 8} if norm == "group_norm" else {"name": norm}
     model = config_from({"model_name": name, "norm_layer": norm_layer}).model
     return build_network(model, row.num_classes, (row.image_size, row.image_size, 3))

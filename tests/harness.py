@@ -14,7 +14,7 @@ from headrace.engine.pipeline.dispatch import Dispatcher, make_dispatcher
 from headrace.engine.pipeline.state_placement import ON_DEVICE, Home
 from headrace.engine.pipeline.training_stages import StageSpec
 from headrace.engine.precision import make_precision
-from headrace.engine.state import init_state, put_state
+from headrace.engine.state import put_state, state_from
 from headrace.engine.step import StepSpec, make_call, make_step, put_on
 from headrace.model.gates import Activation, Dropout, DropPath, SqueezeExcite
 from headrace.model.layers import Chain, Conv, Dense, GlobalAveragePool, Relu, Residual
@@ -122,7 +122,7 @@ def make_block(images, labels, count):
 
 
 def first_state(spec: StepSpec):
-    return init_state(spec.network, spec.optimizer, spec.precision, spec.numerics, seed=0, ema=spec.ema_decay > 0)
+    return state_from(spec.optimizer, spec.precision, spec.numerics, spec.network.init(0), ema=spec.ema_decay > 0)
 
 
 def train_steps(config, network, images, labels, *, replicas, count, **given):

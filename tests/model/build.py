@@ -1,9 +1,10 @@
 """Short ways to a network."""
 
-from headrace.model import Network, build_network
-from headrace.model.families import model_row
+from headrace.config.model_table import find_variant
+from headrace.model.families import build_network
 from headrace.model.gates import Activation, Dropout, DropPath, SqueezeExcite
 from headrace.model.layers import Chain, Conv, Dense, GlobalAveragePool, Residual
+from headrace.model.network import Network
 from headrace.model.norm import Norm, NormSpec
 from headrace.reference.entrance import config_from
 
@@ -12,7 +13,7 @@ def network(
     name: str = "cifar_resnet8", num_classes: int = 0, image: tuple[int, int, int] | None = None, **options
 ) -> Network:
     """Build a network by name, at its own image size and classes unless told otherwise."""
-    row = model_row(name)
+    row = find_variant(name)
     model = config_from({"model_name": name, **options}).model
     return build_network(model, num_classes or row.num_classes, image or (row.image_size, row.image_size, 3))
 

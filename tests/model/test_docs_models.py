@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from headrace.cli.models import main
-from headrace.model import Ctx
+from headrace.model.context import Ctx
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 

@@ -6,10 +6,11 @@ import jax
 import numpy as np
 import pytest
 
+from headrace.config.model_table import find_variant
 from headrace.core.errors import ConfigError
 from headrace.core.tree import flatten_named
-from headrace.model import Ctx, model_names
-from headrace.model.families import model_row
+from headrace.model.context import Ctx
+from headrace.model.families import model_names
 from headrace.model.layers import Residual
 
 from .build import network
@@ -204,7 +205,7 @@ def test_no_norm():
 
 def test_an_unknown_name_is_refused_with_the_nearest():
     with pytest.raises(ConfigError, match=r"no model named 'resnet500'.*Did you mean resnet50\?"):
-        model_row("resnet500")
+        find_variant("resnet500")
 
 
 def test_images_too_small_for_the_toy_model():

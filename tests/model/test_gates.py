@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from headrace.core.rng import bits, name_id
-from headrace.model import Ctx
-from headrace.model.context import Draws
+from headrace.model.context import Ctx, Draws
 from headrace.model.gates import Activation, Dropout, DropPath, SqueezeExcite
 
 from .build import small_squeeze_excite

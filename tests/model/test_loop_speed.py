@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from headrace.model import Ctx
+from headrace.model.context import Ctx
 
 from .build import network
 

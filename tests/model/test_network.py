@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from headrace.core.tree import flatten_named
-from headrace.model import Ctx
+from headrace.model.context import Ctx
 
 from .build import network
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import ConfigError
-from headrace.model import Ctx
+from headrace.model.context import Ctx
 from headrace.model.norm import Norm, NormSpec, make_norm_spec
 
 GROUP = {"name": "group_norm"}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from headrace.core.tree import flatten_named
-from headrace.model import Ctx
+from headrace.model.context import Ctx
 from headrace.model.norm import Norm, ProxyActivation, make_norm_spec
 
 from .build import network

@@ -8,8 +8,7 @@ import pytest
 from headrace.config.load import config_from
 from headrace.core.errors import ConfigError
 from headrace.core.tree import flatten_named
-from headrace.model import Ctx
-from headrace.model.context import Draws
+from headrace.model.context import Ctx, Draws
 from headrace.plan.partition import block_costs, splits_by_name
 
 from ..harness import OPTIONS, Stages, train_pipelined, train_steps

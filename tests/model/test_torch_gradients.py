@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from headrace.core.tree import flatten_named
-from headrace.model import Ctx
+from headrace.model.context import Ctx
 from headrace.weights.convert import load_into
 from headrace.weights.weight_file import read_file
 

@@ -13,11 +13,9 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from headrace.core.tree import flatten_named
 from headrace.engine.devices import replicated
 from headrace.engine.multiprocess_arrays import place
 from headrace.engine.precision import Precision, init_loss_scale, store_weights
-from headrace.model.network import Network
 
 
 def init_ema(values: Any) -> Any:
@@ -54,19 +52,6 @@ def make_state(
     return state | ({"ema": init_ema({"params": params, "stats": stats})} if ema else {})
 
 
-def init_state(
-    network: Network,
-    optimizer: optax.GradientTransformation,
-    precision: Precision,
-    numerics: Any,
-    *,
-    seed: int,
-    ema: bool,
-) -> State:
-    """Return the state of step 0 in host memory, all of it a function of the seed."""
-    return state_from(optimizer, precision, numerics, network.init(seed), ema=ema)
-
-
 def state_from(
     optimizer: optax.GradientTransformation,
     precision: Precision,
@@ -91,11 +76,6 @@ def put_state(state: State, mesh: Mesh) -> State:
 def snapshot(state: State) -> State:
     """Copy a state on its devices, so that it outlives the call that the original is donated to."""
     return jax.tree.map(jnp.copy, state)
-
-
-def to_arrays(state: State) -> dict[str, np.ndarray]:
-    """Return {tensor name: host array} for a checkpoint."""
-    return {name: np.asarray(leaf) for name, leaf in flatten_named(jax.device_get(state)).items()}
 
 
 def evaluated_weights(state: State) -> dict[str, tuple[Any, Any]]:

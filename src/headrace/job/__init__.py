@@ -8,45 +8,24 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headrace.job.control import ProcessGroup, check_consistency, current_group
-    from headrace.job.detect_launcher import ProcessInfo, detect_process_info
-    from headrace.job.join import check_devices_per_replica, join_job, report_lost_process
-    from headrace.job.launch_request import LAUNCH_OPTIONS, LaunchRequest, parse_launch_options
-    from headrace.job.launcher import launch
+    from headrace.job.control import ProcessGroup, check_consistency, current_group  # noqa: F401
+    from headrace.job.detect_launcher import ProcessInfo, detect_process_info  # noqa: F401
+    from headrace.job.join import check_devices_per_replica, join_job, report_lost_process  # noqa: F401
+    from headrace.job.launch_request import LAUNCH_OPTIONS, LaunchRequest, parse_launch_options  # noqa: F401
+    from headrace.job.launcher import launch  # noqa: F401
 
 _FILES = {
-    "LAUNCH_OPTIONS": "launch_request",
-    "LaunchRequest": "launch_request",
-    "ProcessGroup": "control",
-    "ProcessInfo": "detect_launcher",
-    "check_consistency": "control",
-    "check_devices_per_replica": "join",
-    "current_group": "control",
-    "detect_process_info": "detect_launcher",
-    "join_job": "join",
-    "launch": "launcher",
-    "parse_launch_options": "launch_request",
-    "report_lost_process": "join",
+    "control": ("ProcessGroup", "check_consistency", "current_group"),
+    "detect_launcher": ("ProcessInfo", "detect_process_info"),
+    "join": ("check_devices_per_replica", "join_job", "report_lost_process"),
+    "launch_request": ("LAUNCH_OPTIONS", "LaunchRequest", "parse_launch_options"),
+    "launcher": ("launch",),
 }
-
-__all__ = [
-    "LAUNCH_OPTIONS",
-    "LaunchRequest",
-    "ProcessGroup",
-    "ProcessInfo",
-    "check_consistency",
-    "check_devices_per_replica",
-    "current_group",
-    "detect_process_info",
-    "join_job",
-    "launch",
-    "parse_launch_options",
-    "report_lost_process",
-]
 
 
 def __getattr__(name: str) -> Any:
     """Load a name from its file."""
-    if name not in _FILES:
-        raise AttributeError(f"headrace.job has no name {name}")
-    return getattr(importlib.import_module(f"headrace.job.{_FILES[name]}"), name)
+    for file, names in _FILES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"headrace.job.{file}"), name)
+    raise AttributeError(f"headrace.job has no name {name}")

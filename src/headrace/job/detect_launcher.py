@@ -5,6 +5,7 @@ precedence.
 """
 
 import re
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -58,6 +59,12 @@ Environ = Mapping[str, str]
 def job_port(number: int) -> int:
     """Return a port for a job, derived from a number that all its processes know."""
     return FIRST_PORT + number % NUM_PORTS
+
+
+def free_port(host: str = "") -> int:
+    """Return a port that nobody uses now, on one address of this host or on all."""
+    with socket.create_server((host, 0)) as probe:
+        return probe.getsockname()[1]
 
 
 def format_address(host: str, port: int) -> str:

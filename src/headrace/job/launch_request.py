@@ -172,15 +172,14 @@ LAUNCH_OPTIONS = (
     LaunchOption(name="-v", sets="verbose", bare=True, help="print the commands that are run"),
     LaunchOption(name="-vv", sets="verbose", bare=True, help="the same"),
     LaunchOption(name="--verbose", sets="verbose", bare=True, help="the same"),
-    LaunchOption(name="--vipu-server-host", metavar="X", help=_NO_IPUS),
-    LaunchOption(name="--vipu-server-port", metavar="X", help=_NO_IPUS),
-    LaunchOption(name="--vipu-server-timeout", metavar="X", help=_NO_IPUS),
-    LaunchOption(name="--vipu-partition", metavar="X", help=_NO_IPUS),
-    LaunchOption(name="--vipu-allocation", metavar="X", help=_NO_IPUS),
-    LaunchOption(name="--vipu-cluster", metavar="X", help=_NO_IPUS),
-    LaunchOption(name="--reset-partition", metavar="X", help=_NO_IPUS, may_be_bare=True),
-    LaunchOption(name="--update-partition", metavar="X", help=_NO_IPUS, may_be_bare=True),
-    LaunchOption(name="--remove-partition", metavar="X", help=_NO_IPUS, may_be_bare=True),
+    *(
+        LaunchOption(name=f"--vipu-{what}", metavar="X", help=_NO_IPUS)
+        for what in ("server-host", "server-port", "server-timeout", "partition", "allocation", "cluster")
+    ),
+    *(
+        LaunchOption(name=f"--{what}-partition", metavar="X", help=_NO_IPUS, may_be_bare=True)
+        for what in ("reset", "update", "remove")
+    ),
     LaunchOption(name="--num-ilds", metavar="X", help="links between IPU-PODs do not exist here"),
     LaunchOption(name="--offline-mode", metavar="X", help="programs are compiled where they run", may_be_bare=True),
 )

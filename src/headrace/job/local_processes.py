@@ -22,11 +22,13 @@ from headrace.job.detect_launcher import (
     COORDINATOR,
     LAUNCHER_PID,
     LOCAL_PROCESS,
+    LOOPBACK,
     NUM_LOCAL,
     NUM_PROCESSES,
     PROCESS,
     ProcessInfo,
     format_address,
+    free_port,
 )
 from headrace.job.launch_request import LaunchRequest
 from headrace.job.remote_processes import job_variables, user_variables
@@ -153,7 +155,7 @@ def process_variables(request: LaunchRequest, number: int, coordinator: str, gpu
 
 def run_local(request: LaunchRequest, command: Sequence[str]) -> int:
     """Start the processes, forward signals and wait; if one fails, end all. Return the exit code."""
-    coordinator = request.coordinator or format_address("127.0.0.1", _free_port())
+    coordinator = request.coordinator or format_address(LOOPBACK, free_port(LOOPBACK))
     gpus, cores = visible_gpus(os.environ), cores_per_process(request.num_processes) if request.numa_aware else []
     with Output(request.only_output_from) as output:
         job: list[LaunchedProcess] = []
@@ -291,8 +293,3 @@ def _cores(text: str) -> set[int]:
         first, _, last = part.partition("-")
         cores |= set(range(int(first), int(last or first) + 1))
     return cores
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]

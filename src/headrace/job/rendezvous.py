@@ -18,7 +18,14 @@ from typing import Any
 
 from headrace.core.errors import ConfigError, RunStopped
 from headrace.core.files import parse_json
-from headrace.job.detect_launcher import COORDINATOR, JOIN_SECONDS, ProcessInfo, format_address, split_address
+from headrace.job.detect_launcher import (
+    COORDINATOR,
+    JOIN_SECONDS,
+    ProcessInfo,
+    format_address,
+    free_port,
+    split_address,
+)
 
 _MAX_MESSAGE_BYTES = 1 << 20  # without an end of line: not a message of ours
 _SEND_SECONDS = 5.0  # a peer that no longer reads must not block us
@@ -145,7 +152,7 @@ class _RendezvousServer:
                     self._handle(key.fileobj, selector)
         for channel in self._unidentified:
             channel.close()
-        jax_address = format_address(self._host, _free_port())
+        jax_address = format_address(self._host, free_port())
         for channel in self._joined:
             channel.send(welcome=jax_address, first=self._me.to_dict())
         return Connections(me=self._me, channels=self._joined, jax_address=jax_address)
@@ -280,11 +287,6 @@ def _check_is_this_host(host: str, me: Peer) -> None:
             f"The processes would connect to {host}, where mpirun runs, but process 0 runs on host {me.host}.",
             remedy=f"Set the address: mpirun -x {COORDINATOR}={me.host}:61440 ...",
         ) from None
-
-
-def _free_port() -> int:
-    with socket.create_server(("", 0)) as probe:
-        return probe.getsockname()[1]
 
 
 def _enumerate(processes: list[int]) -> str:

@@ -2,56 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal
 
 from headrace.config.model_table import Variant
+from headrace.config.schema import Model
 from headrace.model.gates import Activation
 from headrace.model.layers import Conv, Named, Relu
 from headrace.model.norm import DEFAULT_EPSILON, Norm, NormSpec, ProxyActivation
 from headrace.ops.pool import Padding
-
-
-class ModelOptions(Protocol):
-    """The model options that shape a network; None selects the network's default."""
-
-    @property
-    def model_name(self) -> str: ...
-    @property
-    def model_size(self) -> str | None: ...
-    @property
-    def model_dialect(self) -> str: ...
-    @property
-    def norm_layer(self) -> dict[str, Any]: ...
-    @property
-    def norm_epsilon(self) -> float | None: ...
-    @property
-    def shortcut(self) -> str: ...
-    @property
-    def convolution_groups(self) -> int | None: ...
-    @property
-    def group_dim(self) -> int | None: ...
-    @property
-    def widenet(self) -> bool: ...
-    @property
-    def expand_ratio(self) -> int | None: ...
-    @property
-    def width_coefficient(self) -> float | None: ...
-    @property
-    def depth_coefficient(self) -> float | None: ...
-    @property
-    def depth_divisor(self) -> int | None: ...
-    @property
-    def dropout_rate(self) -> float | None: ...
-    @property
-    def block_survival_prob(self) -> float | None: ...
-    @property
-    def use_relu(self) -> bool: ...
-    @property
-    def se(self) -> bool: ...
-    @property
-    def top_width(self) -> int | None: ...
-    @property
-    def use_bypass(self) -> bool: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +65,7 @@ class BuildOptions:
     variant: Variant
     norm: NormSpec
     dialect: Dialect
-    options: ModelOptions
+    options: Model
     num_classes: int
 
     def padding(self, kernel: int, *, symmetric: bool = False) -> Padding:

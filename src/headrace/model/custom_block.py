@@ -15,7 +15,7 @@ from headrace.core.rng import generator
 from headrace.core.tree import flatten_named
 from headrace.model.context import Ctx, Draws, sample_key, start_key
 from headrace.model.cost import Cost, count_jaxpr
-from headrace.model.layers import RngAt, Shape, Tree
+from headrace.model.layers import Layer, RngAt, Shape, Tree
 from headrace.model.network import Network
 
 _BATCH = 3  # images in a trace: few, and rarely the number of channels, which would make dims ambiguous
@@ -56,7 +56,7 @@ class Pack:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class CustomBlock:
+class CustomBlock(Layer):
     """Two functions as a layer, for one input shape. The output of the last block (`logits`) keeps its dtype."""
 
     functions: Functions

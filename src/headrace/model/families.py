@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-from headrace.config.model_table import VARIANTS, Variant, find_variant, norm_choice
+from headrace.config.model_table import VARIANTS, find_variant, norm_choice
+from headrace.config.schema import Model
 from headrace.model.build_options import DIALECTS, BuildOptions, default_epsilon
 from headrace.model.efficientnet import EFFICIENTNETS
 from headrace.model.fastnet import FASTNETS
@@ -26,7 +27,7 @@ from headrace.model.layers import (
 )
 from headrace.model.mobilenet import MOBILENETS
 from headrace.model.network import Network
-from headrace.model.norm import NormSpec, make_norm_spec
+from headrace.model.norm import make_norm_spec
 from headrace.model.resnet import RESNETS
 
 # SqueezeNet 1.0: fire modules that squeeze channels by 1x1 and expand them by 1x1 and 3x3 in parallel; no norms.
@@ -125,16 +126,16 @@ def model_names() -> tuple[str, ...]:
     return tuple(VARIANTS)
 
 
-def model_row(name: str) -> Variant:
-    """Return the properties of a network; an unknown name raises ConfigError with the nearest one."""
-    return find_variant(name)
-
-
-def build_network(model: Any, num_classes: int, image_hwc: tuple[int, int, int]) -> Network:
+def build_network(model: Model, num_classes: int, image_hwc: tuple[int, int, int]) -> Network:
     """Build the network that the model options (`config.model`) select."""
     variant = find_variant(model.model_name, model.model_size, image_hwc[0])
     dialect = DIALECTS[model.model_dialect]
-    norm = _norm(model, default_epsilon(dialect, variant.name))
+    norm = make_norm_spec(
+        norm_choice(model),
+        epsilon=default_epsilon(dialect, variant.name) if model.norm_epsilon is None else model.norm_epsilon,
+        group_order=model.group_order,
+        proxy_epsilon=model.proxy_epsilon if model.proxy_norm else None,
+    )
     build = BuildOptions(variant=variant, norm=norm, dialect=dialect, options=model, num_classes=num_classes)
     row = ROWS[variant.name]
     return Network(
@@ -143,13 +144,4 @@ def build_network(model: Any, num_classes: int, image_hwc: tuple[int, int, int])
         input_hwc=image_hwc,
         num_classes=num_classes,
         aliases=row.aliases(build),
-    )
-
-
-def _norm(model: Any, epsilon: float) -> NormSpec:
-    return make_norm_spec(
-        norm_choice(model),
-        epsilon=epsilon if model.norm_epsilon is None else model.norm_epsilon,
-        group_order=model.group_order,
-        proxy_epsilon=model.proxy_epsilon if model.proxy_norm else None,
     )

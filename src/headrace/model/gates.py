@@ -14,7 +14,7 @@ from jax import Array
 from headrace import ops
 from headrace.model.context import Ctx
 from headrace.model.cost import Cost
-from headrace.model.layers import FAN_OUT_HE, RngAt, Shape, Tree, VarianceScaling, WithoutParameters, under
+from headrace.model.layers import FAN_OUT_HE, Layer, RngAt, Shape, Tree, VarianceScaling, WithoutParameters, under
 
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "relu": ops.relu,
@@ -34,24 +34,17 @@ class Activation(WithoutParameters):
     kind: str = "relu"
 
     def __post_init__(self) -> None:
-        """Check the name."""
         assert self.kind in ACTIVATIONS, self.kind
 
-    def shape(self, hwc: Shape) -> Shape:
-        """Return the shape unchanged."""
-        return hwc
-
     def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
-        """Apply the function to every element."""
         return ACTIVATIONS[self.kind](x), {}
 
     def cost(self, hwc: Shape) -> Cost:
-        """Return the cost per image."""
         return Cost(activation_elements=math.prod(hwc))
 
 
 @dataclass(frozen=True, kw_only=True)
-class SqueezeExcite:
+class SqueezeExcite(Layer):
     """Scale each channel by a gate computed from the means of all channels: C to R, activation, and back to C."""
 
     width: int
@@ -60,7 +53,6 @@ class SqueezeExcite:
     initial: VarianceScaling = FAN_OUT_HE
 
     def shape(self, hwc: Shape) -> Shape:
-        """Return the shape unchanged."""
         return hwc
 
     def init(self, rng_at: RngAt, hwc: Shape) -> tuple[Tree, Tree]:
@@ -82,7 +74,6 @@ class SqueezeExcite:
         return x * y_NC[:, None, None], {}
 
     def cost(self, hwc: Shape) -> Cost:
-        """Return the cost per image."""
         channels = hwc[2]
         return Cost(
             params=2 * channels * self.width + self.width + channels,
@@ -98,20 +89,12 @@ class Dropout(WithoutParameters):
 
     rate: float
 
-    def shape(self, hwc: Shape) -> Shape:
-        """Return the shape unchanged."""
-        return hwc
-
     def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
         """Drop and scale in training; otherwise do nothing."""
         if not ctx.train or self.rate == 0:
             return x, {}
         kept = (ctx.uniform(*x.shape[1:]) >= np.float32(self.rate)).astype(jnp.float32)
         return x * (kept * np.float32(1 / (1 - self.rate))).astype(x.dtype), {}
-
-    def cost(self, hwc: Shape) -> Cost:
-        """Return no cost: XLA fuses it with its neighbours."""
-        return Cost()
 
 
 @dataclass(frozen=True)
@@ -123,17 +106,9 @@ class DropPath(WithoutParameters):
 
     survival: float
 
-    def shape(self, hwc: Shape) -> Shape:
-        """Return the shape unchanged."""
-        return hwc
-
     def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
         """Drop and scale in training; otherwise do nothing."""
         if not ctx.train or self.survival == 1:
             return x, {}
         kept = (ctx.uniform() < np.float32(self.survival)).astype(jnp.float32) * np.float32(1 / self.survival)
         return x * kept.astype(x.dtype).reshape(-1, *(1,) * (x.ndim - 1)), {}
-
-    def cost(self, hwc: Shape) -> Cost:
-        """Return no cost: XLA fuses it with its neighbours."""
-        return Cost()

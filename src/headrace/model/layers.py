@@ -105,16 +105,27 @@ class Layer(Protocol):
         ...
 
 
-class WithoutParameters:
-    """The `init` of a layer without parameters."""
+class WithoutParameters(Layer):
+    """A layer without parameters; unless it says otherwise, it keeps the shape and costs nothing.
+
+    XLA fuses additions, padding and dropout with their neighbours, so that neither time nor memory is counted for them.
+    """
+
+    def shape(self, hwc: Shape) -> Shape:
+        """Return the shape unchanged."""
+        return hwc
 
     def init(self, rng_at: RngAt, hwc: Shape) -> tuple[Tree, Tree]:
         """Return no parameters and no statistics."""
         return {}, {}
 
+    def cost(self, hwc: Shape) -> Cost:
+        """Return no cost."""
+        return Cost()
+
 
 @dataclass(frozen=True, kw_only=True)
-class Conv:
+class Conv(Layer):
     """Convolution; `groups` divides the channels, and `bias` is off because a norm usually follows."""
 
     channels: int
@@ -126,7 +137,6 @@ class Conv:
     initial: Initial = FAN_IN_NORMAL
 
     def shape(self, hwc: Shape) -> Shape:
-        """Return the shape of one image's output."""
         if hwc[2] % self.groups or self.channels % self.groups:
             raise ConfigError(
                 f"A convolution from {hwc[2]} to {self.channels} channels cannot have {self.groups} groups.",
@@ -135,7 +145,6 @@ class Conv:
         return *_windows("convolution", hwc, self.kernel, self.stride, self.padding), self.channels
 
     def init(self, rng_at: RngAt, hwc: Shape) -> tuple[Tree, Tree]:
-        """Draw the kernel; the bias starts at zero."""
         params = {"kernel": self.initial.sample(rng_at("kernel"), self._kernel_shape(hwc))}
         if self.bias:
             params["bias"] = np.zeros(self.channels, np.float32)
@@ -150,7 +159,6 @@ class Conv:
         return y_NHWO, {}
 
     def cost(self, hwc: Shape) -> Cost:
-        """Return the cost per image."""
         weights = math.prod(self._kernel_shape(hwc))
         height, width, _ = self.shape(hwc)
         return Cost(
@@ -165,7 +173,7 @@ class Conv:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dense:
+class Dense(Layer):
     """Fully connected layer with bias. With `logits` its output stays float32."""
 
     features: int
@@ -173,12 +181,10 @@ class Dense:
     initial: Initial = GLOROT_UNIFORM
 
     def shape(self, hwc: Shape) -> Shape:
-        """Return the shape of one image's output."""
         assert len(hwc) == 1, f"flatten or pool before a dense layer: {hwc}"
         return (self.features,)
 
     def init(self, rng_at: RngAt, hwc: Shape) -> tuple[Tree, Tree]:
-        """Draw the kernel; the bias starts at zero."""
         kernel = self.initial.sample(rng_at("kernel"), (hwc[0], self.features))
         return {"kernel": kernel, "bias": np.zeros(self.features, np.float32)}, {}
 
@@ -188,7 +194,6 @@ class Dense:
         return y_NO if self.logits else y_NO.astype(ctx.compute_dtype), {}
 
     def cost(self, hwc: Shape) -> Cost:
-        """Return the cost per image."""
         weights = hwc[0] * self.features
         return Cost(
             params=weights + self.features,
@@ -202,16 +207,10 @@ class Dense:
 class Relu(WithoutParameters):
     """Rectified linear unit."""
 
-    def shape(self, hwc: Shape) -> Shape:
-        """Return the shape unchanged."""
-        return hwc
-
     def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
-        """Return max(x, 0)."""
         return ops.relu(x), {}
 
     def cost(self, hwc: Shape) -> Cost:
-        """Return the cost per image."""
         return Cost(activation_elements=math.prod(hwc))
 
 
@@ -224,15 +223,12 @@ class MaxPool(WithoutParameters):
     padding: Padding = "VALID"
 
     def shape(self, hwc: Shape) -> Shape:
-        """Return the shape of one image's output."""
         return *_windows("max pool", hwc, self.window, self.stride, self.padding), hwc[2]
 
     def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
-        """Pool."""
         return ops.max_pool(x, self.window, self.stride, self.padding), {}
 
     def cost(self, hwc: Shape) -> Cost:
-        """Return the cost per image."""
         return Cost(activation_elements=math.prod(self.shape(hwc)))
 
 
@@ -241,7 +237,6 @@ class GlobalAveragePool(WithoutParameters):
     """Mean of each channel over the image."""
 
     def shape(self, hwc: Shape) -> Shape:
-        """Return only the channels."""
         return (hwc[2],)
 
     def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
@@ -249,7 +244,6 @@ class GlobalAveragePool(WithoutParameters):
         return ops.global_average_pool(x), {}
 
     def cost(self, hwc: Shape) -> Cost:
-        """Return the cost per image."""
         return Cost(activation_elements=hwc[2])
 
 
@@ -258,16 +252,10 @@ class Flatten(WithoutParameters):
     """Image to vector, row by row."""
 
     def shape(self, hwc: Shape) -> Shape:
-        """Return the number of elements."""
         return (math.prod(hwc),)
 
     def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
-        """Reshape."""
         return x.reshape(x.shape[0], -1), {}
-
-    def cost(self, hwc: Shape) -> Cost:
-        """Return no cost: no element is copied."""
-        return Cost()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,16 +265,10 @@ class ZeroPad(WithoutParameters):
     pads: tuple[tuple[int, int], tuple[int, int]]
 
     def shape(self, hwc: Shape) -> Shape:
-        """Return the shape of one image's output."""
         return hwc[0] + sum(self.pads[0]), hwc[1] + sum(self.pads[1]), hwc[2]
 
     def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
-        """Pad."""
         return jnp.pad(x, ((0, 0), *self.pads, (0, 0))), {}
-
-    def cost(self, hwc: Shape) -> Cost:
-        """Return no cost: XLA fuses padding with the next layer."""
-        return Cost()
 
 
 def _windows(what: str, hwc: Shape, window: int, stride: int, padding: Padding) -> tuple[int, int]:
@@ -305,7 +287,7 @@ def _windows(what: str, hwc: Shape, window: int, stride: int, padding: Padding) 
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnBranch:
+class OnBranch(Layer):
     """A layer on the body or the shortcut of a split residual unit; the first one `opens` the unit."""
 
     layer: Layer
@@ -313,12 +295,10 @@ class OnBranch:
     opens: bool = False
 
     def shape(self, hwc: Any) -> Any:
-        """Return the shapes of the pair."""
         body, shortcut = (hwc, hwc) if self.opens else hwc
         return (body, self.layer.shape(shortcut)) if self.on_shortcut else (self.layer.shape(body), shortcut)
 
     def init(self, rng_at: RngAt, hwc: Any) -> tuple[Tree, Tree]:
-        """Initialise the layer."""
         return self.layer.init(rng_at, self._branch_shape(hwc))
 
     def apply(self, params: Tree, stats: Tree, x: Any, ctx: Ctx) -> tuple[Any, Tree]:
@@ -328,7 +308,6 @@ class OnBranch:
         return ((body, y) if self.on_shortcut else (y, shortcut)), batch_stats
 
     def cost(self, hwc: Any) -> Cost:
-        """Return the cost of the layer per image."""
         return self.layer.cost(self._branch_shape(hwc))
 
     def _branch_shape(self, hwc: Any) -> Shape:
@@ -340,17 +319,11 @@ class Join(WithoutParameters):
     """The addition at the end of a residual unit."""
 
     def shape(self, hwc: Any) -> Any:
-        """Return the shape of the sum."""
         assert hwc[0] == hwc[1], hwc
         return hwc[0]
 
     def apply(self, params: Tree, stats: Tree, x: Any, ctx: Ctx) -> tuple[Array, Tree]:
-        """Add the branches."""
         return x[0] + x[1], {}
-
-    def cost(self, hwc: Any) -> Cost:
-        """Return no cost: XLA fuses the addition with its neighbours."""
-        return Cost()
 
 
 def split_layers(name: str, layer: Any) -> tuple[tuple[str, Layer], ...]:
@@ -365,13 +338,12 @@ Named = tuple[str, Layer]
 
 
 @dataclass(frozen=True)
-class Chain:
+class Chain(Layer):
     """Named layers, each applied to the output of the previous one."""
 
     layers: tuple[Named, ...] = ()
 
     def shape(self, hwc: Shape) -> Shape:
-        """Return the shape of one image's output."""
         for _, layer in self.layers:
             hwc = layer.shape(hwc)
         return hwc
@@ -387,7 +359,6 @@ class Chain:
         return params, stats
 
     def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
-        """Apply every layer in turn."""
         batch_stats = {}
         for name, layer in self.layers:
             x, layer_stats = layer.apply(params.get(name, {}), stats.get(name, {}), x, ctx.under(name))
@@ -395,7 +366,6 @@ class Chain:
         return x, batch_stats
 
     def cost(self, hwc: Shape) -> Cost:
-        """Return the cost per image."""
         total = Cost()
         for _, layer in self.layers:
             total += layer.cost(hwc)
@@ -403,12 +373,12 @@ class Chain:
         return total
 
     def sublayers(self) -> tuple[Named, ...]:
-        """Return the layers."""
+        """Return the layers, to be split between stages."""
         return self.layers
 
 
 @dataclass(frozen=True, kw_only=True)
-class Residual:
+class Residual(Layer):
     """body(x) + shortcut(x). Both chains share one namespace; an empty shortcut is the identity."""
 
     body: Chain
@@ -420,24 +390,20 @@ class Residual:
         assert len(names) == len(set(names)), names
 
     def shape(self, hwc: Shape) -> Shape:
-        """Return the shape of one image's output."""
         shape = self.body.shape(hwc)
         assert shape == self.shortcut.shape(hwc), (shape, self.shortcut.shape(hwc))
         return shape
 
     def init(self, rng_at: RngAt, hwc: Shape) -> tuple[Tree, Tree]:
-        """Initialise both branches."""
         body, shortcut = self.body.init(rng_at, hwc), self.shortcut.init(rng_at, hwc)
         return body[0] | shortcut[0], body[1] | shortcut[1]
 
     def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
-        """Add the two branches."""
         y, body_stats = self.body.apply(params, stats, x, ctx)
         short, shortcut_stats = self.shortcut.apply(params, stats, x, ctx)
         return y + short, body_stats | shortcut_stats
 
     def cost(self, hwc: Shape) -> Cost:
-        """Return the cost per image."""
         return self.body.cost(hwc) + self.shortcut.cost(hwc)
 
     def sublayers(self) -> tuple[Named, ...]:
@@ -452,25 +418,22 @@ class Residual:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Concat:
+class Concat(Layer):
     """Named layers applied to the same input, with their output channels concatenated."""
 
     layers: tuple[Named, ...]
 
     def shape(self, hwc: Shape) -> Shape:
-        """Return the shape of one image's output."""
         shapes = [layer.shape(hwc) for _, layer in self.layers]
         assert len({shape[:-1] for shape in shapes}) == 1, shapes
         return *shapes[0][:-1], sum(shape[-1] for shape in shapes)
 
     def init(self, rng_at: RngAt, hwc: Shape) -> tuple[Tree, Tree]:
-        """Initialise every layer."""
         drawn = {name: layer.init(under(rng_at, name), hwc) for name, layer in self.layers}
         params, stats = ({name: both[i] for name, both in drawn.items() if both[i]} for i in (0, 1))
         return params, stats
 
     def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
-        """Apply every layer to the input."""
         outputs, batch_stats = [], {}
         for name, layer in self.layers:
             y, layer_stats = layer.apply(params.get(name, {}), stats.get(name, {}), x, ctx.under(name))
@@ -479,7 +442,6 @@ class Concat:
         return jnp.concatenate(outputs, -1), batch_stats
 
     def cost(self, hwc: Shape) -> Cost:
-        """Return the cost per image."""
         return sum((layer.cost(hwc) for _, layer in self.layers), Cost())
 
 
@@ -495,17 +457,11 @@ class SubsampleShortcut(WithoutParameters):
     both_sides: bool = False
 
     def shape(self, hwc: Shape) -> Shape:
-        """Return the shape of one image's output."""
         return math.ceil(hwc[0] / self.stride), math.ceil(hwc[1] / self.stride), self.channels
 
     def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
-        """Slice and pad."""
         n, h, w, c = x.shape
         kept = lax.slice(x, (0, 0, 0, 0), (n, h, w, c), (1, self.stride, self.stride, 1))
         more = self.channels - c
         before = more // 2 if self.both_sides else 0
         return jnp.pad(kept, ((0, 0), (0, 0), (0, 0), (before, more - before))), {}
-
-    def cost(self, hwc: Shape) -> Cost:
-        """Return no cost: XLA fuses it with the addition."""
-        return Cost()

@@ -24,7 +24,7 @@ from headrace.core.errors import ConfigError, did_you_mean
 from headrace.model.context import NORM_WEIGHTS, Ctx
 from headrace.model.cost import Cost
 from headrace.model.gates import ACTIVATIONS
-from headrace.model.layers import RngAt, Shape, Tree
+from headrace.model.layers import Layer, RngAt, Shape, Tree
 
 DEFAULT_EPSILON = 1.001e-5
 Kind = Literal["batch", "group", "layer", "none"]
@@ -49,13 +49,13 @@ class NormSpec:
     suffix: str = "bn"
     num_groups: int | None = None
     channels_per_group: int | None = None
-    group_order: Literal["contiguous", "strided"] = "contiguous"
+    group_order: str = "contiguous"
     epsilon: float = DEFAULT_EPSILON
     proxy_epsilon: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Norm:
+class Norm(Layer):
     """Normalisation with a learnt scale (starting at `gamma`) and shift (starting at 0) per channel.
 
     If not `learnt` it has neither, because the proxy activation after it does.
@@ -98,7 +98,6 @@ class Norm:
         return y, {"mean": mean_C, "variance": variance_C * (count / max(count - 1, 1))}
 
     def cost(self, hwc: Shape) -> Cost:
-        """Return the cost per image."""
         return Cost(params=0 if self.spec.kind == "none" or not self.learnt else 2 * hwc[2])
 
     def _groups(self, channels: int) -> ops.Groups:
@@ -119,7 +118,7 @@ class Norm:
 def make_norm_spec(
     norm_layer: Mapping[str, Any],
     epsilon: float | None = None,
-    group_order: Literal["contiguous", "strided"] = "contiguous",
+    group_order: str = "contiguous",
     proxy_epsilon: float | None = None,
 ) -> NormSpec:
     """Read the `norm_layer` option, such as {"name": "group_norm", "num_groups": 8}."""
@@ -158,14 +157,13 @@ NUM_QUANTILES = 200
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProxyActivation:
+class ProxyActivation(Layer):
     """An activation with the scale and shift of the preceding norm, and proxy norm."""
 
     kind: str
     epsilon: float
 
     def shape(self, hwc: Shape) -> Shape:
-        """Return the shape unchanged."""
         return hwc
 
     def init(self, rng_at: RngAt, hwc: Shape) -> tuple[Tree, Tree]:
@@ -187,7 +185,6 @@ class ProxyActivation:
         return ((y - _wide(mean_C)) * _wide(inverse_C)).astype(x.dtype), {}
 
     def cost(self, hwc: Shape) -> Cost:
-        """Return the cost per image."""
         return Cost(params=4 * hwc[-1], activation_elements=math.prod(hwc))
 
 

@@ -19,7 +19,7 @@ from jax import Array, lax
 
 from headrace.ops.backend import is_portable, on_cpu
 from headrace.ops.depthwise import depthwise_by_library, depthwise_conv2d
-from headrace.ops.pool import Padding, Pads, pad_pixels
+from headrace.ops.pool import Padding, Pads, gradient_pads, pad_pixels
 
 # The weight gradient of 128 images at once took 1.5 to 2.4 times as long as in 8 chunks of 16 (8x8x64: 20.3 instead of
 # 8.6 ms of CPU time), because the transposed images no longer fit the cache. More chunks only take longer to compile.
@@ -47,10 +47,7 @@ def _backward(stride: int, pads: Pads, kept: tuple[Array, Array], g_NHWO: Array)
 
 def _input_gradient(x_NHWC: Array, w_HWCO: Array, stride: int, pads: Pads, g_NHWO: Array) -> Array:
     """Convolve the gradient, dilated by the stride, with the rotated weights."""
-    around = []
-    for (lo, _), k, i, o in zip(pads, w_HWCO.shape[:2], x_NHWC.shape[1:3], g_NHWO.shape[1:3], strict=True):
-        before = k - 1 - lo
-        around.append((before, i - ((o - 1) * stride + 1) - before + k - 1))
+    around = gradient_pads(pads, w_HWCO.shape[:2], stride, (x_NHWC.shape, g_NHWO.shape))
     rotated_HWOC = jnp.transpose(w_HWCO[::-1, ::-1], (0, 1, 3, 2))
     return lax.conv_general_dilated(
         g_NHWO, rotated_HWOC, (1, 1), around, lhs_dilation=(stride, stride), dimension_numbers=_CANONICAL

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from headrace.ops.pool import Pads, out_size
+from headrace.ops.pool import Pads, gradient_pads, out_size
 
 _Size = tuple[int, int]
 
@@ -58,15 +58,6 @@ def _backward(stride: int, pads: Pads, kept: tuple[Array, Array], g_NHWC: Array)
     dilated = lax.pad(g_NHWC, np.zeros((), g_NHWC.dtype), ((0, 0, 0), *inner, (0, 0, 0)))
     dx = _sum_views(dilated, w_HW1C[::-1, ::-1], 1, (x_NHWC.shape[1], x_NHWC.shape[2]))
     return dx.astype(x_NHWC.dtype), _weight_gradient(x_NHWC, w_HW1C, stride, pads, g_NHWC)
-
-
-def gradient_pads(pads: Pads, window: _Size, stride: int, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> Pads:
-    """Return the pads for the images' gradient: the dilated output gradient convolved with the rotated window."""
-    around = []
-    for (lo, _), k, i, o in zip(pads, window, shapes[0][1:3], shapes[1][1:3], strict=True):
-        before = k - 1 - lo
-        around.append((before, i - ((o - 1) * stride + 1) - before + k - 1))
-    return tuple(around)
 
 
 def _weight_gradient(x_NHWC: Array, w_HW1C: Array, stride: int, pads: Pads, g_NHWC: Array) -> Array:

@@ -8,7 +8,7 @@ Shapes in names: N images, H height, W width, C channels.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -117,7 +117,7 @@ class Groups:
     """How channels form groups: channel c is in group c // (C / num_groups), or c mod num_groups if strided."""
 
     num_groups: int
-    order: Literal["contiguous", "strided"] = "contiguous"
+    order: str = "contiguous"  # or "strided"
 
 
 def group_norm(

@@ -38,6 +38,20 @@ def _same(size: int, window: int, stride: int) -> tuple[int, int]:
     return total // 2, total - total // 2
 
 
+def gradient_pads(
+    pads: Pads, window: tuple[int, ...], stride: int, shapes: tuple[tuple[int, ...], tuple[int, ...]]
+) -> Pads:
+    """Return the pads for the images' gradient: the dilated output gradient convolved with the rotated window.
+
+    `shapes` are those of the images and of the output's gradient.
+    """
+    around = []
+    for (lo, _), k, i, o in zip(pads, window, shapes[0][1:3], shapes[1][1:3], strict=True):
+        before = k - 1 - lo
+        around.append((before, i - ((o - 1) * stride + 1) - before + k - 1))
+    return tuple(around)
+
+
 _Size = tuple[int, int]
 
 

@@ -71,21 +71,17 @@ def optimizer_slots(learning: Learning) -> int:
 
 
 def estimate_memory(
-    config: Config,
-    *,
-    num_parameters: int,
-    kept_elements: int,
-    micro_batch_size: int,
-    gradient_accumulation_count: int,
-    data: MemoryRow,
+    config: Config, batch: BatchPlan, num_parameters: int, kept_elements: int, data: MemoryRow
 ) -> MemoryPlan:
     """Return the estimate for a device with that many parameters and activations kept per image."""
-    rows = (
-        *model_rows(config, num_parameters, accumulated=gradient_accumulation_count > 1),
-        _activations(config, kept_elements, micro_batch_size),
-        data,
+    compute_bytes, _ = widths(config.numerics.precision)
+    activations = MemoryRow(
+        name="activations",
+        num_bytes=kept_elements * compute_bytes * batch.micro_batch_size,
+        detail=f"{kept_elements:,} per image, {8 * compute_bytes} bits, {batch.micro_batch_size} images",
     )
-    return MemoryPlan(rows=rows)
+    model = model_rows(config, num_parameters, accumulated=batch.gradient_accumulation_count > 1)
+    return MemoryPlan(rows=(*model, activations, data))
 
 
 def bytes_per_parameter(config: Config) -> float:
@@ -127,15 +123,6 @@ def _update_only(config: Config, name: str, elements: int, detail: str) -> Memor
     if config.pipeline.optimizer_state_offloading and num_bytes:
         num_bytes, detail = 0, f"{detail}; {format_bytes(num_bytes)} in host memory"
     return MemoryRow(name=name, num_bytes=num_bytes, detail=detail)
-
-
-def _activations(config: Config, elements: int, micro_batch_size: int) -> MemoryRow:
-    compute_bytes, _ = widths(config.numerics.precision)
-    return MemoryRow(
-        name="activations",
-        num_bytes=elements * compute_bytes * micro_batch_size,
-        detail=f"{elements:,} per image, {8 * compute_bytes} bits, {micro_batch_size} images",
-    )
 
 
 # Memory of the dataset, kept on the devices or sent in blocks.

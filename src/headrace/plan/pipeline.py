@@ -124,10 +124,6 @@ class PipelinePlan:
         again = [max(stage.segment_bytes for stage in stages) * recomputation for stages in self.stages_by_device()]
         return tuple(int(a + b) for a, b in zip(stored, again, strict=True))
 
-    def peak_bytes(self, recomputation: bool = False) -> tuple[int, ...]:
-        """Return the peak of weights and activations together on each device."""
-        return tuple(map(sum, zip(self.weight_bytes(), self.activation_bytes(recomputation), strict=True)))
-
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain values."""
         stages = [

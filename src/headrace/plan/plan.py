@@ -13,7 +13,6 @@ from headrace.data.feeding.eval_feed import EvalCache, plan_eval_cache
 from headrace.data.feeding.feed import FeedOptions, feed_options
 from headrace.model.network import Network
 from headrace.plan.memory import (
-    DataMemory,
     MemoryPlan,
     Saving,
     estimate_memory,
@@ -49,25 +48,20 @@ from headrace.plan.steps import (
     no_steps,
 )
 
-_RULE = "Every process owns the same number of whole replicas."
-
 
 def refuse_split_replicas(config: Config, batch: BatchPlan, validation: ValidationPlan, num_processes: int) -> None:
     """Raise ConfigError if the replicas cannot be divided evenly among the processes."""
     if num_processes < 1:
         raise ConfigError(f"The number of processes is {num_processes}.", rule="There is at least one.")
-    if config.run.training and batch.num_replicas % num_processes:
-        raise ConfigError(
-            f"{batch.num_replicas} replicas cannot be divided evenly among {num_processes} processes.",
-            rule=_RULE,
-            remedy=_remedy("--num-replicas", batch.num_replicas, num_processes),
-        )
-    if config.validation.validation and validation.num_replicas % num_processes:
-        raise ConfigError(
-            f"{validation.num_replicas} validation replicas cannot be divided evenly among {num_processes} processes.",
-            rule=_RULE,
-            remedy=_remedy("--validation-num-replicas", validation.num_replicas, num_processes),
-        )
+    counts = [("", batch.num_replicas, config.run.training)]
+    counts.append(("validation ", validation.num_replicas, config.validation.validation))
+    for kind, replicas, is_used in counts:
+        if is_used and replicas % num_processes:
+            raise ConfigError(
+                f"{replicas} {kind}replicas cannot be divided evenly among {num_processes} processes.",
+                rule="Every process owns the same number of whole replicas.",
+                remedy=_remedy(f"--{kind.replace(' ', '-')}num-replicas", replicas, num_processes),
+            )
 
 
 def _remedy(option: str, replicas: int, processes: int) -> str:
@@ -230,7 +224,7 @@ def make_plan(config: Config, info: DataInfo, network: Network, num_processes: i
         if pipeline and not one_program:
             return estimate_stage_memory(config, pipeline, data, recomputation=recomputation)
         kept = kept_elements(network, points if recomputation else None)
-        return (_memory(config, cost.params, kept, batch, data),)
+        return (estimate_memory(config, batch, cost.params, kept, data.images),)
 
     parameters = max(pipeline.parameters_by_device()) if pipeline else cost.params
     validation = _validation(config, info, batch, pipeline)
@@ -269,17 +263,6 @@ def _validation(config: Config, info: DataInfo, batch: BatchPlan, pipeline: Pipe
         pipelined=wanted.pipeline_validation_model,
     )
     return plan.first_batches(trial) if trial else plan
-
-
-def _memory(config: Config, num_parameters: int, kept: int, batch: BatchPlan, data: DataMemory) -> MemoryPlan:
-    return estimate_memory(
-        config,
-        num_parameters=num_parameters,
-        kept_elements=kept,
-        micro_batch_size=batch.micro_batch_size,
-        gradient_accumulation_count=batch.gradient_accumulation_count,
-        data=data.images,
-    )
 
 
 def _steps(config: Config, info: DataInfo, batch: BatchPlan, max_steps_per_call: int | None) -> StepPlan:

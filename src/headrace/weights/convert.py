@@ -189,17 +189,6 @@ def _dims(array: np.ndarray) -> str:
     return "x".join(map(str, array.shape)) or "a number"
 
 
-def scheme_names() -> list[str]:
-    """Return the names of all schemes, each once."""
-    return list(dict.fromkeys(scheme.name for scheme in SCHEMES))
-
-
-def find_scheme(name: str, ours: Mapping[str, Any]) -> Scheme | None:
-    """Return the scheme of a name ('' is the first) that has a name for every tensor, or None."""
-    found = (scheme for scheme in SCHEMES if name in ("", scheme.name))
-    return next((scheme for scheme in found if len(pair_names(scheme, ours)) == len(ours)), None)
-
-
 # Export: the name tables read from left to right.
 _NOT_TORCH = ("keras",)
 _COUNTER = "num_batches_tracked"

@@ -126,12 +126,6 @@ def pair_names(scheme: Scheme, names: Iterable[str]) -> dict[str, Pair]:
     return pairs
 
 
-def covers(scheme: Scheme, names: Iterable[str]) -> bool:
-    """Say whether the scheme has a name for every tensor of a network."""
-    names = list(names)
-    return len(pair_names(scheme, names)) == len(names)
-
-
 def _facts(names: list[str]) -> dict[str, dict[str, int | str]]:
     """Return, for each block, the values that rows may use."""
     layers: dict[str, set[str]] = {}

@@ -13,8 +13,6 @@ import numpy as np
 
 from headrace.core.errors import ConfigError
 from headrace.model import gates, layers, norm
-from headrace.model import layers as composites
-from headrace.model import norm as proxy_norm
 from headrace.ops.pool import Padding, pad_pixels
 
 # The graph under construction: nodes and weights, named by the paths of their layers
@@ -234,7 +232,7 @@ def _squeeze_excite(graph: Graph, layer: Any, trees: Trees, hwc: Shape, x: str) 
 def _proxy(graph: Graph, layer: Any, trees: Trees, hwc: Shape, x: str) -> str:
     """Scale, shift, activate, and normalise by the proxy's moments, which follow from the weights alone."""
     gamma, beta, scale, shift = (np.asarray(trees[0][n]) for n in ("gamma", "beta", "proxy_scale", "proxy_shift"))
-    gaussian = proxy_norm.quantiles()[:, None] * (1 + scale) + shift
+    gaussian = norm.quantiles()[:, None] * (1 + scale) + shift
     proxy = np.asarray(gates.ACTIVATIONS[layer.kind](jnp.asarray(gaussian * gamma + beta)))
     inverse = 1 / np.sqrt(proxy.var(0) + layer.epsilon)
     tensors = {"scale": gamma, "shift": beta, "mean": proxy.mean(0), "inverse": inverse}
@@ -253,13 +251,13 @@ LAYERS: dict[type, Write] = {
     layers.Flatten: _flatten,
     layers.ZeroPad: _zero_pad,
     norm.Norm: _norm,
-    composites.Chain: _chain,
-    composites.Residual: _residual,
-    composites.Concat: _concat,
-    composites.SubsampleShortcut: _subsample,
+    layers.Chain: _chain,
+    layers.Residual: _residual,
+    layers.Concat: _concat,
+    layers.SubsampleShortcut: _subsample,
     gates.Activation: lambda graph, layer, trees, hwc, x: _activation(graph, layer.kind, x),
     gates.SqueezeExcite: _squeeze_excite,
-    proxy_norm.ProxyActivation: _proxy,
+    norm.ProxyActivation: _proxy,
     gates.Dropout: lambda graph, layer, trees, hwc, x: x,  # nothing is dropped in evaluation
     gates.DropPath: lambda graph, layer, trees, hwc, x: x,
 }
