@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from headrace.engine.devices import REPLICA, replicated
 from headrace.engine.multiprocess_arrays import transfer
 from headrace.engine.objective import classification_sums
-from headrace.engine.step import BATCHES, Fetch, FetchLabels, no_labels, put_on
+from headrace.engine.step import BATCHES, Fetch, FetchLabels, OnOneMesh, no_labels
 from headrace.model.context import Ctx
 from headrace.model.network import Network
 
@@ -84,20 +84,10 @@ class Forward(Protocol):
 
 
 @dataclass(frozen=True)
-class WholeForward:
+class WholeForward(OnOneMesh):
     """The whole network on every device of a mesh, each with its part of every batch."""
 
     spec: EvalSpec
-    mesh: Mesh
-
-    @property
-    def meshes(self) -> Sequence[Mesh]:
-        """The one mesh over the replicas."""
-        return (self.mesh,)
-
-    def put(self, tree: Any, kind: str) -> Any:
-        """Put batches or a resident set on the mesh."""
-        return put_on(self.mesh)(tree, kind)
 
     def place(self, weights: Weights) -> Weights:
         """Put the weights on every device."""

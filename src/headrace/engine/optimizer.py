@@ -174,9 +174,8 @@ def _zeros(params: Any, value: float = 0.0) -> Any:
     return jax.tree.map(lambda w: jnp.full(w.shape, value, jnp.float32), params)
 
 
-def _sgd(options: dict[str, Any], global_batch_size: int) -> Rule:
+def _sgd(options: dict[str, Any]) -> Rule:
     """v = m v - lr g; w += v, or with Nesterov w += m v - lr g (Keras' form)."""
-    del global_batch_size
     momentum, nesterov = options["momentum"], options["nesterov"]
 
     def init(params: Any) -> dict[str, Any]:
@@ -195,9 +194,8 @@ def _sgd(options: dict[str, Any], global_batch_size: int) -> Rule:
     return Rule(init, update)
 
 
-def _momentum(options: dict[str, Any], global_batch_size: int) -> Rule:
+def _momentum(options: dict[str, Any]) -> Rule:
     """v = m v + g; w -= lr v (TensorFlow 1's form: a change of the rate acts on the whole velocity at once)."""
-    del global_batch_size
     momentum = options["momentum"]
 
     def init(params: Any) -> dict[str, Any]:
@@ -219,9 +217,8 @@ def lars_trust(weight: jax.Array, grad: jax.Array, options: dict[str, Any]) -> j
     return jnp.where((weight_norm > 0) & (grad_norm > 0), trust, 1.0)
 
 
-def _lars(options: dict[str, Any], global_batch_size: int) -> Rule:
+def _lars(options: dict[str, Any]) -> Rule:
     """v = m v + lr trust (g + wd w); w -= v. Excluded names: trust 1, no wd."""
-    del global_batch_size
     momentum, decay = options["momentum"], options["weight_decay"]
 
     def init(params: Any) -> dict[str, Any]:
@@ -240,16 +237,16 @@ def _lars(options: dict[str, Any], global_batch_size: int) -> Rule:
     return Rule(init, update)
 
 
-def rmsprop_rho(options: dict[str, Any], global_batch_size: int) -> float:
+def rmsprop_rho(options: dict[str, Any]) -> float:
     """Return the decay of the mean square: `decay`, or 1 - 2^base_decay_exponent x global batch."""
     if "decay" in options:
         return options["decay"]
-    return 1.0 - 2.0 ** options["base_decay_exponent"] * global_batch_size
+    return 1.0 - 2.0 ** options["base_decay_exponent"] * options["global_batch_size"]
 
 
-def _rmsprop(options: dict[str, Any], global_batch_size: int) -> Rule:
+def _rmsprop(options: dict[str, Any]) -> Rule:
     """ms = rho ms + (1 - rho) g^2; v = m v + lr g / sqrt(ms + eps); w -= v (TensorFlow's form)."""
-    rho, epsilon, momentum = rmsprop_rho(options, global_batch_size), options["epsilon"], options["momentum"]
+    rho, epsilon, momentum = rmsprop_rho(options), options["epsilon"], options["momentum"]
     first = options["initial_accumulator"]
 
     def init(params: Any) -> dict[str, Any]:
@@ -269,9 +266,8 @@ def _rmsprop(options: dict[str, Any], global_batch_size: int) -> Rule:
     return Rule(init, update)
 
 
-def _adamw(options: dict[str, Any], global_batch_size: int) -> Rule:
+def _adamw(options: dict[str, Any]) -> Rule:
     """w -= lr m^ / (sqrt(v^) + eps), optax's scale_by_adam; the W is the decoupled decay that every optimizer has."""
-    del global_batch_size
     adam = optax.scale_by_adam(options["beta1"], options["beta2"], options["epsilon"])
 
     def update(grads: Any, slots: Any, params: Any, rate: Any) -> tuple[Any, Any]:
@@ -284,7 +280,7 @@ def _adamw(options: dict[str, Any], global_batch_size: int) -> Rule:
     return Rule(init, update)
 
 
-OPTIMIZERS: dict[str, Callable[[dict[str, Any], int], Rule]] = {
+OPTIMIZERS: dict[str, Callable[[dict[str, Any]], Rule]] = {
     "sgd": _sgd,
     "momentum": _momentum,
     "lars": _lars,
@@ -335,7 +331,7 @@ def make_optimizer(
     Every rule here is linear in its rate, so that the factor may be applied to the update instead of the rate.
     """
     options = complete("optimizer", learning.optimizer, learning.optimizer_params)
-    rule = OPTIMIZERS[learning.optimizer](options, global_batch_size)
+    rule = OPTIMIZERS[learning.optimizer](options | {"global_batch_size": global_batch_size})
     decayed = _is_decayed(tuple(learning.weight_decay_exclude))
     clip, l2, decay = learning.gradient_clipping, learning.l2_regularization, learning.weight_decay
 

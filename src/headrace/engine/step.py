@@ -267,22 +267,34 @@ def block_specs(block: dict[str, Any]) -> dict[str, P]:
     return {key: EPOCHS if key == "epoch" else STEPS for key in block}
 
 
-def put_on(mesh: Mesh) -> Callable[[Any, str], Any]:
-    """Return `put(host arrays, kind)` for the feeds; kinds: `steps`, `batches`, `replicated`, and `rows`.
+def put_on(mesh: Mesh, tree: Any, kind: str) -> Any:
+    """Put host arrays on a mesh; kinds: `steps`, `batches`, `replicated`, and `rows`.
 
     `rows` are this process's part of arrays that are then replicated on every device.
     """
+    if kind == "steps":
+        specs = block_specs(tree)
+        return {key: place_share(value, NamedSharding(mesh, specs[key])) for key, value in tree.items()}
+    if kind == "batches":
+        return place_share(tree, NamedSharding(mesh, BATCHES))
+    whole = NamedSharding(mesh, P())
+    return gather_rows(tree, whole) if kind == "rows" else place(tree, whole)
 
-    def put(tree: Any, kind: str) -> Any:
-        if kind == "steps":
-            specs = block_specs(tree)
-            return {key: place_share(value, NamedSharding(mesh, specs[key])) for key, value in tree.items()}
-        if kind == "batches":
-            return place_share(tree, NamedSharding(mesh, BATCHES))
-        whole = NamedSharding(mesh, P())
-        return gather_rows(tree, whole) if kind == "rows" else place(tree, whole)
 
-    return put
+@dataclass(frozen=True)
+class OnOneMesh:
+    """A program on the devices of one mesh, a replica on each: which they are, and how its input gets there."""
+
+    mesh: Mesh
+
+    @property
+    def meshes(self) -> tuple[Mesh, ...]:
+        """The one group of devices that communicate."""
+        return (self.mesh,)
+
+    def put(self, tree: Any, kind: str) -> Any:
+        """Put a block or a resident set on the devices; `put_on` lists the kinds."""
+        return put_on(self.mesh, tree, kind)
 
 
 def make_call(step: Callable[..., Any], mesh: Mesh, block: dict[str, Any]) -> Any:

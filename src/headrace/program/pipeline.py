@@ -230,7 +230,26 @@ def pipeline(
         replicas: copies of the whole pipeline, each on devices of its own; over several processes, those of all.
         strict: also refuse what the original hardware could not do.
     """
-    # The first line, so these are the parameters and nothing else. Written out, they would be twenty lines name=name;
-    # a name that Request does not have, or lacks here, fails at every call.
-    asked = dict(locals())
-    return Pipeline(make_spec(Request(**asked)))
+    request = Request(
+        stages=stages,
+        gradient_accumulation_count=gradient_accumulation_count,
+        optimizer_function=optimizer_function,
+        device_mapping=device_mapping,
+        pipeline_schedule=pipeline_schedule,
+        inputs=inputs,
+        infeed=infeed,
+        outfeed=outfeed,
+        repeat_count=repeat_count,
+        gradient_accumulation_dtype=gradient_accumulation_dtype,
+        reduction_method=reduction_method,
+        recomputation=recomputation,
+        offload_weight_update_variables=offload_weight_update_variables,
+        replicated_optimizer_state_sharding=replicated_optimizer_state_sharding,
+        outfeed_loss=outfeed_loss,
+        outfeed_mask=outfeed_mask,
+        accumulate_outfeed=accumulate_outfeed,
+        accumulate_outfeed_dtype=accumulate_outfeed_dtype,
+        replicas=replicas,
+        strict=strict,
+    )
+    return Pipeline(make_spec(request))

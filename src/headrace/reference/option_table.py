@@ -35,17 +35,23 @@ def global_batch(value_of: Lookup) -> int:
     return value_of("global_batch_size") or each * (value_of("gradient_accumulation_count") or 1)
 
 
-def _key(name: str) -> Callable[[Any, Lookup], Settings]:
-    return lambda value, value_of: {name: value}
+Value = Callable[[Any, Lookup], Any]
 
 
-def _row(option: str, setting: str, of: str = "") -> OptionRow:
-    """Return the row of an option that is one key of an ordinary option."""
-    return OptionRow(option=option, sets=(setting,), convert=_key(setting), of=of)
+def _as_given(value: Any, _value_of: Lookup) -> Any:
+    return value
 
 
-def _rate_row(option: str, setting: str, description: str = "") -> OptionRow:
-    return OptionRow(option=option, sets=(setting,), convert=_key(setting), description=description, tf1_only=True)
+def _row(option: str, setting: str, value: Value = _as_given, **more: Any) -> OptionRow:
+    """Return the row of an option that stands for one setting."""
+    return OptionRow(
+        option=option, sets=(setting,), convert=lambda given, value_of: {setting: value(given, value_of)}, **more
+    )
+
+
+def _no_effect(reason: str, *options: str) -> tuple[OptionRow, ...]:
+    """Return the rows of options that do nothing here."""
+    return tuple(OptionRow(option=option, no_effect=reason) for option in options)
 
 
 def _warmup(epochs: float, value_of: Lookup) -> Settings:
@@ -61,13 +67,13 @@ def _log_freq(steps: int, value_of: Lookup) -> Settings:
     return {"logs_per_epoch": max(1.0, updates / steps)} if updates else {}
 
 
-def _abs_end_rate(rate: float, value_of: Lookup) -> Settings:
+def _end_ratio(rate: float, value_of: Lookup) -> float:
     first = (
         value_of("learning_rate")
         or value_of("abs_learning_rate")
         or 2.0 ** value_of("base_learning_rate") * global_batch(value_of)
     )
-    return {"lr_schedule_params.end_learning_rate_ratio": rate / first}
+    return rate / first
 
 
 def _shards(shards: int, value_of: Lookup) -> Settings:
@@ -97,49 +103,40 @@ def _first_device(given: tuple[str, ...], value_of: Lookup) -> Settings:
     return {"first_device": int(given[0])} if given and given[0].isdecimal() else {}
 
 
-_TILES = "It is about the IPU's tiles; other devices have none."
-_OWN_PIPELINE = "There is a single input pipeline, fast and reproducible."
-_EQUAL = "Processes hold the same weights at every step; there is nothing to synchronise."
-_MIXED = "Images are mixed on the device as part of the step, at no cost to the host."
+_LR = "lr_schedule_params."
 
 ROWS = (
-    OptionRow(
-        option="base_learning_rate",
-        sets=("lr_schedule_params.initial_learning_rate",),
-        convert=lambda power, value_of: {"lr_schedule_params.initial_learning_rate": 2.0**power},
+    _row(
+        "base_learning_rate",
+        f"{_LR}initial_learning_rate",
+        lambda power, value_of: 2.0**power,
         description="2^N per image",
         tf1_only=True,
         instead="--learning-rate",
     ),
-    OptionRow(
-        option="abs_learning_rate",
-        sets=("lr_schedule_params.absolute_learning_rate",),
-        convert=_key("lr_schedule_params.absolute_learning_rate"),
-        tf1_only=True,
-        instead="--learning-rate",
-    ),
-    _rate_row("learning_rate_schedule", "lr_schedule_params.drops"),
-    _rate_row("learning_rate_decay", "lr_schedule_params.factor"),
+    _row("abs_learning_rate", f"{_LR}absolute_learning_rate", tf1_only=True, instead="--learning-rate"),
+    _row("learning_rate_schedule", f"{_LR}drops", tf1_only=True),
+    _row("learning_rate_decay", f"{_LR}factor", tf1_only=True),
     OptionRow(
         option="warmup_epochs",
         sets=("lr_warmup_params",),
         convert=_warmup,
         description="from 0, mask (polynomial: shift)",
     ),
-    _rate_row("lr_decay_rate", "lr_schedule_params.decay_rate"),
-    OptionRow(
-        option="lr_drops",
-        sets=("lr_schedule_params.epochs_per_drop",),
-        convert=lambda drops, value_of: {"lr_schedule_params.epochs_per_drop": value_of("num_epochs") / drops},
+    _row("lr_decay_rate", f"{_LR}decay_rate", tf1_only=True),
+    _row(
+        "lr_drops",
+        f"{_LR}epochs_per_drop",
+        lambda drops, value_of: value_of("num_epochs") / drops,
         description="epochs / N",
         tf1_only=True,
     ),
-    _rate_row("poly_lr_decay_power", "lr_schedule_params.power"),
-    _rate_row("poly_lr_end_ratio", "lr_schedule_params.end_learning_rate_ratio"),
-    OptionRow(
-        option="abs_end_learning_rate",
-        sets=("lr_schedule_params.end_learning_rate_ratio",),
-        convert=_abs_end_rate,
+    _row("poly_lr_decay_power", f"{_LR}power", tf1_only=True),
+    _row("poly_lr_end_ratio", f"{_LR}end_learning_rate_ratio", tf1_only=True),
+    _row(
+        "abs_end_learning_rate",
+        f"{_LR}end_learning_rate_ratio",
+        _end_ratio,
         description="X / first rate",
         tf1_only=True,
     ),
@@ -158,16 +155,8 @@ ROWS = (
         description="one epoch of N updates, without warm-up",
     ),
     OptionRow(option="log_freq", sets=("logs_per_epoch",), convert=_log_freq, description="iterations / N"),
-    OptionRow(
-        option="epochs_per_ckpt",
-        sets=("ckpts_per_epoch",),
-        convert=lambda epochs, value_of: {"ckpts_per_epoch": 1 / epochs},
-        description="1 / N",
-    ),
-    OptionRow(
-        option="ckpt_epochs_offset",
-        no_effect="Checkpoints are placed so that the last one is at the end of the run.",
-    ),
+    _row("epochs_per_ckpt", "ckpts_per_epoch", lambda epochs, value_of: 1 / epochs, description="1 / N"),
+    *_no_effect("Checkpoints are placed so that the last one is at the end of the run.", "ckpt_epochs_offset"),
     OptionRow(
         option="shards",
         sets=("num_pipeline_stages", "pipeline_schedule"),
@@ -184,31 +173,29 @@ ROWS = (
         tf1_only=True,
         instead="--pipeline-splits or --num-pipeline-stages",
     ),
-    *(
-        OptionRow(
-            option=f"sharding_{kind}_filter",
-            no_effect="Splits are chosen by the time and memory of blocks, not by name.",
-        )
-        for kind in ("exclude", "include")
+    *_no_effect(
+        "Splits are chosen by the time and memory of blocks, not by name.",
+        "sharding_exclude_filter",
+        "sharding_include_filter",
     ),
-    OptionRow(
-        option="disable_variable_offloading",
-        sets=("optimizer_state_offloading",),
+    _row(
+        "disable_variable_offloading",
+        "optimizer_state_offloading",
+        lambda off, value_of: not off,
         description="off",
-        convert=lambda off, value_of: {"optimizer_state_offloading": not off},
     ),
-    OptionRow(
-        option="offload_fp32_weight_copy",
-        no_effect="--precision 16.32 keeps 32-bit weights on the device; --optimizer-state-offloading moves the rest.",
+    *_no_effect(
+        "--precision 16.32 keeps 32-bit weights on the device; --optimizer-state-offloading moves the rest.",
+        "offload_fp32_weight_copy",
     ),
-    OptionRow(
-        option="hostside_norm",
-        sets=("accelerator_side_preprocess",),
+    _row(
+        "hostside_norm",
+        "accelerator_side_preprocess",
+        lambda on, value_of: not on,
         description="off; on with no-",
-        convert=lambda on, value_of: {"accelerator_side_preprocess": not on},
     ),
-    OptionRow(option="hostside_image_mixing", no_effect=_MIXED),
-    OptionRow(option="standard_imagenet", no_effect=_OWN_PIPELINE),
+    *_no_effect("Images are mixed on the device as part of the step, at no cost to the host.", "hostside_image_mixing"),
+    *_no_effect("There is a single input pipeline, fast and reproducible.", "standard_imagenet"),
     OptionRow(
         option="train_with_valid_preprocessing",
         sets=("train_crop",),
@@ -228,24 +215,20 @@ ROWS = (
         description="on, unless NO_PROFILE; the schedule where there are stages",
         convert=_profile,
     ),
-    OptionRow(option="syncs_per_epoch", no_effect=_EQUAL),
-    OptionRow(option="epochs_per_sync", no_effect=_EQUAL),
-    OptionRow(
-        option="identical_replica_seeding",
-        no_effect="Random numbers are drawn per sample and per weight, not per replica.",
+    *_no_effect(
+        "Processes hold the same weights at every step; there is nothing to synchronise.",
+        "syncs_per_epoch",
+        "epochs_per_sync",
     ),
-    OptionRow(option="gather_conv_output", no_effect="XLA combines the small sums of batch norm by itself."),
-    OptionRow(option="conv_dithering", no_effect=_TILES),
-    OptionRow(option="num_io_tiles", no_effect=_TILES),
-    OptionRow(option="min_remote_tensor_size", no_effect="State is moved to host memory as a whole."),
-    OptionRow(
-        option="scheduling_algorithm",
-        no_effect="XLA orders operations itself; internal_exchange_optimization_target says what to optimise for.",
+    *_no_effect("Random numbers are drawn per sample and per weight, not per replica.", "identical_replica_seeding"),
+    *_no_effect("XLA combines the small sums of batch norm by itself.", "gather_conv_output"),
+    *_no_effect("It is about the IPU's tiles; other devices have none.", "conv_dithering", "num_io_tiles"),
+    *_no_effect("State is moved to host memory as a whole.", "min_remote_tensor_size"),
+    *_no_effect(
+        "XLA orders operations itself; internal_exchange_optimization_target says what to optimise for.",
+        "scheduling_algorithm",
     ),
-    OptionRow(option="on_demand", no_effect="Devices are always opened when a run needs them, not before."),
-    OptionRow(
-        option="nanoo",
-        no_effect="Numbers that overflow become infinite, and a step with such a gradient changes no weight.",
-    ),
+    *_no_effect("Devices are always opened when a run needs them, not before.", "on_demand"),
+    *_no_effect("Numbers that overflow become infinite, and a step with such a gradient changes no weight.", "nanoo"),
 )
 BY_OPTION: Mapping[str, OptionRow] = {row.option: row for row in ROWS}

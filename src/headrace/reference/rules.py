@@ -67,7 +67,8 @@ class ReferenceRule:
     remedy: str
 
 
-def _describe(found: Found, name: str) -> str:
+def describe(found: Found, name: str) -> str:
+    """Return an option with its value and where that comes from."""
     return f"{name} {shown(found[name].value)} ({found[name].origin})"
 
 
@@ -96,41 +97,39 @@ def _bad_devices(found: Found) -> bool:
 BEFORE = (
     ReferenceRule(
         broken=lambda found: _is_tf1(found) and any(value > 1 for value in found["available_memory_proportion"].value),
-        problem=lambda found: (
-            f"{_describe(found, 'available_memory_proportion')} in {_describe(found, 'application')}."
-        ),
+        problem=lambda found: f"{describe(found, 'available_memory_proportion')} in {describe(found, 'application')}.",
         rule="In application tf1 it is a fraction (0.15), elsewhere a percentage (15).",
         remedy="Divide it by 100, or leave the application out.",
     ),
     ReferenceRule(
         broken=lambda found: _is_tf1(found) and bool(found["pipeline_splits"].value) and not found["pipeline"].value,
-        problem=lambda found: f"{_describe(found, 'pipeline_splits')} without --pipeline.",
+        problem=lambda found: f"{describe(found, 'pipeline_splits')} without --pipeline.",
         rule="In application tf1, --pipeline makes the parts a pipeline, on as many devices as --shards says.",
         remedy="Add --pipeline --shards N, or leave the splits out.",
     ),
     ReferenceRule(
         broken=_schedule_of_several,
         problem=lambda found: (
-            f"{_describe(found, 'pipeline')} on one device with {_describe(found, 'pipeline_schedule')}."
+            f"{describe(found, 'pipeline')} on one device with {describe(found, 'pipeline_schedule')}."
         ),
         rule="Stages on one device run one after the other.",
         remedy="Use --pipeline-schedule Sequential, or --shards with more devices.",
     ),
     ReferenceRule(
         broken=lambda found: not set(found["lars_skip_list"].value) <= LARS_SKIPPED,
-        problem=lambda found: f"{_describe(found, 'lars_skip_list')}.",
+        problem=lambda found: f"{describe(found, 'lars_skip_list')}.",
         rule="LARS updates beta, gamma and bias at the plain rate, and nothing else.",
         remedy="Leave lars_skip_list out.",
     ),
     ReferenceRule(
         broken=lambda found: found["restore_path"].value is not None,
-        problem=lambda found: f"{_describe(found, 'restore_path')}.",
+        problem=lambda found: f"{describe(found, 'restore_path')}.",
         rule="Which run a command works on is given on its command line.",
         remedy="Use `headrace resume RUN_DIR`, `headrace validate RUN_DIR`, or --restore-path with `headrace train`.",
     ),
     ReferenceRule(
         broken=_bad_devices,
-        problem=lambda found: f"{_describe(found, 'select_ipus')}.",
+        problem=lambda found: f"{describe(found, 'select_ipus')}.",
         rule="It is AUTO or the number of the first device, optionally followed by one for validation.",
         remedy="Leave it out to use the first devices.",
     ),
@@ -156,7 +155,7 @@ def _period_rule(name: str, verb: str) -> ReferenceRule:
         ),
         problem=lambda found: (
             f"It is not possible to {verb} {round(1 / per_epoch(found), 6)} epochs a time for "
-            f"{found['num_epochs'].value} epochs: {_describe(found, name)}, {_describe(found, 'num_epochs')}."
+            f"{found['num_epochs'].value} epochs: {describe(found, name)}, {describe(found, 'num_epochs')}."
         ),
         rule=f"With events_divide_epoch, as in application tf2, num_epochs must be a multiple of 1/{name}.",
         remedy=f"Change num_epochs or {name}, or add --no-events-divide-epoch; 0 means only at the end of the run.",
@@ -172,7 +171,7 @@ AFTER = (
             and max(found["num_pipeline_stages"].value, stages_of_splits(found["pipeline_splits"].value)) == 1
         ),
         problem=lambda found: (
-            f"{_describe(found, 'recomputation')} without pipeline stages, in {_describe(found, 'application')}."
+            f"{describe(found, 'recomputation')} without pipeline stages, in {describe(found, 'application')}."
         ),
         rule="In application tf2, recomputation keeps the inputs of the stages.",
         remedy="Name stages with --pipeline-splits, or leave the application out.",

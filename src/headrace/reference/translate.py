@@ -15,17 +15,25 @@ from headrace.config.layers import Found, Given
 from headrace.config.load import Translated
 from headrace.config.params import known_keys
 from headrace.config.schema import all_options, options_in
-from headrace.config.values import shown
 from headrace.core.errors import ConfigError
 from headrace.reference.defaults import TF2_DEFAULTS, tf1_defaults
-from headrace.reference.option_table import ROWS, OptionRow
-from headrace.reference.rules import EVENTS, check_after, check_before, divides_run
+from headrace.reference.option_table import BY_OPTION, ROWS, OptionRow
+from headrace.reference.rules import EVENTS, check_after, check_before, describe, divides_run
 from headrace.reference.section import Reference
 
 MAPPINGS = {"lr_schedule_params": "lr_schedule", "optimizer_params": "optimizer"}
 # Ordinary options that have rows, too: in tf1 a warm-up starts from 0, and sgd has no momentum.
 OTHERWISE_IN_TF1 = ("momentum", "warmup_epochs")
-NORM_CHOICES = ("batch_norm", "group_norm", "groups", "norm_layer")
+# An option that is given -> defaults that say the same thing another way, and must not contradict it.
+DEFAULTS_THAT_YIELD = {
+    **dict.fromkeys(("batch_norm", "group_norm", "groups", "norm_layer"), ("group_norm",)),
+    "normalization": ("normalise_input",),
+    "abs_learning_rate": ("base_learning_rate",),
+    "rmsprop_decay": ("rmsprop_base_decay_exp",),
+    "rmsprop_base_decay_exp": ("rmsprop_decay",),
+    "epochs_per_ckpt": ("ckpts_per_epoch",),
+    "iterations": ("num_epochs", "logs_per_epoch"),
+}
 # Filled in by a row only where nobody gave a value: the row is about something else.
 YIELDS = ("pipeline_schedule", "trace_schedule")
 # Two ways to say one thing: refused side by side; otherwise the stronger source counts.
@@ -53,14 +61,14 @@ def choose_application(found: Found) -> Given:
     # A saved run of an earlier version has tf1 as translated from one of its options.
     if given.value == "headrace" and not is_given(found, "application") and foreign:
         raise ConfigError(
-            f"{_describe(found, foreign[0])} is an option of the reference's first application only.",
+            f"{describe(found, foreign[0])} is an option of the reference's first application only.",
             rule="That application has other meanings and defaults; no option brings them in by its name.",
             remedy=f"Use {_ordinary_form(foreign[0])} instead; or for that application, use train.py or add "
             "--application tf1.",
         )
     if given.value != "tf1" and foreign:
         raise ConfigError(
-            f"{_describe(found, foreign[0])} with {_describe(found, 'application')}.",
+            f"{describe(found, foreign[0])} with {describe(found, 'application')}.",
             rule=f"{foreign[0]} is an option of application tf1 only.",
             remedy=f"Leave the application out, or use {_ordinary_form(foreign[0])} instead.",
         )
@@ -113,21 +121,9 @@ def _defaults(application: str, found: Found) -> dict[str, Any]:
     if application != "tf1":
         return dict(TF2_DEFAULTS) if application == "tf2" else {}
     defaults = tf1_defaults(value_of)
-    if any(is_given(found, name) for name in NORM_CHOICES):
-        defaults.pop("group_norm")
-    if is_given(found, "normalization"):
-        defaults.pop("normalise_input", None)
-    if is_given(found, "abs_learning_rate"):
-        defaults.pop("base_learning_rate")
-    if is_given(found, "rmsprop_decay"):
-        defaults.pop("rmsprop_base_decay_exp", None)
-    if is_given(found, "rmsprop_base_decay_exp"):
-        defaults.pop("rmsprop_decay", None)
-    if is_given(found, "epochs_per_ckpt"):
-        defaults.pop("ckpts_per_epoch")
-    if is_given(found, "iterations"):
-        defaults.pop("num_epochs")
-        defaults.pop("logs_per_epoch")
+    for name, yields in DEFAULTS_THAT_YIELD.items():
+        if is_given(found, name):
+            defaults = {key: value for key, value in defaults.items() if key not in yields}
     return defaults
 
 
@@ -150,13 +146,13 @@ def _moved(found: dict[str, Given]) -> dict[str, Given]:
         moved["micro_batch_size"] = found["batch_size"]
         moved["batch_size"] = Given(value=None, origin=DEFAULT)
     if found["hostside_norm"].value and found["eight_bit_transfer"].value:
-        origin = Origin(kind=TRANSLATED, where=f"from {_describe(found, 'hostside_norm')}")
+        origin = Origin(kind=TRANSLATED, where=f"from {describe(found, 'hostside_norm')}")
         moved["eight_bit_transfer"] = Given(value=None, origin=origin)
     schedule = found["lr_schedule"]
     if is_given(found, "lr_schedule") and schedule.value == "stepped" and not is_given(found, "lr_schedule_params"):
         moved["lr_schedule"] = Given(value="drops", origin=schedule.origin)
     if is_given(found, "available_memory_proportion"):
-        origin = Origin(kind=TRANSLATED, where=f"from {_describe(found, 'available_memory_proportion')}")
+        origin = Origin(kind=TRANSLATED, where=f"from {describe(found, 'available_memory_proportion')}")
         percent = tuple(round(100 * value, 9) for value in found["available_memory_proportion"].value)
         moved["available_memory_proportion"] = Given(value=percent, origin=origin)
     return moved
@@ -212,7 +208,7 @@ class _Work:
         value, given = self.value_of(row.option), is_given(self.found, row.option)
         if row.convert is None or value is None or not (given or self.application == "tf1"):
             return
-        described = f"from {_describe(self.found, row.option)}"
+        described = f"from {describe(self.found, row.option)}"
         origin = Origin(kind=TRANSLATED, where=described) if given else self.of_defaults
         for setting, converted in row.convert(value, self.value_of).items():
             name, _, key = setting.partition(".")
@@ -228,7 +224,7 @@ class _Work:
                     keys[name][key] = _Key(value=converted, origin=origin, given=given)
             elif given:
                 notes.append(
-                    f"{_describe(self.found, row.option)} has no effect with "
+                    f"{describe(self.found, row.option)} has no effect with "
                     f"{MAPPINGS[name]} {self.value_of(MAPPINGS[name])}."
                 )
 
@@ -264,7 +260,7 @@ def _without_weaker(found: dict[str, Given]) -> dict[str, Given]:
         kinds = [left[name].origin.kind for name in pair]
         if kinds[0] == kinds[1]:
             raise ConfigError(
-                f"Both are given: {_describe(left, pair[0])} and {_describe(left, pair[1])}.",
+                f"Both are given: {describe(left, pair[0])} and {describe(left, pair[1])}.",
                 rule="They are two ways to say the same thing.",
                 remedy="Leave one of them out.",
             )
@@ -281,27 +277,23 @@ def _without_uneven_events(found: dict[str, Given]) -> tuple[dict[str, Given], t
         weaker = epochs.origin == COMMAND_LINE and is_given(found, name) and given.origin != COMMAND_LINE
         if weaker and not divides_run(given.value, epochs.value):
             left[name] = Given(value=all_options()[name].default, origin=DEFAULT)
-            why = f"{_describe(found, name)} does not go with {_describe(found, 'num_epochs')}"
+            why = f"{describe(found, name)} does not go with {describe(found, 'num_epochs')}"
             notes.append(f"{why}; using the default.")
     return left, tuple(notes)
 
 
 def _conflict(found: Found, theirs: str, ours: str) -> ConfigError:
     return ConfigError(
-        f"Options of two applications are mixed: {_describe(found, theirs)} and {_describe(found, ours)}.",
+        f"Options of two applications are mixed: {describe(found, theirs)} and {describe(found, ours)}.",
         rule=f"In application tf1, {theirs} means what {ours} means elsewhere.",
         remedy=f"Leave one of them out. {_ordinary_form(theirs)}".strip(),
     )
 
 
 def _ordinary_form(option: str) -> str:
-    row = next((row for row in ROWS if row.option == option), None)
+    row = BY_OPTION.get(option)
     if row is None or not row.sets:
         return ""
     if row.instead:
         return row.instead
     return f"{', '.join(row.sets)}{f' ({row.description})' if row.description else ''}"
-
-
-def _describe(found: Found, name: str) -> str:
-    return f"{name} {shown(found[name].value)} ({found[name].origin})"

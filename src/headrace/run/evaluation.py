@@ -44,7 +44,7 @@ def make_forward_pass(design: Design, devices: list[Any], reducer: Reducer) -> t
     )
     pipeline = design.plan.pipeline
     if not reducer.adds or pipeline is None or plan.devices_per_replica == 1:
-        return WholeForward(spec, replica_mesh(take(devices, plan.num_replicas))), options
+        return WholeForward(replica_mesh(take(devices, plan.num_replicas)), spec), options
     grid = np.array(take(devices, plan.num_devices)).reshape(plan.num_replicas, pipeline.num_devices)
     ranges = [(stage.first, stage.end) for stage in pipeline.stages]
     mapping = [stage.device for stage in pipeline.stages]

@@ -53,7 +53,7 @@ def predict(model: TrainedModel, files: Sequence[Path], top_k: int = 5, batch_si
     height, _, channels = model.network.input_hwc
     view = ViewSpec(size=height, channels=channels, shorter_side=model.shorter_side, antialias=model.antialias)
     size = min(batch_size, len(files))
-    forward = WholeForward(_forward_spec(model), replica_mesh(jax.local_devices()[:1]))
+    forward = WholeForward(replica_mesh(jax.local_devices()[:1]), _forward_spec(model))
     weights, program = forward.place((model.params, model.stats)), None
     with ThreadPoolExecutor(_THREADS) as pool:
         for first in range(0, len(files), size):

@@ -24,7 +24,7 @@ from headrace.engine.pipeline.dispatch import make_dispatcher
 from headrace.engine.pipeline.state_placement import Home, host_memory_of
 from headrace.engine.pipeline.training_stages import StageSpec
 from headrace.engine.state import State, put_state, snapshot
-from headrace.engine.step import Metrics, StepSpec, make_call, make_step, put_on
+from headrace.engine.step import Metrics, OnOneMesh, StepSpec, make_call, make_step
 from headrace.plan.plan import Plan
 from headrace.plan.steps import SizeSpan
 from headrace.run.design import Design
@@ -60,20 +60,10 @@ class Executor(Protocol):
 
 
 @dataclass(frozen=True)
-class DeviceLoop:
+class DeviceLoop(OnOneMesh):
     """One stage: K steps in one device program."""
 
     spec: StepSpec
-    mesh: Mesh
-
-    @property
-    def meshes(self) -> Sequence[Mesh]:
-        """The one mesh over the replicas."""
-        return (self.mesh,)
-
-    def put(self, tree: Any, kind: str) -> Any:
-        """Put a block or a resident set on the mesh."""
-        return put_on(self.mesh)(tree, kind)
 
     def place(self, state: State) -> State:
         """Put a state on every device."""
@@ -116,7 +106,7 @@ def make_executor(plan: Plan, spec: StepSpec, devices: list[Any], wanted: Pipeli
     """Return the executor of a plan's calls, on the first devices of the list."""
     replicas, pipeline = plan.batch.num_replicas, plan.pipeline
     if pipeline is None or plan.one_program:
-        return DeviceLoop(spec, replica_mesh(take(devices, replicas)))
+        return DeviceLoop(replica_mesh(take(devices, replicas)), spec)
     grid = np.array(take(devices, replicas * pipeline.num_devices)).reshape(replicas, pipeline.num_devices)
     home = Home(
         in_host_memory=wanted.optimizer_state_offloading and host_memory_of(devices[0]),

@@ -66,7 +66,7 @@ class Dispatcher:
         for spec, mesh in zip(self.stages, self.meshes, strict=True):
             left_out = () if spec.is_first else ("images",) if spec.is_last else ("images", "labels")
             part = {key: value for key, value in tree.items() if key not in left_out}
-            parts.append(put_on(mesh)(part, kind))
+            parts.append(put_on(mesh, part, kind))
         return tuple(parts)
 
     def snapshot(self, state: State) -> State:

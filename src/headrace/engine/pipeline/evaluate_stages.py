@@ -61,7 +61,7 @@ class StagedEvaluation:
     def put(self, tree: Any, kind: str) -> Any:
         """Put batches or a resident set on the devices of the first stage and, without images, of the last."""
         labels = {key: value for key, value in tree.items() if key != "images"}
-        return put_on(self.meshes[0])(tree, kind), put_on(self.meshes[-1])(labels, kind)
+        return put_on(self.meshes[0], tree, kind), put_on(self.meshes[-1], labels, kind)
 
     def place(self, weights: tuple[Any, Any]) -> tuple[Any, ...]:
         """Put (params, stats) on the devices of their stages."""
