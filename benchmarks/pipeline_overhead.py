@@ -13,13 +13,22 @@ measures launching alone, with four stages that compute next to nothing, on one 
 has them): microseconds per action in all. On one device one thread does everything, so this bounds the time in which
 an action holds the interpreter lock. (A thread that counts in Python beside the launches does not measure that: on
 quiet cores the results went from -200 to 150 us.)
+
+    PYTHONPATH=src python benchmarks/pipeline_overhead.py --lock
+
+launches the same stages for some seconds under py-spy (which must be on the PATH), and tells the time in which some
+thread held the interpreter lock from the time in which none did.
 """
 
 import json
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -32,6 +41,8 @@ from headrace.run.design import Design, design_run, starting_state
 from headrace.run.training import make_executor, open_feed, step_spec
 
 STEPS, ROUNDS = 10, 4
+LOCK_SECONDS, SAMPLES_PER_SECOND = 10, 250
+MAPPINGS = ([0, 0, 0, 0], [0, 1, 2, 3])
 jax.config.update("jax_num_cpu_devices", 4)
 
 
@@ -61,9 +72,13 @@ class Side:
 
 def main(argv: list[str]) -> None:
     """Measure and print."""
-    if argv == ["--tiny"]:
-        for mapping in ([0, 0, 0, 0], [0, 1, 2, 3]):
-            print(json.dumps(measure_tiny(mapping)))
+    if argv[0] in ("--tiny", "--lock"):
+        measure = measure_tiny if argv == ["--tiny"] else measure_lock
+        for mapping in MAPPINGS:
+            print(json.dumps(measure(mapping)))
+        return
+    if argv[0] == "--launch":
+        print(f"us_per_action {launch_for_seconds([int(device) for device in argv[1]])}")
         return
     resolved, _ = parse([*argv, "--device-mapping", *"0000"[: 1 + len(_splits(argv))]], "pipeline_overhead")
     design = _with_calls(design_run(resolved.config), STEPS, 2)
@@ -94,15 +109,14 @@ def main(argv: list[str]) -> None:
     print(json.dumps(result))
 
 
-def measure_tiny(mapping: list[int], num_micros: int = 64, num_steps: int = 20) -> dict[str, Any]:
-    """Return what an action of a pipeline of tiny stages costs the host."""
+def tiny_pipeline(mapping: list[int], num_micros: int = 64, num_steps: int = 20) -> tuple[Callable[[], Any], int]:
+    """Return a function that runs a pipeline of tiny stages once, compiled, and its number of actions."""
     import optax
 
     from headrace import OptimizerOutput, Outfeed, Stage, pipeline
 
-    stages = [Stage(lambda p, x: x * p, 1.0) for _ in mapping]
     pipe = pipeline(
-        stages,
+        [Stage(lambda p, x: x * p, 1.0) for _ in mapping],
         num_micros,
         optimizer_function=lambda y: OptimizerOutput(optax.sgd(0.0), y),
         inputs=[1.0],
@@ -111,14 +125,43 @@ def measure_tiny(mapping: list[int], num_micros: int = 64, num_steps: int = 20) 
         repeat_count=num_steps,
     )
     state = pipe(pipe.init())
-    num_actions = len(pipe.table.cells) * num_steps
-    seconds = min(_timed(lambda: jax.block_until_ready(pipe(state).weights)) for _ in range(ROUNDS))
-    return {
-        "device_mapping": mapping,
-        "us_per_action": round(1e6 * seconds / num_actions, 1),
-        "device": jax.devices()[0].device_kind,
-        "jax": jax.__version__,
-    }
+    return lambda: jax.block_until_ready(pipe(state).weights), len(pipe.table.cells) * num_steps
+
+
+def measure_tiny(mapping: list[int]) -> dict[str, Any]:
+    """Return what an action of a pipeline of tiny stages costs the host."""
+    run, num_actions = tiny_pipeline(mapping)
+    return _row(mapping, us_per_action=1e6 * min(_timed(run) for _ in range(ROUNDS)) / num_actions)
+
+
+def launch_for_seconds(mapping: list[int]) -> float:
+    """Launch tiny stages for a while; return microseconds per action."""
+    run, num_actions = tiny_pipeline(mapping)
+    begin, runs = time.perf_counter(), 0
+    while time.perf_counter() < begin + LOCK_SECONDS:
+        run()
+        runs += 1
+    return 1e6 * (time.perf_counter() - begin) / (runs * num_actions)
+
+
+def measure_lock(mapping: list[int]) -> dict[str, Any]:
+    """Return the time per action in which the interpreter lock is held, and in which it is free."""
+    with tempfile.TemporaryDirectory() as place:
+        output = Path(place) / "samples"
+        command = ["py-spy", "record", "--gil", "--rate", str(SAMPLES_PER_SECOND), "--format", "raw", "-o", str(output)]
+        command += ["--", sys.executable, __file__, "--launch", "".join(map(str, mapping))]
+        printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        # A line is a stack and how often it was seen with the lock; launching threads start at Run._guard.
+        stacks = [line.rpartition(" ") for line in output.read_text().splitlines()]
+    us = float(printed.partition("us_per_action ")[2].split()[0])
+    seen = sum(int(count) for stack, _, count in stacks if "launch_for_seconds" in stack or "_guard" in stack)
+    held = us * seen / (SAMPLES_PER_SECOND * LOCK_SECONDS)
+    return _row(mapping, us_per_action=us, lock_held_us=held, lock_free_us=us - held)
+
+
+def _row(mapping: list[int], **numbers: float) -> dict[str, Any]:
+    rounded = {name: round(number, 1) for name, number in numbers.items()}
+    return {"device_mapping": mapping, **rounded, "device": jax.devices()[0].device_kind, "jax": jax.__version__}
 
 
 def _timed(work: Any) -> float:

@@ -13,7 +13,7 @@ from headrace.config.field import spellings
 from headrace.config.schema import all_options
 from headrace.data.sets.digits import read_digits
 from headrace.weights.torch_file import write_torch_file
-from tests.weights.test_load_into import torch_resnet
+from tests.weights.test_convert_load import torch_resnet
 
 PAGE = Path(__file__).parents[2] / "docs" / "weights.md"
 COMMANDS = [shlex.split(line[2:]) for line in PAGE.read_text().splitlines() if line.startswith("$ headrace")]

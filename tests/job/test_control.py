@@ -8,7 +8,7 @@ import numpy as np
 from headrace.job import control
 
 from .test_join import finish
-from .test_launch import start
+from .test_launcher import start
 
 PROGRAM = """
 import numpy as np

@@ -53,3 +53,14 @@ def test_one_array_is_kept_for_the_backward_pass(name):
     x = jnp.ones((64, 64))
     _, vjp = jax.vjp(getattr(ops, name), x)
     assert sum(leaf.nbytes for leaf in jax.tree.leaves(vjp)) <= x.nbytes
+
+
+def test_relu_and_its_gradient():
+    x = jnp.array([-2.0, -0.0, 0.0, 2**-100, 3.0, -np.inf, np.inf])
+    np.testing.assert_array_equal(ops.relu(x), [0, 0, 0, 2**-100, 3, 0, np.inf])
+    np.testing.assert_array_equal(jax.grad(lambda x: (ops.relu(x) * 2).sum())(x), [0, 0, 0, 2, 2, 0, 2])
+    assert np.isnan(ops.relu(jnp.array(np.nan)))
+
+
+def test_relu_keeps_half_precision():
+    assert ops.relu(jnp.array([-1, 1], jnp.bfloat16)).dtype == jnp.bfloat16

@@ -128,3 +128,11 @@ def test_half_precision_in_half_precision_out(dtype):
     wanted = naive.conv(np.array(x), np.array(w), 1, "SAME", 1, np.array(dy, np.float64))
     for a, b in zip(found, wanted, strict=True):
         np.testing.assert_allclose(np.array(a, np.float64), b, atol=0.01 * np.abs(b).max())
+
+
+def test_dense_sums_in_float32():
+    x = np.full((1, 4096), 1 + 2**-7)
+    w, b = np.full((4096, 2), 2**-12), np.array([1.0, -1.0])
+    y = ops.dense(jnp.array(x, jnp.bfloat16), jnp.array(w, jnp.bfloat16), jnp.array(b))
+    assert y.dtype == jnp.float32
+    np.testing.assert_allclose(y, x @ w + b[None], rtol=1e-6)

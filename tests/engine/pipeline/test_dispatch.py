@@ -18,7 +18,7 @@ from headrace.model.families import build_network
 from headrace.model.norm import NormSpec
 from headrace.plan.schedule import Op
 
-from ..harness import (
+from ...harness import (
     OPTIONS,
     Stages,
     assert_close,
