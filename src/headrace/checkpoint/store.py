@@ -283,6 +283,7 @@ def restore_tree(arrays: Mapping[str, np.ndarray], like: Any, prefix: str = "") 
     the part under `params/`, and other tensors are ignored; without it every tensor must be used. Names do not depend
     on the plan: any plan reads any checkpoint.
     """
+    # Here, since reading a checkpoint's manifest should not load JAX.
     from headrace.core.tree import flatten_named, unflatten_named
 
     start = f"{prefix}/" if prefix else ""

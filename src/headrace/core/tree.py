@@ -5,22 +5,25 @@ from typing import Any
 
 import jax
 
+# Any nesting of dicts, tuples and lists with arrays (or shapes) as leaves; JAX has no type for it.
+PyTree = Any
+
 
 def path_name(path: Any) -> str:
     """Return the canonical name of a key path, such as `conv2_block1/1_conv/kernel`."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def flatten_named(tree: Any) -> dict[str, Any]:
+def flatten_named(tree: PyTree) -> dict[str, Any]:
     """Return {path name: leaf} in tree order."""
     return {path_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
 
 
-def unflatten_named(like: Any, leaves: dict[str, Any]) -> Any:
+def unflatten_named(like: PyTree, leaves: dict[str, Any]) -> PyTree:
     """Return a tree shaped as `like` with the leaves of those names; a missing name is a KeyError."""
     return jax.tree_util.tree_map_with_path(lambda path, _: leaves[path_name(path)], like)
 
 
-def map_named(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:
+def map_named(fn: Callable[..., Any], tree: PyTree, *rest: Any) -> PyTree:
     """Map `fn(name, leaf, *leaves of the rest)` over a tree."""
     return jax.tree_util.tree_map_with_path(lambda path, *leaves: fn(path_name(path), *leaves), tree, *rest)

@@ -9,13 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from headrace.core.errors import ConfigError
+from headrace.core.tree import PyTree
 
 # None: the weight's own type. A type: for all. A function of the weight: its type.
 AccumulatorType = Any
 
 # reduction -> (gradient, its number, how many there will be) -> (factor on the total so far, what is added to it)
 # Divided before it is added: a 16-bit total then holds a mean and cannot overflow with the count.
-REDUCTIONS: dict[str, Callable[[Any, Any, int], tuple[Any, Any]]] = {
+REDUCTIONS: dict[str, Callable[[Any, Any, int], tuple[PyTree, PyTree]]] = {
     "SUM": lambda gradient, number, count: (None, gradient),
     "MEAN": lambda gradient, number, count: (None, gradient / count),
     # Never larger than the largest gradient, and right at every moment; costs a multiplication more.
@@ -37,7 +38,7 @@ class Accumulation:
         return self.reduction == "RUNNING_MEAN"
 
 
-def accumulator_dtype(dtype: AccumulatorType, weight: Any, name: str = "dtype") -> Any:
+def accumulator_dtype(dtype: AccumulatorType, weight: Any, name: str = "dtype") -> PyTree:
     """Return the type in which the gradients of a weight are summed."""
     asked: Any = dtype(weight) if callable(dtype) and not isinstance(dtype, type) else dtype
     if asked is None:
@@ -55,12 +56,12 @@ def accumulator_dtype(dtype: AccumulatorType, weight: Any, name: str = "dtype") 
     return found
 
 
-def empty_sums(weights: Any, dtype: AccumulatorType, name: str = "dtype") -> Any:
+def empty_sums(weights: PyTree, dtype: AccumulatorType, name: str = "dtype") -> PyTree:
     """Return zeros to sum the gradients of these weights in."""
     return jax.tree.map(lambda w: jnp.zeros(w.shape, accumulator_dtype(dtype, w, name)), weights)
 
 
-def accumulate(rule: Accumulation, totals: Any, gradients: Any, number: Any) -> Any:
+def accumulate(rule: Accumulation, totals: PyTree, gradients: PyTree, number: Any) -> PyTree:
     """Return the totals with gradient `number` in; every total keeps its type."""
 
     def add(total: jax.Array, gradient: jax.Array) -> jax.Array:
@@ -71,7 +72,7 @@ def accumulate(rule: Accumulation, totals: Any, gradients: Any, number: Any) -> 
     return jax.tree.map(add, totals, gradients)
 
 
-def widened(tree: Any) -> Any:
+def widened(tree: PyTree) -> PyTree:
     """Return 16-bit numbers as float32, others as they are.
 
     What an optimizer computes from gradients (squares, their roots) leaves the range of float16 at once, and the

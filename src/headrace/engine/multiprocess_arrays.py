@@ -10,8 +10,10 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
+from headrace.core.tree import PyTree
 
-def place(tree: Any, where: Any) -> Any:
+
+def place(tree: PyTree, where: Any) -> PyTree:
     """Put host arrays, complete in every process, on devices; `where` is one sharding or a tree of them."""
     if all(sharding.is_fully_addressable for sharding in jax.tree.leaves(where)):
         return jax.device_put(tree, where)
@@ -20,7 +22,7 @@ def place(tree: Any, where: Any) -> Any:
     return jax.tree.map(_place, tree, where)
 
 
-def place_share(tree: Any, where: Any) -> Any:
+def place_share(tree: PyTree, where: NamedSharding) -> PyTree:
     """Put host arrays on devices; each process passes the part of the sharded dims that its local devices hold.
 
     Of shapes, which are those of all processes together, return where such arrays would be: enough to compile with.
@@ -32,16 +34,16 @@ def place_share(tree: Any, where: Any) -> Any:
     return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(where, leaf), tree)
 
 
-def transfer(tree: Any, where: NamedSharding) -> Any:
+def transfer(tree: PyTree, where: NamedSharding) -> PyTree:
     """Copy arrays to another mesh, replica by replica; replicated ones to every device of it."""
     if where.is_fully_addressable:
         return jax.device_put(tree, where)
     return jax.tree.map(lambda leaf: _transfer(leaf, where), tree)
 
 
-def gather_rows(tree: Any, where: NamedSharding) -> Any:
+def gather_rows(tree: PyTree, where: NamedSharding) -> PyTree:
     """Replicate arrays on every device; each process passes the same number of their rows, in the processes' order."""
-    firsts: dict[int, Any] = {}
+    firsts: dict[int, jax.Device] = {}
     for device in _all_devices(where.mesh):
         firsts.setdefault(device.process_index, device)
     one_each = Mesh(np.array(list(firsts.values())), ("process",))
@@ -58,7 +60,7 @@ def readable(array: jax.Array) -> jax.Array:
     return jax.device_put(array, NamedSharding(sharding.mesh, PartitionSpec(), memory_kind=sharding.memory_kind))
 
 
-def local_part(tree: Any) -> Any:
+def local_part(tree: PyTree) -> PyTree:
     """Return what this process's devices hold of arrays that are cut over replicas along their first dim."""
     return jax.tree.map(_local_part, tree)
 
@@ -74,7 +76,7 @@ def _local_part(leaf: jax.Array) -> jax.Array:
     return jax.make_array_from_single_device_arrays(shape, NamedSharding(mesh, sharding.spec), parts)
 
 
-def in_turn(tree: Any) -> Any:
+def in_turn(tree: PyTree) -> PyTree:
     """Wait for values that are on several CPU devices, of one process or of several; return them.
 
     XLA runs small CPU programs immediately in the launching thread, ahead of others that are queued. Two programs with
@@ -98,12 +100,12 @@ def spans_cpus(mesh: Mesh) -> bool:
     return devices[0].platform == "cpu" and len(devices) > 1
 
 
-def local_devices(mesh: Mesh | AbstractMesh) -> list[Any]:
+def local_devices(mesh: Mesh | AbstractMesh) -> list[jax.Device]:
     """Return the devices of the mesh that belong to this process, in the mesh's order."""
     return [device for device in _all_devices(mesh) if device.process_index == device.client.process_index()]
 
 
-def _all_devices(mesh: Mesh | AbstractMesh) -> list[Any]:
+def _all_devices(mesh: Mesh | AbstractMesh) -> list[jax.Device]:
     assert isinstance(mesh, Mesh), mesh
     return list(mesh.devices.flat)
 

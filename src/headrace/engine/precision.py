@@ -16,7 +16,7 @@ from headrace.config.params import complete
 from headrace.config.schema import Batch, Numerics
 from headrace.core.errors import ConfigError, did_you_mean
 from headrace.core.rng import bits, name_id
-from headrace.core.tree import map_named
+from headrace.core.tree import PyTree, map_named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ HALF_FORMATS = {
 }
 
 
-def stochastic_round(x: jax.Array, dtype: Any, random_bits: jax.Array) -> jax.Array:
+def stochastic_round(x: jax.Array, dtype: jax.typing.DTypeLike, random_bits: jax.Array) -> jax.Array:
     """Round float32 `x` to bfloat16 or float16 stochastically, with 32 random bits per element.
 
     A value between two neighbours is rounded up with a probability equal to its distance from the lower one. The
@@ -64,7 +64,7 @@ def stochastic_round(x: jax.Array, dtype: Any, random_bits: jax.Array) -> jax.Ar
     return lax.bitcast_convert_type(((u >> 16) & 0x8000 | magnitude).astype(jnp.uint16), jnp.dtype(dtype))
 
 
-def element_bits(name: str, shape: tuple[int, ...], seed: Any, step: Any) -> jax.Array:
+def element_bits(name: str, shape: tuple[int, ...], seed: jax.Array | int, step: jax.Array | int) -> jax.Array:
     """Return 32 random bits for each element of a tensor, addressed by (tensor name, seed, step, element).
 
     The same on every replica, so that copies of the weights stay equal. The element's number is a uint32: in a tensor
@@ -121,12 +121,14 @@ def make_precision(numerics: Numerics, batch: Batch, *, half_partials: bool = Fa
     )
 
 
-def store_weights(params: Any, precision: Precision) -> Any:
+def store_weights(params: PyTree, precision: Precision) -> PyTree:
     """Return weights in the format they are stored in, rounded to nearest (initial or restored weights)."""
     return jax.tree.map(lambda w: jnp.asarray(w).astype(precision.weight_dtype), params)
 
 
-def write_weights(params: Any, updates: Any, seed: Any, step: Any, precision: Precision) -> Any:
+def write_weights(
+    params: PyTree, updates: PyTree, seed: jax.Array | int, step: jax.Array | int, precision: Precision
+) -> PyTree:
     """Return the weights after `params + updates`: summed in float32, then rounded to the stored format."""
 
     def write(name: str, weight: jax.Array, update: jax.Array) -> jax.Array:
@@ -160,7 +162,7 @@ def init_loss_scale(numerics: Numerics) -> LossScale:
     return {"scale": jnp.float32(scale), "good_steps": jnp.int32(0), "skipped": jnp.int32(0)}
 
 
-def next_loss_scale(state: LossScale, finite: Any, numerics: Numerics) -> LossScale:
+def next_loss_scale(state: LossScale, finite: jax.Array | bool, numerics: Numerics) -> LossScale:
     """Return the state after a step whose gradients were all finite, or were not."""
     finite = jnp.asarray(finite)
     skipped = state["skipped"] + jnp.where(finite, 0, 1).astype(jnp.int32)

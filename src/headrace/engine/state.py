@@ -13,23 +13,25 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
+from headrace.config.schema import Numerics
+from headrace.core.tree import PyTree
 from headrace.engine.devices import replicated
 from headrace.engine.multiprocess_arrays import place
 from headrace.engine.precision import Precision, init_loss_scale, store_weights
 
 
-def init_ema(values: Any) -> Any:
+def init_ema(values: PyTree) -> PyTree:
     """Return the average at the start: a float32 copy, not an alias, because the state is donated."""
     return jax.tree.map(lambda value: jnp.array(value, jnp.float32, copy=True), values)
 
 
-def ema_decay(step: Any, decay: float) -> jax.Array:
+def ema_decay(step: jax.Array | int, decay: float) -> jax.Array:
     """Return min(decay, (1 + step) / (10 + step)): a warm-up, so that the initial weights are soon forgotten."""
     step = jnp.asarray(step).astype(jnp.float32)
     return jnp.minimum(jnp.float32(decay), (1.0 + step) / (10.0 + step))
 
 
-def next_ema(ema: Any, values: Any, step: Any, decay: float) -> Any:
+def next_ema(ema: PyTree, values: PyTree, step: jax.Array | int, decay: float) -> PyTree:
     """Return the average after a step whose new weights and statistics are `values`."""
     kept = ema_decay(step, decay)
     return jax.tree.map(lambda old, new: kept * old + (1.0 - kept) * new.astype(jnp.float32), ema, values)
@@ -39,7 +41,13 @@ State = dict[str, Any]
 
 
 def make_state(
-    optimizer: optax.GradientTransformation, precision: Precision, numerics: Any, params: Any, stats: Any, *, ema: bool
+    optimizer: optax.GradientTransformation,
+    precision: Precision,
+    numerics: Numerics,
+    params: PyTree,
+    stats: PyTree,
+    *,
+    ema: bool,
 ) -> State:
     """Return the state of step 0 for these initial weights (float32) and statistics."""
     state = {
@@ -55,8 +63,8 @@ def make_state(
 def state_from(
     optimizer: optax.GradientTransformation,
     precision: Precision,
-    numerics: Any,
-    weights: tuple[Any, Any],
+    numerics: Numerics,
+    weights: tuple[PyTree, PyTree],
     *,
     ema: bool,
 ) -> State:
@@ -78,7 +86,7 @@ def snapshot(state: State) -> State:
     return jax.tree.map(jnp.copy, state)
 
 
-def evaluated_weights(state: State) -> dict[str, tuple[Any, Any]]:
+def evaluated_weights(state: State) -> dict[str, tuple[PyTree, PyTree]]:
     """Return the sets of weights to validate, each as (params, stats): `raw`, and `ema` when it is kept."""
     sets = {"raw": (state["params"], state["stats"])}
     if "ema" in state:

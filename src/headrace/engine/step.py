@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from headrace.config.schema import Numerics
-from headrace.core.tree import map_named
+from headrace.core.tree import PyTree, map_named
 from headrace.engine.devices import REPLICA
 from headrace.engine.multiprocess_arrays import gather_rows, place, place_share
 from headrace.engine.optimizer import global_norm
@@ -39,7 +39,12 @@ def inner_points(points: tuple[int, ...], blocks: tuple[int, int]) -> tuple[int,
 
 
 def apply_blocks(
-    network: Network, blocks: tuple[int, int], weights: tuple[Any, Any], x: Any, ctx: Ctx, points: tuple[int, ...] = ()
+    network: Network,
+    blocks: tuple[int, int],
+    weights: tuple[PyTree, PyTree],
+    x: Any,
+    ctx: Ctx,
+    points: tuple[int, ...] = (),
 ) -> tuple[Any, Any, jax.Array]:
     """Return (output, batch statistics, flags); `weights` are (params, stats), `points` numbers of blocks.
 
@@ -63,7 +68,7 @@ def apply_blocks(
 
 
 def _apply(
-    network: Network, segment: tuple[int, int], weights: Any, x: Any, ctx: Ctx
+    network: Network, segment: tuple[int, int], weights: PyTree, x: Any, ctx: Ctx
 ) -> tuple[Any, Mapping[str, Any], jax.Array]:
     # The flags are gathered here, inside what may be differentiated or computed again, and leave it as a value.
     flags: list[jax.Array] = []
@@ -119,7 +124,7 @@ class StepSpec:
 def make_step(spec: StepSpec) -> Callable[[State, Any, Any], tuple[State, Metrics]]:
     """Return `step(state, resident, slices) -> (state, metrics)`; `slices` holds G micro-batches of this replica."""
 
-    def step(state: State, resident: Any, slices: Any) -> tuple[State, Metrics]:
+    def step(state: State, resident: PyTree, slices: PyTree) -> tuple[State, Metrics]:
         gradients = _mean_gradients(spec, state, resident, slices)
         grads, batch_stats, sums, probes = _across_replicas(spec, *gradients)
         grads = unscaled(state, grads)
@@ -131,13 +136,13 @@ def make_step(spec: StepSpec) -> Callable[[State, Any, Any], tuple[State, Metric
     return step
 
 
-def unscaled(state: State, grads: Any) -> Any:
+def unscaled(state: State, grads: PyTree) -> Any:
     """Divide gradients by the loss scale."""
     return jax.tree.map(lambda g: g / state["loss_scale"]["scale"], grads)
 
 
 def finish_step(
-    spec: StepSpec, state: State, grads: Any, batch_stats: Any, sums: Metrics, grad_norm: jax.Array
+    spec: StepSpec, state: State, grads: PyTree, batch_stats: PyTree, sums: Metrics, grad_norm: jax.Array
 ) -> tuple[State, Metrics]:
     """Update a state, or the part of it that these gradients belong to, unless something is not finite."""
     loss_finite = jnp.isfinite(sums["loss"])
@@ -156,7 +161,7 @@ def finish_step(
     return state | kept | {"loss_scale": loss_scale, "step": state["step"] + 1}, metrics
 
 
-def _mean_gradients(spec: StepSpec, state: State, resident: Any, slices: Any) -> tuple[Any, Any, Metrics, Any]:
+def _mean_gradients(spec: StepSpec, state: State, resident: PyTree, slices: PyTree) -> tuple[Any, Any, Metrics, Any]:
     """Return this replica's mean gradient, mean batch statistics, summed metrics and finite flags over its G micros."""
     count, dtype = spec.gradient_accumulation_count, spec.precision.accumulator_dtype
     epoch = slices["epoch"]
@@ -206,8 +211,8 @@ def train_ctx(spec: StepSpec, step: jax.Array, samples: jax.Array) -> Ctx:
 
 
 def _scaled_loss(
-    spec: StepSpec, state: State, params: Any, batch: tuple[jax.Array, jax.Array], ctx: Ctx
-) -> tuple[Any, Any]:
+    spec: StepSpec, state: State, params: PyTree, batch: tuple[jax.Array, jax.Array], ctx: Ctx
+) -> tuple[PyTree, PyTree]:
     """Return the loss to differentiate and, beside it, (batch statistics, metric sums, finite flag of each block)."""
     images, labels = batch
     blocks = (0, len(spec.network.blocks))
@@ -218,7 +223,7 @@ def _scaled_loss(
     return loss * state["loss_scale"]["scale"], (batch_stats, sums, flags)
 
 
-def _across_replicas(spec: StepSpec, grads: Any, batch_stats: Any, sums: Metrics, probes: Any) -> tuple[Any, ...]:
+def _across_replicas(spec: StepSpec, grads: PyTree, batch_stats: PyTree, sums: Metrics, probes: Any) -> tuple[Any, ...]:
     """Exchange once per step: mean gradients (in float32 from here on) and statistics, summed metrics."""
     if spec.num_replicas > 1:
         grads = lax.psum(jax.tree.map(lambda g: g / spec.num_replicas, grads), REPLICA)
@@ -228,7 +233,7 @@ def _across_replicas(spec: StepSpec, grads: Any, batch_stats: Any, sums: Metrics
     return jax.tree.map(lambda g: g.astype(jnp.float32), grads), batch_stats, sums, probes
 
 
-def _update(spec: StepSpec, state: State, grads: Any, batch_stats: Any, grad_norm: jax.Array) -> State:
+def _update(spec: StepSpec, state: State, grads: PyTree, batch_stats: PyTree, grad_norm: jax.Array) -> State:
     """Return the parts of the state that a good step changes: weights, statistics, optimizer, EMA."""
     params32 = jax.tree.map(lambda w: w.astype(jnp.float32), state["params"])
     updates, opt = spec.optimizer.update(grads, state["opt"], params32, step=state["step"], grad_norm=grad_norm)
@@ -247,7 +252,7 @@ def _update(spec: StepSpec, state: State, grads: Any, batch_stats: Any, grad_nor
     return changed
 
 
-def finite_by_block(names: Sequence[str], grads: Any) -> jax.Array:
+def finite_by_block(names: Sequence[str], grads: PyTree) -> jax.Array:
     """Return, for each block, whether all gradients of its weights are finite."""
     flags = []
     for name in names:
@@ -267,7 +272,7 @@ def block_specs(block: dict[str, Any]) -> dict[str, P]:
     return {key: EPOCHS if key == "epoch" else STEPS for key in block}
 
 
-def put_on(mesh: Mesh, tree: Any, kind: str) -> Any:
+def put_on(mesh: Mesh, tree: PyTree, kind: str) -> Any:
     """Put host arrays on a mesh; kinds: `steps`, `batches`, `replicated`, and `rows`.
 
     `rows` are this process's part of arrays that are then replicated on every device.
@@ -292,7 +297,7 @@ class OnOneMesh:
         """The one group of devices that communicate."""
         return (self.mesh,)
 
-    def put(self, tree: Any, kind: str) -> Any:
+    def put(self, tree: PyTree, kind: str) -> Any:
         """Put a block or a resident set on the devices; `put_on` lists the kinds."""
         return put_on(self.mesh, tree, kind)
 
@@ -307,7 +312,9 @@ def make_call(step: Callable[..., Any], mesh: Mesh, block: dict[str, Any]) -> An
     ran at 1.007 of a scan over all K, ResNet-8 at batch 32 at 0.97 with a spread of 15 %.
     """
 
-    def call(state: State, resident: Any, block: dict[str, jax.Array], num_steps: jax.Array) -> tuple[State, Metrics]:
+    def call(
+        state: State, resident: PyTree, block: dict[str, jax.Array], num_steps: jax.Array
+    ) -> tuple[State, Metrics]:
         def slices(i: Any) -> dict[str, jax.Array]:
             return {key: lax.dynamic_index_in_dim(rows, i, keepdims=False) for key, rows in block.items()}
 

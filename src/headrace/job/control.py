@@ -26,6 +26,7 @@ from jax.sharding import PartitionSpec as P
 
 from headrace.core.errors import ConfigError
 from headrace.core.jax_private import CoordinationClient, coordination_client
+from headrace.core.tree import PyTree
 
 # Run a tiny all-reduce between the devices of all processes before anything is compiled.
 
@@ -120,7 +121,7 @@ class ProcessGroup:
         """
         return work() if self.is_first else None
 
-    def broadcast_arrays(self, tree: Any) -> Any:
+    def broadcast_arrays(self, tree: PyTree) -> Any:
         """Return process 0's host arrays in every process, bit for bit; their shapes must already be equal."""
         if self.is_alone:
             return tree

@@ -26,6 +26,7 @@ import numpy as np
 
 from headrace.core.errors import ConfigError
 from headrace.core.rng import name_id
+from headrace.core.tree import PyTree
 from headrace.model.context import start_key
 from headrace.model.custom_block import Functions, make_custom_block
 from headrace.model.layers import Layer, Named, Shape
@@ -82,7 +83,7 @@ def triple(init: Callable[..., Any], apply: Callable[..., Any]) -> MakeFunctions
     asked = _asked(apply)
 
     def make(shape: Shape) -> Functions:
-        def begin(key: Any) -> tuple[Any, Any]:
+        def begin(key: Any) -> tuple[PyTree, PyTree]:
             made = init(key, shape)
             if "stats" not in asked:
                 return made, {}
@@ -90,7 +91,7 @@ def triple(init: Callable[..., Any], apply: Callable[..., Any]) -> MakeFunctions
                 raise ValueError("apply takes stats, so init must return (params, stats)")
             return made
 
-        def call(params: Any, stats: Any, x: Any, train: bool, rng: Any) -> tuple[Any, Any]:
+        def call(params: PyTree, stats: PyTree, x: Any, train: bool, rng: Any) -> tuple[PyTree, PyTree]:
             given = {"stats": stats, "train": train, "rng": rng}
             y = apply(params, x, **{name: given[name] for name in asked})
             if "stats" not in asked:
@@ -245,12 +246,12 @@ def nnx_functions(made: Any) -> Callable[[Shape], Functions]:
     rng_shapes = [(path, leaf.shape, leaf.dtype) for path, leaf in jax.tree_util.tree_flatten_with_path(likes[2])[0]]
     asked = _parameters(type(module).__call__)
 
-    def begin(key: Any) -> tuple[Any, Any]:
+    def begin(key: Any) -> tuple[PyTree, PyTree]:
         fresh = module if is_module else made(rngs=nnx.Rngs(key))
         _, params, stats, _ = nnx.split(fresh, nnx.Param, nnx.BatchStat, ...)
         return nnx.to_pure_dict(params), nnx.to_pure_dict(stats)
 
-    def call(params: Any, stats: Any, x: Any, train: bool, rng: Any) -> tuple[Any, Any]:
+    def call(params: PyTree, stats: PyTree, x: Any, train: bool, rng: Any) -> tuple[PyTree, PyTree]:
         assert not (train and rng_shapes and rng is None), "training draws random numbers: Ctx(draws=...)"
         base = start_key(0) if rng is None else rng
         keys = [_rng_leaf(base, *leaf) for leaf in rng_shapes]
@@ -289,11 +290,11 @@ def _linen_functions(module: Any) -> Callable[[Shape], Functions]:
             raise _other_state(others)
         _check_stats_owner(like.get("batch_stats", {}), momentums)
 
-        def begin(key: Any) -> tuple[Any, Any]:
+        def begin(key: Any) -> tuple[PyTree, PyTree]:
             made = variables(key)
             return made.get("params", {}), made.get("batch_stats", {})
 
-        def call(params: Any, stats: Any, x: Any, train: bool, rng: Any) -> tuple[Any, Any]:
+        def call(params: PyTree, stats: PyTree, x: Any, train: bool, rng: Any) -> tuple[PyTree, PyTree]:
             rngs = None if rng is None else {"dropout": rng, "params": jax.random.fold_in(rng, name_id("params"))}
             given = {"params": params} | ({"batch_stats": stats} if stats else {})
             y, changed = module.apply(given, x, **_flags(asked, train), rngs=rngs, mutable=["batch_stats"])
@@ -304,7 +305,7 @@ def _linen_functions(module: Any) -> Callable[[Shape], Functions]:
     return make
 
 
-def _flax() -> tuple[Any, Any]:
+def _flax() -> tuple[PyTree, PyTree]:
     """Import Flax, or explain how to install it."""
     try:
         from flax import linen, nnx
@@ -313,7 +314,7 @@ def _flax() -> tuple[Any, Any]:
     return linen, nnx
 
 
-def _of_batch(moved: Any, running: Any, momentums: Momentums) -> Any:
+def _of_batch(moved: PyTree, running: PyTree, momentums: Momentums) -> Any:
     """Recover the statistics of the batch from updated ones: moved = m * running + (1 - m) * batch."""
 
     def recover(path: Any, new: Any, old: Any) -> Any:
@@ -323,7 +324,7 @@ def _of_batch(moved: Any, running: Any, momentums: Momentums) -> Any:
     return jax.tree_util.tree_map_with_path(recover, moved, running)
 
 
-def _check_stats_owner(stats: Any, momentums: Momentums) -> None:
+def _check_stats_owner(stats: PyTree, momentums: Momentums) -> None:
     """Raise ConfigError for statistics that do not belong to a Flax BatchNorm: their update rule is unknown."""
     for path, _ in jax.tree_util.tree_flatten_with_path(stats)[0]:
         if _keys(path)[:-1] not in momentums:

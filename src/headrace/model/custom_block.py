@@ -12,7 +12,7 @@ from jax import Array
 
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.rng import generator
-from headrace.core.tree import flatten_named
+from headrace.core.tree import PyTree, flatten_named
 from headrace.model.context import Ctx, Draws, sample_key, start_key
 from headrace.model.cost import Cost, count_jaxpr
 from headrace.model.layers import Layer, RngAt, Shape, Tree
@@ -30,8 +30,8 @@ class Functions:
     returns them.
     """
 
-    begin: Callable[[Any], tuple[Any, Any]]
-    call: Callable[[Any, Any, Any, bool, Any], tuple[Any, Any]]
+    begin: Callable[[Any], tuple[PyTree, PyTree]]
+    call: Callable[[Any, Any, Any, bool, Any], tuple[PyTree, PyTree]]
     momentums: frozenset[float] = frozenset()
     is_ready: bool = False
 
@@ -40,9 +40,9 @@ class Functions:
 class Pack:
     """How a tree of any structure is stored as a dict: empty, the dict itself, or the tree under `value`."""
 
-    like: Any
+    like: PyTree
 
-    def pack(self, tree: Any) -> Tree:
+    def pack(self, tree: PyTree) -> Tree:
         """Return the tree as a dict."""
         if not jax.tree.leaves(tree):
             return {}
@@ -64,7 +64,7 @@ class CustomBlock(Layer):
     output_shape: Shape
     traced_cost: Cost
     packs: tuple[Pack, Pack]  # of params, of stats
-    start: Callable[[Any], tuple[Any, Any]]  # a number -> (params, stats)
+    start: Callable[[Any], tuple[PyTree, PyTree]]  # a number -> (params, stats)
     logits: bool
 
     @property
@@ -153,16 +153,18 @@ def weights_like(network: Network) -> tuple[Tree, Tree]:
     return params, stats
 
 
-def _call(functions: Functions, weights: tuple[Any, Any], x: Array, ctx: Ctx) -> tuple[Any, Any]:
+def _call(functions: Functions, weights: tuple[PyTree, PyTree], x: Array, ctx: Ctx) -> tuple[PyTree, PyTree]:
     params = jax.tree.map(lambda w: w.astype(ctx.compute_dtype), weights[0])
     rng = sample_key(ctx) if ctx.train and ctx.draws is not None else None
     return functions.call(params, weights[1], x.astype(ctx.compute_dtype), ctx.train, rng)
 
 
-def _trace(functions: Functions, params: Any, stats: Any, shape: Shape, train: bool = True) -> tuple[Any, Any, Any]:
+def _trace(
+    functions: Functions, params: PyTree, stats: PyTree, shape: Shape, train: bool = True
+) -> tuple[Any, Any, Any]:
     """Return (jaxpr, shape of the output, shapes of the statistics)."""
 
-    def apply(params: Any, stats: Any, x: Any, samples: Any) -> tuple[Any, Any]:
+    def apply(params: PyTree, stats: PyTree, x: Any, samples: Any) -> tuple[PyTree, PyTree]:
         draws = Draws(0, 0, samples) if train else None
         return _call(functions, (params, stats), x, Ctx(train=train, draws=draws))
 
@@ -172,7 +174,7 @@ def _trace(functions: Functions, params: Any, stats: Any, shape: Shape, train: b
     return jaxpr, y, batch_stats
 
 
-def _check_leaves(name: str, what: str, tree: Any) -> None:
+def _check_leaves(name: str, what: str, tree: PyTree) -> None:
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise ConfigError(
@@ -196,7 +198,7 @@ def _check_output(name: str, y: Any, evaluated: Any) -> None:
         )
 
 
-def _check_stats(name: str, stats: Any, batch_stats: Any) -> None:
+def _check_stats(name: str, stats: PyTree, batch_stats: PyTree) -> None:
     before, after = (
         {jax.tree_util.keystr(path): tuple(leaf.shape) for path, leaf in jax.tree_util.tree_flatten_with_path(t)[0]}
         for t in (stats, batch_stats)

@@ -8,6 +8,7 @@ import optax
 from jax import lax
 
 from headrace.core.errors import ConfigError
+from headrace.core.tree import PyTree
 from headrace.engine.accumulation import (
     REDUCTIONS,
     Accumulation,
@@ -30,7 +31,7 @@ class AccumulationState(NamedTuple):
     """The state of accumulate_gradients: the number of gradients so far, their total, and the optimizer's state."""
 
     number: jax.Array
-    totals: Any
+    totals: PyTree
     inner: Any
 
 
@@ -53,10 +54,10 @@ def accumulate_gradients(
     if dtype is not None and (isinstance(dtype, type) or not callable(dtype)):
         accumulator_dtype(dtype, None)
 
-    def init(params: Any) -> AccumulationState:
+    def init(params: PyTree) -> AccumulationState:
         return AccumulationState(jnp.int32(0), empty_sums(params, dtype), inner.init(widened(params)))
 
-    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+    def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> tuple[PyTree, PyTree]:
         totals = accumulate(rule, state.totals, updates, state.number)
 
         def act() -> tuple[Any, AccumulationState]:
@@ -76,7 +77,7 @@ def cross_replica(optimizer: optax.GradientTransformation) -> optax.GradientTran
     """Give the optimizer the mean of the gradients over all replicas, so that their weights stay equal."""
     inner = optax.with_extra_args_support(_checked(optimizer))
 
-    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+    def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> tuple[PyTree, PyTree]:
         try:
             mean = lax.pmean(updates, REPLICA)
         except NameError as error:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from headrace.core.errors import ConfigError, DataError
+from headrace.core.tree import PyTree
 from headrace.data.feeding.order import epoch_order
 from headrace.data.sets.source import Source
 from headrace.program.structure import Structure, difference, host_arrays, structure_of, whole_number
@@ -162,7 +163,7 @@ class _Reader:
         except Exception as error:
             self._hand_over(_Failure(error))
 
-    def _checked(self, element: Any) -> Any:
+    def _checked(self, element: PyTree) -> Any:
         element = host_arrays(element)
         found = structure_of(element)
         if self._first is None:
@@ -176,7 +177,7 @@ class _Reader:
         self._number += 1
         return element
 
-    def _hand_over(self, element: Any) -> bool:
+    def _hand_over(self, element: PyTree) -> bool:
         while not self._stop.is_set():
             try:
                 self._out.put(element, timeout=_POLL_SECONDS)

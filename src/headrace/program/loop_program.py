@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from headrace.core.errors import ConfigError
+from headrace.core.tree import PyTree
 from headrace.engine.devices import REPLICA
 from headrace.program.outfeed import Enqueue, Outfeed, OutfeedMode
 from headrace.program.structure import (
@@ -124,7 +125,7 @@ def _variables_of(loop: Loop) -> tuple[Any, ...]:
     return loop.variables.shapes()
 
 
-def call_body(loop: Loop, variables: tuple[Any, ...], element: Any) -> tuple[tuple[Any, ...], list[Enqueue]]:
+def call_body(loop: Loop, variables: tuple[Any, ...], element: PyTree) -> tuple[tuple[Any, ...], list[Enqueue]]:
     """Run the body once; return the new loop variables, in their types, and the operations."""
     args, kwargs = element_arguments(element) if loop.element is not None else ((), {})
     after, operations = split_result(loop, loop.body(*variables, *args, **kwargs))
@@ -151,7 +152,7 @@ def trace(loop: Loop) -> tuple[Outfeed, Structure] | None:
     """Trace the functions without running them, so that errors are raised now; return what is enqueued where."""
     found: list[tuple[Outfeed, Structure]] = []
 
-    def once(variables: Any, element: Any) -> Any:
+    def once(variables: PyTree, element: PyTree) -> Any:
         after, operations = call_body(loop, variables, element)
         found.extend((op.outfeed, structure_of(jax.tree.map(jnp.asarray, op.values))) for op in operations)
         return after, holds(loop, after)
@@ -164,7 +165,7 @@ def trace(loop: Loop) -> tuple[Outfeed, Structure] | None:
 def make_program(loop: Loop, leaving: Leaving | None) -> Any:
     """Return `program(variables, block, count, first) -> (variables, buffer, number of iterations, continues)`."""
 
-    def program(variables: Any, block: Any, count: jax.Array, first: jax.Array) -> Any:
+    def program(variables: PyTree, block: PyTree, count: jax.Array, first: jax.Array) -> Any:
         def iteration(carry: Any) -> Any:
             number, _, variables, buffer = carry
             element = jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, number, 0, False)[0], block)
@@ -187,7 +188,7 @@ def make_program(loop: Loop, leaving: Leaving | None) -> Any:
     return jax.jit(jax.shard_map(program, mesh=loop.mesh, in_specs=specs, out_specs=out_specs, check_vma=False))
 
 
-def _gather(leaving: Leaving, buffer: Any, values: Any, number: jax.Array, first: jax.Array) -> Any:
+def _gather(leaving: Leaving, buffer: PyTree, values: PyTree, number: jax.Array, first: jax.Array) -> Any:
     """Write an iteration's values into the buffer; send it to the host when it is full."""
     depth = leaving.depth
     place = number % depth

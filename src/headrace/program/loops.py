@@ -19,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from headrace.core.errors import ConfigError
+from headrace.core.tree import PyTree
 from headrace.engine.devices import REPLICA, replica_mesh, replicated, start_devices
 from headrace.program.infeed import Infeed
 from headrace.program.loop_program import (
@@ -73,7 +74,7 @@ def while_loop(
 
 
 def _loop(
-    body: Body, condition: Condition | None, inputs: Any, infeed: Infeed | None, size: tuple[int, int]
+    body: Body, condition: Condition | None, inputs: PyTree, infeed: Infeed | None, size: tuple[int, int]
 ) -> tuple[Any, ...]:
     most, replicas = size
     variables = _variables(inputs)
@@ -162,7 +163,7 @@ def _run(program: LoopProgram, variables: tuple[Any, ...], infeed: Infeed | None
     return jax.tree.map(lambda leaf: leaf.addressable_shards[0].data, state)
 
 
-def _hand_over(leaving: Leaving, buffer: Any, done: int, count: int) -> None:
+def _hand_over(leaving: Leaving, buffer: PyTree, done: int, count: int) -> None:
     """Give the outfeed the rest of a launch's buffer."""
     leaves = jax.tree.leaves(buffer)
     if leaving.outfeed.mode is OutfeedMode.LAST:
@@ -227,7 +228,7 @@ def _inside_a_program(
     return lax.while_loop(goes_on, iteration, (jnp.int32(0), variables))[1]
 
 
-def _variables(inputs: Any) -> tuple[Any, ...]:
+def _variables(inputs: PyTree) -> tuple[Any, ...]:
     if inputs is None:
         return ()
     if not isinstance(inputs, list | tuple) or hasattr(inputs, "_fields"):

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from headrace.core.errors import ConfigError
+from headrace.core.tree import PyTree
 from headrace.program.structure import Structure, difference, one_of, whole_number
 
 
@@ -30,7 +31,7 @@ class Enqueue:
     """The operation that `outfeed.enqueue(values)` returns; it takes effect when the body of a loop returns it."""
 
     outfeed: "Outfeed"
-    values: Any
+    values: PyTree
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class Outfeed:
         self._running = False
         self._num_runs = self._num_read = 0  # runs that ended, and of those the ones that were read to their end
 
-    def enqueue(self, values: Any) -> Enqueue:
+    def enqueue(self, values: PyTree) -> Enqueue:
         """Return the operation that puts a tree of arrays into this outfeed: return it from the body of a loop."""
         if not jax.tree.leaves(values):
             raise ConfigError("An outfeed was given nothing to enqueue.", remedy="Enqueue an array or a tree of them.")

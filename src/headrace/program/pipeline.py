@@ -11,9 +11,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 
 from headrace.core.errors import ConfigError
+from headrace.core.tree import PyTree
 from headrace.engine.accumulation import AccumulatorType
 from headrace.engine.devices import replicated
 from headrace.engine.multiprocess_arrays import local_devices, local_part, place, place_share, transfer
@@ -166,15 +167,15 @@ class Pipeline:
     def _local_replicas(self) -> int:
         return len(local_devices(next(iter(self.spec.nodes.values())).mesh))
 
-    def _mesh_of(self, weights: int) -> Any:
+    def _mesh_of(self, weights: int) -> Mesh:
         return self.spec.nodes[self.spec.nodes_of(weights)[0]].mesh
 
-    def _replicate(self, tree: Any, node: Node) -> Any:
+    def _replicate(self, tree: PyTree, node: Node) -> Any:
         """Put a copy of host arrays on every replica of a node, as [replicas, ...]."""
         count, where = self._local_replicas, NamedSharding(self.spec.nodes[node].mesh, EACH)
         return place_share(jax.tree.map(lambda a: np.broadcast_to(a, (count, *a.shape)).copy(), tree), where)
 
-    def _same_inputs(self, inputs: Any) -> tuple[Any, ...]:
+    def _same_inputs(self, inputs: PyTree) -> tuple[Any, ...]:
         constants = run_constants(inputs)
         if change := difference(structure_of(self.spec.inputs), structure_of(constants)):
             raise ConfigError(

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from headrace.core.errors import ConfigError
+from headrace.core.tree import PyTree
 from headrace.engine.accumulation import AccumulatorType, accumulator_dtype
 from headrace.program.gradients import check_reduction
 from headrace.program.infeed import Infeed
@@ -94,7 +95,7 @@ def _check_outfeed(request: Request) -> None:
         )
 
 
-def run_constants(inputs: Any) -> tuple[Any, ...]:
+def run_constants(inputs: PyTree) -> tuple[Any, ...]:
     """Return the inputs of a run as host arrays; refuse what is not a list of them."""
     if inputs is None:
         return ()

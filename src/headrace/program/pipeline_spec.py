@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from headrace.core.errors import ConfigError
+from headrace.core.tree import PyTree
 from headrace.engine.accumulation import empty_sums, widened
 from headrace.engine.devices import replica_mesh, start_devices
 from headrace.engine.pipeline.state_placement import host_memory_of
@@ -51,7 +52,7 @@ class Ending:
     arguments: Structure
     finish: Callable[..., OptimizerOutput]  # the user's optimizer function
 
-    def loss_and_arguments(self, *outputs: Any) -> tuple[Any, Any]:
+    def loss_and_arguments(self, *outputs: PyTree) -> tuple[PyTree, PyTree]:
         """Return the loss of a micro batch and the optimizer's arguments."""
         result = self.finish(*outputs)
         return jnp.asarray(result.loss), jax.tree.map(jnp.asarray, result.arguments)
@@ -174,7 +175,7 @@ def _trace(function: Function, mesh: Mesh, given: tuple[tuple[Any, ...], dict[st
             remedy="Thread what a later stage needs through all stages before it.",
         )
 
-    def run(params: Any, state: Any, args: Any, kwargs: Any) -> Any:
+    def run(params: PyTree, state: PyTree, args: Any, kwargs: Any) -> Any:
         return jax.tree.map(jnp.asarray, function.call(params, state, args, kwargs)[0])
 
     try:
@@ -192,7 +193,7 @@ def _trace_loss(request: Request, work: Work, nodes: dict[Node, TracedNode]) -> 
         return None
     found: list[OptimizerOutput] = []
 
-    def run(outputs: Any) -> Any:
+    def run(outputs: PyTree) -> Any:
         result = check_output(function(*outputs))
         found.append(result)
         return jax.tree.map(jnp.asarray, (result.loss, result.arguments))
@@ -244,7 +245,7 @@ def check_output(result: Any) -> OptimizerOutput:
 def _check_optimizer(ending: Ending, mesh: Mesh, nodes: dict[Node, TracedNode]) -> None:
     params = next((node.function.params for node in nodes.values() if jax.tree.leaves(node.function.params)), {})
 
-    def once(params: Any, arguments: Any) -> Any:
+    def once(params: PyTree, arguments: PyTree) -> Any:
         made = ending.optimizer(*arguments)
         if not isinstance(made, optax.GradientTransformation):
             raise ConfigError(
@@ -312,7 +313,7 @@ def mixes(optimizer: Any, params: dict[int, Any], sums: dict[int, Any]) -> bool:
     return not apart or any(len(tag) > 1 for tag in found)
 
 
-def _flat_last(result: tuple[Any, Any]) -> tuple[Any, Any]:
+def _flat_last(result: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
     updates, state = result
     return updates, jax.tree.leaves(state)
 

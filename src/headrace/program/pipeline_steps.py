@@ -11,6 +11,7 @@ import optax
 from jax import lax
 from jax.sharding import Mesh
 
+from headrace.core.tree import PyTree
 from headrace.engine.accumulation import Accumulation, accumulator_dtype, widened
 from headrace.engine.devices import REPLICA, replicated
 from headrace.engine.multiprocess_arrays import local_part
@@ -65,7 +66,9 @@ def pipeline_node(traced: TracedNode, spec: PipelineSpec, node: Node) -> NodeSpe
     request, work = spec.request, spec.work
     training = spec.ending is not None
 
-    def apply(params: Any, _: Any, state: Any, inputs: tuple[Any, ...], __: Any) -> tuple[Any, tuple[Any, Any]]:
+    def apply(
+        params: PyTree, _: Any, state: PyTree, inputs: tuple[Any, ...], __: Any
+    ) -> tuple[Any, tuple[PyTree, PyTree]]:
         leaves = [leaf[0] for outputs in inputs for leaf in outputs]
         args, kwargs = jax.tree.unflatten(traced.inputs.treedef, leaves)
         outputs, state = traced.function.call(params, state, args, kwargs)
@@ -215,7 +218,7 @@ class _Builder:
         chosen = self._chosen
         if not spec.request.accumulate_outfeed:
 
-            def leave(step: int, *values: Any) -> tuple[()]:
+            def leave(step: int, *values: PyTree) -> tuple[()]:
                 outfeed.add_one(step * num_micros + micro, local_part(chosen(values)))
                 return ()
 
@@ -223,7 +226,7 @@ class _Builder:
             return
         is_first, dtype = micro == 0, spec.request.accumulate_outfeed_dtype
 
-        def add(totals: Any, *values: Any) -> tuple[Any]:
+        def add(totals: PyTree, *values: PyTree) -> tuple[Any]:
             found = [jnp.asarray(leaf, accumulator_dtype(dtype, leaf)) for leaf in chosen(values)]
             return (found if is_first else jax.tree.map(jnp.add, totals, found),)
 
@@ -233,7 +236,7 @@ class _Builder:
         self.builder.add(self.end_lane, self._gather, [totals, *reads], ["leaving"])
         if micro == num_micros - 1:
 
-            def leave_once(step: int, totals: Any) -> tuple[()]:
+            def leave_once(step: int, totals: PyTree) -> tuple[()]:
                 outfeed.add_one(step, local_part(totals))
                 return ()
 
@@ -280,7 +283,7 @@ class _Builder:
         assert ending is not None
         shapes = self.updates.states[number]
 
-        def update(state: Any, arguments: Any, *rest: Any) -> tuple[Any, ...]:
+        def update(state: PyTree, arguments: PyTree, *rest: Any) -> tuple[Any, ...]:
             params, gradients = (
                 dict(zip(group, part, strict=True)) for part in (rest[: len(group)], rest[len(group) :])
             )
@@ -304,7 +307,7 @@ class _Builder:
         )
         return Program(jitted=jitted, mesh=mesh, outs=(where, *many))
 
-    def _loss_program(self, finish: Callable[..., tuple[Any, Any]]) -> Program:
+    def _loss_program(self, finish: Callable[..., tuple[PyTree, PyTree]]) -> Program:
         """Return `loss(*outputs of the last nodes) -> (loss, arguments, *gradients of each)`."""
         structures = [self.spec.nodes[node].outputs for node in self.last]
 
@@ -334,13 +337,13 @@ def _merged(structures: list[Structure], lists: Any, floating: tuple[list[Any], 
     return values
 
 
-def _reduce(*sums: Any) -> tuple[Any]:
+def _reduce(*sums: PyTree) -> tuple[Any]:
     """Return the gradient of weights: the sum over the nodes that share them, the mean over replicas."""
     totals = widened(squeeze(sums))
     return (lax.pmean(jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *totals), REPLICA),)
 
 
-def _settle(state: Any) -> tuple[Any]:
+def _settle(state: PyTree) -> tuple[Any]:
     """Make the states of all replicas equal: the mean of numbers, the first replica's of all else."""
 
     def one(leaf: Any) -> Any:

@@ -9,6 +9,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from headrace.core.errors import ConfigError
+from headrace.core.tree import PyTree
 from headrace.engine.step import KEPT
 from headrace.plan.device_mapping import MAX_BRANCHES
 from headrace.plan.schedule import Node, Work
@@ -25,8 +26,8 @@ class Stage:
     """
 
     apply: Callable[..., Any]
-    params: Any = None
-    state: Any = None
+    params: PyTree = None
+    state: PyTree = None
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,14 @@ class Function:
 
     name: str
     apply: Callable[..., Any]
-    params: Any
-    state: Any
+    params: PyTree
+    state: PyTree
     is_plain: bool  # a function of its inputs alone
     weights: int  # stages with the same number share their weights
 
-    def call(self, params: Any, state: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
+    def call(
+        self, params: PyTree, state: PyTree, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], Any]:
         """Return (outputs, new state)."""
         if self.is_plain:
             return as_tuple(self.apply(*args, **kwargs)), state
@@ -83,14 +86,14 @@ class Function:
         return self.state is not None
 
 
-def as_tuple(outputs: Any) -> tuple[Any, ...]:
+def as_tuple(outputs: PyTree) -> tuple[Any, ...]:
     """Return a stage's outputs as a tuple: none, one or several."""
     if outputs is None:
         return ()
     return tuple(outputs) if isinstance(outputs, tuple | list) else (outputs,)
 
 
-def recomputation_checkpoint(values: Any) -> Any:
+def recomputation_checkpoint(values: PyTree) -> Any:
     """Mark values inside a stage that recomputation stores instead of computing them again; returns them unchanged."""
     return jax.tree.map(lambda value: checkpoint_name(value, KEPT), values)
 

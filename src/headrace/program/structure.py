@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from headrace.core.errors import ConfigError
-from headrace.core.tree import flatten_named
+from headrace.core.tree import PyTree, flatten_named
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Structure:
         )
 
 
-def structure_of(tree: Any) -> Structure:
+def structure_of(tree: PyTree) -> Structure:
     """Return the structure of a tree of arrays (or of tracers, or of shapes)."""
     leaves, treedef = jax.tree.flatten(tree)
     return Structure(treedef, tuple(Leaf(tuple(np.shape(leaf)), leaf.dtype) for leaf in leaves))
@@ -69,7 +69,7 @@ def difference(wanted: Structure, found: Structure) -> str:
     return ""
 
 
-def host_arrays(tree: Any) -> Any:
+def host_arrays(tree: PyTree) -> Any:
     """Return the tree with NumPy arrays, in the types that the device will have (float64 becomes float32)."""
     return jax.tree.map(_host_array, tree)
 
@@ -84,7 +84,7 @@ def _host_array(value: Any) -> np.ndarray:
     return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
 
 
-def element_arguments(element: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def element_arguments(element: PyTree) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments for an infeed's element: a dict by keyword, a sequence in order, else one argument."""
     if isinstance(element, Mapping) and all(isinstance(key, str) for key in element):
         return (), dict(element)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from headrace.core.errors import CheckpointError, ConfigError
-from headrace.core.tree import flatten_named, unflatten_named
+from headrace.core.tree import PyTree, flatten_named, unflatten_named
 from headrace.model.network import Network
 from headrace.weights.name_rules import AS_IS, DimOrder, Pair, Scheme, pair_names
 from headrace.weights.name_tables import SCHEMES
@@ -36,8 +36,8 @@ class TensorStatus:
 class LoadedWeights:
     """A network's weights after loading a file, with the status of every tensor."""
 
-    params: Any
-    stats: Any
+    params: PyTree
+    stats: PyTree
     source: str
     scheme: str
     statuses: tuple[TensorStatus, ...]
@@ -51,13 +51,13 @@ class LoadedWeights:
         return len(sizes), sum(sizes)
 
 
-def flat_weights(params: Any, stats: Any) -> dict[str, np.ndarray]:
+def flat_weights(params: PyTree, stats: PyTree) -> dict[str, np.ndarray]:
     """Return {`params/...` or `stats/...`: array}, the names that checkpoints use."""
     return flatten_named({"params": params, "stats": stats})
 
 
 def load_into(
-    network: Network, initial: tuple[Any, Any], foreign: ForeignWeights, min_share: float = 0.9
+    network: Network, initial: tuple[PyTree, PyTree], foreign: ForeignWeights, min_share: float = 0.9
 ) -> LoadedWeights:
     """Return the initial weights (params, stats), replaced by those of a file wherever they fit.
 
@@ -194,7 +194,7 @@ _NOT_TORCH = ("keras",)
 _COUNTER = "num_batches_tracked"
 
 
-def export_names(params: Any, stats: Any, names: str = "", step: int = 0) -> tuple[str, dict[str, np.ndarray]]:
+def export_names(params: PyTree, stats: PyTree, names: str = "", step: int = 0) -> tuple[str, dict[str, np.ndarray]]:
     """Return (scheme, state dict) of a network, ready for `load_state_dict(strict=True)` there.
 
     `names` asks for a scheme by name; '' takes the first that has a name for every tensor.

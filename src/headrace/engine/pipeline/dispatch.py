@@ -5,7 +5,7 @@ state whose leaves are on the devices of their stages.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from headrace.core.tree import flatten_named, unflatten_named
+from headrace.core.tree import PyTree, flatten_named, unflatten_named
 from headrace.engine.devices import replica_mesh, replicated
 from headrace.engine.multiprocess_arrays import in_turn, place, transfer
 from headrace.engine.pipeline.nodes import NodePrograms, NodeValues, add_passes, counts_of, make_node, sums_of
@@ -38,8 +38,8 @@ class StagePrograms:
     node: NodePrograms
     reduce: Program
     update: Program
-    copy: Any
-    copy_to_save: Any  # what every process can read whole
+    copy: Callable[[State], State]
+    copy_to_save: Callable[[State], State]  # what every process can read whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class Dispatcher:
             placed.append(place(jax.tree.map(np.array, part), shardings(like, mesh, spec.home)))
         return self._join(state, placed)
 
-    def put(self, tree: Any, kind: str) -> Any:
+    def put(self, tree: PyTree, kind: str) -> Any:
         """Put a block (`steps`) or a resident set where it is needed: images at the first stage, labels at the last."""
         parts = []
         for spec, mesh in zip(self.stages, self.meshes, strict=True):
@@ -113,12 +113,12 @@ class Dispatcher:
         """The most micro batches of which each stage holds something for the backward pass at once."""
         return self.plan.peaks("saved")
 
-    def compile(self, state: State, resident: Any, block: Any) -> "Dispatcher":
+    def compile(self, state: State, resident: PyTree, block: PyTree) -> "Dispatcher":
         """Compile the programs of all stages for such a state and block."""
         self.plan.compile(self._start(self._split(state), resident, block))
         return self
 
-    def trace(self, state: State, resident: Any, block: Any) -> Table:
+    def trace(self, state: State, resident: PyTree, block: PyTree) -> Table:
         """Return when the actions of the block's first step really ran, on a copy of the state."""
         start = self._start(self._split(self.snapshot(state)), resident, block)
         steps = self.plan.compile(start)
@@ -127,7 +127,9 @@ class Dispatcher:
         steps(start, 1, observe=tracer.observe)
         return tracer.table(self.table)
 
-    def __call__(self, state: State, resident: Any, block: Any, num_steps: int | None = None) -> tuple[State, Metrics]:
+    def __call__(
+        self, state: State, resident: PyTree, block: PyTree, num_steps: int | None = None
+    ) -> tuple[State, Metrics]:
         """Run the first `num_steps` steps of a block, or all of them; the state is donated."""
         start = self._start(self._split(state), resident, block)
         end = self.plan.compile(start)(start, _num_steps(block) if num_steps is None else num_steps)
@@ -137,7 +139,7 @@ class Dispatcher:
         ]
         return self._join(state, parts), end["record"]
 
-    def _start(self, parts: list[State], resident: Any, block: Any) -> Values:
+    def _start(self, parts: list[State], resident: PyTree, block: PyTree) -> Values:
         """Return the values that a call starts from."""
         start: Values = dict(self._constants)
         for number, part in enumerate(parts):
@@ -228,5 +230,5 @@ def _values(node: Node) -> NodeValues:
     )
 
 
-def _num_steps(block: Any) -> int:
+def _num_steps(block: PyTree) -> int:
     return block[0]["epoch"].shape[0]

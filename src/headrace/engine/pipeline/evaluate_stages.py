@@ -1,6 +1,6 @@
 """Exact evaluation through the stages of a pipeline: weights stay on the devices of their stages, batches pass by."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 
+from headrace.core.tree import PyTree
 from headrace.engine.devices import REPLICA, replica_mesh, replicated
 from headrace.engine.forward import EvalSpec, Sums, batch_sums
 from headrace.engine.multiprocess_arrays import place, transfer
@@ -53,34 +54,34 @@ class StagedEvaluation:
     meshes: tuple[Mesh, ...]
     device_mapping: tuple[int, ...]
     nodes: dict[Node, NodePrograms]
-    empty: Any
+    empty: Callable[[], Sums]
     total: Program
     _plans: dict[int, StepPlan] = field(default_factory=dict)  # by the number of batches
     _numbers: dict[tuple[Node, int], jax.Array] = field(default_factory=dict)  # small numbers on the devices
 
-    def put(self, tree: Any, kind: str) -> Any:
+    def put(self, tree: PyTree, kind: str) -> Any:
         """Put batches or a resident set on the devices of the first stage and, without images, of the last."""
         labels = {key: value for key, value in tree.items() if key != "images"}
         return put_on(self.meshes[0], tree, kind), put_on(self.meshes[-1], labels, kind)
 
-    def place(self, weights: tuple[Any, Any]) -> tuple[Any, ...]:
+    def place(self, weights: tuple[PyTree, PyTree]) -> tuple[Any, ...]:
         """Put (params, stats) on the devices of their stages."""
         return tuple(
             transfer(tuple({name: tree[name] for name in names if name in tree} for tree in weights), replicated(mesh))
             for names, mesh in zip(self.names, self.meshes, strict=True)
         )
 
-    def compile(self, placed: tuple[Any, ...], resident: Any, block: Any) -> "StagedEvaluation":
+    def compile(self, placed: tuple[Any, ...], resident: PyTree, block: PyTree) -> "StagedEvaluation":
         """Compile the programs of all stages for weights and batches like these."""
         self._compiled(self._start(placed, resident, block), block)
         return self
 
-    def __call__(self, weights: tuple[Any, ...], resident: Any, block: Any) -> Sums:
+    def __call__(self, weights: tuple[Any, ...], resident: PyTree, block: PyTree) -> Sums:
         """Return the sums over the block's batches."""
         start = self._start(weights, resident, block)
         return self._compiled(start, block)(start, 1)["total"]
 
-    def _start(self, weights: tuple[Any, ...], resident: Any, block: Any) -> Values:
+    def _start(self, weights: tuple[Any, ...], resident: PyTree, block: PyTree) -> Values:
         """Return the values that an evaluation starts from."""
         last = Node(len(self.nodes) - 1)
         start: Values = {("params", Node(number)): part for number, part in enumerate(weights)}
@@ -93,7 +94,7 @@ class StagedEvaluation:
         start["total"] = ()
         return start
 
-    def _compiled(self, start: Values, block: Any) -> CompiledSteps:
+    def _compiled(self, start: Values, block: PyTree) -> CompiledSteps:
         num_batches = _num_batches(block)
         if num_batches not in self._plans:
             self._plans[num_batches] = self._plan(num_batches)
@@ -174,13 +175,15 @@ def _evaluation_node(spec: EvalSpec, blocks: tuple[int, int], mesh: Mesh) -> Nod
     ctx = Ctx(train=False, compute_dtype=spec.compute_dtype, half_partials=spec.half_partials)
     is_first, is_last = blocks[0] == 0, blocks[1] == len(spec.network.blocks)
 
-    def fetch(*source: Any) -> Any:
+    def fetch(*source: PyTree) -> Any:
         if not source:
             return ()
         resident, block, number = source
         return resident, {key: lax.dynamic_index_in_dim(value, number, 0, False) for key, value in block.items()}
 
-    def apply(weights: Any, _: Any, state: Any, inputs: tuple[Any, ...], fetched: Any) -> tuple[Any, tuple[Any, Any]]:
+    def apply(
+        weights: PyTree, _: Any, state: PyTree, inputs: tuple[Any, ...], fetched: PyTree
+    ) -> tuple[Any, tuple[PyTree, PyTree]]:
         x = spec.fetch(*fetched)[0] if is_first else inputs[0]
         y = spec.network.apply_range(*blocks, weights[0], weights[1], x, ctx)[0]
         if not is_last:
@@ -199,5 +202,5 @@ def _evaluation_node(spec: EvalSpec, blocks: tuple[int, int], mesh: Mesh) -> Nod
     )
 
 
-def _num_batches(block: Any) -> int:
+def _num_batches(block: PyTree) -> int:
     return jax.tree.leaves(block[0])[0].shape[0]

@@ -18,6 +18,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from headrace.core.jax_private import with_arguments, without_arguments
+from headrace.core.tree import PyTree
 from headrace.engine.accumulation import Accumulation, accumulate, empty_sums
 from headrace.engine.pipeline.step_plan import ALL, EACH, NOTHING, Key, Program, StepBuilder, on_mesh
 from headrace.engine.step import KEPT
@@ -38,7 +39,7 @@ class NodeSpec:
     """
 
     mesh: Mesh
-    apply: Callable[[Any, Any, Any, tuple[Any, ...], Any], tuple[Any, tuple[Any, Any]]]
+    apply: Callable[[Any, Any, Any, tuple[Any, ...], Any], tuple[Any, tuple[PyTree, PyTree]]]
     num_inputs: int = 1
     num_gradients: int = 1  # nodes that give gradients of its outputs: those of the stage after, or the loss
     is_first: bool = False  # nobody needs the gradients of its inputs
@@ -97,12 +98,12 @@ def make_node(spec: NodeSpec) -> NodePrograms:
     )
 
 
-def expand(tree: Any) -> Any:
+def expand(tree: PyTree) -> PyTree:
     """Give every array of one replica the replica dim."""
     return jax.tree.map(lambda a: a[None], tree)
 
 
-def squeeze(tree: Any) -> Any:
+def squeeze(tree: PyTree) -> PyTree:
     """Take the replica dim away."""
     return jax.tree.map(lambda a: a[0], tree)
 
@@ -112,26 +113,26 @@ def is_float(leaf: Any) -> bool:
     return jnp.issubdtype(leaf.dtype, np.inexact)
 
 
-def floats(tree: Any) -> list[Any]:
+def floats(tree: PyTree) -> list[Any]:
     """Return the arrays that have gradients."""
     return [leaf for leaf in jax.tree.leaves(tree) if is_float(leaf)]
 
 
 def _differentiated(
-    spec: NodeSpec, fixed: Any, source: tuple[Any, ...]
+    spec: NodeSpec, fixed: PyTree, source: tuple[Any, ...]
 ) -> tuple[Callable[..., Any], Callable[..., tuple[Any, ...]]]:
     """Return the node as a function to differentiate, and what it takes for (params, state, inputs).
 
     It returns (outputs that have gradients, (all outputs, new state, counted)).
     """
 
-    def run(params: Any, state: Any, inputs: Any, fixed: Any, fetched: Any) -> Any:
+    def run(params: PyTree, state: PyTree, inputs: PyTree, fixed: PyTree, fetched: PyTree) -> PyTree:
         outputs, (state, counted) = spec.apply(params, fixed, state, inputs, fetched)
         return floats(outputs), (outputs, state, counted)
 
     if spec.keeps == INPUTS:
         # Everything is an argument, and fetched inside: nothing but the arguments is needed to compute all again.
-        def function(params: Any, state: Any, inputs: Any, fixed: Any, source: Any) -> Any:
+        def function(params: PyTree, state: PyTree, inputs: PyTree, fixed: PyTree, source: PyTree) -> PyTree:
             return run(params, state, inputs, fixed, spec.fetch(*source))
 
         policy = jax.checkpoint_policies.save_only_these_names(KEPT)
@@ -139,7 +140,7 @@ def _differentiated(
 
     fetched = spec.fetch(*source)
 
-    def closed(params: Any, state: Any, inputs: Any) -> Any:
+    def closed(params: PyTree, state: PyTree, inputs: PyTree) -> PyTree:
         return run(params, state, inputs, fixed, fetched)
 
     if spec.keeps == PRODUCTS:
@@ -147,11 +148,13 @@ def _differentiated(
     return closed, lambda *given: given
 
 
-def _forward(spec: NodeSpec, params: Any, fixed: Any, state: Any, counts: Any, *rest: Any) -> tuple[Any, Any, Any, Any]:
+def _forward(
+    spec: NodeSpec, params: PyTree, fixed: PyTree, state: PyTree, counts: PyTree, *rest: Any
+) -> tuple[Any, Any, Any, Any]:
     """Return (outputs, what the backward pass needs, new state, counts with this micro batch in)."""
     source, inputs = rest[: len(spec.source_specs)], rest[len(spec.source_specs) :]
     state, counts = squeeze((state, counts))
-    saved: Any = ()
+    saved: PyTree = ()
     if spec.accumulation is None:
         outputs, (state, counted) = spec.apply(params, fixed, state, inputs, spec.fetch(*source))
     else:
@@ -161,7 +164,7 @@ def _forward(spec: NodeSpec, params: Any, fixed: Any, state: Any, counts: Any, *
     return outputs, expand(saved), expand(state), expand(spec.count(counts, counted))
 
 
-def _fresh(spec: NodeSpec, params: Any, fixed: Any) -> tuple[Any, Any]:
+def _fresh(spec: NodeSpec, params: PyTree, fixed: PyTree) -> tuple[PyTree, PyTree]:
     """Return empty counts, and empty sums for the gradients of a step."""
     assert spec.accumulation is not None
     sums = empty_sums(params, spec.accumulation.dtype, "gradient_accumulation_dtype")
@@ -169,7 +172,7 @@ def _fresh(spec: NodeSpec, params: Any, fixed: Any) -> tuple[Any, Any]:
 
 
 def _backward(
-    spec: NodeSpec, params: Any, state: Any, saved: Any, totals: Any, number: Any, *rest: Any
+    spec: NodeSpec, params: PyTree, state: PyTree, saved: PyTree, totals: PyTree, number: Any, *rest: Any
 ) -> tuple[Any, ...]:
     """Return the gradients of each input, and the sums with this micro batch's weight gradients in."""
     assert spec.accumulation is not None

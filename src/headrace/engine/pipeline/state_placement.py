@@ -4,13 +4,14 @@ Weights and statistics are on every device of the stage. What only the update to
 weights) may lie in host memory, and may be cut over the replicas.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from headrace.core.tree import PyTree
 from headrace.engine.devices import REPLICA
 from headrace.engine.state import State
 
@@ -29,7 +30,7 @@ class Home:
 ON_DEVICE = Home()
 
 
-def host_memory_of(device: Any) -> bool:
+def host_memory_of(device: jax.Device) -> bool:
     """Say whether a device's programs can reach into host memory."""
     return HOST_MEMORY in {memory.kind for memory in device.addressable_memories()}
 
@@ -40,19 +41,19 @@ def shardings(like: State, mesh: Mesh, home: Home, *, at_work: bool = False) -> 
     return {key: home_shardings(part, mesh, where[key], at_work=at_work) for key, part in like.items()}
 
 
-def home_shardings(tree: Any, mesh: Mesh, home: Home, *, at_work: bool = False) -> Any:
+def home_shardings(tree: PyTree, mesh: Mesh, home: Home, *, at_work: bool = False) -> PyTree:
     """Return the sharding of every leaf of a tree that has a home, between steps or (`at_work`) inside the update."""
     memory = ("device" if at_work else HOST_MEMORY) if home.in_host_memory else None
     pieces = mesh.size if home.sharded else 1
     return jax.tree.map(lambda leaf: NamedSharding(mesh, _cut(leaf.shape, pieces), memory_kind=memory), tree)
 
 
-def to_device(tree: Any, mesh: Mesh, home: Home) -> Any:
+def to_device(tree: PyTree, mesh: Mesh, home: Home) -> PyTree:
     """Bring a tree that has its home in host memory to the devices; to be called inside a program."""
     return jax.device_put(tree, home_shardings(tree, mesh, home, at_work=True)) if home.in_host_memory else tree
 
 
-def make_copy(like: State, mesh: Mesh, home: Home, *, whole: bool = False) -> Any:
+def make_copy(like: State, mesh: Mesh, home: Home, *, whole: bool = False) -> Callable[[State], State]:
     """Return the program that copies a part of the state where it lives, or (`whole`) whole to each of the devices."""
     where = shardings(like, mesh, home)
     goal = shardings(like, mesh, replace(home, sharded=False)) if whole else where

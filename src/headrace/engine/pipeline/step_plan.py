@@ -18,6 +18,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from headrace.core.tree import PyTree
 from headrace.engine.devices import REPLICA
 from headrace.engine.multiprocess_arrays import spans_cpus, transfer
 from headrace.engine.pipeline.runner import EMPTY, HOST, STEP, Lanes, Launch, Observer, Run, Send
@@ -26,7 +27,7 @@ from headrace.plan.schedule import Action
 # How a value is placed on the devices of a lane: cut over the replicas along its first dim, or whole on each.
 EACH, ALL = P(REPLICA), P()
 Key = Hashable
-Values = dict[Key, Any]
+Values = dict[Key, PyTree]
 NOTHING: Key = "nothing"  # stands for `()` among the values that a launch reads
 STEP_NUMBER: Key = "step number"  # in the call, as an int; for `HostCall`s
 
@@ -35,13 +36,13 @@ STEP_NUMBER: Key = "step number"  # in the call, as an int; for `HostCall`s
 class Program:
     """A jitted function that returns a tuple, and how each of its results is placed."""
 
-    jitted: Any
+    jitted: jax.stages.Wrapped
     mesh: Mesh
     outs: tuple[Any, ...]  # for each result a partition, or a tree of shardings
     exchanges: bool = False  # between replicas, in the middle of a step
     compiler_options: tuple[tuple[str, Any], ...] = ()
 
-    def shapes(self, traced: Any) -> tuple[Any, ...]:
+    def shapes(self, traced: jax.stages.Traced) -> tuple[Any, ...]:
         """Return the shapes of the results with their shardings."""
         return tuple(
             jax.tree.map(partial(_shaped, where=NamedSharding(self.mesh, place)), part)
@@ -243,7 +244,7 @@ class StepPlan:
         shapes: list[dict[int, Any]] = [{STEP: 0, EMPTY: ()} for _ in self.meshes]
         for key, (lane, slot) in {**self.kept, **self.fed}.items():
             shapes[lane][slot] = jax.tree.map(_shape_of, start[key])
-        lowered: dict[Program, tuple[Any, tuple[Any, ...]]] = {}
+        lowered: dict[Program, tuple[jax.stages.Lowered, tuple[PyTree, ...]]] = {}
         for planned, _ in self.planned:
             program, mine = planned.program, shapes[planned.lane]
             arguments = [mine.get(slot) for slot in planned.reads]  # a host call's need not have a shape
@@ -263,14 +264,14 @@ class StepPlan:
                     moved = jax.tree.map(partial(_shaped, where=send.put.keywords["where"]), moved)  # pyright: ignore[reportFunctionMemberAccess]
                 shapes[send.lane][send.target] = moved
 
-        def build(program: Program) -> Any:
+        def build(program: Program) -> jax.stages.Compiled:
             return lowered[program][0].compile(compiler_options=dict(program.compiler_options) or None)
 
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             compiled = dict(zip(lowered, pool.map(build, lowered), strict=True))
         return CompiledSteps(self, self._lanes(compiled))
 
-    def _lanes(self, compiled: dict[Program, Any]) -> Lanes:
+    def _lanes(self, compiled: dict[Program, jax.stages.Compiled]) -> Lanes:
         rows: list[list[Launch]] = [[] for _ in self.meshes]
         for planned, frees in self.planned:
             program = planned.program

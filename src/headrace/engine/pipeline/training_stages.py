@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
 
+from headrace.core.tree import PyTree
 from headrace.engine.accumulation import Accumulation, widened
 from headrace.engine.devices import REPLICA, replicated
 from headrace.engine.optimizer import global_norm
@@ -95,7 +96,7 @@ def training_node(stage: StageSpec, mesh: Mesh) -> NodeSpec:
     )
 
 
-def _fetch(stage: StageSpec, resident: Any, block: Any, number: Any, micro: Any) -> tuple[Any, Any, Any]:
+def _fetch(stage: StageSpec, resident: PyTree, block: PyTree, number: Any, micro: Any) -> tuple[Any, Any, Any]:
     """Return (images at the first stage, labels at the last, the numbers of the samples)."""
     here = {key: lax.dynamic_index_in_dim(array, number, 0, False) for key, array in block["rest"].items()}
     here = {key: lax.dynamic_index_in_dim(array, micro, 0, False) for key, array in here.items()}
@@ -106,8 +107,13 @@ def _fetch(stage: StageSpec, resident: Any, block: Any, number: Any, micro: Any)
 
 
 def _apply(
-    stage: StageSpec, params: Any, fixed: State, state: Any, inputs: tuple[Any, ...], fetched: tuple[Any, Any, Any]
-) -> tuple[Any, tuple[Any, Any]]:
+    stage: StageSpec,
+    params: PyTree,
+    fixed: State,
+    state: PyTree,
+    inputs: tuple[Any, ...],
+    fetched: tuple[Any, Any, Any],
+) -> tuple[Any, tuple[PyTree, PyTree]]:
     """Run the stage's blocks; the output of the last stage is the scaled loss."""
     spec, (images, labels, samples) = stage.step, fetched
     ctx = train_ctx(spec, fixed["step"], samples)
@@ -147,7 +153,7 @@ def make_reduce(stage: StageSpec, mesh: Mesh) -> Program:
     """Return `reduce(fixed, counts, sums) -> (what the stage's update needs, what every stage's update needs)`."""
     replicas, step = stage.step.num_replicas, stage.step
 
-    def reduce(fixed: State, counts: Any, grads: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    def reduce(fixed: State, counts: PyTree, grads: PyTree) -> tuple[dict[str, Any], dict[str, Any]]:
         counts, grads = jax.tree.map(lambda a: a[0], (counts, grads))
         stats, sums = counts["stats"], counts["sums"]
         if replicas > 1:
@@ -173,7 +179,7 @@ def make_update(stage: StageSpec, mesh: Mesh) -> Program:
     slots_home = home_shardings({key: like[key] for key in UPDATE_ONLY if key in like}, mesh, stage.home)
 
     def update(
-        params: Any, fixed: State, slots: State, reduced: Any, at: Any, record: Any, *shared: dict[str, Any]
+        params: PyTree, fixed: State, slots: State, reduced: PyTree, at: Any, record: PyTree, *shared: dict[str, Any]
     ) -> tuple[Any, ...]:
         state = {"params": params} | fixed | to_device(slots, mesh, stage.home)
         sums = reduced["sums"] if stage.is_last else {"loss": shared[-1]["loss"]}
