@@ -126,6 +126,12 @@ def test_options_and_command_line_are_read_without_slow_imports():
     assert not slow
 
 
+def _lines_of_code(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Count a function's lines without its docstring: twenty documented parameters do not make it hard to read."""
+    text = ast.get_docstring(function, clean=False)
+    return (function.end_lineno or 0) - function.lineno + 1 - (text.count("\n") + 1 if text else 0)
+
+
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_files_open_with_what_they_are_and_stay_small(path: Path):
     text = path.read_text()
@@ -137,7 +143,7 @@ def test_files_open_with_what_they_are_and_stay_small(path: Path):
         f"{node.name} has {length} lines"
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and (length := (node.end_lineno or 0) - node.lineno + 1) > MAX_FUNCTION_LINES
+        and (length := _lines_of_code(node)) > MAX_FUNCTION_LINES
         and node.name not in exempt
     ]
     assert not long
