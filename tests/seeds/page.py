@@ -19,10 +19,11 @@ commands with the option names and defaults of the application that a command li
 `python train.py` to see what a command comes to, or add `--dry-run-steps 1` to try it. On a machine with fewer devices
 than a command asks for, `--platform cpu` makes virtual ones.
 
-How the status was checked: every command goes through the real parser and planner as it stands in the suite, and its
-plan is the one that the seed's text states. **In the suite** and **in the slow tests** mean that it was also executed,
-for one weight update (or one measurement) on virtual CPU devices with synthetic images of 8 pixels; the day is that of
-the last time. The slow ones are in `tests/test_seed_commands_slow.py`; those of 16 and 32 processes want much memory.
+How the status is checked: the suite passes every command, unchanged, through the real parser and planner, and compares
+the plan with what the seed's text states. **In the suite** and **in the slow tests** mean that it
+is also executed, for one weight update (or one measurement) on virtual CPU devices with synthetic images of 8 pixels;
+the date is that of its last run. The slow ones are in `tests/test_seed_commands_slow.py`; those with 16 and 32
+processes need much memory.
 """
 
 TITLES = {

@@ -47,6 +47,8 @@ def build_manifest(given: Mapping[str, Any], arrays: Mapping[str, np.ndarray], d
         "tensor_file": {"name": TENSOR_FILE, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()},
         "tensors": {name: {"dtype": a.dtype.name, "shape": list(a.shape)} for name, a in sorted(arrays.items())},
     }
+    # Through text and back, so that the checksum is that of what a reader will find. NaN is not JSON: others could not
+    # read it.
     body = json.loads(json.dumps(body, default=_plain, allow_nan=False))
     return {**body, "manifest_sha256": checksum(body)}
 
@@ -141,6 +143,7 @@ def save(directory: Path | str, name: str, arrays: Mapping[str, Any], manifest: 
         temporary.mkdir()
         write_synced(temporary / TENSOR_FILE, data)
         write_synced(temporary / MANIFEST_FILE, text)
+        # Everything is on the disk before the directory gets its name: what has the name is complete.
         sync_directory(temporary)
         _rename_into_place(temporary, path)
     except OSError as error:

@@ -32,6 +32,8 @@ def write_synced(path: Path, data: bytes) -> None:
 
 def write_atomic(path: Path, data: bytes) -> None:
     """Replace a file atomically: readers, and whoever comes after a crash, find the old content or the new one."""
+    # Beside the file, since a rename is atomic within one file system only; with the process, since two may write at
+    # once.
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:
         write_synced(temporary, data)

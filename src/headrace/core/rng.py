@@ -11,6 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+# 2^32 over the golden ratio: added to every word, so that an address of zeros is not mixed into zero.
 _GOLDEN = np.uint32(0x9E3779B9)
 _M1 = np.uint32(0x85EBCA6B)
 _M2 = np.uint32(0xC2B2AE35)

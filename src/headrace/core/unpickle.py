@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MAX_INSTRUCTIONS = 4_000_000  # CIFAR-100's training batch needs 350,000; a network of 10,000 tensors about as many
+# The time to convert a decimal number grows with the square of its length, and no dataset or network counts beyond 2^128.
 _MAX_INT_BYTES = 16
 _MAX_KEY_ITEMS = 16
 _SCALARS = (str, bytes, int, float, type(None))
@@ -225,6 +226,7 @@ def _unicode(raw: bytes) -> str:
 
 def _refuse_other_values(value: Any, kind: PickleKind) -> None:
     """Refuse what is neither a plain value nor an object of the kind. Shared parts are visited once."""
+    # A list instead of recursion: the nesting of a hostile pickle has no limit.
     waiting, seen = [value], set()
     while waiting:
         each = waiting.pop()

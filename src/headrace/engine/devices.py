@@ -33,6 +33,8 @@ def start_devices(platform: str, num_devices: int, num_processes: int = 1) -> li
             jax.config.update("jax_num_cpu_devices", num_local)
     try:
         everything = jax.devices() if num_processes > 1 else jax.local_devices()
+        # The rows of a mesh are replicas: sorted like this, the first ones belong to process 0, which a process relies
+        # on when it reads only the samples of its own replicas.
         devices = sorted(everything, key=lambda device: (device.process_index, device.id))
     except (
         RuntimeError,
@@ -136,6 +138,7 @@ def use_compilation_cache(directory: str | None) -> Path | None:
     except OSError:
         return None  # a read-only home costs compile time, not the run
     jax.config.update("jax_compilation_cache_dir", str(path))
+    # By default JAX keeps only programs that took over a second to compile; a run has dozens that take less.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     return path

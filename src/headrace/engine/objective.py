@@ -29,6 +29,7 @@ def cross_entropy(
     exact at any size, so that the clip of probabilities to [1e-7, 1 - 1e-7] is not needed.
     """
     logits_NC = logits_NC.astype(jnp.float32)
+    # So that exp cannot overflow. The maximum cancels out of the loss, hence it needs no gradient.
     logits_NC = logits_NC - lax.stop_gradient(jnp.max(logits_NC, axis=-1, keepdims=True))
     log_sum_N = jnp.log(jnp.sum(jnp.exp(logits_NC), axis=-1))
     if class_weights is not None:

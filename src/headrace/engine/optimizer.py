@@ -80,6 +80,7 @@ def _stepped(params: dict[str, Any], span: Span) -> LrCurve:
     def curve(step: jax.Array) -> jax.Array:
         rate = jnp.full_like(step, values[0], dtype=jnp.float32)
         for boundary, value in zip(boundaries, values[1:], strict=True):
+            # At the boundary itself the earlier value still holds, as in Keras' piecewise constant decay.
             rate = jnp.where(step > boundary, jnp.float32(value), rate)
         return rate
 
@@ -343,6 +344,7 @@ def make_optimizer(
         grads, params, rate = _float32(updates), _float32(params), lr_curve(step)
         if clip:
             norm = global_norm(grads) if grad_norm is None else grad_norm
+            # Exactly 1 within the limit: a gradient that is not clipped keeps its last bit.
             factor = clip / jnp.maximum(norm, clip)
             grads = jax.tree.map(lambda g: g * factor, grads)
         if l2:

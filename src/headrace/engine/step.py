@@ -226,6 +226,7 @@ def _scaled_loss(
 def _across_replicas(spec: StepSpec, grads: PyTree, batch_stats: PyTree, sums: Metrics, probes: Any) -> tuple[Any, ...]:
     """Exchange once per step: mean gradients (in float32 from here on) and statistics, summed metrics."""
     if spec.num_replicas > 1:
+        # Divided before they are summed: a sum of 16-bit gradients could overflow with the number of replicas.
         grads = lax.psum(jax.tree.map(lambda g: g / spec.num_replicas, grads), REPLICA)
         batch_stats = lax.pmean(batch_stats, REPLICA)
         sums = lax.psum(sums, REPLICA)
@@ -235,6 +236,7 @@ def _across_replicas(spec: StepSpec, grads: PyTree, batch_stats: PyTree, sums: M
 
 def _update(spec: StepSpec, state: State, grads: PyTree, batch_stats: PyTree, grad_norm: jax.Array) -> State:
     """Return the parts of the state that a good step changes: weights, statistics, optimizer, EMA."""
+    # The rule sees float32 whatever the stored format is; the result is rounded once, where the weights are written.
     params32 = jax.tree.map(lambda w: w.astype(jnp.float32), state["params"])
     updates, opt = spec.optimizer.update(grads, state["opt"], params32, step=state["step"], grad_norm=grad_norm)
     params = write_weights(state["params"], updates, spec.seed, state["step"], spec.precision)

@@ -150,6 +150,7 @@ class ProcessGroup:
         if self.is_alone:
             return requested
         if requested and not self.is_first and not self._has_requested_stop:
+            # Once: a key of the store can be set only once, and a process may be sent several signals.
             self._store.key_value_set(f"{_ROOT}/stop/{self.process}", f"{requested} at process {self.process}")
             self._has_requested_stop = True
         if self.is_first and not requested:

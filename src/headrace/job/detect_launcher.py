@@ -288,6 +288,7 @@ def _read_slurm(environ: Environ) -> ProcessInfo:
     return ProcessInfo(
         process=_number(environ, "SLURM_PROCID"),
         num_processes=size,
+        # With the step: the steps of one Slurm job may run side by side on the same hosts.
         coordinator=_coordinator(environ, LOOPBACK if len(hosts) == 1 else hosts[0], job_port(job * 16 + step)),
         detected_by="Slurm",
         local_process=_optional(environ, "SLURM_LOCALID"),

@@ -30,6 +30,7 @@ class LivenessMonitor:
         self._peers_done: set[Channel] = set()
         self._done = False  # this process has nothing left to do
         self._last_message = threading.Lock()
+        # Several beats fit into the silence that counts as a hang, so that a late one is not taken for it.
         self._heartbeat = min(1.0, silence_seconds / 5)
         threading.Thread(target=self._run, name="liveness", daemon=True).start()
 

@@ -61,6 +61,7 @@ class Channel:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket, self._buffer, self._lock = connection, b"", threading.Lock()
+        # The messages are small and awaited: by default the kernel would hold each back to fill a packet.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.settimeout(_SEND_SECONDS)
 
@@ -265,6 +266,7 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         if host in _LOOPBACK:
             return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        # Other hosts may resolve process 0's name to an address of either kind.
         if socket.has_dualstack_ipv6():
             return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
         return socket.create_server(("", port))

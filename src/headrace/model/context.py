@@ -79,6 +79,7 @@ class Ctx:
         step = jnp.asarray(self.draws.step).astype(jnp.uint32).reshape(1, *ones)
         seed = np.array([self.draws.seed & 0xFFFFFFFF], np.uint32).reshape(1, *ones)
         drawn = bits(seed, name_id(self.path), step, samples, places)
+        # 24 bits, as many as a float32 holds exactly: more would round some numbers up to 1.
         return (drawn >> np.uint32(8)).astype(jnp.float32) * np.float32(2**-24)
 
 

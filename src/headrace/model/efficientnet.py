@@ -141,6 +141,7 @@ class EfficientNet:
                         activation="relu" if options.use_relu else "swish",
                         group_dim=options.group_dim or 1,
                         squeeze=squeeze if options.se else None,
+                        # The deeper a block, the more often it is dropped.
                         survival=1 - (1 - last_survival) * number / sum(repeats),
                     ),
                 )

@@ -52,6 +52,7 @@ class Network:
         for i, (name, block) in enumerate(self.blocks):
             found[name] = i, 0
             for k, (layer, _) in enumerate(split_layers(name, block)):
+                # A block's own name wins over that of a layer inside another block.
                 found.setdefault(layer, (i, k))
                 found.setdefault(layer.replace("/", "_"), (i, k))
                 found.setdefault(layer.split("/")[0], (i, k))  # a block that `refined` has split

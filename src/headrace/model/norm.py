@@ -94,6 +94,8 @@ class Norm(Layer):
         if not ctx.train or ctx.is_frozen(*NORM_WEIGHTS):
             return ops.batch_norm_eval(x, gamma_C, beta_C, (stats["mean"], stats["variance"]), epsilon), stats
         y, mean_C, variance_C = ops.batch_norm_train(x, gamma_C, beta_C, epsilon, ctx.stable_norm, ctx.norm_groups)
+        # As in other libraries: the batch is normalised by its biased variance, the running statistics hold the
+        # unbiased one.
         count = x.size // x.shape[-1] * (len(ctx.norm_groups[1][0]) if ctx.norm_groups else 1)
         return y, {"mean": mean_C, "variance": variance_C * (count / max(count - 1, 1))}
 
@@ -190,6 +192,7 @@ class ProxyActivation(Layer):
 
 def quantiles() -> np.ndarray:
     """Return the midpoints of 200 equally likely slices of a unit Gaussian, float32 [Q]."""
+    # Midpoints, because the ends of the distribution are infinite.
     gaussian = NormalDist()
     return np.array([gaussian.inv_cdf((i + 0.5) / NUM_QUANTILES) for i in range(NUM_QUANTILES)], np.float32)
 

@@ -128,6 +128,8 @@ def best_splits(
     shares = _shares(num_stages, device_mapping)
     time, memory = _time(costs, shares), _memory(costs, shares, limits)
     fits_in = math.inf if limits is None else limits.device_bytes
+    # Two searches: the first finds the time that no cut can beat, the second the fewest bytes among the cuts that reach
+    # it.
     slowest, _ = _search(num_blocks, num_stages, lambda *s: time(*s) if memory(*s) <= fits_in else math.inf, max)
     if slowest == math.inf:
         least, _ = _search(num_blocks, num_stages, memory, max)
@@ -217,6 +219,8 @@ def _search(
     best: dict[int, tuple[float, Cut]] = {end: (value(0, 0, end), ()) for end in range(1, num_blocks + 1)}
     for stage in range(1, num_stages):
         best = {
+            # Tuples: of equal values the earliest cut wins, so that the result does not depend on the order of the
+            # search.
             end: min(
                 (join(best[first][0], value(stage, first, end)), (*best[first][1], first))
                 for first in range(stage, end)

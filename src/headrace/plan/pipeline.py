@@ -110,6 +110,7 @@ class PipelinePlan:
 
     def expected_table(self, schedule: str | None = None, transfer: float = 0) -> Table:
         """Simulate this or another schedule with the stages' times; the whole network's forward pass takes 1."""
+        # A stage without work worth counting (a flatten, say) still has its place in the schedule.
         forward = [max(stage.time_share, 1e-9) for stage in self.stages]
         durations = per_stage(forward, [BACKWARD_PER_FORWARD * time for time in forward])
         return make_table(schedule or self.schedule, self.table.work, durations, transfer)

@@ -228,6 +228,8 @@ def make_plan(config: Config, info: DataInfo, network: Network, num_processes: i
 
     parameters = max(pipeline.parameters_by_device()) if pipeline else cost.params
     validation = _validation(config, info, batch, pipeline)
+    # Here and not where options are checked: the number of replicas may follow from other options, and the number of
+    # processes from the launcher.
     refuse_split_replicas(config, batch, validation, num_processes)
     counted = replace(info, num_validation=validation.num_samples)
     replicas = validation.num_replicas

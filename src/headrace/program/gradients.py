@@ -68,6 +68,7 @@ def accumulate_gradients(
             nothing = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(act)[0])
             return nothing, AccumulationState(state.number + 1, totals, state.inner)
 
+        # A branch and not a select: replicas exchange inside `act`, and only then.
         return lax.cond(state.number + 1 == count, act, wait)
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -122,6 +122,8 @@ class Infeed:
             self._queue = queue.Queue(self.prefetch_depth)
             reader = _Reader(self._passes, self._repeat, self._queue, self._stop)
             threading.Thread(target=reader.run, name="infeed", daemon=True).start()
+            # The thread holds the queue, not the Infeed: one that nobody uses any more is collected, and its thread
+            # ends.
             weakref.finalize(self, self._stop.set)
         element = self._queue.get()
         if isinstance(element, _Failure):

@@ -114,6 +114,7 @@ def _kept_program(loop: Loop, most: int, block_size: int | None) -> LoopProgram:
         return _program.__wrapped__(loop, block)  # a body that is not hashable is compiled again at each call
 
 
+# Few: an entry keeps the body's closure alive, which may hold a dataset.
 @lru_cache(maxsize=16)
 def _program(loop: Loop, block: int | None) -> LoopProgram:
     """Check, trace and jit a loop; cached, so that the same loop is compiled once."""

@@ -38,6 +38,7 @@ def detect_application(argv: Sequence[str]) -> str:
         if options[spelled.name].section == "reference" and spelled.name not in _NOT_TF1
     }
     for argument in argv:
+        # After it nothing is an option.
         if argument == "--":
             break
         if argument.startswith("--"):

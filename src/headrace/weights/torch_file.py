@@ -160,6 +160,7 @@ def write_torch_file(arrays: dict[str, np.ndarray]) -> bytes:
             archive.writestr(zipfile.ZipInfo(f"archive/{name}", (1980, 1, 1, 0, 0, 0)), data)
 
         add("data.pkl", _pickle(arrays))
+        # As torch 2.1 and later write it; earlier ones ignore it.
         add("byteorder", b"little")
         for number, array in enumerate(arrays.values()):
             add(f"data/{number}", array.astype(array.dtype.newbyteorder("<")).tobytes())

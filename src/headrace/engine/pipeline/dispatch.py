@@ -77,6 +77,8 @@ class Dispatcher:
     def copy_to_save(self, state: State) -> State:
         """Copy a state so that this process can read it whole, stage by stage."""
         parts = zip(self.programs, self._split(state), strict=True)
+        # Where state is cut over replicas these copies exchange, and must not meet the next call's exchanges in another
+        # order.
         return in_turn(self._join(state, [programs.copy_to_save(part) for programs, part in parts]))
 
     @cached_property

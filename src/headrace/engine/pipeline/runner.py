@@ -121,6 +121,7 @@ class Run:
                     self._launch(lane, step, next(rows[lane]))
             return
         threads = [
+            # Daemons, so that a launch that never returns cannot keep the interpreter from exiting.
             threading.Thread(target=self._guard, args=(lane, num_steps), name=f"launch device {lane}", daemon=True)
             for lane in range(len(self._lanes.rows))
         ]
@@ -136,6 +137,7 @@ class Run:
                 for thread in threads:
                     self._join(thread)
         if self._errors:
+            # The first is the cause; others may follow from it.
             raise self._errors[0]
 
     def _join(self, thread: threading.Thread) -> None:
@@ -156,6 +158,7 @@ class Run:
             for step in range(num_steps):
                 self._values[lane][STEP] = step
                 for launch in self._lanes.rows[lane]:
+                    # A lane that waits for nobody would otherwise launch the rest of the call.
                     if self._errors:
                         return
                     self._launch(lane, step, launch)

@@ -192,6 +192,7 @@ class StepBuilder:
             return EMPTY if key == NOTHING else STEP
         value = self._values[key]
         if lane not in value.slots:
+            # A value that is only given at the start has no launch that could send it on.
             assert value.maker is not None, f"{key} is there from the start, on lane {value.lane} alone"
             value.slots[lane] = slot = self._new_slot(lane, key)
             put = None
@@ -267,6 +268,7 @@ class StepPlan:
         def build(program: Program) -> jax.stages.Compiled:
             return lowered[program][0].compile(compiler_options=dict(program.compiler_options) or None)
 
+        # XLA compiles without the interpreter lock, so that the programs of all stages compile side by side.
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             compiled = dict(zip(lowered, pool.map(build, lowered), strict=True))
         return CompiledSteps(self, self._lanes(compiled))

@@ -157,6 +157,7 @@ def make_reduce(stage: StageSpec, mesh: Mesh) -> Program:
         counts, grads = jax.tree.map(lambda a: a[0], (counts, grads))
         stats, sums = counts["stats"], counts["sums"]
         if replicas > 1:
+            # As in a step without stages: divided first, so that 16-bit sums cannot overflow.
             grads = lax.psum(jax.tree.map(lambda g: g / replicas, grads), REPLICA)
             stats, sums = lax.pmean(stats, REPLICA), lax.psum(sums, REPLICA)
         grads = unscaled(fixed, widened(grads))
@@ -183,6 +184,7 @@ def make_update(stage: StageSpec, mesh: Mesh) -> Program:
     ) -> tuple[Any, ...]:
         state = {"params": params} | fixed | to_device(slots, mesh, stage.home)
         sums = reduced["sums"] if stage.is_last else {"loss": shared[-1]["loss"]}
+        # Every stage computes the same norm from the same numbers in the same order, so all agree on whether to update.
         norm = jnp.sqrt(jnp.sum(jnp.stack([part["square"] for part in shared])))
         state, metrics = finish_step(stage.step, state, reduced["grads"], reduced["stats"], sums, norm)
         if stage.is_last:
