@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MAX_INSTRUCTIONS = 4_000_000  # CIFAR-100's training batch needs 350,000; a network of 10,000 tensors about as many
-# The time to convert a decimal number grows with the square of its length, and no dataset or network counts beyond 2^128.
+# Converting a decimal number takes the square of its length, and no dataset or network counts beyond 2^128.
 _MAX_INT_BYTES = 16
 _MAX_KEY_ITEMS = 16
 _SCALARS = (str, bytes, int, float, type(None))
