@@ -6,7 +6,7 @@ import numpy as np
 
 from headrace.engine.devices import replica_mesh
 from headrace.engine.forward import LOGITS, EvalSpec, WholeForward
-from headrace.model import Ctx
+from headrace.model.context import Ctx
 from tests.model.build import network
 
 
@@ -25,7 +25,7 @@ def test_flip_averages_the_logits_of_an_image_and_its_mirror_image():
             reducer=LOGITS,
             flip=flip,
         )
-        forward = WholeForward(spec, replica_mesh(jax.devices()[:1]))
+        forward = WholeForward(replica_mesh(jax.devices()[:1]), spec)
         placed = forward.place(weights)
         return np.asarray(forward.compile(placed, {}, block)(placed, {}, block))
 

@@ -5,7 +5,7 @@ import math
 import jax.numpy as jnp
 import numpy as np
 
-from headrace.model import Ctx
+from headrace.model.context import Ctx
 from headrace.model.fastnet import Identity, Whitening
 
 from .build import network

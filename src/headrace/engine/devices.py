@@ -20,7 +20,7 @@ from headrace.core.jax_private import devices_are_started
 REPLICA = "replica"  # the one mesh axis of a run without pipeline stages
 
 
-def start_devices(platform: str, num_devices: int, num_processes: int = 1) -> list[jax.Device]:
+def start_devices(platform: str, num_devices: int, num_processes: int = 1) -> list[Any]:
     """Return the first `num_devices` devices, as many of each process; virtual CPU ones are made where there are fewer.
 
     Must be the first use of JAX's devices in this process: afterwards the number of CPU devices is fixed.
@@ -113,7 +113,7 @@ def show_devices(first: int | None, num_devices: int) -> None:
             jax.config.update(f"jax_{platform}_visible_devices", ",".join(map(str, numbers)))
 
 
-def replica_mesh(devices: list[jax.Device]) -> Mesh:
+def replica_mesh(devices: list[Any]) -> Mesh:
     """Return a mesh with one replica on each device."""
     return Mesh(np.array(devices), (REPLICA,))
 

@@ -43,7 +43,7 @@ def transfer(tree: PyTree, where: NamedSharding) -> PyTree:
 
 def gather_rows(tree: PyTree, where: NamedSharding) -> PyTree:
     """Replicate arrays on every device; each process passes the same number of their rows, in the processes' order."""
-    firsts: dict[int, jax.Device] = {}
+    firsts: dict[int, Any] = {}
     for device in _all_devices(where.mesh):
         firsts.setdefault(device.process_index, device)
     one_each = Mesh(np.array(list(firsts.values())), ("process",))
@@ -100,12 +100,12 @@ def spans_cpus(mesh: Mesh) -> bool:
     return devices[0].platform == "cpu" and len(devices) > 1
 
 
-def local_devices(mesh: Mesh | AbstractMesh) -> list[jax.Device]:
+def local_devices(mesh: Mesh | AbstractMesh) -> list[Any]:
     """Return the devices of the mesh that belong to this process, in the mesh's order."""
     return [device for device in _all_devices(mesh) if device.process_index == device.client.process_index()]
 
 
-def _all_devices(mesh: Mesh | AbstractMesh) -> list[jax.Device]:
+def _all_devices(mesh: Mesh | AbstractMesh) -> list[Any]:
     assert isinstance(mesh, Mesh), mesh
     return list(mesh.devices.flat)
 

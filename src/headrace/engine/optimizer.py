@@ -35,7 +35,8 @@ from headrace.core.tree import PyTree, map_named
 # The learning rate as a function of the step: six curves, two warm-ups, a staircase.
 
 
-LrCurve = Callable[[jax.Array | int], jax.Array]
+LrCurve = Callable[[jax.typing.ArrayLike], jax.Array]
+Curve = Callable[[jax.Array], jax.Array]  # of int32 steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,12 +57,12 @@ class Span:
         return params["initial_learning_rate"] * self.global_batch_size if absolute is None else absolute
 
 
-def _const(params: dict[str, Any], span: Span) -> LrCurve:
+def _const(params: dict[str, Any], span: Span) -> Curve:
     rate = span.initial(params)
     return lambda step: jnp.full_like(step, rate, dtype=jnp.float32)
 
 
-def _cosine(params: dict[str, Any], span: Span) -> LrCurve:
+def _cosine(params: dict[str, Any], span: Span) -> Curve:
     rate = span.initial(params)
     last = max(span.steps(params["epochs_to_total_decay"]), 1)
 
@@ -73,7 +74,7 @@ def _cosine(params: dict[str, Any], span: Span) -> LrCurve:
     return curve
 
 
-def _stepped(params: dict[str, Any], span: Span) -> LrCurve:
+def _stepped(params: dict[str, Any], span: Span) -> Curve:
     boundaries = [span.steps(epoch) for epoch in params["boundaries"]]
     values = [float(value) for value in params["values"]]
 
@@ -87,7 +88,7 @@ def _stepped(params: dict[str, Any], span: Span) -> LrCurve:
     return curve
 
 
-def _drops(params: dict[str, Any], span: Span) -> LrCurve:
+def _drops(params: dict[str, Any], span: Span) -> Curve:
     """Fall by a factor at shares of the run: stepped, as the reference's first application has it."""
     rate, factor = span.initial(params), params["factor"]
     boundaries = [share * span.num_epochs for share in params["drops"]]
@@ -95,7 +96,7 @@ def _drops(params: dict[str, Any], span: Span) -> LrCurve:
     return _stepped({"boundaries": boundaries, "values": values}, span)
 
 
-def _polynomial(params: dict[str, Any], span: Span) -> LrCurve:
+def _polynomial(params: dict[str, Any], span: Span) -> Curve:
     rate, power = span.initial(params), params["power"]
     end = params["end_learning_rate_ratio"] * rate
     last = max(float(params["epochs_to_total_decay"] * span.updates_per_epoch), 1.0)
@@ -107,7 +108,7 @@ def _polynomial(params: dict[str, Any], span: Span) -> LrCurve:
     return curve
 
 
-def _exponential(params: dict[str, Any], span: Span) -> LrCurve:
+def _exponential(params: dict[str, Any], span: Span) -> Curve:
     rate, log_decay = span.initial(params), math.log(params["decay_rate"])
     # A drop every n/d steps (d small enough for int32), counted in integers: exact to the step, without drift.
     period = max(params["epochs_per_drop"] * span.updates_per_epoch, 1.0)
@@ -120,7 +121,7 @@ def _exponential(params: dict[str, Any], span: Span) -> LrCurve:
     return curve
 
 
-CURVES: dict[str, Callable[[dict[str, Any], Span], LrCurve]] = {
+CURVES: dict[str, Callable[[dict[str, Any], Span], Curve]] = {
     "const": _const,
     "cosine": _cosine,
     "stepped": _stepped,
@@ -130,7 +131,7 @@ CURVES: dict[str, Callable[[dict[str, Any], Span], LrCurve]] = {
 }
 
 
-def _warm_up(curve: LrCurve, warmup_steps: int, *, shift: bool, from_zero: bool) -> LrCurve:
+def _warm_up(curve: Curve, warmup_steps: int, *, shift: bool, from_zero: bool) -> Curve:
     """Ramp linearly over the first steps; `shift` starts the curve after them, else it runs from the first step."""
     first, last = (0, max(1, warmup_steps)) if from_zero else (1, warmup_steps + 1)
 
@@ -150,7 +151,7 @@ def make_lr_curve(learning: Learning, *, global_batch_size: int, updates_per_epo
         shift, from_zero = warmup["warmup_mode"] == "shift", warmup["from_zero"]
         curve = _warm_up(curve, span.steps(warmup["warmup_epochs"]), shift=shift, from_zero=from_zero)
 
-    def lr_curve(step: jax.Array | int) -> jax.Array:
+    def lr_curve(step: jax.typing.ArrayLike) -> jax.Array:
         step = jnp.asarray(step).astype(jnp.int32)
         if learning.lr_staircase:
             step = step // updates_per_epoch * updates_per_epoch

@@ -6,6 +6,7 @@ weights) may lie in host memory, and may be cut over the replicas.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +31,7 @@ class Home:
 ON_DEVICE = Home()
 
 
-def host_memory_of(device: jax.Device) -> bool:
+def host_memory_of(device: Any) -> bool:
     """Say whether a device's programs can reach into host memory."""
     return HOST_MEMORY in {memory.kind for memory in device.addressable_memories()}
 
