@@ -183,3 +183,9 @@ def count_compilations() -> Iterator[CompileCounts]:
         yield counts
     finally:
         jax.monitoring.unregister_event_listener(listen)
+
+
+def device_memory_bytes(device: Any) -> int | None:
+    """Return how many bytes this process may use on the device, or None where it is not known (the CPU)."""
+    stats = device.memory_stats() if device.platform != "cpu" else None
+    return stats.get("bytes_limit") if stats else None
