@@ -54,7 +54,7 @@ from headrace.run.evaluation import Validator
 from headrace.run.interrupt import listen
 from headrace.run.metric_totals import CallReader, passing_failure_to
 from headrace.run.profile import describe_profile, profile_first_calls, trace_schedule, with_measured_blocks
-from headrace.run.recorder import InFlight, RunRecorder, RunResult, finished_result, utc_now
+from headrace.run.recorder import InFlight, RunRecorder, utc_now
 from headrace.run.restore import (
     Past,
     Restored,
@@ -67,6 +67,7 @@ from headrace.run.restore import (
     refuse_other_run,
     rewind_run,
 )
+from headrace.run.run_result import RunResult, finished_result
 from headrace.run.starting_weights import adopt_weights, dialect_hint, write_table
 from headrace.run.training import CallLength, Calls, advise_on_memory, open_feed
 from headrace.telemetry.clock import Timeline

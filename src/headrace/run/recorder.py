@@ -4,7 +4,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,12 @@ from headrace.run.directory import RunDirectory, delete_checkpoints, saved_form
 from headrace.run.evaluation import Started, Validator
 from headrace.run.metric_totals import NOTHING_UNLOGGED, HostMetrics, Measured, MetricTotals, Unlogged, verdict
 from headrace.run.restore import Past, Restored
+from headrace.run.run_result import RunResult
 from headrace.run.trained_model import input_form
 from headrace.run.training import Compiled
 from headrace.telemetry.clock import Timeline, first_at_target
 from headrace.telemetry.plot import write_curve
-from headrace.telemetry.records import CheckpointRecord, Note, RunEnd, ValidationRecord, read_records
+from headrace.telemetry.records import CheckpointRecord, Note, RunEnd, ValidationRecord
 from headrace.telemetry.sinks import Sinks
 from headrace.telemetry.validation_report import validation_report, write_report
 
@@ -57,42 +58,6 @@ class InFlight:
     ended: Future[float]  # when the devices were done with it
     copy: State | None  # the state after the call, for a checkpoint
     evaluation: Future[Evaluating] | None  # set once the validation due after the call has been launched
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunResult:
-    """The result of a run.
-
-    `outcome` is finished, stopped (by a callback, early stopping or a target: `reason`), interrupted (resume continues
-    from its checkpoint) or compiled.
-    """
-
-    outcome: str
-    directory: Path
-    step: int
-    validation: dict[str, ValidationRecord]  # the last one of each set of weights: raw, ema
-    images_per_second: float | None
-    time_to_train: float
-    can_resume: bool  # there is more to train, and resuming loses nothing
-    reason: str = ""
-    state: State | None = field(default=None, repr=False)  # after the last step, on its devices
-
-
-def finished_result(directory: Path, step: int) -> RunResult:
-    """Return the result of a run that an earlier process has finished, as its records have it."""
-    records = read_records(directory)
-    end = next(record for record in reversed(records) if isinstance(record, RunEnd))
-    return RunResult(
-        outcome="finished",
-        directory=directory,
-        step=step,
-        validation={record.weights: record for record in records if isinstance(record, ValidationRecord)},
-        images_per_second=end.images_per_second,
-        time_to_train=end.time_to_train,
-        can_resume=False,
-        reason="before this command, which changed nothing; to train longer: "
-        f"headrace resume {directory} --num-epochs N",
-    )
 
 
 class Ending:

@@ -1,0 +1,137 @@
+"""What code may pass as data: the path of a dataset, the name of a known one, arrays, or an opened dataset."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headrace.config.schema import Data
+from headrace.config.section_data import DATASETS, IMAGE_DATASETS
+from headrace.core.errors import ConfigError, DataError, did_you_mean
+from headrace.data.dataset import DataInfo, DataSet, describe_dataset, open_dataset, resolved_set
+from headrace.data.decoding.image_source import ImageSource, ViewSpec
+from headrace.data.sets.arrays import ImageSpec
+from headrace.data.sets.file_problem import BadSamples
+from headrace.data.sets.folder import TRAIN_NAMES, list_classes, split_folder
+from headrace.data.sets.samples import FileSamples
+from headrace.data.sets.source import ArraySource, Source
+
+NAMES = tuple(name for name in DATASETS if name not in IMAGE_DATASETS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenData:
+    """Data as it was given, in one of three forms."""
+
+    options: dict[str, Any] = field(default_factory=dict)  # that name a dataset
+    arrays: tuple[Any, Any] | None = None
+    dataset: DataSet | None = None
+
+
+def given_data(data: Any, labels: Any = None, what: str = "data") -> GivenData:
+    """Return what was given; refuse what is neither a path, a name, a pair of arrays nor a dataset."""
+    if labels is not None:
+        return GivenData(arrays=(data, labels))
+    if isinstance(data, DataSet):
+        return GivenData(dataset=data)
+    if isinstance(data, tuple | list) and len(data) == 2 and not isinstance(data[0], str | os.PathLike):
+        return GivenData(arrays=(data[0], data[1]))
+    if isinstance(data, str | os.PathLike):
+        path = Path(data).expanduser()
+        if isinstance(data, str) and data in NAMES and not path.exists():
+            return GivenData(options={"dataset": data})
+        if not path.exists():
+            raise DataError(
+                f"There is no {data}, neither a path nor a known dataset.",
+                remedy=did_you_mean(str(data), NAMES) if os.sep not in str(data) else "Check the path.",
+            )
+        return GivenData(options={"dataset_path": str(path)})
+    raise ConfigError(
+        f"The {what} is a {type(data).__name__}.",
+        rule="It is the path of a dataset, a pair (images, labels), or what headrace.open_dataset returns.",
+    )
+
+
+def evaluation_set(config: Data, spec: ImageSpec, named: bool) -> DataSet:
+    """Return the dataset whose validation part is to be evaluated, with the images prepared as `spec` says.
+
+    Class folders without a training folder beside them are evaluated whole. `named`: the path was not given alone.
+    """
+    data = resolved_set(config) if not named else config
+    path = Path(data.dataset_path).expanduser()
+    if data.dataset != "folder" or split_folder(path, TRAIN_NAMES):
+        _refuse_classes(describe_dataset(data), spec)
+        opened = open_dataset(data, 0)
+        return replace(opened, info=_evaluated_info(opened.info, spec, len(opened.validation)))
+    listing = list_classes(path, spec.class_names or None)
+    samples = FileSamples(listing.root, list(listing.files), listing.labels)
+    size = spec.image_hwc[0]
+    view = ViewSpec(
+        size=size,
+        channels=spec.image_hwc[2],
+        shorter_side=data.eval_resize_size or (size if size < 96 else None),
+        antialias=data.resize_antialias,
+    )
+    bad = BadSamples(str(path), len(samples), data.max_bad_samples)
+    source = ImageSource(samples, view, "validation", bad)
+    info = DataInfo(
+        name="folder",
+        image_hwc=spec.image_hwc,
+        num_classes=spec.num_classes,
+        class_names=listing.class_names,
+        num_train=0,
+        num_validation=len(source),
+        augmentation="none",
+        normalization=spec.normalization,
+        channel_mean=spec.channel_mean,
+        channel_std=spec.channel_std,
+        place=str(path),
+    )
+    _refuse_classes(info, spec)
+    return DataSet(info=info, train=no_images(spec), validation=source, bad=bad)
+
+
+def no_images(spec: ImageSpec) -> Source:
+    """Return an empty split."""
+    return ArraySource(np.zeros((0, *spec.image_hwc), spec.image_dtype or "uint8"), np.zeros(0, np.int32))
+
+
+def image_paths(images: Any) -> Sequence[Path] | None:
+    """Return the paths of image files or folders, None where something else was given."""
+    each = images if isinstance(images, list | tuple) else (images,)
+    if not each or not all(isinstance(one, str | os.PathLike) for one in each):
+        return None
+    return [Path(one).expanduser() for one in each]
+
+
+def _evaluated_info(info: DataInfo, spec: ImageSpec, num_validation: int) -> DataInfo:
+    if info.image_hwc != spec.image_hwc:
+        raise DataError(
+            f"The images of {info.name} are {'x'.join(map(str, info.image_hwc))}, "
+            f"the network takes {'x'.join(map(str, spec.image_hwc))}."
+        )
+    return replace(
+        info,
+        num_validation=num_validation,
+        normalization=spec.normalization or info.normalization,
+        channel_mean=spec.channel_mean or info.channel_mean,
+        channel_std=spec.channel_std or info.channel_std,
+    )
+
+
+def _refuse_classes(info: DataInfo, spec: ImageSpec) -> None:
+    if info.num_classes != spec.num_classes:
+        raise DataError(
+            f"{info.place or info.name} has {info.num_classes} classes, the network {spec.num_classes}.",
+            rule="Labels mean the same classes in training and evaluation.",
+        )
+    known = tuple(name for name in spec.class_names if not name.startswith("class "))
+    if known and info.class_names != spec.class_names:
+        raise DataError(
+            f"{info.place or info.name} has the classes {', '.join(info.class_names[:5])} ..., "
+            f"the model was trained on {', '.join(spec.class_names[:5])} ...",
+            rule="Labels mean the same classes in training and evaluation.",
+        )
