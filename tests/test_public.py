@@ -55,6 +55,7 @@ def test_a_deprecated_name_works_and_warns():
         assert headrace.own_network is headrace.custom_network  # type: ignore[attr-defined]
     page = (ROOT / "docs" / "versions.md").read_text()
     assert all(f"`headrace.{old}`" in page and f"`headrace.{new}`" in page for old, new in headrace._RENAMED.items())
+    assert all(f"`headrace.{old}`" in page for old in headrace._DEPRECATED)
 
 
 @pytest.mark.parametrize("name", VALUES)
@@ -121,4 +122,4 @@ def test_the_walk_over_documents_sees_private_names():
     private = {name for name in imports_and_uses(code) if not is_public(name)}
     assert private == {"headrace.model.layers.Conv", "headrace.run.fit.train", "headrace.run.fit", "headrace.run"}
     found = set().union(*(imports_and_uses(code) for path in DOCUMENTS for code in code_in(path)))
-    assert {"headrace.PipelineModel", "headrace.nn.Conv", "headrace.loops", "headrace.Infeed"} <= found
+    assert {"headrace.Model", "headrace.nn.Conv", "headrace.loops", "headrace.Infeed"} <= found

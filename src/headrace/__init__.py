@@ -17,7 +17,6 @@ _HOME = {
     "newest_checkpoint": "headrace.checkpoint.store:newest_good",
     "verify_checkpoint": "headrace.checkpoint.store:verify",
     "config_from": "headrace.reference.entrance",
-    "resolve": "headrace.reference.entrance",
     "Config": "headrace.config.schema",
     "CheckpointError": "headrace.core.errors",
     "ConfigError": "headrace.core.errors",
@@ -45,31 +44,50 @@ _HOME = {
     "OptimizerOutput": "headrace.program.stage",
     "Stage": "headrace.program.stage",
     "recomputation_checkpoint": "headrace.program.stage",
+    "Callback": "headrace.run.callbacks",
+    "EarlyStopping": "headrace.run.callbacks",
+    "TargetAccuracy": "headrace.run.callbacks",
+    "TrainingEvent": "headrace.run.callbacks",
+    "ValidationEvent": "headrace.run.callbacks",
     "resume": "headrace.run.fit",
-    "train": "headrace.run.fit",
-    "PipelineModel": "headrace.run.pipeline_model",
+    "Model": "headrace.run.model",
+    "Predictions": "headrace.run.predictions",
+    "RunResult": "headrace.run.run_result",
     "validate": "headrace.run.validation",
     "draw_run": "headrace.telemetry.plot",
     "read_records": "headrace.telemetry.records",
 }
 _MODULES = {"loops": "headrace.program.loops", "nn": "headrace.nn", "schedules": "headrace.schedules"}
 _RENAMED = {"own_network": "custom_network"}  # deprecated name: its name now
+# Deprecated names that still do what they did: where they are, and what to use.
+_DEPRECATED = {
+    "PipelineModel": ("headrace.run.pipeline_model", "headrace.Model"),
+    "resolve": ("headrace.reference.entrance", "headrace.Model, which takes options by keyword"),
+    "train": ("headrace.run.fit", "headrace.Model(...).fit(...)"),
+}
 
 __all__ = [
+    "Callback",
     "CheckpointError",
     "Config",
     "ConfigError",
     "DataError",
+    "EarlyStopping",
     "HeadraceError",
     "Infeed",
+    "Model",
     "OptimizerOutput",
     "Outfeed",
     "OutfeedMode",
     "Pipeline",
-    "PipelineModel",
     "PipelineState",
+    "Predictions",
+    "RunResult",
     "RunStopped",
     "Stage",
+    "TargetAccuracy",
+    "TrainingEvent",
+    "ValidationEvent",
     "__version__",
     "accumulate_gradients",
     "build_network",
@@ -92,11 +110,9 @@ __all__ = [
     "read_digits",
     "read_records",
     "recomputation_checkpoint",
-    "resolve",
     "restore_tree",
     "resume",
     "schedules",
-    "train",
     "validate",
     "verify_checkpoint",
 ]
@@ -122,9 +138,12 @@ if TYPE_CHECKING:
     from headrace.program.outfeed import Outfeed, OutfeedMode
     from headrace.program.pipeline import Pipeline, PipelineState, pipeline
     from headrace.program.stage import OptimizerOutput, Stage, recomputation_checkpoint
-    from headrace.reference.entrance import config_from, resolve
-    from headrace.run.fit import resume, train
-    from headrace.run.pipeline_model import PipelineModel
+    from headrace.reference.entrance import config_from
+    from headrace.run.callbacks import Callback, EarlyStopping, TargetAccuracy, TrainingEvent, ValidationEvent
+    from headrace.run.fit import resume
+    from headrace.run.model import Model
+    from headrace.run.predictions import Predictions
+    from headrace.run.run_result import RunResult
     from headrace.run.validation import validate
     from headrace.telemetry.plot import draw_run
     from headrace.telemetry.records import read_records
@@ -136,6 +155,10 @@ def __getattr__(name: str) -> Any:
         message = f"headrace.{name} is deprecated: it is headrace.{_RENAMED[name]} now"
         warnings.warn(message, DeprecationWarning, stacklevel=2)
         name = _RENAMED[name]
+    if name in _DEPRECATED:
+        module, successor = _DEPRECATED[name]
+        warnings.warn(f"headrace.{name} is deprecated: use {successor}", DeprecationWarning, stacklevel=2)
+        return getattr(importlib.import_module(module), name)
     if name in _MODULES:
         return importlib.import_module(_MODULES[name])
     if name not in _HOME:

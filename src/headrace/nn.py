@@ -1,4 +1,4 @@
-"""Layers, blocks and networks for custom models: what `headrace.custom_network` and `PipelineModel` are given.
+"""Layers, blocks and networks for custom models: what `headrace.custom_network` and `headrace.Model` are given.
 
 A layer is a frozen value with `shape`, `init`, `apply` and `cost` (`Layer` says what each does). A class of your own
 with these four methods can stand wherever one of these can.

@@ -27,8 +27,8 @@ def test_the_network_of_30_lines_trains_pipelined_and_is_exported(tmp_path):
     network = code[code.index("def conv") : code.index("model =")]
     assert network.count("\n") <= 30
     more = "model.export('my_net.stablehlo'); model.save('kept')\n"
-    again = "import numpy as np; one = PipelineModel(network, micro_batch_size=60).load('kept')\n"
-    same = "assert np.allclose(one.predict(test.images), model.predict(test.images), rtol=1e-4, atol=1e-5)\n"
+    again = "import numpy as np; one = Model.load('kept', network, num_replicas=1, num_pipeline_stages=1)\n"
+    same = "assert np.allclose(one.logits(test.images), model.logits(test.images), rtol=1e-4, atol=1e-5)\n"
     told = run(code + more + again + same, tmp_path)
     assert re.search(r"stages +2  on 2 devices of a replica", told)
     assert re.search(r"parameters +17,234", told)

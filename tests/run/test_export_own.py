@@ -4,12 +4,12 @@ import jax
 import numpy as np
 import pytest
 
-from headrace import PipelineModel
 from headrace.core.errors import CheckpointError, ConfigError
 from headrace.model.layers import Chain, Conv, Dense, GlobalAveragePool, Relu, Residual
 from headrace.model.network import Network
 from headrace.model.norm import Norm
 from headrace.run.export_formats import ExportOptions, export
+from headrace.run.pipeline_model import PipelineModel
 from headrace.run.trained_model import load_trained_model
 
 UNIT = Residual(body=Chain((("conv", Conv(channels=8)), ("bn", Norm()), ("relu", Relu()))))

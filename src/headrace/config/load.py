@@ -170,17 +170,19 @@ def resolve(
     options: Mapping[str, Any],
     config_name: str | None = None,
     config_path: str | None = None,
-    environ: Mapping[str, str] = os.environ,
+    environ: Mapping[str, str] | None = None,
     translation: Translation = PLAIN,
+    origin: Origin = COMMAND_LINE,
 ) -> Resolved:
     """Return the configuration of a named block with the command line's options over it.
 
     Without a name it is the shipped `default`, or `images` where the dataset is one of image files or only its path is
-    given; `none` means the defaults of the schema alone.
+    given; `none` means the defaults of the schema alone. Without `environ` it is that of the process.
     """
+    environ = os.environ if environ is None else environ
     from headrace.config.yaml_blocks import RECIPES, blocks_of, choose
 
-    given = _option_layer(options, COMMAND_LINE, translation)
+    given = _option_layer(options, origin, translation)
     name = config_name or (None if config_path else _default_recipe(given, translation))
     layers = [{**_environment(environ), **translation.environment(environ)}, given]
     if name != NO_RECIPE:
@@ -192,10 +194,11 @@ def resolve(
 def override(
     saved: Resolved,
     options: Mapping[str, Any],
-    environ: Mapping[str, str] = os.environ,
+    environ: Mapping[str, str] | None = None,
     translation: Translation = PLAIN,
 ) -> Resolved:
     """Return a saved configuration with the command line's options over it."""
+    environ = os.environ if environ is None else environ
     given = saved.given()
     given.pop("distributed", None)  # how the processes were started then says nothing about now
     return _assemble([given, _option_layer(options, COMMAND_LINE, translation)], saved.name, environ, translation)

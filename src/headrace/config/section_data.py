@@ -191,7 +191,7 @@ def _only_for(name: str, datasets: tuple[str, ...], what: str) -> Rule:
     )
 
 
-_IMAGE_OPTIONS = (
+IMAGE_OPTIONS = (
     "validation_split",
     "train_crop",
     "crop_area",
@@ -217,7 +217,7 @@ DATA_RULES = (
         _only_for(name, IMAGE_DATASETS + SYNTHETIC_DATASETS, "image files and synthetic images")
         for name in ("image_size", "num_channels")
     ),
-    *(_only_for(name, IMAGE_DATASETS, "image files") for name in _IMAGE_OPTIONS),
+    *(_only_for(name, IMAGE_DATASETS, "image files") for name in IMAGE_OPTIONS),
     Rule(
         broken=lambda facts: facts.config.data.labels is not None and facts.config.data.dataset not in ("auto", "csv"),
         problem=lambda facts: f"{facts.describe('labels')} for the dataset {facts.config.data.dataset}.",

@@ -1,6 +1,5 @@
 """Where options enter: the functions of config/load.py, with the reference's options, defaults and recipes accepted."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 from headrace.config import load
 from headrace.config.field import Option, Origin
 from headrace.config.layers import Given, Layer
-from headrace.config.load import Resolved, Translation
+from headrace.config.load import NO_RECIPE, Resolved, Translation
 from headrace.config.schema import SECTIONS, Config
 from headrace.config.yaml_blocks import RECIPES, Block, blocks_of, choose
 from headrace.reference.section import Reference
@@ -46,17 +45,17 @@ def resolve(
     options: Mapping[str, Any],
     config_name: str | None = None,
     config_path: str | None = None,
-    environ: Mapping[str, str] = os.environ,
+    environ: Mapping[str, str] | None = None,
 ) -> Resolved:
     """Return the configuration of a named block with the command line's options over it.
 
     Without a name it is the shipped `default`, or `images` where the dataset is one of image files or only its path is
-    given; `none` means the defaults of the schema alone.
+    given; `none` means the defaults of the schema alone. Without `environ` it is that of the process.
     """
     return load.resolve(options, config_name, config_path, environ, REFERENCE)
 
 
-def override(saved: Resolved, options: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Resolved:
+def override(saved: Resolved, options: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> Resolved:
     """Return a saved configuration with the command line's options over it."""
     return load.override(saved, options, environ, REFERENCE)
 
@@ -66,9 +65,11 @@ def config_from(flat: Mapping[str, Any]) -> Config:
     return resolve_code(flat).config
 
 
-def resolve_code(flat: Mapping[str, Any]) -> Resolved:
-    """Return the configuration of options that code gives; what is not named has its default."""
-    return load.resolve_code(flat, REFERENCE)
+def resolve_code(flat: Mapping[str, Any], config_name: str | None = NO_RECIPE) -> Resolved:
+    """Return the configuration of options that code gives over a recipe; None chooses it as `resolve` does."""
+    if config_name == NO_RECIPE:
+        return load.resolve_code(flat, REFERENCE)
+    return load.resolve(flat, config_name, None, {}, REFERENCE, Origin(kind="code"))
 
 
 def from_saved(saved: Mapping[str, Any]) -> Resolved:

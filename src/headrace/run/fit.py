@@ -16,6 +16,7 @@ from headrace.checkpoint.store import restore_tree
 from headrace.config.load import Resolved, to_flat
 from headrace.config.section_compiler import describe_without_effect
 from headrace.core import __version__
+from headrace.core.errors import ConfigError
 from headrace.data.dataset import DataInfo, open_dataset
 from headrace.data.decoding.jpeg import describe_slower
 from headrace.data.feeding.feed import FeedOptions
@@ -80,6 +81,12 @@ from headrace.weights.convert import table_lines
 
 def train(resolved: Resolved, custom: CustomParts = NOTHING) -> RunResult:
     """Start a new run in a new directory; `custom` holds a network and data given by code instead of options."""
+    if not isinstance(resolved, Resolved):
+        raise ConfigError(
+            f"train was given a {type(resolved).__name__}.",
+            rule="It takes a configuration, as headrace.resolve returns it.",
+            remedy='With options, use headrace.Model("resnet50", ...).fit(PATH, epochs=3).',
+        )
     current_group().on_first_process(lambda: refuse_taken(resolved.config))
     settled = with_measured_blocks(with_replicas(resolved, custom), custom)
     return fit(with_absolute_paths(settled), None, custom)

@@ -1,7 +1,7 @@
 """The result of a run: how it ended and, read from its directory when asked for, its metrics, checkpoint and plot."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,9 @@ class MetricArrays(dict[str, np.ndarray]):
     """The metrics of a run as arrays by name, with one entry per record."""
 
     def __repr__(self) -> str:
-        return f"MetricArrays({', '.join(f'{name}[{len(values)}]' for name, values in self.items())})"
+        records, validations = (len(self.get(name, ())) for name in ("step", "val_step"))
+        names = ", ".join(name for name in self if not name.startswith("val_"))
+        return f"MetricArrays({records} training records and {validations} validations; {names}, val_..., val_ema_...)"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

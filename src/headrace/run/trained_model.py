@@ -116,13 +116,14 @@ def load_trained_model(path: Path, weights: str = AUTO, custom: Network | None =
         params=params,
         stats=stats,
         class_names=tuple(manifest["class_names"]),
-        preprocess=_preprocess(form, config.run.seed, network.input_hwc),
+        preprocess=preprocess_of(form, config.run.seed, network.input_hwc),
         shorter_side=form["shorter_side"],
         antialias=form["antialias"],
     )
 
 
-def _preprocess(form: Mapping[str, Any], seed: int, image_hwc: tuple[int, int, int]) -> Preprocess:
+def preprocess_of(form: Mapping[str, Any], seed: int, image_hwc: tuple[int, int, int]) -> Preprocess:
+    """Return how images of that form become the network's input in evaluation."""
     return Preprocess(
         augmentation="none",
         normalization=form["normalization"],

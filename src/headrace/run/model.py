@@ -1,0 +1,776 @@
+"""A network, shipped or custom, as a model: fit, evaluate, predict and export, with the machinery of any other run.
+
+    model = Model("resnet50", weights="weights.pth", num_classes=2)
+    run = model.fit("photos/", epochs=5, learning_rate=0.01)
+    model.evaluate("photos/val"); model.predict("cat.jpg"); model.export("model.onnx")
+
+The options are those of the command line, with underscores. A fit is a run: it has a directory with records,
+checkpoints and reports, and an interrupted one is resumed with `fit(..., resume=RUN)`.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from headrace.checkpoint.store import load as read_manifest
+from headrace.checkpoint.store import save
+from headrace.config.field import find, spellings
+from headrace.config.load import NAMED_OF_DATA, Resolved, network_options
+from headrace.config.model_table import find_variant
+from headrace.config.schema import Config, all_options
+from headrace.config.section_data import IMAGE_OPTIONS, IMAGE_SIZES
+from headrace.core.errors import ConfigError, did_you_mean
+from headrace.core.tree import flatten_named
+from headrace.data.dataset import DataInfo, DataSet
+from headrace.data.sets.arrays import ImageSpec, array_dataset, array_source, check_class_names
+from headrace.data.sets.folder import held_out_mask
+from headrace.data.sets.image_sets import GREY_MEAN, GREY_STD, IMAGENET_MEAN, IMAGENET_STD
+from headrace.data.sets.source import first_samples
+from headrace.engine.devices import start_devices, use_compilation_cache
+from headrace.engine.multiprocess_arrays import readable
+from headrace.engine.state import State, evaluated_weights
+from headrace.job import current_group
+from headrace.model.cost import FLOPS_CONVENTION
+from headrace.model.custom import custom_network
+from headrace.model.custom_block import CustomBlock
+from headrace.model.families import build_network
+from headrace.model.network import Network
+from headrace.plan.plan import Plan
+from headrace.reference.entrance import known_options, resolve_code
+from headrace.run.callbacks import Callback, check_callbacks
+from headrace.run.design import CustomParts, Design, design_run, starting_state
+from headrace.run.directory import from_saved, saved_form
+from headrace.run.evaluation import Validator, predict_all
+from headrace.run.export_formats import FORMATS, ExportOptions
+from headrace.run.export_formats import export as export_model
+from headrace.run.fit import resume as resume_run
+from headrace.run.fit import train
+from headrace.run.model_data import GivenData, evaluation_set, given_data, image_paths
+from headrace.run.prediction import find_images, predict
+from headrace.run.predictions import Predictions
+from headrace.run.run_result import RunResult
+from headrace.run.starting_weights import Loaded, adopt_weights, load_weights, refuse_replacing
+from headrace.run.trained_model import EMA, RAW, TrainedModel, find_weights, input_form, preprocess_of
+from headrace.telemetry.validation_report import validation_report
+
+_REFUSED = {
+    "training": "fit trains, evaluate and predict do not.",
+    "compile_only": "fit compiles and trains.",
+    "init_from": "The argument weights takes a file, a checkpoint or a run.",
+}
+_OF_ONE_RUN = frozenset({*_REFUSED, "run_name", "checkpoint_dir"})
+_NAMED_OF_ONE_SET = NAMED_OF_DATA | {"validation_split"}
+# options of batch norm that reach only Headrace's layer
+_NORM_LAYER_OPTIONS = ("stable_norm", "dbn_replica_group_size")
+_SUFFIXES = {".onnx": "onnx", ".safetensors": "safetensors", ".pth": "torch-names", ".pt": "torch-names"} | {
+    ".stablehlo": "stablehlo"
+}
+
+
+class Report(dict[str, Any]):
+    """The result of an evaluation: num_samples, loss, top1, top5, classes, confusion_matrix and more by name."""
+
+    def __repr__(self) -> str:
+        return f"Report(num_samples={self['num_samples']}, loss={self['loss']:.4f}, top1={self['top1']:.4f})"
+
+
+class Summary(str):
+    """A text that an interactive session shows as it is."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Trained:
+    """The weights of a model that was fitted or loaded."""
+
+    weights: State  # params, stats and, when it is kept, ema; in host memory
+    step: int
+    epoch: float
+    origin: str  # for messages and exported descriptions
+
+
+class Model:
+    """A network with its options and its current weights."""
+
+    _recipe: str | None = None  # chosen as the command line does
+
+    def __init__(
+        self,
+        network: str | Network | Sequence[Any] | None = None,
+        *,
+        weights: str | os.PathLike[str] | None = None,
+        input_shape: Sequence[int] | None = None,
+        num_classes: int | None = None,
+        class_names: Sequence[str] | None = None,
+        name: str = "custom_network",
+        config: str | None = None,
+        **options: Any,
+    ) -> None:
+        """Take the name of a shipped network, a Network, or the blocks of one; the rest are ordinary options.
+
+        `weights` is a file of weights, a checkpoint or a run. `config` names a recipe (`headrace configs`); without it,
+        it is chosen as `headrace train` does. No device is used. What cannot work is refused here, except what depends
+        on the data.
+        """
+        self._recipe = config or self._recipe
+        self._code_network: Network | None = None  # given by code
+        self._network: Network | None = None
+        self._weights_from = str(weights) if weights is not None else None
+        if network is not None and not isinstance(network, str | Network | Sequence):
+            raise ConfigError(
+                f"The network is a {type(network).__name__}.",
+                rule="It is the name of a shipped network, a list of blocks, or what custom_network returns.",
+            )
+        self._options = _full_names(options, network is not None and not isinstance(network, str))
+        if network is None or isinstance(network, str):
+            self._options |= {} if network is None else {"model_name": network}
+            self.config = self._resolve(self._options).config
+            self._fixed_shape = input_shape is not None
+            self._spec = _unfitted_spec(self.config, input_shape, num_classes, class_names)
+        else:
+            made = _network(network, input_shape, num_classes, name)
+            self._options = check_custom_options(self._options, made)
+            self.config = self._resolve(self._options).config
+            self._code_network = made.refined(self.config.pipeline.pipeline_splits)  # cut inside blocks, if asked to
+            self._network, self._fixed_shape = self._code_network, True
+            names = check_class_names(class_names, made.num_classes) if class_names is not None else ()
+            self._spec = ImageSpec(image_hwc=made.input_hwc, num_classes=made.num_classes, class_names=names)
+        self._trained: _Trained | None = None
+        self._last_options = _without_data(self._options)  # those of the last fit, without what names its data
+        self._num_samples = (0, 0)  # of the last fit: training, validation
+        if self._code_network is not None:
+            self.plan()  # refuses what cannot be planned
+
+    def __repr__(self) -> str:
+        name = self._network.name if self._network else self.config.model.model_name
+        spec = self._spec
+        what = f"{'x'.join(map(str, spec.image_hwc))} images, " if spec.image_hwc[0] else ""
+        what += f"{spec.num_classes} classes, " if spec.num_classes else ""
+        state = f"step {self._trained.step} of {self._trained.origin}" if self._trained else "not trained"
+        if not self._trained and self._weights_from:
+            state = f"weights from {self._weights_from}"
+        return f"Model({name}: {what}{state})"
+
+    @property
+    def network(self) -> Network:
+        """The network; a shipped one is known once its number of classes is: given, or after fit or load."""
+        if self._network is None:
+            spec = self._spec
+            if not spec.num_classes:
+                raise ConfigError(
+                    f"The number of classes of {self.config.model.model_name} is not known yet.",
+                    remedy="Give num_classes, or call fit first.",
+                )
+            return build_network(self.config.model, spec.num_classes, spec.image_hwc)
+        return self._network
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the classes, in the order of their labels."""
+        return self._spec.class_names or tuple(f"class {label}" for label in range(self._spec.num_classes))
+
+    @property
+    def params(self) -> dict[str, Any] | None:
+        """The weights as {block: tree}, None before the first fit or load. A Flax block keeps Flax's tree."""
+        return self._trained.weights["params"] if self._trained else None
+
+    @property
+    def stats(self) -> dict[str, Any] | None:
+        """The running statistics as {block: tree}, None before the first fit or load."""
+        return self._trained.weights["stats"] if self._trained else None
+
+    def fit(
+        self,
+        data: Any,
+        labels: Any = None,
+        *,
+        validation_data: tuple[Any, Any] | None = None,
+        resume: str | Path | None = None,
+        callbacks: Sequence[Callback] = (),
+        **options: Any,
+    ) -> RunResult:
+        """Train on a folder or another dataset's path, on (images, labels), or on an opened dataset; return the run.
+
+        Images of arrays are [N, H, W, C], uint8 or float32, and labels [N]. Options are those of this run alone, such
+        as epochs, learning_rate or steps_per_epoch. It starts from the model's weights: drawn with the seed at first,
+        then as the last fit or load left them. With `resume` it continues an interrupted run exactly, on the same data.
+        """
+        return replace(self._fit(data, labels, validation_data, resume, callbacks, options), state=None)
+
+    def _fit(
+        self, data: Any, labels: Any, validation_data: Any, resume: Any, callbacks: Any, options: Mapping[str, Any]
+    ) -> RunResult:
+        asked = self._options | _full_names(options, self._code_network is not None)
+        resolved, custom = self._training_parts(data, labels, validation_data, asked)
+        custom = replace(custom, callbacks=check_callbacks(callbacks), weights=self._float32_weights())
+        design = design_run(resolved.config, custom, current_group().num_processes)
+        self._refuse_mismatch(design.info)
+        if resume is not None:
+            overrides = {name: value for name, value in asked.items() if name not in self._not_for_resume(custom)}
+            result = resume_run(Path(resume), overrides, replace(custom, weights=None))
+        else:
+            result = train(resolved, custom)
+        self._num_samples = (design.info.num_train, design.info.num_validation)
+        self._last_options = _without_data(asked)
+        self._remember(design)
+        if result.state is not None:
+            epoch = result.step / design.plan.steps.updates_per_epoch
+            origin = result.directory.name
+            self._trained = _Trained(weights=_kept(result.state), step=result.step, epoch=epoch, origin=origin)
+        return result
+
+    def _training_parts(
+        self, data: Any, labels: Any, validation_data: Any, options: dict[str, Any]
+    ) -> tuple[Resolved, CustomParts]:
+        """Return the configuration of a fit, and what code gives to it."""
+        given = given_data(data, labels)
+        if self._trained is None and self._weights_from is not None:
+            options = options | {"init_from": self._weights_from}
+        if given.options:
+            if validation_data is not None:
+                raise ConfigError(
+                    "validation_data is given beside the path of a dataset.",
+                    rule="A path names both parts: folders train and val in it, or a validation_split of each class.",
+                    remedy="Give the folder that holds both.",
+                )
+            return self._resolve(options | given.options | self._image_options(given)), CustomParts(
+                network=self._code_network
+            )
+        _refuse_named_data(options)
+        if given.dataset is not None:
+            if validation_data is not None:
+                raise ConfigError("validation_data is given beside a dataset, which has a validation part.")
+            parts = CustomParts(network=self._code_network, dataset=given.dataset)
+            return self._resolve(options, by_code=True), parts
+        assert given.arrays is not None
+        images, labels = given.arrays
+        spec = replace(self._array_spec(images, labels), image_dtype="", normalization="", channel_mean=())
+        spec = replace(spec, channel_std=())
+        fraction = options.get("validation_split")
+        options = {name: value for name, value in options.items() if name != "validation_split"}
+        if fraction is not None and validation_data is not None:
+            raise ConfigError("validation_split is given beside validation_data.", remedy="Leave one of them out.")
+        if fraction is not None:
+            (images, labels), validation_data = _held_out(images, labels, fraction)
+        source = array_source(images, labels, spec)
+        held = array_source(*_pair(validation_data), spec, "validation ") if validation_data is not None else None
+        resolved = self._resolve(options | _validation(options, validation_data is not None), by_code=True)
+        dataset = array_dataset(resolved.config.data, spec, source, held)
+        return resolved, CustomParts(network=self._code_network, dataset=dataset)
+
+    def evaluate(
+        self, data: Any, labels: Any = None, *, weights: str = RAW, steps: int | None = None, **options: Any
+    ) -> Report:
+        """Return the report on data given as for fit, each image counted once: num_samples, loss, top1, classes, ...
+
+        Class folders are evaluated whole; a dataset with a training and a validation part, its validation part.
+        `steps` evaluates only the first so many batches.
+        """
+        self._load_given_weights()
+        given = given_data(data, labels)
+        by_path = "dataset_path" in given.options
+        asked = self._evaluation_options(by_path) | _full_names(options, self._code_network is not None)
+        if given.options:
+            config = self._resolve(asked | given.options | self._image_options(given)).config
+            dataset = evaluation_set(config.data, self._known_spec(), "dataset" in given.options)
+        elif given.dataset is not None:
+            config, dataset = self._resolve(asked, by_code=True).config, given.dataset
+        else:
+            _refuse_named_data(asked)
+            config = self._resolve(asked, by_code=True).config
+            dataset = self._array_evaluation(config, given.arrays)
+        design = self._evaluation_design(config, dataset)
+        if steps is not None:
+            count = _positive(steps, "steps") * design.plan.validation.batch_size
+            part = first_samples(dataset.validation, min(count, len(dataset.validation)))
+            dataset = replace(dataset, validation=part, info=replace(dataset.info, num_validation=len(part)))
+            design = self._evaluation_design(config, dataset)
+        state = self._state(design, weights)
+        with closing(Validator(design, dataset, _devices(design))) as validator:
+            validator.compile(state)
+            sums, _ = validator.finish(validator.start(state))[weights]
+        return Report(validation_report(sums, dataset.info.class_names))
+
+    def predict(self, images: Any, *, weights: str = RAW, batch_size: int = 32) -> Predictions:
+        """Return the predictions for image files, folders of them, or an array of images [N, H, W, C]."""
+        self._load_given_weights()
+        paths = image_paths(images)
+        if paths is None:
+            logits = self.logits(images, weights=weights)
+            shares = np.exp(logits - logits.max(1, keepdims=True))
+            return Predictions(shares / shares.sum(1, keepdims=True), self.class_names)
+        files = find_images(paths)
+        model = self._as_trained(weights, "predict with")
+        start_devices(self.config.run.platform, 1)
+        shares = np.full((len(files), self.network.num_classes), np.nan, np.float32)
+        found = list(predict(model, files, self.network.num_classes, batch_size))
+        for row, prediction in zip(shares, found, strict=True):
+            for number, share in prediction.best:
+                row[number] = share
+        return Predictions(shares, self.class_names, files, [prediction.problem for prediction in found])
+
+    def logits(self, images: Any, *, weights: str = RAW) -> np.ndarray:
+        """Return the logits of an array of images, float32 [N, num_classes]."""
+        self._load_given_weights()
+        config = self._resolve(self._evaluation_options(), by_code=True).config
+        if not hasattr(images, "__len__"):
+            raise ConfigError(
+                f"The images are a {type(images).__name__}.", rule="They are files, folders or an array [N, H, W, C]."
+            )
+        dataset = self._array_evaluation(config, (images, np.zeros(len(images), np.int32)))
+        design = self._evaluation_design(config, dataset)
+        state = self._state(design, weights)
+        return predict_all(design, dataset, _devices(design), evaluated_weights(state)[weights])
+
+    def plan(self, num_samples: int | None = None, num_validation: int | None = None) -> Plan:
+        """Return the plan of a run over so many images, printable; no device is used.
+
+        Without numbers they are those of the last fit, or one step's images.
+        """
+        batch = self.config.batch
+        count = batch.gradient_accumulation_count or 1
+        step = batch.global_batch_size or batch.micro_batch_size * batch.num_replicas * count
+        train_count = num_samples or self._num_samples[0] or step
+        held_out = self._num_samples[1] if num_validation is None else num_validation
+        dataset = array_dataset(self.config.data, self._planned_spec(), None, None)
+        info = replace(dataset.info, num_train=train_count, num_validation=held_out)
+        custom = CustomParts(network=self.network, dataset=replace(dataset, info=info))
+        return design_run(
+            self._resolve(_without_data(self._options) | {"validation": held_out > 0}).config, custom
+        ).plan
+
+    def summary(self) -> Summary:
+        """Return a table of the network's blocks: output shape, parameters and FLOPs of each."""
+        network, total = self.network, self.network.total_cost()
+        rows = [("block", "output", "parameters", "MFLOPs")]
+        for (name, cost), shape in zip(network.costs().items(), network.shapes()[1:], strict=True):
+            rows.append((name, _shape_text(shape), f"{cost.params:,}", f"{cost.flops / 1e6:,.2f}"))
+        rows.append(("total", "", f"{total.params:,}", f"{total.flops / 1e6:,.2f}"))
+        widths = [max(len(row[column]) for row in rows) for column in range(4)]
+        lines = [f"{network.name}: {_shape_text(network.input_hwc)} images, {network.num_classes:,} classes"]
+        for name, shape, params, flops in rows:
+            lines.append(
+                f"{name:{widths[0]}}  {shape:>{widths[1]}}  {params:>{widths[2]}}  {flops:>{widths[3]}}".rstrip()
+            )
+        return Summary("\n".join([*lines, f"FLOPs per image, forward: {FLOPS_CONVENTION}."]))
+
+    def save(self, path: str | Path) -> Path:
+        """Write the weights as a checkpoint directory of the ordinary format (process 0 does), and return its path."""
+        self._load_given_weights()
+        trained, path = self._need_weights("save"), Path(path)
+        if not current_group().is_first:
+            return path
+        refuse_replacing(path)
+        spec = self._known_spec()
+        dataset = array_dataset(self.config.data, spec, None, None)
+        custom = CustomParts(network=self._code_network, dataset=dataset)
+        saved = {name: value for name, value in self._last_options.items() if name not in IMAGE_OPTIONS}
+        manifest = {
+            "step": trained.step,
+            "epoch": trained.epoch,
+            "seed": self.config.run.seed,
+            "config": saved_form(self._resolve(saved, by_code=True), custom.record()),
+            "class_names": list(self.class_names),
+            "input": input_form(dataset.info, self.config),
+            "elapsed_seconds": 0.0,
+        }
+        return save(path.parent, path.name, flatten_named(trained.weights), manifest)
+
+    def export(self, path: str | Path, *, format: str | None = None, weights: str = RAW) -> Path:
+        """Write the network for other programs, checked, and return the file's path.
+
+        The format follows from the suffix: onnx, stablehlo, safetensors, and pth with the names of torchvision or timm.
+        The network takes images as `fit` did: bytes to be normalised, or float32 numbers.
+        """
+        self._load_given_weights()
+        model, path = self._as_trained(weights, "export"), Path(path)
+        chosen = format or _SUFFIXES.get(path.suffix)
+        if chosen is None:
+            raise ConfigError(
+                f"The format of {path.name} is not known.",
+                rule=f"It follows from the suffix ({', '.join(_SUFFIXES)}), or is given: {', '.join(FORMATS)}.",
+                remedy="Give the format, such as format='onnx'.",
+            )
+        if not current_group().is_first:
+            return path
+        start_devices(self.config.run.platform, 1)
+        pixels = self._spec.image_dtype != "float32"
+        return export_model(model, path, ExportOptions(format=chosen, input="uint8" if pixels else "float")).path
+
+    @classmethod
+    def load(cls, path: str | Path, network: Network | Sequence[Any] | None = None, **options: Any) -> "Model":
+        """Return the model of a run's best checkpoint, or of the checkpoint at `path`.
+
+        `network` is the one of a run whose network was given by code; `options` are added to those of the run.
+        """
+        checkpoint, _ = find_weights(Path(path))
+        manifest = read_manifest(checkpoint)[1]
+        made = network if network is None or isinstance(network, Network) else None
+        parts = ("network",) if network is not None else ()
+        saved = from_saved(manifest["config"], given=parts, needed=("network",))
+        given = {name: option.value for name, option in saved.given().items()}
+        kept = {name: value for name, value in given.items() if name not in _NAMED_OF_ONE_SET | _OF_ONE_RUN}
+        if network is None:
+            model = cls(config="none", **kept | options)
+        else:
+            kept = {name: value for name, value in kept.items() if name not in network_options()}
+            classes = {} if made else {"num_classes": len(manifest["class_names"])}
+            shape = {} if made else {"input_shape": manifest["input"]["image_hwc"]}
+            model = cls(network, config="none", **classes, **shape, **kept | options)
+        return model.load_weights(checkpoint)
+
+    def load_weights(self, path: str | Path) -> "Model":
+        """Take the weights of a checkpoint, or of a run's best one, made under any plan; return the model."""
+        checkpoint, _ = find_weights(Path(path))
+        manifest = read_manifest(checkpoint)[1]
+        names, form = tuple(manifest.get("class_names", ())), manifest.get("input") or {}
+        if self._network is None and names and form:
+            height, width, channels = form["image_hwc"]
+            self._network = build_network(self.config.model, len(names), (height, width, channels))
+        loaded: Loaded = load_weights(checkpoint, self.network, self.config)
+        self._trained = _Trained(
+            weights=loaded.weights, step=loaded.step, epoch=loaded.epoch, origin=_origin(checkpoint)
+        )
+        self._spec = replace(
+            self._spec,
+            image_hwc=self.network.input_hwc,
+            num_classes=self.network.num_classes,
+            class_names=self._spec.class_names or loaded.class_names,
+            image_dtype=loaded.custom.get("image_dtype", "uint8" if form else ""),
+            normalization=form.get("normalization", loaded.custom.get("normalization", "")),
+            channel_mean=tuple(form.get("mean", loaded.custom.get("channel_mean", ()))),
+            channel_std=tuple(form.get("std", loaded.custom.get("channel_std", ()))),
+        )
+        return self
+
+    def _resolve(self, options: Mapping[str, Any], *, by_code: bool = False) -> Resolved:
+        """Return the configuration of options over the recipe; `by_code`: the data does not come from options."""
+        if by_code:
+            return _resolve_for_arrays(options, self._recipe)
+        return resolve_code({"dataset": "auto", **options}, self._recipe)
+
+    def _image_options(self, given: GivenData) -> dict[str, Any]:
+        """Return the options by which a dataset of files gets the images that the network takes."""
+        if (self._network is None and not self._fixed_shape) or given.options.get("dataset") in IMAGE_SIZES:
+            return {}
+        height, width, channels = self._spec.image_hwc
+        if height != width:
+            raise ConfigError(
+                f"The network takes images of {height}x{width}.",
+                rule="Image files become squares.",
+                remedy="Give arrays, or make the network for square images.",
+            )
+        return {"image_size": height, "num_channels": channels}
+
+    def _evaluation_options(self, image_files: bool = False) -> dict[str, Any]:
+        """Return the options of an evaluation: those of the last fit, without what applies only to its kind of data."""
+        last = self._last_options
+        kept = last if image_files else {name: last[name] for name in last if name not in IMAGE_OPTIONS}
+        return kept | {"training": False, "validation": True}
+
+    def _not_for_resume(self, custom: CustomParts) -> set[str]:
+        """Return the options that a resumed run takes from itself."""
+        left_out = set(network_options()) | {"init_from"}
+        return left_out | (set(NAMED_OF_DATA) if custom.dataset else set())
+
+    def _array_spec(self, images: Any, labels: Any) -> ImageSpec:
+        """Return what arrays must be; of a shipped network that has not seen data, they decide it."""
+        spec = self._spec
+        if self._network is not None:
+            return spec
+        first = np.shape(images)[1:] if hasattr(images, "shape") else np.shape(images[0])
+        if len(first) != 3:
+            raise ConfigError(
+                f"The images are {list(np.shape(images))}.",
+                rule="Images are an array [N, H, W, C].",
+                remedy="Add a dimension for the single channel: images[..., None]." if len(first) == 2 else "",
+            )
+        found = np.asarray(labels)
+        classes = spec.num_classes or (int(found.max()) + 1 if found.ndim == 1 and found.size else 0)
+        height, width, channels = map(int, first)
+        return replace(spec, image_hwc=(height, width, channels), num_classes=classes)
+
+    def _array_evaluation(self, config: Config, arrays: Any) -> DataSet:
+        source = array_source(*arrays, self._known_spec())
+        return array_dataset(config.data, self._known_spec(), None, source)
+
+    def _evaluation_design(self, config: Config, dataset: DataSet) -> Design:
+        """Return a run that only validates this dataset."""
+        custom = CustomParts(network=self.network, dataset=dataset)
+        return design_run(config, custom, current_group().num_processes)
+
+    def _state(self, design: Design, weights: str) -> State:
+        """Return the state to evaluate; refuse weights that the model does not have."""
+        possible = (RAW, EMA) if self.config.learning.ema_decay > 0 else (RAW,)
+        if self._trained:
+            possible = tuple(evaluated_weights(self._trained.weights))
+        _refuse_weights(weights, possible)
+        if self._trained:
+            return self._trained.weights
+        _devices(design)  # before anything else uses JAX: virtual devices may have to be created
+        return starting_state(design)
+
+    def _load_given_weights(self) -> None:
+        """Read the file of weights that the model was made with, where no fit has done so."""
+        if self._trained is not None or self._weights_from is None:
+            return
+        path = Path(self._weights_from)
+        if path.is_dir():
+            self.load_weights(path)
+            return
+        dataset = array_dataset(self.config.data, self._known_spec(), None, None)
+        dataset = replace(dataset, info=replace(dataset.info, num_validation=1))
+        options = self._options | {"init_from": self._weights_from, "training": False, "validation": True}
+        design = self._evaluation_design(self._resolve(options).config, dataset)
+        adopted = adopt_weights(design)
+        assert adopted is not None
+        weights = {"params": adopted.params, "stats": adopted.stats}
+        self._trained = _Trained(weights=weights, step=0, epoch=0.0, origin=path.name)
+
+    def _as_trained(self, weights: str, verb: str) -> TrainedModel:
+        """Return the network with its weights, ready to predict and to export."""
+        trained, spec = self._need_weights(verb), self._known_spec()
+        possible = evaluated_weights(trained.weights)
+        _refuse_weights(weights, tuple(possible))
+        params, stats = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), possible[weights])
+        info = array_dataset(self.config.data, spec, None, None).info
+        form = input_form(info, self.config)
+        return TrainedModel(
+            checkpoint=Path(trained.origin),
+            weights=weights,
+            step=trained.step,
+            epoch=trained.epoch,
+            config=self.config,
+            network=self.network,
+            params=params,
+            stats=stats,
+            class_names=self.class_names,
+            preprocess=preprocess_of(form, self.config.run.seed, self.network.input_hwc),
+            shorter_side=form["shorter_side"],
+            antialias=form["antialias"],
+        )
+
+    def _remember(self, design: Design) -> None:
+        info = design.info
+        self._network, self.config = self._code_network or design.network, design.config
+        self._spec = ImageSpec(
+            image_hwc=info.image_hwc,
+            num_classes=info.num_classes,
+            class_names=info.class_names,
+            image_dtype=info.image_dtype,
+            normalization=info.normalization,
+            channel_mean=info.channel_mean,
+            channel_std=info.channel_std,
+        )
+
+    def _refuse_mismatch(self, info: DataInfo) -> None:
+        wanted = self._spec.num_classes
+        if self._network is not None and info.image_hwc != self._network.input_hwc:
+            raise ConfigError(
+                f"The network takes {_shape_text(self._network.input_hwc)} images, "
+                f"{info.place or info.name} has {_shape_text(info.image_hwc)}."
+            )
+        if wanted and info.num_classes != wanted:
+            raise ConfigError(
+                f"The model has {wanted} classes, {info.place or info.name} has {info.num_classes}.",
+                remedy="Leave num_classes out, or check the folders of the classes.",
+            )
+
+    def _known_spec(self) -> ImageSpec:
+        """Return what images must be, with ImageNet's normalization where no training has decided it."""
+        self.network  # noqa: B018  refuses where it is not known
+        spec = replace(self._spec, image_hwc=self.network.input_hwc, num_classes=self.network.num_classes)
+        if spec.normalization or self._code_network is not None:
+            return spec
+        grey = spec.image_hwc[2] == 1
+        mean, std = (GREY_MEAN, GREY_STD) if grey else (IMAGENET_MEAN, IMAGENET_STD)
+        wanted = self.config.data.wanted_normalization
+        normalization = "per-channel" if wanted == "auto" else wanted
+        return replace(spec, image_dtype="uint8", normalization=normalization, channel_mean=mean, channel_std=std)
+
+    def _planned_spec(self) -> ImageSpec:
+        """Return what is known of the images, with placeholders for what only the data can say."""
+        wanted = self.config.data.wanted_normalization
+        dtype = self._spec.image_dtype or ("uint8" if wanted not in ("auto", "none") else "float32")
+        network = self.network
+        mean, std = self._spec.channel_mean, self._spec.channel_std
+        return replace(
+            self._spec,
+            image_hwc=network.input_hwc,
+            num_classes=network.num_classes,
+            image_dtype=dtype,
+            channel_mean=mean or (0.5,) * network.input_hwc[2],
+            channel_std=std or (1.0,) * network.input_hwc[2],
+        )
+
+    def _float32_weights(self) -> tuple[Any, Any] | None:
+        if self._trained is None:
+            return None
+        return jax.tree.map(lambda a: np.asarray(a, np.float32), (self.params, self.stats))
+
+    def _need_weights(self, verb: str) -> _Trained:
+        if self._trained is None:
+            raise ConfigError(f"There is nothing to {verb} yet.", remedy="Call fit or load first.")
+        return self._trained
+
+
+def check_custom_options(options: Mapping[str, Any], network: Network) -> dict[str, Any]:
+    """Return the options of a custom network with the momentum that its batch norms ask for."""
+    given = dict(options)
+    custom = [block for _, block in network.blocks if isinstance(block, CustomBlock)]
+    if any(block.has_stats for block in custom):
+        for name in _NORM_LAYER_OPTIONS:
+            if given.get(name, default := all_options()[name].default) != default:
+                raise ConfigError(
+                    f"{name} is given, but a block of {network.name} has another batch norm.",
+                    rule=f"{name} affects only Headrace's norm layer.",
+                    remedy="Leave it out, or use that layer.",
+                )
+    momentums = {value for block in custom for value in block.functions.momentums if value < 1}
+    if not momentums or "bn_momentum" in given:
+        return given
+    if len(momentums) > 1:
+        values = ", ".join(f"{value:g}" for value in sorted(momentums))
+        raise ConfigError(
+            f"The batch norms of {network.name} have several momentums: {values}.",
+            rule="Headrace updates all running statistics alike, once per step.",
+            remedy="Give the one to use: bn_momentum=...",
+        )
+    return given | {"bn_momentum": momentums.pop()}
+
+
+def _full_names(options: Mapping[str, Any], has_network: bool) -> dict[str, Any]:
+    """Return the options under their full names; refuse those that code gives in another way."""
+    known, named = spellings(known_options()), {}
+    for written, value in options.items():
+        alias = {"steps_per_epoch": "weight_updates_per_epoch"}.get(written, written)
+        spelled = find(alias, known)
+        if spelled.name in _REFUSED or (has_network and spelled.name in network_options()):
+            rule = _REFUSED.get(spelled.name, "The network is given by code, so options cannot name or shape it.")
+            raise ConfigError(f"The option {written} has no meaning here.", rule=rule)
+        named[alias if spelled.negated else spelled.name] = value
+    return named
+
+
+def _resolve_for_arrays(options: Mapping[str, Any], recipe: str | None) -> Resolved:
+    """Return the configuration of a run on arrays: like the digits, they define their size and their parts."""
+    try:
+        return resolve_code({"dataset": "digits", **options}, recipe)
+    except ConfigError as error:
+        problem = error.problem.replace("the dataset digits, which defines it", "arrays, which define it")
+        remedy = error.remedy if problem == error.problem else "Leave it out."
+        raise ConfigError(problem, rule=error.rule, remedy=remedy) from None
+
+
+def _without_data(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name not in _NAMED_OF_ONE_SET}
+
+
+def _refuse_named_data(options: Mapping[str, Any]) -> None:
+    for name in options:
+        if name in NAMED_OF_DATA:
+            raise ConfigError(
+                f"The option {name} has no meaning here.",
+                rule="The data is given by code, so options cannot name or shape it.",
+            )
+
+
+def _unfitted_spec(config: Config, shape: Any, num_classes: int | None, names: Any) -> ImageSpec:
+    """Return what is known of a shipped network's images before it has seen any; 0 is not known."""
+    if shape is not None and (len(shape) != 3 or not all(isinstance(side, int) and side > 0 for side in shape)):
+        raise ConfigError(f"input_shape is {shape!r}.", rule="It is (height, width, channels) of an image.")
+    if num_classes is not None and (not isinstance(num_classes, int) or num_classes < 2):
+        raise ConfigError(f"num_classes is {num_classes!r}.", rule="It is a whole number of 2 or more.")
+    classes = num_classes or (len(names) if names is not None else 0)
+    size = config.data.image_size or find_variant(config.model.model_name, config.model.model_size).image_size
+    height, width, channels = shape or (size, size, config.data.num_channels)
+    return ImageSpec(
+        image_hwc=(height, width, channels),
+        num_classes=classes,
+        class_names=check_class_names(names, classes) if names is not None else (),
+    )
+
+
+def _network(network: Any, input_shape: Any, num_classes: int | None, name: str) -> Network:
+    if isinstance(network, Network):
+        if input_shape is not None or num_classes is not None:
+            raise ConfigError(
+                "input_shape and num_classes are given beside a Network, which has both.", remedy="Leave them out."
+            )
+        return network
+    if input_shape is None or num_classes is None:
+        raise ConfigError(
+            "A list of blocks needs input_shape and num_classes.",
+            remedy="Give one image's shape and the number of classes: input_shape=(32, 32, 3), num_classes=10.",
+        )
+    return custom_network(network, input_shape=input_shape, num_classes=num_classes, name=name)
+
+
+def _devices(design: Design) -> list[Any]:
+    use_compilation_cache(design.config.run.compilation_cache_dir)
+    return start_devices(design.config.run.platform, design.plan.num_devices, design.plan.num_processes)
+
+
+def _kept(state: State) -> State:
+    """Return the weights of a state, copied to host memory."""
+    kept = {key: state[key] for key in ("params", "stats", "ema") if key in state}
+    return jax.device_get(jax.tree.map(lambda leaf: readable(leaf) if isinstance(leaf, jax.Array) else leaf, kept))
+
+
+def _origin(checkpoint: Path) -> str:
+    run = checkpoint.parent.parent
+    return f"{run.name}/{checkpoint.name}" if (run / "config.json").is_file() else checkpoint.name
+
+
+def _refuse_weights(weights: str, possible: Sequence[str]) -> None:
+    if weights not in possible:
+        raise ConfigError(
+            f"weights is {weights!r}.",
+            rule="raw are the weights themselves, ema their moving average, which ema_decay turns on.",
+            remedy=did_you_mean(str(weights), possible),
+        )
+
+
+def _positive(value: Any, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name} is {value!r}.", rule="It is a whole number of 1 or more.")
+    return value
+
+
+def _shape_text(shape: Any) -> str:
+    if shape and isinstance(shape[0], tuple):
+        return " + ".join(map(_shape_text, shape))
+    return "x".join(map(str, shape))
+
+
+def _held_out(images: Any, labels: Any, fraction: Any) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+    """Return (images, labels) of training and of validation: a fraction of each class, always the same images."""
+    if not isinstance(fraction, int | float) or not 0 < fraction < 1:
+        raise ConfigError(f"validation_split is {fraction!r}.", rule="It is a fraction between 0 and 1.")
+    images, labels = np.asarray(images), np.asarray(labels)
+    mask = held_out_mask(tuple(map(str, range(len(labels)))), labels, float(fraction))
+    return (images[~mask], labels[~mask]), (images[mask], labels[mask])
+
+
+def _pair(data: Any) -> tuple[Any, Any]:
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        raise ConfigError("validation_data is not a pair.", rule="It is (images, labels).")
+    return data[0], data[1]
+
+
+def _validation(options: Mapping[str, Any], has_data: bool) -> dict[str, Any]:
+    if options.get("validation") is True and not has_data:
+        raise ConfigError(
+            "validation is on, but there is no validation_data.", remedy="Give fit some, or leave it out."
+        )
+    return {} if has_data else {"validation": False}
