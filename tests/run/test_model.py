@@ -19,6 +19,11 @@ from headrace.run.validation import validate
 SMALL: dict[str, Any] = {"micro_batch_size": 8, "progress": "none", "ema_decay": 0}
 
 
+def anything(value: Any) -> Any:
+    """Hide a wrong type from the checker."""
+    return value
+
+
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory) -> Path:
     """Two classes of JPEGs, dark and bright, in train and val."""
@@ -142,7 +147,7 @@ def test_what_cannot_work_is_refused_with_a_remedy(fitted, photos, tmp_path):
         (lambda: Model("resnet5"), "no model named 'resnet5'"),
         (lambda: Model("resnet50", num_clases=2), "no option num_clases.*num_classes"),
         (lambda: Model("resnet50", learning_rate="fast"), "learning_rate"),
-        (lambda: Model(3), "The network is a int"),
+        (lambda: Model(anything(3)), "The network is a int"),
         (lambda: Model("resnet50", num_classes=1), "num_classes is 1"),
         (lambda: Model("resnet50", input_shape=(32, 32)), "input_shape is"),
         (lambda: Model("resnet50", init_from="x"), "init_from has no meaning here.*weights"),
@@ -152,7 +157,7 @@ def test_what_cannot_work_is_refused_with_a_remedy(fitted, photos, tmp_path):
         (lambda: fresh.fit(3), "The data is a int"),
         (lambda: fresh.fit(str(photos), validation_data=(1, 2)), "both parts"),
         (lambda: fresh.fit(digits.images, digits.labels, image_size=32), "image_size has no meaning"),
-        (lambda: fresh.fit(digits.images, digits.labels, callbacks=[print]), "A callback is a builtin"),
+        (lambda: fresh.fit(digits.images, digits.labels, callbacks=anything([print])), "A callback is a builtin"),
         (lambda: fresh.fit(digits.images, digits.labels, validation_split=2), "validation_split is 2"),
         (lambda: fresh.predict("x.jpg"), "nothing to predict with yet|not known yet"),
         (lambda: Model("toy_model_bn", num_classes=3, **SMALL).fit(str(photos)), "has 3 classes.*has 2"),
@@ -160,7 +165,7 @@ def test_what_cannot_work_is_refused_with_a_remedy(fitted, photos, tmp_path):
         (lambda: model.evaluate(photos, steps=0), "steps is 0"),
         (lambda: model.evaluate(photos, weights="ema"), "weights is 'ema'"),
         (lambda: model.predict(7), "The images are a int"),
-        (lambda: train({"num_epochs": 3}), r"train was given a dict.*headrace\.Model"),  # type: ignore[arg-type]
+        (lambda: train(anything({"num_epochs": 3})), r"train was given a dict.*headrace\.Model"),
     ]
     for call, told in calls:
         with pytest.raises(HeadraceError, match=told):

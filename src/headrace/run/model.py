@@ -501,7 +501,8 @@ class Model:
         return replace(spec, image_hwc=(height, width, channels), num_classes=classes)
 
     def _array_evaluation(self, config: Config, arrays: Any) -> DataSet:
-        source = array_source(*arrays, self._known_spec())
+        images, labels = arrays
+        source = array_source(images, labels, self._known_spec())
         return array_dataset(config.data, self._known_spec(), None, source)
 
     def _evaluation_design(self, config: Config, dataset: DataSet) -> Design:

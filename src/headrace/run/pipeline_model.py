@@ -16,7 +16,7 @@ class PipelineModel(Model):
 
     _recipe = NO_RECIPE
 
-    def fit(
+    def fit(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
         images: Any,
         labels: Any,
@@ -29,15 +29,15 @@ class PipelineModel(Model):
         options = {"num_epochs": num_epochs} if num_epochs is not None else {}
         return self._fit(images, labels, validation_data, resume, (), options)
 
-    def predict(self, images: Any, *, weights: str = RAW) -> np.ndarray:
+    def predict(self, images: Any, *, weights: str = RAW) -> np.ndarray:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Return the logits of these images, float32 [N, num_classes]."""
         return self.logits(images, weights=weights)
 
-    def export(self, path: str | Path, *, format: str = "stablehlo", weights: str = RAW) -> Path:
+    def export(self, path: str | Path, *, format: str | None = "stablehlo", weights: str = RAW) -> Path:
         """Write the network for other programs (stablehlo, onnx, safetensors), checked, and return the file's path."""
         return super().export(path, format=format, weights=weights)
 
-    def load(self, path: str | Path) -> "PipelineModel":
+    def load(self, path: str | Path) -> "PipelineModel":  # pyright: ignore[reportIncompatibleMethodOverride]
         """Take the weights of a checkpoint, or of a run's best one, made under any plan; return the model."""
         self.load_weights(path)
         return self
