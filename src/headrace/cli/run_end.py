@@ -8,7 +8,7 @@ from headrace.cli.table import terminal_width
 from headrace.core.units import format_duration
 
 if TYPE_CHECKING:
-    from headrace.run.recorder import RunResult
+    from headrace.run.run_result import RunResult
     from headrace.run.run_summary import RunSummary
 
 _COLUMN = 12

@@ -9,7 +9,7 @@ from headrace.reference.scripts import take_value
 
 if TYPE_CHECKING:
     from headrace.config.schema import Config
-    from headrace.run.recorder import RunResult
+    from headrace.run.run_result import RunResult
 
 DESCRIPTION = "Train a network. Without options this is the embedded default: a small ResNet on handwritten digits."
 RESUME_DESCRIPTION = "Resume a run from its newest good checkpoint, bit for bit."

@@ -42,6 +42,7 @@ from headrace.model.custom_block import CustomBlock
 from headrace.model.families import build_network
 from headrace.model.network import Network
 from headrace.plan.plan import Plan
+from headrace.plan.steps import make_batch_plan
 from headrace.reference.entrance import known_options, resolve_code
 from headrace.run.callbacks import Callback, check_callbacks
 from headrace.run.design import CustomParts, Design, design_run, starting_state
@@ -337,9 +338,7 @@ class Model:
 
         Without numbers they are those of the last fit, or one step's images.
         """
-        batch = self.config.batch
-        count = batch.gradient_accumulation_count or 1
-        step = batch.global_batch_size or batch.micro_batch_size * batch.num_replicas * count
+        step = make_batch_plan(self.config.batch).global_batch_size
         train_count = num_samples or self._num_samples[0] or step
         held_out = self._num_samples[1] if num_validation is None else num_validation
         dataset = array_dataset(self.config.data, self._planned_spec(), None, None)
