@@ -20,10 +20,8 @@ import numpy as np
 
 from headrace.checkpoint.store import load as read_manifest
 from headrace.checkpoint.store import save
-from headrace.config.field import find, spellings
 from headrace.config.load import NAMED_OF_DATA, Resolved, network_options
-from headrace.config.model_table import find_variant
-from headrace.config.schema import Config, all_options
+from headrace.config.schema import Config
 from headrace.config.section_data import IMAGE_OPTIONS, IMAGE_SIZES
 from headrace.core.errors import ConfigError, did_you_mean
 from headrace.core.tree import flatten_named
@@ -37,13 +35,11 @@ from headrace.engine.multiprocess_arrays import readable
 from headrace.engine.state import State, evaluated_weights
 from headrace.job import current_group
 from headrace.model.cost import FLOPS_CONVENTION
-from headrace.model.custom import custom_network
-from headrace.model.custom_block import CustomBlock
 from headrace.model.families import build_network
 from headrace.model.network import Network
 from headrace.plan.plan import Plan
 from headrace.plan.steps import make_batch_plan
-from headrace.reference.entrance import known_options, resolve_code
+from headrace.reference.entrance import resolve_code
 from headrace.run.callbacks import Callback, check_callbacks
 from headrace.run.design import CustomParts, Design, design_run, starting_state
 from headrace.run.directory import from_saved, saved_form
@@ -53,6 +49,17 @@ from headrace.run.export_formats import export as export_model
 from headrace.run.fit import resume as resume_run
 from headrace.run.fit import train
 from headrace.run.model_data import GivenData, evaluation_set, given_data, image_paths
+from headrace.run.model_options import (
+    NAMED_OF_ONE_SET,
+    OF_ONE_RUN,
+    check_custom_options,
+    full_names,
+    make_network,
+    refuse_named_data,
+    resolve_for_arrays,
+    unfitted_spec,
+    without_data,
+)
 from headrace.run.prediction import find_images, predict
 from headrace.run.predictions import Predictions
 from headrace.run.run_result import RunResult
@@ -60,15 +67,6 @@ from headrace.run.starting_weights import Loaded, adopt_weights, load_weights, r
 from headrace.run.trained_model import EMA, RAW, TrainedModel, find_weights, input_form, preprocess_of
 from headrace.telemetry.validation_report import validation_report
 
-_REFUSED = {
-    "training": "fit trains, evaluate and predict do not.",
-    "compile_only": "fit compiles and trains.",
-    "init_from": "The argument weights takes a file, a checkpoint or a run.",
-}
-_OF_ONE_RUN = frozenset({*_REFUSED, "run_name", "checkpoint_dir"})
-_NAMED_OF_ONE_SET = NAMED_OF_DATA | {"validation_split"}
-# options of batch norm that reach only Headrace's layer
-_NORM_LAYER_OPTIONS = ("stable_norm", "dbn_replica_group_size")
 _SUFFIXES = {".onnx": "onnx", ".safetensors": "safetensors", ".pth": "torch-names", ".pt": "torch-names"} | {
     ".stablehlo": "stablehlo"
 }
@@ -132,14 +130,14 @@ class Model:
                 f"The network is a {type(network).__name__}.",
                 rule="It is the name of a shipped network, a list of blocks, or what custom_network returns.",
             )
-        self._options = _full_names(options, network is not None and not isinstance(network, str))
+        self._options = full_names(options, network is not None and not isinstance(network, str))
         if network is None or isinstance(network, str):
             self._options |= {} if network is None else {"model_name": network}
             self.config = self._resolve(self._options).config
             self._fixed_shape = input_shape is not None
-            self._spec = _unfitted_spec(self.config, input_shape, num_classes, class_names)
+            self._spec = unfitted_spec(self.config, input_shape, num_classes, class_names)
         else:
-            made = _network(network, input_shape, num_classes, name)
+            made = make_network(network, input_shape, num_classes, name)
             self._options = check_custom_options(self._options, made)
             self.config = self._resolve(self._options).config
             self._code_network = made.refined(self.config.pipeline.pipeline_splits)  # cut inside blocks, if asked to
@@ -147,7 +145,7 @@ class Model:
             names = check_class_names(class_names, made.num_classes) if class_names is not None else ()
             self._spec = ImageSpec(image_hwc=made.input_hwc, num_classes=made.num_classes, class_names=names)
         self._trained: _Trained | None = None
-        self._last_options = _without_data(self._options)  # those of the last fit, without what names its data
+        self._last_options = without_data(self._options)  # those of the last fit, without what names its data
         self._num_samples = (0, 0)  # of the last fit: training, validation
         if self._code_network is not None:
             self.plan()  # refuses what cannot be planned
@@ -211,7 +209,7 @@ class Model:
     def _fit(
         self, data: Any, labels: Any, validation_data: Any, resume: Any, callbacks: Any, options: Mapping[str, Any]
     ) -> RunResult:
-        asked = self._options | _full_names(options, self._code_network is not None)
+        asked = self._options | full_names(options, self._code_network is not None)
         resolved, custom = self._training_parts(data, labels, validation_data, asked)
         custom = replace(custom, callbacks=check_callbacks(callbacks), weights=self._float32_weights())
         design = design_run(resolved.config, custom, current_group().num_processes)
@@ -222,7 +220,7 @@ class Model:
         else:
             result = train(resolved, custom)
         self._num_samples = (design.info.num_train, design.info.num_validation)
-        self._last_options = _without_data(asked)
+        self._last_options = without_data(asked)
         self._remember(design)
         if result.state is not None:
             epoch = result.step / design.plan.steps.updates_per_epoch
@@ -247,7 +245,7 @@ class Model:
             return self._resolve(options | given.options | self._image_options(given)), CustomParts(
                 network=self._code_network
             )
-        _refuse_named_data(options)
+        refuse_named_data(options)
         if given.dataset is not None:
             if validation_data is not None:
                 raise ConfigError("validation_data is given beside a dataset, which has a validation part.")
@@ -280,14 +278,14 @@ class Model:
         self._load_given_weights()
         given = given_data(data, labels)
         by_path = "dataset_path" in given.options
-        asked = self._evaluation_options(by_path) | _full_names(options, self._code_network is not None)
+        asked = self._evaluation_options(by_path) | full_names(options, self._code_network is not None)
         if given.options:
             config = self._resolve(asked | given.options | self._image_options(given)).config
             dataset = evaluation_set(config.data, self._known_spec(), "dataset" in given.options)
         elif given.dataset is not None:
             config, dataset = self._resolve(asked, by_code=True).config, given.dataset
         else:
-            _refuse_named_data(asked)
+            refuse_named_data(asked)
             config = self._resolve(asked, by_code=True).config
             dataset = self._array_evaluation(config, given.arrays)
         design = self._evaluation_design(config, dataset)
@@ -344,9 +342,7 @@ class Model:
         dataset = array_dataset(self.config.data, self._planned_spec(), None, None)
         info = replace(dataset.info, num_train=train_count, num_validation=held_out)
         custom = CustomParts(network=self.network, dataset=replace(dataset, info=info))
-        return design_run(
-            self._resolve(_without_data(self._options) | {"validation": held_out > 0}).config, custom
-        ).plan
+        return design_run(self._resolve(without_data(self._options) | {"validation": held_out > 0}).config, custom).plan
 
     def summary(self) -> Summary:
         """Return a table of the network's blocks: output shape, parameters and FLOPs of each."""
@@ -418,7 +414,7 @@ class Model:
         parts = ("network",) if network is not None else ()
         saved = from_saved(manifest["config"], given=parts, needed=("network",))
         given = {name: option.value for name, option in saved.given().items()}
-        kept = {name: value for name, value in given.items() if name not in _NAMED_OF_ONE_SET | _OF_ONE_RUN}
+        kept = {name: value for name, value in given.items() if name not in NAMED_OF_ONE_SET | OF_ONE_RUN}
         if network is None:
             model = cls(config="none", **kept | options)
         else:
@@ -455,7 +451,7 @@ class Model:
     def _resolve(self, options: Mapping[str, Any], *, by_code: bool = False) -> Resolved:
         """Return the configuration of options over the recipe; `by_code`: the data does not come from options."""
         if by_code:
-            return _resolve_for_arrays(options, self._recipe)
+            return resolve_for_arrays(options, self._recipe)
         return resolve_code({"dataset": "auto", **options}, self._recipe)
 
     def _image_options(self, given: GivenData) -> dict[str, Any]:
@@ -622,98 +618,6 @@ class Model:
         if self._trained is None:
             raise ConfigError(f"There is nothing to {verb} yet.", remedy="Call fit or load first.")
         return self._trained
-
-
-def check_custom_options(options: Mapping[str, Any], network: Network) -> dict[str, Any]:
-    """Return the options of a custom network with the momentum that its batch norms ask for."""
-    given = dict(options)
-    custom = [block for _, block in network.blocks if isinstance(block, CustomBlock)]
-    if any(block.has_stats for block in custom):
-        for name in _NORM_LAYER_OPTIONS:
-            if given.get(name, default := all_options()[name].default) != default:
-                raise ConfigError(
-                    f"{name} is given, but a block of {network.name} has another batch norm.",
-                    rule=f"{name} affects only Headrace's norm layer.",
-                    remedy="Leave it out, or use that layer.",
-                )
-    momentums = {value for block in custom for value in block.functions.momentums if value < 1}
-    if not momentums or "bn_momentum" in given:
-        return given
-    if len(momentums) > 1:
-        values = ", ".join(f"{value:g}" for value in sorted(momentums))
-        raise ConfigError(
-            f"The batch norms of {network.name} have several momentums: {values}.",
-            rule="Headrace updates all running statistics alike, once per step.",
-            remedy="Give the one to use: bn_momentum=...",
-        )
-    return given | {"bn_momentum": momentums.pop()}
-
-
-def _full_names(options: Mapping[str, Any], has_network: bool) -> dict[str, Any]:
-    """Return the options under their full names; refuse those that code gives in another way."""
-    known, named = spellings(known_options()), {}
-    for written, value in options.items():
-        alias = {"steps_per_epoch": "weight_updates_per_epoch"}.get(written, written)
-        spelled = find(alias, known)
-        if spelled.name in _REFUSED or (has_network and spelled.name in network_options()):
-            rule = _REFUSED.get(spelled.name, "The network is given by code, so options cannot name or shape it.")
-            raise ConfigError(f"The option {written} has no meaning here.", rule=rule)
-        named[alias if spelled.negated else spelled.name] = value
-    return named
-
-
-def _resolve_for_arrays(options: Mapping[str, Any], recipe: str | None) -> Resolved:
-    """Return the configuration of a run on arrays: like the digits, they define their size and their parts."""
-    try:
-        return resolve_code({"dataset": "digits", **options}, recipe)
-    except ConfigError as error:
-        problem = error.problem.replace("the dataset digits, which defines it", "arrays, which define it")
-        remedy = error.remedy if problem == error.problem else "Leave it out."
-        raise ConfigError(problem, rule=error.rule, remedy=remedy) from None
-
-
-def _without_data(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name not in _NAMED_OF_ONE_SET}
-
-
-def _refuse_named_data(options: Mapping[str, Any]) -> None:
-    for name in options:
-        if name in NAMED_OF_DATA:
-            raise ConfigError(
-                f"The option {name} has no meaning here.",
-                rule="The data is given by code, so options cannot name or shape it.",
-            )
-
-
-def _unfitted_spec(config: Config, shape: Any, num_classes: int | None, names: Any) -> ImageSpec:
-    """Return what is known of a shipped network's images before it has seen any; 0 is not known."""
-    if shape is not None and (len(shape) != 3 or not all(isinstance(side, int) and side > 0 for side in shape)):
-        raise ConfigError(f"input_shape is {shape!r}.", rule="It is (height, width, channels) of an image.")
-    if num_classes is not None and (not isinstance(num_classes, int) or num_classes < 2):
-        raise ConfigError(f"num_classes is {num_classes!r}.", rule="It is a whole number of 2 or more.")
-    classes = num_classes or (len(names) if names is not None else 0)
-    size = config.data.image_size or find_variant(config.model.model_name, config.model.model_size).image_size
-    height, width, channels = shape or (size, size, config.data.num_channels)
-    return ImageSpec(
-        image_hwc=(height, width, channels),
-        num_classes=classes,
-        class_names=check_class_names(names, classes) if names is not None else (),
-    )
-
-
-def _network(network: Any, input_shape: Any, num_classes: int | None, name: str) -> Network:
-    if isinstance(network, Network):
-        if input_shape is not None or num_classes is not None:
-            raise ConfigError(
-                "input_shape and num_classes are given beside a Network, which has both.", remedy="Leave them out."
-            )
-        return network
-    if input_shape is None or num_classes is None:
-        raise ConfigError(
-            "A list of blocks needs input_shape and num_classes.",
-            remedy="Give one image's shape and the number of classes: input_shape=(32, 32, 3), num_classes=10.",
-        )
-    return custom_network(network, input_shape=input_shape, num_classes=num_classes, name=name)
 
 
 def _devices(design: Design) -> list[Any]:

@@ -1,0 +1,120 @@
+"""The options and the network that a `Model` is made with: full names, refusals, what is known before any data."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.config.field import find, spellings
+from headrace.config.load import NAMED_OF_DATA, Resolved, network_options
+from headrace.config.model_table import find_variant
+from headrace.config.schema import Config, all_options
+from headrace.core.errors import ConfigError
+from headrace.data.sets.arrays import ImageSpec, check_class_names
+from headrace.model.custom import custom_network
+from headrace.model.custom_block import CustomBlock
+from headrace.model.network import Network
+from headrace.reference.entrance import known_options, resolve_code
+
+_REFUSED = {
+    "training": "fit trains, evaluate and predict do not.",
+    "compile_only": "fit compiles and trains.",
+    "init_from": "The argument weights takes a file, a checkpoint or a run.",
+}
+OF_ONE_RUN = frozenset({*_REFUSED, "run_name", "checkpoint_dir"})
+NAMED_OF_ONE_SET = NAMED_OF_DATA | {"validation_split"}
+# options of batch norm that reach only Headrace's layer
+_NORM_LAYER_OPTIONS = ("stable_norm", "dbn_replica_group_size")
+
+
+def check_custom_options(options: Mapping[str, Any], network: Network) -> dict[str, Any]:
+    """Return the options of a custom network with the momentum that its batch norms ask for."""
+    given = dict(options)
+    custom = [block for _, block in network.blocks if isinstance(block, CustomBlock)]
+    if any(block.has_stats for block in custom):
+        for name in _NORM_LAYER_OPTIONS:
+            if given.get(name, default := all_options()[name].default) != default:
+                raise ConfigError(
+                    f"{name} is given, but a block of {network.name} has another batch norm.",
+                    rule=f"{name} affects only Headrace's norm layer.",
+                    remedy="Leave it out, or use that layer.",
+                )
+    momentums = {value for block in custom for value in block.functions.momentums if value < 1}
+    if not momentums or "bn_momentum" in given:
+        return given
+    if len(momentums) > 1:
+        values = ", ".join(f"{value:g}" for value in sorted(momentums))
+        raise ConfigError(
+            f"The batch norms of {network.name} have several momentums: {values}.",
+            rule="Headrace updates all running statistics alike, once per step.",
+            remedy="Give the one to use: bn_momentum=...",
+        )
+    return given | {"bn_momentum": momentums.pop()}
+
+
+def full_names(options: Mapping[str, Any], has_network: bool) -> dict[str, Any]:
+    """Return the options under their full names; refuse those that code gives in another way."""
+    known, named = spellings(known_options()), {}
+    for written, value in options.items():
+        alias = {"steps_per_epoch": "weight_updates_per_epoch"}.get(written, written)
+        spelled = find(alias, known)
+        if spelled.name in _REFUSED or (has_network and spelled.name in network_options()):
+            rule = _REFUSED.get(spelled.name, "The network is given by code, so options cannot name or shape it.")
+            raise ConfigError(f"The option {written} has no meaning here.", rule=rule)
+        named[alias if spelled.negated else spelled.name] = value
+    return named
+
+
+def resolve_for_arrays(options: Mapping[str, Any], recipe: str | None) -> Resolved:
+    """Return the configuration of a run on arrays: like the digits, they define their size and their parts."""
+    try:
+        return resolve_code({"dataset": "digits", **options}, recipe)
+    except ConfigError as error:
+        problem = error.problem.replace("the dataset digits, which defines it", "arrays, which define it")
+        remedy = error.remedy if problem == error.problem else "Leave it out."
+        raise ConfigError(problem, rule=error.rule, remedy=remedy) from None
+
+
+def without_data(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options without those that name a dataset or shape it."""
+    return {name: value for name, value in options.items() if name not in NAMED_OF_ONE_SET}
+
+
+def refuse_named_data(options: Mapping[str, Any]) -> None:
+    """Refuse options that name a dataset where code gives one."""
+    for name in options:
+        if name in NAMED_OF_DATA:
+            raise ConfigError(
+                f"The option {name} has no meaning here.",
+                rule="The data is given by code, so options cannot name or shape it.",
+            )
+
+
+def unfitted_spec(config: Config, shape: Any, num_classes: int | None, names: Any) -> ImageSpec:
+    """Return what is known of a shipped network's images before it has seen any; 0 is not known."""
+    if shape is not None and (len(shape) != 3 or not all(isinstance(side, int) and side > 0 for side in shape)):
+        raise ConfigError(f"input_shape is {shape!r}.", rule="It is (height, width, channels) of an image.")
+    if num_classes is not None and (not isinstance(num_classes, int) or num_classes < 2):
+        raise ConfigError(f"num_classes is {num_classes!r}.", rule="It is a whole number of 2 or more.")
+    classes = num_classes or (len(names) if names is not None else 0)
+    size = config.data.image_size or find_variant(config.model.model_name, config.model.model_size).image_size
+    height, width, channels = shape or (size, size, config.data.num_channels)
+    return ImageSpec(
+        image_hwc=(height, width, channels),
+        num_classes=classes,
+        class_names=check_class_names(names, classes) if names is not None else (),
+    )
+
+
+def make_network(network: Any, input_shape: Any, num_classes: int | None, name: str) -> Network:
+    """Return a network given by code, or made from its blocks."""
+    if isinstance(network, Network):
+        if input_shape is not None or num_classes is not None:
+            raise ConfigError(
+                "input_shape and num_classes are given beside a Network, which has both.", remedy="Leave them out."
+            )
+        return network
+    if input_shape is None or num_classes is None:
+        raise ConfigError(
+            "A list of blocks needs input_shape and num_classes.",
+            remedy="Give one image's shape and the number of classes: input_shape=(32, 32, 3), num_classes=10.",
+        )
+    return custom_network(network, input_shape=input_shape, num_classes=num_classes, name=name)
