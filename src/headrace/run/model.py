@@ -41,7 +41,7 @@ from headrace.plan.plan import Plan
 from headrace.plan.steps import make_batch_plan
 from headrace.reference.entrance import resolve_code
 from headrace.run.callbacks import Callback, check_callbacks
-from headrace.run.design import CustomParts, Design, design_run, starting_state
+from headrace.run.design import CustomParts, Design, design_run, starting_state, with_replicas
 from headrace.run.directory import from_saved, saved_form
 from headrace.run.evaluation import Validator, predict_all
 from headrace.run.export_formats import FORMATS, ExportOptions
@@ -212,6 +212,7 @@ class Model:
         asked = self._options | full_names(options, self._code_network is not None)
         resolved, custom = self._training_parts(data, labels, validation_data, asked)
         custom = replace(custom, callbacks=check_callbacks(callbacks), weights=self._float32_weights())
+        resolved = with_replicas(resolved, custom)
         design = design_run(resolved.config, custom, current_group().num_processes)
         self._refuse_mismatch(design.info)
         if resume is not None:
