@@ -2,7 +2,7 @@
 
 from headrace.plan.schedule import Action, Op, Order, Work, make_order, needs, schedule_names
 from headrace.plan.simulate import equal_stages, make_table, per_stage, simulate
-from headrace.plan.table import Table
+from headrace.plan.timeline import Table
 from headrace.plan.timeline_files import write_diagram
 from headrace.plan.timeline_text import draw_timeline
 

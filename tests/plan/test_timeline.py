@@ -18,7 +18,7 @@ from PIL import Image, ImageColor
 from headrace.core.errors import ConfigError
 from headrace.plan.schedule import Work
 from headrace.plan.simulate import equal_stages, make_table, per_stage
-from headrace.plan.table import Table
+from headrace.plan.timeline import Table
 from headrace.plan.timeline_files import Box, chrome_trace, draw_marks, draw_png, draw_svg, write_diagram
 from headrace.plan.timeline_text import draw_timeline
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from headrace.core.errors import ConfigError
 from headrace.plan.schedule import Action, Op, Order, Work, make_order, needs
-from headrace.plan.table import Cell, Table
+from headrace.plan.timeline import Cell, Table
 from headrace.plan.timeline_text import draw_cells
 
 Durations = Callable[[Action], float]

@@ -16,7 +16,7 @@ from typing import Any
 from headrace.core.errors import ConfigError
 from headrace.core.files import write_atomic
 from headrace.plan.schedule import Action, Op
-from headrace.plan.table import Cell, Table
+from headrace.plan.timeline import Cell, Table
 from headrace.plan.timeline_text import draw_timeline, label, summary
 
 # Sizes in pixels.

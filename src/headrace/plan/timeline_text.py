@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from headrace.plan.schedule import Action, Op, Work
-from headrace.plan.table import Cell, Table
+from headrace.plan.timeline import Cell, Table
 
 MAX_WIDTH = 100
 GAP = " ... "

@@ -22,7 +22,7 @@ from headrace.engine.pipeline.state_placement import home_shardings
 from headrace.engine.pipeline.step_plan import EACH, Host, Values
 from headrace.job import current_group
 from headrace.plan.schedule import Node, find_schedule
-from headrace.plan.table import Table
+from headrace.plan.timeline import Table
 from headrace.plan.timeline_text import draw_timeline
 from headrace.program.infeed import Infeed
 from headrace.program.outfeed import Outfeed

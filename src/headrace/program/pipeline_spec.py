@@ -26,7 +26,7 @@ from headrace.job import current_group
 from headrace.plan.device_mapping import check_device_mapping
 from headrace.plan.schedule import Node, Work, strict_rule
 from headrace.plan.simulate import make_table
-from headrace.plan.table import Table
+from headrace.plan.timeline import Table
 from headrace.program.gradients import accumulates
 from headrace.program.pipeline_request import Request, check_values, leaving_values, run_constants
 from headrace.program.stage import Function, OptimizerOutput, check_stages, make_functions

@@ -21,7 +21,7 @@ from headrace.job import current_group
 from headrace.model.context import Ctx, Draws
 from headrace.model.network import Network
 from headrace.plan.pipeline import PipelinePlan
-from headrace.plan.table import Table
+from headrace.plan.timeline import Table
 from headrace.plan.timeline_files import FORMATS, write_diagram
 from headrace.run.design import NOTHING, CustomParts, design_run
 

@@ -25,7 +25,7 @@ from headrace.engine.pipeline.training_stages import FIXED, StageSpec, make_redu
 from headrace.engine.state import State, snapshot
 from headrace.engine.step import Metrics, put_on
 from headrace.plan.schedule import Node
-from headrace.plan.table import Table
+from headrace.plan.timeline import Table
 
 METRICS = ("loss", "top1", "top5", "count", "learning_rate", "grad_norm", "loss_scale", "skipped", "bad")
 FLAGS = ("forward_finite", "gradient_finite")  # with fp_exceptions: one for each block

@@ -23,7 +23,7 @@ from headrace.engine.accumulation import Accumulation, accumulate, empty_sums
 from headrace.engine.pipeline.step_plan import ALL, EACH, NOTHING, Key, Program, StepBuilder, on_mesh
 from headrace.engine.step import KEPT
 from headrace.plan.schedule import Node, Op, Work
-from headrace.plan.table import Table
+from headrace.plan.timeline import Table
 
 PRODUCTS, INPUTS, MARKED = "products", "inputs", "marked"  # what a node keeps from its forward to its backward pass
 

@@ -21,7 +21,7 @@ import jax
 
 from headrace.engine.multiprocess_arrays import in_turn
 from headrace.plan.schedule import Action, Work, needs
-from headrace.plan.table import Cell, Table
+from headrace.plan.timeline import Cell, Table
 
 HOST = -1  # stands for the calling thread where a lane's number is asked for
 STEP, EMPTY = 0, 1  # slots that every lane has: the number of the step in the call, and `()`
