@@ -1,5 +1,6 @@
 """Preprocessing against a plain loop over samples and pixels, on the host and on the device."""
 
+import itertools
 import zlib
 from dataclasses import replace
 from functools import partial
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from headrace.data.augmentation.augment import Preprocess, draw_offsets, preprocess
+from headrace.data.augmentation.augment import Preprocess, draw_offsets, preprocess, rectangles
 
 AUGMENTATIONS = ("none", "flip", "crop", "flip-crop")
 NORMALIZATIONS = ("per-image", "per-channel", "centred", "zero-one", "none")
@@ -229,3 +230,32 @@ def test_larger_images_are_cropped_at_random_or_in_the_centre(augmentation: str)
     centre = {(2, 2), (2, 3)} if flips else {(2, 2)}  # 5 to spare are 2 and 3, the other way round in a mirror
     assert {(y, x) for y, x, _ in places} == ({(y, x) for y in range(6) for x in range(6)} if crops else centre)
     assert {flip for _, _, flip in places} == ({False, True} if flips else {False})
+
+
+@pytest.mark.parametrize("places", [(9, 9), (1, 1), (2, 5), (33, 4)])
+def test_every_offset_that_is_possible_occurs_and_none_outside(places: tuple[int, int]) -> None:
+    down, right, flip = draw_offsets(np.arange(20_000), 5, spec(), np, places)
+    assert {*zip(down.tolist(), right.tolist(), strict=True)} == {*itertools.product(*map(range, places))}
+    assert {*flip.tolist()} == {True, False}
+
+
+def test_an_image_cropped_from_a_larger_one_comes_from_every_place() -> None:
+    """The image's pixels say where they are: every corner that fits is met, and no pixel comes from outside."""
+    rows, columns = np.mgrid[0:8, 0:7].astype(np.uint8)
+    images = np.broadcast_to(np.stack([rows, columns, rows], 2), (4000, 8, 7, 3))
+    how = replace(spec(), image_hwc=(5, 6, 3), augmentation="crop", normalization="none")
+    seen = preprocess(images, np.arange(4000), 1, how, train=True)
+    corners = {*map(tuple, seen[:, 0, 0, :2].astype(int).tolist())}
+    assert corners == {*itertools.product(range(8 - 5 + 1), range(7 - 6 + 1))}
+    assert (seen[:, :, :, 0] - seen[:, :1, :, 0] == np.arange(5)[None, :, None]).all()
+
+
+def test_erased_rectangles_are_everywhere_in_the_image() -> None:
+    hw = (10, 12)
+    _, top, left, height, width = rectangles(np.arange(60_000), 3, 1.0, 4, hw)
+    assert ((top >= 0) & (left >= 0) & (top + height <= hw[0]) & (left + width <= hw[1])).all()
+    for box in {*zip(height.tolist(), width.tolist(), strict=True)}:
+        chosen = (height == box[0]) & (width == box[1])
+        possible = {*itertools.product(range(hw[0] - box[0] + 1), range(hw[1] - box[1] + 1))}
+        if chosen.sum() > 25 * len(possible):
+            assert {*zip(top[chosen].tolist(), left[chosen].tolist(), strict=True)} == possible

@@ -115,3 +115,21 @@ def test_evaluation_resizes_the_shorter_side_and_cuts_out_the_centre(size: int, 
     assert view.offset == ((shorter - size) // 2, (view.resized_hw[1] - size) // 2)
     assert valid_view((500, 375), size).resized_hw == view.resized_hw[::-1]
     assert valid_view((375, 500), size, 400).resized_hw[0] == 400
+
+
+@pytest.mark.parametrize("name", CROP_RULES)
+def test_every_offset_that_is_possible_occurs_and_none_outside(name: str) -> None:
+    """Brute force in a small image: torchvision's offsets include the last one, TensorFlow's do not."""
+    hw, found = (6, 7), {}
+    for sample in range(6000):
+        top, left, height, width = random_crop(hw, CROP_RULES[name], draws(2, 1, sample))
+        found.setdefault((height, width), []).append((top, left))
+    tried = 0
+    for (height, width), offsets in found.items():
+        spare = hw[0] - height, hw[1] - width
+        counts = [max(1, side + (name == "torchvision")) for side in spare]
+        if len(offsets) < 20 * counts[0] * counts[1] or (height, width) == hw:
+            continue  # too few to have met every offset
+        tried += min(spare) > 0
+        assert {*offsets} == {*itertools.product(range(counts[0]), range(counts[1]))}, (height, width)
+    assert tried >= 3

@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_training_reads_the_drawn_crop(folder: Path) -> None:
-    source = opened(folder, image_size=96, train_crop="torchvision").train
+    source = opened(folder, image_size=96, train_crop="torchvision", decode_once="off").train
     images = source.read(np.array([7, 2]), np.array([4, 5]))
     for image, sample, epoch in zip(images, (7, 2), (4, 5), strict=True):
         name = f"b/{sample - 4}.jpg" if sample >= 4 else f"a/{sample}.jpg"
@@ -80,6 +80,7 @@ def test_feeds_give_the_same_images_at_any_number_of_threads(folder: Path, put, 
             "image_size": 100,
             "pipeline_num_parallel": threads,
             "train_crop": "torchvision",
+            "decode_once": "off",
         }
     ).data
     dataset = open_dataset(data, 3)
@@ -121,7 +122,8 @@ def test_images_that_do_not_vary_can_lie_on_the_device(folder: Path, put) -> Non
     assert decide_cache(dataset.info, data, 1).where == "device"
     resident = make_resident(dataset.train, put)
     assert (np.asarray(resident["images"]) == dataset.train.read(np.arange(9), 0)).all()
-    varying = config_from({"dataset": "folder", "dataset_path": str(folder), "dataset_cache": "device"}).data
+    given = {"dataset": "folder", "dataset_path": str(folder), "dataset_cache": "device", "decode_once": "off"}
+    varying = config_from(given).data
     with pytest.raises(ConfigError, match="cropped anew in every epoch"):
         decide_cache(open_dataset(varying, 0).info, varying, 1)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.config.checks import check
-from headrace.config.field import COMMAND_LINE, DEFAULT, TRANSLATED, Option, Origin, Spelled, find, spellings
+from headrace.config.field import CHOSEN, COMMAND_LINE, DEFAULT, TRANSLATED, Option, Origin, Spelled, find, spellings
 from headrace.config.layers import TIES, Found, Given, Layer, Tie, launcher_layer, merge_layers
 from headrace.config.model_table import Variant, find_variant
 from headrace.config.schema import SECTIONS, Config, all_options, options_in
@@ -269,6 +269,8 @@ def from_saved(saved: Mapping[str, Any], translation: Translation = PLAIN) -> Re
             values[name], origins[name] = all_options()[name].read(row["value"], origin), origin
         elif origin != DEFAULT:
             source[name] = Given(value=translation.options[name].read(row["value"], origin), origin=origin)
+    if values.get("dataset") in IMAGE_DATASETS and "decode_once" not in values:
+        values["decode_once"], origins["decode_once"] = "off", Origin(kind=CHOSEN, where="before it was an option")
     for name, option in all_options().items():
         values.setdefault(name, option.read(option.default))
         origins.setdefault(name, DEFAULT)

@@ -56,6 +56,14 @@ class Data:
         "Unset sends image_size.",
         check=at_least(1),
     )
+    decode_once: str = option(
+        "auto",
+        "Decode each training image once, to sent_image_size (unset: twice image_size), keep it in memory, and crop it "
+        "at random on the device; auto means if all fit dataset_device_budget.",
+        choices=("auto", "on", "off"),
+        bare_value="on",
+        no_value="off",
+    )
     num_channels: int = option(3, "Channels of synthetic or decoded images: 3 (RGB) or 1 (grey).", check=at_least(1))
     num_classes: int | None = option(None, "Classes of a synthetic dataset.", check=at_least(2))
     num_samples: int | None = option(None, "Training images of a synthetic dataset.", check=at_least(1))
@@ -150,7 +158,11 @@ class Data:
         choices=("auto", "device", "host", "raw", "decoded", "none"),
         no_value="none",
     )
-    dataset_host_budget: str = option("4GiB", "Bytes of host memory for images kept raw or decoded.", kind=BYTES)
+    dataset_host_budget: str = option(
+        "4GiB",
+        "Bytes of host memory for images kept raw or decoded, or decoded once beyond dataset_device_budget.",
+        kind=BYTES,
+    )
     dataset_device_budget: str = option("2GiB", "Bytes of device memory that the dataset may take.", kind=BYTES)
     pipeline_num_parallel: int | None = option(
         None,
@@ -197,6 +209,7 @@ IMAGE_OPTIONS = (
     "crop_area",
     "crop_aspect",
     "sent_image_size",
+    "decode_once",
     "eval_resize_size",
     "resize_antialias",
     "max_bad_samples",
@@ -258,10 +271,11 @@ DATA_RULES = (
         broken=lambda facts: (
             facts.config.data.dataset_host_budget != Data().dataset_host_budget
             and facts.config.data.dataset_cache not in ("raw", "decoded")
+            and facts.config.data.decode_once != "on"
         ),
         problem=lambda facts: f"{facts.describe('dataset_host_budget')} with {facts.describe('dataset_cache')}.",
         rule="The budget is for image files kept in the host's memory.",
-        remedy="Add --dataset-cache raw or decoded, or leave the budget out.",
+        remedy="Add --dataset-cache raw or decoded, or --decode-once on, or leave the budget out.",
     ),
     Rule(
         broken=lambda facts: bool(facts.config.data.sent_image_size and facts.config.data.synthetic_on),
@@ -271,11 +285,13 @@ DATA_RULES = (
     ),
     Rule(
         broken=lambda facts: bool(
-            facts.config.data.sent_image_size and facts.config.data.train_augmentation in ("none", "flip")
+            facts.config.data.sent_image_size
+            and facts.config.data.train_augmentation in ("none", "flip")
+            and facts.config.data.decode_once != "on"
         ),
         problem=lambda facts: f"{facts.describe('sent_image_size')} with {facts.describe('train_augmentation')}.",
         rule="Larger images are sent so that the device can crop them at random.",
-        remedy="Choose --train-augmentation crop or flip-crop, or leave one of the two out.",
+        remedy="Choose --train-augmentation crop or flip-crop, or --decode-once on, or leave one of the two out.",
     ),
     Rule(
         broken=lambda facts: facts.config.data.generated_data and facts.config.data.synthetic_data is not None,

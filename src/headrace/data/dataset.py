@@ -27,6 +27,7 @@ from headrace.data.sets.image_sets import (
     open_image_set,
     sent_size,
     sources_of,
+    working_size,
 )
 from headrace.data.sets.locate import SPLITS, Found, class_names, locate_set, read_split
 from headrace.data.sets.source import ArraySource, Source, Synthetic, SyntheticSource, distinct_images, generated_source
@@ -54,6 +55,7 @@ class DataInfo:
     place: str = ""  # the path of an image set and how it was split
     synthetic_on: str = ""  # where synthetic images are generated: host or device
     sent_hw: tuple[int, int] | None = None  # of training images, where they are larger than the network's
+    decoded_once: bool = False  # whole training images of `sent_hw` are kept, and cropped at random on the device
     remarks: tuple[str, ...] = ()  # what the user should know about the files, such as skipped ones
 
     @property
@@ -177,10 +179,10 @@ def _open_image_set(data: Data, seed: int) -> DataSet:
 
 def _describe_images(images: ImageSet, data: Data) -> DataInfo:
     size, channels = image_size_of(images, data), data.num_channels
-    random_crops, sent = crop_rule(data, size) is not None, sent_size(data, size)
-    place = ", ".join(
-        part for part in (images.place, images.split_by, f"sent as {sent}x{sent}" if sent else "") if part
-    )
+    working = working_size(images, data, size)
+    random_crops, sent = crop_rule(data, size) is not None, working or sent_size(data, size)
+    form = f"decoded once as {sent}x{sent}" if working else f"sent as {sent}x{sent}" if sent else ""
+    place = ", ".join(part for part in (images.place, images.split_by, form) if part)
     return DataInfo(
         name=images.kind,
         image_hwc=(size, size, channels),
@@ -188,13 +190,14 @@ def _describe_images(images: ImageSet, data: Data) -> DataInfo:
         class_names=images.class_names,
         num_train=len(images.train),
         num_validation=len(images.validation),
-        augmentation=_or(data.train_augmentation, "flip" if random_crops and not sent else "flip-crop"),
+        augmentation=_or(data.train_augmentation, "flip" if working or (random_crops and not sent) else "flip-crop"),
         normalization=_or(data.wanted_normalization, "per-channel"),
         channel_mean=IMAGENET_MEAN if channels == 3 else GREY_MEAN,
         channel_std=IMAGENET_STD if channels == 3 else GREY_STD,
-        varies=random_crops,
+        varies=random_crops and not working,
         place=place,
         sent_hw=(sent, sent) if sent else None,
+        decoded_once=working is not None,
         remarks=images.remarks,
     )
 

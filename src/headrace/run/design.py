@@ -13,6 +13,7 @@ from headrace.config.checks import check
 from headrace.config.field import CHOSEN, Origin
 from headrace.config.load import Resolved, to_flat
 from headrace.config.schema import Config
+from headrace.config.section_data import IMAGE_DATASETS
 from headrace.core import __version__
 from headrace.core.errors import DataError
 from headrace.core.tree import flatten_named
@@ -132,6 +133,16 @@ def design_run(
         sizes=size_spans(config.augment, network, plan.steps),
         custom=custom,
     )
+
+
+def with_chosen_decoding(resolved: Resolved, info: DataInfo) -> Resolved:
+    """Return the configuration to save: what `decode_once auto` chose, which decides the pixels of a resumed run."""
+    data = resolved.config.data
+    if data.decode_once != "auto" or data.dataset not in IMAGE_DATASETS or data.synthetic_on:
+        return resolved
+    data = replace(data, decode_once="on" if info.decoded_once else "off")
+    origins = {**resolved.origins, "decode_once": Origin(kind=CHOSEN, where="for this dataset")}
+    return replace(resolved, config=replace(resolved.config, data=data), origins=origins)
 
 
 def starting_state(design: Design, weights: tuple[Any, Any] | None = None) -> State:

@@ -40,6 +40,7 @@ from headrace.run.design import (
     design_run,
     given_facts,
     starting_state,
+    with_chosen_decoding,
     with_replicas,
 )
 from headrace.run.directory import (
@@ -125,6 +126,7 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
 
     # Without a device: the dataset's shape, the network, the plan. Then the data itself.
     design = design_run(config, custom, group.num_processes)
+    resolved = with_chosen_decoding(resolved, design.info)
     if config.data.verify_dataset and not custom.dataset:
         group.on_first_process(lambda: refuse_problems(config.data))
     dataset = custom.dataset or open_dataset(config.data, config.run.seed)

@@ -143,6 +143,7 @@ _FIXED = (
     *NORM_OPTIONS,
     "dataset",
     "balanced_sampling",
+    "decode_once",
     "seed",
     "shuffle",
     "optimizer",

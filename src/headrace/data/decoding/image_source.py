@@ -37,9 +37,12 @@ class ViewSpec:
     seed: int = 0
     shorter_side: int | None = None  # of a resized image in evaluation; None: size * 256 / 224
     antialias: bool = True
+    whole: bool = False  # the whole image becomes a square, whatever its shape
 
     def view(self, hw: tuple[int, int], epoch: int, sample: int, boxes: Boxes = ()) -> View:
         """Return the view of an image of this size."""
+        if self.whole:
+            return View((0, 0, *hw), (self.size, self.size))
         if self.crop is None:
             return valid_view(hw, self.size, self.shorter_side)
         crop = random_crop(hw, self.crop, draws(self.seed, epoch, sample), boxes)
@@ -54,6 +57,7 @@ class ImageSource:
         self._split, self._scratch = split, Scratch()
         self.labels = samples.labels
         self.labels.flags.writeable = False
+        self.original_hw = np.zeros((len(samples), 2), np.int32)  # of images that were decoded one at a time
         jpeg_decoder()  # loaded and checked here, before the threads would all do so at once
 
     @property
@@ -100,7 +104,7 @@ class ImageSource:
 
     def _decode(self, sample: int, epoch: int, out: np.ndarray) -> None:
         try:
-            decode_into(self.samples, sample, epoch, self.spec, out, self._scratch)
+            self.original_hw[sample] = decode_into(self.samples, sample, epoch, self.spec, out, self._scratch)
         except BadImage as error:
             self.bad.add(self._split, sample, self.samples.name(sample), str(error))
             self._decode_next_of_class(sample, epoch, out)
@@ -111,7 +115,8 @@ class ImageSource:
         after = np.roll(same, -int(np.searchsorted(same, sample)))[1:]
         for other in after.tolist():
             try:
-                return decode_into(self.samples, other, epoch, self.spec, out, self._scratch)
+                self.original_hw[sample] = decode_into(self.samples, other, epoch, self.spec, out, self._scratch)
+                return
             except BadImage as error:
                 self.bad.add(self._split, other, self.samples.name(other), str(error))
         raise DataError(
@@ -123,13 +128,13 @@ class ImageSource:
 
 def decode_into(
     samples: Samples, sample: int, epoch: int, spec: ViewSpec, out: np.ndarray, scratch: Scratch | None
-) -> None:
-    """Decode one sample and write its view into `out`; BadImage says what is wrong."""
+) -> tuple[int, int]:
+    """Decode one sample, write its view into `out` and return its height and width; BadImage says what is wrong."""
     data, boxes = samples.content(sample)
     if isinstance(data, np.ndarray):
         view = spec.view(data.shape[:2], epoch, sample, boxes)
         resize_view(_as_channels(data, spec.channels), view, out, spec.antialias)
-        return
+        return data.shape[:2]
     decoder = jpeg_decoder() if spec.crop is not None and spec.antialias else None
     known = decoder.header(data) if decoder is not None else None
     header = known or read_header(data)
@@ -141,6 +146,7 @@ def decode_into(
         resize_view(pixels, view, stored, spec.antialias)
     if stored is not out:
         out[...] = turn(stored, header.orientation)
+    return header.height, header.width
 
 
 def decode_view(

@@ -12,8 +12,10 @@ from headrace.config.schema import Data
 from headrace.core.errors import ConfigError
 from headrace.core.units import format_bytes, parse_bytes
 from headrace.data.augmentation.augment import Preprocess, preprocess, shrink
+from headrace.data.augmentation.crop_resize import crop_resize
 from headrace.data.augmentation.mix import mix_images, mix_labels
 from headrace.data.dataset import DataInfo
+from headrace.data.decoding.working_source import WorkingSource
 from headrace.data.feeding.order import WHOLE, ProcessShard
 from headrace.data.sets.samples import KEPT
 from headrace.data.sets.source import (
@@ -50,7 +52,8 @@ def decide_cache(info: DataInfo, data: Data, num_devices: int) -> CacheChoice:
             raise ConfigError(
                 "dataset_cache is device, but training images are cropped anew in every epoch.",
                 rule="A set on the device is decoded once.",
-                remedy="Add --train-crop valid (with --train-augmentation flip-crop), or leave --dataset-cache out.",
+                remedy="Add --decode-once on, or --train-crop valid (with --train-augmentation flip-crop), or leave "
+                "--dataset-cache out.",
             )
         kept = f", kept {data.dataset_cache} in memory" if data.dataset_cache in KEPT else ""
         return CacheChoice("host", f"images are decoded and cropped as they are needed{kept}")
@@ -65,7 +68,8 @@ def decide_cache(info: DataInfo, data: Data, num_devices: int) -> CacheChoice:
         return CacheChoice("device", f"--dataset-cache device ({format_bytes(need)}{copies})")
     if need <= budget:
         return CacheChoice("device", f"{format_bytes(need)}{copies} fit the budget of {format_bytes(budget)}")
-    return CacheChoice("host", f"{format_bytes(need)} do not fit the budget of {format_bytes(budget)}")
+    kept = "kept in host memory and sent: " if info.decoded_once else ""
+    return CacheChoice("host", f"{kept}{format_bytes(need)} do not fit the budget of {format_bytes(budget)}")
 
 
 def make_resident(source: Source, put: Any, shard: ProcessShard = WHOLE) -> dict[str, jax.Array]:
@@ -76,13 +80,18 @@ def make_resident(source: Source, put: Any, shard: ProcessShard = WHOLE) -> dict
     if isinstance(source, SyntheticSource):
         return put(_synthetic_on_device(source.spec), "replicated")
     count = source.num_distinct
+    sizes = {"original_hw": source.original_hw} if isinstance(source, WorkingSource) else {}
     if not isinstance(source, DecodingSource):
         return put({"images": source.read(np.arange(count), 0), "labels": source.labels[:count]}, "replicated")
     rows = np.minimum(np.array(shard.rows(count)), count - 1)
     part = {"images": _decoded(source, rows), "labels": source.labels[rows]}
     if shard.num_processes == 1:
         return put(part, "replicated")
-    return jax.tree.map(lambda array: array[:count], put(part, "rows"))
+    part |= {name: array[rows] for name, array in sizes.items()}
+    resident = jax.tree.map(lambda array: array[:count], put(part, "rows"))
+    for name, array in sizes.items():  # every process draws crops of images that others decoded
+        array[...] = np.asarray(resident.pop(name))
+    return resident
 
 
 def _decoded(source: DecodingSource, rows: np.ndarray) -> np.ndarray:
@@ -121,7 +130,8 @@ Arrays = dict[str, Any]
 def fetch(resident: Arrays | None, block: Arrays, spec: Preprocess, train: bool) -> tuple[Any, Any]:
     """Return (images float32 [B, H, W, C], labels int32 [B] or MixedLabels) of one micro-batch.
 
-    `block` is {"index": [B]} with "epoch" (one number) for training, and "images" and "labels" if they were sent.
+    `block` is {"index": [B]} with "epoch" (one number) for training, "images" and "labels" if they were sent, and
+    "box" (one for each image) if the device crops.
     Sets that are on the device are looked up by index; a synthetic set may have fewer images than samples.
     Images are shrunk and mixed here, even if the host preprocesses: only here is the whole micro-batch available.
     """
@@ -130,6 +140,8 @@ def fetch(resident: Arrays | None, block: Arrays, spec: Preprocess, train: bool)
     else:
         assert resident is not None, "neither the block nor the device holds the images"
         images = resident["images"][block["index"] % resident["images"].shape[0]]
+    if "box" in block:
+        images = crop_resize(images, block["box"], spec.image_hwc[:2])
     index, epoch = block["index"], block.get("epoch", 0)
     if spec.on_device:
         images = preprocess(images, index, epoch, spec, train)

@@ -22,6 +22,7 @@ from headrace.config.schema import Augment, Data
 from headrace.core.errors import ConfigError
 from headrace.data.augmentation.augment import Preprocess, preprocess, preprocess_spec
 from headrace.data.dataset import DataInfo
+from headrace.data.decoding.working_source import WorkingSource
 from headrace.data.feeding.cache import CacheChoice, decide_cache, make_resident, num_processors
 from headrace.data.feeding.order import WHOLE, ProcessShard, StepShape, balanced_order, epoch_order, step_indices
 from headrace.data.sets.source import DecodingSource, Source
@@ -104,7 +105,8 @@ class BlockReader:
                 return
             chunk = slice(start, start + size)
             if self._in_place is not None:
-                self._in_place.read_into(*self._shown(flat[chunk], epochs[chunk]), images[: len(flat)][chunk])
+                seen = seen_samples(flat[chunk], epochs[chunk], len(self._source))
+                self._in_place.read_into(*seen, images[: len(flat)][chunk])
             else:
                 images[: len(flat)][chunk] = self._chunk(flat[chunk], epochs[chunk])
 
@@ -122,14 +124,15 @@ class BlockReader:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _chunk(self, index: np.ndarray, epoch: np.ndarray) -> Any:
-        images = self._source.read(*self._shown(index, epoch))
+        images = self._source.read(*seen_samples(index, epoch, len(self._source)))
         spec = self._options.preprocess
         return images if spec.on_device else preprocess(images, index, epoch, spec, self._train)
 
-    def _shown(self, index: np.ndarray, epoch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return samples and epochs for the source; a repeated sample gets another epoch, and so a different crop."""
-        again, sample = np.divmod(index, len(self._source))
-        return sample, epoch + (again.astype(np.uint32) << np.uint32(16))
+
+def seen_samples(index: np.ndarray, epoch: np.ndarray, num_samples: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return samples and epochs for the source; a repeated sample gets another epoch, and so a different crop."""
+    again, sample = np.divmod(index, num_samples)
+    return sample, epoch + (again.astype(np.uint32) << np.uint32(16))
 
 
 class Gate:
@@ -312,6 +315,9 @@ class TrainFeed(_PreparedFeed):
         self._columns = options.shard.columns(shape.num_replicas * shape.micro_batch_size)
         order = balanced_order(source.labels) if shape.balanced else epoch_order
         self._order = lru_cache(maxsize=4)(order)  # a block rarely spans more than two epochs
+        self._boxes = source.boxes if isinstance(source, WorkingSource) else None
+        if isinstance(source, WorkingSource) and options.cache.where != "device":
+            source.keep()
         self.resident = make_resident(source, put, options.shard) if options.cache.where == "device" else None
         self._reader = BlockReader(source, options, train=True) if self.resident is None else None
         self.stats = FeedStats()  # what feeding cost so far
@@ -348,6 +354,10 @@ class TrainFeed(_PreparedFeed):
         block = {"index": index, "epoch": epoch}
         if self._reader is not None:
             block |= self._reader.read(index, epoch[:, None, None], self._calls.max_steps)
+        if self._boxes is not None:  # after reading: an image's size decides its crop
+            epochs = np.broadcast_to(epoch[:, None, None], index.shape).reshape(-1)
+            boxes = self._boxes(*seen_samples(index.reshape(-1), epochs, self._shape.num_samples))
+            block["box"] = boxes.reshape(*index.shape, 4)
         block = {key: _with_rows(rows, self._calls.max_steps) for key, rows in block.items()}
         images = index.size
         return sent(block, lambda: self._put(block, "steps"), self.stats, images), len(steps)

@@ -52,6 +52,7 @@ def bench_input(
     """Time each part of the training set's input path for about this many seconds, after a warm-up."""
     if seconds <= 0 or any(count < 1 for count in threads):
         raise ConfigError(f"{seconds:g} seconds with {threads} threads.", rule="Both must be above 0.")
+    data = replace(data, decode_once="off")  # what is measured is decoding
     dataset = open_dataset(data, seed)
     source = dataset.train
     order = epoch_order(seed, 0, len(source), data.shuffle)

@@ -8,10 +8,11 @@ import numpy as np
 
 from headrace.config.schema import Data
 from headrace.core.errors import ConfigError, DataError
-from headrace.core.units import parse_bytes
+from headrace.core.units import format_bytes, parse_bytes
 from headrace.data.decoding.crop import CROP_RULES, CropRule
 from headrace.data.decoding.image import BadImage, read_header
 from headrace.data.decoding.image_source import ImageSource, ViewSpec
+from headrace.data.decoding.working_source import WorkingSource
 from headrace.data.sets.catalog import KNOWN_SETS
 from headrace.data.sets.csv_set import read_csv_set
 from headrace.data.sets.file_problem import BadSamples
@@ -331,7 +332,55 @@ def crop_rule(data: Data, size: int) -> CropRule | None:
     )
 
 
-def sources_of(images: ImageSet, data: Data, size: int, seed: int) -> tuple[ImageSource, ImageSource, BadSamples]:
+WORKING_RATIO = 2  # working size to image size; docs/images.md has the measured accuracy
+
+
+def working_size(images: ImageSet, data: Data, size: int) -> int | None:
+    """Return the side at which training images are decoded once; None where they are decoded for every crop."""
+    if data.decode_once == "off":
+        return None
+    side = data.sent_image_size or WORKING_RATIO * size
+    problem = _against_decoding_once(images, data, size, side)
+    if problem and data.decode_once == "on":
+        raise ConfigError(
+            f"decode_once is on, but {problem[0]}.",
+            rule="Images that are decoded once are kept as bytes in memory and cropped at random on the device.",
+            remedy=f"Leave --decode-once out, or {problem[1]}.",
+        )
+    return None if problem else side
+
+
+def _against_decoding_once(images: ImageSet, data: Data, size: int, side: int) -> tuple[str, str] | None:
+    """Return why images are not decoded once, and what would change that."""
+    train = len(images.train) * (side * side * data.num_channels + 4)
+    need = train + len(images.validation) * (size * size * data.num_channels + 4)
+    on_device, on_host = parse_bytes(data.dataset_device_budget), parse_bytes(data.dataset_host_budget)
+    automatic = data.decode_once == "auto"
+    reasons = (
+        (crop_rule(data, size) is None, "nothing is cropped at random", "choose --train-crop torchvision"),
+        (not data.accelerator_side_preprocess, "the host preprocesses", "add --accelerator-side-preprocess"),
+        (data.eight_bit_transfer is False, "images are sent as numbers of 32 bits", "add --eight-bit-transfer"),
+        (not data.resize_antialias, "resize_antialias is off", "add --resize-antialias"),
+        (data.dataset_cache in (*KEPT, "none"), f"dataset_cache is {data.dataset_cache}", "leave --dataset-cache out"),
+        (automatic and data.dataset_cache == "host", "dataset_cache is host", "choose --decode-once on"),
+        (
+            automatic and data.sent_image_size is not None,
+            "crops of sent_image_size are sent",
+            "choose --decode-once on",
+        ),
+        (automatic and need > on_device, f"{format_bytes(need)} exceed the device's budget", "raise it"),
+        (
+            (need > on_device or data.dataset_cache == "host") and data.dataset_cache != "device" and train > on_host,
+            f"{format_bytes(train)} of images of {side}x{side} exceed dataset_host_budget",
+            "raise --dataset-host-budget or lower --sent-image-size",
+        ),
+    )
+    return next(((problem, change) for applies, problem, change in reasons if applies), None)
+
+
+def sources_of(
+    images: ImageSet, data: Data, size: int, seed: int
+) -> tuple[ImageSource | WorkingSource, ImageSource, BadSamples]:
     """Return the sources of training and validation, and the list of bad samples that they share."""
     bad = BadSamples(images.place, len(images.train) + len(images.validation), data.max_bad_samples)
     shorter = data.eval_resize_size or (size if size < _SMALL else None)
@@ -345,6 +394,10 @@ def sources_of(images: ImageSet, data: Data, size: int, seed: int) -> tuple[Imag
         size=size, channels=data.num_channels, seed=seed, shorter_side=shorter, antialias=data.resize_antialias
     )
     specs = replace(evaluation, crop=crop_rule(data, size)), evaluation
+    working, rule = working_size(images, data, size), crop_rule(data, size)
+    if working is not None and rule is not None:
+        whole = ImageSource(images.train, replace(evaluation, size=working, whole=True), "train", bad)
+        return WorkingSource(whole, rule), ImageSource(images.validation, evaluation, "validation", bad), bad
     sent = sent_size(data, size)
     if sent is not None:  # without random crops the whole shorter side is sent, and the device crops it
         specs = replace(specs[0], size=sent, shorter_side=sent), evaluation

@@ -1,0 +1,55 @@
+"""Crop and resize on the device: bilinear with antialiasing, pass by pass.
+
+Each pass gathers whole rows, as many as a new pixel has neighbours: on two CPU cores that took 0.4 (64 pixels) and 0.2
+(224 pixels) of the time of products with matrices of weights, which are mostly zeros.
+"""
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+_HALF = np.float32(0.5)
+
+
+def crop_resize(images: Any, boxes: Any, hw: tuple[int, int]) -> Any:
+    """Return the boxes (top, left, height, width, float32 [n, 4]) of uint8 images [n, H, W, C], each resized to `hw`.
+
+    A box may begin and end inside of pixels; pixels that it does not touch have no influence. The result, uint8, is
+    that of data/decoding/resize.py but for rounding: that rounds to whole levels after each of its two passes, this
+    once, so they differ by at most one level.
+    """
+    count, height, width, channels = images.shape
+    rows = _resize_rows(images.reshape(count, height, width * channels), boxes[:, 0], boxes[:, 2], hw[0])
+    turned = rows.reshape(count, hw[0], width, channels).transpose(0, 2, 1, 3)
+    columns = _resize_rows(turned.reshape(count, width, hw[0] * channels), boxes[:, 1], boxes[:, 3], hw[1])
+    values = columns.reshape(count, hw[1], hw[0], channels).transpose(0, 2, 1, 3)
+    return jnp.clip(jnp.floor(values + _HALF), 0, 255).astype(np.uint8)
+
+
+def _resize_rows(values: Any, start: Any, length: Any, wanted: int) -> Any:
+    """Return [n, wanted, k] of [n, size, k]: `length` rows from `start` on, both [n], become `wanted`.
+
+    Weights are a triangle over the rows around the new one's centre, as wide as a new row is large (Pillow's BILINEAR).
+    """
+    size = values.shape[1]
+    start, length = start[:, None], length[:, None]
+    scale = length / np.float32(wanted)
+    wide = jnp.maximum(scale, 1)
+    centre = start + (np.arange(wanted, dtype=np.float32)[None, :] + _HALF) * scale
+    first = jnp.floor(centre - wide + _HALF)
+    neighbours = [first + np.float32(n) for n in range(2 * math.ceil(max(size / wanted, 1)) + 1)]
+    weights = [
+        jnp.maximum(1 - jnp.abs(row + _HALF - centre) / wide, 0)
+        * ((row >= jnp.floor(start)) & (row < start + length)).astype(np.float32)
+        for row in neighbours
+    ]
+    total = jnp.maximum(sum(weights), np.float32(1e-6))  # blocks have unused rows whose boxes are empty
+    gathered = (
+        jnp.take_along_axis(values, jnp.clip(row, 0, size - 1).astype(np.int32)[:, :, None], axis=1)
+        for row in neighbours
+    )
+    return sum(
+        rows.astype(np.float32) * (weight / total)[:, :, None] for rows, weight in zip(gathered, weights, strict=True)
+    )
