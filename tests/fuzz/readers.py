@@ -2,23 +2,39 @@
 
 import io
 import json
+import os
 import pickle
+import shutil
 import struct
 import tarfile
+import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from headrace.config.yaml_blocks import read_blocks
 from headrace.core.errors import HeadraceError
 from headrace.core.files import parse_json
 from headrace.core.tensor_file import write_safetensors
-from headrace.data.sets.cifar import read_batch_pickle
-from headrace.data.sets.indexed_samples import check_rows, read_npz
+from headrace.data.decoding.image import BadImage, decode, read_header
+from headrace.data.sets.build_tfrecords import read_boxes, read_metadata
+from headrace.data.sets.catalog import CIFAR100, MNIST
+from headrace.data.sets.cifar import read_batch_pickle, read_binary, read_class_names
+from headrace.data.sets.csv_set import read_csv_set
+from headrace.data.sets.folder import read_folders
+from headrace.data.sets.idx import read_pair
+from headrace.data.sets.indexed_samples import check_rows, read_names, read_npz
+from headrace.data.sets.packed import open_pack, write_pack
+from headrace.data.sets.samples import ObjectSamples
+from headrace.data.sets.table_files import read_npz_set
 from headrace.data.sets.tar_shards import _make_index
+from headrace.data.sets.tfrecord_file import Floats, write_example, write_records
+from headrace.data.sets.tfrecord_set import IMAGENET, samples_of, tfds_schema
+from headrace.data.sets.tfrecord_set import _make_index as index_records
 from headrace.telemetry.records import parse_record
 from headrace.weights.torch_file import write_torch_file
 from headrace.weights.weight_file import read_file
@@ -61,6 +77,124 @@ def _tar() -> bytes:
     return buffer.getvalue()
 
 
+PIXELS = np.arange(8 * 9 * 3, dtype=np.uint8).reshape(8, 9, 3)
+
+
+def _image(kind: str) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(PIXELS).save(buffer, kind)
+    return buffer.getvalue()
+
+
+def _written(write: Callable[[Path], Any]) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder) / "file")
+        return (Path(folder) / "file").read_bytes()
+
+
+def _records() -> bytes:
+    box = {f"image/object/bbox/{side}": Floats([0.25]) for side in ("xmin", "ymin", "xmax", "ymax")}
+    image = {"image/encoded": [_image("PNG")]} | box
+    rows = [image | {"image/class/label": [n], "image/filename": [b"%d" % n]} for n in (1, 2)]
+    return _written(lambda path: write_records(path, map(write_example, rows)))
+
+
+def _read_records(path: Path) -> None:
+    """Read an index, and each record as it is stored and with its checksum made right."""
+    index = index_records([path], IMAGENET, ())
+    samples = samples_of([path], index, IMAGENET)
+    for number in range(len(samples)):
+        try:
+            samples.content(number)
+        except BadImage:
+            continue
+
+
+def _read_example(path: Path) -> None:
+    write_records(path.with_name("record"), [path.read_bytes()])
+    _read_records(path.with_name("record"))
+
+
+def _pack() -> bytes:
+    split = ObjectSamples([(_image("PNG"), 0), (_image("BMP"), 1)])
+    return _written(lambda path: write_pack(path, ["a", "b"], (split, split), (8, 90), 1))
+
+
+def _read_pack(path: Path) -> None:
+    pack = open_pack(path)
+    for samples in (pack.train, pack.validation):
+        for number in range(len(samples)):
+            try:
+                samples.content(number)
+            except BadImage:
+                continue
+
+
+def _read_features(path: Path) -> None:
+    path.replace(path.with_name("features.json"))
+    tfds_schema(path.parent)
+
+
+def _idx(*sizes: int) -> bytes:
+    return bytes((0, 0, 8, len(sizes))) + np.array(sizes, ">u4").tobytes() + bytes(int(np.prod(sizes)))
+
+
+def _read_idx(path: Path) -> None:
+    other = path.with_name("labels")
+    other.write_bytes(_idx(3))
+    zipped = path.with_name("images.gz")
+    zipped.write_bytes(path.read_bytes())
+    row = replace(MNIST, image_hwc=(4, 4, 1))
+    for images, labels in ((path, other), (zipped, other), (other, path)):
+        if read_pair(images, labels, row, 3).findings and labels == other and images == path:
+            raise HeadraceError("damaged")
+
+
+def _read_cifar(path: Path) -> None:
+    if read_binary(path, CIFAR100, 1).findings:
+        raise HeadraceError("damaged")
+
+
+def _read_lists(path: Path) -> None:
+    read_class_names(path, 2)
+    text = path.with_suffix(".txt")
+    text.write_bytes(path.read_bytes())
+    read_class_names(text, 2)
+    for read in (read_names, read_metadata, read_boxes):
+        read(path)
+
+
+def _read_csv(path: Path) -> None:
+    for number in range(4):
+        (path.parent / f"{number}.png").touch()
+    read_csv_set(path, str(path.parent), 0.5)
+
+
+def _read_folders(path: Path) -> None:
+    """Make folders and files of the names in a file, a line each, and list them."""
+    root = path.with_name("folders")
+    shutil.rmtree(root, ignore_errors=True)
+    root.mkdir()
+    for line in path.read_bytes().split(b"\n")[:20]:
+        place = root / os.fsdecode(line.replace(b"\0", b"").replace(b"..", b"").lstrip(b"/")[:100])
+        if place == root:
+            continue
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.touch()
+        except OSError:
+            continue
+    read_folders(root, 0.5)
+
+
+def _npz_set() -> bytes:
+    buffer = io.BytesIO()
+    np.savez_compressed(
+        buffer, images=PIXELS[None].repeat(4, 0), labels=np.arange(4) % 2, class_names=np.array(["a", "b"])
+    )
+    return buffer.getvalue()
+
+
 _RECORD = {"kind": "note", "step": 1, "time": 1.0, "text": "ä", "level": "info"}
 READERS: dict[str, Reader] = {
     "torch": Reader(
@@ -86,5 +220,31 @@ READERS: dict[str, Reader] = {
     "yaml": Reader(good=(b"a: &a {seed: 1}\nb:\n  <<: *a\n  lr: [0.1, 2]\n  m: {x: {y: 1}}\n",), read=read_blocks),
     "index": Reader(good=(_npz(),), read=_read_index, clear=(ValueError,), weight=2),
     "tar": Reader(good=(_tar(),), read=lambda path: _make_index([path], ()), weight=2),
+    "records": Reader(good=(_records(),), read=_read_records),
+    "example": Reader(
+        good=(write_example({"image/encoded": [b"x"], "image/class/label": [1], "image/class/text": [b"a"]}),),
+        read=_read_example,
+        weight=2,
+    ),
+    "features": Reader(
+        good=(b'{"featuresDict": {"features": {"a": {"pythonClassName": "x.Image"}, "b": {}}}}',),
+        read=_read_features,
+        clear=(),
+    ),
+    "packed": Reader(good=(_pack(),), read=_read_pack),
+    "idx": Reader(good=(_idx(3, 4, 4),), read=_read_idx),
+    "cifar100": Reader(good=(bytes(3074),), read=_read_cifar),
+    "lists": Reader(good=(b"a\tb,0,0,1,1\nc\td,0,0,1,1\n",), read=_read_lists),
+    "csv": Reader(
+        good=(b"path,label,split\n0.png,a,train\n1.png,b,train\n2.png,a,val\n3.png,b,test\n",), read=_read_csv
+    ),
+    "folders": Reader(good=(b"a/0.png\na/1.png\nb/2.png\nb/c/3.png\nb/x.txt\n",), read=_read_folders),
+    "npz": Reader(good=(_npz_set(),), read=read_npz_set),
+    "image": Reader(
+        good=tuple(map(_image, ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM"))),
+        read=lambda path: decode(path.read_bytes(), read_header(path.read_bytes())),
+        clear=(BadImage,),
+        weight=3,
+    ),
 }
 NUMBERS = tuple(struct.pack("<q", number) for number in (0, 1, -1, 2**31, 2**40, 2**62, -(2**63)))

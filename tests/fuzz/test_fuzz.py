@@ -23,7 +23,7 @@ def test_what_was_once_a_finding_is_none(tmp_path, file):
 def test_damaged_files_are_errors_or_accepted(tmp_path):
     counts, findings = fuzz(tmp_path, seed=0, cases=CASES)
     assert not findings
-    assert all(counts[name, "error"] for name in READERS), "the damage reaches every reader"
+    assert all(counts[name, "error"] for name in READERS if READERS[name].clear), "the damage reaches every reader"
 
 
 def test_the_cases_follow_from_the_seed():

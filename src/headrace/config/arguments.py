@@ -50,6 +50,9 @@ def take_options(
             left.append(word)
             continue
         name, equals, value = word[2:].partition("=")
+        if name.replace("_", "-") in own:  # the command's, also where an option has the same name
+            left.append("--" + name.replace("_", "-") + equals + value)
+            continue
         spelled = find(name, known, dashes="--")
         if spelled.name in commands:
             left.append("--" + spelled.name.replace("_", "-") + equals + value)

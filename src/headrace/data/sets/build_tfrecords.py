@@ -17,6 +17,7 @@ from headrace.core.errors import ConfigError, DataError
 from headrace.core.rng import bits, name_id
 from headrace.data.decoding.image import BadImage, decode, read_header
 from headrace.data.sets.folder import ClassFolders
+from headrace.data.sets.indexed_samples import read_names
 from headrace.data.sets.samples import FileSamples
 from headrace.data.sets.tfrecord_file import Floats, Values, write_example, write_records
 
@@ -89,7 +90,7 @@ def build(plan: BuildPlan, tell: Callable[[str], None] = lambda text: None) -> B
 
 def read_metadata(path: Path) -> dict[str, str]:
     """Read the names of classes: a folder's name, a tab, its text."""
-    rows = [line.split("\t", 1) for line in path.read_text().splitlines() if line.strip()]
+    rows = [line.split("\t", 1) for line in read_names(path) if line.strip()]
     broken = next((number for number, row in enumerate(rows, 1) if len(row) != 2), None)
     if broken:
         raise DataError(
@@ -101,19 +102,22 @@ def read_metadata(path: Path) -> dict[str, str]:
 def read_boxes(path: Path) -> dict[str, list[tuple[float, float, float, float]]]:
     """Read boxes: file, xmin, ymin, xmax, ymax from 0 to 1, separated by commas."""
     found: dict[str, list[tuple[float, float, float, float]]] = {}
-    with path.open(newline="") as file:
-        for number, row in enumerate(csv.reader(file), 1):
-            try:
-                name, *sides = row
-                xmin, ymin, xmax, ymax = map(float, sides)
-            except ValueError:
-                if number == 1:
-                    continue  # the header line
-                problem = f"{path}, line {number}: {','.join(row)[:80]!r} is no box."
-                raise DataError(problem, rule="A line is file,xmin,ymin,xmax,ymax.") from None
-            if not (0 <= xmin < xmax <= 1 and 0 <= ymin < ymax <= 1):
-                continue  # ImageNet's file has a few empty boxes
-            found.setdefault(name, []).append((xmin, ymin, xmax, ymax))
+    try:
+        rows = list(csv.reader(read_names(path)))
+    except csv.Error as error:
+        raise DataError(f"{path}: {error}.", rule="A line is file,xmin,ymin,xmax,ymax.") from None
+    for number, row in enumerate(rows, 1):
+        try:
+            name, *sides = row
+            xmin, ymin, xmax, ymax = map(float, sides)
+        except ValueError:
+            if number == 1:
+                continue  # the header line
+            problem = f"{path}, line {number}: {','.join(row)[:80]!r} is no box."
+            raise DataError(problem, rule="A line is file,xmin,ymin,xmax,ymax.") from None
+        if not (0 <= xmin < xmax <= 1 and 0 <= ymin < ymax <= 1):
+            continue  # ImageNet's file has a few empty boxes
+        found.setdefault(name, []).append((xmin, ymin, xmax, ymax))
     return found
 
 

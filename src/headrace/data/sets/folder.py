@@ -244,7 +244,7 @@ def _images(folder: Path, skipped: SkippedFiles, above: tuple[tuple[int, int], .
             if _is_ignored(name):
                 continue
             suffix = name[name.rfind(".") :].lower() if "." in name else ""
-            if _is_directory(entry):
+            if _is_directory(entry) and _is_text(name):
                 for inner in _images(folder / name, skipped, (*above, here)):
                     yield f"{name}/{inner}"
             elif suffix in readable and _is_regular(entry) and _is_text(name):
@@ -254,10 +254,10 @@ def _images(folder: Path, skipped: SkippedFiles, above: tuple[tuple[int, int], .
 
 
 def _why_skipped(entry: os.DirEntry[str], suffix: str) -> str:
-    if not _is_regular(entry):
-        return "a link that leads nowhere" if entry.is_symlink() else "not a regular file"
     if not _is_text(entry.name):
         return "the name is not UTF-8"
+    if not _is_regular(entry):
+        return "a link that leads nowhere" if entry.is_symlink() else "not a regular file"
     if how := how_to_read(suffix):
         return f"{suffix} needs {how}"
     return f"{suffix} is not an image type" if suffix else "no extension"

@@ -204,6 +204,8 @@ def _read_index(path: Path) -> tuple[dict[str, np.ndarray], dict]:
         if trailer[-len(END) :] != END:
             raise ValueError("its end is missing")
         place, length, crc = _TRAILER.unpack(trailer[: _TRAILER.size])
+        if place > size or length > size - place:
+            raise ValueError("the place of its index is beyond its end")
         file.seek(place)
         index = file.read(length)
     if len(index) != length or zlib.crc32(index) != crc:
@@ -221,3 +223,5 @@ def _check_facts(facts: dict, count: int) -> None:
         raise ValueError("its numbers are impossible")
     if not isinstance(facts["class_names"], list) or not all(isinstance(name, str) for name in facts["class_names"]):
         raise ValueError("its class names are not a list of names")
+    if not facts["class_names"]:
+        raise ValueError("it names no classes")

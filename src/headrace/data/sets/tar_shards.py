@@ -27,7 +27,7 @@ def has_tar_shards(path: Path) -> bool:
 
 def tar_shards(path: Path) -> tuple[list[Path], list[Path]]:
     """Return the shards of training and validation: those with val or test in their name are the latter."""
-    files = sorted(path.glob("*.tar"))
+    files = sorted(file for file in path.glob("*.tar") if file.is_file())
     validation = [file for file in files if any(name in file.stem.lower() for name in _VALIDATION)]
     return [file for file in files if file not in validation], validation
 
@@ -47,7 +47,7 @@ def _make_index(files: Sequence[Path], class_names: tuple[str, ...]) -> Index:
     for number, path in enumerate(files):
         try:
             rows += _rows_of(path, number)
-        except (tarfile.TarError, OSError, EOFError) as error:
+        except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError) as error:
             raise DataError(f"{path} is not a complete tar file: {error}.", remedy="Fetch or make it again.") from None
     if not rows:
         raise DataError(f"{files[0].parent} has no images in its tar files.", rule="A sample is KEY.jpg and KEY.cls.")

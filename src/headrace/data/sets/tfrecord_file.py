@@ -99,6 +99,8 @@ def _values(feature: memoryview, copied: bool = True) -> Values | list[memoryvie
 
 def _floats(part: Any) -> tuple[float, ...]:
     """Return packed floats, or the one float of a field that is not packed."""
+    if not isinstance(part, memoryview) and part >= 1 << 32:
+        raise BadMessage("a number in a list of floats has more than 32 bits")
     raw = part if isinstance(part, memoryview) else struct.pack("<I", part)
     if len(raw) % 4:
         raise BadMessage("a list of floats has a broken length")

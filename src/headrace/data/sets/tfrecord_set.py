@@ -4,11 +4,13 @@ Which features are read, and where labels start, are rows of a table. Every leng
 is made, and a record's data checksum when it is read (by Python only once in a process).
 """
 
+import math
 import mmap
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -114,7 +116,14 @@ def _opener(schema: Schema, count: int) -> Callable[[bytes, int], Content]:
 
 def _boxes(features: dict, schema: Schema) -> Boxes:
     sides = [features.get(key, ()) for key in schema.boxes]
-    return tuple(zip(*sides, strict=False)) if sides and all(sides) else ()
+    if not sides or not all(sides):
+        return ()
+    # what is not a number is no box: the image can be cropped without it
+    return tuple(box for box in zip(*sides, strict=False) if all(map(_is_number, box)))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) and math.isfinite(value)
 
 
 def _make_index(files: Sequence[Path], schema: Schema, class_names: Sequence[str]) -> Index:
@@ -213,6 +222,8 @@ def tfds_names(path: Path) -> tuple[str, ...]:
 def tfds_schema(path: Path) -> Schema:
     """Return the features' names from what TFDS wrote beside its records."""
     file = path / "features.json"
+    if not file.is_file():
+        return TFDS
     try:
         features = parse_json(file.read_bytes())["featuresDict"]["features"]
         kinds = {name: str(row.get("pythonClassName", "")).rsplit(".", 1)[-1] for name, row in features.items()}
