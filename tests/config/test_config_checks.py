@@ -25,6 +25,10 @@ REFUSED = [
     ({"measure_splits": True}, ["measure_splits on (code) without pipeline stages"]),
     ({"measure_splits": True, "pipeline_splits": ["a"]}, ["measure_splits on (code) with pipeline_splits a"]),
     ({"pipeline_validation_model": True}, ["pipeline_validation_model on (code) without pipeline stages"]),
+    (
+        {"pipeline_validation_model": True, "validation_flip": True, "pipeline_splits": ["conv2_block1"]},
+        ["validation_flip on (code) with pipeline_validation_model on"],
+    ),
     ({"device_mapping": [0, 0]}, ["device_mapping 0 0 (code) without pipeline stages"]),
     ({"pipeline_splits": ["a", "b"], "num_pipeline_stages": 2}, ["makes 3 stages, but num_pipeline_stages 2"]),
     ({"pipeline_splits": 4, "num_pipeline_stages": 4}, ["pipeline_splits 4 (code) makes 5 stages"]),

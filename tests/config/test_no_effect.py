@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.config.load import config_from
+from headrace.config.load import config_from, resolve
 from headrace.config.schema import all_options
 from headrace.config.section_compiler import NO_EFFECT, describe_without_effect, without_effect
 
@@ -37,3 +37,13 @@ def test_every_row_has_an_option_and_a_reason():
     for row in NO_EFFECT:
         assert all_options()[row.option].section == row.section
         assert row.reason.endswith(".")
+
+
+def test_padding_for_crops_that_are_not_made():
+    options = {"crop_padding": 2, "crop_fill": "reflect"}
+    notes = resolve(options | {"train_augmentation": "flip"}, "none", environ={}).notes
+    assert [note for note in notes if "no effect" in note] == [
+        "crop_padding 2 (command line) has no effect with train_augmentation flip (command line).",
+        "crop_fill reflect (command line) has no effect with train_augmentation flip (command line).",
+    ]
+    assert resolve(options | {"train_augmentation": "crop"}, "none", environ={}).notes == ()

@@ -29,6 +29,7 @@ COMMANDS = [
     ("cifar_resnet20", ["b2/0/relu", "stage3/unit1/relu"], [f"conv{i}_block1_post_addition_relu" for i in (3, 4)]),
     ("cifar_resnet8", ["conv3_block1_layer2_conv"], ["conv3_block1/layer2_conv"]),
     ("efficientnet_b0", ["block2b", "block4a", "block6a"], None),
+    ("cifar_fastnet", ["group1_2", "group2_1_1_pool", "group3_1"], ["group1_2", "group2_1/1_pool", "group3_1"]),
     ("efficientnet_b0", ["block2a/SE", "block4a", "block5c"], ["block2a/se", "block4a", "block5c"]),
     ("efficientnet_b0", ["block2a/b", "block2a/c", "Top"], ["block2a/dwconv", "block2a/project_conv", "top"]),
     ("efficientnet_b1", ["block2a/c", "block4a", "block5c"], ["block2a/project_conv", "block4a", "block5c"]),
