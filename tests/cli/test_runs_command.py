@@ -155,6 +155,8 @@ def test_a_comparison_has_what_differs(place, capsys):
     assert list(find_runs(place / "good")) == [place / "good"]
     summaries = [read_summary(place / name) for name in ("good", "quick")]
     assert different_options(summaries) == {"seed": [1, 2], "optimizer_params.momentum": [0.9, None]}
+    older = make(place, "older", [], optimizer_params={"momentum": 0.9})  # saved before there was an option seed
+    assert different_options([summaries[0], read_summary(older)]) == {"seed": [1, 0]}
     assert compare([str(place / "good"), str(place / "quick")]) == 0
     out = capsys.readouterr().out
     rows = {" ".join(line.split()) for line in out.splitlines()}

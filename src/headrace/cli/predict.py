@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from headrace.run.prediction import Prediction
 
 SOME_UNREADABLE = 1
+_WIDEST = 60  # characters of a file's name to which others are aligned
 _LEAST = 0.00005  # of a probability that is not printed as 0.00 %
 DESCRIPTION = (
     "Predict the classes of images (JPEG, PNG, WebP), prepared as in validation. Images that cannot be read are "
@@ -56,7 +57,7 @@ def main(argv: list[str]) -> int:
 
 
 def _table(found: "Sequence[Prediction]", names: Sequence[str]) -> str:
-    wide = max(len(str(prediction.file)) for prediction in found)
+    wide = min(max(len(str(prediction.file)) for prediction in found), _WIDEST)
     lines = []
     for prediction in found:
         kept = [place for place in prediction.best if place is prediction.best[0] or place[1] >= _LEAST]

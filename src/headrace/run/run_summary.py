@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from headrace.config.schema import all_options
 from headrace.core.files import LOCK_FILE, parse_json
 from headrace.telemetry.records import METRICS_FILE, RunEnd, RunStart, TrainRecord, ValidationRecord, parse_record
 
@@ -180,7 +181,13 @@ def _without_end(path: Path, otherwise: str) -> str:
 
 def different_options(runs: Iterable[RunSummary]) -> dict[str, list[Any]]:
     """Return the options in which runs differ, mappings by key (`a.b`), with the value of each run; None if not set."""
-    flat = [_flat(run.options) for run in runs]
+    known = all_options()
+    listed = [dict(run.options) for run in runs]
+    for options in listed:  # an option that a run does not have is newer than the run, which had its default
+        options |= {
+            name: known[name].default for each in listed for name in each if name in known and name not in options
+        }
+    flat = [_flat(options) for options in listed]
     names = dict.fromkeys(name for each in flat for name in each)
     rows = {name: [each.get(name) for each in flat] for name in names}
     return {name: row for name, row in rows.items() if any(value != row[0] for value in row)}
