@@ -48,6 +48,7 @@ from headrace.run.export_formats import FORMATS, ExportOptions
 from headrace.run.export_formats import export as export_model
 from headrace.run.fit import resume as resume_run
 from headrace.run.fit import train
+from headrace.run.lr_finder import FoundRates, find_learning_rate
 from headrace.run.model_data import GivenData, evaluation_set, given_data, image_paths
 from headrace.run.model_options import (
     NAMED_OF_ONE_SET,
@@ -331,6 +332,17 @@ class Model:
         design = self._evaluation_design(config, dataset)
         state = self._state(design, weights)
         return predict_all(design, dataset, _devices(design), evaluated_weights(state)[weights])
+
+    def find_learning_rate(self, data: Any, labels: Any = None, *, num_steps: int = 100, **options: Any) -> FoundRates:
+        """Train a short while with a growing rate on data given as for fit; return rates, losses and a suggestion.
+
+        Nothing is written, and the model stays as it is.
+        """
+        asked = self._options | full_names(options, self._code_network is not None)
+        resolved, custom = self._training_parts(data, labels, None, asked)
+        return find_learning_rate(
+            resolved, replace(custom, weights=self._float32_weights()), num_steps=_positive(num_steps, "num_steps")
+        )
 
     def plan(self, num_samples: int | None = None, num_validation: int | None = None) -> Plan:
         """Return the plan of a run over so many images, printable; no device is used.

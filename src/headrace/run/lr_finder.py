@@ -1,0 +1,126 @@
+"""Find a learning rate: a short run whose rate grows exponentially, until the loss rises.
+
+Nothing is written, and the weights are forgotten: what a run would start from is left as it is.
+"""
+
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from headrace.config.load import Resolved
+from headrace.core.errors import ConfigError, RunStopped
+from headrace.data.dataset import open_dataset
+from headrace.engine.devices import start_devices, use_compilation_cache
+from headrace.engine.optimizer import make_optimizer
+from headrace.job import current_group
+from headrace.run.design import NOTHING, CustomParts, Design, design_run, starting_state
+from headrace.run.starting_weights import adopt_weights
+from headrace.run.training import Calls, open_feed
+
+_CALL_STEPS = 10  # steps between two looks at the loss
+_SMOOTHING = 0.9  # share of the past in the smoothed loss
+_RISEN = 3.0  # a smoothed loss of so many times the lowest ends the run
+_LEAST = 10  # steps that a suggestion needs
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class FoundRates:
+    """The rate and the smoothed loss of each step, and the rate at which the loss fell fastest."""
+
+    rates: np.ndarray
+    losses: np.ndarray
+    suggested: float
+
+    def __repr__(self) -> str:
+        return f"FoundRates({len(self.rates)} steps from {self.rates[0]:.2g} to {self.rates[-1]:.2g}, " + (
+            f"suggested {self.suggested:.2g})"
+        )
+
+
+def find_learning_rate(
+    resolved: Resolved,
+    custom: CustomParts = NOTHING,
+    *,
+    num_steps: int = 100,
+    lowest: float = 1e-5,
+    highest: float = 10.0,
+) -> FoundRates:
+    """Train up to `num_steps` steps with rates from `lowest` to `highest`; return the curve and a suggestion."""
+    if num_steps < _LEAST or not 0 < lowest < highest:
+        raise ConfigError(
+            f"{num_steps} steps from {lowest:g} to {highest:g}.",
+            rule=f"There are at least {_LEAST} steps, and the rate grows from above 0.",
+        )
+    if not current_group().is_alone:
+        raise ConfigError("A learning rate is searched by one process.", remedy="Start it without a launcher.")
+    design = _with_growing_rate(design_run(resolved.config, custom), num_steps, lowest, highest)
+    config, plan = design.config, design.plan
+    dataset = custom.dataset or open_dataset(config.data, config.run.seed)
+    adopted = adopt_weights(design)
+    use_compilation_cache(config.run.compilation_cache_dir)
+    devices = start_devices(config.run.platform, plan.num_devices)
+    calls = Calls(design, plan.feed, dataset, devices, 0)
+    state = starting_state(design, (adopted.params, adopted.stats) if adopted else custom.weights)
+    state = calls.executor.place(state)
+    losses: list[float] = []
+    with closing(open_feed(design, dataset, plan.feed, calls.executor, 0, _CALL_STEPS)) as feed:
+        block = feed.next()
+        list(calls.compile(state, feed.resident, block))
+        while True:
+            state, metrics = calls.at(0)(state, feed.resident, block, feed.num_steps)
+            host = jax.device_get({name: metrics[name][: feed.num_steps] for name in ("loss", "count")})
+            losses += (host["loss"] / host["count"]).tolist()
+            smooth = smoothed(np.array(losses))
+            if len(losses) >= min(num_steps, plan.steps.total_steps) or _has_risen(smooth):
+                break
+            block = feed.next(metrics["loss"])
+    return suggest(growing_rates(num_steps, lowest, highest), smoothed(np.array(losses[:num_steps])))
+
+
+def growing_rates(num_steps: int, lowest: float, highest: float) -> np.ndarray:
+    """Return the rate of each step: from the lowest to the highest in equal ratios."""
+    return lowest * (highest / lowest) ** (np.arange(num_steps) / (num_steps - 1))
+
+
+def smoothed(losses: np.ndarray) -> np.ndarray:
+    """Return the exponential moving average, corrected for its start; it ends before the first loss not finite."""
+    bad = np.flatnonzero(~np.isfinite(losses))
+    losses = losses[: bad[0]] if len(bad) else losses
+    averages, average = np.empty(len(losses)), 0.0
+    for step, loss in enumerate(losses):
+        average = _SMOOTHING * average + (1 - _SMOOTHING) * loss
+        averages[step] = average / (1 - _SMOOTHING ** (step + 1))
+    return averages
+
+
+def suggest(rates: np.ndarray, losses: np.ndarray) -> FoundRates:
+    """Return the curve, and the rate at which the smoothed loss falls fastest over log(rate), before it is lowest."""
+    rates = rates[: len(losses)]
+    lowest = int(np.argmin(losses)) + 1 if len(losses) else 0
+    if lowest < _LEAST:
+        raise RunStopped(
+            "The loss did not fall for any rate.",
+            remedy="Search from a lower rate, or with more steps; check the data with headrace data verify.",
+        )
+    slope = np.gradient(losses[:lowest], np.log(rates[:lowest]))
+    return FoundRates(rates=rates, losses=losses, suggested=float(rates[int(np.argmin(slope))]))
+
+
+def _has_risen(losses: np.ndarray) -> bool:
+    return len(losses) > _LEAST and bool(losses[-1] > _RISEN * losses.min())
+
+
+def _with_growing_rate(design: Design, num_steps: int, lowest: float, highest: float) -> Design:
+    """Return the design with a rate that depends on the step alone; the options' curve and warm-up are left out."""
+    growth = np.log(highest / lowest) / (num_steps - 1)
+
+    def curve(step: jax.Array) -> jax.Array:
+        return jnp.float32(lowest) * jnp.exp(jnp.asarray(step, jnp.float32) * jnp.float32(growth))
+
+    factor = None if design.trainable.everything else design.trainable.rate_factor
+    batch = design.plan.batch.global_batch_size
+    optimizer = make_optimizer(design.config.learning, curve, batch, factor)
+    return replace(design, lr_curve=curve, optimizer=optimizer)

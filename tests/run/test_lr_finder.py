@@ -1,0 +1,35 @@
+"""The learning-rate finder: its rates are those of the formula, its suggestion that of a curve known by hand."""
+
+import numpy as np
+import pytest
+
+from headrace import Model
+from headrace.core.errors import ConfigError, RunStopped
+from headrace.run.lr_finder import find_learning_rate, growing_rates, smoothed, suggest
+
+
+def test_rates_grow_in_equal_ratios_and_the_steepest_is_suggested():
+    rates = growing_rates(101, 1e-5, 1.0)
+    np.testing.assert_allclose(rates[[0, 50, 100]], [1e-5, 10**-2.5, 1.0])
+    logs = np.log10(rates)
+    losses = 2 - np.tanh(3 * (logs + 2)) + np.where(logs > -0.5, 9 * (logs + 0.5), 0)  # falls fastest at 1e-2
+    assert suggest(rates, losses).suggested == pytest.approx(1e-2, rel=0.13)
+    with pytest.raises(RunStopped, match="did not fall"):
+        suggest(rates, 1 + rates)
+    np.testing.assert_allclose(smoothed(np.full(7, 3.0)), np.full(7, 3.0))
+    assert len(smoothed(np.array([1.0, 2.0, np.inf, 1.0]))) == 2
+
+
+def test_a_real_search_writes_nothing_and_suggests_a_rate_that_lowers_the_loss(quick, tmp_path):
+    found = find_learning_rate(quick(), num_steps=60, lowest=1e-4, highest=100.0)
+    assert len(found.rates) == len(found.losses) <= 60
+    assert 1e-4 < found.suggested < 100
+    assert found.losses.min() < found.losses[0]
+    assert not (tmp_path / "runs").exists()
+    assert f"suggested {found.suggested:.2g}" in repr(found)
+    model = Model("toy_model_bn", log_dir=str(tmp_path / "runs"), micro_batch_size=16)
+    found = model.find_learning_rate("digits", num_steps=15)
+    assert len(found.rates) == 15
+    assert model.params is None
+    with pytest.raises(ConfigError, match="at least 10 steps"):
+        find_learning_rate(quick(), num_steps=3)
