@@ -23,7 +23,8 @@ from headrace.run.training import Calls, open_feed
 _CALL_STEPS = 10  # steps between two looks at the loss
 _SMOOTHING = 0.9  # share of the past in the smoothed loss
 _RISEN = 3.0  # a smoothed loss of so many times the lowest ends the run
-_LEAST = 10  # steps that a suggestion needs
+_LEAST = 10  # steps of a search
+_FALLING = 3  # steps, at least, over which the loss falls
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -99,14 +100,16 @@ def smoothed(losses: np.ndarray) -> np.ndarray:
 def suggest(rates: np.ndarray, losses: np.ndarray) -> FoundRates:
     """Return the curve, and the rate at which the smoothed loss falls fastest over log(rate), before it is lowest."""
     rates = rates[: len(losses)]
-    lowest = int(np.argmin(losses)) + 1 if len(losses) else 0
-    if lowest < _LEAST:
+    start = len(losses) // 10  # the first steps are noise: the average has few losses yet
+    lowest = start + int(np.argmin(losses[start:])) if len(losses) else 0
+    if lowest - start < _FALLING:
         raise RunStopped(
             "The loss did not fall for any rate.",
             remedy="Search from a lower rate, or with more steps; check the data with headrace data verify.",
         )
-    slope = np.gradient(losses[:lowest], np.log(rates[:lowest]))
-    return FoundRates(rates=rates, losses=losses, suggested=float(rates[int(np.argmin(slope))]))
+    falling = slice(start, lowest + 1)
+    slope = np.gradient(losses[falling], np.log(rates[falling]))
+    return FoundRates(rates=rates, losses=losses, suggested=float(rates[falling][int(np.argmin(slope))]))
 
 
 def _has_risen(losses: np.ndarray) -> bool:
