@@ -120,7 +120,7 @@ def _with_growing_rate(design: Design, num_steps: int, lowest: float, highest: f
     """Return the design with a rate that depends on the step alone; the options' curve and warm-up are left out."""
     growth = np.log(highest / lowest) / (num_steps - 1)
 
-    def curve(step: jax.Array) -> jax.Array:
+    def curve(step: jax.typing.ArrayLike) -> jax.Array:
         return jnp.float32(lowest) * jnp.exp(jnp.asarray(step, jnp.float32) * jnp.float32(growth))
 
     factor = None if design.trainable.everything else design.trainable.rate_factor
