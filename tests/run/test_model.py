@@ -1,5 +1,7 @@
 """Model with shipped networks: the five lines on real JPEGs and arrays, what they leave behind, and refusals."""
 
+import gc
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -200,3 +202,15 @@ def test_help_prints_no_environment(monkeypatch):
         text = pydoc.render_doc(headrace.resolve)  # type: ignore[attr-defined]
     assert "hunter2" not in text
     assert "environ" in text
+
+
+@pytest.mark.slow
+def test_twenty_fits_in_one_process_do_not_grow(tmp_path):
+    digits = read_digits()["train"]
+    resident = []
+    for number in range(20):
+        model = Model("toy_model_bn", log_dir=str(tmp_path), run_name=f"run{number}", **SMALL)
+        model.fit(digits.images, digits.labels, epochs=1, steps_per_epoch=4)
+        gc.collect()
+        resident.append(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20)
+    assert resident[-1] - resident[4] < 25, resident
