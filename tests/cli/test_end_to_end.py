@@ -42,7 +42,7 @@ REFUSED = {
     "missing data": (
         2,
         "--dataset cifar10",
-        ["data_batch_1.bin", "test_batch", "rule: Searched", "remedy: Fetch http", "--dataset-path"],
+        ["data_batch_1.bin", "test_batch", "rule: Searched", "Fetch http", "--dataset-path"],
     ),
     "wrong type in YAML": (2, "--config-path mine.yml --config mine", ["mine.yml:3: num_epochs is 'three'", "rule: "]),
     "unknown key in YAML": (2, "--config-path mine.yml --config other", ["mine.yml:5: ", "Did you mean num_epochs?"]),

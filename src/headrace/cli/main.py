@@ -39,6 +39,7 @@ COMMANDS = (
     Command(name="compare", module="headrace.cli.compare", help="print what differs between runs"),
     Command(name="plan", module="headrace.cli.plan", help="print batches, steps and memory of a run, without a device"),
     Command(name="bench", module="headrace.cli.bench", help="measure the throughput of training or inference"),
+    Command(name="lr-find", module="headrace.cli.lr_find", help="find a learning rate by a short run, with a plot"),
     Command(name="models", module="headrace.cli.models", help="list the networks"),
     Command(name="configs", module="headrace.cli.configs", help="list and show recipes, with measured results"),
     Command(name="devices", module="headrace.cli.devices", help="list devices, their memory, and versions"),
@@ -47,7 +48,7 @@ COMMANDS = (
     Command(name="launch", module="headrace.cli.launch", help="start the processes of a job, here or on other hosts"),
 )
 _TOPICS = {
-    "train": ("train", "resume"),
+    "train": ("train", "resume", "lr-find"),
     "use": ("validate", "predict", "export", "average"),
     "results": ("runs", "compare"),
     "look up": ("models", "configs", "devices", "data", "completion"),

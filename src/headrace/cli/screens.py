@@ -90,6 +90,18 @@ SCREENS: Mapping[str, Screen] = {
             },
         },
     ),
+    "lr-find": Screen(
+        about="Find a learning rate: a short run whose rate grows until the loss rises. Only the plot is written.",
+        examples=(("headrace lr-find --dataset-path photos/", "for your images"),),
+        rows={
+            "data": {"dataset-path DIR": "folder of images, or of a known dataset"},
+            "training": {"model NAME": "network", "batch-size": "images per weight update", "optimizer": "optimizer"},
+            "device": _DEVICE,
+        },
+        groups=tuple(g for g in _EVERYTHING if g not in ("validation", "checkpoint", "logging")),
+        without=frozenset(("learning_rate", "lr_schedule", "lr_schedule_params", "lr_warmup_params", "warmup_epochs")),
+        strict=True,
+    ),
     "resume": Screen(
         about="Resume a run from its newest good checkpoint, bit for bit. Its options apply; these may change.",
         examples=(
@@ -114,7 +126,17 @@ SCREENS: Mapping[str, Screen] = {
         },
         groups=tuple(group for group in _EVERYTHING if group not in ("model", "weights", REFERENCE_GROUP)),
         without=frozenset(
-            ("seed", "dataset", "balanced_sampling", "shuffle", "optimizer", "precision", "half_type", "ema_decay")
+            (
+                "seed",
+                "dataset",
+                "decode_once",
+                "balanced_sampling",
+                "shuffle",
+                "optimizer",
+                "precision",
+                "half_type",
+                "ema_decay",
+            )
         ),
     ),
     "validate": Screen(

@@ -158,6 +158,22 @@ def headline(records: Iterable[Record], best: ValidationRecord | None) -> tuple[
     return title, "  ·  ".join(fact for fact in facts if fact)
 
 
+def draw_rates(points: Points, suggested: float) -> str:
+    """Return the SVG text of the loss over a growing learning rate, with a line at the suggested one."""
+    rates, losses = [rate for rate, _ in points], [loss for _, loss in points]
+    ticks = log_ticks(min(rates), max(rates))
+    x = Axis(low=ticks[0], high=ticks[-1], start=64, end=872, ticks=ticks, is_log=True)
+    y = loss_axis(losses)
+    body = [
+        f'<rect width="{WIDTH}" height="{HEIGHT}" rx="8" fill="#ffffff"/>',
+        _text(28, 34, f"suggested learning rate: {suggested:.2g}", size=17, color=_INK, weight=600),
+        *_panel("smoothed loss", [Line(label="", points=points, color=_VALIDATIONS[0][2])], x, y, "learning rate"),
+        _rule(x.at(suggested), _TOP, x.at(suggested), _BOTTOM, _VALIDATIONS[1][2]),
+    ]
+    size = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {_FONT}>' + "".join(body) + "</svg>\n"
+
+
 def round_ticks(low: float, high: float, num_wanted: int = 5) -> tuple[float, ...]:
     """Return evenly spaced round numbers (1, 2 or 5 times a power of ten) from at most `low` to at least `high`."""
     span = (high - low) or abs(high) or 1.0
@@ -177,7 +193,7 @@ def thin(points: Points, most: int = _MOST_POINTS) -> Points:
     return [(sum(x for x, _ in g) / len(g), sum(y for _, y in g) / len(g)) for g in groups]
 
 
-def _panel(title: str, lines: Sequence[Line], x: Axis, y: Axis) -> list[str]:
+def _panel(title: str, lines: Sequence[Line], x: Axis, y: Axis, below: str = "epoch") -> list[str]:
     """Return the elements of one panel: title, grid, axes, lines."""
     parts = [_text(x.start - 36, _TOP - 16, title, size=12.5, color=_INK, weight=600)]
     for tick in y.ticks:
@@ -186,7 +202,7 @@ def _panel(title: str, lines: Sequence[Line], x: Axis, y: Axis) -> list[str]:
     for tick in x.ticks:
         parts.append(_rule(x.at(tick), _BOTTOM, x.at(tick), _BOTTOM + 4, _QUIET))
         parts.append(_text(x.at(tick), _BOTTOM + 18, x.label(tick), size=11, anchor="middle"))
-    parts.append(_text((x.start + x.end) / 2, _BOTTOM + 36, "epoch", size=12, anchor="middle"))
+    parts.append(_text((x.start + x.end) / 2, _BOTTOM + 36, below, size=12, anchor="middle"))
     return parts + [element for line in lines for element in _curve(line, x, y)]
 
 
