@@ -1,11 +1,14 @@
 """The verdict in words, by hand-made numbers."""
 
+from typing import Any
+
 import pytest
 
+from headrace.engine.devices import CompileCounts
 from headrace.run.metric_totals import Measured, verdict
 
 
-def judged(**changes: float) -> str:
+def judged(**changes: Any) -> str:
     numbers = {
         "images": 10_000,
         "seconds": 10.0,
@@ -99,3 +102,10 @@ def test_the_largest_avoidable_part_is_named_with_its_option(part: str, said: st
 def test_waits_that_are_small_alone_are_not_nothing_together() -> None:
     said = judged(wait_seconds=0.15, validation_wait_seconds=0.16)
     assert said == "mostly compute-bound: the device waited 1.6 % of the time for validation images"
+
+
+def test_a_cache_that_was_used_is_not_recommended() -> None:
+    for counts, advice in ((CompileCounts(2, 0), "came from the cache"), (CompileCounts(1, 1), "the next run")):
+        said = judged(compile_seconds=10.0, wall_seconds=20.0, programs=counts)
+        assert advice in said
+        assert "--compilation-cache-dir" not in said

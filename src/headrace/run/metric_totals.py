@@ -11,6 +11,7 @@ import numpy as np
 
 from headrace.core.errors import RunStopped
 from headrace.core.units import format_duration
+from headrace.engine.devices import CompileCounts
 from headrace.plan.plan import Plan
 from headrace.telemetry.clock import Throughput
 from headrace.telemetry.records import TrainRecord
@@ -203,6 +204,7 @@ class Measured:
     save_seconds: float = 0.0  # and it waited for a checkpoint
     start_seconds: float = 0.0  # before the first call
     compile_seconds: float = 0.0
+    programs: CompileCounts = field(default_factory=CompileCounts)  # found in the cache, and compiled
     rest_seconds: float = 0.0  # nothing of all this
     wall_seconds: float = 0.0  # of the whole run
 
@@ -222,16 +224,24 @@ def verdict(run: Measured) -> str:
     if not largest or parts[largest] < _MIXED * wall:
         return said
     share = f"{100 * parts[largest] / wall:.0f} % of the {format_duration(wall)}"
-    return f"{said}; {largest} took {share}: {_CHANGED_BY[largest]}"
+    return f"{said}; {largest} took {share}: {_CHANGED_BY[largest] or _compiling_advice(run.programs)}"
 
 
 # What else takes time beside training, and what changes it.
 _CHANGED_BY = {
     "starting": "pack the images (headrace data pack), or train longer in one run",
-    "compiling": "keep the compiled programs (--compilation-cache-dir) for the next run",
+    "compiling": "",  # it depends on the cache
     "validation": "validate less often (--validations-per-epoch) or in larger batches (--validation-micro-batch-size)",
     "the host between calls": "make calls longer (--call-seconds, a lower --logs-per-epoch)",
 }
+
+
+def _compiling_advice(programs: CompileCounts) -> str:
+    if not programs.hits + programs.misses:
+        return "keep the compiled programs for the next run (--compilation-cache-dir)"
+    if programs.misses:
+        return "the next run of this network and batch finds its programs in the cache"
+    return "the programs came from the cache, and only a longer run makes tracing and loading them a smaller part"
 
 
 def _other_parts(run: Measured) -> dict[str, float]:

@@ -17,6 +17,7 @@ from headrace.core.errors import HeadraceError
 from headrace.core.tree import flatten_named
 from headrace.core.units import format_bytes, format_duration
 from headrace.data.feeding.feed import FeedOptions, FeedStats
+from headrace.engine.devices import CompileCounts
 from headrace.engine.state import State
 from headrace.run.callbacks import Callbacks, TrainingEvent, ValidationEvent
 from headrace.run.design import Design
@@ -111,6 +112,7 @@ class RunRecorder:
         self.step = 0  # the last one whose results have been read
         self.step_seconds: float | None = None  # of the call that was read last
         self._saved_step = 0  # of the newest checkpoint; 0: there is none
+        self._programs = CompileCounts()
         self.dataset_identity: Mapping[str, Any] = {}  # for a resume, which refuses other data
 
     def continue_from(self, restored: Restored, past: Past) -> None:
@@ -210,6 +212,9 @@ class RunRecorder:
         """Record how long compiling took."""
         now = time.perf_counter()
         self.timeline.add("compile", now - compiled.seconds, now)
+        self._programs = CompileCounts(
+            self._programs.hits + compiled.counts.hits, self._programs.misses + compiled.counts.misses
+        )
         held = f"; one device holds {format_bytes(compiled.device_bytes)}" if compiled.device_bytes else ""
         self.note(f"{what} compiled in {format_duration(compiled.seconds)} ({compiled.counts}){held}")
 
@@ -241,6 +246,7 @@ class RunRecorder:
                 save_seconds=spent["save"],
                 start_seconds=spent["start"],
                 compile_seconds=spent["compile"],
+                programs=self._programs,
                 rest_seconds=spent["rest"],
                 wall_seconds=sum(spent.values()),
             )
