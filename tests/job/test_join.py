@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from headrace.job.channel import Channel, ChannelClosed
 from headrace.job.detect_launcher import ProcessInfo
-from headrace.job.rendezvous import Channel, ChannelClosed
 
 from .processes import PATIENCE, SRC
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.cli.options import print_remarks, read_config_arguments, resolve_arguments
 from headrace.core.errors import ConfigError, RunStopped, did_you_mean
+from headrace.core.files import parse_json
 
 if TYPE_CHECKING:
     from headrace.config.load import Resolved
@@ -219,7 +220,12 @@ def _measured(entry: Entry, point: dict[str, Any], more: list[str], output: Path
         raise RunStopped(f"{entry.name} was ended by signal {-done.returncode}.")
     lines = [line[line.index("{") :] for line in done.stdout.splitlines() if line.endswith("}") and "{" in line]
     result: dict[str, Any] = {"entry": entry.name, "point": point}
-    result |= json.loads(lines[-1]) if lines and not done.returncode else {"problem": f"exit code {done.returncode}"}
+    try:
+        result |= parse_json(lines[-1])
+    except (IndexError, ValueError):
+        result["problem"] = "it printed no result"
+    if done.returncode:
+        result["problem"] = f"exit code {done.returncode}"
     print(json.dumps(result), flush=True)
     if output is not None:
         with output.open("a") as file:

@@ -25,6 +25,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from headrace.core.errors import ConfigError
+from headrace.core.files import parse_json
 from headrace.core.jax_private import CoordinationClient, coordination_client
 from headrace.core.tree import PyTree
 
@@ -104,7 +105,7 @@ class ProcessGroup:
             if number >= _KEPT_BROADCASTS:
                 self._store.key_value_delete(f"{_ROOT}/broadcast/{number - _KEPT_BROADCASTS}")
             return value
-        return json.loads(self._wait(f"{_ROOT}/broadcast/{number}"))
+        return parse_json(self._wait(f"{_ROOT}/broadcast/{number}"))
 
     def all_gather(self, value: Any) -> list[Any]:
         """Return every process's value (anything JSON can hold), ordered by process, in every process."""
@@ -112,7 +113,7 @@ class ProcessGroup:
             return [value]
         key = f"{_ROOT}/gather/{next(self._calls)}"
         self._store.key_value_set(f"{key}/{self.process}", json.dumps(value))
-        return [json.loads(self._wait(f"{key}/{process}")) for process in range(self.num_processes)]
+        return [parse_json(self._wait(f"{key}/{process}")) for process in range(self.num_processes)]
 
     def on_first_process(self, work: Callable[[], T]) -> T | None:
         """Call `work` in process 0 and return its result there, None elsewhere.

@@ -7,7 +7,7 @@ precedence.
 import re
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from headrace.core.errors import ConfigError
 from headrace.core.files import parse_json
@@ -19,6 +19,7 @@ NUM_REPLICAS, DEVICES_PER_REPLICA = "HEADRACE_NUM_REPLICAS", "HEADRACE_DEVICES_P
 SERVICE = "HEADRACE_SERVICE"  # a headless Kubernetes service
 LAUNCHER_PID = "HEADRACE_LAUNCHER"  # pid of a launcher on the same host: its processes end when it ends
 JOIN_SECONDS, SILENCE_SECONDS = "HEADRACE_JOIN_SECONDS", "HEADRACE_SILENCE_SECONDS"
+SECRET = "HEADRACE_SECRET"  # random text that only the processes of the job know
 AUTO = "auto"  # a value of HEADRACE_NUM_PROCESSES: let JAX detect the process
 
 
@@ -36,6 +37,7 @@ class ProcessInfo:
     devices_per_replica: int | None = None  # likewise
     replicas_per_process: bool = False  # --num-replicas counts those of one process (the legacy --distributed)
     join_seconds: float = 120.0  # time limit for all processes to join
+    secret: str = field(default="", repr=False)  # proves to the others that a process belongs to the job
     silence_seconds: float = 10.0  # a process that sends no heartbeat for this long counts as hung
 
     @property
@@ -63,7 +65,7 @@ def job_port(number: int) -> int:
 
 def free_port(host: str = "") -> int:
     """Return a port that nobody uses now, on one address of this host or on all."""
-    with socket.create_server((host, 0)) as probe:
+    with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         return probe.getsockname()[1]
 
 
@@ -147,6 +149,7 @@ def detect_process_info(environ: Environ, *, distributed: bool = False) -> Proce
         info,
         join_seconds=_seconds(environ, JOIN_SECONDS, info.join_seconds),
         silence_seconds=_seconds(environ, SILENCE_SECONDS, info.silence_seconds),
+        secret=environ.get(SECRET) or info.secret,
     )
 
 
@@ -258,6 +261,8 @@ def _read_open_mpi(environ: Environ) -> ProcessInfo:
         num_processes=size,
         coordinator=_coordinator(environ, host, job_port(number)),
         detected_by="Open MPI",
+        # Made by mpirun (Open MPI 4) for each job and passed to its processes only.
+        secret=environ.get("OMPI_MCA_orte_precondition_transports", ""),
         local_process=_optional(environ, "OMPI_COMM_WORLD_LOCAL_RANK"),
         num_local_processes=local,
         num_replicas=_optional(environ, NUM_REPLICAS),

@@ -12,14 +12,7 @@ from functools import cache
 import jax
 
 from headrace.core.errors import ConfigError, HeadraceError, ProcessLost
-from headrace.job.detect_launcher import (
-    COORDINATOR,
-    LAUNCHER_PID,
-    LOOPBACK,
-    ProcessInfo,
-    detect_process_info,
-    split_address,
-)
+from headrace.job.detect_launcher import LAUNCHER_PID, ProcessInfo, detect_process_info
 from headrace.job.liveness import GRACE_SECONDS, LivenessMonitor, ending_message
 from headrace.job.local_processes import process_gpus, visible_gpus
 from headrace.job.rendezvous import rendezvous
@@ -128,8 +121,6 @@ def _connect(info: ProcessInfo) -> None:
     # Where a script stands between launcher and process, its end says nothing: then the launcher is not watched.
     launcher = os.getppid() if os.environ.get(LAUNCHER_PID) == str(os.getppid()) else None
     monitor = _job().monitor = LivenessMonitor(connections, info.silence_seconds, launcher)
-    host, port = split_address(connections.jax_address, COORDINATOR)
-    local = host == LOOPBACK
     try:
         jax.distributed.initialize(
             coordinator_address=connections.jax_address,
@@ -142,7 +133,7 @@ def _connect(info: ProcessInfo) -> None:
             # than the liveness monitor.
             heartbeat_timeout_seconds=int(3 * info.silence_seconds) + 10,
             shutdown_timeout_seconds=SHUTDOWN_SECONDS,
-            coordinator_bind_address=f"{host}:{port}" if local else None,
+            coordinator_bind_address=connections.jax_bind,
         )
     except Exception as error:
         monitor.fail(_first_line(error))

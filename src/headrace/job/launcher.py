@@ -1,6 +1,7 @@
 """Launch a job: choose the driver (local, mpirun or srun), build the command of one process, start."""
 
 import os
+import secrets
 import shlex
 import shutil
 import signal
@@ -13,6 +14,7 @@ from types import FrameType
 
 from headrace.core.errors import ConfigError
 from headrace.core.signals import STOP_SIGNALS, catch_signals, leave_closed_terminal
+from headrace.job.detect_launcher import SECRET
 from headrace.job.launch_request import LaunchRequest, is_python, script_and_arguments
 from headrace.job.local_processes import process_variables, run_local, visible_gpus
 from headrace.job.remote_processes import mpirun_command, srun_command
@@ -25,21 +27,26 @@ _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 def launch(request: LaunchRequest) -> int:
     """Start a job and wait until it ends; return its exit code."""
-    command = process_command(request)
-    driver = choose_driver(request, os.environ)
+    command, environ = process_command(request), with_secret(os.environ)
+    driver = choose_driver(request, environ)
     for note in request.notes + (_unused(request) if driver == "local" else ()):
         print(f"note: {note}", file=sys.stderr)
     if driver == "local":
         if request.dry_run or request.verbose:
             _show_local(request, command)
-        return 0 if request.dry_run else run_local(request, command)
+        return 0 if request.dry_run else run_local(request, command, environ)
     if driver == "srun":
         line = srun_command(request, command, os.getpid())
     else:
-        line = mpirun_command(request, command, os.environ, os.getpid())
+        line = mpirun_command(request, command, environ, os.getpid())
     if request.dry_run or request.verbose:
         print(shlex.join(line), flush=True)
-    return 0 if request.dry_run else _drive(line)
+    return 0 if request.dry_run else _drive(line, environ)
+
+
+def with_secret(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment with a secret for the job, unless it has one. No command line shows it."""
+    return {**environ, SECRET: environ.get(SECRET) or secrets.token_hex(16)}
 
 
 def process_command(request: LaunchRequest) -> list[str]:
@@ -109,9 +116,9 @@ def _show_local(request: LaunchRequest, command: Sequence[str]) -> None:
         )
 
 
-def _drive(line: Sequence[str]) -> int:
+def _drive(line: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run mpirun or srun; the first stop signal is passed on as SIGUSR1, which they forward: the processes save."""
-    process = subprocess.Popen(line, stdin=subprocess.DEVNULL, start_new_session=True)
+    process = subprocess.Popen(line, env=environ, stdin=subprocess.DEVNULL, start_new_session=True)
     num_signals = 0
 
     def forward(number: int, _frame: FrameType | None) -> None:

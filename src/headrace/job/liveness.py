@@ -14,7 +14,8 @@ from contextlib import suppress
 from typing import Any
 
 from headrace.core.errors import ProcessLost
-from headrace.job.rendezvous import Channel, ChannelClosed, Connections, Peer
+from headrace.job.channel import Channel, ChannelClosed
+from headrace.job.rendezvous import Connections, Peer
 
 GRACE_SECONDS = 3.0  # in which process 0 may still write its last record after another process was lost
 

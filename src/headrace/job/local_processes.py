@@ -153,15 +153,15 @@ def process_variables(request: LaunchRequest, number: int, coordinator: str, gpu
     return variables
 
 
-def run_local(request: LaunchRequest, command: Sequence[str]) -> int:
-    """Start the processes, forward signals and wait; if one fails, end all. Return the exit code."""
+def run_local(request: LaunchRequest, command: Sequence[str], base: Mapping[str, str]) -> int:
+    """Start the processes in an environment, forward signals and wait; if one fails, end all. Return the exit code."""
     coordinator = request.coordinator or format_address(LOOPBACK, free_port(LOOPBACK))
-    gpus, cores = visible_gpus(os.environ), cores_per_process(request.num_processes) if request.numa_aware else []
+    gpus, cores = visible_gpus(base), cores_per_process(request.num_processes) if request.numa_aware else []
     with Output(request.only_output_from) as output:
         job: list[LaunchedProcess] = []
         try:
             for number in range(request.num_processes):
-                environ = {**os.environ, LAUNCHER_PID: str(os.getpid())}
+                environ = {**base, LAUNCHER_PID: str(os.getpid())}
                 environ |= process_variables(request, number, coordinator, gpus)
                 job.append(LaunchedProcess(number, _start(command, environ)))
                 output.follow(number, job[-1].process)

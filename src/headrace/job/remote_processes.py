@@ -8,13 +8,14 @@ from headrace.job.detect_launcher import (
     DEVICES_PER_REPLICA,
     JOIN_SECONDS,
     NUM_REPLICAS,
+    SECRET,
     SILENCE_SECONDS,
     format_address,
     job_port,
 )
 from headrace.job.launch_request import LaunchRequest
 
-FORWARDED_VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "DATASETS_DIR", "DATA_DIR", "XLA_FLAGS")
+FORWARDED_VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "DATASETS_DIR", "DATA_DIR", "XLA_FLAGS", SECRET)
 
 
 def job_variables(request: LaunchRequest) -> dict[str, str]:

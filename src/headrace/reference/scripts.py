@@ -93,16 +93,15 @@ def take_value(argv: Sequence[str], option: str) -> tuple[str | None, list[str]]
 
 def is_finished(place: Path) -> bool:
     """Whether a run has been trained to its end."""
-    import json
-
     from headrace.checkpoint.store import newest_good, step_of
+    from headrace.core.files import parse_json
 
     try:
-        plan = json.loads((place / "plan.json").read_text())
-    except (OSError, ValueError):
+        total = parse_json((place / "plan.json").read_bytes())["steps"]["total_steps"]
+    except (OSError, ValueError, LookupError, TypeError):
         return False
     newest = newest_good(place / "checkpoints")[0]
-    return newest is not None and (step_of(newest) or 0) >= plan["steps"]["total_steps"]
+    return newest is not None and isinstance(total, int) and (step_of(newest) or 0) >= total
 
 
 def _of_saved_run(argv: list[str], place: str) -> list[str]:

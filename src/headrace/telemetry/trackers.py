@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from headrace.config.schema import Logging
 from headrace.core.errors import ConfigError
-from headrace.core.files import write_atomic
+from headrace.core.files import parse_json, write_atomic
 from headrace.telemetry.records import CheckpointRecord, Record, RunEnd, TrainRecord, ValidationRecord
 from headrace.telemetry.sinks import Notify
 
@@ -154,7 +154,7 @@ class WeightsAndBiases:
     def __init__(self, about: RunDescription, logging: Logging, notify: Notify) -> None:
         wandb: Any = importlib.import_module("wandb")
         place = about.directory / WANDB_ID_FILE
-        known = json.loads(place.read_text()) if place.exists() else {}  # a resumed run continues its W&B run
+        known = _known_run(place)  # a resumed run continues its W&B run
         mode = os.environ.get("WANDB_MODE") or ("online" if _logged_in(wandb) else "offline")
         if mode == "offline" and "WANDB_MODE" not in os.environ:
             kept = about.directory / WANDB_DIR
@@ -201,6 +201,15 @@ class WeightsAndBiases:
     def close(self) -> None:
         """Finish the run."""
         self._run.finish()
+
+
+def _known_run(place: Path) -> dict[str, str]:
+    """Return the id that an earlier process of the run wrote; nothing if there is none that can be read."""
+    try:
+        found = parse_json(place.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) and isinstance(found.get("id"), str) else {}
 
 
 def _logged_in(wandb: Any) -> bool:
