@@ -58,8 +58,9 @@ def refuse_impossible_rates(records: list[Any], end: RunEnd) -> None:
     at_rates = sum((after.step - before.step) * batch / after.images_per_second for before, after in pairwise(trained))
     elapsed = trained[-1].elapsed_seconds - trained[0].elapsed_seconds
     not_training = sum(end.seconds[kind] for kind in ("validate", "wait_validation", "save"))
-    assert at_rates <= 1.02 * elapsed + 0.05
-    assert at_rates + not_training >= 0.98 * elapsed - 0.05
+    late = 0.2  # a record is written when a thread has read its call, which takes longer on a busy machine
+    assert at_rates <= 1.02 * elapsed + late
+    assert at_rates + not_training >= 0.98 * elapsed - late
     assert end.images_per_second is not None
     training = end.seconds["train"] + end.seconds["wait"] + end.seconds["rest"]
     assert (end.step - 1) * batch / end.images_per_second <= 1.02 * training  # the first call has one step, not timed

@@ -5,6 +5,7 @@ import os
 import platform as machine
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -169,19 +170,26 @@ class CompileCounts:
         )
 
 
+# Of this thread, and of those that run in a copy of its context: several threads compile at the same time.
+_COUNTING: ContextVar[CompileCounts | None] = ContextVar("counting", default=None)
+
+
 @contextmanager
 def count_compilations() -> Iterator[CompileCounts]:
     """Count the compilation cache's hits and misses while the block runs."""
     counts = CompileCounts()
 
     def listen(event: str, **_: Any) -> None:
-        counts.hits += event == "/jax/compilation_cache/cache_hits"
-        counts.misses += event == "/jax/compilation_cache/cache_misses"
+        if _COUNTING.get() is counts:
+            counts.hits += event == "/jax/compilation_cache/cache_hits"
+            counts.misses += event == "/jax/compilation_cache/cache_misses"
 
     jax.monitoring.register_event_listener(listen)
+    token = _COUNTING.set(counts)
     try:
         yield counts
     finally:
+        _COUNTING.reset(token)
         jax.monitoring.unregister_event_listener(listen)
 
 

@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
@@ -201,24 +201,30 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
         to_train = config.run.training and step < steps.total_steps
         due = config.validation.validation and (steps.validation_due(step) or not config.run.training)
         to_validate = group.broadcast(bool(due and recorder.missing_validation(step, evaluated_weights(state))))
-        validator = None
+        length = CallLength(config.batch.call_seconds, steps.steps_per_call)
+        validator, feed, compiling = None, None, None
+        if to_train:
+            state = executor.place(state)
+            feed = stack.enter_context(closing(open_feed(design, dataset, options, executor, step, length.steps)))
+            # In a thread: meanwhile images are read and validation is compiled. Several processes compile in one order.
+            compiler = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="compile"))
+            compiling = compiler.submit(calls.compile, state, feed)
+            if not group.is_alone:
+                compiling.result()
         if config.validation.validation and (to_train or to_validate):
             validator = stack.enter_context(closing(Validator(design, dataset, devices)))
+            if feed:
+                validator.prefetch(feed)
             recorder.compiled("validation", validator.compile(state))
             if to_validate:  # nothing to train, or killed between a checkpoint and the end of its validation
                 recorder.validated(step, validator, recorder.start_validation(validator, state))
 
         if adopted is not None and not config.run.training and config.checkpoint.checkpoints:
             recorder.save(state, step)  # imported weights become a checkpoint, to predict with and to export
-        if to_train:
-            state = executor.place(state)
-            length = CallLength(config.batch.call_seconds, steps.steps_per_call)
-            feed = stack.enter_context(closing(open_feed(design, dataset, options, executor, step, length.steps)))
-            if validator:
-                validator.prefetch(feed)
-            block = feed.next()
-            for what, compiled in calls.compile(state, feed.resident, block):
+        if feed and compiling:
+            for what, compiled in compiling.result():
                 recorder.compiled(what, compiled)
+            block = feed.next()
             if config.pipeline.trace_schedule and isinstance(executor, Dispatcher) and plan.pipeline:
                 place = directory.path if group.is_first else None
                 for text in trace_schedule(executor, plan.pipeline, (state, feed.resident, block), place):

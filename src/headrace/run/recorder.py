@@ -210,8 +210,7 @@ class RunRecorder:
 
     def compiled(self, what: str, compiled: Compiled) -> None:
         """Record how long compiling took."""
-        now = time.perf_counter()
-        self.timeline.add("compile", now - compiled.seconds, now)
+        self.timeline.add("compile", compiled.began, compiled.began + compiled.seconds)
         self._programs = CompileCounts(
             self._programs.hits + compiled.counts.hits, self._programs.misses + compiled.counts.misses
         )

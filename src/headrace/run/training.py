@@ -1,7 +1,7 @@
 """The training side of a run on its devices: the feed, the compiled call program, and the calls one after the other."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -129,6 +129,7 @@ class Compiled:
     """A program, ready to run, and how long compiling it took."""
 
     program: Any
+    began: float  # on the performance counter
     seconds: float
     counts: CompileCounts
     device_bytes: int  # arguments, outputs and temporaries of one device, as XLA reports them
@@ -243,7 +244,7 @@ def compiled_from(build: Callable[[], Any]) -> Compiled:
     memory = program.memory_analysis() if hasattr(program, "memory_analysis") else None  # a pipeline is many programs
     parts = ("argument_size_in_bytes", "output_size_in_bytes", "temp_size_in_bytes")
     held = sum(getattr(memory, part, 0) for part in parts) - getattr(memory, "alias_size_in_bytes", 0) if memory else 0
-    return Compiled(program=program, seconds=time.perf_counter() - begin, counts=counts, device_bytes=held)
+    return Compiled(program=program, began=begin, seconds=time.perf_counter() - begin, counts=counts, device_bytes=held)
 
 
 class advise_on_memory:
@@ -279,13 +280,15 @@ class Calls:
         self._programs: list[Any] = []
         self.executor = self._executors[-1]  # state and blocks are placed alike for all of them
 
-    def compile(self, state: State, resident: Any, block: Any) -> Iterator[tuple[str, Compiled]]:
-        """Compile every program ahead of its first call; yield its purpose and the result."""
+    def compile(self, state: State, feed: TrainFeed) -> list[tuple[str, Compiled]]:
+        """Compile every program ahead of its first call; return their purposes and the results."""
+        block, results = feed.described(), []
         for span, executor in zip(self._spans, self._executors, strict=True):
-            compiled = compile_call(executor, state, resident, block)
+            compiled = compile_call(executor, state, feed.resident, block)
             self._programs.append(compiled.program)
             size = f" at {span.image_hw[0]}x{span.image_hw[1]}" if len(self._spans) > 1 else ""
-            yield f"training{size}", compiled
+            results.append((f"training{size}", compiled))
+        return results
 
     def at(self, step: int) -> Any:
         """Return the program of the call that begins after `step` steps."""

@@ -321,12 +321,24 @@ class TrainFeed(_PreparedFeed):
         self.resident = make_resident(source, put, options.shard) if options.cache.where == "device" else None
         self._reader = BlockReader(source, options, train=True) if self.resident is None else None
         self.stats = FeedStats()  # what feeding cost so far
+        self._image = source.image_hwc, np.uint8 if options.eight_bit_transfer else np.float32
         self._prefetcher = Prefetcher(self._make, self._spans(), options.prefetch_depth, self.stats)
 
     def next(self, in_flight: Any = None) -> dict[str, Any]:
         """Return the next block, with images and labels unless they are resident; `num_steps` says how many it has."""
         block, self.num_steps = self._prefetcher.next(in_flight)
         return block
+
+    def described(self) -> Any:
+        """Return a block of all processes without its values: shapes and devices, to compile with."""
+        shape, steps = self._shape, self._calls.max_steps
+        rows = (steps, shape.gradient_accumulation_count, shape.num_replicas * shape.micro_batch_size)
+        block = {"index": jax.ShapeDtypeStruct(rows, np.int32), "epoch": jax.ShapeDtypeStruct((steps,), np.uint32)}
+        if self._reader is not None:
+            hwc, dtype = self._image
+            block["images"] = jax.ShapeDtypeStruct((*rows, *hwc), dtype)
+            block["labels"] = jax.ShapeDtypeStruct(rows, np.int32)
+        return self._put(block, "steps")
 
     def hold(self, gate: Gate) -> None:
         """Hold a gate whenever images of training are being prepared."""

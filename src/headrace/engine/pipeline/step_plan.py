@@ -10,6 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -268,9 +269,11 @@ class StepPlan:
         def build(program: Program) -> jax.stages.Compiled:
             return lowered[program][0].compile(compiler_options=dict(program.compiler_options) or None)
 
-        # XLA compiles without the interpreter lock, so that the programs of all stages compile side by side.
+        # XLA compiles without the interpreter lock, so that the programs of all stages compile side by side; each in a copy
+        # of the context, which counts them.
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-            compiled = dict(zip(lowered, pool.map(build, lowered), strict=True))
+            building = {program: pool.submit(copy_context().run, build, program) for program in lowered}
+            compiled = {program: future.result() for program, future in building.items()}
         return CompiledSteps(self, self._lanes(compiled))
 
     def _lanes(self, compiled: dict[Program, jax.stages.Compiled]) -> Lanes:
