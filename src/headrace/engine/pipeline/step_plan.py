@@ -269,7 +269,7 @@ class StepPlan:
         def build(program: Program) -> jax.stages.Compiled:
             return lowered[program][0].compile(compiler_options=dict(program.compiler_options) or None)
 
-        # XLA compiles without the interpreter lock, so that the programs of all stages compile side by side; each in a copy
+        # XLA compiles without the interpreter lock, so the programs of all stages compile at once; each in a copy
         # of the context, which counts them.
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             building = {program: pool.submit(copy_context().run, build, program) for program in lowered}
