@@ -14,7 +14,12 @@ from headrace.core.tree import PyTree
 
 
 def place(tree: PyTree, where: Any) -> PyTree:
-    """Put host arrays, complete in every process, on devices; `where` is one sharding or a tree of them."""
+    """Put host arrays, complete in every process, on devices; `where` is one sharding or a tree of them.
+
+    Of shapes return where such arrays would be: enough to compile with.
+    """
+    if isinstance(where, NamedSharding) and _only_shapes(tree):
+        return _placed_shapes(tree, where)
     if all(sharding.is_fully_addressable for sharding in jax.tree.leaves(where)):
         return jax.device_put(tree, where)
     if isinstance(where, NamedSharding):
@@ -27,11 +32,19 @@ def place_share(tree: PyTree, where: NamedSharding) -> PyTree:
 
     Of shapes, which are those of all processes together, return where such arrays would be: enough to compile with.
     """
-    if all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(tree)):
-        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), tree)
+    if _only_shapes(tree):
+        return _placed_shapes(tree, where)
     if where.is_fully_addressable:
         return jax.device_put(tree, where)
     return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(where, leaf), tree)
+
+
+def _only_shapes(tree: PyTree) -> bool:
+    return all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(tree))
+
+
+def _placed_shapes(tree: PyTree, where: NamedSharding) -> PyTree:
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), tree)
 
 
 def transfer(tree: PyTree, where: NamedSharding) -> PyTree:

@@ -78,14 +78,14 @@ class Validator:
 
     def compile(self, state: State) -> Compiled:
         """Compile for the weights of such a state ahead of their use, so that the time stays apart."""
-        return compiled_from(lambda: self._compile(self._place(state), self._feed.described()))
+        return compiled_from(lambda: self._compile(self._place(state), *self._feed.described()))
 
-    def _compile(self, weights: dict[str, Any], block: Any) -> Program:
+    def _compile(self, weights: dict[str, Any], resident: Any, block: Any) -> Program:
         programs: dict[tuple[Any, ...], Program] = {}  # by dtypes: averages are float32 where raw weights have 16 bits
         for name, placed in weights.items():
             dtypes = tuple(leaf.dtype for leaf in jax.tree.leaves(placed))
             if dtypes not in programs:
-                programs[dtypes] = self._forward.compile(placed, self._feed.resident, block)
+                programs[dtypes] = self._forward.compile(placed, resident, block)
             self._compiled[name] = programs[dtypes]
         return self._compiled["raw"]
 

@@ -68,8 +68,8 @@ def find_learning_rate(
     state = calls.executor.place(state)
     losses: list[float] = []
     with closing(open_feed(design, dataset, plan.feed, calls.executor, 0, _CALL_STEPS)) as feed:
+        calls.compile(state, feed)
         block = feed.next()
-        list(calls.compile(state, feed.resident, block))
         while True:
             state, metrics = calls.at(0)(state, feed.resident, block, feed.num_steps)
             host = jax.device_get({name: metrics[name][: feed.num_steps] for name in ("loss", "count")})

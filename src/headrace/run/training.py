@@ -282,9 +282,9 @@ class Calls:
 
     def compile(self, state: State, feed: TrainFeed) -> list[tuple[str, Compiled]]:
         """Compile every program ahead of its first call; return their purposes and the results."""
-        block, results = feed.described(), []
+        described, results = feed.described(), []
         for span, executor in zip(self._spans, self._executors, strict=True):
-            compiled = compile_call(executor, state, feed.resident, block)
+            compiled = compile_call(executor, state, *described)
             self._programs.append(compiled.program)
             size = f" at {span.image_hw[0]}x{span.image_hw[1]}" if len(self._spans) > 1 else ""
             results.append((f"training{size}", compiled))

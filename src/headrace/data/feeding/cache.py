@@ -1,6 +1,7 @@
 """Where a dataset is kept during a run, on the device or on the host, and how a step fetches its images."""
 
 import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -72,7 +73,40 @@ def decide_cache(info: DataInfo, data: Data, num_devices: int) -> CacheChoice:
     return CacheChoice("host", f"{kept}{format_bytes(need)} do not fit the budget of {format_bytes(budget)}")
 
 
-def make_resident(source: Source, put: Any, shard: ProcessShard = WHOLE) -> dict[str, jax.Array]:
+class Resident:
+    """A set kept on the devices; a thread puts it there, while programs are compiled for its shapes."""
+
+    def __init__(self, source: Source, put: Any, shard: ProcessShard = WHOLE) -> None:
+        self._source, self._put = source, put
+        self._closing = threading.Event()
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="resident")
+        self._made = self._worker.submit(make_resident, source, put, shard, self._closing)
+        if shard.num_processes > 1:  # devices exchange images: in the same order in all processes
+            self._made.result()
+
+    def described(self) -> Any:
+        """Return its shapes and devices, to compile with."""
+        source, count = self._source, self._source.num_distinct
+        stored = (
+            np.uint8 if isinstance(source, DecodingSource | SyntheticSource) else source.read(np.arange(0), 0).dtype
+        )
+        images = jax.ShapeDtypeStruct((count, *source.image_hwc), stored)
+        return self._put({"images": images, "labels": jax.ShapeDtypeStruct((count,), np.int32)}, "replicated")
+
+    @property
+    def arrays(self) -> dict[str, jax.Array]:
+        """The set on the devices; waits until it is there."""
+        return self._made.result()
+
+    def close(self) -> None:
+        """Stop decoding."""
+        self._closing.set()
+        self._worker.shutdown(wait=True, cancel_futures=True)
+
+
+def make_resident(
+    source: Source, put: Any, shard: ProcessShard = WHOLE, closing: threading.Event | None = None
+) -> dict[str, jax.Array]:
     """Return {images [N, H, W, C] in their stored dtype, labels int32 [N]} on the devices.
 
     With several processes each decodes its shard of the images, and the devices exchange them.
@@ -84,7 +118,7 @@ def make_resident(source: Source, put: Any, shard: ProcessShard = WHOLE) -> dict
     if not isinstance(source, DecodingSource):
         return put({"images": source.read(np.arange(count), 0), "labels": source.labels[:count]}, "replicated")
     rows = np.minimum(np.array(shard.rows(count)), count - 1)
-    part = {"images": _decoded(source, rows), "labels": source.labels[rows]}
+    part = {"images": _decoded(source, rows, closing or threading.Event()), "labels": source.labels[rows]}
     if shard.num_processes == 1:
         return put(part, "replicated")
     part |= {name: array[rows] for name, array in sizes.items()}
@@ -94,12 +128,13 @@ def make_resident(source: Source, put: Any, shard: ProcessShard = WHOLE) -> dict
     return resident
 
 
-def _decoded(source: DecodingSource, rows: np.ndarray) -> np.ndarray:
-    """Decode these images with several threads."""
+def _decoded(source: DecodingSource, rows: np.ndarray, closing: threading.Event) -> np.ndarray:
+    """Decode these images with several threads; the rest stays undecoded once `closing` is set."""
     images = np.empty((len(rows), *source.image_hwc), np.uint8)
 
     def fill(number: int) -> None:
-        source.read_into(rows[number : number + 1], 0, images[number : number + 1])
+        if not closing.is_set():
+            source.read_into(rows[number : number + 1], 0, images[number : number + 1])
 
     with ThreadPoolExecutor(num_processors(), thread_name_prefix="decode") as pool:
         list(pool.map(fill, range(len(images))))  # list: an exception in a thread is raised here

@@ -15,7 +15,7 @@ from headrace.config.schema import Validation
 from headrace.core.errors import ConfigError
 from headrace.core.units import format_bytes, parse_bytes
 from headrace.data.dataset import DataInfo
-from headrace.data.feeding.cache import make_resident
+from headrace.data.feeding.cache import Resident
 from headrace.data.feeding.feed import BlockReader, FeedOptions, FeedStats, Gate, Put, sent
 from headrace.data.sets.source import Source
 
@@ -123,8 +123,8 @@ class EvalFeed:
             batch_size,
         )  # blocks of nearly equal size: least padding
         self.gate = Gate()  # held while other images are more urgent
-        self.resident = make_resident(source, put, options.shard) if options.cache.where == "device" else None
-        self._reader = BlockReader(source, options, train=False, gate=self.gate) if self.resident is None else None
+        self._resident = Resident(source, put, options.shard) if options.cache.where == "device" else None
+        self._reader = BlockReader(source, options, train=False, gate=self.gate) if self._resident is None else None
         self._source, self._eight_bit = source, options.eight_bit_transfer
         self._on_device = cache is not None and cache.where == DEVICE
         self._num_kept = self._blocks_in(cache.host_bytes) if cache and not self._on_device else 0
@@ -156,15 +156,22 @@ class EvalFeed:
         if self._ahead:
             self._fill(0)
 
-    def described(self) -> Any:
-        """Return a block without its values: shapes and devices, to compile with."""
-        return self._put(self._shapes(), "batches")
+    @property
+    def resident(self) -> Any:
+        """The set kept on the devices, or None; waits until it is there."""
+        return self._resident.arrays if self._resident is not None else None
+
+    def described(self) -> tuple[Any, Any]:
+        """Return the resident set and a block without values: shapes and devices, to compile with."""
+        return self._resident and self._resident.described(), self._put(self._shapes(), "batches")
 
     def close(self) -> None:
         """Stop the threads."""
         self.gate.hurry(True)
         if self._reader is not None:
             self._reader.close()
+        if self._resident is not None:
+            self._resident.close()
         for worker in (self._read_worker, self._send_worker):
             worker.shutdown(wait=True, cancel_futures=True)
         self._read.clear()

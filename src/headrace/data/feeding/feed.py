@@ -23,7 +23,7 @@ from headrace.core.errors import ConfigError
 from headrace.data.augmentation.augment import Preprocess, preprocess, preprocess_spec
 from headrace.data.dataset import DataInfo
 from headrace.data.decoding.working_source import WorkingSource
-from headrace.data.feeding.cache import CacheChoice, decide_cache, make_resident, num_processors
+from headrace.data.feeding.cache import CacheChoice, Resident, decide_cache, num_processors
 from headrace.data.feeding.order import WHOLE, ProcessShard, StepShape, balanced_order, epoch_order, step_indices
 from headrace.data.sets.source import DecodingSource, Source
 
@@ -275,6 +275,7 @@ class _PreparedFeed:
 
     _reader: BlockReader | None
     _prefetcher: Prefetcher
+    _resident: Resident | None = None
 
     def next(self, in_flight: Any = None) -> dict[str, Any]:
         """Return the next block, with images and labels unless they are resident.
@@ -287,6 +288,8 @@ class _PreparedFeed:
         """Stop the threads and drop prefetched blocks."""
         if self._reader is not None:
             self._reader.close()
+        if self._resident is not None:
+            self._resident.close()
         self._prefetcher.close()
 
 
@@ -318,8 +321,8 @@ class TrainFeed(_PreparedFeed):
         self._boxes = source.boxes if isinstance(source, WorkingSource) else None
         if isinstance(source, WorkingSource) and options.cache.where != "device":
             source.keep()
-        self.resident = make_resident(source, put, options.shard) if options.cache.where == "device" else None
-        self._reader = BlockReader(source, options, train=True) if self.resident is None else None
+        self._resident = Resident(source, put, options.shard) if options.cache.where == "device" else None
+        self._reader = BlockReader(source, options, train=True) if self._resident is None else None
         self.stats = FeedStats()  # what feeding cost so far
         self._image = source.image_hwc, np.uint8 if options.eight_bit_transfer else np.float32
         self._prefetcher = Prefetcher(self._make, self._spans(), options.prefetch_depth, self.stats)
@@ -329,8 +332,13 @@ class TrainFeed(_PreparedFeed):
         block, self.num_steps = self._prefetcher.next(in_flight)
         return block
 
-    def described(self) -> Any:
-        """Return a block of all processes without its values: shapes and devices, to compile with."""
+    @property
+    def resident(self) -> Any:
+        """The set kept on the devices, or None; waits until it is there."""
+        return self._resident.arrays if self._resident is not None else None
+
+    def described(self) -> tuple[Any, Any]:
+        """Return the resident set and a block of all processes without values: shapes and devices, to compile with."""
         shape, steps = self._shape, self._calls.max_steps
         rows = (steps, shape.gradient_accumulation_count, shape.num_replicas * shape.micro_batch_size)
         block = {"index": jax.ShapeDtypeStruct(rows, np.int32), "epoch": jax.ShapeDtypeStruct((steps,), np.uint32)}
@@ -338,7 +346,9 @@ class TrainFeed(_PreparedFeed):
             hwc, dtype = self._image
             block["images"] = jax.ShapeDtypeStruct((*rows, *hwc), dtype)
             block["labels"] = jax.ShapeDtypeStruct(rows, np.int32)
-        return self._put(block, "steps")
+        if self._boxes is not None:
+            block["box"] = jax.ShapeDtypeStruct((*rows, 4), np.float32)
+        return self._resident and self._resident.described(), self._put(block, "steps")
 
     def hold(self, gate: Gate) -> None:
         """Hold a gate whenever images of training are being prepared."""
@@ -366,7 +376,8 @@ class TrainFeed(_PreparedFeed):
         block = {"index": index, "epoch": epoch}
         if self._reader is not None:
             block |= self._reader.read(index, epoch[:, None, None], self._calls.max_steps)
-        if self._boxes is not None:  # after reading: an image's size decides its crop
+        if self._boxes is not None:
+            _ = self.resident  # decoded first: an image's size decides its crop
             epochs = np.broadcast_to(epoch[:, None, None], index.shape).reshape(-1)
             boxes = self._boxes(*seen_samples(index.reshape(-1), epochs, self._shape.num_samples))
             block["box"] = boxes.reshape(*index.shape, 4)
