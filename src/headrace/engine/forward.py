@@ -6,6 +6,7 @@ Every sample counts exactly once: feeds pad the last batch, and the sums leave o
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import jax
@@ -17,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from headrace.engine.devices import REPLICA, replicated
 from headrace.engine.multiprocess_arrays import transfer
-from headrace.engine.objective import classification_sums
+from headrace.engine.objective import STANDARD, CustomObjective, classification_sums
 from headrace.engine.step import BATCHES, Fetch, FetchLabels, OnOneMesh, no_labels
 from headrace.model.context import Ctx
 from headrace.model.network import Network
@@ -35,15 +36,20 @@ class Reducer:
     adds: bool
 
 
-def batch_sums(logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Sums:
+def batch_sums(logits: jax.Array, labels: jax.Array, mask: jax.Array, custom: CustomObjective = STANDARD) -> Sums:
     """Return the sums of one batch: loss, top-1, top-5, count, and the confusion matrix [label, predicted class]."""
     num_classes = logits.shape[-1]
     confusion = jnp.zeros((num_classes, num_classes), jnp.int32)
     confusion = confusion.at[labels, jnp.argmax(logits, -1)].add(mask.astype(jnp.int32))
-    return classification_sums(logits, labels, mask, 0.0) | {"confusion": confusion}
+    return classification_sums(logits, labels, mask, 0.0, custom) | {"confusion": confusion}
 
 
-SUMS = Reducer(batch_sums, adds=True)
+def sums_with(custom: CustomObjective) -> Reducer:
+    """Return the reducer that adds up `batch_sums`, with a custom loss and custom metrics."""
+    return Reducer(partial(batch_sums, custom=custom), adds=True)
+
+
+SUMS = sums_with(STANDARD)
 LOGITS = Reducer(lambda logits, _labels, _mask: logits, adds=False)
 PROBABILITIES = Reducer(lambda logits, _labels, _mask: jax.nn.softmax(logits), adds=False)
 

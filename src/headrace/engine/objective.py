@@ -1,13 +1,16 @@
 """The classification objective: softmax cross entropy from logits, and the sums that become metrics.
 
 Labels are one per sample, or several with shares (MixedLabels); smoothing and weights of classes change the target.
+A custom loss takes the place of the cross entropy; custom metrics are summed beside the others.
 
 Sums and a count, never means: they add up over micro-batches, replicas and steps. All in float32. N samples, C classes.
 One-hot masks instead of gathers: one fused pass over the logits, and a gradient without a scatter.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +21,34 @@ from headrace.data.augmentation.mix import MixedLabels
 Labels = jax.Array | MixedLabels
 Sums = dict[str, jax.Array]
 TOP = 5
+SUMS = ("loss", "top1", "top5", "count")
+_METRIC = "metric/"  # before the names of custom metrics among the sums
+
+# (logits float32 [N, C], targets float32 [N, C]) -> [N]; a row of the targets adds up to 1
+LossFunction = Callable[[jax.Array, jax.Array], jax.Array]
+# (logits float32 [N, C], labels int32 [N]) -> [N]
+MetricFunction = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CustomObjective:
+    """A loss and metrics given by code; without a loss it is the cross entropy."""
+
+    loss: LossFunction | None = None
+    metrics: Mapping[str, MetricFunction] = field(default_factory=dict)
+
+    @property
+    def sum_names(self) -> tuple[str, ...]:
+        """The names of the sums over samples."""
+        return (*SUMS, *(_METRIC + name for name in self.metrics))
+
+
+STANDARD = CustomObjective()
+
+
+def metric_sums(sums: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sums of custom metrics under the names that code gave them."""
+    return {key.removeprefix(_METRIC): value for key, value in sums.items() if key.startswith(_METRIC)}
 
 
 def cross_entropy(
@@ -73,31 +104,63 @@ def label_rank(logits_NC: jax.Array, labels_N: jax.Array) -> jax.Array:
     return jnp.where(jnp.isnan(true_N1[:, 0]), logits_NC.shape[1], rank_N)
 
 
-def _weighted_sums(loss_N: jax.Array, logits_NC: jax.Array, labels_N: jax.Array, weights_N: jax.Array | None) -> Sums:
+def _weighted_sums(
+    loss_N: jax.Array, logits_NC: jax.Array, labels_N: jax.Array, weights_N: jax.Array | None, custom: CustomObjective
+) -> Sums:
     num_classes = logits_NC.shape[1]
     weights_N = jnp.ones(labels_N.shape, jnp.float32) if weights_N is None else weights_N.astype(jnp.float32)
-    rank_N = label_rank(logits_NC.astype(jnp.float32), labels_N)
+    logits_NC = logits_NC.astype(jnp.float32)
+    rank_N = label_rank(logits_NC, labels_N)
     in_top_N = jnp.ones_like(weights_N) if num_classes < TOP else (rank_N < TOP).astype(jnp.float32)
-    # a sample that does not count must not spread a NaN
+
+    def total(values_N: jax.Array) -> jax.Array:
+        # a sample that does not count must not spread a NaN
+        return jnp.sum(jnp.where(weights_N > 0, values_N * weights_N, 0.0))
+
     return {
-        "loss": jnp.sum(jnp.where(weights_N > 0, loss_N * weights_N, 0.0)),
+        "loss": total(loss_N),
         "top1": jnp.sum((rank_N == 0) * weights_N),
         "top5": jnp.sum(in_top_N * weights_N),
         "count": jnp.sum(weights_N),
-    }
+    } | {_METRIC + name: total(fn(logits_NC, labels_N).astype(jnp.float32)) for name, fn in custom.metrics.items()}
+
+
+def _losses(
+    logits_NC: jax.Array,
+    labels: Labels,
+    label_smoothing: float,
+    custom: CustomObjective,
+    class_weights: Sequence[float] | None = None,
+) -> jax.Array:
+    if custom.loss is None:
+        return cross_entropy(logits_NC, labels, label_smoothing, class_weights)
+    assert class_weights is None, "a custom loss weighs the classes itself"
+    logits_NC = logits_NC.astype(jnp.float32)
+    target_NC = _target(labels, logits_NC)
+    if label_smoothing:
+        target_NC = (1.0 - label_smoothing) * target_NC + label_smoothing / logits_NC.shape[1]
+    return custom.loss(logits_NC, target_NC).astype(jnp.float32)
 
 
 def classification_sums(
-    logits: jax.Array, labels: jax.Array, weights: jax.Array | None = None, label_smoothing: float = 0.0
+    logits: jax.Array,
+    labels: jax.Array,
+    weights: jax.Array | None = None,
+    label_smoothing: float = 0.0,
+    custom: CustomObjective = STANDARD,
 ) -> Sums:
     """Return the sums over samples of loss, top-1 hits, top-5 hits and weights (1 each when None; 0 = not counted)."""
-    return _weighted_sums(cross_entropy(logits, labels, label_smoothing), logits, labels, weights)
+    return _weighted_sums(_losses(logits, labels, label_smoothing, custom), logits, labels, weights, custom)
 
 
 def training_loss(
-    logits: jax.Array, labels: Labels, label_smoothing: float = 0.0, class_weights: Sequence[float] | None = None
+    logits: jax.Array,
+    labels: Labels,
+    label_smoothing: float = 0.0,
+    class_weights: Sequence[float] | None = None,
+    custom: CustomObjective = STANDARD,
 ) -> tuple[jax.Array, Sums]:
     """Return what a micro-batch differentiates, the sum of its losses / its size, and the sums for the record."""
-    loss_N = cross_entropy(logits, labels, label_smoothing, class_weights)
-    sums = _weighted_sums(lax.stop_gradient(loss_N), lax.stop_gradient(logits), own_labels(labels), None)
+    loss_N = _losses(logits, labels, label_smoothing, custom, class_weights)
+    sums = _weighted_sums(lax.stop_gradient(loss_N), lax.stop_gradient(logits), own_labels(labels), None, custom)
     return jnp.sum(loss_N) / loss_N.shape[0], sums

@@ -21,6 +21,7 @@ from headrace.config.schema import Numerics
 from headrace.core.tree import PyTree, map_named
 from headrace.engine.devices import REPLICA
 from headrace.engine.multiprocess_arrays import gather_rows, place, place_share
+from headrace.engine.objective import SUMS
 from headrace.engine.optimizer import global_norm
 from headrace.engine.precision import Precision, next_loss_scale, overflow_expected, write_weights
 from headrace.engine.state import State, next_ema
@@ -112,6 +113,7 @@ class StepSpec:
     gradient_accumulation_count: int
     seed: int
     objective: Objective
+    sum_names: tuple[str, ...] = SUMS  # of the objective's sums
     stable_norm: bool
     norm_group_size: int = 1  # consecutive replicas whose micro-batches share batch-norm statistics
     bn_momentum: float

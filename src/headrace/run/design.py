@@ -1,8 +1,8 @@
 """The design of a run: all values that follow from its configuration before any device is touched."""
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -20,6 +20,7 @@ from headrace.core.tree import flatten_named
 from headrace.data.dataset import DataInfo, DataSet, describe_dataset
 from headrace.data.feeding.order import refuse_weights
 from headrace.engine.devices import visible_devices
+from headrace.engine.objective import CustomObjective, LossFunction, MetricFunction
 from headrace.engine.optimizer import Trainable, make_lr_curve, make_optimizer, make_trainable
 from headrace.engine.precision import Precision, make_precision
 from headrace.engine.state import State, state_from
@@ -32,6 +33,7 @@ from headrace.plan.scale import ScaleRow, device_counts, replicas_on, scale_row
 from headrace.plan.steps import SizeSpan, size_spans
 from headrace.reference.entrance import override
 from headrace.run.callbacks import Callback, Callbacks, callbacks_of
+from headrace.run.custom_functions import AugmentFunction, check_augment, check_objective
 from headrace.run.directory import PARTS
 
 # Options that may differ between the processes of a job: paths, how much a host can do, what it shows.
@@ -54,6 +56,14 @@ class CustomParts:
     dataset: DataSet | None = None
     weights: tuple[Any, Any] | None = None  # (params, stats) in float32; None: drawn with the seed
     callbacks: tuple[Callback, ...] = ()
+    loss: LossFunction | None = None
+    metrics: Mapping[str, MetricFunction] = field(default_factory=dict)
+    augment: AugmentFunction | None = None
+
+    @property
+    def objective(self) -> CustomObjective:
+        """What the run minimises and measures."""
+        return CustomObjective(loss=self.loss, metrics=self.metrics)
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -109,6 +119,8 @@ def design_run(
             remedy="Check --dataset-path.",
         )
     refuse_weights(config.learning.class_weights, info)
+    check_objective(custom.objective, info.num_classes, config.learning.class_weights if config.run.training else ())
+    check_augment(custom.augment, info.image_hwc)
     network = custom.network or build_network(config.model, info.num_classes, info.image_hwc)
     network = network.refined(config.pipeline.pipeline_splits)
     plan = make_plan(config, info, network, num_processes)

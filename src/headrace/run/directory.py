@@ -168,10 +168,13 @@ def saved_form(resolved: Resolved, custom: Mapping[str, Any] | None = None) -> d
     return saved | {"values": values, "custom": dict(custom)}
 
 
-PARTS = ("network", "dataset")  # what code can give instead of options
+REPLACED = ("network", "dataset")  # what code can give instead of options
+PARTS = (*REPLACED, "loss", "metrics", "augment")  # and what it can give beside them; all of it is needed to resume
 
 
-def from_saved(saved: Mapping[str, Any], *, given: Collection[str] = (), needed: Collection[str] = PARTS) -> Resolved:
+def from_saved(
+    saved: Mapping[str, Any], *, given: Collection[str] = (), needed: Collection[str] = REPLACED
+) -> Resolved:
     """Return the configuration that `saved_form` was given.
 
     `given` are the parts that code gives now; those that it gave to the run, and that are needed, must be among them.
@@ -179,8 +182,9 @@ def from_saved(saved: Mapping[str, Any], *, given: Collection[str] = (), needed:
     custom = custom_parts(saved) or {}
     parts = parts_of(custom)
     if missing := [part for part in PARTS if part in parts and part in needed and part not in given]:
+        plural = len(missing) > 1 or missing[0].endswith("s")
         raise CheckpointError(
-            f"This run's {' and '.join(missing)} {'was' if len(missing) == 1 else 'were'} given by code, "
+            f"This run's {' and '.join(missing)} {'were' if plural else 'was'} given by code, "
             "which a command does not have.",
             rule="Such a run is continued by the program that made it.",
             remedy="Use headrace.Model there: fit(..., resume=RUN), load(RUN, network), evaluate, predict, export.",
@@ -213,7 +217,7 @@ def write_run(directory: RunDirectory, saved: dict[str, Any], plan: dict[str, An
 
 
 def read_run(
-    path: Path, *, given: Collection[str] = (), needed: Collection[str] = PARTS
+    path: Path, *, given: Collection[str] = (), needed: Collection[str] = REPLACED
 ) -> tuple[RunDirectory, Resolved]:
     """Return the layout and the configuration of a run started before; see `from_saved` for the parts."""
     return parse_run(path, read_saved(path), given=given, needed=needed)
@@ -235,7 +239,7 @@ def read_saved(path: Path) -> dict[str, Any]:
 
 
 def parse_run(
-    path: Path, saved: Mapping[str, Any], *, given: Collection[str] = (), needed: Collection[str] = PARTS
+    path: Path, saved: Mapping[str, Any], *, given: Collection[str] = (), needed: Collection[str] = REPLACED
 ) -> tuple[RunDirectory, Resolved]:
     """Return the layout and the configuration of the run at `path` from what its config.json holds."""
     try:

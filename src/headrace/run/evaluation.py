@@ -14,7 +14,17 @@ from headrace.data.feeding.cache import fetch, fetch_labels
 from headrace.data.feeding.eval_feed import EvalFeed
 from headrace.data.feeding.feed import FeedOptions, TrainFeed
 from headrace.engine.devices import replica_mesh, take
-from headrace.engine.forward import LOGITS, SUMS, EvalSpec, Forward, Program, Reducer, Sums, WholeForward, total_sums
+from headrace.engine.forward import (
+    LOGITS,
+    EvalSpec,
+    Forward,
+    Program,
+    Reducer,
+    Sums,
+    WholeForward,
+    sums_with,
+    total_sums,
+)
 from headrace.engine.multiprocess_arrays import in_turn, readable
 from headrace.engine.pipeline.evaluate_stages import make_staged_evaluation
 from headrace.engine.state import State, evaluated_weights
@@ -69,7 +79,7 @@ class Validator:
 
     def __init__(self, design: Design, dataset: DataSet, devices: list[Any]) -> None:
         batch_size, cache = design.plan.validation.batch_size, design.plan.validation_cache
-        self._forward, options = make_forward_pass(design, devices, SUMS)
+        self._forward, options = make_forward_pass(design, devices, sums_with(design.custom.objective))
         current_group().connect_devices(self._forward.meshes)
         self._feed = EvalFeed(
             dataset.validation, batch_size, cache.batches_per_block, options, self._forward.put, cache

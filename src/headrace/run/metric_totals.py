@@ -12,6 +12,7 @@ import numpy as np
 from headrace.core.errors import RunStopped
 from headrace.core.units import format_duration
 from headrace.engine.devices import CompileCounts
+from headrace.engine.objective import SUMS, metric_sums
 from headrace.plan.plan import Plan
 from headrace.telemetry.clock import Throughput
 from headrace.telemetry.records import TrainRecord
@@ -31,6 +32,7 @@ class Unlogged:
     top1: float = 0.0
     top5: float = 0.0
     count: float = 0.0
+    metrics: Mapping[str, float] = field(default_factory=dict)  # custom ones
     skipped: int = 0
     wait_seconds: float = 0.0
 
@@ -38,15 +40,22 @@ class Unlogged:
         """Return the sums with one more call."""
         good = np.isfinite(metrics["loss"])
         # One after the other, as np.sum does not: the bits of a sum must not depend on how steps are cut into calls.
-        sums = {key: sum(metrics[key][good].tolist(), getattr(self, key)) for key in _SUMMED}
+        sums = {key: sum(metrics[key][good].tolist(), getattr(self, key)) for key in SUMS}
+        custom = {
+            name: sum(rows[good].tolist(), self.metrics.get(name, 0.0)) for name, rows in metric_sums(metrics).items()
+        }
         skipped = self.skipped + int(metrics["skipped"].sum())
-        return Unlogged(**sums, skipped=skipped, wait_seconds=self.wait_seconds + wait)
+        return Unlogged(**sums, metrics=custom, skipped=skipped, wait_seconds=self.wait_seconds + wait)
 
     def mean(self, total: float) -> float:
         """Return a sum as the mean over the samples counted, NaN when there were none."""
         return total / self.count if self.count else float("nan")
 
-    def to_dict(self) -> dict[str, float]:
+    def metric_means(self) -> dict[str, float]:
+        """Return the custom metrics as means."""
+        return {name: self.mean(total) for name, total in self.metrics.items()}
+
+    def to_dict(self) -> dict[str, Any]:
         """Return the sums as plain values, for a manifest."""
         return asdict(self)
 
@@ -56,7 +65,6 @@ class Unlogged:
         return Unlogged(**{key: saved[key] for key in asdict(NOTHING_UNLOGGED) if key in saved})
 
 
-_SUMMED = ("loss", "top1", "top5", "count")
 NOTHING_UNLOGGED = Unlogged()
 
 
@@ -98,6 +106,7 @@ class MetricTotals:
             loss=sums.mean(sums.loss),
             accuracy=sums.mean(sums.top1),
             top5=sums.mean(sums.top5),
+            metrics=sums.metric_means(),
             learning_rate=last["learning_rate"][-1],
             grad_norm=last["grad_norm"][-1],
             images_per_second=self._recent.images_per_second,

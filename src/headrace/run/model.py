@@ -27,20 +27,20 @@ from headrace.core.errors import ConfigError, did_you_mean
 from headrace.core.tree import flatten_named
 from headrace.data.dataset import DataInfo, DataSet
 from headrace.data.sets.arrays import ImageSpec, array_dataset, array_source, check_class_names
-from headrace.data.sets.folder import held_out_mask
 from headrace.data.sets.image_sets import GREY_MEAN, GREY_STD, IMAGENET_MEAN, IMAGENET_STD
 from headrace.data.sets.source import first_samples
 from headrace.engine.devices import start_devices, use_compilation_cache
 from headrace.engine.multiprocess_arrays import readable
+from headrace.engine.objective import STANDARD, CustomObjective, LossFunction, MetricFunction
 from headrace.engine.state import State, evaluated_weights
 from headrace.job import current_group
-from headrace.model.cost import FLOPS_CONVENTION
 from headrace.model.families import build_network
 from headrace.model.network import Network
 from headrace.plan.plan import Plan
 from headrace.plan.steps import make_batch_plan
 from headrace.reference.entrance import resolve_code
 from headrace.run.callbacks import Callback, check_callbacks
+from headrace.run.custom_functions import AugmentFunction
 from headrace.run.design import CustomParts, Design, design_run, starting_state, with_replicas
 from headrace.run.directory import from_saved, saved_form
 from headrace.run.evaluation import Validator, predict_all
@@ -49,7 +49,15 @@ from headrace.run.export_formats import export as export_model
 from headrace.run.fit import resume as resume_run
 from headrace.run.fit import train
 from headrace.run.lr_finder import FoundRates, find_learning_rate
-from headrace.run.model_data import GivenData, evaluation_set, given_data, image_paths
+from headrace.run.model_data import (
+    GivenData,
+    evaluation_set,
+    given_data,
+    held_out,
+    image_pair,
+    image_paths,
+    validation_option,
+)
 from headrace.run.model_options import (
     NAMED_OF_ONE_SET,
     OF_ONE_RUN,
@@ -61,6 +69,7 @@ from headrace.run.model_options import (
     unfitted_spec,
     without_data,
 )
+from headrace.run.model_report import Report, Summary, network_summary, shape_text
 from headrace.run.prediction import find_images, predict
 from headrace.run.predictions import Predictions
 from headrace.run.run_result import RunResult
@@ -71,22 +80,6 @@ from headrace.telemetry.validation_report import validation_report
 _SUFFIXES = {".onnx": "onnx", ".safetensors": "safetensors", ".pth": "torch-names", ".pt": "torch-names"} | {
     ".stablehlo": "stablehlo"
 }
-
-
-class Report(dict[str, Any]):
-    """The result of an evaluation: num_samples, loss, top1, top5, classes, confusion_matrix and more by name."""
-
-    def __repr__(self) -> str:
-        return f"Report(num_samples={self['num_samples']}, loss={self['loss']:.4f}, top1={self['top1']:.4f})"
-
-
-class Summary(str):
-    """A text that an interactive session shows as it is."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +139,7 @@ class Model:
             names = check_class_names(class_names, made.num_classes) if class_names is not None else ()
             self._spec = ImageSpec(image_hwc=made.input_hwc, num_classes=made.num_classes, class_names=names)
         self._trained: _Trained | None = None
+        self._objective = STANDARD  # loss and metrics of the last fit
         self._last_options = without_data(self._options)  # those of the last fit, without what names its data
         self._num_samples = (0, 0)  # of the last fit: training, validation
         if self._code_network is not None:
@@ -197,6 +191,9 @@ class Model:
         validation_data: tuple[Any, Any] | None = None,
         resume: str | Path | None = None,
         callbacks: Sequence[Callback] = (),
+        loss: LossFunction | None = None,
+        metrics: Mapping[str, MetricFunction] | None = None,
+        augment: AugmentFunction | None = None,
         **options: Any,
     ) -> RunResult:
         """Train on a folder or another dataset's path, on (images, labels), or on an opened dataset; return the run.
@@ -204,15 +201,17 @@ class Model:
         Images of arrays are [N, H, W, C], uint8 or float32, and labels [N]. Options are those of this run alone, such
         as epochs, learning_rate or steps_per_epoch. It starts from the model's weights: drawn with the seed at first,
         then as the last fit or load left them. With `resume` it continues an interrupted run exactly, on the same data.
-        """
-        return replace(self._fit(data, labels, validation_data, resume, callbacks, options), state=None)
 
-    def _fit(
-        self, data: Any, labels: Any, validation_data: Any, resume: Any, callbacks: Any, options: Mapping[str, Any]
-    ) -> RunResult:
+        Functions that are traced into the step: `loss(logits, targets)`, `metrics` {name: f(logits, labels)}, each with
+        one value per image, and `augment(key, images, labels)` with the images; docs/python.md says more.
+        """
         asked = self._options | full_names(options, self._code_network is not None)
         resolved, custom = self._training_parts(data, labels, validation_data, asked)
+        custom = replace(custom, loss=loss, metrics=metrics or {}, augment=augment)
         custom = replace(custom, callbacks=check_callbacks(callbacks), weights=self._float32_weights())
+        return replace(self._fit(resolved, custom, resume, asked), state=None)
+
+    def _fit(self, resolved: Resolved, custom: CustomParts, resume: Any, asked: dict[str, Any]) -> RunResult:
         resolved = with_replicas(resolved, custom)
         design = design_run(resolved.config, custom, current_group().num_processes)
         self._refuse_mismatch(design.info)
@@ -223,6 +222,7 @@ class Model:
             result = train(resolved, custom)
         self._num_samples = (design.info.num_train, design.info.num_validation)
         self._last_options = without_data(asked)
+        self._objective = custom.objective
         self._remember(design)
         if result.state is not None:
             epoch = result.step / design.plan.steps.updates_per_epoch
@@ -262,18 +262,27 @@ class Model:
         if fraction is not None and validation_data is not None:
             raise ConfigError("validation_split is given beside validation_data.", remedy="Leave one of them out.")
         if fraction is not None:
-            (images, labels), validation_data = _held_out(images, labels, fraction)
+            (images, labels), validation_data = held_out(images, labels, fraction)
         source = array_source(images, labels, spec)
-        held = array_source(*_pair(validation_data), spec, "validation ") if validation_data is not None else None
-        resolved = self._resolve(options | _validation(options, validation_data is not None), by_code=True)
+        held = array_source(*image_pair(validation_data), spec, "validation ") if validation_data is not None else None
+        resolved = self._resolve(options | validation_option(options, validation_data is not None), by_code=True)
         dataset = array_dataset(resolved.config.data, spec, source, held)
         return resolved, CustomParts(network=self._code_network, dataset=dataset)
 
     def evaluate(
-        self, data: Any, labels: Any = None, *, weights: str = RAW, steps: int | None = None, **options: Any
+        self,
+        data: Any,
+        labels: Any = None,
+        *,
+        weights: str = RAW,
+        steps: int | None = None,
+        loss: LossFunction | None = None,
+        metrics: Mapping[str, MetricFunction] | None = None,
+        **options: Any,
     ) -> Report:
         """Return the report on data given as for fit, each image counted once: num_samples, loss, top1, classes, ...
 
+        `loss` and `metrics` are as in fit, by default those of the last fit.
         Class folders are evaluated whole; a dataset with a training and a validation part, its validation part.
         `steps` evaluates only the first so many batches.
         """
@@ -290,12 +299,14 @@ class Model:
             refuse_named_data(asked)
             config = self._resolve(asked, by_code=True).config
             dataset = self._array_evaluation(config, given.arrays)
-        design = self._evaluation_design(config, dataset)
+        objective = replace(self._objective, **({} if loss is None else {"loss": loss}))
+        objective = replace(objective, **({} if metrics is None else {"metrics": metrics}))
+        design = self._evaluation_design(config, dataset, objective)
         if steps is not None:
             count = _positive(steps, "steps") * design.plan.validation.batch_size
             part = first_samples(dataset.validation, min(count, len(dataset.validation)))
             dataset = replace(dataset, validation=part, info=replace(dataset.info, num_validation=len(part)))
-            design = self._evaluation_design(config, dataset)
+            design = self._evaluation_design(config, dataset, objective)
         state = self._state(design, weights)
         with closing(Validator(design, dataset, _devices(design))) as validator:
             validator.compile(state)
@@ -333,16 +344,24 @@ class Model:
         state = self._state(design, weights)
         return predict_all(design, dataset, _devices(design), evaluated_weights(state)[weights])
 
-    def find_learning_rate(self, data: Any, labels: Any = None, *, num_steps: int = 100, **options: Any) -> FoundRates:
+    def find_learning_rate(
+        self,
+        data: Any,
+        labels: Any = None,
+        *,
+        num_steps: int = 100,
+        loss: LossFunction | None = None,
+        augment: AugmentFunction | None = None,
+        **options: Any,
+    ) -> FoundRates:
         """Train a short while with a growing rate on data given as for fit; return rates, losses and a suggestion.
 
         Nothing is written, and the model stays as it is.
         """
         asked = self._options | full_names(options, self._code_network is not None)
         resolved, custom = self._training_parts(data, labels, None, asked)
-        return find_learning_rate(
-            resolved, replace(custom, weights=self._float32_weights()), num_steps=_positive(num_steps, "num_steps")
-        )
+        custom = replace(custom, loss=loss, augment=augment, weights=self._float32_weights())
+        return find_learning_rate(resolved, custom, num_steps=_positive(num_steps, "num_steps"))
 
     def plan(self, num_samples: int | None = None, num_validation: int | None = None) -> Plan:
         """Return the plan of a run over so many images, printable; no device is used.
@@ -359,18 +378,7 @@ class Model:
 
     def summary(self) -> Summary:
         """Return a table of the network's blocks: output shape, parameters and FLOPs of each."""
-        network, total = self.network, self.network.total_cost()
-        rows = [("block", "output", "parameters", "MFLOPs")]
-        for (name, cost), shape in zip(network.costs().items(), network.shapes()[1:], strict=True):
-            rows.append((name, _shape_text(shape), f"{cost.params:,}", f"{cost.flops / 1e6:,.2f}"))
-        rows.append(("total", "", f"{total.params:,}", f"{total.flops / 1e6:,.2f}"))
-        widths = [max(len(row[column]) for row in rows) for column in range(4)]
-        lines = [f"{network.name}: {_shape_text(network.input_hwc)} images, {network.num_classes:,} classes"]
-        for name, shape, params, flops in rows:
-            lines.append(
-                f"{name:{widths[0]}}  {shape:>{widths[1]}}  {params:>{widths[2]}}  {flops:>{widths[3]}}".rstrip()
-            )
-        return Summary("\n".join([*lines, f"FLOPs per image, forward: {FLOPS_CONVENTION}."]))
+        return network_summary(self.network)
 
     def save(self, path: str | Path) -> Path:
         """Write the weights as a checkpoint directory of the ordinary format (process 0 does), and return its path."""
@@ -513,9 +521,9 @@ class Model:
         source = array_source(images, labels, self._known_spec())
         return array_dataset(config.data, self._known_spec(), None, source)
 
-    def _evaluation_design(self, config: Config, dataset: DataSet) -> Design:
+    def _evaluation_design(self, config: Config, dataset: DataSet, objective: CustomObjective = STANDARD) -> Design:
         """Return a run that only validates this dataset."""
-        custom = CustomParts(network=self.network, dataset=dataset)
+        custom = CustomParts(network=self.network, dataset=dataset, loss=objective.loss, metrics=objective.metrics)
         return design_run(config, custom, current_group().num_processes)
 
     def _state(self, design: Design, weights: str) -> State:
@@ -586,8 +594,8 @@ class Model:
         wanted = self._spec.num_classes
         if self._network is not None and info.image_hwc != self._network.input_hwc:
             raise ConfigError(
-                f"The network takes {_shape_text(self._network.input_hwc)} images, "
-                f"{info.place or info.name} has {_shape_text(info.image_hwc)}."
+                f"The network takes {shape_text(self._network.input_hwc)} images, "
+                f"{info.place or info.name} has {shape_text(info.image_hwc)}."
             )
         if wanted and info.num_classes != wanted:
             raise ConfigError(
@@ -662,32 +670,3 @@ def _positive(value: Any, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigError(f"{name} is {value!r}.", rule="It is a whole number of 1 or more.")
     return value
-
-
-def _shape_text(shape: Any) -> str:
-    if shape and isinstance(shape[0], tuple):
-        return " + ".join(map(_shape_text, shape))
-    return "x".join(map(str, shape))
-
-
-def _held_out(images: Any, labels: Any, fraction: Any) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-    """Return (images, labels) of training and of validation: a fraction of each class, always the same images."""
-    if not isinstance(fraction, int | float) or not 0 < fraction < 1:
-        raise ConfigError(f"validation_split is {fraction!r}.", rule="It is a fraction between 0 and 1.")
-    images, labels = np.asarray(images), np.asarray(labels)
-    mask = held_out_mask(tuple(map(str, range(len(labels)))), labels, float(fraction))
-    return (images[~mask], labels[~mask]), (images[mask], labels[mask])
-
-
-def _pair(data: Any) -> tuple[Any, Any]:
-    if not isinstance(data, tuple | list) or len(data) != 2:
-        raise ConfigError("validation_data is not a pair.", rule="It is (images, labels).")
-    return data[0], data[1]
-
-
-def _validation(options: Mapping[str, Any], has_data: bool) -> dict[str, Any]:
-    if options.get("validation") is True and not has_data:
-        raise ConfigError(
-            "validation is on, but there is no validation_data.", remedy="Give fit some, or leave it out."
-        )
-    return {} if has_data else {"validation": False}

@@ -1,7 +1,7 @@
 """What code may pass as data: the path of a dataset, the name of a known one, arrays, or an opened dataset."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from headrace.data.dataset import DataInfo, DataSet, describe_dataset, open_data
 from headrace.data.decoding.image_source import ImageSource, ViewSpec
 from headrace.data.sets.arrays import ImageSpec
 from headrace.data.sets.file_problem import BadSamples
-from headrace.data.sets.folder import TRAIN_NAMES, list_classes, split_folder
+from headrace.data.sets.folder import TRAIN_NAMES, held_out_mask, list_classes, split_folder
 from headrace.data.sets.samples import FileSamples
 from headrace.data.sets.source import ArraySource, Source
 
@@ -105,6 +105,31 @@ def image_paths(images: Any) -> Sequence[Path] | None:
     if not each or not all(isinstance(one, str | os.PathLike) for one in each):
         return None
     return [Path(one).expanduser() for one in each]
+
+
+def held_out(images: Any, labels: Any, fraction: Any) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+    """Return (images, labels) of training and of validation: a fraction of each class, always the same images."""
+    if not isinstance(fraction, int | float) or not 0 < fraction < 1:
+        raise ConfigError(f"validation_split is {fraction!r}.", rule="It is a fraction between 0 and 1.")
+    images, labels = np.asarray(images), np.asarray(labels)
+    mask = held_out_mask(tuple(map(str, range(len(labels)))), labels, float(fraction))
+    return (images[~mask], labels[~mask]), (images[mask], labels[mask])
+
+
+def image_pair(data: Any) -> tuple[Any, Any]:
+    """Return validation data as (images, labels)."""
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        raise ConfigError("validation_data is not a pair.", rule="It is (images, labels).")
+    return data[0], data[1]
+
+
+def validation_option(options: Mapping[str, Any], has_data: bool) -> dict[str, Any]:
+    """Return the option that turns validation off where there is nothing to validate with."""
+    if options.get("validation") is True and not has_data:
+        raise ConfigError(
+            "validation is on, but there is no validation_data.", remedy="Give fit some, or leave it out."
+        )
+    return {} if has_data else {"validation": False}
 
 
 def _evaluated_info(info: DataInfo, spec: ImageSpec, num_validation: int) -> DataInfo:

@@ -187,6 +187,7 @@ class RunRecorder:
             epoch=self._epoch(step),
             loss=sums.mean(sums.loss),
             accuracy=sums.mean(sums.top1),
+            metrics=sums.metric_means(),
         )
 
     def log(self, step: int) -> None:
@@ -404,6 +405,7 @@ class RunRecorder:
             loss=report["loss"],
             top1=report["top1"],
             top5=report["top5"],
+            metrics=report.get("metrics", {}),
             num_samples=report["num_samples"],
             seconds=seconds,
             images_per_second=report["num_samples"] / max(seconds, 1e-6),

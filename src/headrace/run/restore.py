@@ -14,7 +14,7 @@ from headrace.core.errors import CheckpointError
 from headrace.job import ProcessGroup
 from headrace.plan.steps import StepPlan
 from headrace.run.design import NOTHING, CustomParts, design_run
-from headrace.run.directory import RunDirectory, parse_run, read_saved, sweep
+from headrace.run.directory import PARTS, RunDirectory, parse_run, read_saved, sweep
 from headrace.run.metric_totals import NOTHING_UNLOGGED, Unlogged
 from headrace.telemetry.records import (
     CheckpointRecord,
@@ -82,7 +82,7 @@ def find_restored(directory: RunDirectory, earlier_place: Path) -> Restored:
 def read_run_together(group: ProcessGroup, path: Path, *, given: Collection[str] = ()) -> tuple[RunDirectory, Resolved]:
     """Return the layout and the configuration of a run, as process 0 reads them."""
     saved = group.broadcast(group.on_first_process(lambda: read_saved(path)))
-    return parse_run(path, saved, given=given)
+    return parse_run(path, saved, given=given, needed=PARTS)
 
 
 def broadcast_restored(group: ProcessGroup, found: Restored | None, directory: RunDirectory) -> Restored:

@@ -131,6 +131,9 @@ def _columns(rows: Iterable[Record]) -> Arrays:
         values = [getattr(row, column.name) for row in rows]
         if all(isinstance(value, int | float | None) for value in values):
             named[column.name] = values
+    if isinstance(rows[0], TrainRecord | ValidationRecord):
+        for name in rows[0].metrics:
+            named[name] = [getattr(row, "metrics", {}).get(name) for row in rows]
     return {
         name: np.array(values) if all(isinstance(v, int) for v in values) else np.array(values, np.float64)
         for name, values in named.items()

@@ -27,6 +27,7 @@ from headrace.engine.state import State, put_state, snapshot
 from headrace.engine.step import Metrics, OnOneMesh, StepSpec, make_call, make_step
 from headrace.plan.plan import Plan
 from headrace.plan.steps import SizeSpan
+from headrace.run.custom_functions import by_sample
 from headrace.run.design import Design
 
 
@@ -137,21 +138,25 @@ class Compiled:
 
 def step_spec(design: Design, options: FeedOptions, dataset: DataSet) -> StepSpec:
     """Return what the step of this design needs; of the dataset only the labels matter, for the class weights."""
-    config, batch = design.config, design.plan.batch
+    config, batch, custom = design.config, design.plan.batch, design.custom
     weights = class_weights(config.learning.class_weights, dataset.train.labels, design.info.num_classes)
     smoothing = smoothing_over_all(config.learning, design.info.num_classes)
+    preprocess = options.preprocess
+    if custom.augment is not None:
+        preprocess = replace(preprocess, augment=by_sample(custom.augment, config.run.seed))
     return StepSpec(
         network=design.network,
         optimizer=design.optimizer,
         lr_curve=design.lr_curve,
         precision=design.precision,
         numerics=config.numerics,
-        fetch=partial(fetch, spec=options.preprocess, train=True),
+        fetch=partial(fetch, spec=preprocess, train=True),
         fetch_labels=partial(fetch_labels, spec=options.preprocess, train=True),
         num_replicas=batch.num_replicas,
         gradient_accumulation_count=batch.gradient_accumulation_count,
         seed=config.run.seed,
-        objective=partial(training_loss, label_smoothing=smoothing, class_weights=weights),
+        objective=partial(training_loss, label_smoothing=smoothing, class_weights=weights, custom=custom.objective),
+        sum_names=custom.objective.sum_names,
         stable_norm=config.model.stable_norm,
         norm_group_size=config.model.dbn_replica_group_size,
         bn_momentum=config.model.bn_momentum,

@@ -63,6 +63,7 @@ class LineFormatter:
             f"step {record.step}" + (f"/{self.run.total_steps}" if self.run else ""),
             f"loss {record.loss:.4f}",
             f"top-1 {percent(record.accuracy)}",
+            *_metric_parts(record),
             f"lr {record.learning_rate:.4g}",
         ]
         if record.images_per_second is not None:
@@ -107,8 +108,12 @@ def validation_line(record: ValidationRecord) -> str:
     if record.top5 is not None:
         parts.append(f"top-5 {percent(record.top5)}")
     seconds = f"{record.seconds:.1f}" if record.seconds >= 0.1 else f"{record.seconds:.3f}"
-    parts += [f"loss {record.loss:.4f}", f"({record.num_samples:,} images, {seconds} s)"]
+    parts += [f"loss {record.loss:.4f}", *_metric_parts(record), f"({record.num_samples:,} images, {seconds} s)"]
     return "  ".join(parts)
+
+
+def _metric_parts(record: TrainRecord | ValidationRecord) -> list[str]:
+    return [f"{name} {value:.4g}" for name, value in record.metrics.items()]
 
 
 def run_end_line(end: RunEnd) -> str:
@@ -311,7 +316,10 @@ class BarConsole(ConsoleSink):
         def mean(value: Callable[[TrainRecord], float]) -> float:
             return sum(count * value(one) for count, one in self._in_epoch) / max(1, steps)
 
-        summary = replace(record, loss=mean(lambda one: one.loss), accuracy=mean(lambda one: one.accuracy))
+        metrics = {name: mean(lambda one, name=name: one.metrics[name]) for name in record.metrics}
+        summary = replace(
+            record, loss=mean(lambda one: one.loss), accuracy=mean(lambda one: one.accuracy), metrics=metrics
+        )
         self._in_epoch = []
         return summary
 

@@ -38,7 +38,8 @@ class Record:
 
     def to_dict(self) -> dict[str, Any]:
         """Return {"kind": ..., field: value}, still with floats that may not be finite."""
-        return {"kind": self.kind} | {f.name: getattr(self, f.name) for f in fields(self)}
+        values = {"kind": self.kind} | {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: value for name, value in values.items() if name != "metrics" or value}
 
     def to_json(self) -> str:
         """Return the record as one line of JSON, without the line's end."""
@@ -85,6 +86,7 @@ class TrainRecord(Record):
     loss: float
     accuracy: float
     top5: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)  # custom ones
     learning_rate: float
     grad_norm: float | None = None
     images_per_second: float | None = None
@@ -105,6 +107,7 @@ class ValidationRecord(Record):
     loss: float
     top1: float
     top5: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)  # custom ones
     num_samples: int
     seconds: float
     images_per_second: float | None = None

@@ -112,6 +112,7 @@ def _send(tracker: Tracker, record: Record) -> None:
 def _numbers(record: Record, group: str) -> dict[str, float]:
     """Return the numbers of a record as `group/field`; except the step."""
     values = record.to_dict()
+    values |= values.pop("metrics", {})
     return {
         f"{group}/{name}": float(value)
         for name, value in values.items()

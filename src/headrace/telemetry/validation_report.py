@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from headrace.engine.objective import metric_sums
 from headrace.telemetry.records import replace_file
 
 _MOST_CONFUSED = 10
 
 
 def validation_report(sums: Mapping[str, Any], class_names: Sequence[str]) -> dict[str, Any]:
-    """Return the report for sums over a validation set: loss, top1, top5, count and confusion[true class, predicted].
+    """Return the report for sums over a validation set: loss, top1, top5, count, confusion[true class, predicted].
 
     Classes without samples have no recall (null) and do not enter the balanced accuracy; classes that were never
     predicted have no precision.
@@ -26,11 +27,13 @@ def validation_report(sums: Mapping[str, Any], class_names: Sequence[str]) -> di
         raise ValueError(f"the confusion matrix holds {confusion.sum()} samples, the sums {count}")
     classes = [_class_row(name, confusion, k) for k, name in enumerate(class_names)]
     recalls = [row["recall"] for row in classes if row["recall"] is not None]
+    custom = {name: float(total) / count for name, total in metric_sums(sums).items() if count}
     return {
         "num_samples": count,
         "top1": correct / count if count else None,
         "top5": float(sums["top5"]) / count if count and len(confusion) > 5 else None,  # else it is always 1
         "loss": float(sums["loss"]) / count if count else None,
+        **({"metrics": custom} if custom else {}),
         "balanced_accuracy": sum(recalls) / len(recalls) if recalls else None,
         "classes_without_samples": [row["name"] for row in classes if not row["num_samples"]],
         "classes": classes,

@@ -7,6 +7,7 @@ sample) alone, never on its batch. Positions come from whole numbers and tables,
 pixels.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -93,6 +94,8 @@ class Preprocess:
     rand_augment: RandAugment | None = None
     mix: Mix | None = None
     shrunk_hw: tuple[int, int] | None = None  # size that training images are shrunk to before mixing
+    # custom: (images, labels, sample of each, epoch) -> images, after the rest and before mixing
+    augment: Callable[[Any, Any, Any, Any], Any] | None = None
 
     def at_size(self, hw: tuple[int, int]) -> "Preprocess":
         """Return the same with training images of a smaller size."""

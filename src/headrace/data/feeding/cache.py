@@ -182,6 +182,8 @@ def fetch(resident: Arrays | None, block: Arrays, spec: Preprocess, train: bool)
         images = preprocess(images, index, epoch, spec, train)
     if train and spec.shrunk_hw is not None:
         images = shrink(images, spec.shrunk_hw)
+    if train and spec.augment is not None:
+        images = spec.augment(images, _labels(resident, block), index, epoch)
     if train and spec.mix is not None:
         images = mix_images(images, index, epoch, spec.mix)
     return images, fetch_labels(resident, block, spec, train)
@@ -189,11 +191,14 @@ def fetch(resident: Arrays | None, block: Arrays, spec: Preprocess, train: bool)
 
 def fetch_labels(resident: Arrays | None, block: Arrays, spec: Preprocess, train: bool) -> Any:
     """Return only the labels that `fetch` would; `resident` needs no images."""
-    if "labels" in block:
-        labels = block["labels"]
-    else:
-        assert resident is not None, "neither the block nor the device holds the labels"
-        labels = resident["labels"][block["index"] % resident["labels"].shape[0]]
+    labels = _labels(resident, block)
     if not train or spec.mix is None:
         return labels
     return mix_labels(labels, block["index"], block.get("epoch", 0), spec.mix)
+
+
+def _labels(resident: Arrays | None, block: Arrays) -> Any:
+    if "labels" in block:
+        return block["labels"]
+    assert resident is not None, "neither the block nor the device holds the labels"
+    return resident["labels"][block["index"] % resident["labels"].shape[0]]

@@ -27,7 +27,7 @@ from headrace.engine.step import Metrics, put_on
 from headrace.plan.schedule import Node
 from headrace.plan.timeline import Table
 
-METRICS = ("loss", "top1", "top5", "count", "learning_rate", "grad_norm", "loss_scale", "skipped", "bad")
+METRICS = ("learning_rate", "grad_norm", "loss_scale", "skipped", "bad")  # beside the sums
 FLAGS = ("forward_finite", "gradient_finite")  # with fp_exceptions: one for each block
 
 
@@ -171,7 +171,7 @@ class Dispatcher:
     def _record(self, num_steps: int) -> Metrics:
         """Return empty metrics for the steps of a call, on the last stage's devices."""
         spec = self.stages[-1].step
-        rows: dict[str, Any] = {key: np.zeros(num_steps, np.float32) for key in METRICS}
+        rows: dict[str, Any] = {key: np.zeros(num_steps, np.float32) for key in (*spec.sum_names, *METRICS)}
         if spec.numerics.fp_exceptions:
             rows |= {key: np.ones((num_steps, len(spec.network.blocks)), bool) for key in FLAGS}
         return place(rows, replicated(self.meshes[-1]))

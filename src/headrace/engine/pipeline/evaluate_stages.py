@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from headrace.core.tree import PyTree
 from headrace.engine.devices import REPLICA, replica_mesh, replicated
-from headrace.engine.forward import EvalSpec, Sums, batch_sums
+from headrace.engine.forward import EvalSpec, Sums
 from headrace.engine.multiprocess_arrays import place, transfer
 from headrace.engine.pipeline.nodes import NodePrograms, NodeSpec, NodeValues, add_passes, counts_of, make_node
 from headrace.engine.pipeline.step_plan import (
@@ -145,7 +145,7 @@ def make_staged_evaluation(
     """Return the evaluation over stages of these blocks, on a grid of devices [replica, device of the replica]."""
     meshes = tuple(replica_mesh(list(devices[:, device])) for device in mapping)
     zeros = jax.eval_shape(
-        batch_sums,
+        spec.reducer.keep,
         jax.ShapeDtypeStruct((1, spec.network.num_classes), jnp.float32),
         jax.ShapeDtypeStruct((1,), jnp.int32),
         jax.ShapeDtypeStruct((1,), jnp.float32),
@@ -189,7 +189,7 @@ def _evaluation_node(spec: EvalSpec, blocks: tuple[int, int], mesh: Mesh) -> Nod
         if not is_last:
             return y, (state, ())
         resident, batch = fetched
-        sums = batch_sums(y, spec.fetch_labels(resident, batch), batch["mask"])
+        sums = spec.reducer.keep(y, spec.fetch_labels(resident, batch), batch["mask"])
         return sums["count"][None], (state, sums)
 
     return NodeSpec(

@@ -34,7 +34,6 @@ from headrace.engine.step import (
 )
 
 FIXED = ("stats", "loss_scale", "step")  # parts of the state that the passes read beside the weights
-SUMS = ("loss", "top1", "top5", "count")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +130,7 @@ def _empty_counts(stage: StageSpec, fixed: State) -> dict[str, Any]:
     """Return what forward passes count, empty: batch statistics, metrics at the last stage, flags if asked for."""
     counts = {
         "stats": jax.tree.map(jnp.zeros_like, fixed["stats"]),
-        "sums": {key: jnp.zeros((), jnp.float32) for key in (SUMS if stage.is_last else ())},
+        "sums": {key: jnp.zeros((), jnp.float32) for key in (stage.step.sum_names if stage.is_last else ())},
     }
     if stage.step.numerics.fp_exceptions:
         counts["finite"] = jnp.ones((len(stage.block_names),), bool)
