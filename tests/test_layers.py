@@ -11,7 +11,7 @@ FILES = sorted(SRC.rglob("*.py"))
 # A room may import the rooms left of it. Telemetry and checkpoint stand side by side and do not see each other.
 ROW = (
     *("native", "core", "job", "config", "data", "ops", "model", "weights", "plan", "engine", "program"),
-    *(("telemetry", "checkpoint"), "reference", "run", "cli"),
+    *(("telemetry", "checkpoint"), "report", "reference", "run", "cli"),
 )
 
 # Reading options and printing help must not wait for these.

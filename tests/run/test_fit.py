@@ -54,6 +54,8 @@ def test_a_run_learns_and_leaves_its_whole_story(quick):
         "validation.csv",
         "log.txt",
         "curve.svg",
+        "report.html",
+        "machine.json",
     }
     rows = list(csv.DictReader((result.directory / "training.csv").read_text().splitlines()))
     assert len(rows) == 8

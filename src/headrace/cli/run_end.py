@@ -8,8 +8,8 @@ from headrace.cli.table import terminal_width
 from headrace.core.units import format_duration
 
 if TYPE_CHECKING:
+    from headrace.report.run_summary import RunSummary
     from headrace.run.run_result import RunResult
-    from headrace.run.run_summary import RunSummary
 
 _COLUMN = 12
 _KINDS = {"wait": "waiting for input", "wait_validation": "waiting for validation images"}  # others are plain words
@@ -27,8 +27,9 @@ def end_lines(result: "RunResult", run: "RunSummary") -> list[str]:
     if run.end is not None:
         rows.append(("time", _time(run.end.seconds, run.end.wall_seconds)))
         rows.append(("verdict", run.end.verdict))
-    if (plot := run.path / "curve.svg").is_file():
-        rows.append(("plot", shlex.quote(str(plot))))
+    for name, file in (("report", run.path / "report.html"), ("plot", run.path / "curve.svg")):
+        if file.is_file():
+            rows.append((name, shlex.quote(str(file))))
     rows.append(("directory", shlex.quote(str(run.path))))
     rows += [("next" if not place else "", command) for place, command in enumerate(_next(result, run))]
     width = terminal_width()

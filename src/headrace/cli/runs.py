@@ -12,7 +12,7 @@ from headrace.config.arguments import Parser
 from headrace.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headrace.run.run_summary import RunSummary
+    from headrace.report.run_summary import RunSummary
 
 DESCRIPTION = (
     "List the runs in a directory, a few levels deep: best validation accuracy, epochs done and planned, time to "
@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print one line of JSON for each run")
     args = parser.parse_args(argv)
-    from headrace.run.run_summary import find_runs, read_summary
+    from headrace.report.run_summary import find_runs, read_summary
 
     if not args.place.is_dir():
         problem = f"{args.place} is not a directory." if args.place.exists() else f"There is no directory {args.place}."

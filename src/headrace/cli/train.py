@@ -52,7 +52,7 @@ def _print_result(result: "RunResult") -> None:
     """Print, in process 0, the table at the end of a run."""
     from headrace.cli.run_end import end_lines
     from headrace.job import current_group
-    from headrace.run.run_summary import read_summary
+    from headrace.report.run_summary import read_summary
 
     if current_group().is_first:
         print("\n" + "\n".join(end_lines(result, read_summary(result.directory))))

@@ -207,6 +207,7 @@ class Logging:
         "What the console shows; auto means a live bar on a terminal and plain lines elsewhere.",
         choices=("auto", "bar", "plain", "none"),
     )
+    report: bool = option(True, "Write report.html, with curves and results, when a process of the run ends.")
     tensorboard: bool = option(False, "Write event files for TensorBoard into the run's directory (extra tensorboard).")
     wandb: bool = option(False, "Track the run with Weights & Biases, offline if nobody is logged in (extra wandb).")
     wandb_project: str = option("headrace", "Weights & Biases project of the run.")

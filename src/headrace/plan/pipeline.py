@@ -23,11 +23,9 @@ from headrace.plan.partition import (
     stage_ranges,
 )
 from headrace.plan.schedule import Node, Work, find_schedule, strict_rule
-from headrace.plan.simulate import make_table, per_stage
+from headrace.plan.simulate import BACKWARD_PER_FORWARD, make_table, per_stage
 from headrace.plan.steps import BatchPlan
 from headrace.plan.timeline import Table
-
-BACKWARD_PER_FORWARD = 2  # a backward pass computes two gradients, each with about the FLOPs of the forward pass
 
 
 @dataclass(frozen=True, kw_only=True)

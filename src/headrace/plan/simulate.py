@@ -14,6 +14,8 @@ from headrace.plan.timeline_text import draw_cells
 
 Durations = Callable[[Action], float]
 
+BACKWARD_PER_FORWARD = 2  # a backward pass computes two gradients, each with about the FLOPs of the forward pass
+
 RULE = "An order runs every action of the work exactly once, on its own device, after what it needs."
 
 

@@ -45,6 +45,7 @@ MAY_DIFFER = (
     "compilation_cache_dir",
     "pipeline_num_parallel",
     "progress",
+    "report",
 )
 
 

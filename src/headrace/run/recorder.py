@@ -1,10 +1,11 @@
 """Writes records, checkpoints and validation results once the results of a call have been read."""
 
+import json
 import time
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,19 @@ from headrace.checkpoint.saver import BestCheckpoints, Saver, prune
 from headrace.checkpoint.store import checkpoint_name
 from headrace.config.load import Resolved
 from headrace.core.errors import HeadraceError
+from headrace.core.files import write_atomic
 from headrace.core.tree import flatten_named
 from headrace.core.units import format_bytes, format_duration
 from headrace.data.feeding.feed import FeedOptions, FeedStats
 from headrace.engine.devices import CompileCounts
 from headrace.engine.state import State
+from headrace.report.run_files import MACHINE_FILE
+from headrace.report.run_report import write_run_report
 from headrace.run.callbacks import Callbacks, TrainingEvent, ValidationEvent
 from headrace.run.design import Design
 from headrace.run.directory import RunDirectory, delete_checkpoints, saved_form
 from headrace.run.evaluation import Started, Validator
+from headrace.run.machine import describe_machine
 from headrace.run.metric_totals import NOTHING_UNLOGGED, HostMetrics, Measured, MetricTotals, Unlogged, verdict
 from headrace.run.restore import Past, Restored
 from headrace.run.run_result import RunResult
@@ -293,6 +298,19 @@ class RunRecorder:
                 self._sinks.write(self._run_end(ending))
                 self._sinks.sync()
                 write_curve(self._directory.path)
+                if self._resolved.config.logging.report:
+                    self._write_report()
+
+    def _write_report(self) -> None:
+        """Write the run's report. Whatever goes wrong with it, the run has ended as its records say."""
+        path = self._directory.path
+        try:
+            machine = json.dumps(asdict(describe_machine()), indent=1) + "\n"
+            write_atomic(path / MACHINE_FILE, machine.encode())
+            write_run_report(path)
+        except Exception as error:
+            with suppress(HeadraceError):
+                self.note(f"no report was written: {error!r}; try: headrace report {path}", "warning")
 
     def _tidy(self) -> None:
         """Delete what is not to be kept: the last validation may have changed which checkpoint is the best."""

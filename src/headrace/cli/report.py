@@ -1,0 +1,41 @@
+"""`headrace report RUN...`: the report of a run as one HTML file, or of several runs side by side."""
+
+import shlex
+import string
+from pathlib import Path
+
+from headrace.config.arguments import Parser
+from headrace.core.errors import CheckpointError, ConfigError
+
+DESCRIPTION = (
+    "Write the report of a run as one HTML file: curves, where the time went, confusion matrix, plan and schedule, "
+    "options. Of several runs: curves together, options that differ, results. The file needs nothing else."
+)
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; return its exit code."""
+    parser = Parser(prog="headrace report", description=DESCRIPTION)
+    parser.add_argument("paths", metavar="RUN_DIR", nargs="+", type=Path, help="a run, or several to compare")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", type=Path, help="file to write [RUN_DIR/report.html, or comparison.html]"
+    )
+    args = parser.parse_args(argv)
+    if len(args.paths) > len(string.ascii_uppercase):
+        raise ConfigError(f"The number of runs is {len(args.paths)}.", rule="At most twenty-six can be compared.")
+    from headrace.report.comparison import read_compared
+    from headrace.report.run_report import write_comparison, write_run_report
+
+    runs = read_compared(args.paths)
+    try:
+        if len(runs) == 1:
+            file = write_run_report(runs[0].path, args.output)
+        else:
+            file = args.output or Path("comparison.html")
+            write_comparison(runs, file)
+    except OSError as error:
+        raise CheckpointError(
+            f"Cannot write {error.filename or args.output}: {error.strerror}.", remedy="Name another file with -o FILE."
+        ) from error
+    print(f"written: {shlex.quote(str(file))}")
+    return 0

@@ -1,0 +1,254 @@
+"use strict";
+(function () {
+  const SVG = "http://www.w3.org/2000/svg";
+  const data = JSON.parse(document.getElementById("data").textContent);
+
+  function make(tag, attributes, text) {
+    const node = document.createElement(tag);
+    for (const name in attributes || {}) node.setAttribute(name, attributes[name]);
+    if (text !== undefined) node.textContent = text;
+    return node;
+  }
+  function draw(tag, attributes, text) {
+    const node = document.createElementNS(SVG, tag);
+    for (const name in attributes) node.setAttribute(name, attributes[name]);
+    if (text !== undefined) node.textContent = text;
+    return node;
+  }
+  function number(value, digits) {
+    if (value === null) return "not finite";
+    const size = Math.abs(value);
+    if (size >= 1e6 || (size > 0 && size < 1e-3)) return value.toExponential(digits - 1);
+    return size >= 1000 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(digits)));
+  }
+  function ticks(low, high, wanted) {
+    const raw = (high - low || Math.abs(high) || 1) / wanted, power = Math.pow(10, Math.floor(Math.log10(raw)));
+    const step = power * [1, 2, 5, 10].find(function (factor) { return factor * power >= raw * 0.999; });
+    const found = [];
+    for (let k = Math.floor(low / step + 1e-9); k <= Math.ceil(high / step - 1e-9); k++) found.push(Number((k * step).toPrecision(12)));
+    return found.length > 1 ? found : [found[0], Number((found[0] + step).toPrecision(12))];
+  }
+  function vertical(panel) {
+    let low = Infinity, high = -Infinity;
+    for (const line of panel.lines) for (const value of line.y) if (value !== null) { low = Math.min(low, value); high = Math.max(high, value); }
+    if (low > high) { low = 0; high = 1; }
+    low *= panel.scale; high *= panel.scale;
+    if (panel.axis === "log" && low > 0 && high / low > 50) {
+      const found = [], first = Math.floor(Math.log10(low)), last = Math.ceil(Math.log10(high));
+      for (let power = first; power <= last; power++) for (const factor of last - first <= 2 ? [1, 2, 5] : [1]) found.push(Number((factor * Math.pow(10, power)).toPrecision(12)));
+      const kept = found.filter(function (tick, k) { return (found[k + 1] === undefined || found[k + 1] > low) && (found[k - 1] === undefined || found[k - 1] < high); });
+      return { ticks: kept, log: true };
+    }
+    if (panel.axis === "percent") high = Math.max(100, high);
+    else low = Math.min(0, low);
+    return { ticks: ticks(low, high, 5), log: false };
+  }
+
+  function chart(panel) {
+    const box = make("div", { class: "chart" });
+    box.append(make("h3", {}, panel.title + (panel.unit ? ", " + panel.unit : "")));
+    const holder = make("div");
+    box.append(holder);
+    if (panel.lines.length > 1) {
+      const key = make("div", { class: "key" });
+      for (const line of panel.lines) {
+        const entry = make("span"), mark = make("i", { class: line.style });
+        mark.style.setProperty("--own", "var(--c" + line.color + ")");
+        mark.style.background = "var(--c" + line.color + ")";
+        entry.append(mark, line.label);
+        key.append(entry);
+      }
+      box.append(key);
+    }
+    box.redraw = function () { plot(panel, box, holder); };
+    return box;
+  }
+
+  function plot(panel, box, holder) {
+    const width = Math.max(box.clientWidth, 260), height = 230, left = 58, right = width - 10, top = 10, bottom = height - 38;
+    const y = vertical(panel), low = y.ticks[0], high = y.ticks[y.ticks.length - 1];
+    let last = 0;
+    for (const line of panel.lines) for (const value of line.x) last = Math.max(last, value);
+    last = last || 1;
+    const across = function (value) { return left + value / last * (right - left); };
+    const up = function (value) {
+      const share = y.log ? Math.log(value / low) / Math.log(high / low) : (value - low) / (high - low);
+      return bottom - share * (bottom - top);
+    };
+    const label = panel.title + " over epochs";
+    const svg = draw("svg", { viewBox: "0 0 " + width + " " + height, height: height, role: "img", "aria-label": label });
+    for (const tick of y.ticks) {
+      svg.append(draw("line", { class: "grid", x1: left, x2: right, y1: up(tick), y2: up(tick) }));
+      svg.append(draw("text", { x: left - 7, y: up(tick) + 4, "text-anchor": "end" }, number(tick, 6)));
+    }
+    for (const tick of ticks(0, last, Math.min(6, Math.max(2, Math.floor(last >= 2 ? last : 5))))) {
+      if (tick > last * 1.0001) continue;
+      svg.append(draw("line", { class: "grid", x1: across(tick), x2: across(tick), y1: bottom, y2: bottom + 4 }));
+      svg.append(draw("text", { x: across(tick), y: bottom + 17, "text-anchor": "middle" }, number(tick, 6)));
+    }
+    svg.append(draw("text", { x: (left + right) / 2, y: height - 3, "text-anchor": "middle" }, "epoch"));
+    for (const line of panel.lines) {
+      let path = "", pen = "M", alone = 0;
+      const color = "var(--c" + line.color + ")", places = [];
+      for (let k = 0; k < line.x.length; k++) {
+        const value = line.y[k] === null ? null : line.y[k] * panel.scale;
+        if (value === null || (y.log && value <= 0)) { pen = "M"; continue; }
+        const place = across(line.x[k]).toFixed(1) + " " + up(value).toFixed(1);
+        if (pen === "M" && (line.y[k + 1] === null || k === line.x.length - 1)) alone++;
+        path += pen + place; pen = "L"; places.push(place.split(" "));
+      }
+      const dash = line.style === "dashed" ? "5 4" : "none";
+      svg.append(draw("path", { d: path, fill: "none", style: "stroke:" + color, "stroke-width": line.style === "thin" ? 1.5 : 2, "stroke-linejoin": "round", "stroke-dasharray": dash }));
+      if (line.dots || alone) for (const place of places) svg.append(draw("circle", { cx: place[0], cy: place[1], r: 2.6, style: "fill:" + color }));
+    }
+    const cross = draw("line", { class: "cross", y1: top, y2: bottom, visibility: "hidden" });
+    svg.append(cross);
+    holder.replaceChildren(svg);
+    svg.addEventListener("pointermove", function (event) { hover(panel, box, cross, { event: event, left: left, right: right, width: width, last: last, across: across }); });
+    svg.addEventListener("pointerleave", function () { leave(box, cross); });
+  }
+
+  function nearest(values, wanted) {
+    let low = 0, high = values.length - 1;
+    while (high - low > 1) { const middle = (low + high) >> 1; if (values[middle] < wanted) low = middle; else high = middle; }
+    return Math.abs(values[low] - wanted) <= Math.abs(values[high] - wanted) ? low : high;
+  }
+  function leave(box, cross) {
+    cross.setAttribute("visibility", "hidden");
+    const old = box.querySelector(".tip");
+    if (old) old.remove();
+  }
+  function hover(panel, box, cross, at) {
+    leave(box, cross);
+    const area = box.querySelector("svg").getBoundingClientRect(), scale = at.width / area.width;
+    const wanted = ((at.event.clientX - area.left) * scale - at.left) / (at.right - at.left) * at.last;
+    let epoch = null;
+    for (const line of panel.lines) {
+      const found = line.x[nearest(line.x, wanted)];
+      if (found !== undefined && (epoch === null || Math.abs(found - wanted) < Math.abs(epoch - wanted))) epoch = found;
+    }
+    if (epoch === null) return;
+    const tip = make("div", { class: "tip" });
+    tip.append(make("div", {}, "epoch " + number(epoch, 6)));
+    for (const line of panel.lines) {
+      const k = nearest(line.x, epoch);
+      if (line.x[k] === undefined) continue;
+      const row = make("div"), name = make("span"), mark = make("i");
+      mark.style.background = "var(--c" + line.color + ")";
+      name.append(mark, line.label + (line.x[k] === epoch ? "" : " (epoch " + number(line.x[k], 5) + ")"));
+      row.append(name, make("b", {}, number(line.y[k] === null ? null : line.y[k] * panel.scale, 5) + (panel.unit && line.y[k] !== null ? " " + panel.unit : "")));
+      tip.append(row);
+    }
+    const x = at.across(epoch) / scale;
+    cross.setAttribute("x1", at.across(epoch)); cross.setAttribute("x2", at.across(epoch)); cross.setAttribute("visibility", "visible");
+    box.append(tip);
+    const space = box.clientWidth - tip.offsetWidth;
+    tip.style.left = Math.max(0, Math.min(space, x + 14 + tip.offsetWidth > box.clientWidth ? x - tip.offsetWidth - 14 : x + 14)) + "px";
+    tip.style.top = "34px";
+  }
+
+  let boxes = [];
+  function drawPanels(panels) {
+    const place = document.getElementById("charts");
+    if (!place) return;
+    boxes = panels.map(chart);
+    place.replaceChildren.apply(place, boxes);
+    if (!panels.length) place.append(make("p", { class: "faint" }, "Nothing has been recorded yet."));
+    for (const box of boxes) box.redraw();
+  }
+  let waiting = 0;
+  addEventListener("resize", function () {
+    cancelAnimationFrame(waiting);
+    waiting = requestAnimationFrame(function () { for (const box of boxes) box.redraw(); });
+  });
+
+  function key(cell) {
+    const given = cell.dataset.sort, text = cell.textContent.trim();
+    const value = parseFloat((given === undefined ? text : given).replace(/,/g, ""));
+    return Number.isNaN(value) ? text.toLowerCase() : value;
+  }
+  function compare(a, b) {
+    if (typeof a !== typeof b) return typeof a === "number" ? -1 : 1;
+    return a < b ? -1 : a > b ? 1 : 0;
+  }
+  function sortBy(head, up) {
+    const table = head.closest("table"), body = table.tBodies[0], column = head.cellIndex;
+    const rows = Array.from(body.rows).map(function (row) { return [key(row.cells[column]), row]; });
+    rows.sort(function (a, b) { return up ? compare(a[0], b[0]) : compare(b[0], a[0]); });
+    for (const other of head.parentNode.cells) other.removeAttribute("aria-sort");
+    head.setAttribute("aria-sort", up ? "ascending" : "descending");
+    body.append.apply(body, rows.map(function (pair) { return pair[1]; }));
+  }
+  addEventListener("click", function (event) {
+    const head = event.target.closest ? event.target.closest(".sortable thead th") : null;
+    if (head) sortBy(head, head.getAttribute("aria-sort") !== "ascending");
+  });
+
+  function ask(address, then) {
+    fetch(address, { cache: "no-store" }).then(function (answer) {
+      if (!answer.ok) throw new Error(answer.status === 404 ? "the run is gone" : "the server answered " + answer.status);
+      return answer.json();
+    }).then(function (found) { say(""); then(found); }).catch(function (error) { say("No update: " + error.message + "."); });
+  }
+  function say(text) {
+    const place = document.getElementById("connection");
+    if (place && place.textContent !== text) place.textContent = text;
+  }
+  let version = data.version;
+  function update() {
+    if (document.hidden) return;
+    ask(data.live + "&version=" + encodeURIComponent(version), function (found) {
+      if (found.version === version) return;
+      version = found.version;
+      drawPanels(found.panels);
+      for (const name in found.parts) {
+        const old = document.getElementById(name);
+        if (old) old.outerHTML = found.parts[name];
+      }
+    });
+  }
+
+  const chosen = new Set();
+  function listRuns(runs) {
+    const body = document.getElementById("runs"), filter = document.getElementById("filter").value.toLowerCase();
+    if (!body) return;
+    const head = body.closest("table").querySelector("th[aria-sort]");
+    body.replaceChildren.apply(body, runs.map(function (run) {
+      const row = make("tr"), tick = make("input", { type: "checkbox", "aria-label": "select " + run.name });
+      tick.checked = chosen.has(run.id);
+      tick.addEventListener("change", function () { if (tick.checked) chosen.add(run.id); else chosen.delete(run.id); offer(); });
+      const first = make("td"), name = make("td"), link = make("a", { href: "run?id=" + encodeURIComponent(run.id) + data.token }, run.name);
+      first.append(tick); name.append(link); row.append(first, name);
+      for (const cell of run.cells) {
+        const place = make("td", cell.sort === undefined ? {} : { class: "number", "data-sort": String(cell.sort) }, cell.sort === undefined && cell.state ? undefined : cell.text);
+        if (cell.state) place.append(make("span", { class: "state " + cell.text.replace(/ /g, "-") }, cell.text));
+        row.append(place);
+      }
+      row.dataset.text = row.textContent.toLowerCase();
+      row.hidden = !row.dataset.text.includes(filter);
+      return row;
+    }));
+    if (head) sortBy(head, head.getAttribute("aria-sort") === "ascending");
+    document.getElementById("count").textContent = runs.length === 1 ? "1 run" : runs.length + " runs";
+    offer();
+  }
+  function offer() {
+    const button = document.getElementById("compare");
+    button.disabled = chosen.size < 2;
+    button.textContent = chosen.size < 2 ? "Compare" : "Compare " + chosen.size + " runs";
+  }
+  if (data.runs) {
+    const filter = document.getElementById("filter");
+    filter.addEventListener("input", function () {
+      for (const row of document.getElementById("runs").rows) row.hidden = !row.dataset.text.includes(filter.value.toLowerCase());
+    });
+    document.getElementById("compare").addEventListener("click", function () {
+      location.href = "compare?" + Array.from(chosen).map(function (id) { return "id=" + encodeURIComponent(id); }).join("&") + data.token;
+    });
+    listRuns(data.runs);
+    setInterval(function () { if (!document.hidden) ask("api/runs?" + data.token.slice(1), function (found) { listRuns(found.runs); }); }, 2000);
+  } else {
+    drawPanels(data.panels || []);
+    if (data.live) setInterval(update, 2000);
+  }
+})();

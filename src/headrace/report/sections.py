@@ -1,0 +1,276 @@
+"""The parts of a run's report as HTML: summary, time, validation, plan, options, machine."""
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from headrace.config.values import shown
+from headrace.core.errors import HeadraceError
+from headrace.core.units import format_bytes, format_count, format_duration
+from headrace.report.markup import Html, element, rows_table, section
+from headrace.report.run_files import RunFiles
+from headrace.report.schedule_diagram import draw_schedule
+from headrace.telemetry.records import RunEnd
+
+KIND_NAMES = {
+    "start": "start",
+    "compile": "compile",
+    "train": "train",
+    "wait": "wait for input",
+    "validate": "validate",
+    "wait_validation": "wait for validation images",
+    "save": "save",
+    "rest": "rest",
+}
+_KIND_COLORS = {"train": 0, "validate": 2, "compile": 5, "wait": 1, "wait_validation": 1, "save": 4}
+_MOST_CLASSES = 30  # in a confusion matrix that can still be read; of more, those confused most
+_MOST_ROWS = 2_000  # of the table of classes
+# What a damaged or foreign file makes the code below raise: one part is then missing, not the page.
+_UNUSABLE = (ValueError, TypeError, KeyError, AttributeError, IndexError, HeadraceError)
+
+
+def run_sections(files: RunFiles) -> dict[str, Html]:
+    """Return the parts of a run's report by their id, in order; the charts are drawn by the page's script."""
+    parts: dict[str, Callable[[RunFiles], Html]] = {
+        "summary": _summary,
+        "schedule": draw_schedule,
+        "curves": lambda files: section("curves", "Curves", element("div", class_="charts", id="charts")),
+        "time": _time,
+        "validation": _validation,
+        "plan": _plan,
+        "options": _options,
+        "machine": _machine,
+        "notes": _notes,
+    }
+    return {name: _guarded(name, make, files) for name, make in parts.items()}
+
+
+def _guarded(name: str, make: Callable[[RunFiles], Html], files: RunFiles) -> Html:
+    try:
+        found = make(files)
+    except _UNUSABLE as error:
+        found = section(name, name.capitalize(), element("p", f"cannot be shown: {error!r}", class_="problem"))
+    return found if found.text else element("section", id=name, hidden="")  # a place that a live page may fill
+
+
+def run_title(files: RunFiles) -> str:
+    """Return what was trained on what."""
+    start = files.summary.start
+    return f"{start.model} on {start.dataset}" if start else files.summary.path.name
+
+
+def _summary(files: RunFiles) -> Html:
+    run, start, end, best = files.summary, files.summary.start, files.summary.end, files.summary.best
+    planned = f" of {start.num_epochs}" if start else ""
+    tiles = [("state", run.state), ("epochs", f"{run.epoch:.4g}{planned}")]
+    if best is not None and not run.is_trial:
+        weights = "" if best.weights == "raw" else f", {best.weights} weights"
+        tiles.insert(0, (f"best top-1, epoch {best.epoch:.4g}{weights}", f"{100 * best.top1:.2f} %"))
+        last = [record for record in run.validations if record.weights == best.weights][-1]
+        tiles.insert(1, (f"last validation, loss {last.loss:.4g}", f"{100 * last.top1:.2f} %"))
+    if run.seconds is not None:
+        tiles.append(("time to train", format_duration(run.seconds)))
+    rate = end.images_per_second if end else run.last_train.images_per_second if run.last_train else None
+    if rate:
+        tiles.append(("images per second", f"{rate:,.0f}"))
+    if start:
+        tiles.append(("images per step", f"{start.global_batch_size:,}"))
+        if start.num_parameters:
+            tiles.append(("parameters", format_count(start.num_parameters, short=True)))
+    texts = [
+        element(
+            "div",
+            *(element("div", element("b", value), element("span", name), class_="tile") for name, value in tiles),
+            class_="tiles",
+        )
+    ]
+    if run.is_trial:
+        texts.append(element("p", "A trial (dry_run_steps): its accuracy, of a few images, says nothing."))
+    if end and end.reason:
+        texts.append(element("p", f"{end.outcome}: {end.reason}"))
+    if end and end.verdict:
+        texts.append(element("p", end.verdict, class_="verdict"))
+    if run.problem:
+        texts.append(element("p", run.problem, class_="problem"))
+    return section("summary", "Summary", *texts)
+
+
+def _time(files: RunFiles) -> Html:
+    end = files.summary.end
+    if end is None or not end.wall_seconds or not end.seconds:
+        return Html("")
+    return section("time", f"Where the time went: {format_duration(end.wall_seconds)}", *_time_bar(end))
+
+
+def _time_bar(end: RunEnd) -> list[Html]:
+    wall = end.wall_seconds or 1.0
+    known = {kind: end.seconds[kind] for kind in KIND_NAMES if kind in end.seconds}
+    spent = sorted((known | end.seconds).items(), key=lambda item: -item[1])
+    bars, parts = [], []
+    for kind, seconds in spent:
+        name, color = KIND_NAMES.get(kind, kind), _KIND_COLORS.get(kind, 3)
+        striped = "opacity:.55;" if kind in ("wait_validation", "rest") else ""
+        text = f"{name} {format_duration(seconds)} ({seconds / wall:.1%})"
+        if seconds > 0.0005 * wall:
+            style = f"{striped}width:{100 * seconds / wall:.2f}%;background:var(--c{color})"
+            bars.append(element("div", style=style, title=text))
+        parts.append(element("span", element("i", style=f"{striped}background:var(--c{color})"), text))
+    note = "Of the last process of the run; the kinds do not overlap and add up to its wall time."
+    return [
+        element("div", *bars, class_="bar"),
+        element("div", *parts, class_="parts"),
+        element("p", note, class_="note"),
+    ]
+
+
+def _validation(files: RunFiles) -> Html:
+    report = files.report
+    if not report:
+        return Html("")
+    classes: Sequence[Mapping[str, Any]] = report["classes"]
+    epoch = next((r.epoch for r in files.summary.validations if r.step == files.report_step), None)
+    where = f"{files.report_weights} weights at step {files.report_step:,}" + (f", epoch {epoch:.4g}" if epoch else "")
+    facts = f"{report['num_samples']:,} images, {where}: top-1 {_percent(report['top1'])}, "
+    facts += f"balanced accuracy {_percent(report['balanced_accuracy'])}"
+    rows = [
+        (
+            row["name"],
+            f"{row['num_samples']:,}",
+            f"{row['num_correct']:,}",
+            _percent(row["recall"]),
+            _percent(row["precision"]),
+            _percent(_f1(row)),
+        )
+        for row in classes[:_MOST_ROWS]
+    ]
+    heading = ("class", "images", "correct", "recall", "precision", "F1")
+    more = f"The first {_MOST_ROWS:,} of {len(classes):,} classes." if len(classes) > _MOST_ROWS else ""
+    table = element("div", element("h3", "Classes"), rows_table(rows, heading, (1, 2, 3, 4, 5)), *_note(more))
+    return section(
+        "validation", "Validation", element("p", facts), element("div", _matrix(report), table, class_="pair")
+    )
+
+
+def _f1(row: Mapping[str, Any]) -> float | None:
+    both = row["num_samples"] + row["num_predicted"]
+    return 2 * row["num_correct"] / both if both else None
+
+
+def _matrix(report: Mapping[str, Any]) -> Html:
+    """Return the confusion matrix; of many classes, of those with the most mistakes."""
+    matrix: Sequence[Sequence[int]] = report["confusion_matrix"]
+    names = [row["name"] for row in report["classes"]]
+    chosen, note = list(range(len(matrix))), ""
+    if len(matrix) > _MOST_CLASSES:
+        by_column = [sum(column) for column in zip(*matrix, strict=True)]
+        wrong = [sum(row) + by_column[k] - 2 * row[k] for k, row in enumerate(matrix)]
+        chosen = sorted(sorted(chosen, key=lambda k: -wrong[k])[:_MOST_CLASSES])
+        note = f"The {_MOST_CLASSES} of {len(matrix):,} classes with the most mistakes."
+    head = element(
+        "tr",
+        element("th", "true \\ predicted"),
+        *(element("th", element("span", names[k]), title=names[k]) for k in chosen),
+    )
+    body = [
+        element("tr", element("th", names[k], title=names[k]), *(_cell(matrix, names, k, j) for j in chosen))
+        for k in chosen
+    ]
+    tall = "matrix tall" if len(chosen) > 6 and max(len(names[k]) for k in chosen) > 3 else "matrix"
+    table = element("table", element("thead", head), element("tbody", *body), class_=tall)
+    return element("div", element("h3", "Confusion matrix"), element("div", table, class_="scroll"), *_note(note))
+
+
+def _cell(matrix: Sequence[Sequence[int]], names: Sequence[str], true: int, predicted: int) -> Html:
+    count, total = matrix[true][predicted], sum(matrix[true])
+    share = count / total if total else 0.0
+    hue = "heat" if true == predicted else "bad"
+    # The root of the share: few mistakes, which one looks for, would be invisible otherwise.
+    style = f"background:rgba(var(--{hue}),{0.08 + 0.55 * share**0.5:.2f})" if count else None
+    title = f"{names[true]} predicted as {names[predicted]}: {count:,} of {total:,} ({share:.1%})"
+    return element("td", f"{count:,}" if count else "", style=style, title=title)
+
+
+def _plan(files: RunFiles) -> Html:
+    plan = files.plan
+    if not plan:
+        return Html("")
+    batch, steps = plan["batch"], plan["steps"]
+    parts = f"{batch['micro_batch_size']:,} x {batch['num_replicas']} x {batch['gradient_accumulation_count']}"
+    rows: list[tuple[object, ...]] = [
+        ("global batch", f"{batch['global_batch_size']:,} images: {parts} (micro batch x replicas x accumulation)"),
+        ("devices", f"{plan['num_devices']} in {plan['num_processes']} process(es)"),
+        ("steps", f"{steps['total_steps']:,}: {steps['num_epochs']} epochs of {steps['updates_per_epoch']:,}"),
+        ("parameters", f"{plan['num_parameters']:,}"),
+        ("forward pass", f"{format_count(plan['flops_per_image'], short=True)} FLOP per image"),
+        ("dataset", f"{plan['dataset_cache']['where']}: {plan['dataset_cache']['reason']}"),
+    ]
+    memory = [
+        (row["name"], format_bytes(row["bytes"]), row["detail"]) for row in plan["memory"]["rows"] if row["bytes"]
+    ]
+    memory.append(("total", format_bytes(plan["memory"]["total_bytes"]), "of the fullest device"))
+    left = element("div", element("h3", "Batches and steps"), rows_table(rows))
+    right = element("div", element("h3", "Memory of a device, planned"), rows_table(memory, numbers=(1,)))
+    warnings = [element("p", text, class_="problem") for text in plan.get("warnings", [])]
+    return section("plan", "Plan", element("div", left, right, class_="pair"), *warnings)
+
+
+def _options(files: RunFiles) -> Html:
+    values, origins = files.config.get("values", {}), files.config.get("origins", {})
+    if not values:
+        return Html("")
+
+    def row(name: str) -> tuple[str, str, str]:
+        origin = origins.get(name, {})
+        where = origin.get("where") or ""
+        value = tuple(values[name]) if isinstance(values[name], list) else values[name]
+        return name, shown(value), f"{origin.get('kind', 'default')}{f' ({where})' if where else ''}"
+
+    given = [row(name) for name in values if name in origins]
+    rest = [row(name) for name in values if name not in origins]
+    heading = ("option", "value", "origin")
+    defaults = element("details", element("summary", f"{len(rest)} defaults"), rows_table(rest, heading))
+    chosen = rows_table(given, heading) if given else element("p", "Every option has its default.")
+    return section("options", "Options", chosen, defaults)
+
+
+def _machine(files: RunFiles) -> Html:
+    start, machine, command = files.summary.start, files.machine, files.config.get("command")
+    parts = []
+    if isinstance(command, list) and command:
+        parts += [element("h3", "The command"), element("pre", shlex.join(map(str, command)))]
+    rows: list[tuple[object, ...]] = []
+    if start:
+        rows += [("started", start.time), ("device", start.device or start.platform), ("seed", start.seed)]
+    if machine:
+        devices = [f"{kind['count']} x {kind['name']} ({kind['platform']})" for kind in machine["devices"]]
+        rows += [
+            ("devices of the host", ", ".join(devices)),
+            ("processor", f"{machine['host']}, {machine['processors']} for the process"),
+        ]
+        if machine.get("memory_bytes"):
+            rows.append(("memory of the host", format_bytes(machine["memory_bytes"])))
+        rows.append(("versions", ", ".join(f"{name} {version}" for name, version in machine["versions"].items())))
+    elif start:
+        rows.append(("version", f"headrace {start.version}"))
+    rows.append(("directory", files.summary.path))
+    return section("machine", "Machine, versions, command", *parts, rows_table(rows))
+
+
+def _notes(files: RunFiles) -> Html:
+    """Return the end of the log, which has the notes and warnings."""
+    file = files.summary.path / "log.txt"
+    if not file.is_file():
+        return Html("")
+    with file.open("rb") as log:
+        log.seek(max(0, file.stat().st_size - 20_000))
+        lines = log.read().decode(errors="replace").splitlines()[-60:]
+    last = element("details", element("summary", f"the last {len(lines)} lines"), element("pre", "\n".join(lines)))
+    return section("notes", "Log", last)
+
+
+def _note(text: str) -> list[Html]:
+    return [element("p", text, class_="note")] if text else []
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.2f} %"
