@@ -152,7 +152,7 @@ class Curves:
         for row in rows:
             kind = row.get("kind")
             if kind == TrainRecord.kind:
-                kinds.setdefault(kind, []).append(row)
+                kinds.setdefault(TrainRecord.kind, []).append(row)
             elif kind == ValidationRecord.kind:
                 kinds.setdefault(f"{kind}/{row.get('weights', 'raw')}", []).append(row)
         for kind, found in kinds.items():

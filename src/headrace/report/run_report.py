@@ -35,7 +35,7 @@ def run_page(files: RunFiles, curves: Curves, live: Mapping[str, Any], *above: H
         element("div", " · ".join(fact for fact in facts if fact), class_="faint"),
         *([element("div", class_="problem", id="connection")] if live else []),
     ]
-    data = {"panels": draw_panels(curves), "version": str(curves.version)} | live
+    data = {"panels": draw_panels(curves), "version": str(curves.version), **live}
     return page(f"{run.path.name}: {run_title(files)}", [*above, *heading, *run_sections(files).values()], data)
 
 
@@ -61,7 +61,7 @@ def comparison_page(runs: Sequence[RunSummary], curves: Sequence[Curves], live: 
         section("options", "Options that differ", different),
         section("paths", "Runs", rows_table([(name, run.path) for name, run in zip(names, runs, strict=True)])),
     ]
-    data = {"panels": draw_compared(dict(zip(names, curves, strict=True)))} | live
+    data = {"panels": draw_compared(dict(zip(names, curves, strict=True))), **live}
     return page(f"{len(runs)} runs compared", body, data)
 
 
