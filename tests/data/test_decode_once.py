@@ -11,7 +11,7 @@ from PIL import Image
 
 from headrace.checkpoint.store import list_checkpoints
 from headrace.cli.main import main
-from headrace.config.load import config_from
+from headrace.config.load import config_from, resolve
 from headrace.core.errors import ConfigError
 from headrace.data.augmentation.crop_resize import crop_resize
 from headrace.data.dataset import DataSet, open_dataset
@@ -21,6 +21,7 @@ from headrace.data.decoding.working_source import WorkingSource
 from headrace.data.feeding.cache import fetch
 from headrace.data.feeding.feed import CallSpans, TrainFeed, feed_options
 from headrace.data.feeding.order import StepShape
+from headrace.run import design
 
 from .image_files import encode, smooth
 
@@ -188,12 +189,26 @@ def test_beyond_the_device_budget_images_are_kept_in_host_memory(place: Path) ->
     assert "kept in host memory" in cache.reason
 
 
-def test_a_run_keeps_its_choice(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_accelerators_crop_without_being_asked(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {"dataset_path": str(place), "image_size": 32, "train_crop": "torchvision"}
+
+    def chosen(platform: str, **options: Any) -> str:
+        monkeypatch.setattr(design, "visible_devices", lambda _: (platform, 1))
+        return design.with_replicas(resolve(asked | options, environ={})).config.data.decode_once
+
+    assert (chosen("cpu"), chosen("gpu"), chosen("tpu")) == ("off", "auto", "auto")
+    assert chosen("cpu", decode_once="on") == "on"
+
+
+def test_a_run_keeps_its_choice(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An interrupted run continues to the same weights, also where the automatic choice would now be another."""
     words = ["--dataset-path", str(place), "--image-size", "32", "--train-crop", "torchvision", "--model-name"]
     words += ["toy_model", "--micro-batch-size", "4", "--max-bad-samples", "0.2", "--no-validation"]
     words += ["--lr-schedule", "const", "--lr-warmup-params", "none", "--log-dir"]
     command = ["train", *words, str(tmp_path / "runs"), "--ckpts-per-epoch", "1"]
+    monkeypatch.setattr(design, "visible_devices", lambda platform: ("gpu", 1))
     assert main([*command, "--run-name", "whole", "--num-epochs", "2"]) == 0
     assert main([*command, "--run-name", "part", "--num-epochs", "1"]) == 0
     saved = json.loads((tmp_path / "runs" / "part" / "config.json").read_text())

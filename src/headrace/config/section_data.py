@@ -59,7 +59,7 @@ class Data:
     decode_once: str = option(
         "auto",
         "Decode each training image once, to sent_image_size (unset: twice image_size), keep it in memory, and crop it "
-        "at random on the device; auto means if all fit dataset_device_budget.",
+        "at random on the device; auto means on an accelerator, if all fit dataset_device_budget.",
         choices=("auto", "on", "off"),
         bare_value="on",
         no_value="off",

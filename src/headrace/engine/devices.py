@@ -72,8 +72,10 @@ def visible_devices(platform: str) -> tuple[str, int]:
         devices = jax.local_devices()
         return devices[0].platform, len(devices)
     wanted = platform if platform != "auto" else jax.config.jax_platforms or "cuda"  # pyright: ignore[reportAttributeAccessIssue]
+    if wanted.split(",")[0] not in ("cuda", "gpu", "cpu"):  # named, but not to be counted from here
+        return wanted.split(",")[0], 1
     plugin = any(find_spec(f"jax_cuda{version}_plugin") for version in (12, 13))
-    if wanted.split(",")[0] == "cuda" and plugin and (count := _num_nvidia_devices()):
+    if wanted.split(",")[0] in ("cuda", "gpu") and plugin and (count := _num_nvidia_devices()):
         return "gpu", count
     return "cpu", max(1, jax.config.jax_num_cpu_devices)  # pyright: ignore[reportAttributeAccessIssue]
 

@@ -158,6 +158,19 @@ def with_chosen_decoding(resolved: Resolved, info: DataInfo) -> Resolved:
     return replace(resolved, config=replace(resolved.config, data=data), origins=origins)
 
 
+def _without_crops_on_cpu(resolved: Resolved) -> Resolved:
+    """Return the configuration with `decode_once auto` for accelerators alone.
+
+    A CPU's crop is slower than decoding the image again; docs/images.md has the numbers.
+    """
+    data = resolved.config.data
+    automatic = data.decode_once == "auto" and data.dataset in IMAGE_DATASETS and not data.synthetic_on
+    if not automatic or visible_devices(resolved.config.run.platform)[0] != "cpu":
+        return resolved
+    origins = {**resolved.origins, "decode_once": Origin(kind=CHOSEN, where="without an accelerator")}
+    return replace(resolved, config=replace(resolved.config, data=replace(data, decode_once="off")), origins=origins)
+
+
 def starting_state(design: Design, weights: tuple[Any, Any] | None = None) -> State:
     """Return the state of step 0, in host memory, with these (params, stats) or those that the seed draws."""
     config = design.config
@@ -196,6 +209,7 @@ def with_replicas(resolved: Resolved, custom: CustomParts = NOTHING) -> Resolved
     Virtual CPU devices are counted only where `auto` is asked for. The number becomes part of the configuration, for
     a resumed run.
     """
+    resolved = _without_crops_on_cpu(resolved)
     config, batch = resolved.config, resolved.config.batch
     asked = resolved.origins["num_replicas"].is_given
     platform, count = ("cpu", 1) if batch.num_replicas else visible_devices(config.run.platform)
