@@ -46,7 +46,7 @@ def run(resolved: Any) -> tuple[RunEnd, list[Any]]:
     assert set(end.seconds) == set(KINDS)
     assert all(seconds >= 0 for seconds in end.seconds.values())
     assert sum(end.seconds.values()) == pytest.approx(end.wall_seconds)
-    assert end.wall_seconds == pytest.approx(wall, rel=0.02)
+    assert end.wall_seconds == pytest.approx(wall, rel=0.02, abs=0.25)  # a busy machine takes longer to begin and end
     refuse_impossible_rates(records, end)
     return end, records
 
@@ -90,7 +90,8 @@ def test_slow_validation_images_are_no_training_and_no_time_of_the_device(quick,
     held = sum(record.seconds for record in validations)
     assert held == pytest.approx(end.seconds["validate"] + end.seconds["wait_validation"], abs=0.1)
     assert end.seconds["wait_validation"] > DELAY
-    assert all(0 < (record.images_per_second or 0) < 360 / (DELAY / 4) for record in validations[1:])
+    for record in validations:  # a record is for raw weights, without averages
+        assert record.images_per_second == pytest.approx(record.num_samples / record.seconds)
     assert end.seconds["wait"] < DELAY
     assert end.verdict.startswith("validation-bound")
     assert "--validations-per-epoch" in end.verdict

@@ -1,8 +1,10 @@
 """The clock and the throughput, against hand-made time."""
 
+import random
+
 import pytest
 
-from headrace.telemetry.clock import KINDS, Throughput, Timeline, first_at_target
+from headrace.telemetry.clock import KINDS, DeviceClock, Moment, Throughput, Timeline, first_at_target
 from headrace.telemetry.records import Note, ValidationRecord
 
 
@@ -87,6 +89,44 @@ def test_throughput_leaves_the_first_call_out() -> None:
     later = rate.restarted().add(images=64, steps=2, seconds=0.5)
     assert later.images_per_second == 128.0
     assert Throughput().restarted().add(images=1, steps=1, seconds=1).images_per_second is None
+
+
+@pytest.mark.parametrize("lateness", [0.0, 0.01, 2.0])
+def test_no_rate_exceeds_what_the_device_did_however_late_the_host_notices(lateness: float) -> None:
+    """Calls, pauses for input and validations of known length, whose ends a busy host notices too late."""
+    draw = random.Random(7)
+    timeline = Timeline(now=Hand())
+    clock = DeviceClock(timeline, 100.0)
+    interval, since, noticed, free = Throughput(calls_to_skip=0), 100.0, 100.0, 100.0
+    for number in range(300):
+        waited = draw.choice([0.0, 0.5])
+        timeline.add("wait", free, free + waited)
+        launched, free = free + waited, free + waited + draw.uniform(0.001, 1)
+        noticed = max(noticed, free + draw.choice([0.0, 1.0]) * lateness)  # in order
+        took = clock.call(launched, Moment(launched if noticed > free else free, noticed))
+        interval = interval.add(images=64, steps=1, seconds=took.seconds, late=took.late)
+        if draw.random() < 0.3:
+            rate = interval.images_per_second
+            assert rate is not None
+            assert rate <= interval.images / (free - since) * (1 + 1e-9)
+            if not lateness:
+                assert rate == pytest.approx(interval.images / (free - since))
+            interval, since = interval.restarted(), free
+        if number % 10 == 9:
+            begun, free = free, free + draw.uniform(0.0001, 0.1)
+            noticed = max(noticed, free + draw.choice([0.0, 1.0]) * lateness)
+            late = noticed > free
+            held = clock.validation(begun, [(begun, Moment(begun if late else free, noticed))])
+            assert held >= (free - begun) * (1 - 1e-9)
+            if not lateness:
+                assert held == pytest.approx(free - begun)
+            interval, since = Throughput(calls_to_skip=0), free
+
+
+def test_two_ends_noticed_together_are_not_work_done_in_no_time() -> None:
+    clock = DeviceClock(Timeline(now=Hand()), 100.0)
+    clock.call(100.0, Moment(100.1, 103.0))  # ended at 102, noticed at 103
+    assert clock.validation(100.2, [(100.3, Moment(100.3, 103.0))]) == pytest.approx(2.8)
 
 
 def test_time_to_target_is_the_first_validation_that_reaches_it() -> None:

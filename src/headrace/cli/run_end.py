@@ -39,7 +39,7 @@ def end_lines(result: "RunResult", run: "RunSummary") -> list[str]:
 def _wrapped(name: str, text: str, width: int | None) -> list[str]:
     """Return a row, broken to the terminal's width; paths and commands stay whole, to be copied."""
     indent = " " * _COLUMN
-    if width and name in ("accuracy", "time", "verdict", "finished", "stopped"):
+    if width and name not in ("checkpoint", "plot", "directory") and not text.startswith("headrace "):
         lines = textwrap.wrap(text, max(30, width - _COLUMN), break_on_hyphens=False, break_long_words=False)
     else:
         lines = [text]

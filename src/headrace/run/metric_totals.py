@@ -14,7 +14,7 @@ from headrace.core.units import format_duration
 from headrace.engine.devices import CompileCounts
 from headrace.engine.objective import SUMS, metric_sums
 from headrace.plan.plan import Plan
-from headrace.telemetry.clock import Throughput
+from headrace.telemetry.clock import CallTime, Throughput
 from headrace.telemetry.records import TrainRecord
 
 HostMetrics = dict[str, np.ndarray]  # each [K, ...]: one row per step of the call
@@ -85,15 +85,15 @@ class MetricTotals:
         """Start with the totals of the earlier process of the run."""
         self.unlogged, self.skipped_steps = unlogged, skipped_in_records + unlogged.skipped
 
-    def add_call(self, last_step: int, metrics: HostMetrics, seconds: float, wait: float) -> None:
-        """Add the metrics of the call that ended with `last_step` and took `seconds`, `wait` of them without input."""
+    def add_call(self, last_step: int, metrics: HostMetrics, took: CallTime) -> None:
+        """Add the metrics of the call that ended with `last_step`."""
         self._refuse_bad(last_step - len(metrics["loss"]), metrics)
         steps = len(metrics["loss"])
         images = steps * self.plan.batch.global_batch_size
-        self.throughput = self.throughput.add(images=images, steps=steps, seconds=seconds)
-        self._recent = self._recent.add(images=images, steps=steps, seconds=seconds)
+        self.throughput = self.throughput.add(images=images, steps=steps, seconds=took.seconds, late=took.late)
+        self._recent = self._recent.add(images=images, steps=steps, seconds=took.seconds, late=took.late)
         self.skipped_steps += int(metrics["skipped"].sum())
-        self.unlogged, self._last = self.unlogged.add(metrics, wait), metrics
+        self.unlogged, self._last = self.unlogged.add(metrics, took.wait), metrics
 
     def record(self, last_step: int, elapsed: float) -> TrainRecord | None:
         """Return a record of all calls since the last one, or None when there were none."""

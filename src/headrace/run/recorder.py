@@ -33,7 +33,7 @@ from headrace.run.restore import Past, Restored
 from headrace.run.run_result import RunResult
 from headrace.run.trained_model import input_form
 from headrace.run.training import Compiled
-from headrace.telemetry.clock import Timeline, first_at_target
+from headrace.telemetry.clock import DeviceClock, Moment, Timeline, first_at_target
 from headrace.telemetry.plot import write_curve
 from headrace.telemetry.records import CheckpointRecord, Note, RunEnd, ValidationRecord
 from headrace.telemetry.sinks import Sinks
@@ -50,7 +50,7 @@ class Evaluating:
     """A validation that the devices are working on, and when they were done with each of its launches."""
 
     started: Started
-    ended: list[Future[float]]
+    ended: list[Future[Moment]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class InFlight:
     num_steps: int
     metrics: Any  # arrays whose first `num_steps` rows are the call's
     launched: float  # when, on the performance counter
-    ended: Future[float]  # when the devices were done with it
+    ended: Future[Moment]  # when the devices were done with it
     copy: State | None  # the state after the call, for a checkpoint
     evaluation: Future[Evaluating] | None  # set once the validation due after the call has been launched
 
@@ -113,7 +113,7 @@ class RunRecorder:
         # A thread that only waits for results in the order of their launches, so that their times are exact however
         # long the thread that reads them takes to save and report.
         self._watcher = ThreadPoolExecutor(1, thread_name_prefix="watch-calls")
-        self._device_free = self._began  # when the devices were done with what was read last
+        self._device_clock = DeviceClock(timeline, self._began)
         self.step = 0  # the last one whose results have been read
         self.step_seconds: float | None = None  # of the call that was read last
         self._saved_step = 0  # of the newest checkpoint; 0: there is none
@@ -130,7 +130,8 @@ class RunRecorder:
     def begin(self) -> None:
         """Start measuring the run's time: everything before was preparation."""
         self.timeline.starting()
-        self._began = self._device_free = time.perf_counter()
+        self._began = time.perf_counter()
+        self._device_clock = DeviceClock(self.timeline, self._began)
 
     @property
     def elapsed(self) -> float:
@@ -141,33 +142,33 @@ class RunRecorder:
         """Record a sentence for people."""
         self._sinks.write(Note(step=self.step, level=level, text=text))
 
-    def when_ready(self, launched: Any) -> Future[float]:
+    def when_ready(self, launched: Any) -> Future[Moment]:
         """Return the time when the devices will be done with arrays; to be asked for in the order of launches."""
+        asked, leaves = time.perf_counter(), jax.tree.leaves(launched)
+        if all(leaf.is_ready() for leaf in leaves):  # a CPU may run small programs before a launch returns
+            ready: Future[Moment] = Future()
+            ready.set_result(Moment(asked, asked))
+            return ready
 
-        def wait() -> float:
-            jax.block_until_ready(launched)
-            return time.perf_counter()
+        def wait() -> Moment:
+            late = all(leaf.is_ready() for leaf in leaves)
+            jax.block_until_ready(leaves)
+            now = time.perf_counter()
+            return Moment(asked if late else now, now)
 
         return self._watcher.submit(wait)
 
     def read_call(self, call: InFlight, validator: Validator | None) -> None:
         """Wait for a call's metrics, refuse bad ones, then record, save and validate what was due after it."""
-        ended, free = call.ended.result(), self._device_free
-        begun = min(max(call.launched, free), ended)
-        self.timeline.add("train", begun, ended)
-        idle = self.timeline.split(free, begun)
-        self.timeline.settle(begun)
-        self._device_free = ended
+        took = self._device_clock.call(call.launched, call.ended.result())
         metrics = {name: rows[: call.num_steps] for name, rows in jax.device_get(call.metrics).items()}
-        self.step_seconds = max(ended - begun, 1e-6) / call.num_steps
-        # The rate of training includes what the device waited for its input, but no saving and no validation.
-        seconds = ended - free - sum(idle[kind] for kind in ("validate", "wait_validation", "save"))
-        self.totals.add_call(call.last_step, metrics, seconds, idle["wait"])
+        self.step_seconds = max(took.busy, 1e-6) / call.num_steps
+        self.totals.add_call(call.last_step, metrics, took)
         self.step = call.last_step
         images = call.num_steps * self._design.plan.batch.global_batch_size
         count = float(metrics["count"].sum())
         loss = float(metrics["loss"].sum()) / count if count else float("nan")
-        self._sinks.advance(self.step, loss, images / max(seconds, 1e-6))
+        self._sinks.advance(self.step, loss, images / most if (most := took.seconds + took.late) > 0 else None)
         if self._design.plan.steps.log_due(call.last_step):
             self.log(call.last_step)
         if self._writes:
@@ -387,15 +388,11 @@ class RunRecorder:
     def validated(self, step: int, validator: Validator, evaluating: Evaluating) -> None:
         """Wait for a validation, write the report, and record it for each set of weights that has no record yet."""
         started = evaluating.started
-        held_up = max(started.requested, self._device_free)  # from here on nothing trained because of the validation
-        free = held_up
-        for (launched, _), future in zip(started.launches, evaluating.ended, strict=True):
-            ended = future.result()
-            self.timeline.add("validate", max(launched, free), ended)
-            free = max(free, ended)
-        self._device_free = free
+        moments = [future.result() for future in evaluating.ended]
+        launches = [(launched, ended) for (launched, _), ended in zip(started.launches, moments, strict=True)]
+        held = self._device_clock.validation(started.requested, launches)
         results = {weights: sums for weights, (sums, _) in validator.finish(started).items()}
-        seconds = (free - held_up) / len(results)
+        seconds = held / len(results)
         reports = {weights: validation_report(sums, self._design.info.class_names) for weights, sums in results.items()}
         if self._writes:
             self._directory.check()
@@ -426,7 +423,7 @@ class RunRecorder:
             metrics=report.get("metrics", {}),
             num_samples=report["num_samples"],
             seconds=seconds,
-            images_per_second=report["num_samples"] / max(seconds, 1e-6),
+            images_per_second=report["num_samples"] / seconds if seconds > 0 else None,
             checkpoint=checkpoint_name(step) if step and step == self._saved_step else None,
             elapsed_seconds=self.elapsed,
         )

@@ -3,10 +3,11 @@
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 from headrace.telemetry.records import Record, ValidationRecord
 
@@ -89,6 +90,57 @@ class Timeline:
         return seconds
 
 
+class Moment(NamedTuple):
+    """When the devices were done with something: by `latest`, and not before `earliest`.
+
+    They differ where the host noticed late, because its processors were busy. A rate is then computed from the longest
+    time that is possible: two ends that are noticed together must not look like work done in no time.
+    """
+
+    earliest: float
+    latest: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallTime:
+    """The seconds of a call; those of successive calls add up to the time of training."""
+
+    seconds: float  # waiting for input included, but no saving and no validation
+    late: float  # the seconds by which it may have begun earlier than `seconds` says
+    wait: float  # part of `seconds`: without input
+    busy: float  # part of `seconds`: the devices worked on it
+
+
+class DeviceClock:
+    """Divides the time of the devices among calls and validations, which are given in the order of their launches."""
+
+    def __init__(self, timeline: Timeline, now: float) -> None:
+        self._timeline, self._free = timeline, Moment(now, now)
+
+    def call(self, launched: float, ended: Moment) -> CallTime:
+        """Add a training call."""
+        free = self._free
+        end = max(ended.latest, free.latest)
+        begun = min(max(launched, free.latest), end)
+        self._timeline.add("train", begun, end)
+        idle = self._timeline.split(free.latest, begun)
+        self._timeline.settle(begun)
+        self._free = Moment(min(ended.earliest, end), end)
+        seconds = end - free.latest - sum(idle[kind] for kind in ("validate", "wait_validation", "save"))
+        return CallTime(seconds=seconds, late=free.latest - free.earliest, wait=idle["wait"], busy=end - begun)
+
+    def validation(self, requested: float, launches: Sequence[tuple[float, Moment]]) -> float:
+        """Add a validation as (launched, ended) of its parts; return the seconds in which nothing trained for it."""
+        held_up = max(requested, self._free.earliest)
+        free = max(requested, self._free.latest)
+        earliest = free
+        for launched, ended in launches:
+            self._timeline.add("validate", max(launched, free), max(ended.latest, free))
+            free, earliest = max(free, ended.latest), ended.earliest
+        self._free = Moment(min(earliest, free), free)
+        return free - held_up
+
+
 @dataclass(frozen=True, kw_only=True)
 class Throughput:
     """Images and steps per second. The first call, which loads the program and fills the feed, is excluded."""
@@ -97,12 +149,19 @@ class Throughput:
     images: int = 0
     steps: int = 0
     seconds: float = 0.0
+    late: float = 0.0  # the seconds by which the first call may have begun earlier
 
-    def add(self, *, images: int, steps: int, seconds: float) -> "Throughput":
+    def add(self, *, images: int, steps: int, seconds: float, late: float = 0.0) -> "Throughput":
         """Return the throughput with one more call."""
         if self.calls_to_skip:
             return replace(self, calls_to_skip=self.calls_to_skip - 1)
-        return replace(self, images=self.images + images, steps=self.steps + steps, seconds=self.seconds + seconds)
+        return replace(
+            self,
+            images=self.images + images,
+            steps=self.steps + steps,
+            seconds=self.seconds + seconds,
+            late=self.late if self.steps else late,
+        )
 
     def restarted(self) -> "Throughput":
         """Return an empty one for the next interval; the first call is not excluded a second time."""
@@ -111,7 +170,7 @@ class Throughput:
     @property
     def images_per_second(self) -> float | None:
         """Return the rate, or None when no call has been counted yet."""
-        return self.images / self.seconds if self.seconds > 0 else None
+        return self.images / (self.seconds + self.late) if self.seconds + self.late > 0 else None
 
     @property
     def step_seconds(self) -> float | None:
