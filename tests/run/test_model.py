@@ -57,15 +57,16 @@ def test_a_folder_is_fitted_evaluated_predicted_and_exported(fitted, photos, tmp
     assert model.class_names == ("dark", "light")
     # the folder of both splits, the validation folder alone, and `headrace validate` count the same ten images
     whole, alone = model.evaluate(photos), model.evaluate(photos / "val")
-    (validated,) = (row for row in validate(run.directory, which="last"))
+    (validated,) = (row for row in validate(run.directory, which="best"))
     assert whole == alone == validated.reports["raw"]
     assert whole["num_samples"] == 10
-    assert whole["loss"] == pytest.approx(run.metrics["val_loss"][-1], rel=1e-5)
+    best = int(np.argmax(run.metrics["val_accuracy"]))
+    assert whole["loss"] == pytest.approx(run.metrics["val_loss"][best], rel=1e-5)
     assert model.evaluate(photos / "val", steps=1)["num_samples"] == 8
     # the same probabilities as `headrace predict`, from the same weights
     files = sorted((photos / "val").rglob("*.jpg"))
     found = model.predict(photos / "val")
-    trained = load_trained_model(run.directory / "checkpoints" / "step_00000012")
+    trained = load_trained_model(run.directory)
     for mine, theirs in zip(found, predict(trained, files), strict=True):
         assert mine.source == str(theirs.file)
         np.testing.assert_allclose(mine.probabilities, [share for _, share in theirs.best], rtol=1e-5, atol=1e-6)
@@ -90,6 +91,7 @@ def test_a_run_is_read_as_arrays_plot_and_time(fitted):
     assert metrics["val_accuracy"][-1] == run.validation["raw"].top1
     assert len(repr(metrics)) < 400
     assert run.best_checkpoint.parent == run.directory / "checkpoints"
+    assert run.last_checkpoint.name == "step_00000012"
     assert sum(run.seconds.values()) > run.seconds["compile"] > 0
     html = run._repr_html_()
     assert html.startswith("<svg")
@@ -182,7 +184,12 @@ def test_summary_plan_and_representations_are_short(fitted):
     assert f"{model.network.total_cost().params:,}" in text
     assert max(map(len, text.splitlines()[:-1])) < 80
     assert "steps per epoch" in str(model.plan(num_samples=64))
-    assert repr(model) == f"Model(toy_model_bn: 32x32x3 images, 2 classes, step 12 of {run.directory.name})"
+    step = int(run.best_checkpoint.name.removeprefix("step_"))
+    assert repr(model) == f"Model(toy_model_bn: 32x32x3 images, 2 classes, step {step} of {run.directory.name})"
+    assert repr(model.config).startswith("Config(")
+    assert len(repr(model.config)) < 500
+    digits = headrace.open_dataset(headrace.Config().data, 0)
+    assert repr(digits) == "DataSet(digits: 1,437 training and 360 validation images, 32x32x1, 10 classes)"
 
 
 @pytest.mark.parametrize("name", ["PipelineModel", "resolve", "train"])

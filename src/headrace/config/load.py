@@ -124,6 +124,10 @@ class Resolved:
     notes: tuple[str, ...] = ()
     source: Mapping[str, Given] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        given = sum(origin.is_given for origin in self.origins.values())
+        return f"Resolved({self.name or 'no recipe'}, {given} options given, {self.config})"
+
     def given(self) -> dict[str, Given]:
         """Return the options that somebody gave, ours and another application's."""
         flat, known = to_flat(self.config), all_options()

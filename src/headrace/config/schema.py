@@ -52,7 +52,10 @@ SECTIONS: dict[str, type] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+_SHOWN = 8  # values in the representation of a configuration
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Config:
     """The whole configuration of a run: frozen, typed, one attribute per section."""
 
@@ -69,6 +72,17 @@ class Config:
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     logging: Logging = field(default_factory=Logging)
     compiler: Compiler = field(default_factory=Compiler)
+
+    def __repr__(self) -> str:
+        """Return the first values that are not the defaults; each section shows all of its values."""
+        changed = [
+            f"{option.name}={getattr(section, option.name)!r}"
+            for section, default in ((getattr(self, name), cls()) for name, cls in SECTIONS.items())
+            for option in dataclasses.fields(section)
+            if getattr(section, option.name) != getattr(default, option.name)
+        ]
+        more = [f"... {len(changed) - _SHOWN} more"] if len(changed) > _SHOWN else []
+        return f"Config({', '.join(changed[:_SHOWN] + more)})"
 
 
 def options_in(sections: Mapping[str, type]) -> Mapping[str, Option]:

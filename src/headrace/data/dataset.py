@@ -88,6 +88,11 @@ class DataSet:
     validation: Source
     bad: BadSamples | None = None  # the broken images met so far, for sets that can have them
 
+    def __repr__(self) -> str:
+        info = self.info
+        size, images = "x".join(map(str, info.image_hwc)), f"{len(self.train):,} training and {len(self.validation):,}"
+        return f"DataSet({info.name}: {images} validation images, {size}, {info.num_classes:,} classes)"
+
 
 def describe_dataset(data: Data, *, absent_ok: bool = False) -> DataInfo:
     """Return what is known about the configured set without reading its images.

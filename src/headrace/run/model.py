@@ -23,7 +23,7 @@ from headrace.checkpoint.store import save
 from headrace.config.load import NAMED_OF_DATA, Resolved, network_options
 from headrace.config.schema import Config
 from headrace.config.section_data import IMAGE_OPTIONS, IMAGE_SIZES
-from headrace.core.errors import ConfigError, did_you_mean
+from headrace.core.errors import ConfigError
 from headrace.core.tree import flatten_named
 from headrace.data.dataset import DataInfo, DataSet
 from headrace.data.sets.arrays import ImageSpec, array_dataset, array_source, check_class_names
@@ -64,7 +64,9 @@ from headrace.run.model_options import (
     check_custom_options,
     full_names,
     make_network,
+    positive,
     refuse_named_data,
+    refuse_weights,
     resolve_for_arrays,
     unfitted_spec,
     without_data,
@@ -74,7 +76,17 @@ from headrace.run.prediction import find_images, predict
 from headrace.run.predictions import Predictions
 from headrace.run.run_result import RunResult
 from headrace.run.starting_weights import Loaded, adopt_weights, load_weights, refuse_replacing
-from headrace.run.trained_model import EMA, RAW, TrainedModel, find_weights, input_form, preprocess_of
+from headrace.run.trained_model import (
+    AUTO,
+    EMA,
+    RAW,
+    TrainedModel,
+    best_validated,
+    find_weights,
+    input_form,
+    origin_of,
+    preprocess_of,
+)
 from headrace.telemetry.validation_report import validation_report
 
 _SUFFIXES = {".onnx": "onnx", ".safetensors": "safetensors", ".pth": "torch-names", ".pt": "torch-names"} | {
@@ -90,6 +102,7 @@ class _Trained:
     step: int
     epoch: float
     origin: str  # for messages and exported descriptions
+    better: str = RAW  # of raw and ema, by the validation
 
 
 class Model:
@@ -201,6 +214,7 @@ class Model:
         Images of arrays are [N, H, W, C], uint8 or float32, and labels [N]. Options are those of this run alone, such
         as epochs, learning_rate or steps_per_epoch. It starts from the model's weights: drawn with the seed at first,
         then as the last fit or load left them. With `resume` it continues an interrupted run exactly, on the same data.
+        Afterwards the model has the weights of the best validation; without validation, those after the last step.
 
         Functions that are traced into the step: `loss(logits, targets)`, `metrics` {name: f(logits, labels)}, each with
         one value per image, and `augment(key, images, labels)` with the images; docs/python.md says more.
@@ -208,8 +222,10 @@ class Model:
         asked = self._options | full_names(options, self._code_network is not None)
         resolved, custom = self._training_parts(data, labels, validation_data, asked)
         custom = replace(custom, loss=loss, metrics=metrics or {}, augment=augment)
-        custom = replace(custom, callbacks=check_callbacks(callbacks), weights=self._float32_weights())
-        return replace(self._fit(resolved, custom, resume, asked), state=None)
+        custom = replace(custom, callbacks=check_callbacks(callbacks))
+        result = self._fit(resolved, custom, resume, asked)
+        self._take_best(result)
+        return replace(result, state=None)
 
     def _fit(self, resolved: Resolved, custom: CustomParts, resume: Any, asked: dict[str, Any]) -> RunResult:
         resolved = with_replicas(resolved, custom)
@@ -230,10 +246,30 @@ class Model:
             self._trained = _Trained(weights=_kept(result.state), step=result.step, epoch=epoch, origin=origin)
         return result
 
+    def _take_best(self, result: RunResult) -> None:
+        """Take the weights of a run's best validation, as the commands do; without one, those after the last step."""
+        trained, group = self._trained, current_group()
+        best = group.broadcast(group.on_first_process(lambda: best_validated(result.directory)))
+        if trained is None or result.state is None or best is None:
+            return
+        better, step = best["weights"], best["step"]
+        if step != trained.step:
+            path = Path(best["path"])
+            read = group.on_first_process(lambda: load_weights(path, self.network, self.config).weights)
+            weights = group.broadcast_arrays(read or trained.weights)
+            trained = replace(trained, weights=weights, step=step, epoch=trained.epoch * step / trained.step)
+        self._trained = replace(trained, better=better)
+
     def _training_parts(
         self, data: Any, labels: Any, validation_data: Any, options: dict[str, Any]
     ) -> tuple[Resolved, CustomParts]:
         """Return the configuration of a fit, and what code gives to it."""
+        resolved, custom = self._data_parts(data, labels, validation_data, options)
+        return resolved, replace(custom, weights=self._float32_weights())
+
+    def _data_parts(
+        self, data: Any, labels: Any, validation_data: Any, options: dict[str, Any]
+    ) -> tuple[Resolved, CustomParts]:
         given = given_data(data, labels)
         if self._trained is None and self._weights_from is not None:
             options = options | {"init_from": self._weights_from}
@@ -274,7 +310,7 @@ class Model:
         data: Any,
         labels: Any = None,
         *,
-        weights: str = RAW,
+        weights: str = AUTO,
         steps: int | None = None,
         loss: LossFunction | None = None,
         metrics: Mapping[str, MetricFunction] | None = None,
@@ -303,17 +339,18 @@ class Model:
         objective = replace(objective, **({} if metrics is None else {"metrics": metrics}))
         design = self._evaluation_design(config, dataset, objective)
         if steps is not None:
-            count = _positive(steps, "steps") * design.plan.validation.batch_size
+            count = positive(steps, "steps") * design.plan.validation.batch_size
             part = first_samples(dataset.validation, min(count, len(dataset.validation)))
             dataset = replace(dataset, validation=part, info=replace(dataset.info, num_validation=len(part)))
             design = self._evaluation_design(config, dataset, objective)
+        weights = self._chosen(weights)
         state = self._state(design, weights)
         with closing(Validator(design, dataset, _devices(design))) as validator:
             validator.compile(state)
             sums, _ = validator.finish(validator.start(state))[weights]
         return Report(validation_report(sums, dataset.info.class_names))
 
-    def predict(self, images: Any, *, weights: str = RAW, batch_size: int = 32) -> Predictions:
+    def predict(self, images: Any, *, weights: str = AUTO, batch_size: int = 32) -> Predictions:
         """Return the predictions for image files, folders of them, or an array of images [N, H, W, C]."""
         self._load_given_weights()
         paths = image_paths(images)
@@ -331,7 +368,7 @@ class Model:
                 row[number] = share
         return Predictions(shares, self.class_names, files, [prediction.problem for prediction in found])
 
-    def logits(self, images: Any, *, weights: str = RAW) -> np.ndarray:
+    def logits(self, images: Any, *, weights: str = AUTO) -> np.ndarray:
         """Return the logits of an array of images, float32 [N, num_classes]."""
         self._load_given_weights()
         config = self._resolve(self._evaluation_options(), by_code=True).config
@@ -341,6 +378,7 @@ class Model:
             )
         dataset = self._array_evaluation(config, (images, np.zeros(len(images), np.int32)))
         design = self._evaluation_design(config, dataset)
+        weights = self._chosen(weights)
         state = self._state(design, weights)
         return predict_all(design, dataset, _devices(design), evaluated_weights(state)[weights])
 
@@ -360,8 +398,8 @@ class Model:
         """
         asked = self._options | full_names(options, self._code_network is not None)
         resolved, custom = self._training_parts(data, labels, None, asked)
-        custom = replace(custom, loss=loss, augment=augment, weights=self._float32_weights())
-        return find_learning_rate(resolved, custom, num_steps=_positive(num_steps, "num_steps"))
+        custom = replace(custom, loss=loss, augment=augment)
+        return find_learning_rate(resolved, custom, num_steps=positive(num_steps, "num_steps"))
 
     def plan(self, num_samples: int | None = None, num_validation: int | None = None) -> Plan:
         """Return the plan of a run over so many images, printable; no device is used.
@@ -402,7 +440,7 @@ class Model:
         }
         return save(path.parent, path.name, flatten_named(trained.weights), manifest)
 
-    def export(self, path: str | Path, *, format: str | None = None, weights: str = RAW) -> Path:
+    def export(self, path: str | Path, *, format: str | None = None, weights: str = AUTO) -> Path:
         """Write the network for other programs, checked, and return the file's path.
 
         The format follows from the suffix: onnx, stablehlo, safetensors, and pth with the names of torchvision or timm.
@@ -443,19 +481,20 @@ class Model:
             classes = {} if made else {"num_classes": len(manifest["class_names"])}
             shape = {} if made else {"input_shape": manifest["input"]["image_hwc"]}
             model = cls(network, config="none", **classes, **shape, **kept | options)
-        return model.load_weights(checkpoint)
+        return model.load_weights(path)
 
     def load_weights(self, path: str | Path) -> "Model":
         """Take the weights of a checkpoint, or of a run's best one, made under any plan; return the model."""
-        checkpoint, _ = find_weights(Path(path))
+        checkpoint, better = find_weights(Path(path))
         manifest = read_manifest(checkpoint)[1]
         names, form = tuple(manifest.get("class_names", ())), manifest.get("input") or {}
         if self._network is None and names and form:
             height, width, channels = form["image_hwc"]
             self._network = build_network(self.config.model, len(names), (height, width, channels))
         loaded: Loaded = load_weights(checkpoint, self.network, self.config)
+        origin = origin_of(checkpoint)
         self._trained = _Trained(
-            weights=loaded.weights, step=loaded.step, epoch=loaded.epoch, origin=_origin(checkpoint)
+            weights=loaded.weights, step=loaded.step, epoch=loaded.epoch, origin=origin, better=better
         )
         self._spec = replace(
             self._spec,
@@ -526,12 +565,18 @@ class Model:
         custom = CustomParts(network=self.network, dataset=dataset, loss=objective.loss, metrics=objective.metrics)
         return design_run(config, custom, current_group().num_processes)
 
+    def _chosen(self, weights: str) -> str:
+        """Return which weights are meant: auto are the better ones."""
+        if weights != AUTO:
+            return weights
+        return self._trained.better if self._trained else RAW
+
     def _state(self, design: Design, weights: str) -> State:
         """Return the state to evaluate; refuse weights that the model does not have."""
         possible = (RAW, EMA) if self.config.learning.ema_decay > 0 else (RAW,)
         if self._trained:
             possible = tuple(evaluated_weights(self._trained.weights))
-        _refuse_weights(weights, possible)
+        refuse_weights(weights, possible)
         if self._trained:
             return self._trained.weights
         _devices(design)  # before anything else uses JAX: virtual devices may have to be created
@@ -557,8 +602,8 @@ class Model:
     def _as_trained(self, weights: str, verb: str) -> TrainedModel:
         """Return the network with its weights, ready to predict and to export."""
         trained, spec = self._need_weights(verb), self._known_spec()
-        possible = evaluated_weights(trained.weights)
-        _refuse_weights(weights, tuple(possible))
+        possible, weights = evaluated_weights(trained.weights), self._chosen(weights)
+        refuse_weights(weights, tuple(possible))
         params, stats = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), possible[weights])
         info = array_dataset(self.config.data, spec, None, None).info
         form = input_form(info, self.config)
@@ -650,23 +695,3 @@ def _kept(state: State) -> State:
     """Return the weights of a state, copied to host memory."""
     kept = {key: state[key] for key in ("params", "stats", "ema") if key in state}
     return jax.device_get(jax.tree.map(lambda leaf: readable(leaf) if isinstance(leaf, jax.Array) else leaf, kept))
-
-
-def _origin(checkpoint: Path) -> str:
-    run = checkpoint.parent.parent
-    return f"{run.name}/{checkpoint.name}" if (run / "config.json").is_file() else checkpoint.name
-
-
-def _refuse_weights(weights: str, possible: Sequence[str]) -> None:
-    if weights not in possible:
-        raise ConfigError(
-            f"weights is {weights!r}.",
-            rule="raw are the weights themselves, ema their moving average, which ema_decay turns on.",
-            remedy=did_you_mean(str(weights), possible),
-        )
-
-
-def _positive(value: Any, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name} is {value!r}.", rule="It is a whole number of 1 or more.")
-    return value

@@ -1,13 +1,13 @@
 """The options and the network that a `Model` is made with: full names, refusals, what is known before any data."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace.config.field import find, spellings
 from headrace.config.load import NAMED_OF_DATA, Resolved, network_options
 from headrace.config.model_table import find_variant
 from headrace.config.schema import Config, all_options
-from headrace.core.errors import ConfigError
+from headrace.core.errors import ConfigError, did_you_mean
 from headrace.data.sets.arrays import ImageSpec, check_class_names
 from headrace.model.custom import custom_network
 from headrace.model.custom_block import CustomBlock
@@ -118,3 +118,20 @@ def make_network(network: Any, input_shape: Any, num_classes: int | None, name: 
             remedy="Give one image's shape and the number of classes: input_shape=(32, 32, 3), num_classes=10.",
         )
     return custom_network(network, input_shape=input_shape, num_classes=num_classes, name=name)
+
+
+def refuse_weights(weights: str, possible: Sequence[str]) -> None:
+    """Refuse weights that a model does not have."""
+    if weights not in possible:
+        raise ConfigError(
+            f"weights is {weights!r}.",
+            rule="raw are the weights themselves, ema their moving average (ema_decay), auto the better ones.",
+            remedy=did_you_mean(str(weights), possible),
+        )
+
+
+def positive(value: Any, name: str) -> int:
+    """Return a count, and refuse anything else."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name} is {value!r}.", rule="It is a whole number of 1 or more.")
+    return value

@@ -26,8 +26,9 @@ class PipelineModel(Model):
         resume: str | Path | None = None,
     ) -> RunResult:
         """Train on images [N, H, W, C] (uint8 or float32) and labels [N]; return the result of the run."""
-        options = {"num_epochs": num_epochs} if num_epochs is not None else {}
-        return self._fit(images, labels, validation_data, resume, (), options)
+        asked = self._options | ({"num_epochs": num_epochs} if num_epochs is not None else {})
+        resolved, custom = self._training_parts(images, labels, validation_data, asked)
+        return self._fit(resolved, custom, resume, asked)
 
     def predict(self, images: Any, *, weights: str = RAW) -> np.ndarray:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Return the logits of these images, float32 [N, num_classes]."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from headrace.checkpoint.store import newest_good
 from headrace.core.errors import CheckpointError
 from headrace.core.units import format_duration
 from headrace.engine.state import State
@@ -77,6 +78,11 @@ class RunResult:
             return find_weights(read_run(self.directory, needed=())[0].checkpoints)[0]
         except CheckpointError:
             return None
+
+    @property
+    def last_checkpoint(self) -> Path | None:
+        """The newest good checkpoint; None when none is kept."""
+        return newest_good(read_run(self.directory, needed=())[0].checkpoints)[0]
 
     @property
     def seconds(self) -> dict[str, float]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from headrace.checkpoint.saver import BestCheckpoints
-from headrace.checkpoint.store import MANIFEST_FILE, list_checkpoints, load, newest_good, restore_tree
+from headrace.checkpoint.store import MANIFEST_FILE, list_checkpoints, load, newest_good, restore_tree, step_of
 from headrace.config.schema import Config
 from headrace.core.errors import CheckpointError
 from headrace.data.augmentation.augment import Preprocess
@@ -75,6 +75,13 @@ def input_form(info: DataInfo, config: Config) -> dict[str, Any]:
     }
 
 
+def best_validated(run: Path) -> dict[str, Any] | None:
+    """Return {path, step, weights} of a run's checkpoint with the best validation, None where none is kept."""
+    place = read_run(run, needed=())[0].checkpoints
+    best = BestCheckpoints(place).first_good()
+    return best and {"path": str(place / best.name), "step": step_of(place / best.name), "weights": best.weights}
+
+
 def find_weights(path: Path) -> tuple[Path, str]:
     """Return (checkpoint, which weights of it are best) for a checkpoint, a directory of them, or a run's directory."""
     if (path / MANIFEST_FILE).exists():
@@ -91,6 +98,12 @@ def find_weights(path: Path) -> tuple[Path, str]:
             remedy="Name another run or checkpoint.",
         )
     return found, RAW
+
+
+def origin_of(checkpoint: Path) -> str:
+    """Return where weights come from, in short: the run and the checkpoint."""
+    run = checkpoint.parent.parent
+    return f"{run.name}/{checkpoint.name}" if (run / "config.json").is_file() else checkpoint.name
 
 
 def load_trained_model(path: Path, weights: str = AUTO, custom: Network | None = None) -> TrainedModel:
