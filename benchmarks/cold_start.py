@@ -5,11 +5,12 @@
 Runs `headrace train` with the options given, in new processes and a new directory, and prints one row for each run:
 seconds until Python has imported Headrace's training, until the run starts to write (dataset, plan, devices, initial
 weights), of compiling (training and validation, which may overlap) and until the first results of a step were read.
-PYTHONPATH may name another checkout's src, to compare with an older commit: everything is read from outside, by the
-times at which lines of a run appear.
+PYTHONPATH may name another checkout's src, to compare with an older commit: these are read from outside, by the times
+at which lines of a run appear. A second row is the split that the run itself recorded, where it did.
 """
 
 import argparse
+import json
 import os
 import re
 import subprocess
@@ -55,6 +56,13 @@ def measure(options: list[str], cache: Path, log_dir: Path) -> dict[str, float]:
     return ended
 
 
+def recorded(log_dir: Path) -> str:
+    """Return what the run's last record says about its start."""
+    lines = [line for file in log_dir.rglob("metrics.jsonl") for line in file.read_text().splitlines()]
+    parts = json.loads(lines[-1]).get("start", {}) if lines else {}
+    return ", ".join(f"{part} {seconds:.2f}" for part, seconds in parts.items())
+
+
 def main() -> None:
     """Print the parts of cold and warm starts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -65,11 +73,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         cache = Path(directory) / "programs"
         for number in range(1 + args.repeat):
-            ended = measure(args.options, cache, Path(directory) / f"runs{number}")
+            log_dir = Path(directory) / f"runs{number}"
+            ended = measure(args.options, cache, log_dir)
             moments = [0.0, *(ended[part] for part in MARKS)]
             spent = [after - before for before, after in pairwise(moments)]
             row = "".join(f"{seconds:26.2f}" for seconds in spent)
             print(f"{'full' if number else 'empty':8}{row}{moments[-1]:10.2f}", flush=True)
+            print(f"{'':8}{recorded(log_dir)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from headrace.telemetry.clock import KINDS, DeviceClock, Moment, Throughput, Timeline, first_at_target
+from headrace.telemetry.clock import KINDS, DeviceClock, Moment, StartTimes, Throughput, Timeline, first_at_target
 from headrace.telemetry.records import Note, ValidationRecord
 
 
@@ -140,3 +140,15 @@ def test_time_to_target_is_the_first_validation_that_reaches_it() -> None:
     assert reached is not None
     assert (reached.elapsed_seconds, reached.epoch, reached.weights) == (20.0, 2.0, "ema")
     assert first_at_target(records, 0.95) is None
+
+
+def test_the_parts_of_a_start_add_up() -> None:
+    hand = Hand()
+    times = StartTimes(now=hand)
+    hand.time += 3
+    times.end("dataset")
+    hand.time += 10
+    times.end("compile", trace=4)
+    hand.time += 1
+    times.end("more", inside=2)  # measured by another thread: never more than the whole
+    assert times.seconds == {"dataset": 3, "trace": 4, "compile": 6, "inside": 1, "more": 0}

@@ -72,7 +72,7 @@ from headrace.run.restore import (
 from headrace.run.run_result import RunResult, finished_result
 from headrace.run.starting_weights import adopt_weights, dialect_hint, write_table
 from headrace.run.training import CallLength, Calls, advise_on_memory, open_feed
-from headrace.telemetry.clock import Timeline
+from headrace.telemetry.clock import StartTimes, Timeline
 from headrace.telemetry.console import make_console
 from headrace.telemetry.records import RunStart
 from headrace.telemetry.sinks import Sinks, WarningSink, open_sinks
@@ -120,7 +120,7 @@ def resume(path: Path, overrides: Mapping[str, Any] | None = None, custom: Custo
 
 def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOTHING) -> RunResult:
     """Train, validate and save as the configuration says. What can be refused is refused before a file is made."""
-    timeline = Timeline()
+    timeline, times = Timeline(), StartTimes()
     config, group = resolved.config, current_group()
     refuse_missing(config.logging)
 
@@ -141,11 +141,13 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
     # Options first: their names explain a difference better than those of what follows from them.
     check_consistency(group, given_facts(design))
     check_consistency(group, derived_facts(design, dataset, step))
+    times.end("dataset")
 
     # The devices, and the state that they start from.
     use_compilation_cache(config.run.compilation_cache_dir)
     show_devices(config.run.first_device, plan.num_devices // group.num_processes)
     devices = start_devices(config.run.platform, plan.num_devices, group.num_processes)
+    times.end("devices")
     calls = Calls(design, options, dataset, devices, step)
     executor = calls.executor
     group.connect_devices(executor.meshes, config.model.dbn_replica_group_size)
@@ -180,7 +182,7 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
         directory, past, sinks = opened or (layout(Path(path), config), Past(), Sinks([WarningSink(group.process)]))
         callbacks = design.callbacks()
         recorder = RunRecorder(resolved, design, directory, sinks, timeline, callbacks=callbacks, writes=group.is_first)
-        recorder.dataset_identity = identity
+        recorder.dataset_identity, recorder.start_times = identity, times.seconds
         if restored is not None:
             recorder.continue_from(restored, past)
         sinks.write(_run_start(design, devices, step))
@@ -197,6 +199,7 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
         ending = stack.enter_context(recorder.ending())  # writes the last record however the run ends
         stack.enter_context(advise_on_memory(plan))
         stack.enter_context(report_lost_process())
+        times.end("state")
         # Compile before anything is run, so that its time stays apart.
         to_train = config.run.training and step < steps.total_steps
         due = config.validation.validation and (steps.validation_due(step) or not config.run.training)
@@ -222,9 +225,12 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
         if adopted is not None and not config.run.training and config.checkpoint.checkpoints:
             recorder.save(state, step)  # imported weights become a checkpoint, to predict with and to export
         if feed and compiling:
-            for what, compiled in compiling.result():
+            programs = compiling.result()
+            for what, compiled in programs:
                 recorder.compiled(what, compiled)
+            times.end("compile", trace=sum(compiled.trace_seconds for _, compiled in programs))
             block = feed.next()
+            times.end("first_block")
             if config.pipeline.trace_schedule and isinstance(executor, Dispatcher) and plan.pipeline:
                 place = directory.path if group.is_first else None
                 for text in trace_schedule(executor, plan.pipeline, (state, feed.resident, block), place):

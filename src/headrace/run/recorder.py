@@ -104,6 +104,7 @@ class RunRecorder:
         self.totals = MetricTotals(design.plan, design.network.block_names, resolved.config.numerics.nan_policy)
         self.validations: list[ValidationRecord] = []  # of the whole run
         self._fed: tuple[FeedStats, FeedOptions] | None = None  # of a run that trained
+        self.start_times: Mapping[str, float] = {}
         self._resolved, self._design, self._directory, self._sinks = resolved, design, directory, sinks
         # One process of a job writes; the others track the same counters but write nothing.
         self._writes = writes
@@ -342,6 +343,7 @@ class RunRecorder:
             skipped_steps=self.totals.skipped_steps,
             wall_seconds=sum(spent.values()),
             seconds=spent,
+            start=dict(self.start_times),
             verdict=self._verdict(spent),
         )
 

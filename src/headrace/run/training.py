@@ -82,9 +82,11 @@ class DeviceLoop(OnOneMesh):
         """Compile the call ahead of its first use."""
         whole = replicated(self.mesh)
         call = make_call(make_step(self.spec), self.mesh, block)
+        begin = time.perf_counter()
         lowered = call.lower(state, resident, block, place(np.int32(1), whole))
+        traced = time.perf_counter() - begin
         program = lowered.compile(compiler_options=dict(self.spec.compiler_options))
-        return CallProgram(program, whole)
+        return CallProgram(program, whole, traced)
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ class CallProgram:
 
     program: Any
     where: NamedSharding
+    trace_seconds: float = 0.0  # of making XLA's input from Python
 
     def __call__(self, state: State, resident: Any, block: Any, num_steps: int) -> tuple[State, Metrics]:
         """Run the first `num_steps` steps of a block; the state is donated."""
@@ -132,6 +135,7 @@ class Compiled:
     program: Any
     began: float  # on the performance counter
     seconds: float
+    trace_seconds: float  # part of it; 0 where it is not known
     counts: CompileCounts
     device_bytes: int  # arguments, outputs and temporaries of one device, as XLA reports them
 
@@ -249,7 +253,14 @@ def compiled_from(build: Callable[[], Any]) -> Compiled:
     memory = program.memory_analysis() if hasattr(program, "memory_analysis") else None  # a pipeline is many programs
     parts = ("argument_size_in_bytes", "output_size_in_bytes", "temp_size_in_bytes")
     held = sum(getattr(memory, part, 0) for part in parts) - getattr(memory, "alias_size_in_bytes", 0) if memory else 0
-    return Compiled(program=program, began=begin, seconds=time.perf_counter() - begin, counts=counts, device_bytes=held)
+    return Compiled(
+        program=program,
+        began=begin,
+        seconds=time.perf_counter() - begin,
+        trace_seconds=getattr(program, "trace_seconds", 0.0),
+        counts=counts,
+        device_bytes=held,
+    )
 
 
 class advise_on_memory:

@@ -90,6 +90,24 @@ class Timeline:
         return seconds
 
 
+class StartTimes:
+    """The seconds of the parts of a start, one after the other."""
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now, self._since = now, now()
+        self.seconds: dict[str, float] = {}
+
+    def end(self, part: str, **inside: float) -> None:
+        """End a part; `inside` are seconds of it that are parts of their own."""
+        now = self._now()
+        spent = now - self._since
+        for name, seconds in inside.items():
+            self.seconds[name] = min(seconds, spent)
+            spent -= self.seconds[name]
+        self.seconds[part] = spent
+        self._since = now
+
+
 class Moment(NamedTuple):
     """When the devices were done with something: by `latest`, and not before `earliest`.
 

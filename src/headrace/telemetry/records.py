@@ -143,7 +143,7 @@ class RunEnd(Record):
     run. `reason` says why a callback, early stopping or a target accuracy stopped it.
 
     `seconds` splits `wall_seconds`, the time of this process, by kind (`telemetry.clock.KINDS`). Records without
-    `wall_seconds` are older: their kinds overlap.
+    `wall_seconds` are older: their kinds overlap. `start` splits the time up to the first call.
     """
 
     kind: ClassVar[str] = "run_end"
@@ -160,6 +160,7 @@ class RunEnd(Record):
     skipped_steps: int = 0
     wall_seconds: float | None = None
     seconds: dict[str, float] = field(default_factory=dict)
+    start: dict[str, float] = field(default_factory=dict)
     verdict: str = ""
 
 
