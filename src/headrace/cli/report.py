@@ -20,6 +20,13 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "-o", "--output", metavar="FILE", type=Path, help="file to write [RUN_DIR/report.html, or comparison.html]"
     )
+    parser.add_argument(
+        "--images",
+        action="store_true",
+        help="predict the validation images with the best weights first: mistakes, calibration, thresholds",
+    )
+    platforms = ("auto", "cpu", "cuda", "rocm", "tpu")
+    parser.add_argument("--platform", choices=platforms, default="auto", help="kind of device for --images [auto]")
     args = parser.parse_args(argv)
     if len(args.paths) > len(string.ascii_uppercase):
         raise ConfigError(f"The number of runs is {len(args.paths)}.", rule="At most twenty-six can be compared.")
@@ -27,6 +34,11 @@ def main(argv: list[str]) -> int:
     from headrace.report.run_report import write_comparison, write_run_report
 
     runs = read_compared(args.paths)
+    if args.images:
+        from headrace.run.image_results import write_image_results
+
+        for run in runs:
+            print(f"images: {shlex.quote(str(write_image_results(run.path, {'platform': args.platform})))}")
     try:
         if len(runs) == 1:
             file = write_run_report(runs[0].path, args.output)

@@ -7,6 +7,7 @@ from typing import Any
 from headrace.config.values import shown
 from headrace.core.errors import HeadraceError
 from headrace.core.units import format_bytes, format_count, format_duration
+from headrace.report.image_sections import draw_images, draw_scores
 from headrace.report.markup import Html, element, rows_table, section
 from headrace.report.run_files import RunFiles
 from headrace.report.schedule_diagram import draw_schedule
@@ -37,6 +38,8 @@ def run_sections(files: RunFiles) -> dict[str, Html]:
         "curves": lambda files: section("curves", "Curves", element("div", class_="charts", id="charts")),
         "time": _time,
         "validation": _validation,
+        "scores": draw_scores,
+        "images": draw_images,
         "plan": _plan,
         "options": _options,
         "machine": _machine,

@@ -78,6 +78,10 @@ class ImageSource:
     def __len__(self) -> int:
         return len(self.samples)
 
+    def name(self, sample: int) -> str:
+        """Return where a sample is stored."""
+        return self.samples.name(sample)
+
     def read(self, indices: np.ndarray, epoch: np.ndarray | int) -> np.ndarray:
         """Return the images of these samples in this epoch."""
         out = np.empty((len(indices), *self.image_hwc), np.uint8)

@@ -1,0 +1,113 @@
+"""What a run's best weights say of every validation image, for its report: telling images, calibration, thresholds."""
+
+import base64
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from headrace.core.files import write_atomic
+from headrace.data.augmentation.augment import preprocess
+from headrace.data.dataset import open_dataset
+from headrace.data.sets.source import Source
+from headrace.engine.devices import show_devices, start_devices, use_compilation_cache
+from headrace.reference.entrance import override
+from headrace.report.run_files import IMAGES_FILE
+from headrace.report.scores import area_under_roc, calibration, telling_images, threshold_table, top_k
+from headrace.run.design import Design, design_run
+from headrace.run.directory import read_run
+from headrace.run.evaluation import predict_all
+from headrace.run.trained_model import load_trained_model
+from headrace.run.validation import only_validating
+
+_SIDE = 128  # pixels of a thumbnail, at most
+_MOSAIC = 16  # training images in the mosaic
+
+
+def write_image_results(run: Path, overrides: Mapping[str, Any] | None = None) -> Path:
+    """Predict every validation image of a run with its best weights; write what its report needs, and return the file.
+
+    The file stays small (a few hundred KB at most): numbers, and thumbnails of some fifty images.
+    """
+    resolved = override(read_run(run)[1], {"dry_run_steps": None} | dict(overrides or {}))
+    config = resolved.config
+    model = load_trained_model(run)
+    design = design_run(only_validating(config))
+    dataset = open_dataset(config.data, config.run.seed)
+    use_compilation_cache(config.run.compilation_cache_dir)
+    show_devices(config.run.first_device, design.plan.validation.num_devices)
+    devices = start_devices(config.run.platform, design.plan.validation.num_devices)
+    logits = predict_all(design, dataset, devices, (model.params, model.stats)).astype(np.float64)
+    shares = np.exp(logits - logits.max(1, keepdims=True))
+    results = image_results(shares / shares.sum(1, keepdims=True), dataset.validation, model.class_names)
+    facts = {"checkpoint": model.checkpoint.name, "weights": model.weights, "step": model.step}
+    mosaic = _mosaic(design, dataset.train) if len(dataset.train) else ""
+    write_atomic(run / IMAGES_FILE, json.dumps(facts | results | {"mosaic": mosaic}).encode())
+    return run / IMAGES_FILE
+
+
+def image_results(probabilities: np.ndarray, source: Source, names: tuple[str, ...]) -> dict[str, Any]:
+    """Return the numbers of these probabilities [N, classes], and the telling images of the source."""
+    labels = source.labels
+    chosen = telling_images(probabilities, labels)
+    found: dict[str, Any] = {
+        "num_images": len(labels),
+        "calibration": calibration(probabilities, labels),
+        "top_k": top_k(probabilities, labels),
+        "mistakes": [_telling(source, k, probabilities[k], names) for k in chosen.mistakes],
+        "hardest": [_telling(source, k, probabilities[k], names) for k in chosen.hardest],
+    }
+    if len(names) == 2:
+        score, positive = probabilities[:, 1], labels == 1
+        found["positive"] = names[1]
+        found["thresholds"], found["auc"] = threshold_table(score, positive), area_under_roc(score, positive)
+    return found
+
+
+def _telling(source: Source, number: int, shares: np.ndarray, names: tuple[str, ...]) -> dict[str, Any]:
+    true, predicted = int(source.labels[number]), int(shares.argmax())
+    name = getattr(source, "name", None)  # where it is stored; images in memory have a number only
+    return {
+        "file": name(number) if name else f"image {number}",
+        "true": names[true],
+        "predicted": names[predicted],
+        "probability": float(shares[predicted]),
+        "true_probability": float(shares[true]),
+        "image": _data_uri(source.read(np.array([number]), 0)[0]),
+    }
+
+
+def _data_uri(pixels: np.ndarray) -> str:
+    """Return an image of 0..255, reduced to a thumbnail, as the address of an image; JPEG where PNG would be large."""
+    levels = np.clip(np.rint(pixels), 0, 255).astype(np.uint8)
+    image = Image.fromarray(levels[..., 0] if levels.shape[-1] == 1 else levels[..., :3])
+    image.thumbnail((_SIDE, _SIDE))
+    form, out = ("JPEG" if image.width * image.height > 48 * 48 else "PNG"), io.BytesIO()
+    image.save(out, form, quality=80)
+    return f"data:image/{form.lower()};base64,{base64.b64encode(out.getvalue()).decode()}"
+
+
+def _mosaic(design: Design, train: Source) -> str:
+    """Return the first training images as the network gets them: cropped and augmented, colors mapped back."""
+    spec = design.plan.feed.preprocess
+    index = np.arange(min(_MOSAIC, len(train)))
+    images = train.read(index, 0).astype(np.float32)
+    ends = [preprocess(np.full_like(images, level), index, 0, spec, train=False) for level in (0.0, 255.0)]
+    values = np.asarray(preprocess(images, index.astype(np.uint32), 0, spec, train=True))
+    black, white = (end.reshape(-1, end.shape[-1])[0] for end in ends)
+    levels = np.clip((values - black) / np.where(white == black, 1, white - black) * 255, 0, 255)
+    height, width, channels = levels.shape[1:]
+    across = min(8, len(index))
+    sheet = np.zeros((-(-len(index) // across) * height, across * width, channels), np.float32)
+    for k, each in enumerate(levels):
+        top, left = k // across * height, k % across * width
+        sheet[top : top + height, left : left + width] = each
+    image = Image.fromarray(np.rint(sheet[..., 0] if channels == 1 else sheet[..., :3]).astype(np.uint8))
+    image.thumbnail((8 * _SIDE, 8 * _SIDE))
+    out = io.BytesIO()
+    image.save(out, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}"

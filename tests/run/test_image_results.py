@@ -1,0 +1,42 @@
+"""Predictions of every validation image for a report: the same accuracy as validation, images, and hostile names."""
+
+import json
+
+import numpy as np
+
+from headrace.data.sets.source import ArraySource
+from headrace.report.run_report import write_run_report
+from headrace.run.fit import train
+from headrace.run.image_results import image_results, write_image_results
+
+
+def test_the_images_of_a_run_have_the_accuracy_of_its_best_validation(quick):
+    result = train(quick(num_epochs=1, weight_updates_per_epoch=4, validations_per_epoch=1))
+    found = json.loads(write_image_results(result.directory).read_text())
+    best = max(record.top1 for record in result.validation.values())
+    assert found["num_images"] == 360
+    assert abs(found["top_k"]["1"] - best) < 1.5 / 360, "ties aside"
+    assert found["mistakes"][0]["image"].startswith("data:image/")
+    shares = [row["probability"] for row in found["mistakes"]]
+    assert shares == sorted(shares, reverse=True)
+    text = write_run_report(result.directory).read_text()
+    assert text.count("<figure>") == len(found["mistakes"]) + len(found["hardest"]) <= 48
+    assert found["mosaic"] in text
+
+
+def test_two_classes_have_thresholds_and_no_address_but_of_an_image_is_used(tmp_path):
+    images = np.full((4, 60, 60, 3), 200, np.uint8)
+    source = ArraySource(images, np.array([0, 1, 1, 0], np.int32))
+    shares = np.array([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]])
+    found = image_results(shares, source, ("ant", "<i>bee"))
+    assert found["auc"] == 0.75, "three of the four pairs are in order"
+    assert [row["file"] for row in found["mistakes"]] == ["image 1"]
+    found["mistakes"][0]["image"] = 'https://example.org/x"onerror="alert(1)'
+    (tmp_path / "config.json").write_text(json.dumps({"values": {"seed": 0}, "origins": {}}))
+    facts = {"weights": "raw", "checkpoint": "step_1", "mosaic": "javascript:x"}
+    (tmp_path / "images.json").write_text(json.dumps(found | facts))
+    text = write_run_report(tmp_path).read_text()
+    assert "example.org" not in text
+    assert "javascript:" not in text
+    assert "&lt;i&gt;bee" in text
+    assert "Area under the ROC curve: 0.7500" in text
