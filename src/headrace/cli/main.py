@@ -38,6 +38,7 @@ COMMANDS = (
     Command(name="runs", module="headrace.cli.runs", help="list runs with their results"),
     Command(name="compare", module="headrace.cli.compare", help="print what differs between runs"),
     Command(name="report", module="headrace.cli.report", help="write a run's report, or a comparison, as an HTML file"),
+    Command(name="board", module="headrace.cli.board", help="serve a live page of the runs in a directory"),
     Command(name="plan", module="headrace.cli.plan", help="print batches, steps and memory of a run, without a device"),
     Command(name="bench", module="headrace.cli.bench", help="measure the throughput of training or inference"),
     Command(name="lr-find", module="headrace.cli.lr_find", help="find a learning rate by a short run, with a plot"),
@@ -51,7 +52,7 @@ COMMANDS = (
 _TOPICS = {
     "train": ("train", "resume", "lr-find"),
     "use": ("validate", "predict", "export", "average"),
-    "results": ("runs", "compare", "report"),
+    "results": ("runs", "compare", "report", "board"),
     "look up": ("models", "configs", "devices", "data", "completion"),
     "plan and measure": ("plan", "bench", "launch"),
 }

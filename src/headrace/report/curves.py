@@ -5,6 +5,7 @@ Columns are read without making a Record of every line: a run of 100,000 records
 
 import json
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -119,9 +120,14 @@ class Curves:
     num_damaged: int = 0
     _file: tuple[int, int] = (0, 0)
     _parts: dict[str, list[Columns]] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)  # a live page is asked by several threads
 
     def read_more(self) -> bool:
         """Read the whole lines written since the last time; return whether there were any, or the file is another."""
+        with self._lock:
+            return self._read_more()
+
+    def _read_more(self) -> bool:
         try:
             with (self.path / METRICS_FILE).open("rb") as file:
                 facts = os.fstat(file.fileno())
@@ -161,15 +167,17 @@ class Curves:
 
     def column(self, kind: str, name: str) -> np.ndarray:
         """Return a field of all records of a kind, NaN where there is no number."""
-        parts = self._parts.get(kind, [])
-        if len(parts) > 1:  # joined once, so that a long run that is watched does not become many small arrays
-            joined = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-            self._parts[kind] = parts = [joined]
-        return parts[0][name] if parts else np.empty(0)
+        with self._lock:
+            parts = self._parts.get(kind, [])
+            if len(parts) > 1:  # joined once, so that a long run that is watched does not become many small arrays
+                joined = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+                self._parts[kind] = parts = [joined]
+            return parts[0][name] if parts else np.empty(0)
 
     def line(self, line: Line) -> dict[str, Any] | None:
         """Return a line with at most a few points per pixel, None for a value that is not finite; None if empty."""
         x, y = self.column(line.kind, "epoch"), self.column(line.kind, line.field)
+        x, y = x[: len(y)], y[: len(x)]  # another thread may have read on in between
         if not np.isfinite(y).any() and not (line.field in ("loss", "top1", "accuracy") and len(y)):
             return None
         if line.field == "loss_scale" and (y == 1).all():  # the loss is not scaled

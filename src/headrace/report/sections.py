@@ -11,7 +11,7 @@ from headrace.report.image_sections import draw_images, draw_scores
 from headrace.report.markup import Html, element, rows_table, section
 from headrace.report.run_files import RunFiles
 from headrace.report.schedule_diagram import draw_schedule
-from headrace.telemetry.records import RunEnd
+from headrace.telemetry.records import LOG_FILE, RunEnd
 
 KIND_NAMES = {
     "start": "start",
@@ -261,7 +261,7 @@ def _machine(files: RunFiles) -> Html:
 
 def _notes(files: RunFiles) -> Html:
     """Return the end of the log, which has the notes and warnings."""
-    file = files.summary.path / "log.txt"
+    file = files.summary.path / LOG_FILE
     if not file.is_file():
         return Html("")
     with file.open("rb") as log:

@@ -1,0 +1,311 @@
+"""The live page: a small read-only server of the runs in a directory, from the same files and code as reports.
+
+A run is asked for by its path below the directory, and only a path that the listing of runs contains is opened: what
+a browser sends never becomes part of a path. Requests must name this host (a page elsewhere could otherwise read the
+answers under a name of its own) and, where one is set, know the token.
+"""
+
+import hmac
+import json
+import socket
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, quote, urlsplit
+
+from headrace.core.units import format_duration
+from headrace.report.curves import Curves, draw_compared, draw_panels
+from headrace.report.markup import Html, element, page, page_policy, section
+from headrace.report.run_files import IMAGES_FILE, MACHINE_FILE, PLAN_FILE, SCHEDULE_FILE, read_files
+from headrace.report.run_report import comparison_page, run_names, run_page
+from headrace.report.run_summary import CONFIG_FILE, RUNNING, UNREADABLE, RunSummary, find_runs, read_summary
+from headrace.report.sections import run_sections
+from headrace.telemetry.records import LOG_FILE, METRICS_FILE
+
+LOCAL = ("127.0.0.1", "localhost", "::1")
+_LISTING_SECONDS = 1.5  # for which a listing is used again: several pages may ask at once
+_MOST_CURVES = 32  # runs whose columns are kept in memory
+_MOST_COMPARED = 26
+_FILES_READ = (
+    *(CONFIG_FILE, METRICS_FILE, PLAN_FILE, MACHINE_FILE, IMAGES_FILE, SCHEDULE_FILE),
+    *(LOG_FILE, "reports"),
+)
+_LIVE_PARTS = ("summary", "time", "validation", "notes")  # of a run's page, beside its curves
+
+
+@dataclass
+class Board:
+    """The runs in a directory, with what was read of them before."""
+
+    place: Path
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _listed: float = -1e9
+    _runs: dict[str, RunSummary] = field(default_factory=dict)
+    _seen: dict[str, tuple[int, int, RunSummary]] = field(default_factory=dict)
+    _curves: OrderedDict[str, Curves] = field(default_factory=OrderedDict)
+
+    def runs(self) -> dict[str, RunSummary]:
+        """Return the runs by their path below the directory."""
+        with self._lock:
+            if time.monotonic() - self._listed > _LISTING_SECONDS:
+                found = {_name(path, self.place): path for path in find_runs(self.place)}
+                self._runs = {name: self._summary(name, path) for name, path in found.items()}
+                self._seen = {name: seen for name, seen in self._seen.items() if name in found}
+                self._listed = time.monotonic()
+            return self._runs
+
+    def _summary(self, name: str, path: Path) -> RunSummary:
+        """Read a run's records again only if they changed, or may end without a change of theirs."""
+        try:
+            facts = (path / METRICS_FILE).stat()
+            size, changed = facts.st_size, facts.st_mtime_ns
+        except OSError:
+            size, changed = -1, -1
+        before = self._seen.get(name)
+        if before and before[:2] == (size, changed) and before[2].state not in (RUNNING, UNREADABLE) and size >= 0:
+            return before[2]
+        summary = read_summary(path)
+        self._seen[name] = size, changed, summary
+        return summary
+
+    def curves(self, name: str, path: Path) -> Curves:
+        """Return the columns of a run, read to the end of its records."""
+        with self._lock:
+            curves = self._curves.setdefault(name, Curves(path))
+            self._curves.move_to_end(name)
+            while len(self._curves) > _MOST_CURVES:
+                self._curves.popitem(last=False)
+        curves.read_more()
+        return curves
+
+
+def _name(path: Path, place: Path) -> str:
+    return path.relative_to(place).as_posix().encode(errors="replace").decode() if path != place else "."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Access:
+    """Who may ask: requests that name one of the hosts (any where None), and that know the token if there is one."""
+
+    hosts: tuple[str, ...] | None = LOCAL
+    token: str = ""
+
+
+def make_server(place: Path, address: tuple[str, int], access: Access) -> ThreadingHTTPServer:
+    """Return a server of the runs in a directory; port 0 takes a free one."""
+    board = Board(place)
+
+    class Handler(_Handler):
+        pages = _Pages(board, access.token)
+        allowed = access
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+        address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+
+    return Server(address, Handler)
+
+
+@dataclass(frozen=True)
+class _Answer:
+    body: bytes
+    kind: str = "text/html; charset=utf-8"
+    status: HTTPStatus = HTTPStatus.OK
+
+
+Query = Mapping[str, list[str]]
+
+
+class _Pages:
+    """The answers of the board by path."""
+
+    def __init__(self, board: Board, token: str) -> None:
+        self._board, self._token = board, f"&token={quote(token)}" if token else ""
+        self.routes: dict[str, Callable[[Query], _Answer | None]] = {
+            "/": self._list,
+            "/run": self._run,
+            "/compare": self._compare,
+            "/api/runs": self._api_runs,
+            "/api/run": self._api_run,
+            "/api/compare": self._api_compare,
+        }
+
+    def _list(self, query: Query) -> _Answer:
+        names = ("", "run", "top-1", "epochs", "time", "img/s", "model", "dataset", "written", "state")
+        head = element("tr", *(element("th", name) for name in names))
+        table = element("table", element("thead", head), element("tbody", id="runs"), class_="sortable")
+        controls = [
+            Html('<input type="search" id="filter" placeholder="filter" aria-label="filter">'),
+            element("button", "Compare", id="compare", disabled=""),
+            element("span", id="count", class_="faint"),
+        ]
+        body = [
+            element("h1", "Runs"),
+            element("div", self._board.place, class_="faint"),
+            element("div", class_="problem", id="connection"),
+            element("section", element("div", *controls, class_="controls"), element("div", table, class_="wide")),
+        ]
+        data = {"runs": self._rows(), "token": self._token}
+        return _Answer(page(f"Runs in {self._board.place}", body, data).encode())
+
+    def _rows(self) -> list[dict[str, Any]]:
+        runs = self._board.runs().items()
+        newest_first = sorted(runs, key=lambda item: -item[1].modified)
+        return [{"id": name, "name": name, "cells": _cells(run)} for name, run in newest_first]
+
+    def _api_runs(self, query: Query) -> _Answer:
+        return _json({"runs": self._rows()})
+
+    def _up(self) -> Html:
+        return Html(f'<div><a href="./?{self._token[1:]}">all runs</a></div>')
+
+    def _chosen(self, query: Query) -> dict[str, RunSummary]:
+        runs = self._board.runs()
+        named = {name: runs[name] for name in query.get("id", [])[:_MOST_COMPARED] if name in runs}
+        return {name: run for name, run in named.items() if _stays_inside(run.path, self._board.place)}
+
+    def _run(self, query: Query) -> _Answer | None:
+        for name, run in self._chosen(query).items():
+            curves = self._board.curves(name, run.path)
+            live = {"live": f"api/run?id={quote(name)}{self._token}", "version": _version([curves], [run])}
+            return _Answer(run_page(read_files(run.path), curves, live, self._up()).encode())
+        return None
+
+    def _api_run(self, query: Query) -> _Answer | None:
+        for name, run in self._chosen(query).items():
+            curves = self._board.curves(name, run.path)
+            version = _version([curves], [run])
+            if query.get("version") == [version]:
+                return _json({"version": version})
+            parts = run_sections(read_files(run.path))
+            shown = {part: parts[part].text for part in _LIVE_PARTS}
+            return _json({"version": version, "panels": draw_panels(curves), "parts": shown})
+        return None
+
+    def _compare(self, query: Query) -> _Answer | None:
+        runs = {name: run for name, run in self._chosen(query).items() if run.state != UNREADABLE}
+        if not runs:
+            return None
+        address = "&".join(f"id={quote(name)}" for name in runs)
+        curves = [self._board.curves(name, run.path) for name, run in runs.items()]
+        version = _version(curves, list(runs.values()))
+        live = {"live": f"api/compare?{address}{self._token}", "version": version}
+        return _Answer(comparison_page(list(runs.values()), curves, live, self._up()).encode())
+
+    def _api_compare(self, query: Query) -> _Answer | None:
+        runs = self._chosen(query)
+        if not runs:
+            return None
+        curves = [self._board.curves(name, run.path) for name, run in runs.items()]
+        version = _version(curves, list(runs.values()))
+        if query.get("version") == [version]:
+            return _json({"version": version})
+        names = run_names(list(runs.values()))
+        return _json({"version": version, "panels": draw_compared(dict(zip(names, curves, strict=True))), "parts": {}})
+
+
+def _version(curves: Sequence[Curves], runs: Sequence[RunSummary]) -> str:
+    """Return a text that changes with what a page shows."""
+    return " ".join(f"{each.version} {run.state}" for each, run in zip(curves, runs, strict=True))
+
+
+def _stays_inside(run: Path, place: Path) -> bool:
+    """Say whether no file that is read of a run is a link to somewhere outside the directory that is served."""
+    files = [*(run / name for name in _FILES_READ), *(run / "reports").glob("*.json")]
+    root = place.resolve()
+    return all(file.resolve().is_relative_to(root) for file in files if file.is_symlink())
+
+
+def _cells(run: RunSummary) -> list[dict[str, Any]]:
+    best = None if run.is_trial or run.best is None else run.best.top1
+    start, rate = run.start, run.end.images_per_second if run.end else None
+    if rate is None and run.last_train:
+        rate = run.last_train.images_per_second
+    written = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.modified)) if run.modified else "-"
+    return [
+        _cell(None if best is None else f"{100 * best:.2f} %", best),
+        _cell(f"{run.epoch:.4g}" + (f"/{start.num_epochs}" if start else ""), run.epoch),
+        _cell(None if run.seconds is None else format_duration(run.seconds), run.seconds),
+        _cell(None if rate is None else f"{rate:,.0f}", rate),
+        {"text": start.model if start else ""},
+        {"text": start.dataset if start else ""},
+        _cell(written, run.modified),
+        {"text": run.state, "state": True},
+    ]
+
+
+def _cell(text: str | None, value: float | None) -> dict[str, Any]:
+    """Return a cell with the number that it is sorted by; one that is not finite comes last."""
+    is_number = value is not None and value == value and abs(value) != float("inf")
+    return {"text": text or "-", "sort": value if is_number else "-"}
+
+
+def _json(value: Any) -> _Answer:
+    return _Answer(json.dumps(value, allow_nan=False).encode(), "application/json")
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers GET and HEAD; everything else is refused by the base class."""
+
+    pages: _Pages
+    allowed: Access
+    server_version, sys_version = "headrace", ""
+    timeout = 30
+
+    def do_GET(self) -> None:
+        """Answer a request."""
+        self._send(self._answer())
+
+    def do_HEAD(self) -> None:
+        """Answer without the body."""
+        self._send(self._answer(), body=False)
+
+    def _answer(self) -> _Answer:
+        address = urlsplit(self.path)
+        try:
+            query = parse_qs(address.query, max_num_fields=100)
+        except ValueError:
+            return _refused(HTTPStatus.BAD_REQUEST)
+        host = self.headers.get("Host", "")
+        host = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+        if self.allowed.hosts is not None and host not in self.allowed.hosts:
+            return _refused(HTTPStatus.FORBIDDEN)
+        given = query.get("token", [""])[0]
+        if self.allowed.token and not hmac.compare_digest(given.encode(), self.allowed.token.encode()):
+            return _refused(HTTPStatus.FORBIDDEN)
+        make = self.pages.routes.get(address.path)
+        found = make(query) if make else None
+        return found or _refused(HTTPStatus.NOT_FOUND)
+
+    def _send(self, answer: _Answer, *, body: bool = True) -> None:
+        self.send_response(answer.status)
+        headers = {
+            "Content-Type": answer.kind,
+            "Content-Length": str(len(answer.body)),
+            "Content-Security-Policy": page_policy(),
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",  # an address may hold the token
+            "Cache-Control": "no-store",
+        }
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if body:
+            try:
+                self.wfile.write(answer.body)
+            except OSError:  # the browser has gone
+                self.close_connection = True
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Print nothing: a page asks every two seconds."""
+
+
+def _refused(status: HTTPStatus) -> _Answer:
+    text = section("refused", status.phrase, element("p", status.description))
+    return _Answer(page(status.phrase, [text], {}).encode(), status=status)

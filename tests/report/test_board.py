@@ -1,0 +1,187 @@
+"""The live page over real HTTP: what it serves, what it refuses, and that it stands whatever happens to the runs."""
+
+import http.client
+import json
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from headrace.cli.board import main as board
+from headrace.core.errors import ConfigError
+from headrace.report.board import LOCAL, Access, make_server
+
+from .test_run_report import HOSTILE, end, make, start, trained, validated
+
+Ask = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Ask]]:
+    """Return a function that serves a directory and returns one that asks it."""
+    servers = []
+
+    def begin(place: Path, access: Access | None = None) -> Ask:
+        server = make_server(place, ("127.0.0.1", 0), access or Access())
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        servers.append((server, thread))
+
+        def ask(path: str, method: str = "GET", host: str = "127.0.0.1") -> tuple[int, str]:
+            line = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=20)
+            line.request(method, path, headers={"Host": host})
+            answer = line.getresponse()
+            found = answer.status, answer.read().decode()
+            line.close()
+            return found
+
+        return ask
+
+    yield begin
+    for server, thread in servers:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    runs = tmp_path / "runs"
+    make(runs / "good", [start(), trained(1, 2.0), validated(1, 0.9), end(verdict="compute-bound")], seed=1)
+    make(runs / "deep" / "nan", [start(HOSTILE), trained(1, float("nan")), validated(1, float("nan")), end()], seed=2)
+    make(runs / "empty", [])
+    make(tmp_path / "secret", [start("secret-model"), end()])
+    return runs
+
+
+def answer(ask: Ask, path: str) -> Any:
+    status, text = ask(path)
+    assert status == 200, text
+    return json.loads(text)
+
+
+def test_the_list_has_every_run_with_its_results(place, serve):
+    ask = serve(place)
+    rows = {run["id"]: [cell["text"] for cell in run["cells"]] for run in answer(ask, "/api/runs")["runs"]}
+    assert rows.keys() == {"good", "deep/nan", "empty"}
+    assert rows["good"][:3] == ["90.00 %", "4/4", "12.0 s"]
+    assert rows["deep/nan"][0] == "-"
+    assert rows["empty"][-1] == "not started"
+    status, page = ask("/")
+    assert status == 200
+    assert "<script>alert" not in page
+
+
+@pytest.mark.parametrize("name", ["good", "deep/nan", "empty"])
+def test_every_run_has_its_page(place, serve, name):
+    status, page = serve(place)(f"/run?id={quote(name)}")
+    assert status == 200
+    assert f'"live": "api/run?id={name}"' in page
+    assert "<script>alert" not in page
+
+
+def test_new_records_arrive_and_nothing_is_sent_twice(place, serve):
+    ask = serve(place)
+    first = answer(ask, "/api/run?id=good&version=0")
+    assert first["panels"][0]["lines"][0]["y"] == [2.0]
+    assert "compute-bound" in first["parts"]["summary"]
+    version = quote(first["version"])
+    assert answer(ask, f"/api/run?id=good&version={version}") == {"version": first["version"]}
+    line = trained(2, 1.0).to_json() + "\n"
+    with (place / "good" / "metrics.jsonl").open("a") as file:
+        file.write(line[:30])
+        file.flush()
+        assert answer(ask, f"/api/run?id=good&version={version}") == {"version": first["version"]}, "half a line"
+        file.write(line[30:])
+    assert answer(ask, f"/api/run?id=good&version={version}")["panels"][0]["lines"][0]["y"] == [2.0, 1.0]
+
+
+def test_runs_are_compared(place, serve):
+    ask = serve(place)
+    status, page = ask("/compare?id=good&id=deep/nan")
+    assert status == 200
+    assert re.search(r"<td>seed</td><td>1</td><td>2</td>", page)
+    panels = {panel["title"]: panel for panel in answer(ask, "/api/compare?id=good&id=deep/nan")["panels"]}
+    assert [line["y"] for line in panels["Training, loss"]["lines"]] == [[2.0], [None]]
+
+
+def test_a_run_that_is_deleted_is_gone_and_the_server_is_not(place, serve, monkeypatch):
+    monkeypatch.setattr("headrace.report.board._LISTING_SECONDS", 0.0)
+    ask = serve(place)
+    assert ask("/run?id=good")[0] == 200
+    shutil.rmtree(place / "good")
+    assert ask("/run?id=good")[0] == 404
+    assert ask("/api/run?id=good")[0] == 404
+    assert len(answer(ask, "/api/runs")["runs"]) == 2
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/run?id=../secret",
+        "/run?id=%2e%2e%2fsecret",
+        "/run?id=good/../../secret",
+        "/run?id=/etc",
+        "/run?id=good%00",
+        "/run",
+        "/../secret/config.json",
+        "/good/metrics.jsonl",
+        "/%2e%2e/secret/config.json",
+        "/api/run?id=..%5csecret",
+        "//etc/passwd",
+        "/compare?id=../secret",
+        "/run?" + "&".join(["id=x"] * 200),
+    ],
+)
+def test_nothing_outside_the_directory_can_be_reached(place, serve, path):
+    status, text = serve(place)(path)
+    assert status in (400, 404)
+    assert "secret-model" not in text
+
+
+def test_links_to_the_outside_are_not_followed(place, serve):
+    (place / "linked").symlink_to(place.parent / "secret")
+    (place / "good" / "log.txt").symlink_to(place.parent / "secret" / "metrics.jsonl")
+    ask = serve(place)
+    assert ask("/run?id=linked")[0] == 404
+    assert ask("/run?id=good")[0] == 404
+
+
+def test_it_is_read_only_and_serves_only_who_names_this_host(place, serve):
+    ask = serve(place)
+    for method in ("POST", "PUT", "DELETE"):
+        assert ask("/", method)[0] == 501
+    assert ask("/api/runs", host="evil.example")[0] == 403, "another site's name that leads here"
+    assert ask("/api/runs", host="localhost:1234")[0] == 200
+    assert ask("/", "HEAD") == (200, "")
+
+
+def test_a_token_is_needed_where_there_is_one(place, serve):
+    ask = serve(place, Access(hosts=None, token="wheel&mill"))
+    for path in ("/", "/api/runs", "/run?id=good", "/?token=", "/?token=wheel"):
+        assert ask(path)[0] == 403
+    status, page = ask("/?token=wheel%26mill")
+    assert status == 200
+    assert '"token": "&token=wheel%26mill"' in page
+
+
+def test_a_thousand_runs_are_listed_quickly(tmp_path, serve):
+    for number in range(1000):
+        make(tmp_path / f"run{number:04}", [start(), trained(1), validated(1, number / 1000), end()], seed=number)
+    ask = serve(tmp_path)
+    began = time.process_time()
+    assert len(answer(ask, "/api/runs")["runs"]) == 1000
+    assert time.process_time() - began < 5, "0.4 s when nothing else runs"
+
+
+def test_the_command_refuses_what_it_cannot_serve(tmp_path):
+    for argv in ([str(tmp_path / "none")], [str(tmp_path), "--port", "70000"], [str(tmp_path), "--token", ""]):
+        with pytest.raises(ConfigError):
+            board(argv)
+    assert "127.0.0.1" in LOCAL
