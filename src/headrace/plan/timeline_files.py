@@ -28,6 +28,7 @@ HUES = {Op.F: 0.59, Op.B: 0.08}  # blue and orange, which color-blind readers ca
 NUM_SHADES = 4
 MICROSECONDS = {"ticks": 1e3, "seconds": 1e6}  # a tick is shown as a millisecond
 INK, FAINT, LINE = "#24292f", "#6e7781", "#d0d7de"
+PAPER, IDLE = "#ffffff", "#f6f8fa"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +94,7 @@ def draw_svg(tables: Mapping[str, Table]) -> str:
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
             f'viewBox="0 0 {width} {height}" font-family="Helvetica, Arial, sans-serif">',
-            f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
+            f'<rect width="{width}" height="{height}" fill="{PAPER}"/>',
             *(_svg_box(mark) if isinstance(mark, Box) else _svg_text(mark) for mark in drawing.marks),
             "</svg>\n",
         ]
@@ -136,7 +137,7 @@ def _panel(title: str, table: Table, top: float, scale: float) -> tuple[list[Mar
     for device in range(work.num_devices):
         y = first_row + device * (ROW + GAP)
         parts.append(Text(x=MARGIN, y=y + ROW / 2 + 4, text=f"device {device}", fill=FAINT))
-        parts.append(Box(x=left, y=y, width=right - left, fill="#f6f8fa", stroke=LINE))
+        parts.append(Box(x=left, y=y, width=right - left, fill=IDLE, stroke=LINE))
     for cell in table.cells:
         x, y = left + (cell.start - origin) * scale, first_row + cell.device * (ROW + GAP)
         parts += _cell(
@@ -161,7 +162,7 @@ def _key(right: float, y: float, table: Table, title: str) -> list[Mark]:
 
 def _cell(cell: Cell, x: float, y: float, width: float, name: str, shade: int) -> list[Mark]:
     tip = f"{cell.action}: {cell.start:.6g} to {cell.end:.6g}"
-    box = Box(x=x, y=y, width=width, fill=_color(cell.action.op, shade), stroke="#ffffff", tip=tip)
+    box = Box(x=x, y=y, width=width, fill=_color(cell.action.op, shade), stroke=PAPER, tip=tip)
     size = next((size for size, letter in LETTER.items() if len(name) * letter < width), None)
     if size is None:
         return [box]
@@ -204,7 +205,7 @@ def draw_png(tables: Mapping[str, Table]) -> bytes:
     from PIL import Image, ImageDraw
 
     drawing = draw_marks(tables)
-    image = Image.new("RGB", (round(drawing.width * SCALE), round(drawing.height * SCALE)), "#ffffff")
+    image = Image.new("RGB", (round(drawing.width * SCALE), round(drawing.height * SCALE)), PAPER)
     pen = ImageDraw.Draw(image)
     for mark in drawing.marks:
         if isinstance(mark, Box):

@@ -6,7 +6,7 @@ from typing import Any
 from headrace.plan.schedule import Action, Work
 from headrace.plan.simulate import BACKWARD_PER_FORWARD, make_table, per_stage
 from headrace.plan.timeline import Cell, Table
-from headrace.plan.timeline_files import FAINT, INK, LINE, MICROSECONDS, draw_svg
+from headrace.plan.timeline_files import FAINT, IDLE, INK, LINE, MICROSECONDS, PAPER, draw_svg
 from headrace.report.markup import Html, element, section
 from headrace.report.run_files import RunFiles
 
@@ -69,10 +69,8 @@ def _themed(svg: str) -> str:
 
 
 def _themed_line(line: str) -> str:
-    if line.startswith("<rect"):
-        line = line.replace('fill="#ffffff"/>', 'fill="none"/>')  # the background
-    elif 'text-anchor="start"' in line:  # not within a box
-        line = line.replace(f'fill="{INK}"', 'style="fill:var(--ink)"')
-    for color, name in ((FAINT, "faint"), (LINE, "line")):
-        line = line.replace(f'fill="{color}"', f'style="fill:var(--{name})"')
-    return line.replace('stroke="#ffffff"', 'style="stroke:var(--card)"')
+    if 'text-anchor="middle"' in line:  # a label within a box
+        return line
+    for color, name in ((INK, "ink"), (FAINT, "faint"), (LINE, "line"), (IDLE, "wash"), (PAPER, "card")):
+        line = line.replace(f'"{color}"', f'"var(--{name})"')
+    return line
