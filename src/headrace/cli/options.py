@@ -32,9 +32,9 @@ def parse(
     return resolve_arguments(parsed), parsed.args
 
 
-def resolve_arguments(parsed: Parsed) -> Resolved:
-    """Return the configuration that the arguments describe."""
-    return resolve(parsed.options, parsed.args.config, parsed.args.config_path)
+def resolve_arguments(parsed: Parsed, environ: Mapping[str, str] | None = None) -> Resolved:
+    """Return the configuration that the arguments describe; without `environ`, in that of the process."""
+    return resolve(parsed.options, parsed.args.config, parsed.args.config_path, environ)
 
 
 def read_config_arguments(argv: list[str], prog: str, extra: Extra | None = None, description: str = "") -> Parsed:

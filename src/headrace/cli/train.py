@@ -1,13 +1,16 @@
 """`headrace train` and `headrace resume RUN_DIR`: start a run, or continue one from its newest good checkpoint."""
 
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.cli.options import parse, read_arguments
+from headrace.cli.options import Parsed, read_arguments, read_config_arguments, resolve_arguments
+from headrace.job import Restart, detect_restart
 from headrace.reference.scripts import take_value
 
 if TYPE_CHECKING:
+    from headrace.config.load import Resolved
     from headrace.config.schema import Config
     from headrace.run.run_result import RunResult
 
@@ -20,16 +23,29 @@ def main(argv: list[str]) -> int:
     path, rest = take_value(argv, "--restore-path")
     if path is not None:  # the reference's way to resume a run
         return resume([path, *rest])
-    resolved, _ = parse(argv, "headrace train", description=DESCRIPTION)
+    parsed = read_config_arguments(argv, "headrace train", description=DESCRIPTION)
+    resolved, restart = resolve_arguments(parsed), detect_restart(os.environ)
     from headrace.job import join_job
-    from headrace.run.fit import train
+    from headrace.run.fit import train, train_or_resume
 
+    if restart and restart.batch_replicas:
+        resolved = _with_whole_batch(parsed, resolved, restart)
     with join_job(distributed=resolved.config.run.distributed) as process:
-        result = train(resolved)
+        if resolved.config.logging.resume == "auto" or restart:
+            result = train_or_resume(resolved, parsed.options, restart)
+        else:
+            result = train(resolved)
     _print_result(result)
     if process is None or process.is_first:
         _make_averages(result, resolved.config, validate_them=process is None)
     return _exit_code(result)
+
+
+def _with_whole_batch(parsed: Parsed, resolved: "Resolved", restart: Restart) -> "Resolved":
+    """Return the configuration with the batch that it has with all replicas, of which a restart may have lost some."""
+    from headrace.run.design import with_batch_of
+
+    return with_batch_of(resolve_arguments(parsed, restart.whole_environ(os.environ)), resolved)
 
 
 def resume(argv: list[str]) -> int:
@@ -42,8 +58,10 @@ def resume(argv: list[str]) -> int:
     from headrace.job import join_job
     from headrace.run.fit import resume as resume_run
 
+    restart = detect_restart(os.environ)
     with join_job(distributed=bool(parsed.options.get("distributed"))):
-        result = resume_run(parsed.args.run_dir, parsed.options)
+        notes = (restart.note,) if restart and restart.number else ()
+        result = resume_run(parsed.args.run_dir, parsed.options, notes=notes)
     _print_result(result)
     return _exit_code(result)
 

@@ -202,6 +202,11 @@ class Logging:
     )
     log_dir: str = option("runs", "Directory in which each run gets a directory of its own.")
     run_name: str | None = option(None, "Name of the run's directory; unset means model, dataset and time.")
+    resume: str = option(
+        "never",
+        "What train does where its run directory holds a run of the same configuration: auto resumes it.",
+        choices=("never", "auto"),
+    )
     progress: str = option(
         "auto",
         "What the console shows; auto means a live bar on a terminal and plain lines elsewhere.",

@@ -20,6 +20,8 @@ SERVICE = "HEADRACE_SERVICE"  # a headless Kubernetes service
 LAUNCHER_PID = "HEADRACE_LAUNCHER"  # pid of a launcher on the same host: its processes end when it ends
 JOIN_SECONDS, SILENCE_SECONDS = "HEADRACE_JOIN_SECONDS", "HEADRACE_SILENCE_SECONDS"
 SECRET = "HEADRACE_SECRET"  # random text that only the processes of the job know
+RESTART = "HEADRACE_RESTART"  # NUMBER/MOST:REASON, under a launcher that starts a job again after a loss
+BATCH_REPLICAS = "HEADRACE_BATCH_REPLICAS"  # replicas for which the batch was chosen, if there are fewer now
 AUTO = "auto"  # a value of HEADRACE_NUM_PROCESSES: let JAX detect the process
 
 
@@ -49,6 +51,34 @@ class ProcessInfo:
     def is_alone(self) -> bool:
         """Whether the job has no other process."""
         return self.num_processes == 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restart:
+    """Which attempt of a launcher this is: `number` 0 is the first; what ended the one before, and its replicas."""
+
+    number: int
+    most: int
+    reason: str
+    batch_replicas: int | None
+
+    @property
+    def note(self) -> str:
+        """Return a line for the records."""
+        return f"restart {self.number} of {self.most} by the launcher: {self.reason}"
+
+    def whole_environ(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment as it would be if no process had been given up."""
+        return {**environ, NUM_REPLICAS: str(self.batch_replicas)} if self.batch_replicas else dict(environ)
+
+
+def detect_restart(environ: Mapping[str, str]) -> Restart | None:
+    """Return which attempt this is, None where nothing would start the job again."""
+    found = re.fullmatch(r"(\d+)/(\d+):(.*)", environ.get(RESTART, ""), re.DOTALL)
+    if found is None:
+        return None
+    replicas = _optional(environ, BATCH_REPLICAS)
+    return Restart(number=int(found[1]), most=int(found[2]), reason=found[3], batch_replicas=replicas)
 
 
 FIRST_PORT, NUM_PORTS = 61440, 4096  # above the ephemeral ports of Linux (32768 to 60999)

@@ -31,6 +31,8 @@ class LaunchRequest:
     mpi_global_args: tuple[str, ...] = ()
     mpi_local_args: tuple[str, ...] = ()
     cache_dir: str | None = None
+    max_restarts: int = 0
+    min_processes: int | None = None  # with which a job may go on when hosts are gone; None: all
     dry_run: bool = False
     verbose: bool = False
     notes: tuple[str, ...] = field(
@@ -59,6 +61,12 @@ class LaunchOption:
 def _count(name: str, text: str) -> int:
     if not text.isdecimal() or not int(text):
         raise ConfigError(f"{name} is {text!r}.", rule="It is a whole number of at least 1.")
+    return int(text)
+
+
+def _number(name: str, text: str) -> int:
+    if not text.isdecimal():
+        raise ConfigError(f"{name} is {text!r}.", rule="It is a whole number of at least 0.")
     return int(text)
 
 
@@ -131,6 +139,20 @@ LAUNCH_OPTIONS = (
         sets="silence_seconds",
         read=read_seconds,
         help="a process that does not respond for this long counts as hung [10]",
+    ),
+    LaunchOption(
+        name="--max-restarts",
+        metavar="N",
+        sets="max_restarts",
+        read=_number,
+        help="start again from the last checkpoint when a process dies or hangs, up to N times [0]",
+    ),
+    LaunchOption(
+        name="--min-instances",
+        metavar="M",
+        sets="min_processes",
+        read=_count,
+        help="restart with as few as M processes when hosts do not answer; the batch stays [I]",
     ),
     LaunchOption(
         name="--numa-aware",
@@ -264,6 +286,22 @@ def script_and_arguments(program: Sequence[str]) -> tuple[str, list[str]]:
     return program[0], list(program[1:])
 
 
+def _check_restarts(values: dict[str, Any], processes: int) -> None:
+    fewest, hosts = values.get("min_processes"), values.get("hosts", ())
+    if fewest is None:
+        return
+    if fewest > processes:
+        raise ConfigError(f"--min-instances {fewest} is more than the {processes} instances of the job.")
+    if not values.get("max_restarts"):
+        raise ConfigError("--min-instances is given without --max-restarts.", remedy="Give --max-restarts 3, say.")
+    if len(hosts) < 2 or processes % len(hosts):
+        raise ConfigError(
+            f"--min-instances is given for {processes} instances on {len(hosts) or 1} hosts.",
+            rule="Instances are given up with their host; each host has the same number of them.",
+            remedy="Name several hosts with --host, and a multiple of their number with --num-instances.",
+        )
+
+
 def _checked(values: dict[str, Any], program: tuple[str, ...], notes: tuple[str, ...]) -> LaunchRequest:
     processes = values.get("num_processes") or max(1, len(values.get("hosts", ())))
     replicas = values.get("num_replicas") or processes
@@ -280,6 +318,7 @@ def _checked(values: dict[str, Any], program: tuple[str, ...], notes: tuple[str,
             f"There are {len(values['hosts'])} hosts for {processes} processes.",
             remedy="Increase --num-instances, or name fewer hosts.",
         )
+    _check_restarts(values, processes)
     only = values.get("only_output_from")
     if only is not None and only >= processes:
         raise ConfigError(f"There is no process {only} of {processes}.", rule="Processes are numbered from 0.")

@@ -16,12 +16,14 @@ from headrace.core.errors import ConfigError
 from headrace.core.signals import STOP_SIGNALS, catch_signals, leave_closed_terminal
 from headrace.job.detect_launcher import SECRET
 from headrace.job.launch_request import LaunchRequest, is_python, script_and_arguments
-from headrace.job.local_processes import process_variables, run_local, visible_gpus
+from headrace.job.local_processes import describe_exit, process_variables, run_local, visible_gpus
 from headrace.job.remote_processes import mpirun_command, srun_command
+from headrace.job.restarts import JobEnd, answers_ssh, run_with_restarts
 
 DISTRIBUTED_COMMANDS = ("train", "resume", "validate", "bench")  # those that can run in several processes
 # The reference's scripts, which also start if there is no file of that name.
 SCRIPTS = ("train", "validation", "restore", "weight_avg", "dataset_benchmark", "verify_dataset")
+GRACE_SECONDS = 5.0
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
@@ -31,17 +33,31 @@ def launch(request: LaunchRequest) -> int:
     driver = choose_driver(request, environ)
     for note in request.notes + (_unused(request) if driver == "local" else ()):
         print(f"note: {note}", file=sys.stderr)
-    if driver == "local":
-        if request.dry_run or request.verbose:
-            _show_local(request, command)
-        return 0 if request.dry_run else run_local(request, command, environ)
+    if driver == "local" and (request.dry_run or request.verbose):
+        _show_local(request, command)
+    if driver == "srun" and request.min_processes is not None:
+        raise ConfigError("--min-instances cannot be used with srun.", rule="Slurm itself replaces lost nodes.")
+
+    def attempt(now: LaunchRequest, variables: Mapping[str, str]) -> JobEnd:
+        if driver == "local":
+            return JobEnd(code=0) if now.dry_run else run_local(now, command, {**environ, **variables})
+        return _run_driver(driver, now, command, {**environ, **variables})
+
+    # On other hosts processes of the lost job may live on until they notice.
+    patience = 1.0 if driver == "local" else (request.silence_seconds or 10.0) + GRACE_SECONDS
+    return run_with_restarts(
+        request, attempt, answers=lambda host: is_this_host(host) or answers_ssh(host), first_seconds=patience
+    )
+
+
+def _run_driver(driver: str, request: LaunchRequest, command: Sequence[str], environ: Mapping[str, str]) -> JobEnd:
     if driver == "srun":
         line = srun_command(request, command, os.getpid())
     else:
         line = mpirun_command(request, command, environ, os.getpid())
     if request.dry_run or request.verbose:
         print(shlex.join(line), flush=True)
-    return 0 if request.dry_run else _drive(line, environ)
+    return JobEnd(code=0) if request.dry_run else _drive(line, environ)
 
 
 def with_secret(environ: Mapping[str, str]) -> dict[str, str]:
@@ -116,7 +132,7 @@ def _show_local(request: LaunchRequest, command: Sequence[str]) -> None:
         )
 
 
-def _drive(line: Sequence[str], environ: Mapping[str, str]) -> int:
+def _drive(line: Sequence[str], environ: Mapping[str, str]) -> JobEnd:
     """Run mpirun or srun; the first stop signal is passed on as SIGUSR1, which they forward: the processes save."""
     process = subprocess.Popen(line, env=environ, stdin=subprocess.DEVNULL, start_new_session=True)
     num_signals = 0
@@ -135,4 +151,7 @@ def _drive(line: Sequence[str], environ: Mapping[str, str]) -> int:
         process.kill()
         for number, handler in before.items():
             signal.signal(number, handler)
-    return code if code >= 0 else 128 - code
+    name = Path(line[0]).name
+    return JobEnd(
+        code=code if code >= 0 else 128 - code, reason=f"{name} {describe_exit(code)}", asked_to_stop=num_signals > 0
+    )

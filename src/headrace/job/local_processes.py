@@ -32,6 +32,7 @@ from headrace.job.detect_launcher import (
 )
 from headrace.job.launch_request import LaunchRequest
 from headrace.job.remote_processes import job_variables, user_variables
+from headrace.job.restarts import JobEnd
 
 EXIT_SECONDS = 6.0  # for the other processes to exit by themselves after one has failed
 HUNG_SECONDS = 2.0  # the same after one was lost: the others have waited for it already
@@ -153,8 +154,8 @@ def process_variables(request: LaunchRequest, number: int, coordinator: str, gpu
     return variables
 
 
-def run_local(request: LaunchRequest, command: Sequence[str], base: Mapping[str, str]) -> int:
-    """Start the processes in an environment, forward signals and wait; if one fails, end all. Return the exit code."""
+def run_local(request: LaunchRequest, command: Sequence[str], base: Mapping[str, str]) -> JobEnd:
+    """Start the processes in an environment, forward signals and wait; if one fails, end all."""
     coordinator = request.coordinator or format_address(LOOPBACK, free_port(LOOPBACK))
     gpus, cores = visible_gpus(base), cores_per_process(request.num_processes) if request.numa_aware else []
     with Output(request.only_output_from) as output:
@@ -224,8 +225,8 @@ class _JobEnd:
         self._cause: tuple[LaunchedProcess, int] | None = None
         self._hung: list[LaunchedProcess] = []
 
-    def wait(self) -> int:
-        """Return the exit code of the job: that of the process that failed first, or 0."""
+    def wait(self) -> JobEnd:
+        """Return how the job ended; its exit code is that of the process that failed first, or 0."""
         failed_at = 0.0
         while self._running:
             self._collect()
@@ -235,11 +236,14 @@ class _JobEnd:
                     self._kill()
             time.sleep(0.05)
         if self._cause is None:
-            return INTERRUPTED_EXIT_CODE if any(code == INTERRUPTED_EXIT_CODE for _, code in self._ended) else 0
+            stopped = any(code == INTERRUPTED_EXIT_CODE for _, code in self._ended)
+            return JobEnd(code=INTERRUPTED_EXIT_CODE if stopped else 0)
         started, code = self._cause
         how = "hung and was killed" if started in self._hung else describe_exit(code)
         print(f"headrace launch: {started} {how}", file=sys.stderr, flush=True)
-        return code if code > 0 else 128 - code
+        return JobEnd(
+            code=code if code > 0 else 128 - code, reason=f"{started} {how}", asked_to_stop=self._signals.received
+        )
 
     def _collect(self) -> None:
         """Note the processes that have ended. One that only followed another (ProcessLost) is not the cause."""

@@ -4,10 +4,12 @@ from collections.abc import Mapping, Sequence
 
 from headrace.core.errors import ConfigError
 from headrace.job.detect_launcher import (
+    BATCH_REPLICAS,
     COORDINATOR,
     DEVICES_PER_REPLICA,
     JOIN_SECONDS,
     NUM_REPLICAS,
+    RESTART,
     SECRET,
     SILENCE_SECONDS,
     format_address,
@@ -15,7 +17,8 @@ from headrace.job.detect_launcher import (
 )
 from headrace.job.launch_request import LaunchRequest
 
-FORWARDED_VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "DATASETS_DIR", "DATA_DIR", "XLA_FLAGS", SECRET)
+FORWARDED_VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "DATASETS_DIR", "DATA_DIR", "XLA_FLAGS")
+JOB_VARIABLES = (SECRET, RESTART, BATCH_REPLICAS)  # set by the launcher in the environment of mpirun
 
 
 def job_variables(request: LaunchRequest) -> dict[str, str]:
@@ -52,7 +55,7 @@ def mpirun_command(request: LaunchRequest, command: Sequence[str], environ: Mapp
     words += [] if bound else ["--bind-to", "numa" if request.numa_aware else "none"]
     words += request.mpi_local_args
     named = {word.split("=")[0] for word in _passed(request)}
-    for name in FORWARDED_VARIABLES:
+    for name in (*FORWARDED_VARIABLES, *JOB_VARIABLES):
         words += ["-x", name] if environ.get(name) and name not in named else []
     for name, value in (job_variables(request) | _coordinator(request, job)).items():
         words += ["-x", f"{name}={value}"]

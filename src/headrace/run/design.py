@@ -235,6 +235,24 @@ def with_replicas(resolved: Resolved, custom: CustomParts = NOTHING) -> Resolved
     )
 
 
+BATCH_OPTIONS = ("batch_size", "micro_batch_size", "gradient_accumulation_count", "global_batch_size")
+
+
+def with_batch_of(before: Resolved, now: Resolved, custom: CustomParts = NOTHING) -> Resolved:
+    """Return the configuration `now` with as many images per weight update as `before`, if it only has other replicas.
+
+    Options that ask for another batch are left as they are.
+    """
+    old, new = to_flat(before.config), to_flat(now.config)
+    if old["num_replicas"] == new["num_replicas"] or any(old[name] != new[name] for name in BATCH_OPTIONS):
+        return now
+    plan, changed = (design_run(each.config, custom, absent_ok=True).plan for each in (before, now))
+    if plan.batch.global_batch_size == changed.batch.global_batch_size:
+        return now
+    kept = override(now, {"global_batch_size": plan.batch.global_batch_size})
+    return replace(kept, warnings=now.warnings, notes=now.notes)
+
+
 def scale_to_devices(resolved: Resolved, num_devices: int) -> tuple[Resolved, tuple[ScaleRow, ...]]:
     """Return the configuration with the same global batch on that many devices, and a row for each size on the way."""
     plan = design_run(resolved.config, absent_ok=True).plan

@@ -28,7 +28,7 @@ from headrace.engine.devices import show_devices, start_devices, use_compilation
 from headrace.engine.pipeline.dispatch import Dispatcher
 from headrace.engine.pipeline.state_placement import host_memory_of
 from headrace.engine.state import evaluated_weights
-from headrace.job import check_consistency, current_group, report_lost_process
+from headrace.job import Restart, check_consistency, current_group, report_lost_process
 from headrace.reference.entrance import override
 from headrace.run.callbacks import CALLBACK
 from headrace.run.design import (
@@ -40,6 +40,7 @@ from headrace.run.design import (
     design_run,
     given_facts,
     starting_state,
+    with_batch_of,
     with_chosen_decoding,
     with_replicas,
 )
@@ -62,10 +63,12 @@ from headrace.run.restore import (
     Restored,
     broadcast_restored,
     find_restored,
+    free_options,
     has_finished,
     read_run_together,
     refuse_changed_dataset,
     refuse_fewer_steps,
+    refuse_other_command,
     refuse_other_run,
     rewind_run,
 )
@@ -93,15 +96,42 @@ def train(resolved: Resolved, custom: CustomParts = NOTHING) -> RunResult:
     return fit(with_absolute_paths(settled), None, custom)
 
 
-def resume(path: Path, overrides: Mapping[str, Any] | None = None, custom: CustomParts = NOTHING) -> RunResult:
-    """Resume a run from its newest good checkpoint (from its beginning when it has not saved one yet)."""
+def train_or_resume(resolved: Resolved, options: Mapping[str, Any], restart: Restart | None = None) -> RunResult:
+    """Start the run that the configuration names, or resume it where it was started before, with `options` as typed."""
+    group, logging = current_group(), resolved.config.logging
+    if logging.run_name is None:
+        raise ConfigError(
+            f"{'--max-restarts' if restart else '--resume auto'} is given, but the run has no name.",
+            rule="The next attempt has to find the run that this one starts.",
+            remedy="Give --output DIR, or --run-name NAME.",
+        )
+    path = Path(logging.log_dir) / logging.run_name
+    notes = (restart.note,) if restart and restart.number else ()
+    may_resume = logging.resume == "auto" or bool(notes)
+    if not may_resume or not group.broadcast(group.on_first_process((path / "config.json").is_file)):
+        return train(replace(resolved, warnings=(*notes, *resolved.warnings)))
+    _, saved = read_run_together(group, path)
+    refuse_other_command(path, saved, with_absolute_paths(resolved))
+    return resume(path, free_options(options), notes=notes)
+
+
+def resume(
+    path: Path,
+    overrides: Mapping[str, Any] | None = None,
+    custom: CustomParts = NOTHING,
+    notes: tuple[str, ...] = (),
+) -> RunResult:
+    """Resume a run from its newest good checkpoint (from its beginning when it has not saved one yet).
+
+    Its records get the notes, as warnings.
+    """
     group = current_group()
     with ExitStack() as stack:
         before, saved = read_run_together(group, Path(path), given=custom.parts)
         resolved = override(saved, overrides or {})
         if resolved.origins["num_replicas"].is_given:  # unless asked, a run goes on with one, whatever the machine has
             resolved = with_replicas(resolved, custom)
-        resolved = with_absolute_paths(resolved)
+        resolved = with_absolute_paths(with_batch_of(saved, resolved, custom))
         steps = refuse_other_run(saved, resolved, custom)
         directory = layout(before.path, resolved.config)
 
@@ -109,7 +139,7 @@ def resume(path: Path, overrides: Mapping[str, Any] | None = None, custom: Custo
             stack.enter_context(directory.held())  # nobody adds or deletes a checkpoint from here on
             found = find_restored(directory, before.checkpoints)
             refuse_fewer_steps(found, steps)
-            return found
+            return replace(found, notes=(*notes, *found.notes))
 
         restored = broadcast_restored(group, group.on_first_process(find), directory)
         # Code that gives parts wants the trained state; a command has nothing to do, and leaves all files as they are.

@@ -8,12 +8,15 @@ from typing import Any
 
 from headrace.checkpoint.saver import BestCheckpoints, ScoredCheckpoint
 from headrace.checkpoint.store import checkpoint_name, load, newest_good
+from headrace.config.field import CHOSEN, plain, spellings
 from headrace.config.load import Resolved, to_flat
 from headrace.config.model_table import NORM_OPTIONS, OPTION_FAMILIES
-from headrace.core.errors import CheckpointError
+from headrace.config.schema import all_options
+from headrace.core.errors import CheckpointError, ConfigError
 from headrace.job import ProcessGroup
 from headrace.plan.steps import StepPlan
-from headrace.run.design import NOTHING, CustomParts, design_run
+from headrace.reference.entrance import known_options
+from headrace.run.design import BATCH_OPTIONS, NOTHING, CustomParts, design_run
 from headrace.run.directory import PARTS, RunDirectory, parse_run, read_saved, sweep
 from headrace.run.metric_totals import NOTHING_UNLOGGED, Unlogged
 from headrace.telemetry.records import (
@@ -152,6 +155,45 @@ _FIXED = (
     "ema_decay",
     "init_from",
 )
+
+
+# What the same command may have different where it is typed again: the devices, where files are, what is printed.
+_FREE_SECTIONS = ("logging", "checkpoint", "compiler")
+_FREE = (
+    *("platform", "first_device", "profile", "distributed", "compilation_cache_dir", "compile_only"),
+    *("dataset_path", "num_replicas"),
+)
+
+
+def _is_free(name: str) -> bool:
+    return name in _FREE or all_options()[name].section in _FREE_SECTIONS
+
+
+def free_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a command line that may differ from those of the run that it resumes."""
+    known = spellings(known_options())
+    named = {written: known[plain(written)].name for written in options}
+    ours = all_options()
+    return {written: value for written, value in options.items() if named[written] in ours and _is_free(named[written])}
+
+
+def refuse_other_command(path: Path, saved: Resolved, resolved: Resolved) -> None:
+    """Refuse to go on with a run that was started with another configuration; devices and places may differ."""
+    old, new = to_flat(saved.config), to_flat(resolved.config)
+    chosen = {name for name, origin in saved.origins.items() if origin.kind in (CHOSEN, "measured")}
+    changed = [name for name in old if old[name] != new[name] and not _is_free(name) and name not in chosen]
+    # The same batch can be divided in many ways.
+    if batch := [name for name in changed if name in BATCH_OPTIONS]:
+        plans = [design_run(each.config, absent_ok=True).plan.batch for each in (saved, resolved)]
+        if plans[0].global_batch_size == plans[1].global_batch_size:
+            changed = [name for name in changed if name not in batch]
+    if changed:
+        listed = ", ".join(f"{name} ({old[name]} there, {new[name]} here)" for name in changed[:6])
+        raise ConfigError(
+            f"The run in {path} was started with another {listed}{', ...' if len(changed) > 6 else ''}.",
+            rule="--resume auto continues a run of the same configuration.",
+            remedy=f"Choose another --run-name; or change the run on purpose: headrace resume {path} OPTIONS.",
+        )
 
 
 def refuse_fewer_steps(restored: Restored, steps: StepPlan) -> None:
