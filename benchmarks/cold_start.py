@@ -40,7 +40,7 @@ def measure(options: list[str], cache: Path, log_dir: Path) -> dict[str, float]:
     """Return the seconds at which each part of one run ended; the run is stopped after its first step."""
     words = [sys.executable, "-c", CHILD, "train", *options, "--progress", "plain", "--log-dir", str(log_dir)]
     words += ["--compilation-cache-dir", str(cache)]
-    begin, ended, lines = time.perf_counter(), {}, []
+    begin, ended, lines, stopping = time.perf_counter(), {}, [], False
     with subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=dict(os.environ, PYTHONUNBUFFERED="1")
     ) as process:
@@ -49,7 +49,8 @@ def measure(options: list[str], cache: Path, log_dir: Path) -> dict[str, float]:
             lines.append(line)
             now = time.perf_counter() - begin
             ended |= {part: now for part, mark in MARKS.items() if part not in ended and mark.search(line)}
-            if "first step" in ended:
+            if "first step" in ended and not stopping:  # a second signal would leave without the last record
+                stopping = True
                 process.terminate()
     if "first step" not in ended:
         sys.exit("".join(lines) + "\nThe run wrote no line of a step: give --logs-per-epoch many, and train.")
