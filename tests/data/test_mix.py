@@ -24,6 +24,7 @@ from headrace.data.augmentation.mix import (
     mixup_weights,
 )
 from headrace.reference.entrance import config_from, resolve
+from headrace.run.design import design_run
 
 HW = (12, 20)
 
@@ -240,9 +241,14 @@ def test_what_has_no_effect_is_said(options: dict[str, Any]) -> None:
         {"cutmix_alpha": -1},
         {"cutmix_alpha": 1, "cutmix_lambda": 0.5, "micro_batch_size": 4},
         {"mixup_alpha": 0.2, "micro_batch_size": 1},
-        {"cutmix_lambda": 0.5},
     ],
 )
 def test_what_cannot_work_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         config_from(options)
+
+
+def test_a_batch_that_leaves_one_image_to_mix_is_refused() -> None:
+    options = {"dataset": "digits", "batch_size": 2, "num_replicas": 2, "cutmix_lambda": 0.5}
+    with pytest.raises(ConfigError, match="micro batch of one image"):
+        design_run(config_from(options))
