@@ -1,16 +1,21 @@
 """Predictions of every validation image for a report: the same accuracy as validation, images, and hostile names."""
 
 import json
+from pathlib import Path
 
 import numpy as np
+import pytest
+from PIL import Image
 
+from headrace.cli.explain import main as explain
+from headrace.core.errors import ConfigError, DataError
 from headrace.data.sets.source import ArraySource
 from headrace.report.run_report import write_run_report
 from headrace.run.fit import train
 from headrace.run.image_results import image_results, write_image_results
 
 
-def test_the_images_of_a_run_have_the_accuracy_of_its_best_validation(quick):
+def test_the_images_of_a_run_have_the_accuracy_of_its_best_validation(quick, tmp_path, capsys):
     result = train(quick(num_epochs=1, weight_updates_per_epoch=4, validations_per_epoch=1))
     found = json.loads(write_image_results(result.directory).read_text())
     best = max(record.top1 for record in result.validation.values())
@@ -22,6 +27,20 @@ def test_the_images_of_a_run_have_the_accuracy_of_its_best_validation(quick):
     text = write_run_report(result.directory).read_text()
     assert text.count("<figure>") == len(found["mistakes"]) + len(found["hardest"]) <= 48
     assert found["mosaic"] in text
+    _explain_a_file(str(result.directory), tmp_path)
+    assert "explained: 7" in capsys.readouterr().out
+
+
+def _explain_a_file(run: str, place: Path) -> None:
+    image, file = place / "seven.png", place / "out.png"
+    Image.fromarray(np.arange(1024, dtype=np.uint8).reshape(32, 32)).save(image)
+    assert explain([run, str(image), "-o", str(file), "--class", "7"]) == 0
+    with Image.open(file) as drawn:
+        assert drawn.height == 320
+    with pytest.raises(ConfigError, match="no class"):
+        explain([run, str(image), "--class", "seven"])
+    with pytest.raises(DataError, match="Cannot read"):
+        explain([run, str(place / "none.png")])
 
 
 def test_two_classes_have_thresholds_and_no_address_but_of_an_image_is_used(tmp_path):

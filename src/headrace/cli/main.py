@@ -31,6 +31,7 @@ COMMANDS = (
     ),
     Command(name="validate", module="headrace.cli.validate", help="measure the accuracy of a run's checkpoints"),
     Command(name="predict", module="headrace.cli.predict", help="predict the classes of images"),
+    Command(name="explain", module="headrace.cli.explain", help="show where in an image a network found its class"),
     Command(name="export", module="headrace.cli.export", help="export weights or a network (ONNX, safetensors, .pth)"),
     Command(
         name="average", module="headrace.cli.average", help="average checkpoints of a run, and validate the result"
@@ -51,7 +52,7 @@ COMMANDS = (
 )
 _TOPICS = {
     "train": ("train", "resume", "lr-find"),
-    "use": ("validate", "predict", "export", "average"),
+    "use": ("validate", "predict", "explain", "export", "average"),
     "results": ("runs", "compare", "report", "board"),
     "look up": ("models", "configs", "devices", "data", "completion"),
     "plan and measure": ("plan", "bench", "launch"),

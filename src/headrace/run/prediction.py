@@ -50,8 +50,6 @@ def find_images(paths: Sequence[Path]) -> list[Path]:
 
 def predict(model: TrainedModel, files: Sequence[Path], top_k: int = 5, batch_size: int = 32) -> Iterator[Prediction]:
     """Yield a prediction for every file, in order; batches all have one size, so one program is compiled."""
-    height, _, channels = model.network.input_hwc
-    view = ViewSpec(size=height, channels=channels, shorter_side=model.shorter_side, antialias=model.antialias)
     size = min(batch_size, len(files))
     forward = WholeForward(replica_mesh(jax.local_devices()[:1]), _forward_spec(model))
     weights, program = forward.place((model.params, model.stats)), None
@@ -59,7 +57,7 @@ def predict(model: TrainedModel, files: Sequence[Path], top_k: int = 5, batch_si
         for first in range(0, len(files), size):
             chosen = files[first : first + size]
             images = np.zeros((size, *model.network.input_hwc), np.uint8)
-            problems = list(pool.map(lambda pair: _read(pair[0], view, pair[1]), zip(chosen, images, strict=False)))
+            problems = list(pool.map(lambda pair: read_image(model, *pair), zip(chosen, images, strict=False)))
             block = forward.put({"images": images[None]}, "batches")
             program = program or forward.compile(weights, None, block)
             shares = np.asarray(program(weights, None, block))[0]
@@ -78,10 +76,12 @@ def _forward_spec(model: TrainedModel) -> EvalSpec:
     )
 
 
-def _read(path: Path, spec: ViewSpec, out: np.ndarray) -> str:
-    """Decode an image into `out`; return what is wrong with it, or nothing."""
+def read_image(model: TrainedModel, path: Path, out: np.ndarray) -> str:
+    """Decode an image into `out` as the model's validation does; return what is wrong with it, or nothing."""
+    height, _, channels = model.network.input_hwc
+    view = ViewSpec(size=height, channels=channels, shorter_side=model.shorter_side, antialias=model.antialias)
     try:
-        decode_into(FileSamples(path.parent, [path.name], np.zeros(1, np.int32)), 0, 0, spec, out, None)
+        decode_into(FileSamples(path.parent, [path.name], np.zeros(1, np.int32)), 0, 0, view, out, None)
     except BadImage as error:
         return str(error)
     except OSError as error:
