@@ -1,19 +1,63 @@
-"""docs/python.md: its programs run as they stand, and print what it says."""
+"""docs/python.md and examples/first_model.ipynb: their programs run as they stand, and print what they say."""
 
+import json
 import re
 from pathlib import Path
+
+import numpy as np
+from PIL import Image
 
 import headrace
 
 from .test_docs_custom_models import run
 
-PAGE = (Path(__file__).parents[2] / "docs" / "python.md").read_text()
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "python.md").read_text()
 FILES = dict(re.findall(r"`(\w+\.py)`:\n\n```python\n(.*?)```", PAGE, re.DOTALL))
+FIRST_LINES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[0]
+# A network that a test can afford, and weights for it.
+SMALLER = {"resnet50": "toy_model_bn", '"weights.pth"': '"small.safetensors", image_size=32, log_dir="runs"'}
+MAKE_WEIGHTS = """
+import headrace as hr
+small = hr.Model("toy_model_bn", num_classes=2, image_size=32, log_dir="runs")
+small.fit("photos/", epochs=1)
+small.export("small.safetensors")
+"""
 
 
-def test_the_programs_run(tmp_path):
+def notebook() -> dict[str, str]:
+    """Return the code of the notebook's cells, and all that they have printed."""
+    cells = json.loads((ROOT / "examples" / "first_model.ipynb").read_text())["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    printed = json.dumps([cell["outputs"] for cell in code])
+    return {"code": "\n".join("".join(cell["source"]) for cell in code), "printed": printed}
+
+
+def make_photos(place: Path) -> None:
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 20), ("val", 4)):
+        for label in ("cat", "dog"):
+            (place / split / label).mkdir(parents=True)
+            for number in range(count):
+                pixels = rng.integers(0, 255, (40, 40, 3)).astype(np.uint8)
+                Image.fromarray(pixels).save(place / split / label / f"{number}.jpg")
+
+
+def test_the_programs_and_the_notebook_run(tmp_path):
     assert list(FILES) == ["train.py", "arrays.py", "callbacks.py", "focal.py"]
-    printed = run("\n".join(FILES.values()), tmp_path)  # one process: they share the time to start
+    make_photos(tmp_path / "photos")
+    (tmp_path / "cat.jpg").write_bytes((tmp_path / "photos" / "val" / "cat" / "0.jpg").read_bytes())
+    first = FIRST_LINES
+    for before, after in SMALLER.items():
+        assert before in first
+        first = first.replace(before, after)
+    cells = notebook()["code"]
+    assert "epochs=6" in cells
+    cells = cells.replace("epochs=6", "epochs=1, steps_per_epoch=10")
+    # one process: they share the time to start, and programs
+    printed = run("\n".join([MAKE_WEIGHTS, first, *FILES.values(), cells]), tmp_path)
+    assert (tmp_path / "model.onnx").stat().st_size > 500
+    assert (tmp_path / "digits.onnx").stat().st_size > 500
     assert re.search(r"RunResult\(finished at step 20, top-1 .* %, runs/cifar_resnet8-digits-", printed)
     assert re.search(r"Report\(num_samples=360, loss=\d", printed)
     assert "\n360\n" in printed
@@ -22,6 +66,15 @@ def test_the_programs_run(tmp_path):
     assert "epoch 1: loss 2." in printed
     assert "\nstopped the loss is low enough\n" in printed
     assert re.search(r"^\{'confidence': 0\.\d+\}$", printed, re.M)
+    assert "(1437, 32, 32, 1) uint8 (360, 32, 32, 1)" in printed
+
+
+def test_the_notebook_was_executed_and_shows_one_progress_line():
+    printed = notebook()["printed"]
+    assert printed.count("run 0:00 left") == 1
+    assert "<svg" in printed
+    assert "error" not in printed
+    assert not re.search(r"/(home|root|tmp|work)/", printed)
 
 
 def test_the_first_lines_name_what_there_is():

@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import termios
+import types
 
 import pytest
 
@@ -231,3 +232,34 @@ def test_durations_read_as_clocks() -> None:
     assert [duration(s) for s in (0, 0.4, 42, 59.6, 725, 3723, 90000)] == [
         "0:00", "0:00", "0:42", "1:00", "12:05", "1:02:03", "25:00:00"
     ]  # fmt: skip
+
+
+def test_a_notebook_replaces_one_line_in_place_and_prints_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+
+    class Handle:
+        def update(self, data: dict[str, str], *, raw: bool) -> None:
+            shown.append(data["text/plain"])
+
+    def display(data: dict[str, str], *, raw: bool, display_id: bool) -> Handle:
+        shown.append(data["text/plain"])
+        return Handle()
+
+    shell = types.SimpleNamespace(kernel="a kernel")
+    ipython = types.SimpleNamespace(get_ipython=lambda: shell, display=types.SimpleNamespace(display=display))
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    out = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", out)
+    console = make_console("auto")
+    assert type(make_console("plain")) is PlainConsole
+    console.write(START)
+    for step in (10, 20):
+        console.advance(step, 0.5, 100.0)
+    console.write(Note(text="a remark"))
+    console.close()
+    console.advance(30, 0.5, 100.0)
+    assert shown[0] == "compiling ..."
+    assert [line.split("  ")[1].partition("/")[0] for line in shown[1:]] == ["step 10", "step 20"]
+    assert out.getvalue().splitlines()[1:] == ["a remark"]
+    shell = types.SimpleNamespace()  # IPython in a terminal
+    assert type(make_console("auto")) is PlainConsole

@@ -161,7 +161,8 @@ class Model:
     def __repr__(self) -> str:
         name = self._network.name if self._network else self.config.model.model_name
         spec = self._spec
-        what = f"{'x'.join(map(str, spec.image_hwc))} images, " if spec.image_hwc[0] else ""
+        known = self._network is not None or self._fixed_shape  # else the data decides
+        what = f"{shape_text(spec.image_hwc)} images, " if known and spec.image_hwc[0] else ""
         what += f"{spec.num_classes} classes, " if spec.num_classes else ""
         state = f"step {self._trained.step} of {self._trained.origin}" if self._trained else "not trained"
         if not self._trained and self._weights_from:

@@ -1,4 +1,4 @@
-"""The console: a live progress line on a terminal, one plain line per record anywhere else."""
+"""The console: a live progress line on a terminal and in a notebook, one plain line per record anywhere else."""
 
 import os
 import sys
@@ -6,7 +6,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import Progress, TaskID, TextColumn
@@ -240,7 +240,7 @@ class BarConsole(ConsoleSink):
     """A live line at the bottom; start, validation results, notes and the end stay above it as permanent lines."""
 
     def __init__(self, stream: TextIO, past: Iterable[Record] = ()) -> None:
-        self._console = Console(file=stream, highlight=False, soft_wrap=True)
+        self._console = Console(file=stream, highlight=False, soft_wrap=True, force_jupyter=False)
         self._formatter = LineFormatter(past)
         self._progress: Progress | None = None
         self._task = TaskID(0)
@@ -271,7 +271,7 @@ class BarConsole(ConsoleSink):
     def advance(self, step: int, loss: float | None = None, images_per_second: float | None = None) -> None:
         """Move the live line. Before the first call this says that compiling is over."""
         run = self._formatter.run
-        if self._progress is None or run is None:
+        if run is None:
             return
         now = time.monotonic()
         self._pace_from = self._pace_from or (step, now)
@@ -281,7 +281,11 @@ class BarConsole(ConsoleSink):
             # This includes validation and saving on the way; the rate does not.
             left = (run.total_steps - step) * (now - since) / (step - first) if step > first else None
             line = live_line(run, step, (loss, images_per_second, left), self._console.width)
-        self._progress.update(self._task, line=line)
+        self._show(line)
+
+    def _show(self, line: str) -> None:
+        if self._progress is not None:
+            self._progress.update(self._task, line=line)
 
     def close(self) -> None:
         """Stop the live line."""
@@ -328,6 +332,43 @@ class BarConsole(ConsoleSink):
         self._console.print(Text(laid_out(line, record, self._console.width), style=style))
 
 
+class NotebookConsole(BarConsole):
+    """The same in a notebook, where the live line is an output that is replaced in place, also in the saved file."""
+
+    def __init__(self, stream: TextIO, past: Iterable[Record], display: Callable[..., Any]) -> None:
+        super().__init__(stream, past)
+        self._stream, self._display, self._handle = stream, display, None
+
+    def close(self) -> None:
+        """Leave the line as it is."""
+        self._handle = None
+
+    def _begin(self, run: RunStart) -> None:
+        self._pace_from = None
+        self._handle = self._display(_text(_COMPILING), raw=True, display_id=True)
+
+    def _show(self, line: str) -> None:
+        if self._handle is not None:
+            self._handle.update(_text(line), raw=True)
+
+    def _print(self, line: str, style: str, record: Record) -> None:
+        print(laid_out(line, record, _NOTEBOOK_WIDTH), file=self._stream, flush=True)
+
+
+_NOTEBOOK_WIDTH = 110  # characters of an output in Jupyter's default font and window
+
+
+def _text(line: str) -> dict[str, str]:
+    return {"text/plain": line}
+
+
+def _notebook_display() -> Callable[..., Any] | None:
+    """Return IPython's function for outputs if this process is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return ipython.display.display if ipython is not None and hasattr(shell, "kernel") else None
+
+
 _MODES: Mapping[str, Callable[[TextIO, Iterable[Record]], ConsoleSink]] = {
     "bar": BarConsole,
     "plain": PlainConsole,
@@ -336,8 +377,11 @@ _MODES: Mapping[str, Callable[[TextIO, Iterable[Record]], ConsoleSink]] = {
 
 
 def make_console(progress: str = "auto", past: Iterable[Record] = (), stream: TextIO | None = None) -> ConsoleSink:
-    """Return the console for `--progress auto|bar|plain|none`; auto: a bar on a terminal, else plain lines."""
+    """Return the console for `--progress auto|bar|plain|none`; auto: a bar where one can be shown, else lines."""
     out: TextIO = sys.stdout if stream is None else stream
+    display = _notebook_display() if stream is None and progress in ("auto", "bar") else None
+    if display is not None:
+        return NotebookConsole(out, past, display)
     if progress == "auto":
         progress = "bar" if out.isatty() and os.environ.get("TERM", "dumb") != "dumb" else "plain"
     if progress not in _MODES:
