@@ -1,10 +1,12 @@
 """The console: a live progress line on a terminal and in a notebook, one plain line per record anywhere else."""
 
+import errno
 import os
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TextIO
 
@@ -14,6 +16,7 @@ from rich.table import Column
 from rich.text import Text
 
 from headrace.core.errors import ConfigError, did_you_mean
+from headrace.core.signals import leave_closed_terminal
 from headrace.core.units import format_bytes, format_duration
 from headrace.telemetry.records import CheckpointRecord, Note, Record, RunEnd, RunStart, TrainRecord, ValidationRecord
 
@@ -218,6 +221,17 @@ class ConsoleSink:
         """Leave the terminal as it was."""
 
 
+@contextmanager
+def _outliving_the_terminal() -> Iterator[None]:
+    """Stop printing if the terminal was closed: its signal asks the run to save, and a failed print must not end it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        leave_closed_terminal()
+
+
 class PlainConsole(ConsoleSink):
     """One line per record, for log files and pipes; checkpoints get no line. On a terminal no line wraps."""
 
@@ -233,7 +247,8 @@ class PlainConsole(ConsoleSink):
         if self._terminal is not None:
             line = laid_out(line, record, self._terminal.width)
         if not isinstance(record, CheckpointRecord):
-            print(line, file=self._stream, flush=True)
+            with _outliving_the_terminal():
+                print(line, file=self._stream, flush=True)
 
 
 class BarConsole(ConsoleSink):
@@ -290,7 +305,8 @@ class BarConsole(ConsoleSink):
     def close(self) -> None:
         """Stop the live line."""
         if self._progress is not None:
-            self._progress.stop()
+            with _outliving_the_terminal():
+                self._progress.stop()
             self._progress = None
 
     def _begin(self, run: RunStart) -> None:
@@ -329,7 +345,8 @@ class BarConsole(ConsoleSink):
 
     def _print(self, line: str, style: str, record: Record) -> None:
         # a Text with its own style: a style given to print() would colour the live line as well
-        self._console.print(Text(laid_out(line, record, self._console.width), style=style))
+        with _outliving_the_terminal():
+            self._console.print(Text(laid_out(line, record, self._console.width), style=style))
 
 
 class NotebookConsole(BarConsole):
