@@ -39,41 +39,50 @@ class Collect(Callback):
         self.validations.append(event)
 
 
+# Few steps without accumulation; all runs of a kind share their compiled programs.
+FEW: dict[str, Any] = {"weight_updates_per_epoch": 4, "global_batch_size": 16, "max_steps_per_call": 3}
+
+
 def test_callbacks_see_calls_epochs_and_validations_and_stop_a_run_with_a_checkpoint(quick):
     seen = Collect(last_epoch=3)
-    # one log in two epochs: calls would be longer than an epoch if nobody waited for its end
-    result = train(quick(logs_per_epoch=0.5, max_steps_per_call=16), CustomParts(callbacks=(seen,)))
-    assert (result.outcome, result.reason, result.step, result.can_resume) == ("stopped", "enough", 60, True)
-    assert [event.step for event in seen.epochs] == [20, 40, 60]
-    assert sorted({20, 40, 60} & {event.step for event in seen.calls}) == [20, 40, 60]
-    assert [event.step for event in seen.validations] == [40]
+    # one log in two epochs: calls would not end with an epoch if nobody waited for its end
+    result = train(quick(logs_per_epoch=0.5, **FEW), CustomParts(callbacks=(seen,)))
+    assert (result.outcome, result.reason, result.step, result.can_resume) == ("stopped", "enough", 12, True)
+    assert [event.step for event in seen.epochs] == [4, 8, 12]
+    assert sorted({4, 8, 12} & {event.step for event in seen.calls}) == [4, 8, 12]
+    assert [event.step for event in seen.validations] == [8]
     assert seen.validations[0].results.keys() == {"raw", "ema"}
     # the records hold the same numbers: of two epochs together, and of the one that was cut off
     trained = records(result.directory, TrainRecord)
-    assert [record.step for record in trained] == [40, 60]
+    assert [record.step for record in trained] == [8, 12]
     np.testing.assert_allclose(np.mean([event.loss for event in seen.epochs[:2]]), trained[0].loss, rtol=1e-6)
     assert trained[1].loss == seen.epochs[2].loss
     (end,) = records(result.directory, RunEnd)
     assert (end.outcome, end.reason) == ("stopped", "enough")
-    assert "stopped at step 60: enough" in (result.directory / "log.txt").read_text()
+    assert "stopped at step 12: enough" in (result.directory / "log.txt").read_text()
     # it stopped where it says, with weights that a run left alone has there
-    whole = train(quick())
+    whole = train(quick(**FEW))
     again = resume(result.directory)
-    assert (again.outcome, again.step) == ("finished", 80)
+    assert (again.outcome, again.step) == ("finished", 16)
     assert_same_bits(final_state(again.directory), final_state(whole.directory))
 
 
 def test_early_stopping_and_target_accuracy_end_a_run(quick):
-    still = {"lr_schedule_params": {"initial_learning_rate": 0.0}, "ema_decay": 0, "bn_momentum": 1}
+    still = {**FEW, "lr_schedule_params": {"initial_learning_rate": 0.0}, "ema_decay": 0, "bn_momentum": 1}
     result = train(quick(early_stopping=2, **still))
-    assert (result.outcome, result.step) == ("stopped", 60), "the first validation stays the best"
+    assert (result.outcome, result.step) == ("stopped", 12), "the first validation stays the best"
     assert result.reason.startswith("early stopping: no better top-1 than ")
-    assert result.reason.endswith(" % (step 20) in 2 validations")
-    result = train(quick(target_accuracy=0.01))
-    assert (result.outcome, result.step) == ("stopped", 20)
+    assert result.reason.endswith(" % (step 4) in 2 validations")
+    result = train(quick(target_accuracy=0.01, **still))
+    assert (result.outcome, result.step) == ("stopped", 4)
     assert "reaches 1 %" in result.reason
-    (end,) = records(result.directory, RunEnd)
-    assert end.epoch_at_target == 1
+    # resumed, it stops at the next validation; the time to the target stays that of the first
+    again = resume(result.directory)
+    assert (again.outcome, again.step) == ("stopped", 8)
+    first, second = records(result.directory, RunEnd)
+    assert first.epoch_at_target == second.epoch_at_target == 1
+    assert first.time_to_target == second.time_to_target > 0
+    assert second.time_to_train > second.time_to_target
 
 
 @pytest.mark.parametrize(
@@ -107,4 +116,4 @@ def test_what_is_not_a_callback_is_refused(quick):
             return True
 
     with pytest.raises(ConfigError, match="A callback returned True"):
-        train(quick(), CustomParts(callbacks=(Wrong(),)))
+        train(quick(**FEW), CustomParts(callbacks=(Wrong(),)))
