@@ -161,7 +161,7 @@ def with_chosen_decoding(resolved: Resolved, info: DataInfo) -> Resolved:
 def _without_crops_on_cpu(resolved: Resolved) -> Resolved:
     """Return the configuration with `decode_once auto` for accelerators alone.
 
-    A CPU's crop is slower than decoding the image again; docs/images.md has the numbers.
+    A CPU's crop costs as much as decoding the image again, or more; docs/images.md has the numbers.
     """
     data = resolved.config.data
     automatic = data.decode_once == "auto" and data.dataset in IMAGE_DATASETS and not data.synthetic_on
