@@ -115,7 +115,7 @@ def test_damaged_and_foreign_directories(place, capsys):
     assert runs([str(place)]) == 0
     assert "cut: config.json: " in capsys.readouterr().out
     assert compare([str(place / "killed"), str(place / "just made")]) == 0
-    with pytest.raises(CheckpointError, match="cannot be compared"):
+    with pytest.raises(CheckpointError, match="cannot be read"):
         compare([str(place / "cut"), str(place / "good")])
 
 

@@ -268,7 +268,9 @@ def test_the_command_writes_a_report_or_a_comparison(tmp_path, capsys):
     assert re.search(r"learning_rate\s+0.1\s+0.2", page.text)
     with pytest.raises(CheckpointError, match="Cannot write"):
         report([str(first), "-o", str(tmp_path / "none" / "x.html")])
-    with pytest.raises(CheckpointError, match="cannot be compared"):
+    with pytest.raises(CheckpointError, match="cannot be read"):
         report([str(tmp_path / "nothing")])
     with pytest.raises(ConfigError):
         report([str(first)] * 27)
+    with pytest.raises(ConfigError, match="without --images"):
+        report([str(first), "--platform", "cpu"])

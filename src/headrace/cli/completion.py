@@ -65,7 +65,7 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
     "data": ("verify", "build", "pack", "bench"),
     "completion": ("bash", "zsh", "fish"),
 }
-_TAKE_RUNS = ("resume", "validate", "average", "predict", "export", "compare")
+_TAKE_RUNS = ("resume", "validate", "average", "predict", "export", "compare", "report", "explain")
 Candidates = Iterator[tuple[str, str]]
 
 

@@ -26,10 +26,12 @@ def main(argv: list[str]) -> int:
         help="predict the validation images with the best weights first: mistakes, calibration, thresholds",
     )
     platforms = ("auto", "cpu", "cuda", "rocm", "tpu")
-    parser.add_argument("--platform", choices=platforms, default="auto", help="kind of device for --images [auto]")
+    parser.add_argument("--platform", choices=platforms, help="kind of device for --images [the run's]")
     args = parser.parse_args(argv)
     if len(args.paths) > len(string.ascii_uppercase):
         raise ConfigError(f"The number of runs is {len(args.paths)}.", rule="At most twenty-six can be compared.")
+    if args.platform and not args.images:
+        raise ConfigError("--platform is given without --images.", rule="Only the prediction of images needs a device.")
     from headrace.report.comparison import read_compared
     from headrace.report.run_report import write_comparison, write_run_report
 
@@ -38,7 +40,8 @@ def main(argv: list[str]) -> int:
         from headrace.run.image_results import write_image_results
 
         for run in runs:
-            print(f"images: {shlex.quote(str(write_image_results(run.path, {'platform': args.platform})))}")
+            given = {"platform": args.platform} if args.platform else {}
+            print(f"images: {shlex.quote(str(write_image_results(run.path, given)))}")
     try:
         if len(runs) == 1:
             file = write_run_report(runs[0].path, args.output)

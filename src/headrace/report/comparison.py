@@ -17,7 +17,7 @@ def read_compared(paths: Sequence[Path]) -> list[RunSummary]:
     for run in runs:
         if run.state == UNREADABLE:
             raise CheckpointError(
-                f"{run.path} cannot be compared: {run.problem}.", remedy="`headrace runs` lists runs that can be read."
+                f"{run.path} cannot be read: {run.problem}.", remedy="`headrace runs` lists runs that can be read."
             )
     return runs
 
