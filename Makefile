@@ -2,12 +2,14 @@
 #   make demo    install into .venv and train the embedded default
 #   make test    install the test tools and run the tests          (make test ARGS='tests/plan -x')
 #   make native  compile the C code again, in place (the other targets do it too when a C source changed)
+#   make fuzz    damage files for FUZZ_SECONDS each: the readers, and the C code under AddressSanitizer and UBSan
 #   make lint    ruff (lint, format) and pyright
 #   make clean   remove .venv and the caches
 # Another interpreter: make demo PYTHON=/path/to/python3
 
 PYTHON ?= python3.13 python3.12 python3.11 python3
 ARGS ?=
+FUZZ_SECONDS ?= 60
 BIN := .venv/bin
 NATIVE := setup.py src/headrace/native/library.py $(wildcard src/headrace/native/*.[ch])
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
@@ -15,7 +17,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 # what the caller's shell sets for another Python must not reach into .venv
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-.PHONY: demo test native lint clean
+.PHONY: demo test native fuzz lint clean
 
 demo: .venv/.installed
 	$(BIN)/headrace train
@@ -25,6 +27,10 @@ test: .venv/.installed-test
 
 native: .venv/.installed-test
 	$(BIN)/python setup.py --quiet build_ext --inplace
+
+fuzz: .venv/.installed-test
+	$(BIN)/python -m tests.fuzz $(FUZZ_SECONDS)
+	$(BIN)/python -m tests.fuzz.native $(FUZZ_SECONDS)
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .

@@ -1,6 +1,8 @@
 """Chunks shown by one call in C: crops and views are those of Python, image by image, and damage is noticed."""
 
+import os
 import tarfile
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -204,3 +206,19 @@ def test_a_record_with_a_wrong_checksum_is_left_to_python(
     damaged = source(open_image_set(data, "tfrecord").train, CROP_RULES["reference"])
     damaged.read(np.arange(3), 0)
     assert [(row["sample"], row["problem"]) for row in damaged.bad.rows] == [(1, "the record's checksum is wrong")]
+
+
+def test_a_fifo_in_the_place_of_an_image_does_not_block(tmp_path: Path) -> None:
+    """Opening one waits for a writer; it is left to Python, which reports it."""
+    decoder = batch_decoder(CROP_RULES["torchvision"], 0, 8, 3)
+    if decoder is None:
+        pytest.skip("the compiled decoder is not there")
+    os.mkfifo(tmp_path / "x.jpg")
+    column, whole, zero = np.full(1, -1, np.int64), np.full(1, 100, np.int64), np.zeros(1, np.int64)
+    for lengths in (column, whole):
+        places = FileExtents([os.fsencode(tmp_path / "x.jpg")], zero, lengths, column, zero, column)
+        out = np.zeros((1, 8, 8, 3), np.uint8)
+        thread = threading.Thread(target=decoder.decode_into, args=(places, zero, zero, out), daemon=True)
+        thread.start()
+        thread.join(10)
+        assert not thread.is_alive(), "it waits for a writer"

@@ -238,7 +238,7 @@ def _row(table: Table, name: str | None, given: Mapping[str, Any]) -> Row:
             rule=f"{table.name_key} is one of {', '.join(table.rows)}.",
             remedy=f"Add {table.name_key}.",
         )
-    if name not in table.rows:
+    if not isinstance(name, str) or name not in table.rows:
         key = f" {table.name_key}" if table.name_key else ""
         raise ConfigError(
             f"{table.option}{key} is {name!r}.",

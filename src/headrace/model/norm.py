@@ -125,7 +125,7 @@ def make_norm_spec(
 ) -> NormSpec:
     """Read the `norm_layer` option, such as {"name": "group_norm", "num_groups": 8}."""
     name = norm_layer.get("name", "")
-    if name not in _NAMES:
+    if not isinstance(name, str) or name not in _NAMES:
         raise ConfigError(f"norm_layer has no norm named {name!r}.", remedy=did_you_mean(str(name), _NAMES))
     kind, suffix, allowed = _NAMES[name]
     for key in norm_layer:
