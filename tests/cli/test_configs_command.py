@@ -91,7 +91,7 @@ def test_words_are_options_over_a_saved_run():
 
 
 def test_remarks_go_to_stderr(capsys):
-    resolved, _ = parse(["--num-epochs", "1"], "headrace test")
+    resolved, _ = parse(["--num-epochs", "1", "--warmup-epochs", "2"], "headrace test")
     print_remarks(resolved)
     captured = capsys.readouterr()
     assert captured.out == ""

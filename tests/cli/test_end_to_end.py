@@ -145,7 +145,7 @@ def test_bench_measures(place: Path) -> None:
     done = hr(place, "bench", *words.split(), "--steps-per-call", "4", "--num-calls", "3")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    assert (told["num_calls"], told["steps_per_call"], told["global_batch_size"]) == (3, 4, 32)
+    assert (told["num_calls"], told["steps_per_call"], told["global_batch_size"]) == (3, 4, 16)
     assert 0 < told["lowest"] <= told["images_per_second"] <= told["highest"]
     assert told["images_per_second"] == pytest.approx(32e3 / told["step_milliseconds"], rel=1e-6)
     assert 0 < told["final_loss"] < 100

@@ -88,8 +88,9 @@ def test_float16_without_loss_scaling_is_warned_of():
 
 
 def test_a_warm_up_as_long_as_the_run_is_warned_of():
-    (warning,) = resolve({"num-epochs": 1}, "default", environ={}).warnings
+    (warning,) = resolve({"num-epochs": 1, "warmup-epochs": 1}, "default", environ={}).warnings
     assert "warm-up is not over" in warning
+    assert resolve({"warmup-epochs": 2}, "default", environ={}).warnings == (), "the number of epochs is still open"
 
 
 def test_a_target_without_validation_is_warned_of():

@@ -55,7 +55,7 @@ def test_without_a_name_the_default_recipe_applies():
     assert resolved.name == "default"
     assert resolved.config.data.dataset == "digits"
     assert resolved.config.model.model_name == "cifar_resnet8"
-    assert resolved.config.batch.batch_size == 32
+    assert resolved.config.batch.batch_size is None, "chosen for the dataset"
     assert resolved.origins["dataset"].kind == "recipe"
     assert resolved.origins["dataset"].where.startswith("default.yml:")
     assert resolved.origins["seed"] == DEFAULT

@@ -129,8 +129,9 @@ def test_a_block_overrides_what_it_merges_in(tmp_path):
 
 
 def test_no_warm_up():
-    assert resolve({}, environ={}).config.learning.lr_warmup_params is not None
-    assert resolve({"warmup_epochs": "0"}, environ={}).config.learning.lr_warmup_params is None
+    name = "cifar10_resnet8_cpu"
+    assert resolve({}, name, environ={}).config.learning.lr_warmup_params is not None
+    assert resolve({"warmup_epochs": "0"}, name, environ={}).config.learning.lr_warmup_params is None
 
 
 def test_a_saved_run_comes_back_and_may_be_changed():

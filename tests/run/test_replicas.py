@@ -7,10 +7,10 @@ import jax
 import pytest
 
 from headrace.cli.main import main
-from headrace.engine import devices
+from headrace.engine.visible import Visible
 from headrace.reference.entrance import resolve
-from headrace.run import design
-from headrace.run.design import with_replicas
+from headrace.run import choices, design
+from headrace.run.choices import settle
 from headrace.run.fit import train
 
 
@@ -19,22 +19,24 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a function that sets the devices which a run will find."""
 
     def set_devices(platform: str, count: int) -> None:
-        monkeypatch.setattr(design, "visible_devices", lambda wanted: (platform, count))
+        found = Visible(platform=platform, count=count)
+        for room in (design, choices):
+            monkeypatch.setattr(room, "visible_devices", lambda wanted: found)
 
     return set_devices
 
 
 def settled(name: str = "default", **options: str) -> Any:
-    return with_replicas(resolve({key.replace("_", "-"): value for key, value in options.items()}, name, environ={}))
+    return settle(resolve({key.replace("_", "-"): value for key, value in options.items()}, name, environ={}))
 
 
 def test_every_accelerator_has_a_replica(machine):
     machine("gpu", 8)
     found = settled()
     assert found.config.batch.num_replicas == 8
-    assert found.notes[-1] == "num_replicas is 8, chosen from 8 gpu devices"
+    assert found.notes[0] == "num_replicas is 8, chosen from 8 gpu devices"
     assert str(found.origins["num_replicas"]) == "chosen from 8 gpu devices"
-    assert design.design_run(found.config).plan.batch.global_batch_size == 32, "the batch is still that of the recipe"
+    assert design.design_run(found.config).plan.batch.global_batch_size == 64, "8 images for each"
 
 
 def test_a_given_number_stays_and_one_device_needs_no_word(machine):
@@ -42,18 +44,18 @@ def test_a_given_number_stays_and_one_device_needs_no_word(machine):
     assert settled(num_replicas="2").config.batch.num_replicas == 2
     assert settled(first_device="3").config.batch.num_replicas is None
     machine("gpu", 1)
-    assert settled().notes == ()
+    assert not any("num_replicas" in note for note in settled().notes)
 
 
 def test_stages_take_devices_and_the_batch_has_to_divide(machine):
     machine("gpu", 8)
     staged = settled(num_pipeline_stages="2", batch_size="36", gradient_accumulation_count="3")
     assert staged.config.batch.num_replicas == 4
-    assert staged.notes[-1] == "num_replicas is 4, chosen from 8 gpu devices, 2 for the stages of each"
+    assert staged.notes[0] == "num_replicas is 4, chosen from 8 gpu devices, 2 for the stages of each"
     machine("gpu", 6)
     uneven = settled(batch_size="32")
     assert uneven.config.batch.num_replicas == 4
-    assert "2 of them unused: --batch-size 32 has to divide" in uneven.notes[-1]
+    assert "2 of them unused: --batch-size 32 has to divide" in uneven.notes[0]
 
 
 def test_virtual_cpu_devices_are_counted_only_if_asked_for(machine):
@@ -65,9 +67,7 @@ def test_virtual_cpu_devices_are_counted_only_if_asked_for(machine):
 def test_the_reference_has_one_replica(machine):
     machine("gpu", 8)
     assert settled("resnet8_test").config.batch.num_replicas == 1
-    assert (
-        with_replicas(resolve({"application": "tf1", "dataset": "cifar10"}, environ={})).config.batch.num_replicas == 1
-    )
+    assert settle(resolve({"application": "tf1", "dataset": "cifar10"}, environ={})).config.batch.num_replicas == 1
 
 
 def test_the_plan_says_it(machine, capsys):
@@ -90,15 +90,3 @@ def test_a_run_on_all_devices_that_are_there(quick):
     saved = json.loads((result.directory / "config.json").read_text())
     assert saved["values"]["num_replicas"] == count
     assert saved["origins"]["num_replicas"] == {"kind": "chosen", "where": f"from {count} cpu devices"}
-
-
-@pytest.mark.parametrize(("visible", "count"), [(None, 4), ("0,2", 2), ("", 0), ("-1", 0), ("0,1,2,3,4,5", 4)])
-def test_gpus_are_counted_without_opening_them(monkeypatch, visible, count):
-    monkeypatch.setattr(devices.Path, "glob", lambda path, pattern: iter(["a", "b", "c", "d"]))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    monkeypatch.setattr(devices, "devices_are_started", lambda: False)
-    monkeypatch.setattr(devices, "find_spec", lambda name: name)
-    assert devices.visible_devices("cuda") == (("gpu", count) if count else ("cpu", devices.visible_devices("cpu")[1]))
-    assert devices.visible_devices("cpu")[0] == "cpu"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from headrace.cli.screens import HELP, HELP_ALL, OTHER, REFERENCE_GROUP, SCREENS, Screen
 from headrace.config.arguments import usage_of
 from headrace.config.field import Option, options_of, spellings
-from headrace.config.values import BOOL, shown
+from headrace.config.values import BOOL
 from headrace.core.errors import ConfigError, nearest
 from headrace.reference.entrance import ALL_SECTIONS, known_options
 
@@ -133,7 +133,7 @@ def _option_lines(option: Option, width: int) -> list[str]:
     name, choices = usage_of(option), ""
     if len(name) + _NAME_COLUMN > width:  # too many choices for a line: they are named in the text
         name, choices = f"{option.flag} NAME", f" One of {', '.join(option.choices)}."
-    return _columns({name: f"{option.help}{choices} [{shown(option.default)}]"}, width)
+    return _columns({name: f"{option.help}{choices} [{option.default_text}]"}, width)
 
 
 def _short_usage(row: str) -> str:

@@ -18,13 +18,13 @@ def main(argv: list[str]) -> int:
     from headrace.plan.plan import format_plan
     from headrace.plan.scale import format_scale
     from headrace.plan.timeline_files import check_diagram_file, write_diagram
-    from headrace.run.design import design_run, scale_to_devices, with_replicas
+    from headrace.run.choices import settle, with_choices
+    from headrace.run.design import design_run, scale_to_devices
     from headrace.run.profile import with_measured_blocks
 
     if args.schedule_file:
         check_diagram_file(args.schedule_file)
-    if args.num_devices is None:
-        resolved = with_replicas(resolved)
+    resolved = settle(resolved) if args.num_devices is None else with_choices(resolved)
     if not resolved.config.pipeline.measure_splits:
         # The learning rate is evaluated with JAX; without this it would open every accelerator to do so.
         jax.config.update("jax_platforms", "cpu")

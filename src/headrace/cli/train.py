@@ -43,9 +43,11 @@ def main(argv: list[str]) -> int:
 
 def _with_whole_batch(parsed: Parsed, resolved: "Resolved", restart: Restart) -> "Resolved":
     """Return the configuration with the batch that it has with all replicas, of which a restart may have lost some."""
+    from headrace.run.choices import with_choices
     from headrace.run.design import with_batch_of
 
-    return with_batch_of(resolve_arguments(parsed, restart.whole_environ(os.environ)), resolved)
+    whole = resolve_arguments(parsed, restart.whole_environ(os.environ))
+    return with_batch_of(with_choices(whole), with_choices(resolved))
 
 
 def resume(argv: list[str]) -> int:

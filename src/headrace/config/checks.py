@@ -76,7 +76,8 @@ def _float16_unscaled(facts: Facts) -> bool:
 
 def _endless_warmup(facts: Facts) -> bool:
     warmup = facts.config.learning.lr_warmup_params
-    return warmup is not None and float(warmup["warmup_epochs"]) >= facts.config.batch.num_epochs
+    open_end = facts.origins.get("num_epochs", DEFAULT).kind == DEFAULT.kind  # it is chosen later, and checked again
+    return warmup is not None and not open_end and float(warmup["warmup_epochs"]) >= facts.config.batch.num_epochs
 
 
 WARNINGS = (

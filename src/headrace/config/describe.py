@@ -77,7 +77,8 @@ def options_markdown(sections: Mapping[str, type] = SECTIONS) -> str:
         for option in options_of(section, cls).values():
             also = f" Also {', '.join(f'`--{alias}`' for alias in option.aliases)}." if option.aliases else ""
             usage = usage_of(option).replace("|", "\\|")
-            lines.append(f"| `{usage}` | `{shown(option.default)}` | {option.help}{also.replace('_', '-')} |")
+            default = option.chosen or f"`{shown(option.default)}`"
+            lines.append(f"| `{usage}` | {default} | {option.help}{also.replace('_', '-')} |")
     return "\n".join(lines[1:])
 
 

@@ -57,6 +57,12 @@ class Option:
     bare_value: Any = None
     same: tuple[tuple[str, str], ...] = ()  # other words for choices, or for a boolean's on and off
     rank: int = 0  # a prefix matches options of rank 1 only where none of rank 0 starts with it
+    chosen: str = ""  # what a run chooses where nobody gives the option; the default holds where nothing is chosen
+
+    @property
+    def default_text(self) -> str:
+        """Return the default in help texts and documents."""
+        return self.chosen or shown(self.default)
 
     @property
     def flag(self) -> str:
@@ -119,13 +125,14 @@ def option(
     no_value: Any = None,
     bare_value: Any = None,
     same: tuple[tuple[str, str], ...] = (),
+    chosen: str = "",
 ) -> Any:
     """Make a dataclass field that is an option.
 
     `no_value` is what `--no-NAME` means where it is not a boolean, `bare_value` what `--NAME` means without a value,
-    `same` other words for choices.
+    `same` other words for choices, `chosen` what a run chooses where nobody gives the option.
     """
-    extra = {"help": help, "aliases": aliases, "choices": choices, "check": check, "same": same}
+    extra = {"help": help, "aliases": aliases, "choices": choices, "check": check, "same": same, "chosen": chosen}
     bare = {"no_value": no_value, "bare_value": bare_value}
     metadata = {_META: {"default": default, "kind": kind, **extra, **bare}}
     if isinstance(default, dict):

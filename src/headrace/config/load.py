@@ -9,7 +9,7 @@ What is filled in here keeps an origin of the kind `default`, so that it is deri
 import copy
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -302,6 +302,19 @@ def _assemble(layers: list[Layer], name: str, environ: Mapping[str, str], transl
         notes=tie_notes + translated.notes + notes,
         source=translated.source,
     )
+
+
+def with_values(resolved: Resolved, values: Layer) -> Resolved:
+    """Return a configuration with values that follow from what it describes, such as the size of its dataset."""
+    options = all_options()
+    current = {name: getattr(getattr(resolved.config, options[name].section), name) for name in options}
+    found = {name: Given(value=value, origin=resolved.origins[name]) for name, value in current.items()} | dict(values)
+    settled = fold(found)
+    config = build({name: given.value for name, given in settled.items()})
+    origins = {name: given.origin for name, given in settled.items()}
+    warnings, _ = check(config, origins)
+    new = tuple(text for text in warnings if text not in resolved.warnings)
+    return replace(resolved, config=config, origins=origins, warnings=resolved.warnings + new)
 
 
 def build(values: Mapping[str, Any]) -> Config:

@@ -31,6 +31,7 @@ class Numerics:
         "Bits of the computation and of the weights and their update: compute.update.",
         choices=("16.16", "16.32", "32.32"),
         check=precision,
+        chosen="chosen for the device",
     )
     half_type: str = option("bfloat16", "The 16-bit number format.", choices=("bfloat16", "float16"))
     stochastic_rounding: bool = option(
@@ -63,7 +64,10 @@ class Learning:
         choices=("sgd", "momentum", "lars", "rmsprop", "adamw"),
     )
     optimizer_params: dict[str, Any] = option(
-        {"momentum": 0}, "Settings of the optimizer.", aliases=("optimiser_params",)
+        {"momentum": 0},
+        "Settings of the optimizer.",
+        aliases=("optimiser_params",),
+        chosen="momentum 0.9 if the learning rate is chosen, else 0",
     )
     momentum: float | None = option(
         None, "Momentum, for optimizers that have one; unset means the one of optimizer_params.", check=share
@@ -73,13 +77,15 @@ class Learning:
         "Shape of the learning rate over the run.",
         choices=("const", "cosine", "stepped", "drops", "polynomial", "exponential"),
         same=(("polynomial_decay_lr", "polynomial"),),
+        chosen="cosine if the learning rate is chosen, else const",
     )
     learning_rate: float | None = option(
         None,
         "Peak learning rate of a step, whatever the curve and the batch size; unset means the one of "
-        "lr_schedule_params.",
+        "lr_schedule_params, if that has one.",
         aliases=("lr",),
         check=at_least(0),
+        chosen="chosen for the batch size",
     )
     lr_schedule_params: dict[str, Any] = option(
         {"initial_learning_rate": 0.0001},
@@ -92,6 +98,7 @@ class Learning:
         None,
         "Epochs over which the learning rate rises to its peak, 0 for none; unset means those of lr_warmup_params.",
         check=at_least(0),
+        chosen="a tenth of num_epochs",
     )
     lr_staircase: bool = option(False, "Keep the learning rate constant within an epoch.")
     label_smoothing: float = option(0.0, "Fraction of the target that is spread evenly over all classes.", check=share)

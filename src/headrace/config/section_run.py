@@ -63,6 +63,7 @@ class Batch:
         "Images of one weight update, over all replicas. Micro-batches follow from it: the largest of at most "
         "micro_batch_size, if that is given.",
         check=at_least(1),
+        chosen="chosen for the dataset",
     )
     micro_batch_size: int | None = option(
         None,
@@ -91,7 +92,13 @@ class Batch:
     gradient_accumulation_dtype: str = option(
         "float32", "Number format in which gradients are accumulated.", choices=("float32", "bfloat16", "float16")
     )
-    num_epochs: int = option(1, "Passes over the training images.", aliases=("epochs",), check=at_least(1))
+    num_epochs: int = option(
+        1,
+        "Passes over the training images.",
+        aliases=("epochs",),
+        check=at_least(1),
+        chosen="chosen for the dataset",
+    )
     weight_updates_per_epoch: int = option(
         -1, "Weight updates per epoch; -1 means as many as the dataset has whole batches.", check=updates
     )

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from headrace.core.errors import RunStopped
-from headrace.core.jax_private import devices_are_started
 
 REPLICA = "replica"  # the one mesh axis of a run without pipeline stages
 
@@ -60,32 +58,6 @@ def start_devices(platform: str, num_devices: int, num_processes: int = 1) -> li
     else:
         remedy = "Lower --num-replicas and raise --gradient-accumulation-count by the same factor."
     raise RunStopped(f"{num_devices} devices are needed, but there are {len(devices)} ({kind}).", remedy=remedy)
-
-
-def visible_devices(platform: str) -> tuple[str, int]:
-    """Return the platform and number of the devices that a run will find, without opening any.
-
-    Opening GPUs takes their memory, and opening CPU devices fixes their number. NVIDIA's are counted from the driver's
-    files; where JAX has opened its devices already, it is asked.
-    """
-    if devices_are_started():
-        devices = jax.local_devices()
-        return devices[0].platform, len(devices)
-    wanted = platform if platform != "auto" else jax.config.jax_platforms or "cuda"  # pyright: ignore[reportAttributeAccessIssue]
-    if wanted.split(",")[0] not in ("cuda", "gpu", "cpu"):  # named, but not to be counted from here
-        return wanted.split(",")[0], 1
-    plugin = any(find_spec(f"jax_cuda{version}_plugin") for version in (12, 13))
-    if wanted.split(",")[0] in ("cuda", "gpu") and plugin and (count := _num_nvidia_devices()):
-        return "gpu", count
-    return "cpu", max(1, jax.config.jax_num_cpu_devices)  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def _num_nvidia_devices() -> int:
-    present = len(list(Path("/proc/driver/nvidia/gpus").glob("*"))) or len(list(Path("/dev").glob("nvidia[0-9]*")))
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return (
-        present if chosen is None else min(present, sum(word.strip() not in ("", "-1") for word in chosen.split(",")))
-    )
 
 
 def take(devices: list[Any], count: int) -> list[Any]:
@@ -193,9 +165,3 @@ def count_compilations() -> Iterator[CompileCounts]:
     finally:
         _COUNTING.reset(token)
         jax.monitoring.unregister_event_listener(listen)
-
-
-def device_memory_bytes(device: Any) -> int | None:
-    """Return how many bytes this process may use on the device, or None where it is not known (the CPU)."""
-    stats = device.memory_stats() if device.platform != "cpu" else None
-    return stats.get("bytes_limit") if stats else None

@@ -25,7 +25,8 @@ from headrace.engine.devices import show_devices, start_devices, use_compilation
 from headrace.engine.forward import LOGITS, stored_for_inference
 from headrace.job import current_group
 from headrace.plan.steps import NEVER
-from headrace.run.design import Design, design_run, starting_state, with_replicas
+from headrace.run.choices import settle
+from headrace.run.design import Design, design_run, starting_state
 from headrace.run.evaluation import make_forward_pass
 from headrace.run.metric_totals import CallReader
 from headrace.run.profile import with_measured_blocks
@@ -158,7 +159,7 @@ def bench(resolved: Resolved, *, steps_per_call: int, num_calls: int) -> BenchRe
     for name, value in (("--steps-per-call", steps_per_call), ("--num-calls", num_calls)):
         if value < 1:
             raise ConfigError(f"{name} is {value}.", rule="At least one is timed.")
-    resolved = with_measured_blocks(with_replicas(resolved))
+    resolved = with_measured_blocks(settle(resolved))
     config = resolved.config
     group = current_group()
     design = _with_calls(design_run(config, num_processes=group.num_processes), steps_per_call, num_calls + 1)
@@ -249,7 +250,7 @@ def bench_inference(resolved: Resolved, *, batches_per_call: int, num_calls: int
     ):
         if value < least:
             raise ConfigError(f"{name} is {value}.", rule=f"It is at least {least}.")
-    config = with_replicas(resolved).config
+    config = settle(resolved).config
     group = current_group()
     design = design_run(config, num_processes=group.num_processes)
     dataset = open_dataset(config.data, config.run.seed)

@@ -9,9 +9,9 @@ import jax
 import numpy as np
 import optax
 
-from headrace.config.checks import check
 from headrace.config.field import CHOSEN, Origin
-from headrace.config.load import Resolved, to_flat
+from headrace.config.layers import Given
+from headrace.config.load import Resolved, to_flat, with_values
 from headrace.config.schema import Config
 from headrace.config.section_data import IMAGE_DATASETS
 from headrace.core import __version__
@@ -19,11 +19,11 @@ from headrace.core.errors import DataError
 from headrace.core.tree import flatten_named
 from headrace.data.dataset import DataInfo, DataSet, describe_dataset
 from headrace.data.feeding.order import refuse_weights
-from headrace.engine.devices import visible_devices
 from headrace.engine.objective import CustomObjective, LossFunction, MetricFunction
 from headrace.engine.optimizer import Trainable, make_lr_curve, make_optimizer, make_trainable
 from headrace.engine.precision import Precision, make_precision
 from headrace.engine.state import State, state_from
+from headrace.engine.visible import visible_devices
 from headrace.job import check_devices_per_replica
 from headrace.model.custom_block import weights_like
 from headrace.model.families import build_network
@@ -153,9 +153,10 @@ def with_chosen_decoding(resolved: Resolved, info: DataInfo) -> Resolved:
     data = resolved.config.data
     if data.decode_once != "auto" or data.dataset not in IMAGE_DATASETS or data.synthetic_on:
         return resolved
-    data = replace(data, decode_once="on" if info.decoded_once else "off")
-    origins = {**resolved.origins, "decode_once": Origin(kind=CHOSEN, where="for this dataset")}
-    return replace(resolved, config=replace(resolved.config, data=data), origins=origins)
+    value = "on" if info.decoded_once else "off"
+    return with_values(
+        resolved, {"decode_once": Given(value=value, origin=Origin(kind=CHOSEN, where="for this dataset"))}
+    )
 
 
 def _without_crops_on_cpu(resolved: Resolved) -> Resolved:
@@ -165,10 +166,10 @@ def _without_crops_on_cpu(resolved: Resolved) -> Resolved:
     """
     data = resolved.config.data
     automatic = data.decode_once == "auto" and data.dataset in IMAGE_DATASETS and not data.synthetic_on
-    if not automatic or visible_devices(resolved.config.run.platform)[0] != "cpu":
+    if not automatic or visible_devices(resolved.config.run.platform).platform != "cpu":
         return resolved
-    origins = {**resolved.origins, "decode_once": Origin(kind=CHOSEN, where="without an accelerator")}
-    return replace(resolved, config=replace(resolved.config, data=replace(data, decode_once="off")), origins=origins)
+    off = Given(value="off", origin=Origin(kind=CHOSEN, where="without an accelerator"))
+    return with_values(resolved, {"decode_once": off})
 
 
 def starting_state(design: Design, weights: tuple[Any, Any] | None = None) -> State:
@@ -212,10 +213,15 @@ def with_replicas(resolved: Resolved, custom: CustomParts = NOTHING) -> Resolved
     resolved = _without_crops_on_cpu(resolved)
     config, batch = resolved.config, resolved.config.batch
     asked = resolved.origins["num_replicas"].is_given
-    platform, count = ("cpu", 1) if batch.num_replicas else visible_devices(config.run.platform)
-    if batch.num_replicas or config.run.first_device is not None or (not asked and (platform == "cpu" or count == 1)):
+    if batch.num_replicas or config.run.first_device is not None:
         return resolved
-    wide = design_run(config, custom, absent_ok=True).plan.devices_per_replica
+    devices = visible_devices(config.run.platform)
+    platform, count = devices.platform, devices.count
+    if not asked and (platform == "cpu" or count == 1):
+        return resolved
+    # The batch may be open, too, and is chosen for the number of replicas: any that can be planned will do here.
+    some_batch = replace(batch, micro_batch_size=batch.micro_batch_size or (2 if batch.batch_size is None else None))
+    wide = design_run(replace(config, batch=some_batch), custom, absent_ok=True).plan.devices_per_replica
     parts = batch.gradient_accumulation_count or 1
     fitting = [n for n in range(1, count // wide + 1) if not batch.batch_size or batch.batch_size % (n * parts) == 0]
     number = max(fitting, default=1)
@@ -225,14 +231,9 @@ def with_replicas(resolved: Resolved, custom: CustomParts = NOTHING) -> Resolved
     where += (
         f", {idle} of them unused: --batch-size {batch.batch_size} has to divide" if idle and batch.batch_size else ""
     )
-    origins = {**resolved.origins, "num_replicas": Origin(kind=CHOSEN, where=where)}
-    changed = replace(config, batch=replace(batch, num_replicas=number))
-    warnings, _ = check(changed, origins)
+    chosen = {"num_replicas": Given(value=number, origin=Origin(kind=CHOSEN, where=where))}
     note = f"num_replicas is {number}, {CHOSEN} {where}"
-    new = tuple(text for text in warnings if text not in resolved.warnings)
-    return replace(
-        resolved, config=changed, origins=origins, warnings=resolved.warnings + new, notes=(*resolved.notes, note)
-    )
+    return replace(with_values(resolved, chosen), notes=(*resolved.notes, note))
 
 
 BATCH_OPTIONS = ("batch_size", "micro_batch_size", "gradient_accumulation_count", "global_batch_size")

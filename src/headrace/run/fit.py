@@ -31,6 +31,7 @@ from headrace.engine.state import evaluated_weights
 from headrace.job import Restart, check_consistency, current_group, report_lost_process
 from headrace.reference.entrance import override
 from headrace.run.callbacks import CALLBACK
+from headrace.run.choices import settle
 from headrace.run.design import (
     NOTHING,
     CustomParts,
@@ -92,7 +93,7 @@ def train(resolved: Resolved, custom: CustomParts = NOTHING) -> RunResult:
             remedy='With options, use headrace.Model("resnet50", ...).fit(PATH, epochs=3).',
         )
     current_group().on_first_process(lambda: refuse_taken(resolved.config))
-    settled = with_measured_blocks(with_replicas(resolved, custom), custom)
+    settled = with_measured_blocks(settle(resolved, custom), custom)
     return fit(with_absolute_paths(settled), None, custom)
 
 

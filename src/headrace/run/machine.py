@@ -11,11 +11,10 @@ from typing import Any
 import jax
 
 from headrace.core import __version__
-from headrace.engine.devices import device_memory_bytes
+from headrace.engine.visible import FIRST_BFLOAT16, device_memory_bytes, host_memory
 
 _PACKAGES = ("jax", "jaxlib", "numpy", "optax", "onnx", "onnxruntime", "tensorboardX", "wandb")
 _CPU_BF16 = ("avx512_bf16", "amx_bf16", "bf16")  # names in /proc/cpuinfo, the last on ARM
-_FIRST_BF16 = (8, 0)  # CUDA's compute capability from which there is hardware for bfloat16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +56,7 @@ def describe_machine() -> Machine:
         devices=tuple(_kind(name, kind, devices) for (name, kind), devices in kinds.items()),
         default_platform=found[0].platform,
         processors=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        memory_bytes=_host_memory(),
+        memory_bytes=host_memory(),
         host=_processor_name(),
         versions=versions,
         notes=tuple(_notes(found[0].platform)),
@@ -83,7 +82,7 @@ def _bfloat16(name: str, capability: str) -> str:
         return "in hardware"
     parts = capability.split(".")
     if len(parts) == 2 and all(part.isdigit() for part in parts):
-        return "in hardware" if tuple(map(int, parts)) >= _FIRST_BF16 else "emulated: use --half-type float16"
+        return "in hardware" if tuple(map(int, parts)) >= FIRST_BFLOAT16 else "emulated: use --half-type float16"
     return ""
 
 
@@ -112,16 +111,3 @@ def _processor_flags() -> list[str]:
 def _processor_name() -> str:
     named = (line.partition(":")[2].strip() for line in _cpuinfo() if line.startswith("model name"))
     return next(named, platform.processor() or platform.machine())
-
-
-def _host_memory() -> int | None:
-    """Return the host's memory, or less where a container's limit is lower."""
-    try:
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return None
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-    except OSError:
-        return total
-    return min(total, int(limit)) if limit.isdigit() else total

@@ -40,8 +40,9 @@ from headrace.plan.plan import Plan
 from headrace.plan.steps import make_batch_plan
 from headrace.reference.entrance import resolve_code
 from headrace.run.callbacks import Callback, check_callbacks
+from headrace.run.choices import BATCH_WITHOUT_TRAINING, settle, with_choices
 from headrace.run.custom_functions import AugmentFunction
-from headrace.run.design import CustomParts, Design, design_run, starting_state, with_replicas
+from headrace.run.design import CustomParts, Design, design_run, starting_state
 from headrace.run.directory import from_saved, saved_form
 from headrace.run.evaluation import Validator, predict_all
 from headrace.run.export_formats import FORMATS, ExportOptions
@@ -229,7 +230,7 @@ class Model:
         return replace(result, state=None)
 
     def _fit(self, resolved: Resolved, custom: CustomParts, resume: Any, asked: dict[str, Any]) -> RunResult:
-        resolved = with_replicas(resolved, custom)
+        resolved = settle(resolved, custom)
         design = design_run(resolved.config, custom, current_group().num_processes)
         self._refuse_mismatch(design.info)
         if resume is not None:
@@ -405,15 +406,17 @@ class Model:
     def plan(self, num_samples: int | None = None, num_validation: int | None = None) -> Plan:
         """Return the plan of a run over so many images, printable; no device is used.
 
-        Without numbers they are those of the last fit, or one step's images.
+        Without numbers they are those of the last fit, or a thousand: the batch may follow from them.
         """
-        step = make_batch_plan(self.config.batch).global_batch_size
-        train_count = num_samples or self._num_samples[0] or step
+        train_count = (
+            num_samples or self._num_samples[0] or max(1000, make_batch_plan(self.config.batch).global_batch_size)
+        )
         held_out = self._num_samples[1] if num_validation is None else num_validation
         dataset = array_dataset(self.config.data, self._planned_spec(), None, None)
         info = replace(dataset.info, num_train=train_count, num_validation=held_out)
         custom = CustomParts(network=self.network, dataset=replace(dataset, info=info))
-        return design_run(self._resolve(without_data(self._options) | {"validation": held_out > 0}).config, custom).plan
+        resolved = self._resolve(without_data(self._options) | {"validation": held_out > 0})
+        return design_run(with_choices(resolved, custom).config, custom).plan
 
     def summary(self) -> Summary:
         """Return a table of the network's blocks: output shape, parameters and FLOPs of each."""
@@ -563,6 +566,9 @@ class Model:
 
     def _evaluation_design(self, config: Config, dataset: DataSet, objective: CustomObjective = STANDARD) -> Design:
         """Return a run that only validates this dataset."""
+        batch = config.batch
+        if batch.batch_size is batch.micro_batch_size is batch.global_batch_size is None:
+            config = replace(config, batch=replace(batch, micro_batch_size=BATCH_WITHOUT_TRAINING))
         custom = CustomParts(network=self.network, dataset=dataset, loss=objective.loss, metrics=objective.metrics)
         return design_run(config, custom, current_group().num_processes)
 

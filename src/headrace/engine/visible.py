@@ -1,0 +1,164 @@
+"""The devices that a run will find, without opening any: opening GPUs takes their memory, and opening CPU devices fixes
+their number. What drivers write into files is read; where JAX has opened its devices already, it is asked.
+"""
+
+import functools
+import os
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from headrace.core.jax_private import devices_are_started
+
+FIRST_BFLOAT16 = (8, 0)  # NVIDIA's compute capability from which on bfloat16 is in hardware
+ROOT = Path("/")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Visible:
+    """Devices of one platform (cpu, gpu, tpu): how many, the memory of the smallest, whether they have bfloat16."""
+
+    platform: str
+    count: int
+    memory_bytes: int | None = None  # None: not known
+    bfloat16: bool = False
+
+
+def visible_devices(platform: str, root: Path = ROOT) -> Visible:
+    """Return the devices that a run on this platform (auto, cpu, cuda, rocm, tpu) will find."""
+    if devices_are_started():
+        return _started(jax.local_devices())
+    asked = platform if platform != "auto" else jax.config.jax_platforms or ""  # pyright: ignore[reportAttributeAccessIssue]
+    name = asked.split(",")[0]
+    names = {"": tuple(_FINDERS), "gpu": ("cuda", "rocm"), "cpu": ()}.get(name, (name,))
+    found = (_FINDERS[each](root) for each in names if each in _FINDERS)
+    if (first := next(filter(None, found), None)) is not None:
+        return first
+    if name in ("", "cpu", "gpu", "cuda"):
+        return _cpu()
+    return Visible(platform=name, count=1, bfloat16=True)  # it was named, but its devices cannot be counted from here
+
+
+def _started(devices: list[Any]) -> Visible:
+    if devices[0].platform == "cpu":
+        return Visible(platform="cpu", count=len(devices), memory_bytes=host_memory())
+    return Visible(
+        platform=devices[0].platform,
+        count=len(devices),
+        memory_bytes=min((device_memory_bytes(device) or 0 for device in devices), default=0) or None,
+        bfloat16=has_bfloat16(str(getattr(devices[0], "compute_capability", "") or "")),
+    )
+
+
+def device_memory_bytes(device: Any) -> int | None:
+    """Return how many bytes this process may use on the device, or None where it is not known (the CPU)."""
+    stats = device.memory_stats() if device.platform != "cpu" else None
+    return stats.get("bytes_limit") if stats else None
+
+
+def has_bfloat16(capability: str) -> bool:
+    """Say whether an accelerator has bfloat16, by NVIDIA's compute capability; what has none is taken to have it."""
+    parts = capability.split(".")
+    return not all(part.isdigit() for part in parts) or tuple(map(int, parts)) >= FIRST_BFLOAT16
+
+
+def _cpu() -> Visible:
+    count = max(1, jax.config.jax_num_cpu_devices)  # pyright: ignore[reportAttributeAccessIssue]
+    return Visible(platform="cpu", count=count, memory_bytes=host_memory())
+
+
+def _nvidia(root: Path) -> Visible | None:
+    if not _has_package("jax_cuda12_plugin", "jax_cuda13_plugin"):
+        return None
+    present = len(list((root / "proc/driver/nvidia/gpus").glob("*"))) or len(list((root / "dev").glob("nvidia[0-9]*")))
+    count = _chosen(present, "CUDA_VISIBLE_DEVICES")
+    if not count:
+        return None
+    rows = [line.split(",") for line in _nvidia_smi()]
+    memory = [int(row[0]) << 20 for row in rows if row[0].strip().isdigit()]
+    return Visible(
+        platform="gpu",
+        count=count,
+        memory_bytes=min(memory, default=None),
+        bfloat16=all(has_bfloat16(row[-1].strip()) for row in rows),
+    )
+
+
+@functools.cache
+def _nvidia_smi() -> tuple[str, ...]:
+    """Return "MiB, capability" of each GPU; nothing where the program is missing or fails."""
+    command = ["nvidia-smi", "--query-gpu=memory.total,compute_cap", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return tuple(line for line in done.stdout.splitlines() if line.count(",") == 1)
+
+
+def _amd(root: Path) -> Visible | None:
+    if not _has_package("jax_rocm60_plugin", "jax_rocm7_plugin"):
+        return None
+    nodes = sorted((root / "sys/class/kfd/kfd/topology/nodes").glob("*"))
+    # Processors are nodes, too; they have no SIMD units.
+    gpus = [(node, facts) for node in nodes if (facts := _properties(node)).get("simd_count", 0) > 0]
+    count = min(_chosen(len(gpus), name) for name in ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"))
+    if not count:
+        return None
+    memory = [sum(_properties(bank).get("size_in_bytes", 0) for bank in node.glob("mem_banks/*")) for node, _ in gpus]
+    versions = [facts.get("gfx_target_version", 0) for _, facts in gpus]  # gfx90a is 90010, gfx1100 is 110000
+    return Visible(
+        platform="gpu",
+        count=count,
+        memory_bytes=min(memory) or None,
+        bfloat16=all(90008 <= version < 100000 or version >= 110000 for version in versions),
+    )
+
+
+def _properties(node: Path) -> Mapping[str, int]:
+    """Return the numbers in a file of lines `name number`; none where it cannot be read."""
+    try:
+        words = [line.split() for line in (node / "properties").read_text().splitlines()]
+    except OSError:
+        return {}
+    return {row[0]: int(row[1]) for row in words if len(row) == 2 and row[1].isdigit()}
+
+
+def _tpu(root: Path) -> Visible | None:
+    if not _has_package("libtpu"):
+        return None
+    present = len(list((root / "dev").glob("accel[0-9]*"))) or len(list((root / "dev/vfio").glob("[0-9]*")))
+    count = _chosen(present, "TPU_VISIBLE_CHIPS")
+    return Visible(platform="tpu", count=count, bfloat16=True) if count else None
+
+
+_FINDERS: Mapping[str, Callable[[Path], Visible | None]] = {"cuda": _nvidia, "rocm": _amd, "tpu": _tpu}
+
+
+def _has_package(*names: str) -> bool:
+    return any(find_spec(name) for name in names)
+
+
+def _chosen(present: int, variable: str) -> int:
+    """Return how many of the devices an environment variable leaves visible."""
+    chosen = os.environ.get(variable)
+    if chosen is None:
+        return present
+    return min(present, sum(word.strip() not in ("", "-1") for word in chosen.split(",")))
+
+
+def host_memory() -> int | None:
+    """Return the host's memory, or less where a container's limit is lower."""
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+    except OSError:
+        return total
+    return min(total, int(limit)) if limit.isdigit() else total

@@ -1,0 +1,77 @@
+"""What a run takes for batch, learning rate, epochs, warm-up and precision where nobody gives them.
+
+One rule each, from the number of training images, the optimizer and the device. docs/training.md has the accuracies
+that they were checked with.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+
+# The square root of the number of images makes as many steps per epoch as there are images in a batch: 15 steps of 16
+# for 244 images, 195 of 256 for 50,000, 1,250 of 1,024 for ImageNet.
+LARGEST_BATCH = 1024
+LEAST_PER_REPLICA = 8  # images, for the statistics of batch norm; a quarter of the dataset is enough
+
+# Rates grow with the square root of the batch. For SGD with momentum 0.9 this is the usual 0.4 for ImageNet at 1,024,
+# and between 0.1 and 0.2 for CIFAR at 128 to 256.
+RATES_AT_1024: Mapping[str, float] = {"sgd": 0.4, "momentum": 0.4, "lars": 8.0, "rmsprop": 0.002, "adamw": 0.002}
+USUAL_MOMENTUM = 0.9
+FINE_TUNING = 0.1  # factor on the rate where training starts from trained weights
+
+LEAST_EPOCHS, MOST_EPOCHS = 30, 100
+LEAST_STEPS = 600  # small datasets get more epochs, up to MOST_EPOCHS
+MOST_WARMUP = 5.0  # epochs
+
+# Fraction of the memory that the plan's estimate may take. XLA takes three quarters of an accelerator; on the CPU a
+# step needs twice the estimate (memory.py), and the host has other things to do.
+MEMORY_SHARE: Mapping[str, float] = {"cpu": 0.35, "gpu": 0.6, "tpu": 0.6}
+ASSUMED_MEMORY = 16 << 30  # of an accelerator whose memory is not known
+
+
+def choose_batch(num_images: int, num_replicas: int, accumulation: int) -> int:
+    """Return the images of one step: the power of two nearest to the root of their number, and whole micro batches."""
+    root = 2 ** round(math.log2(max(1, num_images)) / 2)
+    wanted = max(min(root, LARGEST_BATCH), min(LEAST_PER_REPLICA * num_replicas, num_images // 4))
+    unit = num_replicas * accumulation
+    return max(1, round(wanted / unit)) * unit
+
+
+def choose_micro_batch(images_per_replica: int, fits: Callable[[int], bool]) -> int:
+    """Return the largest micro batch that fits: all images of a replica, or a half, a quarter, ... of them."""
+    micro = images_per_replica
+    while micro % 2 == 0 and not fits(micro):
+        micro //= 2
+    return micro
+
+
+def choose_epochs(steps_per_epoch: int) -> int:
+    """Return the number of epochs."""
+    return min(max(LEAST_EPOCHS, math.ceil(LEAST_STEPS / steps_per_epoch)), MOST_EPOCHS)
+
+
+def choose_rate(optimizer: str, momentum: float | None, batch: int, *, fine_tuning: bool) -> float:
+    """Return the peak learning rate of a step. Less momentum makes each gradient count less often: the rate grows."""
+    rate = RATES_AT_1024[optimizer] * math.sqrt(batch / 1024) * (FINE_TUNING if fine_tuning else 1.0)
+    if momentum is not None and optimizer in ("sgd", "momentum"):
+        rate *= min(1 - momentum, 0.5) / (1 - USUAL_MOMENTUM)  # without any, ten times the rate is too much at first
+    return float(f"{rate:.2g}")
+
+
+def choose_warmup(num_epochs: int) -> float:
+    """Return the epochs of the warm-up: a tenth of the run."""
+    return min(MOST_WARMUP, num_epochs / 10)
+
+
+def memory_allowed(platform: str, memory_bytes: int | None) -> int | None:
+    """Return how many bytes the plan's estimate may take on a device; None for a host whose memory is not known."""
+    if memory_bytes is None and platform == "cpu":
+        return None
+    return int((memory_bytes or ASSUMED_MEMORY) * MEMORY_SHARE.get(platform, 0.6))
+
+
+def choose_precision(platform: str, *, bfloat16: bool) -> tuple[str, str]:
+    """Return the precision and why."""
+    name = {"gpu": "GPU", "tpu": "TPU", "cpu": "CPU"}.get(platform, platform)
+    if platform == "cpu":
+        return "32.32", name
+    return ("16.32", f"{name}, bfloat16") if bfloat16 else ("32.32", f"{name} without bfloat16")

@@ -1,0 +1,158 @@
+"""Options that nobody gave, chosen from the dataset and the devices before a run; a resumed run keeps them.
+
+The rules are in plan/choices.py. Here is when each applies, and how it enters the configuration.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from headrace.config.field import CHOSEN, DEFAULT, Origin
+from headrace.config.layers import Given
+from headrace.config.load import Resolved, with_values
+from headrace.data.dataset import DataInfo, describe_dataset
+from headrace.engine.visible import Visible, visible_devices
+from headrace.plan.choices import (
+    USUAL_MOMENTUM,
+    choose_batch,
+    choose_epochs,
+    choose_micro_batch,
+    choose_precision,
+    choose_rate,
+    choose_warmup,
+    memory_allowed,
+)
+from headrace.plan.steps import make_batch_plan
+from headrace.run.design import NOTHING, CustomParts, design_run, with_replicas
+
+# Options of which one settles the matter.
+BATCH = ("batch_size", "micro_batch_size", "global_batch_size")
+RATE = ("learning_rate", "lr_schedule_params")
+WARMUP = ("warmup_epochs", "lr_warmup_params")
+OPTIMIZER = ("optimizer", "optimizer_params", "momentum")
+BATCH_WITHOUT_TRAINING = 32  # images per replica
+
+
+def settle(resolved: Resolved, custom: CustomParts = NOTHING) -> Resolved:
+    """Return the configuration with all that is left open chosen: the replicas, then what `with_choices` chooses."""
+    return with_choices(with_replicas(resolved, custom), custom)
+
+
+def with_choices(resolved: Resolved, custom: CustomParts = NOTHING) -> Resolved:
+    """Return the configuration with the batch, rate, epochs, warm-up and precision that nobody gave, and a note.
+
+    The reference's applications have defaults of their own, so nothing is chosen for them.
+    """
+    config, start = resolved.config, _Choices(resolved=resolved, custom=custom)
+    asked = [start.is_open(*names) for names in (BATCH, RATE, ("num_epochs",), ("precision",))]
+    if "application" in resolved.source or not any(asked[: None if config.run.training else 1]):
+        return resolved
+    info = custom.dataset.info if custom.dataset else describe_dataset(config.data, absent_ok=True)
+    if config.run.training and not info.num_train:
+        return resolved  # refused when the run is designed
+    devices = visible_devices(config.run.platform)
+    work = start.batch(info, devices)
+    if config.run.training:
+        work = work.optimizer().rate().epochs(info).warmup()
+    said = ", ".join(sorted(work.said, key=lambda text: text.startswith("precision")))  # it is decided first
+    return replace(work.resolved, notes=(*resolved.notes, f"{CHOSEN}: {said}")) if said else resolved
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Choices:
+    """A configuration while values are chosen for it, and what is said about them."""
+
+    resolved: Resolved
+    custom: CustomParts
+    said: tuple[str, ...] = ()
+
+    def is_open(self, *names: str) -> bool:
+        """Say whether nobody gave any of these options."""
+        return all(self.resolved.origins[name].kind == DEFAULT.kind for name in names)
+
+    def _with(self, why: str, said: str, **values: Any) -> "_Choices":
+        origin = Origin(kind=CHOSEN, where=why)
+        chosen = {name: Given(value=value, origin=origin) for name, value in values.items()}
+        return replace(self, resolved=with_values(self.resolved, chosen), said=(*self.said, said))
+
+    def batch(self, info: DataInfo, devices: Visible) -> "_Choices":
+        """Choose the images of a step and, where they do not fit the memory, of a micro batch; before that, their
+        number format, on which the memory depends.
+        """
+        work, run = self._precision(devices), self.resolved.config.run
+        if not self.is_open(*BATCH):
+            return work
+        wanted = self.resolved.config.batch
+        replicas, count = wanted.num_replicas or 1, wanted.gradient_accumulation_count
+        if not run.training:
+            size = BATCH_WITHOUT_TRAINING * replicas * (count or 1)
+            return work._with("for a run that does not train", f"batch size {size}", batch_size=size)
+        size = choose_batch(info.num_train, replicas, count or 1)
+        why = f"{info.num_train:,} images"
+        work = work._with(f"for {why}", f"batch size {size} ({why})", batch_size=size)
+        allowed = memory_allowed(devices.platform, devices.memory_bytes)
+        if count or allowed is None or size > info.num_train:
+            return work
+
+        def needs(micro: int) -> int:
+            config = work.resolved.config
+            config = replace(config, batch=replace(config.batch, micro_batch_size=micro))
+            return design_run(config, self.custom, absent_ok=True).plan.memory.total_bytes
+
+        micro = choose_micro_batch(size // replicas, lambda micro: needs(micro) <= allowed)
+        if micro == size // replicas:
+            return work
+        return work._with("for the device's memory", f"micro batch {micro} (memory)", micro_batch_size=micro)
+
+    def _precision(self, devices: Visible) -> "_Choices":
+        config = self.resolved.config
+        if not config.run.training or not self.is_open("precision") or config.numerics.half_type != "bfloat16":
+            return self
+        precision, why = choose_precision(devices.platform, bfloat16=devices.bfloat16)
+        if precision == config.numerics.precision and not self.is_open(*BATCH):
+            return self  # nothing new to say
+        return self._with(f"for a {why}", f"precision {precision} ({why})", precision=precision)
+
+    def optimizer(self) -> "_Choices":
+        """Choose momentum and the curve of the rate, where the rate is chosen, too.
+
+        Who gives a rate, and no recipe, asks for plain SGD at that rate.
+        """
+        if not self.is_open(*RATE):
+            return self
+        work = self
+        if self.is_open(*OPTIMIZER):
+            params = {"momentum": USUAL_MOMENTUM, "nesterov": True}
+            work = work._with("with the learning rate", f"SGD with momentum {USUAL_MOMENTUM}", optimizer_params=params)
+        if self.is_open("lr_schedule"):
+            work = work._with("with the learning rate", "cosine schedule", lr_schedule="cosine")
+        return work
+
+    def rate(self) -> "_Choices":
+        """Choose the peak learning rate, for the batch."""
+        if not self.is_open(*RATE):
+            return self
+        config = self.resolved.config
+        learning, size = config.learning, make_batch_plan(config.batch).global_batch_size
+        fine_tuning = config.weights.init_from is not None or self.custom.weights is not None
+        momentum = learning.optimizer_params.get("momentum")
+        rate = choose_rate(learning.optimizer, momentum, size, fine_tuning=fine_tuning)
+        why = f"for a batch of {size:,}" + (", from trained weights" if fine_tuning else "")
+        return self._with(why, f"learning rate {rate:g}", learning_rate=rate)
+
+    def epochs(self, info: DataInfo) -> "_Choices":
+        """Choose the number of epochs, for the size of the dataset."""
+        if not self.is_open("num_epochs"):
+            return self
+        batch = self.resolved.config.batch
+        whole = info.num_train // make_batch_plan(batch).global_batch_size
+        steps = max(1, whole if batch.weight_updates_per_epoch == -1 else batch.weight_updates_per_epoch)
+        epochs = choose_epochs(steps)
+        return self._with(f"for {steps:,} steps each", f"{epochs} epochs", num_epochs=epochs)
+
+    def warmup(self) -> "_Choices":
+        """Choose the warm-up, unless a rate was given that stays constant."""
+        given_constant = self.is_open("lr_schedule")  # otherwise it was chosen, with the rate
+        if not self.is_open(*WARMUP) or given_constant:
+            return self
+        epochs = choose_warmup(self.resolved.config.batch.num_epochs)
+        return self._with("a tenth of the run", f"warm-up {epochs:g} epochs", warmup_epochs=epochs)

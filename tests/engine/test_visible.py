@@ -1,0 +1,97 @@
+"""Devices counted from the files of their drivers, none opened; the files here are copies of what drivers write."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.engine import visible
+from headrace.engine.visible import Visible, has_bfloat16, visible_devices
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def unopened(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function that says which packages are installed, and what nvidia-smi prints."""
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "TPU_VISIBLE_CHIPS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(visible, "devices_are_started", lambda: False)
+
+    def set_packages(*names: str, smi: tuple[str, ...] = ()) -> None:
+        monkeypatch.setattr(visible, "find_spec", lambda name: name if name in names else None)
+        monkeypatch.setattr(visible, "_nvidia_smi", lambda: smi)
+
+    return set_packages
+
+
+def make_files(root: Path, *names: str) -> None:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+
+
+@pytest.mark.parametrize(("chosen", "count"), [(None, 4), ("0,2", 2), ("", 0), ("-1", 0), ("0,1,2,3,4,5", 4)])
+def test_nvidia(tmp_path, monkeypatch, unopened, chosen, count):
+    make_files(tmp_path, *(f"proc/driver/nvidia/gpus/0000:0{number}:00.0/information" for number in range(4)))
+    unopened("jax_cuda12_plugin", smi=("81559, 9.0", "40960, 8.0"))
+    if chosen is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+    found = visible_devices("cuda", tmp_path)
+    if count:
+        assert found == Visible(platform="gpu", count=count, memory_bytes=40 * GIB, bfloat16=True)
+    else:
+        assert found.platform == "cpu"
+    assert visible_devices("cpu", tmp_path).platform == "cpu"
+
+
+def test_nvidia_without_bfloat16_and_without_the_plugin(tmp_path, unopened):
+    make_files(tmp_path, "dev/nvidia0", "dev/nvidia1", "dev/nvidiactl")
+    unopened("jax_cuda13_plugin", smi=("16384, 7.0",))
+    assert visible_devices("cuda", tmp_path) == Visible(platform="gpu", count=2, memory_bytes=16 * GIB, bfloat16=False)
+    unopened()
+    assert visible_devices("cuda", tmp_path).platform == "cpu"
+
+
+def write_amd(root: Path, *versions: int) -> None:
+    """Write a topology of one processor (version 0) or GPU per number."""
+    for number, version in enumerate(versions):
+        node = root / f"sys/class/kfd/kfd/topology/nodes/{number}"
+        bank = node / "mem_banks/0"
+        bank.mkdir(parents=True)
+        simds = 304 if version else 0
+        (node / "properties").write_text(f"cpu_cores_count 96\nsimd_count {simds}\ngfx_target_version {version}\n")
+        (bank / "properties").write_text(f"heap_type 1\nsize_in_bytes {64 * GIB}\nflags 0\n")
+
+
+def test_amd(tmp_path, monkeypatch, unopened):
+    write_amd(tmp_path, 0, 0, 90010, 90402, 90402)
+    unopened("jax_rocm60_plugin")
+    gpus = Visible(platform="gpu", count=3, memory_bytes=64 * GIB, bfloat16=True)
+    assert visible_devices("rocm", tmp_path) == gpus
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
+    assert visible_devices("rocm", tmp_path).count == 1
+    unopened()
+    assert visible_devices("rocm", tmp_path) == Visible(platform="rocm", count=1, bfloat16=True), "named, not counted"
+
+
+def test_an_older_amd_gpu_has_no_bfloat16(tmp_path, unopened):
+    write_amd(tmp_path, 90006)
+    unopened("jax_rocm7_plugin")
+    assert not visible_devices("rocm", tmp_path).bfloat16
+
+
+@pytest.mark.parametrize("names", [("dev/accel0", "dev/accel1"), ("dev/vfio/0", "dev/vfio/1", "dev/vfio/vfio")])
+def test_tpu(tmp_path, monkeypatch, unopened, names):
+    make_files(tmp_path, *names)
+    unopened("libtpu")
+    assert visible_devices("tpu", tmp_path) == Visible(platform="tpu", count=2, bfloat16=True)
+    monkeypatch.setenv("TPU_VISIBLE_CHIPS", "0")
+    assert visible_devices("tpu", tmp_path).count == 1
+    unopened()  # virtual machines pass other devices through vfio, too
+    assert visible_devices("tpu", tmp_path).count == 1
+
+
+@pytest.mark.parametrize(("capability", "has"), [("9.0", True), ("8.0", True), ("7.5", False), ("", True)])
+def test_bfloat16(capability, has):
+    assert has_bfloat16(capability) is has

@@ -1,0 +1,143 @@
+"""What a run chooses where nobody gives batch, rate, epochs, warm-up and precision."""
+
+import json
+from typing import Any
+
+import pytest
+
+from headrace.cli.main import main
+from headrace.engine.visible import Visible
+from headrace.plan.choices import choose_batch, choose_epochs, choose_rate
+from headrace.reference.entrance import override, resolve
+from headrace.run import choices, design
+from headrace.run.choices import settle
+from headrace.run.design import design_run
+from headrace.run.fit import resume, train
+
+GIB = 1 << 30
+CPU = Visible(platform="cpu", count=1, memory_bytes=16 * GIB)
+GPU = Visible(platform="gpu", count=1, memory_bytes=80 * GIB, bfloat16=True)
+
+
+@pytest.fixture
+def on(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function that settles a configuration on these devices."""
+
+    def settled(devices: Visible, name: str | None = None, **options: Any) -> Any:
+        for room in (design, choices):
+            monkeypatch.setattr(room, "visible_devices", lambda wanted: devices)
+        return settle(resolve(options, name, environ={}))
+
+    return settled
+
+
+@pytest.mark.parametrize(
+    ("images", "batch"), [(1, 1), (20, 5), (244, 16), (1_437, 32), (50_000, 256), (1_281_167, 1024), (10**8, 1024)]
+)
+def test_batch(images, batch):
+    assert choose_batch(images, 1, 1) == batch
+    assert images // batch >= 10 or images < 100
+
+
+def test_batch_of_several_replicas():
+    assert choose_batch(1_437, 8, 1) == 64, "8 images for each"
+    assert choose_batch(50_000, 6, 1) % 6 == 0
+    assert choose_batch(40, 8, 4) == 32, "whole micro batches, however few images there are"
+
+
+def test_epochs_grow_only_where_few_steps_make_one():
+    assert [choose_epochs(steps) for steps in (1, 15, 45, 195, 1250)] == [100, 40, 30, 30, 30]
+
+
+def test_rates():
+    assert choose_rate("sgd", 0.9, 1024, fine_tuning=False) == 0.4
+    assert choose_rate("sgd", 0.9, 256, fine_tuning=False) == 0.2
+    assert choose_rate("sgd", 0.9, 256, fine_tuning=True) == 0.02
+    assert choose_rate("sgd", 0.5, 256, fine_tuning=False) == 1.0
+    assert choose_rate("adamw", None, 256, fine_tuning=False) == 0.001
+
+
+def test_the_default_on_a_processor(on):
+    found = on(CPU)
+    assert found.notes == (
+        "chosen: batch size 32 (1,437 images), learning rate 0.071, warm-up 1.2 epochs, precision 32.32 (CPU)",
+    )
+    assert found.config.learning.lr_schedule_params == {"absolute_learning_rate": 0.071}
+    assert found.config.learning.lr_warmup_params == {"warmup_mode": "shift", "warmup_epochs": 1.2}
+    assert str(found.origins["batch_size"]) == "chosen for 1,437 images"
+    made = design_run(found.config)
+    end_of_warmup = round(1.2 * made.plan.steps.updates_per_epoch)
+    assert float(made.lr_curve(end_of_warmup)) == pytest.approx(0.071, rel=0.01)
+
+
+def test_without_a_recipe_the_same_is_chosen_and_momentum(on):
+    found = on(GPU, "none")
+    assert "SGD with momentum 0.9, cosine schedule, learning rate 0.071, 30 epochs, warm-up 3 epochs" in found.notes[0]
+    assert found.notes[0].endswith("precision 16.32 (GPU, bfloat16)")
+    assert found.config.learning.optimizer_params == {"momentum": 0.9, "nesterov": True}
+
+
+def test_what_is_given_stays(on):
+    found = on(GPU, "none", micro_batch_size=8, learning_rate=0.05, num_epochs=3, precision="32.32")
+    assert found.notes == ()
+    assert (
+        found.config
+        == resolve(
+            {"micro_batch_size": 8, "learning_rate": 0.05, "num_epochs": 3, "precision": "32.32"}, "none", environ={}
+        ).config
+    )
+    mixed = on(CPU, None, epochs=20, batch_size=128)
+    assert mixed.notes == ("chosen: learning rate 0.14, warm-up 2 epochs",)
+    recipe = on(CPU, "cifar10_resnet8_cpu", generated_data=True)
+    assert recipe.notes == ()
+
+
+def test_the_reference_keeps_its_defaults(on):
+    for options in ({"application": "tf1", "dataset": "cifar10"}, {"application": "tf2", "generated_data": True}):
+        assert on(GPU, None, **options).config == resolve(options, environ={}).config
+
+
+def test_a_batch_beyond_the_memory_is_accumulated(on):
+    options = {"dataset": "imagenet", "generated_data": True}
+    small = on(Visible(platform="gpu", count=1, memory_bytes=16 * GIB, bfloat16=True), "images", **options)
+    batch = small.config.batch
+    assert batch.batch_size == 1024
+    assert "micro batch" in small.notes[0]
+    plan = design_run(small.config).plan
+    assert plan.memory.total_bytes <= 0.6 * 16 * GIB
+    twice = override(small, {"micro_batch_size": 2 * batch.micro_batch_size})
+    assert design_run(twice.config).plan.memory.total_bytes > 0.6 * 16 * GIB, "it is the largest that fits"
+    assert on(GPU, "images", **options).config.batch.micro_batch_size is None, "80 GiB are enough"
+
+
+def test_trained_weights_are_trained_gently(on):
+    fresh, tuned = (on(CPU, None, **given).config.learning for given in ({}, {"init_from": "weights.pth"}))
+    assert tuned.learning_rate == pytest.approx(fresh.learning_rate / 10)
+
+
+def test_a_run_that_only_validates_gets_a_batch(on):
+    found = on(GPU, None, training=False)
+    assert found.notes == ("chosen: batch size 32",)
+    assert found.config.numerics.precision == "32.32"
+
+
+def test_a_resumed_run_has_what_was_chosen(tmp_path):
+    options = {
+        "model_name": "toy_model_bn",
+        "weight_updates_per_epoch": 2,
+        "log_dir": str(tmp_path),
+        "progress": "none",
+    }
+    first = train(resolve(options | {"num_epochs": 1}, environ={}))
+    saved = json.loads((first.directory / "config.json").read_text())
+    assert saved["values"]["learning_rate"] == 0.071
+    assert saved["origins"]["batch_size"] == {"kind": "chosen", "where": "for 1,437 images"}
+    second = resume(first.directory, {"num_epochs": 2})
+    assert second.step == 4
+    values = json.loads((first.directory / "config.json").read_text())["values"]
+    assert (values["batch_size"], values["learning_rate"]) == (32, 0.071)
+
+
+def test_the_plan_says_it(capsys):
+    assert main(["plan", "--config", "none"]) == 0
+    assert "note: chosen: batch size 32 (1,437 images), SGD with momentum 0.9" in capsys.readouterr().err
