@@ -1,7 +1,7 @@
 """What a run takes for batch, learning rate, epochs, warm-up and precision where nobody gives them.
 
-One rule each, from the number of training images, the optimizer and the device. docs/training.md has the accuracies
-that they were checked with.
+One rule each, from the number of training images, the optimizer and the device; docs/training.md has them as a table,
+and what was measured with them.
 """
 
 import math

@@ -9,6 +9,7 @@ from typing import Any
 from headrace.config.field import CHOSEN, DEFAULT, Origin
 from headrace.config.layers import Given
 from headrace.config.load import Resolved, with_values
+from headrace.config.schema import Config
 from headrace.data.dataset import DataInfo, describe_dataset
 from headrace.engine.visible import Visible, visible_devices
 from headrace.plan.choices import (
@@ -55,6 +56,14 @@ def with_choices(resolved: Resolved, custom: CustomParts = NOTHING) -> Resolved:
         work = work.optimizer().rate().epochs(info).warmup()
     said = ", ".join(sorted(work.said, key=lambda text: text.startswith("precision")))  # it is decided first
     return replace(work.resolved, notes=(*resolved.notes, f"{CHOSEN}: {said}")) if said else resolved
+
+
+def with_some_batch(config: Config) -> Config:
+    """Return a configuration to evaluate with, whose batch may have been left open."""
+    batch = config.batch
+    if batch.batch_size is batch.micro_batch_size is batch.global_batch_size is None:
+        return replace(config, batch=replace(batch, micro_batch_size=BATCH_WITHOUT_TRAINING))
+    return config
 
 
 @dataclass(frozen=True, kw_only=True)

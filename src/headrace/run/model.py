@@ -40,7 +40,7 @@ from headrace.plan.plan import Plan
 from headrace.plan.steps import make_batch_plan
 from headrace.reference.entrance import resolve_code
 from headrace.run.callbacks import Callback, check_callbacks
-from headrace.run.choices import BATCH_WITHOUT_TRAINING, settle, with_choices
+from headrace.run.choices import settle, with_choices, with_some_batch
 from headrace.run.custom_functions import AugmentFunction
 from headrace.run.design import CustomParts, Design, design_run, starting_state
 from headrace.run.directory import from_saved, saved_form
@@ -408,9 +408,8 @@ class Model:
 
         Without numbers they are those of the last fit, or a thousand: the batch may follow from them.
         """
-        train_count = (
-            num_samples or self._num_samples[0] or max(1000, make_batch_plan(self.config.batch).global_batch_size)
-        )
+        step = make_batch_plan(self.config.batch).global_batch_size
+        train_count = num_samples or self._num_samples[0] or max(1000, step)
         held_out = self._num_samples[1] if num_validation is None else num_validation
         dataset = array_dataset(self.config.data, self._planned_spec(), None, None)
         info = replace(dataset.info, num_train=train_count, num_validation=held_out)
@@ -566,11 +565,8 @@ class Model:
 
     def _evaluation_design(self, config: Config, dataset: DataSet, objective: CustomObjective = STANDARD) -> Design:
         """Return a run that only validates this dataset."""
-        batch = config.batch
-        if batch.batch_size is batch.micro_batch_size is batch.global_batch_size is None:
-            config = replace(config, batch=replace(batch, micro_batch_size=BATCH_WITHOUT_TRAINING))
         custom = CustomParts(network=self.network, dataset=dataset, loss=objective.loss, metrics=objective.metrics)
-        return design_run(config, custom, current_group().num_processes)
+        return design_run(with_some_batch(config), custom, current_group().num_processes)
 
     def _chosen(self, weights: str) -> str:
         """Return which weights are meant: auto are the better ones."""
