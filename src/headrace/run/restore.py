@@ -9,6 +9,7 @@ from typing import Any
 from headrace.checkpoint.saver import BestCheckpoints, ScoredCheckpoint
 from headrace.checkpoint.store import checkpoint_name, load, newest_good
 from headrace.config.field import CHOSEN, plain, spellings
+from headrace.config.layers import LAUNCHER
 from headrace.config.load import Resolved, to_flat
 from headrace.config.model_table import NORM_OPTIONS, OPTION_FAMILIES
 from headrace.config.schema import all_options
@@ -180,8 +181,15 @@ def free_options(options: Mapping[str, Any]) -> dict[str, Any]:
 def refuse_other_command(path: Path, saved: Resolved, resolved: Resolved) -> None:
     """Refuse to go on with a run that was started with another configuration; devices and places may differ."""
     old, new = to_flat(saved.config), to_flat(resolved.config)
-    chosen = {name for name, origin in saved.origins.items() if origin.kind in (CHOSEN, "measured")}
-    changed = [name for name in old if old[name] != new[name] and not _is_free(name) and name not in chosen]
+    # What nobody gave, then or now, was chosen for the dataset and the devices of then, and stays.
+    unasked = (CHOSEN, LAUNCHER, "measured")
+    given = {
+        name
+        for each in (saved, resolved)
+        for name, origin in each.origins.items()
+        if origin.is_given and origin.kind not in unasked
+    }
+    changed = [name for name in old if old[name] != new[name] and not _is_free(name) and name in given]
     # The same batch can be divided in many ways.
     if batch := [name for name in changed if name in BATCH_OPTIONS]:
         plans = [design_run(each.config, absent_ok=True).plan.batch for each in (saved, resolved)]
