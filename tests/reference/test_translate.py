@@ -41,6 +41,8 @@ def peak(resolved: Resolved) -> float:
     batch, params = resolved.config.batch, resolved.config.learning.lr_schedule_params
     if "absolute_learning_rate" in params:
         return params["absolute_learning_rate"]
+    assert batch.micro_batch_size is not None
+    assert batch.num_replicas is not None
     images = batch.micro_batch_size * batch.num_replicas * (batch.gradient_accumulation_count or 1)
     return params["initial_learning_rate"] * images
 
