@@ -269,3 +269,11 @@ def test_every_configuration_survives_json_exactly(chosen):
         assert got == (
             pytest.approx(value, rel=1e-6) if all_options()[name].kind is values.FRACTION and value else value
         )
+
+
+def test_a_path_that_is_given_decides_the_dataset() -> None:
+    """Training on the embedded digits would ignore it in silence."""
+    assert resolve({}, "none", environ={}).config.data.dataset == "digits"
+    assert resolve({}, "none", environ={"DATASETS_DIR": "/data"}).config.data.dataset == "digits"
+    assert resolve({"dataset_path": "photos"}, "none", environ={}).config.data.dataset == "auto"
+    assert resolve({"dataset_path": "x", "dataset": "cifar10"}, "none", environ={}).config.data.dataset == "cifar10"

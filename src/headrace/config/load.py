@@ -36,6 +36,7 @@ _ANY_SIZE = (*SYNTHETIC_DATASETS, "imagenet")
 
 def derive(found: Mapping[str, Given]) -> dict[str, Given]:
     """Return all options with those filled in that follow from others."""
+    found = _detected_dataset(found)
     settled = _output(_checkpoints_for_averages(dict(found)))
     name, size = found["model_name"], found["model_size"].value
     image_size = found["image_size"].value or IMAGE_SIZES.get(found["dataset"].value)
@@ -50,6 +51,17 @@ def derive(found: Mapping[str, Given]) -> dict[str, Given]:
         origin = Origin(kind="default", where=f"of {variant.name}")
         settled["image_size"] = Given(value=variant.image_size, origin=origin)
     return _momentum(settled)
+
+
+def _detected_dataset(found: Mapping[str, Given]) -> Mapping[str, Given]:
+    """Detect the dataset in a path that was given: training on the embedded digits would ignore the path in silence.
+
+    A path in the environment is a place to search for datasets by name, and asks for none of them.
+    """
+    named = [name for name in ("dataset_path", "labels") if found[name].origin.kind not in ("default", "environment")]
+    if found["dataset"].origin.is_given or not named:
+        return found
+    return {**found, "dataset": Given(value="auto", origin=Origin(kind="default", where=f"of {named[0]}"))}
 
 
 def _takes_own_size(dataset: str, variant: Variant) -> bool:
