@@ -8,12 +8,14 @@ from headrace.core.errors import ConfigError, RunStopped
 from headrace.run.lr_finder import find_learning_rate, growing_rates, smoothed, suggest
 
 
-def test_rates_grow_in_equal_ratios_and_the_steepest_is_suggested():
+def test_rates_grow_in_equal_ratios_and_half_of_the_fall_is_suggested():
     rates = growing_rates(101, 1e-5, 1.0)
     np.testing.assert_allclose(rates[[0, 50, 100]], [1e-5, 10**-2.5, 1.0])
     logs = np.log10(rates)
-    losses = 2 - np.tanh(3 * (logs + 2)) + np.where(logs > -0.5, 9 * (logs + 0.5), 0)  # falls fastest at 1e-2
+    losses = 2 - np.tanh(3 * (logs + 2)) + np.where(logs > -0.5, 9 * (logs + 0.5), 0)  # half-way at 1e-2
     assert suggest(rates, losses).suggested == pytest.approx(1e-2, rel=0.13)
+    exploding = np.append(losses, 1e8)
+    assert len(suggest(np.append(rates, 2.0), exploding).losses) < len(exploding)
     with pytest.raises(RunStopped, match="did not fall"):
         suggest(rates, 1 + rates)
     np.testing.assert_allclose(smoothed(np.full(7, 3.0)), np.full(7, 3.0))

@@ -30,7 +30,7 @@ _FALLING = 3  # steps, at least, over which the loss falls
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class FoundRates:
-    """The rate and the smoothed loss of each step, and the rate at which the loss fell fastest."""
+    """The rate and the smoothed loss of each step, and the rate at which the loss had fallen half of its way."""
 
     rates: np.ndarray
     losses: np.ndarray
@@ -99,7 +99,10 @@ def smoothed(losses: np.ndarray) -> np.ndarray:
 
 
 def suggest(rates: np.ndarray, losses: np.ndarray) -> FoundRates:
-    """Return the curve, and the rate at which the smoothed loss falls fastest over log(rate), before it is lowest."""
+    """Return the curve, and the rate at which the smoothed loss has fallen half of its way to its lowest value.
+
+    On a smooth curve that is about where it falls fastest. A slope between single steps would find noise instead.
+    """
     rates = rates[: len(losses)]
     start = len(losses) // 10  # the first steps are noise: the average has few losses yet
     lowest = start + int(np.argmin(losses[start:])) if len(losses) else 0
@@ -108,9 +111,13 @@ def suggest(rates: np.ndarray, losses: np.ndarray) -> FoundRates:
             "The loss did not fall for any rate.",
             remedy="Search from a lower rate, or with more steps; check the data with headrace data verify.",
         )
-    falling = slice(start, lowest + 1)
-    slope = np.gradient(losses[falling], np.log(rates[falling]))
-    return FoundRates(rates=rates, losses=losses, suggested=float(rates[falling][int(np.argmin(slope))]))
+    # A loss that explodes says nothing more, and would leave a flat line of the rest in a plot.
+    exploded = np.flatnonzero(losses[lowest:] > _RISEN * losses[lowest])
+    end = lowest + int(exploded[0]) if len(exploded) else len(losses)
+    rates, losses = rates[:end], losses[:end]
+    half = (losses[start] + losses[lowest]) / 2
+    above = np.flatnonzero(losses[: lowest + 1] > half)  # the last of them is followed by the half that stays below
+    return FoundRates(rates=rates, losses=losses, suggested=float(rates[above[-1] + 1]))
 
 
 def _has_risen(losses: np.ndarray) -> bool:

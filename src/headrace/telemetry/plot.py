@@ -163,7 +163,8 @@ def draw_rates(points: Points, suggested: float) -> str:
     rates, losses = [rate for rate, _ in points], [loss for _, loss in points]
     ticks = log_ticks(min(rates), max(rates))
     x = Axis(low=ticks[0], high=ticks[-1], start=64, end=872, ticks=ticks, is_log=True)
-    y = loss_axis(losses)
+    levels = round_ticks(min(losses), max(losses))
+    y = Axis(low=levels[0], high=levels[-1], start=_BOTTOM, end=_TOP, ticks=levels)
     body = [
         f'<rect width="{WIDTH}" height="{HEIGHT}" rx="8" fill="#ffffff"/>',
         _text(28, 34, f"suggested learning rate: {suggested:.2g}", size=17, color=_INK, weight=600),
