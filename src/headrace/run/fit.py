@@ -218,6 +218,9 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
             recorder.continue_from(restored, past)
         sinks.write(_run_start(design, devices, step))
         warnings = [*resolved.warnings, *plan.warnings, *dataset.info.remarks, *(restored.notes if restored else ())]
+        if config.run.dry_run_steps:
+            few = plan.validation.num_samples
+            warnings.append(f"a trial: its accuracies are those of the first {few} validation images, and say nothing")
         notes = [*resolved.notes, _describe(dataset.info, options), *_hints(design, devices)]
         if adopted is not None:
             notes = [*table_lines(adopted), *notes]
