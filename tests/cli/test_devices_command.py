@@ -5,7 +5,7 @@ import json
 import jax
 import pytest
 
-from headrace.cli.devices import main
+from headrace.cli.show_devices import main
 from headrace.core.errors import ConfigError
 from headrace.run.machine import _bfloat16, describe_machine
 

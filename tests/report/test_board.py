@@ -15,7 +15,7 @@ import pytest
 
 from headrace.cli.board import main as board
 from headrace.core.errors import ConfigError
-from headrace.report.board import LOCAL, Access, make_server
+from headrace.report.board_server import LOCAL, Access, make_server
 
 from .test_run_report import HOSTILE, end, make, start, trained, validated
 
@@ -112,7 +112,7 @@ def test_runs_are_compared(place, serve):
 
 
 def test_a_run_that_is_deleted_is_gone_and_the_server_is_not(place, serve, monkeypatch):
-    monkeypatch.setattr("headrace.report.board._LISTING_SECONDS", 0.0)
+    monkeypatch.setattr("headrace.report.board_server._LISTING_SECONDS", 0.0)
     ask = serve(place)
     assert ask("/run?id=good")[0] == 200
     shutil.rmtree(place / "good")

@@ -7,7 +7,7 @@ import pytest
 
 from headrace.cli.main import main
 from headrace.engine.visible import Visible
-from headrace.plan.choices import choose_batch, choose_epochs, choose_rate
+from headrace.plan.choice_rules import choose_batch, choose_epochs, choose_rate
 from headrace.reference.entrance import override, resolve
 from headrace.run import choices, design
 from headrace.run.choices import settle

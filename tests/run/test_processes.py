@@ -23,6 +23,7 @@ TINY: dict[str, Any] = {
     "micro_batch_size": 2,
     "num_replicas": 4,
     "num_epochs": 2,
+    "learning_rate": 0.02,  # constant: a chosen curve would depend on the number of epochs
     "platform": "cpu",
     "progress": "plain",
 }

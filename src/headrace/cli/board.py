@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
         raise ConfigError(f"The port is {args.port}.", rule="Ports are 0 to 65535.")
     if args.token == "":
         raise ConfigError("The token is empty.", remedy="Leave --token out: one is made up where it is needed.")
-    from headrace.report.board import LOCAL, Access, make_server
+    from headrace.report.board_server import LOCAL, Access, make_server
 
     is_local = args.host in LOCAL
     token = args.token or ("" if is_local else secrets.token_urlsafe(18))

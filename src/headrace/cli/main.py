@@ -45,7 +45,7 @@ COMMANDS = (
     Command(name="lr-find", module="headrace.cli.lr_find", help="find a learning rate by a short run, with a plot"),
     Command(name="models", module="headrace.cli.models", help="list the networks"),
     Command(name="configs", module="headrace.cli.configs", help="list and show recipes, with measured results"),
-    Command(name="devices", module="headrace.cli.devices", help="list devices, their memory, and versions"),
+    Command(name="devices", module="headrace.cli.show_devices", help="list devices, their memory, and versions"),
     Command(name="data", module="headrace.cli.data", help="check, build, pack and measure datasets"),
     Command(name="completion", module="headrace.cli.completion", help="print the completion script of a shell"),
     Command(name="launch", module="headrace.cli.launch", help="start the processes of a job, here or on other hosts"),

@@ -1,6 +1,6 @@
 """Options that nobody gave, chosen from the dataset and the devices before a run; a resumed run keeps them.
 
-The rules are in plan/choices.py. Here is when each applies, and how it enters the configuration.
+The rules are in plan/choice_rules.py. Here is when each applies, and how it enters the configuration.
 """
 
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from headrace.config.load import Resolved, with_values
 from headrace.config.schema import Config
 from headrace.data.dataset import DataInfo, describe_dataset
 from headrace.engine.visible import Visible, visible_devices
-from headrace.plan.choices import (
+from headrace.plan.choice_rules import (
     USUAL_MOMENTUM,
     choose_batch,
     choose_epochs,

@@ -428,8 +428,7 @@ class Model:
         if not current_group().is_first:
             return path
         refuse_replacing(path)
-        spec = self._known_spec()
-        dataset = array_dataset(self.config.data, spec, None, None)
+        dataset = array_dataset(self.config.data, self._known_spec(), None, None)
         custom = CustomParts(network=self._code_network, dataset=dataset)
         saved = {name: value for name, value in self._last_options.items() if name not in IMAGE_OPTIONS}
         manifest = {
@@ -438,6 +437,7 @@ class Model:
             "seed": self.config.run.seed,
             "config": saved_form(self._resolve(saved, by_code=True), custom.record()),
             "class_names": list(self.class_names),
+            "better": trained.better,
             "input": input_form(dataset.info, self.config),
             "elapsed_seconds": 0.0,
         }

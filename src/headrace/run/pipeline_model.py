@@ -26,7 +26,8 @@ class PipelineModel(Model):
         resume: str | Path | None = None,
     ) -> RunResult:
         """Train on images [N, H, W, C] (uint8 or float32) and labels [N]; return the result of the run."""
-        asked = self._options | ({"num_epochs": num_epochs} if num_epochs is not None else {})
+        # one epoch unless told otherwise, as before; `Model` chooses a number for the dataset
+        asked = {"num_epochs": 1} | self._options | ({"num_epochs": num_epochs} if num_epochs is not None else {})
         resolved, custom = self._training_parts(images, labels, validation_data, asked)
         return self._fit(resolved, custom, resume, asked)
 

@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 
 from headrace.checkpoint.saver import BestCheckpoints
-from headrace.checkpoint.store import MANIFEST_FILE, list_checkpoints, load, newest_good, restore_tree, step_of
+from headrace.checkpoint.store import (
+    MANIFEST_FILE,
+    list_checkpoints,
+    load,
+    newest_good,
+    parse_manifest,
+    restore_tree,
+    step_of,
+)
 from headrace.config.schema import Config
 from headrace.core.errors import CheckpointError
 from headrace.data.augmentation.augment import Preprocess
@@ -85,7 +93,8 @@ def best_validated(run: Path) -> dict[str, Any] | None:
 def find_weights(path: Path) -> tuple[Path, str]:
     """Return (checkpoint, which weights of it are best) for a checkpoint, a directory of them, or a run's directory."""
     if (path / MANIFEST_FILE).exists():
-        return path, RAW
+        manifest, _ = parse_manifest((path / MANIFEST_FILE).read_bytes())  # whatever is wrong is reported on loading
+        return path, EMA if manifest and manifest.get("better") == EMA else RAW
     place = path if list_checkpoints(path) else read_run(path, needed=())[0].checkpoints
     best = BestCheckpoints(place).first_good()
     if best is not None:
