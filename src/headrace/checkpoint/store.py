@@ -138,7 +138,9 @@ def save(directory: Path | str, name: str, arrays: Mapping[str, Any], manifest: 
     path = Path(directory) / name
     temporary = path.with_name(f".tmp-{name}-{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.parent.is_dir():
+            path.parent.mkdir(parents=True)
+            sync_directory(path.parent.parent)  # or a power failure takes the first checkpoint with its directory
         _remove_leftovers(path.parent)
         temporary.mkdir()
         write_synced(temporary / TENSOR_FILE, data)

@@ -19,7 +19,7 @@ def main(argv: list[str]) -> int:
     found = find_learning_rate(resolved, num_steps=args.steps, lowest=args.lowest, highest=args.highest)
     points = list(zip(found.rates.tolist(), found.losses.tolist(), strict=True))
     write_atomic(args.plot, draw_rates(points, found.suggested).encode())
-    print(f"suggested   {found.suggested:.2g}: by then the loss has fallen half of its way ({len(points)} steps)")
+    print(f"suggested   {found.suggested:.2g}, where the loss has fallen half of its way ({len(points)} steps)")
     print(f"plot        {args.plot}")
     print(f"next        headrace train ... --lr {found.suggested:.2g}")
     return 0

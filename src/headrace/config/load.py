@@ -36,7 +36,6 @@ _ANY_SIZE = (*SYNTHETIC_DATASETS, "imagenet")
 
 def derive(found: Mapping[str, Given]) -> dict[str, Given]:
     """Return all options with those filled in that follow from others."""
-    found = _detected_dataset(found)
     settled = _output(_checkpoints_for_averages(dict(found)))
     name, size = found["model_name"], found["model_size"].value
     image_size = found["image_size"].value or IMAGE_SIZES.get(found["dataset"].value)
@@ -302,7 +301,9 @@ def _assemble(layers: list[Layer], name: str, environ: Mapping[str, str], transl
         [*layers, launched], translation.options, (*TIES, *SHORTCUT_TIES, *translation.ties)
     )
     translated = translation.translate(found)
-    settled = derive(fold(translated.options))
+    options = fold(translated.options)
+    # The reference's applications have rules of their own for what a path means.
+    settled = derive(options if translation.has_defaults(found) else _detected_dataset(options))
     config = build({option: given.value for option, given in settled.items()})
     origins = {option: given.origin for option, given in settled.items() if option in all_options()}
     warnings, notes = check(config, origins)

@@ -210,10 +210,10 @@ def parts_of(custom: Mapping[str, Any]) -> tuple[str, ...]:
 def write_run(directory: RunDirectory, saved: dict[str, Any], plan: dict[str, Any], command: list[str]) -> None:
     """Store the configuration, where each value came from, and the plan."""
     saved = {"command": command} | saved
+    directory.reports.mkdir(exist_ok=True)  # before the files, whose writing syncs the run's directory
     # config.json first: as soon as it is there, the run can be resumed.
     for file, content in ((directory.config_file, saved), (directory.plan_file, plan)):
         write_atomic(file, (json.dumps(content, indent=1) + "\n").encode())
-    directory.reports.mkdir(exist_ok=True)
 
 
 def read_run(
