@@ -13,11 +13,13 @@ SignalHandler = Callable[[int, FrameType | None], None]
 
 
 def catch_signals(numbers: Iterable[signal.Signals], handler: SignalHandler) -> dict[signal.Signals, Any]:
-    """Set the handler of those signals that are not ignored; return the previous handlers.
+    """Set the handler of the signals; return the previous handlers.
 
-    nohup ignores SIGHUP: what it starts is meant to outlive its terminal.
+    SIGHUP stays ignored where nohup ignores it: what it starts is meant to outlive its terminal. A shell also ignores
+    SIGINT for what it starts with `&`, but whoever sends it to such a run means it.
     """
-    caught = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    caught = [number for number in numbers if not (ignored and number == signal.SIGHUP)]
     return {number: signal.signal(number, handler) for number in caught}
 
 
