@@ -55,9 +55,9 @@ RULES = {
 
 def test_options_about_a_file_are_remarked_on_without_one():
     notes = resolve({"init_ema": True, "init_min_loaded": 0.5}, "none", environ={}).notes
-    assert [note for note in notes if "init_from" in note] == [
-        "init_ema on (command line) has no effect without init_from.",
-        "init_min_loaded 0.5 (command line) has no effect without init_from.",
+    assert [note for note in notes if "without weights" in note] == [
+        "init_ema on (command line) has no effect without weights.",
+        "init_min_loaded 0.5 (command line) has no effect without weights.",
     ]
 
 

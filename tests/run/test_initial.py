@@ -121,5 +121,5 @@ def test_a_resumed_run_needs_the_file_no_more(quick, first, tmp_path):
     assert longer.step == 12
     frozen = load(longer.directory / "checkpoints" / "step_00000012")[0]["params/conv2d_0/conv/kernel"]
     np.testing.assert_array_equal(frozen, state["params/conv2d_0/conv/kernel"])
-    with pytest.raises(CheckpointError, match="init_from"):
+    with pytest.raises(CheckpointError, match="weights"):
         resume(second.directory, {"num_epochs": "3", "init_from": str(first)})

@@ -57,7 +57,7 @@ SCREENS: Mapping[str, Screen] = {
         examples=(
             ("headrace train", "the demo"),
             ("headrace train --dataset-path photos/ --epochs 20", "images, a folder per class"),
-            ("headrace train --dataset-path photos/ --lr 0.01 --init-from resnet50.pth", ""),
+            ("headrace train --dataset-path photos/ --lr 0.01 --weights resnet50.pth", ""),
             ("headrace train --config cifar10_resnet20 --seed 1", "a recipe, changed"),
         ),
         rows={
@@ -68,7 +68,7 @@ SCREENS: Mapping[str, Screen] = {
             },
             "network": {
                 "model NAME": "network; `headrace models` lists them",
-                "init-from FILE": "weights to start from: .pth, .safetensors, .h5, a run",
+                "weights NAME": "weights to start from: .pth, .safetensors, .h5, a run",
                 "freeze REGEX": "weights that stay as they are, by regular expression",
             },
             "training": {

@@ -193,10 +193,10 @@ MODEL_RULES = (
 class Weights:
     """The weights that training starts from, and which of them it trains."""
 
-    init_from: str | None = option(
+    weights: str | None = option(
         None,
-        "File of weights to start from: torch's .pth, .safetensors, Keras' .h5, a Headrace checkpoint or run.",
-        aliases=("init_path",),
+        "Weights to start from: a file (torch's .pth, .safetensors, Keras' .h5), a Headrace checkpoint or run.",
+        aliases=("init_from", "init_path"),
     )
     init_ema: bool = option(False, "Use the averaged weights (EMA) of a checkpoint instead of the raw ones.")
     init_min_loaded: float = option(
@@ -220,8 +220,8 @@ class Weights:
 def _without_file(name: str) -> Remark:
     """Say that an option about a file of weights does nothing without one."""
     return Remark(
-        when=lambda facts: facts.given(name) and facts.config.weights.init_from is None,
-        text=lambda facts: f"{facts.describe(name)} has no effect without init_from.",
+        when=lambda facts: facts.given(name) and facts.config.weights.weights is None,
+        text=lambda facts: f"{facts.describe(name)} has no effect without weights.",
     )
 
 

@@ -142,7 +142,7 @@ class _Choices:
             return self
         config = self.resolved.config
         learning, size = config.learning, make_batch_plan(config.batch).global_batch_size
-        fine_tuning = config.weights.init_from is not None or self.custom.weights is not None
+        fine_tuning = config.weights.weights is not None or self.custom.weights is not None
         momentum = learning.optimizer_params.get("momentum")
         rate = choose_rate(learning.optimizer, momentum, size, fine_tuning=fine_tuning)
         why = f"for a batch of {size:,}" + (", from trained weights" if fine_tuning else "")

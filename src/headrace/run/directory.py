@@ -141,8 +141,8 @@ def with_absolute_paths(resolved: Resolved) -> Resolved:
     places, weights = config.checkpoint, config.weights
     if places.checkpoint_dir is not None:
         places = replace(places, checkpoint_dir=str(Path(places.checkpoint_dir).absolute()))
-    if weights.init_from is not None:
-        weights = replace(weights, init_from=str(Path(weights.init_from).absolute()))
+    if weights.weights is not None:
+        weights = replace(weights, weights=str(Path(weights.weights).absolute()))
     data = config.data
     if data.labels is not None:
         data = replace(data, labels=str(Path(data.labels).expanduser().absolute()))

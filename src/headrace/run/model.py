@@ -274,7 +274,7 @@ class Model:
     ) -> tuple[Resolved, CustomParts]:
         given = given_data(data, labels)
         if self._trained is None and self._weights_from is not None:
-            options = options | {"init_from": self._weights_from}
+            options = options | {"weights": self._weights_from}
         if given.options:
             if validation_data is not None:
                 raise ConfigError(
@@ -538,7 +538,7 @@ class Model:
 
     def _not_for_resume(self, custom: CustomParts) -> set[str]:
         """Return the options that a resumed run takes from itself."""
-        left_out = set(network_options()) | {"init_from"}
+        left_out = set(network_options()) | {"weights"}
         return left_out | (set(NAMED_OF_DATA) if custom.dataset else set())
 
     def _array_spec(self, images: Any, labels: Any) -> ImageSpec:
@@ -595,7 +595,7 @@ class Model:
             return
         dataset = array_dataset(self.config.data, self._known_spec(), None, None)
         dataset = replace(dataset, info=replace(dataset.info, num_validation=1))
-        options = self._options | {"init_from": self._weights_from, "training": False, "validation": True}
+        options = self._options | {"weights": self._weights_from, "training": False, "validation": True}
         design = self._evaluation_design(self._resolve(options).config, dataset)
         adopted = adopt_weights(design)
         assert adopted is not None

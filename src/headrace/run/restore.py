@@ -136,7 +136,7 @@ def refuse_changed_dataset(restored: Restored, identity: Mapping[str, Mapping[st
                 + (sizes if now["images"] != before["images"] else "its labels differ")
                 + ".",
                 rule="A resumed run continues in the same order of the same samples.",
-                remedy="Restore the dataset, or start a new run from these weights with --init-from RUN.",
+                remedy="Restore the dataset, or start a new run from these weights with --weights RUN.",
             )
 
 
@@ -154,7 +154,7 @@ _FIXED = (
     "precision",
     "half_type",
     "ema_decay",
-    "init_from",
+    "weights",
 )
 
 

@@ -27,11 +27,11 @@ TABLE_FILE = "init.json"
 
 
 def adopt_weights(design: Design) -> LoadedWeights | None:
-    """Return the weights that `init_from` names, or None without it. Nothing is written yet."""
+    """Return the weights that `weights` names, or None without it. Nothing is written yet."""
     options = design.config.weights
-    if options.init_from is None:
+    if options.weights is None:
         return None
-    path = Path(options.init_from)
+    path = Path(options.weights)
     foreign = _read_checkpoint(path, options.init_ema) if path.is_dir() else read_file(path, options.init_ema)
     return load_into(design.network, design.network.init(design.config.run.seed), foreign, options.init_min_loaded)
 
