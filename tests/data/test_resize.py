@@ -1,10 +1,14 @@
 """Resizing: antialiased, each pass is Pillow's to the bit; plain it is the four-neighbour formula."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from PIL import Image
 
 from headrace.data.decoding import resize
+from headrace.data.decoding.crop import CROP_RULES
+from headrace.data.decoding.image_source import ViewSpec
 from headrace.data.decoding.resize import View, resize_view
 
 RNG = np.random.default_rng(4)
@@ -107,3 +111,15 @@ def test_nothing_is_resized_when_it_fits() -> None:
         out = np.empty((64, 64, 3), np.uint8)
         resize_view(NOISE, View((10, 20, 64, 64), (64, 64)), out, antialias)
         assert (out == NOISE[10:74, 20:84]).all()
+
+
+def test_bicubic_views_are_pillows_in_evaluation_alone() -> None:
+    out = np.empty((48, 50, 3), np.uint8)
+    resize_view(NOISE, View((0, 0, 120, 170), (48, 50)), out, bicubic=True)
+    image = Image.fromarray(NOISE).resize((170, 48), Image.Resampling.BICUBIC)
+    assert (out == np.asarray(image.resize((50, 48), Image.Resampling.BICUBIC))).all()
+    spec = ViewSpec(size=32, bicubic=True)
+    assert spec.is_bicubic
+    assert not any(
+        replace(spec, **other).is_bicubic for other in ({"crop": CROP_RULES["torchvision"]}, {"whole": True})
+    )

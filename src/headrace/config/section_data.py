@@ -98,6 +98,11 @@ class Data:
         "Shorter side of validation images before the centre crop; unset means image_size * 256 / 224.",
         check=at_least(1),
     )
+    eval_interpolation: str = option(
+        "bilinear",
+        "How validation images are resized; bicubic is for weights that were trained elsewhere with it.",
+        choices=("bilinear", "bicubic"),
+    )
     resize_antialias: bool = option(
         True, "Average over all pixels when an image is shrunk; off interpolates between four neighbours."
     )
@@ -211,6 +216,7 @@ IMAGE_OPTIONS = (
     "sent_image_size",
     "decode_once",
     "eval_resize_size",
+    "eval_interpolation",
     "resize_antialias",
     "max_bad_samples",
 )
@@ -231,6 +237,14 @@ DATA_RULES = (
         for name in ("image_size", "num_channels")
     ),
     *(_only_for(name, IMAGE_DATASETS, "image files") for name in IMAGE_OPTIONS),
+    Rule(
+        broken=lambda facts: (
+            facts.config.data.eval_interpolation == "bicubic" and not facts.config.data.resize_antialias
+        ),
+        problem=lambda facts: f"{facts.describe('eval_interpolation')} with {facts.describe('resize_antialias')}.",
+        rule="Without antialiasing, images are interpolated between four neighbours, which is bilinear.",
+        remedy="Leave one of the two out.",
+    ),
     Rule(
         broken=lambda facts: facts.config.data.labels is not None and facts.config.data.dataset not in ("auto", "csv"),
         problem=lambda facts: f"{facts.describe('labels')} for the dataset {facts.config.data.dataset}.",

@@ -623,6 +623,7 @@ class Model:
             preprocess=preprocess_of(form, self.config.run.seed, self.network.input_hwc),
             shorter_side=form["shorter_side"],
             antialias=form["antialias"],
+            interpolation=form["interpolation"],
         )
 
     def _remember(self, design: Design) -> None:

@@ -74,6 +74,7 @@ def evaluation_set(config: Data, spec: ImageSpec, named: bool) -> DataSet:
         channels=spec.image_hwc[2],
         shorter_side=data.eval_resize_size or (size if size < 96 else None),
         antialias=data.resize_antialias,
+        bicubic=data.eval_interpolation == "bicubic",
     )
     bad = BadSamples(str(path), len(samples), data.max_bad_samples)
     source = ImageSource(samples, view, "validation", bad)

@@ -79,7 +79,13 @@ def _forward_spec(model: TrainedModel) -> EvalSpec:
 def read_image(model: TrainedModel, path: Path, out: np.ndarray) -> str:
     """Decode an image into `out` as the model's validation does; return what is wrong with it, or nothing."""
     height, _, channels = model.network.input_hwc
-    view = ViewSpec(size=height, channels=channels, shorter_side=model.shorter_side, antialias=model.antialias)
+    view = ViewSpec(
+        size=height,
+        channels=channels,
+        shorter_side=model.shorter_side,
+        antialias=model.antialias,
+        bicubic=model.interpolation == "bicubic",
+    )
     try:
         decode_into(FileSamples(path.parent, [path.name], np.zeros(1, np.int32)), 0, 0, view, out, None)
     except BadImage as error:

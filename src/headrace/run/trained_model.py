@@ -50,6 +50,7 @@ class TrainedModel:
     preprocess: Preprocess
     shorter_side: int | None  # of a resized image, before the centre is cropped; None: the size x 256 / 224
     antialias: bool
+    interpolation: str = "bilinear"
 
     def describe(self) -> dict[str, Any]:
         """Return the description that is exported with the weights, as plain values."""
@@ -61,6 +62,7 @@ class TrainedModel:
             "normalization": spec.normalization,
             **({"mean": list(spec.mean), "std": list(spec.std)} if spec.normalization == "per-channel" else {}),
             "resize_shorter_side": self.shorter_side or self.network.input_hwc[0] * 256 // 224,
+            "interpolation": self.interpolation,
             "class_names": list(self.class_names),
             "output": "softmax of the logits",
             "checkpoint": self.checkpoint.name,
@@ -80,6 +82,7 @@ def input_form(info: DataInfo, config: Config) -> dict[str, Any]:
         "std": list(info.channel_std),
         "shorter_side": config.data.eval_resize_size or (size if size < _SMALL else None),
         "antialias": config.data.resize_antialias,
+        "interpolation": config.data.eval_interpolation,
     }
 
 
@@ -141,6 +144,7 @@ def load_trained_model(path: Path, weights: str = AUTO, custom: Network | None =
         preprocess=preprocess_of(form, config.run.seed, network.input_hwc),
         shorter_side=form["shorter_side"],
         antialias=form["antialias"],
+        interpolation=form.get("interpolation", "bilinear"),  # not in older ones
     )
 
 

@@ -37,7 +37,13 @@ class ViewSpec:
     seed: int = 0
     shorter_side: int | None = None  # of a resized image in evaluation; None: size * 256 / 224
     antialias: bool = True
+    bicubic: bool = False  # in evaluation
     whole: bool = False  # the whole image becomes a square, whatever its shape
+
+    @property
+    def is_bicubic(self) -> bool:
+        """Say how this view is resized: random crops of training are bilinear."""
+        return self.bicubic and self.crop is None and not self.whole
 
     def view(self, hw: tuple[int, int], epoch: int, sample: int, boxes: Boxes = ()) -> View:
         """Return the view of an image of this size."""
@@ -137,7 +143,7 @@ def decode_into(
     data, boxes = samples.content(sample)
     if isinstance(data, np.ndarray):
         view = spec.view(data.shape[:2], epoch, sample, boxes)
-        resize_view(_as_channels(data, spec.channels), view, out, spec.antialias)
+        resize_view(_as_channels(data, spec.channels), view, out, spec.antialias, spec.is_bicubic)
         return data.shape[:2]
     decoder = jpeg_decoder() if spec.crop is not None and spec.antialias else None
     known = decoder.header(data) if decoder is not None else None
@@ -147,7 +153,7 @@ def decode_into(
     factor = decode_factor(header, view.crop[2:], view.resized_hw)
     if decoder is None or known is None or not decoder.decode_into(data, view, stored, factor):
         pixels, view = decode_view(data, header, view, spec, scratch)
-        resize_view(pixels, view, stored, spec.antialias)
+        resize_view(pixels, view, stored, spec.antialias, spec.is_bicubic)
     if stored is not out:
         out[...] = turn(stored, header.orientation)
     return header.height, header.width

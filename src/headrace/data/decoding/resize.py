@@ -1,4 +1,4 @@
-"""Resize a crop of an image: bilinear, antialiased as in Pillow, or plain as is TensorFlow's default.
+"""Resize a crop of an image: bilinear or bicubic, antialiased as in Pillow, or plain as is TensorFlow's default.
 
 The antialiased resizer in C gives Pillow's pixels bit for bit, several times faster and without the interpreter lock.
 Where it is missing, or would give other pixels, Pillow does the work: only the speed changes.
@@ -45,7 +45,7 @@ class Scratch(threading.local):
         return self._bytes[:size]
 
 
-def resize_view(pixels: np.ndarray, view: View, out: np.ndarray, antialias: bool = True) -> None:
+def resize_view(pixels: np.ndarray, view: View, out: np.ndarray, antialias: bool = True, bicubic: bool = False) -> None:
     """Write a view of uint8 [h, w, C] pixels into `out` [H, W, C]. Pixels outside of the crop have no influence.
 
     Pixels that the crop's edges divide count as Pillow's `resize(box=...)` counts them.
@@ -60,6 +60,8 @@ def resize_view(pixels: np.ndarray, view: View, out: np.ndarray, antialias: bool
     rows, columns = (slice(start, start + size) for start, size in zip(view.offset, out.shape, strict=False))
     if box == (0, 0, *view.resized_hw):
         out[...] = crop[rows, columns]
+    elif bicubic:
+        out[...] = pillow_resize(crop, box, view.resized_hw, bicubic=True)[rows, columns]
     elif antialias and (native := native_resize()) is not None and _fits(crop, out):
         native(crop, box, view.resized_hw, view.offset, out)
     elif antialias:
@@ -73,19 +75,20 @@ def _fits(crop: np.ndarray, out: np.ndarray) -> bool:
     return crop.strides[1:] == (crop.shape[2], 1) and crop.strides[0] > 0 and out.flags.c_contiguous
 
 
-def pillow_resize(crop: np.ndarray, box: Box, hw: tuple[int, int]) -> np.ndarray:
+def pillow_resize(crop: np.ndarray, box: Box, hw: tuple[int, int], *, bicubic: bool = False) -> np.ndarray:
     """Return a part of an image resized by Pillow, with the two passes in our order."""
     from PIL import Image
 
     top, left, height, width = box
     grey = crop.shape[2] == 1
+    method = Image.Resampling.BICUBIC if bicubic else Image.Resampling.BILINEAR
     image = Image.fromarray(np.ascontiguousarray(crop[:, :, 0] if grey else crop))
     # One call would run the passes in an order that depends on Pillow's version. Vertical first when shrinking leaves
     # fewer rows to the slower horizontal pass.
     for vertical in (True, False) if hw[0] < image.height else (False, True):
         size = (image.width, hw[0]) if vertical else (hw[1], image.height)
         part = (0, top, image.width, top + height) if vertical else (left, 0, left + width, image.height)
-        image = image.resize(size, Image.Resampling.BILINEAR, box=part)
+        image = image.resize(size, method, box=part)
     resized = np.asarray(image)
     return resized[:, :, None] if grey else resized
 

@@ -391,7 +391,12 @@ def sources_of(
             remedy="Leave --eval-resize-size out, or raise it.",
         )
     evaluation = ViewSpec(
-        size=size, channels=data.num_channels, seed=seed, shorter_side=shorter, antialias=data.resize_antialias
+        size=size,
+        channels=data.num_channels,
+        seed=seed,
+        shorter_side=shorter,
+        antialias=data.resize_antialias,
+        bicubic=data.eval_interpolation == "bicubic",
     )
     specs = replace(evaluation, crop=crop_rule(data, size)), evaluation
     working, rule = working_size(images, data, size), crop_rule(data, size)
