@@ -1,9 +1,6 @@
 """`headrace data`: download or verify a dataset, build TFRecords, pack images, measure the input path."""
 
 import argparse
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from headrace.config.section_data import DOWNLOADED
@@ -39,9 +36,11 @@ def _get(argv: list[str]) -> int:
     parser.add_argument("--dataset-path", metavar="DIR", help=f"directory for them [{datasets_directory()}]")
     parser.add_argument("--mirror", default="", metavar="URL", help=f"server with URL/NAME/FILE [${MIRROR}]")
     args = parser.parse_args(argv)
+    from headrace.core.download import terminal_progress
+
     for name in args.names:
         place = Path(args.dataset_path).expanduser() if args.dataset_path else None
-        folder = get_set(name, place, args.mirror, _progress())
+        folder = get_set(name, place, args.mirror, terminal_progress())
         known = name in DOWNLOADED
         if known:
             from headrace.config.load import config_from
@@ -52,20 +51,6 @@ def _get(argv: list[str]) -> int:
         print(f"{name} is in {folder}")
         print(f"train on it: headrace train{f' --dataset {name}' if known else ''}{where}")
     return 0
-
-
-def _progress() -> Callable[[str, int, int | None], None]:
-    """Return a function that keeps one line of progress on a terminal, and prints nothing elsewhere."""
-    shown = [0.0]
-
-    def tell(file: str, done: int, total: int | None) -> None:
-        if not sys.stderr.isatty() or (time.monotonic() - shown[0] < 0.2 and done != total):
-            return
-        shown[0] = time.monotonic()
-        of = f" of {total / 1e6:,.1f} MB ({100 * done / max(total, 1):.0f} %)" if total else " MB"
-        print(f"\r{file}: {done / 1e6:,.1f}{of} ", end="\n" if done == total else "", file=sys.stderr, flush=True)
-
-    return tell
 
 
 def _verify(argv: list[str]) -> int:

@@ -10,10 +10,12 @@ import hashlib
 import http.client
 import os
 import shutil
+import sys
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,12 +39,22 @@ class Remote:
     """A file on the network: the addresses to try in order, and the checksum that proves its content."""
 
     urls: tuple[str, ...]
-    checksum: str = ""  # such as sha256:0123...; empty if none is known
+    # Such as sha256:0123..., of which the first digits are enough; git:0123... is git's hash of a file's content.
+    checksum: str = ""  # empty if none is known
+    headers: tuple[tuple[str, str], ...] = ()  # sent to these addresses, but not to where they redirect
 
     @property
     def name(self) -> str:
         """Return the file's name."""
-        return self.urls[0].rstrip("/").rpartition("/")[2]
+        return urllib.parse.urlsplit(self.urls[0]).path.rstrip("/").rpartition("/")[2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """What a server answers to the question about a file, without its content."""
+
+    status: int
+    headers: Mapping[str, str]  # in any case of letters
 
 
 def download(remote: Remote, target: Path, tell: Tell = lambda done, total: None) -> Path:
@@ -72,8 +84,58 @@ def download(remote: Remote, target: Path, tell: Tell = lambda done, total: None
             partial.replace(target)
             sync_directory(target.parent)
     except OSError as error:
-        raise _local_error(error, target, partial) from None
+        raise _local_error(error, remote.name, target, partial) from None
     return target
+
+
+def ask(url: str, headers: tuple[tuple[str, str], ...] = ()) -> Head:
+    """Return a server's answer about a file, errors included; DownloadError if it cannot be reached.
+
+    A redirection to another host is an answer: it says where the content is, and its headers what it is.
+    """
+    request = urllib.request.Request(url, headers={"User-Agent": f"headrace/{__version__}"} | dict(headers))
+    request.method = "HEAD"
+    problem = ""
+    for attempt in range(ATTEMPTS):
+        time.sleep(_BACK_OFF_SECONDS * 2**attempt if attempt else 0)
+        try:
+            with urllib.request.build_opener(_SameHost()).open(request, timeout=_TIMEOUT_SECONDS) as answer:
+                return Head(status=answer.status, headers=answer.headers)
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code not in _TRANSIENT:
+                return Head(status=error.code, headers=error.headers)
+            problem = f"the server answers {error.code} {error.reason}"
+        except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError, ValueError) as error:
+            problem = _words(error)
+            if isinstance(error, ValueError):  # no address at all
+                break
+    raise DownloadError(
+        f"{url} cannot be reached: {problem}.", remedy="Check the network, the address and the proxy variables."
+    )
+
+
+class _SameHost(urllib.request.HTTPRedirectHandler):
+    """Follows a redirection within the host, which may have a new name for the file, and no other."""
+
+    def redirect_request(self, req, fp, code, msg, headers, newurl):
+        if urllib.parse.urlsplit(newurl)[:2] != urllib.parse.urlsplit(req.full_url)[:2]:
+            return None
+        return urllib.request.Request(newurl, headers=req.headers, method="HEAD")
+
+
+def terminal_progress() -> Callable[[str, int, int | None], None]:
+    """Return a function of (file, bytes, bytes in all) that keeps one line on a terminal, and prints nothing else."""
+    shown = [0.0]
+
+    def tell(file: str, done: int, total: int | None) -> None:
+        if not sys.stderr.isatty() or (time.monotonic() - shown[0] < 0.2 and done != total):
+            return
+        shown[0] = time.monotonic()
+        of = f" of {total / 1e6:,.1f} MB ({100 * done / max(total, 1):.0f} %)" if total else " MB"
+        print(f"\r{file}: {done / 1e6:,.1f}{of} ", end="\n" if done == total else "", file=sys.stderr, flush=True)
+
+    return tell
 
 
 @contextmanager
@@ -93,7 +155,7 @@ def _from_any(remote: Remote, partial: Path, tell: Tell) -> None:
     problems = []
     for url in remote.urls:
         try:
-            return _from_url(url, partial, tell)
+            return _from_url(url, remote.headers, partial, tell)
         except _Unavailable as error:
             problems.append(f"{url}: {error}")
     kept = f" {format_bytes(partial.stat().st_size)} are kept in {partial}." if partial.is_file() else ""
@@ -103,41 +165,56 @@ def _from_any(remote: Remote, partial: Path, tell: Tell) -> None:
     )
 
 
+_TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
+
+
 class _Unavailable(Exception):
     """An address that does not deliver the file."""
 
 
-def _from_url(url: str, partial: Path, tell: Tell) -> None:
+def _from_url(url: str, headers: tuple[tuple[str, str], ...], partial: Path, tell: Tell) -> None:
     failed = 0
     while True:
         before = partial.stat().st_size if partial.is_file() else 0
         try:
-            if _receive(url, partial, before, tell):
+            if _receive(_request(url, headers, before), partial, before, tell):
                 return
             problem = "the connection broke"
         except urllib.error.HTTPError as error:
             error.close()
             if error.code == 416 and before:  # the part is as long as the file, or longer
                 return
-            if error.code not in (408, 425, 429, 500, 502, 503, 504):
+            if error.code not in _TRANSIENT:
                 raise _Unavailable(f"the server answers {error.code} {error.reason}") from None
             problem = f"the server answers {error.code} {error.reason}"
         except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
             reason = getattr(error, "reason", error)
             if isinstance(reason, OSError) and reason.errno == errno.ENOSPC:
                 raise reason from None
-            problem = str(getattr(reason, "strerror", None) or reason or type(error).__name__)
+            problem = _words(error)
         failed = failed + 1 if not partial.is_file() or partial.stat().st_size <= before else 0
         if failed >= ATTEMPTS:
             raise _Unavailable(problem)
         time.sleep(_BACK_OFF_SECONDS * 2**failed)
 
 
-def _receive(url: str, partial: Path, start: int, tell: Tell) -> bool:
+def _words(error: Exception) -> str:
+    reason = getattr(error, "reason", error)
+    return str(getattr(reason, "strerror", None) or reason or type(error).__name__)
+
+
+def _request(url: str, headers: tuple[tuple[str, str], ...], start: int) -> urllib.request.Request:
+    asked = {"User-Agent": f"headrace/{__version__}"} | ({"Range": f"bytes={start}-"} if start else {})
+    request = urllib.request.Request(url, headers=asked)
+    for name, value in headers:
+        request.add_unredirected_header(name, value)  # a token is not for whom a server redirects to
+    return request
+
+
+def _receive(request: urllib.request.Request, partial: Path, start: int, tell: Tell) -> bool:
     """Append what the server sends; say whether the file is complete."""
-    headers = {"User-Agent": f"headrace/{__version__}"} | ({"Range": f"bytes={start}-"} if start else {})
     opener = urllib.request.build_opener()  # a new one: the shared one would remember the proxies of its first use
-    with opener.open(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT_SECONDS) as answer:
+    with opener.open(request, timeout=_TIMEOUT_SECONDS) as answer:
         resumed = answer.status == 206 and answer.headers.get("Content-Range", "").startswith(f"bytes {start}-")
         if not resumed:
             start = 0  # the server sends the whole file
@@ -170,22 +247,26 @@ def _copy(answer: http.client.HTTPResponse, file: IO[bytes], done: int, tell: Ca
 
 
 def _is_right(path: Path, checksum: str) -> bool:
-    return not checksum or _digest(path, checksum) == checksum
+    return not checksum or _digest(path, checksum).startswith(checksum)
 
 
 def _digest(path: Path, checksum: str) -> str:
     kind = checksum.partition(":")[0]
+    if kind == "git":
+        content = path.read_bytes()
+        blob = b"blob %d\0" % len(content) + content
+        return f"git:{hashlib.sha1(blob, usedforsecurity=False).hexdigest()}"
     with path.open("rb") as file:
         # usedforsecurity=False: published MD5 sums guard against accidents, also where MD5 is switched off
         return f"{kind}:{hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest()}"
 
 
-def _local_error(error: OSError, target: Path, partial: Path) -> DownloadError:
+def _local_error(error: OSError, name: str, target: Path, partial: Path) -> DownloadError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         partial.unlink(missing_ok=True)  # it would fill the disk
         free = format_bytes(shutil.disk_usage(target.parent).free)
         return DownloadError(
-            f"There is no space for {target.name} in {target.parent}: {error.strerror}, {free} are free.",
+            f"There is no space for {name} in {target.parent}: {error.strerror}, {free} are free.",
             remedy="Free some space, or choose another directory.",
         )
     return DownloadError(f"{target} cannot be written: {error.strerror or error}.", remedy="Choose another directory.")

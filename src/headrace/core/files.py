@@ -13,6 +13,12 @@ from headrace.core.errors import CheckpointError
 LOCK_FILE = ".lock"
 
 
+def cache_directory(program: str = "headrace") -> Path:
+    """Return a program's directory among the user's caches; it need not exist."""
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (named if named.is_absolute() else Path.home() / ".cache") / program  # the standard ignores relative paths
+
+
 def sync_directory(directory: Path) -> None:
     """Make the names in a directory durable: a rename survives a power failure only after this."""
     handle = os.open(directory, os.O_RDONLY)

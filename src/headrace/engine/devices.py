@@ -1,7 +1,6 @@
 """The devices of a run: the platform, virtual CPU devices, the compilation cache, the mesh."""
 
 import hashlib
-import os
 import platform as machine
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,6 +14,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from headrace.core.errors import RunStopped
+from headrace.core.files import cache_directory
 
 REPLICA = "replica"  # the one mesh axis of a run without pipeline stages
 
@@ -103,11 +103,7 @@ def use_compilation_cache(directory: str | None) -> Path | None:
     if directory == "none":
         jax.config.update("jax_compilation_cache_dir", None)
         return None
-    if directory is None:
-        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        path = root / "headrace" / "xla" / _machine_id()
-    else:
-        path = Path(directory)
+    path = cache_directory() / "xla" / _machine_id() if directory is None else Path(directory)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError:

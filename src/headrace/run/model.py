@@ -87,6 +87,7 @@ from headrace.run.trained_model import (
     input_form,
     origin_of,
     preprocess_of,
+    resizing_of,
 )
 from headrace.telemetry.validation_report import validation_report
 
@@ -621,9 +622,7 @@ class Model:
             stats=stats,
             class_names=self.class_names,
             preprocess=preprocess_of(form, self.config.run.seed, self.network.input_hwc),
-            shorter_side=form["shorter_side"],
-            antialias=form["antialias"],
-            interpolation=form["interpolation"],
+            **resizing_of(form),
         )
 
     def _remember(self, design: Design) -> None:

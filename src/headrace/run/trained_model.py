@@ -142,9 +142,7 @@ def load_trained_model(path: Path, weights: str = AUTO, custom: Network | None =
         stats=stats,
         class_names=tuple(manifest["class_names"]),
         preprocess=preprocess_of(form, config.run.seed, network.input_hwc),
-        shorter_side=form["shorter_side"],
-        antialias=form["antialias"],
-        interpolation=form.get("interpolation", "bilinear"),  # not in older ones
+        **resizing_of(form),
     )
 
 
@@ -158,6 +156,15 @@ def preprocess_of(form: Mapping[str, Any], seed: int, image_hwc: tuple[int, int,
         seed=seed,
         image_hwc=image_hwc,
     )
+
+
+def resizing_of(form: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how images of that form are resized in evaluation, as fields of a TrainedModel."""
+    return {
+        "shorter_side": form["shorter_side"],
+        "antialias": form["antialias"],
+        "interpolation": form.get("interpolation", "bilinear"),  # not in older ones
+    }
 
 
 def _tensors(network: Network, arrays: Mapping[str, Any], weights: str, checkpoint: Path) -> tuple[Any, Any]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from headrace.core.download import Remote, download, locked
 from headrace.core.errors import DataError, did_you_mean
+from headrace.core.files import cache_directory
 from headrace.core.units import format_bytes
 
 MIRROR = "HEADRACE_MIRROR"
@@ -112,7 +113,7 @@ PUBLISHED = {
 
 def datasets_directory() -> Path:
     """Return where downloaded datasets are kept if no directory is named; searched by default."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace" / "datasets"
+    return cache_directory() / "datasets"
 
 
 def get_set(

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from headrace.core.errors import DataError
-from headrace.core.files import parse_json, write_atomic
+from headrace.core.files import cache_directory, parse_json, write_atomic
 from headrace.data.decoding.image import BadImage
 from headrace.data.decoding.jpeg import NO_CHECKSUM, RECORD_CHECKSUM, FileExtents
 from headrace.data.sets.samples import Content
@@ -265,4 +265,4 @@ def _fingerprint(kind: str, files: Sequence[Path]) -> str:
 
 
 def _cache_directory() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace" / "indices"
+    return cache_directory() / "indices"
