@@ -28,8 +28,8 @@ def numpy_momentum(gradients, rate=0.1, momentum=0.9):
     return w
 
 
-def train(optimizer, n, replicas=1):
-    """Train a linear model for n iterations on the batches in order; return the weights."""
+def train(optimizer, n, replicas=1, *, with_state=False):
+    """Train a linear model for n iterations on the batches in order; return the weights (and the state)."""
 
     def body(w, state, x, y):
         gradient = jax.grad(lambda w: jnp.mean(jnp.square(x @ w - y)))(w)
@@ -37,7 +37,8 @@ def train(optimizer, n, replicas=1):
         return optax.apply_updates(w, updates), state
 
     state = optimizer.init(jnp.asarray(W0))
-    return loops.repeat(n, body, [W0, state], Infeed(zip(X, Y, strict=True)), replicas=replicas)[0]
+    found = loops.repeat(n, body, [W0, state], Infeed(zip(X, Y, strict=True)), replicas=replicas)
+    return found if with_state else found[0]
 
 
 def group(first, count):
@@ -139,6 +140,53 @@ def test_replicas_exchange_only_when_the_optimizer_acts():
     assert any('"stablehlo.case"' in line for line in lines[:exchange])  # inside the branch that acts
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("make", [lambda: optax.sgd(0.1, momentum=0.9), lambda: optax.adam(0.1)])
+def test_state_in_host_memory_gives_the_same_bits(make, replicas):
+    found = {}
+    for asked in (True, None, False):
+        optimizer = accumulate_gradients(cross_replica(make()), 3, offload_weight_update_variables=asked)
+        w, state = train(optimizer, 9, replicas, with_state=True)
+        kinds = {leaf.sharding.memory_kind for leaf in jax.tree.leaves(state.inner)}
+        assert kinds == {"device" if asked is False else "pinned_host"}
+        assert {leaf.sharding.memory_kind for leaf in (w, state.totals, state.number)} == {"device"}
+        found[asked] = [np.asarray(leaf) for leaf in jax.tree.leaves((w, state))]
+    for asked in (True, None):
+        assert all(np.array_equal(one, other) for one, other in zip(found[asked], found[False], strict=True))
+
+
+def test_the_memory_of_the_state_in_a_plain_jit():
+    """A single gradient is not accumulated, so its state stays; what has been moved by hand stays where it is."""
+
+    @jax.jit
+    def step(w, state):
+        updates, state = optimizer.update(w, state, w)
+        return optax.apply_updates(w, updates), state
+
+    def memory(state):
+        return {leaf.sharding.memory_kind for leaf in jax.tree.leaves(state.inner)}
+
+    optimizer = accumulate_gradients(optax.sgd(0.1, momentum=0.9), 1)
+    assert memory(optimizer.init(W0)) == {"device"}
+    optimizer = accumulate_gradients(optax.sgd(0.1, momentum=0.9), 2)
+    w, state = jnp.asarray(W0), jax.jit(optimizer.init)(W0)
+    for _ in range(2):
+        w, state = step(w, state)
+    assert memory(state) == {"pinned_host"}
+    moved = jax.device_put(state, jax.memory.Space.Device)
+    for _ in range(2):
+        w, moved = step(w, moved)
+    assert memory(moved) == {"device"}
+
+
+def test_offloading_where_host_memory_is_out_of_reach(monkeypatch):
+    monkeypatch.setattr("headrace.program.gradients.host_memory_of", lambda device: False)
+    state: Any = accumulate_gradients(optax.sgd(0.1, momentum=0.9), 2).init(W0)
+    assert {leaf.sharding.memory_kind for leaf in jax.tree.leaves(state.inner)} == {"device"}
+    with pytest.raises(HeadraceError, match="cannot reach host memory"):
+        accumulate_gradients(optax.sgd(0.1), 2, offload_weight_update_variables=True).init(W0)
+
+
 def test_cross_replica_outside_replicas_is_refused():
     optimizer = cross_replica(optax.sgd(0.1))
     with pytest.raises(HeadraceError, match=r"no replicas.*loops\.repeat"):
@@ -155,6 +203,7 @@ def test_cross_replica_outside_replicas_is_refused():
         (lambda: accumulate_gradients(optax.sgd(0.1), 2, dtype=jnp.int32), "floating-point"),
         (lambda: accumulate_gradients(optax.sgd(0.1), 2, dtype=lambda w: "x").init(W0), "dtype returned 'x'"),
         (lambda: accumulate_gradients(optax.sgd(0.1), 2, reduction="max"), "SUM, MEAN, RUNNING_MEAN"),
+        (lambda: accumulate_gradients(optax.sgd(1.0), 2, offload_weight_update_variables=1), "variables is 1"),  # pyright: ignore[reportArgumentType]
         (lambda: cross_replica(None), "of type NoneType"),  # pyright: ignore[reportArgumentType]
     ],
 )

@@ -342,28 +342,60 @@ def test_results_stream_while_the_pipeline_runs():
     assert seen == [(i + 1) ** 2 for i in range(8)]
 
 
-def test_the_optimizers_state_can_live_in_host_memory():
+@pytest.mark.parametrize(
+    ("count", "asked", "memory"),
+    [
+        (2, None, "pinned_host"),  # the default, where gradients are accumulated
+        (2, False, "device"),
+        (1, None, "device"),
+        (1, True, "pinned_host"),
+    ],
+)
+def test_where_the_optimizers_state_lives(count, asked, memory):
     infeed = Infeed([np.ones(3), 2 * np.ones(3)], repeat=True)
     stages = [Stage(lambda p, x: x * p, np.float32(2)), Stage(lambda p, x: jnp.mean(p * x), np.ones(3, np.float32))]
     pipe = pipeline(
         stages,
-        2,
+        count,
         optimizer_function=momentum,
         infeed=infeed,
         outfeed=Outfeed(),
-        repeat_count=2,
-        offload_weight_update_variables=True,
+        repeat_count=4 // count,
+        offload_weight_update_variables=asked,
     )
     state = pipe(pipe.init())
     kinds = {leaf.sharding.memory_kind for leaf in jax.tree.leaves(state.optimizer)}
-    assert kinds == {"pinned_host"}
+    assert kinds == {memory}
     assert {leaf.sharding.memory_kind for leaf in jax.tree.leaves(state.params)} == {"device"}
-    a, b, trace_a, trace_b = 2.0, 1.0, 0.0, 0.0  # loss = a b x, with x = 1 and 2
-    for _ in range(2):
-        trace_a, trace_b = 0.9 * trace_a + 3 * b, 0.9 * trace_b + 3 * a / 3
+    a, b, trace_a, trace_b = 2.0, 1.0, 0.0, 0.0  # loss = a b x, with x = 1 and 2 in turn
+    for x in (1, 2, 1, 2) if count == 1 else (3, 3):
+        trace_a, trace_b = 0.9 * trace_a + x * b, 0.9 * trace_b + x * a / 3
         a, b = a - RATE * trace_a, b - RATE * trace_b
     assert np.allclose(state.params[0], a)
     assert np.allclose(state.params[1], b)
+
+
+def test_host_memory_changes_no_bit():
+    """Two replicas in three stages, with Adam, whose state also counts."""
+
+    def trained(offload):
+        pipe = pipeline(
+            THREE,
+            3,
+            optimizer_function=lambda loss: OptimizerOutput(optax.adam(RATE), loss),
+            infeed=Infeed(DATA),
+            outfeed=Outfeed(),
+            repeat_count=4,
+            replicas=2,
+            offload_weight_update_variables=offload,
+        )
+        state = pipe(pipe.init())
+        return jax.tree.leaves((state.params, state.optimizer))
+
+    kept, offloaded = trained(False), trained(True)
+    assert {leaf.sharding.memory_kind for leaf in offloaded[5:]} == {"pinned_host"}
+    for one, other in zip(kept, offloaded, strict=True):
+        assert np.array_equal(one, other)
 
 
 @pytest.mark.parametrize(("recomputation", "marked", "kept"), [(False, False, 2), (True, False, 0), (True, True, 1)])

@@ -37,6 +37,7 @@ def test_what_is_right_is_taken():
 
 
 SHARED, LEAF = {"w": np.ones(2, np.float32)}, np.ones(2, np.float32)
+SCALAR = np.float32(2)
 TWO_FUNCTIONS = [Stage(a, W), [Stage(b, V), Stage(b, 2 * V)], lambda x, y: x + y]
 
 
@@ -53,7 +54,10 @@ TWO_FUNCTIONS = [Stage(a, W), [Stage(b, V), Stage(b, 2 * V)], lambda x, y: x + y
         ({"stages": [Stage(a, np.ones((3, 2), np.int32)), Stage(b, V)]}, "stage 0 hold an array of int32.*state="),
         ({"stages": [Stage(a, W), Stage(a, W), Stage(b, V)]}, r"Stages 0 and 1 share weights.*devices 0 and 1"),
         ({"stages": [Stage(a, W), [Stage(b, SHARED), Stage(b, SHARED)]]}, "functions 1a and 1b of one stage share"),
-        ({"stages": [Stage(a, {"w": LEAF}), Stage(b, [LEAF])]}, "same array in different params"),
+        ({"stages": [Stage(a, {"w": LEAF}), Stage(b, [LEAF])]}, "same array or NumPy scalar in different params"),
+        ({"stages": [Stage(a, {"w": SCALAR}), Stage(b, [SCALAR])]}, "same array or NumPy scalar in different params"),
+        ({"stages": [Stage(a, SCALAR), Stage(b, SCALAR)]}, r"Stages 0 and 1 share weights.*devices 0 and 1"),
+        ({"offload_weight_update_variables": "yes"}, r"offload_weight_update_variables is 'yes'.*True, False, or None"),
         # their arguments
         ({"stages": [Stage(lambda p, x, y: x, W), Stage(b, V)]}, r"Stage 0 .* 1 argument after its params.*Thread"),
         ({"stages": [Stage(a, W), Stage(lambda p: p, V)]}, r"Stage 1 .* cannot be called with 1 argument"),
@@ -100,6 +104,10 @@ TWO_FUNCTIONS = [Stage(a, W), [Stage(b, V), Stage(b, 2 * V)], lambda x, y: x + y
         ({"outfeed_loss": True, "optimizer_function": None}, "outfeed_loss is given, but there is no optimizer"),
         ({"outfeed_mask": [False], "optimizer_function": None}, "outfeed_mask is given, but there is no optimizer"),
         ({"recomputation": True, "optimizer_function": None}, "recomputation is given, but there is no optimizer"),
+        (
+            {"offload_weight_update_variables": True, "optimizer_function": None},
+            "offload_weight.*there is no optimizer",
+        ),
         ({"accumulate_outfeed": True, "outfeed": Outfeed(mode="LAST")}, "needs an outfeed of mode ALL"),
         ({"accumulate_outfeed_dtype": jnp.float32}, "without accumulate_outfeed"),
         # the optimizer
@@ -132,6 +140,14 @@ TWO_FUNCTIONS = [Stage(a, W), [Stage(b, V), Stage(b, 2 * V)], lambda x, y: x + y
 def test_what_cannot_work_is_refused(options, message):
     with pytest.raises(HeadraceError, match=message):
         make(**options)
+
+
+def test_equal_numbers_of_python_are_not_shared_weights():
+    """The compiler of Python makes one object of them, whatever the user meant."""
+    scale = (2.0,)
+    pipe = make([Stage(lambda p, x: x * p[0], scale), Stage(lambda p, x: jnp.mean(x * p[0]), scale)])
+    first, second = pipe(pipe.init()).params
+    assert np.allclose([first[0], second[0]], 2 - 0.1 * 2 * 2)  # each has its own gradient
 
 
 def test_processes_must_divide_the_replicas(monkeypatch):

@@ -137,7 +137,9 @@ def test_every_plan_gives_the_weights_of_one_device(make, blocks, plan):
 
 def test_evaluate_and_predict_are_those_of_the_functions(make):
     model = make(num_replicas=2, gradient_accumulation_count=2)
-    model.fit(IMAGES[:64], LABELS[:64])
+    assert model.fit(IMAGES[:64], LABELS[:64], num_epochs=2, steps_per_epoch=3).step == 6  # 64 images fill 4
+    with pytest.raises(ConfigError, match="steps_per_epoch is 0"):
+        model.fit(IMAGES, LABELS, steps_per_epoch=0)
     logits = model.predict(IMAGES[:37])
     direct, _ = model.network.apply(model.params, model.stats, IMAGES[:37], Ctx(train=False))
     np.testing.assert_allclose(logits, direct, rtol=1e-5, atol=1e-6)
@@ -145,6 +147,7 @@ def test_evaluate_and_predict_are_those_of_the_functions(make):
     exponents = np.exp(logits.astype(np.float64))
     losses = -np.log(exponents[np.arange(37), LABELS[:37]] / exponents.sum(1))
     assert report["num_samples"] == 37
+    assert model.evaluate(IMAGES[:37], LABELS[:37], steps=2)["num_samples"] == 16  # 2 replicas x 4 images each
     assert np.sum(report["confusion_matrix"]) == 37
     assert report["loss"] == pytest.approx(losses.mean(), rel=1e-5)
     assert report["top1"] == (logits.argmax(1) == LABELS[:37]).mean()

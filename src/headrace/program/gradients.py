@@ -19,7 +19,10 @@ from headrace.engine.accumulation import (
     widened,
 )
 from headrace.engine.devices import REPLICA
+from headrace.engine.pipeline.state_placement import host_memory_of
 from headrace.program.structure import one_of, whole_number
+
+HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 
 
 def check_reduction(reduction: Any) -> str:
@@ -41,28 +44,39 @@ def accumulate_gradients(
     *,
     dtype: AccumulatorType = None,
     reduction: str = "SUM",
+    offload_weight_update_variables: bool | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Apply the optimizer at every `num_mini_batches`-th call, to the gradients since; other calls change nothing.
 
     Gradients are summed in the type of their weight, or in `dtype` (a type, or a function of the weight). The optimizer
     gets them in that type, but 16-bit ones (and 16-bit weights) widened to float32. `reduction` is SUM, MEAN or
     RUNNING_MEAN. Around cross_replica(...), replicas exchange only when the optimizer acts.
+
+    `offload_weight_update_variables` keeps the optimizer's state in host memory and brings it to the device when the
+    optimizer acts. None: where several gradients are accumulated and the device can reach host memory.
     """
     count = whole_number(num_mini_batches, "num_mini_batches", 1)
     rule = Accumulation(count=count, reduction=check_reduction(reduction), dtype=dtype)
     inner = optax.with_extra_args_support(_checked(optimizer))
     if dtype is not None and (isinstance(dtype, type) or not callable(dtype)):
         accumulator_dtype(dtype, None)
+    check_offload(offload_weight_update_variables)
 
     def init(params: PyTree) -> AccumulationState:
-        return AccumulationState(jnp.int32(0), empty_sums(params, dtype), inner.init(widened(params)))
+        slots = inner.init(widened(params))
+        if offloads(offload_weight_update_variables, count, jax.local_devices()[0]):
+            slots = jax.device_put(slots, HOST)
+        return AccumulationState(jnp.int32(0), empty_sums(params, dtype), slots)
 
     def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> tuple[PyTree, PyTree]:
         totals = accumulate(rule, state.totals, updates, state.number)
 
         def act() -> tuple[Any, AccumulationState]:
-            acted, inner_state = inner.update(widened(totals), state.inner, widened(params), **extra)
-            return acted, AccumulationState(jnp.int32(0), jax.tree.map(jnp.zeros_like, totals), inner_state)
+            slots = jax.device_put(state.inner, DEVICE)
+            acted, after = inner.update(widened(totals), slots, widened(params), **extra)
+            # A loop variable keeps its memory space, as it keeps its type: back to where this leaf came from.
+            after = jax.tree.map(lambda new, old: jax.device_put(new, _space(old)), after, state.inner)
+            return acted, AccumulationState(jnp.int32(0), jax.tree.map(jnp.zeros_like, totals), after)
 
         def wait() -> tuple[Any, AccumulationState]:
             nothing = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(act)[0])
@@ -72,6 +86,30 @@ def accumulate_gradients(
         return lax.cond(state.number + 1 == count, act, wait)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def check_offload(asked: Any) -> None:
+    """Refuse what is neither None nor a truth value."""
+    if asked is not None and not isinstance(asked, bool):
+        raise ConfigError(
+            f"offload_weight_update_variables is {asked!r}.",
+            rule="It is True, False, or None (where gradients are accumulated and the device can reach host memory).",
+        )
+
+
+def offloads(asked: bool | None, num_micros: int, device: Any) -> bool:
+    """Return whether the optimizer's state lives in host memory; refuse where it is asked for and cannot."""
+    reachable = host_memory_of(device)
+    if asked and not reachable:
+        raise ConfigError(
+            f"offload_weight_update_variables is True, but programs on {device.platform} cannot reach host memory.",
+            remedy="Leave it out: the optimizer's state stays on the devices.",
+        )
+    return asked if asked is not None else num_micros > 1 and reachable
+
+
+def _space(leaf: Any) -> Any:
+    return getattr(jax.typeof(leaf), "memory_space", DEVICE)
 
 
 def cross_replica(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 from headrace.core.errors import ConfigError
 from headrace.core.tree import PyTree
-from headrace.engine.devices import REPLICA, replica_mesh, replicated, start_devices
+from headrace.engine.devices import REPLICA, replica_mesh, start_devices
 from headrace.program.infeed import Infeed
 from headrace.program.loop_program import (
     Body,
@@ -137,7 +137,7 @@ def _block_length(loop: Loop, most: int, block_size: int | None) -> int:
 
 def _run(program: LoopProgram, variables: tuple[Any, ...], infeed: Infeed | None, most: int) -> tuple[Any, ...]:
     loop, leaving = program.loop, program.leaving
-    state = jax.device_put(variables, replicated(loop.mesh))
+    state = jax.tree.map(lambda leaf: jax.device_put(leaf, _everywhere(leaf, loop.mesh)), variables)
     if leaving is not None:
         leaving.outfeed.begin(leaving.values, loop.replicas)
     try:
@@ -162,6 +162,11 @@ def _run(program: LoopProgram, variables: tuple[Any, ...], infeed: Infeed | None
         if leaving is not None:
             leaving.outfeed.finish()
     return jax.tree.map(lambda leaf: leaf.addressable_shards[0].data, state)
+
+
+def _everywhere(leaf: jax.Array, mesh: Mesh) -> NamedSharding:
+    """Return the sharding of a copy on every replica, in the memory the value is in (an optimizer may offload)."""
+    return NamedSharding(mesh, P(), memory_kind=leaf.sharding.memory_kind)
 
 
 def _hand_over(leaving: Leaving, buffer: PyTree, done: int, count: int) -> None:

@@ -92,7 +92,7 @@ class Pipeline:
         for group, shapes in zip(updates.groups, updates.states, strict=True):
             mesh = self._mesh_of(group[0])
             given = {key: transfer(weights[key], replicated(mesh)) for key in group}
-            where = home_shardings(shapes, mesh, updates.home)
+            where = home_shardings(shapes, mesh, spec.home)
             optimizer.append(jax.jit(partial(init_optimizer, spec), out_shardings=where)(given))
         others = {
             node: self._replicate(function.state, node)
@@ -223,7 +223,8 @@ def pipeline(
         gradient_accumulation_dtype: None for the weight's type, a type, or a function of the weight.
         reduction_method: SUM, MEAN or RUNNING_MEAN of the micro batches' gradients. Over replicas it is the mean.
         recomputation: keep only a stage's inputs (and what recomputation_checkpoint marks) for its backward pass.
-        offload_weight_update_variables: keep the optimizer's state in host memory between updates.
+        offload_weight_update_variables: keep the optimizer's state in host memory between updates. None: where several
+            micro batches are accumulated and the devices can reach host memory.
         replicated_optimizer_state_sharding: cut the optimizer's state over the replicas; each updates its part.
         outfeed_loss: let the loss leave in place of the outputs.
         outfeed_mask: for each output whether it is left out.

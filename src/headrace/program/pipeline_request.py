@@ -9,7 +9,7 @@ import jax
 from headrace.core.errors import ConfigError
 from headrace.core.tree import PyTree
 from headrace.engine.accumulation import AccumulatorType, accumulator_dtype
-from headrace.program.gradients import check_reduction
+from headrace.program.gradients import check_offload, check_reduction
 from headrace.program.infeed import Infeed
 from headrace.program.outfeed import Outfeed, OutfeedMode
 from headrace.program.stage import OptimizerOutput
@@ -50,6 +50,7 @@ def check_values(request: Request) -> None:
     whole_number(request.repeat_count, "repeat_count", 1)
     whole_number(request.replicas, "replicas", 1)
     check_reduction(request.reduction_method)
+    check_offload(request.offload_weight_update_variables)
     for name, feed, kind in (("infeed", request.infeed, Infeed), ("outfeed", request.outfeed, Outfeed)):
         if feed is not None and not isinstance(feed, kind):
             raise ConfigError(f"{name} is of type {type(feed).__name__}.", rule=f"It is a headrace.{kind.__name__}.")

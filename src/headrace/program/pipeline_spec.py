@@ -21,13 +21,13 @@ from headrace.core.errors import ConfigError
 from headrace.core.tree import PyTree
 from headrace.engine.accumulation import empty_sums, widened
 from headrace.engine.devices import replica_mesh, start_devices
-from headrace.engine.pipeline.state_placement import host_memory_of
+from headrace.engine.pipeline.state_placement import Home
 from headrace.job import current_group
 from headrace.plan.device_mapping import check_device_mapping
 from headrace.plan.schedule import Node, Work, strict_rule
 from headrace.plan.simulate import make_table
 from headrace.plan.timeline import Table
-from headrace.program.gradients import accumulates
+from headrace.program.gradients import accumulates, offloads
 from headrace.program.pipeline_request import Request, check_values, leaving_values, run_constants
 from headrace.program.stage import Function, OptimizerOutput, check_stages, make_functions
 from headrace.program.structure import Structure, can_take, describe_call, element_arguments, structure_of
@@ -68,6 +68,7 @@ class PipelineSpec:
     nodes: dict[Node, TracedNode]
     inputs: tuple[Any, ...]  # run constants, host arrays
     ending: Ending | None  # None in inference
+    home: Home  # of the optimizer's state
     leaving: Structure  # the structure of one row of the outfeed
     nested: tuple[tuple[Node, ...] | Node, ...]  # nodes, nested as the stages were given
 
@@ -119,11 +120,10 @@ def make_spec(request: Request) -> PipelineSpec:
     nodes = _trace_stages(request, work, functions, meshes, inputs)
     ending = _trace_loss(request, work, nodes)
     leaving = leaving_values(request, [nodes[node].outputs for node in work.stages[-1]], ending and ending.loss)
-    if request.offload_weight_update_variables and not host_memory_of(devices[0]):
-        raise ConfigError(
-            f"offload_weight_update_variables is True, but programs on {devices[0].platform} cannot reach host memory.",
-            remedy="Leave it out: the optimizer's state stays on the devices.",
-        )
+    home = Home(
+        in_host_memory=training and offloads(request.offload_weight_update_variables, work.num_micros, devices[0]),
+        sharded=request.replicated_optimizer_state_sharding,
+    )
     return PipelineSpec(
         request=request,
         table=table,
@@ -131,6 +131,7 @@ def make_spec(request: Request) -> PipelineSpec:
         nodes=nodes,
         inputs=inputs,
         ending=ending,
+        home=home,
         leaving=leaving,
         nested=tuple(
             nodes if isinstance(entry, tuple) else nodes[0] for nodes, entry in zip(work.stages, stages, strict=True)

@@ -29,7 +29,7 @@ from headrace.engine.pipeline.nodes import (
     squeeze,
     sums_of,
 )
-from headrace.engine.pipeline.state_placement import Home, home_shardings, to_device
+from headrace.engine.pipeline.state_placement import home_shardings, to_device
 from headrace.engine.pipeline.step_plan import (
     ALL,
     EACH,
@@ -54,10 +54,9 @@ LATEST: Key = "latest"  # what is ready when a step is nearly done
 
 @dataclass(frozen=True)
 class Updates:
-    """Which weights are updated together, where their optimizer's state lives, and its shape."""
+    """Which weights are updated together, and the shapes of their optimizer's state."""
 
     groups: tuple[tuple[int, ...], ...]  # numbers of weights
-    home: Home
     states: tuple[Any, ...]  # shapes, one for each group
 
 
@@ -108,17 +107,12 @@ def make_steps(spec: PipelineSpec) -> PipelineSteps:
 
 
 def _make_updates(spec: PipelineSpec) -> Updates:
-    request = spec.request
-    home = Home(
-        in_host_memory=bool(request.offload_weight_update_variables),
-        sharded=request.replicated_optimizer_state_sharding,
-    )
     groups = update_groups(spec)
     shapes = [
         jax.eval_shape(lambda group=group: init_optimizer(spec, {key: spec.params[key] for key in group}))
         for group in groups
     ]
-    return Updates(tuple(groups), home, tuple(shapes))
+    return Updates(tuple(groups), tuple(shapes))
 
 
 def init_optimizer(spec: PipelineSpec, params: dict[int, Any]) -> Any:
@@ -279,7 +273,7 @@ class _Builder:
 
     def _update_program(self, number: int, group: tuple[int, ...]) -> Program:
         """Return `update(optimizer's state, arguments, *params, *gradients) -> (optimizer's state, *params)`."""
-        ending, mesh, home = self.spec.ending, self._mesh_of_weights(group[0]), self.updates.home
+        ending, mesh, home = self.spec.ending, self._mesh_of_weights(group[0]), self.spec.home
         assert ending is not None
         shapes = self.updates.states[number]
 

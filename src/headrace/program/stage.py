@@ -22,7 +22,7 @@ class Stage:
 
     With `state` (values that change without being trained, such as running statistics) it is
     `apply(params, state, *inputs) -> (outputs, state)`. A stage without weights may be given as a plain function of its
-    inputs. Stages with the same `params` object share their weights.
+    inputs. Stages with the same `params` object share their weights; Python numbers are never shared.
     """
 
     apply: Callable[..., Any]
@@ -145,9 +145,7 @@ def make_functions(stages: Sequence[tuple[Stage, ...] | Stage], work: Work) -> d
     numbers: dict[int, int] = {}
     functions = {}
     for position, (node, stage) in enumerate(pairs):
-        # Python may use one object for equal constants, so a bare number does not count as a shared weight.
-        can_be_shared = jax.tree.leaves(stage.params) and not isinstance(stage.params, int | float | np.generic)
-        number = numbers.setdefault(id(stage.params) if can_be_shared else -1 - position, len(numbers))
+        number = numbers.setdefault(id(stage.params) if _can_be_shared(stage.params) else -1 - position, len(numbers))
         functions[node] = Function(
             name=f"Stage {node} ({name_of(stage.apply)})",
             apply=stage.apply,
@@ -158,6 +156,19 @@ def make_functions(stages: Sequence[tuple[Stage, ...] | Stage], work: Work) -> d
         )
     _check_sharing(pairs, functions, work)
     return functions
+
+
+def _can_be_shared(params: PyTree) -> bool:
+    """Return whether finding this object twice means something: Python uses one object for equal constants.
+
+    That holds for numbers and tuples of numbers, but not for NumPy's scalars, although float64 is a float.
+    """
+    leaves = jax.tree.leaves(params)
+    return any(_is_array(leaf) for leaf in leaves) or (bool(leaves) and not isinstance(params, int | float | tuple))
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, np.ndarray | np.generic | jax.Array)
 
 
 def _weights(node: Node, stage: Stage) -> Any:
@@ -175,14 +186,14 @@ def _weights(node: Node, stage: Stage) -> Any:
 def _check_sharing(pairs: list[tuple[Node, Stage]], functions: dict[Node, Function], work: Work) -> None:
     owner: dict[int, Node] = {}  # params or array -> the first node that holds it
     for node, stage in pairs:
-        arrays = [leaf for leaf in jax.tree.leaves(stage.params) if isinstance(leaf, np.ndarray | jax.Array)]
+        arrays = [leaf for leaf in jax.tree.leaves(stage.params) if _is_array(leaf)]
         for held in (functions[node].weights, *map(id, arrays)):
             first = owner.setdefault(held, node)
             if first == node:
                 continue
             if functions[first].weights != functions[node].weights:
                 raise ConfigError(
-                    f"Stages {first} and {node} hold the same array in different params.",
+                    f"Stages {first} and {node} hold the same array or NumPy scalar in different params.",
                     rule="Stages share all their weights or none.",
                     remedy="Give both the same params object, or copies.",
                 )

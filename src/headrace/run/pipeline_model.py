@@ -7,6 +7,7 @@ import numpy as np
 
 from headrace.config.load import NO_RECIPE
 from headrace.run.model import Model
+from headrace.run.model_options import positive
 from headrace.run.run_result import RunResult
 from headrace.run.trained_model import RAW
 
@@ -22,12 +23,20 @@ class PipelineModel(Model):
         labels: Any,
         *,
         num_epochs: int | None = None,
+        steps_per_epoch: int | None = None,
         validation_data: tuple[Any, Any] | None = None,
         resume: str | Path | None = None,
     ) -> RunResult:
-        """Train on images [N, H, W, C] (uint8 or float32) and labels [N]; return the result of the run."""
+        """Train on images [N, H, W, C] (uint8 or float32) and labels [N]; return the result of the run.
+
+        `steps_per_epoch` is the number of weight updates of an epoch; without it, what the images fill.
+        """
         # one epoch unless told otherwise, as before; `Model` chooses a number for the dataset
-        asked = {"num_epochs": 1} | self._options | ({"num_epochs": num_epochs} if num_epochs is not None else {})
+        asked: dict[str, Any] = {"num_epochs": 1} | self._options
+        if num_epochs is not None:
+            asked["num_epochs"] = num_epochs
+        if steps_per_epoch is not None:
+            asked["weight_updates_per_epoch"] = positive(steps_per_epoch, "steps_per_epoch")
         resolved, custom = self._training_parts(images, labels, validation_data, asked)
         return self._fit(resolved, custom, resume, asked)
 
