@@ -1,6 +1,7 @@
 """Benchmarks: the arithmetic of rates and latencies, measured runs, named entries, refusals."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -134,6 +135,8 @@ def test_the_shipped_benchmarks_are_the_references_and_ours():
     assert entries["resnext101_inference"].sweep == {"batch-size": [1, 2, 4, 8, 16]}
     assert entries["efficientnet_b0_inference"].sweep == {"batch-size": [1, 8, 16, 32]}
     assert len(entries["gpu_inference"].points()) == 12
+    assert len(entries["gpu_inference"].points(["--micro-batch-size", "64"])) == 3
+    assert entries["resnet50_inference"].points(["--batch-size=2"]) == [{}]
 
 
 def test_an_entry_runs_each_point_and_typed_options_win(tmp_path):
@@ -171,26 +174,58 @@ def test_a_bad_file_is_refused(tmp_path, text, told):
         read_entries(Path(tmp_path / "none.yml"))
 
 
-# (images of a step or a batch, devices): the reference's numbers, REFERENCE's table of its benchmark commands
+# (images of a step, of one of its processes; its devices; processes): REFERENCE's table of its benchmark commands
 STATED = {
-    "resnet50_training": (16 * 1024, 4),
-    "resnet50_training_pod16": (16 * 256, 4),  # of one of its four processes
-    "resnext101_training": (6 * 64 * 2, 4),
-    "resnext101_training_pod16": (6 * 16, 2),
-    "efficientnet_b4_training": (5 * 40, 4),
-    "efficientnet_b4_training_pod16": (5 * 40, 4),
+    "resnet50_training": (16 * 1024, 4, 1),
+    "resnet50_training_pod16": (16 * 256, 4, 4),
+    "resnext101_training": (6 * 64 * 2, 4, 1),
+    "resnext101_training_pod16": (6 * 16, 2, 8),
+    "efficientnet_b4_g1_training": (5 * 40, 4, 1),
+    "efficientnet_b4_g1_training_pod16": (5 * 40, 4, 4),
+    "efficientnet_b4_training": (5 * 40, 4, 1),
+    "efficientnet_b4_training_pod16": (5 * 40, 4, 4),
 }
+
+
+def planned(words: list[str]):
+    words = words[words.index("bench") + 1 :]
+    resolved = resolve_arguments(read_config_arguments(words, "headrace bench", add_arguments))
+    return design_run(resolved.config).plan
 
 
 @pytest.mark.parametrize("name", sorted(read_entries(SHIPPED)))
 def test_every_shipped_benchmark_can_be_planned(name):
     entry = read_entries(SHIPPED)[name]
-    synthetic_on = "--config synthetic_resnet50" in " ".join(entry.options) or "--synthetic-data" in entry.options
-    words = entry.command(entry.points()[-1], [] if synthetic_on else ["--generated-data"])
-    words = words[words.index("bench") + 1 :]
-    resolved = resolve_arguments(read_config_arguments(words, "headrace bench", add_arguments))
-    design = design_run(resolved.config)
+    point = entry.points()[-1]
+    whole, one = entry.command(point, [], full_plan=True), entry.command(point, [])
+    plan = planned(one)
     if name in STATED:
-        assert (design.plan.batch.global_batch_size, design.plan.num_devices) == STATED[name]
+        images, devices, processes = STATED[name]
+        asked = whole[: whole.index("bench")]
+        assert asked == (["launch", *entry.launch, "--"] if processes > 1 else [])
+        assert f"--num-instances {processes}" in " ".join(asked) or processes == 1
+        full = planned(whole)
+        assert (full.batch.global_batch_size, full.num_devices) == (images, devices)
+        assert (plan.batch.global_batch_size, plan.num_devices) == (images * processes, 1)
+        assert plan.batch.micro_batch_size == full.batch.micro_batch_size
+        assert plan.one_program
+        assert entry.mapped
     if "batch-size" in entry.sweep:
-        assert design.plan.validation.micro_batch_size == entry.sweep["batch-size"][-1]
+        assert "launch" not in one
+        assert plan.validation.micro_batch_size == entry.sweep["batch-size"][-1]
+
+
+def test_data_on_the_command_line_takes_the_place_of_generated_data():
+    entry = read_entries(SHIPPED)["resnet50_training"]
+    assert "--generated-data" in entry.command({}, [])
+    for words in (["--data-dir", "x"], ["--dataset-path=x"], ["--synthetic-data"]):
+        assert "--generated-data" not in entry.command({}, words)
+
+
+def test_the_list_of_benchmarks_fits_a_terminal(capsys):
+    assert main(["bench", "--entry", "list"]) == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    assert all(f"{name}  (" in text for name in read_entries(SHIPPED))
+    assert main(["bench", "--entry", "nothing"]) == 2
+    assert re.search("no benchmark nothing.*--entry list", capsys.readouterr().err, re.DOTALL)

@@ -7,6 +7,8 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +31,7 @@ def main(argv: list[str]) -> int:
     """Run the command; return its exit code."""
     parsed = read_config_arguments(argv, "headrace bench", add_arguments, DESCRIPTION)
     args = parsed.args
-    if args.list or args.entry:
+    if args.list or args.entry is not None:
         return run_entries(argv, args)
     resolved = resolve_arguments(parsed)
     from headrace.job import join_job
@@ -114,8 +116,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--num-calls", "--repeat", type=int, default=5, metavar="N", help="timed calls, after one untimed [5]")
     add("--num-requests", type=int, default=100, metavar="N", help="batches timed one by one, for inference [100]")
     add("--json", action="store_true", help="print the line of JSON alone")
-    add("--list", action="store_true", help="list the named benchmarks")
+    add("--list", action="store_true", help="list the named benchmarks, as --entry list does")
     add("--entry", metavar="NAME", help="run a named benchmark, or all that a regular expression matches")
+    add("--full-plan", action="store_true", help="run it on all its devices and processes, not on one device")
     add("--benchmarks", type=Path, metavar="FILE", help="the file that names them [the shipped benchmarks.yml]")
     add("--output", type=Path, metavar="FILE", help="append each line of JSON to this file as well")
 
@@ -123,13 +126,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 # Named benchmarks, read from a YAML file. Each measurement runs in a new process.
 
 SHIPPED = Path(__file__).parent.parent / "config" / "benchmarks.yml"
-_KEYS = ("about", "mode", "options", "sweep", "launch")
+_KEYS = ("about", "mode", "options", "sweep", "launch", "data", "one_device", "mapped")
+_NAMES_DATA = ("--dataset-path", "--data-dir", "--synthetic-data", "--generated-data")
 _MODES = ("training", "inference")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One named benchmark."""
+    """One named benchmark; benchmarks.yml says what its parts mean."""
 
     name: str
     mode: str
@@ -137,16 +141,23 @@ class Entry:
     about: str = ""
     sweep: dict[str, list[Any]] = field(default_factory=dict)
     launch: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()
+    one_device: tuple[str, ...] = ()
+    mapped: str = ""
 
-    def points(self) -> list[dict[str, Any]]:
-        """Return the values of the swept options, one dict for each measurement."""
-        return [dict(zip(self.sweep, values, strict=True)) for values in itertools.product(*self.sweep.values())]
+    def points(self, more: Sequence[str] = ()) -> list[dict[str, Any]]:
+        """Return the values of the swept options, one dict for each measurement; what is given by hand is not swept."""
+        given = {word.split("=")[0] for word in more}
+        sweep = {name: values for name, values in self.sweep.items() if f"--{name}" not in given}
+        return [dict(zip(sweep, values, strict=True)) for values in itertools.product(*sweep.values())]
 
-    def command(self, point: dict[str, Any], more: list[str]) -> list[str]:
+    def command(self, point: dict[str, Any], more: list[str], *, full_plan: bool = False) -> list[str]:
         """Return the arguments of `headrace` that measure one point; options given by hand come last and win."""
         swept = [part for name, value in point.items() for part in (f"--{name}", str(value))]
-        bench = ["bench", "--mode", self.mode, *self.options, *swept, *more, "--json"]
-        return ["launch", *self.launch, "--", *bench] if self.launch else bench
+        data = () if any(word.split("=")[0] in _NAMES_DATA for word in more) else self.data
+        mapped = () if full_plan else self.one_device
+        bench = ["bench", "--mode", self.mode, *self.options, *data, *mapped, *swept, *more, "--json"]
+        return ["launch", *self.launch, "--", *bench] if self.launch and full_plan else bench
 
 
 def read_entries(path: Path) -> dict[str, Entry]:
@@ -177,26 +188,35 @@ def _entry(path: Path, name: str, values: Any) -> Entry:
     sweep = values.get("sweep", {})
     if not isinstance(sweep, dict) or not all(isinstance(each, list) and each for each in sweep.values()):
         raise ConfigError(f"{place}: sweep is {sweep!r}.", rule="It maps options to lists of values.")
-    given = {key: tuple(shlex.split(str(values.get(key, "")))) for key in ("options", "launch")}
-    return Entry(name=name, mode=mode, about=str(values.get("about", "")), sweep=sweep, **given)
+    given = {key: tuple(shlex.split(str(values.get(key, "")))) for key in ("options", "launch", "data", "one_device")}
+    about, mapped = (str(values.get(key, "")) for key in ("about", "mapped"))
+    return Entry(name=name, mode=mode, sweep=sweep, about=about, mapped=mapped, **given)
 
 
 def run_entries(argv: list[str], args: argparse.Namespace) -> int:
     """List the benchmarks, or run those that `--entry` names."""
     entries = read_entries(args.benchmarks or SHIPPED)
-    if args.list:
-        for entry in entries.values():
-            swept = "; ".join(f"{name} {', '.join(map(str, each))}" for name, each in entry.sweep.items())
-            print(f"{entry.name:32} {entry.mode:10} {entry.about}{f' ({swept})' if swept else ''}")
+    if args.list or args.entry == "list":
+        print(describe_entries(entries))
         return 0
     try:
         chosen = [entry for entry in entries.values() if re.fullmatch(args.entry, entry.name)]
     except re.error as error:
         raise ConfigError(f"--entry {args.entry} is not a regular expression: {error}.") from None
     if not chosen:
-        raise ConfigError(f"There is no benchmark {args.entry}.", remedy=did_you_mean(args.entry, entries))
+        raise ConfigError(
+            f"There is no benchmark {args.entry}.",
+            rule="`headrace bench --entry list` lists them.",
+            remedy=did_you_mean(args.entry, entries),
+        )
     more = _others(argv)
-    results = [_measured(entry, point, more, args.output) for entry in chosen for point in entry.points()]
+    results = []
+    for entry in chosen:
+        if entry.mapped and not args.full_plan:
+            print(f"{entry.name} on one device: {entry.mapped} (--full-plan: as written)", file=sys.stderr)
+        for point in entry.points(more):
+            command = entry.command(point, more, full_plan=args.full_plan)
+            results.append(_measured({"entry": entry.name, "point": point}, command, args.output))
     if not args.json:
         _print_table(results)
     return 0 if all("problem" not in result for result in results) else 1
@@ -207,21 +227,32 @@ def _others(argv: list[str]) -> list[str]:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in ("--entry", "--benchmarks", "--output", "--mode"):
         parser.add_argument(name)
-    parser.add_argument("--json", action="store_true")
+    for name in ("--json", "--full-plan"):
+        parser.add_argument(name, action="store_true")
     return parser.parse_known_args(argv)[1]
 
 
-def _measured(entry: Entry, point: dict[str, Any], more: list[str], output: Path | None) -> dict[str, Any]:
+def describe_entries(entries: dict[str, Entry]) -> str:
+    """Return a list of the benchmarks: the name, then what it measures and what becomes of its plan on one device."""
+    lines = []
+    for entry in entries.values():
+        lines.append(f"{entry.name}  ({entry.mode})")
+        swept = [f"{name} {', '.join(map(str, each))}" for name, each in entry.sweep.items()]
+        mapped = [f"on one device: {entry.mapped}"] if entry.mapped else []
+        for text in (entry.about, *swept, *mapped):
+            lines += textwrap.wrap(text, 78, initial_indent="    ", subsequent_indent="      ")
+    return "\n".join(lines)
+
+
+def _measured(result: dict[str, Any], command: list[str], output: Path | None) -> dict[str, Any]:
     """Measure one point in a new process, so that nothing of the one before is left on the device."""
-    command = entry.command(point, more)
     print(f"$ headrace {shlex.join(command)}", file=sys.stderr, flush=True)
     done = subprocess.run([sys.executable, "-m", "headrace", *command], stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode < 0:
-        raise RunStopped(f"{entry.name} was ended by signal {-done.returncode}.")
+        raise RunStopped(f"{result['entry']} was ended by signal {-done.returncode}.")
     lines = [line[line.index("{") :] for line in done.stdout.splitlines() if line.endswith("}") and "{" in line]
-    result: dict[str, Any] = {"entry": entry.name, "point": point}
     try:
-        result |= parse_json(lines[-1])
+        result = result | parse_json(lines[-1])
     except (IndexError, ValueError):
         result["problem"] = "it printed no result"
     if done.returncode:
@@ -234,13 +265,15 @@ def _measured(entry: Entry, point: dict[str, Any], more: list[str], output: Path
 
 
 def _print_table(results: list[dict[str, Any]]) -> None:
-    print(f"{'entry':32} {'point':34} {'img/s':>9} {'mean':>9} {'±':>7} {'p50 ms':>8} {'p99 ms':>8}")
-    for result in results:
-        point = " ".join(f"{name}={value}" for name, value in result["point"].items())
+    """Print the rates as the reference's users work them out: the mean of all calls but the first."""
+    points = [" ".join(f"{name}={value}" for name, value in result["point"].items()) for result in results]
+    first, second = (max(map(len, names)) for names in ([result["entry"] for result in results], [*points, "point"]))
+    print(f"{'entry':{first}} {'point':{second}} {'img/s':>8} {'±':>6} {'p50 ms':>8} {'p99 ms':>8}")
+    for result, point in zip(results, points, strict=True):
+        start = f"{result['entry']:{first}} {point:{second}}"
         if "problem" in result:
-            print(f"{result['entry']:32} {point:34} {result['problem']}")
+            print(f"{start} {result['problem']}")
             continue
-        rates = (result["images_per_second"], result["mean"], result["standard_deviation"])
         times = result.get("latency_milliseconds") or {}
         shown = "".join(f" {times[key]:8.3g}" if key in times else f" {'-':>8}" for key in ("p50", "p99"))
-        print(f"{result['entry']:32} {point:34} {rates[0]:9,.0f} {rates[1]:9,.0f} {rates[2]:7,.0f}{shown}")
+        print(f"{start} {result['mean']:8,.0f} {result['standard_deviation']:6,.0f}{shown}")
