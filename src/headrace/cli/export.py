@@ -9,7 +9,8 @@ from headrace.core.units import format_bytes
 DESCRIPTION = (
     "Write a run's best weights for other programs: safetensors (Headrace's names), torch-names (those of torchvision, "
     "timm or the common CIFAR ResNets; a .pth where --out ends so), onnx or stablehlo (the whole network, with "
-    "normalisation and softmax). A JSON file beside it describes the input and names the classes."
+    "normalisation and softmax; --with-preprocessing adds resize and crop). The file is compared with the network on "
+    "images before it is kept; a JSON file beside it describes the input and names the classes."
 )
 
 
@@ -28,6 +29,9 @@ def main(argv: list[str]) -> int:
         names=args.names,
         input=args.input,
         platforms=tuple(args.platforms.replace(",", " ").split()),
+        dtype=args.dtype,
+        with_preprocessing=args.with_preprocessing,
+        check_images=tuple(args.check_images or ()),
     )
     model = load_trained_model(args.path, args.weights)
     made = export(model, args.out, options)
@@ -54,6 +58,19 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("uint8", "float"),
         default="uint8",
         help="input of onnx and stablehlo: pixels, or numbers that have been normalised [uint8]",
+    )
+    parser.add_argument(
+        "--with-preprocessing",
+        action="store_true",
+        help="onnx and stablehlo take uint8 pixels of images of any size, and resize and crop them as validation does",
+    )
+    parser.add_argument("--dtype", choices=("float32", "float16"), default="float32", help="type of weights [float32]")
+    parser.add_argument(
+        "--check-images",
+        nargs="+",
+        type=Path,
+        metavar="PATH",
+        help="image files or folders to check the export on [the run's validation images, else generated ones]",
     )
     parser.add_argument(
         "--platforms", default="cpu,cuda,tpu", metavar="LIST", help="platforms of stablehlo [cpu,cuda,tpu]"

@@ -109,7 +109,8 @@ class Network:
             frozen = ctx.frozen
             params = map_named(lambda name, w: lax.stop_gradient(w) if frozen(name) else w, dict(params))
         for name, block in self.blocks[i:j]:
-            x, block_stats = block.apply(params.get(name, {}), stats.get(name, {}), x, ctx.under(name))
+            with jax.named_scope(name):  # profiles attribute kernels to blocks by this name
+                x, block_stats = block.apply(params.get(name, {}), stats.get(name, {}), x, ctx.under(name))
             batch_stats |= {name: block_stats} if block_stats else {}
             if ctx.probe is not None:
                 ctx.probe(name, x)

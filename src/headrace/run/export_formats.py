@@ -1,10 +1,12 @@
 """Export a trained network for other programs: a file in their format, and a JSON description of input and classes.
 
-Files are checked before they are written, and appear under their names only when they are complete.
+A file is written under a temporary name, read back, and compared with the network on images.
+Only then it gets its name.
 """
 
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,56 +15,133 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from headrace.core.errors import ConfigError, did_you_mean
-from headrace.core.files import write_atomic
+from headrace.core.errors import CheckpointError, ConfigError, did_you_mean
+from headrace.core.files import sync_directory, write_synced
 from headrace.core.tensor_file import write_safetensors
 from headrace.data.augmentation.augment import preprocess
+from headrace.data.augmentation.crop_resize import CentreView, centre_view
 from headrace.model.context import Ctx
 from headrace.ops.backend import portable
+from headrace.run.export_check import CheckImages, check_images, network_input
 from headrace.run.trained_model import TrainedModel
-from headrace.weights.convert import export_names, flat_weights
-from headrace.weights.onnx_file import check_onnx, write_onnx
+from headrace.weights.convert import export_names, flat_weights, load_into
+from headrace.weights.onnx_file import OnnxForm, check_onnx, compare_logits, write_onnx
 from headrace.weights.torch_file import write_torch_file
+from headrace.weights.weight_file import read_file
 
 PLATFORMS = ("cpu", "cuda", "tpu")
-_STABLEHLO_LIMIT = 1e-4
+DTYPES = ("float32", "float16")
+# Of the largest logit. float16 has 11 bits; a resized pixel may differ by a level from the one that validation makes.
+_TOLERANCES = {"float32": 1e-3, "float16": 2e-2}
+_RESIZED_TOLERANCE = 1e-2
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """What is written: the format, the names of torch-names, the input and the platforms of a whole network."""
+    """What is written: the format, its numbers, the names of torch-names, the input of a whole network, the check."""
 
     format: str
     names: str = ""
     input: str = "uint8"
     platforms: tuple[str, ...] = PLATFORMS
+    dtype: str = "float32"
+    with_preprocessing: bool = False  # the network takes pixels of any size: resize and crop are part of it
+    check_images: tuple[Path, ...] = ()  # [the run's validation images]
+
+    @property
+    def as_pixels(self) -> bool:
+        """Whether the network takes pixels from 0 to 255."""
+        return self.input == "uint8"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """A file that was written, the description beside it, and a remark on the result of its check."""
+    """A file that was written, the description beside it, and remarks on it and on the result of its check."""
 
     path: Path
     description: Path
     remark: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Made:
+    """The bytes of an export, what its description says besides, and a remark."""
+
+    data: bytes
+    more: dict[str, Any]
+    remark: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Format:
+    """A format: the suffix of its files, whether it holds a network, and how it is made and checked."""
+
+    suffix: str
+    network: bool
+    make: Callable[[TrainedModel, Path, ExportOptions], _Made]
+    # (file, model, options, images) -> (largest difference of logits, by what it was checked)
+    check: Callable[[Path, TrainedModel, ExportOptions, CheckImages], tuple[float, str]]
+
+
 def export(model: TrainedModel, out: Path | None, options: ExportOptions) -> Exported:
     """Write the network in a format; `out` defaults to a file in the directory of the run, named after the network."""
     if options.format not in FORMATS:
         raise ConfigError(f"There is no format {options.format!r}.", remedy=did_you_mean(options.format, FORMATS))
-    suffix, make = FORMATS[options.format]
-    path = out or _default_directory(model) / f"{model.network.name}{suffix}"
+    form = FORMATS[options.format]
+    _refuse(model, options, form)
+    path = out or _default_directory(model) / f"{model.network.name}{form.suffix}"
     if path.is_dir():
-        path = path / f"{model.network.name}{suffix}"
+        path = path / f"{model.network.name}{form.suffix}"
     if not path.parent.is_dir():
         raise ConfigError(f"There is no directory {path.parent}.", remedy="Make it, or choose another --out.")
-    data, more, remark = make(model, path, options)
-    along = model.describe() | {"format": options.format} | more
+    images = check_images(model, options.check_images)
+    made = form.make(model, path, options)
     description = path.with_name(f"{path.name}.json")
-    write_atomic(path, data)
-    write_atomic(description, (json.dumps(along, indent=1, ensure_ascii=False) + "\n").encode())
-    return Exported(path=path, description=description, remark=remark)
+    temporary = [each.with_name(f".{each.name}.tmp-{os.getpid()}") for each in (path, description)]
+    try:
+        write_synced(temporary[0], made.data)
+        difference, checker = form.check(temporary[0], model, options, images)
+        along = model.describe() | {"format": options.format, "dtype": options.dtype} | made.more
+        along["check"] = {"images": images.what, "by": checker, "largest_logit_difference": difference}
+        write_synced(temporary[1], (json.dumps(along, indent=1, ensure_ascii=False) + "\n").encode())
+        for each, name in zip(temporary, (path, description), strict=True):
+            each.replace(name)
+    except OSError as error:
+        raise CheckpointError(
+            f"Cannot write {path}: {error.strerror}.", remedy="Name another place with --out."
+        ) from error
+    finally:
+        for each in temporary:
+            each.unlink(missing_ok=True)
+    sync_directory(path.parent)
+    result = f"checked {checker} on {images.what}: logits differ by at most {difference:.2g}"
+    return Exported(path=path, description=description, remark="\n".join(filter(None, (made.remark, result))))
+
+
+def _refuse(model: TrainedModel, options: ExportOptions, form: _Format) -> None:
+    """Refuse options that the format or the network cannot follow."""
+    if options.dtype not in DTYPES:
+        raise ConfigError(f"There is no type {options.dtype!r}.", remedy=did_you_mean(options.dtype, DTYPES))
+    if not options.with_preprocessing:
+        return
+    height, width, _ = model.network.input_hwc
+    if not form.network:
+        raise ConfigError(
+            f"--with-preprocessing has no meaning for --format {options.format}.",
+            rule="It holds weights alone.",
+            remedy="Choose --format onnx or stablehlo.",
+        )
+    if not options.as_pixels:
+        raise ConfigError(
+            "--with-preprocessing takes pixels, --input float numbers that have been normalised.",
+            remedy="Leave one of them out.",
+        )
+    if height != width:
+        raise ConfigError(
+            f"{model.network.name} takes images of {height} x {width} pixels.",
+            rule="--with-preprocessing cuts a square from the centre of an image.",
+            remedy="Leave --with-preprocessing out.",
+        )
 
 
 def _default_directory(model: TrainedModel) -> Path:
@@ -70,15 +149,28 @@ def _default_directory(model: TrainedModel) -> Path:
     return run if (run / "config.json").is_file() else Path()
 
 
-def _safetensors(model: TrainedModel, path: Path, options: ExportOptions) -> tuple[bytes, dict[str, Any], str]:
-    arrays = {name: np.asarray(array) for name, array in flat_weights(model.params, model.stats).items()}
-    return write_safetensors(arrays, model.describe()), {"names": "headrace"}, f"{len(arrays)} tensors"
+def _view(model: TrainedModel, options: ExportOptions) -> CentreView | None:
+    """Return the view that is part of the exported network, None where it takes images of its own size."""
+    if not options.with_preprocessing:
+        return None
+    side = model.describe()["resize_shorter_side"]
+    return CentreView(size=model.network.input_hwc[0], shorter_side=side, antialias=model.antialias)
 
 
-def _torch_names(model: TrainedModel, path: Path, options: ExportOptions) -> tuple[bytes, dict[str, Any], str]:
+# Weights
+
+
+def _safetensors(model: TrainedModel, path: Path, options: ExportOptions) -> _Made:
+    arrays = _typed(flat_weights(model.params, model.stats), options.dtype)
+    data = write_safetensors(arrays, model.describe())
+    return _Made(data=data, more={"names": "headrace"}, remark=f"{len(arrays)} tensors")
+
+
+def _torch_names(model: TrainedModel, path: Path, options: ExportOptions) -> _Made:
     dialect = model.config.model.model_dialect
     asked = options.names or (dialect if dialect != "reference" else "")
-    scheme, arrays = export_names(model.params, model.stats, asked, model.step)
+    scheme, found = export_names(model.params, model.stats, asked, model.step)
+    arrays = _typed(found, options.dtype)
     as_torch = path.suffix in (".pth", ".pt")
     data = write_torch_file(arrays) if as_torch else write_safetensors(arrays, model.describe())
     remark = f"{len(arrays)} tensors under the names of {scheme}"
@@ -87,73 +179,134 @@ def _torch_names(model: TrainedModel, path: Path, options: ExportOptions) -> tup
             f"; padding, epsilon and shortcuts are the reference's: trained with --model-dialect {scheme}, a network "
             "loads there strictly and computes the same"
         )
-    return data, {"names": scheme}, remark
+    return _Made(data=data, more={"names": scheme}, remark=remark)
 
 
-def _onnx(model: TrainedModel, path: Path, options: ExportOptions) -> tuple[bytes, dict[str, Any], str]:
-    as_pixels = options.input == "uint8"
+def _typed(arrays: dict[str, Any], dtype: str) -> dict[str, np.ndarray]:
+    """Return the arrays with floating-point ones in this type."""
+    host = {name: np.asarray(array) for name, array in arrays.items()}
+    return {name: array.astype(dtype) if array.dtype.kind == "f" else array for name, array in host.items()}
+
+
+def _check_weights(file: Path, model: TrainedModel, options: ExportOptions, images: CheckImages) -> tuple[float, str]:
+    """Load the file into the network as --init-from would, every tensor of it, and compare what it computes."""
+    loaded = load_into(model.network, (model.params, model.stats), read_file(file), min_share=1.0)
+    inputs = network_input(images.views(model), model)
+    program = jax.jit(lambda weights, x: model.network.apply(*weights, x, Ctx(train=False))[0])
+    found, expected = (program(weights, inputs) for weights in ((loaded.params, loaded.stats), _weights(model)))
+    return compare_logits("The file", found, expected, _TOLERANCES[options.dtype]), "by loading it again"
+
+
+# Whole networks
+
+
+def _onnx(model: TrainedModel, path: Path, options: ExportOptions) -> _Made:
     more = _input_form(model, options)
-    weights = (model.params, model.stats)
-    data = write_onnx(model.network, weights, model.preprocess, as_pixels, model.describe() | more)
-    difference = check_onnx(data, model.network, as_pixels, _logits(model, as_pixels))
-    return data, more, f"checked with onnxruntime: logits differ by at most {difference:.2g}"
+    form = OnnxForm(dtype=options.dtype, view=_view(model, options))
+    along = model.describe() | {"dtype": options.dtype} | more
+    data = write_onnx(model.network, _weights(model), model.preprocess, options.as_pixels, along, form)
+    return _Made(data=data, more=more)
 
 
-def _stablehlo(model: TrainedModel, path: Path, options: ExportOptions) -> tuple[bytes, dict[str, Any], str]:
+def _check_onnx(file: Path, model: TrainedModel, options: ExportOptions, images: CheckImages) -> tuple[float, str]:
+    batches, expected = _batches(model, options, images)
+    answers = iter(expected)
+    difference = check_onnx(
+        file.read_bytes(), model.network, options.as_pixels, lambda _: next(answers), batches, _tolerance(options)
+    )
+    return difference, "with onnxruntime"
+
+
+def _stablehlo(model: TrainedModel, path: Path, options: ExportOptions) -> _Made:
     unknown = [name for name in options.platforms if name not in (*PLATFORMS, "rocm")]
     if unknown:
         raise ConfigError(f"There is no platform {unknown[0]!r}.", remedy=did_you_mean(unknown[0], PLATFORMS))
-    as_pixels = options.input == "uint8"
-    (batch,) = jax.export.symbolic_shape("batch")
-    images = jax.ShapeDtypeStruct((batch, *model.network.input_hwc), jnp.uint8 if as_pixels else jnp.float32)
-    function = as_function(model, as_pixels)
-    with portable():  # a convolution is lowered differently on each platform; this one's form would be slow elsewhere
-        made = jax.export.export(jax.jit(function), platforms=options.platforms)(images)
-    data = bytes(made.serialize())
-    _check_stablehlo(data, model, as_pixels, options.platforms)
+    data = _lowered(model, options, options.platforms)
     more = _input_form(model, options) | {"platforms": list(options.platforms)}
-    return data, more, f"for {', '.join(options.platforms)}; read it with jax.export.deserialize"
+    return _Made(
+        data=data, more=more, remark=f"for {', '.join(options.platforms)}; read it with jax.export.deserialize"
+    )
 
 
-def _check_stablehlo(data: bytes, model: TrainedModel, as_pixels: bool, platforms: tuple[str, ...]) -> None:
-    """Compare what was serialised with the network, where it can run on this machine."""
-    here = jax.default_backend()
-    if ("cuda" if here == "gpu" else here) not in platforms:
-        return
-    pixels = np.random.default_rng(0).integers(0, 256, (2, *model.network.input_hwc)).astype(np.uint8)
-    images = pixels if as_pixels else pixels.astype(np.float32) / 255
-    found = np.asarray(jax.export.deserialize(bytearray(data)).call(images)["logits"])
-    expected = np.asarray(_logits(model, as_pixels)(images))
-    assert np.abs(found - expected).max() <= _STABLEHLO_LIMIT * max(1.0, float(np.abs(expected).max()))
+def _lowered(model: TrainedModel, options: ExportOptions, platforms: tuple[str, ...]) -> bytes:
+    batch, *hw = jax.export.symbolic_shape("batch, height, width")
+    height, width, channels = model.network.input_hwc
+    shape = (batch, *(hw if options.with_preprocessing else (height, width)), channels)
+    images = jax.ShapeDtypeStruct(shape, jnp.uint8 if options.as_pixels else jnp.float32)
+    function = as_function(model, options.as_pixels, options.dtype, _view(model, options))
+    with portable():  # a convolution is lowered differently on each platform; this one's form would be slow elsewhere
+        return bytes(jax.export.export(jax.jit(function), platforms=platforms)(images).serialize())
+
+
+def _check_stablehlo(file: Path, model: TrainedModel, options: ExportOptions, images: CheckImages) -> tuple[float, str]:
+    here = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
+    data, where = file.read_bytes(), f"on {here}"
+    if here not in options.platforms:  # the file cannot run on this machine
+        data, where = _lowered(model, options, (here,)), f"on {here}, the same network lowered for it,"
+    batches, expected = _batches(model, options, images)
+    call, worst = jax.export.deserialize(bytearray(data)).call, 0.0
+    for batch, answer in zip(batches, expected, strict=True):
+        worst = max(worst, compare_logits("The StableHLO", call(batch)["logits"], answer, _tolerance(options)))
+    return worst, where
+
+
+def _batches(
+    model: TrainedModel, options: ExportOptions, images: CheckImages
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Return batches to run an exported network on, of more than one batch size, and the network's logits for each."""
+    inputs = network_input(images.views(model), model)
+    logits = np.asarray(jax.jit(as_function(model, False))(inputs)["logits"])
+    if not options.with_preprocessing:
+        batch = images.views(model) if options.as_pixels else inputs
+        return [batch[:1], batch], [logits[:1], logits]
+    each = [image[None] for image in images.images]
+    return [*each, np.repeat(each[0], 2, 0)], [*(row[None] for row in logits), np.repeat(logits[:1], 2, 0)]
+
+
+def _tolerance(options: ExportOptions) -> float:
+    exact = _TOLERANCES[options.dtype]
+    return max(exact, _RESIZED_TOLERANCE) if options.with_preprocessing else exact
 
 
 def _input_form(model: TrainedModel, options: ExportOptions) -> dict[str, Any]:
-    pixels = "uint8 pixels, 0 to 255, resized and cropped; normalised inside"
-    ready = "float32, resized, cropped and normalised"
     height, width, channels = model.network.input_hwc
-    form = pixels if options.input == "uint8" else ready
-    return {"input": {"name": "images", "shape": ["batch", height, width, channels], "what": form}}
+    sides: Sequence[int | str] = (height, width)
+    form = "uint8 pixels, 0 to 255, resized and cropped; normalised inside"
+    if options.with_preprocessing:
+        sides = ("height", "width")
+        form = "uint8 pixels, 0 to 255, of images of any size (one in a batch); resized, cropped and normalised inside"
+    elif not options.as_pixels:
+        form = "float32, resized, cropped and normalised"
+    return {"input": {"name": "images", "shape": ["batch", *sides, channels], "what": form}}
 
 
-def as_function(model: TrainedModel, as_pixels: bool) -> Callable[[Any], dict[str, Any]]:
-    """Return the network as a function of pixels (0 to 255, normalised inside) or of normalised numbers."""
+def as_function(
+    model: TrainedModel, as_pixels: bool, dtype: str = "float32", view: CentreView | None = None
+) -> Callable[[Any], dict[str, Any]]:
+    """Return the network as a function of pixels (0 to 255, normalised inside) or of normalised numbers.
+
+    With a view, the function takes pixels of any size, and resizes and crops them.
+    """
+    params = model.params
+    if dtype != "float32":
+        params = jax.tree.map(lambda array: np.asarray(array).astype(dtype), params)
 
     def apply(images: Any) -> dict[str, Any]:
+        images = centre_view(images, view) if view is not None else images
         inputs = preprocess(images, None, 0, model.preprocess, train=False) if as_pixels else images
-        logits, _ = model.network.apply(model.params, model.stats, inputs, Ctx(train=False))
+        logits, _ = model.network.apply(params, model.stats, inputs, Ctx(train=False, compute_dtype=jnp.dtype(dtype)))
         return {"logits": logits, "probabilities": jax.nn.softmax(logits)}
 
     return apply
 
 
-def _logits(model: TrainedModel, as_pixels: bool) -> Callable[[Any], Any]:
-    program = jax.jit(as_function(model, as_pixels))
-    return lambda images: program(images)["logits"]
+def _weights(model: TrainedModel) -> tuple[Any, Any]:
+    return model.params, model.stats
 
 
-FORMATS: dict[str, tuple[str, Callable[..., tuple[bytes, dict[str, Any], str]]]] = {
-    "safetensors": (".safetensors", _safetensors),
-    "torch-names": (".torch.safetensors", _torch_names),
-    "onnx": (".onnx", _onnx),
-    "stablehlo": (".stablehlo", _stablehlo),
+FORMATS: dict[str, _Format] = {
+    "safetensors": _Format(suffix=".safetensors", network=False, make=_safetensors, check=_check_weights),
+    "torch-names": _Format(suffix=".torch.safetensors", network=False, make=_torch_names, check=_check_weights),
+    "onnx": _Format(suffix=".onnx", network=True, make=_onnx, check=_check_onnx),
+    "stablehlo": _Format(suffix=".stablehlo", network=True, make=_stablehlo, check=_check_stablehlo),
 }

@@ -444,11 +444,20 @@ class Model:
         }
         return save(path.parent, path.name, flatten_named(trained.weights), manifest)
 
-    def export(self, path: str | Path, *, format: str | None = None, weights: str = AUTO) -> Path:
+    def export(
+        self,
+        path: str | Path,
+        *,
+        format: str | None = None,
+        weights: str = AUTO,
+        dtype: str = "float32",
+        with_preprocessing: bool = False,
+    ) -> Path:
         """Write the network for other programs, checked, and return the file's path.
 
         The format follows from the suffix: onnx, stablehlo, safetensors, and pth with the names of torchvision or timm.
-        The network takes images as `fit` did: bytes to be normalised, or float32 numbers.
+        The network takes images as `fit` did: bytes to be normalised, or float32 numbers. With preprocessing it takes
+        bytes of images of any size, and resizes and crops them; `dtype` is float32 or float16.
         """
         self._load_given_weights()
         model, path = self._as_trained(weights, "export"), Path(path)
@@ -463,7 +472,13 @@ class Model:
             return path
         start_devices(self.config.run.platform, 1)
         pixels = self._spec.image_dtype != "float32"
-        return export_model(model, path, ExportOptions(format=chosen, input="uint8" if pixels else "float")).path
+        options = ExportOptions(
+            format=chosen,
+            input="uint8" if pixels else "float",
+            dtype=dtype,
+            with_preprocessing=with_preprocessing,
+        )
+        return export_model(model, path, options).path
 
     @classmethod
     def load(cls, path: str | Path, network: Network | Sequence[Any] | None = None, **options: Any) -> "Model":

@@ -1,40 +1,63 @@
 """Export a network as an ONNX model, from pixels (or preprocessed images) to logits and probabilities, and check it."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from headrace.core.errors import CheckpointError
 from headrace.data.augmentation.augment import Preprocess
+from headrace.data.augmentation.crop_resize import CentreView
 from headrace.model.network import Network
 from headrace.weights.onnx_layers import OPSET, Graph, require_onnx, write_layer
 
-_TOLERANCE = 1e-3  # relative to the logits: float32 sums differ in order, through up to 150 layers
+TOLERANCE = 1e-3  # relative to the logits: float32 sums differ in order, through up to 150 layers
 _BATCHES = (1, 3)
 
 
+@dataclass(frozen=True, kw_only=True)
+class OnnxForm:
+    """The type that the network computes in, and the view that it takes of images of any size (None: of one size)."""
+
+    dtype: str = "float32"  # or float16; input, output, normalisation and softmax are float32 (or uint8) all the same
+    view: CentreView | None = None
+
+
+PLAIN = OnnxForm()
+
+
 def write_onnx(
-    network: Network, weights: tuple[Any, Any], preprocess: Preprocess, as_pixels: bool, along: dict[str, Any]
+    network: Network,
+    weights: tuple[Any, Any],
+    preprocess: Preprocess,
+    as_pixels: bool,
+    along: dict[str, Any],
+    form: OnnxForm = PLAIN,
 ) -> bytes:
     """Return the model's bytes. Input `images` [N, H, W, C]: uint8 pixels, or float32, already preprocessed."""
     onnx, _ = require_onnx()
     helper, kinds = onnx.helper, onnx.TensorProto
-    graph = Graph()
-    x = _normalised(graph.under("input"), preprocess) if as_pixels else "images"
-    x = graph.under("input").node("Transpose", [x], perm=[0, 3, 1, 2])
+    plain, half = Graph(), form.dtype == "float16"
+    graph = replace(plain, dtype=np.dtype(form.dtype).type)
+    first = plain.under("input")
+    x = _resized(first, form.view) if form.view else "images"
+    x = _normalised(first, preprocess, x) if as_pixels else x
+    x = first.node("Transpose", [x], perm=[0, 3, 1, 2])
+    x = first.node("Cast", [x], to=kinds.FLOAT16) if half else x
     for (name, block), shape in zip(network.blocks, network.shapes(), strict=False):
         trees = (weights[0].get(name, {}), weights[1].get(name, {}))
         x = write_layer(graph.under(name), block, trees, shape, x)
-    graph.nodes.append(helper.make_node("Identity", [x], ["logits"], name="logits"))
+    last = helper.make_node("Cast", [x], ["logits"], name="logits", to=kinds.FLOAT)
+    graph.nodes.append(last if half else helper.make_node("Identity", [x], ["logits"], name="logits"))
     graph.nodes.append(helper.make_node("Softmax", ["logits"], ["probabilities"], name="probabilities", axis=-1))
     kind = kinds.UINT8 if as_pixels else kinds.FLOAT
-    rows = ["batch", network.num_classes]
+    rows, hw = ["batch", network.num_classes], ("height", "width") if form.view else network.input_hwc[:2]
     made = helper.make_graph(
         graph.nodes,
         network.name,
-        [helper.make_tensor_value_info("images", kind, ["batch", *network.input_hwc])],
+        [helper.make_tensor_value_info("images", kind, ["batch", *hw, network.input_hwc[2]])],
         [helper.make_tensor_value_info(name, kinds.FLOAT, rows) for name in ("logits", "probabilities")],
         graph.initializers,
     )
@@ -45,50 +68,116 @@ def write_onnx(
     return model.SerializeToString()
 
 
-def check_onnx(data: bytes, network: Network, as_pixels: bool, expected: Callable[[Any], Any]) -> float:
+def check_onnx(
+    data: bytes,
+    network: Network,
+    as_pixels: bool,
+    expected: Callable[[Any], Any],
+    batches: Sequence[np.ndarray] = (),
+    tolerance: float = TOLERANCE,
+) -> float:
     """Compare the model in onnxruntime with the network; return the largest difference of logits, refuse a large one.
 
-    `expected(images)` returns the network's logits. Two batch sizes prove that the batch size is free.
+    `expected(images)` returns the network's logits. Without `batches` two are generated, of different sizes.
     """
     _, runtime = require_onnx()
     session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
     rng, worst = np.random.default_rng(0), 0.0
-    for count in _BATCHES:
-        images = rng.integers(0, 256, (count, *network.input_hwc)).astype(np.uint8)
-        if not as_pixels:
-            images = rng.normal(size=images.shape).astype(np.float32)
+    if not batches:
+        shapes = [(count, *network.input_hwc) for count in _BATCHES]
+        batches = [rng.integers(0, 256, shape).astype(np.uint8) for shape in shapes]
+        batches = batches if as_pixels else [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+    for images in batches:
         logits, probabilities = session.run(["logits", "probabilities"], {"images": images})
-        reference = np.asarray(expected(images))
-        difference = float(np.abs(logits - reference).max())
-        limit = _TOLERANCE * max(1.0, float(np.abs(reference).max()))
-        if not (
-            difference <= limit and np.isfinite(reference).all() and np.allclose(probabilities.sum(-1), 1, atol=1e-4)
-        ):
-            raise CheckpointError(
-                f"The ONNX model does not compute what {network.name} does: logits differ by {difference:.3g}.",
-                rule=f"They may differ by {limit:.3g}. The file was not kept.",
-                remedy="Please report it; --format stablehlo holds the network itself.",
-            )
+        sums = np.asarray(probabilities).sum(-1)
+        difference = compare_logits(f"The ONNX model of {network.name}", logits, expected(images), tolerance)
         worst = max(worst, difference)
+        assert np.allclose(sums, 1, atol=1e-4), sums
     return worst
 
 
-def _normalised(graph: Graph, spec: Preprocess) -> str:
+def compare_logits(what: str, found: Any, expected: Any, tolerance: float) -> float:
+    """Return the largest difference of logits; refuse one beyond the tolerance, relative to the largest logit."""
+    found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
+    difference, limit = float(np.abs(found - expected).max()), tolerance * max(1.0, float(np.abs(expected).max()))
+    if difference <= limit and np.isfinite(expected).all():
+        return difference
+    raise CheckpointError(
+        f"{what} does not compute what the network does: logits differ by {difference:.3g}.",
+        rule=f"They may differ by {limit:.3g}. The file was not kept.",
+        remedy="Please report it; --format stablehlo holds the network itself, --dtype float32 its full precision.",
+    )
+
+
+def _resized(graph: Graph, view: CentreView) -> str:
+    """Write `centre_view` (data/augmentation/crop_resize.py): [N, any height, any width, C] in, uint8 or float32 out.
+
+    Products with matrices of weights, which every runtime has; few of them resize with antialiasing as Pillow does.
+    """
+    shape = graph.node("Shape", ["images"])
+    sides = [graph.node("Gather", [shape, graph.constant(np.array([axis]))]) for axis in (1, 2)]
+    shorter = graph.node("Min", sides)
+    rows, columns = (_view_matrix(graph, side, shorter, view) for side in sides)
+    x = graph.node("Transpose", [graph.node("Cast", ["images"], to=1)], perm=[0, 3, 1, 2])
+    x = graph.node("MatMul", [rows, x])
+    x = _rounded(graph, x) if view.antialias else x
+    x = _rounded(graph, graph.node("MatMul", [x, graph.node("Transpose", [columns], perm=[1, 0])]))
+    return graph.node("Transpose", [x], perm=[0, 2, 3, 1])
+
+
+def _rounded(graph: Graph, x: str) -> str:
+    return graph.node("Floor", [graph.node("Add", [x, graph.constant(np.float32(0.5))])])
+
+
+def _view_matrix(graph: Graph, side: str, shorter: str, view: CentreView) -> str:
+    """Write the weights of the old pixels of one side, whose number is `side`, in the new ones: [size, side]."""
+
+    def whole(number: int) -> str:
+        return graph.constant(np.array([number]))
+
+    def number(value: float) -> str:
+        return graph.constant(np.float32(value))
+
+    scaled = graph.node("Mul", [side, whole(view.shorter_side)])
+    floor = graph.node("Div", [scaled, shorter])
+    twice = graph.node("Mul", [graph.node("Sub", [scaled, graph.node("Mul", [floor, shorter])]), whole(2)])
+    # Python's round(): halves go to the even number.
+    odd = graph.node("Equal", [graph.node("Mod", [floor, whole(2)]), whole(1)])
+    half_up = graph.node("And", [graph.node("Equal", [twice, shorter]), odd])
+    up = graph.node("Or", [graph.node("Greater", [twice, shorter]), half_up])
+    resized = graph.node("Add", [floor, graph.node("Cast", [up], to=7)])
+    first = graph.node("Div", [graph.node("Sub", [resized, whole(view.size)]), whole(2)])
+    scale = graph.node("Div", [graph.node("Cast", [side], to=1), graph.node("Cast", [resized], to=1)])
+    places = graph.node("Add", [graph.constant(np.arange(view.size)[:, None]), first])
+    centre = graph.node("Mul", [graph.node("Add", [graph.node("Cast", [places], to=1), number(0.5)]), scale])
+    end = graph.node("Squeeze", [side, whole(0)])
+    pixels = graph.node(
+        "Cast", [graph.node("Range", [graph.constant(np.int64(0)), end, graph.constant(np.int64(1))])], to=1
+    )
+    distance = graph.node("Abs", [graph.node("Sub", [graph.node("Add", [pixels, number(0.5)]), centre])])
+    wide = graph.node("Max", [scale, number(1)]) if view.antialias else number(1)
+    share = graph.node("Sub", [number(1), graph.node("Div", [distance, wide])])
+    weights = graph.node("Max", [share, number(0)])
+    return graph.node("Div", [weights, graph.node("ReduceSum", [weights, whole(1)], keepdims=1)])
+
+
+def _normalised(graph: Graph, spec: Preprocess, x: str) -> str:
     """Write the normalisation of pixels from 0 to 255, [N, H, W, C] in and out."""
     _, _, channels = spec.image_hwc
-    x = graph.node("Cast", ["images"], to=1)
+    x = graph.node("Cast", [x], to=1)
     if spec.normalization == "none":
         return x
     if spec.normalization == "zero-one":
         return graph.node("Mul", [x, graph.constant(np.float32(1 / 255))])
-    if spec.normalization == "per-channel":
-        mean, std = (np.array(each, np.float64) for each in (spec.mean, spec.std))
-        centre, scale = (255 * mean).astype(np.float32), (1 / (255 * std)).astype(np.float32)
-    else:
-        assert spec.normalization == "per-image", spec.normalization
+    if spec.normalization == "per-image":
         return _per_image(graph, spec, x)
-    assert centre.shape in ((channels,), (1,))
-    return graph.node("Mul", [graph.node("Sub", [x, graph.constant(centre)]), graph.constant(scale)])
+    assert spec.normalization in ("per-channel", "centred"), spec.normalization
+    mean, std = (np.array(each, np.float64) for each in (spec.mean, spec.std))
+    assert mean.shape in ((channels,), (1,))
+    centred = graph.node("Sub", [x, graph.constant((255 * mean).astype(np.float32))])
+    if spec.normalization == "centred":
+        return centred
+    return graph.node("Mul", [centred, graph.constant((1 / (255 * std)).astype(np.float32))])
 
 
 def _per_image(graph: Graph, spec: Preprocess, x: str) -> str:

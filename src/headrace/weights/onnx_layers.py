@@ -30,6 +30,7 @@ class Graph:
     initializers: list[Any] = field(default_factory=list)
     numbers: Iterator[int] = field(default_factory=itertools.count)
     path: str = ""
+    dtype: Any = np.float32  # of weights, and of constants that are not whole numbers
 
     def under(self, name: str) -> "Graph":
         """Return a view of the graph for a part of this layer."""
@@ -44,12 +45,14 @@ class Graph:
         return name
 
     def weight(self, name: str, array: Any) -> str:
-        """Add float32 weights; return their name."""
-        return self._add(f"{self.path}/{name}", np.asarray(array, np.float32))
+        """Add weights in the graph's type; return their name."""
+        return self._add(f"{self.path}/{name}", np.asarray(array, self.dtype))
 
     def constant(self, array: Any) -> str:
-        """Add a constant in its present type; return its name."""
-        return self._add(f"{self.path}/constant_{next(self.numbers)}", np.asarray(array))
+        """Add a constant, a floating-point one in the graph's type; return its name."""
+        values = np.asarray(array)
+        typed = values.astype(self.dtype) if values.dtype.kind == "f" else values
+        return self._add(f"{self.path}/constant_{next(self.numbers)}", typed)
 
     def reshaped(self, x: str, shape: Sequence[int]) -> str:
         """Reshape; 0 keeps a dim, -1 takes the rest."""
@@ -167,6 +170,13 @@ def _norm(graph: Graph, layer: Any, trees: Trees, hwc: Shape, x: str) -> str:
     if spec.kind == "none":
         return x
     params, stats = trees
+    if spec.kind == "batch" and graph.dtype == np.float16:
+        # One factor and one summand, computed here: variances may be too large or too small for 16 bits.
+        scale = np.asarray(params["gamma"], np.float64) / np.sqrt(np.asarray(stats["variance"]) + spec.epsilon)
+        shift = np.asarray(params["beta"]) - np.asarray(stats["mean"]) * scale
+        by_channel = {name: each.reshape(1, hwc[2], 1, 1) for name, each in (("scale", scale), ("shift", shift))}
+        scaled = graph.node("Mul", [x, graph.weight("scale", by_channel["scale"])])
+        return graph.node("Add", [scaled, graph.weight("shift", by_channel["shift"])])
     if spec.kind == "batch":
         tensors = {"scale": params["gamma"], "shift": params["beta"], "mean": stats["mean"], "var": stats["variance"]}
         inputs = [x, *(graph.weight(name, array) for name, array in tensors.items())]

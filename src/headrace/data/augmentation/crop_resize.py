@@ -1,14 +1,17 @@
 """Crop and resize on the device: bilinear with antialiasing, pass by pass.
 
-Each pass gathers whole rows, as many as a new pixel has neighbours: on two CPU cores that took 0.4 (64 pixels) and 0.2
-(224 pixels) of the time of products with matrices of weights, which are mostly zeros.
+Of training crops, each pass gathers whole rows, as many as a new pixel has neighbours: on two CPU cores that took 0.4
+(64 pixels) and 0.2 (224 pixels) of the time of products with matrices of weights, which are mostly zeros. Views of
+evaluation in exported programs are such products: only they can be written for images of any size.
 """
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 _HALF = np.float32(0.5)
 
@@ -53,3 +56,40 @@ def _resize_rows(values: Any, start: Any, length: Any, wanted: int) -> Any:
     return sum(
         rows.astype(np.float32) * (weight / total)[:, :, None] for rows, weight in zip(gathered, weights, strict=True)
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CentreView:
+    """What evaluation takes of an image: its shorter side is resized, then a square is cut from the centre."""
+
+    size: int
+    shorter_side: int
+    antialias: bool = True
+
+
+def centre_view(images: Any, view: CentreView) -> Any:
+    """Return that view of uint8 images [n, H, W, C] as float32 whole numbers; H and W may be symbolic dims.
+
+    The pixels are those of `valid_view` and `resize_view` but for a level: there, Pillow's whole-number weights are
+    used, and columns come before rows where an image is enlarged.
+    """
+    hw = [jnp.asarray(dim, np.int32) for dim in images.shape[1:3]]
+    shorter = jnp.minimum(*hw)
+    rows, columns = (_view_matrix(dim, side, shorter, view) for dim, side in zip(images.shape[1:3], hw, strict=True))
+    # In full float32: a GPU would round pixels to 10 bits by default.
+    x = jnp.einsum("ph,nhwc->npwc", rows, images.astype(np.float32), precision=lax.Precision.HIGHEST)
+    x = jnp.floor(x + _HALF) if view.antialias else x
+    return jnp.floor(jnp.einsum("qw,npwc->npqc", columns, x, precision=lax.Precision.HIGHEST) + _HALF)
+
+
+def _view_matrix(dim: Any, side: Any, shorter: Any, view: CentreView) -> Any:
+    """Return the weights of the old pixels of one side in the new ones, float32 [size, dim]."""
+    whole, rest = side * view.shorter_side // shorter, side * view.shorter_side % shorter
+    # Python's round(): halves go to the even number.
+    resized = whole + ((2 * rest > shorter) | ((2 * rest == shorter) & (whole % 2 == 1))).astype(np.int32)
+    scale = side.astype(np.float32) / resized.astype(np.float32)
+    first = (resized - view.size) // 2
+    centre = ((first + np.arange(view.size, dtype=np.int32)).astype(np.float32) + _HALF) * scale
+    distance = jnp.abs(jnp.arange(dim, dtype=np.float32)[None, :] + _HALF - centre[:, None])
+    weights = jnp.maximum(1 - distance / (jnp.maximum(scale, 1) if view.antialias else np.float32(1)), 0)
+    return weights / weights.sum(1, keepdims=True)
