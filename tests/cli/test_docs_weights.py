@@ -18,6 +18,7 @@ from tests.weights.test_convert_load import torch_resnet
 PAGE = Path(__file__).parents[2] / "docs" / "weights.md"
 COMMANDS = [shlex.split(line[2:]) for line in PAGE.read_text().splitlines() if line.startswith("$ headrace")]
 OWN = {"config", "last", "top-k", "out", "format", "weights", "names", "platforms", "input", "mode", "decay", "output"}
+OWN |= {"with-preprocessing", "dtype", "check-images"}
 
 
 def test_every_option_on_the_page_exists():
@@ -36,7 +37,7 @@ def test_the_commands_run_one_after_the_other(tmp_path, monkeypatch, capsys):
     for number, image in enumerate(read_digits()["validation"].images[:3]):
         Image.fromarray(np.asarray(image)[:, :, 0]).save(f"images/{number}.png")
     Path("images/torn.jpg").write_bytes(b"\xff\xd8\xff\xe0 cut off")
-    assert len(COMMANDS) == 10
+    assert len(COMMANDS) == 12
     for words in COMMANDS:
         more = ["--progress", "plain"] if words[1] == "train" else []
         assert main([*words[1:], *more]) == (1 if words[1] == "predict" else 0), words

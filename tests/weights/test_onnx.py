@@ -6,11 +6,15 @@ import pytest
 
 from headrace.core.errors import CheckpointError, ConfigError
 from headrace.data.augmentation.augment import Preprocess, preprocess
+from headrace.data.augmentation.crop_resize import CentreView, centre_view
+from headrace.data.decoding.crop import valid_view
+from headrace.data.decoding.resize import resize_view
 from headrace.model.context import Ctx
 from headrace.model.cost import Cost
 from headrace.model.layers import Dense, GlobalAveragePool, WithoutParameters
 from headrace.model.network import Network
-from headrace.weights.onnx_file import check_onnx, write_onnx
+from headrace.weights.onnx_file import _resized, check_onnx, write_onnx
+from headrace.weights.onnx_layers import OPSET, Graph
 from tests.model.build import network
 
 onnx = pytest.importorskip("onnx")
@@ -76,12 +80,39 @@ def test_the_model_computes_what_the_network_computes(name, options):
     assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "batch"
 
 
-@pytest.mark.parametrize("kind", ["per-image", "zero-one", "none", "per-channel"])
+@pytest.mark.parametrize("kind", ["per-image", "zero-one", "none", "per-channel", "centred"])
 def test_pixels_are_normalised_inside(kind):
     net = network("toy_model", num_classes=3)
     weights, how = drawn(net), spec(net, kind)
     data = write_onnx(net, weights, how, True, ALONG)
     assert check_onnx(data, net, True, logits_of(net, weights, how)) < 1e-3 * 255
+
+
+@pytest.mark.parametrize(("antialias", "bicubic"), [(True, False), (False, False), (True, True)])
+def test_images_are_resized_and_cropped_as_in_validation(antialias, bicubic):
+    """Whatever the size: shrunk, kept, enlarged, sides that end on halves."""
+    view = CentreView(size=20, shorter_side=24, antialias=antialias, bicubic=bicubic)
+    graph = Graph()
+    graph.nodes.append(onnx.helper.make_node("Identity", [_resized(graph, view)], ["out"]))
+    made = onnx.helper.make_graph(
+        graph.nodes,
+        "resize",
+        [onnx.helper.make_tensor_value_info("images", onnx.TensorProto.UINT8, ["n", "h", "w", 3])],
+        [onnx.helper.make_tensor_value_info("out", onnx.TensorProto.FLOAT, ["n", 20, 20, 3])],
+        graph.initializers,
+    )
+    model = onnx.helper.make_model(made, opset_imports=[onnx.helper.make_opsetid("", OPSET)], ir_version=8)
+    session = runtime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    rng = np.random.default_rng(0)
+    for hw in [(24, 24), (48, 48), (48, 49), (48, 51), (33, 70), (300, 24), (64, 63), (13, 17), (24, 31), (301, 457)]:
+        pixels = rng.integers(0, 256, (*hw, 3)).astype(np.uint8)
+        expected = np.empty((20, 20, 3), np.uint8)
+        resize_view(pixels, valid_view(hw, 20, 24), expected, antialias, bicubic)
+        difference = np.abs(session.run(["out"], {"images": pixels[None]})[0][0] - expected)
+        assert difference.max() <= 1 + bicubic, hw
+        assert (difference > 0).mean() <= (0.005 if min(hw) >= 24 or not antialias else 0.4), hw
+    found = np.asarray(jax.jit(lambda images: centre_view(images, view))(pixels[None]))[0]
+    assert np.abs(found - expected).max() <= 1
 
 
 def test_a_model_that_computes_something_else_is_refused():

@@ -40,6 +40,8 @@ def check_images(model: TrainedModel, given: Sequence[Path] = ()) -> CheckImages
         files = find_images(given)[:NUM_IMAGES]
         images = tuple(_read(file, channels) for file in files)
         return CheckImages(images=images, what=f"{len(images)} given image{'s' if len(images) > 1 else ''}")
+    if not model.names_dataset:
+        return _generated(model, "the run's images were given by code")
     try:
         dataset = open_dataset(model.config.data, model.config.run.seed)
     except HeadraceError as error:
@@ -103,5 +105,6 @@ def _view(image: np.ndarray, model: TrainedModel) -> np.ndarray:
     if image.shape[:2] == (height, width) and (model.shorter_side in (None, height) or image.dtype != np.uint8):
         return image
     out = np.empty(model.network.input_hwc, np.uint8)
-    resize_view(image, valid_view(image.shape[:2], height, model.shorter_side), out, model.antialias)
+    view = valid_view(image.shape[:2], height, model.shorter_side)
+    resize_view(image, view, out, model.antialias, model.interpolation == "bicubic")
     return out

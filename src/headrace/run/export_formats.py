@@ -154,7 +154,12 @@ def _view(model: TrainedModel, options: ExportOptions) -> CentreView | None:
     if not options.with_preprocessing:
         return None
     side = model.describe()["resize_shorter_side"]
-    return CentreView(size=model.network.input_hwc[0], shorter_side=side, antialias=model.antialias)
+    return CentreView(
+        size=model.network.input_hwc[0],
+        shorter_side=side,
+        antialias=model.antialias,
+        bicubic=model.interpolation == "bicubic",
+    )
 
 
 # Weights
@@ -194,7 +199,9 @@ def _check_weights(file: Path, model: TrainedModel, options: ExportOptions, imag
     inputs = network_input(images.views(model), model)
     program = jax.jit(lambda weights, x: model.network.apply(*weights, x, Ctx(train=False))[0])
     found, expected = (program(weights, inputs) for weights in ((loaded.params, loaded.stats), _weights(model)))
-    return compare_logits("The file", found, expected, _TOLERANCES[options.dtype]), "by loading it again"
+    return compare_logits(
+        ("The file", model.network.name), found, expected, _TOLERANCES[options.dtype]
+    ), "by loading it again"
 
 
 # Whole networks
@@ -246,7 +253,10 @@ def _check_stablehlo(file: Path, model: TrainedModel, options: ExportOptions, im
     batches, expected = _batches(model, options, images)
     call, worst = jax.export.deserialize(bytearray(data)).call, 0.0
     for batch, answer in zip(batches, expected, strict=True):
-        worst = max(worst, compare_logits("The StableHLO", call(batch)["logits"], answer, _tolerance(options)))
+        worst = max(
+            worst,
+            compare_logits(("The StableHLO", model.network.name), call(batch)["logits"], answer, _tolerance(options)),
+        )
     return worst, where
 
 

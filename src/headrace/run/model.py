@@ -452,12 +452,14 @@ class Model:
         weights: str = AUTO,
         dtype: str = "float32",
         with_preprocessing: bool = False,
+        check_images: Sequence[str | Path] = (),
     ) -> Path:
         """Write the network for other programs, checked, and return the file's path.
 
         The format follows from the suffix: onnx, stablehlo, safetensors, and pth with the names of torchvision or timm.
         The network takes images as `fit` did: bytes to be normalised, or float32 numbers. With preprocessing it takes
-        bytes of images of any size, and resizes and crops them; `dtype` is float32 or float16.
+        bytes of images of any size, and resizes and crops them; `dtype` is float32 or float16. The file is compared
+        with the network on `check_images`, files or folders, or on generated images.
         """
         self._load_given_weights()
         model, path = self._as_trained(weights, "export"), Path(path)
@@ -477,6 +479,7 @@ class Model:
             input="uint8" if pixels else "float",
             dtype=dtype,
             with_preprocessing=with_preprocessing,
+            check_images=tuple(map(Path, check_images)),
         )
         return export_model(model, path, options).path
 
@@ -638,6 +641,7 @@ class Model:
             class_names=self.class_names,
             preprocess=preprocess_of(form, self.config.run.seed, self.network.input_hwc),
             **resizing_of(form),
+            names_dataset=False,
         )
 
     def _remember(self, design: Design) -> None:

@@ -26,7 +26,7 @@ from headrace.data.augmentation.augment import Preprocess
 from headrace.data.dataset import DataInfo, describe_dataset
 from headrace.model.families import build_network
 from headrace.model.network import Network
-from headrace.run.directory import from_saved, read_run
+from headrace.run.directory import custom_parts, from_saved, parts_of, read_run
 
 RAW, EMA, AUTO = "raw", "ema", "auto"
 _SMALL = (
@@ -51,6 +51,7 @@ class TrainedModel:
     shorter_side: int | None  # of a resized image, before the centre is cropped; None: the size x 256 / 224
     antialias: bool
     interpolation: str = "bilinear"
+    names_dataset: bool = True  # the options name the run's dataset; False: code gave its images
 
     def describe(self) -> dict[str, Any]:
         """Return the description that is exported with the weights, as plain values."""
@@ -143,6 +144,7 @@ def load_trained_model(path: Path, weights: str = AUTO, custom: Network | None =
         class_names=tuple(manifest["class_names"]),
         preprocess=preprocess_of(form, config.run.seed, network.input_hwc),
         **resizing_of(form),
+        names_dataset="dataset" not in parts_of(custom_parts(manifest["config"]) or {}),
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from headrace.core.errors import CheckpointError
 from headrace.data.augmentation.augment import Preprocess
-from headrace.data.augmentation.crop_resize import CentreView
+from headrace.data.augmentation.crop_resize import CUBIC_FAR, CUBIC_NEAR, CentreView
 from headrace.model.network import Network
 from headrace.weights.onnx_layers import OPSET, Graph, require_onnx, write_layer
 
@@ -90,20 +90,23 @@ def check_onnx(
     for images in batches:
         logits, probabilities = session.run(["logits", "probabilities"], {"images": images})
         sums = np.asarray(probabilities).sum(-1)
-        difference = compare_logits(f"The ONNX model of {network.name}", logits, expected(images), tolerance)
+        difference = compare_logits(("The ONNX model", network.name), logits, expected(images), tolerance)
         worst = max(worst, difference)
         assert np.allclose(sums, 1, atol=1e-4), sums
     return worst
 
 
-def compare_logits(what: str, found: Any, expected: Any, tolerance: float) -> float:
-    """Return the largest difference of logits; refuse one beyond the tolerance, relative to the largest logit."""
+def compare_logits(names: tuple[str, str], found: Any, expected: Any, tolerance: float) -> float:
+    """Return the largest difference of logits; refuse one beyond the tolerance, relative to the largest logit.
+
+    `names` are those of the export and of the network.
+    """
     found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
     difference, limit = float(np.abs(found - expected).max()), tolerance * max(1.0, float(np.abs(expected).max()))
     if difference <= limit and np.isfinite(expected).all():
         return difference
     raise CheckpointError(
-        f"{what} does not compute what the network does: logits differ by {difference:.3g}.",
+        f"{names[0]} does not compute what {names[1]} does: logits differ by {difference:.3g}.",
         rule=f"They may differ by {limit:.3g}. The file was not kept.",
         remedy="Please report it; --format stablehlo holds the network itself, --dtype float32 its full precision.",
     )
@@ -126,7 +129,8 @@ def _resized(graph: Graph, view: CentreView) -> str:
 
 
 def _rounded(graph: Graph, x: str) -> str:
-    return graph.node("Floor", [graph.node("Add", [x, graph.constant(np.float32(0.5))])])
+    levels = graph.node("Floor", [graph.node("Add", [x, graph.constant(np.float32(0.5))])])
+    return graph.node("Clip", [levels, graph.constant(np.float32(0)), graph.constant(np.float32(255))])
 
 
 def _view_matrix(graph: Graph, side: str, shorter: str, view: CentreView) -> str:
@@ -156,9 +160,20 @@ def _view_matrix(graph: Graph, side: str, shorter: str, view: CentreView) -> str
     )
     distance = graph.node("Abs", [graph.node("Sub", [graph.node("Add", [pixels, number(0.5)]), centre])])
     wide = graph.node("Max", [scale, number(1)]) if view.antialias else number(1)
-    share = graph.node("Sub", [number(1), graph.node("Div", [distance, wide])])
-    weights = graph.node("Max", [share, number(0)])
+    far = graph.node("Div", [distance, wide])
+    weights = graph.node("Max", [graph.node("Sub", [number(1), far]), number(0)])
+    if view.bicubic:
+        near, outer = (_polynomial(graph, far, each) for each in (CUBIC_NEAR, CUBIC_FAR))
+        outer = graph.node("Where", [graph.node("Less", [far, number(2)]), outer, number(0)])
+        weights = graph.node("Where", [graph.node("Less", [far, number(1)]), near, outer])
     return graph.node("Div", [weights, graph.node("ReduceSum", [weights, whole(1)], keepdims=1)])
+
+
+def _polynomial(graph: Graph, x: str, factors: Sequence[float]) -> str:
+    value = graph.constant(np.float32(factors[0]))
+    for factor in factors[1:]:
+        value = graph.node("Add", [graph.node("Mul", [value, x]), graph.constant(np.float32(factor))])
+    return value
 
 
 def _normalised(graph: Graph, spec: Preprocess, x: str) -> str:

@@ -65,21 +65,30 @@ class CentreView:
     size: int
     shorter_side: int
     antialias: bool = True
+    bicubic: bool = False
+
+
+# Weights of Pillow's bicubic filter by distance, each a polynomial, highest power first: up to 1, and from 1 to 2.
+CUBIC_NEAR, CUBIC_FAR = (1.5, -2.5, 0.0, 1.0), (-0.5, 2.5, -4.0, 2.0)
 
 
 def centre_view(images: Any, view: CentreView) -> Any:
     """Return that view of uint8 images [n, H, W, C] as float32 whole numbers; H and W may be symbolic dims.
 
-    The pixels are those of `valid_view` and `resize_view` but for a level: there, Pillow's whole-number weights are
-    used, and columns come before rows where an image is enlarged.
+    The pixels are those of `valid_view` and `resize_view` but for a level or two: there, Pillow's whole-number weights
+    are used, and columns come before rows where an image is enlarged.
     """
     hw = [jnp.asarray(dim, np.int32) for dim in images.shape[1:3]]
     shorter = jnp.minimum(*hw)
     rows, columns = (_view_matrix(dim, side, shorter, view) for dim, side in zip(images.shape[1:3], hw, strict=True))
     # In full float32: a GPU would round pixels to 10 bits by default.
     x = jnp.einsum("ph,nhwc->npwc", rows, images.astype(np.float32), precision=lax.Precision.HIGHEST)
-    x = jnp.floor(x + _HALF) if view.antialias else x
-    return jnp.floor(jnp.einsum("qw,npwc->npqc", columns, x, precision=lax.Precision.HIGHEST) + _HALF)
+    x = _levels(x) if view.antialias else x
+    return _levels(jnp.einsum("qw,npwc->npqc", columns, x, precision=lax.Precision.HIGHEST))
+
+
+def _levels(x: Any) -> Any:
+    return jnp.clip(jnp.floor(x + _HALF), 0, 255)
 
 
 def _view_matrix(dim: Any, side: Any, shorter: Any, view: CentreView) -> Any:
@@ -91,5 +100,9 @@ def _view_matrix(dim: Any, side: Any, shorter: Any, view: CentreView) -> Any:
     first = (resized - view.size) // 2
     centre = ((first + np.arange(view.size, dtype=np.int32)).astype(np.float32) + _HALF) * scale
     distance = jnp.abs(jnp.arange(dim, dtype=np.float32)[None, :] + _HALF - centre[:, None])
-    weights = jnp.maximum(1 - distance / (jnp.maximum(scale, 1) if view.antialias else np.float32(1)), 0)
+    far = distance / (jnp.maximum(scale, 1) if view.antialias else np.float32(1))
+    weights = jnp.maximum(1 - far, 0)
+    if view.bicubic:
+        near, outer = (jnp.polyval(np.array(each, np.float32), far) for each in (CUBIC_NEAR, CUBIC_FAR))
+        weights = jnp.where(far < 1, near, jnp.where(far < 2, outer, 0))
     return weights / weights.sum(1, keepdims=True)

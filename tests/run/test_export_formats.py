@@ -1,0 +1,160 @@
+"""Exports with preprocessing and in float16, compared with validation on JPEG files, and what a failed check leaves."""
+
+import json
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from headrace.config.schema import Config
+from headrace.core.errors import CheckpointError, ConfigError, DataError
+from headrace.model.layers import Chain, Conv, Dense, GlobalAveragePool, Relu
+from headrace.model.network import Network
+from headrace.model.norm import Norm
+from headrace.run import export_formats
+from headrace.run.export_check import network_input
+from headrace.run.export_formats import ExportOptions, as_function, export
+from headrace.run.prediction import read_image
+from headrace.run.trained_model import TrainedModel, preprocess_of
+
+runtime = pytest.importorskip("onnxruntime")
+SIZE, NAMES = 24, ('a "quoted" <class>', "Käfer", "c")
+SIDES = [(30, 41), (57, 33), (24, 24), (27, 27), (15, 19), (200, 61)]  # the last is decoded at a fraction of its size
+BLOCKS = (
+    ("stem", Chain((("conv", Conv(channels=8)), ("bn", Norm()), ("relu", Relu())))),
+    ("pool", GlobalAveragePool()),
+    ("head", Dense(features=3, logits=True)),
+)
+
+
+def drawn(tree, rng):
+    return jax.tree.map(lambda array: (array + rng.uniform(0.1, 0.6, array.shape)).astype(np.float32), tree)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A network with drawn weights, as if loaded from a checkpoint whose dataset is gone."""
+    network = Network(name="mine", blocks=BLOCKS, input_hwc=(SIZE, SIZE, 3), num_classes=3)
+    rng = np.random.default_rng(3)
+    params, stats = (drawn(tree, rng) for tree in network.init(0))
+    form = {"normalization": "per-channel", "mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.25)}
+    folder = tmp_path_factory.mktemp("gone")
+    config = Config()
+    return TrainedModel(
+        checkpoint=folder / "step_1",
+        weights="raw",
+        step=1,
+        epoch=1.0,
+        config=replace(config, data=replace(config.data, dataset="folder", dataset_path=str(folder / "nothing"))),
+        network=network,
+        params=params,
+        stats=stats,
+        class_names=NAMES,
+        preprocess=preprocess_of(form, 0, network.input_hwc),
+        shorter_side=27,
+        antialias=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """JPEG files of several sizes with smooth content, as photographs have."""
+    folder, rng = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
+    for number, (height, width) in enumerate(SIDES):
+        coarse = Image.fromarray(rng.integers(0, 256, (7, 9, 3)).astype(np.uint8))
+        image = coarse.resize((width, height), Image.Resampling.BICUBIC)
+        image.save(folder / f"{number}.jpg", quality=95, subsampling=0)
+    return sorted(folder.iterdir())
+
+
+def validation_logits(model, file):
+    view = np.zeros((1, SIZE, SIZE, 3), np.uint8)
+    assert read_image(model, file, view[0]) == ""
+    return np.asarray(jax.jit(as_function(model, False))(network_input(view, model))["logits"])[0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_pixels_of_any_size_go_in_and_scores_of_named_classes_come_out(model, files, tmp_path, dtype):
+    options = ExportOptions(format="onnx", with_preprocessing=True, dtype=dtype, check_images=tuple(files))
+    made = export(model, tmp_path, options)
+    assert "with onnxruntime on 6 given images" in made.remark
+    session = runtime.InferenceSession(str(made.path), providers=["CPUExecutionProvider"])
+    assert [each.shape for each in session.get_inputs()] == [["batch", "height", "width", 3]]
+    assert json.loads(session.get_modelmeta().custom_metadata_map["class_names"]) == list(NAMES)
+    limit = 2e-2 if dtype == "float16" else 1e-2
+    for file in files:
+        pixels = np.asarray(Image.open(file))[None]
+        logits, shares = session.run(["logits", "probabilities"], {"images": pixels})
+        expected = validation_logits(model, file)
+        if file.stem != "5":
+            np.testing.assert_allclose(logits[0], expected, atol=limit * np.abs(expected).max())
+        else:  # another decoding, so other pixels, by a few levels
+            np.testing.assert_allclose(logits[0], expected, atol=5e-2 * np.abs(expected).max())
+        assert shares.sum() == pytest.approx(1, abs=1e-5)
+    along = json.loads(made.description.read_text())
+    assert along["check"]["images"] == "6 given images"
+    assert along["dtype"] == dtype
+    assert along["class_names"] == list(NAMES)
+
+
+def test_stablehlo_takes_images_of_any_size_in_half_precision(model, files, tmp_path):
+    options = ExportOptions(
+        format="stablehlo", with_preprocessing=True, dtype="float16", check_images=(files[0].parent,)
+    )
+    made = export(model, tmp_path / "net", options)
+    call = jax.export.deserialize(bytearray(made.path.read_bytes())).call
+    logits = call(np.asarray(Image.open(files[0]))[None])["logits"]
+    expected = validation_logits(model, files[0])
+    np.testing.assert_allclose(logits[0], expected, atol=2e-2 * np.abs(expected).max())
+
+
+def test_weights_in_half_precision_are_half_as_large_and_checked(model, tmp_path):
+    whole, half = (
+        export(model, tmp_path / f"{dtype}.safetensors", ExportOptions(format="safetensors", dtype=dtype))
+        for dtype in ("float32", "float16")
+    )
+    assert "generated images (the run's dataset is not at hand" in half.remark
+    assert "differ by at most 0" in whole.remark
+    values = model.network.total_cost().params + 16
+    assert whole.path.stat().st_size - half.path.stat().st_size == pytest.approx(2 * values, abs=64)
+
+
+def test_a_failed_check_leaves_nothing_and_the_old_file_as_it_was(model, tmp_path, monkeypatch):
+    target = tmp_path / "net.onnx"
+    target.write_bytes(b"old")
+    wrong = replace(model, params=model.network.init(5)[0])
+    make = export_formats.FORMATS["onnx"].make
+    broken = replace(export_formats.FORMATS["onnx"], make=lambda _, path, options: make(wrong, path, options))
+    monkeypatch.setitem(export_formats.FORMATS, "onnx", broken)
+    with pytest.raises(CheckpointError, match="does not compute what mine does"):
+        export(model, target, ExportOptions(format="onnx"))
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("net.onnx", b"old")]
+
+
+def test_a_full_disk_leaves_nothing(model, tmp_path, monkeypatch):
+    def full(path, data):
+        path.write_bytes(data[:10])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(export_formats, "write_synced", full)
+    with pytest.raises(CheckpointError, match="No space left"):
+        export(model, tmp_path / "net.safetensors", ExportOptions(format="safetensors"))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"format": "safetensors", "with_preprocessing": True}, "holds weights alone"),
+        ({"format": "onnx", "with_preprocessing": True, "input": "float"}, "Leave one of them out"),
+        ({"format": "onnx", "dtype": "int8"}, "no type 'int8'"),
+    ],
+)
+def test_requests_that_cannot_work_are_refused(model, tmp_path, options, told):
+    with pytest.raises(ConfigError, match=told):
+        export(model, tmp_path, ExportOptions(**options))
+    with pytest.raises(DataError, match="no image"):
+        export(model, tmp_path, ExportOptions(format="onnx", check_images=(tmp_path,)))
+    assert list(tmp_path.iterdir()) == []
