@@ -197,8 +197,8 @@ def _check_weights(file: Path, model: TrainedModel, options: ExportOptions, imag
     """Load the file into the network as --init-from would, every tensor of it, and compare what it computes."""
     loaded = load_into(model.network, (model.params, model.stats), read_file(file), min_share=1.0)
     inputs = network_input(images.views(model), model)
-    program = jax.jit(lambda weights, x: model.network.apply(*weights, x, Ctx(train=False))[0])
-    found, expected = (program(weights, inputs) for weights in ((loaded.params, loaded.stats), _weights(model)))
+    program = jax.jit(lambda params, stats, x: model.network.apply(params, stats, x, Ctx(train=False))[0])
+    found, expected = (program(each.params, each.stats, inputs) for each in (loaded, model))
     return compare_logits(
         ("The file", model.network.name), found, expected, _TOLERANCES[options.dtype]
     ), "by loading it again"
