@@ -15,7 +15,7 @@ from headrace.model.network import Network
 from headrace.model.norm import Norm
 from headrace.run import export_formats
 from headrace.run.export_check import network_input
-from headrace.run.export_formats import ExportOptions, as_function, export
+from headrace.run.export_formats import ExportOptions, as_function, export_model
 from headrace.run.prediction import read_image
 from headrace.run.trained_model import TrainedModel, preprocess_of
 
@@ -78,7 +78,7 @@ def validation_logits(model, file):
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_pixels_of_any_size_go_in_and_scores_of_named_classes_come_out(model, files, tmp_path, dtype):
     options = ExportOptions(format="onnx", with_preprocessing=True, dtype=dtype, check_images=tuple(files))
-    made = export(model, tmp_path, options)
+    made = export_model(model, tmp_path, options)
     assert "with onnxruntime on 6 given images" in made.remark
     session = runtime.InferenceSession(str(made.path), providers=["CPUExecutionProvider"])
     assert [each.shape for each in session.get_inputs()] == [["batch", "height", "width", 3]]
@@ -103,7 +103,7 @@ def test_stablehlo_takes_images_of_any_size_in_half_precision(model, files, tmp_
     options = ExportOptions(
         format="stablehlo", with_preprocessing=True, dtype="float16", check_images=(files[0].parent,)
     )
-    made = export(model, tmp_path / "net", options)
+    made = export_model(model, tmp_path / "net", options)
     call = jax.export.deserialize(bytearray(made.path.read_bytes())).call
     logits = call(np.asarray(Image.open(files[0]))[None])["logits"]
     expected = validation_logits(model, files[0])
@@ -112,7 +112,7 @@ def test_stablehlo_takes_images_of_any_size_in_half_precision(model, files, tmp_
 
 def test_weights_in_half_precision_are_half_as_large_and_checked(model, tmp_path):
     whole, half = (
-        export(model, tmp_path / f"{dtype}.safetensors", ExportOptions(format="safetensors", dtype=dtype))
+        export_model(model, tmp_path / f"{dtype}.safetensors", ExportOptions(format="safetensors", dtype=dtype))
         for dtype in ("float32", "float16")
     )
     assert "generated images (the run's dataset is not at hand" in half.remark
@@ -129,7 +129,7 @@ def test_a_failed_check_leaves_nothing_and_the_old_file_as_it_was(model, tmp_pat
     broken = replace(export_formats.FORMATS["onnx"], make=lambda _, path, options: make(wrong, path, options))
     monkeypatch.setitem(export_formats.FORMATS, "onnx", broken)
     with pytest.raises(CheckpointError, match="does not compute what mine does"):
-        export(model, target, ExportOptions(format="onnx"))
+        export_model(model, target, ExportOptions(format="onnx"))
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("net.onnx", b"old")]
 
 
@@ -140,7 +140,7 @@ def test_a_full_disk_leaves_nothing(model, tmp_path, monkeypatch):
 
     monkeypatch.setattr(export_formats, "write_synced", full)
     with pytest.raises(CheckpointError, match="No space left"):
-        export(model, tmp_path / "net.safetensors", ExportOptions(format="safetensors"))
+        export_model(model, tmp_path / "net.safetensors", ExportOptions(format="safetensors"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -154,7 +154,7 @@ def test_a_full_disk_leaves_nothing(model, tmp_path, monkeypatch):
 )
 def test_requests_that_cannot_work_are_refused(model, tmp_path, options, told):
     with pytest.raises(ConfigError, match=told):
-        export(model, tmp_path, ExportOptions(**options))
+        export_model(model, tmp_path, ExportOptions(**options))
     with pytest.raises(DataError, match="no image"):
-        export(model, tmp_path, ExportOptions(format="onnx", check_images=(tmp_path,)))
+        export_model(model, tmp_path, ExportOptions(format="onnx", check_images=(tmp_path,)))
     assert list(tmp_path.iterdir()) == []

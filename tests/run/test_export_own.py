@@ -8,7 +8,7 @@ from headrace.core.errors import CheckpointError, ConfigError
 from headrace.model.layers import Chain, Conv, Dense, GlobalAveragePool, Relu, Residual
 from headrace.model.network import Network
 from headrace.model.norm import Norm
-from headrace.run.export_formats import ExportOptions, export
+from headrace.run.export_formats import ExportOptions, export_model
 from headrace.run.pipeline_model import PipelineModel
 from headrace.run.trained_model import load_trained_model
 
@@ -35,15 +35,15 @@ def trained(tmp_path_factory):
 def test_an_own_network_is_exported_and_computes_the_same(trained, tmp_path):
     network, run, images, _ = trained
     model = load_trained_model(run, custom=network)
-    made = export(model, tmp_path / "mine.stablehlo", ExportOptions(format="stablehlo", input="float"))
+    made = export_model(model, tmp_path / "mine.stablehlo", ExportOptions(format="stablehlo", input="float"))
     found = jax.export.deserialize(bytearray(made.path.read_bytes())).call(images)
     runtime = pytest.importorskip("onnxruntime")
-    export(model, tmp_path / "mine.onnx", ExportOptions(format="onnx", input="float"))
+    export_model(model, tmp_path / "mine.onnx", ExportOptions(format="onnx", input="float"))
     session = runtime.InferenceSession(str(tmp_path / "mine.onnx"), providers=["CPUExecutionProvider"])
     logits = session.run(["logits"], {"images": images})[0]
     np.testing.assert_allclose(np.asarray(found["logits"]), logits, atol=1e-4)
     with pytest.raises(ConfigError, match="No torch library"):
-        export(model, tmp_path / "mine.pth", ExportOptions(format="torch-names"))
+        export_model(model, tmp_path / "mine.pth", ExportOptions(format="torch-names"))
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "mine.onnx",
         "mine.onnx.json",

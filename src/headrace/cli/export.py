@@ -20,7 +20,7 @@ def main(argv: list[str]) -> int:
     _add_arguments(parser)
     args = parser.parse_args(argv)
     from headrace.engine.devices import start_devices
-    from headrace.run.export_formats import ExportOptions, export
+    from headrace.run.export_formats import ExportOptions, export_model
     from headrace.run.trained_model import load_trained_model
 
     start_devices(args.platform, 1)
@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
         check_images=tuple(args.check_images or ()),
     )
     model = load_trained_model(args.path, args.weights)
-    made = export(model, args.out, options)
+    made = export_model(model, args.out, options)
     print(f"{model.network.name}, {model.weights} weights of {model.checkpoint.name} (epoch {model.epoch:g})")
     print(made.remark)
     print(f"written: {made.path} ({format_bytes(made.path.stat().st_size)}) and {made.description.name}")

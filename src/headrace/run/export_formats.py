@@ -83,7 +83,7 @@ class _Format:
     check: Callable[[Path, TrainedModel, ExportOptions, CheckImages], tuple[float, str]]
 
 
-def export(model: TrainedModel, out: Path | None, options: ExportOptions) -> Exported:
+def export_model(model: TrainedModel, out: Path | None, options: ExportOptions) -> Exported:
     """Write the network in a format; `out` defaults to a file in the directory of the run, named after the network."""
     if options.format not in FORMATS:
         raise ConfigError(f"There is no format {options.format!r}.", remedy=did_you_mean(options.format, FORMATS))
@@ -142,6 +142,18 @@ def _refuse(model: TrainedModel, options: ExportOptions, form: _Format) -> None:
             rule="--with-preprocessing cuts a square from the centre of an image.",
             remedy="Leave --with-preprocessing out.",
         )
+
+
+def format_of(path: Path) -> str:
+    """Return the format that a file's suffix stands for."""
+    suffixes = {form.suffix: name for name, form in FORMATS.items()} | dict.fromkeys((".pth", ".pt"), "torch-names")
+    if path.suffix not in suffixes:
+        raise ConfigError(
+            f"The format of {path.name} is not known.",
+            rule=f"It follows from the suffix ({', '.join(suffixes)}), or is given: {', '.join(FORMATS)}.",
+            remedy="Give the format, such as format='onnx'.",
+        )
+    return suffixes[path.suffix]
 
 
 def _default_directory(model: TrainedModel) -> Path:

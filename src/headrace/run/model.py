@@ -45,8 +45,7 @@ from headrace.run.custom_functions import AugmentFunction
 from headrace.run.design import CustomParts, Design, design_run, starting_state
 from headrace.run.directory import from_saved, saved_form
 from headrace.run.evaluation import Validator, predict_all
-from headrace.run.export_formats import FORMATS, ExportOptions
-from headrace.run.export_formats import export as export_model
+from headrace.run.export_formats import ExportOptions, export_model, format_of
 from headrace.run.fit import resume as resume_run
 from headrace.run.fit import train
 from headrace.run.lr_finder import FoundRates, find_learning_rate
@@ -90,10 +89,6 @@ from headrace.run.trained_model import (
     resizing_of,
 )
 from headrace.telemetry.validation_report import validation_report
-
-_SUFFIXES = {".onnx": "onnx", ".safetensors": "safetensors", ".pth": "torch-names", ".pt": "torch-names"} | {
-    ".stablehlo": "stablehlo"
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -452,35 +447,21 @@ class Model:
         weights: str = AUTO,
         dtype: str = "float32",
         with_preprocessing: bool = False,
-        check_images: Sequence[str | Path] = (),
     ) -> Path:
-        """Write the network for other programs, checked, and return the file's path.
+        """Write the network for other programs, checked on generated images, and return the file's path.
 
         The format follows from the suffix: onnx, stablehlo, safetensors, and pth with the names of torchvision or timm.
         The network takes images as `fit` did: bytes to be normalised, or float32 numbers. With preprocessing it takes
-        bytes of images of any size, and resizes and crops them; `dtype` is float32 or float16. The file is compared
-        with the network on `check_images`, files or folders, or on generated images.
+        bytes of images of any size, and resizes and crops them; `dtype` is float32 or float16.
         """
         self._load_given_weights()
         model, path = self._as_trained(weights, "export"), Path(path)
-        chosen = format or _SUFFIXES.get(path.suffix)
-        if chosen is None:
-            raise ConfigError(
-                f"The format of {path.name} is not known.",
-                rule=f"It follows from the suffix ({', '.join(_SUFFIXES)}), or is given: {', '.join(FORMATS)}.",
-                remedy="Give the format, such as format='onnx'.",
-            )
+        kind = format or format_of(path)
         if not current_group().is_first:
             return path
         start_devices(self.config.run.platform, 1)
-        pixels = self._spec.image_dtype != "float32"
-        options = ExportOptions(
-            format=chosen,
-            input="uint8" if pixels else "float",
-            dtype=dtype,
-            with_preprocessing=with_preprocessing,
-            check_images=tuple(map(Path, check_images)),
-        )
+        given = "float" if self._spec.image_dtype == "float32" else "uint8"
+        options = ExportOptions(format=kind, input=given, dtype=dtype, with_preprocessing=with_preprocessing)
         return export_model(model, path, options).path
 
     @classmethod
