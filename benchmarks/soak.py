@@ -3,9 +3,10 @@
     python benchmarks/soak.py --minutes 60 [--round-seconds 90]
 
 Each round resumes the run with one or two processes (the global batch stays), watches them, and stops them by SIGTERM.
-Printed for each process and round: steps done, memory, threads and descriptors after warming up and at the end, and the
-size of the run's checkpoints. Fails when a process grows by more than 10 % and 16 MiB, or has more threads or
-descriptors at the end than after warming up, or when checkpoints take more room than after the first round.
+Printed for each process (L: the launcher) and round: steps done, memory, threads and descriptors after warming up and
+at the end, the size of the run's checkpoints, and that of all its other files for each step done. Fails when a process
+grows by more than 10 % and 16 MiB, or has more threads or descriptors at the end than after warming up, or when
+checkpoints take more room than after the first round.
 """
 
 import argparse
@@ -25,6 +26,7 @@ LINE = shlex.split("""
     --micro-batch-size 4 --global-batch-size 16 --num-epochs 1000000 --ckpts-per-epoch 1 --max-ckpts-to-keep 3
     --call-seconds 0.2 --platform cpu --progress plain --run-name soak
 """)
+LAUNCHER = -1  # its number among the processes
 WARM_UP_SHARE = 0.6  # of a round's samples: compiling and the first validations take memory that is kept
 
 
@@ -71,7 +73,7 @@ def play_round(words: list[str], num_processes: int, seconds: float, log: Path) 
     ends = time.monotonic() + seconds
     while time.monotonic() < ends and job.poll() is None:
         time.sleep(1)
-        for number, pid in workers(job.pid).items():
+        for number, pid in {**workers(job.pid), LAUNCHER: job.pid}.items():
             found = sample(pid)
             if found:
                 samples.setdefault(number, []).append(found)
@@ -89,7 +91,7 @@ def main() -> int:
     parser.add_argument("--round-seconds", type=float, default=90)
     args = parser.parse_args()
     problems, rounds, checkpoints_mib = [], 0, 0.0
-    print("round process     step           MiB   threads descriptors checkpoints MiB")
+    print("round process     step           MiB   threads descriptors checkpoints MiB  other B/step")
     with tempfile.TemporaryDirectory() as folder:
         run, log = Path(folder) / "soak", Path(folder) / "log"
         ends = time.monotonic() + 60 * args.minutes
@@ -100,13 +102,16 @@ def main() -> int:
             samples = play_round(words, num_processes, args.round_seconds, log)
             size = disk_mib(run / "checkpoints")
             checkpoints_mib = checkpoints_mib or size
+            others = 2**20 * (disk_mib(run) - size)
             step = step_of(list_checkpoints(run / "checkpoints")[-1])
             for number, rows in sorted(samples.items()):
                 warm = rows[int(WARM_UP_SHARE * len(rows)) :]
                 before, after = warm[0], warm[-2] if len(warm) > 1 else warm[-1]
                 shown = [f"{a:.0f} -> {b:.0f}" for a, b in zip(before, after, strict=True)]
+                name = "L" if number == LAUNCHER else number
                 print(
-                    f"{rounds:5} {number:7} {step:8} {shown[0]:>13} {shown[1]:>9} {shown[2]:>11} {size:15.2f}",
+                    f"{rounds:5} {name:>7} {step:8} {shown[0]:>13} {shown[1]:>9} {shown[2]:>11} "
+                    f"{size:15.2f} {others / step:13.0f}",
                     flush=True,
                 )
                 if after[0] > 1.1 * before[0] and after[0] > before[0] + 16:

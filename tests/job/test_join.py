@@ -6,11 +6,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from headrace.core.errors import ConfigError
 from headrace.job.channel import Channel, ChannelClosed
 from headrace.job.detect_launcher import ProcessInfo
 
@@ -192,3 +194,38 @@ def test_a_place_alone_needs_nobody() -> None:
     info = ProcessInfo(process=0, num_processes=1, coordinator="127.0.0.1:1", detected_by="test")
     assert join(info) == info
     assert current_monitor() is None
+
+
+def test_a_run_without_progress_ends_and_shows_where_it_hangs() -> None:
+    """The heartbeat goes on while the main thread waits for ever."""
+    program = """
+import os, time
+from headrace.job.liveness import ProgressWatch
+with ProgressWatch(os.environ, None) as watch:
+    for _ in range(4):
+        time.sleep(0.2)
+        watch.moved()
+    print("moved", flush=True)
+    time.sleep(60)
+"""
+    environ = {**os.environ, "PYTHONPATH": SRC, "HEADRACE_HANG_SECONDS": "0.5"}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=40, check=False)
+    assert done.returncode == 77
+    assert done.stdout == "moved\n"  # longer than the limit in all, but never without progress
+    assert "no progress for 0.5 s (HEADRACE_HANG_SECONDS); where its threads are:" in done.stderr
+    assert 'File "<string>", line 9 in <module>' in done.stderr
+
+
+def test_the_watch_of_progress_is_patient_at_the_start_and_off_by_default() -> None:
+    from headrace.job.liveness import HANG_SECONDS_AT_START, ProgressWatch
+
+    watch = ProgressWatch({"HEADRACE_HANG_SECONDS": "5"}, None)
+    assert watch._limit == HANG_SECONDS_AT_START  # compiling may take long
+    watch.moved()
+    assert watch._limit == 5
+    threads = threading.active_count()
+    with ProgressWatch({}, None):
+        assert threading.active_count() == threads
+    with pytest.raises(ConfigError, match="HEADRACE_HANG_SECONDS is 'soon'"):
+        ProgressWatch({"HEADRACE_HANG_SECONDS": "soon"}, None)

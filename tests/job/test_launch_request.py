@@ -13,7 +13,7 @@ from headrace.job.detect_launcher import ProcessInfo
 from headrace.job.launch_request import LaunchRequest, parse_launch_options, script_and_arguments
 from headrace.job.launcher import choose_driver, process_command
 from headrace.job.local_processes import cores_per_process, describe_exit, process_gpus, process_variables, visible_gpus
-from headrace.job.remote_processes import mpirun_command, split_evenly, srun_command, user_variables
+from headrace.job.remote_processes import job_variables, mpirun_command, split_evenly, srun_command, user_variables
 
 # Seed 001, as printed, and what the text around each says: (processes, replicas, devices of a replica, hosts)
 POD16 = """-v --numa-aware 1 --num-instances 8 --num-replicas 16 --ipus-per-replica 1 --mpi-local-args="--tag-output"
@@ -126,6 +126,12 @@ def test_command_of_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert first[3:] == ["--model", "resnet"]
     (tmp_path / "train.py").touch()
     assert process_command(request_of("python train.py x")) == [sys.executable, "train.py", "x"]
+
+
+def test_only_a_job_that_is_restarted_is_watched_for_hangs_by_itself() -> None:
+    assert "HEADRACE_HANG_SECONDS" not in job_variables(request_of("train"))
+    assert job_variables(request_of("--max-restarts 2 train"))["HEADRACE_HANG_SECONDS"] == "1800"
+    assert job_variables(request_of("--hang-seconds 90 train"))["HEADRACE_HANG_SECONDS"] == "90"
 
 
 def test_line_for_mpirun() -> None:

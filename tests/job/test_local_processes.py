@@ -1,11 +1,15 @@
-"""The output of local processes: their lines, without what C++ libraries print about the end of other processes."""
+"""Local processes: their lines, without what C++ libraries print; those that stop; a driver that does not end."""
 
+import signal
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
-from headrace.job.local_processes import Output
+from headrace.job.launcher import _drive
+from headrace.job.local_processes import LaunchedProcess, Output, _JobEnd, _SignalForwarding
 
 OURS = """\
 two: coordination_service, :UNAVAILABLE: and a stack @ 0x1 in a line of a program
@@ -43,3 +47,34 @@ def test_lines_without_noise(only: int | None, capfd: pytest.CaptureFixture[str]
     wanted = ["one", "", "sum 3.0", *OURS.splitlines(), "", "three"]
     assert printed.err == ("" if only == 8 else "".join(f"[7] {line}\n" for line in wanted))
     assert printed.out == ("" if only == 8 else "[7] out\n")
+
+
+def test_a_stopped_process_of_a_job_of_one_is_killed(capfd: pytest.CaptureFixture[str]) -> None:
+    """No other process notices: without this the launcher would wait for ever."""
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:
+        job = [LaunchedProcess(0, process)]
+        process.send_signal(signal.SIGSTOP)
+        # Continued before the time is over, it lives on; stopped again, it does not.
+        threading.Timer(0.3, lambda: process.send_signal(signal.SIGCONT)).start()
+        threading.Timer(0.6, lambda: process.send_signal(signal.SIGSTOP)).start()
+        begin = time.monotonic()
+        end = _JobEnd(job, _SignalForwarding(job), stopped_seconds=1.0).wait()
+    assert 1.5 < time.monotonic() - begin < 10
+    assert (end.code, end.is_final) == (137, False)
+    assert end.reason.endswith("hung and was killed")
+    assert capfd.readouterr().err == f"headrace launch: {end.reason}\n"
+
+
+def test_a_driver_that_waits_for_a_lost_host_is_ended(capfd: pytest.CaptureFixture[str]) -> None:
+    """mpirun does that: the process that is left has reported the loss and ended, mpirun stays."""
+    said = "headrace: Process 0 ends, because process 1 (pid 7, host b) has not responded for 3 s: it hangs"
+    begin = time.monotonic()
+    end = _drive(["sh", "-c", f"echo first; echo '[1,0]<stderr>:{said}' >&2; sleep 60"], {"PATH": "/bin:/usr/bin"}, 0.3)
+    assert time.monotonic() - begin < 10
+    assert end.reason == "process 1 (pid 7, host b) has not responded for 3 s: it hangs"
+    assert (end.code, end.is_final) == (137, False)
+    printed = capfd.readouterr()
+    assert printed.out == "first\n"
+    assert said in printed.err
+    plain = _drive(["sh", "-c", "exit 5"], {"PATH": "/bin:/usr/bin"}, 0.3)
+    assert (plain.code, plain.reason) == (5, "sh ended with exit code 5")

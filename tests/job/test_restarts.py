@@ -193,6 +193,39 @@ def test_a_killed_worker_does_not_end_the_run(tmp_path: Path) -> None:
     assert (tmp_path / "hurt/run/metrics.jsonl").read_bytes() == before
 
 
+HANGING = """
+import os, sys, threading
+from headrace.cli.main import main
+from headrace.data.feeding.feed import TrainFeed
+
+deliver = TrainFeed.next
+
+def hang(feed, *args):
+    if os.environ["HEADRACE_RESTART"].startswith("0/") and feed.stats.images > 200:
+        threading.Event().wait()
+    return deliver(feed, *args)
+
+TrainFeed.next = hang
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_a_run_that_hangs_is_started_again(tmp_path: Path, num_processes: int) -> None:
+    """Its threads answer, but it gets no more images."""
+    program = tmp_path / "hanging.py"
+    program.write_text(HANGING)
+    options = ["--num-instances", str(num_processes), "--hang-seconds", "4", "--max-restarts", "1"]
+    line = line_for(tmp_path, num_replicas=2, num_epochs=10, call_seconds=0.01)
+    code, printed = finish(start(options, ["python", str(program), *line]))
+    assert code == 0, printed
+    assert "no progress for 4 s (HEADRACE_HANG_SECONDS); where its threads are:" in printed
+    (note,) = restart_notes(tmp_path)
+    assert note.endswith("hung: it made no progress")
+    assert losses(tmp_path)[-1][0] == 10 * losses(tmp_path)[0][0]
+
+
 @pytest.mark.slow
 def test_restarts_run_out_with_the_reason(tmp_path: Path) -> None:
     job = start(["--num-instances", "2", "--max-restarts", "1"], line_for(tmp_path, num_epochs=100000, num_replicas=2))

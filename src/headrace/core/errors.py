@@ -45,6 +45,12 @@ class ProcessLost(RunStopped):
     exit_code = 76
 
 
+class RunHung(RunStopped):
+    """The run made no progress for longer than was allowed; another attempt may."""
+
+    exit_code = 77
+
+
 def nearest(name: str, choices: Iterable[str]) -> str | None:
     """Return the choice that `name` was most likely meant to be, or None."""
     found = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.6)

@@ -19,6 +19,7 @@ NUM_REPLICAS, DEVICES_PER_REPLICA = "HEADRACE_NUM_REPLICAS", "HEADRACE_DEVICES_P
 SERVICE = "HEADRACE_SERVICE"  # a headless Kubernetes service
 LAUNCHER_PID = "HEADRACE_LAUNCHER"  # pid of a launcher on the same host: its processes end when it ends
 JOIN_SECONDS, SILENCE_SECONDS = "HEADRACE_JOIN_SECONDS", "HEADRACE_SILENCE_SECONDS"
+HANG_SECONDS = "HEADRACE_HANG_SECONDS"  # a run without progress for this long ends; not set: it may take any time
 SECRET = "HEADRACE_SECRET"  # random text that only the processes of the job know
 RESTART = "HEADRACE_RESTART"  # NUMBER/MOST:REASON, under a launcher that starts a job again after a loss
 BATCH_REPLICAS = "HEADRACE_BATCH_REPLICAS"  # replicas for which the batch was chosen, if there are fewer now

@@ -13,7 +13,7 @@ import jax
 
 from headrace.core.errors import ConfigError, HeadraceError, ProcessLost
 from headrace.job.detect_launcher import LAUNCHER_PID, ProcessInfo, detect_process_info
-from headrace.job.liveness import GRACE_SECONDS, LivenessMonitor, ending_message
+from headrace.job.liveness import GRACE_SECONDS, LivenessMonitor, ProgressWatch, ending_message
 from headrace.job.local_processes import process_gpus, visible_gpus
 from headrace.job.rendezvous import rendezvous
 
@@ -88,6 +88,11 @@ def report_lost_process() -> Iterator[None]:
 def current_monitor() -> LivenessMonitor | None:
     """Return the liveness monitor of the job that this process has joined."""
     return _job().monitor
+
+
+def watch_progress() -> ProgressWatch:
+    """Return the watch that ends this process if its run hangs, as the environment says."""
+    return ProgressWatch(os.environ, current_monitor())
 
 
 def check_devices_per_replica(devices_per_replica: int) -> None:

@@ -27,6 +27,7 @@ class LaunchRequest:
     numa_aware: bool = False
     join_seconds: float | None = None
     silence_seconds: float | None = None
+    hang_seconds: float | None = None
     only_output_from: int | None = None
     mpi_global_args: tuple[str, ...] = ()
     mpi_local_args: tuple[str, ...] = ()
@@ -139,6 +140,13 @@ LAUNCH_OPTIONS = (
         sets="silence_seconds",
         read=read_seconds,
         help="a process that does not respond for this long counts as hung [10]",
+    ),
+    LaunchOption(
+        name="--hang-seconds",
+        metavar="S",
+        sets="hang_seconds",
+        read=read_seconds,
+        help="a run without progress for this long counts as hung and ends [1800 with --max-restarts]",
     ),
     LaunchOption(
         name="--max-restarts",

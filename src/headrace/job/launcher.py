@@ -8,14 +8,18 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import IO
 
 from headrace.core.errors import ConfigError
 from headrace.core.signals import STOP_SIGNALS, catch_signals, leave_closed_terminal
 from headrace.job.detect_launcher import SECRET
 from headrace.job.launch_request import LaunchRequest, is_python, script_and_arguments
+from headrace.job.liveness import LAST_MESSAGE
 from headrace.job.local_processes import describe_exit, process_variables, run_local, visible_gpus
 from headrace.job.remote_processes import mpirun_command, srun_command
 from headrace.job.restarts import JobEnd, answers_ssh, run_with_restarts
@@ -57,7 +61,9 @@ def _run_driver(driver: str, request: LaunchRequest, command: Sequence[str], env
         line = mpirun_command(request, command, environ, os.getpid())
     if request.dry_run or request.verbose:
         print(shlex.join(line), flush=True)
-    return JobEnd(code=0) if request.dry_run else _drive(line, environ)
+    return (
+        JobEnd(code=0) if request.dry_run else _drive(line, environ, (request.silence_seconds or 10.0) + GRACE_SECONDS)
+    )
 
 
 def with_secret(environ: Mapping[str, str]) -> dict[str, str]:
@@ -132,10 +138,45 @@ def _show_local(request: LaunchRequest, command: Sequence[str]) -> None:
         )
 
 
-def _drive(line: Sequence[str], environ: Mapping[str, str]) -> JobEnd:
-    """Run mpirun or srun; the first stop signal is passed on as SIGUSR1, which they forward: the processes save."""
-    process = subprocess.Popen(line, env=environ, stdin=subprocess.DEVNULL, start_new_session=True)
-    num_signals = 0
+class _DriverOutput:
+    """Forwards what mpirun or srun prints, and finds in it that a process ended because another one was lost."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.lost, self.since = "", 0.0
+        streams = ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
+        self._threads = [threading.Thread(target=self._copy, args=ends, daemon=True) for ends in streams]
+        for thread in self._threads:
+            thread.start()
+
+    def _copy(self, source: IO[str], target: IO[str]) -> None:
+        for line in source:
+            if not self.lost and (found := LAST_MESSAGE.search(line)):
+                self.lost, self.since = found[1], time.monotonic()
+            print(line, end="", file=target, flush=True)
+        source.close()
+
+    def finish(self) -> None:
+        """Wait for the last lines."""
+        for thread in self._threads:
+            thread.join(5)
+
+
+def _drive(line: Sequence[str], environ: Mapping[str, str], patience: float) -> JobEnd:
+    """Run mpirun or srun; the first stop signal is passed on as SIGUSR1, which they forward: the processes save.
+
+    mpirun waits for ever for a host that is gone. So it is ended, after some patience, once a process reports a loss.
+    """
+    process = subprocess.Popen(
+        line,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
+        errors="replace",
+    )
+    output, num_signals = _DriverOutput(process), 0
 
     def forward(number: int, _frame: FrameType | None) -> None:
         nonlocal num_signals
@@ -146,12 +187,14 @@ def _drive(line: Sequence[str], environ: Mapping[str, str]) -> JobEnd:
 
     before = catch_signals(STOP_SIGNALS, forward)
     try:
-        code = process.wait()
+        while (code := process.poll()) is None:
+            if output.lost and time.monotonic() - output.since > patience:
+                os.killpg(process.pid, signal.SIGKILL)
+            time.sleep(0.05)
     finally:
         process.kill()
+        output.finish()
         for number, handler in before.items():
             signal.signal(number, handler)
-    name = Path(line[0]).name
-    return JobEnd(
-        code=code if code >= 0 else 128 - code, reason=f"{name} {describe_exit(code)}", asked_to_stop=num_signals > 0
-    )
+    reason = output.lost or f"{Path(line[0]).name} {describe_exit(code)}"
+    return JobEnd(code=code if code >= 0 else 128 - code, reason=reason, asked_to_stop=num_signals > 0)

@@ -5,18 +5,24 @@ process with a C++ stack trace that names nobody. So a thread watches the channe
 that closes means that the process died; one that stays silent for too long, that the process hangs or its host is gone.
 """
 
+import faulthandler
 import os
+import re
 import selectors
+import socket
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from headrace.core.errors import ProcessLost
+from headrace.core.errors import ProcessLost, RunHung
 from headrace.job.channel import Channel, ChannelClosed
+from headrace.job.detect_launcher import HANG_SECONDS, read_seconds
 from headrace.job.rendezvous import Connections, Peer
 
+HANG_SECONDS_AT_START = 1800.0  # at least, until the first results of a run
 GRACE_SECONDS = 3.0  # in which process 0 may still write its last record after another process was lost
 
 
@@ -137,3 +143,54 @@ class LivenessMonitor:
 def ending_message(me: Peer, lost: str) -> str:
     """Return the last message of a process that ends because another one was lost."""
     return f"Process {me.process} ends, because {lost}"
+
+
+LAST_MESSAGE = re.compile(r"headrace: Process \d+ ends, because (.*?)\.?$")  # as a launcher finds it in the output
+
+
+class ProgressWatch:
+    """Ends this process if its run makes no progress for too long while the block runs.
+
+    Other processes only notice that this one does not answer at all. But its threads may well answer while the run
+    waits for ever: for a file system, a device, a collective or a callback.
+    """
+
+    def __init__(self, environ: Mapping[str, str], monitor: LivenessMonitor | None) -> None:
+        text = environ.get(HANG_SECONDS)
+        self._seconds = read_seconds(HANG_SECONDS, text) if text else None
+        # Before anything has moved programs are compiled, for as long as that takes.
+        self._limit = max(self._seconds or 0.0, HANG_SECONDS_AT_START)
+        self._monitor, self._last, self._ended = monitor, time.monotonic(), threading.Event()
+
+    def __enter__(self) -> "ProgressWatch":
+        self._last = time.monotonic()
+        if self._seconds:
+            threading.Thread(target=self._run, args=(self._seconds / 8,), name="progress", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+
+    def moved(self) -> None:
+        """Note that the run has made progress."""
+        self._last, self._limit = time.monotonic(), self._seconds or 0.0
+
+    def _run(self, period: float) -> None:
+        checked = time.monotonic()
+        while not self._ended.wait(min(1.0, period)):
+            now, limit = time.monotonic(), self._limit
+            if now - checked > limit / 2:  # this process was stopped, or the machine suspended
+                self._last = now
+            checked = now
+            if now - self._last > limit:
+                self._give_up(f"no progress for {limit:g} s ({HANG_SECONDS})")
+
+    def _give_up(self, reason: str) -> None:
+        """Report where every thread is, inform the other processes, and exit: nothing else could end the wait."""
+        with suppress(OSError, ValueError):
+            text = f"headrace: pid {os.getpid()}, host {socket.gethostname()}: {reason}; where its threads are:"
+            print(text, file=sys.stderr, flush=True)
+            faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
+        if self._monitor:
+            self._monitor.fail(reason)
+        os._exit(RunHung.exit_code)

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from headrace.core.errors import INTERRUPTED_EXIT_CODE, ConfigError, ProcessLost
+from headrace.core.errors import INTERRUPTED_EXIT_CODE, ConfigError, ProcessLost, RunHung
 from headrace.core.signals import STOP_SIGNALS, catch_signals, leave_closed_terminal
 from headrace.job.detect_launcher import (
     COORDINATOR,
@@ -130,6 +130,14 @@ class LaunchedProcess:
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal has stopped the process."""
+        try:
+            return os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+        except (ChildProcessError, AttributeError):  # it has ended; macOS has no waitid
+            return False
+
     def __str__(self) -> str:
         return f"process {self.number} (pid {self.process.pid}, host {socket.gethostname()})"
 
@@ -169,7 +177,7 @@ def run_local(request: LaunchRequest, command: Sequence[str], base: Mapping[str,
                 if cores:
                     os.sched_setaffinity(job[-1].process.pid, cores[number])
             with _SignalForwarding(job) as signals:
-                return _JobEnd(job, signals).wait()
+                return _JobEnd(job, signals, (request.silence_seconds or 10.0) + EXIT_SECONDS).wait()
         finally:
             for started in job:
                 started.send(signal.SIGKILL)
@@ -219,8 +227,10 @@ class _SignalForwarding:
 class _JobEnd:
     """Waits until all processes have ended, and finds out which one caused a failure."""
 
-    def __init__(self, job: Sequence[LaunchedProcess], signals: _SignalForwarding) -> None:
-        self._running, self._signals = list(job), signals
+    def __init__(self, job: Sequence[LaunchedProcess], signals: _SignalForwarding, stopped_seconds: float) -> None:
+        self._running, self._signals, self._stopped_seconds = list(job), signals, stopped_seconds
+        self._last_ran = dict.fromkeys(job, time.monotonic())  # when each was last seen not to be stopped
+        self._checked = time.monotonic()
         self._ended: list[tuple[LaunchedProcess, int]] = []
         self._cause: tuple[LaunchedProcess, int] | None = None
         self._hung: list[LaunchedProcess] = []
@@ -230,6 +240,7 @@ class _JobEnd:
         failed_at = 0.0
         while self._running:
             self._collect()
+            self._kill_stopped()
             if self._cause:
                 failed_at = failed_at or time.monotonic()
                 if time.monotonic() - failed_at > (HUNG_SECONDS if self._cause[1] == LOST else EXIT_SECONDS):
@@ -258,6 +269,19 @@ class _JobEnd:
             if not expected and ((followed and code != ProcessLost.exit_code) or self._cause is None):
                 self._cause = (started, code)
 
+    def _kill_stopped(self) -> None:
+        """Kill processes that were stopped (SIGSTOP) and not continued: those of a job of one have nobody to notice."""
+        now = time.monotonic()
+        if now - self._checked > self._stopped_seconds / 2:  # the launcher itself was stopped, maybe with them
+            self._last_ran = dict.fromkeys(self._last_ran, now)
+        self._checked = now
+        for started in self._running:
+            if not started.is_stopped:
+                self._last_ran[started] = now
+            elif now - self._last_ran[started] > self._stopped_seconds and started not in self._hung:
+                self._hung.append(started)
+                started.send(signal.SIGKILL)
+
     def _kill(self) -> None:
         """Kill what does not exit by itself. If all others only followed, it was the cause: it hung."""
         for started in self._running:
@@ -276,6 +300,8 @@ def describe_exit(code: int) -> str:
         return f"died: signal {-code} ({signal.Signals(-code).name})"
     if code == LOST:
         return "ended because another process was lost"
+    if code == RunHung.exit_code:
+        return "hung: it made no progress"
     return f"ended with exit code {code}"
 
 

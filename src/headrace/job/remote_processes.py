@@ -7,6 +7,7 @@ from headrace.job.detect_launcher import (
     BATCH_REPLICAS,
     COORDINATOR,
     DEVICES_PER_REPLICA,
+    HANG_SECONDS,
     JOIN_SECONDS,
     NUM_REPLICAS,
     RESTART,
@@ -20,6 +21,8 @@ from headrace.job.launch_request import LaunchRequest
 FORWARDED_VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "DATASETS_DIR", "DATA_DIR", "XLA_FLAGS")
 JOB_VARIABLES = (SECRET, RESTART, BATCH_REPLICAS)  # set by the launcher in the environment of mpirun
 
+_HANG_SECONDS = 1800.0  # if nothing else is said and the job would be started again
+
 
 def job_variables(request: LaunchRequest) -> dict[str, str]:
     """Return the variables for what the launcher knows about a job."""
@@ -28,6 +31,7 @@ def job_variables(request: LaunchRequest) -> dict[str, str]:
         DEVICES_PER_REPLICA: request.devices_per_replica,
         JOIN_SECONDS: request.join_seconds,
         SILENCE_SECONDS: request.silence_seconds,
+        HANG_SECONDS: request.hang_seconds or (_HANG_SECONDS if request.max_restarts else None),
     }
     return {name: f"{value:g}" for name, value in known.items() if value is not None}
 

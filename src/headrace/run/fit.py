@@ -28,7 +28,7 @@ from headrace.engine.devices import show_devices, start_devices, use_compilation
 from headrace.engine.pipeline.dispatch import Dispatcher
 from headrace.engine.pipeline.state_placement import host_memory_of
 from headrace.engine.state import evaluated_weights
-from headrace.job import Restart, check_consistency, current_group, report_lost_process
+from headrace.job import Restart, check_consistency, current_group, report_lost_process, watch_progress
 from headrace.reference.entrance import override
 from headrace.run.callbacks import CALLBACK
 from headrace.run.choices import settle
@@ -154,6 +154,7 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
     timeline, times = Timeline(), StartTimes()
     config, group = resolved.config, current_group()
     refuse_missing(config.logging)
+    progress = watch_progress()
 
     # Without a device: the dataset's shape, the network, the plan. Then the data itself.
     design = design_run(config, custom, group.num_processes)
@@ -191,6 +192,7 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
     with ExitStack() as stack:
         # From here on the run writes: its directory, records, checkpoints. Only process 0 does.
         interrupt = stack.enter_context(listen(quiet=not group.is_first))
+        stack.enter_context(progress)
 
         def open_run() -> tuple[RunDirectory, Past, Sinks]:
             if restored is None:
@@ -214,6 +216,7 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
         callbacks = design.callbacks()
         recorder = RunRecorder(resolved, design, directory, sinks, timeline, callbacks=callbacks, writes=group.is_first)
         recorder.dataset_identity, recorder.start_times = identity, times.seconds
+        recorder.moved = progress.moved
         if restored is not None:
             recorder.continue_from(restored, past)
         sinks.write(_run_start(design, devices, step))

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -105,6 +105,7 @@ class RunRecorder:
         self.validations: list[ValidationRecord] = []  # of the whole run
         self._fed: tuple[FeedStats, FeedOptions] | None = None  # of a run that trained
         self.start_times: Mapping[str, float] = {}
+        self.moved: Callable[[], None] = lambda: None  # called whenever the run has made progress
         self._resolved, self._design, self._directory, self._sinks = resolved, design, directory, sinks
         # One process of a job writes; the others track the same counters but write nothing.
         self._writes = writes
@@ -162,6 +163,7 @@ class RunRecorder:
     def read_call(self, call: InFlight, validator: Validator | None) -> None:
         """Wait for a call's metrics, refuse bad ones, then record, save and validate what was due after it."""
         took = self._device_clock.call(call.launched, call.ended.result())
+        self.moved()
         metrics = {name: rows[: call.num_steps] for name, rows in jax.device_get(call.metrics).items()}
         self.step_seconds = max(took.busy, 1e-6) / call.num_steps
         self.totals.add_call(call.last_step, metrics, took)
@@ -364,6 +366,7 @@ class RunRecorder:
     def record_saved(self) -> None:
         """Record the checkpoints that reached the disk since the last time."""
         for saved in self.saver.finished():
+            self.moved()
             self._sinks.write(
                 CheckpointRecord(
                     step=saved.step,
@@ -390,7 +393,10 @@ class RunRecorder:
     def validated(self, step: int, validator: Validator, evaluating: Evaluating) -> None:
         """Wait for a validation, write the report, and record it for each set of weights that has no record yet."""
         started = evaluating.started
-        moments = [future.result() for future in evaluating.ended]
+        moments = []
+        for future in evaluating.ended:
+            moments.append(future.result())
+            self.moved()
         launches = [(launched, ended) for (launched, _), ended in zip(started.launches, moments, strict=True)]
         held = self._device_clock.validation(started.requested, launches)
         results = {weights: sums for weights, (sums, _) in validator.finish(started).items()}
