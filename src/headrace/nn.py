@@ -6,8 +6,9 @@ with these four methods can stand wherever one of these can.
 
 from headrace.model.context import Ctx
 from headrace.model.cost import Cost
-from headrace.model.gates import Activation, Dropout, DropPath, SqueezeExcite
+from headrace.model.gates import Activation, Dropout, DropPath, LayerScale, SqueezeExcite
 from headrace.model.layers import (
+    AveragePool,
     Chain,
     Concat,
     Conv,
@@ -16,18 +17,21 @@ from headrace.model.layers import (
     GlobalAveragePool,
     Layer,
     MaxPool,
+    Normal,
     Relu,
     Residual,
+    ResizeByAverage,
     SubsampleShortcut,
     VarianceScaling,
     WithoutParameters,
     ZeroPad,
 )
 from headrace.model.network import Network
-from headrace.model.norm import Norm, NormSpec
+from headrace.model.norm import LayerNorm, Norm, NormSpec
 
 __all__ = [
     "Activation",
+    "AveragePool",
     "Chain",
     "Concat",
     "Conv",
@@ -39,12 +43,16 @@ __all__ = [
     "Flatten",
     "GlobalAveragePool",
     "Layer",
+    "LayerNorm",
+    "LayerScale",
     "MaxPool",
     "Network",
     "Norm",
     "NormSpec",
+    "Normal",
     "Relu",
     "Residual",
+    "ResizeByAverage",
     "SqueezeExcite",
     "SubsampleShortcut",
     "VarianceScaling",

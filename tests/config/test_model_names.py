@@ -80,6 +80,8 @@ def test_networks_bring_their_image_size():
         ({"model": "toy_model", "model_dialect": "timm"}, "does not concern model_name toy_model"),
         ({"model": "squeezenet", "group_norm": True}, "no norm layers"),
         ({"model": "toy_model", "norm_layer": {"name": "none"}}, "no norm layers"),
+        ({"model": "convnext", "stable_norm": True}, "no norm layers"),
+        ({"model": "convnext", "dbn_replica_group_size": 2, "num_replicas": 2}, "Only batch norm has statistics"),
         ({"batch_norm": True, "groups": 4}, "Two norms are asked for"),
         ({"group_norm": True, "norm_layer": {"name": "none"}}, "Two norms are asked for"),
         ({"batch_norm": True, "norm_layer": {"name": "none"}}, "Two norms are asked for"),

@@ -1,7 +1,8 @@
 """Short ways to a network."""
 
-from headrace.config.model_table import find_variant
-from headrace.model.families import build_network
+from headrace.config.model_table import VARIANTS, find_variant
+from headrace.model.build_options import DIALECTS, BuildOptions
+from headrace.model.families import Row, build_network
 from headrace.model.gates import Activation, Dropout, DropPath, SqueezeExcite
 from headrace.model.layers import Chain, Conv, Dense, GlobalAveragePool, Residual
 from headrace.model.network import Network
@@ -16,6 +17,20 @@ def network(
     row = find_variant(name)
     model = config_from({"model_name": name, **options}).model
     return build_network(model, num_classes or row.num_classes, image or (row.image_size, row.image_size, 3))
+
+
+def row_network(
+    row: Row, image: tuple[int, int, int] = (32, 32, 3), num_classes: int = 5, norm: NormSpec | None = None
+) -> Network:
+    """Build a network from a row that is in no table: one too small to be of use, and soon compiled."""
+    build = BuildOptions(
+        variant=VARIANTS["resnet50"],
+        norm=norm or NormSpec(epsilon=1e-5),
+        dialect=DIALECTS["timm"],
+        options=config_from({}).model,
+        num_classes=num_classes,
+    )
+    return Network(name="row", blocks=row.blocks(build), input_hwc=image, num_classes=num_classes)
 
 
 def small_squeeze_excite(

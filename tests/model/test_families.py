@@ -68,6 +68,13 @@ PARAMETERS = {
     "squeezenet": 1_248_424,
     "cifar_fastnet": 13 * 24 + 9 * (24 * 64 + 64 * 64 + 64 * 256 + 3 * 256 * 256) + 2 * (2 * 64 + 4 * 256) + 257 * 10,
 }
+# of torchvision and timm, which agree
+PARAMETERS |= {
+    "convnext_tiny": 28_589_128,
+    "convnext_small": 50_223_688,
+    "convnext_base": 88_591_464,
+    "convnext_large": 197_767_336,
+}
 # group dim 16 and expansion 4; B6's first block has 56 channels, which 16 does not divide: 4 groups of 14, where the
 # reference's figure (39,825,464) counts 18 channels for each of 3 groups
 GROUPED = {"cifar": 1_683_420, "b0": 5_913_796, "b1": 8_332_120, "b2": 9_504_122, "b3": 12_590_896, "b4": 19_328_168,

@@ -1,4 +1,4 @@
-"""Batch and group norm: values by formula in float64, gradients against finite differences and JAX's own."""
+"""Batch, group and layer norm: values by formula in float64, gradients against finite differences and JAX's own."""
 
 import jax
 import jax.numpy as jnp
@@ -142,3 +142,33 @@ def test_half_precision_images_have_float32_statistics(dtype):
     assert grouped.dtype == dtype
     pairs = group_norm(exact, gamma, beta, [[0, 1], [2, 3], [4, 5]])
     np.testing.assert_allclose(np.array(grouped, np.float64), pairs, atol=0.02, rtol=0.01)
+
+
+def layer_norm(x, gamma, beta):
+    """Normalise the last dim in the precision of x."""
+    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + EPSILON) * gamma + beta
+
+
+def test_layer_norm_and_its_gradients_by_formula():
+    x, gamma, beta, probe = images(mean=300.0)
+    rng = np.random.default_rng(4)
+
+    def ours(x, gamma, beta):
+        y = ops.layer_norm(x, gamma, beta, EPSILON)
+        return (y * probe.astype(np.float32)).sum(), y
+
+    found, y = jax.jit(jax.grad(ours, (0, 1, 2), has_aux=True))(x, gamma, beta)
+    point = tuple(a.astype(np.float64) for a in (x, gamma, beta))
+    np.testing.assert_allclose(y, layer_norm(*point), rtol=1e-4, atol=1e-4)
+    for i, gradient in enumerate(found):
+        direction = rng.normal(size=gradient.shape)
+
+        def along(value, i=i):
+            moved = [*point[:i], value, *point[i + 1 :]]
+            return (layer_norm(moved[0], moved[1], moved[2]) * probe).sum()
+
+        np.testing.assert_allclose((gradient * direction).sum(), slope(along, point[i], direction), rtol=1e-3)
+    half = jax.eval_shape(
+        lambda x: ops.layer_norm(x, jnp.array(gamma), jnp.array(beta), EPSILON), x.astype(jnp.bfloat16)
+    )
+    assert half.dtype == jnp.bfloat16

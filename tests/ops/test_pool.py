@@ -1,5 +1,6 @@
-"""Average pool and window arithmetic."""
+"""Average pools and window arithmetic."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -32,3 +33,25 @@ def test_global_average_pool_sums_in_float32():
 def test_windows(padding, size, window, stride, pads, out):
     assert pad_pixels(padding, (size, size), (window, window), stride) == (pads, pads)
     assert out_size(padding, (size, size), (window, window), stride) == (out, out)
+
+
+@pytest.mark.parametrize(("window", "stride", "pads"), [(2, 2, ((0, 1), (0, 0))), (3, 2, ((1, 1), (1, 1)))])
+def test_average_pool_counts_the_pixels_inside(window, stride, pads):
+    x = np.random.default_rng(0).normal(size=(2, 5, 6, 3)).astype(np.float32)
+    y = np.asarray(jax.jit(lambda x: ops.average_pool(x, window, stride, pads))(x))
+    for i in range(y.shape[1]):
+        for j in range(y.shape[2]):
+            starts = (i * stride - pads[0][0], j * stride - pads[1][0])
+            rows, columns = (slice(max(start, 0), start + window) for start in starts)
+            np.testing.assert_allclose(y[:, i, j], x[:, rows, columns].mean((1, 2)), rtol=1e-5, atol=1e-6)
+    assert y.shape[1:3] == out_size(pads, (5, 6), (window, window), stride)
+
+
+def test_cells_of_nearly_equal_size():
+    # 5 pixels in 3 cells: 0-1, 1-3, 3-4; 1 pixel in 3 cells: three times the same
+    x = np.random.default_rng(0).normal(size=(2, 5, 1, 4)).astype(np.float32)
+    y = np.asarray(jax.jit(lambda x: ops.resize_by_average(x, 3))(x))
+    wanted = [x[:, :2].mean(1), x[:, 1:4].mean(1), x[:, 3:].mean(1)]
+    for i, rows in enumerate(wanted):
+        for j in range(3):
+            np.testing.assert_allclose(y[:, i, j], rows[:, 0], rtol=1e-5, atol=1e-6)

@@ -62,6 +62,7 @@ NETWORKS = [
     pytest.param("efficientnet_b0", {}, marks=pytest.mark.slow),
     pytest.param("mobilenet_v2", {}, marks=pytest.mark.slow),
     pytest.param("mobilenet_v3_small", {}, marks=pytest.mark.slow),
+    pytest.param("convnext_tiny", {}, marks=pytest.mark.slow),
     pytest.param("squeezenet", {"use_bypass": True}, marks=pytest.mark.slow),
 ]
 

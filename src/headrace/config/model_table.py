@@ -6,7 +6,7 @@ both have a size (ResNet-14), small images take the CIFAR network; `cifar_resnet
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from headrace.core.errors import ConfigError, did_you_mean
 
@@ -25,7 +25,8 @@ class Variant:
     size: str = ""
     image_size: int = 224
     num_classes: int = 1000
-    has_norm: bool = True
+    norm: Literal["any", "layer_norm", "none"] = "any"  # what an option may choose, or the only one it has
+    torch_only: bool = False  # defined by PyTorch's libraries alone: theirs in every dialect
 
     @property
     def is_small(self) -> bool:
@@ -47,6 +48,7 @@ FAMILIES: Mapping[str, Family] = {
     "efficientnet": Family(sizes=("b0", "cifar"), groups=(4, 4)),
     "mobilenet": Family(sizes=("v2", "v2"), groups=(8, 8)),
     "squeezenet": Family(sizes=("", "")),
+    "convnext": Family(sizes=("tiny", "tiny")),
     "fastnet": Family(sizes=("", "")),
     "toy_model": Family(sizes=("", ""), groups=(4, 4)),
 }
@@ -61,13 +63,13 @@ OPTION_FAMILIES: Mapping[str, tuple[str, ...]] = {
     "depth_coefficient": ("efficientnet",),
     "depth_divisor": ("efficientnet",),
     "dropout_rate": ("efficientnet", "mobilenet", "squeezenet"),
-    "block_survival_prob": ("efficientnet",),
+    "block_survival_prob": ("efficientnet", "convnext"),
     "use_relu": ("efficientnet",),
     "se": ("efficientnet",),
     "top_width": ("efficientnet", "mobilenet"),
     "use_bypass": ("squeezenet",),
     "shortcut": ("resnet",),
-    "model_dialect": ("resnet", "resnext", "efficientnet", "mobilenet"),
+    "model_dialect": ("resnet", "resnext", "efficientnet", "mobilenet", "convnext"),
 }
 
 # what says the norm of a network
@@ -97,7 +99,7 @@ def _imagenet(family: str, sizes: Iterable[str]) -> list[Variant]:
 
 
 _ROWS = (
-    Variant(name="toy_model", family="toy_model", image_size=32, num_classes=10, has_norm=False),
+    Variant(name="toy_model", family="toy_model", image_size=32, num_classes=10, norm="none"),
     Variant(name="toy_model_bn", family="toy_model", size="bn", image_size=32, num_classes=10),
     *_cifar("resnet", ("8", "14", "20", "32", "44", "56", "110")),
     *_cifar("resnet", ("11", "29", "38", "47", "56b", "65")),
@@ -110,8 +112,12 @@ _ROWS = (
         for i, image in enumerate(_EFFICIENTNET_IMAGES)
     ),
     *(Variant(name=f"mobilenet_{size}", family="mobilenet", size=size) for size in ("v2", "v3_small", "v3_large")),
-    Variant(name="squeezenet", family="squeezenet", has_norm=False),
+    Variant(name="squeezenet", family="squeezenet", norm="none"),
     *_cifar("fastnet", ("",)),
+    *(
+        Variant(name=f"convnext_{size}", family="convnext", size=size, norm="layer_norm", torch_only=True)
+        for size in ("tiny", "small", "base", "large")
+    ),
 )
 VARIANTS: Mapping[str, Variant] = {row.name: row for row in _ROWS}
 
@@ -161,9 +167,11 @@ def family_of(name: str) -> str | None:
 
 def norm_choice(model: "Model") -> dict[str, Any]:
     """Return the norm as a `norm_layer` mapping, whichever of the options says it."""
+    variant = variant_of(model)
+    if variant and variant.norm != "any":
+        return {"name": variant.norm}
     if not (model.group_norm or model.groups is not None):
         return dict(model.norm_layer)
-    variant = variant_of(model)
     family, small = (variant.family, variant.is_small) if variant else ("resnet", False)
     return {"name": "group_norm", "num_groups": model.groups or FAMILIES[family].groups[small]}
 
@@ -179,9 +187,10 @@ def _family(name: str) -> str | None:
 
 
 def _size_spellings(row: Variant) -> set[str]:
-    """Return the size as people write it: EfficientNet's B4 is also 4, ResNeXt's only 56 also 56b."""
+    """Return the size as people write it: EfficientNet's B4 is also 4, ConvNeXt's tiny T, ResNeXt's 56 also 56b."""
     size = _plain(row.size)
-    return {size, size.removeprefix("b") or size} | ({"56b"} if row.name == "cifar_resnext56" else set())
+    more = {"56b"} if row.name == "cifar_resnext56" else {size[0]} if row.family == "convnext" else set[str]()
+    return {size, size.removeprefix("b") or size} | more
 
 
 def _plain(name: str) -> str:

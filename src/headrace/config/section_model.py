@@ -89,7 +89,7 @@ class Model:
     dropout_rate: float | None = option(None, "Fraction of features dropped before the classifier.", check=share)
     block_survival_prob: float | None = option(
         None,
-        "Probability, at the last block, that a residual branch is kept in training; unset means 0.8.",
+        "Probability, at the last block, that a residual branch is kept in training; unset means the network's own.",
         check=lambda value: "" if 0 < value <= 1 else "must be more than 0 and at most 1",
     )
     use_relu: bool = option(False, "Use ReLU instead of swish in EfficientNets.")
@@ -122,11 +122,13 @@ def _family_rule(option: str) -> Rule:
 
 
 def _needless_norm(facts: Facts) -> str:
-    """Return the norm option given for a network without norms, if any."""
+    """Return the norm option given for a network whose norm cannot be chosen, if any."""
     variant = variant_of(facts.config.model)
-    if variant is None or variant.has_norm:
+    if variant is None or variant.norm == "any":
         return ""
-    return next((name for name in (*NORM_OPTIONS, "stable_norm") if _differs(facts, name)), "")
+    allowed = ("norm_epsilon",) if variant.norm != "none" else ()
+    names = (*NORM_OPTIONS, "stable_norm")
+    return next((name for name in names if name not in allowed and _differs(facts, name)), "")
 
 
 def _contradicting_norms(facts: Facts) -> str:
@@ -150,7 +152,7 @@ MODEL_RULES = (
     Rule(
         broken=lambda facts: bool(_needless_norm(facts)),
         problem=lambda facts: f"{facts.describe(_needless_norm(facts))} for {facts.describe('model_name')}.",
-        rule="This network has no norm layers.",
+        rule="This network has no norm layers that an option could choose.",
         remedy="Leave the option out.",
     ),
     Rule(

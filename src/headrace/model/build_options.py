@@ -42,11 +42,15 @@ DIALECTS: Mapping[str, Dialect] = {
             "efficientnet_b5": 1e-3,
             "efficientnet_b6": 1e-3,
             "efficientnet_b7": 1e-3,
+            "efficientnet_v2": 1e-3,
             "mobilenet_v3": 1e-3,
+            "convnext": 1e-6,
             "": 1e-5,
         },
     ),
-    "timm": Dialect(symmetric=True, projects_first_group=False, shortcut="pad-both", epsilons={"": 1e-5}),
+    "timm": Dialect(
+        symmetric=True, projects_first_group=False, shortcut="pad-both", epsilons={"convnext": 1e-6, "": 1e-5}
+    ),
     "keras": Dialect(
         symmetric=False,
         projects_first_group=True,

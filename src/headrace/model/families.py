@@ -7,6 +7,7 @@ from typing import Protocol
 from headrace.config.model_table import VARIANTS, find_variant, norm_choice
 from headrace.config.schema import Model
 from headrace.model.build_options import DIALECTS, BuildOptions, default_epsilon
+from headrace.model.convnext import CONVNEXTS
 from headrace.model.efficientnet import EFFICIENTNETS
 from headrace.model.fastnet import FASTNETS
 from headrace.model.gates import Dropout
@@ -118,7 +119,7 @@ class Row(Protocol):
     def aliases(self, build: BuildOptions) -> tuple[tuple[str, str], ...]: ...
 
 
-ROWS: Mapping[str, Row] = {**TOYS, **RESNETS, **EFFICIENTNETS, **MOBILENETS, **SQUEEZENETS, **FASTNETS}
+ROWS: Mapping[str, Row] = {**TOYS, **RESNETS, **EFFICIENTNETS, **MOBILENETS, **SQUEEZENETS, **FASTNETS, **CONVNEXTS}
 
 
 def model_names() -> tuple[str, ...]:
@@ -129,7 +130,7 @@ def model_names() -> tuple[str, ...]:
 def build_network(model: Model, num_classes: int, image_hwc: tuple[int, int, int]) -> Network:
     """Build the network that the model options (`config.model`) select."""
     variant = find_variant(model.model_name, model.model_size, image_hwc[0])
-    dialect = DIALECTS[model.model_dialect]
+    dialect = DIALECTS["timm" if variant.torch_only and model.model_dialect != "torchvision" else model.model_dialect]
     norm = make_norm_spec(
         norm_choice(model),
         epsilon=default_epsilon(dialect, variant.name) if model.norm_epsilon is None else model.norm_epsilon,

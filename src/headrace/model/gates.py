@@ -1,4 +1,4 @@
-"""Activations by name, squeeze-and-excite, dropout and stochastic depth.
+"""Activations by name, squeeze-and-excite, layer scale, dropout and stochastic depth.
 
 Shapes in names: N images, C channels, R channels after the squeeze.
 """
@@ -81,6 +81,25 @@ class SqueezeExcite(Layer):
             activation_elements=math.prod(hwc) + 2 * (channels + self.width),
             product_elements=channels + self.width,
         )
+
+
+@dataclass(frozen=True)
+class LayerScale(Layer):
+    """A learnt factor for each channel, starting at `initial`: small at the end of a residual unit's body."""
+
+    initial: float
+
+    def shape(self, hwc: Shape) -> Shape:
+        return hwc
+
+    def init(self, rng_at: RngAt, hwc: Shape) -> tuple[Tree, Tree]:
+        return {"gamma": np.full(hwc[-1], self.initial, np.float32)}, {}
+
+    def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
+        return x * params["gamma"].astype(x.dtype).reshape((1,) * (x.ndim - 1) + (-1,)), {}
+
+    def cost(self, hwc: Shape) -> Cost:
+        return Cost(params=hwc[-1])
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,17 @@ class VarianceScaling:
         return (_truncated_normal(rng, shape) * (deviation / _TRUNCATED_DEVIATION)).astype(np.float32)
 
 
+@dataclass(frozen=True)
+class Normal:
+    """Draw weights from a normal distribution of a given deviation, whatever the number of channels."""
+
+    deviation: float
+
+    def sample(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """Return float32 weights."""
+        return (rng.standard_normal(shape) * self.deviation).astype(np.float32)
+
+
 FAN_IN_NORMAL = VarianceScaling()
 FAN_IN_HE = VarianceScaling(scale=2.0)
 FAN_OUT_HE = VarianceScaling(scale=2.0, fan="out")
@@ -230,6 +241,37 @@ class MaxPool(WithoutParameters):
 
     def cost(self, hwc: Shape) -> Cost:
         return Cost(activation_elements=math.prod(self.shape(hwc)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AveragePool(WithoutParameters):
+    """Mean of each window, ignoring padding."""
+
+    window: int
+    stride: int
+    padding: Padding = "VALID"
+
+    def shape(self, hwc: Shape) -> Shape:
+        return *_windows("average pool", hwc, self.window, self.stride, self.padding), hwc[2]
+
+    def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
+        return ops.average_pool(x, self.window, self.stride, self.padding), {}
+
+    def cost(self, hwc: Shape) -> Cost:
+        return Cost(activation_elements=math.prod(self.shape(hwc)))
+
+
+@dataclass(frozen=True)
+class ResizeByAverage(WithoutParameters):
+    """Means of `size` x `size` cells, whatever the size of the image; a small image's pixels are repeated."""
+
+    size: int
+
+    def shape(self, hwc: Shape) -> Shape:
+        return self.size, self.size, hwc[2]
+
+    def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
+        return ops.resize_by_average(x, self.size), {}
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The norm layer (batch, group or layer norm, or none), chosen once for a whole network; and proxy norm.
+"""The norm layer (batch, group or layer norm, or none), chosen once for a network; layer norm by pixel; proxy norm.
 
 After a norm that uses one image at a time, an activation shifts and widens each channel differently. Proxy norm sends a
 Gaussian with learnt mean and width per channel through the same scale, shift and activation, and normalises the real
@@ -115,6 +115,29 @@ class Norm(Layer):
                 remedy="Choose another num_groups or channels_per_group in norm_layer.",
             )
         return ops.Groups(num_groups=num_groups, order=self.spec.group_order)
+
+
+@dataclass(frozen=True)
+class LayerNorm(Layer):
+    """Normalisation of the channels of each pixel, with a learnt scale and shift; also after pooling.
+
+    The norm that the option `norm_layer` calls layer_norm normalises all pixels and channels of an image together.
+    """
+
+    epsilon: float = 1e-6
+
+    def shape(self, hwc: Shape) -> Shape:
+        return hwc
+
+    def init(self, rng_at: RngAt, hwc: Shape) -> tuple[Tree, Tree]:
+        return {"gamma": np.ones(hwc[-1], np.float32), "beta": np.zeros(hwc[-1], np.float32)}, {}
+
+    def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
+        return ops.layer_norm(x, params["gamma"], params["beta"], self.epsilon), {}
+
+    def cost(self, hwc: Shape) -> Cost:
+        """Return the cost; a convolution follows directly, for which the output is kept."""
+        return Cost(params=2 * hwc[-1], activation_elements=math.prod(hwc))
 
 
 def make_norm_spec(

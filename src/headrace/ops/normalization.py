@@ -1,4 +1,4 @@
-"""Batch and group normalisation. Statistics are float32 and the result has the images' dtype, whatever that is.
+"""Batch, group and layer normalisation. Statistics are float32 and the result has the images' dtype, whatever that is.
 
 `stable` computes the variance around the mean, in a second pass. The one-pass form E[x^2] - E[x]^2 reads the images
 once, but loses digits where the mean is much larger than the standard deviation.
@@ -183,3 +183,41 @@ def _group_mean(s_NC: Array, groups: Groups) -> Array:
 
 def _wide_NC(s_NC: Array) -> Array:
     return s_NC[:, None, None]
+
+
+def layer_norm(x: Array, gamma_C: Array, beta_C: Array, epsilon: float) -> Array:
+    """Normalise the channels (last dim) of each pixel; the variance is always taken around the mean."""
+    return _layer_norm(x, gamma_C, beta_C, epsilon)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _layer_norm(x: Array, gamma_C: Array, beta_C: Array, epsilon: float) -> Array:
+    """Compute layer norm with a hand-written gradient, which saves x and two numbers per pixel."""
+    return _layer_forward(x, gamma_C, beta_C, epsilon)[0]
+
+
+def _layer_forward(x_in: Array, gamma_C: Array, beta_C: Array, epsilon: float):
+    x = x_in.astype(jnp.float32)
+    mean = jnp.mean(x, -1, keepdims=True)
+    inverse = lax.rsqrt(jnp.mean(jnp.square(x - mean), -1, keepdims=True) + epsilon)
+    y = (x - mean) * inverse * _last(gamma_C, x) + _last(beta_C, x)
+    return y.astype(x_in.dtype), (x_in, gamma_C, mean, inverse)
+
+
+def _layer_backward(_epsilon: float, saved: tuple[Array, ...], dy_in: Array):
+    x_in, gamma_C, mean, inverse = saved
+    dy, normal = dy_in.astype(jnp.float32), (x_in.astype(jnp.float32) - mean) * inverse
+    pixels = tuple(range(dy.ndim - 1))
+    scaled = dy * _last(gamma_C, dy)
+    # dx = inverse (g - mean(g) - normal mean(g normal)) with g = gamma dy, means over the channels
+    slope = jnp.mean(scaled * normal, -1, keepdims=True)
+    dx = (scaled - jnp.mean(scaled, -1, keepdims=True) - normal * slope) * inverse
+    dgamma_C, dbeta_C = jnp.sum(dy * normal, pixels), jnp.sum(dy, pixels)
+    return dx.astype(x_in.dtype), dgamma_C.astype(gamma_C.dtype), dbeta_C.astype(gamma_C.dtype)
+
+
+_layer_norm.defvjp(_layer_forward, _layer_backward)
+
+
+def _last(s_C: Array, like: Array) -> Array:
+    return s_C.astype(jnp.float32).reshape((1,) * (like.ndim - 1) + (-1,))

@@ -1,10 +1,10 @@
-"""Sliding windows (padding, output sizes), max pooling and global average pooling.
+"""Sliding windows (padding, output sizes), max and average pooling.
 
 Padding is "SAME", "VALID" or explicit `((top, bottom), (left, right))`. SAME is TensorFlow's: as little as needed, with
 the odd pixel at the bottom and on the right.
 """
 
-from functools import partial
+from functools import partial, reduce
 from typing import Literal
 
 import jax
@@ -102,3 +102,42 @@ _max_pool.defvjp(_max_pool_forward, _max_pool_backward)
 def global_average_pool(x_NHWC: Array) -> Array:
     """Average each channel over the image, with sums in float32."""
     return jnp.mean(x_NHWC.astype(jnp.float32), axis=(1, 2)).astype(x_NHWC.dtype)
+
+
+def average_pool(x_NHWC: Array, window: int, stride: int, padding: Padding = "VALID") -> Array:
+    """Average the pixels of each window that lie in the image, with sums in float32."""
+    size = (x_NHWC.shape[1], x_NHWC.shape[2])
+    pads = pad_pixels(padding, size, (window, window), stride)
+    rows, columns = out_size(pads, size, (window, window), stride)
+
+    def total(pixels: Array) -> Array:
+        padded = jnp.pad(pixels, ((0, 0), *pads, (0, 0)))
+        ends = ((rows - 1) * stride + 1, (columns - 1) * stride + 1)
+        parts = (padded[:, i : i + ends[0] : stride, j : j + ends[1] : stride] for i, j in np.ndindex(window, window))
+        return reduce(jnp.add, parts)
+
+    counts = total(jnp.ones((1, *size, 1), jnp.float32))
+    return (total(x_NHWC.astype(jnp.float32)) / counts).astype(x_NHWC.dtype)
+
+
+def share_matrix(pixels: int, cells: int) -> np.ndarray:
+    """Return the weights [cells, pixels] that average pixels into a number of cells of nearly equal size.
+
+    Cell i covers the pixels from floor(i p / c) to ceil((i + 1) p / c), as in PyTorch's adaptive pooling; cells overlap
+    where the numbers do not divide, and repeat pixels where there are fewer pixels than cells.
+    """
+    weights = np.zeros((cells, pixels), np.float32)
+    for i in range(cells):
+        first, last = i * pixels // cells, -(-(i + 1) * pixels // cells)
+        weights[i, first:last] = 1 / (last - first)
+    return weights
+
+
+def resize_by_average(x_NHWC: Array, size: int) -> Array:
+    """Average the pixels into `size` x `size` cells, with sums in float32."""
+    _, height, width, _ = x_NHWC.shape
+    if height == width == size:
+        return x_NHWC
+    down, across = (share_matrix(pixels, size) for pixels in (height, width))
+    y = jnp.einsum("ih,nhwc,jw->nijc", down, x_NHWC.astype(jnp.float32), across, precision=lax.Precision.HIGHEST)
+    return y.astype(x_NHWC.dtype)

@@ -27,6 +27,9 @@ OIHW = DimOrder(dims=4, read=lambda a: a.transpose(2, 3, 1, 0), write=lambda a: 
 OI = DimOrder(dims=2, read=lambda a: a.T, write=lambda a: a.T)
 # Our dense layers that are 1x1 convolutions in the library (squeeze and excite, some heads)
 OI11 = DimOrder(dims=4, read=lambda a: a[:, :, 0, 0].T, write=lambda a: a.T[:, :, None, None])
+# Our 1x1 convolutions that are dense layers in the library (ConvNeXt)
+OI_OF_1X1 = DimOrder(dims=2, read=lambda a: a.T[None, None], write=lambda a: a[0, 0].T)
+C11 = DimOrder(dims=3, read=lambda a: a[:, 0, 0], write=lambda a: a[:, None, None])
 HWIO = DimOrder(dims=4, read=lambda a: a, write=lambda a: a)
 IO = DimOrder(dims=2, read=lambda a: a, write=lambda a: a)
 HWC1 = DimOrder(dims=4, read=lambda a: a.swapaxes(2, 3), write=lambda a: a.swapaxes(2, 3))
@@ -51,6 +54,9 @@ TORCH_TENSORS: dict[str, tuple[TensorRow, ...]] = {
     "conv": _tensors(("params kernel", ".weight", OIHW), _BIAS),
     "dense": _tensors(("params kernel", ".weight", OI), _BIAS),
     "dense_as_conv": _tensors(("params kernel", ".weight", OI11), _BIAS),
+    "conv_as_dense": _tensors(("params kernel", ".weight", OI_OF_1X1), _BIAS),
+    "scale": _tensors(("params gamma", "", AS_IS)),
+    "scale_C11": _tensors(("params gamma", "", C11)),
     "norm": _tensors(
         ("params gamma", ".weight", AS_IS),
         ("params beta", ".bias", AS_IS),

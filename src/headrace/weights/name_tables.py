@@ -175,12 +175,53 @@ _V3_TV = (
     *_inverted(_COUNTED, "features.{group}.", _TORCHVISION_BLOCK),
 )
 
+# torchvision numbers everything in one sequence: stem 0, units of a group 1, 3, 5, 7, reductions 2, 4, 6.
+_CONVNEXT_PARTS = (
+    # our layer, torchvision's and timm's name, kind
+    ("dwconv", "block.0", "conv_dw", "conv"),
+    ("ln", "block.2", "norm", "norm"),
+    ("expand_conv", "block.3", "mlp.fc1", "conv_as_dense"),
+    ("project_conv", "block.5", "mlp.fc2", "conv_as_dense"),
+)
+_CONVNEXT_TV = (
+    (r"stem/conv", "features.0.0", "conv"),
+    (r"stem/ln", "features.0.1", "norm"),
+    *(
+        row
+        for group in range(1, 5)
+        for row in (
+            (rf"group{group}/ln", f"features.{2 * group - 2}.0", "norm"),
+            (rf"group{group}/conv", f"features.{2 * group - 2}.1", "conv"),
+            *(
+                (rf"group{group}_block(?P<unit>\d+)/{ours}", f"features.{2 * group - 1}.{{unit-1}}.{theirs}", kind)
+                for ours, theirs, _, kind in (*_CONVNEXT_PARTS, ("scale", "layer_scale", "", "scale_C11"))
+            ),
+        )
+    ),
+    (r"top/ln", "classifier.0", "norm"),
+    (r"predictions", "classifier.2", "dense"),
+)
+_CONVNEXT_TIMM = (
+    (r"stem/conv", "stem.0", "conv"),
+    (r"stem/ln", "stem.1", "norm"),
+    (r"group(?P<group>\d)/ln", "stages.{group-1}.downsample.0", "norm"),
+    (r"group(?P<group>\d)/conv", "stages.{group-1}.downsample.1", "conv"),
+    *(
+        (rf"group(?P<group>\d)_block(?P<unit>\d+)/{ours}", f"stages.{{group-1}}.blocks.{{unit-1}}.{theirs}", kind)
+        for ours, _, theirs, kind in (*_CONVNEXT_PARTS, ("scale", "", "gamma", "scale"))
+    ),
+    (r"top/ln", "head.norm", "norm"),
+    (r"predictions", "head.fc", "dense"),
+)
+
 # (library, rows). Schemes of one library differ in the layers that they cover, so at most one fits a whole network.
 _TORCH_SCHEMES = (
     ("torchvision", _EFFICIENTNET_TV),
     ("torchvision", _V2_TV),
     ("torchvision", _V3_TV),
     ("torchvision", _SQUEEZENET),
+    ("torchvision", _CONVNEXT_TV),
+    ("timm", _CONVNEXT_TIMM),
     ("timm", _EFFICIENTNET_TIMM),
     ("timm", (*_TIMM_ENDS, *_timm_groups((1, 2, 3, 4, 3, 3, 1)))),
     ("timm", _timm_v3((1, 2, 3, 2, 3))),  # before the large one, whose rows would match this network too

@@ -13,7 +13,7 @@ import numpy as np
 
 from headrace.core.errors import ConfigError
 from headrace.model import gates, layers, norm
-from headrace.ops.pool import Padding, pad_pixels
+from headrace.ops.pool import Padding, pad_pixels, share_matrix
 
 # The graph under construction: nodes and weights, named by the paths of their layers
 
@@ -149,6 +149,19 @@ def _max_pool(graph: Graph, layer: Any, trees: Trees, hwc: Shape, x: str) -> str
     return graph.node("MaxPool", [x], kernel_shape=[layer.window] * 2, strides=[layer.stride] * 2, pads=pads)
 
 
+def _average_pool(graph: Graph, layer: Any, trees: Trees, hwc: Shape, x: str) -> str:
+    pads = _pads(layer.padding, hwc, layer.window, layer.stride)
+    shape = {"kernel_shape": [layer.window] * 2, "strides": [layer.stride] * 2, "pads": pads}
+    return graph.node("AveragePool", [x], count_include_pad=0, **shape)
+
+
+def _resize(graph: Graph, layer: Any, trees: Trees, hwc: Shape, x: str) -> str:
+    if hwc[:2] == (layer.size, layer.size):
+        return x
+    down, across = (share_matrix(pixels, layer.size) for pixels in hwc[:2])
+    return graph.node("MatMul", [graph.node("MatMul", [graph.constant(down), x]), graph.constant(across.T)])
+
+
 def _mean(graph: Graph, layer: Any, trees: Trees, hwc: Shape, x: str) -> str:
     return graph.node("ReduceMean", [x, graph.constant(np.array([2, 3]))], keepdims=0)
 
@@ -205,6 +218,20 @@ def _group_norm(graph: Graph, layer: Any, params: Mapping[str, Any], hwc: Shape,
     return graph.node("Add", [graph.node("Mul", [x, graph.weight("scale", scale)]), graph.weight("shift", shift)])
 
 
+def _layer_norm(graph: Graph, layer: Any, trees: Trees, hwc: Shape, x: str) -> str:
+    """Normalise the channels of each pixel; ONNX does so for the last dims."""
+    inputs = [graph.weight("scale", trees[0]["gamma"]), graph.weight("shift", trees[0]["beta"])]
+    if len(hwc) == 1:
+        return graph.node("LayerNormalization", [x, *inputs], axis=-1, epsilon=layer.epsilon)
+    x = graph.node("Transpose", [x], perm=[0, 2, 3, 1])
+    x = graph.node("LayerNormalization", [x, *inputs], axis=-1, epsilon=layer.epsilon)
+    return graph.node("Transpose", [x], perm=[0, 3, 1, 2])
+
+
+def _layer_scale(graph: Graph, layer: Any, trees: Trees, hwc: Shape, x: str) -> str:
+    return graph.node("Mul", [x, graph.weight("scale", np.reshape(trees[0]["gamma"], (1, -1, *(1,) * (len(hwc) - 1))))])
+
+
 def _chain(graph: Graph, layer: Any, trees: Trees, hwc: Shape, x: str) -> str:
     for name, inner in layer.layers:
         x = write_layer(graph.under(name), inner, _inside(trees, name), hwc, x)
@@ -257,10 +284,14 @@ LAYERS: dict[type, Write] = {
     layers.Dense: _dense,
     layers.Relu: lambda graph, layer, trees, hwc, x: _activation(graph, "relu", x),
     layers.MaxPool: _max_pool,
+    layers.AveragePool: _average_pool,
+    layers.ResizeByAverage: _resize,
     layers.GlobalAveragePool: _mean,
     layers.Flatten: _flatten,
     layers.ZeroPad: _zero_pad,
     norm.Norm: _norm,
+    norm.LayerNorm: _layer_norm,
+    gates.LayerScale: _layer_scale,
     layers.Chain: _chain,
     layers.Residual: _residual,
     layers.Concat: _concat,
