@@ -74,6 +74,18 @@ PARAMETERS |= {
     "convnext_small": 50_223_688,
     "convnext_base": 88_591_464,
     "convnext_large": 197_767_336,
+    "efficientnet_v2_s": 21_458_488,
+    "efficientnet_v2_m": 54_139_356,
+    "efficientnet_v2_l": 118_515_272,
+    "efficientnet_v2_b0": 7_139_704,
+    "efficientnet_v2_b1": 8_141_052,
+    "efficientnet_v2_b2": 10_096_086,
+    "efficientnet_v2_b3": 14_358_406,
+    "efficientnet_lite0": 4_652_008,
+    "efficientnet_lite1": 5_416_680,
+    "efficientnet_lite2": 6_092_072,
+    "efficientnet_lite3": 8_197_096,
+    "efficientnet_lite4": 13_006_568,
 }
 # group dim 16 and expansion 4; B6's first block has 56 channels, which 16 does not divide: 4 groups of 14, where the
 # reference's figure (39,825,464) counts 18 channels for each of 3 groups
@@ -115,6 +127,7 @@ def test_parameter_counts_by_option():
 def test_image_sizes():
     sizes = [network(f"efficientnet_b{i}").input_hwc[0] for i in range(8)]
     assert sizes == [224, 240, 260, 300, 380, 456, 528, 600]
+    assert [network(f"efficientnet_v2_{size}").input_hwc[0] for size in ("s", "m", "l", "b3")] == [384, 480, 480, 300]
 
 
 @pytest.mark.parametrize("name", [name for name in PARAMETERS if PARAMETERS[name] < 1e6])

@@ -12,14 +12,25 @@ from headrace.core.tree import flatten_named, unflatten_named
 from headrace.data.augmentation.augment import Preprocess
 from headrace.model.context import Ctx, Draws
 from headrace.model.convnext import ConvNeXt
+from headrace.model.efficientnet import EfficientNet, Group
 from headrace.weights.onnx_file import write_onnx
 
 from .build import row_network
 
+_FUSED = (Group(3, 1, 8, 8, 1, 1, fused=True), Group(3, 1, 8, 16, 4, 2, fused=True), Group(3, 2, 16, 24, 4, 2))
+
 ROWS = {
+    "efficientnet_v2": (
+        EfficientNet(width=1.0, depth=1.0, dropout_rate=0.2, groups=_FUSED),
+        ["block1a/project_bn", "block2a/project_conv", "block3b/se"],
+    ),
+    "efficientnet_lite": (
+        EfficientNet(width=0.5, depth=1.0, dropout_rate=0.0, groups=_FUSED[2:], lite=True),
+        ["block1b/dwconv", "top/bn"],
+    ),
     "convnext": (
-        ConvNeXt(units=(1, 2), widths=(8, 12), survival=0.6),
-        ["stem/ln", "group1_block1/expand_conv", "group2_block2/scale", "top"],
+        ConvNeXt(units=(1, 1), widths=(8, 12), survival=0.6),
+        ["stem/ln", "group1_block1/expand_conv", "group2_block1/scale", "top"],
     ),
 }
 

@@ -36,6 +36,8 @@ SMALL = [
     ("torchvision", "efficientnet_b0", "efficientnet_b0", 64),
     ("torchvision", "mobilenet_v3_small", "mobilenet_v3_small", 64),
     ("torchvision", "convnext_tiny", "convnext_tiny", 64),
+    ("timm", "tf_efficientnetv2_b0", "efficientnet_v2_b0", 64),
+    ("timm", "efficientnet_lite0", "efficientnet_lite0", 65),
     ("common", "20-both", "cifar_resnet20", 32),
 ]
 OTHERS = [
@@ -51,6 +53,10 @@ OTHERS = [
     ("torchvision", "squeezenet1_0", "squeezenet", 64),
     ("timm", "convnext_tiny", "convnext_tiny", 65),
     ("torchvision", "convnext_small", "convnext_small", 32),
+    ("torchvision", "efficientnet_v2_s", "efficientnet_v2_s", 64),
+    ("timm", "efficientnetv2_s", "efficientnet_v2_s", 65),
+    ("timm", "tf_efficientnetv2_b3", "efficientnet_v2_b3", 65),
+    ("timm", "tf_efficientnet_lite1", "efficientnet_lite1", 65),
     ("common", "20-end", "cifar_resnet20", 32),
 ]
 NUM_IMAGES = 8
@@ -59,7 +65,8 @@ NUM_IMAGES = 8
 def options_of(library: str, model: str, name: str) -> dict[str, Any]:
     """Return the options under which our network is the library's, without chance."""
     family = find_variant(name).family
-    wanted = {"model_dialect": "torchvision" if library == "common" else library}
+    dialect = "torchvision" if library == "common" else "reference" if model.startswith("tf_") else library
+    wanted = {"model_dialect": dialect}
     wanted |= {"dropout_rate": 0.0, "block_survival_prob": 1.0}
     options = {key: value for key, value in wanted.items() if family in OPTION_FAMILIES[key]}
     return options | ({"shortcut": f"pad-{model.partition('-')[2]}"} if library == "common" else {})

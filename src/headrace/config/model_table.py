@@ -84,7 +84,12 @@ NORM_OPTIONS = (
     "proxy_epsilon",
 )
 
-_EFFICIENTNET_IMAGES = (224, 240, 260, 300, 380, 456, 528, 600)
+_EFFICIENTNET_IMAGES = {
+    **{f"b{i}": image for i, image in enumerate((224, 240, 260, 300, 380, 456, 528, 600))},
+    **{"v2_s": 384, "v2_m": 480, "v2_l": 480},
+    **{f"v2_b{i}": image for i, image in enumerate((224, 240, 260, 300))},
+    **{f"lite{i}": image for i, image in enumerate((224, 240, 260, 280, 300))},
+}
 _ALIASES = {"mobilenetv3": "mobilenet_v3_large", "squeezenet10": "squeezenet"}  # spelled as by _plain
 
 
@@ -108,8 +113,8 @@ _ROWS = (
     *_imagenet("resnext", ("14", "26", "50", "101", "152")),
     Variant(name="efficientnet_cifar", family="efficientnet", size="cifar", image_size=32, num_classes=10),
     *(
-        Variant(name=f"efficientnet_b{i}", family="efficientnet", size=f"b{i}", image_size=image)
-        for i, image in enumerate(_EFFICIENTNET_IMAGES)
+        Variant(name=f"efficientnet_{size}", family="efficientnet", size=size, image_size=image)
+        for size, image in _EFFICIENTNET_IMAGES.items()
     ),
     *(Variant(name=f"mobilenet_{size}", family="mobilenet", size=size) for size in ("v2", "v3_small", "v3_large")),
     Variant(name="squeezenet", family="squeezenet", norm="none"),

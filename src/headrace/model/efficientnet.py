@@ -1,4 +1,4 @@
-"""EfficientNets (one table of block groups, scaled by width and depth), and the inverted bottleneck of MobileNets too.
+"""EfficientNets, V2 and Lite: tables of block groups, scaled by width and depth. The block of MobileNets too.
 
 Layers are named as in Keras: `block2a` + `expand_conv`.
 """
@@ -15,7 +15,10 @@ from headrace.model.layers import FAN_IN_HE, FAN_OUT_HE, Chain, Conv, Dense, Glo
 
 @dataclass(frozen=True, kw_only=True)
 class Inverted:
-    """An inverted bottleneck: expand, convolve depthwise, squeeze-and-excite, project."""
+    """An inverted bottleneck: expand, convolve depthwise, squeeze-and-excite, project.
+
+    In a `fused` one a single convolution expands and convolves, and without expansion it projects as well.
+    """
 
     inputs: int
     inner: int
@@ -27,6 +30,7 @@ class Inverted:
     squeeze: SqueezeExcite | None = None
     survival: float = 1.0
     symmetric: bool = False  # padded as in PyTorch, whatever the dialect
+    fused: bool = False
 
     @property
     def skips(self) -> bool:
@@ -36,12 +40,18 @@ class Inverted:
     def layer(self, build: BuildOptions) -> Layer:
         """Return the block."""
         layers: list[Named] = []
-        if self.inner != self.inputs:
-            layers += [("expand_conv", self.one(self.inner))]
+        expands = self.inner != self.inputs
+        if expands:
+            layers += [("expand_conv", self._full(self.inner, build) if self.fused else self.one(self.inner))]
             layers += build.norm_act("expand_", "expand_activation", self.activation)
-        layers += [("dwconv", self._depthwise(build)), *build.norm_act("", "activation", self.activation)]
+        if not self.fused:
+            layers += [("dwconv", self._depthwise(build)), *build.norm_act("", "activation", self.activation)]
         layers += [("se", self.squeeze)] if self.squeeze else []
-        layers += [("project_conv", self.one(self.outputs)), build.norm_named("project_")]
+        if self.fused and not expands:
+            layers += [("project_conv", self._full(self.outputs, build))]
+            layers += build.norm_act("project_", "project_activation", self.activation)
+        else:
+            layers += [("project_conv", self.one(self.outputs)), build.norm_named("project_")]
         if not self.skips:
             return Chain(tuple(layers))
         layers += [("drop", DropPath(self.survival))] if self.survival < 1 else []
@@ -52,10 +62,14 @@ class Inverted:
         """Return a 1x1 convolution."""
         return Conv(channels=channels, kernel=1, initial=FAN_OUT_HE)
 
-    def _depthwise(self, build: BuildOptions) -> Conv:
+    def _full(self, channels: int, build: BuildOptions) -> Conv:
+        """Return a convolution with the block's window and stride."""
         padding = build.padding(self.kernel, symmetric=self.symmetric)
-        conv = Conv(channels=self.inner, kernel=self.kernel, stride=self.stride, padding=padding)
-        return replace(conv, groups=groups_of(self.inner, self.group_dim), initial=FAN_IN_HE)
+        return Conv(channels=channels, kernel=self.kernel, stride=self.stride, padding=padding, initial=FAN_OUT_HE)
+
+    def _depthwise(self, build: BuildOptions) -> Conv:
+        groups = groups_of(self.inner, self.group_dim)
+        return replace(self._full(self.inner, build), groups=groups, initial=FAN_IN_HE)
 
 
 def conv_block(channels: int, kernel: int, stride: int, activation: str, build: BuildOptions) -> Chain:
@@ -71,23 +85,43 @@ def groups_of(channels: int, group_dim: int) -> int:
     return wanted if channels % wanted == 0 else min(divisors, key=lambda groups: abs(channels / groups - group_dim))
 
 
-def near_multiple(channels: float, divisor: int = 8) -> int:
-    """Round channels to a multiple of the divisor, at least the divisor and at most 10 % down."""
+def near_multiple(channels: float, divisor: int = 8, least: float = 0.9) -> int:
+    """Round channels to a multiple of the divisor, at least the divisor and at least 0.9 of the channels."""
     rounded = max(divisor, int(channels + divisor / 2) // divisor * divisor)
-    return rounded + divisor if rounded < 0.9 * channels else rounded
+    return rounded + divisor if rounded < least * channels else rounded
 
 
-# (kernel, repeats, channels in, channels out, expanded, stride) of each group, before scaling
+@dataclass(frozen=True)
+class Group:
+    """Blocks of one shape, before scaling; the first has the stride."""
+
+    kernel: int
+    repeats: int
+    inputs: int
+    outputs: int
+    expansion: int
+    stride: int
+    fused: bool = False
+
+
 _GROUPS = (
-    (3, 1, 32, 16, False, 1),
-    (3, 2, 16, 24, True, 2),
-    (5, 2, 24, 40, True, 2),
-    (3, 3, 40, 80, True, 2),
-    (5, 3, 80, 112, True, 1),
-    (5, 4, 112, 192, True, 2),
-    (3, 1, 192, 320, True, 1),
+    Group(3, 1, 32, 16, 1, 1),
+    Group(3, 2, 16, 24, 6, 2),
+    Group(5, 2, 24, 40, 6, 2),
+    Group(3, 3, 40, 80, 6, 2),
+    Group(5, 3, 80, 112, 6, 1),
+    Group(5, 4, 112, 192, 6, 2),
+    Group(3, 1, 192, 320, 6, 1),
 )
-_STEM_CHANNELS, _TOP_CHANNELS, _EXPAND_RATIO, _SE_RATIO, _SURVIVAL = 32, 1280, 6, 0.25, 0.8
+# V2: (repeats, channels out) of each group; the first three are fused
+_V2_SHAPES = ((1, 1), (4, 2), (4, 2), (4, 2), (6, 1), (6, 2), (6, 1))  # expansion, stride
+_V2 = {
+    "b": (32, ((1, 16), (2, 32), (2, 48), (3, 96), (5, 112), (8, 192))),
+    "s": (24, ((2, 24), (4, 48), (4, 64), (6, 128), (9, 160), (15, 256))),
+    "m": (24, ((3, 24), (5, 48), (5, 80), (7, 160), (14, 176), (18, 304), (5, 512))),
+    "l": (32, ((4, 32), (7, 64), (7, 96), (10, 192), (19, 224), (25, 384), (7, 640))),
+}
+_TOP_CHANNELS, _SE_RATIO, _SURVIVAL = 1280, 0.25, 0.8
 # names of a block's parts in the TensorFlow 1 code and in timm -> the layer each begins with
 _PARTS = (("b", "dwconv"), ("SE", "se"), ("c", "project_conv"))
 _TIMM_PARTS = (("conv_dw", "dwconv"), ("se", "se"), ("conv_pwl", "project_conv"))
@@ -95,21 +129,26 @@ _TIMM_PARTS = (("conv_dw", "dwconv"), ("se", "se"), ("conv_pwl", "project_conv")
 
 @dataclass(frozen=True, kw_only=True)
 class EfficientNet:
-    """One row of the table: width and depth relative to B0, and dropout before the classifier."""
+    """One row of the table: width and depth relative to its groups, and dropout before the classifier."""
 
     width: float
     depth: float
     dropout_rate: float
+    groups: tuple[Group, ...] = _GROUPS
     small_images: bool = False  # no stride in the stem and the second group
+    least: float = 0.9  # fraction of a scaled number of channels that rounding must leave
+    lite: bool = False  # relu6, no squeeze-excite, and neither the stem, the top nor the ends' repeats are scaled
 
     def blocks(self, build: BuildOptions) -> tuple[Named, ...]:
         """Return the named blocks."""
         options = build.options
-        activation = "relu" if options.use_relu else "swish"
         rate = self.dropout_rate if options.dropout_rate is None else options.dropout_rate
         top_width = _TOP_CHANNELS if options.top_width is None else options.top_width
-        stem = conv_block(self._scaled(_STEM_CHANNELS, build), 3, 1 if self.small_images else 2, activation, build)
-        top = conv_block(self._scaled(top_width, build), 1, 1, activation, build) if top_width else None
+        activation = self._activation(build)
+        stem_stride = 1 if self.small_images else 2
+        stem = conv_block(self._inputs(self.groups[0], build), 3, stem_stride, activation, build)
+        top_channels = top_width if self.lite else self._scaled(top_width, build)
+        top = conv_block(top_channels, 1, 1, activation, build) if top_width else None
         blocks: list[Named] = [("stem", stem)]
         blocks += [(name, block.layer(build)) for name, block in self.inverted(build)]
         blocks += [("top", top or Chain(build.norm_act("", "activation", activation)))]
@@ -121,28 +160,27 @@ class EfficientNet:
         """Return the inverted bottlenecks by name: `block2a` is the first of the second group."""
         options = build.options
         last_survival = _SURVIVAL if options.block_survival_prob is None else options.block_survival_prob
-        repeats = [self._repeats(repeats, build) for _, repeats, *_ in _GROUPS]
+        repeats, activation = self._repeats(build), self._activation(build)
         number = 0
-        for group, (kernel, _, inputs, base, expanded, stride) in enumerate(_GROUPS):
-            ratio = (options.expand_ratio or _EXPAND_RATIO) if expanded else 1
-            channels, outputs = self._scaled(inputs, build), self._scaled(base, build)
-            for i in range(repeats[group]):
-                squeeze = SqueezeExcite(
-                    width=max(1, int(channels * _SE_RATIO)), activation="relu" if options.use_relu else "swish"
-                )
+        for place, group in enumerate(self.groups):
+            ratio = (options.expand_ratio or group.expansion) if group.expansion > 1 else 1
+            channels, outputs = self._inputs(group, build), self._scaled(group.outputs, build)
+            for i in range(repeats[place]):
+                squeeze = SqueezeExcite(width=max(1, int(channels * _SE_RATIO)), activation=activation)
                 yield (
-                    f"block{group + 1}{_letters(i)}",
+                    f"block{place + 1}{_letters(i)}",
                     Inverted(
                         inputs=channels,
                         inner=channels * ratio,
                         outputs=outputs,
-                        kernel=kernel,
-                        stride=1 if i or (group == 1 and self.small_images) else stride,
-                        activation="relu" if options.use_relu else "swish",
+                        kernel=group.kernel,
+                        stride=1 if i or (place == 1 and self.small_images) else group.stride,
+                        activation=activation,
                         group_dim=options.group_dim or 1,
-                        squeeze=squeeze if options.se else None,
+                        squeeze=squeeze if options.se and not (self.lite or group.fused) else None,
                         # The deeper a block, the more often it is dropped.
                         survival=1 - (1 - last_survival) * number / sum(repeats),
+                        fused=group.fused,
                     ),
                 )
                 channels, number = outputs, number + 1
@@ -150,20 +188,29 @@ class EfficientNet:
     def aliases(self, build: BuildOptions) -> tuple[tuple[str, str], ...]:
         """Return other names of split points: those of the TensorFlow 1 code, and timm's modules."""
         named = [("block0", "stem"), ("Top", "top"), ("conv_stem", "stem"), ("conv_head", "top")]
-        for group, (_, repeats, *_) in enumerate(_GROUPS, start=1):
-            for i in range(self._repeats(repeats, build)):
+        for group, repeats in enumerate(self._repeats(build), start=1):
+            for i in range(repeats):
                 block, timm = f"block{group}{_letters(i)}", f"blocks/{group - 1}/{i}"
                 named += [(f"{block}/{theirs}", f"{block}/{layer}") for theirs, layer in _PARTS]
                 named += [(timm, block), (f"{timm}/conv_pw", block)]
                 named += [(f"{timm}/{theirs}", f"{block}/{layer}") for theirs, layer in _TIMM_PARTS]
         return tuple(named)
 
+    def _activation(self, build: BuildOptions) -> str:
+        return "relu" if build.options.use_relu else "relu6" if self.lite else "swish"
+
+    def _inputs(self, group: Group, build: BuildOptions) -> int:
+        fixed = self.lite and group is self.groups[0]
+        return group.inputs if fixed else self._scaled(group.inputs, build)
+
     def _scaled(self, channels: int, build: BuildOptions) -> int:
         width = build.options.width_coefficient or self.width
-        return near_multiple(channels * width, build.options.depth_divisor or 8)
+        return near_multiple(channels * width, build.options.depth_divisor or 8, self.least)
 
-    def _repeats(self, repeats: int, build: BuildOptions) -> int:
-        return math.ceil(repeats * (build.options.depth_coefficient or self.depth))
+    def _repeats(self, build: BuildOptions) -> list[int]:
+        depth = build.options.depth_coefficient or self.depth
+        ends = (0, len(self.groups) - 1) if self.lite else ()
+        return [group.repeats if i in ends else math.ceil(group.repeats * depth) for i, group in enumerate(self.groups)]
 
 
 def _letters(i: int) -> str:
@@ -171,12 +218,34 @@ def _letters(i: int) -> str:
     return ascii_lowercase[i] if i < 26 else _letters(i // 26 - 1) + ascii_lowercase[i % 26]
 
 
+def _v2_groups(size: str) -> tuple[Group, ...]:
+    inputs, rows = _V2[size]
+    groups = []
+    for i, ((repeats, outputs), (expansion, stride)) in enumerate(zip(rows, _V2_SHAPES, strict=False)):
+        groups.append(Group(3, repeats, inputs, outputs, expansion, stride, fused=i < 3))
+        inputs = outputs
+    return tuple(groups)
+
+
 _B = ((1.0, 1.0, 0.2), (1.0, 1.1, 0.2), (1.1, 1.2, 0.3), (1.2, 1.4, 0.3),
       (1.4, 1.8, 0.4), (1.6, 2.2, 0.4), (1.8, 2.6, 0.5), (2.0, 3.1, 0.5))  # fmt: skip
+_V2_B = _v2_groups("b")
 EFFICIENTNETS: dict[str, EfficientNet] = {
     "efficientnet_cifar": EfficientNet(width=0.5, depth=1.0, dropout_rate=0.0, small_images=True),
     **{
         f"efficientnet_b{i}": EfficientNet(width=width, depth=depth, dropout_rate=rate)
         for i, (width, depth, rate) in enumerate(_B)
+    },
+    **{
+        f"efficientnet_v2_{size}": EfficientNet(width=1.0, depth=1.0, dropout_rate=rate, groups=_v2_groups(size))
+        for size, rate in (("s", 0.2), ("m", 0.3), ("l", 0.4))
+    },
+    **{
+        f"efficientnet_v2_b{i}": EfficientNet(width=width, depth=depth, dropout_rate=0.2, groups=_V2_B, least=0.0)
+        for i, (width, depth, _) in enumerate(_B[:4])
+    },
+    **{
+        f"efficientnet_lite{i}": EfficientNet(width=width, depth=depth, dropout_rate=rate, lite=True)
+        for i, (width, depth, rate) in enumerate((*_B[:4], (1.4, 1.8, 0.3)))
     },
 }

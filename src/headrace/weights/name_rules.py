@@ -84,8 +84,9 @@ class LayerRow:
     """Our name of a layer (a regular expression with named groups) and theirs (`{group-1}` shifts the number).
 
     A letter in a group counts from 0: `block2a` is unit 0. Besides its groups a row may use facts about the
-    network: `{last}`, the number of inverted bottlenecks; `{e}`, 1 where this one expands its input and 0 where not;
-    `{k}`, `{e}` and 1 more with squeeze-excite; `{pw}`, timm's name of the last convolution, which depends on `{e}`.
+    network: `{last}`, the largest number of a `block`; `{e}`, 1 where this inverted bottleneck expands its input and 0
+    where not; `{d}`, the same and 1 more with a depthwise convolution; `{k}`, `{d}` and 1 more with squeeze-excite;
+    `{first}` and `{pw}`, timm's names of the first and the last convolution, which depend on these.
     """
 
     ours: str
@@ -138,12 +139,18 @@ def _facts(names: list[str]) -> dict[str, dict[str, int | str]]:
     for name in names:
         _, block, *rest = name.split("/")
         layers.setdefault(block, set()).add(rest[0] if rest else "")
-    last = sum("dwconv" in inside for inside in layers.values())
+    numbers = [int(match[1]) for block in layers if (match := re.match(r"block(\d+)", block))]
     found: dict[str, dict[str, int | str]] = {}
     for block, inside in layers.items():
-        expands, squeezes = int("expand_conv" in inside), int("se" in inside)
-        project = "conv_pwl" if expands else "conv_pw"
-        found[block] = {"last": last, "e": expands, "k": expands + squeezes, "pw": project}
+        expands, deep, squeezes = (int(part in inside) for part in ("expand_conv", "dwconv", "se"))
+        found[block] = {
+            "last": max(numbers, default=0),
+            "e": expands,
+            "d": expands + deep,
+            "k": expands + deep + squeezes,
+            "first": "conv_pw" if deep else "conv_exp",
+            "pw": "conv_pwl" if expands else "conv_pw" if deep else "conv",
+        }
     return found
 
 

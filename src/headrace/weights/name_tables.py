@@ -50,8 +50,8 @@ _TORCHVISION_BLOCK = (
     (r"bn", "block.{e}.1", "norm"),
     (r"se/reduce", "block.{e+1}.fc1", "dense_as_conv"),
     (r"se/expand", "block.{e+1}.fc2", "dense_as_conv"),
-    (r"project_conv", "block.{k+1}.0", "conv"),
-    (r"project_bn", "block.{k+1}.1", "norm"),
+    (r"project_conv", "block.{k}.0", "conv"),
+    (r"project_bn", "block.{k}.1", "norm"),
 )
 _TORCHVISION_V2_BLOCK = (
     (r"expand_conv", "conv.0.0", "conv"),
@@ -62,19 +62,19 @@ _TORCHVISION_V2_BLOCK = (
     (r"project_bn", "conv.{e+2}", "norm"),
 )
 _TIMM_BLOCK = (
-    (r"expand_conv", "conv_pw", "conv"),
+    (r"expand_conv", "{first}", "conv"),
     (r"expand_bn", "bn1", "norm"),
     (r"dwconv", "conv_dw", "conv"),
     (r"bn", "bn{e+1}", "norm"),
     (r"se/reduce", "se.conv_reduce", "dense_as_conv"),
     (r"se/expand", "se.conv_expand", "dense_as_conv"),
     (r"project_conv", "{pw}", "conv"),
-    (r"project_bn", "bn{e+2}", "norm"),
+    (r"project_bn", "bn{d+1}", "norm"),
 )
 _KERAS_BLOCK = (
     (r"(?P<which>expand|project)_conv", "_{which}_conv", "conv"),
     (r"(?P<which>expand|project)_bn", "_{which}_bn", "norm"),
-    (r"dwconv", "_dwconv", "depthwise"),
+    (r"dwconv", "_{dwconv}", "depthwise"),
     (r"bn", "_bn", "norm"),
     (r"se/(?P<which>reduce|expand)", "_se_{which}", "dense_as_conv"),
 )
@@ -153,12 +153,19 @@ _SQUEEZENET = (
 )
 
 _EFFICIENTNET_TV = (
-    *_torchvision_ends("8"),
+    *_torchvision_ends("{last+1}"),
     *_LAST_DENSE,
     *_inverted(_NAMED, "features.{group}.{unit}.", _TORCHVISION_BLOCK),
 )
 _EFFICIENTNET_TIMM = (*_TIMM_ENDS, *_inverted(_NAMED, "blocks.{group-1}.{unit}.", _TIMM_BLOCK))
-_EFFICIENTNET_KERAS = (*_KERAS_ENDS, *_inverted(r"(?P<block>block\d+[a-z])", "{block}", _KERAS_BLOCK))
+
+
+def _efficientnet_keras(dwconv: str) -> tuple[tuple[str, str, str], ...]:
+    """Return the rows of Keras' EfficientNets, whose depthwise convolutions have another name in V2."""
+    rows = tuple((ours, theirs.replace("{dwconv}", dwconv), kind) for ours, theirs, kind in _KERAS_BLOCK)
+    return *_KERAS_ENDS, *_inverted(r"(?P<block>block\d+[a-z])", "{block}", rows)
+
+
 _V2_KERAS = (
     *_KERAS_V2_ENDS,
     *_inverted("block1", "expanded_conv", _KERAS_V2_BLOCK),
@@ -235,6 +242,7 @@ SCHEMES: tuple[Scheme, ...] = (
     *(Scheme(name=name, rows=layer_rows(*rows)) for name, rows in _TORCH_SCHEMES),
     Scheme(name="timm", rows=_RESNET),
     Scheme(name="keras", rows=_KERAS_RESNET, tensors=KERAS_TENSORS),
-    Scheme(name="keras", rows=layer_rows(*_EFFICIENTNET_KERAS), tensors=KERAS_TENSORS),
+    Scheme(name="keras", rows=layer_rows(*_efficientnet_keras("dwconv")), tensors=KERAS_TENSORS),
+    Scheme(name="keras", rows=layer_rows(*_efficientnet_keras("dwconv2")), tensors=KERAS_TENSORS),
     Scheme(name="keras", rows=layer_rows(*_V2_KERAS), tensors=KERAS_TENSORS),
 )
