@@ -130,7 +130,7 @@ def train_steps(config, network, images, labels, *, replicas, count, **given):
     spec = make_spec(config, network, images.shape[1], replicas=replicas, count=count, **given)
     mesh = replica_mesh(jax.devices()[:replicas])
     block = put_on(mesh, make_block(images, labels, count), "steps")
-    call = make_call(make_step(spec), mesh, block)
+    call = make_call(make_step(spec), mesh, block, spec.packing)
     return jax.device_get(call(put_state(first_state(spec), mesh), None, block, len(images)))
 
 

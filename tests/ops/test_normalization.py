@@ -1,5 +1,7 @@
 """Batch, group and layer norm: values by formula in float64, gradients against finite differences and JAX's own."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -172,3 +174,19 @@ def test_layer_norm_and_its_gradients_by_formula():
         lambda x: ops.layer_norm(x, jnp.array(gamma), jnp.array(beta), EPSILON), x.astype(jnp.bfloat16)
     )
     assert half.dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("shape", [(4, 8, 8, 3), (6, 7, 7, 5), (3, 5, 7, 2)])
+@pytest.mark.parametrize("stable", [False, True])
+def test_sums_in_two_steps_are_the_sums(shape, stable, monkeypatch):
+    monkeypatch.setattr("headrace.ops.normalization.on_gpu", lambda: True)
+    x, gamma, beta, probe = images(shape)
+    norm = partial(ops.batch_norm_train, epsilon=EPSILON, stable=stable)  # not jitted: no program of another test
+    y, mean, variance = norm(jnp.array(x), gamma, beta)
+    for a, b in zip((y, mean, variance), batch_norm(x.astype(np.float64), gamma, beta), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
+    found = jax.grad(lambda x, g, b: (norm(x, g, b)[0] * probe).sum(), (0, 1, 2))(jnp.array(x), gamma, beta)
+    monkeypatch.setattr("headrace.ops.normalization.on_gpu", lambda: False)
+    wanted = jax.grad(lambda x, g, b: (norm(x, g, b)[0] * probe).sum(), (0, 1, 2))(jnp.array(x), gamma, beta)
+    for a, b in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)

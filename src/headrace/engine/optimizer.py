@@ -17,7 +17,7 @@ the global batch; `absolute_learning_rate` and the `values` of `stepped` are not
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
@@ -170,6 +170,7 @@ class Rule:
 
     init: optax.TransformInitFn
     update: Callable[[PyTree, PyTree, PyTree, jax.Array], tuple[PyTree, PyTree]]
+    by_element: bool = True  # an element's update depends on no other element of its tensor
 
 
 def _zeros(params: PyTree, value: float = 0.0) -> PyTree:
@@ -236,7 +237,7 @@ def _lars(options: dict[str, Any]) -> Rule:
         velocity = jax.tree.map(lambda v, s: momentum * v + s, slots["velocity"], steps)
         return jax.tree.map(jnp.negative, velocity), {"velocity": velocity}
 
-    return Rule(init, update)
+    return Rule(init, update, by_element=False)
 
 
 def rmsprop_rho(options: dict[str, Any]) -> float:
@@ -361,6 +362,18 @@ def make_optimizer(
     return optax.GradientTransformationExtraArgs(rule.init, update)
 
 
+def update_kinds(learning: Learning, rate_factor: Callable[[str], float] | None) -> Callable[[str], Hashable] | None:
+    """Return the kind of a weight's update by its name: elements of weights of one kind are updated alike.
+
+    None where an update depends on whole tensors.
+    """
+    options = complete("optimizer", learning.optimizer, learning.optimizer_params)
+    if not OPTIMIZERS[learning.optimizer](options | {"global_batch_size": 1}).by_element:
+        return None
+    decayed = _is_decayed(tuple(learning.weight_decay_exclude))
+    return lambda name: (decayed(name), 1.0 if rate_factor is None else rate_factor(name))
+
+
 # Which weights are trained, and with which fraction of the learning rate, as functions of a weight's name.
 
 
@@ -388,6 +401,11 @@ class Trainable:
         if self.only and not any(text in name for text in self.only):
             return True
         return any(pattern.search(name) for pattern in self.freeze) or self._factor(name) == 0
+
+    @property
+    def rate_factors(self) -> Callable[[str], float] | None:
+        """Return the factors by name, None if all are 1."""
+        return None if self.everything else self.rate_factor
 
     def rate_factor(self, name: str) -> float:
         """Return the factor on the learning rate of a weight; 0 for a frozen one."""

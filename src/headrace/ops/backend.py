@@ -14,6 +14,11 @@ def on_cpu() -> bool:
     return jax.default_backend() == "cpu"
 
 
+def on_gpu() -> bool:
+    """Return whether the program being traced will run on a GPU, and nowhere else."""
+    return jax.default_backend() == "gpu" and not is_portable()
+
+
 @contextmanager
 def portable() -> Iterator[None]:
     """Trace programs that can be lowered for any backend (for export), each with the form that suits it."""

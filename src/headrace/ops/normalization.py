@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from headrace.ops.backend import on_gpu
+
 _IMAGES = (0, 1, 2)
 # A mesh axis, and the groups of its replicas that share statistics: ("replica", ((0, 1), (2, 3))).
 Shared = tuple[str, tuple[tuple[int, ...], ...]]
@@ -50,11 +52,13 @@ def _batch_norm(
 def _forward(x_NHWC: Array, gamma_C: Array, beta_C: Array, epsilon: float, stable: bool, shared: Shared | None):
     x = x_NHWC.astype(jnp.float32)
     count = _count(x, shared)
-    mean_C = _total(jnp.sum(x, _IMAGES), shared) / count
     if stable:
+        mean_C = _total(jnp.sum(x, _IMAGES), shared) / count
         variance_C = _total(jnp.sum(jnp.square(x - _wide(mean_C)), _IMAGES), shared) / count
     else:
-        variance_C = jnp.maximum(_total(jnp.sum(jnp.square(x), _IMAGES), shared) / count - jnp.square(mean_C), 0)
+        sum_C, squares_C = channel_sums(x, jnp.square(x))
+        mean_C = _total(sum_C, shared) / count
+        variance_C = jnp.maximum(_total(squares_C, shared) / count - jnp.square(mean_C), 0)
     inverse_C = lax.rsqrt(variance_C + epsilon)
     scale_C = gamma_C.astype(jnp.float32) * inverse_C
     y = (x - _wide(mean_C)) * _wide(scale_C) + _wide(beta_C.astype(jnp.float32))
@@ -68,8 +72,8 @@ def _backward(
     dy_NHWC, dmean_C, dvariance_C = cotangents
     x, dy = x_NHWC.astype(jnp.float32), dy_NHWC.astype(jnp.float32)
     # The gradients of gamma and beta stay local: the engine sums them over replicas later.
-    dbeta_C = jnp.sum(dy, _IMAGES)
-    moment_C = jnp.sum(dy * (x - _wide(mean_C)), _IMAGES) if stable else jnp.sum(dy * x, _IMAGES) - mean_C * dbeta_C
+    dbeta_C, moment_C = channel_sums(dy, dy * (x - _wide(mean_C)) if stable else dy * x)
+    moment_C = moment_C if stable else moment_C - mean_C * dbeta_C
     dgamma_C = moment_C * inverse_C
     scale_C, count = gamma_C.astype(jnp.float32) * inverse_C, _count(x, shared)
     # dx = scale (dy - mean(dy) - centred inverse^2 mean(dy centred)), plus what reaches mean and variance themselves
@@ -77,6 +81,34 @@ def _backward(
     constant_C = _total(dmean_C - scale_C * dbeta_C, shared) / count - mean_C * slope_C
     dx = dy * _wide(scale_C) + x * _wide(slope_C) + _wide(constant_C)
     return dx.astype(x_NHWC.dtype), dgamma_C.astype(gamma_C.dtype), dbeta_C.astype(gamma_C.dtype)
+
+
+_MOST_PARTS = 1024
+
+
+def channel_sums(a_NHWC: Array, b_NHWC: Array) -> tuple[Array, Array]:
+    """Return the sums over images and pixels of two arrays.
+
+    On GPUs in two steps: partial sums of some rows each, then one sum for both arrays. XLA takes two steps only for
+    more than 4,096 rows. Below, a few blocks of threads do all the work: 52 us instead of 9 for 4,096 rows of 1,024
+    channels (H200). A step of ResNet-50 with 64 images of 128 pixels is 27 % faster so, one with 256 of 224 by 0.8 %.
+    """
+    rows, channels = a_NHWC.size // a_NHWC.shape[-1], a_NHWC.shape[-1]
+    parts = _num_parts(rows) if on_gpu() else 1
+    if parts == 1:
+        return jnp.sum(a_NHWC, _IMAGES), jnp.sum(b_NHWC, _IMAGES)
+    some = tuple(jnp.sum(each.reshape(parts, rows // parts, channels), 1) for each in (a_NHWC, b_NHWC))
+    # Without the barrier XLA would merge the two steps again.
+    both = jnp.sum(jnp.stack(lax.optimization_barrier(some)), 1)
+    return both[0], both[1]
+
+
+def _num_parts(rows: int) -> int:
+    """Return the largest power of two that divides the rows, up to twice their square root."""
+    parts = 1
+    while rows % (2 * parts) == 0 and parts * parts <= rows and 2 * parts <= _MOST_PARTS:
+        parts *= 2
+    return parts
 
 
 def _total(sum_C: Array, shared: Shared | None) -> Array:

@@ -5,6 +5,8 @@ the odd pixel at the bottom and on the right.
 """
 
 from functools import partial, reduce
+from itertools import product
+from operator import add
 from typing import Literal
 
 import jax
@@ -85,15 +87,38 @@ def _max_pool_forward(x_NHWC: Array, window: int, stride: int, pads: Pads, _size
 
 
 def _max_pool_backward(window: int, stride: int, pads: Pads, size: _Size, winner: Array, dy: Array) -> tuple[Array]:
+    """Compute the gradient by phases: pixels with the same place modulo the stride, each with its few windows.
+
+    Of 3x3 windows two pixels apart, a pixel is in one, two or four, so that four phases take nine terms. Asking all
+    nine positions for every pixel took 1.42 ms instead of 0.50 (256x112x112x64 in bfloat16, H200).
+    """
     zero = np.zeros((), dy.dtype)
-    dx = jnp.zeros((dy.shape[0], *size, dy.shape[3]), dy.dtype)
-    for position, (i, j) in enumerate(np.ndindex(window, window)):
-        share = jnp.where(winner == np.uint8(position), dy, zero)
+    counts = tuple(-(-pixels // stride) for pixels in size)
+    shares: dict[tuple[int, int], Array] = {}
+
+    def share(place: tuple[int, int], phase: tuple[int, int]) -> Array:
+        """Return what the windows that see this phase's pixels at this place give them."""
+        if place not in shares:
+            shares[place] = jnp.where(winner == np.uint8(place[0] * window + place[1]), dy, zero)
         around = []
-        for first, pixels, count in zip((i - pads[0][0], j - pads[1][0]), size, dy.shape[1:3], strict=True):
-            around.append((first, pixels - first - (count - 1) * stride - 1, stride - 1))
-        dx = dx + lax.pad(share, zero, ((0, 0, 0), *around, (0, 0, 0)))
-    return (dx,)
+        for (lo, _), at, r, count, outputs in zip(pads, place, phase, counts, dy.shape[1:3], strict=True):
+            shift = (r + lo - at) // stride  # from a pixel's number in its phase to its window's
+            around.append((-shift, count + shift - outputs, 0))
+        return lax.pad(shares[place], zero, ((0, 0, 0), *around, (0, 0, 0)))
+
+    rows = []
+    for i in range(stride):
+        row = []
+        for j in range(stride):
+            places = product(
+                *(range((r + lo) % stride, window, stride) for r, (lo, _) in zip((i, j), pads, strict=True))
+            )
+            row.append(reduce(add, [share(place, (i, j)) for place in places]))
+        rows.append(jnp.stack(row, 3))
+    n, channels = dy.shape[0], dy.shape[3]
+    dx = jnp.stack(rows, 2).reshape(n, counts[0] * stride, counts[1] * stride, channels)
+    # Stored once: XLA would otherwise compute it again for the sums and for the gradient of the batch norm before it.
+    return (lax.optimization_barrier(dx[:, : size[0], : size[1]]),)
 
 
 _max_pool.defvjp(_max_pool_forward, _max_pool_backward)

@@ -133,7 +133,6 @@ def design_run(
         num_epochs=plan.steps.num_epochs,
     )
     trainable = make_trainable(config.weights, lambda: flatten_named(weights_like(network)[0]))
-    rate_factor = None if trainable.everything else trainable.rate_factor
     return Design(
         config=config,
         info=info,
@@ -141,7 +140,7 @@ def design_run(
         plan=plan,
         precision=make_precision(config.numerics, config.batch, half_partials=config.compiler.half_partials),
         lr_curve=lr_curve,
-        optimizer=make_optimizer(config.learning, lr_curve, plan.batch.global_batch_size, rate_factor),
+        optimizer=make_optimizer(config.learning, lr_curve, plan.batch.global_batch_size, trainable.rate_factors),
         trainable=trainable,
         sizes=size_spans(config.augment, network, plan.steps),
         custom=custom,

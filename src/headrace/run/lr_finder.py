@@ -131,7 +131,6 @@ def _with_growing_rate(design: Design, num_steps: int, lowest: float, highest: f
     def curve(step: jax.typing.ArrayLike) -> jax.Array:
         return jnp.float32(lowest) * jnp.exp(jnp.asarray(step, jnp.float32) * jnp.float32(growth))
 
-    factor = None if design.trainable.everything else design.trainable.rate_factor
     batch = design.plan.batch.global_batch_size
-    optimizer = make_optimizer(design.config.learning, curve, batch, factor)
+    optimizer = make_optimizer(design.config.learning, curve, batch, design.trainable.rate_factors)
     return replace(design, lr_curve=curve, optimizer=optimizer)

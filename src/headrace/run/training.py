@@ -20,11 +20,12 @@ from headrace.engine.compiler import compiler_options
 from headrace.engine.devices import CompileCounts, count_compilations, replica_mesh, replicated, take
 from headrace.engine.multiprocess_arrays import place
 from headrace.engine.objective import training_loss
+from headrace.engine.optimizer import update_kinds
 from headrace.engine.pipeline.dispatch import make_dispatcher
 from headrace.engine.pipeline.state_placement import Home, host_memory_of
 from headrace.engine.pipeline.training_stages import StageSpec
 from headrace.engine.state import State, put_state, snapshot
-from headrace.engine.step import Metrics, OnOneMesh, StepSpec, make_call, make_step
+from headrace.engine.step import Metrics, OnOneMesh, StepSpec, make_call, make_step, with_packing
 from headrace.plan.plan import Plan
 from headrace.plan.steps import SizeSpan
 from headrace.run.custom_functions import by_sample
@@ -81,7 +82,8 @@ class DeviceLoop(OnOneMesh):
     def compile(self, state: State, resident: Any, block: Any) -> Callable[..., Any]:
         """Compile the call ahead of its first use."""
         whole = replicated(self.mesh)
-        call = make_call(make_step(self.spec), self.mesh, block)
+        spec = with_packing(self.spec, state)
+        call = make_call(make_step(spec), self.mesh, block, spec.packing)
         begin = time.perf_counter()
         lowered = call.lower(state, resident, block, place(np.int32(1), whole))
         traced = time.perf_counter() - begin
@@ -168,6 +170,7 @@ def step_spec(design: Design, options: FeedOptions, dataset: DataSet) -> StepSpe
         frozen=design.trainable.frozen if design.trainable.any_frozen else None,
         recompute_points=design.plan.recompute_points,
         compiler_options=tuple(compiler_options(config.compiler).items()),
+        update_kind=update_kinds(config.learning, design.trainable.rate_factors),
     )
 
 

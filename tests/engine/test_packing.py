@@ -1,0 +1,91 @@
+"""Joined vectors: the same training as with every tensor on its own, and the same state outside of the call."""
+
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+
+from headrace.config.load import config_from
+from headrace.engine.optimizer import update_kinds
+from headrace.engine.packing import make_packing
+from headrace.engine.step import is_moved, with_packing
+from headrace.model.norm import NormSpec
+
+from ..harness import OPTIONS, assert_close, first_state, make_samples, make_spec, small_residual, train_steps
+
+NETWORK = small_residual(NormSpec())
+LARS = config_from(
+    OPTIONS
+    | {"optimizer": "lars", "optimizer_params": {"momentum": 0.9, "weight_decay": 0, "eeta": 0.001, "epsilon": 0}}
+)
+FACTORS = {"conv1/norm/gamma": 0.5, "unit/norm/gamma": 0.0, "unit/norm/beta": 0.0}
+
+
+def spec_and_packing(config, **given):
+    spec = make_spec(config, NETWORK, 16, replicas=1, count=1, **given)
+    kind = update_kinds(config.learning, given.get("rate_factor"))
+    assert kind is not None
+    return spec, make_packing(first_state(spec), kind, partial(is_moved, spec))
+
+
+def test_vectors_of_one_kind_are_joined_and_come_back():
+    config = config_from(OPTIONS)
+    spec, packing = spec_and_packing(config)
+    state = first_state(spec)
+    packed = jax.device_get(packing.pack(state))
+    # biases, gammas and betas are not decayed; the four statistics move together
+    assert sorted(packed["params"]) == ["conv1/conv/kernel", "conv1/norm/beta", "fc/kernel", "unit/conv/kernel"]
+    assert packed["params"]["conv1/norm/beta"].shape == (8 + 8 + 8 + 8 + 10,)
+    assert list(packed["stats"]) == ["conv1/norm/mean"]
+    assert packed["opt"]["velocity"].keys() == packed["params"].keys()
+    back = jax.device_get(packing.unpack(packed))
+    assert jax.tree.structure(back) == jax.tree.structure(state)
+    jax.tree.map(np.testing.assert_array_equal, back, state)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"optimizer": "adamw", "optimizer_params": {}, "weight_decay_exclude": ("beta",)}, {"ema_decay": 0.0}],
+    ids=["momentum", "adamw, gammas decayed", "no averages"],
+)
+def test_training_is_the_same(options):
+    config = config_from(OPTIONS | options)
+    images, labels = make_samples()
+    _, packing = spec_and_packing(config)
+    plain = train_steps(config, NETWORK, images, labels, replicas=1, count=2)
+    joined = train_steps(config, NETWORK, images, labels, replicas=1, count=2, packing=packing)
+    assert_close(joined, plain)
+
+
+def test_frozen_norms_and_rates_of_their_own_stay_apart():
+    config = config_from(OPTIONS)
+    frozen = lambda name: FACTORS.get(name, 1.0) == 0  # noqa: E731
+    spec = make_spec(config, NETWORK, 16, replicas=1, count=1, frozen=frozen)
+    kind = update_kinds(config.learning, lambda name: FACTORS.get(name, 1.0))
+    assert kind is not None
+    packing = make_packing(first_state(spec), kind, partial(is_moved, spec))
+    assert ("unit/norm/beta", "unit/norm/gamma") in packing.params.groups
+    assert not any("conv1/norm/gamma" in group for group in packing.params.groups)
+    first, second = packing.stats.groups
+    assert (first[0], second[0]) == ("conv1/norm/mean", "unit/norm/mean")
+    images, labels = make_samples()
+    found, _ = train_steps(config, NETWORK, images, labels, replicas=1, count=1, frozen=frozen, packing=packing)
+    np.testing.assert_array_equal(found["stats"]["unit"]["norm"]["mean"], np.zeros(8))
+    assert np.abs(found["stats"]["conv1"]["norm"]["mean"]).max() > 0
+
+
+def test_optimizers_that_look_at_whole_tensors_are_not_packed():
+    assert update_kinds(LARS.learning, None) is None
+
+
+def test_only_gpus_and_float32_weights_are_packed(monkeypatch):
+    config = config_from(OPTIONS)
+    kind = update_kinds(config.learning, None)
+    spec = make_spec(config, NETWORK, 16, replicas=1, count=1, update_kind=kind)
+    assert with_packing(spec, first_state(spec)).packing is None
+    monkeypatch.setattr("headrace.engine.step.on_gpu", lambda: True)
+    assert with_packing(spec, first_state(spec)).packing is not None
+    config = config_from(OPTIONS | {"precision": "16.16"})
+    spec = make_spec(config, NETWORK, 16, replicas=1, count=1, update_kind=kind)
+    assert with_packing(spec, first_state(spec)).packing is None
