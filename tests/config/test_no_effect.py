@@ -2,14 +2,16 @@
 
 import pytest
 
-from headrace.config.load import config_from, resolve
+from headrace.config.field import TRANSLATED, Origin
+from headrace.config.load import resolve, resolve_code
 from headrace.config.schema import all_options
 from headrace.config.section_compiler import NO_EFFECT, describe_without_effect, without_effect
 
 
 def test_nothing_is_said_where_nothing_was_asked():
     for backend in ("cpu", "gpu", "tpu"):
-        assert describe_without_effect(config_from({}), backend) == []
+        nothing = resolve_code({})
+        assert describe_without_effect(nothing.config, backend, nothing.origins) == []
 
 
 @pytest.mark.parametrize(
@@ -26,11 +28,14 @@ def test_nothing_is_said_where_nothing_was_asked():
     ],
 )
 def test_by_backend(options, cpu, gpu):
-    config = config_from(options)
-    assert (bool(without_effect(config, "cpu")), bool(without_effect(config, "gpu"))) == (cpu, gpu)
+    resolved = resolve_code(options)
+    config, origins = resolved.config, resolved.origins
+    assert (bool(without_effect(config, "cpu", origins)), bool(without_effect(config, "gpu", origins))) == (cpu, gpu)
     for backend in ("cpu", "gpu"):
-        for line in describe_without_effect(config, backend):
+        for line in describe_without_effect(config, backend, origins):
             assert line.startswith(f"without effect on {backend}: ")
+        translated = origins | dict.fromkeys(all_options(), Origin(kind=TRANSLATED))
+        assert without_effect(config, backend, translated) == {}
 
 
 def test_every_row_has_an_option_and_a_reason():

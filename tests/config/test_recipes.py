@@ -21,7 +21,8 @@ def test_recipe(name):
     assert words[0] == "headrace"
     resolved, _ = parse(words[2:], " ".join(words[:2]))
     assert resolved.name == name
-    assert resolved.warnings == ()
+    expected = "float16 without loss scaling"  # what some of the reference's have
+    assert [text for text in resolved.warnings if not text.startswith(expected)] == []
     if not block.file.startswith("reference"):
         assert resolved.notes == ()
     # the reference's own values may be without effect here; that is said, and nothing else

@@ -118,7 +118,7 @@ def test_a_refusal_says_where_what_and_the_help_sentence():
         ("weight_decay_exclude", ["ok", "(unclosed"]),
         ("dataset_device_budget", "2 lots"),
         ("loss_scaling", -1),
-        ("seed", -1),
+        ("seed", -2),
         ("seed", 2**32),
         ("seed", None),
         ("target_accuracy", 75.9),

@@ -190,3 +190,21 @@ def test_sums_in_two_steps_are_the_sums(shape, stable, monkeypatch):
     wanted = jax.grad(lambda x, g, b: (norm(x, g, b)[0] * probe).sum(), (0, 1, 2))(jnp.array(x), gamma, beta)
     for a, b in zip(found, wanted, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("stable", "exchanges"), [(False, 2), (True, 3)])
+def test_replicas_that_share_statistics_exchange_their_sums_together(stable, exchanges):
+    """One exchange forward and one backward; the stable variance needs the mean first."""
+    x, gamma, beta, probe = images(shape=(8, 4, 4, 3))
+    mesh = jax.make_mesh((4,), ("replica",), axis_types=(jax.sharding.AxisType.Auto,))
+    shared, replica = ("replica", ((0, 1), (2, 3))), jax.sharding.PartitionSpec("replica")
+
+    def gradient(x, probe):
+        norm = partial(ops.batch_norm_train, epsilon=EPSILON, stable=stable, shared=shared)
+        return jax.grad(lambda x: (norm(x, gamma, beta)[0] * probe).sum())(x)
+
+    program = jax.jit(jax.shard_map(gradient, mesh=mesh, in_specs=replica, out_specs=replica, check_vma=False))
+    assert str(jax.make_jaxpr(program)(x, probe)).count("psum") == exchanges
+    for half in (slice(0, 4), slice(4, 8)):  # what the two groups of replicas see
+        alone = jax.grad(lambda x: (ops.batch_norm_train(x, gamma, beta, EPSILON, stable)[0] * probe[half]).sum())
+        np.testing.assert_allclose(program(x, probe)[half], alone(x[half]), rtol=1e-4, atol=1e-5)

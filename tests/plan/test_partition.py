@@ -14,6 +14,7 @@ from headrace.plan.device_mapping import check_device_mapping
 from headrace.plan.partition import (
     BlockCost,
     Limits,
+    SplitFilter,
     best_splits,
     block_costs,
     compare,
@@ -100,6 +101,44 @@ def test_the_best_cut_that_fits_the_memory(costs, data):
     assert cut in fitting
     best = min((slowest(costs, c, shares), bytes_crossing(costs, c)) for c in fitting)
     assert (slowest(costs, cut, shares), bytes_crossing(costs, cut)) == best
+
+
+@given(blocks(), st.data())
+@settings(max_examples=100, deadline=None)
+def test_the_best_cut_at_allowed_blocks(costs, data):
+    num_stages = data.draw(st.integers(1, len(costs)))
+    allowed = frozenset(data.draw(st.sets(st.integers(1, len(costs)), min_size=num_stages - 1)))
+    cuts = [cut for cut in all_cuts(len(costs), num_stages) if set(cut) <= allowed]
+    if not cuts:
+        return
+    cut = best_splits(costs, num_stages, allowed=allowed)
+    assert set(cut) <= allowed
+    shares = [1] * num_stages
+    assert slowest(costs, cut, shares) == min(slowest(costs, each, shares) for each in cuts)
+
+
+@pytest.mark.parametrize(
+    ("include", "exclude", "names"),
+    [
+        (("conv4",), (), {"conv4_block1", "conv4_block1_post_addition_relu"}),
+        (("conv3", "conv4"), ("relu",), {"conv3_block1", "conv4_block1"}),
+        (("b2/",), (), {"conv3_block1_post_addition_relu"}),  # under the first application's name, b2/0/relu
+        ((), ("conv", "b"), {"avg_pool", "fc_layer"}),
+    ],
+)
+def test_a_filter_allows_blocks_by_any_of_their_names(network, include, exclude, names):
+    allowed = SplitFilter(include=include, exclude=exclude).allowed(network)
+    assert allowed is not None
+    assert {network.block_names[number] for number in allowed} >= names
+    assert all(not any(part in network.block_names[number] for part in exclude) for number in allowed)
+
+
+def test_a_filter_that_leaves_too_few_blocks_is_refused(network):
+    assert SplitFilter().allowed(network) is None
+    with pytest.raises(ConfigError) as caught:
+        SplitFilter(include=("conv9",)).check(network, 2)
+    for part in ("--split-include-filter conv9: 0 of", "2 stages need 1", "conv3_block1"):
+        assert part in str(caught.value)
 
 
 @pytest.mark.parametrize("num_stages", [0, -1, 4])

@@ -215,9 +215,10 @@ def test_a_call_that_carries_its_data_is_bounded():
     assert steps(logs=1, updates=24, most=100).steps_per_call == 24
 
 
-def test_a_bounded_run_without_logs_is_not_called_one_call():
+def test_a_bounded_run_without_logs_has_several_calls_and_no_event():
     plan = steps(logs=0, updates=24, epochs=1, most=12)
-    assert (plan.num_calls, plan.warnings) == (2, ())
+    assert plan.num_calls == 2
+    assert [text.startswith("--logs-per-epoch 0: the whole run of 24 steps") for text in plan.warnings] == [True]
 
 
 def test_an_epoch_of_a_prime_number_of_steps_has_long_calls():

@@ -152,7 +152,7 @@ def test_the_second_application_has_its_own_defaults():
     assert (config.numerics.precision, config.pipeline.pipeline_schedule) == ("16.16", "Grouped")
     assert (config.numerics.loss_scaling, config.learning.lr_warmup_params) == (0.0, None)
     assert config.learning.lr_schedule_params == {"initial_learning_rate": 0.0001}
-    assert read("--application tf1 --dataset cifar-10").config.pipeline.pipeline_schedule == "Interleaved"
+    assert read("--application tf1 --dataset cifar-10").config.pipeline.pipeline_schedule == "Grouped"
 
 
 def test_events_divide_an_epoch_in_the_second_application_alone(tmp_path):
@@ -208,7 +208,7 @@ def test_shards():
 def test_images_normalised_on_the_host_are_not_sent_as_bytes():
     """The first application switches eight_bit_io off there; ours refuses the pair."""
     config = read("--application tf1 --dataset cifar-10 --hostside-norm --eight-bit-io").config
-    assert (config.data.accelerator_side_preprocess, config.data.eight_bit_transfer) == (False, None)
+    assert (config.data.accelerator_side_preprocess, config.data.eight_bit_transfer) == (False, False)
     assert "8 bits" in str(refused("--accelerator-side-preprocess off --eight-bit-io"))
 
 
@@ -431,7 +431,6 @@ def test_runs_of_earlier_versions_can_be_read_and_changed():
         "--enable-conv-dithering",
         "--on-demand off",
         "--standard-imagenet",
-        "--sharding-exclude-filter 0/p",
         "--nanoo",
         "--num-io-tiles 32",
     ],
@@ -448,8 +447,8 @@ def test_the_first_device():
 
 
 def test_options_without_effect_are_listed_with_their_reasons():
-    notes = read("--standard-imagenet --on-demand --sharding-exclude-filter 0/p").notes
+    notes = read("--standard-imagenet --on-demand --gather-conv-output").notes
     (text,) = [note for note in notes if note.startswith("without effect: ")]
-    for option in ("standard_imagenet (", "on_demand (", "sharding_exclude_filter ("):
+    for option in ("standard_imagenet (", "on_demand (", "gather_conv_output ("):
         assert option in text
     assert not any("without effect" in note for note in read("--momentum 0.5").notes)

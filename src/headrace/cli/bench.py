@@ -57,7 +57,7 @@ def _print_without_effect(resolved: "Resolved") -> None:
 
     from headrace.config.section_compiler import describe_without_effect
 
-    for text in describe_without_effect(resolved.config, jax.default_backend()):
+    for text in describe_without_effect(resolved.config, jax.default_backend(), resolved.origins):
         print(f"note: {text}", file=sys.stderr)
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ def main(argv: list[str]) -> int:
     resolved, args = parse(argv, "headrace plan", _add_arguments, DESCRIPTION)
     import jax
 
+    from headrace.config.section_compiler import describe_without_effect
+    from headrace.engine.visible import visible_devices
     from headrace.plan.plan import format_plan
     from headrace.plan.scale import format_scale
     from headrace.plan.timeline_files import check_diagram_file, write_diagram
@@ -33,6 +36,10 @@ def main(argv: list[str]) -> int:
     design = design_run(resolved.config, num_processes=args.num_processes, absent_ok=True)
     if args.schedule_file:
         write_diagram(args.schedule_file, _tables(design))
+    idle = describe_without_effect(
+        resolved.config, visible_devices(resolved.config.run.platform).platform, resolved.origins
+    )
+    resolved = replace(resolved, notes=(*resolved.notes, *idle))
     if args.json:
         _print_json(design, rows)
         return 0

@@ -89,6 +89,14 @@ WARNINGS = (
         ),
     ),
     Remark(
+        # Measured: ResNet-8 on digits, 8 epochs at tf2's default rate reaches 15 % with a decay of 1, 56 % without.
+        when=lambda facts: facts.config.learning.weight_decay >= 1,
+        text=lambda facts: (
+            f"{facts.describe('weight_decay')} takes the learning rate's fraction of every weight at each step, which "
+            "leaves little to learn. --weight-decay 0 turns it off; 1e-4 is usual."
+        ),
+    ),
+    Remark(
         when=_endless_warmup,
         text=lambda facts: (
             "The warm-up is not over when the run ends: "

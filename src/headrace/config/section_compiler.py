@@ -1,10 +1,10 @@
 """The section of the schema about the compiler, its rules, and on which backends an option has no effect."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from headrace.config.field import Facts, Remark, Rule, option
+from headrace.config.field import TRANSLATED, Facts, Origin, Remark, Rule, option
 from headrace.config.values import FLOATS, at_least
 
 if TYPE_CHECKING:
@@ -143,18 +143,20 @@ NO_EFFECT = (
 )
 
 
-def without_effect(config: "Config", backend: str) -> dict[str, str]:
-    """Return {option: reason} of the options given that do nothing on a backend."""
+def without_effect(config: "Config", backend: str, origins: Mapping[str, Origin]) -> dict[str, str]:
+    """Return {option: reason} of the options given that do nothing on a backend; an application's default is not."""
     return {
         row.option: row.reason
         for row in NO_EFFECT
-        if backend in row.backends and row.applies(getattr(getattr(config, row.section), row.option))
+        if backend in row.backends
+        and origins[row.option].kind != TRANSLATED
+        and row.applies(getattr(getattr(config, row.section), row.option))
     }
 
 
-def describe_without_effect(config: "Config", backend: str) -> list[str]:
+def describe_without_effect(config: "Config", backend: str, origins: Mapping[str, Origin]) -> list[str]:
     """Return the sentence that lists them, if there are any."""
-    found = without_effect(config, backend)
+    found = without_effect(config, backend, origins)
     if not found:
         return []
     listed = "; ".join(f"{name} ({reason.rstrip('.')})" for name, reason in found.items())

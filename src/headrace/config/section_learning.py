@@ -168,13 +168,18 @@ class Validation:
     )
 
 
+CURRENT_TIME = "current_time"  # in a path: when the run starts
+
+
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
     """What is saved, and how long it is kept."""
 
     checkpoints: bool = option(True, "Save checkpoints.")
     checkpoint_dir: str | None = option(
-        None, "Directory of the checkpoints; unset means `checkpoints` in the run's directory."
+        None,
+        "Directory of the checkpoints; unset means `checkpoints` in the run's directory. current_time in its name "
+        "stands for the time at which the run starts.",
     )
     clean_dir: bool = option(False, "Delete the checkpoints when the run has finished successfully.")
     max_ckpts_to_keep: int = option(3, "Number of newest checkpoints to keep.", check=at_least(1))

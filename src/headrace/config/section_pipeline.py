@@ -37,6 +37,16 @@ class Pipeline:
         "Number of pipeline stages, split so that they are balanced; an alternative to pipeline_splits.",
         check=at_least(1),
     )
+    split_include_filter: tuple[str, ...] = option(
+        (),
+        "Parts of block names: stages that are split automatically start only at blocks that have one of them.",
+        aliases=("sharding_include_filter",),
+    )
+    split_exclude_filter: tuple[str, ...] = option(
+        (),
+        "Parts of block names: stages that are split automatically never start at blocks that have one of them.",
+        aliases=("sharding_exclude_filter",),
+    )
     device_mapping: tuple[int, ...] = option(
         (), "Device of each stage, such as 0 1 1 0; unset means one device per stage.", kind=NUMBERS
     )
@@ -169,7 +179,26 @@ PIPELINE_RULES = (
     _with_stages("measure_splits", lambda config: config.pipeline.measure_splits),
 )
 
+
+def _idle_filter(option: str) -> Remark:
+    """Note a filter where nothing is split automatically."""
+
+    def without_effect(facts: Facts) -> bool:
+        pipeline = facts.config.pipeline
+        return bool(getattr(pipeline, option)) and (pipeline.num_stages == 1 or isinstance(pipeline.cut, tuple))
+
+    return Remark(
+        when=without_effect,
+        text=lambda facts: (
+            f"{facts.describe(option)} has no effect "
+            + ("without pipeline stages." if facts.config.pipeline.num_stages == 1 else "where the splits are named.")
+        ),
+    )
+
+
 PIPELINE_NOTES = (
+    _idle_filter("split_include_filter"),
+    _idle_filter("split_exclude_filter"),
     Remark(
         when=lambda facts: facts.config.pipeline.strict_pipeline and facts.config.pipeline.num_stages == 1,
         text=lambda facts: f"{facts.describe('strict_pipeline')} has no effect without pipeline stages.",

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from headrace.config.field import option
 from headrace.config.values import FRACTION, REPLICAS, at_least, between, updates
 
+DRAWN_SEED = -1  # asks for a new seed in each run
+
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
@@ -12,8 +14,8 @@ class Run:
 
     seed: int = option(
         0,
-        "Seed of all randomness in the run: weights, order of samples, augmentation, rounding.",
-        check=between(0, 2**32 - 1),
+        "Seed of all randomness in the run: weights, order of samples, augmentation, rounding; -1 draws one.",
+        check=between(DRAWN_SEED, 2**32 - 1),
     )
     training: bool = option(True, "Train; without it the run only validates.")
     dry_run_steps: int | None = option(

@@ -107,16 +107,52 @@ def _refusal(problem: str, network: Network, hint: str = "") -> ConfigError:
     return ConfigError(f"--pipeline-splits: {problem}", rule=RULE, remedy=f"{hint} {possible}".strip())
 
 
+@dataclass(frozen=True, kw_only=True)
+class SplitFilter:
+    """Parts of names: an automatic cut is made where a name has one of `include` (if any) and none of `exclude`."""
+
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+
+    def allowed(self, network: Network) -> frozenset[int] | None:
+        """Return the blocks that may start a stage, or None for all of them; any name of a block counts."""
+        if not self.include and not self.exclude:
+            return None
+        names: dict[int, list[str]] = {}
+        for name, (block, layer) in network.split_points().items():
+            if block and not layer:
+                names.setdefault(block, []).append(name)
+        wanted, unwanted = (
+            {block for block, all_names in names.items() if any(part in name for part in parts for name in all_names)}
+            for parts in (self.include or ("",), self.exclude)
+        )
+        return frozenset(wanted - unwanted)
+
+    def check(self, network: Network, num_stages: int) -> None:
+        """Refuse a filter that leaves too few places for the cuts."""
+        allowed = self.allowed(network)
+        if allowed is None or len(allowed) >= num_stages - 1:
+            return
+        given = [f"--split-{kind}-filter {' '.join(parts)}" for kind, parts in vars(self).items() if parts]
+        raise ConfigError(
+            f"{' and '.join(given)}: {len(allowed)} of {network.name}'s blocks may start a stage.",
+            rule=f"{num_stages} stages need {num_stages - 1}. A filter is a part of a block's name.",
+            remedy=f"Blocks: {', '.join(network.block_names[1:])}.",
+        )
+
+
 def best_splits(
     costs: Sequence[BlockCost],
     num_stages: int,
     limits: Limits | None = None,
     device_mapping: Sequence[int] | None = None,
+    allowed: frozenset[int] | None = None,
 ) -> Cut:
     """Return the cut whose slowest stage is fastest; among equals, the one that transfers the fewest bytes.
 
     A stage's time and memory count as often as there are stages on its device, so that a device with two stages gets
-    two of half the size. An impossible number of stages or memory limit raises ConfigError.
+    two of half the size. Only `allowed` blocks start stages, if they are given. An impossible number of stages or
+    memory limit raises ConfigError.
     """
     num_blocks = len(costs)
     if not 1 <= num_stages <= num_blocks:
@@ -127,12 +163,18 @@ def best_splits(
         )
     shares = _shares(num_stages, device_mapping)
     time, memory = _time(costs, shares), _memory(costs, shares, limits)
+
+    def may_start(first: int) -> bool:
+        return not first or allowed is None or first in allowed
+
     fits_in = math.inf if limits is None else limits.device_bytes
     # Two searches: the first finds the time that no cut can beat, the second the fewest bytes among the cuts that reach
     # it.
-    slowest, _ = _search(num_blocks, num_stages, lambda *s: time(*s) if memory(*s) <= fits_in else math.inf, max)
+    slowest, _ = _search(
+        num_blocks, num_stages, lambda *s: time(*s) if may_start(s[1]) and memory(*s) <= fits_in else math.inf, max
+    )
     if slowest == math.inf:
-        least, _ = _search(num_blocks, num_stages, memory, max)
+        least, _ = _search(num_blocks, num_stages, lambda *s: memory(*s) if may_start(s[1]) else math.inf, max)
         raise ConfigError(
             f"No cut into {num_stages} stages fits devices of {format_bytes(fits_in)}.",
             rule=f"The most economical cut needs {format_bytes(least)} per device for weights and activations"
@@ -141,8 +183,8 @@ def best_splits(
         )
 
     def crossing(stage: int, first: int, end: int) -> float:
-        allowed = time(stage, first, end) <= slowest and memory(stage, first, end) <= fits_in
-        return (costs[first].input_bytes if first else 0) if allowed else math.inf
+        good = may_start(first) and time(stage, first, end) <= slowest and memory(stage, first, end) <= fits_in
+        return (costs[first].input_bytes if first else 0) if good else math.inf
 
     return _search(num_blocks, num_stages, crossing, lambda a, b: a + b)[1]
 

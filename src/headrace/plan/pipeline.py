@@ -14,6 +14,7 @@ from headrace.plan.memory import DataMemory, MemoryPlan, MemoryRow, bytes_per_pa
 from headrace.plan.partition import (
     BlockCost,
     Limits,
+    SplitFilter,
     best_splits,
     block_costs,
     compare,
@@ -41,6 +42,7 @@ class PipelineOptions:
     training: bool = True
     bytes_per_parameter: float = 16.0  # 32-bit weight, gradient, accumulator and one slot of the optimizer
     device_bytes: float | None = None  # limit for an automatic cut
+    split_filter: SplitFilter = SplitFilter()  # where an automatic cut may be
     block_seconds: Mapping[str, float] | None = None  # measured times, instead of estimates from shapes
     recomputation: bool = False
     recompute_points: Sequence[int] = ()  # blocks whose inputs recomputation keeps, in addition to the stages' inputs
@@ -168,8 +170,12 @@ def make_pipeline_plan(network: Network, options: PipelineOptions) -> PipelinePl
     mapping = check_device_mapping(options.device_mapping, num_stages)
     table = make_table(schedule, Work(mapping, options.num_micros, options.training))
     devices = [table.work.device_of[Node(stage)] for stage in range(num_stages)]
-    best = best_splits(costs, num_stages, _limits(options, table) if named is None else None, devices)
-    cut = best if named is None else named
+    if named is None:
+        options.split_filter.check(network, num_stages)
+        allowed = options.split_filter.allowed(network)
+        best = cut = best_splits(costs, num_stages, _limits(options, table), devices, allowed)
+    else:
+        best, cut = best_splits(costs, num_stages, None, devices), named
     sentences = (compare(costs, cut, best, devices), _schedule_advice(schedule, table))
     return PipelinePlan(
         stages=_stages(network, costs, stage_ranges(cut, len(costs)), devices, options.recompute_points),
@@ -255,6 +261,7 @@ def plan_stages(
             bytes_per_number=widths(config.numerics.precision)[0],
             bytes_per_parameter=bytes_per_parameter(config),
             device_bytes=parse_bytes(wanted.device_memory) if wanted.device_memory else None,
+            split_filter=SplitFilter(include=wanted.split_include_filter, exclude=wanted.split_exclude_filter),
             block_seconds=wanted.block_seconds or None,
             recomputation=wanted.recomputation,
             recompute_points=recompute_points,

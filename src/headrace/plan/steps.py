@@ -240,10 +240,10 @@ def make_step_plan(epoch: EpochPlan, num_epochs: int, events: Events, max_steps_
     assert num_epochs > 0, num_epochs
     periods, warnings = _periods(events, epoch.updates_per_epoch, num_epochs)
     total = epoch.updates_per_epoch * num_epochs
-    steps_per_call = min(math.ceil(every) for every in periods.values() if every)
+    first_event = steps_per_call = min(math.ceil(every) for every in periods.values() if every)
     if max_steps_per_call is not None:
         steps_per_call = min(steps_per_call, max(1, max_steps_per_call))
-    if events.logs == 0 and steps_per_call == total:
+    if events.logs == 0 and first_event == total:
         warnings.append(
             f"--logs-per-epoch 0: the whole run of {total:,} steps goes without an event; nothing is logged, saved or "
             "validated before its end."

@@ -17,7 +17,7 @@ _NAMES = """
     no_stochastic_rounding no_dataset_cache enable_half_partials internal_exchange_optimisation_target
     enable_conv_dithering group_dim expand_ratio mixup_alpha cutmix_lambda generated_data repeat distributed
     batches_per_step init_path variable_filter rts image_size widenet weight_avg_n weight_avg_exp
-    convolution_groups use_relu no_se momentum warmup_epochs
+    convolution_groups use_relu no_se momentum warmup_epochs sharding_include_filter sharding_exclude_filter
 """
 TF1_NAMES = frozenset(_NAMES.split())
 # Options of the section `reference` that the second application has, or that belong to neither.

@@ -173,11 +173,6 @@ ROWS = (
         tf1_only=True,
         instead="--pipeline-splits or --num-pipeline-stages",
     ),
-    *_no_effect(
-        "Splits are chosen by the time and memory of blocks, not by name.",
-        "sharding_exclude_filter",
-        "sharding_include_filter",
-    ),
     _row(
         "disable_variable_offloading",
         "optimizer_state_offloading",
@@ -221,7 +216,7 @@ ROWS = (
         "epochs_per_sync",
     ),
     *_no_effect("Random numbers are drawn per sample and per weight, not per replica.", "identical_replica_seeding"),
-    *_no_effect("XLA combines the small sums of batch norm by itself.", "gather_conv_output"),
+    *_no_effect("The sums of a batch norm cross replicas in one exchange anyway.", "gather_conv_output"),
     *_no_effect("It is about the IPU's tiles; other devices have none.", "conv_dithering", "num_io_tiles"),
     *_no_effect("State is moved to host memory as a whole.", "min_remote_tensor_size"),
     *_no_effect(

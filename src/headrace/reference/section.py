@@ -71,8 +71,6 @@ class Reference:
         None, "Devices per replica; without pipeline the network is split automatically.", check=at_least(1)
     )
     pipeline: bool | None = option(None, "Run the shards as a pipeline, split at pipeline_splits.")
-    sharding_exclude_filter: tuple[str, ...] = option((), "Where automatic sharding must not split.")
-    sharding_include_filter: tuple[str, ...] = option((), "Where automatic sharding may split.")
     disable_variable_offloading: bool | None = option(None, "Keep the optimizer's state on the device.")
     offload_fp32_weight_copy: bool | None = option(
         None, "Keep 16-bit weights on the device and a 32-bit copy in host memory."

@@ -16,7 +16,7 @@ from headrace.config.load import Translated
 from headrace.config.params import known_keys
 from headrace.config.schema import all_options, options_in
 from headrace.core.errors import ConfigError
-from headrace.reference.defaults import TF2_DEFAULTS, tf1_defaults
+from headrace.reference.defaults import tf1_defaults, tf2_defaults
 from headrace.reference.option_table import BY_OPTION, ROWS, OptionRow
 from headrace.reference.rules import EVENTS, check_after, check_before, describe, divides_run
 from headrace.reference.section import Reference
@@ -119,7 +119,7 @@ def _defaults(application: str, found: Found) -> dict[str, Any]:
         return found[name].value if is_given(found, name) or name == "dataset_path" else None
 
     if application != "tf1":
-        return dict(TF2_DEFAULTS) if application == "tf2" else {}
+        return tf2_defaults(value_of) if application == "tf2" else {}
     defaults = tf1_defaults(value_of)
     for name, yields in DEFAULTS_THAT_YIELD.items():
         if is_given(found, name):

@@ -3,6 +3,8 @@
 The rules are in plan/choice_rules.py. Here is when each applies, and how it enters the configuration.
 """
 
+import secrets
+import time
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,8 +12,11 @@ from headrace.config.field import CHOSEN, DEFAULT, Origin
 from headrace.config.layers import Given
 from headrace.config.load import Resolved, with_values
 from headrace.config.schema import Config
+from headrace.config.section_learning import CURRENT_TIME
+from headrace.config.section_run import DRAWN_SEED
 from headrace.data.dataset import DataInfo, describe_dataset
 from headrace.engine.visible import Visible, visible_devices
+from headrace.job import current_group
 from headrace.plan.choice_rules import (
     USUAL_MOMENTUM,
     choose_batch,
@@ -43,6 +48,7 @@ def with_choices(resolved: Resolved, custom: CustomParts = NOTHING) -> Resolved:
 
     The reference's applications have defaults of their own, so nothing is chosen for them.
     """
+    resolved = _with_drawn(resolved)
     config, start = resolved.config, _Choices(resolved=resolved, custom=custom)
     asked = [start.is_open(*names) for names in (BATCH, RATE, ("num_epochs",), ("precision",))]
     if "application" in resolved.source or not any(asked[: None if config.run.training else 1]):
@@ -56,6 +62,19 @@ def with_choices(resolved: Resolved, custom: CustomParts = NOTHING) -> Resolved:
         work = work.optimizer().rate().epochs(info).warmup()
     said = ", ".join(sorted(work.said, key=lambda text: text.startswith("precision")))  # it is decided first
     return replace(work.resolved, notes=(*resolved.notes, f"{CHOSEN}: {said}")) if said else resolved
+
+
+def _with_drawn(resolved: Resolved) -> Resolved:
+    """Return the configuration with a seed drawn and the time put into a path, where it asks for them."""
+    config, drawn = resolved.config, {}
+    group = current_group()
+    if config.run.seed == DRAWN_SEED:
+        seed = group.broadcast(group.on_first_process(lambda: secrets.randbits(32)))  # all processes have the same
+        drawn["seed"] = Given(value=seed, origin=Origin(kind=CHOSEN, where="drawn for this run"))
+    if CURRENT_TIME in (place := config.checkpoint.checkpoint_dir or ""):
+        place = place.replace(CURRENT_TIME, time.strftime("%d_%m_%Y_%H_%M_%S"))
+        drawn["checkpoint_dir"] = Given(value=place, origin=Origin(kind=CHOSEN, where="for this run"))
+    return with_values(resolved, drawn) if drawn else resolved
 
 
 def with_some_batch(config: Config) -> Config:

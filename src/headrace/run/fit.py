@@ -224,7 +224,7 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
         if config.run.dry_run_steps:
             few = plan.validation.num_samples
             warnings.append(f"a trial: its accuracies are those of the first {few} validation images, and say nothing")
-        notes = [*resolved.notes, _describe(dataset.info, options), *_hints(design, devices)]
+        notes = [*resolved.notes, _describe(dataset.info, options), *_hints(design, devices, resolved)]
         if adopted is not None:
             notes = [*table_lines(adopted), *notes]
             warnings += [hint] if (hint := dialect_hint(design, adopted)) else []
@@ -344,11 +344,11 @@ def _about(design: Design, directory: Path, step: int) -> RunDescription:
     )
 
 
-def _hints(design: Design, devices: list[Any]) -> list[str]:
+def _hints(design: Design, devices: list[Any], resolved: Resolved) -> list[str]:
     """Return advice that no error gives, to be read before a long run rather than after it."""
     numerics, backend = design.config.numerics, jax.default_backend()
     hints = [design.trainable.summary] if design.trainable.summary else []
-    hints += describe_without_effect(design.config, backend)
+    hints += describe_without_effect(design.config, backend, resolved.origins)
     hints += describe_compiler_options(design.config.compiler, backend)
     hints += describe_slower() if design.info.varies else []
     if len(design.sizes) > 1:

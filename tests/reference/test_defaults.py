@@ -1,0 +1,86 @@
+"""The defaults that documents 000 and 001 state are those of the applications tf2 and tf1 (tests/seeds/defaults.yml)."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from headrace.config.field import find, spellings
+from headrace.config.load import Resolved
+from headrace.config.model_table import norm_choice
+from headrace.reference.entrance import known_options, resolve
+
+STATED = yaml.safe_load((Path(__file__).parents[1] / "seeds" / "defaults.yml").read_text())
+APPLICATIONS = {"000": "tf2", "001": "tf1"}
+# The number of shards is translated; momentum and warm-up are keys of mappings; a norm is said in several ways.
+ELSEWHERE = {
+    "shards": lambda resolved: resolved.config.pipeline.num_stages,
+    "momentum": lambda resolved: resolved.config.learning.optimizer_params,
+    "warmup_epochs": lambda resolved: (resolved.config.learning.lr_warmup_params or {})["warmup_epochs"],
+    "group_norm": lambda resolved: norm_choice(resolved.config.model)["name"],
+    "batch_norm": lambda resolved: norm_choice(resolved.config.model)["name"],
+    "groups": lambda resolved: norm_choice(resolved.config.model)["num_groups"],
+    "model_size": lambda resolved: resolved.config.model.model_name,
+    "hostside_norm": lambda resolved: resolved.config.data.accelerator_side_preprocess,
+}
+ROWS = [
+    pytest.param(document, row, id=f"{document}-{row['option']}-{row['value']}")
+    for document, headings in STATED.items()
+    for rows in headings.values()
+    for row in rows
+]
+
+
+def value_of(resolved: Resolved, written: str) -> Any:
+    """Return the value of an option, under any of its names."""
+    name = find(written, spellings(known_options())).name
+    if name in ELSEWHERE:
+        return ELSEWHERE[name](resolved)
+    value = getattr(getattr(resolved.config, known_options()[name].section), name)
+    return list(value) if isinstance(value, tuple) else value
+
+
+@pytest.mark.parametrize(("document", "row"), ROWS)
+def test_a_default_is_the_documents(document: str, row: dict[str, Any]) -> None:
+    given = {"application": APPLICATIONS[document], **row.get("given", {})}
+    resolved = resolve(given, environ={})
+    assert value_of(resolved, row["option"]) == row["value"]
+    name = find(row["option"], spellings(known_options())).name
+    assert name in ELSEWHERE or not resolved.origins[name].is_given
+
+
+def test_ours_are_not_touched() -> None:
+    ours = resolve({}, "none", environ={}).config
+    assert (ours.run.seed, ours.checkpoint.clean_dir, ours.learning.weight_decay) == (0, False, 0)
+    assert ours.data.accelerator_side_preprocess and ours.numerics.stochastic_rounding
+    assert ours.numerics.half_type == "bfloat16"
+
+
+@pytest.mark.parametrize("application", ["tf1", "tf2"])
+@pytest.mark.parametrize(
+    ("given", "offloaded"),
+    [
+        ({}, False),
+        ({"gradient_accumulation_count": 4}, False),  # plain SGD has no state
+        ({"optimizer": "momentum"}, False),  # nothing to wait for
+        ({"optimizer": "momentum", "gradient_accumulation_count": 4}, True),
+        ({"optimizer": "momentum", "global_batch_size": 64}, True),
+        ({"optimizer": "momentum", "gradient_accumulation_count": 4, "optimizer_state_offloading": False}, False),
+    ],
+)
+def test_state_is_offloaded_where_it_is_idle(application: str, given: dict[str, Any], offloaded: bool) -> None:
+    config = resolve({"application": application, "dataset": "cifar10", **given}, environ={}).config
+    assert config.pipeline.optimizer_state_offloading is offloaded
+
+
+@pytest.mark.parametrize("application", ["tf1", "tf2"])
+def test_images_that_cross_as_bytes_are_preprocessed_by_the_device(application: str) -> None:
+    data = resolve({"application": application, "eight_bit_transfer": True}, environ={}).config.data
+    assert data.accelerator_side_preprocess and data.eight_bit_transfer
+
+
+def test_a_decay_that_leaves_nothing_to_learn_is_warned_of() -> None:
+    warnings = resolve({"application": "tf2"}, environ={}).warnings
+    assert any(text.startswith("weight_decay 1 (translated from tf2's defaults) takes") for text in warnings)
+    assert not any("weight_decay" in text for text in resolve({"weight_decay": 0.05}, "none").warnings)
