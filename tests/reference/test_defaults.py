@@ -1,4 +1,4 @@
-"""The defaults that documents 000 and 001 state are those of the applications tf2 and tf1 (tests/seeds/defaults.yml)."""
+"""The defaults that documents 000 and 001 state (tests/seeds/defaults.yml) are those of tf2 and tf1."""
 
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ def test_a_default_is_the_documents(document: str, row: dict[str, Any]) -> None:
 def test_ours_are_not_touched() -> None:
     ours = resolve({}, "none", environ={}).config
     assert (ours.run.seed, ours.checkpoint.clean_dir, ours.learning.weight_decay) == (0, False, 0)
-    assert ours.data.accelerator_side_preprocess and ours.numerics.stochastic_rounding
+    assert (ours.data.accelerator_side_preprocess, ours.numerics.stochastic_rounding) == (True, True)
     assert ours.numerics.half_type == "bfloat16"
 
 
@@ -77,7 +77,7 @@ def test_state_is_offloaded_where_it_is_idle(application: str, given: dict[str, 
 @pytest.mark.parametrize("application", ["tf1", "tf2"])
 def test_images_that_cross_as_bytes_are_preprocessed_by_the_device(application: str) -> None:
     data = resolve({"application": application, "eight_bit_transfer": True}, environ={}).config.data
-    assert data.accelerator_side_preprocess and data.eight_bit_transfer
+    assert (data.accelerator_side_preprocess, data.eight_bit_transfer) == (True, True)
 
 
 def test_a_decay_that_leaves_nothing_to_learn_is_warned_of() -> None:

@@ -141,6 +141,9 @@ class SplitFilter:
         )
 
 
+EVERYWHERE = SplitFilter()
+
+
 def best_splits(
     costs: Sequence[BlockCost],
     num_stages: int,

@@ -12,6 +12,7 @@ from headrace.model.network import Network
 from headrace.plan.device_mapping import DeviceMapping, check_device_mapping
 from headrace.plan.memory import DataMemory, MemoryPlan, MemoryRow, bytes_per_parameter, model_rows, widths
 from headrace.plan.partition import (
+    EVERYWHERE,
     BlockCost,
     Limits,
     SplitFilter,
@@ -42,7 +43,7 @@ class PipelineOptions:
     training: bool = True
     bytes_per_parameter: float = 16.0  # 32-bit weight, gradient, accumulator and one slot of the optimizer
     device_bytes: float | None = None  # limit for an automatic cut
-    split_filter: SplitFilter = SplitFilter()  # where an automatic cut may be
+    split_filter: SplitFilter = EVERYWHERE  # where an automatic cut may be
     block_seconds: Mapping[str, float] | None = None  # measured times, instead of estimates from shapes
     recomputation: bool = False
     recompute_points: Sequence[int] = ()  # blocks whose inputs recomputation keeps, in addition to the stages' inputs
