@@ -42,6 +42,7 @@ COMMANDS = (
     Command(name="board", module="headrace.cli.board", help="serve a live page of the runs in a directory"),
     Command(name="plan", module="headrace.cli.plan", help="print batches, steps and memory of a run, without a device"),
     Command(name="bench", module="headrace.cli.bench", help="measure the throughput of training or inference"),
+    Command(name="profile", module="headrace.cli.profile", help="print where the time of the devices goes"),
     Command(name="lr-find", module="headrace.cli.lr_find", help="find a learning rate by a short run, with a plot"),
     Command(name="models", module="headrace.cli.models", help="list the networks"),
     Command(name="configs", module="headrace.cli.configs", help="list and show recipes, with measured results"),
@@ -55,7 +56,7 @@ _TOPICS = {
     "use": ("validate", "predict", "explain", "export", "average"),
     "results": ("runs", "compare", "report", "board"),
     "look up": ("models", "configs", "devices", "data", "completion"),
-    "plan and measure": ("plan", "bench", "launch"),
+    "plan and measure": ("plan", "bench", "profile", "launch"),
 }
 
 

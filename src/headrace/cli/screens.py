@@ -203,6 +203,18 @@ SCREENS: Mapping[str, Screen] = {
         groups=tuple(g for g in _EVERYTHING if g not in ("validation", "checkpoint", "logging", "weights")),
         strict=True,
     ),
+    "profile": Screen(
+        about="Record a few calls of training after two that warm up, and print where the time of the devices went: "
+        "by kind of work and by block, the slowest kernels, use of arithmetic and memory bandwidth. Of a run that was "
+        "profiled (train --profile), print that; of another run, profile its options.",
+        examples=(
+            ("headrace profile --config synthetic_resnet50", "a recipe, the device alone"),
+            ("headrace profile runs/NAME", "a run"),
+        ),
+        rows={"what": _BENCHED, "device": _DEVICE},
+        groups=tuple(g for g in _EVERYTHING if g not in ("validation", "checkpoint", "logging", "weights")),
+        strict=True,
+    ),
     "configs show": Screen(
         about="Print a configuration as YAML, each value with its origin. All options of headrace train are accepted.",
         examples=(("headrace configs show cifar10_resnet20 --lr 0.2", "a recipe, changed"),),

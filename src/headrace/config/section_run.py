@@ -35,7 +35,7 @@ class Run:
         None, "Number of the first GPU to use; unset leaves the choice to JAX.", check=at_least(0)
     )
     profile: bool = option(
-        False, "Record the first calls with JAX's profiler into the run's directory, for TensorBoard or Perfetto."
+        False, "Record a few calls after the first ones, and print where the time went, by kind of work and by block."
     )
     distributed: bool = option(
         False,

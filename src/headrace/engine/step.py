@@ -176,7 +176,8 @@ def _mean_gradients(spec: StepSpec, state: State, resident: PyTree, slices: PyTr
     micros = {key: value for key, value in slices.items() if key != "epoch"}
 
     def one(micro: Any) -> tuple[Any, Any, Metrics, Any]:
-        images, labels = spec.fetch(resident, micro | {"epoch": epoch})
+        with jax.named_scope("input"):
+            images, labels = spec.fetch(resident, micro | {"epoch": epoch})
         ctx = train_ctx(spec, state["step"], micro["index"])
         loss = jax.grad(lambda params: _scaled_loss(spec, whole, params, (images, labels), ctx), has_aux=True)
         grads, (batch_stats, sums, probes) = loss(whole["params"])
@@ -229,10 +230,12 @@ def _scaled_loss(
     logits, batch_stats, flags = apply_blocks(
         spec.network, blocks, (params, state["stats"]), images, ctx, spec.recompute_points
     )
-    loss, sums = spec.objective(logits, labels)
+    with jax.named_scope("loss"):
+        loss, sums = spec.objective(logits, labels)
     return loss * state["loss_scale"]["scale"], (batch_stats, sums, flags)
 
 
+@jax.named_scope("exchange")
 def _across_replicas(spec: StepSpec, grads: PyTree, batch_stats: PyTree, sums: Metrics, probes: Any) -> tuple[Any, ...]:
     """Exchange once per step: mean gradients (in float32 from here on) and statistics, summed metrics."""
     if spec.num_replicas > 1:
@@ -244,6 +247,7 @@ def _across_replicas(spec: StepSpec, grads: PyTree, batch_stats: PyTree, sums: M
     return jax.tree.map(lambda g: g.astype(jnp.float32), grads), batch_stats, sums, probes
 
 
+@jax.named_scope("update")
 def _update(spec: StepSpec, state: State, grads: PyTree, batch_stats: PyTree, grad_norm: jax.Array) -> State:
     """Return the parts of the state that a good step changes: weights, statistics, optimizer, EMA."""
     # The rule sees float32 whatever the stored format is; the result is rounded once, where the weights are written.

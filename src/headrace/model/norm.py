@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -80,6 +81,7 @@ class Norm(Layer):
         params = {"gamma": ones_C * np.float32(self.gamma), "beta": zeros_C}
         return params, {"mean": zeros_C.copy(), "variance": ones_C} if self.spec.kind == "batch" else {}
 
+    @jax.named_scope("norm")  # by which profiles recognise norms, as no instruction is typical of them
     def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
         """Normalise; in training, batch norm also returns the mean and unbiased variance of this batch."""
         if self.spec.kind == "none":

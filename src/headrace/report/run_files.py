@@ -9,6 +9,7 @@ from headrace.core.files import parse_json
 from headrace.report.run_summary import CONFIG_FILE, RunSummary, read_summary
 
 PLAN_FILE, MACHINE_FILE, IMAGES_FILE, SCHEDULE_FILE = "plan.json", "machine.json", "images.json", "schedule.json"
+PROFILE_FILE = "profile/profile.json"
 _MOST_BYTES = 64 << 20
 
 
@@ -22,6 +23,7 @@ class RunFiles:
     machine: Mapping[str, Any] = field(default_factory=dict)
     images: Mapping[str, Any] = field(default_factory=dict)
     schedule: Mapping[str, Any] = field(default_factory=dict)
+    profile: Mapping[str, Any] = field(default_factory=dict)
     report: Mapping[str, Any] = field(default_factory=dict)
     report_step: int = 0
     report_weights: str = ""
@@ -38,6 +40,7 @@ def read_files(path: Path) -> RunFiles:
         machine=read_mapping(path / MACHINE_FILE),
         images=read_mapping(path / IMAGES_FILE),
         schedule=read_mapping(path / SCHEDULE_FILE),
+        profile=read_mapping(path / PROFILE_FILE),
         report=report,
         report_step=step,
         report_weights=weights,

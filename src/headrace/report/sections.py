@@ -9,6 +9,7 @@ from headrace.core.errors import HeadraceError
 from headrace.core.units import format_bytes, format_count, format_duration
 from headrace.report.image_sections import draw_images, draw_scores
 from headrace.report.markup import Html, element, rows_table, section
+from headrace.report.profile_section import draw_profile
 from headrace.report.run_files import RunFiles
 from headrace.report.schedule_diagram import draw_schedule
 from headrace.telemetry.records import LOG_FILE, RunEnd
@@ -37,6 +38,7 @@ def run_sections(files: RunFiles) -> dict[str, Html]:
         "schedule": draw_schedule,
         "curves": lambda files: section("curves", "Curves", element("div", class_="charts", id="charts")),
         "time": _time,
+        "profile": draw_profile,
         "validation": _validation,
         "scores": draw_scores,
         "images": draw_images,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, ClassVar
 
 import jax
@@ -29,7 +30,14 @@ from headrace.run.choices import settle
 from headrace.run.design import Design, design_run, starting_state
 from headrace.run.evaluation import make_forward_pass
 from headrace.run.metric_totals import CallReader
-from headrace.run.profile import with_measured_blocks
+from headrace.run.profile import (
+    LEAST_STEPS,
+    NUM_CALLS,
+    WARM_UP_CALLS,
+    CallProfile,
+    summarise_profile,
+    with_measured_blocks,
+)
 from headrace.run.starting_weights import adopt_weights
 from headrace.run.training import (
     Compiled,
@@ -40,6 +48,7 @@ from headrace.run.training import (
     open_feed,
     step_spec,
 )
+from headrace.telemetry.device_trace import ProfileSummary
 
 _PERCENTILES = (50, 90, 95, 99)
 
@@ -159,6 +168,8 @@ def bench(resolved: Resolved, *, steps_per_call: int, num_calls: int) -> BenchRe
     for name, value in (("--steps-per-call", steps_per_call), ("--num-calls", num_calls)):
         if value < 1:
             raise ConfigError(f"{name} is {value}.", rule="At least one is timed.")
+    if resolved.config.run.profile:
+        raise ConfigError("A benchmark is not profiled.", remedy="headrace profile takes the same options.")
     resolved = with_measured_blocks(settle(resolved))
     config = resolved.config
     group = current_group()
@@ -185,8 +196,27 @@ def bench(resolved: Resolved, *, steps_per_call: int, num_calls: int) -> BenchRe
     )
 
 
-def _measure(design: Design, dataset: DataSet, devices: list[Any]) -> tuple[Compiled, list[float], float]:
+def profile_calls(resolved: Resolved, directory: Path, *, steps_per_call: int) -> ProfileSummary:
+    """Record a few calls of training after the first ones, write trace and summary, and return the summary."""
+    if steps_per_call < 1:
+        raise ConfigError(f"--steps-per-call is {steps_per_call}.", rule="At least one is recorded.")
+    config = settle(resolved).config
+    num_calls = WARM_UP_CALLS + max(NUM_CALLS, -(-LEAST_STEPS // steps_per_call))
+    design = _with_calls(design_run(config), steps_per_call, num_calls)
+    dataset = open_dataset(config.data, config.run.seed)
+    use_compilation_cache(config.run.compilation_cache_dir)
+    show_devices(config.run.first_device, design.plan.num_devices)
+    devices = start_devices(config.run.platform, design.plan.num_devices)
+    with advise_on_memory(design.plan), closing(CallProfile(directory)) as profile:
+        _measure(design, dataset, devices, profile)
+        return summarise_profile(profile, design, devices)
+
+
+def _measure(
+    design: Design, dataset: DataSet, devices: list[Any], profile: CallProfile | None = None
+) -> tuple[Compiled, list[float], float]:
     """Run the design's calls; return the program, the seconds of each call and the loss of the last step."""
+    profile = profile or CallProfile(Path(), wanted=False)
     config = design.config
     options = design.plan.feed
     executor = make_executor(design.plan, step_spec(design, options, dataset), devices, config.pipeline)
@@ -208,7 +238,9 @@ def _measure(design: Design, dataset: DataSet, devices: list[Any]) -> tuple[Comp
         ends.append(time.perf_counter())
         metrics: dict[str, Any] = {}
         for number in range(num_calls := design.plan.steps.num_calls):
+            profile.launching()
             state, metrics = compiled.program(state, feed.resident, block, feed.num_steps)
+            profile.called(metrics, feed.num_steps)
             reader.submit(metrics)
             if number + 1 < num_calls:
                 block = feed.next(metrics["loss"])

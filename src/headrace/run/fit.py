@@ -57,7 +57,7 @@ from headrace.run.directory import (
 from headrace.run.evaluation import Validator
 from headrace.run.interrupt import listen
 from headrace.run.metric_totals import CallReader, passing_failure_to
-from headrace.run.profile import describe_profile, profile_first_calls, trace_schedule, with_measured_blocks
+from headrace.run.profile import FOLDER, CallProfile, describe_profile, trace_schedule, with_measured_blocks
 from headrace.run.recorder import InFlight, RunRecorder, utc_now
 from headrace.run.restore import (
     Past,
@@ -277,7 +277,8 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
 
             # The calls. While one runs, the results of the one before it are read and recorded.
             reader = stack.enter_context(closing(CallReader(partial(recorder.read_call, validator=validator))))
-            profile = stack.enter_context(profile_first_calls(config.run.profile, directory.path))
+            wanted = config.run.profile and group.is_first
+            profile = stack.enter_context(closing(CallProfile(directory.path / FOLDER, wanted=wanted)))
             recorder.begin()
             sinks.advance(step)
 
@@ -287,8 +288,9 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
             why = stop()
             while step < steps.total_steps and not why:
                 num_steps, launched = feed.num_steps, time.perf_counter()
+                profile.launching()
                 state, metrics = calls.at(step)(state, feed.resident, block, num_steps)
-                profile.called(metrics)
+                profile.called(metrics, num_steps)
                 step += num_steps
                 validating = Future() if validator and steps.validation_due(step) else None
                 call = InFlight(
@@ -309,13 +311,13 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
                 reader.keep_up(behind=0 if decides else 1)
                 why = stop() if step < steps.total_steps else None
                 if step < steps.total_steps and not why:
-                    feed.limit(group.broadcast(length.update(recorder.step_seconds)))
+                    feed.limit(group.broadcast(profile.limit(length.update(recorder.step_seconds))))
                     with timeline.measure("wait"):
                         block = feed.next(metrics["loss"])
                     why = stop()
             reader.drain()
             recorder.fed(feed.stats, options)
-            for text in describe_profile(config.run.profile, directory.path):
+            for text in describe_profile(profile, design, devices) if wanted else ():
                 recorder.note(text)
             if dataset.bad:
                 recorder.note(dataset.bad.describe(), "warning")

@@ -1,8 +1,9 @@
-"""Profiling: the first calls of a run, one step's pipeline schedule as it ran, and each block of a network alone."""
+"""Profiling: a few calls of a run, one step's pipeline schedule as it ran, and each block of a network alone."""
 
+import json
+import re
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,11 @@ import numpy as np
 
 from headrace.config.field import Origin
 from headrace.config.load import Resolved
+from headrace.core.errors import HeadraceError
+from headrace.core.files import parse_json, write_atomic
 from headrace.core.units import format_duration
 from headrace.engine.devices import start_devices, use_compilation_cache
+from headrace.engine.hlo_text import Instruction, Program, block_of, is_backward, kind_of, parse_program
 from headrace.engine.pipeline.dispatch import Dispatcher
 from headrace.engine.state import State
 from headrace.job import current_group
@@ -23,50 +27,194 @@ from headrace.model.network import Network
 from headrace.plan.pipeline import PipelinePlan
 from headrace.plan.timeline import Table
 from headrace.plan.timeline_files import FORMATS, write_diagram
-from headrace.run.design import NOTHING, CustomParts, design_run
+from headrace.report.run_files import PROFILE_FILE
+from headrace.run.design import NOTHING, CustomParts, Design, design_run
+from headrace.telemetry.device_trace import (
+    OpFacts,
+    ProfileSummary,
+    TraceEvent,
+    Workload,
+    profile_lines,
+    read_trace,
+    summarise,
+    summary_from,
+    transfer_kind,
+)
 
-FOLDER = "profile"
-NUM_CALLS = 2  # the first shows the start, the second how calls follow each other
+FOLDER, SUMMARY_FILE = PROFILE_FILE.split("/")  # the folder of the trace in a run, and the summary in it
+WARM_UP_CALLS, NUM_CALLS, LEAST_STEPS = 2, 3, 10
+_MOST_STEPS = 32  # of a recorded call: a trace of many thousand kernels tells no more, and takes minutes to read
+_PUBLISHED_FLOPS = {  # of one device per second, dense, in bfloat16 (float16 for the oldest)
+    **{"H200": 989e12, "H100": 989e12, "A100": 312e12, "L4": 121e12, "V100": 125e12, "T4": 65e12},
+    **{"TPU v4": 275e12, "TPU v5p": 459e12, "TPU v5 lite": 197e12, "TPU v6 lite": 918e12},
+}
 
 
-class FirstCalls:
-    """Counts calls, and ends the profile after the last one that it should hold."""
+class CallProfile:
+    """Records a few calls with JAX's profiler, once the first ones have warmed up the devices."""
 
-    def __init__(self, num_calls: int) -> None:
-        self.left = num_calls
+    def __init__(self, directory: Path, *, wanted: bool = True) -> None:
+        self.directory, self.num_steps = directory, 0
+        self._warm_up, self._left = (WARM_UP_CALLS, NUM_CALLS) if wanted else (0, 0)
+        self._last: Any = None
+        self._recording = False
+        self.modules: list[Any] = []  # the programs of the process, while they are certain to be there
 
-    def called(self, outputs: Any) -> None:
+    def limit(self, num_steps: int) -> int:
+        """Return how many steps the next call may have, of those that it would have."""
+        return min(num_steps, _MOST_STEPS) if self._left else num_steps
+
+    def launching(self) -> None:
+        """Begin to record where the next call should be, with nothing else left on the devices."""
+        if self._left and not self._warm_up and not self._recording:
+            jax.block_until_ready(self._last)
+            options = jax.profiler.ProfileOptions()
+            options.python_tracer_level = 0  # Python's calls would be most of the trace
+            jax.profiler.start_trace(str(self.directory), profiler_options=options)
+            self._recording = True
+
+    def called(self, outputs: Any, num_steps: int) -> None:
         """Note that a call was launched; `outputs` are ready when it is over."""
-        if self.left:
-            self.left -= 1
-            if not self.left:
-                jax.block_until_ready(outputs)
-                jax.profiler.stop_trace()
+        self._last = outputs if self._left else None
+        if self._warm_up:
+            self._warm_up -= 1
+        elif self._left:
+            self.num_steps += num_steps
+            self._left = max(self._left - 1, 0 if self.num_steps >= LEAST_STEPS else 1)  # the first calls are short
+            if not self._left:
+                self.close()
 
     def close(self) -> None:
-        """End a profile that saw fewer calls than it could hold."""
-        if self.left:
-            self.left = 0
+        """End the recording, after however many calls."""
+        self._left = 0
+        if self._recording:
+            jax.block_until_ready(self._last)
             jax.profiler.stop_trace()
+            executables = jax.local_devices()[0].client.live_executables()
+            self.modules = [module for each in executables for module in each.hlo_modules()]
+        self._recording, self._last = False, None
+
+    @property
+    def found(self) -> bool:
+        """Whether calls were recorded."""
+        return self.num_steps > 0 and not self._recording
 
 
-@contextmanager
-def profile_first_calls(wanted: bool, run: Path) -> Iterator[FirstCalls]:
-    """Profile the first calls made in the block into RUN/profile, if wanted."""
-    calls = FirstCalls(NUM_CALLS if wanted else 0)
-    if wanted:
-        jax.profiler.start_trace(str(run / FOLDER))
+def summarise_profile(profile: CallProfile, design: Design, devices: Sequence[Any]) -> ProfileSummary:
+    """Read what was recorded, write the summary beside the trace, and return it."""
+    device, plan = devices[0], design.plan
+    dtype = design.precision.compute_dtype
+    peak_flops, peak_bytes = measure_ceilings(device, dtype)
+    kind = device.device_kind
+    published = next((each for name, each in _PUBLISHED_FLOPS.items() if name in kind and dtype != jnp.float32), 0.0)
+    workload = Workload(
+        model=design.network.name,
+        device=kind,
+        num_devices=plan.num_devices,
+        num_steps=profile.num_steps,
+        num_images=profile.num_steps * plan.batch.global_batch_size,
+        # The backward pass computes two products for each of the forward pass.
+        flops_per_image=3 * design.network.total_cost().flops,
+        peak_flops=peak_flops,
+        published_flops=published,
+        peak_bytes=peak_bytes,
+    )
+    traces = read_trace(profile.directory)
+    seen = {event.module for events in traces.values() for event in events}
+    programs = [parse_program(module.to_string()) for module in profile.modules if module.name in seen]
+    describe = OpTable(programs, design.network.block_names)
+    found = summarise(traces, describe, workload)
+    write_atomic(profile.directory / SUMMARY_FILE, json.dumps(found.to_dict()).encode())
+    return found
+
+
+def describe_profile(profile: CallProfile, design: Design, devices: Sequence[Any]) -> list[str]:
+    """Return what was recorded, for people."""
+    profile.close()
+    if not profile.found:
+        return [f"profile: nothing was recorded, as the run ended within its first {WARM_UP_CALLS} calls"]
     try:
-        yield calls
-    finally:
-        calls.close()
+        lines = profile_lines(summarise_profile(profile, design, devices))
+    except HeadraceError as error:
+        lines = [f"profile: {error}"]
+    return ["\n".join((*lines, f"trace: {profile.directory} (TensorBoard's profile plugin, ui.perfetto.dev)"))]
 
 
-def describe_profile(wanted: bool, run: Path) -> list[str]:
-    """Say where the profile is and what opens it."""
-    if not wanted:
-        return []
-    return [f"profile of the first {NUM_CALLS} calls: {run / FOLDER} (TensorBoard's profile plugin, ui.perfetto.dev)"]
+def read_profile(directory: Path) -> ProfileSummary | None:
+    """Return the summary in a folder of traces, None where there is none that can be read."""
+    try:
+        return summary_from(parse_json((directory / SUMMARY_FILE).read_bytes()))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+class OpTable:
+    """Says what an event of a trace is: by its program's instructions, else by the names in the trace."""
+
+    def __init__(self, programs: Sequence[Program], blocks: Sequence[str]) -> None:
+        self._blocks = tuple(blocks)
+        self._programs: dict[str, list[Program]] = {}
+        for program in programs:
+            self._programs.setdefault(program.name, []).append(program)
+        self._known: dict[tuple[str, str, str], OpFacts] = {}
+
+    def __call__(self, event: TraceEvent) -> OpFacts:
+        key = (event.module, event.op, event.op_name if event.op else event.kernel)
+        if key not in self._known:
+            self._known[key] = self._describe(event)
+        return self._known[key]
+
+    def _describe(self, event: TraceEvent) -> OpFacts:
+        if not event.op:
+            guessed = Instruction(name="", opcode="custom-call", shape="", operands=(), op_name=event.op_name)
+            return self._facts((guessed,), event, transfer_kind(event.kernel))
+        found = [each for each in self._programs.get(event.module, ()) if event.op in each.instructions]
+        if not found:
+            opcode = re.sub(r"[.\d]+$", "", event.op).replace("_", "-")
+            return self._facts(
+                (Instruction(name=event.op, opcode=opcode, shape="", operands=(), op_name=event.op_name),), event
+            )
+        all_facts = [
+            replace(
+                self._facts(program.inside(event.op), event),
+                num_bytes=program.num_bytes(event.op),
+                container=event.op in program.containers,
+            )
+            for program in found
+        ]
+        # Programs of several stages may share names: what they do not agree on is not known.
+        if len({facts.block for facts in all_facts}) > 1:
+            return replace(all_facts[0], block="", backward=False, num_bytes=min(each.num_bytes for each in all_facts))
+        return all_facts[0]
+
+    def _facts(self, inside: tuple[Instruction, ...], event: TraceEvent, kind: str = "") -> OpFacts:
+        names = [name for name in (event.op_name, *(each.op_name for each in inside)) if name]
+        block = block_of(names, self._blocks)
+        backward = bool(names) and is_backward(next((name for name in names if block_of([name], [block])), names[0]))
+        return OpFacts(kind=kind or kind_of(inside), block=block, backward=backward)
+
+
+def measure_ceilings(device: Any, dtype: Any) -> tuple[float, float]:
+    """Return the FLOPs per second of a large product and the bytes per second of a large sum; 0 where none fits.
+
+    What this device reaches with the simplest programs is a fairer limit than a data sheet.
+    """
+    small = device.platform == "cpu"
+    side, length = (1024, 16 << 20) if small else (8192, 256 << 20)
+    try:
+        square = jax.device_put(jnp.ones((side, side), dtype), device)
+        product = _fastest(jax.jit(lambda a: a @ a), square)
+        del square
+        row = jax.device_put(jnp.ones(length, jnp.float32), device)
+        added = _fastest(jax.jit(lambda a: a + 1), row)
+    except jax.errors.JaxRuntimeError:  # the run left too little memory
+        return 0.0, 0.0
+    return 2 * side**3 / product, 8 * length / added
+
+
+def _fastest(program: Any, argument: Any) -> float:
+    jax.block_until_ready(program(argument))
+    return min(_seconds(program, (argument,)) for _ in range(ROUNDS))
 
 
 def trace_schedule(

@@ -1,0 +1,226 @@
+"""What each instruction of a compiled program is: its kind of work, its block and the memory it touches.
+
+Read from the text of the optimised HLO, whose instruction names are those in a profile. A fusion is what it contains,
+its most expensive part first. Bytes are what a kernel must read and write at least, from shapes: of an operand that a
+fusion only slices or gathers from, the slices.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+CONVOLUTION, PRODUCT, NORM, POOL, ELEMENTWISE = "convolution", "matrix product", "norm", "pool", "element-wise"
+COLLECTIVE, TRANSFER, COPY, OTHER, IDLE = "collective", "transfer", "copy", "other", "idle"
+KINDS = (CONVOLUTION, PRODUCT, NORM, POOL, ELEMENTWISE, COLLECTIVE, TRANSFER, COPY, OTHER, IDLE)
+
+NORM_SCOPE = "norm"  # the named scope of norms: no instruction is typical of them
+PHASES = ("input", "loss", "exchange", "update")  # named scopes of a step outside of the network's blocks
+
+_WIDTHS = {"pred": 1, "token": 0, "opaque": 0, "c64": 8, "c128": 16}
+_COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-")
+_TRANSFERS = ("infeed", "outfeed", "send", "recv", "copy-start", "copy-done")
+_COPIES = ("copy", "transpose", "bitcast-convert", "reshape")
+_POOLS = ("reduce-window", "select-and-scatter")
+_CONTAINERS = ("while", "conditional", "call", "async-start", "async-done")
+_FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id")
+_SHAPE = re.compile(r"\b([a-z]+[0-9]*[a-z0-9]*)\[([0-9,]*)\]")
+_NAMED = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = ")
+_HEADER = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) .*\{\s*$")
+_CALLED = re.compile(r"\b(?:calls|to_apply)=%?([\w.\-]+)")
+_TARGET = re.compile(r'custom_call_target="([^"]*)"')
+_OP_NAME = re.compile(r'op_name="([^"]*)"')
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instruction:
+    """A line of HLO."""
+
+    name: str
+    opcode: str
+    shape: str
+    operands: tuple[str, ...]
+    called: str = ""  # the computation of a fusion
+    target: str = ""  # of a custom call
+    op_name: str = ""  # where in the Python program it comes from: scopes and primitives
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """The instructions of a module by name, and the names of those in each computation."""
+
+    name: str
+    instructions: Mapping[str, Instruction]
+    computations: Mapping[str, tuple[str, ...]]
+
+    @cached_property
+    def containers(self) -> frozenset[str]:
+        """Instructions whose time is that of others: loops, branches and calls."""
+        return frozenset(name for name, each in self.instructions.items() if each.opcode in _CONTAINERS)
+
+    def inside(self, name: str) -> tuple[Instruction, ...]:
+        """Return an instruction and, of a fusion, what it contains."""
+        found = self.instructions[name]
+        return (found, *(self.instructions[each] for each in self.computations.get(found.called, ())))
+
+    def kind(self, name: str) -> str:
+        """Return what kind of work an instruction is."""
+        return kind_of(self.inside(name))
+
+    def num_bytes(self, name: str) -> int:
+        """Return how many bytes an instruction reads and writes at least."""
+        found = self.instructions[name]
+        if found.opcode in (*_FREE, *_CONTAINERS):
+            return 0
+        body = [self.instructions[each] for each in self.computations.get(found.called, ())]
+        read = sum(self._read_bytes(found, place, body) for place in range(len(found.operands)))
+        updates = [each for each in (body or [found]) if each.opcode == "dynamic-update-slice"]
+        if updates and (not body or updates[-1].name == body[-1].name):
+            # In place: the old array is neither read nor written, but for the slice.
+            slice_bytes = shape_bytes(self.instructions[updates[-1].operands[1]].shape)
+            return max(read - shape_bytes(found.shape), 0) + slice_bytes
+        return read + shape_bytes(found.shape)
+
+    def _read_bytes(self, found: Instruction, place: int, body: list[Instruction]) -> int:
+        operand = self.instructions.get(found.operands[place])
+        whole = shape_bytes(operand.shape) if operand else 0
+        if not body:
+            sliced = found.opcode in ("dynamic-slice", "gather", "slice") and place == 0
+            return min(whole, shape_bytes(found.shape)) if sliced else whole
+        parameters = [each for each in body if each.opcode == "parameter"]
+        if place >= len(parameters):
+            return whole
+        mine = _parameter(parameters, place)
+        users = [each for each in body if mine in each.operands]
+        if users and all(u.opcode in ("dynamic-slice", "gather", "slice") and u.operands[0] == mine for u in users):
+            return min(whole, sum(shape_bytes(user.shape) for user in users))
+        return whole
+
+
+def _parameter(parameters: list[Instruction], place: int) -> str:
+    """Return the name of the parameter with this number; it is the operand in `parameter(3)`."""
+    return next((each.name for each in parameters if each.operands == (str(place),)), parameters[place].name)
+
+
+def kind_of(inside: Iterable[Instruction]) -> str:
+    """Return the kind of work of an instruction with what it contains."""
+    found = tuple(inside)
+    codes = {each.opcode for each in found}
+    targets = " ".join(each.target.lower() for each in found)
+    names = [each.op_name for each in found if each.op_name]
+    if any(code.startswith(_COLLECTIVES) for code in codes):
+        return COLLECTIVE
+    if (
+        "convolution" in codes
+        or "conv" in targets
+        or any("conv_general" in name for name in names if _is_product(found))
+    ):
+        return CONVOLUTION
+    if _is_product(found):
+        return PRODUCT
+    if found[0].opcode in _TRANSFERS:
+        return TRANSFER
+    if codes & {*_POOLS}:
+        return POOL
+    if any(f"/{NORM_SCOPE}/" in _plain(name) for name in names):
+        return NORM
+    if codes <= {*_COPIES, *_FREE, "fusion"}:
+        return COPY
+    return ELEMENTWISE if found[0].opcode != "custom-call" else OTHER
+
+
+def _is_product(found: tuple[Instruction, ...]) -> bool:
+    targets = " ".join(each.target.lower() for each in found)
+    return any(each.opcode in ("dot", "convolution") for each in found) or any(
+        word in targets for word in ("gemm", "matmul", "cublas", "dot")
+    )
+
+
+def _plain(op_name: str) -> str:
+    """Return an op_name without the marks of transformations: transpose(jvp(stem))/norm -> /stem/norm/."""
+    parts = re.split(r"[/()]+", re.sub(r"jit\([^/]*\)", "", op_name))  # a function's name is no scope
+    return "/" + "/".join(part for part in parts if part) + "/"
+
+
+def block_of(op_names: Iterable[str], blocks: Collection[str]) -> str:
+    """Return the block, or the phase of a step, that these scopes name; '' for none of them.
+
+    A block's name may have slashes. The first op_name that has one decides: it is the instruction's own.
+    """
+    for op_name in op_names:
+        plain = _plain(op_name)
+        for names in (blocks, PHASES):
+            places = [(plain.find(f"/{name}/"), -len(name), name) for name in names]
+            if found := min((each for each in places if each[0] >= 0), default=None):
+                return found[2]
+    return ""
+
+
+def is_backward(op_name: str) -> bool:
+    """Say whether an operation is part of the backward pass."""
+    return "transpose(" in op_name
+
+
+def shape_bytes(shape: str) -> int:
+    """Return the bytes of a shape such as f32[8,3]{1,0}, or of a tuple of them."""
+    total = 0
+    for dtype, dims in _SHAPE.findall(shape):
+        bits = re.search(r"\d+", dtype)
+        width = _WIDTHS.get(dtype, int(bits.group()) // 8 if bits else 4)
+        size = 1
+        for dim in filter(None, dims.split(",")):
+            size *= int(dim)
+        total += size * width
+    return total
+
+
+def parse_program(text: str) -> Program:
+    """Return the instructions of an HLO module's text."""
+    first = re.match(r"HloModule ([\w.\-]+)", text)
+    instructions: dict[str, Instruction] = {}
+    computations: dict[str, list[str]] = {}
+    current: list[str] = []
+    for line in text.splitlines():
+        named = _NAMED.match(line)
+        if named is None:
+            if header := _HEADER.match(line):
+                current = computations.setdefault(header.group(1), [])
+            continue
+        instruction = _instruction(named.group(1), line[named.end() :])
+        if instruction is not None:
+            instructions[instruction.name] = instruction
+            current.append(instruction.name)
+    plain = {name: tuple(each) for name, each in computations.items()}
+    return Program(name=first.group(1) if first else "", instructions=instructions, computations=plain)
+
+
+def _instruction(name: str, rest: str) -> Instruction | None:
+    """Return the instruction of `shape opcode(operands), attributes`."""
+    end = _closing(rest) + 1 if rest.startswith("(") else rest.find(" ")
+    opened = rest.find("(", end)
+    if end <= 0 or opened < 0:
+        return None
+    closed = opened + _closing(rest[opened:])
+    opcode, inner, attributes = rest[end:opened].strip(), rest[opened + 1 : closed], rest[closed:]
+    operands = tuple(re.findall(r"%([\w.\-]+)", inner)) or ((inner.strip(),) if opcode == "parameter" else ())
+    found = [pattern.search(attributes) for pattern in (_CALLED, _TARGET, _OP_NAME)]
+    called, target, op_name = (each.group(1) if each else "" for each in found)
+    return Instruction(
+        name=name,
+        opcode=opcode,
+        shape=rest[:end],
+        operands=operands,
+        called=called if opcode == "fusion" else "",
+        target=target,
+        op_name=op_name,
+    )
+
+
+def _closing(text: str) -> int:
+    """Return the place of the bracket that closes the first one."""
+    depth = 0
+    for place, letter in enumerate(text):
+        depth += (letter == "(") - (letter == ")")
+        if depth == 0:
+            return place
+    return len(text) - 1

@@ -1,0 +1,327 @@
+"""Read the trace that JAX's profiler wrote, and sum up where the time of the devices went.
+
+On GPUs and TPUs a device is a plane of the trace, whose lines hold kernels; on CPUs the host's plane has them, by
+thread. At each moment one kernel is charged: where several overlap, the one that started last, and computation before
+exchanges and transfers, so that kinds and blocks and idle time add up to the whole.
+"""
+
+import heapq
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from headrace.core.errors import DataError
+from headrace.core.units import format_bytes, format_duration
+from headrace.engine.hlo_text import COLLECTIVE, COPY, IDLE, KINDS, TRANSFER
+
+REST = "rest"  # what no named scope accounts for
+_NUM_KERNELS = 10
+_NUM_BLOCKS = 14  # of the blocks in a text; a page has all of them
+_NS = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceEvent:
+    """One run of a kernel on a device, or a transfer; times are in seconds."""
+
+    kernel: str
+    op: str  # the HLO instruction that it belongs to, '' if unknown
+    module: str
+    op_name: str  # where in the Python program it comes from, '' if the trace does not say
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpFacts:
+    """What is known of the instruction of an event."""
+
+    kind: str
+    block: str = ""
+    backward: bool = False
+    num_bytes: int = 0
+    container: bool = False  # a loop or branch, whose time is that of what it contains
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """A kernel of an instruction, over all its runs on one device."""
+
+    name: str
+    op: str
+    kind: str
+    block: str
+    backward: bool
+    seconds: float
+    count: int
+    bytes_per_second: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockTime:
+    """The seconds of a block on one device."""
+
+    name: str
+    forward: float
+    backward: float
+
+    @property
+    def seconds(self) -> float:
+        """Both passes together."""
+        return self.forward + self.backward
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What ran while the trace was recorded, and what the device can do at most."""
+
+    model: str
+    device: str
+    num_devices: int
+    num_steps: int
+    num_images: int  # of all devices
+    flops_per_image: int  # of a step: forward and backward pass
+    peak_flops: float = 0.0  # per second of one device, measured by a large product; 0 if unknown
+    published_flops: float = 0.0
+    peak_bytes: float = 0.0  # per second, measured by adding to a large array
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileSummary:
+    """Where the time of a device went (the mean over devices), in seconds."""
+
+    workload: Workload
+    seconds: float
+    kinds: dict[str, float]
+    blocks: tuple[BlockTime, ...]
+    kernels: tuple[Kernel, ...]
+    num_bytes: float  # that one device moved at least
+
+    @property
+    def flops_per_second(self) -> float:
+        """The model's FLOPs of one device."""
+        work = self.workload
+        return work.flops_per_image * work.num_images / work.num_devices / self.seconds
+
+    @property
+    def bytes_per_second(self) -> float:
+        """What one device read and wrote at least."""
+        return self.num_bytes / self.seconds
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return asdict(self)
+
+
+def summary_from(values: Mapping[str, Any]) -> ProfileSummary:
+    """Return the summary that `to_dict` described; what does not fit is a TypeError or KeyError."""
+    return ProfileSummary(
+        workload=Workload(**values["workload"]),
+        seconds=float(values["seconds"]),
+        kinds={str(kind): float(seconds) for kind, seconds in values["kinds"].items()},
+        blocks=tuple(BlockTime(**each) for each in values["blocks"]),
+        kernels=tuple(Kernel(**each) for each in values["kernels"]),
+        num_bytes=float(values["num_bytes"]),
+    )
+
+
+def read_trace(directory: Path) -> dict[str, list[TraceEvent]]:
+    """Return the events of each device in the newest trace under a directory; DataError if there is none."""
+    from jax.profiler import ProfileData
+
+    files = sorted(directory.rglob("*.xplane.pb"), key=lambda file: file.stat().st_mtime)
+    if not files:
+        raise DataError(f"{directory} holds no trace.", rule="JAX's profiler writes one as *.xplane.pb.")
+    planes = list(ProfileData.from_file(str(files[-1])).planes)
+    devices: dict[str, list[TraceEvent]] = defaultdict(list)
+    for plane in planes:
+        if plane.name.startswith("/device:") and "CUSTOM" not in plane.name:
+            for line in _kernel_lines(list(plane.lines)):
+                devices[plane.name] += [_event(event) for event in line.events]
+    if not any(devices.values()):
+        for plane in planes:
+            if plane.name == "/host:CPU":
+                for line in plane.lines:
+                    for event in line.events:
+                        stats = dict(event.stats)
+                        if "hlo_op" in stats:
+                            devices[f"cpu:{stats.get('device_ordinal', 0)}"].append(_event(event))
+    return {name: sorted(events, key=lambda event: event.start) for name, events in devices.items() if events}
+
+
+def _kernel_lines(lines: list[Any]) -> list[Any]:
+    """Return the lines that hold kernels: streams of a GPU, operations of a TPU; others repeat them in groups."""
+    return (
+        [line for line in lines if line.name.startswith("Stream")]
+        or [line for line in lines if line.name == "XLA Ops"]
+        or lines
+    )
+
+
+def _event(event: Any) -> TraceEvent:
+    stats = {key: value for key, value in event.stats if key in ("hlo_op", "hlo_module", "tf_op", "name")}
+    start = event.start_ns * _NS
+    return TraceEvent(
+        kernel=event.name,
+        op=str(stats.get("hlo_op", "")),
+        module=str(stats.get("hlo_module", "")),
+        op_name=str(stats.get("tf_op", "")),
+        start=start,
+        end=start + event.duration_ns * _NS,
+    )
+
+
+def exclusive_seconds(spans: Sequence[tuple[float, float, bool]]) -> list[float]:
+    """Return the seconds charged to each (start, end, is computation); spans are sorted by their start.
+
+    Of those that overlap, computation wins, then the one that started last.
+    """
+    charged = [0.0] * len(spans)
+    active: list[tuple[bool, int, float]] = []  # a heap: (not computation, -number, end)
+    now, following = 0.0, 0
+    while active or following < len(spans):
+        if not active:
+            now = spans[following][0]
+        while following < len(spans) and spans[following][0] <= now:
+            _, end, computes = spans[following]
+            heapq.heappush(active, (not computes, -following, end))
+            following += 1
+        while active and active[0][2] <= now:
+            heapq.heappop(active)
+        if not active:
+            continue
+        until = active[0][2]
+        if following < len(spans):
+            until = min(until, spans[following][0])
+        charged[-active[0][1]] += until - now
+        now = until
+    return charged
+
+
+def summarise(
+    devices: Mapping[str, Sequence[TraceEvent]], facts: Callable[[TraceEvent], OpFacts], workload: Workload
+) -> ProfileSummary:
+    """Return where the time went, the mean over devices."""
+    share = 1 / len(devices)
+    kinds, blocks = dict.fromkeys(KINDS, 0.0), defaultdict[tuple[str, bool], float](float)
+    seconds: Counter[tuple[str, str]] = Counter()
+    counts: Counter[tuple[str, str]] = Counter()
+    about: dict[tuple[str, str], OpFacts] = {}
+    window, moved = 0.0, 0.0
+    for events in devices.values():
+        known = [(event, facts(event)) for event in events]
+        work = [(event, fact) for event, fact in known if not fact.container and event.end > event.start]
+        if not work:
+            continue
+        whole = max(event.end for event, _ in work) - work[0][0].start
+        charged = exclusive_seconds(
+            [(event.start, event.end, fact.kind not in (COLLECTIVE, TRANSFER)) for event, fact in work]
+        )
+        kernels_of = _kernels_by_op(event for event, _ in work)
+        for (event, fact), spent in zip(work, charged, strict=True):
+            key = (event.kernel, event.op)
+            kinds[fact.kind] += spent * share
+            blocks[fact.block or REST, fact.backward] += spent * share
+            seconds[key] += spent * share
+            counts[key] += 1
+            about[key] = fact
+            moved += fact.num_bytes / kernels_of[event.op] * share
+        kinds[IDLE] += max(whole - sum(charged), 0.0) * share
+        window += whole * share
+    names = dict.fromkeys(name for name, _ in blocks)
+    return ProfileSummary(
+        workload=workload,
+        seconds=window,
+        kinds={kind: spent for kind, spent in kinds.items() if spent},
+        blocks=tuple(
+            BlockTime(name=name, forward=blocks.get((name, False), 0.0), backward=blocks.get((name, True), 0.0))
+            for name in names
+        ),
+        kernels=tuple(
+            Kernel(
+                name=kernel,
+                op=op,
+                kind=about[kernel, op].kind,
+                block=about[kernel, op].block or REST,
+                backward=about[kernel, op].backward,
+                seconds=spent,
+                count=round(counts[kernel, op] * share),
+                bytes_per_second=about[kernel, op].num_bytes * counts[kernel, op] * share / spent if spent else 0.0,
+            )
+            for (kernel, op), spent in seconds.most_common(_NUM_KERNELS)
+        ),
+        num_bytes=moved,
+    )
+
+
+def _kernels_by_op(events: Iterable[TraceEvent]) -> dict[str, int]:
+    """Return how many different kernels each instruction launches: its bytes are moved by all of them together."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for event in events:
+        found[event.op].add(event.kernel)
+    return {op: len(kernels) for op, kernels in found.items()}
+
+
+def transfer_kind(kernel: str) -> str:
+    """Return the kind of an event that belongs to no instruction, '' if it is neither a transfer nor a copy."""
+    name = kernel.lower().replace(" ", "")
+    if any(word in name for word in ("h2d", "d2h", "p2p", "htod", "dtoh", "ptop")):
+        return TRANSFER
+    if "nccl" in name:
+        return COLLECTIVE
+    return COPY if "memcpy" in name or "memset" in name else ""
+
+
+# For people
+
+
+def profile_lines(found: ProfileSummary) -> list[str]:
+    """Return the summary as lines of at most 80 columns."""
+    work = found.workload
+    lines = [
+        f"{work.model} on {work.num_devices} x {work.device}: {work.num_steps:,} steps, {work.num_images:,} images in "
+        f"{format_duration(found.seconds)}",
+        "",
+        "where the time went",
+    ]
+    for kind, spent in sorted(found.kinds.items(), key=lambda item: -item[1]):
+        share = spent / found.seconds
+        lines.append(f"  {kind:16}{share:7.1%}  {format_duration(spent):>9}  {'█' * round(40 * share)}")
+    ranked = sorted(found.blocks, key=lambda block: -block.seconds)
+    lines += ["", f"{'by block':30}{'forward':>10}{'backward':>11}{'share':>8}"]
+    for block in ranked[:_NUM_BLOCKS]:
+        both = (format_duration(block.forward), format_duration(block.backward) if block.backward else "")
+        lines.append(f"  {block.name[:28]:28}{both[0]:>10}{both[1]:>11}{block.seconds / found.seconds:8.1%}")
+    if len(ranked) > _NUM_BLOCKS:
+        others = sum(block.seconds for block in ranked[_NUM_BLOCKS:])
+        lines.append(f"  {f'{len(ranked) - _NUM_BLOCKS} others':49}{others / found.seconds:8.1%}")
+    lines += ["", "slowest kernels"]
+    for kernel in found.kernels:
+        where = f"{kernel.block}{', backward' if kernel.backward else ''}"
+        rate = f", {format_bytes(int(kernel.bytes_per_second))}/s" if kernel.bytes_per_second else ""
+        lines.append(f"  {kernel.seconds / found.seconds:6.1%}  {kernel.kind}, {where}, {kernel.count:,} times{rate}")
+        lines.append(f"          {kernel.name[:68]}")
+    return [*lines, "", *utilisation_lines(found)]
+
+
+def utilisation_lines(found: ProfileSummary) -> list[str]:
+    """Return how much of the device's arithmetic and memory bandwidth was used, a line each."""
+    work, flops = found.workload, found.flops_per_second
+    text = f"model FLOPs  {_flops(flops)}"
+    if work.peak_flops:
+        text += f": {flops / work.peak_flops:.1%} of the {_flops(work.peak_flops)} measured here"
+    if work.published_flops:
+        text += f", {flops / work.published_flops:.1%} of the published {_flops(work.published_flops)}"
+    memory = f"memory       {format_bytes(int(found.bytes_per_second))}/s at least"
+    if work.peak_bytes:
+        share = found.bytes_per_second / work.peak_bytes
+        memory += f": {share:.1%} of the {format_bytes(int(work.peak_bytes))}/s measured here"
+        memory += " (what stays in caches moves faster)" if share > 1 else ""
+    return [text, memory]
+
+
+def _flops(value: float) -> str:
+    scale, unit = next(((s, u) for s, u in ((1e12, "T"), (1e9, "G"), (1e6, "M")) if value >= s), (1.0, ""))
+    return f"{value / scale:.3g} {unit}FLOP/s"

@@ -1,0 +1,97 @@
+"""Traces of devices: what is charged where kernels overlap, and a trace as a GPU writes it."""
+
+import numpy as np
+import pytest
+from jax.profiler import ProfileData
+
+from headrace.core.errors import DataError
+from headrace.engine.hlo_text import parse_program
+from headrace.run.profile import OpTable
+from headrace.telemetry.device_trace import (
+    Workload,
+    exclusive_seconds,
+    profile_lines,
+    read_trace,
+    summarise,
+    summary_from,
+)
+from tests.engine.test_hlo_text import TEXT
+
+WORK = Workload(
+    model="net", device="NVIDIA X", num_devices=1, num_steps=2, num_images=8, flops_per_image=1_000_000, peak_flops=1e9,
+    peak_bytes=1e9,
+)  # fmt: skip
+
+
+def test_overlapping_kernels_are_charged_once():
+    """Against a count of single moments, by the rule: computation first, then the latest start."""
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        starts = np.sort(rng.integers(0, 40, 12))
+        spans = [(float(s), float(s + rng.integers(1, 15)), bool(rng.integers(0, 2))) for s in starts]
+        expected = [0.0] * len(spans)
+        for moment in range(60):
+            active = [k for k, (start, end, _) in enumerate(spans) if start <= moment < end]
+            if active:
+                expected[max(active, key=lambda k: (spans[k][2], k))] += 1
+        assert exclusive_seconds(spans) == expected
+
+
+def gpu_plane(events):
+    """Return a device's plane as text: events are (line, kernel, HLO instruction, start us, microseconds)."""
+    stats = ["hlo_op", "hlo_module", "tf_op"]
+    text = 'planes { id: 1 name: "/device:GPU:0"\n'
+    text += "".join(f'stat_metadata {{ key: {k} value {{ id: {k} name: "{s}" }} }}\n' for k, s in enumerate(stats, 1))
+    for number, (_, kernel, *_) in enumerate(events, 1):
+        text += f'event_metadata {{ key: {number} value {{ id: {number} name: "{kernel}" }} }}\n'
+    for place, line in enumerate(dict.fromkeys(event[0] for event in events)):
+        text += f'lines {{ id: {place} name: "{line}" timestamp_ns: 1000\n'
+        for number, (where, _, op, start, duration) in enumerate(events, 1):
+            if where == line:
+                text += f"events {{ metadata_id: {number} offset_ps: {start * 10**6} duration_ps: {duration * 10**6}\n"
+                if op:
+                    text += f'stats {{ metadata_id: 1 str_value: "{op}" }} stats {{ metadata_id: 2 str_value: "jit_call" }}\n'
+                text += "}\n"
+        text += "}\n"
+    return text + "}\n"
+
+
+def test_a_trace_of_a_gpu_is_summed_up(tmp_path):
+    events = [
+        ("Stream #13(Compute)", "loop_fusion", "loop_fusion", 0, 10),
+        ("Stream #13(Compute)", "sm90_xmma_dgrad", "cudnn-conv.3", 10, 60),
+        ("Stream #13(Compute)", "add_fusion", "sum", 80, 20),
+        ("Stream #14(Memcpy)", "MemcpyH2D", "", 0, 15),
+        ("Stream #15", "ncclDevKernel_AllReduce", "all-reduce-start.1", 60, 30),
+        ("XLA Modules", "jit_call", "", 0, 100),  # a group of all of the above, and no work of its own
+    ]
+    folder = tmp_path / "plugins" / "profile" / "now"
+    folder.mkdir(parents=True)
+    folder.joinpath("host.xplane.pb").write_bytes(ProfileData.text_proto_to_serialized_xspace(gpu_plane(events)))
+    found = summarise(read_trace(tmp_path), OpTable([parse_program(TEXT)], ("conv2_block1", "fc")), WORK)
+    assert found.seconds == pytest.approx(100e-6)
+    micros = {kind: round(1e6 * seconds, 3) for kind, seconds in found.kinds.items()}
+    # 60 to 70 the convolution hides the exchange, 80 to 90 the sum does.
+    assert micros == {"element-wise": 10, "convolution": 60, "norm": 20, "collective": 10} | (
+        {"idle": 0.0} if "idle" in micros else {}
+    )
+    blocks = {block.name: (round(1e6 * block.forward), round(1e6 * block.backward)) for block in found.blocks}
+    assert blocks == {"input": (10, 0), "conv2_block1": (0, 80), "exchange": (10, 0), "rest": (0, 0)}
+    assert [kernel.name for kernel in found.kernels[:2]] == ["sm90_xmma_dgrad", "add_fusion"]
+    assert found.flops_per_second == pytest.approx(8e6 / 100e-6)
+    text = "\n".join(profile_lines(found))
+    assert "8000.0% of the 1 GFLOP/s measured here" in text
+    assert max(map(len, text.splitlines())) <= 100
+    assert summary_from(found.to_dict()) == found
+
+
+def test_idle_time_is_what_no_kernel_fills(tmp_path):
+    events = [("Stream #1", "a", "sum", 0, 10), ("Stream #1", "b", "sum", 30, 10)]
+    tmp_path.joinpath("x.xplane.pb").write_bytes(ProfileData.text_proto_to_serialized_xspace(gpu_plane(events)))
+    found = summarise(read_trace(tmp_path), OpTable([parse_program(TEXT)], ()), WORK)
+    assert found.kinds["idle"] == pytest.approx(20e-6)
+
+
+def test_a_folder_without_a_trace_is_refused(tmp_path):
+    with pytest.raises(DataError, match="holds no trace"):
+        read_trace(tmp_path)
