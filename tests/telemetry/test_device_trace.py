@@ -6,7 +6,7 @@ from jax.profiler import ProfileData
 
 from headrace.core.errors import DataError
 from headrace.engine.hlo_text import parse_program
-from headrace.run.profile import OpTable
+from headrace.run.profiling import OpTable
 from headrace.telemetry.device_trace import (
     Workload,
     exclusive_seconds,
@@ -50,7 +50,8 @@ def gpu_plane(events):
             if where == line:
                 text += f"events {{ metadata_id: {number} offset_ps: {start * 10**6} duration_ps: {duration * 10**6}\n"
                 if op:
-                    text += f'stats {{ metadata_id: 1 str_value: "{op}" }} stats {{ metadata_id: 2 str_value: "jit_call" }}\n'
+                    values = zip((1, 2), (op, "jit_call"), strict=True)
+                    text += "".join(f'stats {{ metadata_id: {k} str_value: "{value}" }}\n' for k, value in values)
                 text += "}\n"
         text += "}\n"
     return text + "}\n"

@@ -23,7 +23,7 @@ def main(argv: list[str]) -> int:
     from headrace.plan.timeline_files import check_diagram_file, write_diagram
     from headrace.run.choices import settle, with_choices
     from headrace.run.design import design_run, scale_to_devices
-    from headrace.run.profile import with_measured_blocks
+    from headrace.run.profiling import with_measured_blocks
 
     if args.schedule_file:
         check_diagram_file(args.schedule_file)

@@ -21,7 +21,7 @@ def main(argv: list[str]) -> int:
     read = read_config_arguments if run is None else read_arguments
     parsed = read(argv[1:] if run else argv, "headrace profile", add_arguments, DESCRIPTION)
     args = parsed.args
-    from headrace.run.profile import FOLDER, read_profile
+    from headrace.run.profiling import FOLDER, read_profile
     from headrace.telemetry.device_trace import profile_lines
 
     folder = args.output or (run / FOLDER if run else Path(FOLDER))

@@ -30,7 +30,7 @@ from headrace.run.choices import settle
 from headrace.run.design import Design, design_run, starting_state
 from headrace.run.evaluation import make_forward_pass
 from headrace.run.metric_totals import CallReader
-from headrace.run.profile import (
+from headrace.run.profiling import (
     LEAST_STEPS,
     NUM_CALLS,
     WARM_UP_CALLS,

@@ -57,7 +57,7 @@ from headrace.run.directory import (
 from headrace.run.evaluation import Validator
 from headrace.run.interrupt import listen
 from headrace.run.metric_totals import CallReader, passing_failure_to
-from headrace.run.profile import FOLDER, CallProfile, describe_profile, trace_schedule, with_measured_blocks
+from headrace.run.profiling import FOLDER, CallProfile, describe_profile, trace_schedule, with_measured_blocks
 from headrace.run.recorder import InFlight, RunRecorder, utc_now
 from headrace.run.restore import (
     Past,
