@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from headrace.config.schema import Compiler
-from headrace.engine.compiler import compiler_options, describe, describe_compiler_options, is_known
+from headrace.engine.compiler import (
+    common_options,
+    compiler_options,
+    describe,
+    describe_compiler_options,
+    is_known,
+)
 
 
 def test_nothing_given_nothing_told():
@@ -65,3 +71,12 @@ def test_a_program_computes_the_same(target):
     x = np.arange(12, dtype=np.float32).reshape(3, 4)
     lowered = jax.jit(lambda x: jnp.tanh(x @ x.T)).lower(x)
     np.testing.assert_array_equal(lowered.compile(compiler_options=options)(x), lowered.compile()(x))
+
+
+def test_gpu_programs_get_known_options_unless_xla_flags_set_them(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    assert common_options() == {"xla_gpu_graph_min_graph_size": 2, "xla_gpu_autotune_level": 2}
+    assert compiler_options(Compiler()) == common_options()
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_autotune_level=4")
+    assert common_options() == {"xla_gpu_graph_min_graph_size": 2}

@@ -4,8 +4,11 @@ import json
 import re
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -15,6 +18,7 @@ from headrace.cli.options import read_config_arguments, resolve_arguments
 from headrace.core.errors import ConfigError
 from headrace.data.dataset import describe_dataset, open_dataset
 from headrace.reference.entrance import config_from, resolve
+from headrace.run import benchmarks
 from headrace.run.benchmarks import bench_inference, call_rates, latencies
 from headrace.run.design import design_run
 from tests.job.processes import run_job
@@ -49,6 +53,25 @@ def test_inference_counts_every_image_of_all_replicas(synthetic_on):
     assert line["mode"] == "inference"
     assert line["lowest"] <= line["images_per_second"] <= line["highest"]
     assert 0 < line["latency_milliseconds"]["p50"] <= line["latency_milliseconds"]["p99"]
+
+
+def test_no_call_looks_instant_where_launching_takes_as_long_as_running(monkeypatch):
+    """A GPU's host walks through a device loop's batches, so that the result is there when the launch returns."""
+    compiled_from = benchmarks.compiled_from
+
+    def with_slow_launch(build):
+        compiled = compiled_from(build)
+
+        def launch(*arguments):
+            time.sleep(0.1)
+            return jax.block_until_ready(compiled.program(*arguments))
+
+        return replace(compiled, program=launch)
+
+    monkeypatch.setattr(benchmarks, "compiled_from", with_slow_launch)
+    resolved = resolve(SMALL | {"synthetic_data": "device"}, "none")
+    result = bench_inference(resolved, batches_per_call=1, num_calls=3, num_requests=0)
+    assert max(result.rates.each) <= result.batch_size / 0.1 * 1.5
 
 
 def test_the_rate_of_two_processes_is_that_of_both_and_told_once(tmp_path):

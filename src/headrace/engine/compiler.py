@@ -5,6 +5,7 @@ JAX knows, since options come and go between its versions.
 """
 
 import functools
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -43,9 +44,17 @@ class Counterpart:
     options: Callable[[Any, str], Options]
 
 
-# Set in every program. XLA replays kernels between two convolutions as a CUDA graph from 5 on by default, and launches
-# fewer one by one, which a small network waits for: ResNet-8 at batch 32 was up to 30 % slower so (H200).
-_ALWAYS: Mapping[str, Options] = {"gpu": {"xla_gpu_graph_min_graph_size": 2}}
+# Set in every program of a network, for measured reasons (H200).
+_ALWAYS: Mapping[str, Options] = {
+    "gpu": {
+        # XLA replays kernels between two convolutions as a CUDA graph from 5 on by default, and launches fewer one by
+        # one, which a small network waits for: ResNet-8 at batch 32 was up to 30 % slower so.
+        "xla_gpu_graph_min_graph_size": 2,
+        # By default (4) XLA also compares the results of all algorithms of a convolution before it takes the fastest:
+        # ResNet-50 at 128 px compiled in 30 to 40 s, without the comparison in 12 s, and ran as fast.
+        "xla_gpu_autotune_level": 2,
+    }
+}
 
 
 def _target(value: str, backend: str) -> Options:
@@ -83,11 +92,17 @@ def describe(compiler: Compiler, backend: str) -> dict[str, Options]:
 
 def compiler_options(compiler: Compiler) -> dict[str, Any]:
     """Return the XLA options for this process's backend, without those that this JAX does not know."""
-    backend = jax.default_backend()
-    options = dict(_ALWAYS.get(backend, {}))
-    for row in describe(compiler, backend).values():
+    options: dict[str, Any] = {}
+    for row in describe(compiler, jax.default_backend()).values():
         options |= row
-    return {name: value for name, value in options.items() if is_known(name, value)}
+    return common_options() | {name: value for name, value in options.items() if is_known(name, value)}
+
+
+def common_options() -> dict[str, Any]:
+    """Return the XLA options of every program on this process's backend; what XLA_FLAGS set stays as it is."""
+    set_already = os.environ.get("XLA_FLAGS", "")
+    options = _ALWAYS.get(jax.default_backend(), {})
+    return {name: value for name, value in options.items() if name not in set_already and is_known(name, value)}
 
 
 def describe_compiler_options(compiler: Compiler, backend: str) -> list[str]:

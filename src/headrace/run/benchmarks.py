@@ -324,21 +324,24 @@ class _InferenceBench:
         feed = RepeatedFeed(
             self._source, (batches_per_call, self._batch_size), num_calls, self._options, self._forward.put
         )
-        with closing(feed):
+        ends: list[float] = []
+
+        def wait(scores: jax.Array) -> None:
+            _fetch(scores)
+            ends.append(time.perf_counter())
+
+        with closing(feed), closing(CallReader(wait)) as reader:
             block = feed.next()
             compiled = self._compile(block)
-            ends: list[float] = [time.perf_counter()]
-            running: list[jax.Array] = []
-            for number in range(num_calls):
-                running.append(compiled.program(*self._held, block))
-                running[-1].copy_to_host_async()
-                if number + 1 < num_calls:
-                    block = feed.next(running[-1])
-                if len(running) > 1:
-                    _fetch(running.pop(0))
-                    ends.append(time.perf_counter())
-            _fetch(running.pop())
             ends.append(time.perf_counter())
+            for number in range(num_calls):
+                scores = compiled.program(*self._held, block)
+                scores.copy_to_host_async()
+                reader.submit(scores)
+                if number + 1 < num_calls:
+                    block = feed.next(scores)
+                    reader.keep_up()
+            reader.drain()
         return compiled, [after - before for before, after in pairwise(ends)]
 
     def time_requests(self, num_requests: int) -> list[float]:
