@@ -68,7 +68,7 @@ PARAMETERS = {
     "squeezenet": 1_248_424,
     "cifar_fastnet": 13 * 24 + 9 * (24 * 64 + 64 * 64 + 64 * 256 + 3 * 256 * 256) + 2 * (2 * 64 + 4 * 256) + 257 * 10,
 }
-# of torchvision and timm, which agree
+# of torchvision or timm
 PARAMETERS |= {
     "convnext_tiny": 28_589_128,
     "convnext_small": 50_223_688,
@@ -86,6 +86,50 @@ PARAMETERS |= {
     "efficientnet_lite2": 6_092_072,
     "efficientnet_lite3": 8_197_096,
     "efficientnet_lite4": 13_006_568,
+    "resnet18d": 11_708_744,
+    "resnet26d": 16_014_408,
+    "resnet34d": 21_816_904,
+    "resnet50d": 25_576_264,
+    "resnet101d": 44_568_392,
+    "resnet152d": 60_212_040,
+    "seresnet18": 11_779_624,
+    "seresnet34": 21_960_416,
+    "seresnet50": 28_088_024,
+    "seresnet101": 49_326_872,
+    "seresnet152": 66_821_848,
+    "seresnext50": 27_559_896,
+    "seresnext101": 48_955_416,
+    "densenet121": 7_978_856,
+    "densenet169": 14_149_480,
+    "densenet201": 20_013_928,
+    "vgg11_bn": 132_868_840,
+    "vgg13_bn": 133_053_736,
+    "vgg16_bn": 138_365_992,
+    "vgg19_bn": 143_678_248,
+    "regnet_x_200mf": 2_684_792,
+    "regnet_x_400mf": 5_157_512,
+    "regnet_x_600mf": 6_196_040,
+    "regnet_x_800mf": 7_259_656,
+    "regnet_x_1_6gf": 9_190_136,
+    "regnet_x_3_2gf": 15_296_552,
+    "regnet_x_4gf": 22_118_248,
+    "regnet_x_6_4gf": 26_209_256,
+    "regnet_x_8gf": 39_572_648,
+    "regnet_x_12gf": 46_106_056,
+    "regnet_x_16gf": 54_278_536,
+    "regnet_x_32gf": 107_811_560,
+    "regnet_y_200mf": 3_162_996,
+    "regnet_y_400mf": 4_344_144,
+    "regnet_y_600mf": 6_055_160,
+    "regnet_y_800mf": 6_263_168,
+    "regnet_y_1_6gf": 11_202_430,
+    "regnet_y_3_2gf": 19_436_338,
+    "regnet_y_4gf": 20_646_656,
+    "regnet_y_6_4gf": 30_583_252,
+    "regnet_y_8gf": 39_180_068,
+    "regnet_y_12gf": 51_822_544,
+    "regnet_y_16gf": 83_590_140,
+    "regnet_y_32gf": 145_046_770,
 }
 # group dim 16 and expansion 4; B6's first block has 56 channels, which 16 does not divide: 4 groups of 14, where the
 # reference's figure (39,825,464) counts 18 channels for each of 3 groups
@@ -116,6 +160,8 @@ def test_parameter_counts_by_option():
     assert count == bottleneck_cifar(3, 8, 128, stem=64)
     # torchvision's definitions
     for name, count in (("resnet18", 11_689_512), ("resnet34", 21_797_672), ("mobilenet_v3_small", 2_542_856)):
+        assert network(name, model_dialect="torchvision").total_cost().params == count
+    for name, count in (("regnet_x_400mf", 5_495_976), ("regnet_y_800mf", 6_432_512), ("regnet_y_8gf", 39_381_472)):
         assert network(name, model_dialect="torchvision").total_cost().params == count
     assert network("squeezenet", use_bypass=True).total_cost().params == 1_248_424
     # 1,024 channels on top instead of 1,280

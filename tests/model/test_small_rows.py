@@ -12,7 +12,10 @@ from headrace.core.tree import flatten_named, unflatten_named
 from headrace.data.augmentation.augment import Preprocess
 from headrace.model.context import Ctx, Draws
 from headrace.model.convnext import ConvNeXt
+from headrace.model.densenet_vgg import DenseNet, Vgg
 from headrace.model.efficientnet import EfficientNet, Group
+from headrace.model.regnet import RegNet
+from headrace.model.resnet import ResNet
 from headrace.weights.onnx_file import write_onnx
 
 from .build import row_network
@@ -28,6 +31,13 @@ ROWS = {
         EfficientNet(width=0.5, depth=1.0, dropout_rate=0.0, groups=_FUSED[2:], lite=True),
         ["block1b/dwconv", "top/bn"],
     ),
+    "resnet": (
+        ResNet(units=(1, 1), unit="basic", stem="deep", squeezes=True),
+        ["conv1/2_conv", "conv2_block1/se", "conv3_block1/0_conv"],
+    ),
+    "regnet": (RegNet(2, 8, 8.0, 2.0, 4, squeezes=True), ["group1_block1/2_conv", "group2_block1/se"]),
+    "densenet": (DenseNet(units=(1, 2), growth=4, stem=8), ["stem/pool", "group2/conv"]),
+    "vgg": (Vgg(units=(1, 1), widths=(4, 8), hidden=16), ["group2_conv1/relu", "fc1/relu"]),
     "convnext": (
         ConvNeXt(units=(1, 1), widths=(8, 12), survival=0.6),
         ["stem/ln", "group1_block1/expand_conv", "group2_block1/scale", "top"],

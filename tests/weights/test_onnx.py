@@ -62,7 +62,10 @@ NETWORKS = [
     pytest.param("efficientnet_b0", {}, marks=pytest.mark.slow),
     pytest.param("mobilenet_v2", {}, marks=pytest.mark.slow),
     pytest.param("mobilenet_v3_small", {}, marks=pytest.mark.slow),
-    pytest.param("convnext_tiny", {}, marks=pytest.mark.slow),
+    *(
+        pytest.param(name, {}, marks=pytest.mark.slow)
+        for name in ("convnext_tiny", "efficientnet_v2_b0", "regnet_y_200mf", "seresnet18", "resnet18d", "densenet121")
+    ),
     pytest.param("squeezenet", {"use_bypass": True}, marks=pytest.mark.slow),
 ]
 

@@ -38,6 +38,11 @@ SMALL = [
     ("torchvision", "convnext_tiny", "convnext_tiny", 64),
     ("timm", "tf_efficientnetv2_b0", "efficientnet_v2_b0", 64),
     ("timm", "efficientnet_lite0", "efficientnet_lite0", 65),
+    ("timm", "resnet18d", "resnet18d", 65),
+    ("timm", "seresnet18", "seresnet18", 64),
+    ("torchvision", "regnet_y_400mf", "regnet_y_400mf", 64),
+    ("torchvision", "densenet121", "densenet121", 64),
+    ("torchvision", "vgg11_bn", "vgg11_bn", 64),
     ("common", "20-both", "cifar_resnet20", 32),
 ]
 OTHERS = [
@@ -57,6 +62,16 @@ OTHERS = [
     ("timm", "efficientnetv2_s", "efficientnet_v2_s", 65),
     ("timm", "tf_efficientnetv2_b3", "efficientnet_v2_b3", 65),
     ("timm", "tf_efficientnet_lite1", "efficientnet_lite1", 65),
+    ("timm", "resnet50d", "resnet50d", 65),
+    ("timm", "seresnet50", "seresnet50", 64),
+    ("timm", "seresnext50_32x4d", "seresnext50", 64),
+    ("timm", "regnetx_002", "regnet_x_200mf", 64),
+    ("timm", "regnety_004", "regnet_y_400mf", 64),
+    ("torchvision", "regnet_x_400mf", "regnet_x_400mf", 64),
+    ("timm", "densenet121", "densenet121", 65),
+    ("torchvision", "densenet169", "densenet169", 64),
+    ("timm", "vgg11_bn", "vgg11_bn", 64),
+    ("torchvision", "vgg16_bn", "vgg16_bn", 96),
     ("common", "20-end", "cifar_resnet20", 32),
 ]
 NUM_IMAGES = 8

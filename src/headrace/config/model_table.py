@@ -4,6 +4,7 @@
 both have a size (ResNet-14), small images take the CIFAR network; `cifar_resnet14` and `cifar_resnet` always do.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -48,28 +49,36 @@ FAMILIES: Mapping[str, Family] = {
     "efficientnet": Family(sizes=("b0", "cifar"), groups=(4, 4)),
     "mobilenet": Family(sizes=("v2", "v2"), groups=(8, 8)),
     "squeezenet": Family(sizes=("", "")),
+    "seresnet": Family(sizes=("50", "50")),
+    "seresnext": Family(sizes=("50", "50")),
     "convnext": Family(sizes=("tiny", "tiny")),
+    "regnet": Family(sizes=("y_400mf", "y_400mf"), groups=(8, 8)),
+    "densenet": Family(sizes=("121", "121")),
+    "vgg": Family(sizes=("11", "11")),
     "fastnet": Family(sizes=("", "")),
     "toy_model": Family(sizes=("", ""), groups=(4, 4)),
 }
 
 # option -> the families it concerns
 OPTION_FAMILIES: Mapping[str, tuple[str, ...]] = {
-    "convolution_groups": ("resnext",),
-    "group_dim": ("resnext", "efficientnet"),
+    "convolution_groups": ("resnext", "seresnext"),
+    "group_dim": ("resnext", "seresnext", "efficientnet"),
     "widenet": ("resnext",),
     "expand_ratio": ("efficientnet",),
     "width_coefficient": ("efficientnet",),
     "depth_coefficient": ("efficientnet",),
     "depth_divisor": ("efficientnet",),
-    "dropout_rate": ("efficientnet", "mobilenet", "squeezenet"),
+    "dropout_rate": ("efficientnet", "mobilenet", "squeezenet", "vgg"),
     "block_survival_prob": ("efficientnet", "convnext"),
     "use_relu": ("efficientnet",),
     "se": ("efficientnet",),
     "top_width": ("efficientnet", "mobilenet"),
     "use_bypass": ("squeezenet",),
     "shortcut": ("resnet",),
-    "model_dialect": ("resnet", "resnext", "efficientnet", "mobilenet", "convnext"),
+    "model_dialect": (
+        *("resnet", "resnext", "seresnet", "seresnext", "efficientnet", "mobilenet", "convnext", "regnet", "densenet"),
+        "vgg",
+    ),
 }
 
 # what says the norm of a network
@@ -90,7 +99,11 @@ _EFFICIENTNET_IMAGES = {
     **{f"v2_b{i}": image for i, image in enumerate((224, 240, 260, 300))},
     **{f"lite{i}": image for i, image in enumerate((224, 240, 260, 280, 300))},
 }
-_ALIASES = {"mobilenetv3": "mobilenet_v3_large", "squeezenet10": "squeezenet"}  # spelled as by _plain
+_ALIASES: dict[str, str] = {
+    "mobilenetv3": "mobilenet_v3_large",
+    "squeezenet10": "squeezenet",
+    "squeezenet1.0": "squeezenet",
+}  # spelled as by _plain
 
 
 def _cifar(family: str, sizes: Iterable[str]) -> list[Variant]:
@@ -103,6 +116,20 @@ def _imagenet(family: str, sizes: Iterable[str]) -> list[Variant]:
     return [Variant(name=f"{family}{size}", family=family, size=size) for size in sizes]
 
 
+def _torch(family: str, sizes: Iterable[str], ending: str = "") -> list[Variant]:
+    return [
+        Variant(name=f"{family}{size}{ending}", family=family, size=size.strip("_"), torch_only=True) for size in sizes
+    ]
+
+
+# by their FLOPs, and the numbers that timm gives them
+_REGNET_SIZES = {
+    **{"200mf": "002", "400mf": "004", "600mf": "006", "800mf": "008", "1_6gf": "016", "3_2gf": "032"},
+    **{"4gf": "040", "6_4gf": "064", "8gf": "080", "12gf": "120", "16gf": "160", "32gf": "320"},
+}
+_ALIASES |= {
+    f"regnet{kind}{number}": f"regnet_{kind}_{size}" for kind in "xy" for size, number in _REGNET_SIZES.items()
+}
 _ROWS = (
     Variant(name="toy_model", family="toy_model", image_size=32, num_classes=10, norm="none"),
     Variant(name="toy_model_bn", family="toy_model", size="bn", image_size=32, num_classes=10),
@@ -111,6 +138,9 @@ _ROWS = (
     *_cifar("resnext", ("11", "29", "38", "47", "56", "65")),
     *_imagenet("resnet", ("10", "14", "18", "26", "34", "50", "101", "152")),
     *_imagenet("resnext", ("14", "26", "50", "101", "152")),
+    *_torch("resnet", ("18d", "26d", "34d", "50d", "101d", "152d")),
+    *_torch("seresnet", ("18", "34", "50", "101", "152")),
+    *_torch("seresnext", ("50", "101")),
     Variant(name="efficientnet_cifar", family="efficientnet", size="cifar", image_size=32, num_classes=10),
     *(
         Variant(name=f"efficientnet_{size}", family="efficientnet", size=size, image_size=image)
@@ -123,6 +153,9 @@ _ROWS = (
         Variant(name=f"convnext_{size}", family="convnext", size=size, norm="layer_norm", torch_only=True)
         for size in ("tiny", "small", "base", "large")
     ),
+    *_torch("regnet", (f"_{kind}_{size}" for kind in "xy" for size in _REGNET_SIZES)),
+    *_torch("densenet", ("121", "169", "201")),
+    *_torch("vgg", ("11", "13", "16", "19"), "_bn"),
 )
 VARIANTS: Mapping[str, Variant] = {row.name: row for row in _ROWS}
 
@@ -199,4 +232,6 @@ def _size_spellings(row: Variant) -> set[str]:
 
 
 def _plain(name: str) -> str:
-    return str(name).lower().replace("-", "").replace("_", "").replace(" ", "")
+    # between digits it is a decimal point: regnet_x_1_6gf is not regnet_x_16gf
+    pointed = re.sub(r"(?<=\d)[_-](?=\d)", ".", str(name).lower())
+    return pointed.replace("-", "").replace("_", "").replace(" ", "")

@@ -100,3 +100,9 @@ def default_epsilon(dialect: Dialect, name: str) -> float:
     """Return the norm epsilon of a network in a dialect; the longest matching prefix wins."""
     beginning = max((start for start in dialect.epsilons if name.startswith(start)), key=len)
     return dialect.epsilons[beginning]
+
+
+def near_multiple(channels: float, divisor: int = 8, least: float = 0.9) -> int:
+    """Round channels to a multiple of the divisor, at least the divisor and at least 0.9 of the channels."""
+    rounded = max(divisor, int(channels + divisor / 2) // divisor * divisor)
+    return rounded + divisor if rounded < least * channels else rounded

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from string import ascii_lowercase
 
-from headrace.model.build_options import BuildOptions
+from headrace.model.build_options import BuildOptions, near_multiple
 from headrace.model.gates import Dropout, DropPath, SqueezeExcite
 from headrace.model.layers import FAN_IN_HE, FAN_OUT_HE, Chain, Conv, Dense, GlobalAveragePool, Layer, Named, Residual
 
@@ -83,12 +83,6 @@ def groups_of(channels: int, group_dim: int) -> int:
     wanted = max(channels // group_dim, 1)
     divisors = (groups for groups in range(1, channels + 1) if channels % groups == 0)
     return wanted if channels % wanted == 0 else min(divisors, key=lambda groups: abs(channels / groups - group_dim))
-
-
-def near_multiple(channels: float, divisor: int = 8, least: float = 0.9) -> int:
-    """Round channels to a multiple of the divisor, at least the divisor and at least 0.9 of the channels."""
-    rounded = max(divisor, int(channels + divisor / 2) // divisor * divisor)
-    return rounded + divisor if rounded < least * channels else rounded
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from headrace.config.model_table import VARIANTS, find_variant, norm_choice
 from headrace.config.schema import Model
 from headrace.model.build_options import DIALECTS, BuildOptions, default_epsilon
 from headrace.model.convnext import CONVNEXTS
+from headrace.model.densenet_vgg import DENSENETS, VGGS
 from headrace.model.efficientnet import EFFICIENTNETS
 from headrace.model.fastnet import FASTNETS
 from headrace.model.gates import Dropout
@@ -29,6 +30,7 @@ from headrace.model.layers import (
 from headrace.model.mobilenet import MOBILENETS
 from headrace.model.network import Network
 from headrace.model.norm import make_norm_spec
+from headrace.model.regnet import REGNETS
 from headrace.model.resnet import RESNETS
 
 # SqueezeNet 1.0: fire modules that squeeze channels by 1x1 and expand them by 1x1 and 3x3 in parallel; no norms.
@@ -119,7 +121,18 @@ class Row(Protocol):
     def aliases(self, build: BuildOptions) -> tuple[tuple[str, str], ...]: ...
 
 
-ROWS: Mapping[str, Row] = {**TOYS, **RESNETS, **EFFICIENTNETS, **MOBILENETS, **SQUEEZENETS, **FASTNETS, **CONVNEXTS}
+ROWS: Mapping[str, Row] = {
+    **TOYS,
+    **RESNETS,
+    **EFFICIENTNETS,
+    **MOBILENETS,
+    **SQUEEZENETS,
+    **FASTNETS,
+    **CONVNEXTS,
+    **REGNETS,
+    **DENSENETS,
+    **VGGS,
+}
 
 
 def model_names() -> tuple[str, ...]:

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from headrace.model.build_options import BuildOptions
-from headrace.model.efficientnet import Inverted, conv_block, near_multiple
+from headrace.model.build_options import BuildOptions, near_multiple
+from headrace.model.efficientnet import Inverted, conv_block
 from headrace.model.gates import Activation, Dropout, SqueezeExcite
 from headrace.model.layers import Chain, Dense, GlobalAveragePool, Named
 

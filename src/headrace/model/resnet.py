@@ -1,4 +1,4 @@
-"""ResNets and ResNeXts for ImageNet (v1.5) and for CIFAR images.
+"""ResNets and ResNeXts for ImageNet (v1.5) and for CIFAR images; with squeeze-excite (SE), or deep stems (D).
 
 A residual unit is two blocks: the unit up to its addition, and the relu after it, where pipelines are cut. Layers are
 named as in the reference: `conv2_block1` + `1_conv`.
@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from headrace.core.errors import ConfigError
-from headrace.model.build_options import BuildOptions
+from headrace.model.build_options import BuildOptions, near_multiple
+from headrace.model.gates import SqueezeExcite
 from headrace.model.layers import (
     GLOROT_UNIFORM,
+    AveragePool,
     Chain,
     Conv,
     Dense,
@@ -39,8 +41,9 @@ class ResNet:
 
     units: tuple[int, ...]
     unit: Literal["basic", "bottleneck"] = "bottleneck"
-    stem: Literal["imagenet", "cifar"] = "imagenet"
+    stem: Literal["imagenet", "deep", "cifar"] = "imagenet"  # deep is D, where average pools halve the shortcuts too
     cardinality: int = 1  # groups of the 3x3 convolution in a bottleneck; above 1 it is a ResNeXt
+    squeezes: bool = False
 
     @property
     def is_cifar_basic(self) -> bool:
@@ -50,8 +53,8 @@ class ResNet:
     def blocks(self, build: BuildOptions) -> tuple[Named, ...]:
         """Return the named blocks."""
         self._check_options(build)
-        width = 64 if self.stem == "imagenet" or build.options.widenet else 16
-        blocks = list(_imagenet_stem(build) if self.stem == "imagenet" else _cifar_stem(width, build))
+        width = 64 if self.stem != "cifar" or build.options.widenet else 16
+        blocks = list(_cifar_stem(width, build) if self.stem == "cifar" else _imagenet_stem(self.stem == "deep", build))
         for group, count in enumerate(self.units):
             for i in range(count):
                 first = i == 0
@@ -84,8 +87,19 @@ class ResNet:
 
     def _unit(self, unit: UnitSpec, build: BuildOptions) -> Residual:
         if self.unit == "bottleneck":
-            return _bottleneck_unit(self._inner(unit, build), unit, build)
-        return _cifar_unit(unit, build) if self.is_cifar_basic else _basic_unit(unit, build)
+            found = _bottleneck_unit(self._inner(unit, build), unit, build)
+        else:
+            found = _cifar_unit(unit, build) if self.is_cifar_basic else _basic_unit(unit, build)
+        if self.squeezes:
+            channels = unit.width * (4 if self.unit == "bottleneck" else 1)
+            squeeze = SqueezeExcite(width=near_multiple(channels / 16, least=0.0), activation="relu")
+            found = replace(found, body=Chain((*found.body.layers, ("se", squeeze))))
+        if self.stem == "deep" and unit.stride > 1:
+            (name, conv), *rest = found.shortcut.layers
+            assert isinstance(conv, Conv)
+            halved = ("0_pool", AveragePool(window=2, stride=2, padding="SAME")), (name, replace(conv, stride=1))
+            found = replace(found, shortcut=Chain((*halved, *rest)))
+        return found
 
     def _inner(self, unit: UnitSpec, build: BuildOptions) -> Conv:
         """Return the 3x3 convolution of a bottleneck."""
@@ -98,7 +112,7 @@ class ResNet:
 
     def _check_options(self, build: BuildOptions) -> None:
         """Raise ConfigError for options that only other rows of the family support."""
-        if build.options.widenet and self.stem == "imagenet":
+        if build.options.widenet and self.stem != "cifar":
             raise ConfigError(
                 f"widenet is on for {build.variant.name}.",
                 rule="Only the ResNeXts for CIFAR images have a wide variant.",
@@ -112,23 +126,24 @@ class ResNet:
             )
 
 
-def _conv_norm(name: str, conv: Conv, build: BuildOptions, gamma: float = 1.0) -> tuple[Named, Named]:
+def conv_norm(name: str, conv: Conv, build: BuildOptions, gamma: float = 1.0) -> tuple[Named, Named]:
     """Return a convolution and its norm, named as in the reference."""
     return (f"{name}_conv", conv), build.norm_named(f"{name}_", gamma)
 
 
-def _conv_norm_relu(name: str, conv: Conv, build: BuildOptions) -> tuple[Named, ...]:
+def conv_norm_relu(name: str, conv: Conv, build: BuildOptions) -> tuple[Named, ...]:
+    """Return a convolution, its norm and a relu."""
     return (f"{name}_conv", conv), *build.norm_act(f"{name}_", f"{name}_relu")
 
 
 def _projection(unit: UnitSpec, channels: int, build: BuildOptions) -> Chain:
-    return Chain(_conv_norm("0", build.conv(channels, kernel=1, stride=unit.stride), build) if unit.first else ())
+    return Chain(conv_norm("0", build.conv(channels, kernel=1, stride=unit.stride), build) if unit.first else ())
 
 
 def _basic_unit(unit: UnitSpec, build: BuildOptions) -> Residual:
     body = (
-        *_conv_norm_relu("1", build.conv(unit.width, stride=unit.stride), build),
-        *_conv_norm("2", build.conv(unit.width), build),
+        *conv_norm_relu("1", build.conv(unit.width, stride=unit.stride), build),
+        *conv_norm("2", build.conv(unit.width), build),
     )
     chosen = build.options.shortcut
     if chosen in ("pad-end", "pad-both"):
@@ -141,25 +156,25 @@ def _bottleneck_unit(inner: Conv, unit: UnitSpec, build: BuildOptions) -> Residu
     """Return a unit; with an identity shortcut it starts as the identity (its last gamma is 0)."""
     stride = unit.stride if build.dialect.strides_first else 1
     body = (
-        *_conv_norm_relu("1", build.conv(inner.channels, kernel=1, stride=stride), build),
-        *_conv_norm_relu("2", inner, build),
-        *_conv_norm("3", build.conv(4 * unit.width, kernel=1), build, 1.0 if unit.first else 0.0),
+        *conv_norm_relu("1", build.conv(inner.channels, kernel=1, stride=stride), build),
+        *conv_norm_relu("2", inner, build),
+        *conv_norm("3", build.conv(4 * unit.width, kernel=1), build, 1.0 if unit.first else 0.0),
     )
     return Residual(body=Chain(body), shortcut=_projection(unit, 4 * unit.width, build))
 
 
 def _cifar_unit(unit: UnitSpec, build: BuildOptions) -> Residual:
-    conv1, *rest = _conv_norm_relu("layer1", build.conv(unit.width, stride=unit.stride), build)
+    conv1, *rest = conv_norm_relu("layer1", build.conv(unit.width, stride=unit.stride), build)
     halves = unit.stride > 1
     body = (
         ("layer1_conv_ds" if halves else "layer1_conv", conv1[1]),
         *rest,
-        *_conv_norm("layer2", build.conv(unit.width), build),
+        *conv_norm("layer2", build.conv(unit.width), build),
     )
     chosen = build.dialect.shortcut if build.options.shortcut == "auto" else build.options.shortcut
     if chosen == "projection":
         conv = build.conv(unit.width, kernel=1, stride=unit.stride)
-        shortcut = Chain(_conv_norm("shortcut", conv, build) if halves else ())
+        shortcut = Chain(conv_norm("shortcut", conv, build) if halves else ())
     else:
         shortcut = _padded(unit, chosen == "pad-both")
     return Residual(body=Chain(body), shortcut=shortcut)
@@ -172,14 +187,18 @@ def _padded(unit: UnitSpec, both_sides: bool) -> Chain:
     return Chain((("shortcut", SubsampleShortcut(channels=unit.width, both_sides=both_sides)),))
 
 
-def _imagenet_stem(build: BuildOptions) -> tuple[Named, ...]:
-    """Return a 7x7/2 convolution and a 3x3/2 max pool, padded equally on all sides.
+def _imagenet_stem(deep: bool, build: BuildOptions) -> tuple[Named, ...]:
+    """Return a 7x7/2 convolution, or three 3x3 ones, and a 3x3/2 max pool, padded equally on all sides.
 
     The reference pads the pool with zeros, which is equivalent to ignoring padding as the relu leaves no negatives.
     """
     conv = Conv(channels=64, kernel=7, stride=2, padding=build.padding(7, symmetric=True), initial=GLOROT_UNIFORM)
+    layers = (("conv", conv), *build.norm_act("", "relu"))
+    if deep:
+        convs = enumerate((build.conv(32, stride=2), build.conv(32), build.conv(64)), start=1)
+        layers = tuple(layer for number, conv in convs for layer in conv_norm_relu(str(number), conv, build))
     pool = MaxPool(window=3, stride=2, padding=build.padding(3, symmetric=True))
-    return ("conv1", Chain((("conv", conv), *build.norm_act("", "relu")))), ("pool1", Chain((("pool", pool),)))
+    return ("conv1", Chain(layers)), ("pool1", Chain((("pool", pool),)))
 
 
 def _cifar_stem(width: int, build: BuildOptions) -> tuple[Named, ...]:
@@ -201,6 +220,11 @@ def _table() -> dict[str, ResNet]:
     rows = {f"resnet{size}": ResNet(units=units, unit="basic") for size, units in basic.items()}
     rows |= {f"resnet{size}": ResNet(units=units) for size, units in bottleneck.items()}
     rows |= {f"resnext{size}": ResNet(units=units, cardinality=32) for size, units in bottleneck.items()}
+    rows |= {
+        f"resnet{size}d": replace(rows[f"resnet{size}"], stem="deep") for size in ("18", "26", "34", "50", "101", "152")
+    }
+    for name in (*(f"resnet{size}" for size in ("18", "34", "50", "101", "152")), "resnext50", "resnext101"):
+        rows[f"se{name}"] = replace(rows[name], squeezes=True)
     rows |= {
         f"cifar_resnet{size}": ResNet(units=units, unit="basic", stem="cifar") for size, units in cifar_basic.items()
     }

@@ -29,6 +29,17 @@ OI = DimOrder(dims=2, read=lambda a: a.T, write=lambda a: a.T)
 OI11 = DimOrder(dims=4, read=lambda a: a[:, :, 0, 0].T, write=lambda a: a.T[:, :, None, None])
 # Our 1x1 convolutions that are dense layers in the library (ConvNeXt)
 OI_OF_1X1 = DimOrder(dims=2, read=lambda a: a.T[None, None], write=lambda a: a[0, 0].T)
+# VGG's first dense layer: the flattened 7x7 pixels have their channels first there and last here
+O_C77 = DimOrder(
+    dims=2,
+    read=lambda a: a.reshape(len(a), -1, 7, 7).transpose(2, 3, 1, 0).reshape(-1, len(a)),
+    write=lambda a: a.reshape(7, 7, -1, a.shape[1]).transpose(3, 2, 0, 1).reshape(a.shape[1], -1),
+)
+OC77 = DimOrder(
+    dims=4,
+    read=lambda a: a.transpose(2, 3, 1, 0).reshape(-1, len(a)),
+    write=lambda a: a.reshape(7, 7, -1, a.shape[1]).transpose(3, 2, 0, 1),
+)
 C11 = DimOrder(dims=3, read=lambda a: a[:, 0, 0], write=lambda a: a[:, None, None])
 HWIO = DimOrder(dims=4, read=lambda a: a, write=lambda a: a)
 IO = DimOrder(dims=2, read=lambda a: a, write=lambda a: a)
@@ -55,6 +66,8 @@ TORCH_TENSORS: dict[str, tuple[TensorRow, ...]] = {
     "dense": _tensors(("params kernel", ".weight", OI), _BIAS),
     "dense_as_conv": _tensors(("params kernel", ".weight", OI11), _BIAS),
     "conv_as_dense": _tensors(("params kernel", ".weight", OI_OF_1X1), _BIAS),
+    "dense_of_7x7": _tensors(("params kernel", ".weight", O_C77), _BIAS),
+    "dense_as_conv_7x7": _tensors(("params kernel", ".weight", OC77), _BIAS),
     "scale": _tensors(("params gamma", "", AS_IS)),
     "scale_C11": _tensors(("params gamma", "", C11)),
     "norm": _tensors(

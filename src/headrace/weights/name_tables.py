@@ -4,6 +4,7 @@ Our name is on the left, theirs on the right; `name_rules.py` explains the rows.
 scheme that covers it.
 """
 
+from headrace.model.densenet_vgg import VGGS, Vgg
 from headrace.weights.name_rules import KERAS_TENSORS, Scheme, layer_rows
 
 _UNIT = r"conv(?P<group>\d+)_block(?P<unit>\d+)"
@@ -16,6 +17,24 @@ _RESNET = layer_rows(
     (_UNIT + r"/(?P<place>[123])_conv", "layer{group-1}.{unit-1}.conv{place}", "conv"),
     (_UNIT + r"/(?P<place>[123])_[bgl]n", "layer{group-1}.{unit-1}.bn{place}", "norm"),
     (r"predictions", "fc", "dense"),
+)
+# timm's: with squeeze-excite, and with deep stems and pools on the shortcuts
+_SE_RESNET = (
+    *_RESNET,
+    *layer_rows(
+        (_UNIT + r"/se/reduce", "layer{group-1}.{unit-1}.se.fc1", "dense_as_conv"),
+        (_UNIT + r"/se/expand", "layer{group-1}.{unit-1}.se.fc2", "dense_as_conv"),
+    ),
+)
+_RESNET_D = (
+    *layer_rows(
+        *((rf"conv1/{i}_conv", f"conv1.{3 * i - 3}", "conv") for i in (1, 2, 3)),
+        *((rf"conv1/{i}_[bgl]n", f"conv1.{3 * i - 2}", "norm") for i in (1, 2)),
+        (r"conv1/3_[bgl]n", "bn1", "norm"),
+        (_UNIT + r"/0_conv", "layer{group-1}.{unit-1}.downsample.1", "conv"),
+        (_UNIT + r"/0_[bgl]n", "layer{group-1}.{unit-1}.downsample.2", "norm"),
+    ),
+    *_RESNET,
 )
 _CIFAR_RESNET = layer_rows(
     (r"conv1/conv", "conv1", "conv"),
@@ -221,6 +240,67 @@ _CONVNEXT_TIMM = (
     (r"predictions", "head.fc", "dense"),
 )
 
+_GROUP_UNIT = r"group(?P<group>\d)_block(?P<unit>\d+)"
+_REGNET_TV = (
+    (r"stem/conv", "stem.0", "conv"),
+    (r"stem/bn", "stem.1", "norm"),
+    *(
+        (f"{_GROUP_UNIT}/{ours}", f"trunk_output.block{{group}}.block{{group}}-{{unit-1}}.{theirs}", kind)
+        for place, name in (("0", "proj"), ("1", "f.a"), ("2", "f.b"), ("3", "f.c"))
+        for ours, theirs, kind in ((f"{place}_conv", f"{name}.0", "conv"), (f"{place}_bn", f"{name}.1", "norm"))
+    ),
+    *(
+        (
+            f"{_GROUP_UNIT}/se/{ours}",
+            f"trunk_output.block{{group}}.block{{group}}-{{unit-1}}.f.se.{fc}",
+            "dense_as_conv",
+        )
+        for ours, fc in (("reduce", "fc1"), ("expand", "fc2"))
+    ),
+    (r"predictions", "fc", "dense"),
+)
+_REGNET_TIMM = (
+    (r"stem/conv", "stem.conv", "conv"),
+    (r"stem/bn", "stem.bn", "norm"),
+    (_GROUP_UNIT + r"/0_conv", "s{group}.b{unit}.downsample.conv", "conv"),
+    (_GROUP_UNIT + r"/0_bn", "s{group}.b{unit}.downsample.bn", "norm"),
+    (_GROUP_UNIT + r"/(?P<place>[123])_conv", "s{group}.b{unit}.conv{place}.conv", "conv"),
+    (_GROUP_UNIT + r"/(?P<place>[123])_bn", "s{group}.b{unit}.conv{place}.bn", "norm"),
+    (_GROUP_UNIT + r"/se/reduce", "s{group}.b{unit}.se.fc1", "dense_as_conv"),
+    (_GROUP_UNIT + r"/se/expand", "s{group}.b{unit}.se.fc2", "dense_as_conv"),
+    (r"predictions", "head.fc", "dense"),
+)
+_DENSENET = (
+    (r"stem/conv", "features.conv0", "conv"),
+    (r"stem/bn", "features.norm0", "norm"),
+    (_GROUP_UNIT + r"/new/(?P<place>[12])_conv", "features.denseblock{group}.denselayer{unit}.conv{place}", "conv"),
+    (_GROUP_UNIT + r"/new/(?P<place>[12])_bn", "features.denseblock{group}.denselayer{unit}.norm{place}", "norm"),
+    (r"group(?P<group>\d)/conv", "features.transition{group-1}.conv", "conv"),
+    (r"group(?P<group>\d)/bn", "features.transition{group-1}.norm", "norm"),
+    (r"top/bn", "features.norm5", "norm"),
+    (r"predictions", "classifier", "dense"),
+)
+_VGG_HEADS = {
+    "torchvision": (
+        (r"fc1/dense", "classifier.0", "dense_of_7x7"),
+        (r"fc2/dense", "classifier.3", "dense"),
+        (r"predictions", "classifier.6", "dense"),
+    ),
+    "timm": (
+        (r"fc1/dense", "pre_logits.fc1", "dense_as_conv_7x7"),
+        (r"fc2/dense", "pre_logits.fc2", "dense_as_conv"),
+        (r"predictions", "head.fc", "dense"),
+    ),
+}
+
+
+def _vgg(row: Vgg, library: str) -> tuple[tuple[str, str, str], ...]:
+    places = row.places().items()
+    convs = ((f"{name}/conv", f"features.{place}", "conv") for name, place in places)
+    norms = ((f"{name}/bn", f"features.{place + 1}", "norm") for name, place in places)
+    return *convs, *norms, *_VGG_HEADS[library]
+
+
 # (library, rows). Schemes of one library differ in the layers that they cover, so at most one fits a whole network.
 _TORCH_SCHEMES = (
     ("torchvision", _EFFICIENTNET_TV),
@@ -229,6 +309,12 @@ _TORCH_SCHEMES = (
     ("torchvision", _SQUEEZENET),
     ("torchvision", _CONVNEXT_TV),
     ("timm", _CONVNEXT_TIMM),
+    ("torchvision", _REGNET_TV),
+    ("timm", _REGNET_TIMM),
+    ("torchvision", _DENSENET),
+    ("timm", _DENSENET),
+    # by depth: the names of a shallower VGG are all in the rows of a deeper one, at other places
+    *((library, _vgg(row, library)) for row in VGGS.values() for library in _VGG_HEADS),
     ("timm", _EFFICIENTNET_TIMM),
     ("timm", (*_TIMM_ENDS, *_timm_groups((1, 2, 3, 4, 3, 3, 1)))),
     ("timm", _timm_v3((1, 2, 3, 2, 3))),  # before the large one, whose rows would match this network too
@@ -240,7 +326,8 @@ SCHEMES: tuple[Scheme, ...] = (
     Scheme(name="common", rows=(*_CIFAR_RESNET, *layer_rows((r"fc_layer", "linear", "dense")))),
     Scheme(name="common-fc", rows=(*_CIFAR_RESNET, *layer_rows((r"fc_layer", "fc", "dense")))),
     *(Scheme(name=name, rows=layer_rows(*rows)) for name, rows in _TORCH_SCHEMES),
-    Scheme(name="timm", rows=_RESNET),
+    Scheme(name="timm", rows=_SE_RESNET),
+    Scheme(name="timm", rows=_RESNET_D),
     Scheme(name="keras", rows=_KERAS_RESNET, tensors=KERAS_TENSORS),
     Scheme(name="keras", rows=layer_rows(*_efficientnet_keras("dwconv")), tensors=KERAS_TENSORS),
     Scheme(name="keras", rows=layer_rows(*_efficientnet_keras("dwconv2")), tensors=KERAS_TENSORS),

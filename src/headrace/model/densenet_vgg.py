@@ -1,0 +1,124 @@
+"""Networks without additions: DenseNet, whose layers append channels to their input, and VGG with batch norm.
+
+Both are padded as in PyTorch, whatever the dialect.
+"""
+
+from dataclasses import dataclass
+
+from headrace.model.build_options import BuildOptions
+from headrace.model.gates import Dropout
+from headrace.model.layers import (
+    FAN_IN_HE,
+    FAN_OUT_HE,
+    AveragePool,
+    Chain,
+    Concat,
+    Conv,
+    Dense,
+    Flatten,
+    GlobalAveragePool,
+    MaxPool,
+    Named,
+    Normal,
+    Relu,
+    ResizeByAverage,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseNet:
+    """One row of the table: the number of layers in each group."""
+
+    units: tuple[int, ...]
+    growth: int = 32
+    stem: int = 64
+
+    def blocks(self, build: BuildOptions) -> tuple[Named, ...]:
+        """Return the named blocks: `group2` halves image and channels, `group2_block1` is the first layer after it."""
+        conv = Conv(channels=self.stem, kernel=7, stride=2, padding=build.padding(7), initial=FAN_IN_HE)
+        pool = MaxPool(window=3, stride=2, padding=build.padding(3))
+        stem = Chain((("conv", conv), *build.norm_act("", "relu"), ("pool", pool)))
+        blocks: list[Named] = [("stem", stem)]
+        channels = self.stem
+        for group, count in enumerate(self.units, start=1):
+            if group > 1:
+                channels //= 2
+                halved = ("conv", self._conv(channels, 1, build)), ("pool", AveragePool(window=2, stride=2))
+                blocks += [(f"group{group}", Chain((*build.norm_act("", "relu"), *halved)))]
+            blocks += [(f"group{group}_block{i}", self._unit(build)) for i in range(1, count + 1)]
+            channels += count * self.growth
+        blocks += [("top", Chain(build.norm_act("", "relu"))), ("avg_pool", GlobalAveragePool())]
+        return *blocks, ("predictions", Dense(features=build.num_classes, logits=True))
+
+    def _unit(self, build: BuildOptions) -> Concat:
+        layers = (
+            *build.norm_act("1_", "1_relu"),
+            ("1_conv", self._conv(4 * self.growth, 1, build)),
+            *build.norm_act("2_", "2_relu"),
+            ("2_conv", self._conv(self.growth, 3, build)),
+        )
+        return Concat(layers=(("input", Chain()), ("new", Chain(layers))))
+
+    @staticmethod
+    def _conv(channels: int, kernel: int, build: BuildOptions) -> Conv:
+        return Conv(channels=channels, kernel=kernel, padding=build.padding(kernel), initial=FAN_IN_HE)
+
+    def aliases(self, build: BuildOptions) -> tuple[tuple[str, str], ...]:
+        """Return other names of split points: PyTorch's modules."""
+        named = [(f"features/transition{group - 1}", f"group{group}") for group in range(2, len(self.units) + 1)]
+        for group, count in enumerate(self.units, start=1):
+            there = f"features/denseblock{group}/denselayer"
+            named += [(f"{there}{i}", f"group{group}_block{i}") for i in range(1, count + 1)]
+        return tuple(named)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vgg:
+    """One row of the table: the number of convolutions in each group."""
+
+    units: tuple[int, ...]
+    widths: tuple[int, ...] = (64, 128, 256, 512, 512)
+    hidden: int = 4096
+
+    def blocks(self, build: BuildOptions) -> tuple[Named, ...]:
+        """Return the named blocks: a convolution each, and a pool after each group."""
+        blocks: list[Named] = []
+        for group, (count, width) in enumerate(zip(self.units, self.widths, strict=True), start=1):
+            conv = Conv(channels=width, padding=build.padding(3), bias=True, initial=FAN_OUT_HE)
+            layers = Chain((("conv", conv), *build.norm_act("", "relu")))
+            blocks += [(f"group{group}_conv{i}", layers) for i in range(1, count + 1)]
+            blocks += [(f"group{group}_pool", MaxPool(window=2, stride=2))]
+        blocks += [("resize", ResizeByAverage(7)), ("flatten", Flatten())]
+        rate = 0.5 if build.options.dropout_rate is None else build.options.dropout_rate
+        for name in ("fc1", "fc2"):
+            dense = Dense(features=self.hidden, initial=Normal(0.01))
+            drop: tuple[Named, ...] = (("drop", Dropout(rate)),) if rate else ()
+            blocks += [(name, Chain((("dense", dense), ("relu", Relu()), *drop)))]
+        return *blocks, ("predictions", Dense(features=build.num_classes, logits=True, initial=Normal(0.01)))
+
+    def places(self) -> dict[str, int]:
+        """Return the position of every convolution in PyTorch's sequence of convolutions, norms, relus and pools."""
+        found, place = {}, 0
+        for group, count in enumerate(self.units, start=1):
+            for i in range(1, count + 1):
+                found[f"group{group}_conv{i}"] = place
+                place += 3
+            place += 1
+        return found
+
+    def aliases(self, build: BuildOptions) -> tuple[tuple[str, str], ...]:
+        """Return other names of split points: PyTorch's modules."""
+        return tuple((f"features/{place}", name) for name, place in self.places().items())
+
+
+DENSENETS: dict[str, DenseNet] = {
+    "densenet121": DenseNet(units=(6, 12, 24, 16)),
+    "densenet169": DenseNet(units=(6, 12, 32, 32)),
+    "densenet201": DenseNet(units=(6, 12, 48, 32)),
+}
+VGGS: dict[str, Vgg] = {
+    "vgg11_bn": Vgg(units=(1, 1, 2, 2, 2)),
+    "vgg13_bn": Vgg(units=(2, 2, 2, 2, 2)),
+    "vgg16_bn": Vgg(units=(2, 2, 3, 3, 3)),
+    "vgg19_bn": Vgg(units=(2, 2, 4, 4, 4)),
+}
