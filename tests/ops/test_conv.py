@@ -51,7 +51,7 @@ CASES = [
     Case((7, 6), 5, 2, channels=(4, 4), groups=4),
     Case((6, 6), 3, 1, channels=(4, 8), groups=4),  # two filters a group: not depthwise
     Case((5, 6), 3, 2, channels=(96, 48), groups=6),  # two groups at a time, unequal in and out
-    Case((5, 4), 3, 1, channels=(40, 40), groups=5),  # one group at a time
+    Case((5, 4), 3, 1, channels=(40, 40), groups=5),  # four groups, and the fifth
     Case((6, 5), 3, 1, ((2, 0), (0, 1)), channels=(3, 3), groups=3),  # depthwise, padded unevenly
 ]
 

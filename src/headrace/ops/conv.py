@@ -173,12 +173,14 @@ _MAX_MERGED_CHANNELS = 32
 
 def conv2d_grouped(x_NHWC: Array, w_HWIO: Array, stride: int, pads: Pads, groups: int) -> Array:
     """Convolve a few neighbouring groups at a time as one, with zero weights between different groups."""
-    per_group = w_HWIO.shape[2]
-    together = max(
-        n for n in range(1, groups + 1) if groups % n == 0 and (n == 1 or n * per_group <= _MAX_MERGED_CHANNELS)
-    )
-    parts = zip(*(jnp.split(array, groups // together, axis=3) for array in (x_NHWC, w_HWIO)), strict=True)
-    return jnp.concatenate([conv2d_canonical(x, _block_diagonal(w, together), stride, pads) for x, w in parts], axis=3)
+    inputs, outputs = w_HWIO.shape[2], w_HWIO.shape[3] // groups
+    together = max(1, _MAX_MERGED_CHANNELS // inputs)
+    parts = []
+    for first in range(0, groups, together):
+        last = min(first + together, groups)  # the last may have fewer: 55 groups are 13 times 4 and once 3
+        w = _block_diagonal(w_HWIO[..., first * outputs : last * outputs], last - first)
+        parts.append(conv2d_canonical(x_NHWC[..., first * inputs : last * inputs], w, stride, pads))
+    return jnp.concatenate(parts, axis=3)
 
 
 def _block_diagonal(w_HWIO: Array, groups: int) -> Array:
