@@ -44,15 +44,12 @@ class Counterpart:
     options: Callable[[Any, str], Options]
 
 
-# Set in every program of a network, for measured reasons (H200).
+# Set in every program of a network.
 _ALWAYS: Mapping[str, Options] = {
     "gpu": {
         # XLA replays kernels between two convolutions as a CUDA graph from 5 on by default, and launches fewer one by
         # one, which a small network waits for: ResNet-8 at batch 32 was up to 30 % slower so.
         "xla_gpu_graph_min_graph_size": 2,
-        # By default (4) XLA also compares the results of all algorithms of a convolution before it takes the fastest:
-        # ResNet-50 at 128 px compiled in 30 to 40 s, without the comparison in 12 s, and ran as fast.
-        "xla_gpu_autotune_level": 2,
     }
 }
 
