@@ -2,7 +2,7 @@
 
 The commands are in tests/seeds/commands.yml, with what each must come to. They are executed with the least that makes
 them short and changes nothing else: one weight update (`--dry-run-steps 1`), synthetic data, small images. Longer ones
-are marked slow. docs/seeds.md is made from the same list.
+are marked slow. docs/reference has the same list.
 """
 
 import re
@@ -17,7 +17,6 @@ from headrace.cli.options import read_arguments
 from headrace.core.errors import ConfigError
 from headrace.job.detect_launcher import detect_process_info
 from headrace.job.launch_request import LaunchRequest
-from tests.seeds.page import PAGE, page
 from tests.seeds.reading import (
     NOT_OURS,
     SeedCommand,
@@ -190,10 +189,6 @@ def test_restore(tmp_path: Path, capsys) -> None:
     # A run that has come to its end: train.py --restore-path validates it, as the seed's line for 64 IPUs does.
     assert run_script("train", ["--restore-path", str(place), "--platform", "cpu"]) == 0
     assert re.search(r"^ +4 +2\.00 +raw ", capsys.readouterr().out, re.MULTILINE)
-
-
-def test_the_page_is_made_from_this_list() -> None:
-    assert PAGE.read_text() == page(), "run: python -m tests.seeds.page"
 
 
 @pytest.fixture(scope="session")

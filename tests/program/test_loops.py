@@ -110,6 +110,14 @@ def test_values_that_change_in_place_arrive_as_they_were():
     assert np.array_equal(x, np.full(8000, 50))
 
 
+def test_auto_makes_a_replica_for_each_device():
+    out = Outfeed()
+    loops.repeat(2, out.enqueue, [], Infeed(counted(), prefetch_depth=4), replicas="auto")
+    assert np.array_equal(out.dequeue(), np.arange(2 * jax.device_count()).reshape(2, -1))
+    with pytest.raises(HeadraceError, match=r"replicas is 'all'.*\"auto\" takes all devices"):
+        loops.repeat(2, lambda x: x, [0.0], replicas="all")  # pyright: ignore[reportArgumentType]
+
+
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_last_keeps_the_last(replicas):
     out = Outfeed(mode="LAST")

@@ -10,6 +10,7 @@ import optax
 import pytest
 
 from headrace import Infeed, OptimizerOutput, Outfeed, Stage, loops, pipeline, recomputation_checkpoint
+from headrace.engine.visible import Visible, count_replicas
 
 SCHEDULES = ("Grouped", "Interleaved", "Sequential")
 RNG = np.random.default_rng(0)
@@ -470,3 +471,24 @@ def test_every_plan_gives_the_same_weights(stages, mapping, count, replicas, rec
         assert_close(found, wanted)
         assert pipe.peaks == pipe.table.peak_by_node()
         assert all(np.array_equal(a, b) for a, b in zip(found, results[0][0], strict=True))
+
+
+@pytest.mark.parametrize(("devices", "each", "replicas"), [(8, 2, 4), (24, 4, 6), (25, 4, 6), (3, 4, 1)])
+def test_auto_makes_as_many_replicas_as_there_are_devices_for(devices, each, replicas, monkeypatch):
+    found = Visible(platform="gpu", count=devices)
+    monkeypatch.setattr("headrace.engine.visible.visible_devices", lambda platform: found)
+    assert count_replicas(0, each) == replicas
+    assert count_replicas(0, each, num_processes=3) == 3 * replicas
+    assert count_replicas(5, each) == 5
+
+
+def test_a_pipeline_takes_all_devices():
+    pipe = pipeline(
+        [lambda x: x + 1, lambda x: 2 * x],
+        gradient_accumulation_count=1,
+        infeed=Infeed([np.float32(number) for number in range(4)]),
+        outfeed=(out := Outfeed()),
+        replicas="auto",
+    )
+    pipe(pipe.init())
+    assert np.array_equal(out.dequeue(), [[2, 4, 6, 8]])  # four replicas of two stages on eight devices

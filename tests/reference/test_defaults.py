@@ -1,4 +1,4 @@
-"""The defaults that documents 000 and 001 state (tests/seeds/defaults.yml) are those of tf2 and tf1."""
+"""The defaults that documents 000 and 001 state (tests/seeds/options.yml) are those of tf2 and tf1."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from headrace.config.load import Resolved
 from headrace.config.model_table import norm_choice
 from headrace.reference.entrance import known_options, resolve
 
-STATED = yaml.safe_load((Path(__file__).parents[1] / "seeds" / "defaults.yml").read_text())
+STATED = yaml.safe_load((Path(__file__).parents[1] / "seeds" / "options.yml").read_text())
 APPLICATIONS = {"000": "tf2", "001": "tf1"}
 # The number of shards is translated; momentum and warm-up are keys of mappings; a norm is said in several ways.
 ELSEWHERE = {
@@ -29,6 +29,7 @@ ROWS = [
     for document, headings in STATED.items()
     for rows in headings.values()
     for row in rows
+    if "value" in row
 ]
 
 
@@ -84,3 +85,20 @@ def test_a_decay_that_leaves_nothing_to_learn_is_warned_of() -> None:
     warnings = resolve({"application": "tf2"}, environ={}).warnings
     assert any(text.startswith("weight_decay 1 (translated from tf2's defaults) takes") for text in warnings)
     assert not any("weight_decay" in text for text in resolve({"weight_decay": 0.05}, "none").warnings)
+
+
+@pytest.mark.parametrize(
+    ("folders", "dataset"),
+    [
+        (["cifar-10-batches-bin"], "cifar10"),
+        (["cifar-100-binary", "other"], "cifar100"),
+        (["imagenet-data"], "imagenet"),
+        (["cifar-10-batches-bin", "imagenet-data"], "auto"),
+        ([], "auto"),
+    ],
+)
+def test_a_parent_directory_names_the_dataset_by_its_folders(folders: list[str], dataset: str, tmp_path: Path) -> None:
+    parent = tmp_path / "data"
+    for folder in folders:
+        (parent / folder).mkdir(parents=True)
+    assert resolve({"application": "tf1", "data_dir": str(parent)}, environ={}).config.data.dataset == dataset

@@ -13,7 +13,7 @@ from headrace.core.errors import ConfigError
 from headrace.reference.scripts import SCRIPTS, is_finished, take_value
 
 ROOT = Path(__file__).parents[2]
-FILES = sorted([*SCRIPTS, "efficientnet_CIFAR10_train_ipu"])
+FILES = sorted([*SCRIPTS, "efficientnet_CIFAR10_train_ipu", "efficientnet_CIFAR10_inference_ipu"])
 
 WORDS = {
     ("train", "--model cifar_resnet8 --num-epochs 3"): "train --model cifar_resnet8 --num-epochs 3 --application tf2",
@@ -35,6 +35,10 @@ WORDS = {
     ("dataset_benchmark", "--dataset cifar10"): "data bench --parts block --dataset cifar10 --application tf2",
     ("verify_dataset", ""): "data verify --application tf2",
     ("efficientnet_CIFAR10_train", "--seed 2"): "train --config efficientnet_cifar10_pipeline --seed 2",
+    ("efficientnet_CIFAR10_train_gpu", ""): (
+        "train --config efficientnet_cifar10_pipeline --pipeline-splits 0 --micro-batch-size 192 "
+        "--gradient-accumulation-count 1"
+    ),
     ("efficientnet_CIFAR10_inference", "runs/a"): "validate runs/a",
 }
 
@@ -95,6 +99,24 @@ def test_refusals_come_in_words(script, given, parts, capsys, tmp_path, monkeypa
     for part in parts:
         assert part in told
     assert list(tmp_path.iterdir()) == []
+
+
+def test_configurations_of_a_file_beside_the_command_are_found(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs.yml").write_text("mine: {model_size: 8, dataset: cifar-10}\nother: {model: cifar_resnet8}\n")
+    found = "train --config mine --epochs 2 --config-path configs.yml --application tf1"
+    assert SCRIPTS["train"](["--config", "mine", "--epochs", "2"]) == found.split()
+    assert SCRIPTS["train"](["--config", "other"])[-1] == "tf2"
+    shipped = ["--config", "resnet8_test"]
+    assert SCRIPTS["train"](shipped) == ["train", *shipped]
+    monkeypatch.chdir(ROOT)
+    assert SCRIPTS["train"](["--config", "my_config"]) == [
+        "train",
+        "--config",
+        "my_config",
+        "--config-path",
+        "configs.yml",
+    ]
 
 
 def test_the_last_value_counts():

@@ -106,6 +106,8 @@ def test_wandb_offline_has_options_plan_metrics_and_the_time_to_train(quick, mon
     assert [row[name] for row in found["history"] if name in row] == pytest.approx([record.top1 for record in raw])
     (end,) = [record for record in records if isinstance(record, RunEnd)]
     assert found["summary"]["run/time_to_train"] == pytest.approx(end.time_to_train)
+    (text,) = [record.text for record in records if isinstance(record, Note) and "wandb sync" in record.text]
+    assert text.startswith(f"wandb: WANDB_MODE is offline; the run is kept offline in {result.directory}")
 
 
 def test_without_a_login_the_run_is_kept_offline_and_says_so(quick, monkeypatch, tmp_path):

@@ -1,11 +1,14 @@
-"""Every option of the reference's two applications, and what it is here: the tables of docs/seed_options.md.
+"""Every option of the reference's two applications, and what it is here: tables of docs/reference.
 
 The names are the reference's; everything else comes from the schema, the table of translations and that of options
 without effect.
 """
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from headrace.config.field import find, spellings
 from headrace.config.section_compiler import EVERYWHERE, NO_EFFECT
@@ -14,38 +17,21 @@ from headrace.reference.defaults import tf1_defaults, tf2_defaults
 from headrace.reference.entrance import known_options
 from headrace.reference.option_table import BY_OPTION
 
-_FIRST = """
-    model model-size batch-norm group-norm groups BN-span group-dim expand-ratio batch-size base-learning-rate
-    epochs epoch iterations data-dir dataset lr-schedule learning-rate-decay learning-rate-schedule warmup-epochs
-    gradient-accumulation-count eight-bit-io shards sharding-exclude-filter sharding-include-filter pipeline
-    pipeline-splits pipeline-split pipeline-schedule enable-recomputation enable-recompute xla-recompute precision
-    no-stochastic-rounding batches-per-step select-ipus fp-exceptions no-hostside-norm gc-profile
-    available-memory-proportion no-validation valid-batch-size generated-data synthetic-data repeat replicas
-    optimiser momentum label-smoothing weight-decay loss-scaling seed standard-imagenet no-dataset-cache image-size
-    normalise-input stable-norm enable-half-partials max-cross-replica-buffer-size
-    internal-exchange-optimisation-target disable-variable-offloading ckpts-per-epoch enable-conv-dithering
-    weight-avg-exp weight-avg-N cutmix-lambda mixup-alpha pipeline-num-parallel wandb restore-path distributed
-    config
-"""
-_SECOND = """
-    config config-path on-demand seed checkpoints checkpoint-dir clean-dir dataset dataset-path model-name model
-    eight-bit-transfer pipeline-num-parallel training micro-batch-size num-epochs logs-per-epoch
-    weight-updates-per-epoch num-replicas gradient-accumulation-count gradient-accumulation global-batch-size
-    precision pipeline-splits device-mapping pipeline-schedule optimizer optimizer-params loss-scaling weight-decay
-    l2-regularization recomputation accelerator-side-preprocess stochastic-rounding optimizer-state-offloading
-    fp-exceptions lr-schedule lr-warmup-params lr-schedule-params lr-staircase dbn-replica-group-size bn-momentum
-    label-smoothing half-partials internal-exchange-optimization-target max-cross-replica-buffer-size
-    max-reduce-many-buffer-size gather-conv-output stable-norm available-memory-proportion wandb validation
-    validation-micro-batch-size validation-num-replicas
-"""
-FIRST, SECOND = tuple(_FIRST.split()), tuple(_SECOND.split())
+STATED: Mapping[str, Mapping[str, list[dict[str, Any]]]] = yaml.safe_load(
+    Path(__file__).with_name("options.yml").read_text()
+)
+APPLICATIONS = {"000": "tf2", "001": "tf1"}
+NAMES = {
+    application: tuple(dict.fromkeys(row["option"] for rows in STATED[document].values() for row in rows))
+    for document, application in APPLICATIONS.items()
+}
 
 # Names that are not options of a run.
 ELSEWHERE: Mapping[str, str] = {
     "config": "a named configuration: a recipe of the package, or a block of `--config-path`",
     "config-path": "the YAML file that has it",
     "repeat": "measurements of `headrace bench`",
-    "distributed": "processes are found by `$TF_CONFIG`; see [hosts.md](hosts.md)",
+    "distributed": "processes are found by `$TF_CONFIG`; see [hosts.md](../hosts.md)",
     "wandb": "a tracker of the run",
 }
 
@@ -54,7 +40,7 @@ REMARKS: Mapping[str, str] = {
     "dataset": "cifar-10, cifar-100 and gc-imagenet are accepted; in tf1 the path names it",
     "dataset_path": "also `$DATASETS_DIR`, `$DATA_DIR`",
     "model_name": "a family (with `--model-size`) or a network",
-    "precision": "16 means bfloat16, in tf1 float16 (`--half-type`)",
+    "precision": "16 means bfloat16, in tf1 and tf2 float16 (`--half-type`)",
     "loss_scaling": "128 in tf1, else off; never changes the size of the update",
     "lr_schedule": "stepped has epochs and absolute rates; in tf1 shares of the run and a factor, our `drops`",
     "lr_schedule_params": "`initial_learning_rate` is per image, times the global batch",
@@ -62,14 +48,13 @@ REMARKS: Mapping[str, str] = {
     "weight_decay": "decoupled; in tf1 coupled (`l2_regularization`), without the norms on ImageNet",
     "pipeline_schedule": "any number of micro batches works; `--strict-pipeline` asks for the reference's multiples",
     "pipeline_splits": "the names of both applications; `--pipeline` without them prints those of the network",
+    "split_include_filter": "where stages are split automatically",
+    "split_exclude_filter": "where stages are split automatically",
     "optimizer": "SGD, momentum, RMSprop and LARS of tf1 have its formulas",
     "recomputation": "needs no stages here, except in tf2",
     "logs_per_epoch": "the nearest number that divides the steps of an epoch, with a warning",
     "batch_size": "in tf1 the micro-batch, `--micro-batch-size`",
     "ckpts_per_epoch": "0 saves only at the end",
-    "clean_dir": "off by default",
-    "accelerator_side_preprocess": "on by default",
-    "optimizer_state_offloading": "off by default",
     "stochastic_rounding": "of 16-bit weights; the same on all replicas",
     "dataset_cache": "read from the disk in every epoch",
     "seed": "a run is reproducible with any number of threads",
@@ -85,21 +70,27 @@ REMARKS: Mapping[str, str] = {
 }
 
 
-def seed_options_markdown() -> str:
-    """Return the table of the reference's options, one row each, in the order of their names."""
-    lines = ["| option | of | here | what it does |", "|---|---|---|---|"]
-    for name in sorted({*FIRST, *SECOND}, key=str.lower):
-        apps = " ".join(app for app, names in (("tf1", FIRST), ("tf2", SECOND)) if name in names)
-        here, does = describe(name)
-        lines.append(f"| `--{name}` | {apps} | {here} | {does} |")
+def options_of_heading(document: str, heading: str) -> str:
+    """Return the table of the options under a heading of a document, with the defaults that it states."""
+    lines = ["| option | default there | ours | type here | what it does |", "|---|---|---|---|---|"]
+    for row in STATED[document][heading]:
+        here, does = describe(row["option"])
+        stated = _cell(row, "value") if "value" in row else "not stated"
+        stated += f" ({row['why']})" if "why" in row else ""
+        known = spellings(known_options())
+        spelled = known.get(row["option"].replace("-", "_").lower())
+        ours = known_options()[spelled.name] if spelled else None
+        default = shown(ours.default).replace("|", "\\|") if ours and ours.section != "reference" else ""
+        flag = f"`--{row['option']}`"
+        lines.append(f"| {flag} | {stated} | {default} | {flag if here == 'the same' else here} | {does} |")
     return "\n".join(lines)
 
 
 def describe(name: str) -> tuple[str, str]:
     """Return (our name for an option of the reference, what it does here)."""
     known = spellings(known_options())
-    if name in ELSEWHERE and name.replace("-", "_") not in known:
-        return "the same", ELSEWHERE[name]
+    if (plain := name.replace("_", "-")) in ELSEWHERE and name.replace("-", "_") not in known:
+        return "the same", ELSEWHERE[plain]
     spelled = find(name, known)
     ours = known_options()[spelled.name]
     flag = f"--no-{ours.flag[2:]}" if spelled.negated else ours.flag

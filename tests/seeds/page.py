@@ -1,37 +1,21 @@
-"""Make docs/seeds.md from commands.yml: `python -m tests.seeds.page` writes it; a test keeps it in step."""
+"""Fill the made parts of docs/reference: `python -m tests.seeds.page` writes them; a test keeps them in step.
 
-import sys
-from pathlib import Path
-
-from tests.seeds.reading import NOT_OURS, SeedCommand, read_commands
-
-PAGE = Path(__file__).parents[2] / "docs" / "seeds.md"
-
-OPENING = """# The commands of the seeds
-
-Headrace follows five documents on training convolutional networks, the seeds. Four of them contain commands to type;
-each of these commands is listed here, with what it does in a clone of this repository and how that was checked. The
-scripts (`train.py`, `validation.py`, ...) are at the repository's root. They run `headrace train` and the other
-commands with the option names and defaults of the application that a command line is written for;
-[seed_options.md](seed_options.md) lists all of them.
-
-`poprun` is a command of Headrace ([hosts.md](hosts.md)). A plan needs no devices: put `headrace plan` in the place of
-`python train.py` to see what a command comes to, or add `--dry-run-steps 1` to try it. On a machine with fewer devices
-than a command asks for, `--platform cpu` makes virtual ones.
-
-How the status is checked: the suite passes every command, unchanged, through the real parser and planner, and compares
-the plan with what the seed's text states. **In the suite** and **in the slow tests** mean that it
-is also executed, for one weight update (or one measurement) on virtual CPU devices with synthetic images of 8 pixels;
-the date is that of its last run. The slow ones are in `tests/test_seed_commands_slow.py`; those with 16 and 32
-processes need much memory.
+A page is written by hand. Between `<!-- options 000: HEADING -->` (or `commands 001: LINE LINE`, `defaults`,
+`translated`) and `<!-- end -->` stands what this file makes of options.yml, commands.yml and the schema.
 """
 
-TITLES = {
-    "000": "Seed 000: training in TensorFlow 2",
-    "001": "Seed 001: training in TensorFlow 1",
-    "003": "Seed 003: benchmarks",
-    "004": "Seed 004: porting EfficientNet",
-}
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from headrace.config.describe import options_markdown
+from headrace.reference.entrance import REFERENCE
+from tests.seeds.option_tables import defaults_markdown, options_of_heading
+from tests.seeds.reading import NOT_OURS, SeedCommand, read_commands
+
+FOLDER = Path(__file__).parents[2] / "docs" / "reference"
+PART = re.compile(r"<!-- (?P<kind>\w+)(?: (?P<document>\d+): (?P<what>[^>]*?))? -->\n.*?<!-- end -->", re.DOTALL)
 
 
 def status(command: SeedCommand) -> str:
@@ -41,14 +25,14 @@ def status(command: SeedCommand) -> str:
     if command.kind == "variable":
         return "is read"
     if command.refused:
-        return "is refused, as the seed says"
+        return "is refused, as the document says"
     if command.run == "quick":
         return "runs, in the suite"
     return f"runs, in the slow tests ({command.ran})" if command.ran else "planned in the suite, slow test not run yet"
 
 
 def numbers(command: SeedCommand) -> str:
-    """Return the numbers of the plan, as far as the seed states them."""
+    """Return the numbers of the plan, as far as the document states them."""
     plan = command.plan
     if not {"micro_batch", "replicas", "accumulation", "global_batch"} <= plan.keys():
         return ""
@@ -58,20 +42,34 @@ def numbers(command: SeedCommand) -> str:
     return f" (micro batch x replicas x accumulation: {batch}{stages}{devices})"
 
 
-def entry(command: SeedCommand) -> str:
-    """Return a command with what it does."""
-    head = f"### Line {command.line}: {status(command)}"
-    return f"{head}\n\n```\n{command.text}\n```\n\n{command.does}{numbers(command)}\n"
+def commands(document: str, lines: str) -> str:
+    """Return the commands at these lines of a document, each with what it does and its status."""
+    found = {str(command.line): command for command in read_commands() if command.seed == document}
+    return "\n\n".join(
+        f"```\n{found[line].text}\n```\n\nLine {line}: {status(found[line])}. {found[line].does}{numbers(found[line])}"
+        for line in lines.split()
+    )
 
 
-def page() -> str:
-    """Return the whole page."""
-    parts = [OPENING]
-    for seed, title in TITLES.items():
-        parts += [f"## {title}\n", *(entry(command) for command in read_commands() if command.seed == seed)]
-    return "\n".join(parts)
+MADE: Mapping[str, Callable[[str, str], str]] = {
+    "options": options_of_heading,
+    "commands": commands,
+    "defaults": lambda document, what: defaults_markdown(),
+    "translated": lambda document, what: options_markdown(REFERENCE.sections),
+}
+
+
+def filled(text: str) -> str:
+    """Return a page with its made parts as they should be."""
+
+    def part(found: re.Match[str]) -> str:
+        head = found[0].partition("\n")[0]
+        return f"{head}\n\n{MADE[found['kind']](found['document'] or '', found['what'] or '')}\n\n<!-- end -->"
+
+    return PART.sub(part, text)
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    for path in sorted(FOLDER.glob("*.md")):
+        path.write_text(filled(path.read_text()))
     sys.exit(0)

@@ -75,7 +75,8 @@ def _training(resolved: "Resolved", args: argparse.Namespace) -> "BenchResult":
             f"{result.num_calls} calls of {result.steps_per_call} steps"
         )
         print(
-            f"{result.rates}, {result.step_milliseconds:.3g} ms per step; compiled in {how.compile_seconds:.1f} s "
+            f"{result.rates}, {format_milliseconds(result.step_milliseconds)} ms per step; "
+            f"compiled in {how.compile_seconds:.1f} s "
             f"({how.compile_cache}); one device holds {format_bytes(how.device_bytes)}"
         )
     return result
@@ -103,9 +104,17 @@ def _inference(resolved: "Resolved", args: argparse.Namespace) -> "InferenceResu
             f"one device holds {format_bytes(how.device_bytes)}"
         )
         if result.latency_milliseconds:
-            times = ", ".join(f"{name} {each:.3g}" for name, each in result.latency_milliseconds.items())
+            times = ", ".join(f"{name} {format_milliseconds(result.latency_milliseconds[name])}" for name in PRINTED)
             print(f"latency of one batch, {result.num_requests} of them: {times} ms")
     return result
+
+
+PRINTED = ("min", "mean", "p50", "p99", "max")  # the JSON has more percentiles
+
+
+def format_milliseconds(value: float) -> str:
+    """Write a time with about three digits: 0.42, 12.3, 2,010."""
+    return f"{value:,.{2 if value < 10 else 1 if value < 100 else 0}f}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -275,5 +284,7 @@ def _print_table(results: list[dict[str, Any]]) -> None:
             print(f"{start} {result['problem']}")
             continue
         times = result.get("latency_milliseconds") or {}
-        shown = "".join(f" {times[key]:8.3g}" if key in times else f" {'-':>8}" for key in ("p50", "p99"))
+        shown = "".join(
+            f" {format_milliseconds(times[key]):>8}" if key in times else f" {'-':>8}" for key in ("p50", "p99")
+        )
         print(f"{start} {result['mean']:8,.0f} {result['standard_deviation']:6,.0f}{shown}")

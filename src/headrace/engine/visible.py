@@ -44,6 +44,13 @@ def visible_devices(platform: str, root: Path = ROOT) -> Visible:
     return Visible(platform=name, count=1, bfloat16=True)  # it was named, but its devices cannot be counted from here
 
 
+def count_replicas(asked: int, devices_each: int, num_processes: int = 1) -> int:
+    """Return the number of replicas; for 0 as many as the devices of all processes make, at least one in each."""
+    if asked:
+        return asked
+    return max(1, visible_devices("auto").count // devices_each) * num_processes
+
+
 def _started(devices: list[Any]) -> Visible:
     if devices[0].platform == "cpu":
         return Visible(platform="cpu", count=len(devices), memory_bytes=host_memory())

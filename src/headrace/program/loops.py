@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from jax.sharding import PartitionSpec as P
 from headrace.core.errors import ConfigError
 from headrace.core.tree import PyTree
 from headrace.engine.devices import REPLICA, replica_mesh, start_devices
+from headrace.engine.visible import count_replicas
 from headrace.program.infeed import Infeed
 from headrace.program.loop_program import (
     Body,
@@ -33,7 +34,7 @@ from headrace.program.loop_program import (
     trace,
 )
 from headrace.program.outfeed import OutfeedMode
-from headrace.program.structure import structure_of, whole_number
+from headrace.program.structure import read_replicas, structure_of, whole_number
 
 __all__ = ["repeat", "while_loop"]
 
@@ -42,10 +43,11 @@ WHILE_BLOCK = 16  # elements per launch of a while loop, unless block_size is gi
 MOST = 2**31 - 1
 
 Condition = Callable[..., Any]
+Replicas = int | Literal["auto"]  # auto: one on each device
 
 
 def repeat(
-    n: int, body: Body, inputs: Sequence[Any] | None = None, infeed: Infeed | None = None, *, replicas: int = 1
+    n: int, body: Body, inputs: Sequence[Any] | None = None, infeed: Infeed | None = None, *, replicas: Replicas = 1
 ) -> tuple[Any, ...]:
     """Run `body` n times on the device and return the final loop variables (with replicas: those of the first).
 
@@ -63,7 +65,7 @@ def while_loop(
     infeed: Infeed | None = None,
     *,
     max_iterations: int | None = None,
-    replicas: int = 1,
+    replicas: Replicas = 1,
 ) -> tuple[Any, ...]:
     """Run `body` on the device while `condition(*loop variables)` holds; see `repeat` for the rest.
 
@@ -74,12 +76,12 @@ def while_loop(
 
 
 def _loop(
-    body: Body, condition: Condition | None, inputs: PyTree, infeed: Infeed | None, size: tuple[int, int]
+    body: Body, condition: Condition | None, inputs: PyTree, infeed: Infeed | None, size: tuple[int, Replicas]
 ) -> tuple[Any, ...]:
-    most, replicas = size
+    most, asked = size
     variables = _variables(inputs)
     _check_functions(body, condition, infeed)
-    replicas = whole_number(replicas, "replicas", 1)
+    replicas = read_replicas(asked)
     if _is_traced():
         return _inside_a_program(body, condition, variables, infeed, size)
     loop = Loop(
@@ -87,7 +89,7 @@ def _loop(
         condition=condition,
         variables=structure_of(variables),
         element=None if infeed is None else infeed.structure,
-        mesh=replica_mesh(start_devices("auto", replicas)),
+        mesh=replica_mesh(start_devices("auto", count_replicas(replicas, 1))),
     )
     program = _kept_program(loop, most, None if infeed is None else infeed.block_size)
     return _run(program, variables, infeed, most)
@@ -208,7 +210,11 @@ def _put_block(elements: list[Any], program: LoopProgram) -> Any:
 
 
 def _inside_a_program(
-    body: Body, condition: Condition | None, variables: tuple[Any, ...], infeed: Infeed | None, size: tuple[int, int]
+    body: Body,
+    condition: Condition | None,
+    variables: tuple[Any, ...],
+    infeed: Infeed | None,
+    size: tuple[int, Replicas],
 ) -> tuple[Any, ...]:
     """Write the loop into the program that is being traced: a loop in a loop, or in a user's jit."""
     most, replicas = size

@@ -7,7 +7,7 @@ Weights, the optimizer's state and other state live in a PipelineState that a ru
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -30,7 +30,7 @@ from headrace.program.pipeline_request import Request, run_constants
 from headrace.program.pipeline_spec import PipelineSpec, make_spec
 from headrace.program.pipeline_steps import LATEST, init_optimizer, make_steps
 from headrace.program.stage import OptimizerOutput
-from headrace.program.structure import difference, structure_of
+from headrace.program.structure import difference, read_replicas, structure_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +204,7 @@ def pipeline(
     outfeed_mask: Sequence[bool] | None = None,
     accumulate_outfeed: bool = False,
     accumulate_outfeed_dtype: AccumulatorType = None,
-    replicas: int = 1,
+    replicas: int | Literal["auto"] = 1,
     strict: bool = False,
 ) -> Pipeline:
     """Make a pipeline of stages; nothing runs yet, but all that can be wrong is refused.
@@ -229,7 +229,8 @@ def pipeline(
         outfeed_loss: let the loss leave in place of the outputs.
         outfeed_mask: for each output whether it is left out.
         accumulate_outfeed: let one sum over the micro batches leave per step, in accumulate_outfeed_dtype.
-        replicas: copies of the whole pipeline, each on devices of its own; over several processes, those of all.
+        replicas: copies of the whole pipeline, each on devices of its own; over several processes, those of all. "auto"
+            makes as many as there are devices for: 4 where two stages find eight.
         strict: also refuse what the original hardware could not do.
     """
     request = Request(
@@ -251,7 +252,7 @@ def pipeline(
         outfeed_mask=outfeed_mask,
         accumulate_outfeed=accumulate_outfeed,
         accumulate_outfeed_dtype=accumulate_outfeed_dtype,
-        replicas=replicas,
+        replicas=read_replicas(replicas),
         strict=strict,
     )
     return Pipeline(make_spec(request))

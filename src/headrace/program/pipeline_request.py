@@ -40,7 +40,7 @@ class Request:
     outfeed_mask: Sequence[bool] | None
     accumulate_outfeed: bool
     accumulate_outfeed_dtype: AccumulatorType
-    replicas: int
+    replicas: int  # 0: as many as there are devices for; a specification has the number
     strict: bool
 
 
@@ -48,7 +48,6 @@ def check_values(request: Request) -> None:
     """Refuse values that cannot work, whatever the stages are."""
     whole_number(request.gradient_accumulation_count, "gradient_accumulation_count", 1, MOST)
     whole_number(request.repeat_count, "repeat_count", 1)
-    whole_number(request.replicas, "replicas", 1)
     check_reduction(request.reduction_method)
     check_offload(request.offload_weight_update_variables)
     for name, feed, kind in (("infeed", request.infeed, Infeed), ("outfeed", request.outfeed, Outfeed)):

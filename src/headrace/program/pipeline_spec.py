@@ -5,7 +5,7 @@ gradients (clipping by the global norm, skipping a step that is not finite) must
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -22,6 +22,7 @@ from headrace.core.tree import PyTree
 from headrace.engine.accumulation import empty_sums, widened
 from headrace.engine.devices import replica_mesh, start_devices
 from headrace.engine.pipeline.state_placement import Home
+from headrace.engine.visible import count_replicas
 from headrace.job import current_group
 from headrace.plan.device_mapping import check_device_mapping
 from headrace.plan.schedule import Node, Work, strict_rule
@@ -107,14 +108,16 @@ def make_spec(request: Request) -> PipelineSpec:
         raise _renamed(ConfigError(broken), "--strict-pipeline", "strict=True")
     functions = make_functions(stages, work)
     num_processes = current_group().num_processes  # jax.process_count() would start the devices: too early
-    if request.replicas % num_processes:
+    replicas = count_replicas(request.replicas, work.num_devices, num_processes)
+    request = replace(request, replicas=replicas)
+    if replicas % num_processes:
         raise ConfigError(
-            f"replicas is {request.replicas}, but there are {num_processes} processes.",
+            f"replicas is {replicas}, but there are {num_processes} processes.",
             rule="Every process has the same number of replicas, with all devices of their stages.",
             remedy=f"Give a multiple of {num_processes}.",
         )
-    devices = start_devices("auto", request.replicas * work.num_devices, num_processes)
-    grid = np.array(devices).reshape(request.replicas, work.num_devices)
+    devices = start_devices("auto", replicas * work.num_devices, num_processes)
+    grid = np.array(devices).reshape(replicas, work.num_devices)
     meshes = {node: replica_mesh(list(grid[:, device])) for node, device in work.device_of.items()}
     inputs = run_constants(request.inputs)
     nodes = _trace_stages(request, work, functions, meshes, inputs)

@@ -127,6 +127,16 @@ def whole_number(value: Any, name: str, lowest: int, highest: int | None = None)
     return int(value)
 
 
+def read_replicas(value: Any) -> int:
+    """Return a number of replicas, 0 for "auto"; refuse anything else."""
+    if value == "auto":
+        return 0
+    try:
+        return whole_number(value, "replicas", 1)
+    except ConfigError as error:
+        raise ConfigError(error.problem, rule=error.rule, remedy='"auto" takes all devices.') from None
+
+
 def one_of(value: Any, name: str, choices: Sequence[str]) -> str:
     """Return the choice that `value` names, ignoring case; refuse others."""
     known = {choice.lower(): choice for choice in choices}

@@ -1,11 +1,12 @@
 """The defaults of the reference's first application (tf1), by model family and dataset, and of its second (tf2).
 
-Where its documents state a default, it is that one (tests/seeds/defaults.yml has them all), even where the program was
+Where its documents state a default, it is that one (tests/seeds/options.yml has them all), even where the program was
 known to have another.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from headrace.config.model_table import family_of
@@ -177,6 +178,16 @@ def tf1_defaults(value_of: Lookup) -> dict[str, Any]:
 
 
 def dataset_of_path(path: str) -> str:
-    """Return the dataset that a path names, or auto."""
+    """Return the dataset that a path names, or the folders in it if they name a single one; else auto."""
+    if named := _named_in(path):
+        return named
+    try:
+        inside = {_named_in(child.name) for child in Path(path).iterdir() if child.is_dir()} - {""}
+    except OSError:
+        inside = set()
+    return inside.pop() if len(inside) == 1 else "auto"
+
+
+def _named_in(path: str) -> str:
     text = path.lower()
-    return next((name for word, name in _PATH_PARTS if word in text), "auto")
+    return next((name for word, name in _PATH_PARTS if word in text), "")

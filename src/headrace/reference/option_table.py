@@ -5,7 +5,7 @@ inside an option that is a mapping. An option whose row has `tf1_only` exists in
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 Lookup = Callable[[str], Any]  # the value of an option: what was given, else the application's default
@@ -26,6 +26,7 @@ class OptionRow:
     tf1_only: bool = False
     of: str = ""  # the only optimizer it applies to
     no_effect: str = ""
+    same: Mapping[str, str] = field(default_factory=dict)  # values that mean no more than the default, and why
     instead: str = ""  # the option to recommend to those who do not use that application
 
 
@@ -209,6 +210,10 @@ ROWS = (
         sets=("profile", "trace_schedule"),
         description="on, unless NO_PROFILE; the schedule where there are stages",
         convert=_profile,
+        same=dict.fromkeys(
+            ("DEVICE_PROFILE", "TILE_PROFILE"),
+            "XLA's profile has one kind: programs, kernels and the host, from which viewers choose.",
+        ),
     ),
     *_no_effect(
         "Processes hold the same weights at every step; there is nothing to synchronise.",

@@ -10,15 +10,17 @@ from pathlib import Path
 
 from headrace.core.errors import ConfigError
 from headrace.reference.detect import detect_application, names_application, with_application
-from headrace.reference.entrance import choose_block
+from headrace.reference.entrance import choose_block, named_blocks
 
 EFFICIENTNET = "efficientnet_cifar10_pipeline"
+ONE_DEVICE = ("--pipeline-splits", "0", "--micro-batch-size", "192", "--gradient-accumulation-count", "1")
+CONFIGS_FILE = "configs.yml"
 _SYNTHETIC = ("--generated-data", "--synthetic-data")
 
 
 def train(argv: list[str]) -> list[str]:
     """Train; with --restore-path resume a run, or validate it if it is finished."""
-    place, words = take_value(argv, "--restore-path")
+    place, words = take_value(_with_own_file(argv), "--restore-path")
     if place is None:
         return ["train", *_for_application(words)]
     if is_finished(Path(place)):
@@ -28,7 +30,7 @@ def train(argv: list[str]) -> list[str]:
 
 def validation(argv: list[str]) -> list[str]:
     """Validate checkpoints (--restore-path); without one measure inference (synthetic data) or untrained weights."""
-    place, words = take_value(argv, "--restore-path")
+    place, words = take_value(_with_own_file(argv), "--restore-path")
     if place is not None:
         return ["validate", place, *_of_saved_run(words, place)]
     if any(_name(word) in _SYNTHETIC for word in words):
@@ -71,6 +73,7 @@ SCRIPTS: Mapping[str, Callable[[list[str]], list[str]]] = {
     "dataset_benchmark": lambda argv: ["data", "bench", "--parts", "block", *with_application(argv)],
     "verify_dataset": lambda argv: ["data", "verify", *with_application(argv)],
     "efficientnet_CIFAR10_train": lambda argv: ["train", "--config", EFFICIENTNET, *argv],
+    "efficientnet_CIFAR10_train_gpu": lambda argv: ["train", "--config", EFFICIENTNET, *ONE_DEVICE, *argv],
     "efficientnet_CIFAR10_inference": inference,
 }
 
@@ -102,6 +105,18 @@ def is_finished(place: Path) -> bool:
         return False
     newest = newest_good(place / "checkpoints")[0]
     return newest is not None and isinstance(total, int) and (step_of(newest) or 0) >= total
+
+
+def _with_own_file(argv: list[str]) -> list[str]:
+    """Add --config-path where `configs.yml`, here or beside the script, has the named configuration."""
+    name, file = take_value(argv, "--config")[0], take_value(argv, "--config-path")[0]
+    if name is None or file is not None:
+        return argv
+    for folder in (Path(), Path(sys.argv[0]).parent):
+        path = folder / CONFIGS_FILE
+        if path.is_file() and name in named_blocks(str(path)):
+            return [*argv, "--config-path", str(path)]
+    return argv
 
 
 def _of_saved_run(argv: list[str], place: str) -> list[str]:

@@ -111,7 +111,12 @@ def _no_effect(given: Mapping[str, Given]) -> tuple[str, ...]:
     """Return the sentence that lists the options without effect, with the reason for each."""
     rows = [row for row in ROWS if row.no_effect and row.option in given]
     listed = "; ".join(f"{row.option} ({row.no_effect.rstrip('.')})" for row in rows)
-    return (f"without effect: {listed}",) if rows else ()
+    alike = [
+        f"{row.option} {given[row.option].value} is the same as {row.option} alone: {row.same[given[row.option].value]}"
+        for row in ROWS
+        if row.option in given and given[row.option].value in row.same
+    ]
+    return (*((f"without effect: {listed}",) if rows else ()), *alike)
 
 
 def _defaults(application: str, found: Found) -> dict[str, Any]:

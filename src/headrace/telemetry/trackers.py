@@ -157,10 +157,11 @@ class WeightsAndBiases:
         place = about.directory / WANDB_ID_FILE
         known = _known_run(place)  # a resumed run continues its W&B run
         mode = os.environ.get("WANDB_MODE") or ("online" if _logged_in(wandb) else "offline")
-        if mode == "offline" and "WANDB_MODE" not in os.environ:
+        if mode == "offline":
             kept = about.directory / WANDB_DIR
+            why = "WANDB_MODE is offline" if "WANDB_MODE" in os.environ else "nobody is logged in"
             notify(
-                f"wandb: nobody is logged in; the run is kept offline in {kept}. After `wandb login`, upload it with "
+                f"wandb: {why}; the run is kept offline in {kept}. After `wandb login`, upload it with "
                 f"`wandb sync {kept}/offline-run-*`",
                 "info",
             )
