@@ -1,16 +1,17 @@
-"""`headrace export RUN_DIR|CHECKPOINT --format FORMAT`: weights or the whole network for other programs."""
+"""`headrace export RUN_DIR|CHECKPOINT|WEIGHTS --format FORMAT`: weights or the whole network for other programs."""
 
 import argparse
 from pathlib import Path
 
+from headrace.cli.options import add_weight_arguments, model_and_weights
 from headrace.config.arguments import Parser
 from headrace.core.units import format_bytes
 
 DESCRIPTION = (
-    "Write a run's best weights for other programs: safetensors (Headrace's names), torch-names (those of torchvision, "
-    "timm or the common CIFAR ResNets; a .pth where --out ends so), onnx or stablehlo (the whole network, with "
-    "normalisation and softmax; --with-preprocessing adds resize and crop). The file is compared with the network on "
-    "images before it is kept; a JSON file beside it describes the input and names the classes."
+    "Write a run's best weights, or those of a name, for other programs: safetensors (Headrace's names), torch-names "
+    "(those of torchvision, timm or the common CIFAR ResNets; a .pth where --out ends so), onnx or stablehlo (the "
+    "whole network, with normalisation and softmax; --with-preprocessing adds resize and crop). The file is compared "
+    "with the network on images before it is kept; a JSON file beside it describes the input and names the classes."
 )
 
 
@@ -21,8 +22,9 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     from headrace.engine.devices import start_devices
     from headrace.run.export_formats import ExportOptions, export_model
-    from headrace.run.trained_model import load_trained_model
+    from headrace.run.named_model import find_model
 
+    name, which = model_and_weights(args.path, args.weights, args.use)
     start_devices(args.platform, 1)
     options = ExportOptions(
         format=args.format,
@@ -33,9 +35,10 @@ def main(argv: list[str]) -> int:
         with_preprocessing=args.with_preprocessing,
         check_images=tuple(args.check_images or ()),
     )
-    model = load_trained_model(args.path, args.weights)
+    model = find_model(name, which)
     made = export_model(model, args.out, options)
-    print(f"{model.network.name}, {model.weights} weights of {model.checkpoint.name} (epoch {model.epoch:g})")
+    trained = f"{model.weights} weights of {model.checkpoint.name} (epoch {model.epoch:g})"
+    print(f"{model.network.name}, {trained if model.step else f'weights {name}'}")
     print(made.remark)
     print(f"written: {made.path} ({format_bytes(made.path.stat().st_size)}) and {made.description.name}")
     return 0
@@ -43,10 +46,10 @@ def main(argv: list[str]) -> int:
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     formats = ("safetensors", "torch-names", "onnx", "stablehlo")
-    parser.add_argument("path", metavar="RUN_DIR|CHECKPOINT", type=Path, help="a run (its best weights) or checkpoint")
+    parser.add_argument("path", nargs="?", metavar="RUN_DIR|CHECKPOINT", help="a run (its best weights) or checkpoint")
     parser.add_argument("--format", choices=formats, required=True, help="what is written")
     parser.add_argument("--out", type=Path, metavar="FILE", help="file or directory [the run's directory]")
-    parser.add_argument("--weights", choices=("auto", "raw", "ema"), default="auto", help="which weights [the better]")
+    add_weight_arguments(parser)
     parser.add_argument(
         "--names",
         choices=("torchvision", "timm", "common", "common-fc"),

@@ -14,9 +14,11 @@ if TYPE_CHECKING:
 
 USAGE = """usage: headrace models [list] [options]
        headrace models show NAME [options]
+       headrace models --weights [TEXT]
 
 list (or nothing)  all networks: parameters, FLOPs per image, image size
 show               one network block by block; each block is a split point, and so is each layer inside one
+--weights          the known names of trained weights, those that contain TEXT
 
 Without options a network has the image size and number of classes it was designed for.
   --dataset NAME       the image shape and classes of a dataset
@@ -31,6 +33,8 @@ def main(argv: list[str]) -> int:
     if any(word in ("-h", "--help") for word in argv):
         print(USAGE)
         return 0
+    if argv and argv[0] == "--weights":
+        return _weights(argv[1:])
     if argv and argv[0] == "show":
         return _show(argv[1:])
     return _list(argv[1:] if argv and argv[0] == "list" else argv)
@@ -56,6 +60,24 @@ def _list(argv: list[str]) -> int:
     _print_table(("name", "parameters", "FLOPs", "image", "classes"), rows)
     for problem in problems:
         print(problem)
+    return 0
+
+
+def _weights(argv: list[str]) -> int:
+    from headrace.weights.published import published_weights
+
+    parser = Parser(prog="headrace models --weights")
+    parser.add_argument("text", nargs="?", default="", metavar="TEXT")
+    text = parser.parse_args(argv).text.lower()
+    rows = []
+    for row in published_weights().values():
+        network, data = row.facts.network["model_name"], row.facts.data
+        if text in row.name.lower() or text in network:
+            rows.append((row.name, network, str(data["image_size"])))
+    if not rows:
+        raise ConfigError(f"No known weights have {text!r} in their name.", remedy="`headrace models --weights`")
+    _print_table(("name", "network", "image"), rows)
+    print(f"{len(rows):,} names for --weights; also hf:OWNER/NAME, an address, a file, a run")
     return 0
 
 
@@ -145,7 +167,7 @@ def _build(name: str, options: Mapping[str, Any]) -> "Network":
 def _print_table(titles: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
     """Print a table: names and dialects to the left, numbers to the right."""
     cells = zip(*rows, strict=True)
-    left = ("name", "block", "other names")
+    left = ("name", "network", "block", "other names")
     columns = [Column(title=t, cells=c, right=t not in left) for t, c in zip(titles, cells, strict=False)]
     print("\n".join(table_lines(columns)))
 

@@ -10,6 +10,7 @@ from headrace.cli.help import find_request, has_effect, help_text, screen_of
 from headrace.config.arguments import Extra, build_parser, take_options
 from headrace.config.field import plain, spellings
 from headrace.config.load import Resolved
+from headrace.core.errors import ConfigError
 from headrace.reference.entrance import known_options, resolve
 
 
@@ -73,6 +74,33 @@ def _note_without_effect(prog: str, options: Mapping[str, Any]) -> None:
     if idle:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
         print(f"note: no effect on {prog}: {flags}", file=sys.stderr)
+
+
+WHICH = ("auto", "raw", "ema")
+
+
+def add_weight_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments by which a command that uses a network is told whose weights it has."""
+    parser.add_argument(
+        "--weights",
+        default="",
+        metavar="NAME",
+        help="instead of a run: a name of `headrace models --weights`, hf:OWNER/NAME, an address or a file",
+    )
+    parser.add_argument("--use", choices=WHICH, default="auto", help="raw or averaged weights of a run [the better]")
+
+
+def model_and_weights(path: str | None, weights: str, use: str) -> tuple[str, str]:
+    """Return (run, checkpoint or name of weights; which weights of a run).
+
+    `--weights raw` is an older spelling of `--use raw`.
+    """
+    if weights in WHICH:
+        weights, use = "", weights if use == "auto" else use
+    if bool(path) == bool(weights):
+        problem = f"Both {path} and --weights {weights} are given." if path else "No run and no weights are named."
+        raise ConfigError(problem, remedy="Name a run or a checkpoint, or give --weights NAME.")
+    return path or weights, use
 
 
 def print_remarks(resolved: Resolved) -> None:

@@ -1,4 +1,4 @@
-"""`headrace predict RUN_DIR|CHECKPOINT IMAGES...`: the classes of images as a table, CSV or JSON."""
+"""`headrace predict RUN_DIR|CHECKPOINT IMAGES...` or `--weights NAME IMAGES...`: classes as a table, CSV or JSON."""
 
 import argparse
 import csv
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace.cli.options import WHICH, add_weight_arguments, model_and_weights
 from headrace.config.arguments import Parser
 from headrace.core.errors import ConfigError
 
@@ -31,12 +32,17 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     if args.top_k < 1 or args.batch_size < 1:
         raise ConfigError("--top-k and --batch-size are counts.", rule="They must be 1 or more.")
+    by_name = args.weights not in ("", *WHICH)
+    model_path, paths = (None, args.paths) if by_name else (args.paths[0], args.paths[1:])
+    name, which = model_and_weights(model_path, args.weights, args.use)
+    if not paths:
+        raise ConfigError("No image is named.", remedy="Name files or folders after the run: RUN_DIR IMAGE ...")
     from headrace.engine.devices import start_devices
+    from headrace.run.named_model import find_model
     from headrace.run.prediction import find_images, predict
-    from headrace.run.trained_model import load_trained_model
 
-    model = load_trained_model(args.path, args.weights)
-    files = find_images(args.images)
+    model = find_model(name, which)
+    files = find_images([Path(path) for path in paths])
     start_devices(args.platform, 1)
     found = list(predict(model, files, min(args.top_k, len(model.class_names)), args.batch_size))
     text = _FORMATS[args.format](found, model.class_names)
@@ -107,12 +113,16 @@ _FORMATS = {"table": _table, "csv": _csv, "json": _json}
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="RUN_DIR|CHECKPOINT", type=Path, help="a run (its best weights) or checkpoint")
-    parser.add_argument("images", metavar="IMAGE", type=Path, nargs="+", help="images, and folders of images")
+    parser.add_argument(
+        "paths",
+        metavar="PATH",
+        nargs="+",
+        help="a run (its best weights) or checkpoint, unless --weights names some; then images, and folders of images",
+    )
     parser.add_argument("--top-k", type=int, default=5, metavar="K", help="how many classes of each image [5]")
     parser.add_argument("--format", choices=tuple(_FORMATS), default="table", help="format of the result [table]")
     parser.add_argument("--output", type=Path, metavar="FILE", help="file to write it to [the console]")
-    parser.add_argument("--weights", choices=("auto", "raw", "ema"), default="auto", help="which weights [the better]")
+    add_weight_arguments(parser)
     platforms = ("auto", "cpu", "cuda", "rocm", "tpu")
     parser.add_argument("--platform", choices=platforms, default="auto", help="kind of device to run on [auto]")
     parser.add_argument("--batch-size", type=int, default=32, metavar="N", help="images at a time [32]")

@@ -57,7 +57,7 @@ SCREENS: Mapping[str, Screen] = {
         examples=(
             ("headrace train", "the demo"),
             ("headrace train --dataset-path photos/ --epochs 20", "images, a folder per class"),
-            ("headrace train --dataset-path photos/ --lr 0.01 --weights resnet50.pth", ""),
+            ("headrace train --dataset-path photos/ --weights timm/resnet50.a1_in1k", ""),
             ("headrace train --config cifar10_resnet20 --seed 1", "a recipe, changed"),
         ),
         rows={
@@ -68,7 +68,7 @@ SCREENS: Mapping[str, Screen] = {
             },
             "network": {
                 "model NAME": "network; `headrace models` lists them",
-                "weights NAME": "weights to start from: .pth, .safetensors, .h5, a run",
+                "weights NAME": "weights to start from, with their network: a name, a file, a run",
                 "freeze REGEX": "weights that stay as they are, by regular expression",
             },
             "training": {
@@ -144,6 +144,7 @@ SCREENS: Mapping[str, Screen] = {
         examples=(
             ("headrace validate runs/NAME --best", "the best checkpoint"),
             ("headrace validate runs/NAME --dataset-path photos2/", "on other images"),
+            ("headrace validate --weights timm/resnet50.a1_in1k --dataset-path imagenet/", ""),
         ),
         rows={
             "data": {"dataset-path DIR": "where the dataset is"},
@@ -154,8 +155,27 @@ SCREENS: Mapping[str, Screen] = {
                 "precision": "bits of the computation",
             },
         },
-        groups=_VALIDATING,
-        without=_ONLY_TRAINING,
+        groups=(*_VALIDATING, "model", "weights"),
+        without=_ONLY_TRAINING | {"freeze", "variable_filter", "layer_lr"},
+        strict=True,
+    ),
+    "convert": Screen(
+        about="Make a checkpoint of weights from elsewhere, for headrace predict, validate and export. The network "
+        "comes with a known name; of a plain file, name it with --model.",
+        examples=(
+            ("headrace convert timm/resnet50.a1_in1k --out resnet50", ""),
+            ("headrace convert FILE.pth --model resnet18 --model-dialect torchvision --out mine", ""),
+        ),
+        rows={
+            "network": {
+                "model NAME": "network of a plain file; `headrace models` lists them",
+                "model-dialect": "whose padding and epsilon: torchvision, timm or keras",
+                "init-ema": "the averaged weights in the file",
+            },
+            "input": {"image-size": "height and width of the images", "pixel-mean": "mean of each channel"},
+        },
+        groups=("model", "weights", "data"),
+        without=frozenset(("weights",)),
         strict=True,
     ),
     "average": Screen(

@@ -26,6 +26,9 @@ def main(argv: list[str]) -> int:
     args = parsed.args
     if args.last and args.best:
         raise ConfigError("Both --last and --best are given.", remedy="Leave one of them out.")
+    if bool(args.path) == bool(parsed.options.get("weights")):
+        given = "Both a run and --weights are given" if args.path else "No run and no weights are named"
+        raise ConfigError(f"{given}.", remedy="Name a run or a checkpoint, or give --weights NAME.")
     from headrace.job import current_group, join_job
     from headrace.run.validation import ALL, BEST, LAST, validate
 
@@ -57,7 +60,9 @@ def _show(found: Iterable["Validated"], *, as_json: bool) -> None:
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="RUN_DIR|CHECKPOINT", type=Path, help="a run's directory, or one checkpoint")
+    parser.add_argument(
+        "path", nargs="?", metavar="RUN_DIR|CHECKPOINT", type=Path, help="a run's directory, or one checkpoint"
+    )
     parser.add_argument("--last", action="store_true", help="only the newest good checkpoint of the run")
     parser.add_argument("--best", action="store_true", help="only the best one, by its accuracy during training")
     parser.add_argument("--json", action="store_true", help="print one line of JSON for each checkpoint")

@@ -59,7 +59,7 @@ RULES = (
         broken=lambda facts: not facts.config.run.training and not facts.config.validation.validation,
         problem=lambda facts: f"Nothing is left to do: {facts.describe('training')}, {facts.describe('validation')}.",
         rule="A run trains, validates, or both.",
-        remedy="Leave one of them on.",
+        remedy="Leave one of them on; `headrace convert` makes a checkpoint of a file of weights.",
     ),
     *DATA_RULES,
     *MODEL_RULES,

@@ -19,7 +19,7 @@ from headrace.config.field import CHOSEN, COMMAND_LINE, DEFAULT, TRANSLATED, Opt
 from headrace.config.layers import TIES, Found, Given, Layer, Tie, launcher_layer, merge_layers
 from headrace.config.model_table import Variant, find_variant
 from headrace.config.schema import SECTIONS, Config, all_options, options_in
-from headrace.config.section_data import IMAGE_DATASETS, IMAGE_SIZES, SYNTHETIC_DATASETS
+from headrace.config.section_data import GREY_DATASETS, IMAGE_DATASETS, IMAGE_SIZES, SYNTHETIC_DATASETS
 from headrace.config.shortcuts import SHORTCUT_TIES, fold, join_layers, refuse_conflicts
 from headrace.config.values import BOOL, read_bool
 from headrace.core.errors import ConfigError
@@ -163,6 +163,7 @@ class Translation:
     """Options of another application and how they become ordinary ones; without arguments, there are none.
 
     `has_defaults` says whether that application's defaults apply, in which case no recipe is chosen by default.
+    `weight_options` returns the options that come with weights of a name: of their network and of its input.
     """
 
     sections: Mapping[str, type] = field(default_factory=dict)
@@ -170,6 +171,7 @@ class Translation:
     recipes: tuple[Path, ...] = ()
     environment: Callable[[Mapping[str, str]], Layer] = lambda environ: {}
     has_defaults: Callable[[Found], bool] = lambda found: False
+    weight_options: Callable[[str], Mapping[str, Any]] = lambda name: {}
     translate: Callable[[Found], Translated] = lambda found: Translated(options=found)
 
     @cached_property
@@ -203,7 +205,7 @@ def resolve(
     if name != NO_RECIPE:
         block = choose(blocks_of(config_path, (RECIPES, *translation.recipes)), name, config_path)
         layers.insert(1, _block_layer(block, "file" if config_path else "recipe", translation))
-    return _assemble(layers, name or "", environ, translation)
+    return _assemble(layers, name or "", environ, translation, _weight_layer(layers, translation))
 
 
 def override(
@@ -216,7 +218,7 @@ def override(
     environ = os.environ if environ is None else environ
     given = saved.given()
     given.pop("distributed", None)  # how the processes were started then says nothing about now
-    return _assemble([given, _option_layer(options, COMMAND_LINE, translation)], saved.name, environ, translation)
+    return _assemble([given, _option_layer(options, COMMAND_LINE, translation)], saved.name, environ, translation, {})
 
 
 def config_from(flat: Mapping[str, Any]) -> Config:
@@ -226,7 +228,8 @@ def config_from(flat: Mapping[str, Any]) -> Config:
 
 def resolve_code(flat: Mapping[str, Any], translation: Translation = PLAIN) -> Resolved:
     """Return the configuration of options that code gives; what is not named has its default."""
-    return _assemble([_option_layer(flat, Origin(kind="code"), translation)], "", {}, translation)
+    layers = [_option_layer(flat, Origin(kind="code"), translation)]
+    return _assemble(layers, "", {}, translation, _weight_layer(layers, translation))
 
 
 def network_options() -> frozenset[str]:
@@ -295,15 +298,20 @@ def from_saved(saved: Mapping[str, Any], translation: Translation = PLAIN) -> Re
 _OLD_KINDS = {"dialect": TRANSLATED}  # how earlier versions called a kind of origin
 
 
-def _assemble(layers: list[Layer], name: str, environ: Mapping[str, str], translation: Translation) -> Resolved:
+def _assemble(
+    layers: list[Layer], name: str, environ: Mapping[str, str], translation: Translation, with_weights: Layer
+) -> Resolved:
     launched, overruled = launcher_layer(layers, environ)
+    network = {name: given for name, given in with_weights.items() if all_options()[name].section == "model"}
+    layers = [*layers[:-1], network, layers[-1]]  # over a recipe, below what was asked for
     found, tie_notes = merge_layers(
         [*layers, launched], translation.options, (*TIES, *SHORTCUT_TIES, *translation.ties)
     )
     translated = translation.translate(found)
     options = fold(translated.options)
     # The reference's applications have rules of their own for what a path means.
-    settled = derive(options if translation.has_defaults(found) else _detected_dataset(options))
+    options = options if translation.has_defaults(found) else _detected_dataset(options)
+    settled = derive(_with_input(options, with_weights))
     config = build({option: given.value for option, given in settled.items()})
     origins = {option: given.origin for option, given in settled.items() if option in all_options()}
     warnings, notes = check(config, origins)
@@ -315,6 +323,60 @@ def _assemble(layers: list[Layer], name: str, environ: Mapping[str, str], transl
         notes=tie_notes + translated.notes + notes,
         source=translated.source,
     )
+
+
+def _weight_layer(layers: list[Layer], translation: Translation) -> Layer:
+    """Return the options that come with the weights that are named; without those of a network that was not asked for.
+
+    They are kept with a run, so that resuming it does not ask again what its weights are.
+    """
+    said = next((layer["weights"] for layer in reversed(layers) if "weights" in layer), None)
+    if said is None or not said.value:
+        return {}
+    origin = Origin(kind=CHOSEN, where=f"with {said.value}")
+    options = translation.weight_options(said.value)
+    found = {name: Given(value=all_options()[name].read(value), origin=origin) for name, value in options.items()}
+    named, size = layers[-1].get("model_name"), layers[-1].get("model_size")
+    if not found or (named is None and size is None):
+        return found
+    try:
+        asked = find_variant((named or found["model_name"]).value, size.value if size else None)
+        is_same = asked == find_variant(found["model_name"].value)
+    except ConfigError:  # said when the network is built
+        is_same = False
+    return found if is_same else {name: one for name, one in found.items() if all_options()[name].section == "data"}
+
+
+_OPEN_KINDS = ("default", "recipe")  # origins that the input of weights overrules
+PIXEL_OPTIONS = ("normalization", "normalise_input", "pixel_mean", "pixel_std")
+
+
+def _with_input(found: Mapping[str, Given], weights: Layer) -> Mapping[str, Given]:
+    """Return the options with images prepared as the network of named weights expects them, where nobody says how."""
+    dataset = found["dataset"].value
+    if not weights or dataset in SYNTHETIC_DATASETS:
+        return found
+
+    def is_open(name: str) -> bool:
+        return found[name].origin.kind in _OPEN_KINDS
+
+    taken: dict[str, Given] = {}
+    channels = 1 if dataset in GREY_DATASETS else found["num_channels"].value
+    if all(map(is_open, PIXEL_OPTIONS)) and len(weights.get("pixel_mean", _NO_MEAN).value) in (0, channels):
+        taken |= {name: weights[name] for name in PIXEL_OPTIONS if name in weights}
+    if dataset in IMAGE_DATASETS and "image_size" in weights:
+        own = weights["image_size"]
+        size = found["image_size"] if found["image_size"].value else own
+        taken["image_size"] = size
+        if is_open("eval_resize_size"):
+            shorter = max(weights["eval_resize_size"].value * size.value // own.value, size.value)
+            taken["eval_resize_size"] = Given(value=shorter, origin=own.origin)
+        if is_open("eval_interpolation") and found["resize_antialias"].value:
+            taken["eval_interpolation"] = weights["eval_interpolation"]
+    return {**found, **taken}
+
+
+_NO_MEAN = Given(value=(), origin=DEFAULT)
 
 
 def with_values(resolved: Resolved, values: Layer) -> Resolved:

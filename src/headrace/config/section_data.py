@@ -9,6 +9,7 @@ SYNTHETIC_DATASETS = ("generated", "synthetic")
 IMAGE_DATASETS = ("auto", "folder", "imagenet", "tfrecord", "tfds", "tar", "packed", "csv", "npz", "parquet")
 # Height and width of the images of datasets that have one shape.
 IMAGE_SIZES = {"digits": 32, "cifar10": 32, "cifar100": 32, "mnist": 28, "fashion_mnist": 28}
+GREY_DATASETS = ("digits", "mnist", "fashion_mnist")
 _PUBLISHED = tuple(IMAGE_SIZES)
 DOWNLOADED = _PUBLISHED[1:]  # the digits come with the package
 LIKENESSES = (*_PUBLISHED, "imagenet")  # sets whose shape and number are known without their files

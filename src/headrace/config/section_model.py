@@ -197,7 +197,9 @@ class Weights:
 
     weights: str | None = option(
         None,
-        "Weights to start from: a file (torch's .pth, .safetensors, Keras' .h5), a Headrace checkpoint or run.",
+        "Weights to start from: a name that `headrace models --weights` lists, hf:OWNER/NAME, an address, a file "
+        "(torch's .pth, .safetensors, Keras' .h5), a Headrace checkpoint or run. Their network and preprocessing come "
+        "with them.",
         aliases=("init_from", "init_path"),
     )
     init_ema: bool = option(False, "Use the averaged weights (EMA) of a checkpoint instead of the raw ones.")

@@ -43,6 +43,10 @@ class Remote:
     checksum: str = ""  # empty if none is known
     headers: tuple[tuple[str, str], ...] = ()  # sent to these addresses, but not to where they redirect
 
+    def is_right(self, path: Path) -> bool:
+        """Say whether a file has the checksum; without one every file does."""
+        return not self.checksum or _digest(path, self.checksum).startswith(self.checksum)
+
     @property
     def name(self) -> str:
         """Return the file's name."""
@@ -67,13 +71,13 @@ def download(remote: Remote, target: Path, tell: Tell = lambda done, total: None
     partial = target.with_name(f"{target.name}.part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        if target.is_file() and _is_right(target, remote.checksum):
+        if target.is_file() and remote.is_right(target):
             return target
         with locked(target.with_name(f".{target.name}.lock")):
-            if target.is_file() and remote.checksum and _is_right(target, remote.checksum):
+            if target.is_file() and remote.checksum and remote.is_right(target):
                 return target  # another process has downloaded it meanwhile
             _from_any(remote, partial, tell)
-            if not _is_right(partial, remote.checksum):
+            if not remote.is_right(partial):
                 found = _digest(partial, remote.checksum)
                 partial.unlink()
                 raise DownloadError(
@@ -244,10 +248,6 @@ def _copy(answer: http.client.HTTPResponse, file: IO[bytes], done: int, tell: Ca
         file.write(data)
         done += len(data)
         tell(done)
-
-
-def _is_right(path: Path, checksum: str) -> bool:
-    return not checksum or _digest(path, checksum).startswith(checksum)
 
 
 def _digest(path: Path, checksum: str) -> str:

@@ -1,6 +1,7 @@
 """The bytes of a safetensors file as arrays, and back, with a note of ours in its header."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -26,6 +27,7 @@ DTYPES: dict[str, np.dtype] = {
     "F32": np.dtype(np.float32),
     "F64": np.dtype(np.float64),
 }
+_MAX_HEADER_BYTES = 64 << 20
 _NOTE = "headrace"  # the one entry of the header's texts that is ours
 
 
@@ -48,14 +50,27 @@ def _array(name: str, entry: dict[str, Any]) -> np.ndarray:
         raise ValueError(f"tensor {name[:120]} has a shape that cannot be: {error}") from error
 
 
+def read_note(path: Path) -> dict[str, Any]:
+    """Return the note that Headrace wrote into a file, empty in others'; whatever is wrong is a ValueError."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        if size > _MAX_HEADER_BYTES:
+            raise ValueError("not a safetensors file")
+        return _note(file.read(size))
+
+
+def _note(header: bytes) -> dict[str, Any]:
+    texts = parse_json(header)
+    note = parse_json(((texts.get("__metadata__") if isinstance(texts, dict) else None) or {}).get(_NOTE, "{}"))
+    if not isinstance(note, dict):
+        raise ValueError(f"its note {_NOTE!r} is not a mapping")
+    return note
+
+
 def read_safetensors(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Return (tensors, the note that Headrace wrote along); whatever is wrong is a ValueError."""
     arrays = read_tensors(data)
-    header = parse_json(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    note = parse_json((header.get("__metadata__") or {}).get(_NOTE, "{}"))
-    if not isinstance(note, dict):
-        raise ValueError(f"its note {_NOTE!r} is not a mapping")
-    return arrays, note
+    return arrays, _note(data[8 : 8 + int.from_bytes(data[:8], "little")])
 
 
 def write_safetensors(arrays: dict[str, np.ndarray], note: dict[str, Any]) -> bytes:

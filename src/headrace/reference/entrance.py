@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace.config import load
 from headrace.config.field import Option, Origin
@@ -10,8 +10,12 @@ from headrace.config.layers import Given, Layer
 from headrace.config.load import NO_RECIPE, Resolved, Translation
 from headrace.config.schema import SECTIONS, Config
 from headrace.config.yaml_blocks import RECIPES, Block, blocks_of, choose
+from headrace.core.errors import ConfigError
 from headrace.reference.section import Reference
 from headrace.reference.translate import has_defaults, translate
+
+if TYPE_CHECKING:
+    from headrace.weights.published import WeightFacts
 
 CACHE_VARIABLE = "TF_POPLAR_FLAGS"  # where the reference says in which directory compiled programs are kept
 
@@ -26,12 +30,44 @@ def _environment(environ: Mapping[str, str]) -> Layer:
     return found
 
 
+def _weight_options(name: str) -> Mapping[str, Any]:
+    """Return the options that come with weights of a name; those of a run are in its newest checkpoint."""
+    from headrace.weights.named import facts_of
+
+    path = Path(name).expanduser()
+    facts = _facts_of_run(path) if path.is_dir() else facts_of(name)
+    return {**facts.network, **facts.data} if facts else {}
+
+
+def _facts_of_run(path: Path) -> "WeightFacts | None":
+    from headrace.checkpoint.store import MANIFEST_FILE, list_checkpoints, parse_manifest
+    from headrace.weights.named import pixel_options
+    from headrace.weights.published import WeightFacts
+
+    places = [path, *reversed(list_checkpoints(path)), *reversed(list_checkpoints(path / "checkpoints"))]
+    file = next((place / MANIFEST_FILE for place in places if (place / MANIFEST_FILE).is_file()), None)
+    manifest = parse_manifest(file.read_bytes())[0] if file else None
+    try:
+        saved, form = (manifest or {})["config"], (manifest or {})["input"]
+        model = from_saved(saved).config.model
+    except (KeyError, ConfigError):  # too old, or given by code
+        return None
+    defaults = SECTIONS["model"]()
+    changed = {name: getattr(model, name) for name in load.network_options() - {"model_size"}}
+    network = {name: value for name, value in changed.items() if value != getattr(defaults, name)}
+    size, shorter = form["image_hwc"][0], form["shorter_side"]
+    data = {"image_size": size, "eval_resize_size": shorter or size * 256 // 224}
+    data |= {"eval_interpolation": form.get("interpolation", "bilinear")}
+    return WeightFacts(network={"model_name": model.model_name, **network}, data=data | pixel_options(form))
+
+
 REFERENCE = Translation(
     sections={"reference": Reference},
     recipes=(Path(__file__).parent / "recipes",),
     environment=_environment,
     has_defaults=has_defaults,
     translate=translate,
+    weight_options=_weight_options,
 )
 ALL_SECTIONS: Mapping[str, type] = {**SECTIONS, **REFERENCE.sections}
 

@@ -16,6 +16,7 @@ from headrace.config.schema import Config
 from headrace.core.errors import CheckpointError, ConfigError
 from headrace.core.files import LOCK_FILE, DirectoryLock, lock_directory, parse_json, sync_directory, write_atomic
 from headrace.reference import entrance
+from headrace.weights.named import is_path
 
 
 @dataclass(frozen=True)
@@ -141,8 +142,8 @@ def with_absolute_paths(resolved: Resolved) -> Resolved:
     places, weights = config.checkpoint, config.weights
     if places.checkpoint_dir is not None:
         places = replace(places, checkpoint_dir=str(Path(places.checkpoint_dir).absolute()))
-    if weights.weights is not None:
-        weights = replace(weights, weights=str(Path(weights.weights).absolute()))
+    if weights.weights is not None and is_path(weights.weights):
+        weights = replace(weights, weights=str(Path(weights.weights).expanduser().absolute()))
     data = config.data
     if data.labels is not None:
         data = replace(data, labels=str(Path(data.labels).expanduser().absolute()))

@@ -25,7 +25,7 @@ from headrace.config.schema import Config
 from headrace.config.section_data import IMAGE_OPTIONS, IMAGE_SIZES
 from headrace.core.errors import ConfigError
 from headrace.core.tree import flatten_named
-from headrace.data.dataset import DataInfo, DataSet
+from headrace.data.dataset import DataSet
 from headrace.data.sets.arrays import ImageSpec, array_dataset, array_source, check_class_names
 from headrace.data.sets.image_sets import GREY_MEAN, GREY_STD, IMAGENET_MEAN, IMAGENET_STD
 from headrace.data.sets.source import first_samples
@@ -51,11 +51,13 @@ from headrace.run.fit import train
 from headrace.run.lr_finder import FoundRates, find_learning_rate
 from headrace.run.model_data import (
     GivenData,
+    array_spec,
     evaluation_set,
     given_data,
     held_out,
     image_pair,
     image_paths,
+    refuse_mismatch,
     validation_option,
 )
 from headrace.run.model_options import (
@@ -72,10 +74,11 @@ from headrace.run.model_options import (
     without_data,
 )
 from headrace.run.model_report import Report, Summary, network_summary, shape_text
+from headrace.run.named_model import load_file, load_named, pixels_of_weights
 from headrace.run.prediction import find_images, predict
 from headrace.run.predictions import Predictions
 from headrace.run.run_result import RunResult
-from headrace.run.starting_weights import Loaded, adopt_weights, load_weights, refuse_replacing
+from headrace.run.starting_weights import Loaded, load_weights, refuse_replacing
 from headrace.run.trained_model import (
     AUTO,
     EMA,
@@ -89,6 +92,7 @@ from headrace.run.trained_model import (
     resizing_of,
 )
 from headrace.telemetry.validation_report import validation_report
+from headrace.weights.named import facts_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,14 +125,16 @@ class Model:
     ) -> None:
         """Take the name of a shipped network, a Network, or the blocks of one; the rest are ordinary options.
 
-        `weights` is a file of weights, a checkpoint or a run. `config` names a recipe (`headrace configs`); without it,
-        it is chosen as `headrace train` does. No device is used. What cannot work is refused here, except what depends
-        on the data.
+        `weights` is a known name (`headrace models --weights`), hf:OWNER/NAME, an address, a file, a checkpoint or a
+        run; with a known name the network needs none. `config` names a recipe (`headrace configs`); without it, it is
+        chosen as `headrace train` does. No device is used. What cannot work is refused here, except what depends on the
+        data.
         """
         self._recipe = config or self._recipe
         self._code_network: Network | None = None  # given by code
         self._network: Network | None = None
         self._weights_from = str(weights) if weights is not None else None
+        self._facts = facts_of(self._weights_from) if self._weights_from is not None else None
         if network is not None and not isinstance(network, str | Network | Sequence):
             raise ConfigError(
                 f"The network is a {type(network).__name__}.",
@@ -171,12 +177,13 @@ class Model:
         """The network; a shipped one is known once its number of classes is: given, or after fit or load."""
         if self._network is None:
             spec = self._spec
-            if not spec.num_classes:
+            num_classes = spec.num_classes or (self._facts.num_classes if self._facts else 0)
+            if not num_classes:
                 raise ConfigError(
                     f"The number of classes of {self.config.model.model_name} is not known yet.",
                     remedy="Give num_classes, or call fit first.",
                 )
-            return build_network(self.config.model, spec.num_classes, spec.image_hwc)
+            return build_network(self.config.model, num_classes, spec.image_hwc)
         return self._network
 
     @property
@@ -228,7 +235,7 @@ class Model:
     def _fit(self, resolved: Resolved, custom: CustomParts, resume: Any, asked: dict[str, Any]) -> RunResult:
         resolved = settle(resolved, custom)
         design = design_run(resolved.config, custom, current_group().num_processes)
-        self._refuse_mismatch(design.info)
+        refuse_mismatch(self._network, self._spec.num_classes, design.info)
         if resume is not None:
             overrides = {name: value for name, value in asked.items() if name not in self._not_for_resume(custom)}
             result = resume_run(Path(resume), overrides, replace(custom, weights=None))
@@ -269,8 +276,6 @@ class Model:
         self, data: Any, labels: Any, validation_data: Any, options: dict[str, Any]
     ) -> tuple[Resolved, CustomParts]:
         given = given_data(data, labels)
-        if self._trained is None and self._weights_from is not None:
-            options = options | {"weights": self._weights_from}
         if given.options:
             if validation_data is not None:
                 raise ConfigError(
@@ -289,7 +294,10 @@ class Model:
             return self._resolve(options, by_code=True), parts
         assert given.arrays is not None
         images, labels = given.arrays
-        spec = replace(self._array_spec(images, labels), image_dtype="", normalization="", channel_mean=())
+        if self._trained is None or not self._trained.step:
+            options = pixels_of_weights(self._facts, images, options) | options
+        spec = self._spec if self._network else array_spec(self._spec, images, labels)
+        spec = replace(spec, image_dtype="", normalization="", channel_mean=())
         spec = replace(spec, channel_std=())
         fraction = options.get("validation_split")
         options = {name: value for name, value in options.items() if name != "validation_split"}
@@ -513,6 +521,7 @@ class Model:
 
     def _resolve(self, options: Mapping[str, Any], *, by_code: bool = False) -> Resolved:
         """Return the configuration of options over the recipe; `by_code`: the data does not come from options."""
+        options = {"weights": self._weights_from, **options}
         if by_code:
             return resolve_for_arrays(options, self._recipe)
         return resolve_code({"dataset": "auto", **options}, self._recipe)
@@ -540,23 +549,6 @@ class Model:
         """Return the options that a resumed run takes from itself."""
         left_out = set(network_options()) | {"weights"}
         return left_out | (set(NAMED_OF_DATA) if custom.dataset else set())
-
-    def _array_spec(self, images: Any, labels: Any) -> ImageSpec:
-        """Return what arrays must be; of a shipped network that has not seen data, they decide it."""
-        spec = self._spec
-        if self._network is not None:
-            return spec
-        first = np.shape(images)[1:] if hasattr(images, "shape") else np.shape(images[0])
-        if len(first) != 3:
-            raise ConfigError(
-                f"The images are {list(np.shape(images))}.",
-                rule="Images are an array [N, H, W, C].",
-                remedy="Add a dimension for the single channel: images[..., None]." if len(first) == 2 else "",
-            )
-        found = np.asarray(labels)
-        classes = spec.num_classes or (int(found.max()) + 1 if found.ndim == 1 and found.size else 0)
-        height, width, channels = map(int, first)
-        return replace(spec, image_hwc=(height, width, channels), num_classes=classes)
 
     def _array_evaluation(self, config: Config, arrays: Any) -> DataSet:
         images, labels = arrays
@@ -589,17 +581,28 @@ class Model:
         """Read the file of weights that the model was made with, where no fit has done so."""
         if self._trained is not None or self._weights_from is None:
             return
-        path = Path(self._weights_from)
+        path = Path(self._weights_from).expanduser()
         if path.is_dir():
             self.load_weights(path)
             return
-        dataset = array_dataset(self.config.data, self._known_spec(), None, None)
-        dataset = replace(dataset, info=replace(dataset.info, num_validation=1))
-        options = self._options | {"weights": self._weights_from, "training": False, "validation": True}
-        design = self._evaluation_design(self._resolve(options).config, dataset)
-        adopted = adopt_weights(design)
-        assert adopted is not None
-        weights = {"params": adopted.params, "stats": adopted.stats}
+        if self._code_network is not None:
+            loaded = load_file(self._weights_from, self._code_network, self.config)
+        else:
+            shape = zip(("image_size", "num_channels"), self._spec.image_hwc[1:], strict=True)
+            asked = self._options | (dict(shape) if self._fixed_shape else {})
+            named = load_named(self._weights_from, asked, self._spec.num_classes)
+            model, loaded, known = named.model, named.loaded, self._spec.class_names
+            self._network, form = model.network, model.preprocess
+            self._spec = ImageSpec(
+                image_hwc=model.network.input_hwc,
+                num_classes=model.network.num_classes,
+                class_names=known or model.class_names,
+                image_dtype="uint8",
+                normalization=form.normalization,
+                channel_mean=form.mean,
+                channel_std=form.std,
+            )
+        weights = {"params": loaded.params, "stats": loaded.stats}
         self._trained = _Trained(weights=weights, step=0, epoch=0.0, origin=path.name)
 
     def _as_trained(self, weights: str, verb: str) -> TrainedModel:
@@ -637,19 +640,6 @@ class Model:
             channel_mean=info.channel_mean,
             channel_std=info.channel_std,
         )
-
-    def _refuse_mismatch(self, info: DataInfo) -> None:
-        wanted = self._spec.num_classes
-        if self._network is not None and info.image_hwc != self._network.input_hwc:
-            raise ConfigError(
-                f"The network takes {shape_text(self._network.input_hwc)} images, "
-                f"{info.place or info.name} has {shape_text(info.image_hwc)}."
-            )
-        if wanted and info.num_classes != wanted:
-            raise ConfigError(
-                f"The model has {wanted} classes, {info.place or info.name} has {info.num_classes}.",
-                remedy="Leave num_classes out, or check the folders of the classes.",
-            )
 
     def _known_spec(self) -> ImageSpec:
         """Return what images must be, with ImageNet's normalization where no training has decided it."""

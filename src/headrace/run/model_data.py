@@ -18,6 +18,9 @@ from headrace.data.sets.file_problem import BadSamples
 from headrace.data.sets.folder import TRAIN_NAMES, held_out_mask, list_classes, split_folder
 from headrace.data.sets.samples import FileSamples
 from headrace.data.sets.source import ArraySource, Source
+from headrace.model.network import Network
+from headrace.run.model_report import shape_text
+from headrace.weights.published import imagenet_names, imagenet_numbers
 
 NAMES = tuple(name for name in DATASETS if name not in IMAGE_DATASETS)
 
@@ -53,6 +56,35 @@ def given_data(data: Any, labels: Any = None, what: str = "data") -> GivenData:
         f"The {what} is a {type(data).__name__}.",
         rule="It is the path of a dataset, a pair (images, labels), or what headrace.open_dataset returns.",
     )
+
+
+def array_spec(spec: ImageSpec, images: Any, labels: Any) -> ImageSpec:
+    """Return what arrays must be for a shipped network that has not seen data: they decide it."""
+    first = np.shape(images)[1:] if hasattr(images, "shape") else np.shape(images[0])
+    if len(first) != 3:
+        raise ConfigError(
+            f"The images are {list(np.shape(images))}.",
+            rule="Images are an array [N, H, W, C].",
+            remedy="Add a dimension for the single channel: images[..., None]." if len(first) == 2 else "",
+        )
+    found = np.asarray(labels)
+    classes = spec.num_classes or (int(found.max()) + 1 if found.ndim == 1 and found.size else 0)
+    height, width, channels = map(int, first)
+    return replace(spec, image_hwc=(height, width, channels), num_classes=classes)
+
+
+def refuse_mismatch(network: Network | None, num_classes: int, info: DataInfo) -> None:
+    """Refuse data whose images or classes are not those of the model, as far as they are known."""
+    if network is not None and info.image_hwc != network.input_hwc:
+        raise ConfigError(
+            f"The network takes {shape_text(network.input_hwc)} images, "
+            f"{info.place or info.name} has {shape_text(info.image_hwc)}."
+        )
+    if num_classes and info.num_classes != num_classes:
+        raise ConfigError(
+            f"The model has {num_classes} classes, {info.place or info.name} has {info.num_classes}.",
+            remedy="Leave num_classes out, or check the folders of the classes.",
+        )
 
 
 def evaluation_set(config: Data, spec: ImageSpec, named: bool) -> DataSet:
@@ -155,7 +187,8 @@ def _refuse_classes(info: DataInfo, spec: ImageSpec) -> None:
             rule="Labels mean the same classes in training and evaluation.",
         )
     known = tuple(name for name in spec.class_names if not name.startswith("class "))
-    if known and info.class_names != spec.class_names:
+    by_number = info.class_names == imagenet_numbers() and spec.class_names == imagenet_names()
+    if known and info.class_names != spec.class_names and not by_number:
         raise DataError(
             f"{info.place or info.name} has the classes {', '.join(info.class_names[:5])} ..., "
             f"the model was trained on {', '.join(spec.class_names[:5])} ...",

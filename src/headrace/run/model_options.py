@@ -17,7 +17,7 @@ from headrace.reference.entrance import known_options, resolve_code
 _REFUSED = {
     "training": "fit trains, evaluate and predict do not.",
     "compile_only": "fit compiles and trains.",
-    "weights": "The argument weights takes a file, a checkpoint or a run.",
+    "weights": "The argument weights takes a name, a file, a checkpoint or a run.",
 }
 OF_ONE_RUN = frozenset({*_REFUSED, "run_name", "checkpoint_dir"})
 NAMED_OF_ONE_SET = NAMED_OF_DATA | {"validation_split"}

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from headrace.checkpoint.store import MANIFEST_FILE, load, newest_good, restore_tree
+from headrace.config.model_table import OPTION_FAMILIES, family_of
 from headrace.config.schema import Config
 from headrace.core.errors import CheckpointError
 from headrace.core.files import write_atomic
@@ -21,32 +22,44 @@ from headrace.run.design import Design
 from headrace.run.directory import RunDirectory, custom_parts
 from headrace.run.trained_model import find_weights
 from headrace.weights.convert import LoadedWeights, load_into
+from headrace.weights.named import facts_of, find_file
 from headrace.weights.weight_file import ForeignWeights, read_file
 
 TABLE_FILE = "init.json"
 
 
 def adopt_weights(design: Design) -> LoadedWeights | None:
-    """Return the weights that `weights` names, or None without it. Nothing is written yet."""
+    """Return the weights that the option names, or None without it, or where code gives others. Nothing is written."""
     options = design.config.weights
-    if options.weights is None:
+    if options.weights is None or design.custom.weights is not None:
         return None
-    path = Path(options.weights)
+    path = find_file(options.weights)
     foreign = _read_checkpoint(path, options.init_ema) if path.is_dir() else read_file(path, options.init_ema)
     return load_into(design.network, design.network.init(design.config.run.seed), foreign, options.init_min_loaded)
 
 
-def dialect_hint(design: Design, adopted: LoadedWeights) -> str:
-    """Say, where weights come from another definition of the network, which option makes it compute the same."""
-    dialect = design.config.model.model_dialect
+def dialect_hint(config: Config, network: Network, adopted: LoadedWeights) -> str:
+    """Say, where weights come from another definition of the network, which option makes it compute the same.
+
+    Nothing is said of weights whose definition is known: their dialect came with them.
+    """
+    family = family_of(network.name)
+    known = facts_of(config.weights.weights) if config.weights.weights else None
     wanted = {"common": "torchvision", "common-fc": "torchvision"}.get(adopted.scheme, adopted.scheme)
-    same = wanted == "keras" and design.network.name.startswith("efficientnet")  # the reference's is Keras'
-    if dialect != "reference" or wanted not in ("torchvision", "timm", "keras") or same:
+    has_dialects = family in OPTION_FAMILIES["model_dialect"] and wanted in ("torchvision", "timm", "keras")
+    same = wanted == "keras" and family == "efficientnet"  # the reference's is Keras'
+    if config.model.model_dialect != "reference" or known or not has_dialects or same:
         return ""
-    return (
+    text = (
         f"The names are those of {adopted.scheme}, while padding, epsilon and shortcuts are the reference's: "
-        f"weights that were trained elsewhere need --model-dialect {wanted} to compute what they did there."
+        f"weights that were trained there need --model-dialect {wanted} to compute the same"
     )
+    if wanted == "timm" and family == "efficientnet":
+        # The same names in both, but timm's tf_ networks are padded, and divided by the epsilon, as in TensorFlow.
+        return f"{text}, but none if they are of a network that timm calls tf_{network.name}."
+    if wanted == "timm" and family == "mobilenet":
+        return f"{text}, and --model-dialect keras if timm calls their network tf_..."
+    return f"{text}."
 
 
 def write_table(directory: RunDirectory, adopted: LoadedWeights) -> None:

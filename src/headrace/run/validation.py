@@ -12,17 +12,19 @@ import jax
 
 from headrace.checkpoint.saver import BestCheckpoints
 from headrace.checkpoint.store import MANIFEST_FILE, list_checkpoints, load, newest_good, restore_tree, step_of, verify
-from headrace.config.load import Resolved
+from headrace.config.load import NO_RECIPE, Resolved
 from headrace.config.schema import Config
 from headrace.core.errors import CheckpointError
 from headrace.data.dataset import describe_dataset, open_dataset
 from headrace.data.sets.source import first_samples
 from headrace.engine.devices import show_devices, start_devices, use_compilation_cache
 from headrace.job import ProcessGroup, current_group
-from headrace.reference.entrance import override
+from headrace.reference.entrance import override, resolve
+from headrace.run.choices import with_choices
 from headrace.run.design import Design, design_run
 from headrace.run.directory import from_saved, layout, read_run, saved_form
 from headrace.run.evaluation import Validator
+from headrace.run.starting_weights import adopt_weights
 from headrace.telemetry.validation_report import validation_report, write_report
 
 ALL, LAST, BEST = "all", "last", "best"
@@ -51,9 +53,11 @@ class _Found:
 
 
 def validate(
-    path: Path, overrides: Mapping[str, Any] | None = None, *, which: str = ALL, report_dir: Path | None = None
+    path: Path | None, overrides: Mapping[str, Any] | None = None, *, which: str = ALL, report_dir: Path | None = None
 ) -> Iterator[Validated]:
     """Yield the result of each checkpoint of a run directory (or its last or best good one), or of the one at `path`.
+
+    Without a path the option `weights` names the weights, and the other options the data.
 
     A damaged checkpoint of a run is reported and skipped; a damaged one that was named is an error. Reports are
     written into `report_dir`, by default `reports/validate` in the run; those written during training stay as they are.
@@ -61,7 +65,7 @@ def validate(
     """
     # A trial run (dry_run_steps) may be validated in full.
     given, group = dict(overrides or {}), current_group()
-    found = _find_together(group, Path(path), {"dry_run_steps": None} | given, which)
+    found = _find_together(group, path, {"dry_run_steps": None} | given, which)
     config, checkpoints = found.resolved.config, found.checkpoints
     alone = group.is_alone and describe_dataset(config.data).num_train  # else there is nothing to plan a training for
     design = design_run(config if alone else only_validating(config), num_processes=group.num_processes)
@@ -75,7 +79,8 @@ def validate(
     num_good = 0
     with closing(Validator(design, dataset, devices)) as validator:
         for checkpoint in checkpoints:
-            read = group.on_first_process(partial(_read, design, checkpoint, alone=len(checkpoints) == 1))
+            reader = partial(_read, design, checkpoint, alone=len(checkpoints) == 1)
+            read = group.on_first_process(partial(_read_named, design) if path is None else reader)
             manifest = group.broadcast(read and read.facts)
             if problem := manifest.get("problem"):
                 if manifest["is_there"]:  # a run that is still training may have deleted it meanwhile
@@ -131,6 +136,23 @@ def _read(design: Design, checkpoint: Path, *, alone: bool) -> _Read:
     return _Read(weights={key: restore_tree(arrays, part, key) for key, part in blank.items()}, facts=facts)
 
 
+def _read_named(design: Design) -> _Read:
+    """Read weights that were given by name or as a file; their classes must be those of the dataset."""
+    adopted = adopt_weights(design)
+    assert adopted is not None
+    other = [tensor for tensor in adopted.statuses if tensor.status != "loaded"]
+    if other:
+        raise CheckpointError(
+            f"Not all of {adopted.source} fits {design.network.name} with the {design.info.num_classes} classes of "
+            f"{design.info.place or design.info.name}: {other[0].name} {other[0].note or 'is not in the file'}.",
+            rule="Weights are validated on the classes that they were trained for.",
+            remedy="Choose their dataset, or fine-tune them: headrace train --weights NAME.",
+        )
+    cast = jax.tree.map(lambda w: w.astype(design.precision.weight_dtype), adopted.params)
+    facts = {"step": 0, "epoch": 0.0, "weights": "raw", "averaged": False, "ema": False}
+    return _Read(weights={"params": cast, "stats": adopted.stats}, facts=facts)
+
+
 def _blank(design: Design, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return weights of the shapes and dtypes that such a checkpoint holds."""
     params, stats = design.network.init(0)
@@ -144,11 +166,14 @@ def only_validating(config: Config) -> Config:
     return replace(config, run=run, validation=validation)
 
 
-def _find_together(group: ProcessGroup, path: Path, overrides: Mapping[str, Any], which: str) -> _Found:
+def _find_together(group: ProcessGroup, path: Path | None, overrides: Mapping[str, Any], which: str) -> _Found:
     """Find what is to be validated: process 0 looks, the others receive what it found."""
 
     def find() -> _Found:
-        found = _find(path, overrides)
+        if path is None:
+            resolved = with_choices(resolve({"training": False, **overrides}, NO_RECIPE))
+            return _Found(checkpoints=[Path(resolved.config.weights.weights or "")], resolved=resolved, run=None)
+        found = _find(Path(path), overrides)
         return replace(found, checkpoints=_choose(found, which))
 
     found = group.on_first_process(find)

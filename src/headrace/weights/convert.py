@@ -75,7 +75,7 @@ def load_into(
         values[name], tensor = _load_tensor(name, array, pair, found, name.split("/")[1] == head)
         statuses.append(tensor)
     adopted = _summary(unflatten_named(like, values), foreign, scheme, statuses, head)
-    _refuse_too_little(network, adopted, min_share)
+    _refuse_too_little(network, adopted, foreign, min_share)
     return adopted
 
 
@@ -146,20 +146,39 @@ def _summary(
     )
 
 
-def _refuse_too_little(network: Network, adopted: LoadedWeights, min_share: float) -> None:
+def _refuse_too_little(network: Network, adopted: LoadedWeights, foreign: ForeignWeights, min_share: float) -> None:
     if adopted.share >= min_share and adopted.used_share >= min_share:
         return
     if adopted.share < min_share:
         problem = f"Only {100 * adopted.share:.1f} % of {network.name}'s weights are in {adopted.source}"
-        missing = [tensor.theirs or tensor.name for tensor in adopted.statuses if tensor.status != "loaded"]
     else:
         problem = f"{network.name} takes only {100 * adopted.used_share:.1f} % of the weights in {adopted.source}"
-        missing = list(adopted.unused)
     raise CheckpointError(
-        f"{problem}; left out are {_listed(missing)} (names read as {adopted.scheme}).",
+        f"{problem} (names read as {adopted.scheme}).{_names_beside(adopted, foreign)}",
         rule=f"At least {100 * min_share:g} % of the network and of the file must be used.",
         remedy="Name the network that the file was made with, or lower --init-min-loaded.",
     )
+
+
+def _names_beside(adopted: LoadedWeights, foreign: ForeignWeights) -> str:
+    """Return lines with what the network lacks: our name, the name that was looked for, and a name in the file.
+
+    The file's are those that were not used; beside each of ours is the next of as many numbers, if there is one.
+    """
+    left, rows = list(adopted.unused), [("the network's", "looked for", "in the file")]
+    lacking = [tensor for tensor in adopted.statuses if tensor.status != "loaded"]
+    for tensor in lacking[:_MAX_LISTED]:
+        same = next((name for name in left if foreign.arrays[name].size == tensor.size), "")
+        left = [name for name in left if name != same]
+        found = tensor.theirs if tensor.status == "replaced" else same
+        theirs = f"{found} {_dims(foreign.arrays[found])}" if found in foreign.arrays else "-"
+        rows.append((tensor.name.partition("/")[2], tensor.theirs or "-", theirs))
+    for name in left[: max(0, _MAX_LISTED - len(lacking))]:
+        rows.append(("-", "-", f"{name} {_dims(foreign.arrays[name])}"))
+    wide = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    lines = [f"  {ours:{wide[0]}}  {theirs:{wide[1]}}  {found}" for ours, theirs, found in rows]
+    lines.append(f"  {len(lacking):,} of the network's are not found, {len(adopted.unused):,} of the file's not used")
+    return "\n" + "\n".join(lines)
 
 
 def table_lines(adopted: LoadedWeights) -> list[str]:

@@ -1,0 +1,152 @@
+"""A network from weights that no run of ours made: by name, from the hub, from an address or a file.
+
+The network, its input and its classes come with the weights where they are known; otherwise options name the network,
+and the file says how many classes it has.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headrace.checkpoint.store import save
+from headrace.config.load import NO_RECIPE, PIXEL_OPTIONS, Resolved
+from headrace.config.model_table import find_variant
+from headrace.config.schema import Config
+from headrace.core.errors import CheckpointError, ConfigError
+from headrace.data.sets.image_sets import GREY_MEAN, GREY_STD, IMAGENET_MEAN, IMAGENET_STD
+from headrace.model.families import build_network
+from headrace.model.network import Network
+from headrace.reference.entrance import resolve_code
+from headrace.run.directory import saved_form
+from headrace.run.starting_weights import refuse_replacing
+from headrace.run.trained_model import TrainedModel, load_trained_model, preprocess_of, resizing_of
+from headrace.weights.convert import LoadedWeights, flat_weights, load_into
+from headrace.weights.named import facts_of, find_file
+from headrace.weights.published import WeightFacts
+from headrace.weights.weight_file import ForeignWeights, read_file
+
+_NOTHING_KNOWN = WeightFacts(network={})
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedModel:
+    """A network with weights from elsewhere, the configuration that describes it, and how its tensors were loaded."""
+
+    model: TrainedModel
+    resolved: Resolved
+    loaded: LoadedWeights
+    form: Mapping[str, Any]  # of its input, as in a checkpoint's manifest
+
+
+def find_model(name: str, which: str) -> TrainedModel:
+    """Return the network of a run, of a checkpoint or of named weights; `which` is raw, ema or auto, of a run."""
+    path = Path(name).expanduser()
+    return load_trained_model(path, which) if path.is_dir() else load_named(name).model
+
+
+def load_named(name: str, options: Mapping[str, Any] | None = None, num_classes: int = 0) -> NamedModel:
+    """Return the network that weights are of, with these options over what is known of it.
+
+    `num_classes` asks for a head of that many; the weights' own may then be left out.
+    """
+    facts = facts_of(name) or _NOTHING_KNOWN
+    given = {"dataset": "auto", "weights": name, **(options or {})}
+    resolved = resolve_code(given, NO_RECIPE)
+    config = resolved.config
+    if not facts.network and not resolved.origins["model_name"].is_given:
+        raise ConfigError(
+            f"The network of {name} is not known.",
+            rule="It comes with weights of a known name, with repositories of timm's and with Headrace's own files.",
+            remedy=f"Name it: headrace convert {name} --model NAME --out DIRECTORY, and use the result.",
+        )
+    foreign = read_file(find_file(name), config.weights.init_ema)
+    wanted = num_classes or facts.num_classes or find_variant(config.model.model_name).num_classes
+    network, loaded = _load(config, foreign, wanted)
+    own = _classes_of(network, foreign, loaded)
+    if not num_classes and own and own != wanted:
+        network, loaded = _load(config, foreign, own)
+    names = facts.class_names if len(facts.class_names) == network.num_classes else ()
+    form = _input_form(config, network)
+    model = TrainedModel(
+        checkpoint=Path(name),
+        weights="raw",
+        step=0,
+        epoch=0.0,
+        config=config,
+        network=network,
+        params=loaded.params,
+        stats=loaded.stats,
+        class_names=names or tuple(f"class {label}" for label in range(network.num_classes)),
+        preprocess=preprocess_of(form, config.run.seed, network.input_hwc),
+        **resizing_of(form),
+    )
+    return NamedModel(model=model, resolved=resolved, loaded=replace(loaded, source=name), form=form)
+
+
+def load_file(name: str, network: Network, config: Config) -> LoadedWeights:
+    """Return a network's weights from a file, a name or an address."""
+    foreign = read_file(find_file(name), config.weights.init_ema)
+    return load_into(network, network.init(config.run.seed), foreign, config.weights.init_min_loaded)
+
+
+def pixels_of_weights(facts: WeightFacts | None, images: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that normalise arrays of bytes as the weights expect, unless options say how."""
+    found = {name: facts.data[name] for name in PIXEL_OPTIONS if name in facts.data} if facts else {}
+    if not found or any(name in options for name in PIXEL_OPTIONS):
+        return {}
+    first = np.asarray(images[0])
+    fits = first.dtype == np.uint8 and len(found.get("pixel_mean", ())) in (0, first.shape[-1])
+    return found if fits else {}
+
+
+def _load(config: Config, foreign: ForeignWeights, num_classes: int) -> tuple[Network, LoadedWeights]:
+    variant = find_variant(config.model.model_name, config.model.model_size)
+    size = config.data.image_size or variant.image_size
+    network = build_network(config.model, num_classes, (size, size, config.data.num_channels))
+    return network, load_into(network, network.init(config.run.seed), foreign, config.weights.init_min_loaded)
+
+
+def _classes_of(network: Network, foreign: ForeignWeights, loaded: LoadedWeights) -> int:
+    """Return the number of classes of the file's head, where it is another than the network's; else 0."""
+    head = network.block_names[-1]
+    for tensor in loaded.statuses:
+        inside = tensor.name.split("/")
+        if tensor.status == "replaced" and inside[1] == head and inside[-1] == "bias":
+            return foreign.arrays[tensor.theirs].size
+    return 0
+
+
+def _input_form(config: Config, network: Network) -> dict[str, Any]:
+    """Return how images become the input, as `input_form` does for a dataset."""
+    data, grey = config.data, network.input_hwc[2] == 1
+    mean, std = (GREY_MEAN, GREY_STD) if grey else (IMAGENET_MEAN, IMAGENET_STD)
+    return {
+        "image_hwc": list(network.input_hwc),
+        "normalization": "per-channel" if data.wanted_normalization == "auto" else data.wanted_normalization,
+        "mean": list(data.pixel_mean or mean),
+        "std": list(data.pixel_std or std),
+        "shorter_side": data.eval_resize_size,
+        "antialias": data.resize_antialias,
+        "interpolation": data.eval_interpolation,
+    }
+
+
+def convert(named: NamedModel, out: Path) -> Path:
+    """Write the weights as a checkpoint, which predicts, is validated and exported like that of a run."""
+    refuse_replacing(out)
+    if not out.absolute().parent.is_dir():
+        raise CheckpointError(f"There is no directory {out.parent}.", remedy="Make it, or choose another --out.")
+    model = named.model
+    manifest = {
+        "step": 0,
+        "epoch": 0.0,
+        "seed": model.config.run.seed,
+        "config": saved_form(named.resolved),
+        "class_names": list(model.class_names),
+        "input": dict(named.form),
+        "elapsed_seconds": 0.0,
+    }
+    return save(out.absolute().parent, out.name, flat_weights(model.params, model.stats), manifest)

@@ -1,0 +1,187 @@
+"""What a name of weights means: which file it is, downloaded where it has to be, and what is known of its network.
+
+A name is a path, a row of the table (`timm/...`, `torchvision/...`), a repository of the hub (`hf:OWNER/NAME`) or the
+address of a file. What exists as a path is a path.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from headrace.core.download import Remote, download, terminal_progress
+from headrace.core.errors import ConfigError, nearest
+from headrace.core.files import cache_directory, parse_json
+from headrace.core.tensor_file import read_note
+from headrace.weights.hub import HubRepo, hub_file
+from headrace.weights.published import (
+    IMAGENET_CLASSES,
+    Published,
+    WeightFacts,
+    imagenet_names,
+    network_of,
+    published_file,
+    published_weights,
+)
+
+_HUB = ("hf:", "hf-hub:", "hf_hub:")
+_ADDRESS = ("http://", "https://")
+_LIBRARIES = ("timm/", "torchvision/")
+_FILES = ("model.safetensors", "pytorch_model.bin")  # of a repository, the better one first
+_MAX_CONFIG_BYTES = 16 << 20
+_LIST = "`headrace models --weights` lists the known names; others are a path, hf:OWNER/NAME or an address."
+
+
+def is_path(name: str) -> bool:
+    """Say whether a name is a path, be it of a file that is not there."""
+    return Path(name).expanduser().exists() or not name.startswith((*_HUB, *_ADDRESS, *_LIBRARIES))
+
+
+def find_file(name: str) -> Path:
+    """Return the file, checkpoint or run that a name means; it is downloaded if it has to be."""
+    if is_path(name):
+        return Path(name).expanduser()
+    row = published_weights().get(name)
+    if row is not None and row.file:
+        return _download_row(row)
+    repo = _repository(row.source if row else name)
+    if repo is not None:
+        return hub_file(repo, _FILES)
+    return _download_address(name)
+
+
+def facts_of(name: str) -> WeightFacts | None:
+    """Return what comes with weights: their network, its input and its classes; None where nothing is known.
+
+    Of a repository of the hub, the description is downloaded. A name that cannot be right is an error.
+    """
+    if is_path(name):
+        return _facts_of_file(Path(name).expanduser())
+    row = published_weights().get(name)
+    if row is not None:
+        return row.facts
+    repo = _repository(name)
+    if repo is not None:
+        return _facts_of_repository(repo)
+    known = published_file(Remote(urls=(name,)).name)
+    return known.facts if known else None
+
+
+def _repository(name: str) -> HubRepo | None:
+    """Return the repository that a name means; None for an address of a file."""
+    for prefix in _HUB:
+        if name.startswith(prefix):
+            return HubRepo.parse(name.removeprefix(prefix))
+    if name.startswith(_ADDRESS):
+        return None
+    architecture = name.removeprefix("timm/").partition(".")[0].partition("@")[0]
+    if name.startswith("timm/") and network_of(architecture) is not None:
+        return HubRepo.parse(name)  # newer weights than the table has, of a network that it has
+    guess = nearest(name, published_weights())
+    remedy = f"Did you mean {guess}? " if guess else ""
+    raise ConfigError(f"There are no known weights {name}.", remedy=remedy + _LIST)
+
+
+def _download_row(row: Published) -> Path:
+    """Return the file of a row: from torch's cache, from ours, or downloaded."""
+    torch_home = os.environ.get("TORCH_HOME") or cache_directory("torch")
+    remote = Remote(urls=(row.source,), checksum=f"sha256:{row.sha256}")
+    for place in (Path(torch_home) / "hub" / "checkpoints" / row.file, _cache() / row.file):
+        if place.is_file() and remote.is_right(place):
+            return place
+    return download(remote, _cache() / row.file, partial(terminal_progress(), row.file))
+
+
+def _download_address(name: str) -> Path:
+    """Download the file at an address; `#sha256=DIGITS` after it says its checksum."""
+    url, _, fragment = name.partition("#")
+    digits = fragment.removeprefix("sha256=").lower()
+    if fragment and not re.fullmatch(r"[0-9a-f]{8,64}", digits):
+        raise ConfigError(f"{name} ends in #{fragment}.", rule="It is #sha256= and 8 to 64 digits, or nothing.")
+    known = published_file(Remote(urls=(url,)).name)
+    checksum = digits or (known.sha256 if known else "")
+    remote = Remote(urls=(url,), checksum=f"sha256:{checksum}" if checksum else "")
+    place = _cache() / hashlib.sha256(url.encode()).hexdigest()[:12] / (remote.name or "file")
+    return download(remote, place, partial(terminal_progress(), remote.name))
+
+
+def _cache() -> Path:
+    return cache_directory() / "weights"
+
+
+def _facts_of_file(path: Path) -> WeightFacts | None:
+    """Return what is known of a file: by its published name, or from what Headrace wrote into it."""
+    known = published_file(path.name)
+    if known is not None or path.suffix != ".safetensors" or not path.is_file():
+        return known.facts if known else None
+    try:
+        note = read_note(path)
+        height, width, _ = note["image_hwc"]
+        data = {"image_size": height, "eval_resize_size": note["resize_shorter_side"]} if height == width else {}
+        data |= {"eval_interpolation": note.get("interpolation", "bilinear")}
+        names = tuple(map(str, note["class_names"]))
+        network = {"model_name": note["model"], "model_dialect": note["dialect"]}
+        return WeightFacts(network=network, data=data | pixel_options(note), num_classes=len(names), class_names=names)
+    except (OSError, ValueError, KeyError, TypeError):  # not written by Headrace; what is wrong is said on loading
+        return None
+
+
+def pixel_options(form: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that normalise pixels as a description of a network's input says."""
+    if form["normalization"] != "per-channel":
+        return {"normalization": form["normalization"]}
+    return {"pixel_mean": tuple(form["mean"]), "pixel_std": tuple(form["std"])}
+
+
+def _facts_of_repository(repo: HubRepo) -> WeightFacts | None:
+    """Return what the description in a repository of timm's says."""
+    path = hub_file(repo, ("config.json",))
+    try:
+        config: Any = parse_json(path.read_bytes(), _MAX_CONFIG_BYTES)
+        # Older descriptions have no part of that name: everything is on one level.
+        form: Any = config.get("pretrained_cfg", config)
+        architecture = config.get("architecture")
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(f"config.json of hf:{repo} cannot be read: {error}.") from None
+    network = network_of(str(architecture))
+    if network is None:
+        what = f"the network {architecture}" if architecture else "no network of timm"
+        kinds = ", ".join(map(str, config.get("architectures") or ()))
+        raise ConfigError(
+            f"hf:{repo} describes {what}{f' ({kinds})' if kinds else ''}, which Headrace does not have.",
+            rule="Repositories of timm's networks are read; `headrace models --weights` lists those.",
+            remedy="If its file fits a network of `headrace models`, download it and give --weights FILE --model NAME.",
+        )
+    try:
+        return _facts_of_description(network, config, form)
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(f"config.json of hf:{repo} is not as timm writes it: {error!r}.") from None
+
+
+def _facts_of_description(network: Mapping[str, Any], config: Any, form: Any) -> WeightFacts:
+    size = int(form.get("input_size", (3, 224, 224))[1])
+    count = int(config.get("num_classes", form.get("num_classes", 0)))
+    labels = config.get("label_names") or form.get("label_names") or config.get("labels") or ()
+    if isinstance(labels, dict):
+        labels = [labels[key] for key in sorted(labels, key=int)]
+    texts = config.get("label_descriptions") or form.get("label_descriptions") or {}
+    names = tuple(str(texts.get(label, label)).partition(",")[0] for label in labels)
+    if len(names) != count or len(set(names)) != count:
+        names = tuple(map(str, labels)) if len(labels) == count else ()
+    if not names and count == IMAGENET_CLASSES:
+        names = imagenet_names()
+    mean, std = ([float(value) for value in form.get(key, default)] for key, default in _IMAGENET_PIXELS.items())
+    data = {
+        "image_size": size,
+        "eval_resize_size": int(size / float(form.get("crop_pct", 0.875))),
+        "eval_interpolation": "bilinear" if form.get("interpolation") == "bilinear" else "bicubic",
+    }
+    is_plain = not any(mean) and all(value == 1 for value in std)
+    pixels = {"normalization": "per-channel" if not is_plain else "zero-one", "mean": mean, "std": std}
+    return WeightFacts(network=network, data=data | pixel_options(pixels), num_classes=count, class_names=names)
+
+
+_IMAGENET_PIXELS = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}

@@ -1,0 +1,238 @@
+"""Write src/headrace/weights/files: the table of weights that are known by name, and the names of ImageNet's classes.
+
+    PYTHONPATH=src python tools/list_weights.py          write the files
+    PYTHONPATH=src python tools/list_weights.py --check  compare logits instead, one network of each row in NETWORKS
+
+Needs torch, torchvision and timm beside Headrace. The names, addresses, checksums and preprocessing are what those
+libraries list. A row enters the table only if every tensor of their network has a place of the same shape in ours, and
+none is left over. Weights without a classifier, and those with another preprocessing than the table can say (squashed
+images), are left out.
+"""
+
+import argparse
+import csv
+import math
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import timm  # pyright: ignore[reportMissingImports]
+import torch  # pyright: ignore[reportMissingImports]
+import torchvision  # pyright: ignore[reportMissingImports]
+from timm.models import get_pretrained_cfg, list_pretrained  # pyright: ignore[reportMissingImports]
+
+from headrace.config.load import config_from
+from headrace.core.errors import ConfigError
+from headrace.core.tree import flatten_named
+from headrace.model.context import Ctx
+from headrace.model.custom_block import weights_like
+from headrace.model.families import build_network
+from headrace.model.network import Network
+from headrace.weights.convert import load_into
+from headrace.weights.name_rules import pair_names
+from headrace.weights.name_tables import SCHEMES
+from headrace.weights.weight_file import ForeignWeights
+
+FILES = Path(__file__).parents[1] / "src" / "headrace" / "weights" / "files"
+COLUMNS = ("name", "network", "options", "source", "sha256", "image", "resize", "interpolation", "pixels", "classes")
+PIXELS = {
+    ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)): "imagenet",
+    ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)): "half",
+    ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)): "zero-one",
+}
+# library, its architecture (a regular expression), our network (with the expression's groups), our options
+NETWORKS = (
+    ("timm", r"resnet(18|26|34|50|101|152)", r"resnet\1", "model_dialect=timm"),
+    ("timm", r"resnext(50|101)_32x4d", r"resnext\1", "model_dialect=timm"),
+    ("timm", r"resnext(50|101)_32x(\d+)d", r"resnext\1", r"model_dialect=timm group_dim=\2"),
+    ("timm", r"resnext(101)_64x4d", r"resnext\1", "model_dialect=timm convolution_groups=64"),
+    ("timm", r"efficientnet_(b\d)", r"efficientnet_\1", "model_dialect=timm"),
+    ("timm", r"tf_efficientnet_(b\d)", r"efficientnet_\1", ""),
+    ("timm", r"mobilenetv2_100", "mobilenet_v2", "model_dialect=timm"),
+    ("timm", r"mobilenetv3_(small|large)_100", r"mobilenet_v3_\1", "model_dialect=timm"),
+    ("torchvision", r"resnet(18|34|50|101|152)", r"resnet\1", "model_dialect=torchvision"),
+    ("torchvision", r"resnext(50|101)_32x4d", r"resnext\1", "model_dialect=torchvision"),
+    ("torchvision", r"resnext(101)_32x8d", r"resnext\1", "model_dialect=torchvision group_dim=8"),
+    ("torchvision", r"resnext(101)_64x4d", r"resnext\1", "model_dialect=torchvision convolution_groups=64"),
+    ("torchvision", r"efficientnet_(b\d)", r"efficientnet_\1", "model_dialect=torchvision"),
+    ("torchvision", r"mobilenet_v2", "mobilenet_v2", "model_dialect=torchvision"),
+    ("torchvision", r"mobilenet_v3_(small|large)", r"mobilenet_v3_\1", "model_dialect=torchvision"),
+    ("torchvision", r"squeezenet1_0", "squeezenet", ""),
+)
+
+
+def ours(library: str, architecture: str) -> tuple[str, str] | None:
+    """Return (network, options) of ours for an architecture of a library."""
+    for where, pattern, network, options in NETWORKS:
+        match = re.fullmatch(pattern, architecture)
+        if where == library and match:
+            return match.expand(network), match.expand(options)
+    return None
+
+
+def build(network: str, options: str, image: int, classes: int) -> Network:
+    """Return our network."""
+    given = dict(option.split("=") for option in options.split())
+    return build_network(config_from({"model_name": network, **given}).model, classes, (image, image, 3))
+
+
+def theirs(library: str, architecture: str, classes: int) -> Any:
+    """Return their network in evaluation mode."""
+    if library == "timm":
+        return timm.create_model(architecture, num_classes=classes).eval()
+    return torchvision.models.get_model(architecture, num_classes=classes).eval()
+
+
+def misfit(library: str, architecture: str, row: dict[str, Any]) -> str:
+    """Return what does not fit between their tensors and ours, empty where all do."""
+    try:
+        net = build(row["network"], row["options"], row["image"], row["classes"])
+    except ConfigError as error:
+        return str(error)
+    with torch.device("meta"):
+        state = theirs(library, architecture, row["classes"]).state_dict()
+    wanted = {name: tuple(t.shape) for name, t in state.items() if not name.endswith("num_batches_tracked")}
+    params, stats = weights_like(net)
+    shapes = {name: tuple(t.shape) for name, t in flatten_named({"params": params, "stats": stats}).items()}
+    best = "no scheme of this library"
+    for scheme in (scheme for scheme in SCHEMES if scheme.name == library):
+        pairs = pair_names(scheme, shapes)
+        found = {p.theirs: p.dim_order.write(np.broadcast_to(0.0, shapes[p.ours])).shape for p in pairs.values()}
+        if len(pairs) == len(shapes) and found == wanted:
+            return ""
+        wrong = [name for name in wanted if found.get(name) != wanted[name]]
+        best = f"{len(shapes) - len(pairs)} of ours have no name, {len(wrong)} of theirs differ: {wrong[:3]}"
+    return best
+
+
+def timm_rows() -> Iterator[dict[str, Any]]:
+    """Yield what timm lists."""
+    for name in list_pretrained():
+        cfg, architecture = get_pretrained_cfg(name), name.partition(".")[0]
+        found = ours("timm", architecture)
+        if found is None or not cfg.num_classes or cfg.hf_hub_filename or not cfg.hf_hub_id:
+            continue
+        if cfg.crop_mode not in ("center", None) or (cfg.mean, cfg.std) not in PIXELS:
+            print(f"left out: timm/{name}: {cfg.crop_mode} {cfg.mean} {cfg.std}", file=sys.stderr)
+            continue
+        image = cfg.input_size[1]
+        yield {
+            "name": f"timm/{name}",
+            "architecture": architecture,
+            "network": found[0],
+            "options": found[1],
+            "source": f"hf:{cfg.hf_hub_id if '/' in cfg.hf_hub_id.strip('/') else f'timm/{name}'}",
+            "sha256": "",  # the hub says it
+            "image": image,
+            "resize": math.floor(image / cfg.crop_pct),
+            "interpolation": cfg.interpolation,
+            "pixels": PIXELS[cfg.mean, cfg.std],
+            "classes": cfg.num_classes,
+        }
+
+
+def torchvision_rows() -> Iterator[dict[str, Any]]:
+    """Yield what torchvision lists."""
+    for architecture in torchvision.models.list_models(module=torchvision.models):
+        found = ours("torchvision", architecture)
+        for weights in torchvision.models.get_model_weights(architecture) if found else ():
+            form = weights.transforms()
+            assert found is not None
+            (digits,) = re.findall(r"-([0-9a-f]{8,})\.pth$", weights.url)  # as torch.hub checks them
+            yield {
+                "name": f"torchvision/{weights}",
+                "architecture": architecture,
+                "network": found[0],
+                "options": found[1],
+                "source": weights.url,
+                "sha256": digits,
+                "image": form.crop_size[0],
+                "resize": form.resize_size[0],
+                "interpolation": form.interpolation.value,
+                "pixels": PIXELS[tuple(form.mean), tuple(form.std)],
+                "classes": len(weights.meta["categories"]),
+            }
+
+
+def write_table() -> None:
+    """Write the table, with the rows that fit."""
+    checked: dict[tuple[str, str, int], str] = {}
+    rows = []
+    for row in (*torchvision_rows(), *timm_rows()):
+        library, architecture = row["name"].partition("/")[0], row.pop("architecture")
+        key = library, architecture, row["classes"]
+        if key not in checked:
+            checked[key] = misfit(library, architecture, row)
+            if checked[key]:
+                print(f"left out: {library} {architecture}: {checked[key]}", file=sys.stderr)
+        if not checked[key]:
+            rows.append(row)
+    with (FILES / "published.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    print(f"{len(rows)} rows of {len({row['network'] + row['options'] for row in rows})} networks")
+
+
+def write_classes() -> None:
+    """Write WordNet's number and a short name of each class of ImageNet; names that two share are lengthened."""
+    info = timm.data.ImageNetInfo("imagenet-1k")
+    lemmas = [info.index_to_description(label, detailed=False).split(", ") for label in range(1000)]
+    firsts = [lemma[0] for lemma in lemmas]
+    names = [", ".join(lemma) if firsts.count(lemma[0]) > 1 and len(lemma) > 1 else lemma[0] for lemma in lemmas]
+    numbers = [info.index_to_label_name(label) for label in range(1000)]
+    pairs = list(zip(numbers, names, strict=True))
+    lines = [f"{number} {name if names.count(name) == 1 else f'{name} ({number})'}\n" for number, name in pairs]
+    (FILES / "imagenet_classes.txt").write_text("".join(lines))
+
+
+def compare(library: str, architecture: str, network: str, options: str) -> float:
+    """Return by how much logits differ, as a share of the largest, with random weights and statistics."""
+    torch.manual_seed(0)
+    model = theirs(library, architecture, 12)
+    rng = np.random.default_rng(0)
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            # A new network's norms say little: many have gammas of 0, and their statistics fit no image.
+            if name.endswith("running_mean") or (name.endswith("bias") and tensor.ndim == 1):
+                tensor.copy_(torch.from_numpy(rng.normal(0, 0.1, tensor.shape).astype(np.float32)))
+            elif tensor.ndim == 1:
+                tensor.copy_(torch.from_numpy(rng.uniform(0.5, 1.5, tensor.shape).astype(np.float32)))
+    images = rng.normal(size=(2, 75, 75, 3)).astype(np.float32)
+    with torch.no_grad():
+        expected = model(torch.from_numpy(images.transpose(0, 3, 1, 2).copy())).numpy()
+    net = build(network, options, images.shape[1], 12)
+    state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    foreign = ForeignWeights(source=architecture, arrays=state)
+    loaded = load_into(net, net.init(1), foreign, min_share=1.0)
+    run = jax.jit(lambda x: net.apply(loaded.params, loaded.stats, x, Ctx(train=False))[0])
+    return float(np.abs(np.asarray(run(images)) - expected).max() / np.abs(expected).max())
+
+
+def check(pattern: str) -> None:
+    """Compare logits of the smallest architecture of each row of NETWORKS whose architecture matches."""
+    listed = [("timm", name.partition(".")[0]) for name in list_pretrained()]
+    listed += [("torchvision", name) for name in torchvision.models.list_models(module=torchvision.models)]
+    for library, expression, *_ in NETWORKS:
+        fitting = [name for where, name in dict.fromkeys(listed) if where == library and re.fullmatch(expression, name)]
+        if not fitting or not re.search(pattern, f"{library}/{fitting[0]}"):
+            continue
+        found = ours(library, fitting[0])
+        assert found is not None
+        print(f"{library}/{fitting[0]}: {' '.join(found)}: {compare(library, fitting[0], *found):.2g}", flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", nargs="?", const=".", metavar="REGEX", help="compare logits, of these networks")
+    asked = parser.parse_args().check
+    torch.set_num_threads(1)
+    if asked:
+        check(asked)
+    else:
+        write_table()
+        write_classes()
