@@ -1,15 +1,13 @@
 """Write src/headrace/weights/files: the table of weights that are known by name, and the names of ImageNet's classes.
 
-    PYTHONPATH=src python tools/list_weights.py          write the files
-    PYTHONPATH=src python tools/list_weights.py --check  compare logits instead, one network of each row in NETWORKS
+    PYTHONPATH=src python tools/list_weights.py
 
 Needs torch, torchvision and timm beside Headrace. The names, addresses, checksums and preprocessing are what those
 libraries list. A row enters the table only if every tensor of their network has a place of the same shape in ours, and
-none is left over. Weights without a classifier, and those with another preprocessing than the table can say (squashed
-images), are left out.
+none is left over; tests/weights/test_torch_parity.py compares what the networks compute. Weights without a classifier,
+and those with another preprocessing than the table can say (squashed images), are left out.
 """
 
-import argparse
 import csv
 import math
 import re
@@ -18,7 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import timm  # pyright: ignore[reportMissingImports]
 import torch  # pyright: ignore[reportMissingImports]
@@ -28,14 +25,11 @@ from timm.models import get_pretrained_cfg, list_pretrained  # pyright: ignore[r
 from headrace.config.load import config_from
 from headrace.core.errors import ConfigError
 from headrace.core.tree import flatten_named
-from headrace.model.context import Ctx
 from headrace.model.custom_block import weights_like
 from headrace.model.families import build_network
 from headrace.model.network import Network
-from headrace.weights.convert import load_into
 from headrace.weights.name_rules import pair_names
 from headrace.weights.name_tables import SCHEMES
-from headrace.weights.weight_file import ForeignWeights
 
 FILES = Path(__file__).parents[1] / "src" / "headrace" / "weights" / "files"
 COLUMNS = ("name", "network", "options", "source", "sha256", "image", "resize", "interpolation", "pixels", "classes")
@@ -190,49 +184,6 @@ def write_classes() -> None:
     (FILES / "imagenet_classes.txt").write_text("".join(lines))
 
 
-def compare(library: str, architecture: str, network: str, options: str) -> float:
-    """Return by how much logits differ, as a share of the largest, with random weights and statistics."""
-    torch.manual_seed(0)
-    model = theirs(library, architecture, 12)
-    rng = np.random.default_rng(0)
-    with torch.no_grad():
-        for name, tensor in model.state_dict().items():
-            # A new network's norms say little: many have gammas of 0, and their statistics fit no image.
-            if name.endswith("running_mean") or (name.endswith("bias") and tensor.ndim == 1):
-                tensor.copy_(torch.from_numpy(rng.normal(0, 0.1, tensor.shape).astype(np.float32)))
-            elif tensor.ndim == 1:
-                tensor.copy_(torch.from_numpy(rng.uniform(0.5, 1.5, tensor.shape).astype(np.float32)))
-    images = rng.normal(size=(2, 75, 75, 3)).astype(np.float32)
-    with torch.no_grad():
-        expected = model(torch.from_numpy(images.transpose(0, 3, 1, 2).copy())).numpy()
-    net = build(network, options, images.shape[1], 12)
-    state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-    foreign = ForeignWeights(source=architecture, arrays=state)
-    loaded = load_into(net, net.init(1), foreign, min_share=1.0)
-    run = jax.jit(lambda x: net.apply(loaded.params, loaded.stats, x, Ctx(train=False))[0])
-    return float(np.abs(np.asarray(run(images)) - expected).max() / np.abs(expected).max())
-
-
-def check(pattern: str) -> None:
-    """Compare logits of the smallest architecture of each row of NETWORKS whose architecture matches."""
-    listed = [("timm", name.partition(".")[0]) for name in list_pretrained()]
-    listed += [("torchvision", name) for name in torchvision.models.list_models(module=torchvision.models)]
-    for library, expression, *_ in NETWORKS:
-        fitting = [name for where, name in dict.fromkeys(listed) if where == library and re.fullmatch(expression, name)]
-        if not fitting or not re.search(pattern, f"{library}/{fitting[0]}"):
-            continue
-        found = ours(library, fitting[0])
-        assert found is not None
-        print(f"{library}/{fitting[0]}: {' '.join(found)}: {compare(library, fitting[0], *found):.2g}", flush=True)
-
-
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", nargs="?", const=".", metavar="REGEX", help="compare logits, of these networks")
-    asked = parser.parse_args().check
-    torch.set_num_threads(1)
-    if asked:
-        check(asked)
-    else:
-        write_table()
-        write_classes()
+    write_table()
+    write_classes()

@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
     model_path, paths = (None, args.paths) if by_name else (args.paths[0], args.paths[1:])
     name, which = model_and_weights(model_path, args.weights, args.use)
     if not paths:
-        raise ConfigError("No image is named.", remedy="Name files or folders after the run: RUN_DIR IMAGE ...")
+        raise ConfigError("At least one image is required.", remedy="Name files or folders: RUN_DIR IMAGE ...")
     from headrace.engine.devices import start_devices
     from headrace.run.named_model import find_model
     from headrace.run.prediction import find_images, predict

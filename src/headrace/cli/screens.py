@@ -68,7 +68,7 @@ SCREENS: Mapping[str, Screen] = {
             },
             "network": {
                 "model NAME": "network; `headrace models` lists them",
-                "weights NAME": "weights to start from, with their network: a name, a file, a run",
+                "weights NAME": "weights to start from: a name, a file, a run",
                 "freeze REGEX": "weights that stay as they are, by regular expression",
             },
             "training": {
@@ -155,7 +155,7 @@ SCREENS: Mapping[str, Screen] = {
                 "precision": "bits of the computation",
             },
         },
-        groups=(*_VALIDATING, "model", "weights"),
+        groups=(*_VALIDATING, "weights"),
         without=_ONLY_TRAINING | {"freeze", "variable_filter", "layer_lr"},
         strict=True,
     ),
@@ -163,8 +163,8 @@ SCREENS: Mapping[str, Screen] = {
         about="Make a checkpoint of weights from elsewhere, for headrace predict, validate and export. The network "
         "comes with a known name; of a plain file, name it with --model.",
         examples=(
-            ("headrace convert timm/resnet50.a1_in1k --out resnet50", ""),
-            ("headrace convert FILE.pth --model resnet18 --model-dialect torchvision --out mine", ""),
+            ("headrace convert timm/resnet50.a1_in1k --out r50", "a known name"),
+            ("headrace convert mine.pth --model resnet18 --out r18", "a plain file"),
         ),
         rows={
             "network": {

@@ -52,6 +52,10 @@ def load_named(name: str, options: Mapping[str, Any] | None = None, num_classes:
 
     `num_classes` asks for a head of that many; the weights' own may then be left out.
     """
+    if Path(name).expanduser().is_dir():
+        raise ConfigError(
+            f"{name} is a run or a checkpoint, not weights from elsewhere.", remedy="It can be used as it is."
+        )
     facts = facts_of(name) or _NOTHING_KNOWN
     given = {"dataset": "auto", "weights": name, **(options or {})}
     resolved = resolve_code(given, NO_RECIPE)
