@@ -24,7 +24,7 @@ NAME = "timm/toy.test"
 ROW = "timm/toy.test,toy_model_bn,norm_epsilon=0.5,hf:timm/toy.test,,32,36,bicubic,half,3"
 COLUMNS = "name,network,options,source,sha256,image,resize,interpolation,pixels,classes"
 CONFIG = {"architecture": "toy", "num_classes": 3, "label_names": ["ant", "bee", "cow"], "pretrained_cfg": {
-    "input_size": [3, 32, 32], "crop_pct": 0.9, "mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic",
+    "input_size": [3, 32, 32], "crop_pct": 0.88, "mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic",
 }}  # fmt: skip
 NETWORK = build_network(config_from({"model_name": "toy_model_bn", "norm_epsilon": 0.5}).model, 3, (32, 32, 3))
 PARAMS, STATS = NETWORK.init(5)
@@ -131,7 +131,6 @@ def test_validation_of_named_weights(hub, photos, tmp_path, capsys):
 def test_fine_tuning_starts_from_named_weights_and_resumes_without_them(hub, photos, tmp_path, capsys, monkeypatch):
     words = f"--weights {NAME} --dataset-path {photos} --micro-batch-size 4 --num-epochs 1 --progress none --lr 0"
     assert main(["train", *words.split(), "--output", str(tmp_path / "run"), "--no-validation"]) == 0
-    assert "loaded" in capsys.readouterr().out
     saved = json.loads((tmp_path / "run/config.json").read_text())
     values, origins = saved["values"], saved["origins"]
     assert (values["weights"], values["model_name"], values["norm_epsilon"]) == (NAME, "toy_model_bn", 0.5)

@@ -20,7 +20,7 @@ from headrace.data.sets.samples import FileSamples
 from headrace.data.sets.source import ArraySource, Source
 from headrace.model.network import Network
 from headrace.run.model_report import shape_text
-from headrace.weights.published import imagenet_names, imagenet_numbers
+from headrace.weights.published import IMAGENET_CLASSES, imagenet_names, imagenet_numbers
 
 NAMES = tuple(name for name in DATASETS if name not in IMAGE_DATASETS)
 
@@ -187,8 +187,9 @@ def _refuse_classes(info: DataInfo, spec: ImageSpec) -> None:
             rule="Labels mean the same classes in training and evaluation.",
         )
     known = tuple(name for name in spec.class_names if not name.startswith("class "))
-    by_number = info.class_names == imagenet_numbers() and spec.class_names == imagenet_names()
-    if known and info.class_names != spec.class_names and not by_number:
+    if info.num_classes == IMAGENET_CLASSES and spec.class_names == imagenet_names():
+        known = () if info.class_names == imagenet_numbers() else known  # folders named by WordNet's numbers
+    if known and info.class_names != spec.class_names:
         raise DataError(
             f"{info.place or info.name} has the classes {', '.join(info.class_names[:5])} ..., "
             f"the model was trained on {', '.join(spec.class_names[:5])} ...",

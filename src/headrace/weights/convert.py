@@ -126,7 +126,7 @@ def _summary(
 ) -> LoadedWeights:
     taken = {tensor.theirs for tensor in statuses if tensor.status != "fresh"}
     unused = [name for name in foreign.arrays if name not in taken and not _IGNORED.search(name)]
-    if scheme == HEADRACE_NAMES:  # a checkpoint also holds what belongs to the training alone
+    if scheme == HEADRACE_NAMES and taken:  # a checkpoint also holds what belongs to the training alone
         unused = [name for name in unused if name.startswith(("params/", "stats/"))]
     if scheme == "keras":
         unused = [name for name in unused if not name.endswith("/bias")]
