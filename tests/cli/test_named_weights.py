@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
@@ -71,7 +72,7 @@ def expected(file: Path) -> np.ndarray:
     image = Image.open(file).resize((60, 36), Image.Resampling.BICUBIC).resize((45, 36), Image.Resampling.BICUBIC)
     pixels = np.asarray(image)[2:34, 6:38]
     inputs = (pixels[None] / np.float32(255) - 0.5) / 0.5
-    logits, _ = NETWORK.apply(PARAMS, STATS, inputs.astype(np.float32), Ctx(train=False))
+    logits, _ = NETWORK.apply(PARAMS, STATS, jnp.asarray(inputs, jnp.float32), Ctx(train=False))
     return np.asarray(jax.nn.softmax(logits))[0]
 
 

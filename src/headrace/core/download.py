@@ -15,9 +15,10 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from email.message import Message
 from pathlib import Path
 from typing import IO
 
@@ -58,7 +59,7 @@ class Head:
     """What a server answers to the question about a file, without its content."""
 
     status: int
-    headers: Mapping[str, str]  # in any case of letters
+    headers: Message  # in any case of letters
 
 
 def download(remote: Remote, target: Path, tell: Tell = lambda done, total: None) -> Path:
