@@ -11,7 +11,7 @@ PYTHON ?= python3.13 python3.12 python3.11 python3
 ARGS ?=
 FUZZ_SECONDS ?= 60
 BIN := .venv/bin
-NATIVE := setup.py src/headrace/native/library.py $(wildcard src/headrace/native/*.[ch])
+NATIVE := setup.py src/headrace/native/library.py $(wildcard src/headrace/native/*.[ch] src/headrace/native/*.[ch][ch])
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 # what the caller's shell sets for another Python must not reach into .venv

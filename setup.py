@@ -1,10 +1,12 @@
-"""Build the C code in src/headrace/native. Everything else about the package is in pyproject.toml.
+"""Build the C and C++ code in src/headrace/native. Everything else about the package is in pyproject.toml.
 
 The extensions are optional: where there is no compiler, installing succeeds and Headrace decodes with libjpeg and
-Pillow. They are plain shared libraries without Python's API (see native/library.py), so neither Python's headers nor
-another package is needed to build them, and one wheel serves every Python version.
+Pillow, and leaves convolutions on the CPU to XLA. The kernels for those are built where jaxlib is installed, since
+they need its headers. All are plain shared libraries without Python's API (see native/library.py), so that no Python
+headers are needed to build them, and one wheel serves every Python version.
 """
 
+import importlib.util
 import platform
 import runpy
 from pathlib import Path
@@ -19,8 +21,14 @@ FLAGS = ["-O3", "-g0", "-fwrapv", "-ffp-contract=off"]
 # A wheel must run everywhere, so -march=native is out. Baseline x86-64 code takes over twice as long to decode, and
 # this no slower than -march=native; library.py chooses when it loads.
 VARIANTS = {LIBRARY["PORTABLE"]: []}
+# The kernels need no exact bits, but NaN and infinity as they are: none of -ffast-math.
+KERNEL_FLAGS = ["-O3", "-g0", "-std=c++17", "-fno-math-errno", "-fno-trapping-math"]
+KERNEL_VARIANTS = {"kernels": []}
 if platform.machine() in ("x86_64", "AMD64"):
     VARIANTS[LIBRARY["AVX2"]] = ["-mavx2", "-mbmi", "-mbmi2"]
+    avx2 = ["-mavx2", "-mfma", "-mbmi", "-mbmi2"]
+    avx512 = ["-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw", "-mprefer-vector-width=512"]
+    KERNEL_VARIANTS = {"kernels_avx2": avx2, "kernels_avx512": [*avx2, *avx512]}
 
 
 class BuildLibraries(build_ext):
@@ -31,21 +39,38 @@ class BuildLibraries(build_ext):
         return fullname.replace(".", "/") + LIBRARY["SUFFIX"]
 
 
-def extension(name: str, flags: list[str]) -> Extension:
-    """Return one variant of the library; all are made of the same sources."""
+def extension(name: str, flags: list[str], suffixes: tuple[str, str], headers: list[str]) -> Extension:
+    """Return one variant of a library; all variants are made of the same sources, with these suffixes."""
+    source, header = suffixes
     return Extension(
         f"headrace.native.{name}",
-        sources=[path.as_posix() for path in sorted(FOLDER.glob("*.c"))],
-        depends=[path.as_posix() for path in sorted(FOLDER.glob("*.h"))],
-        define_macros=[("HEADRACE_SOURCE_HASH", f'"{LIBRARY["source_hash"](FOLDER)}"')],
-        extra_compile_args=[*FLAGS, *flags],
+        sources=[path.as_posix() for path in sorted(FOLDER.glob(f"*{source}"))],
+        depends=[path.as_posix() for path in sorted(FOLDER.glob(f"*{header}"))],
+        define_macros=[("HEADRACE_SOURCE_HASH", f'"{LIBRARY["source_hash"](FOLDER, suffixes)}"')],
+        extra_compile_args=[*flags, *(f"-isystem{folder}" for folder in headers)],
         libraries=["m"],
         optional=True,
     )
 
 
+def xla_headers() -> list[str]:
+    """Return the folder of jaxlib's FFI headers, which the kernels need; nothing where jaxlib is not installed."""
+    found = importlib.util.find_spec("jaxlib")
+    folders = [Path(place, "include") for place in found.submodule_search_locations or ()] if found else []
+    return [str(folder) for folder in folders if (folder / "xla/ffi/api/ffi.h").is_file()]
+
+
+HEADERS = xla_headers()
+EXTENSIONS = [extension(name, [*FLAGS, *flags], LIBRARY["C_SOURCES"], []) for name, flags in VARIANTS.items()]
+if HEADERS:
+    EXTENSIONS += [
+        extension(name, [*KERNEL_FLAGS, *flags], LIBRARY["KERNEL_SOURCES"], HEADERS)
+        for name, flags in KERNEL_VARIANTS.items()
+    ]
+
+
 setup(
     cmdclass={"build_ext": BuildLibraries},
-    ext_modules=[extension(name, flags) for name, flags in VARIANTS.items()],
+    ext_modules=EXTENSIONS,
     options={"bdist_wheel": {"py_limited_api": "cp311"}},  # one wheel for Python 3.11 and all later versions
 )

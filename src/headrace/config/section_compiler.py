@@ -10,6 +10,7 @@ from headrace.config.values import FLOATS, at_least
 if TYPE_CHECKING:
     from headrace.config.schema import Config
 
+CPU_KERNELS = ("auto", "on", "no-winograd", "off")
 TARGETS = ("cycles", "memory", "balanced")
 
 
@@ -42,6 +43,12 @@ class Compiler:
         None,
         "Most bytes that are combined into one reduce-scatter or all-gather; 0 combines none.",
         check=at_least(0),
+    )
+    cpu_kernels: str = option(
+        "auto",
+        "Compute float32 convolutions on the CPU with Headrace's kernels instead of XLA's: auto where they are "
+        "compiled and faster, on (an error where they are missing), no-winograd (on, by plain products), or off.",
+        choices=CPU_KERNELS,
     )
     available_memory_proportion: tuple[float, ...] = option(
         (),
@@ -89,6 +96,12 @@ COMPILER_WARNINGS = (
         when=lambda facts: facts.config.compiler.half_partials and facts.config.numerics.precision == "32.32",
         text=lambda facts: f"{facts.describe('half_partials')} has no effect with {facts.describe('precision')}.",
     ),
+    Remark(
+        when=lambda facts: (
+            facts.config.compiler.cpu_kernels in ("on", "no-winograd") and facts.config.numerics.precision != "32.32"
+        ),
+        text=lambda facts: f"{facts.describe('cpu_kernels')} has no effect with {facts.describe('precision')}.",
+    ),
 )
 
 CPU, GPU, TPU = "cpu", "gpu", "tpu"
@@ -133,6 +146,13 @@ NO_EFFECT = (
             "max_reduce_many_buffer_size",
             "available_memory_proportion",
         )
+    ),
+    NoEffect(
+        section="compiler",
+        option="cpu_kernels",
+        backends=(GPU, TPU),
+        applies=lambda value: value != "auto",
+        reason="They are for the CPU.",
     ),
     NoEffect(
         section="run",

@@ -64,9 +64,19 @@ class EvalSpec:
     compute_dtype: Any
     num_replicas: int
     half_partials: bool = False
+    cpu_kernels: str = "auto"
     fetch_labels: FetchLabels = no_labels  # the labels alone, for the last stage of a pipeline
     reducer: Reducer = SUMS
     flip: bool = False  # the mean of the logits of an image and of its mirror image
+
+    def context(self) -> Ctx:
+        """Return the conditions under which the network is applied."""
+        return Ctx(
+            train=False,
+            compute_dtype=self.compute_dtype,
+            half_partials=self.half_partials,
+            cpu_kernels=self.cpu_kernels,
+        )
 
 
 class Forward(Protocol):
@@ -110,7 +120,7 @@ def make_forward(spec: EvalSpec, mesh: Mesh) -> Any:
 
     A reducer that adds gives sums over all batches and replicas, any other one arrays [n, B, ...].
     """
-    ctx = Ctx(train=False, compute_dtype=spec.compute_dtype, half_partials=spec.half_partials)
+    ctx = spec.context()
 
     def forward(weights: Weights, resident: Any, block: dict[str, jax.Array]) -> Any:
         def one_batch(batch: dict[str, jax.Array]) -> Any:

@@ -123,6 +123,7 @@ class StepSpec:
     ema_decay: float
     recompute_points: tuple[int, ...] = ()  # blocks whose inputs are kept; what is between them is recomputed
     frozen: Callable[[str], bool] | None = None  # by a weight's name; with it, its batch norm's statistics
+    cpu_kernels: str = "auto"
     compiler_options: tuple[tuple[str, Any], ...] = ()  # XLA's: engine/compiler.py
     update_kind: Callable[[str], Hashable] | None = None  # weights with equal kinds may be joined: engine/packing.py
     packing: Packing | None = None  # of the state that a step takes and returns
@@ -218,6 +219,7 @@ def train_ctx(spec: StepSpec, step: jax.Array, samples: jax.Array) -> Ctx:
         draws=draws,
         probe=probe,
         frozen=spec.frozen,
+        cpu_kernels=spec.cpu_kernels,
     )
 
 

@@ -39,6 +39,9 @@ class Activation(WithoutParameters):
     def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
         return ACTIVATIONS[self.kind](x), {}
 
+    def fusible_activation(self) -> str | None:
+        return self.kind
+
     def cost(self, hwc: Shape) -> Cost:
         return Cost(activation_elements=math.prod(hwc))
 

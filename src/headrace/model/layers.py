@@ -115,6 +115,36 @@ class Layer(Protocol):
         """Return the cost per image."""
         ...
 
+    def fusible_norm(self, params: Tree, stats: Tree, ctx: Ctx) -> "FusibleNorm | None":
+        """Return what a convolution before this layer needs to compute it too, if it is a batch norm."""
+        return None
+
+    def fusible_activation(self) -> str | None:
+        """Return the name of the activation that this layer is, if the layers before it may compute it too."""
+        return None
+
+
+@dataclass(frozen=True)
+class FusibleNorm:
+    """A batch norm as an operation, and how it turns (mean, biased variance) of a batch into its statistics."""
+
+    operation: ops.BatchNorm
+    batch_stats: Callable[[int, Array | None, Array | None], Tree]
+
+
+@dataclass(frozen=True)
+class Tail:
+    """What follows the last layer of a chain: the addition of a residual, and an activation by name."""
+
+    residual: Array | None = None
+    activation: str | None = None
+
+    def apply(self, y: Array) -> Array:
+        """Compute it without fusing."""
+        y = y if self.residual is None else y + self.residual
+        assert self.activation in (None, "relu")
+        return y if self.activation is None else ops.relu(y)
+
 
 class WithoutParameters(Layer):
     """A layer without parameters; unless it says otherwise, it keeps the shape and costs nothing.
@@ -164,7 +194,7 @@ class Conv(Layer):
     def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
         """Convolve in the compute dtype."""
         w_HWIO = params["kernel"].astype(ctx.compute_dtype)
-        y_NHWO = ops.conv2d(x, w_HWIO, self.stride, self.padding, self.groups)
+        y_NHWO = ops.conv2d(x, w_HWIO, self.stride, self.padding, self.groups, ctx.cpu_kernels)
         if self.bias:
             y_NHWO = y_NHWO + params["bias"].astype(ctx.compute_dtype)[None, None, None]
         return y_NHWO, {}
@@ -220,6 +250,9 @@ class Relu(WithoutParameters):
 
     def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
         return ops.relu(x), {}
+
+    def fusible_activation(self) -> str | None:
+        return "relu"
 
     def cost(self, hwc: Shape) -> Cost:
         return Cost(activation_elements=math.prod(hwc))
@@ -400,12 +433,20 @@ class Chain(Layer):
             hwc = layer.shape(hwc)
         return params, stats
 
-    def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
-        batch_stats = {}
-        for name, layer in self.layers:
-            x, layer_stats = layer.apply(params.get(name, {}), stats.get(name, {}), x, ctx.under(name))
-            batch_stats |= {name: layer_stats} if layer_stats else {}
-        return x, batch_stats
+    def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx, tail: Tail | None = None) -> tuple[Array, Tree]:
+        """Apply the layers and the tail; a convolution, the batch norm after it and what follows are one operation."""
+        batch_stats, i = {}, 0
+        while i < len(self.layers):
+            fused = _apply_unit(self.layers[i:], params, stats, x, ctx, tail)
+            if fused is not None:
+                x, layer_stats, used, tail = fused
+                i += used
+            else:
+                name, layer = self.layers[i]
+                x, found = layer.apply(params.get(name, {}), stats.get(name, {}), x, ctx.under(name))
+                layer_stats, i = {name: found} if found else {}, i + 1
+            batch_stats |= layer_stats
+        return x if tail is None else tail.apply(x), batch_stats
 
     def cost(self, hwc: Shape) -> Cost:
         total = Cost()
@@ -417,6 +458,36 @@ class Chain(Layer):
     def sublayers(self) -> tuple[Named, ...]:
         """Return the layers, to be split between stages."""
         return self.layers
+
+
+def _apply_unit(
+    layers: tuple[Named, ...], params: Tree, stats: Tree, x: Array, ctx: Ctx, tail: Tail | None
+) -> tuple[Array, Tree, int, Tail | None] | None:
+    """Apply the convolution, batch norm and activation that layers begin with as one operation, if that is possible.
+
+    Returns (output, batch statistics, number of layers, tail that is still to be applied).
+    """
+    if len(layers) < 2 or not isinstance(layers[0][1], Conv) or layers[0][1].bias:
+        return None
+    (name, conv), (norm_name, norm_layer) = layers[:2]
+    w_HWIO = params[name]["kernel"].astype(ctx.compute_dtype)
+    window = ops.find_window(x, w_HWIO, conv.stride, conv.padding, conv.groups, ctx.cpu_kernels)
+    find_norm = getattr(norm_layer, "fusible_norm", None)  # layers of users need not have it
+    if window is None or find_norm is None:
+        return None
+    norm = find_norm(params.get(norm_name, {}), stats.get(norm_name, {}), ctx.under(norm_name))
+    if norm is None:
+        return None
+    used, activation, residual = 2, None, None
+    if len(layers) == 2 and tail is not None and ops.can_fuse(tail.activation, tail.residual is not None):
+        activation, residual, tail = tail.activation, tail.residual, None
+    elif len(layers) > 2:
+        named = getattr(layers[2][1], "fusible_activation", lambda: None)()
+        if named is not None and ops.can_fuse(named, False):
+            used, activation = 3, named
+    y, mean_O, variance_O = ops.conv_unit(x, w_HWIO, window, norm.operation, residual, activation)
+    batch_stats = norm.batch_stats(y.size // y.shape[-1], mean_O, variance_O)
+    return y, {norm_name: batch_stats} if batch_stats else {}, used, tail
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -440,10 +511,11 @@ class Residual(Layer):
         body, shortcut = self.body.init(rng_at, hwc), self.shortcut.init(rng_at, hwc)
         return body[0] | shortcut[0], body[1] | shortcut[1]
 
-    def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
-        y, body_stats = self.body.apply(params, stats, x, ctx)
+    def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx, activation: str | None = None) -> tuple[Array, Tree]:
+        """Add the two branches; the activation that follows may be part of the last operation."""
         short, shortcut_stats = self.shortcut.apply(params, stats, x, ctx)
-        return y + short, body_stats | shortcut_stats
+        y, body_stats = self.body.apply(params, stats, x, ctx, Tail(short, activation))
+        return y, body_stats | shortcut_stats
 
     def cost(self, hwc: Shape) -> Cost:
         return self.body.cost(hwc) + self.shortcut.cost(hwc)

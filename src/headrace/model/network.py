@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ from headrace.core.rng import generator
 from headrace.core.tree import map_named
 from headrace.model.context import Ctx
 from headrace.model.cost import Cost
-from headrace.model.layers import Named, Shape, Tree, split_layers, under
+from headrace.model.layers import Named, Relu, Residual, Shape, Tree, split_layers, under
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,9 +108,18 @@ class Network:
             # Saves the gradients of frozen weights, and all gradients of blocks before the first trained weight.
             frozen = ctx.frozen
             params = map_named(lambda name, w: lax.stop_gradient(w) if frozen(name) else w, dict(params))
-        for name, block in self.blocks[i:j]:
+        blocks, fused = self.blocks[i:j], False
+        for (name, block), (_, following) in pairwise((*blocks, ("", None))):
+            if fused:  # the relu that the unit before it has applied
+                fused = False
+                continue
+            arguments = params.get(name, {}), stats.get(name, {}), x, ctx.under(name)
             with jax.named_scope(name):  # profiles attribute kernels to blocks by this name
-                x, block_stats = block.apply(params.get(name, {}), stats.get(name, {}), x, ctx.under(name))
+                if isinstance(block, Residual) and isinstance(following, Relu) and ctx.probe is None:
+                    x, block_stats = block.apply(*arguments, activation="relu")
+                    fused = True
+                else:
+                    x, block_stats = block.apply(*arguments)
             batch_stats |= {name: block_stats} if block_stats else {}
             if ctx.probe is not None:
                 ctx.probe(name, x)

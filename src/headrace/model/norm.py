@@ -12,6 +12,7 @@ Shapes in names: C channels, Q quantiles.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from statistics import NormalDist
 from typing import Any, Literal
 
@@ -25,7 +26,7 @@ from headrace.core.errors import ConfigError, did_you_mean
 from headrace.model.context import NORM_WEIGHTS, Ctx
 from headrace.model.cost import Cost
 from headrace.model.gates import ACTIVATIONS
-from headrace.model.layers import Layer, RngAt, Shape, Tree
+from headrace.model.layers import FusibleNorm, Layer, RngAt, Shape, Tree
 
 DEFAULT_EPSILON = 1.001e-5
 Kind = Literal["batch", "group", "layer", "none"]
@@ -93,13 +94,28 @@ class Norm(Layer):
         if self.spec.kind in ("group", "layer"):
             groups = self._groups(x.shape[-1])
             return ops.group_norm(x, gamma_C, beta_C, groups, epsilon, ctx.stable_norm), {}
-        if not ctx.train or ctx.is_frozen(*NORM_WEIGHTS):
+        if self._uses_running(ctx):
             return ops.batch_norm_eval(x, gamma_C, beta_C, (stats["mean"], stats["variance"]), epsilon), stats
         y, mean_C, variance_C = ops.batch_norm_train(x, gamma_C, beta_C, epsilon, ctx.stable_norm, ctx.norm_groups)
-        # As in other libraries: the batch is normalised by its biased variance, the running statistics hold the
-        # unbiased one.
-        count = x.size // x.shape[-1] * (len(ctx.norm_groups[1][0]) if ctx.norm_groups else 1)
-        return y, {"mean": mean_C, "variance": variance_C * (count / max(count - 1, 1))}
+        return y, _batch_stats(ctx, x.size // x.shape[-1], mean_C, variance_C)
+
+    def fusible_norm(self, params: Tree, stats: Tree, ctx: Ctx) -> FusibleNorm | None:
+        """Return a batch norm as the operation after a convolution; variances in two passes are not fused."""
+        running = self._uses_running(ctx)
+        if self.spec.kind != "batch" or not self.learnt or (ctx.stable_norm and not running):
+            return None
+        statistics = (stats["mean"], stats["variance"]) if running else None
+        norm = ops.BatchNorm(
+            gamma=params["gamma"],
+            beta=params["beta"],
+            epsilon=self.spec.epsilon,
+            running=statistics,
+            shared=ctx.norm_groups,
+        )
+        return FusibleNorm(norm, (lambda *_: stats) if running else partial(_batch_stats, ctx))
+
+    def _uses_running(self, ctx: Ctx) -> bool:
+        return not ctx.train or ctx.is_frozen(*NORM_WEIGHTS)
 
     def cost(self, hwc: Shape) -> Cost:
         return Cost(params=0 if self.spec.kind == "none" or not self.learnt else 2 * hwc[2])
@@ -140,6 +156,15 @@ class LayerNorm(Layer):
     def cost(self, hwc: Shape) -> Cost:
         """Return the cost; a convolution follows directly, for which the output is kept."""
         return Cost(params=2 * hwc[-1], activation_elements=math.prod(hwc))
+
+
+def _batch_stats(ctx: Ctx, count: int, mean_C: Array, variance_C: Array) -> Tree:
+    """Return the statistics of a batch, `count` values per channel in each replica.
+
+    As in other libraries: the batch is normalised by its biased variance, the running statistics hold the unbiased one.
+    """
+    count *= len(ctx.norm_groups[1][0]) if ctx.norm_groups else 1
+    return {"mean": mean_C, "variance": variance_C * (count / max(count - 1, 1))}
 
 
 def make_norm_spec(

@@ -1,7 +1,8 @@
-"""Find the shared library that setup.py built from the C sources in this folder, in the variant this processor runs.
+"""Find the shared libraries that setup.py built from the sources in this folder, in the variant this processor runs.
 
-The library is optional: it changes speed, never pixels. It is looked for in this folder alone and nothing is compiled
-at run time, so only someone who may replace the package's Python code may replace it. It uses no Python API and is
+There are two, both optional: the decoder in C, which changes speed and never pixels, and the kernels of convolutions
+on the CPU in C++ (`kernels.cc`), which XLA calls. They are looked for in this folder alone and nothing is compiled
+at run time, so only someone who may replace the package's Python code may replace them. They use no Python API and are
 loaded with ctypes: one build serves every Python version, building needs no Python headers, and a call through
 ctypes.CDLL releases the interpreter lock.
 
@@ -13,18 +14,22 @@ import hashlib
 import os
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 SWITCH = "HEADRACE_NATIVE"  # environment variable; the value 0 turns the compiled code off
 PORTABLE, AVX2 = "decode", "decode_avx2"  # the same sources, with the baseline's instructions and with AVX2 and BMI
+# The kernels with AVX-512, with AVX2, and with what every processor has; the fastest that runs here is used.
+KERNELS = ("kernels_avx512", "kernels_avx2", "kernels")
+C_SOURCES, KERNEL_SOURCES = (".c", ".h"), (".cc", ".hh")
 SUFFIX = ".so.1"  # not ".so": whatever walks over the package's modules would try to import the file
 BUILD_COMMAND = "python setup.py build_ext --inplace"
 _FOLDER = Path(__file__).parent
 
 
-def source_hash(folder: Path = _FOLDER) -> str:
-    """Return a digest of the C sources, or "" where they were not installed. The build stores it in the library."""
+def source_hash(folder: Path = _FOLDER, suffixes: tuple[str, ...] = C_SOURCES) -> str:
+    """Return a digest of a library's sources, which the build stores in it; "" where they were not installed."""
     digest = hashlib.sha256()
-    sources = sorted(path for path in folder.iterdir() if path.suffix in (".c", ".h"))
+    sources = sorted(path for path in folder.iterdir() if path.suffix in suffixes)
     for path in sources:
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16] if sources else ""
@@ -53,6 +58,43 @@ def find_library(folder: Path) -> tuple[Path | None, str]:
     except (OSError, AttributeError) as error:
         return None, f"{portable.name} cannot be loaded: {error}"
     return portable, ""
+
+
+class Kernels(NamedTuple):
+    """A library of kernels, the hash of its sources, and whether it has wide vectors (8 floats or more)."""
+
+    path: Path
+    hash: str
+    is_wide: bool
+
+
+@lru_cache(maxsize=1)
+def kernels_library() -> tuple[Kernels | None, str]:
+    """Return the kernels for this processor, or None and the reason why XLA computes convolutions."""
+    if os.environ.get(SWITCH) == "0":
+        return None, f"{SWITCH} is 0"
+    return find_kernels(_FOLDER)
+
+
+def find_kernels(folder: Path) -> tuple[Kernels | None, str]:
+    """Return the fastest usable kernels of a folder, or None and the reason."""
+    reason = "the kernels were not compiled when Headrace was installed (in a checkout: make native)"
+    for name in KERNELS:
+        path = folder / f"{name}{SUFFIX}"
+        if not path.is_file():
+            continue
+        try:
+            library = ctypes.CDLL(str(path))
+            built_from = _hash_of(library)
+            if built_from != (source_hash(folder, KERNEL_SOURCES) or built_from):
+                reason = f"the compiled kernels are older than their sources ({BUILD_COMMAND})"
+            elif library.hr_runs_here():
+                return Kernels(path, built_from, name != "kernels"), ""
+            else:
+                reason = "no compiled kernels are for this processor"
+        except (OSError, AttributeError) as error:
+            reason = f"{path.name} cannot be loaded: {error}"
+    return None, reason
 
 
 def _hash_of(library: ctypes.CDLL) -> str:

@@ -5,9 +5,11 @@ This is the only package that asks which backend a program is compiled for.
 
 from headrace.ops.activation import gelu, hard_sigmoid, hard_swish, relu, relu6, sigmoid, swish
 from headrace.ops.conv import conv2d, dense
+from headrace.ops.native_units import PRODUCT, BatchNorm, can_fuse, check_kernels, conv_unit, find_window
 from headrace.ops.normalization import Groups, batch_norm_eval, batch_norm_train, group_norm, layer_norm
 from headrace.ops.pool import average_pool, global_average_pool, max_pool, resize_by_average
 
 __all__ = ["Groups", "average_pool", "batch_norm_eval", "batch_norm_train", "conv2d", "dense", "gelu"]
 __all__ += ["global_average_pool", "group_norm", "hard_sigmoid", "hard_swish", "layer_norm", "max_pool", "relu"]
 __all__ += ["relu6", "resize_by_average", "sigmoid", "swish"]
+__all__ += ["PRODUCT", "BatchNorm", "can_fuse", "check_kernels", "conv_unit", "find_window"]

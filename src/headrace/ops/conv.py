@@ -1,7 +1,8 @@
 """2-D convolution (NHWC images, HWIO weights) in a form for each backend, and the dense layer's product.
 
 On GPU and TPU a convolution is XLA's, except for an image stem (`conv2d_folded`) and depthwise ones (depthwise.py). On
-the CPU it is `conv2d_cpu`: XLA uses its fast CPU kernel only for the canonical layout NHWC x HWIO -> NHWC. It rewrites
+the CPU, float32 ones are our own (native_units.py) where those are compiled, and others are `conv2d_cpu`: XLA uses its
+fast CPU kernel only for the canonical layout NHWC x HWIO -> NHWC. It rewrites
 other layouts, such as those of JAX's automatic gradients, but not inside `scan`, `while` or `cond`, where a ResNet-8
 training step was 15 times slower (1,012 ms instead of 64). Both gradients are therefore written in that layout.
 
@@ -17,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from headrace.ops import native_units
 from headrace.ops.backend import is_portable, on_cpu
 from headrace.ops.depthwise import depthwise_by_library, depthwise_conv2d
 from headrace.ops.pool import Padding, Pads, gradient_pads, pad_pixels
@@ -85,8 +87,21 @@ def _chunk_weight_gradient(x_NHWC: Array, w_HWCO: Array, stride: int, pads: Pads
 conv2d_canonical.defvjp(_forward, _backward)
 
 
-def conv2d(x_NHWC: Array, w_HWIO: Array, stride: int = 1, padding: Padding = "SAME", groups: int = 1) -> Array:
-    """Convolve images with weights of the same dtype, which is also the dtype of the result."""
+def conv2d(
+    x_NHWC: Array,
+    w_HWIO: Array,
+    stride: int = 1,
+    padding: Padding = "SAME",
+    groups: int = 1,
+    kernels: str = "auto",
+) -> Array:
+    """Convolve images with weights of the same dtype, which is also the dtype of the result.
+
+    `kernels` says when the CPU's are our own instead of XLA's.
+    """
+    window = native_units.find_window(x_NHWC, w_HWIO, stride, padding, groups, kernels)
+    if window is not None:
+        return native_units.convolve(x_NHWC, w_HWIO, window)
     height, width = x_NHWC.shape[1:3]
     pads = pad_pixels(padding, (height, width), (w_HWIO.shape[0], w_HWIO.shape[1]), stride)
     if is_portable():

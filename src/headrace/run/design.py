@@ -28,6 +28,7 @@ from headrace.job import check_devices_per_replica
 from headrace.model.custom_block import weights_like
 from headrace.model.families import build_network
 from headrace.model.network import Network
+from headrace.ops import check_kernels
 from headrace.plan.plan import Plan, make_plan
 from headrace.plan.scale import ScaleRow, device_counts, replicas_on, scale_row
 from headrace.plan.steps import SizeSpan, size_spans
@@ -119,6 +120,7 @@ def design_run(
             rule="Validation images alone are enough for `headrace validate` and for --no-training.",
             remedy="Check --dataset-path.",
         )
+    check_kernels(config.compiler.cpu_kernels)
     refuse_weights(config.learning.class_weights, info)
     check_objective(custom.objective, info.num_classes, config.learning.class_weights if config.run.training else ())
     check_augment(custom.augment, info.image_hwc)

@@ -48,6 +48,7 @@ def make_forward_pass(design: Design, devices: list[Any], reducer: Reducer) -> t
         fetch_labels=partial(fetch_labels, spec=options.preprocess, train=False),
         compute_dtype=design.precision.compute_dtype,
         half_partials=design.precision.half_partials,
+        cpu_kernels=design.config.compiler.cpu_kernels,
         num_replicas=plan.num_replicas,
         reducer=reducer,
         flip=design.config.validation.validation_flip,

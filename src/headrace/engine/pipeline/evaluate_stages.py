@@ -28,7 +28,6 @@ from headrace.engine.pipeline.step_plan import (
     on_mesh,
 )
 from headrace.engine.step import BATCHES, put_on
-from headrace.model.context import Ctx
 from headrace.plan.schedule import Node, Work
 from headrace.plan.simulate import make_table
 
@@ -172,7 +171,7 @@ def make_staged_evaluation(
 
 def _evaluation_node(spec: EvalSpec, blocks: tuple[int, int], mesh: Mesh) -> NodeSpec:
     """Return a stage as a node; the last one counts, and puts out how many samples it has counted."""
-    ctx = Ctx(train=False, compute_dtype=spec.compute_dtype, half_partials=spec.half_partials)
+    ctx = spec.context()
     is_first, is_last = blocks[0] == 0, blocks[1] == len(spec.network.blocks)
 
     def fetch(*source: PyTree) -> Any:

@@ -22,6 +22,7 @@ from headrace.core.tree import PyTree
 from headrace.engine.accumulation import Accumulation, accumulate, empty_sums
 from headrace.engine.pipeline.step_plan import ALL, EACH, NOTHING, Key, Program, StepBuilder, on_mesh
 from headrace.engine.step import KEPT
+from headrace.ops import PRODUCT
 from headrace.plan.schedule import Node, Op, Work
 from headrace.plan.timeline import Table
 
@@ -144,7 +145,9 @@ def _differentiated(
         return run(params, state, inputs, fixed, fetched)
 
     if spec.keeps == PRODUCTS:
-        closed = jax.checkpoint(closed, policy=jax.checkpoint_policies.dots_saveable)
+        policies = jax.checkpoint_policies
+        kernels = policies.save_only_these_names(PRODUCT)  # our own convolutions are calls that XLA cannot look into
+        closed = jax.checkpoint(closed, policy=policies.save_from_both_policies(policies.dots_saveable, kernels))
     return closed, lambda *given: given
 
 

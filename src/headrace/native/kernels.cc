@@ -1,0 +1,545 @@
+// Convolution, batch norm, residual and activation of float32 images (NHWC, weights HWIO) as calls from XLA's CPU programs.
+//
+// Images are divided into chunks that fit the L2 cache, over XLA's own threads. What follows or precedes a convolution
+// (sums for the statistics, the activation's mask, the norm's gradient) is done on the chunk while it is in the cache.
+// Sums are added in a fixed order, so that the same program gives the same bits. ops/native_units.py has the formulas.
+#include <atomic>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "depthwise.hh"
+#include "products.hh"
+#include "vectors.hh"
+#include "winograd.hh"
+#include "xla/ffi/api/ffi.h"
+
+namespace ffi = xla::ffi;
+
+namespace headrace {
+namespace {
+
+constexpr i64 kChunkFloats = 128 * 1024;       // of one chunk's images, to stay in the L2 cache
+constexpr i64 kManyWeights = 192 * 1024;       // floats: more than this are read as rarely as possible
+enum Method : i64 { kProducts = 0, kWinograd = 1, kDepthwise = 2 };
+
+struct Geometry {
+  i64 n, h, w, c, kh, kw, o, stride, top, left, ho, wo;
+  i64 in() const { return h * w * c; }
+  i64 out() const { return ho * wo * o; }
+  bool is_pointwise() const { return kh == 1 && kw == 1 && stride == 1 && ho == h && wo == w; }
+  // Height and width of the part of an image, with the zeros around it, that windows touch.
+  i64 window_rows() const { return (ho - 1) * stride + kh; }
+  i64 window_columns() const { return (wo - 1) * stride + kw; }
+  bool fits_unpadded() const { return !top && !left && window_rows() <= h && window_columns() <= w; }
+};
+
+// A window of one pixel does not need to know rows: every pixel is an image.
+Geometry flattened(Geometry g) {
+  if (!g.is_pointwise()) return g;
+  g.n *= g.h * g.w;
+  g.h = g.w = g.ho = g.wo = 1;
+  return g;
+}
+
+// The caller works too, and waits only for tasks that a thread has begun: it cannot wait for ever, however busy the pool is.
+template <class F> void parallel(ffi::ThreadPool& pool, i64 count, const F& f) {
+  struct Job {
+    std::atomic<i64> next{0}, done{0};
+    i64 count;
+    const F* f;
+    void work() {
+      for (i64 i; (i = next.fetch_add(1)) < count;) {
+        (*f)(i);
+        done.fetch_add(1, std::memory_order_release);
+      }
+    }
+  };
+  const i64 helpers = std::min<i64>(count, pool.num_threads()) - 1;
+  if (helpers < 1) {
+    for (i64 i = 0; i < count; i++) f(i);
+    return;
+  }
+  auto job = std::make_shared<Job>();  // a helper may start after everything is done
+  job->count = count;
+  job->f = &f;
+  for (i64 i = 0; i < helpers; i++) pool.Schedule([job] { job->work(); });
+  job->work();
+  for (int spins = 0; job->done.load(std::memory_order_acquire) < count; spins++)
+    if (spins > 4000) std::this_thread::yield();
+}
+
+// Images per chunk: near the size wanted, and a number of chunks that keeps all threads busy to the end.
+i64 chunk_size(i64 images, i64 floats, i64 threads, i64 wanted = kChunkFloats) {
+  i64 size = std::clamp<i64>(wanted / std::max<i64>(floats, 1), 1, (images + threads - 1) / threads);
+  i64 chunks = (images + size - 1) / size;
+  if (chunks % threads && chunks < 8 * threads) chunks += threads - chunks % threads;
+  chunks = std::min(chunks, images);
+  return (images + chunks - 1) / chunks;
+}
+
+// Copy images, or a band of one, with zeros around: [images][height][width][c], starting `top` rows and `left` columns
+// before their first pixel (negative: after it).
+void pad_images(const float* x, i64 images, i64 h, i64 w, i64 c, i64 top, i64 left, i64 height, i64 width, float* out) {
+  const i64 x0 = std::max<i64>(0, -left), x1 = std::min(w, width - left);
+  for (i64 n = 0; n < images; n++)
+    for (i64 y = 0; y < height; y++, out += width * c) {
+      const i64 from = y - top;
+      if (from < 0 || from >= h || x1 <= x0) {
+        memset(out, 0, width * c * sizeof(float));
+        continue;
+      }
+      memset(out, 0, (x0 + left) * c * sizeof(float));
+      memcpy(out + (x0 + left) * c, x + ((n * h + from) * w + x0) * c, (x1 - x0) * c * sizeof(float));
+      memset(out + (x1 + left) * c, 0, (width - x1 - left) * c * sizeof(float));
+    }
+}
+
+struct View {
+  const float* data;
+  Pixels pixels;  // the first pixel of each window
+  i64 pitch;      // floats between rows of the image
+};
+
+// The windows of `images` images from x on, or of the output rows row0 .. row1 of one image; a padded copy where needed.
+View windows(const float* x, const Geometry& g, i64 images, i64 row0, i64 row1) {
+  const i64 rows = row1 - row0, step = g.stride * g.c;
+  if (g.is_pointwise() && g.h == 1) return {x, {1, 1, images, 0, 0, g.c}, g.c};
+  if (g.fits_unpadded()) {
+    const i64 pitch = g.w * g.c;
+    return {x + row0 * g.stride * pitch, {images, rows, g.wo, g.in(), g.stride * pitch, step}, pitch};
+  }
+  const i64 height = (rows - 1) * g.stride + g.kh, width = g.window_columns(), pitch = width * g.c;
+  float* copy = scratch(4, images * height * pitch);
+  pad_images(x, images, g.h, g.w, g.c, g.top - row0 * g.stride, g.left, height, width, copy);
+  return {copy, {images, rows, g.wo, height * pitch, g.stride * pitch, step}, pitch};
+}
+
+Pixels outputs(const Geometry& g, i64 images, i64 rows) {
+  if (g.is_pointwise() && g.h == 1) return {1, 1, images, 0, 0, g.o};
+  return {images, rows, g.wo, g.out(), g.wo * g.o, g.o};
+}
+
+winograd::Tiles forward_tiles(const Geometry& g) {
+  return winograd::tiles_of(g.h, g.w, g.c, g.o, g.top, g.left, g.ho, g.wo);
+}
+winograd::Tiles backward_tiles(const Geometry& g) {  // convolves the gradient, with zeros around, to the images' gradient
+  return winograd::tiles_of(g.ho, g.wo, g.o, g.c, 2 - g.top, 2 - g.left, g.h, g.w);
+}
+depthwise::Shape depthwise_shape(const Geometry& g) {
+  return {g.h, g.w, g.c, g.kh, g.stride, g.top, g.left, g.ho, g.wo};
+}
+void transform_weights(ffi::ThreadPool& pool, const float* w, float* out, i64 c, i64 o, bool turned) {
+  parallel(pool, o / kLanes, [&](i64 i) { winograd::weight_points(w, out, c, o, turned, i * kLanes); });
+}
+
+// ---- the gradient of the images, in phases: with stride S, every S-th pixel of a row meets the same part of the window
+
+struct Phase {
+  i64 first, count;  // of the pixels: first, first + S ...
+  i64 tap, taps;     // of the window: tap, tap + S ...
+  i64 start;         // the gradient's pixel that the first pixel's first tap (in reverse order) meets
+};
+std::vector<Phase> phases_of(i64 size, i64 kernel, i64 stride, i64 before) {
+  std::vector<Phase> phases;
+  for (i64 a = 0; a < std::min(stride, size); a++) {
+    const i64 tap = (a + before) % stride, taps = tap < kernel ? (kernel - tap + stride - 1) / stride : 0;
+    phases.push_back({a, (size - a + stride - 1) / stride, tap, taps, (a + before - tap) / stride - (taps - 1)});
+  }
+  return phases;
+}
+
+struct ImageGradient {
+  Geometry g;
+  std::vector<Phase> rows, columns;
+  std::vector<i64> offsets;  // of each phase's packed weights
+  i64 top = 0, left = 0, height = 0, width = 0, floats = 0;
+  bool has_gaps = false;
+
+  explicit ImageGradient(const Geometry& geometry) : g(geometry) {
+    rows = phases_of(g.h, g.kh, g.stride, g.top);
+    columns = phases_of(g.w, g.kw, g.stride, g.left);
+    auto extent = [](const std::vector<Phase>& phases, i64& before, i64& size) {
+      for (const Phase& p : phases)
+        if (p.taps) before = std::max(before, -p.start);
+      for (const Phase& p : phases)
+        if (p.taps) size = std::max(size, before + p.start + p.count - 1 + p.taps);
+    };
+    extent(rows, top, height);
+    extent(columns, left, width);
+    for (const Phase& y : rows)
+      for (const Phase& x : columns) {
+        offsets.push_back(floats);
+        has_gaps |= !y.taps || !x.taps;
+        floats += y.taps * x.taps * g.o * panels_of(g.c) * kPanel;
+      }
+  }
+
+  // The weights of each phase, [tap][o][c] with the taps reversed, as one panel of input channels.
+  void pack(const float* w, float* out, i64 panel) const {
+    size_t phase = 0;
+    const i64 c0 = panel * kPanel, width = panel_width(g.c, panel);
+    for (const Phase& y : rows)
+      for (const Phase& x : columns) {
+        const i64 depth = y.taps * x.taps * g.o;
+        float* to = out + offsets[phase++] + panel * depth * kPanel;
+        for (i64 i = y.taps - 1; i >= 0; i--)
+          for (i64 j = x.taps - 1; j >= 0; j--) {
+            const i64 tap = (y.tap + i * g.stride) * g.kw + x.tap + j * g.stride;
+            const float* from = w + (tap * g.c + c0) * g.o;
+            for (i64 o = 0; o < g.o; o++, to += kPanel)
+              for (i64 k = 0; k < kPanel; k++) to[k] = k < width ? from[k * g.o + o] : 0.f;
+          }
+      }
+  }
+
+  void apply(const float* dz, i64 images, const float* packed, float* dx) const {
+    if (g.is_pointwise() && g.h == 1)
+      return convolve(dz, {1, 1, images, 0, 0, g.o}, 1, g.o, 0, packed, dx, {1, 1, images, 0, 0, g.c}, g.c);
+    const bool copies = top || left || height > g.ho || width > g.wo;
+    const i64 pitch = (copies ? width : g.wo) * g.o, image = copies ? height * pitch : g.out();
+    const float* from = dz;
+    if (copies) {
+      float* padded = scratch(4, images * image);
+      pad_images(dz, images, g.ho, g.wo, g.o, top, left, height, width, padded);
+      from = padded;
+    }
+    if (has_gaps) memset(dx, 0, images * g.in() * sizeof(float));
+    size_t phase = 0;
+    for (const Phase& y : rows)
+      for (const Phase& x : columns) {
+        const float* weights = packed + offsets[phase++];
+        if (!y.taps || !x.taps) continue;
+        const float* first = from + (top + y.start) * pitch + (left + x.start) * g.o;
+        const Pixels to = {images, y.count, x.count, g.in(), g.stride * g.w * g.c, g.stride * g.c};
+        convolve(first, {images, y.count, x.count, image, pitch, g.o}, y.taps, x.taps * g.o, pitch, weights,
+                 dx + (y.first * g.w + x.first) * g.c, to, g.c);
+      }
+  }
+};
+
+// ---- handlers
+
+using Floats = ffi::Buffer<ffi::F32>;
+
+Geometry geometry_of(ffi::Span<const i64> q) {
+  return {q[0], q[1], q[2], q[3], q[4], q[5], q[6], q[7], q[8], q[9], q[10], q[11]};
+}
+const float* argument(ffi::RemainingArgs& args, size_t i) {
+  return i < args.size() ? args.get<Floats>(i)->typed_data() : nullptr;
+}
+float* result(ffi::RemainingRets& rets, size_t i) { return (*rets.get<Floats>(i))->typed_data(); }
+
+// Coefficients of a norm, each repeated to whole vectors, in the order given.
+std::vector<const float*> repeated(std::initializer_list<const float*> vectors, i64 channels, int which) {
+  const i64 period = period_of(channels);
+  float* to = scratch(which, period * (i64)vectors.size());
+  std::vector<const float*> found;
+  for (const float* v : vectors) {
+    repeat(v, channels, to);
+    found.push_back(to);
+    to += period;
+  }
+  return found;
+}
+
+// y = convolution of x; with (scale, shift[, residual]) also y = activation(y scale + shift + residual); with more
+// results, the mean and the biased variance of each channel.
+ffi::Error Convolve(ffi::ThreadPool pool, ffi::Span<const i64> geometry, i64 method, i64 act, Floats x_, Floats w_,
+                    ffi::RemainingArgs rest, ffi::RemainingRets rets) {
+  const Geometry whole = geometry_of(geometry), g = method == kProducts ? flattened(whole) : whole;
+  const i64 threads = pool.num_threads(), o = g.o;
+  const float *x = x_.typed_data(), *w = w_.typed_data(), *residual = argument(rest, 2);
+  float* y = result(rets, 0);
+  const bool wants_sums = rets.size() > 1, normalises = rest.size() > 0;
+  std::vector<const float*> affine;
+  if (normalises) affine = repeated({argument(rest, 0), argument(rest, 1)}, o, 5);
+
+  const i64 weights = g.kh * g.kw * g.c * o;
+  const bool many = method != kDepthwise && weights > kManyWeights;
+  const i64 chunk = method == kDepthwise ? 1 : chunk_size(g.n, g.in() + g.out(), threads, many ? INT64_MAX : kChunkFloats);
+  i64 tasks = (g.n + chunk - 1) / chunk;
+  std::vector<double> sums;
+  // What follows the convolution, on `count` floats from `first` on.
+  auto finish = [&](i64 task, i64 first, i64 count) {
+    if (normalises)
+      activate_rows(y + first, residual ? residual + first : nullptr, y + first, count, o, affine[0], affine[1], act);
+    if (wants_sums) sums_of_rows(y + first, count, o, &sums[task * 2 * o], &sums[task * 2 * o + o]);
+  };
+
+  float* packed = nullptr;
+  if (method == kWinograd) {
+    packed = scratch(6, winograd::weight_floats(g.c, o));
+    transform_weights(pool, w, packed, g.c, o, false);
+  } else if (method == kProducts) {
+    const i64 depth = g.kh * g.kw * g.c;
+    packed = scratch(6, panels_of(o) * depth * kPanel);
+    parallel(pool, panels_of(o), [&](i64 p) { pack_panels(w, depth, o, packed, p, p + 1); });
+  }
+  if (g.n >= threads) {
+    sums.assign(wants_sums ? tasks * 2 * o : 0, 0.0);
+    parallel(pool, tasks, [&](i64 i) {
+      const i64 n0 = i * chunk, images = std::min(chunk, g.n - n0);
+      if (images <= 0) return;
+      const float* from = x + n0 * g.in();
+      float* to = y + n0 * g.out();
+      if (method == kWinograd) {
+        const winograd::Tiles t = forward_tiles(g);
+        winograd::convolve(from, to, packed, t, 0, images * t.per_image());
+      } else if (method == kDepthwise) {
+        for (i64 c = 0; c < g.c; c += depthwise::kBlock) depthwise::forward(from, w, to, depthwise_shape(g), c);
+      } else {
+        const View v = windows(from, g, images, 0, g.ho);
+        convolve(v.data, v.pixels, g.kh, g.kw * g.c, v.pitch, packed, to, outputs(g, images, g.ho), o);
+      }
+      finish(i, n0 * g.out(), images * g.out());
+    });
+  } else {
+    // Fewer images than threads: each is divided, by tiles, channels or rows.
+    if (method == kWinograd) {
+      const winograd::Tiles t = forward_tiles(g);
+      const i64 all = g.n * t.per_image(), part = (all + threads - 1) / threads;
+      parallel(pool, threads, [&](i64 i) {
+        winograd::convolve(x, y, packed, t, std::min(all, i * part), std::min(all, (i + 1) * part));
+      });
+    } else if (method == kDepthwise) {
+      const i64 blocks = (g.c + depthwise::kBlock - 1) / depthwise::kBlock;
+      parallel(pool, g.n * blocks, [&](i64 i) {
+        const i64 n = i / blocks;
+        depthwise::forward(x + n * g.in(), w, y + n * g.out(), depthwise_shape(g), i % blocks * depthwise::kBlock);
+      });
+    } else {
+      const i64 bands = std::min(g.ho, threads), rows = (g.ho + bands - 1) / bands;
+      parallel(pool, g.n * bands, [&](i64 i) {
+        const i64 n = i / bands, row0 = i % bands * rows, row1 = std::min(g.ho, row0 + rows);
+        if (row1 <= row0) return;
+        const View v = windows(x + n * g.in(), g, 1, row0, row1);
+        convolve(v.data, v.pixels, g.kh, g.kw * g.c, v.pitch, packed, y + n * g.out() + row0 * g.wo * o,
+                 outputs(g, 1, row1 - row0), o);
+      });
+    }
+    const i64 all = g.n * g.ho * g.wo, part = (all + threads - 1) / threads;
+    tasks = threads;
+    sums.assign(wants_sums ? tasks * 2 * o : 0, 0.0);
+    parallel(pool, tasks, [&](i64 i) {
+      const i64 first = std::min(all, i * part), last = std::min(all, first + part);
+      if (last > first) finish(i, first * o, (last - first) * o);
+    });
+  }
+  if (wants_sums) {
+    float *mean = result(rets, 1), *variance = result(rets, 2);
+    const double count = (double)g.n * g.ho * g.wo;
+    for (i64 c = 0; c < o; c++) {
+      double sum = 0, squares = 0;
+      for (i64 i = 0; i < tasks; i++) sum += sums[i * 2 * o + c], squares += sums[i * 2 * o + o + c];
+      mean[c] = (float)(sum / count);
+      // written so that NaN and infinity stay what they are
+      const double v = squares / count - sum / count * (sum / count);
+      variance[c] = (float)(v < 0 ? 0 : v);
+    }
+  }
+  return ffi::Error::Success();
+}
+
+// y = activation(z scale + shift[ + residual])
+ffi::Error Activate(ffi::ThreadPool pool, i64 act, Floats z_, Floats scale, Floats shift, ffi::RemainingArgs rest,
+                    ffi::Result<Floats> y_) {
+  const i64 o = scale.element_count(), rows = z_.element_count() / o;
+  const auto affine = repeated({scale.typed_data(), shift.typed_data()}, o, 5);
+  const float *z = z_.typed_data(), *residual = argument(rest, 0);
+  float* y = y_->typed_data();
+  const i64 chunk = chunk_size(rows, 3 * o, pool.num_threads());
+  parallel(pool, (rows + chunk - 1) / chunk, [&](i64 i) {
+    const i64 first = i * chunk * o, count = std::min(chunk, rows - i * chunk) * o;
+    activate_rows(z + first, residual ? residual + first : nullptr, y + first, count, o, affine[0], affine[1], act);
+  });
+  return ffi::Error::Success();
+}
+
+// With d = dy times the activation's slope: the sums over the pixels of d and of d (z - mean). With a residual the slope
+// comes from y, and d is a result too: it is the residual's gradient.
+ffi::Error Sums(ffi::ThreadPool pool, i64 act, Floats dy_, Floats z_, Floats scale, Floats shift, Floats mean,
+                ffi::RemainingArgs rest, ffi::Result<Floats> sum, ffi::Result<Floats> moment, ffi::RemainingRets rets) {
+  const i64 o = scale.element_count(), rows = z_.element_count() / o;
+  const auto c = repeated({scale.typed_data(), shift.typed_data(), mean.typed_data()}, o, 5);
+  const float *dy = dy_.typed_data(), *z = z_.typed_data(), *y = argument(rest, 0);
+  float* d_out = y ? result(rets, 0) : nullptr;
+  const i64 chunk = chunk_size(rows, 3 * o, pool.num_threads()), tasks = (rows + chunk - 1) / chunk;
+  std::vector<double> parts(tasks * 2 * o, 0.0);
+  parallel(pool, tasks, [&](i64 task) {
+    const i64 start = task * chunk * o, count = std::min(chunk, rows - task * chunk) * o;
+    double *first = &parts[task * 2 * o], *second = first + o;
+    for_activation(act, [&](auto a) {
+      if (y)
+        two_sums(count, o, first, second, [&](i64 i, i64 j, auto n, Vec& s, Vec& q) {
+          const Vec d = with_slope<decltype(a)::value>(load(dy + start + i, n), load(y + start + i, n));
+          store(d_out + start + i, d, n);
+          s += d;
+          q += d * (load(z + start + i, n) - load(c[2] + j));
+        });
+      else
+        two_sums(count, o, first, second, [&](i64 i, i64 j, auto n, Vec& s, Vec& q) {
+          const Vec v = load(z + start + i, n);
+          const Vec d = with_slope<decltype(a)::value>(load(dy + start + i, n), v * load(c[0] + j) + load(c[1] + j));
+          s += d;
+          q += d * (v - load(c[2] + j));
+        });
+    });
+  });
+  for (i64 k = 0; k < o; k++) {
+    double first = 0, second = 0;
+    for (i64 i = 0; i < tasks; i++) first += parts[i * 2 * o + k], second += parts[i * 2 * o + o + k];
+    sum->typed_data()[k] = (float)first;
+    moment->typed_data()[k] = (float)second;
+  }
+  return ffi::Error::Success();
+}
+
+// The gradients of a convolution: of the weights, of the images, or of both, by `wants` (1, 2 or 3). With (z, scale,
+// shift, slope, constant) dy is the gradient behind norm and activation, and their gradient is applied to it first.
+ffi::Error Gradients(ffi::ThreadPool pool, ffi::Span<const i64> geometry, i64 method, i64 act, i64 wants, Floats dy_,
+                     Floats x_, Floats w_, ffi::RemainingArgs rest, ffi::RemainingRets rets) {
+  const Geometry whole = geometry_of(geometry), g = method == kProducts ? flattened(whole) : whole;
+  const i64 threads = pool.num_threads(), o = g.o;
+  const float *dy = dy_.typed_data(), *x = x_.typed_data(), *w = w_.typed_data(), *z = argument(rest, 0);
+  float *dw = wants & 1 ? result(rets, 0) : nullptr, *dx = wants & 2 ? result(rets, wants & 1) : nullptr;
+  NormGradient norm = {};
+  if (z) {
+    const auto c = repeated({argument(rest, 1), argument(rest, 2), argument(rest, 3), argument(rest, 4)}, o, 5);
+    norm = {c[0], c[1], c[2], c[3]};
+  }
+  const i64 taps = g.kh * g.kw, depth = taps * g.c, weights = method == kDepthwise ? taps * g.c : depth * o;
+  const bool many = method == kProducts && weights > kManyWeights;
+  const bool few_chunks = many || (method == kWinograd && weights > kManyWeights);
+  const i64 chunk = method == kDepthwise ? 1
+                                         : chunk_size(g.n, g.in() + 2 * g.out(), threads,
+                                                      few_chunks ? INT64_MAX : kChunkFloats);
+  const i64 chunks = (g.n + chunk - 1) / chunk, panels = panels_of(o);
+  const ImageGradient image_gradient(g);
+
+  float* packed = nullptr;
+  if (dx && method == kWinograd) {
+    packed = scratch(6, winograd::weight_floats(o, g.c));
+    transform_weights(pool, w, packed, o, g.c, true);
+  } else if (dx && method == kProducts) {
+    packed = scratch(6, image_gradient.floats);
+    parallel(pool, panels_of(g.c), [&](i64 p) { image_gradient.pack(w, packed, p); });
+  }
+  // The gradient behind the convolution for some images, formed in `buffer` if a norm follows.
+  auto gradient = [&](i64 n0, i64 images, float* buffer) -> const float* {
+    if (!z) return dy + n0 * g.out();
+    gradient_of_rows(dy + n0 * g.out(), z + n0 * g.out(), buffer, images * g.out(), o, norm, act);
+    return buffer;
+  };
+  auto add_products = [&](const View& v, const float* dz_panels, float* sum, i64 panel) {
+    for (i64 i = 0; i < g.kh; i++)
+      weight_gradient(v.data + i * v.pitch, v.pixels, g.kw * g.c, dz_panels, sum + i * g.kw * g.c * o, o, panel);
+  };
+
+  if (many) {
+    // Large weights: each thread has some of their channels and reads all images, instead of a copy of all weights.
+    const i64 pixels = g.ho * g.wo;
+    float* panel_buffer = dw ? scratch(7, g.n * pixels * panels * kPanel) : nullptr;
+    parallel(pool, chunks, [&](i64 i) {
+      const i64 n0 = i * chunk, images = std::min(chunk, g.n - n0);
+      if (images <= 0) return;
+      const float* dz = gradient(n0, images, z ? scratch(1, images * g.out()) : nullptr);
+      if (dw) pack_panels(dz, images * pixels, o, panel_buffer + n0 * pixels * panels * kPanel, 0, panels);
+      if (dx) image_gradient.apply(dz, images, packed, dx + n0 * g.in());
+    });
+    if (dw)
+      parallel(pool, panels, [&](i64 p) {
+        for (i64 k = 0; k < depth; k++) memset(dw + k * o + p * kPanel, 0, panel_width(o, p) * sizeof(float));
+        for (i64 n0 = 0; n0 < g.n; n0 += chunk) {
+          const i64 images = std::min(chunk, g.n - n0);
+          const float* dz = panel_buffer + (n0 * panels + p * images) * pixels * kPanel;
+          add_products(windows(x + n0 * g.in(), g, images, 0, g.ho), dz, dw, p);
+        }
+      });
+    return ffi::Error::Success();
+  }
+
+  const i64 slots = std::min(chunks, threads), size = method == kWinograd ? winograd::kPoints * g.c * o : weights;
+  float* sums = dw ? scratch(7, slots * size) : nullptr;
+  parallel(pool, slots, [&](i64 s) {
+    float* sum = dw ? sums + s * size : nullptr;
+    if (sum) memset(sum, 0, size * sizeof(float));
+    for (i64 i = chunks * s / slots; i < chunks * (s + 1) / slots; i++) {
+      const i64 n0 = i * chunk, images = std::min(chunk, g.n - n0);
+      if (images <= 0) break;
+      const float* dz = gradient(n0, images, z ? scratch(1, images * g.out()) : nullptr);
+      const float* from = x + n0 * g.in();
+      float* to = dx ? dx + n0 * g.in() : nullptr;
+      if (method == kWinograd) {
+        const winograd::Tiles t = forward_tiles(g), b = backward_tiles(g);
+        if (sum) winograd::weight_gradient(from, dz, sum, t, 0, images * t.per_image());
+        if (to) winograd::convolve(dz, to, packed, b, 0, images * b.per_image());
+      } else if (method == kDepthwise) {
+        for (i64 c = 0; c < g.c; c += depthwise::kBlock)
+          depthwise::backward(from, w, dz, to, sum, depthwise_shape(g), c);
+      } else {
+        if (sum) {
+          const i64 pixels = images * g.ho * g.wo;
+          float* dz_panels = scratch(2, pixels * panels * kPanel);
+          pack_panels(dz, pixels, o, dz_panels, 0, panels);
+          const View v = windows(from, g, images, 0, g.ho);
+          for (i64 p = 0; p < panels; p++) add_products(v, dz_panels + p * pixels * kPanel, sum, p);
+        }
+        if (to) image_gradient.apply(dz, images, packed, to);
+      }
+    }
+  });
+  if (!dw) return ffi::Error::Success();
+  float* total = method == kWinograd ? sums : dw;
+  const i64 parts = size > 65536 ? 4 * threads : 1, part = (size + parts - 1) / parts;
+  parallel(pool, parts, [&](i64 p) {
+    for (i64 k = p * part; k < std::min(size, (p + 1) * part); k++) {
+      float sum = sums[k];
+      for (i64 s = 1; s < slots; s++) sum += sums[s * size + k];
+      total[k] = sum;
+    }
+  });
+  if (method == kWinograd) {
+    const i64 blocks = std::min(g.c, 4 * threads), block = (g.c + blocks - 1) / blocks;
+    parallel(pool, blocks, [&](i64 i) {
+      winograd::weight_values(sums, dw, g.c, o, std::min(g.c, i * block), std::min(g.c, (i + 1) * block));
+    });
+  }
+  return ffi::Error::Success();
+}
+
+}  // namespace
+}  // namespace headrace
+
+using headrace::Floats;
+using Integers = ffi::Span<const int64_t>;
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_convolve, headrace::Convolve,
+                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<Integers>("geometry").Attr<int64_t>("method")
+                                  .Attr<int64_t>("activation").Arg<Floats>().Arg<Floats>().RemainingArgs().RemainingRets());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_activate, headrace::Activate,
+                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<int64_t>("activation").Arg<Floats>()
+                                  .Arg<Floats>().Arg<Floats>().RemainingArgs().Ret<Floats>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_sums, headrace::Sums,
+                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<int64_t>("activation").Arg<Floats>()
+                                  .Arg<Floats>().Arg<Floats>().Arg<Floats>().Arg<Floats>().RemainingArgs()
+                                  .Ret<Floats>().Ret<Floats>().RemainingRets());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_gradients, headrace::Gradients,
+                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<Integers>("geometry").Attr<int64_t>("method")
+                                  .Attr<int64_t>("activation").Attr<int64_t>("wants").Arg<Floats>().Arg<Floats>()
+                                  .Arg<Floats>().RemainingArgs().RemainingRets());
+
+extern "C" {
+const char* hr_source_hash(void) { return HEADRACE_SOURCE_HASH; }
+int hr_lanes(void) { return headrace::kLanes; }
+int hr_runs_here(void) {
+#if defined(__AVX512F__)
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+#elif defined(__AVX2__)
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+#else
+  return 1;
+#endif
+}
+}

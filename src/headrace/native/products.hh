@@ -1,0 +1,210 @@
+// Convolutions as matrix products over windows of the images, without a copy of each window: the pixels of one window
+// row are consecutive in memory. Weights and gradients are packed into panels of `kPanel` output channels.
+#pragma once
+#include <utility>
+
+#include "vectors.hh"
+
+namespace headrace {
+
+// Sizes of a register tile: kMaxRows pixels x kPanel channels forward, kTaps weights x kPanel channels for their gradient.
+#if defined(__AVX512F__)
+constexpr int kMaxRows = 14, kTaps = 8;
+#elif defined(__AVX__)
+constexpr int kMaxRows = 6, kTaps = 6;
+#else
+constexpr int kMaxRows = 6, kTaps = 4;
+#endif
+constexpr int kPanelVectors = 2, kPanel = kPanelVectors * kLanes;
+constexpr i64 kDepth = 256;  // input values per pixel of one pass: with kPanel channels, weights that stay in the L1 cache
+
+static inline i64 panels_of(i64 outputs) { return (outputs + kPanel - 1) / kPanel; }
+static inline i64 panel_width(i64 outputs, i64 panel) { return std::min<i64>(kPanel, outputs - panel * kPanel); }
+
+// Pixels in images of rows, and how many floats lie between them.
+struct Pixels {
+  i64 images, rows, pixels;
+  i64 image_step, row_step, pixel_step;
+  i64 count() const { return images * rows * pixels; }
+};
+
+// matrix [depth][outputs] -> [panel][depth][kPanel], zeros behind the last output
+static void pack_panels(const float* matrix, i64 depth, i64 outputs, float* out, i64 first, i64 last) {
+  for (i64 p = first; p < last; p++) {
+    const i64 width = panel_width(outputs, p);
+    float* to = out + p * depth * kPanel;
+    const float* from = matrix + p * kPanel;
+    if (width == kPanel)
+      for (i64 k = 0; k < depth; k++, to += kPanel, from += outputs)
+#pragma GCC unroll 2
+        for (int v = 0; v < kPanelVectors; v++) store(to + v * kLanes, load(from + v * kLanes));
+    else
+      for (i64 k = 0; k < depth; k++, to += kPanel, from += outputs) {
+        memcpy(to, from, width * sizeof(float));
+        memset(to + width, 0, (kPanel - width) * sizeof(float));
+      }
+  }
+}
+
+// c[row][...] (+)= sum over segments and depth of a[row * a_step + segment * segment_step + k] * b[k][...]
+template <int kRows, int kVectors>
+static void product_tile(const float* a, i64 a_step, i64 segments, i64 segment_step, i64 depth, const float* b, float* c,
+                         i64 c_step, bool add) {
+  constexpr int kBases = (kRows + 2) / 3;
+  Vec sum[kRows][kVectors];
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; r++)
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; v++) sum[r][v] = add ? load(c + r * c_step + v * kLanes) : Vec{};
+  for (i64 s = 0; s < segments; s++) {
+    // Every third row has a pointer; the two after it are reached by x86's scaled index. One pointer for each row would
+    // not fit the registers.
+    const float* base[kBases];
+#pragma GCC unroll 8
+    for (int i = 0; i < kBases; i++) base[i] = a + s * segment_step + 3 * i * a_step;
+    for (i64 k = 0; k < depth; k++, b += kPanel) {
+      Vec w[kVectors];
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; v++) w[v] = load(b + v * kLanes);
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; r++) {
+        const float x = base[r / 3][(r % 3) * a_step];
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; v++) sum[r][v] += x * w[v];
+      }
+#pragma GCC unroll 8
+      for (int i = 0; i < kBases; i++) {
+        base[i]++;
+        asm("" : "+r"(base[i]));  // keep the pointers apart
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; r++)
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; v++) store(c + r * c_step + v * kLanes, sum[r][v]);
+}
+
+using TileFn = void (*)(const float*, i64, i64, i64, i64, const float*, float*, i64, bool);
+template <int kVectors, int... kRows> static inline TileFn tile_fn(int rows, std::integer_sequence<int, kRows...>) {
+  static const TileFn table[] = {product_tile<kRows + 1, kVectors>...};
+  return table[rows - 1];
+}
+static inline TileFn tile_fn(int rows, i64 width) {
+  using Rows = std::make_integer_sequence<int, kMaxRows>;
+  return width <= kLanes ? tile_fn<1>(rows, Rows()) : tile_fn<kPanelVectors>(rows, Rows());
+}
+
+// One pass over a run of pixels and one panel; a partial panel goes through a tile of its own.
+static void product_run(const float* a, i64 a_step, i64 pixels, i64 segments, i64 segment_step, i64 depth,
+                        const float* b, float* c, i64 c_step, i64 width, bool add) {
+  const i64 tiles = (pixels + kMaxRows - 1) / kMaxRows;
+  for (i64 t = 0, p = 0; t < tiles; t++) {
+    const int rows = (int)((pixels - p + tiles - t - 1) / (tiles - t));  // 16 pixels are 8 + 8 rather than 14 + 2
+    const TileFn tile = tile_fn(rows, width);
+    float* to = c + p * c_step;
+    if (width % kLanes == 0) {
+      tile(a + p * a_step, a_step, segments, segment_step, depth, b, to, c_step, add);
+    } else {
+      float part[kMaxRows * kPanel];
+      if (add)
+        for (int r = 0; r < rows; r++) memcpy(part + r * kPanel, to + r * c_step, width * sizeof(float));
+      tile(a + p * a_step, a_step, segments, segment_step, depth, b, part, kPanel, add);
+      for (int r = 0; r < rows; r++) memcpy(to + r * c_step, part + r * kPanel, width * sizeof(float));
+    }
+    p += rows;
+  }
+}
+
+// c[pixel][outputs] = sum over segments (window rows) and their length of a[pixel ...] * packed weights
+static void convolve(const float* a, const Pixels& in, i64 segments, i64 length, i64 segment_step, const float* packed,
+                     float* c, const Pixels& out, i64 outputs) {
+  const i64 depth = segments * length, panels = panels_of(outputs);
+  // As many window rows as fit a pass, or each row in equal parts.
+  const bool whole = depth <= kDepth;
+  const i64 parts = whole ? 1 : (length + kDepth - 1) / kDepth, part = (length + parts - 1) / parts;
+  // Rows that are a large power of two apart fall into the same few cache sets; packed they do not. That pays where
+  // several panels read them.
+  const bool packs = !whole && panels > 2;
+  const i64 packed_step = part + 16;
+  float* copy = packs ? scratch(3, in.count() * packed_step) : nullptr;
+  for (i64 s = 0; s < (whole ? 1 : segments); s++)
+    for (i64 k0 = 0; k0 < length; k0 += part) {
+      const i64 k = std::min(part, length - k0), row = s * length + k0;
+      const float* from = a + s * segment_step + k0;
+      if (packs) {
+        float* to = copy;
+        for (i64 n = 0; n < in.images; n++)
+          for (i64 y = 0; y < in.rows; y++)
+            for (i64 x = 0; x < in.pixels; x++, to += packed_step)
+              memcpy(to, from + n * in.image_step + y * in.row_step + x * in.pixel_step, k * sizeof(float));
+      }
+      for (i64 p = 0; p < panels; p++) {
+        const float* b = packed + (p * depth + row) * kPanel;
+        for (i64 n = 0; n < in.images; n++)
+          for (i64 y = 0; y < in.rows; y++) {
+            const float* at = packs ? copy + (n * in.rows + y) * in.pixels * packed_step
+                                    : from + n * in.image_step + y * in.row_step;
+            product_run(at, packs ? packed_step : in.pixel_step, in.pixels, whole ? segments : 1, segment_step, k, b,
+                        c + n * out.image_step + y * out.row_step + p * kPanel, out.pixel_step,
+                        panel_width(outputs, p), row > 0);
+          }
+      }
+    }
+}
+
+// c[tap][...] (+)= sum over pixels of a[pixel + tap] * g[pixel][...]
+template <int kRows, int kVectors>
+static void gradient_tile(const float* a, const Pixels& in, const float* g, float* c, i64 c_step, bool add) {
+  Vec sum[kRows][kVectors];
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; r++)
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; v++) sum[r][v] = add ? load(c + r * c_step + v * kLanes) : Vec{};
+  for (i64 n = 0; n < in.images; n++)
+    for (i64 y = 0; y < in.rows; y++) {
+      const float* p = a + n * in.image_step + y * in.row_step;
+      for (i64 x = 0; x < in.pixels; x++, p += in.pixel_step, g += kPanel) {
+        Vec d[kVectors];
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; v++) d[v] = load(g + v * kLanes);
+#pragma GCC unroll 16
+        for (int r = 0; r < kRows; r++)
+#pragma GCC unroll 2
+          for (int v = 0; v < kVectors; v++) sum[r][v] += p[r] * d[v];
+      }
+    }
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; r++)
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; v++) store(c + r * c_step + v * kLanes, sum[r][v]);
+}
+
+using GradientFn = void (*)(const float*, const Pixels&, const float*, float*, i64, bool);
+template <int kVectors, int... kRows>
+static inline GradientFn gradient_fn(int rows, std::integer_sequence<int, kRows...>) {
+  static const GradientFn table[] = {gradient_tile<kRows + 1, kVectors>...};
+  return table[rows - 1];
+}
+
+// dw[taps][outputs] += sum over pixels of a[pixel + tap] * one panel of gradients [pixel][kPanel]
+static void weight_gradient(const float* a, const Pixels& in, i64 taps, const float* g, float* dw, i64 outputs,
+                            i64 panel) {
+  using Rows = std::make_integer_sequence<int, kTaps>;
+  const i64 width = panel_width(outputs, panel);
+  for (i64 t = 0; t < taps; t += kTaps) {
+    const int rows = (int)std::min<i64>(kTaps, taps - t);
+    const GradientFn tile = width <= kLanes ? gradient_fn<1>(rows, Rows()) : gradient_fn<kPanelVectors>(rows, Rows());
+    float* to = dw + t * outputs + panel * kPanel;
+    if (width % kLanes == 0) {
+      tile(a + t, in, g, to, outputs, true);
+    } else {
+      float part[kTaps * kPanel];
+      for (int r = 0; r < rows; r++) memcpy(part + r * kPanel, to + r * outputs, width * sizeof(float));
+      tile(a + t, in, g, part, kPanel, true);
+      for (int r = 0; r < rows; r++) memcpy(to + r * outputs, part + r * kPanel, width * sizeof(float));
+    }
+  }
+}
+
+}  // namespace headrace

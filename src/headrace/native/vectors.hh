@@ -1,0 +1,198 @@
+// Vectors of floats, activations, and passes over rows of channels. The instruction set is chosen by the compiler's flags.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+#include <type_traits>
+
+namespace headrace {
+
+using i64 = int64_t;
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+
+typedef float Vec __attribute__((vector_size(kLanes * 4)));
+typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
+typedef float Unaligned __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
+
+static inline Vec load(const float* p) { return *(const Unaligned*)p; }
+static inline void store(float* p, Vec v) { *(Unaligned*)p = v; }
+
+// The first n lanes; n is a constant in the loops that matter, which leaves a plain load or store.
+static inline Vec load(const float* p, i64 n) {
+  if (n == kLanes) return load(p);
+  Vec v = {};
+  memcpy(&v, p, n * sizeof(float));
+  return v;
+}
+static inline void store(float* p, Vec v, i64 n) {
+  if (n == kLanes) return store(p, v);
+  memcpy(p, &v, n * sizeof(float));
+}
+
+enum Activation : i64 { kNone = 0, kRelu = 1, kRelu6 = 2, kSwish = 3, kHardSwish = 4 };
+
+static inline Vec exponential(Vec x) {
+  const Vec zero = {};
+  x = x > 88.f ? zero + 88.f : x;
+  x = x < -87.f ? zero - 87.f : x;
+  Vec t = x * 1.44269504f;
+  Ints i = __builtin_convertvector(t + (t < 0 ? zero - .5f : zero + .5f), Ints);
+  Vec n = __builtin_convertvector(i, Vec);
+  Vec r = x - n * 0.693359375f + n * 2.12194440e-4f;  // ln 2 in two parts: the first product is exact
+  Vec p = r * (1.f / 5040) + 1.f / 720;
+  p = p * r + 1.f / 120;
+  p = p * r + 1.f / 24;
+  p = p * r + 1.f / 6;
+  p = p * r + .5f;
+  p = p * r * r + r + 1.f;
+  return p * (Vec)((i + 127) << 23);
+}
+static inline Vec sigmoid(Vec v) { return 1.f / (1.f + exponential(-v)); }
+
+template <i64 kAct> static inline Vec activated(Vec v) {
+  const Vec zero = {};
+  if (kAct == kRelu) return v < 0 ? zero : v;  // NaN stays NaN
+  if (kAct == kRelu6) { v = v < 0 ? zero : v; return v > 6.f ? zero + 6.f : v; }
+  if (kAct == kSwish) return v * sigmoid(v);
+  if (kAct == kHardSwish) return v * activated<kRelu6>(v + 3.f) * (1.f / 6);
+  return v;
+}
+// The gradient d times the slope of the activation at v.
+template <i64 kAct> static inline Vec with_slope(Vec d, Vec v) {
+  const Vec zero = {};
+  if (kAct == kRelu) return v > 0 ? d : zero;
+  if (kAct == kRelu6) { d = v > 0 ? d : zero; return v < 6.f ? d : zero; }
+  if (kAct == kSwish) { Vec s = sigmoid(v); return d * (s * (1.f + v * (1.f - s))); }
+  if (kAct == kHardSwish) {
+    Vec inside = d * ((2.f * v + 3.f) * (1.f / 6));
+    inside = v > -3.f ? inside : zero;
+    return v < 3.f ? inside : d;
+  }
+  return d;
+}
+
+// A buffer of this thread that only grows: a step maps no new pages.
+static inline float* scratch(int which, i64 floats) {
+  struct Buffer {
+    float* p = nullptr;
+    i64 size = 0;
+    ~Buffer() { free(p); }
+  };
+  static thread_local Buffer buffers[8];
+  Buffer& b = buffers[which];
+  if (b.size < floats) {
+    free(b.p);
+    b.size = (floats + floats / 8 + 31) / 16 * 16;
+    b.p = (float*)aligned_alloc(64, b.size * sizeof(float));
+  }
+  return b.p;
+}
+
+// Rows of channels are processed as one flat array in whole vectors, whatever the number of channels: coefficients are
+// repeated until they fill `period` floats, a multiple of both the channels and the lanes.
+static inline i64 period_of(i64 channels) { return std::lcm(channels, (i64)kLanes); }
+static inline void repeat(const float* v, i64 channels, float* out) {
+  for (i64 i = 0, period = period_of(channels); i < period; i++) out[i] = v[i % channels];
+}
+
+// Call f(position, position in the period, lanes) for each vector of `count` floats.
+template <class F> static inline void each_vector(i64 count, i64 period, F f) {
+  i64 i = 0;
+  for (; i + period <= count; i += period)
+    for (i64 j = 0; j < period; j += kLanes) f(i + j, j, std::integral_constant<i64, kLanes>());
+  for (i64 j = 0; i + j < count; j += kLanes) f(i + j, j, std::min<i64>(kLanes, count - i - j));
+}
+
+// Add two sums per channel: f(position, position in the period, lanes, first sum, second sum). Sums of up to 256 values
+// are kept in float32, those of more in float64.
+template <class F> static void two_sums(i64 count, i64 channels, double* first, double* second, F f) {
+  const i64 period = period_of(channels), periods = count / period;
+  auto fold = [&](i64 j, const Vec& s, const Vec& q, i64 n) {
+    for (i64 i = 0; i < n; i++) first[(j + i) % channels] += s[i], second[(j + i) % channels] += q[i];
+  };
+  auto strip = [&](auto size, i64 j) {
+    constexpr int kSize = decltype(size)::value;
+    for (i64 p0 = 0; p0 < periods; p0 += 256) {
+      Vec s[kSize] = {}, q[kSize] = {};
+      for (i64 p = p0; p < std::min(periods, p0 + 256); p++)
+#pragma GCC unroll 4
+        for (int m = 0; m < kSize; m++) {
+          const i64 k = j + m * kLanes;
+          f(p * period + k, k, std::integral_constant<i64, kLanes>(), s[m], q[m]);
+        }
+      for (int m = 0; m < kSize; m++) fold(j + m * kLanes, s[m], q[m], kLanes);
+    }
+  };
+  i64 j = 0;
+  for (; j + 4 * kLanes <= period; j += 4 * kLanes) strip(std::integral_constant<int, 4>(), j);
+  for (; j + 2 * kLanes <= period; j += 2 * kLanes) strip(std::integral_constant<int, 2>(), j);
+  for (; j < period; j += kLanes) strip(std::integral_constant<int, 1>(), j);
+  for (i64 i = periods * period, k = 0; i + k < count; k += kLanes) {
+    const i64 n = std::min<i64>(kLanes, count - i - k);
+    Vec s = {}, q = {};
+    f(i + k, k, n, s, q);
+    fold(k, s, q, n);
+  }
+}
+
+// Call f(std::integral_constant<i64, activation>()) for an activation known at run time.
+template <class F> static inline void for_activation(i64 act, F f) {
+  switch (act) {
+    case kRelu: return f(std::integral_constant<i64, kRelu>());
+    case kRelu6: return f(std::integral_constant<i64, kRelu6>());
+    case kSwish: return f(std::integral_constant<i64, kSwish>());
+    case kHardSwish: return f(std::integral_constant<i64, kHardSwish>());
+    default: return f(std::integral_constant<i64, kNone>());
+  }
+}
+
+// y = activation(z scale + shift + residual); scale and shift are repeated, the residual may be null. y may be z.
+static void activate_rows(const float* z, const float* residual, float* y, i64 count, i64 channels, const float* scale,
+                          const float* shift, i64 act) {
+  const i64 period = period_of(channels);
+  for_activation(act, [&](auto a) {
+    if (residual)
+      each_vector(count, period, [&](i64 i, i64 j, auto n) {
+        Vec v = load(z + i, n) * load(scale + j) + load(shift + j) + load(residual + i, n);
+        store(y + i, activated<decltype(a)::value>(v), n);
+      });
+    else
+      each_vector(count, period, [&](i64 i, i64 j, auto n) {
+        store(y + i, activated<decltype(a)::value>(load(z + i, n) * load(scale + j) + load(shift + j)), n);
+      });
+  });
+}
+
+static void sums_of_rows(const float* z, i64 count, i64 channels, double* sum, double* squares) {
+  two_sums(count, channels, sum, squares, [&](i64 i, i64, auto n, Vec& s, Vec& q) {
+    Vec v = load(z + i, n);
+    s += v;
+    q += v * v;
+  });
+}
+
+// The gradient of a normalised and activated z: d = dy slope(z scale + shift), dz = d scale + z slope + constant.
+struct NormGradient {
+  const float *scale, *shift, *slope, *constant;  // repeated
+};
+static void gradient_of_rows(const float* dy, const float* z, float* dz, i64 count, i64 channels, const NormGradient& g,
+                             i64 act) {
+  for_activation(act, [&](auto a) {
+    each_vector(count, period_of(channels), [&](i64 i, i64 j, auto n) {
+      Vec v = load(z + i, n), scale = load(g.scale + j);
+      Vec d = with_slope<decltype(a)::value>(load(dy + i, n), v * scale + load(g.shift + j));
+      store(dz + i, d * scale + v * load(g.slope + j) + load(g.constant + j), n);
+    });
+  });
+}
+
+}  // namespace headrace

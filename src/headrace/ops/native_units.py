@@ -1,0 +1,323 @@
+"""Convolution, batch norm, residual and activation on the CPU as calls of our C++ kernels (`native/kernels.cc`).
+
+XLA's CPU backend runs a convolution at a third to a half of what the processor can do, and every norm and activation as
+passes of their own over memory. Here a unit is four calls: the convolution with the sums for the statistics; norm,
+residual and activation; in the backward pass the sums for the norm's gradient; and both gradients of the convolution,
+with the norm's formed chunk by chunk in the cache. 3x3 windows use Winograd's algorithm where it is faster.
+
+Between the calls are vectors of one number per channel, in plain JAX: so statistics can be shared over replicas. All
+sums are added in a fixed order. Everything is float32; other dtypes, grouped convolutions and two-pass variances
+(`stable`) stay with XLA. Shapes in names: N images, H height, W width, C channels in, I per group, O channels out.
+"""
+
+import ctypes
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
+
+from headrace.core.errors import ConfigError
+from headrace.native.library import Kernels, kernels_library
+from headrace.ops import activation
+from headrace.ops.backend import is_portable, on_cpu
+from headrace.ops.pool import Padding, Pads, out_size, pad_pixels
+
+_MODES = ("auto", "on", "no-winograd", "off")
+PRODUCT = "headrace_product"  # the name of a convolution's result, for checkpoint policies that keep products
+_PRODUCTS, _WINOGRAD, _DEPTHWISE = range(3)
+# The kernels' numbers of the activations that they apply. Those after a residual must follow from the result's sign.
+ACTIVATIONS = {None: 0, "relu": 1, "relu6": 2, "swish": 3, "hard_swish": 4}
+_AFTER_RESIDUAL = (None, "relu", "relu6")
+_CALLS = ("convolve", "activate", "sums", "gradients")
+# A mesh axis, and the groups of its replicas that share statistics.
+Shared = tuple[str, tuple[tuple[int, ...], ...]]
+
+
+class Library(NamedTuple):
+    """Registered kernels: the end of their names, the floats in a vector, and whether they are faster than XLA."""
+
+    suffix: str
+    lanes: int
+    is_faster: bool
+
+
+def load_kernels() -> tuple[Library | None, str]:
+    """Return this processor's kernels, registered with XLA; or None and the reason."""
+    found, reason = kernels_library()
+    return None if found is None else register(found), reason
+
+
+@cache
+def register(kernels: Kernels) -> Library:
+    """Load a library and register its calls with XLA, once."""
+    library = ctypes.CDLL(str(kernels.path))
+    # A program in the compilation cache names its calls. With the sources' hash in the names, it never meets kernels
+    # that take other arguments.
+    suffix = f"{kernels.hash}_{library.hr_lanes()}"
+    for name in _CALLS:
+        capsule = jax.ffi.pycapsule(getattr(library, f"hr_{name}"))
+        jax.ffi.register_ffi_target(f"headrace_{name}_{suffix}", capsule, platform="cpu")
+    return Library(suffix, library.hr_lanes(), kernels.is_wide)
+
+
+def check_kernels(mode: str) -> None:
+    """Raise ConfigError if kernels are asked for that are not there."""
+    library, reason = load_kernels()
+    if mode in ("on", "no-winograd") and library is None:
+        raise ConfigError(
+            f"cpu_kernels is {mode}, but there are no kernels: {reason}.",
+            remedy="Build them (make native, or setup.py build_ext --inplace where jaxlib is installed), or use auto.",
+        )
+
+
+def _call(name: str, shapes: Sequence[Sequence[int]], *args: Array, **attributes: Any) -> list[Array]:
+    library, _ = load_kernels()
+    assert library is not None
+    results = tuple(jax.ShapeDtypeStruct(tuple(shape), np.dtype(np.float32)) for shape in shapes)
+    return jax.ffi.ffi_call(f"headrace_{name}_{library.suffix}", results)(*args, **attributes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """A convolution that the kernels can compute: its shapes, and the method."""
+
+    x: tuple[int, ...]
+    w: tuple[int, ...]
+    y: tuple[int, ...]
+    stride: int
+    pads: Pads
+    method: int
+
+    def attributes(self) -> dict[str, Any]:
+        """Return the attributes of a call."""
+        (n, h, w, c), (kh, kw, _, o), (_, ho, wo, _) = self.x, self.w, self.y
+        sizes = [n, h, w, c, kh, kw, o, self.stride, self.pads[0][0], self.pads[1][0], ho, wo]
+        return {"geometry": np.array(sizes, np.int64), "method": np.int64(self.method)}
+
+
+def find_window(x_NHWC: Array, w_HWIO: Array, stride: int, padding: Padding, groups: int, mode: str) -> Window | None:
+    """Return how the kernels would compute a convolution, or None where XLA is to do it."""
+    assert mode in _MODES, mode
+    if mode == "off" or not on_cpu() or is_portable() or {x_NHWC.dtype, w_HWIO.dtype} != {jnp.dtype(jnp.float32)}:
+        return None
+    library, _ = load_kernels()
+    if library is None or (mode == "auto" and not library.is_faster):
+        return None
+    if not all(isinstance(size, int) for size in x_NHWC.shape):  # a program for any batch size
+        return None
+    size, kernel = (x_NHWC.shape[1], x_NHWC.shape[2]), (w_HWIO.shape[0], w_HWIO.shape[1])
+    pads = pad_pixels(padding, size, kernel, stride)
+    height, width = out_size(pads, size, kernel, stride)
+    shapes: Any = {"x": x_NHWC.shape, "w": w_HWIO.shape, "y": (x_NHWC.shape[0], height, width, w_HWIO.shape[3])}
+    # Windows that see nothing but padding are left to XLA.
+    if min(height, width, x_NHWC.size) < 1 or any(max(pad) >= k for pad, k in zip(pads, kernel, strict=True)):
+        return None
+    method = _method(shapes, stride, pads, groups, library.lanes, mode)
+    return None if method is None else Window(**shapes, stride=stride, pads=pads, method=method)
+
+
+def _method(shapes: dict[str, Any], stride: int, pads: Pads, groups: int, lanes: int, mode: str) -> int | None:
+    (n, ho, wo, o), c, kernel = shapes["y"], shapes["x"][3], shapes["w"][:2]
+    if groups > 1:
+        depthwise = groups == c == o and kernel in ((3, 3), (5, 5)) and stride in (1, 2)
+        return _DEPTHWISE if depthwise else None
+    tiles = n * -(-ho // 4) * -(-wo // 4)
+    fits = kernel == (3, 3) and stride == 1 and c % lanes == 0 and o % lanes == 0
+    # Few tiles of many channels (7x7 pixels, 512 channels) spend their time on the 36 points of the weights.
+    if mode != "no-winograd" and fits and (c * o <= 128 * 128 or tiles * 1024 >= c * o):
+        return _WINOGRAD
+    return _PRODUCTS
+
+
+# A convolution alone
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def convolve(x_NHWC: Array, w_HWIO: Array, window: Window) -> Array:
+    """Convolve; both gradients are the kernels' too."""
+    return _product(x_NHWC, w_HWIO, window)
+
+
+def _product(x_NHWC: Array, w_HWIO: Array, window: Window) -> Array:
+    (y,) = _call("convolve", [window.y], x_NHWC, w_HWIO, **window.attributes(), activation=np.int64(0))
+    return checkpoint_name(y, PRODUCT)
+
+
+def _convolve_forward(x: Any, w: Any, window: Window) -> tuple[Array, Any]:
+    return _product(x.value, w.value, window), (x.value, w.value, _wanted(x, w))
+
+
+def _convolve_backward(window: Window, kept: Any, dy: Any) -> tuple[Any, Any]:
+    x, w, wanted = kept
+    return _gradients(window, wanted, (_array(dy), x, w), None)
+
+
+convolve.defvjp(_convolve_forward, _convolve_backward, symbolic_zeros=True)
+
+
+class _Wanted(NamedTuple):
+    """Which gradients are wanted, as the structure of a tree: a static value among the arrays kept."""
+
+    weights: tuple[()] | None
+    images: tuple[()] | None
+
+
+def _wanted(x: Any, w: Any) -> _Wanted:
+    return _Wanted(() if w.perturbed else None, () if x.perturbed else None)
+
+
+def _array(cotangent: Any) -> Array:
+    """Return a cotangent, which may be a symbolic zero, as an array."""
+    symbolic = isinstance(cotangent, jax.custom_derivatives.SymbolicZero)
+    return jnp.zeros(cotangent.shape, cotangent.dtype) if symbolic else cotangent
+
+
+def _gradients(window: Window, wanted: _Wanted, arrays: tuple[Array, ...], act: str | None) -> tuple[Any, Any]:
+    """Return (dx, dw), None where it is not wanted. `arrays`: dy, x, w[, z, scale, shift, slope, constant]."""
+    shapes = [window.w] * (wanted.weights is not None) + [window.x] * (wanted.images is not None)
+    if not shapes:
+        return None, None
+    wants = (wanted.weights is not None) + 2 * (wanted.images is not None)
+    attributes = window.attributes() | {"activation": np.int64(ACTIVATIONS[act]), "wants": np.int64(wants)}
+    results = list(_call("gradients", shapes, *arrays, **attributes))
+    dw = results.pop(0) if wanted.weights is not None else None
+    return results.pop() if wanted.images is not None else None, dw
+
+
+# Convolution, batch norm by the batch's statistics, residual and activation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """What follows a convolution."""
+
+    window: Window
+    activation: str | None
+    epsilon: float
+    shared: Shared | None = None
+
+    def mean_over_replicas(self, local_C: Array) -> Array:
+        """Return the mean over the replicas that share statistics."""
+        if self.shared is None:
+            return local_C
+        axis, groups = self.shared
+        return lax.psum(local_C, axis, axis_index_groups=groups) / len(groups[0])
+
+
+def can_fuse(activation: str | None, has_residual: bool) -> bool:
+    """Say whether the kernels apply an activation, behind a residual or not."""
+    return activation in (_AFTER_RESIDUAL if has_residual else ACTIVATIONS)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(5,))
+def unit_train(
+    x_NHWC: Array, w_HWIO: Array, gamma_O: Array, beta_O: Array, residual_NHWO: Array | None, unit: Unit
+) -> tuple[Array, Array, Array]:
+    """Return (activation(norm(convolution) + residual), mean, biased variance)."""
+    return _train_values((x_NHWC, w_HWIO, gamma_O, beta_O, residual_NHWO), unit)[0]
+
+
+def _train_values(arrays: tuple[Any, ...], unit: Unit) -> tuple[Any, tuple[Array, ...]]:
+    x, w, gamma_O, beta_O, residual = arrays
+    channels = (unit.window.y[3],)
+    attributes = unit.window.attributes() | {"activation": np.int64(0)}
+    z, mean_O, variance_O = _call("convolve", [unit.window.y, channels, channels], x, w, **attributes)
+    z = checkpoint_name(z, PRODUCT)
+    if unit.shared is not None:
+        squares_O = unit.mean_over_replicas(variance_O + jnp.square(mean_O))
+        mean_O = unit.mean_over_replicas(mean_O)
+        variance_O = jnp.maximum(squares_O - jnp.square(mean_O), 0)
+    inverse_O = lax.rsqrt(variance_O + unit.epsilon)
+    scale_O = gamma_O * inverse_O
+    shift_O = beta_O - mean_O * scale_O
+    more = () if residual is None else (residual,)
+    act = np.int64(ACTIVATIONS[unit.activation])
+    (y,) = _call("activate", [unit.window.y], z, scale_O, shift_O, *more, activation=act)
+    return (y, mean_O, variance_O), (z, mean_O, inverse_O, scale_O, shift_O)
+
+
+def _train_forward(x: Any, w: Any, gamma: Any, beta: Any, residual: Any, unit: Unit) -> tuple[Any, Any]:
+    arrays = (x.value, w.value, gamma.value, beta.value, None if residual is None else residual.value)
+    results, kept = _train_values(arrays, unit)
+    y = None if residual is None else results[0]
+    return results, (x.value, w.value, y, kept, _wanted(x, w))
+
+
+def _train_backward(unit: Unit, kept: Any, cotangents: tuple[Any, Any, Any]) -> tuple[Any, ...]:
+    x, w, y, (z, mean_O, inverse_O, scale_O, shift_O), wanted = kept
+    dy, dmean_O, dvariance_O = map(_array, cotangents)
+    channels, act = unit.window.y[3:], unit.activation
+    sums = [channels, channels] + [unit.window.y] * (y is not None)
+    more = () if y is None else (y,)
+    found = list(_call("sums", sums, dy, z, scale_O, shift_O, mean_O, *more, activation=np.int64(ACTIVATIONS[act])))
+    dbeta_O, moment_O = found[:2]
+    dgamma_O = moment_O * inverse_O
+    # dz = scale (d - mean(d) - centred inverse^2 mean(d centred)), plus what reaches mean and variance themselves. The
+    # gradients of gamma and beta stay local: the engine sums them over replicas later.
+    count = math.prod(unit.window.y[:3])
+    slope_O = unit.mean_over_replicas(2 * dvariance_O - scale_O * jnp.square(inverse_O) * moment_O) / count
+    constant_O = unit.mean_over_replicas(dmean_O - scale_O * dbeta_O) / count - mean_O * slope_O
+    # Behind a residual the activation's slope is already in d, which is the residual's gradient.
+    dresidual = None if y is None else found[2]
+    d, act = (dy, act) if dresidual is None else (dresidual, None)
+    dx, dw = _gradients(unit.window, wanted, (d, x, w, z, scale_O, shift_O, slope_O, constant_O), act)
+    return dx, dw, dgamma_O, dbeta_O, dresidual
+
+
+unit_train.defvjp(_train_forward, _train_backward, symbolic_zeros=True)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(5,))
+def unit_eval(
+    x_NHWC: Array, w_HWIO: Array, scale_O: Array, shift_O: Array, residual_NHWO: Array | None, unit: Unit
+) -> Array:
+    """Return activation(convolution scale + shift + residual), computed in one pass unless it is differentiated."""
+    more = () if residual_NHWO is None else (residual_NHWO,)
+    attributes = unit.window.attributes() | {"activation": np.int64(ACTIVATIONS[unit.activation])}
+    (y,) = _call("convolve", [unit.window.y], x_NHWC, w_HWIO, scale_O, shift_O, *more, **attributes)
+    return y
+
+
+def _eval_in_parts(x: Array, w: Array, scale_O: Array, shift_O: Array, residual: Array | None, unit: Unit) -> Array:
+    y = convolve(x, w, unit.window) * scale_O[None, None, None] + shift_O[None, None, None]
+    y = y if residual is None else y + residual
+    return y if unit.activation is None else getattr(activation, unit.activation)(y)
+
+
+def _eval_forward(*arguments: Any) -> tuple[Array, Any]:
+    *arrays, unit = arguments
+    return jax.vjp(partial(_eval_in_parts, unit=unit), *arrays)
+
+
+unit_eval.defvjp(_eval_forward, lambda _unit, vjp, dy: vjp(dy))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchNorm:
+    """A batch norm behind a convolution. With `running` (mean, variance) it does not look at the batch."""
+
+    gamma: Array
+    beta: Array
+    epsilon: float
+    running: tuple[Array, Array] | None = None
+    shared: Shared | None = None
+
+
+def conv_unit(
+    x_NHWC: Array, w_HWIO: Array, window: Window, norm: BatchNorm, residual: Array | None, act: str | None
+) -> tuple[Array, Array | None, Array | None]:
+    """Return (activation(norm(convolution) + residual), mean, biased variance of the batch); None for running ones."""
+    unit = Unit(window=window, activation=act, epsilon=norm.epsilon, shared=norm.shared)
+    gamma_O, beta_O = norm.gamma.astype(jnp.float32), norm.beta.astype(jnp.float32)
+    if norm.running is None:
+        return unit_train(x_NHWC, w_HWIO, gamma_O, beta_O, residual, unit)
+    mean_O, variance_O = (s.astype(jnp.float32) for s in norm.running)
+    scale_O = gamma_O * lax.rsqrt(variance_O + norm.epsilon)
+    return unit_eval(x_NHWC, w_HWIO, scale_O, beta_O - mean_O * scale_O, residual, unit), None, None

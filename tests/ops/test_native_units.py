@@ -1,0 +1,210 @@
+"""The CPU kernels in every compiled variant: values and gradients against the definition in float64."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from headrace.core.errors import ConfigError
+from headrace.native import library
+from headrace.native.library import KERNEL_SOURCES, KERNELS, SUFFIX, find_kernels, kernels_library, source_hash
+from headrace.ops import check_kernels, conv2d, native_units
+from headrace.ops.native_units import BatchNorm, Unit, conv_unit, find_window, unit_eval, unit_train
+
+from . import naive
+
+FOLDER = library._FOLDER
+BUILT = [name for name in KERNELS if (FOLDER / f"{name}{SUFFIX}").is_file()]
+PRODUCTS, WINOGRAD, DEPTHWISE = range(3)
+EPSILON = 1e-3
+
+
+@dataclass(frozen=True)
+class Case:
+    x: tuple[int, int, int, int]
+    window: int
+    outputs: int
+    stride: int = 1
+    padding: Any = "SAME"
+    groups: int = 1
+    act: str | None = None
+    residual: bool = False
+    mode: str = "on"
+    method: int = PRODUCTS
+
+
+# Odd sizes, images of one pixel, channels that do not fill vectors or panels, sums in several passes (more than 256
+# inputs), more weights than one thread's share, fewer images than threads, windows on the edge of the padding.
+CASES = [
+    Case((3, 9, 7, 16), 3, 32, act="relu", residual=True, method=WINOGRAD),
+    Case((2, 6, 6, 32), 3, 16, padding="VALID", act="swish", method=WINOGRAD),
+    Case((2, 1, 1, 16), 3, 16, act="relu6", method=WINOGRAD),
+    Case((1, 12, 5, 16), 3, 48, act="relu", method=WINOGRAD),
+    Case((3, 9, 7, 16), 3, 32, act="relu", residual=True, mode="no-winograd"),
+    Case((3, 7, 5, 10), 1, 7, act="hard_swish"),
+    Case((2, 5, 5, 300), 1, 70, act="relu", residual=True),
+    Case((2, 9, 9, 24), 1, 40, stride=2),
+    Case((3, 9, 8, 5), 3, 6, stride=2, act="relu6"),
+    Case((2, 13, 12, 3), 7, 20, stride=2, padding=((3, 3), (3, 3)), act="relu"),
+    Case((1, 4, 3, 260), 3, 96, padding=((1, 1), (1, 1)), act="relu", mode="no-winograd"),
+    Case((2, 10, 10, 4), 5, 6, stride=3, padding=((2, 2), (1, 2))),
+    Case((3, 8, 8, 24), 3, 24, groups=24, act="hard_swish", method=DEPTHWISE),
+    Case((2, 9, 7, 40), 5, 40, stride=2, groups=40, act="relu6", residual=True, method=DEPTHWISE),
+    Case((1, 8, 8, 16), 5, 16, groups=16, act="swish", method=DEPTHWISE),
+    Case((2, 1, 1, 19), 3, 19, groups=19, method=DEPTHWISE),
+]
+
+
+@pytest.fixture(params=BUILT, autouse=True)
+def variant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> native_units.Library:
+    """Run each test with each library that this processor can run."""
+    with monkeypatch.context() as only:
+        only.setattr(library, "KERNELS", (request.param,))
+        found, reason = find_kernels(FOLDER)
+    if found is None:
+        pytest.skip(reason)
+    kernels = native_units.register(found)
+    monkeypatch.setattr(native_units, "load_kernels", lambda: (kernels, ""))
+    return kernels
+
+
+def activation(name: str | None, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the value and the slope, from the definitions."""
+    s = 1 / (1 + np.exp(-v))
+    return {
+        None: (v, np.ones_like(v)),
+        "relu": (np.maximum(v, 0), (v > 0) * 1.0),
+        "relu6": (np.clip(v, 0, 6), ((v > 0) & (v < 6)) * 1.0),
+        "swish": (v * s, s + v * s * (1 - s)),
+        "hard_swish": (v * np.clip(v + 3, 0, 6) / 6, np.where(v > 3, 1, (v > -3) * (2 * v + 3) / 6)),
+    }[name]
+
+
+def numbers(case: Case) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(4)
+    inputs = case.x[3] // case.groups
+    w = rng.standard_normal((case.window, case.window, inputs, case.outputs)) / np.sqrt(case.window**2 * inputs)
+    found = {"x": rng.standard_normal(case.x), "w": w}
+    y_shape = naive.conv(found["x"], w, case.stride, case.padding, case.groups)[0].shape
+    found |= {"gamma": rng.uniform(0.5, 2, case.outputs), "beta": rng.standard_normal(case.outputs)}
+    found |= {"residual": rng.standard_normal(y_shape)} if case.residual else {}
+    found |= {"dy": rng.standard_normal(y_shape), "dmean": rng.standard_normal(case.outputs)}
+    return found | {"dvariance": rng.standard_normal(case.outputs)}
+
+
+def expected(case: Case, a: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return results and gradients of a unit, by the textbook."""
+    axes = (0, 1, 2)
+    z = naive.conv(a["x"], a["w"], case.stride, case.padding, case.groups)[0]
+    count, mean, variance = z[..., 0].size, z.mean(axes), z.var(axes)
+    deviation = np.sqrt(variance + EPSILON)
+    normal = (z - mean) / deviation
+    v = normal * a["gamma"] + a["beta"] + a.get("residual", 0)
+    y, slope = activation(case.act, v)
+    d = a["dy"] * slope
+    dnormal = d * a["gamma"]
+    dz = (dnormal - dnormal.mean(axes) - normal * (dnormal * normal).mean(axes)) / deviation
+    dz += a["dmean"] / count + a["dvariance"] * 2 * (z - mean) / count
+    _, dx, dw = naive.conv(a["x"], a["w"], case.stride, case.padding, case.groups, dz)
+    found = {"y": y, "mean": mean, "variance": variance, "x": dx, "w": dw}
+    found |= {"gamma": (d * normal).sum(axes), "beta": d.sum(axes)}
+    return found | ({"residual": d} if case.residual else {})
+
+
+def assert_close(found: Any, wanted: np.ndarray, limit: float, what: str) -> None:
+    error = np.abs(np.asarray(found, np.float64) - wanted).max() / max(np.abs(wanted).max(), 1e-3)
+    assert error < limit, f"{what}: {error:.1e}"
+
+
+def name_of(case: Case) -> str:
+    return f"{'x'.join(map(str, case.x))}-{case.window}-{case.outputs}-{case.stride}-{case.groups}-{case.mode}"
+
+
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+def test_a_unit_and_its_gradients_follow_the_definition(case: Case, variant: native_units.Library) -> None:
+    a = numbers(case)
+    f = {name: jnp.array(value, jnp.float32) for name, value in a.items()}
+    window = find_window(f["x"], f["w"], case.stride, case.padding, case.groups, case.mode)
+    assert window is not None
+    assert window.method == case.method
+    unit = Unit(window=window, activation=case.act, epsilon=EPSILON)
+    names = ("x", "w", "gamma", "beta") + (("residual",) if case.residual else ())
+
+    @jax.jit
+    def run(*arrays: Any) -> Any:
+        def function(x: Any, w: Any, gamma: Any, beta: Any, residual: Any = None) -> Any:
+            return unit_train(x, w, gamma, beta, residual, unit)
+
+        results, vjp = jax.vjp(function, *arrays)
+        # The scale and shift of a norm that does not look at the batch: here with the batch's own statistics.
+        scale = f["gamma"] * jax.lax.rsqrt(results[2] + EPSILON)
+        again = unit_eval(f["x"], f["w"], scale, f["beta"] - results[1] * scale, f.get("residual"), unit)
+        return results, vjp((f["dy"], f["dmean"], f["dvariance"])), again
+
+    results, gradients, again = run(*(f[name] for name in names))
+    wanted = expected(case, a)
+    # Winograd's sums have a few times the rounding errors of plain ones.
+    limit = 2e-5 if case.method == WINOGRAD else 4e-6
+    for name, value in zip(("y", "mean", "variance", *names), (*results, *gradients), strict=True):
+        assert_close(value, wanted[name], limit, name)
+    assert_close(again, wanted["y"], limit, "unit_eval")
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[8], CASES[13]], ids=name_of)
+def test_a_convolution_alone_and_its_gradients_follow_the_definition(case: Case) -> None:
+    a = numbers(case)
+    x, w, dy = (jnp.array(a[name], jnp.float32) for name in ("x", "w", "dy"))
+    y, vjp = jax.vjp(lambda x, w: conv2d(x, w, case.stride, case.padding, case.groups, "on"), x, w)
+    wanted = naive.conv(a["x"], a["w"], case.stride, case.padding, case.groups, a["dy"])
+    for name, found, value in zip(("y", "dx", "dw"), (y, *vjp(dy)), wanted, strict=True):
+        assert_close(found, value, 2e-5, name)
+
+
+def test_a_gradient_that_nobody_asks_for_is_not_computed() -> None:
+    """The images of the first layer and frozen weights have none."""
+    x, w = jnp.ones((2, 4, 4, 3)), jnp.ones((3, 3, 3, 4))
+
+    def wanted(*arguments: int) -> list[str]:
+        gradient = jax.grad(lambda x, w: conv2d(x, w, kernels="on").sum(), arguments)
+        return re.findall(r"'wants', np.int64\((\d)\)", str(jax.make_jaxpr(gradient)(x, w)))
+
+    assert wanted(0, 1) == ["3"]
+    assert wanted(1) == ["1"]
+    assert wanted(0) == ["2"]
+
+
+def test_nan_and_infinity_stay_what_they_are() -> None:
+    """The trainer stops at them; a relu that swallowed them would hide them."""
+    x = jnp.ones((2, 4, 4, 16)).at[0, 1, 1, 3].set(jnp.nan)
+    w, ones = jnp.ones((1, 1, 16, 16)), jnp.ones(16)
+    window = find_window(x, w, 1, "SAME", 1, "on")
+    assert window is not None
+    y, mean, variance = conv_unit(x, w, window, BatchNorm(gamma=ones, beta=ones, epsilon=1e-3), None, "relu")
+    assert np.isnan(y).all()
+    assert np.isnan(mean).all()
+    assert np.isnan(variance).all()
+
+
+def test_what_the_kernels_do_not_compute_is_left_to_xla() -> None:
+    x, w = jnp.ones((2, 8, 8, 16)), jnp.ones((3, 3, 16, 16))
+    assert find_window(x, w, 1, "SAME", 1, "off") is None
+    assert find_window(x.astype(jnp.bfloat16), w.astype(jnp.bfloat16), 1, "SAME", 1, "on") is None
+    assert find_window(x, jnp.ones((3, 3, 4, 16)), 1, "SAME", 4, "on") is None
+    assert find_window(x, w, 1, ((3, 3), (3, 3)), 1, "on") is None
+
+
+def test_kernels_that_are_asked_for_and_missing_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_units, "load_kernels", lambda: (None, "no compiler"))
+    for mode in ("auto", "off"):
+        check_kernels(mode)
+    with pytest.raises(ConfigError, match="no compiler"):
+        check_kernels("on")
+
+
+def test_the_kernels_are_compiled_wherever_they_can_be() -> None:
+    assert source_hash(FOLDER, KERNEL_SOURCES)
+    assert kernels_library()[0] is not None, f"{kernels_library()[1]}. Build them: make native"
