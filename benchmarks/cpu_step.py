@@ -39,12 +39,12 @@ def make_network(name: str, norm: str) -> Network:
     return build_network(model, row.num_classes, (row.image_size, row.image_size, 3))
 
 
-def make_step(network: Network, dtype: Any) -> Callable[[Any, Any], Any]:
+def make_step(network: Network, dtype: Any, cpu_kernels: str = "auto") -> Callable[[Any, Any], Any]:
     """Return step(state, (images, labels)) -> (state, loss), the whole of a plain SGD training step."""
 
     def loss_fn(params: Any, stats: Any, images: Any, labels: Any) -> tuple[Any, Any]:
         draws = Draws(seed=0, step=0, samples=jnp.arange(len(images), dtype=jnp.uint32))
-        ctx = Ctx(train=True, compute_dtype=dtype, draws=draws)
+        ctx = Ctx(train=True, compute_dtype=dtype, draws=draws, cpu_kernels=cpu_kernels)
         logits, batch_stats = network.apply(params, stats, images, ctx)
         chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=1)
         return -jnp.mean(chosen), batch_stats
