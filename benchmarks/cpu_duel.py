@@ -1,6 +1,6 @@
 """One training step on the CPU, Headrace beside PyTorch: alternating rounds in processes that stay, float32.
 
-    python benchmarks/cpu_duel.py --torch PYTHON --rounds 5 --steps 3 resnet50:8:torch,torch_compile,headrace,headrace_off
+    python benchmarks/cpu_duel.py --torch PYTHON resnet50:8:torch,torch_compile,headrace,headrace_off
 
 A job is NETWORK:BATCH:SIDES. The sides take turns, `--rounds` times `--steps` steps, so that a busy machine troubles
 them alike. For each side the best and the median step, the CPU time of the best step, and the ratios to the first side
