@@ -12,6 +12,7 @@ import pytest
 import headrace
 from headrace.cli.main import COMMANDS, main, run_script
 from headrace.config.field import find, spellings
+from headrace.reference.defaults import tf2_defaults
 from headrace.reference.entrance import known_options
 from headrace.reference.scripts import SCRIPTS
 from tests.seeds.option_tables import ELSEWHERE, NAMES
@@ -118,6 +119,15 @@ def test_the_examples_print_what_the_pages_say(capsys):
         main(shlex.split(command)[1:])
         captured = capsys.readouterr()
         assert captured.out + captured.err == output, command
+
+
+def test_the_reason_of_every_default_that_differs_is_given():
+    text = (FOLDER / "README.md").read_text()
+    reasons = text[text.index("Why ours differ:") : text.index("## Options that are translated")]
+    theirs = tf2_defaults({"optimizer": "momentum", "gradient_accumulation_count": 2}.get)
+    differ = [name for name, value in theirs.items() if value != known_options()[name].default]
+    assert len(differ) > 15
+    assert [name for name in differ if f"`{name}`" not in reasons] == []
 
 
 def test_every_script_that_a_document_names_is_there():

@@ -1,14 +1,16 @@
 """What a run chooses where nobody gives batch, rate, epochs, warm-up and precision."""
 
 import json
+import re
 from typing import Any
 
 import pytest
 
 from headrace.cli.main import main
+from headrace.config.load import to_saved
 from headrace.engine.visible import Visible
 from headrace.plan.choice_rules import choose_batch, choose_epochs, choose_rate
-from headrace.reference.entrance import override, resolve
+from headrace.reference.entrance import from_saved, override, resolve
 from headrace.run import choices, design
 from headrace.run.choices import settle
 from headrace.run.design import design_run
@@ -141,3 +143,14 @@ def test_a_resumed_run_has_what_was_chosen(tmp_path):
 def test_the_plan_says_it(capsys):
     assert main(["plan", "--config", "none"]) == 0
     assert "note: chosen: batch size 32 (1,437 images), SGD with momentum 0.9" in capsys.readouterr().err
+
+
+def test_a_seed_is_drawn_and_a_path_gets_the_time_once():
+    asked = resolve({"application": "tf2", "generated_data": True}, environ={})
+    first, second = settle(asked), settle(asked)
+    assert first.config.run.seed != second.config.run.seed
+    assert 0 <= first.config.run.seed < 2**32
+    place = first.config.checkpoint.checkpoint_dir
+    assert re.fullmatch(r"/tmp/checkpoints_\d\d_\d\d_\d{4}_\d\d_\d\d_\d\d", place or "")
+    kept = settle(from_saved(json.loads(json.dumps(to_saved(first)))))  # as a resumed run does
+    assert (kept.config.run.seed, kept.config.checkpoint.checkpoint_dir) == (first.config.run.seed, place)

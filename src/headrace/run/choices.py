@@ -40,7 +40,7 @@ BATCH_WITHOUT_TRAINING = 32  # images per replica
 
 def settle(resolved: Resolved, custom: CustomParts = NOTHING) -> Resolved:
     """Return the configuration with all that is left open chosen: the replicas, then what `with_choices` chooses."""
-    return with_choices(with_replicas(resolved, custom), custom)
+    return with_choices(with_replicas(with_drawn(resolved), custom), custom)
 
 
 def with_choices(resolved: Resolved, custom: CustomParts = NOTHING) -> Resolved:
@@ -48,7 +48,6 @@ def with_choices(resolved: Resolved, custom: CustomParts = NOTHING) -> Resolved:
 
     The reference's applications have defaults of their own, so nothing is chosen for them.
     """
-    resolved = _with_drawn(resolved)
     config, start = resolved.config, _Choices(resolved=resolved, custom=custom)
     asked = [start.is_open(*names) for names in (BATCH, RATE, ("num_epochs",), ("precision",))]
     if "application" in resolved.source or not any(asked[: None if config.run.training else 1]):
@@ -64,12 +63,15 @@ def with_choices(resolved: Resolved, custom: CustomParts = NOTHING) -> Resolved:
     return replace(work.resolved, notes=(*resolved.notes, f"{CHOSEN}: {said}")) if said else resolved
 
 
-def _with_drawn(resolved: Resolved) -> Resolved:
-    """Return the configuration with a seed drawn and the time put into a path, where it asks for them."""
+def with_drawn(resolved: Resolved) -> Resolved:
+    """Return the configuration with a seed drawn and the time put into a path, where it asks for them.
+
+    The processes of a job must have joined it: they all get the same.
+    """
     config, drawn = resolved.config, {}
     group = current_group()
     if config.run.seed == DRAWN_SEED:
-        seed = group.broadcast(group.on_first_process(lambda: secrets.randbits(32)))  # all processes have the same
+        seed = group.broadcast(group.on_first_process(lambda: secrets.randbits(32)))
         drawn["seed"] = Given(value=seed, origin=Origin(kind=CHOSEN, where="drawn for this run"))
     if CURRENT_TIME in (place := config.checkpoint.checkpoint_dir or ""):
         place = place.replace(CURRENT_TIME, time.strftime("%d_%m_%Y_%H_%M_%S"))

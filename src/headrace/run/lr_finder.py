@@ -16,7 +16,7 @@ from headrace.data.dataset import open_dataset
 from headrace.engine.devices import start_devices, use_compilation_cache
 from headrace.engine.optimizer import make_optimizer
 from headrace.job import current_group
-from headrace.run.choices import with_choices
+from headrace.run.choices import with_choices, with_drawn
 from headrace.run.design import NOTHING, CustomParts, Design, design_run, starting_state
 from headrace.run.starting_weights import adopt_weights
 from headrace.run.training import Calls, open_feed
@@ -58,7 +58,8 @@ def find_learning_rate(
         )
     if not current_group().is_alone:
         raise ConfigError("A learning rate is searched by one process.", remedy="Start it without a launcher.")
-    design = _with_growing_rate(design_run(with_choices(resolved, custom).config, custom), num_steps, lowest, highest)
+    config = with_choices(with_drawn(resolved), custom).config
+    design = _with_growing_rate(design_run(config, custom), num_steps, lowest, highest)
     config, plan = design.config, design.plan
     dataset = custom.dataset or open_dataset(config.data, config.run.seed)
     adopted = adopt_weights(design)
