@@ -76,6 +76,7 @@ def test_a_csv_file_without_splits_is_split_as_folders_are(tmp_path: Path) -> No
         ("path,label,split\n0.jpg,a,val\n1.jpg,b,val\n", "no row whose split is train"),
         ('path,label\n0.jpg,"a\n1.jpg,b\n', "line 2: .*end of data"),
         ("path,label\n0.jpg," + "x" * 200_000 + "\n", "field larger"),
+        ("path,label\n" + "x" * 5000 + ",a\n", "1 of 1 images are not there"),  # longer than a name can be
     ],
 )
 def test_csv_files_that_cannot_work(tmp_path: Path, text: str, words: str) -> None:

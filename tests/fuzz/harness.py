@@ -12,7 +12,6 @@ from pathlib import Path
 from tests.fuzz.readers import NUMBERS, READERS
 
 CORPUS = Path(__file__).parent / "corpus"
-MAX_SECONDS = 10.0  # for one case
 
 
 def mutate(data: bytes, rng: random.Random) -> bytes:
@@ -59,7 +58,8 @@ def outcome(name: str, data: bytes, folder: Path) -> str:
         found = f"{type(error).__name__}: {error}"
     else:
         found = "accepted"
-    return found if time.monotonic() - before < MAX_SECONDS else f"took over {MAX_SECONDS} s ({found})"
+    limit = READERS[name].max_seconds
+    return found if time.monotonic() - before < limit else f"took over {limit} s ({found})"
 
 
 def fuzz(folder: Path, seed: int, cases: int | None = None, seconds: float | None = None) -> tuple[Counter, list[str]]:

@@ -1,5 +1,6 @@
 """The readers that are fuzzed: a good file of each kind, and the function that reads it."""
 
+import importlib.util
 import io
 import json
 import os
@@ -38,6 +39,7 @@ from headrace.data.sets.tfrecord_set import _make_index as index_records
 from headrace.telemetry.records import parse_record
 from headrace.weights.torch_file import write_torch_file
 from headrace.weights.weight_file import read_file
+from tests.fuzz.h5_process import read_h5
 
 WEIGHTS = {"a.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "n": np.array(3, np.int64)}
 FILES = Path(__file__).parents[1] / "weights" / "files"
@@ -50,7 +52,8 @@ class Reader:
     good: tuple[bytes, ...]
     read: Callable[[Path], Any]
     clear: tuple[type[BaseException], ...] = (HeadraceError,)
-    weight: int = 1  # cases in proportion to it
+    weight: float = 1  # cases in proportion to it
+    max_seconds: float = 10.0  # for one case
 
 
 def _npz() -> bytes:
@@ -195,6 +198,29 @@ def _npz_set() -> bytes:
     return buffer.getvalue()
 
 
+def _h5() -> tuple[bytes, ...]:
+    """Return files in the layouts of Keras 2 and 3, none where h5py is not installed."""
+    if importlib.util.find_spec("h5py") is None:
+        return ()
+    import h5py
+
+    def keras_2(path: Path) -> None:
+        with h5py.File(path, "w") as out:
+            out.attrs["layer_names"] = [b"conv1", b"relu"]
+            layer = out.create_group("conv1")
+            layer.attrs["weight_names"] = [b"conv1/kernel:0", b"conv1/bias:0"]
+            layer["conv1/kernel:0"], layer["conv1/bias:0"] = np.zeros((3, 3, 2, 4), "f4"), np.zeros(4, "f4")
+            out.create_group("relu").attrs["weight_names"] = []
+
+    def keras_3(path: Path) -> None:
+        with h5py.File(path, "w") as out:
+            for name in ("conv2d", "conv2d_1"):
+                variables = out.create_group(f"layers/{name}/vars")
+                variables["0"], variables["1"] = np.zeros((3, 3, 2, 4), "f4"), np.zeros(4, "f4")
+
+    return _written(keras_2), _written(keras_3)
+
+
 _RECORD = {"kind": "note", "step": 1, "time": 1.0, "text": "ä", "level": "info"}
 READERS: dict[str, Reader] = {
     "torch": Reader(
@@ -247,4 +273,6 @@ READERS: dict[str, Reader] = {
         weight=3,
     ),
 }
+if good := _h5():
+    READERS["h5"] = Reader(good=good, read=read_h5, weight=0.25, max_seconds=60.0)  # a process with a second each
 NUMBERS = tuple(struct.pack("<q", number) for number in (0, 1, -1, 2**31, 2**40, 2**62, -(2**63)))

@@ -2,14 +2,15 @@
 
     python -m tests.job.slurm_cluster FOLDER COMMAND...     run a command on the first node
 
-Two nodes with four processors each (whatever the machine has); jobs of the partition `high` preempt those of `low`,
-which are put back into the queue (after a grace time in which they may save).
+Two nodes with four processors each (whatever the machine has). Jobs of the partition `high` preempt those of the
+others, which are put back into the queue: those of `grace` after a time in which they may save and end by themselves.
 """
 
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.job.namespaces import Hosts, why_not
@@ -42,13 +43,14 @@ SlurmdParameters=config_overrides
 ReturnToService=2
 SlurmdTimeout=20
 KillWait=10
-# Quick decisions, so that tests need not wait: a job that was requeued would otherwise wait for two minutes.
-SchedulerParameters=sched_interval=2,bf_interval=2,requeue_delay=0
+# Quick decisions, so that tests need not wait.
+SchedulerParameters=sched_interval=2,bf_interval=2
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SlurmctldParameters=preempt_send_user_signal
 NodeName={nodes} CPUs=4 State=UNKNOWN
-PartitionName=low Nodes={nodes} Default=YES MaxTime=INFINITE PriorityTier=1 PreemptMode=REQUEUE GraceTime={grace}
+PartitionName=low Nodes={nodes} Default=YES MaxTime=INFINITE PriorityTier=1 PreemptMode=REQUEUE
+PartitionName=grace Nodes={nodes} MaxTime=INFINITE PriorityTier=1 PreemptMode=REQUEUE GraceTime={grace}
 PartitionName=high Nodes={nodes} MaxTime=INFINITE PriorityTier=10 PreemptMode=OFF
 """
 
@@ -94,7 +96,7 @@ class Cluster(Hosts):
         self._daemon(NODES[0], "slurmctld", "-i")
         for node in NODES:
             self._daemon(node, "slurmd", "-N", node)
-        self.wait_for("sinfo --noheader --Node --format=%t", lambda text: text.split() == ["idle"] * 4, 60)
+        self.wait_for("sinfo --noheader --Node --format=%t", lambda text: set(text.split()) == {"idle"}, 60)
 
     def _daemon(self, node: str, name: str, *words: str) -> None:
         path = _found(name)
@@ -130,7 +132,22 @@ class Cluster(Hosts):
             time.sleep(0.5)
         return found
 
-    def wait_for(self, command: str, happened, seconds: float) -> None:
+    def wait_for_requeue(self, job: int, seconds: float = 120) -> None:
+        """Wait until a job was put back into the queue, and let it start at once, with more time.
+
+        Slurm would wait for two minutes; and it may send the signal before a time limit up to a minute too early.
+        """
+        deadline = time.monotonic() + seconds
+        while "Restarts=1" not in (shown := self.call(["scontrol", "show", "job", str(job)]).stdout):
+            assert time.monotonic() < deadline, f"{shown}\n{self.printed(job)}"
+            time.sleep(0.5)
+        while "JobState=RUNNING" not in shown:
+            assert time.monotonic() < deadline, f"{shown}\n{self.printed(job)}"
+            self.call(["scontrol", "update", f"JobId={job}", "StartTime=now", "TimeLimit=60"])
+            time.sleep(1)
+            shown = self.call(["scontrol", "show", "job", str(job)]).stdout
+
+    def wait_for(self, command: str, happened: Callable[[str], bool], seconds: float) -> None:
         """Wait until the output of a command is as wanted."""
         deadline = time.monotonic() + seconds
         while not happened(found := self.call(command.split()).stdout):

@@ -151,7 +151,7 @@ def test_line_for_mpirun() -> None:
 def test_line_for_srun() -> None:
     request = request_of("--host n[1-2] --num-instances 8 --num-replicas 16 --join-seconds 300 train")
     assert srun_command(request, ["prog"], job=5) == shlex.split(
-        "srun --label --kill-on-bad-exit=1 --ntasks=8 --nodes=2 --nodelist=n1,n2 --ntasks-per-node=4 "
+        "srun --label --kill-on-bad-exit=0 --ntasks=8 --nodes=2 --nodelist=n1,n2 --ntasks-per-node=4 "
         "--export=ALL,HEADRACE_NUM_REPLICAS=16,HEADRACE_JOIN_SECONDS=300 prog"
     )
     with pytest.raises(ConfigError, match="3 processes cannot be divided evenly among 2 hosts"):

@@ -123,9 +123,7 @@ def _job() -> _Job:
 def _connect(info: ProcessInfo) -> None:
     """Rendezvous, start the liveness monitor, then initialize JAX."""
     connections = rendezvous(info)
-    # Where a script stands between launcher and process, its end says nothing: then the launcher is not watched.
-    launcher = os.getppid() if os.environ.get(LAUNCHER_PID) == str(os.getppid()) else None
-    monitor = _job().monitor = LivenessMonitor(connections, info.silence_seconds, launcher)
+    monitor = _job().monitor = LivenessMonitor(connections, info.silence_seconds, _launcher_to_watch())
     try:
         jax.distributed.initialize(
             coordinator_address=connections.jax_address,
@@ -144,6 +142,28 @@ def _connect(info: ProcessInfo) -> None:
         monitor.fail(_first_line(error))
         raise
     atexit.register(monitor.wait_until_all_done)  # registered after JAX's own handler, so it runs before that
+
+
+def _launcher_to_watch() -> int | None:
+    """Return the launcher's pid if this process is its child: its child it remains until the launcher ends.
+
+    Where a script stands between the two, its end says nothing: then the launcher is not watched. But a child that was
+    adopted by init, because its launcher was killed before the job had joined, is told so by the watch at once.
+    """
+    parent, named = os.getppid(), os.environ.get(LAUNCHER_PID, "")
+    if not named.isdecimal() or (named != str(parent) and not (parent == 1 and _has_ended(int(named)))):
+        return None
+    return int(named)
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:  # somebody else's
+        pass
+    return False
 
 
 def _first_line(error: BaseException) -> str:

@@ -164,6 +164,8 @@ class _DriverOutput:
 def _drive(line: Sequence[str], environ: Mapping[str, str], patience: float) -> JobEnd:
     """Run mpirun or srun; the first stop signal is passed on as SIGUSR1, which they forward: the processes save.
 
+    A second Ctrl-C ends them; other signals that schedulers send more than once do not.
+
     mpirun waits for ever for a host that is gone. So it is ended, after some patience, once a process reports a loss.
     """
     process = subprocess.Popen(
@@ -183,7 +185,10 @@ def _drive(line: Sequence[str], environ: Mapping[str, str], patience: float) -> 
         if number == signal.SIGHUP:
             leave_closed_terminal()
         num_signals += 1
-        process.send_signal(signal.SIGUSR1 if num_signals == 1 else signal.SIGTERM)
+        if num_signals == 1:
+            process.send_signal(signal.SIGUSR1)
+        elif number == signal.SIGINT:
+            process.send_signal(signal.SIGTERM)
 
     before = catch_signals(STOP_SIGNALS, forward)
     try:

@@ -68,7 +68,8 @@ def mpirun_command(request: LaunchRequest, command: Sequence[str], environ: Mapp
 
 def srun_command(request: LaunchRequest, command: Sequence[str], job: int) -> list[str]:
     """Return the command line of srun, inside a Slurm allocation."""
-    words = ["srun", "--label", "--kill-on-bad-exit=1", f"--ntasks={request.num_processes}"]
+    # The processes notice losses themselves. Slurm would also kill those that are about to exit with 75.
+    words = ["srun", "--label", "--kill-on-bad-exit=0", f"--ntasks={request.num_processes}"]
     if request.hosts:
         if request.num_processes % len(request.hosts):
             raise ConfigError(

@@ -195,7 +195,8 @@ class _RendezvousServer:
         challenge, secret = self._strangers[channel].challenge, self._info.secret
         expected = _proof(secret, "member", challenge, nonce, peer.to_dict(), size)
         if not hmac.compare_digest(expected.encode(), str(message.get("proof")).encode()):
-            channel.send(refused=f"{SECRET} of this process is not that of process 0.", code=ConfigError.exit_code)
+            refused = f"{SECRET} of this process is not that of process 0 (mpirun passes it on with -x {SECRET})."
+            channel.send(refused=refused, code=ConfigError.exit_code)
             self._num_refused += 1
             if self._num_refused == 1:
                 _warn(f"refused a connection from {channel.addresses[1]}, which does not know {SECRET} of this job")

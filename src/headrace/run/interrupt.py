@@ -1,6 +1,8 @@
 """Interruption: SIGTERM, SIGUSR1, SIGHUP (a closed terminal) or Ctrl-C ask the run to finish its call and save.
 
-A second one exits at once. SIGQUIT (Ctrl-\\) prints where every thread is, and the run continues.
+After that, SIGINT (a second Ctrl-C) exits at once. The others count once: Slurm, which preempts or cancels a job, sends
+SIGTERM to its processes and to srun, which forwards it, and means one request. SIGQUIT (Ctrl-\\) prints where every
+thread is, and the run continues.
 
 A thread receives the signals (`signal.set_wakeup_fd`), because the main one may be busy in a long call or compilation,
 and Python would run a handler only after that. Exiting at once is safe at any moment: it is what `kill -9` does.
@@ -35,19 +37,21 @@ class Interrupt:
     def receive(self, number: int) -> None:
         """Handle a signal in the listening thread."""
         if self.requested:
-            _exit(number)
+            if number == signal.SIGINT:
+                _exit(number)
             return
         self.signal_name = signal.Signals(number).name
         if number == signal.SIGHUP:
             leave_closed_terminal()
         if not self._quiet:
-            text = f"headrace: {self.signal_name}: finishing the call and saving; a second one exits at once"
+            again = "a second one" if number == signal.SIGINT else "SIGINT"
+            text = f"headrace: {self.signal_name}: finishing the call and saving; {again} exits at once"
             print(text, file=sys.stderr, flush=True)
 
-    def handle(self, _number: int, _frame: FrameType | None) -> None:
+    def handle(self, number: int, _frame: FrameType | None) -> None:
         """Handle a signal in the main thread: a second one ends the run of an interactive session, not the session."""
         self._times_handled += 1
-        if self._times_handled > 1:
+        if self._times_handled > 1 and number == signal.SIGINT:
             raise KeyboardInterrupt
 
 

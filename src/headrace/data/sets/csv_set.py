@@ -156,7 +156,9 @@ def _row(file: Path, line: int, values: list[str], columns: tuple[int, int, int 
 def _root(file: Path, dataset_path: str, rows: Sequence[_Row]) -> Path:
     """Return the folder that paths are relative to: the dataset's path, or the CSV file's if the images are there."""
     given, beside = Path(dataset_path).expanduser().absolute(), file.parent.absolute()
-    return beside if not (given / rows[0].path).exists() and (beside / rows[0].path).exists() else given
+    # Unlike Path.exists, this one does not raise for a name that no file can have.
+    there, here = (os.path.exists(folder / rows[0].path) for folder in (given, beside))  # noqa: PTH110
+    return beside if here and not there else given
 
 
 def _refuse_missing(file: Path, root: Path, rows: Sequence[_Row]) -> None:
@@ -165,7 +167,7 @@ def _refuse_missing(file: Path, root: Path, rows: Sequence[_Row]) -> None:
     if missing:
         raise DataError(
             f"{file}: {len(missing):,} of {len(rows):,} images are not there, the first in line {missing[0].line:,}: "
-            f"{root / missing[0].path}.",
+            f"{str(root / missing[0].path)[:300]}.",
             rule="Paths are relative to --dataset-path, or else to the folder of the CSV file.",
         )
 

@@ -174,6 +174,7 @@ def _pixels(path: Path, arrays: dict[str, np.ndarray], keys: tuple[str, str]) ->
 
 _SPLIT_WORDS = {"val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
 _KEPT_GROUPS = 4
+_MOST_EXPANSION = 200  # of images, which are compressed themselves: a column of equal labels hardly counts
 
 
 class TableSamples:
@@ -235,7 +236,7 @@ class _Table:
         number, part = self._groups[group]
         try:
             return self._open[number].read_row_group(part, columns=[self._column]).column(0)
-        except (OSError, ValueError) as error:  # pyarrow's errors are subclasses of these
+        except (OSError, ValueError, MemoryError) as error:  # pyarrow's errors are subclasses of these
             raise BadImage(f"the group of rows {part} cannot be read: {str(error)[:200]}") from None
 
 
@@ -276,11 +277,9 @@ def _read_table(files: list[Path], budget: int) -> tuple[TableSamples, tuple[str
         try:
             opened = parquet.ParquetFile(file)
             image, label, names = _columns_of(file, opened.schema_arrow)
+            size += _stated_bytes(file, opened.metadata)
             values = opened.read(columns=[label]).column(0)
-            size += sum(
-                opened.metadata.row_group(group).total_byte_size for group in range(opened.metadata.num_row_groups)
-            )
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, MemoryError) as error:
             raise DataError(
                 f"{file} is not a good parquet file: {str(error)[:200]}.", remedy="Fetch or write it again."
             ) from None
@@ -298,6 +297,19 @@ def _read_table(files: list[Path], budget: int) -> tuple[TableSamples, tuple[str
     if not len(every):
         raise DataError(f"{files[0]} has no rows.")
     return TableSamples(_Table(files, columns[0], size <= budget), np.arange(len(every)), every), names, size > budget
+
+
+def _stated_bytes(file: Path, metadata: Any) -> int:
+    """Return how many bytes a file's rows take in memory, by its own account; more than is plausible is refused."""
+    stored = file.stat().st_size
+    stated = sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
+    if metadata.num_rows > stored or stated > _MOST_EXPANSION * stored:
+        raise DataError(
+            f"{file} has {format_bytes(stored)}, but says that it holds {metadata.num_rows:,} rows "
+            f"of {format_bytes(stated)} together.",
+            rule=f"A row takes at least a byte, and rows at most {_MOST_EXPANSION} times the bytes they are stored in.",
+        )
+    return stated
 
 
 def _columns_of(file: Path, schema: Any) -> tuple[str, str, tuple[str, ...]]:
