@@ -133,7 +133,7 @@ class Cluster(Hosts):
         return found
 
     def wait_for_requeue(self, job: int, seconds: float = 120) -> None:
-        """Wait until a job was put back into the queue, and let it start at once, with more time.
+        """Wait until a job was put back into the queue, and let it start soon, with more time.
 
         Slurm would wait for two minutes; and it may send the signal before a time limit up to a minute too early.
         """
@@ -141,6 +141,7 @@ class Cluster(Hosts):
         while "Restarts=1" not in (shown := self.call(["scontrol", "show", "job", str(job)]).stdout):
             assert time.monotonic() < deadline, f"{shown}\n{self.printed(job)}"
             time.sleep(0.5)
+        time.sleep(8)  # the nodes must have forgotten the first attempt: they refuse one that comes too early
         while "JobState=RUNNING" not in shown:
             assert time.monotonic() < deadline, f"{shown}\n{self.printed(job)}"
             self.call(["scontrol", "update", f"JobId={job}", "StartTime=now", "TimeLimit=60"])
