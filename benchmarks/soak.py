@@ -103,7 +103,7 @@ def main() -> int:
             size = disk_mib(run / "checkpoints")
             checkpoints_mib = checkpoints_mib or size
             others = 2**20 * (disk_mib(run) - size)
-            step = step_of(list_checkpoints(run / "checkpoints")[-1])
+            step = step_of(list_checkpoints(run / "checkpoints")[-1]) or 0
             for number, rows in sorted(samples.items()):
                 warm = rows[int(WARM_UP_SHARE * len(rows)) :]
                 before, after = warm[0], warm[-2] if len(warm) > 1 else warm[-1]
@@ -111,7 +111,7 @@ def main() -> int:
                 name = "L" if number == LAUNCHER else number
                 print(
                     f"{rounds:5} {name:>7} {step:8} {shown[0]:>13} {shown[1]:>9} {shown[2]:>11} "
-                    f"{size:15.2f} {others / step:13.0f}",
+                    f"{size:15.2f} {others / max(1, step):13.0f}",
                     flush=True,
                 )
                 if after[0] > 1.1 * before[0] and after[0] > before[0] + 16:

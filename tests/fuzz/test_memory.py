@@ -49,7 +49,7 @@ def _tar(members: Iterator[tuple[str, bytes]]) -> bytes:
     return buffer.getvalue()
 
 
-def _records(*features: dict[str, Any]) -> Callable[[Path], None]:
+def _records(*features: dict[str, Any]) -> Callable[[Path], Any]:
     image = {"image/encoded": [b"x"], "image/class/label": [1]}
     return lambda path: write_records(path, [write_example(image | more) for more in features])
 
