@@ -1,6 +1,7 @@
 """Predictions of every validation image for a report: the same accuracy as validation, images, and hostile names."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,8 @@ import pytest
 from PIL import Image
 
 from headrace.cli.explain import main as explain
+from headrace.cli.predict import main as predict
+from headrace.cli.validate import main as validate
 from headrace.core.errors import ConfigError, DataError
 from headrace.data.sets.source import ArraySource
 from headrace.report.run_report import write_run_report
@@ -29,6 +32,46 @@ def test_the_images_of_a_run_have_the_accuracy_of_its_best_validation(quick, tmp
     assert found["mosaic"] in text
     _explain_a_file(str(result.directory), tmp_path)
     assert "explained: 7" in capsys.readouterr().out
+    _evaluate_folders(str(result.directory), tmp_path, capsys)
+    _evaluate_validation(result.directory, capsys)
+
+
+def _evaluate_folders(run: str, place: Path, capsys) -> None:
+    """A folder for each class: accuracy by hand, the page, and a page without classes refused."""
+    image = Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8) * 4)
+    for name in ("3", "7"):
+        (place / "sorted" / name).mkdir(parents=True)
+        for k in range(3 if name == "3" else 1):
+            image.save(place / "sorted" / name / f"{k} <i>.png")
+    page = place / "page.html"
+    assert predict([run, str(place / "sorted"), "--page", str(page)]) == 0
+    out = capsys.readouterr().out
+    # all images are alike, so that they get one class: at most those of one folder are right
+    share = re.search(r"accuracy (\S+) %", out)
+    assert share is not None
+    assert float(share[1]) in (0.0, 25.0, 75.0)
+    assert "worst classes (recall): " in out
+    assert "most confident mistakes:" in out
+    text = page.read_text()
+    assert "<h1>" in text
+    assert "&lt;i&gt;.png" in text
+    assert "<i>.png" not in text
+    assert text.count("<figure>") >= 4
+    with pytest.raises(ConfigError, match="classes of the images"):
+        predict([run, str(place / "seven.png"), "--page", str(page)])
+
+
+def _evaluate_validation(run: Path, capsys) -> None:
+    assert validate([str(run), "--best", "--images"]) == 0
+    out = capsys.readouterr().out
+    page = next((run / "reports" / "validate").glob("*.html"))
+    assert f"page: {page}" in out
+    reports = json.loads(page.with_suffix(".json").read_text())
+    top1 = max(reports[weights]["top1"] for weights in ("raw", "ema"))
+    assert f"top-1 {100 * top1:.2f} %" in page.read_text(), "the report's and the page's accuracy are of one pass each"
+    first = re.search(r"most confident mistakes:\n  (image \d+): ", out)
+    assert first is not None
+    assert first[1] in page.read_text()
 
 
 def _explain_a_file(run: str, place: Path) -> None:

@@ -15,6 +15,7 @@ from headrace.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from headrace.run.prediction import Prediction
+    from headrace.run.trained_model import TrainedModel
 
 SOME_UNREADABLE = 1
 _WIDEST = 60  # characters of a file's name to which others are aligned
@@ -39,12 +40,20 @@ def main(argv: list[str]) -> int:
         raise ConfigError("At least one image is required.", remedy="Name files or folders: RUN_DIR IMAGE ...")
     from headrace.engine.devices import start_devices
     from headrace.run.named_model import find_model
-    from headrace.run.prediction import find_images, predict
+    from headrace.run.prediction import find_images, labels_by_folder, predict
 
     model = find_model(name, which)
     files = find_images([Path(path) for path in paths])
+    labels = labels_by_folder(files, model.class_names)
+    if args.page and not labels:
+        raise ConfigError(
+            "--page needs to know the classes of the images.",
+            rule="The folder of each image names its class: " + ", ".join(model.class_names[:5]) + " ...",
+            remedy="Leave --page out, or sort the images into folders.",
+        )
     start_devices(args.platform, 1)
-    found = list(predict(model, files, min(args.top_k, len(model.class_names)), args.batch_size))
+    most = min(args.top_k, len(model.class_names))
+    found = list(predict(model, files, most, args.batch_size, keep_shares=bool(labels)))
     text = _FORMATS[args.format](found, model.class_names)
     if args.output is None:
         print(text, end="")
@@ -52,8 +61,9 @@ def main(argv: list[str]) -> int:
         from headrace.core.files import write_atomic
 
         write_atomic(args.output, text.encode())
-    if line := _accuracy(found, model.class_names):
-        print(line, file=sys.stdout if args.format == "table" and args.output is None else sys.stderr)
+    if labels:
+        lines = _evaluate(model, found, labels, args.page)
+        print(*lines, sep="\n", file=sys.stdout if args.format == "table" and args.output is None else sys.stderr)
     bad = [prediction for prediction in found if prediction.problem]
     for prediction in bad:
         print(f"unreadable: {prediction.file}: {prediction.problem}", file=sys.stderr)
@@ -72,15 +82,24 @@ def _table(found: "Sequence[Prediction]", names: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _accuracy(found: "Sequence[Prediction]", names: Sequence[str]) -> str:
-    """Say how many images are of the class that their folder names, if all folders name classes."""
-    readable = [prediction for prediction in found if prediction.best]
-    folders = [prediction.file.absolute().parent.name for prediction in readable]
-    if not readable or not set(folders) <= set(names):
-        return ""
-    right = [names[prediction.best[0][0]] == folder for prediction, folder in zip(readable, folders, strict=True)]
-    text = f"accuracy {100 * sum(right) / len(right):.2f} %: {sum(right):,} of {len(right):,} images are of the class "
-    return text + "that their folder names"
+def _evaluate(
+    model: "TrainedModel", found: "Sequence[Prediction]", labels: Sequence[int], page: Path | None
+) -> list[str]:
+    """Write the page, if any; return how good the predictions are, in lines."""
+    from headrace.report.run_report import evaluation_lines, write_evaluation
+    from headrace.run.image_results import evaluate_files
+
+    pairs = [(prediction, label) for prediction, label in zip(found, labels, strict=True) if prediction.best]
+    if not pairs:
+        return []
+    done = evaluate_files(model, [prediction for prediction, _ in pairs], [label for _, label in pairs])
+    right = sum(row["num_correct"] for row in done.report["classes"])
+    text = f"accuracy {100 * right / len(pairs):.2f} %: {right:,} of {len(pairs):,} images are of the class "
+    lines = [text + "that their folder names", *evaluation_lines(done.images, done.report)]
+    if page:
+        write_evaluation(page, done.images, done.report, f"{len(pairs):,} images in folders")
+        lines.append(f"written: {page}")
+    return lines
 
 
 def _csv(found: "Sequence[Prediction]", names: Sequence[str]) -> str:
@@ -122,6 +141,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top-k", type=int, default=5, metavar="K", help="how many classes of each image [5]")
     parser.add_argument("--format", choices=tuple(_FORMATS), default="table", help="format of the result [table]")
     parser.add_argument("--output", type=Path, metavar="FILE", help="file to write it to [the console]")
+    parser.add_argument(
+        "--page", type=Path, metavar="FILE", help="write an HTML page too, of images in folders named after classes"
+    )
     add_weight_arguments(parser)
     platforms = ("auto", "cpu", "cuda", "rocm", "tpu")
     parser.add_argument("--platform", choices=platforms, default="auto", help="kind of device to run on [auto]")

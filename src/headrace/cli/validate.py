@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,18 +34,25 @@ def main(argv: list[str]) -> int:
 
     which = LAST if args.last else BEST if args.best else ALL
     with join_job(distributed=bool(parsed.options.get("distributed"))):
+        if args.images and not current_group().is_alone:
+            raise ConfigError("--images is given to several processes.", remedy="Run it in one process.")
         found = validate(args.path, parsed.options, which=which, report_dir=args.report_dir)
         if current_group().is_first:
-            _show(found, as_json=args.json)
+            last = _show(found, as_json=args.json)
+            if args.images and last is not None:
+                _show_images(last, parsed.options, as_json=args.json)
+            elif last is not None and not args.json:
+                _show_classes(last)
         else:
             list(found)  # process 0 prints the results
     return 0
 
 
-def _show(found: Iterable["Validated"], *, as_json: bool) -> None:
-    """Print the results as they come."""
-    table, place = Table(), None
+def _show(found: Iterable["Validated"], *, as_json: bool) -> "Validated | None":
+    """Print the results as they come; return the last good one."""
+    table, place, last = Table(), None, None
     for result in found:
+        last = last if result.problem else result
         if result.problem:
             print(f"warning: skipped: {result.problem}", file=sys.stderr)
         if as_json:
@@ -57,6 +64,32 @@ def _show(found: Iterable["Validated"], *, as_json: bool) -> None:
         table.close()
         if place:
             print(f"reports (confusion matrix, classes): {place}")
+    return last
+
+
+def _show_classes(result: "Validated") -> None:
+    from headrace.report.run_report import evaluation_lines
+
+    for line in evaluation_lines({}, result.reports[_better(result)]):
+        print(line)
+
+
+def _better(result: "Validated") -> str:
+    return max(result.reports, key=lambda weights: result.reports[weights]["top1"] or 0.0)
+
+
+def _show_images(result: "Validated", options: Mapping[str, Any], *, as_json: bool) -> None:
+    """Predict every image again, with the better weights; print the worst mistakes and write the page."""
+    from headrace.report.run_report import evaluation_lines, write_evaluation
+    from headrace.run.image_results import evaluate_validation
+
+    found = evaluate_validation(result.checkpoint, options, _better(result))
+    lines = evaluation_lines(found.images, found.report)
+    if result.report_file is not None:
+        page = result.report_file.with_suffix(".html")
+        write_evaluation(page, found.images, found.report, f"{found.images['num_images']:,} validation images")
+        lines.append(f"page: {page}")
+    print(*lines, sep="\n", file=sys.stderr if as_json else sys.stdout)
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,6 +98,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--last", action="store_true", help="only the newest good checkpoint of the run")
     parser.add_argument("--best", action="store_true", help="only the best one, by its accuracy during training")
+    parser.add_argument(
+        "--images", action="store_true", help="print the worst classes and mistakes of the last one, and write a page"
+    )
     parser.add_argument("--json", action="store_true", help="print one line of JSON for each checkpoint")
     parser.add_argument(
         "--report-dir",

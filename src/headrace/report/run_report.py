@@ -15,6 +15,7 @@ from headrace.report.run_summary import RunSummary
 from headrace.report.sections import run_sections, run_title
 
 REPORT_FILE = "report.html"
+_WORST = 5  # classes and mistakes in a text
 
 
 def write_run_report(path: Path, file: Path | None = None) -> Path:
@@ -37,6 +38,39 @@ def run_page(files: RunFiles, curves: Curves, live: Mapping[str, Any], *above: H
     ]
     data = {"panels": draw_panels(curves), "version": str(curves.version), **live}
     return page(f"{run.path.name}: {run_title(files)}", [*above, *heading, *run_sections(files).values()], data)
+
+
+def write_evaluation(file: Path, images: Mapping[str, Any], report: Mapping[str, Any], place: str) -> None:
+    """Write the page of one checkpoint on labelled images: its report, probabilities and telling images.
+
+    `place` says which images they are.
+    """
+    files = RunFiles(
+        summary=RunSummary(path=Path(images["checkpoint"]), state="finished"),
+        images=images,
+        report=report,
+        report_step=images["step"],
+        report_weights=images["weights"],
+    )
+    parts = run_sections(files)
+    heading = [element("h1", images["checkpoint"]), element("div", place, class_="faint")]
+    body = [*heading, *(parts[name] for name in ("validation", "scores", "images"))]
+    write_atomic(file, page(f"{images['checkpoint']}: evaluation", body, {"panels": []}).encode())
+
+
+def evaluation_lines(images: Mapping[str, Any], report: Mapping[str, Any]) -> list[str]:
+    """Return the worst classes and the most confident mistakes as lines of text."""
+    rated = sorted((row for row in report["classes"] if row["recall"] is not None), key=lambda row: row["recall"])
+    worst = [f"{row['name']} {100 * row['recall']:.1f} %" for row in rated[:_WORST] if row["recall"] < 1]
+    lines = [f"worst classes (recall): {', '.join(worst)}"] if worst else []
+    confused = [f"{pair['true']} as {pair['predicted']} {pair['count']:,} times" for pair in report["most_confused"]]
+    lines += [f"most confused: {', '.join(confused[:_WORST])}"] if confused else []
+    mistakes = images.get("mistakes", ())[:_WORST]
+    lines += ["most confident mistakes:"] if mistakes else []
+    for row in mistakes:
+        text = f"{row['predicted']} {100 * row['probability']:.1f} %, is {row['true']}"
+        lines.append(f"  {row['file']}: {text} ({100 * row['true_probability']:.1f} %)")
+    return lines
 
 
 def write_comparison(runs: Sequence[RunSummary], file: Path) -> None:

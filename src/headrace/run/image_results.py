@@ -3,13 +3,16 @@
 import base64
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from PIL import Image
 
+from headrace.checkpoint.store import load
+from headrace.config.schema import Config
 from headrace.core.files import write_atomic
 from headrace.data.augmentation.augment import preprocess
 from headrace.data.dataset import open_dataset
@@ -19,13 +22,28 @@ from headrace.reference.entrance import override
 from headrace.report.run_files import IMAGES_FILE
 from headrace.report.scores import area_under_roc, calibration, telling_images, threshold_table, top_k
 from headrace.run.design import Design, design_run
-from headrace.run.directory import read_run
+from headrace.run.directory import from_saved, read_run
 from headrace.run.evaluation import predict_all
-from headrace.run.trained_model import load_trained_model
+from headrace.run.prediction import Prediction, read_image
+from headrace.run.trained_model import EMA, RAW, TrainedModel, load_trained_model
 from headrace.run.validation import only_validating
+from headrace.telemetry.validation_report import validation_report
 
 _SIDE = 128  # pixels of a thumbnail, at most
 _MOSAIC = 16  # training images in the mosaic
+
+
+class LabelledImages(Protocol):
+    """Images by number with their classes; `name(number)` too, where they have names."""
+
+    @property
+    def labels(self) -> np.ndarray:
+        """The class of each."""
+        ...
+
+    def read(self, indices: np.ndarray, epoch: np.ndarray | int) -> np.ndarray:
+        """Return images [n, H, W, C], 0..255."""
+        ...
 
 
 def write_image_results(run: Path, overrides: Mapping[str, Any] | None = None) -> Path:
@@ -33,24 +51,97 @@ def write_image_results(run: Path, overrides: Mapping[str, Any] | None = None) -
 
     The file stays small (a few hundred KB at most): numbers, and thumbnails of some fifty images.
     """
-    resolved = override(read_run(run)[1], {"dry_run_steps": None} | dict(overrides or {}))
-    config = resolved.config
+    config = override(read_run(run)[1], {"dry_run_steps": None} | dict(overrides or {})).config
     model = load_trained_model(run)
+    found, design, train = _predict_validation(model, config)
+    mosaic = _mosaic(design, train) if len(train) else ""
+    write_atomic(run / IMAGES_FILE, json.dumps(found.images | {"mosaic": mosaic}).encode())
+    return run / IMAGES_FILE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """What one set of weights says of labelled images: of single ones and in sum."""
+
+    images: dict[str, Any]
+    report: dict[str, Any]
+
+
+def evaluate_validation(checkpoint: Path, overrides: Mapping[str, Any], weights: str) -> Evaluated:
+    """Predict the validation images with these weights of a checkpoint: raw, ema, or the label of an average."""
+    resolved = from_saved(load(checkpoint)[1]["config"])
+    config = override(resolved, {"dry_run_steps": None} | dict(overrides)).config
+    model = load_trained_model(checkpoint, weights if weights == EMA else RAW)
+    return _predict_validation(model, config)[0]
+
+
+def evaluate_files(model: TrainedModel, found: Sequence[Prediction], labels: Sequence[int]) -> Evaluated:
+    """Return what predictions of readable files with these classes amount to."""
+    source = _Files(model, [prediction.file for prediction in found], np.array(labels, np.int32))
+    return _evaluated(model, np.array([prediction.shares for prediction in found], np.float64), source)
+
+
+def _evaluated(model: TrainedModel, probabilities: np.ndarray, source: LabelledImages) -> Evaluated:
+    facts = {"checkpoint": model.checkpoint.name, "weights": model.weights, "step": model.step}
+    return Evaluated(
+        images=facts | image_results(probabilities, source, model.class_names),
+        report=report_of(probabilities, source.labels, model.class_names),
+    )
+
+
+class _Files:
+    """Image files, read as the model reads them."""
+
+    def __init__(self, model: TrainedModel, files: Sequence[Path], labels: np.ndarray) -> None:
+        self._model, self._files, self.labels = model, files, labels
+
+    def read(self, indices: np.ndarray, epoch: np.ndarray | int) -> np.ndarray:
+        """Return the images of these files."""
+        del epoch
+        images = np.zeros((len(indices), *self._model.network.input_hwc), np.uint8)
+        for index, out in zip(indices, images, strict=True):
+            read_image(self._model, self._files[index], out)
+        return images
+
+    def name(self, number: int) -> str:
+        """Return the path of a file."""
+        return str(self._files[number])
+
+
+def _predict_validation(model: TrainedModel, config: Config) -> tuple[Evaluated, Design, Source]:
+    """Predict the validation split; return what is said of its images, the design, and the training split."""
     design = design_run(only_validating(config))
     dataset = open_dataset(config.data, config.run.seed)
     use_compilation_cache(config.run.compilation_cache_dir)
     show_devices(config.run.first_device, design.plan.validation.num_devices)
     devices = start_devices(config.run.platform, design.plan.validation.num_devices)
-    logits = predict_all(design, dataset, devices, (model.params, model.stats)).astype(np.float64)
-    shares = np.exp(logits - logits.max(1, keepdims=True))
-    results = image_results(shares / shares.sum(1, keepdims=True), dataset.validation, model.class_names)
-    facts = {"checkpoint": model.checkpoint.name, "weights": model.weights, "step": model.step}
-    mosaic = _mosaic(design, dataset.train) if len(dataset.train) else ""
-    write_atomic(run / IMAGES_FILE, json.dumps(facts | results | {"mosaic": mosaic}).encode())
-    return run / IMAGES_FILE
+    logits = predict_all(design, dataset, devices, (model.params, model.stats))
+    return _evaluated(model, softmax(logits), dataset.validation), design, dataset.train
 
 
-def image_results(probabilities: np.ndarray, source: Source, names: tuple[str, ...]) -> dict[str, Any]:
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Return the probabilities [N, classes] in float64."""
+    shares = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
+    return shares / shares.sum(1, keepdims=True)
+
+
+def report_of(probabilities: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
+    """Return the validation report of these probabilities [N, classes]."""
+    every = np.arange(len(labels))
+    ranked = np.argsort(-probabilities, axis=1, kind="stable")[:, :5]
+    confusion = np.zeros((len(names), len(names)), np.int64)
+    np.add.at(confusion, (labels, ranked[:, 0]), 1)
+    sums = {
+        "count": len(labels),
+        "top1": (ranked[:, 0] == labels).sum(),
+        "top5": (ranked == labels[:, None]).any(1).sum(),
+        "loss": -np.log(np.maximum(probabilities[every, labels], np.finfo(np.float64).tiny)).sum(),
+        "confusion": confusion,
+    }
+    return validation_report(sums, names)
+
+
+def image_results(probabilities: np.ndarray, source: LabelledImages, names: Sequence[str]) -> dict[str, Any]:
     """Return the numbers of these probabilities [N, classes], and the telling images of the source."""
     labels = source.labels
     chosen = telling_images(probabilities, labels)
@@ -68,7 +159,7 @@ def image_results(probabilities: np.ndarray, source: Source, names: tuple[str, .
     return found
 
 
-def _telling(source: Source, number: int, shares: np.ndarray, names: tuple[str, ...]) -> dict[str, Any]:
+def _telling(source: LabelledImages, number: int, shares: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
     true, predicted = int(source.labels[number]), int(shares.argmax())
     name = getattr(source, "name", None)  # where it is stored; images in memory have a number only
     return {

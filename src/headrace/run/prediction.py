@@ -29,6 +29,7 @@ class Prediction:
     file: Path
     best: tuple[tuple[int, float], ...] = ()
     problem: str = ""
+    shares: tuple[float, ...] = ()  # the probabilities of all classes, where they were asked for
 
 
 def find_images(paths: Sequence[Path]) -> list[Path]:
@@ -48,7 +49,9 @@ def find_images(paths: Sequence[Path]) -> list[Path]:
     return found
 
 
-def predict(model: TrainedModel, files: Sequence[Path], top_k: int = 5, batch_size: int = 32) -> Iterator[Prediction]:
+def predict(
+    model: TrainedModel, files: Sequence[Path], top_k: int = 5, batch_size: int = 32, *, keep_shares: bool = False
+) -> Iterator[Prediction]:
     """Yield a prediction for every file, in order; batches all have one size, so one program is compiled."""
     size = min(batch_size, len(files))
     forward = WholeForward(replica_mesh(jax.local_devices()[:1]), _forward_spec(model))
@@ -64,7 +67,18 @@ def predict(model: TrainedModel, files: Sequence[Path], top_k: int = 5, batch_si
             for file, problem, share in zip(chosen, problems, shares, strict=False):
                 best = np.argsort(-share, kind="stable")[:top_k]
                 found = tuple((int(number), float(share[number])) for number in best)
-                yield Prediction(file=file, problem=problem) if problem else Prediction(file=file, best=found)
+                if problem:
+                    yield Prediction(file=file, problem=problem)
+                else:
+                    shares = tuple(map(float, share)) if keep_shares else ()
+                    yield Prediction(file=file, best=found, shares=shares)
+
+
+def labels_by_folder(files: Sequence[Path], names: Sequence[str]) -> list[int]:
+    """Return the class of each file by the name of its folder; nothing if some folder names no class."""
+    numbers = {name: number for number, name in enumerate(names)}
+    found = [numbers.get(file.absolute().parent.name) for file in files]
+    return [number for number in found if number is not None] if None not in found else []
 
 
 def _forward_spec(model: TrainedModel) -> EvalSpec:
