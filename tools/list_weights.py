@@ -4,8 +4,8 @@
 
 Needs torch, torchvision and timm beside Headrace. The names, addresses, checksums and preprocessing are what those
 libraries list. A row enters the table only if every tensor of their network has a place of the same shape in ours, and
-none is left over; tests/weights/test_torch_parity.py compares what the networks compute. Weights without a classifier,
-and those with another preprocessing than the table can say (squashed images), are left out.
+none is left over; tests/weights/test_torch_parity.py compares what the networks compute. Weights without a classifier
+are left out. For those that were evaluated on squashed images, the table says a centre crop of the same share.
 """
 
 import csv
@@ -23,6 +23,7 @@ import torchvision  # pyright: ignore[reportMissingImports]
 from timm.models import get_pretrained_cfg, list_pretrained  # pyright: ignore[reportMissingImports]
 
 from headrace.config.load import config_from
+from headrace.config.model_table import OPTION_FAMILIES, find_variant
 from headrace.core.errors import ConfigError
 from headrace.core.tree import flatten_named
 from headrace.model.custom_block import weights_like
@@ -37,34 +38,51 @@ PIXELS = {
     ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)): "imagenet",
     ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)): "half",
     ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)): "zero-one",
+    ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)): "clip",
 }
-# library, its architecture (a regular expression), our network (with the expression's groups), our options
+# library, its architecture (a regular expression), our network (with the expression's groups), our other options; the
+# dialect is the library's, except for timm's tf_ networks, which are defined as the reference's and Keras' are
 NETWORKS = (
-    ("timm", r"resnet(18|26|34|50|101|152)", r"resnet\1", "model_dialect=timm"),
-    ("timm", r"resnext(50|101)_32x4d", r"resnext\1", "model_dialect=timm"),
-    ("timm", r"resnext(50|101)_32x(\d+)d", r"resnext\1", r"model_dialect=timm group_dim=\2"),
-    ("timm", r"resnext(101)_64x4d", r"resnext\1", "model_dialect=timm convolution_groups=64"),
-    ("timm", r"efficientnet_(b\d)", r"efficientnet_\1", "model_dialect=timm"),
-    ("timm", r"tf_efficientnet_(b\d)", r"efficientnet_\1", ""),
-    ("timm", r"mobilenetv2_100", "mobilenet_v2", "model_dialect=timm"),
-    ("timm", r"mobilenetv3_(small|large)_100", r"mobilenet_v3_\1", "model_dialect=timm"),
-    ("torchvision", r"resnet(18|34|50|101|152)", r"resnet\1", "model_dialect=torchvision"),
-    ("torchvision", r"resnext(50|101)_32x4d", r"resnext\1", "model_dialect=torchvision"),
-    ("torchvision", r"resnext(101)_32x8d", r"resnext\1", "model_dialect=torchvision group_dim=8"),
-    ("torchvision", r"resnext(101)_64x4d", r"resnext\1", "model_dialect=torchvision convolution_groups=64"),
-    ("torchvision", r"efficientnet_(b\d)", r"efficientnet_\1", "model_dialect=torchvision"),
-    ("torchvision", r"mobilenet_v2", "mobilenet_v2", "model_dialect=torchvision"),
-    ("torchvision", r"mobilenet_v3_(small|large)", r"mobilenet_v3_\1", "model_dialect=torchvision"),
+    ("timm", r"resnet(18|26|34|50|101|152)(d?)", r"resnet\1\2", ""),
+    ("timm", r"(se)?resnext(50|101)_32x4d", r"\1resnext\2", ""),
+    ("timm", r"(se)?resnext(50|101)_32x(\d+)d", r"\1resnext\2", r"group_dim=\3"),
+    ("timm", r"(se)?resnext(101)_64x4d", r"\1resnext\2", "convolution_groups=64"),
+    ("timm", r"seresnet(18|34|50|101|152)", r"seresnet\1", ""),
+    ("timm", r"(?:tf_)?efficientnet_(b\d|lite\d)", r"efficientnet_\1", ""),
+    ("timm", r"(?:tf_)?efficientnetv2_(s|m|l|b\d)", r"efficientnet_v2_\1", ""),
+    ("timm", r"mobilenetv2_100", "mobilenet_v2", ""),
+    ("timm", r"mobilenetv3_(small|large)_100", r"mobilenet_v3_\1", ""),
+    ("timm", r"convnext_(tiny|small|base|large)", r"convnext_\1", ""),
+    ("timm", r"regnet([xy])_(\d{3})", r"regnet\1_\2", ""),
+    ("timm", r"densenet(121|169|201)", r"densenet\1", ""),
+    ("timm", r"vgg(11|13|16|19)_bn", r"vgg\1_bn", ""),
+    ("torchvision", r"resnet(18|34|50|101|152)", r"resnet\1", ""),
+    ("torchvision", r"resnext(50|101)_32x4d", r"resnext\1", ""),
+    ("torchvision", r"resnext(101)_32x8d", r"resnext\1", "group_dim=8"),
+    ("torchvision", r"resnext(101)_64x4d", r"resnext\1", "convolution_groups=64"),
+    ("torchvision", r"efficientnet_(b\d|v2_[sml])", r"efficientnet_\1", ""),
+    ("torchvision", r"mobilenet_v2", "mobilenet_v2", ""),
+    ("torchvision", r"mobilenet_v3_(small|large)", r"mobilenet_v3_\1", ""),
     ("torchvision", r"squeezenet1_0", "squeezenet", ""),
+    ("torchvision", r"convnext_(tiny|small|base|large)", r"convnext_\1", ""),
+    ("torchvision", r"regnet_([xy])_(\w+)", r"regnet_\1_\2", ""),
+    ("torchvision", r"densenet(121|169|201)", r"densenet\1", ""),
+    ("torchvision", r"vgg(11|13|16|19)_bn", r"vgg\1_bn", ""),
 )
 
 
 def ours(library: str, architecture: str) -> tuple[str, str] | None:
-    """Return (network, options) of ours for an architecture of a library."""
+    """Return (network, options) of ours for an architecture of a library; None where there is none."""
     for where, pattern, network, options in NETWORKS:
         match = re.fullmatch(pattern, architecture)
         if where == library and match:
-            return match.expand(network), match.expand(options)
+            try:
+                variant = find_variant(match.expand(network))
+            except ConfigError:
+                return None
+            has_dialect = variant.family in OPTION_FAMILIES["model_dialect"] and not architecture.startswith("tf_")
+            dialect = f"model_dialect={library} " if has_dialect else ""
+            return variant.name, (dialect + match.expand(options)).strip()
     return None
 
 
@@ -83,10 +101,7 @@ def theirs(library: str, architecture: str, classes: int) -> Any:
 
 def misfit(library: str, architecture: str, row: dict[str, Any]) -> str:
     """Return what does not fit between their tensors and ours, empty where all do."""
-    try:
-        net = build(row["network"], row["options"], row["image"], row["classes"])
-    except ConfigError as error:
-        return str(error)
+    net = build(row["network"], row["options"], row["image"], row["classes"])
     with torch.device("meta"):
         state = theirs(library, architecture, row["classes"]).state_dict()
     wanted = {name: tuple(t.shape) for name, t in state.items() if not name.endswith("num_batches_tracked")}
@@ -110,8 +125,8 @@ def timm_rows() -> Iterator[dict[str, Any]]:
         found = ours("timm", architecture)
         if found is None or not cfg.num_classes or cfg.hf_hub_filename or not cfg.hf_hub_id:
             continue
-        if cfg.crop_mode not in ("center", None) or (cfg.mean, cfg.std) not in PIXELS:
-            print(f"left out: timm/{name}: {cfg.crop_mode} {cfg.mean} {cfg.std}", file=sys.stderr)
+        if (cfg.mean, cfg.std) not in PIXELS:
+            print(f"left out: timm/{name}: {cfg.mean} {cfg.std}", file=sys.stderr)
             continue
         image = cfg.input_size[1]
         yield {

@@ -11,14 +11,16 @@ from PIL import Image
 from headrace.cli.main import main
 from headrace.config.field import spellings
 from headrace.config.schema import all_options
+from headrace.core.tensor_file import write_safetensors
 from headrace.data.sets.digits import read_digits
 from headrace.weights.torch_file import write_torch_file
+from tests.weights.hub_server import serving
 from tests.weights.test_convert_load import torch_resnet
 
 PAGE = Path(__file__).parents[2] / "docs" / "weights.md"
 COMMANDS = [shlex.split(line[2:]) for line in PAGE.read_text().splitlines() if line.startswith("$ headrace")]
 OWN = {"config", "last", "top-k", "out", "format", "weights", "names", "platforms", "input", "mode", "decay", "output"}
-OWN |= {"with-preprocessing", "dtype", "check-images"}
+OWN |= {"use", "with-preprocessing", "dtype", "check-images"}
 
 
 def test_every_option_on_the_page_exists():
@@ -37,11 +39,27 @@ def test_the_commands_run_one_after_the_other(tmp_path, monkeypatch, capsys):
     for number, image in enumerate(read_digits()["validation"].images[:3]):
         Image.fromarray(np.asarray(image)[:, :, 0]).save(f"images/{number}.png")
     Path("images/torn.jpg").write_bytes(b"\xff\xd8\xff\xe0 cut off")
-    assert len(COMMANDS) == 12
-    for words in COMMANDS:
-        more = ["--progress", "plain"] if words[1] == "train" else []
-        assert main([*words[1:], *more]) == (1 if words[1] == "predict" else 0), words
+    for name in ("ant", "bee"):
+        Path("photos", name).mkdir(parents=True)
+        for number in range(10):
+            pixels = np.random.default_rng(number).integers(0, 256, (40, 50, 3)).astype(np.uint8)
+            Image.fromarray(pixels).save(f"photos/{name}/{number}.png")
+    assert len(COMMANDS) == 19
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    with serving() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        hub.files["timm/resnet18.a1_in1k/model.safetensors"] = write_safetensors(arrays, {})
+        for words in COMMANDS:
+            more = ["--progress", "plain"] if words[1] == "train" else []
+            code = 2 if "wrong" in words else 1 if "images" in words else 0  # one of the images is torn
+            assert main([*words[1:], *more]) == code, words
     printed = capsys.readouterr().out
-    for line in ("  loaded     100 tensors    11,186,112 numbers", "mean 3: the mean of step_00000088, step_00000132"):
+    for line in (
+        "  loaded     100 tensors    11,186,112 numbers",
+        "  loaded     102 tensors    11,699,112 numbers",
+        "resnet18, 1,000 classes: class 0, ...",
+        "mean 3: the mean of step_00000088, step_00000132",
+        "timm/resnet18.a1_in1k                       resnet18    224",
+    ):
         assert line in PAGE.read_text()
         assert line in printed

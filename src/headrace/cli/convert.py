@@ -23,7 +23,7 @@ def main(argv: list[str]) -> int:
     named = load_named(parsed.args.name, parsed.options)
     model = named.model
     print("\n".join(table_lines(named.loaded)))
-    if hint := dialect_hint(model.config, model.network, named.loaded):
+    if hint := dialect_hint(model.config, model.network.name, named.loaded):
         print(f"warning: {hint}", file=sys.stderr)
     path = convert(named, parsed.args.out)
     size = sum(file.stat().st_size for file in path.iterdir())

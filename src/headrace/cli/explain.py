@@ -4,6 +4,7 @@ import io
 import shlex
 from pathlib import Path
 
+from headrace.cli.options import add_weight_arguments, model_and_weights
 from headrace.config.arguments import Parser
 
 DESCRIPTION = (
@@ -15,23 +16,24 @@ DESCRIPTION = (
 def main(argv: list[str]) -> int:
     """Run the command; return its exit code."""
     parser = Parser(prog="headrace explain", description=DESCRIPTION)
-    parser.add_argument("path", metavar="RUN_DIR|CHECKPOINT", type=Path, help="a run (its best weights) or checkpoint")
+    parser.add_argument("path", nargs="?", metavar="RUN_DIR|CHECKPOINT", help="a run (its best weights) or checkpoint")
     parser.add_argument("image", metavar="IMAGE", type=Path, help="an image file")
     parser.add_argument("--class", dest="class_name", metavar="NAME", help="the class to explain [the one predicted]")
     parser.add_argument(
         "-o", "--output", metavar="FILE", type=Path, help="PNG file to write [IMAGE_explained.png here]"
     )
-    parser.add_argument("--weights", choices=("auto", "raw", "ema"), default="auto", help="which weights [the better]")
+    add_weight_arguments(parser)
     platforms = ("auto", "cpu", "cuda", "rocm", "tpu")
     parser.add_argument("--platform", choices=platforms, default="auto", help="kind of device to run on [auto]")
     args = parser.parse_args(argv)
+    name, which = model_and_weights(args.path, args.weights, args.use)
     from headrace.core.errors import CheckpointError
     from headrace.core.files import write_atomic
     from headrace.engine.devices import start_devices
     from headrace.run.explanation import draw_explanation, explain
-    from headrace.run.trained_model import load_trained_model
+    from headrace.run.named_model import find_model
 
-    model = load_trained_model(args.path, args.weights)
+    model = find_model(name, which)
     start_devices(args.platform, 1)
     found = explain(model, args.image, args.class_name)
     file, out = args.output or Path(f"{args.image.stem}_explained.png"), io.BytesIO()

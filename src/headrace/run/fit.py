@@ -227,7 +227,7 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
         notes = [*resolved.notes, _describe(dataset.info, options), *_hints(design, devices, resolved)]
         if adopted is not None:
             notes = [*table_lines(adopted), *notes]
-            warnings += [hint] if (hint := dialect_hint(config, design.network, adopted)) else []
+            warnings += [hint] if (hint := dialect_hint(config, design.network.name, adopted)) else []
         for text in warnings if group.is_first else ():
             recorder.note(text, "warning")
         for text in (*notes, f"run directory: {directory.path}"):

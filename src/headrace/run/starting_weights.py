@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from headrace.checkpoint.store import MANIFEST_FILE, load, newest_good, restore_tree
-from headrace.config.model_table import OPTION_FAMILIES, family_of
+from headrace.config.model_table import OPTION_FAMILIES, VARIANTS
 from headrace.config.schema import Config
 from headrace.core.errors import CheckpointError
 from headrace.core.files import write_atomic
@@ -38,16 +38,18 @@ def adopt_weights(design: Design) -> LoadedWeights | None:
     return load_into(design.network, design.network.init(design.config.run.seed), foreign, options.init_min_loaded)
 
 
-def dialect_hint(config: Config, network: Network, adopted: LoadedWeights) -> str:
-    """Say, where weights come from another definition of the network, which option makes it compute the same.
+def dialect_hint(config: Config, name: str, adopted: LoadedWeights) -> str:
+    """Say which option makes the network of that name compute what weights of another definition did.
 
     Nothing is said of weights whose definition is known: their dialect came with them.
     """
-    family = family_of(network.name)
+    variant = VARIANTS.get(name)
+    family = variant.family if variant else ""
     known = facts_of(config.weights.weights) if config.weights.weights else None
     wanted = {"common": "torchvision", "common-fc": "torchvision"}.get(adopted.scheme, adopted.scheme)
     has_dialects = family in OPTION_FAMILIES["model_dialect"] and wanted in ("torchvision", "timm", "keras")
-    same = wanted == "keras" and family == "efficientnet"  # the reference's is Keras'
+    # The reference's EfficientNets are Keras'; networks that only PyTorch's libraries have are theirs in every dialect.
+    same = (wanted == "keras" and family == "efficientnet") or bool(variant and variant.torch_only)
     if config.model.model_dialect != "reference" or known or not has_dialects or same:
         return ""
     text = (
@@ -56,7 +58,7 @@ def dialect_hint(config: Config, network: Network, adopted: LoadedWeights) -> st
     )
     if wanted == "timm" and family == "efficientnet":
         # The same names in both, but timm's tf_ networks are padded, and divided by the epsilon, as in TensorFlow.
-        return f"{text}, but none if they are of a network that timm calls tf_{network.name}."
+        return f"{text}, but not if timm calls their network tf_..."
     if wanted == "timm" and family == "mobilenet":
         return f"{text}, and --model-dialect keras if timm calls their network tf_..."
     return f"{text}."

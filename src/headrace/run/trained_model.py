@@ -172,7 +172,7 @@ def resizing_of(form: Mapping[str, Any]) -> dict[str, Any]:
 def _tensors(network: Network, arrays: Mapping[str, Any], weights: str, checkpoint: Path) -> tuple[Any, Any]:
     start = "ema/" if weights == EMA else ""
     if start and not any(name.startswith(start) for name in arrays):
-        raise CheckpointError(f"{checkpoint} holds no averaged weights (ema).", remedy="Leave --weights out.")
+        raise CheckpointError(f"{checkpoint} holds no averaged weights (ema).", remedy="Leave --use out.")
     floats = {name: array.astype(np.float32) for name, array in arrays.items() if array.dtype.kind in "fV"}
     params, stats = network.init(0)
     return restore_tree(floats, params, f"{start}params"), restore_tree(floats, stats, f"{start}stats")

@@ -16,6 +16,10 @@ IMAGENET_CLASSES = 1000
 _PIXELS: Mapping[str, Mapping[str, Any]] = {
     "imagenet": {"pixel_mean": (0.485, 0.456, 0.406), "pixel_std": (0.229, 0.224, 0.225)},
     "half": {"pixel_mean": (0.5, 0.5, 0.5), "pixel_std": (0.5, 0.5, 0.5)},
+    "clip": {
+        "pixel_mean": (0.48145466, 0.4578275, 0.40821073),
+        "pixel_std": (0.26862954, 0.26130258, 0.27577711),
+    },
     "zero-one": {"normalization": "zero-one"},
 }
 
