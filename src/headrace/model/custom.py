@@ -1,17 +1,18 @@
-"""Custom networks from plain functions, Flax modules and Headrace's layers.
+"""Custom networks from plain functions, modules of Flax or Equinox, and Headrace's layers.
 
 `custom_network` takes a list whose entries are
   (name, init, apply)  plain functions, see `triple`
   (name, function)     a function of the images, without parameters
-  (name, module)       a Flax Linen or NNX module, or a class or function of `rngs` that creates an NNX module
+  (name, module)       a Flax Linen or NNX module, or a class or function of `rngs` that creates an NNX module;
+                       an Equinox module, or a class or function of `key` that creates one
   (name, layer)        a layer or block of Headrace
 Names are split points, checkpoint keys and targets of regular expressions, as everywhere.
 
-Flax is imported only if a block is a Flax module. `batch_stats` become the block's running statistics: a Flax BatchNorm
-updates its own at every application, but Headrace updates them once per step, for all micro batches and replicas, and
-therefore recovers the statistics of the batch (`_of_batch`). Dropout and everything else that requests a key gets one
-addressed by sample. A module learns whether it is training through an argument of its __call__ (FLAGS) or through NNX's
-train() and eval().
+Flax and Equinox are imported only if a block needs them. `batch_stats` become the block's running statistics: a Flax
+BatchNorm updates its own at every application, but Headrace updates them once per step, for all micro batches and
+replicas, and therefore recovers the statistics of the batch (`_of_batch`). Dropout and everything else that requests a
+key gets one addressed by sample. A module learns whether it is training through an argument of its __call__ (FLAGS),
+through NNX's train() and eval(), or through Equinox's inference_mode.
 """
 
 import inspect
@@ -26,7 +27,7 @@ import numpy as np
 
 from headrace.core.errors import ConfigError
 from headrace.core.rng import name_id
-from headrace.core.tree import PyTree
+from headrace.core.tree import PyTree, flatten_named, unflatten_named
 from headrace.model.context import start_key
 from headrace.model.custom_block import Functions, make_custom_block
 from headrace.model.layers import Layer, Named, Shape
@@ -34,7 +35,10 @@ from headrace.model.network import Network
 
 OPTIONAL = ("stats", "train", "rng")  # arguments that an `apply` may request in addition to params and x
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
-_ENTRY = "A block is (name, init, apply), (name, function of x), (name, Flax module) or (name, layer of Headrace)."
+_ENTRY = (
+    "A block is (name, init, apply), (name, function of x), (name, module of Flax or Equinox) or (name, layer of "
+    "Headrace)."
+)
 MakeFunctions = Callable[[Shape], Functions]  # from the shape of one input image
 
 
@@ -142,10 +146,14 @@ def _block(entry: Any, shape: Shape, *, is_last: bool) -> Layer:
 def _functions(parts: list[Any]) -> MakeFunctions:
     if len(parts) == 2 and all(map(callable, parts)):
         return triple(*parts)
-    if len(parts) == 1 and _is_flax(parts[0]):
+    if len(parts) == 1 and _is_from("flax", parts[0]):
         return flax_functions(parts[0])
+    if len(parts) == 1 and _is_from("equinox", parts[0]):
+        return equinox_functions(parts[0])
     if len(parts) == 1 and callable(parts[0]) and "rngs" in _parameter_names(parts[0]):
         return nnx_functions(parts[0])
+    if len(parts) == 1 and callable(parts[0]) and "key" in _parameter_names(parts[0]):
+        return equinox_functions(parts[0])
     if len(parts) == 1 and callable(parts[0]) and not isinstance(parts[0], type):
         function = parts[0]
         return triple(lambda rng, shape: {}, lambda params, x: function(x))
@@ -168,10 +176,10 @@ def _parameter_names(function: Callable[..., Any]) -> tuple[str, ...]:
         return ()
 
 
-def _is_flax(part: Any) -> bool:
-    """Return whether an object is a Flax module, without importing Flax."""
+def _is_from(package: str, part: Any) -> bool:
+    """Return whether an object is a module of that package, without importing the package."""
     packages = [cls.__module__.partition(".")[0] for cls in type(part).__mro__]
-    return "flax" in packages and callable(part) and not isinstance(part, type)
+    return package in packages and callable(part) and not isinstance(part, type)
 
 
 def _check_names(blocks: Sequence[Any], network: str) -> None:
@@ -212,7 +220,7 @@ def _describe(shape: Shape) -> str:
 
 # arguments of a module's __call__ that select training -> their value in training
 FLAGS = {"train": True, "training": True, "is_training": True, "deterministic": False, "use_running_average": False}
-_INSTALL = "Install it: pip install 'headrace[flax]'."
+_INSTALL = "Install it: pip install 'headrace[{}]'."
 Momentums = Mapping[tuple[Any, ...], float]  # by path of the batch norm in the block
 
 
@@ -310,7 +318,9 @@ def _flax() -> tuple[PyTree, PyTree]:
     try:
         from flax import linen, nnx
     except ImportError as error:
-        raise ConfigError("A block is a Flax module, but Flax is not installed.", remedy=_INSTALL) from error
+        raise ConfigError(
+            "A block is a Flax module, but Flax is not installed.", remedy=_INSTALL.format("flax")
+        ) from error
     return linen, nnx
 
 
@@ -376,3 +386,64 @@ def _flags(asked: tuple[str, ...], train: bool) -> dict[str, Any]:
 def _keys(path: Any) -> tuple[Any, ...]:
     """Return the plain keys of a path through dicts."""
     return tuple(key.key for key in path)
+
+
+# Equinox modules as blocks
+
+
+def equinox_functions(made: Any) -> Callable[[Shape], Functions]:
+    """Return the functions of an Equinox module, with its existing weights, or of `made(key=...)`, with new ones.
+
+    An Equinox module computes one image, so it is mapped over the batch. `key` of its __call__ is the image's own.
+    """
+    eqx = _equinox()
+    is_module = isinstance(made, eqx.Module)
+    module = made if is_module else eqx.filter_eval_shape(lambda: made(key=start_key(0)))
+    if not isinstance(module, eqx.Module):
+        raise ConfigError("The function of key does not return an Equinox module.")
+    is_state = lambda node: isinstance(node, eqx.nn.StateIndex)  # noqa: E731
+    if any(map(is_state, jax.tree.leaves(module, is_leaf=is_state))):
+        raise ConfigError(
+            f"{type(module).__name__} holds a layer with state, such as eqx.nn.BatchNorm.",
+            rule="Headrace must know how statistics are updated, to average them over micro batches and replicas.",
+            remedy="Use eqx.nn.GroupNorm, or write the block as (name, init, apply) with stats.",
+        )
+    like, rest = eqx.partition(module, _is_weight)
+    if others := [name for name, leaf in flatten_named(rest).items() if _is_array(leaf)]:
+        raise _other_state(others)
+    takes_key = "key" in _parameters(type(module).__call__)
+
+    def begin(key: Any) -> tuple[PyTree, PyTree]:
+        fresh = module if is_module else made(key=key)
+        return flatten_named(eqx.filter(fresh, _is_weight)), {}
+
+    def call(params: PyTree, stats: PyTree, x: Any, train: bool, rng: Any) -> tuple[PyTree, PyTree]:
+        local: Any = eqx.nn.inference_mode(eqx.combine(unflatten_named(like, params), rest), value=not train)
+        if not takes_key:
+            return jax.vmap(local)(x), stats
+        if rng is None:
+            return jax.vmap(lambda image: local(image, key=None))(x), stats
+        keys = jax.vmap(start_key)(jax.random.bits(rng, (len(x),), jnp.uint32))  # drawn by sample; a split would not be
+        return jax.vmap(lambda image, key: local(image, key=key))(x, keys), stats
+
+    return lambda shape: Functions(begin=begin, call=call, is_ready=is_module)
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array | np.ndarray | jax.ShapeDtypeStruct)
+
+
+def _is_weight(leaf: Any) -> bool:
+    return _is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+
+def _equinox() -> Any:
+    """Import Equinox, or explain how to install it."""
+    try:
+        import equinox
+    except ImportError as error:
+        raise ConfigError(
+            "A block is a function of key, so an Equinox module, but Equinox is not installed.",
+            remedy=_INSTALL.format("equinox"),
+        ) from error
+    return equinox
