@@ -213,10 +213,23 @@ def _plan(files: RunFiles) -> Html:
         (row["name"], format_bytes(row["bytes"]), row["detail"]) for row in plan["memory"]["rows"] if row["bytes"]
     ]
     memory.append(("total", format_bytes(plan["memory"]["total_bytes"]), "of the fullest device"))
+    memory += _measured_memory(files.summary.end)
     left = element("div", element("h3", "Batches and steps"), rows_table(rows))
-    right = element("div", element("h3", "Memory of a device, planned"), rows_table(memory, numbers=(1,)))
+    right = element("div", element("h3", "Memory of a device, planned and measured"), rows_table(memory, numbers=(1,)))
     warnings = [element("p", text, class_="problem") for text in plan.get("warnings", [])]
     return section("plan", "Plan", element("div", left, right, class_="pair"), *warnings)
+
+
+def _measured_memory(end: RunEnd | None) -> list[tuple[str, str, str]]:
+    """Return the row of what was measured; on a CPU that is the process, with Python, the libraries and the dataset."""
+    if end is None or not end.memory:
+        return []
+    if "device_peak_bytes" not in end.memory:
+        detail = "resident peak of the process, with Python and its libraries: devices here do not count"
+        return [("measured", format_bytes(int(end.memory["process_peak_bytes"])), detail)]
+    limit = end.memory.get("device_limit_bytes")
+    detail = f"the fullest device's peak{f', of {format_bytes(int(limit))}' if limit else ''}"
+    return [("measured", format_bytes(int(end.memory["device_peak_bytes"])), detail)]
 
 
 def _options(files: RunFiles) -> Html:

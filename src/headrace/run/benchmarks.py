@@ -29,6 +29,7 @@ from headrace.plan.steps import NEVER
 from headrace.run.choices import settle
 from headrace.run.design import Design, design_run, starting_state
 from headrace.run.evaluation import make_forward_pass
+from headrace.run.memory_advice import advise_on_memory
 from headrace.run.metric_totals import CallReader
 from headrace.run.profiling import (
     LEAST_STEPS,
@@ -41,7 +42,6 @@ from headrace.run.profiling import (
 from headrace.run.starting_weights import adopt_weights
 from headrace.run.training import (
     Compiled,
-    advise_on_memory,
     compile_call,
     compiled_from,
     make_executor,
@@ -178,7 +178,7 @@ def bench(resolved: Resolved, *, steps_per_call: int, num_calls: int) -> BenchRe
     use_compilation_cache(config.run.compilation_cache_dir)
     show_devices(config.run.first_device, design.plan.num_devices // group.num_processes)
     devices = start_devices(config.run.platform, design.plan.num_devices, group.num_processes)
-    with advise_on_memory(design.plan):
+    with advise_on_memory(design):
         compiled, seconds, loss = _measure(design, dataset, devices)
     batch = design.plan.batch
     return BenchResult(
@@ -207,7 +207,7 @@ def profile_calls(resolved: Resolved, directory: Path, *, steps_per_call: int) -
     use_compilation_cache(config.run.compilation_cache_dir)
     show_devices(config.run.first_device, design.plan.num_devices)
     devices = start_devices(config.run.platform, design.plan.num_devices)
-    with advise_on_memory(design.plan), closing(CallProfile(directory)) as profile:
+    with advise_on_memory(design), closing(CallProfile(directory)) as profile:
         _measure(design, dataset, devices, profile)
         return summarise_profile(profile, design, devices)
 
@@ -290,9 +290,10 @@ def bench_inference(resolved: Resolved, *, batches_per_call: int, num_calls: int
     plan = design.plan.validation
     show_devices(config.run.first_device, plan.num_replicas // group.num_processes)
     devices = start_devices(config.run.platform, plan.num_replicas, group.num_processes)
-    bench = _InferenceBench(design, dataset, devices)
-    compiled, seconds = bench.time_calls(batches_per_call, num_calls + 1)
-    single = bench.time_requests(num_requests) if num_requests else []
+    with advise_on_memory(design, validates=True):
+        bench = _InferenceBench(design, dataset, devices)
+        compiled, seconds = bench.time_calls(batches_per_call, num_calls + 1)
+        single = bench.time_requests(num_requests) if num_requests else []
     return InferenceResult(
         conditions=conditions(config, compiled, devices),
         rates=call_rates(batches_per_call * plan.batch_size, seconds),

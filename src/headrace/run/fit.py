@@ -56,6 +56,7 @@ from headrace.run.directory import (
 )
 from headrace.run.evaluation import Validator
 from headrace.run.interrupt import listen
+from headrace.run.memory_advice import advise_on_memory
 from headrace.run.metric_totals import CallReader, passing_failure_to
 from headrace.run.profiling import FOLDER, CallProfile, describe_profile, trace_schedule, with_measured_blocks
 from headrace.run.recorder import InFlight, RunRecorder, utc_now
@@ -75,7 +76,7 @@ from headrace.run.restore import (
 )
 from headrace.run.run_result import RunResult, finished_result
 from headrace.run.starting_weights import adopt_weights, dialect_hint, write_table
-from headrace.run.training import CallLength, Calls, advise_on_memory, open_feed
+from headrace.run.training import CallLength, Calls, open_feed
 from headrace.telemetry.clock import StartTimes, Timeline
 from headrace.telemetry.console import make_console
 from headrace.telemetry.records import RunStart
@@ -234,7 +235,7 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
             recorder.note(text)
 
         ending = stack.enter_context(recorder.ending())  # writes the last record however the run ends
-        stack.enter_context(advise_on_memory(plan))
+        stack.enter_context(advise_on_memory(design, validates=not config.run.training))
         stack.enter_context(report_lost_process())
         times.end("state")
         # Compile before anything is run, so that its time stays apart.

@@ -110,7 +110,7 @@ def summarise_profile(profile: CallProfile, design: Design, devices: Sequence[An
     workload = Workload(
         model=design.network.name,
         device=kind,
-        num_devices=plan.num_devices,
+        num_devices=plan.batch.num_replicas * plan.devices_per_replica,
         num_steps=profile.num_steps,
         num_images=profile.num_steps * plan.batch.global_batch_size,
         # The backward pass computes two products for each of the forward pass.

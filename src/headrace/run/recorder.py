@@ -28,6 +28,7 @@ from headrace.run.design import Design
 from headrace.run.directory import RunDirectory, delete_checkpoints, saved_form
 from headrace.run.evaluation import Started, Validator
 from headrace.run.machine import describe_machine
+from headrace.run.memory_advice import measured_memory
 from headrace.run.metric_totals import NOTHING_UNLOGGED, HostMetrics, Measured, MetricTotals, Unlogged, verdict
 from headrace.run.restore import Past, Restored
 from headrace.run.run_result import RunResult
@@ -346,6 +347,7 @@ class RunRecorder:
             wall_seconds=sum(spent.values()),
             seconds=spent,
             start=dict(self.start_times),
+            memory=measured_memory(jax.local_devices()),
             verdict=self._verdict(spent),
         )
 

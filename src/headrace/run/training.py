@@ -11,7 +11,6 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from headrace.config.schema import Learning, Pipeline
-from headrace.core.errors import RunStopped
 from headrace.data.dataset import DataSet
 from headrace.data.feeding.cache import fetch, fetch_labels
 from headrace.data.feeding.feed import CallSpans, FeedOptions, TrainFeed
@@ -265,29 +264,6 @@ def compiled_from(build: Callable[[], Any]) -> Compiled:
         counts=counts,
         device_bytes=held,
     )
-
-
-class advise_on_memory:
-    """Turn a device's out-of-memory error into advice that keeps the global batch."""
-
-    def __init__(self, plan: Plan) -> None:
-        self.batch = plan.batch
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if not isinstance(error, jax.errors.JaxRuntimeError) or "RESOURCE_EXHAUSTED" not in str(error):
-            return
-        micro, count = self.batch.micro_batch_size, self.batch.gradient_accumulation_count
-        remedy = "Use a smaller model or image, or keep the dataset off the device (--dataset-cache host)."
-        if micro % 2 == 0:
-            remedy = (
-                f"Half the micro batch with twice the accumulation keeps the global batch of "
-                f"{self.batch.global_batch_size}: --micro-batch-size {micro // 2} "
-                f"--gradient-accumulation-count {count * 2}. --dataset-cache host frees the dataset's memory."
-            )
-        raise RunStopped(f"The device ran out of memory at micro batch {micro}.", remedy=remedy) from error
 
 
 class Calls:

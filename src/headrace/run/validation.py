@@ -24,6 +24,7 @@ from headrace.run.choices import with_choices
 from headrace.run.design import Design, design_run
 from headrace.run.directory import from_saved, layout, read_run, saved_form
 from headrace.run.evaluation import Validator
+from headrace.run.memory_advice import advise_on_memory
 from headrace.run.starting_weights import adopt_weights
 from headrace.telemetry.validation_report import validation_report, write_report
 
@@ -77,7 +78,7 @@ def validate(
     devices = start_devices(config.run.platform, design.plan.validation.num_devices, group.num_processes)
     report_dir = (report_dir or _report_dir(found.run)) if group.is_first else None
     num_good = 0
-    with closing(Validator(design, dataset, devices)) as validator:
+    with advise_on_memory(design, validates=True), closing(Validator(design, dataset, devices)) as validator:
         for checkpoint in checkpoints:
             reader = partial(_read, design, checkpoint, alone=len(checkpoints) == 1)
             read = group.on_first_process(partial(_read_named, design) if path is None else reader)

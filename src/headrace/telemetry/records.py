@@ -143,7 +143,8 @@ class RunEnd(Record):
     run. `reason` says why a callback, early stopping or a target accuracy stopped it.
 
     `seconds` splits `wall_seconds`, the time of this process, by kind (`telemetry.clock.KINDS`). Records without
-    `wall_seconds` are older: their kinds overlap. `start` splits the time up to the first call.
+    `wall_seconds` are older: their kinds overlap. `start` splits the time up to the first call. `memory` is the most
+    that was in use: `device_peak_bytes`, or `process_peak_bytes` where devices do not count it.
     """
 
     kind: ClassVar[str] = "run_end"
@@ -161,6 +162,7 @@ class RunEnd(Record):
     wall_seconds: float | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     start: dict[str, float] = field(default_factory=dict)
+    memory: dict[str, float] = field(default_factory=dict)
     verdict: str = ""
 
 
