@@ -10,6 +10,8 @@ from headrace.run.profiling import OpTable
 from headrace.telemetry.device_trace import (
     Workload,
     exclusive_seconds,
+    kind_by_name,
+    name_instructions,
     profile_lines,
     read_trace,
     summarise,
@@ -84,6 +86,72 @@ def test_a_trace_of_a_gpu_is_summed_up(tmp_path):
     assert "8000.0% of the 1 GFLOP/s measured here" in text
     assert max(map(len, text.splitlines())) <= 100
     assert summary_from(found.to_dict()) == found
+
+
+GRAPH = """HloModule jit_call, is_scheduled=true
+
+%fused.1 (p.1: f32[8]) -> f32[8] {
+  %p.1 = f32[8]{0} parameter(0)
+  ROOT %max.1 = f32[8]{0} maximum(%p.1, %p.1), metadata={op_name="jit(call)/while/body/jvp(one)/max"}
+}
+
+%fused.2 (p.2: f32[8]) -> f32[8] {
+  %p.2 = f32[8]{0} parameter(0)
+  ROOT %max.2 = f32[8]{0} maximum(%p.2, %p.2), metadata={op_name="jit(call)/while/body/transpose(jvp(two))/max"}
+}
+
+%fused.3 (p.3: f32[16]) -> f32[16] {
+  %p.3 = f32[16]{0} parameter(0)
+  ROOT %add.3 = f32[16]{0} add(%p.3, %p.3), metadata={op_name="jit(call)/while/body/jvp(two)/norm/add"}
+}
+
+%body (a: f32[8], b: f32[16]) -> f32[8] {
+  %a = f32[8]{0} parameter(0)
+  %b = f32[16]{0} parameter(1)
+  %loop_max_fusion.7 = f32[8]{0} fusion(%a), kind=kLoop, calls=%fused.1, metadata={op_name="jit(call)/while/body/jvp(one)/max"}
+  %input_add_fusion.30 = f32[16]{0} fusion(%b), kind=kLoop, calls=%fused.3, metadata={op_name="jit(call)/while/body/jvp(two)/norm/add"}
+  ROOT %loop_max_fusion.9 = f32[8]{0} fusion(%loop_max_fusion.7), kind=kLoop, calls=%fused.2, metadata={op_name="jit(call)/while/body/transpose(jvp(two))/max"}
+}
+"""  # noqa: E501
+
+
+def test_kernels_in_cuda_graphs_find_their_instructions(tmp_path):
+    """As on an H200: events of a graph have its number as their instruction, and equal fusions share a kernel."""
+    events = []
+    for begin in (0, 100, 200):
+        events += [
+            ("Stream #14(Compute)", "loop_max_fusion_7", "command_buffer_836", begin, 10),
+            ("Stream #14(Compute)", "input_add_fusion_30", "command_buffer_836", begin + 10, 5),
+            ("Stream #14(Compute)", "loop_max_fusion_7", "command_buffer_863", begin + 15, 20),
+            ("Stream #14(Compute)", "memcpy32_post", "command_buffer_863", begin + 35, 1),
+        ]
+    tmp_path.joinpath("x.xplane.pb").write_bytes(ProfileData.text_proto_to_serialized_xspace(gpu_plane(events)))
+    programs = [parse_program(GRAPH)]
+    assert programs[0].by_kernel["loop_max_fusion_7"] == ("loop_max_fusion.7", "loop_max_fusion.9")
+    traces = {name: name_instructions(found, programs) for name, found in read_trace(tmp_path).items()}
+    found = summarise(traces, OpTable(programs, ("one", "two")), WORK)
+    blocks = {block.name: (round(1e6 * block.forward), round(1e6 * block.backward)) for block in found.blocks}
+    assert blocks == {"one": (30, 0), "two": (15, 60), "rest": (3, 0)}
+    kinds = {kind: round(1e6 * seconds) for kind, seconds in found.kinds.items()}
+    assert kinds == {"element-wise": 90, "norm": 15, "copy": 3, "idle": 236 - 108}
+    assert found.num_bytes == 3 * (2 * 64 + 128)
+    first = found.kernels[0]
+    assert (first.op, first.block, first.backward, first.count) == ("loop_max_fusion.9", "two", True, 3)
+    # One more event than there are turns: only the kernel's own instruction is certain.
+    uneven = name_instructions(read_trace(tmp_path)["/device:GPU:0"][:-2], programs)
+    assert {event.op for event in uneven if event.kernel == "loop_max_fusion_7"} == {"loop_max_fusion.7"}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kind"),
+    [
+        ("MemcpyH2D", "transfer"), ("MemcpyD2D", "copy"), ("ncclDevKernel_AllReduce", "collective"),
+        ("sm90_xmma_dgrad_implicit_gemm_bf16", "convolution"), ("nvjet_gemm", "matrix product"),
+        ("loop_fusion_3", "element-wise"), ("mystery", "other"),
+    ],
+)  # fmt: skip
+def test_kernels_without_a_program_are_known_by_name(kernel, kind):
+    assert kind_by_name(kernel) == kind
 
 
 def test_idle_time_is_what_no_kernel_fills(tmp_path):

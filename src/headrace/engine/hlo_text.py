@@ -29,6 +29,8 @@ _NAMED = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = ")
 _HEADER = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) .*\{\s*$")
 _CALLED = re.compile(r"\b(?:calls|to_apply)=%?([\w.\-]+)")
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
+# Names, and where an instruction comes from: equal instructions differ in these.
+_UNESSENTIAL = re.compile(r",? (?:metadata|backend_config)=\{.*$|,? (?:calls|to_apply)=%?[\w.\-]+")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 
 
@@ -42,6 +44,7 @@ class Instruction:
     operands: tuple[str, ...]
     called: str = ""  # the computation of a fusion
     target: str = ""  # of a custom call
+    detail: str = ""  # the rest of the line that decides what is computed
     op_name: str = ""  # where in the Python program it comes from: scopes and primitives
 
 
@@ -63,6 +66,30 @@ class Program:
         found = self.instructions[name]
         return (found, *(self.instructions[each] for each in self.computations.get(found.called, ())))
 
+    @cached_property
+    def by_kernel(self) -> Mapping[str, tuple[str, ...]]:
+        """The instructions that a kernel's name stands for, in the order of the schedule.
+
+        XLA names kernels after instructions, and uses one kernel for all equal fusions.
+        """
+        equal: dict[object, list[str]] = {}
+        fused = {each.called for each in self.instructions.values()}
+        for computation, names in self.computations.items():
+            for name in names if computation not in fused else ():
+                if self.instructions[name].opcode == "fusion":
+                    equal.setdefault(self._signature(name), []).append(name)
+        return {kernel_name(name): tuple(names) for names in equal.values() for name in names}
+
+    def _signature(self, name: str) -> object:
+        """Return a value that equal fusions have in common."""
+        found, body = self.instructions[name], self.computations.get(self.instructions[name].called, ())
+        places = {inner: place for place, inner in enumerate(body)}
+        inside = tuple(
+            (each.opcode, each.shape, tuple(places.get(operand, operand) for operand in each.operands), each.detail)
+            for each in map(self.instructions.__getitem__, body)
+        )
+        return found.shape, found.detail, inside
+
     def kind(self, name: str) -> str:
         """Return what kind of work an instruction is."""
         return kind_of(self.inside(name))
@@ -79,7 +106,9 @@ class Program:
             # In place: the old array is neither read nor written, but for the slice.
             slice_bytes = shape_bytes(self.instructions[updates[-1].operands[1]].shape)
             return max(read - shape_bytes(found.shape), 0) + slice_bytes
-        return read + shape_bytes(found.shape)
+        # Beside its result, a library's call returns the memory that it may work in.
+        shape = found.shape.split("]")[0] + "]" if found.opcode == "custom-call" else found.shape
+        return read + shape_bytes(shape)
 
     def _read_bytes(self, found: Instruction, place: int, body: list[Instruction]) -> int:
         operand = self.instructions.get(found.operands[place])
@@ -100,6 +129,11 @@ class Program:
 def _parameter(parameters: list[Instruction], place: int) -> str:
     """Return the name of the parameter with this number; it is the operand in `parameter(3)`."""
     return next((each.name for each in parameters if each.operands == (str(place),)), parameters[place].name)
+
+
+def kernel_name(instruction: str) -> str:
+    """Return the name of the kernel that XLA makes for an instruction."""
+    return re.sub(r"[.\-]", "_", instruction)
 
 
 def kind_of(inside: Iterable[Instruction]) -> str:
@@ -212,6 +246,7 @@ def _instruction(name: str, rest: str) -> Instruction | None:
         operands=operands,
         called=called if opcode == "fusion" else "",
         target=target,
+        detail=_UNESSENTIAL.sub("", attributes),
         op_name=op_name,
     )
 

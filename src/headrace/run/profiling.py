@@ -1,7 +1,6 @@
 """Profiling: a few calls of a run, one step's pipeline schedule as it ran, and each block of a network alone."""
 
 import json
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -34,11 +33,12 @@ from headrace.telemetry.device_trace import (
     ProfileSummary,
     TraceEvent,
     Workload,
+    kind_by_name,
+    name_instructions,
     profile_lines,
     read_trace,
     summarise,
     summary_from,
-    transfer_kind,
 )
 
 FOLDER, SUMMARY_FILE = PROFILE_FILE.split("/")  # the folder of the trace in a run, and the summary in it
@@ -122,8 +122,8 @@ def summarise_profile(profile: CallProfile, design: Design, devices: Sequence[An
     traces = read_trace(profile.directory)
     seen = {event.module for events in traces.values() for event in events}
     programs = [parse_program(module.to_string()) for module in profile.modules if module.name in seen]
-    describe = OpTable(programs, design.network.block_names)
-    found = summarise(traces, describe, workload)
+    named = {device: name_instructions(events, programs) for device, events in traces.items()}
+    found = summarise(named, OpTable(programs, design.network.block_names), workload)
     write_atomic(profile.directory / SUMMARY_FILE, json.dumps(found.to_dict()).encode())
     return found
 
@@ -156,24 +156,19 @@ class OpTable:
         self._programs: dict[str, list[Program]] = {}
         for program in programs:
             self._programs.setdefault(program.name, []).append(program)
-        self._known: dict[tuple[str, str, str], OpFacts] = {}
+        self._known: dict[tuple[str, ...], OpFacts] = {}
 
     def __call__(self, event: TraceEvent) -> OpFacts:
-        key = (event.module, event.op, event.op_name if event.op else event.kernel)
+        key = (event.module, event.op, event.op_name, event.kernel)
         if key not in self._known:
             self._known[key] = self._describe(event)
         return self._known[key]
 
     def _describe(self, event: TraceEvent) -> OpFacts:
-        if not event.op:
-            guessed = Instruction(name="", opcode="custom-call", shape="", operands=(), op_name=event.op_name)
-            return self._facts((guessed,), event, transfer_kind(event.kernel))
         found = [each for each in self._programs.get(event.module, ()) if event.op in each.instructions]
         if not found:
-            opcode = re.sub(r"[.\d]+$", "", event.op).replace("_", "-")
-            return self._facts(
-                (Instruction(name=event.op, opcode=opcode, shape="", operands=(), op_name=event.op_name),), event
-            )
+            block = block_of([event.op_name], self._blocks)
+            return OpFacts(kind=kind_by_name(event.kernel), block=block, backward=is_backward(event.op_name))
         all_facts = [
             replace(
                 self._facts(program.inside(event.op), event),
@@ -187,11 +182,11 @@ class OpTable:
             return replace(all_facts[0], block="", backward=False, num_bytes=min(each.num_bytes for each in all_facts))
         return all_facts[0]
 
-    def _facts(self, inside: tuple[Instruction, ...], event: TraceEvent, kind: str = "") -> OpFacts:
+    def _facts(self, inside: tuple[Instruction, ...], event: TraceEvent) -> OpFacts:
         names = [name for name in (event.op_name, *(each.op_name for each in inside)) if name]
         block = block_of(names, self._blocks)
         backward = bool(names) and is_backward(next((name for name in names if block_of([name], [block])), names[0]))
-        return OpFacts(kind=kind or kind_of(inside), block=block, backward=backward)
+        return OpFacts(kind=kind_of(inside), block=block, backward=backward)
 
 
 def measure_ceilings(device: Any, dtype: Any) -> tuple[float, float]:

@@ -8,13 +8,25 @@ exchanges and transfers, so that kinds and blocks and idle time add up to the wh
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from headrace.core.errors import DataError
 from headrace.core.units import format_bytes, format_duration
-from headrace.engine.hlo_text import COLLECTIVE, COPY, IDLE, KINDS, TRANSFER
+from headrace.engine.hlo_text import (
+    COLLECTIVE,
+    CONVOLUTION,
+    COPY,
+    ELEMENTWISE,
+    IDLE,
+    KINDS,
+    OTHER,
+    PRODUCT,
+    TRANSFER,
+    Program,
+    kernel_name,
+)
 
 REST = "rest"  # what no named scope accounts for
 _NUM_KERNELS = 10
@@ -167,10 +179,34 @@ def _event(event: Any) -> TraceEvent:
         kernel=event.name,
         op=str(stats.get("hlo_op", "")),
         module=str(stats.get("hlo_module", "")),
-        op_name=str(stats.get("tf_op", "")),
+        op_name=str(stats.get("name") or stats.get("tf_op", "")),
         start=start,
         end=start + event.duration_ns * _NS,
     )
+
+
+def name_instructions(events: Sequence[TraceEvent], programs: Sequence[Program]) -> list[TraceEvent]:
+    """Return the events, those of CUDA graphs with their instruction.
+
+    In a graph an event has the name of its kernel and the graph's number. Equal fusions share a kernel; each step runs
+    them in the order of the schedule, so that the events in their order are theirs in turn.
+    """
+    known = {name for program in programs for name in program.instructions}
+    by_kernel = {kernel: (program.name, names) for program in programs for kernel, names in program.by_kernel.items()}
+    alone = {event.op for event in events if event.op in known}
+    places: dict[tuple[str, tuple[str, ...]], list[int]] = defaultdict(list)
+    for place, event in enumerate(events):
+        if event.op not in known and event.kernel in by_kernel:
+            places[by_kernel[event.kernel]].append(place)
+    named = list(events)
+    for (module, names), found in places.items():
+        in_turn = [name for name in names if name not in alone]
+        if not in_turn or len(found) % len(in_turn):  # some ran elsewhere: only the kernel's name is certain
+            in_turn = [name for name in names if kernel_name(name) == events[found[0]].kernel]
+        for number, place in enumerate(found):
+            op = in_turn[number % len(in_turn)]
+            named[place] = replace(events[place], op=op, module=module, op_name="")
+    return named
 
 
 def exclusive_seconds(spans: Sequence[tuple[float, float, bool]]) -> list[float]:
@@ -264,14 +300,21 @@ def _kernels_by_op(events: Iterable[TraceEvent]) -> dict[str, int]:
     return {op: len(kernels) for op, kernels in found.items()}
 
 
-def transfer_kind(kernel: str) -> str:
-    """Return the kind of an event that belongs to no instruction, '' if it is neither a transfer nor a copy."""
+# What a kernel is by its name alone, where no program has an instruction for it; the first word that it contains.
+_WORDS = {
+    **dict.fromkeys(("h2d", "d2h", "p2p", "htod", "dtoh", "ptop"), TRANSFER),
+    **dict.fromkeys(("memcpy", "memset"), COPY),
+    "nccl": COLLECTIVE,
+    **dict.fromkeys(("conv", "fprop", "dgrad", "wgrad"), CONVOLUTION),
+    **dict.fromkeys(("gemm", "cublas"), PRODUCT),
+    "fusion": ELEMENTWISE,
+}
+
+
+def kind_by_name(kernel: str) -> str:
+    """Return the kind of an event that belongs to no instruction."""
     name = kernel.lower().replace(" ", "")
-    if any(word in name for word in ("h2d", "d2h", "p2p", "htod", "dtoh", "ptop")):
-        return TRANSFER
-    if "nccl" in name:
-        return COLLECTIVE
-    return COPY if "memcpy" in name or "memset" in name else ""
+    return next((kind for word, kind in _WORDS.items() if word in name), OTHER)
 
 
 # For people
