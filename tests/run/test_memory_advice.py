@@ -9,7 +9,6 @@ import pytest
 from headrace.cli.main import main
 from headrace.config.load import resolve
 from headrace.core.errors import RunStopped
-from headrace.run import memory_advice
 from headrace.run.design import design_run
 from headrace.run.memory_advice import advise_on_memory, measured_memory, out_of_memory
 
@@ -63,6 +62,14 @@ def test_an_estimate_that_should_have_fitted_is_undercut():
     assert first == ("128", "2")
 
 
+def test_a_cpu_saves_nothing_with_16_bits():
+    error = out_of_memory(
+        design(), "RESOURCE_EXHAUSTED: allocating 1073741824 bytes.", None, validates=False, on_cpu=True
+    )
+    assert "an allocation of 1.0 GiB failed" in error.problem
+    assert "--precision" not in error.remedy
+
+
 def test_nothing_fits_a_device_without_memory():
     error = out_of_memory(design(), "RESOURCE_EXHAUSTED", 1 << 20, validates=False)
     assert "No single change is enough" in error.remedy
@@ -113,4 +120,3 @@ def test_memory_is_measured_on_devices_that_count_it_else_of_the_process():
     assert measured_memory([Fake()]) == {"device_peak_bytes": 3 * GIB, "device_limit_bytes": 4 * GIB}
     found = measured_memory(jax.local_devices())
     assert 50 << 20 < found["process_peak_bytes"] < 1 << 42
-    assert memory_advice._ASKED.search("Out of memory allocating 1073741824 bytes.").groups() == ("1073741824", "bytes")

@@ -23,7 +23,7 @@ def draw_profile(files: RunFiles) -> Html:
         "profile",
         f"Where the devices' time went: {format_duration(found.seconds)} recorded",
         *_bar(found),
-        *(element("p", line) for line in utilisation_lines(found)),
+        element("pre", "\n".join(utilisation_lines(found))),
         element("h3", "By block"),
         rows_table(_block_rows(found), ("block", "forward ms", "backward ms", "share %"), numbers=(1, 2, 3)),
         element("h3", "Slowest kernels"),

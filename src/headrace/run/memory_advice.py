@@ -53,16 +53,19 @@ class advise_on_memory:
         if not isinstance(error, jax.errors.JaxRuntimeError) or "RESOURCE_EXHAUSTED" not in str(error):
             return
         limit = device_memory_bytes(jax.local_devices()[0])
-        raise out_of_memory(self._design, str(error), limit, validates=self._validates) from error
+        on_cpu = jax.default_backend() == "cpu"
+        raise out_of_memory(self._design, str(error), limit, validates=self._validates, on_cpu=on_cpu) from error
 
 
-def out_of_memory(design: Design, message: str, limit: int | None, *, validates: bool) -> RunStopped:
+def out_of_memory(
+    design: Design, message: str, limit: int | None, *, validates: bool, on_cpu: bool = False
+) -> RunStopped:
     """Return the error for people; `message` is XLA's, `limit` the memory of a device where it is known."""
     plan = design.plan
     micro = plan.validation.micro_batch_size if validates else plan.batch.micro_batch_size
     memory = validation_memory(design) if validates else plan.memory
     asked = _ASKED.search(message)
-    failed = f" (an allocation of {' '.join(asked.groups())} failed)" if asked else ""
+    failed = f" (an allocation of {_size(*asked.groups())} failed)" if asked else ""
     of = f" of its {format_bytes(limit)}" if limit else ""
     problem = (
         f"The device ran out of memory{failed}: {'validation' if validates else 'training'} with {micro:,} images at "
@@ -73,12 +76,19 @@ def out_of_memory(design: Design, message: str, limit: int | None, *, validates:
     fits = _LESS * memory.total_bytes
     if limit and memory.total_bytes > limit:
         fits = _SPARE * limit
-    changes = [*islice((_validation_changes if validates else _training_changes)(design, fits), _MOST_CHANGES)]
+    found = (_validation_changes if validates else _training_changes)(design, fits)
+    # XLA computes 16 bits as 32 on a CPU, which takes more memory, not less.
+    useful = (change for change in found if not (on_cpu and "--precision" in change.options))
+    changes = [*islice(useful, _MOST_CHANGES)]
     remedy = "No single change is enough: use a smaller network, smaller images, or more devices."
     if changes:
         same = f"the same global batch of {plan.batch.global_batch_size:,}" if not validates else "the same results"
         remedy = f"With {same}, one of these should fit: {'; '.join(map(str, changes))}."
     return RunStopped(problem, rule=f"Its largest parts: {parts}.", remedy=remedy)
+
+
+def _size(number: str, unit: str) -> str:
+    return format_bytes(int(number)) if unit == "bytes" else f"{number} {unit}"
 
 
 def _training_changes(design: Design, fits: float) -> Iterator[Change]:

@@ -350,19 +350,19 @@ def profile_lines(found: ProfileSummary) -> list[str]:
 
 
 def utilisation_lines(found: ProfileSummary) -> list[str]:
-    """Return how much of the device's arithmetic and memory bandwidth was used, a line each."""
+    """Return how much of the device's arithmetic and memory bandwidth was used."""
     work, flops = found.workload, found.flops_per_second
-    text = f"model FLOPs  {_flops(flops)}"
+    lines = [f"model FLOPs  {_flops(flops)}"]
     if work.peak_flops:
-        text += f": {flops / work.peak_flops:.1%} of the {_flops(work.peak_flops)} measured here"
+        lines[0] += f": {flops / work.peak_flops:.1%} of the {_flops(work.peak_flops)} measured here"
     if work.published_flops:
-        text += f", {flops / work.published_flops:.1%} of the published {_flops(work.published_flops)}"
-    memory = f"memory       {format_bytes(int(found.bytes_per_second))}/s at least"
+        lines.append(f"{'':13}{flops / work.published_flops:.1%} of the {_flops(work.published_flops)} published")
+    lines.append(f"memory       {format_bytes(int(found.bytes_per_second))}/s at least")
     if work.peak_bytes:
         share = found.bytes_per_second / work.peak_bytes
-        memory += f": {share:.1%} of the {format_bytes(int(work.peak_bytes))}/s measured here"
-        memory += " (what stays in caches moves faster)" if share > 1 else ""
-    return [text, memory]
+        lines[-1] += f": {share:.1%} of the {format_bytes(int(work.peak_bytes))}/s measured here"
+        lines += [f"{'':13}(what stays in caches moves faster)"] if share > 1 else []
+    return lines
 
 
 def _flops(value: float) -> str:
