@@ -241,8 +241,9 @@ def summarise(
 ) -> ProfileSummary:
     """Return where the time went, the mean over devices."""
     share = 1 / len(devices)
-    kinds, blocks = dict.fromkeys(KINDS, 0.0), defaultdict[tuple[str, bool], float](float)
-    seconds: Counter[tuple[str, str]] = Counter()
+    kinds: dict[str, float] = dict.fromkeys(KINDS, 0.0)
+    blocks: dict[tuple[str, bool], float] = defaultdict(float)
+    seconds: dict[tuple[str, str], float] = defaultdict(float)
     counts: Counter[tuple[str, str]] = Counter()
     about: dict[tuple[str, str], OpFacts] = {}
     window, moved = 0.0, 0.0
@@ -286,7 +287,7 @@ def summarise(
                 count=round(counts[kernel, op] * share),
                 bytes_per_second=about[kernel, op].num_bytes * counts[kernel, op] * share / spent if spent else 0.0,
             )
-            for (kernel, op), spent in seconds.most_common(_NUM_KERNELS)
+            for (kernel, op), spent in heapq.nlargest(_NUM_KERNELS, seconds.items(), key=lambda item: item[1])
         ),
         num_bytes=moved,
     )
