@@ -1,4 +1,4 @@
-"""Weights of classes and balanced sampling against counting."""
+"""Weights of classes, balanced sampling and repeated augmentation against counting."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -12,7 +12,14 @@ from headrace.core.errors import ConfigError
 from headrace.data.augmentation.augment import Preprocess, preprocess
 from headrace.data.feeding.cache import CacheChoice
 from headrace.data.feeding.feed import CallSpans, FeedOptions, TrainFeed
-from headrace.data.feeding.order import StepShape, balanced_order, class_weights
+from headrace.data.feeding.order import (
+    StepShape,
+    balanced_order,
+    class_weights,
+    epoch_order,
+    repeated_order,
+    step_indices,
+)
 from headrace.data.sets.source import ArraySource
 
 
@@ -129,3 +136,54 @@ def test_a_balanced_feed_sends_the_images_of_its_samples(put: Callable[[Any, str
 def test_what_cannot_be_balanced_is_refused(given: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="balanced_sampling"):
         config_from(given)
+
+
+@pytest.mark.parametrize(("size", "batch", "repeats"), [(96, 24, 3), (100, 20, 3), (37, 8, 4), (50, 10, 16)])
+def test_each_image_of_a_step_is_repeated(size: int, batch: int, repeats: int) -> None:
+    order, distinct, seen = repeated_order(repeats, batch), -(-batch // repeats), []
+    for epoch in range(3):
+        numbers = order(7, epoch, size, True, 0)
+        assert len(numbers) == size
+        for step in range(size // batch):
+            block = numbers[step * batch : (step + 1) * batch]
+            assert len(set(block.tolist())) == batch  # every copy has a number, hence an augmentation, of its own
+            copies = Counter((block % size).tolist())
+            assert len(copies) == min(distinct, batch)
+            assert set(copies.values()) <= {-(-batch // distinct), batch // distinct}
+            assert max(copies.values()) <= repeats
+            if distinct > 1:
+                assert (block[1:] % size != block[:-1] % size).all()  # neighbours are mixed
+            expected = epoch_order(7, epoch, size, True)[step * distinct : (step + 1) * distinct]
+            assert list(dict.fromkeys((block % size).tolist())) == expected.tolist()
+        seen.append(frozenset((numbers[: size // batch * batch] % size).tolist()))
+    assert len(set(seen)) == 3  # every epoch uses another part of the set
+    assert len(seen[0]) == size // batch * distinct
+
+
+def test_repetition_goes_on_through_further_passes_and_any_division_of_a_step() -> None:
+    """Steps of an epoch that is longer than the set are cut from one sequence, whatever the micro batches."""
+    shapes = [
+        StepShape(
+            seed=1, num_samples=30, shuffle=True, updates_per_epoch=9, gradient_accumulation_count=g,
+            num_replicas=r, micro_batch_size=12 // g // r, repeats=3,
+        )
+        for g, r in ((1, 1), (3, 2), (2, 1))
+    ]  # fmt: skip
+    orders = [step_indices(shape, 0, 18, repeated_order(3, 12))[0].reshape(18, 12) for shape in shapes]
+    assert all((order == orders[0]).all() for order in orders[1:])
+    within_a_pass = [step for number, step in enumerate(orders[0]) if number % 9 != 7]  # images 28 to 31 of 30
+    assert all(set(Counter((step % 30).tolist()).values()) == {3} for step in within_a_pass)
+    for epoch in (orders[0][:9], orders[0][9:]):  # 36 images: all 30 once, then 6 of another shuffle
+        used = Counter((epoch % 30).ravel().tolist())
+        assert len(used) == 30
+        assert set(used.values()) == {3, 6}
+    later = step_indices(shapes[1], 11, 4, repeated_order(3, 12))[0].reshape(4, 12)
+    np.testing.assert_array_equal(later, orders[0][11:15])
+
+
+@pytest.mark.parametrize(
+    "options", [{"shuffle": False}, {"balanced_sampling": True}], ids=lambda options: next(iter(options))
+)
+def test_repetition_is_refused_beside_other_orders(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="repeated_augmentation 3"):
+        config_from({"repeated_augmentation": 3, **options})

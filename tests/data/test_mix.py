@@ -252,3 +252,29 @@ def test_a_batch_that_leaves_one_image_to_mix_is_refused() -> None:
     options = {"dataset": "digits", "batch_size": 2, "num_replicas": 2, "cutmix_lambda": 0.5}
     with pytest.raises(ConfigError, match="micro batch of one image"):
         design_run(config_from(options))
+
+
+def test_each_micro_batch_gets_mixup_or_cutmix() -> None:
+    """With a switch, what is drawn for one of the two is the same as without, and the other one is left out."""
+    both, switched = (mix(mixup_alpha=0.4, cutmix_alpha=1.0, **more) for more in ({}, {"mixup_switch_prob": 0.3}))
+    cuts = []
+    for first in range(400):
+        images, labels, _ = micro_batch(6)
+        index = np.arange(first * 6, first * 6 + 6, dtype=np.int32)
+        box = tuple(int(end[0]) for end in cutmix_box(index, 3, switched))
+        share = mixup_weights(index, 3, switched)
+        is_cut = bool((share == 1).all())
+        cuts.append(is_cut)
+        if is_cut:
+            assert box == tuple(int(end[0]) for end in cutmix_box(index, 3, both))
+        else:
+            assert box == (0, 0, 0, 0)
+            np.testing.assert_array_equal(share, mixup_weights(index, 3, both))
+        if first < 20:
+            expected_images, target = by_hand(images, labels, share, box)
+            np.testing.assert_allclose(mix_images(images, index, 3, switched), expected_images, atol=1e-6)
+            np.testing.assert_allclose(target_of(mix_labels(labels, index, 3, switched)), target, atol=1e-6)
+    assert np.mean(cuts) == pytest.approx(0.3, abs=0.07)
+    device = jax.jit(lambda i, e: mixup_weights(i, e, switched))(np.arange(6, dtype=np.int32), np.uint32(3))
+    np.testing.assert_array_equal(np.asarray(device), mixup_weights(np.arange(6, dtype=np.int32), 3, switched))
+    assert mix(mixup_alpha=0.4, mixup_switch_prob=0.3).switch_prob is None  # nothing to switch to

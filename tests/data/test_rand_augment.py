@@ -8,6 +8,7 @@ import pytest
 from PIL import Image, ImageEnhance, ImageOps
 
 from headrace.config.load import config_from
+from headrace.config.schema import Augment
 from headrace.core.errors import ConfigError
 from headrace.data.augmentation.augment import Preprocess, preprocess, preprocess_spec
 from headrace.data.augmentation.rand_augment import (
@@ -26,8 +27,10 @@ SIZE = (40, 32)  # as Pillow has it
 RNG = np.random.default_rng(0)
 
 
-def how(*operations: str, count: int = 1, magnitude: float = 9.0) -> RandAugment:
-    found = rand_augment_of(count, magnitude, operations, 11)
+def how(*operations: str, count: int = 1, magnitude: float = 9.0, **options: float) -> RandAugment:
+    given: dict[str, Any] = {f"rand_augment_{name}": value for name, value in options.items()}
+    augment = Augment(rand_augment=count, rand_augment_magnitude=magnitude, rand_augment_operations=operations, **given)
+    found = rand_augment_of(augment, 11)
     assert found is not None
     return found
 
@@ -167,6 +170,40 @@ def test_the_whole_way_is_the_same_on_host_and_device(changes: dict[str, Any]) -
     assert (alone == host[5:6]).all()
     evaluated = preprocess(images, index, 7, spec, False)
     assert (evaluated != host).any((1, 2, 3)).all()
+
+
+def test_strengths_vary_and_operations_are_left_out() -> None:
+    """Normal around 9 with deviation 3, in 16 values; three of ten operations are not applied."""
+    spec = how("brightness", "rotate", std=3.0, probability=0.7)
+    index = np.arange(20_000, dtype=np.int32)
+    number, which = choices(index, 2, spec, 0)
+    assert (number == 2).mean() == pytest.approx(0.3, abs=0.02)
+    magnitudes = 30 * np.array(spec.levels)[which // 2]
+    assert magnitudes.mean() == pytest.approx(9, abs=0.1)
+    assert magnitudes.std() == pytest.approx(3, abs=0.25)
+    assert (which % 2).mean() == pytest.approx(0.5, abs=0.02)
+    assert np.corrcoef(which // 2, number)[0, 1] == pytest.approx(0, abs=0.03)
+
+    images, some = random_images(40), index[:40]
+    changed = change_colors(images.astype(np.float32), some, 2, spec)
+    device = jax.jit(lambda x, i, e: change_colors(x, i, e, spec))(images.astype(np.float32), some, np.uint32(2))
+    assert (np.asarray(device) == changed).mean() > 0.999
+    rows, columns = source_pixels(some, 2, spec, HW)
+    for n in range(40):
+        sign, level = 1 - 2 * (which[n] % 2), spec.levels[which[n] // 2]
+        if number[n] == 0:
+            theirs = ImageEnhance.Brightness(Image.fromarray(images[n])).enhance(1 + sign * 0.9 * level)
+            assert np.abs(np.asarray(theirs) - changed[n]).max() <= 1
+        else:
+            assert (changed[n] == images[n]).all()
+        if number[n] == 1:
+            moved_by = np.hypot(rows[n][0, 0] - 0, columns[n][0, 0] - 0)
+            expected = 2 * np.hypot(*HW) / 2 * np.sin(np.pi / 12 * level)  # the chord of the corner's arc
+            assert moved_by == pytest.approx(expected, abs=1.5)
+        else:
+            assert (rows[n] == np.arange(HW[0])[:, None]).all()
+    assert how(std=30.0).levels[0] == 0  # never below nothing, nor above the end
+    assert how(std=30.0, magnitude=29).levels[-1] == 1
 
 
 def test_operations_are_chosen_evenly() -> None:

@@ -42,6 +42,28 @@ def test_cross_entropy_matches_numpy(batch, smoothing):
     np.testing.assert_allclose(loss, losses_by_hand(logits, labels, smoothing), rtol=2e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("threshold", [None, 0.2])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_binary_cross_entropy_matches_numpy(batch, smoothing, threshold):
+    """Mixed labels, smoothed, then cut at the threshold: each class is asked for by itself, and their mean is taken."""
+    logits, labels = batch
+    logits = np.concatenate([logits[:63], np.full((1, 10), 90.0, np.float32)])  # e^90 is no float32
+    others, share = np.roll(labels, 1), np.linspace(0.5, 1, 64)
+    mixed = MixedLabels(np.stack([labels, others], 1), np.stack([share, 1 - share], 1).astype(np.float32))
+    target = share[:, None] * np.eye(10)[labels] + (1 - share)[:, None] * np.eye(10)[others]
+    target = (1 - smoothing) * target + smoothing / 10
+    if threshold is not None:
+        target = (target > threshold).astype(float)
+    x = logits.astype(np.float64)
+    expected = (np.logaddexp(0, x) - target * x).mean(-1)
+    custom = objective.CustomObjective(loss=objective.binary_cross_entropy(threshold))
+    loss, sums = training_loss(logits, mixed, label_smoothing=smoothing, custom=custom)
+    np.testing.assert_allclose(float(loss), expected.mean(), rtol=2e-6)
+    np.testing.assert_allclose(float(sums["loss"]), expected.sum(), rtol=2e-6)
+    gradient = jax.grad(lambda x: training_loss(x, mixed, label_smoothing=smoothing, custom=custom)[0])(logits)
+    np.testing.assert_allclose(gradient, (1 / (1 + np.exp(-x)) - target) / 640, atol=2e-9)
+
+
 def test_uniform_logits_cost_log_c():
     loss = cross_entropy(jnp.zeros((3, 7)), jnp.array([0, 3, 6]), label_smoothing=0.1)
     np.testing.assert_allclose(loss, math.log(7), rtol=1e-6)

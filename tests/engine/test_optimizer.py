@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from headrace.config.schema import Learning
@@ -204,6 +205,45 @@ def test_adamw_matches_numpy(start):
     assert_same(train(tx, start, grads_at, 6), by_hand(start, 6, rule))
 
 
+# ----------------------------------------------------------------------------------------------------------------- LAMB
+def test_lamb_matches_numpy(start):
+    """The step is as long as the weight times the rate, whatever the gradient; names without decay take Adam's step."""
+
+    def rule(name, w, g, slots, rate):
+        n = slots["n"] = slots.get("n", 0) + 1
+        slots["m"] = 0.8 * slots.get("m", 0.0) + 0.2 * g
+        slots["s"] = 0.95 * slots.get("s", 0.0) + 0.05 * g**2
+        step = slots["m"] / (1 - 0.8**n) / (np.sqrt(slots["s"] / (1 - 0.95**n)) + 1e-6)
+        if name != "kernel":
+            return w - rate * step
+        step = step + 0.3 * w
+        return w - rate * np.linalg.norm(w) / np.linalg.norm(step) * step
+
+    options: dict[str, Any] = {"weight_decay": 0.3, "weight_decay_exclude": ("bias$", "gamma$")}
+    tx = make("lamb", {"beta1": 0.8, "beta2": 0.95}, **options)
+    assert_same(train(tx, start, grads_at, 6), by_hand(start, 6, rule))
+
+
+def test_lamb_is_optax_lamb_where_nothing_is_excluded(start):
+    theirs = optax.lamb(rate_at(0), b1=0.9, b2=0.999, eps=1e-6, weight_decay=0.02)
+    tx = make("lamb", {}, constant(rate_at(0)), weight_decay=0.02)
+    ours = train(tx, start, grads_at, 4)
+    params = jax.tree.map(jnp.asarray, start)
+    state = theirs.init(params)
+    for step in range(4):
+        updates, state = theirs.update(grads_at(step), state, params)
+        params = optax.apply_updates(params, updates)
+    assert_same(ours, params["conv"])
+
+
+def test_lamb_takes_the_plain_step_where_a_norm_is_zero():
+    grads = {"zero": jnp.ones(2), "still": jnp.zeros(2)}
+    tx = make("lamb", {}, constant(0.1))
+    moved = train(tx, {"zero": np.zeros(2, np.float32), "still": np.ones(2, np.float32)}, lambda step: grads, 1)
+    np.testing.assert_allclose(moved["zero"], -0.1, rtol=1e-4)  # Adam's first step has length 1
+    np.testing.assert_array_equal(moved["still"], 1.0)
+
+
 # ------------------------------------------------------------------------------------- clipping, L2, decay, their order
 def test_decay_alone_takes_rate_times_decay_off():
     """Zero gradient, rate 1: w = 1 - wd; rate 0.5: 1 - wd / 2."""
@@ -258,7 +298,7 @@ def test_a_gradient_below_the_limit_is_left_alone_to_the_bit(start):
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("sgd", {"momentum": 0.9}), ("lars", LARS), ("rmsprop", RMSPROP), ("adamw", {"epsilon": 1e-8})],
+    [("sgd", {"momentum": 0.9}), ("lars", LARS), ("rmsprop", RMSPROP), ("adamw", {"epsilon": 1e-8}), ("lamb", {})],
 )
 def test_half_width_weights_and_gradients_are_updated_in_float32(name, options):
     tx = make(name, options, l2_regularization=1e-3, weight_decay=1e-3, gradient_clipping=1.0)

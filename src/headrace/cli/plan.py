@@ -20,6 +20,7 @@ def main(argv: list[str]) -> int:
     from headrace.engine.visible import visible_devices
     from headrace.plan.plan import format_plan
     from headrace.plan.scale import format_scale
+    from headrace.plan.steps import describe_sizes
     from headrace.plan.timeline_files import check_diagram_file, write_diagram
     from headrace.run.choices import settle, with_choices
     from headrace.run.design import design_run, scale_to_devices
@@ -50,8 +51,8 @@ def main(argv: list[str]) -> int:
         print(format_scale(rows, args.num_devices))
     print(format_plan(design.plan, tuple(_lr_points(design).items())))
     print("".join(f"warning: {text}\n" for text in design.info.remarks), end="")
-    if len(design.sizes) > 1:
-        print(f"image sizes: {', '.join(str(span) for span in design.sizes)}")
+    if sizes := describe_sizes(design.sizes, design.network):
+        print(sizes)
     return 0
 
 

@@ -10,7 +10,7 @@ _ONLY_TRAINING = frozenset(
     (
         "compile_only", "profile", "target_accuracy", "early_stopping", "training", "train_augmentation", "train_crop",
         "shuffle",
-        "balanced_sampling", "num_epochs", "weight_updates_per_epoch", "logs_per_epoch", "ckpts_per_epoch",
+        "balanced_sampling", "repeated_augmentation", "num_epochs", "weight_updates_per_epoch", "logs_per_epoch", "ckpts_per_epoch",
         "validations_per_epoch", "call_seconds", "clean_dir", "keep_best", "max_ckpts_to_keep", "average_last_epochs",
         "average_decays", "loss_scaling", "loss_scaling_params", "nan_policy", "stochastic_rounding",
     )
@@ -77,7 +77,7 @@ SCREENS: Mapping[str, Screen] = {
                 "lr": "peak learning rate",
                 "lr-schedule": "const, cosine, stepped, drops, polynomial or exponential",
                 "warmup-epochs": "epochs until the learning rate has its peak",
-                "optimizer": "sgd, momentum, lars, rmsprop or adamw",
+                "optimizer": "sgd, momentum, lars, rmsprop, adamw or lamb",
                 "weight-decay": "decay of the weights, times the learning rate",
                 "early-stopping": "end after N validations without a better one",
                 "seed": "seed of all randomness",
@@ -131,6 +131,7 @@ SCREENS: Mapping[str, Screen] = {
                 "dataset",
                 "decode_once",
                 "balanced_sampling",
+                "repeated_augmentation",
                 "shuffle",
                 "optimizer",
                 "precision",

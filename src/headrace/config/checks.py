@@ -12,6 +12,7 @@ from headrace.config.schema import Config
 from headrace.config.section_augment import AUGMENT_NOTES, AUGMENT_RULES
 from headrace.config.section_compiler import COMPILER_RULES, COMPILER_WARNINGS
 from headrace.config.section_data import DATA_RULES
+from headrace.config.section_learning import LEARNING_NOTES, LEARNING_RULES
 from headrace.config.section_model import MODEL_RULES, WEIGHT_NOTES
 from headrace.config.section_pipeline import PIPELINE_NOTES, PIPELINE_RULES
 from headrace.core.errors import ConfigError
@@ -62,6 +63,7 @@ RULES = (
         remedy="Leave one of them on; `headrace convert` makes a checkpoint of a file of weights.",
     ),
     *DATA_RULES,
+    *LEARNING_RULES,
     *MODEL_RULES,
     *PIPELINE_RULES,
     *AUGMENT_RULES,
@@ -137,6 +139,7 @@ NOTES = (
         text=lambda facts: f"{facts.describe('loss_scaling_params')} is for dynamic loss scaling only.",
     ),
     *PIPELINE_NOTES,
+    *LEARNING_NOTES,
     *WEIGHT_NOTES,
     *AUGMENT_NOTES,
 )

@@ -69,7 +69,7 @@ OPTION_FAMILIES: Mapping[str, tuple[str, ...]] = {
     "depth_coefficient": ("efficientnet",),
     "depth_divisor": ("efficientnet",),
     "dropout_rate": ("efficientnet", "mobilenet", "squeezenet", "vgg"),
-    "block_survival_prob": ("efficientnet", "convnext"),
+    "block_survival_prob": ("resnet", "resnext", "seresnet", "seresnext", "efficientnet", "convnext"),
     "use_relu": ("efficientnet",),
     "se": ("efficientnet",),
     "top_width": ("efficientnet", "mobilenet"),

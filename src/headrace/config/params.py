@@ -104,6 +104,13 @@ OPTIMIZER_PARAMS: dict[str, Row] = {
             Param(name="epsilon", default=1e-8, check=above(0)),
         )
     ),
+    "lamb": Row(
+        params=(
+            Param(name="beta1", default=0.9, check=share),
+            Param(name="beta2", default=0.999, check=share),
+            Param(name="epsilon", default=1e-6, check=above(0)),
+        )
+    ),
 }
 
 LR_PARAMS: dict[str, Row] = {

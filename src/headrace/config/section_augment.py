@@ -60,6 +60,14 @@ class Augment:
     rand_augment_magnitude: float = option(
         9.0, "Strength of the operations of rand_augment, from 0 to 30.", check=between(0, 30)
     )
+    rand_augment_std: float = option(
+        0.0,
+        "Standard deviation of rand_augment_magnitude, drawn for each image and operation; 0 keeps it fixed.",
+        check=between(0, 30),
+    )
+    rand_augment_probability: float = option(
+        1.0, "Probability that each operation of rand_augment is applied.", check=between(0, 1)
+    )
     rand_augment_operations: tuple[str, ...] = option(
         (),
         "Operations that rand_augment chooses from; unset means all but equalize, which needs a histogram.",
@@ -84,6 +92,17 @@ class Augment:
         0.0,
         "Cutmix by its usual formula, instead of cutmix_lambda: the fraction kept is drawn from Beta(x, x); 0 is off.",
         check=between(0, 100),
+    )
+    mixup_switch_prob: float | None = option(
+        None,
+        "With mixup and cutmix: probability that a micro-batch gets cutmix, else it gets mixup; unset applies both.",
+        check=between(0, 1),
+    )
+    train_image_size: int | None = option(
+        None,
+        "Height and width of training images, shrunk on the device from image_size; unset means image_size, with "
+        "which validation is always done.",
+        check=at_least(4),
     )
     progressive_resolution: int | None = option(
         None,
@@ -149,6 +168,29 @@ AUGMENT_RULES = (
         remedy="Leave balanced_sampling out.",
     ),
     Rule(
+        broken=lambda facts: facts.config.data.repeated_augmentation > 1 and not facts.config.data.shuffle,
+        problem=lambda facts: f"{facts.describe('repeated_augmentation')} with {facts.describe('shuffle')}.",
+        rule="An epoch sees only a part of the images, which must be another one each time.",
+        remedy="Leave one of them out.",
+    ),
+    Rule(
+        broken=lambda facts: facts.config.data.repeated_augmentation > 1 and facts.config.data.balanced_sampling,
+        problem=lambda facts: f"{facts.describe('repeated_augmentation')} with {facts.describe('balanced_sampling')}.",
+        rule="Both say how often an image occurs in an epoch.",
+        remedy="Leave one of them out.",
+    ),
+    Rule(
+        broken=lambda facts: (
+            facts.config.augment.train_image_size is not None
+            and facts.config.augment.progressive_resolution is not None
+        ),
+        problem=lambda facts: (
+            f"Both are given: {facts.describe('train_image_size')} and {facts.describe('progressive_resolution')}."
+        ),
+        rule="Training images have one size, or sizes that grow to image_size.",
+        remedy="Leave one of them out.",
+    ),
+    Rule(
         broken=lambda facts: facts.config.augment.cutmix_lambda < 1 and facts.config.augment.cutmix_alpha > 0,
         problem=lambda facts: (
             f"Both are given: {facts.describe('cutmix_lambda')} and {facts.describe('cutmix_alpha')}."
@@ -187,6 +229,13 @@ AUGMENT_NOTES = (
     ),
     _without("cutmix_version", "cutmix_lambda", lambda augment: augment.cutmix_lambda < 1),
     _without("rand_augment_magnitude", "rand_augment", lambda augment: augment.rand_augment),
+    _without("rand_augment_std", "rand_augment", lambda augment: augment.rand_augment),
+    _without("rand_augment_probability", "rand_augment", lambda augment: augment.rand_augment),
+    _without(
+        "mixup_switch_prob",
+        "mixup_alpha and cutmix",
+        lambda augment: augment.mixup_alpha and (augment.cutmix_alpha or augment.cutmix_lambda < 1),
+    ),
     _without("rand_augment_operations", "rand_augment", lambda augment: augment.rand_augment),
     _without("progressive_resolution_end", "progressive_resolution", lambda augment: augment.progressive_resolution),
     _without("progressive_resolution_sizes", "progressive_resolution", lambda augment: augment.progressive_resolution),

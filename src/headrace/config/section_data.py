@@ -157,6 +157,12 @@ class Data:
     )
     shuffle: bool = option(True, "Shuffle the training images anew in every epoch.")
     balanced_sampling: bool = option(False, "Sample every class equally often, repeating the images of small ones.")
+    repeated_augmentation: int = option(
+        1,
+        "Times that each image of a step occurs in it, augmented differently; an epoch keeps its length and uses that "
+        "fraction of the images.",
+        check=between(1, 64),
+    )
     dataset_cache: str = option(
         "auto",
         "Where the dataset is kept; auto means on the device if it fits dataset_device_budget, raw and decoded (for "

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.config.field import option
+from headrace.config.field import Remark, Rule, option
 from headrace.config.values import (
     BYTES,
     CLASS_WEIGHTS,
@@ -61,7 +61,7 @@ class Learning:
         "sgd",
         "Optimizer; sgd applies the learning rate before the momentum, momentum applies it after.",
         aliases=("optimiser",),
-        choices=("sgd", "momentum", "lars", "rmsprop", "adamw"),
+        choices=("sgd", "momentum", "lars", "rmsprop", "adamw", "lamb"),
     )
     optimizer_params: dict[str, Any] = option(
         {"momentum": 0},
@@ -101,6 +101,16 @@ class Learning:
         chosen="a tenth of num_epochs",
     )
     lr_staircase: bool = option(False, "Keep the learning rate constant within an epoch.")
+    loss: str = option(
+        "cross_entropy",
+        "Loss: softmax cross entropy, or bce, the mean over the classes of binary cross entropies (sigmoid).",
+        choices=("cross_entropy", "bce"),
+    )
+    bce_target_threshold: float | None = option(
+        None,
+        "With bce: classes whose (mixed) target exceeds this count as 1, the others as 0; unset keeps the target.",
+        check=share,
+    )
     label_smoothing: float = option(0.0, "Fraction of the target that is spread evenly over all classes.", check=share)
     label_smoothing_classes: str = option(
         "all",
@@ -121,7 +131,8 @@ class Learning:
     )
     weight_decay: float = option(
         0.0,
-        "Multiple of the weights, times the learning rate, that is subtracted after the optimizer (decoupled).",
+        "Multiple of the weights, times the learning rate, that is subtracted after the optimizer (decoupled); lamb "
+        "adds it before its trust ratio.",
         check=at_least(0),
     )
     weight_decay_exclude: tuple[str, ...] = option(
@@ -135,6 +146,22 @@ class Learning:
     ema_decay: float = option(
         0.0, "Decay of a moving average of the weights, which is validated separately; 0 is off.", check=share
     )
+
+
+LEARNING_RULES = (
+    Rule(
+        broken=lambda facts: facts.config.learning.loss == "bce" and bool(facts.config.learning.class_weights),
+        problem=lambda facts: f"{facts.describe('class_weights')} with {facts.describe('loss')}.",
+        rule="They are weights of the softmax cross entropy.",
+        remedy="Leave one of them out; --balanced-sampling also evens out the classes.",
+    ),
+)
+LEARNING_NOTES = (
+    Remark(
+        when=lambda facts: facts.given("bce_target_threshold") and facts.config.learning.loss != "bce",
+        text=lambda facts: f"{facts.describe('bce_target_threshold')} has no effect without --loss bce.",
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
-"""The classification objective: softmax cross entropy from logits, and the sums that become metrics.
+"""The classification objective: softmax or binary cross entropy from logits, and the sums that become metrics.
 
 Labels are one per sample, or several with shares (MixedLabels); smoothing and weights of classes change the target.
-A custom loss takes the place of the cross entropy; custom metrics are summed beside the others.
+Another loss takes the place of the cross entropy; custom metrics are summed beside the others.
 
 Sums and a count, never means: they add up over micro-batches, replicas and steps. All in float32. N samples, C classes.
 One-hot masks instead of gathers: one fused pass over the logits, and a gradient without a scatter.
@@ -32,7 +32,7 @@ MetricFunction = Callable[[jax.Array, jax.Array], jax.Array]
 
 @dataclass(frozen=True, kw_only=True)
 class CustomObjective:
-    """A loss and metrics given by code; without a loss it is the cross entropy."""
+    """Another loss than the cross entropy, and metrics given by code."""
 
     loss: LossFunction | None = None
     metrics: Mapping[str, MetricFunction] = field(default_factory=dict)
@@ -70,6 +70,22 @@ def cross_entropy(
     true_N = jnp.sum(_target(labels, logits_NC, logits_NC), axis=-1)
     loss_N = log_sum_N - (1.0 - label_smoothing) * true_N
     return loss_N - label_smoothing * jnp.mean(logits_NC, axis=-1) if label_smoothing else loss_N
+
+
+def binary_cross_entropy(threshold: float | None = None) -> LossFunction:
+    """Return the loss that takes every class for a question of its own: the mean over classes, from logits.
+
+    With a threshold, targets above it count as 1 and others as 0: both images of a mix are then fully present.
+    """
+
+    def loss(logits_NC: jax.Array, target_NC: jax.Array) -> jax.Array:
+        if threshold is not None:
+            target_NC = (target_NC > threshold).astype(jnp.float32)
+        # log(1 + e^x) - t x, in a form that cannot overflow
+        loss_NC = jnp.maximum(logits_NC, 0.0) - logits_NC * target_NC + jnp.log1p(jnp.exp(-jnp.abs(logits_NC)))
+        return jnp.mean(loss_NC, axis=-1)
+
+    return loss
 
 
 def _target(labels: Labels, like_NC: jax.Array, values_NC: jax.Array | float = 1.0) -> jax.Array:
@@ -134,7 +150,7 @@ def _losses(
 ) -> jax.Array:
     if custom.loss is None:
         return cross_entropy(logits_NC, labels, label_smoothing, class_weights)
-    assert class_weights is None, "a custom loss weighs the classes itself"
+    assert class_weights is None, "weights of classes belong to the cross entropy"
     logits_NC = logits_NC.astype(jnp.float32)
     target_NC = _target(labels, logits_NC)
     if label_smoothing:

@@ -1,6 +1,7 @@
 """The whole weight update as one optax transformation, the learning rate, and which weights are trained.
 
-The order is: clip -> coupled L2 -> optimizer -> decoupled decay.
+The order is: clip -> coupled L2 -> optimizer -> decoupled decay. LAMB's decay is inside the optimizer: its trust ratio
+includes it.
 
 `update(grads, state, params, step=..., grad_norm=None)` returns float32 updates, to be added to the weights. The
 learning rate comes from the curve at `step`; the state holds only the optimizer's slots: float32 trees shaped as the
@@ -283,13 +284,41 @@ def _adamw(options: dict[str, Any]) -> Rule:
     return Rule(init, update)
 
 
+def _lamb(options: dict[str, Any]) -> Rule:
+    """u = m^ / (sqrt(v^) + eps) + wd w; w -= lr |w| / |u| u. Weights without decay take Adam's step, as in timm.
+
+    Where |w| or |u| is 0, the ratio is 1. |u| of the sum, not of its parts: unlike LARS, the decay is part of the step.
+    """
+    adam = optax.scale_by_adam(options["beta1"], options["beta2"], options["epsilon"])
+    decay, decayed = options["weight_decay"], options["decayed"]
+
+    def update(grads: PyTree, slots: PyTree, params: PyTree, rate: jax.Array) -> tuple[PyTree, PyTree]:
+        def scaled(name: str, direction: jax.Array, weight: jax.Array) -> jax.Array:
+            if not decayed(name):
+                return -rate * direction
+            direction = direction + decay * weight
+            weight_norm, norm = jnp.linalg.norm(weight.ravel()), jnp.linalg.norm(direction.ravel())
+            adapts = (weight_norm > 0) & (norm > 0)
+            return -rate * jnp.where(adapts, weight_norm / jnp.where(adapts, norm, 1.0), 1.0) * direction
+
+        directions, slots = adam.update(grads, slots, params)
+        return map_named(scaled, directions, params), slots
+
+    def init(params: PyTree) -> PyTree:
+        return adam.init(_zeros(params))
+
+    return Rule(init, update)
+
+
 OPTIMIZERS: dict[str, Callable[[dict[str, Any]], Rule]] = {
     "sgd": _sgd,
     "momentum": _momentum,
     "lars": _lars,
     "rmsprop": _rmsprop,
     "adamw": _adamw,
+    "lamb": _lamb,
 }
+DECAY_INSIDE = ("lamb",)  # optimizers that apply weight_decay themselves
 
 # Gradients with up to this many elements are concatenated before they are reduced.
 SMALL_LEAF_SIZE = 1 << 16
@@ -334,9 +363,11 @@ def make_optimizer(
     Every rule here is linear in its rate, so that the factor may be applied to the update instead of the rate.
     """
     options = complete("optimizer", learning.optimizer, learning.optimizer_params)
-    rule = OPTIMIZERS[learning.optimizer](options | {"global_batch_size": global_batch_size})
     decayed = _is_decayed(tuple(learning.weight_decay_exclude))
     clip, l2, decay = learning.gradient_clipping, learning.l2_regularization, learning.weight_decay
+    if learning.optimizer in DECAY_INSIDE:
+        options, decay = options | {"weight_decay": decay, "decayed": decayed}, 0.0
+    rule = OPTIMIZERS[learning.optimizer](options | {"global_batch_size": global_batch_size})
 
     def update(
         updates: PyTree, state: PyTree, params: PyTree = None, *, step: Any = None, grad_norm: Any = None

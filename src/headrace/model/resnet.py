@@ -9,7 +9,7 @@ from typing import Literal
 
 from headrace.core.errors import ConfigError
 from headrace.model.build_options import BuildOptions, near_multiple
-from headrace.model.gates import SqueezeExcite
+from headrace.model.gates import DropPath, SqueezeExcite
 from headrace.model.layers import (
     GLOROT_UNIFORM,
     AveragePool,
@@ -55,12 +55,17 @@ class ResNet:
         self._check_options(build)
         width = 64 if self.stem != "cifar" or build.options.widenet else 16
         blocks = list(_cifar_stem(width, build) if self.stem == "cifar" else _imagenet_stem(self.stem == "deep", build))
+        dropped = 1 - (1.0 if build.options.block_survival_prob is None else build.options.block_survival_prob)
         for group, count in enumerate(self.units):
             for i in range(count):
                 first = i == 0
                 unit = UnitSpec(group=group, width=width << group, stride=2 if group and first else 1, first=first)
                 name = f"conv{group + 2}_block{i + 1}"
-                blocks += [(name, self._unit(unit, build)), (f"{name}_{self.relu}", Relu())]
+                depth = (sum(self.units[:group]) + i) / max(
+                    sum(self.units) - 1, 1
+                )  # 0 at the first unit, 1 at the last
+                residual = _with_drop(self._unit(unit, build), 1 - dropped * depth)
+                blocks += [(name, residual), (f"{name}_{self.relu}", Relu())]
         head = "fc_layer" if self.is_cifar_basic else "predictions"
         return *blocks, ("avg_pool", GlobalAveragePool()), (head, Dense(features=build.num_classes, logits=True))
 
@@ -124,6 +129,13 @@ class ResNet:
                 rule="In bottleneck units, a shortcut that changes the shape is a 1x1 convolution.",
                 remedy="Omit shortcut, or choose a network with basic units, such as cifar_resnet56.",
             )
+
+
+def _with_drop(unit: Residual, survival: float) -> Residual:
+    """Return a unit whose branch is dropped at random in training (stochastic depth)."""
+    if survival == 1:
+        return unit
+    return replace(unit, body=Chain((*unit.body.layers, ("drop", DropPath(survival)))))
 
 
 def conv_norm(name: str, conv: Conv, build: BuildOptions, gamma: float = 1.0) -> tuple[Named, Named]:

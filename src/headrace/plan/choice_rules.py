@@ -14,7 +14,10 @@ LEAST_PER_REPLICA = 8  # images, for the statistics of batch norm; a quarter of 
 
 # Rates grow with the square root of the batch. For SGD with momentum 0.9 this is the usual 0.4 for ImageNet at 1,024,
 # and between 0.1 and 0.2 for CIFAR at 128 to 256.
-RATES_AT_1024: Mapping[str, float] = {"sgd": 0.4, "momentum": 0.4, "lars": 8.0, "rmsprop": 0.002, "adamw": 0.002}
+RATES_AT_1024: Mapping[str, float] = {
+    **{"sgd": 0.4, "momentum": 0.4, "lars": 8.0, "rmsprop": 0.002, "adamw": 0.002},
+    "lamb": 0.0035,  # 0.005 at 2,048, as in the A2 procedure
+}
 USUAL_MOMENTUM = 0.9
 FINE_TUNING = 0.1  # factor on the rate where training starts from trained weights
 

@@ -26,6 +26,7 @@ OPTIMIZER_SLOTS: Mapping[str, Callable[[Mapping[str, Any]], int]] = {
     "lars": lambda params: 1,
     "rmsprop": lambda params: 2 if params.get("momentum") else 1,
     "adamw": lambda params: 2,
+    "lamb": lambda params: 2,
 }
 
 

@@ -275,6 +275,7 @@ def _steps(config: Config, info: DataInfo, batch: BatchPlan, max_steps_per_call:
         num_samples=info.num_train,
         global_batch_size=batch.global_batch_size,
         weight_updates_per_epoch=wanted.weight_updates_per_epoch,
+        copies=config.data.repeated_augmentation,
     )
     follows = min(wanted.logs_per_epoch, 1.0)
 

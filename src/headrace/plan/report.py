@@ -161,6 +161,8 @@ def batch_lines(batch: BatchPlan) -> tuple[Line, ...]:
 def step_lines(steps: StepPlan) -> tuple[Line, ...]:
     epoch = steps.epoch
     lines = [Line("steps per epoch", format_count(epoch.updates_per_epoch), f"of {epoch.num_samples:,} images")]
+    if epoch.copies > 1:
+        lines.append(Line("copies in a step", format_count(epoch.copies), "of each image, augmented differently"))
     if epoch.repeated:
         lines.append(Line("seen twice per epoch", format_count(epoch.repeated), "images, from another shuffle"))
     else:

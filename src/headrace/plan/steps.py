@@ -28,16 +28,21 @@ class EpochPlan:
     num_samples: int
     global_batch_size: int
     updates_per_epoch: int
+    copies: int = 1  # of each sample within a step (repeated augmentation)
+
+    @property
+    def _used(self) -> int:
+        return self.updates_per_epoch * -(-self.global_batch_size // self.copies)
 
     @property
     def dropped(self) -> int:
         """Samples that no step of an epoch uses; the shuffle of the next epoch drops others."""
-        return max(0, self.num_samples - self.updates_per_epoch * self.global_batch_size)
+        return max(0, self.num_samples - self._used)
 
     @property
     def repeated(self) -> int:
         """Samples seen beyond one pass, where more updates per epoch are requested than the dataset fills."""
-        return max(0, self.updates_per_epoch * self.global_batch_size - self.num_samples)
+        return max(0, self._used - self.num_samples)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +180,9 @@ def nearest_divisor(number: int, target: float) -> int:
     return min(divisors(number), key=lambda d: (abs(d - target), -d))
 
 
-def make_epoch_plan(*, num_samples: int, global_batch_size: int, weight_updates_per_epoch: int) -> EpochPlan:
+def make_epoch_plan(
+    *, num_samples: int, global_batch_size: int, weight_updates_per_epoch: int, copies: int = 1
+) -> EpochPlan:
     """Count the steps of an epoch: the whole global batches of the dataset, or the requested number (unless -1)."""
     if global_batch_size > num_samples:
         raise ConfigError(
@@ -185,7 +192,9 @@ def make_epoch_plan(*, num_samples: int, global_batch_size: int, weight_updates_
         )
     assert weight_updates_per_epoch == -1 or weight_updates_per_epoch > 0, weight_updates_per_epoch
     updates = num_samples // global_batch_size if weight_updates_per_epoch == -1 else weight_updates_per_epoch
-    return EpochPlan(num_samples=num_samples, global_batch_size=global_batch_size, updates_per_epoch=updates)
+    return EpochPlan(
+        num_samples=num_samples, global_batch_size=global_batch_size, updates_per_epoch=updates, copies=copies
+    )
 
 
 def event_period(option: str, per_epoch: float, updates_per_epoch: int, num_epochs: int) -> tuple[Fraction, str | None]:
@@ -311,10 +320,21 @@ class SizeSpan:
         return f"{self.image_hw[0]}x{self.image_hw[1]} from step {self.first_step:,}"
 
 
+def describe_sizes(spans: tuple[SizeSpan, ...], network: Network) -> str:
+    """Say which sizes training images have; empty if it is that of the network."""
+    full = network.input_hwc[:2]
+    if len(spans) > 1:
+        return f"image sizes: {', '.join(map(str, spans))}"
+    height, width = spans[0].image_hw
+    return f"training images: {height}x{width}, shrunk from {full[0]}x{full[1]}" if (height, width) != full else ""
+
+
 def size_spans(augment: Augment, network: Network, steps: StepPlan) -> tuple[SizeSpan, ...]:
-    """Return the sizes in order; a single one without progressive resolution."""
+    """Return the sizes of training images in order; a single one without progressive resolution."""
     full = network.input_hwc[:2]
     whole_run = (SizeSpan(first_step=0, image_hw=full),)
+    if augment.train_image_size is not None and steps.total_steps:
+        return (SizeSpan(first_step=0, image_hw=_train_size(augment.train_image_size, network)),)
     first = augment.progressive_resolution
     if first is None or not steps.total_steps:
         return whole_run
@@ -338,6 +358,20 @@ def size_spans(augment: Augment, network: Network, steps: StepPlan) -> tuple[Siz
     for span in spans:
         _refuse_misfit(network, span.image_hw)
     return spans
+
+
+def _train_size(side: int, network: Network) -> tuple[int, int]:
+    """Return the size of all training images, whose longer side is given."""
+    full = network.input_hwc[:2]
+    if side > max(full):
+        raise ConfigError(
+            f"train_image_size is {side}, image_size {max(full)}.",
+            rule="Training images are shrunk on the device from image_size, with which validation is done.",
+            remedy=f"Use --image-size {side} or more, or a smaller --train-image-size.",
+        )
+    size = max(1, round(full[0] * side / max(full))), max(1, round(full[1] * side / max(full)))
+    _refuse_misfit(network, size)
+    return size
 
 
 def _sizes(first: int, full: tuple[int, int], count: int) -> list[tuple[int, int]]:

@@ -19,7 +19,7 @@ from headrace.core.errors import DataError
 from headrace.core.tree import flatten_named
 from headrace.data.dataset import DataInfo, DataSet, describe_dataset
 from headrace.data.feeding.order import refuse_weights
-from headrace.engine.objective import CustomObjective, LossFunction, MetricFunction
+from headrace.engine.objective import CustomObjective, LossFunction, MetricFunction, binary_cross_entropy
 from headrace.engine.optimizer import Trainable, make_lr_curve, make_optimizer, make_trainable
 from headrace.engine.precision import Precision, make_precision
 from headrace.engine.state import State, state_from
@@ -100,6 +100,14 @@ class Design:
     trainable: Trainable
     sizes: tuple[SizeSpan, ...]  # of training images, in their order
     custom: CustomParts = NOTHING
+
+    @property
+    def objective(self) -> CustomObjective:
+        """What the run minimises and measures: a custom loss, or else that of the options."""
+        learning, objective = self.config.learning, self.custom.objective
+        if objective.loss is not None or learning.loss == "cross_entropy":
+            return objective
+        return replace(objective, loss=binary_cross_entropy(learning.bce_target_threshold))
 
     def callbacks(self) -> Callbacks:
         """Return the callbacks that options and code ask for."""

@@ -80,7 +80,7 @@ class Validator:
 
     def __init__(self, design: Design, dataset: DataSet, devices: list[Any]) -> None:
         batch_size, cache = design.plan.validation.batch_size, design.plan.validation_cache
-        self._forward, options = make_forward_pass(design, devices, sums_with(design.custom.objective))
+        self._forward, options = make_forward_pass(design, devices, sums_with(design.objective))
         current_group().connect_devices(self._forward.meshes)
         self._feed = EvalFeed(
             dataset.validation, batch_size, cache.batches_per_block, options, self._forward.put, cache

@@ -29,6 +29,7 @@ from headrace.engine.pipeline.dispatch import Dispatcher
 from headrace.engine.pipeline.state_placement import host_memory_of
 from headrace.engine.state import evaluated_weights
 from headrace.job import Restart, check_consistency, current_group, report_lost_process, watch_progress
+from headrace.plan.steps import describe_sizes
 from headrace.reference.entrance import override
 from headrace.run.callbacks import CALLBACK
 from headrace.run.choices import settle
@@ -354,8 +355,8 @@ def _hints(design: Design, devices: list[Any], resolved: Resolved) -> list[str]:
     hints += describe_without_effect(design.config, backend, resolved.origins)
     hints += describe_compiler_options(design.config.compiler, backend)
     hints += describe_slower() if design.info.varies else []
-    if len(design.sizes) > 1:
-        hints += [f"image sizes: {', '.join(str(span) for span in design.sizes)}"]
+    if sizes := describe_sizes(design.sizes, design.network):
+        hints += [sizes]
     if devices[0].platform != "cpu" and numerics.precision == "32.32":
         hints += [
             "precision is 32.32; --precision 16.32 (bfloat16 compute, float32 weights) is often twice as fast here"

@@ -209,7 +209,7 @@ class Model:
         validation_data: tuple[Any, Any] | None = None,
         resume: str | Path | None = None,
         callbacks: Sequence[Callback] = (),
-        loss: LossFunction | None = None,
+        loss: LossFunction | str | None = None,
         metrics: Mapping[str, MetricFunction] | None = None,
         augment: AugmentFunction | None = None,
         **options: Any,
@@ -222,8 +222,11 @@ class Model:
         Afterwards the model has the weights of the best validation; without validation, those after the last step.
 
         Functions that are traced into the step: `loss(logits, targets)`, `metrics` {name: f(logits, labels)}, each with
-        one value per image, and `augment(key, images, labels)` with the images; docs/python.md says more.
+        one value per image, and `augment(key, images, labels)` with the images; docs/python.md says more. A `loss` may
+        also be named, as the option is: "bce".
         """
+        if isinstance(loss, str):
+            options, loss = options | {"loss": loss}, None
         asked = self._options | full_names(options, self._code_network is not None)
         resolved, custom = self._training_parts(data, labels, validation_data, asked)
         custom = replace(custom, loss=loss, metrics=metrics or {}, augment=augment)

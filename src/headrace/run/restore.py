@@ -147,6 +147,7 @@ _FIXED = (
     *NORM_OPTIONS,
     "dataset",
     "balanced_sampling",
+    "repeated_augmentation",
     "decode_once",
     "seed",
     "shuffle",

@@ -160,8 +160,8 @@ def step_spec(design: Design, options: FeedOptions, dataset: DataSet) -> StepSpe
         num_replicas=batch.num_replicas,
         gradient_accumulation_count=batch.gradient_accumulation_count,
         seed=config.run.seed,
-        objective=partial(training_loss, label_smoothing=smoothing, class_weights=weights, custom=custom.objective),
-        sum_names=custom.objective.sum_names,
+        objective=partial(training_loss, label_smoothing=smoothing, class_weights=weights, custom=design.objective),
+        sum_names=design.objective.sum_names,
         stable_norm=config.model.stable_norm,
         norm_group_size=config.model.dbn_replica_group_size,
         bn_momentum=config.model.bn_momentum,
@@ -201,6 +201,7 @@ def open_feed(
         num_replicas=batch.num_replicas,
         micro_batch_size=batch.micro_batch_size,
         balanced=config.data.balanced_sampling,
+        repeats=config.data.repeated_augmentation,
     )
     sizes = [span.first_step for span in design.sizes]
     epochs_end_calls = design.callbacks().wait_for_epochs

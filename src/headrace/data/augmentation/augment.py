@@ -118,9 +118,7 @@ def preprocess_spec(data: Data, augment: Augment, info: DataInfo, seed: int) -> 
         color_jitter=augment.color_jitter,
         hue_jitter=augment.hue_jitter,
         random_erasing=augment.random_erasing,
-        rand_augment=rand_augment_of(
-            augment.rand_augment, augment.rand_augment_magnitude, augment.rand_augment_operations, seed
-        ),
+        rand_augment=rand_augment_of(augment, seed),
         mix=mix_of(augment, seed, info.image_hwc[:2]),
     )
 

@@ -74,12 +74,12 @@ def sharpness(x: Any, strength: Any) -> Any:
 
 def posterize(x: Any, strength: Any) -> Any:
     """Round down to multiples of `strength`."""
-    return array_module(x).floor(x / np.float32(strength)) * np.float32(strength)
+    return array_module(x).floor(x / strength) * strength
 
 
 def solarize(x: Any, strength: Any) -> Any:
     """Invert values that are not below `strength`."""
-    return array_module(x).where(x >= np.float32(strength), TOP - x, x)
+    return array_module(x).where(x >= strength, TOP - x, x)
 
 
 def invert(x: Any, strength: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""Mix training images and their labels: mixup, cutmix, and both together with four labels each.
+"""Mix training images and their labels: mixup, cutmix, one of them at random, or both with four labels each.
 
 One definition for NumPy and JAX. Partners are neighbours by position in the micro-batch: what a sample is mixed with
 depends on its micro-batch, as with batch norm, and on nothing else in the plan. Mixup draws a weight for each sample,
@@ -7,7 +7,7 @@ stage of a pipeline can do it alone. Draws pick from tables made on the host, an
 host, device and all stages agree.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from headrace.core.rng import draw, name_id
 _TABLE_BITS = 12
 _TABLE_SIZE = 1 << _TABLE_BITS  # quantiles: the error of a draw's probability is at most 1/8192
 _SHARE, _KEPT, _CENTRE = name_id("mixup/share"), name_id("cutmix/kept"), name_id("cutmix/centre")
+_SWITCH = name_id("mix/switch")
 _FIXED = 256  # positions per pixel in which the box is placed
 
 
@@ -39,6 +40,7 @@ class Mix:
     cutmix_alpha: float
     seed: int
     image_hw: tuple[int, int]
+    switch_prob: float | None = None  # probability of cutmix instead of mixup; None: both
 
     @property
     def cuts(self) -> bool:
@@ -55,7 +57,9 @@ def mix_of(augment: Augment, seed: int, image_hw: tuple[int, int]) -> Mix | None
         cutmix_alpha=augment.cutmix_alpha,
         seed=seed,
         image_hw=image_hw,
+        switch_prob=augment.mixup_switch_prob if augment.mixup_alpha > 0 else None,
     )
+    mix = mix if mix.cuts else replace(mix, switch_prob=None)
     return mix if mix.cuts or mix.mixup_alpha > 0 else None
 
 
@@ -93,7 +97,16 @@ def mix_labels(labels: Any, index: Any, epoch: Any, mix: Mix) -> MixedLabels:
 def mixup_weights(index: Any, epoch: Any, mix: Mix) -> Any:
     """Return the weight that each sample keeps, float32 [n]: max(x, 1 - x) with x from Beta(a, a)."""
     table = (1 - beta_quantiles(mix.mixup_alpha, _midpoints() / 2)).astype(np.float32)
-    return _pick(table, _draw(index, epoch, mix, _SHARE))
+    kept = _pick(table, _draw(index, epoch, mix, _SHARE))
+    if mix.switch_prob is None:
+        return kept
+    return (np if isinstance(index, np.ndarray) else jnp).where(_switched(index, epoch, mix), np.float32(1), kept)
+
+
+def _switched(index: Any, epoch: Any, mix: Mix) -> Any:
+    """Say whether the micro-batch gets cutmix instead of mixup, bool [1]; addressed by its first sample, as the box."""
+    assert mix.switch_prob is not None
+    return (_draw(index, epoch, mix, _SWITCH)[:1] >> np.uint32(8)) < np.uint32(round(mix.switch_prob * 2**24))
 
 
 def cutmix_box(index: Any, epoch: Any, mix: Mix) -> tuple[Any, ...]:
@@ -112,6 +125,8 @@ def cutmix_box(index: Any, epoch: Any, mix: Mix) -> tuple[Any, ...]:
         if not mix.cutmix_alpha:
             middle = xp.clip(middle, half, size * _FIXED - half)
         ends += [xp.clip((middle + at + _FIXED // 2) // _FIXED, 0, size) for at in (-half, half)]
+    if mix.switch_prob is not None:  # an empty box, where the micro-batch gets mixup
+        ends = [xp.where(_switched(index, epoch, mix), end, 0) for end in ends]
     return tuple(ends)
 
 

@@ -1,17 +1,19 @@
-"""RandAugment: a few operations per image, chosen at random from a table, all of one strength.
+"""RandAugment: a few operations per image, chosen at random from a table, of one strength or of strengths around it.
 
 Colours change first, in the order drawn, on the image as it is stored; operations that move pixels are composed with
 crop and flip into one look-up of the nearest pixel. Coordinates are whole numbers (256ths of a pixel), so that host and
-device agree. The ranges are torchvision's; a strength of 30 is their end.
+device agree. The ranges are torchvision's; a strength of 30 is their end. Strengths that vary are drawn from 16 equally
+likely quantiles of a normal distribution, so that all of them can be computed on the host.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
-from headrace.config.section_augment import RAND_AUGMENT_OPERATIONS
+from headrace.config.section_augment import RAND_AUGMENT_OPERATIONS, Augment
 from headrace.core.rng import draw, name_id
 from headrace.data.augmentation import color
 from headrace.data.augmentation.color import array_module
@@ -19,6 +21,7 @@ from headrace.data.augmentation.color import array_module
 FULL = 30.0  # the greatest magnitude
 _PART = 256  # units per pixel
 _UNIT_BITS = 12  # fraction bits of the factors in a transform
+_NUM_LEVELS = 16  # strengths, where they vary
 _BY_DEFAULT = tuple(name for name in RAND_AUGMENT_OPERATIONS if name != "equalize")
 
 
@@ -30,11 +33,17 @@ class RandAugment:
     magnitude: float
     operations: tuple[str, ...]
     seed: int
+    std: float = 0.0  # of the magnitude
+    probability: float = 1.0  # that an operation is applied
 
     @property
-    def level(self) -> float:
-        """Return the strength from 0 to 1."""
-        return self.magnitude / FULL
+    def levels(self) -> tuple[float, ...]:
+        """Return the equally likely strengths, from 0 to 1."""
+        if not self.std:
+            return (self.magnitude / FULL,)
+        normal = NormalDist(self.magnitude, self.std)
+        drawn = [normal.inv_cdf((at + 0.5) / _NUM_LEVELS) for at in range(_NUM_LEVELS)]
+        return tuple(min(max(magnitude, 0.0), FULL) / FULL for magnitude in drawn)
 
     @property
     def moves_pixels(self) -> bool:
@@ -42,22 +51,30 @@ class RandAugment:
         return any(name in MOVES for name in self.operations)
 
 
-def rand_augment_of(count: int, magnitude: float, operations: tuple[str, ...], seed: int) -> RandAugment | None:
+def rand_augment_of(augment: Augment, seed: int) -> RandAugment | None:
     """Return the RandAugment that the options ask for, or None."""
-    names = operations or _BY_DEFAULT
-    return RandAugment(count=count, magnitude=magnitude, operations=names, seed=seed) if count else None
+    if not augment.rand_augment:
+        return None
+    return RandAugment(
+        count=augment.rand_augment,
+        magnitude=augment.rand_augment_magnitude,
+        operations=augment.rand_augment_operations or _BY_DEFAULT,
+        seed=seed,
+        std=augment.rand_augment_std,
+        probability=augment.rand_augment_probability,
+    )
 
 
 @dataclass(frozen=True)
 class ColorRow:
-    """An operation on colours, and its strength at a level from 0 to 1 with the sign 1 or -1 of each image."""
+    """An operation on colours, and its strength at a level from 0 to 1 with the sign 1 or -1."""
 
     apply: Callable[[Any, Any], Any]
-    strength: Callable[[float, Any], Any]
+    strength: Callable[[float, int], float] = lambda level, sign: 0.0  # for operations that have none
 
 
-def _factor(level: float, sign: Any) -> Any:
-    return np.float32(1) + sign * color.exact(0.9 * level)
+def _factor(level: float, sign: int) -> float:
+    return 1 + sign * float(color.exact(0.9 * level))
 
 
 COLORS = {
@@ -67,9 +84,9 @@ COLORS = {
     "sharpness": ColorRow(color.sharpness, _factor),
     "posterize": ColorRow(color.posterize, lambda level, _: 2.0 ** round(4 * level)),
     "solarize": ColorRow(color.solarize, lambda level, _: 255 * (1 - level)),
-    "autocontrast": ColorRow(color.autocontrast, lambda level, _: None),
-    "invert": ColorRow(color.invert, lambda level, _: None),
-    "equalize": ColorRow(color.equalize, lambda level, _: None),
+    "autocontrast": ColorRow(color.autocontrast),
+    "invert": ColorRow(color.invert),
+    "equalize": ColorRow(color.equalize),
 }
 
 # Where a pixel at (x, y) from the centre comes from, by signed level and size: x' = a x + b y + c, y' = d x + e y + f.
@@ -91,35 +108,47 @@ MOVES: dict[str, Move] = {
 
 
 def choices(index: Any, epoch: Any, spec: RandAugment, layer: int) -> tuple[Any, Any]:
-    """Return (number of the operation, whether its sign is negative) of each sample, int32 [n] and bool [n]."""
+    """Return (number of the operation, number of its strength) of each sample, int32 [n] each.
+
+    An operation that is not applied has the number behind the last one. Strengths are numbered by level and sign:
+    2 level + 1 is the negative one.
+    """
     word = draw(spec.seed, epoch, index, name_id(f"rand_augment/{layer}"))
     number = ((word >> np.uint32(16)) * np.uint32(len(spec.operations))) >> np.uint32(16)
-    return number.astype(np.int32), (word & np.uint32(1)) == np.uint32(1)
+    strength = word & np.uint32(1)
+    if spec.std or spec.probability < 1:
+        more = draw(spec.seed, epoch, index, name_id(f"rand_augment/{layer}/strength"))
+        applied = (more >> np.uint32(8)) < np.uint32(round(spec.probability * 2**24))
+        number = array_module(number).where(applied, number, np.uint32(len(spec.operations)))
+        strength = strength + 2 * ((more & np.uint32(0xFF)) * np.uint32(len(spec.levels)) >> np.uint32(8))
+    return number.astype(np.int32), strength.astype(np.int32)
 
 
 def change_colors(x: Any, index: Any, epoch: Any, spec: RandAugment) -> Any:
     """Apply each sample's operations on colours to images of whole numbers from 0 to 255, float32 [n, H, W, C]."""
     for layer in range(spec.count):
-        number, negative = choices(index, epoch, spec, layer)
-        xp = array_module(number)
-        sign = xp.where(negative, np.float32(-1), np.float32(1))[:, None, None, None]
+        number, which = choices(index, epoch, spec, layer)
+        is_strength = which[:, None] == np.arange(2 * len(spec.levels), dtype=np.int32)[None, :]
         changed = x
         for at, name in enumerate(spec.operations):
             row = COLORS.get(name)
             if row is not None:
-                changed = _where(number == at, row, spec.level, x, sign, changed)
+                table = np.array([row.strength(level, sign) for level in spec.levels for sign in (1, -1)], np.float32)
+                # A sum with one term: XLA computes a reduction once per sample, a look-up for every pixel again.
+                strength = (is_strength * table[None, :]).sum(1, dtype=np.float32)[:, None, None, None]
+                changed = _where(number == at, row, x, strength, changed)
         x = changed
     return x
 
 
-def _where(chosen: Any, row: ColorRow, level: float, x: Any, sign: Any, other: Any) -> Any:
+def _where(chosen: Any, row: ColorRow, x: Any, strength: Any, other: Any) -> Any:
     """Return the operation's result for the samples that chose it; NumPy computes no others."""
     if not isinstance(x, np.ndarray):
-        return array_module(x).where(chosen[:, None, None, None], row.apply(x, row.strength(level, sign)), other)
+        return array_module(x).where(chosen[:, None, None, None], row.apply(x, strength), other)
     if not chosen.any():
         return other
     result = other.copy()
-    result[chosen] = row.apply(x[chosen], row.strength(level, sign[chosen]))
+    result[chosen] = row.apply(x[chosen], strength[chosen])
     return result
 
 
@@ -132,8 +161,8 @@ def source_pixels(index: Any, epoch: Any, spec: RandAugment, hw: tuple[int, int]
     x = (xp.arange(width, dtype=np.int32) * 2 + 1 - width)[None, None, :] * half
     table = _transform_table(spec, hw)
     for layer in reversed(range(spec.count)):  # from output to source, so the last operation is undone first
-        number, negative = choices(index, epoch, spec, layer)
-        row = xp.asarray(table)[2 * number + negative.astype(np.int32)]
+        number, which = choices(index, epoch, spec, layer)
+        row = xp.asarray(table)[2 * len(spec.levels) * number + which]
         a, b, c, d, e, f = (row[:, at, None, None] for at in range(6))
         rounding = 1 << (_UNIT_BITS - 1)
         x, y = ((a * x + b * y + rounding) >> _UNIT_BITS) + c, ((d * x + e * y + rounding) >> _UNIT_BITS) + f
@@ -143,10 +172,12 @@ def source_pixels(index: Any, epoch: Any, spec: RandAugment, hw: tuple[int, int]
 
 
 def _transform_table(spec: RandAugment, hw: tuple[int, int]) -> np.ndarray:
-    """Return the transforms of all operations with both signs in fixed point, int32 [2 x operations, 6]."""
+    """Return the transforms of all operations, and of none, at all levels with both signs in fixed point,
+    int32 [(operations + 1) x levels x 2, 6].
+    """
     rows = []
-    for name in spec.operations:
-        for level in (spec.level, -spec.level):
+    for name in (*spec.operations, "identity"):
+        for level in (sign * level for level in spec.levels for sign in (1, -1)):
             a, b, c, d, e, f = MOVES[name](level, hw) if name in MOVES else (1, 0, 0, 0, 1, 0)
             factors = np.rint(np.array([a, b, d, e], np.float64) * (1 << _UNIT_BITS)).astype(int)
             rows.append((factors[0], factors[1], round(c * _PART), factors[2], factors[3], round(f * _PART)))

@@ -24,7 +24,15 @@ from headrace.data.augmentation.augment import Preprocess, preprocess, preproces
 from headrace.data.dataset import DataInfo
 from headrace.data.decoding.working_source import WorkingSource
 from headrace.data.feeding.cache import CacheChoice, Resident, decide_cache, num_processors
-from headrace.data.feeding.order import WHOLE, ProcessShard, StepShape, balanced_order, epoch_order, step_indices
+from headrace.data.feeding.order import (
+    WHOLE,
+    ProcessShard,
+    StepShape,
+    balanced_order,
+    epoch_order,
+    repeated_order,
+    step_indices,
+)
 from headrace.data.sets.source import DecodingSource, Source
 
 # Reading the images of a block with several threads
@@ -317,6 +325,8 @@ class TrainFeed(_PreparedFeed):
         self.num_steps = 0  # of the block that was returned last
         self._columns = options.shard.columns(shape.num_replicas * shape.micro_batch_size)
         order = balanced_order(source.labels) if shape.balanced else epoch_order
+        if shape.repeats > 1:
+            order = repeated_order(shape.repeats, shape.global_batch_size)
         self._order = lru_cache(maxsize=4)(order)  # a block rarely spans more than two epochs
         self._boxes = source.boxes if isinstance(source, WorkingSource) else None
         if isinstance(source, WorkingSource) and options.cache.where != "device":

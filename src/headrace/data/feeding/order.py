@@ -1,4 +1,4 @@
-"""The order of samples, shuffled or balanced by class, and the shard of each process.
+"""The order of samples, shuffled, balanced by class or repeated, and the shard of each process.
 
 The order is a pure function of (seed, epoch) in whole numbers, so that threads, replicas, resuming and library versions
 never change which image a step sees.
@@ -29,6 +29,7 @@ class StepShape:
     num_replicas: int
     micro_batch_size: int
     balanced: bool = False  # every class equally often
+    repeats: int = 1  # of each image within a step, augmented differently
 
     @property
     def global_batch_size(self) -> int:
@@ -156,6 +157,30 @@ def balanced_order(labels: np.ndarray) -> Order:
         found = np.concatenate(numbers)
         place = np.arange(len(found))  # not the number, which may repeat when int32 overflows
         return found[_drawn(seed, epoch, turn, place, "place").argsort(kind="stable")].astype(np.int32)
+
+    return order
+
+
+def repeated_order(repeats: int, global_batch_size: int) -> Order:
+    """Return an order in which each image of a step occurs `repeats` times in it (repeated augmentation).
+
+    The global batch B and the length of an epoch stay. So a step has ceil(B / repeats) different images, the next ones
+    of the shuffled order, and an epoch uses 1 / repeats of the set: another part each time, since each epoch is
+    shuffled anew. Repetition k of sample i of N has the number i + k N, as in `balanced_order`: same image, other
+    augmentation. Within a step all images come once, then all again: copies are as far apart as can be, in other
+    micro-batches where there are several, so that mixing neighbours does not mix an image with itself. If `repeats`
+    does not divide B, the last images of a step have one copy less.
+    """
+
+    def order(seed: int, epoch: int, num_samples: int, shuffle: bool, turn: int = 0) -> np.ndarray:
+        distinct = -(-global_batch_size // repeats)
+        step, within = np.divmod(np.arange(num_samples) + turn * num_samples, global_batch_size)
+        shuffle_turn, place = np.divmod(step * distinct + within % distinct, num_samples)
+        turns = range(int(shuffle_turn.min()), int(shuffle_turn.max()) + 1)
+        shuffled = np.stack([epoch_order(seed, epoch, num_samples, shuffle, each) for each in turns])
+        sample = shuffled[shuffle_turn - turns[0], place]
+        again = within // distinct % ((2**31 - 1) // num_samples)
+        return (sample + again * num_samples).astype(np.int32)
 
     return order
 
