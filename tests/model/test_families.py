@@ -11,6 +11,7 @@ from headrace.core.errors import ConfigError
 from headrace.core.tree import flatten_named
 from headrace.model.context import Ctx
 from headrace.model.families import model_names
+from headrace.model.gates import DropPath
 from headrace.model.layers import Residual
 
 from .build import network
@@ -286,3 +287,17 @@ def test_any_image_shape_and_class_count():
     images = np.ones((2, 11, 18, 1), np.float32)
     logits, _ = jax.jit(lambda p, s, x: built.apply(p, s, x, Ctx(train=False)))(params, stats, images)
     assert logits.shape == (2, 7)
+
+
+def test_stochastic_depth_grows_from_the_first_unit_to_the_last() -> None:
+    """As in timm: the first unit is always kept, the last with the given probability, evenly in between."""
+
+    def survivals(name: str, **options: Any) -> list[float]:
+        blocks = [block for _, block in network(name, 10, (32, 32, 3), **options).blocks]
+        layers = [layer for block in blocks if isinstance(block, Residual) for _, layer in block.body.layers]
+        return [round(layer.survival, 6) for layer in layers if isinstance(layer, DropPath)]
+
+    assert survivals("cifar_resnet8", block_survival_prob=0.9) == [0.95, 0.9]
+    assert len(survivals("resnet50", block_survival_prob=0.95)) == 15
+    assert survivals("resnet18", block_survival_prob=0.3)[-1] == 0.3
+    assert survivals("cifar_resnet8") == []

@@ -27,6 +27,11 @@ def test_one_size_by_default() -> None:
     assert spans() == [(0, (32, 32))]
 
 
+def test_training_images_may_be_smaller_than_those_of_validation() -> None:
+    assert spans(train_image_size=24) == [(0, (24, 24))]
+    assert spans(train_image_size=32) == spans()
+
+
 def test_sizes_are_evenly_apart_and_last_equally_long() -> None:
     """100 steps in calls of 10: three sizes; the full one from 80 % of the run on."""
     three = {"progressive_resolution": 16, "progressive_resolution_sizes": 3}
@@ -52,6 +57,9 @@ def test_sizes_change_at_any_step_and_the_run_ends_at_full_size() -> None:
     [
         ({"progressive_resolution": 32}, "32x32"),
         ({"progressive_resolution": 48}, "32x32"),
+        ({"train_image_size": 48}, "train_image_size is 48, image_size 32"),
+        ({"train_image_size": 16, "model_name": "toy_model"}, "different weights|fails at block"),
+        ({"train_image_size": 16, "progressive_resolution": 8}, "Both are given"),
         ({"progressive_resolution": 16, "num_epochs": 1, "micro_batch_size": 160}, "do not fit 2 steps"),
         ({"progressive_resolution": 40, "image_size": 64, "model_name": "toy_model"}, "different weights"),
         ({"progressive_resolution": 4, "model_name": "toy_model"}, "fails at block"),

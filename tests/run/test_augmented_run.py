@@ -32,6 +32,38 @@ def test_stages_and_replicas_mix_the_same_images_and_labels(quick):
     assert_close(final_state(staged.directory), final_state(plain.directory), 5e-4)
 
 
+TODAY = {
+    **SMALL,
+    "model_name": "cifar_resnet8",
+    "class_weights": "",
+    "optimizer": "lamb",
+    "optimizer_params": {},
+    "lr_schedule_params": {"absolute_learning_rate": 0.005},
+    "weight_decay": 0.02,
+    "weight_decay_exclude": ["gamma", "beta", "bias"],
+    "loss": "bce",
+    "bce_target_threshold": 0.2,
+    "mixup_switch_prob": 0.5,
+    "rand_augment_std": 3.0,
+    "rand_augment_probability": 0.5,
+    "repeated_augmentation": 3,
+    "block_survival_prob": 0.5,
+    "train_image_size": 24,
+    "ema_decay": 0.9,
+}
+
+
+@pytest.mark.slow
+def test_all_of_the_a2_procedure_in_stages_and_replicas(quick, tmp_path):
+    plain = train(quick(run_name="plain", **TODAY))
+    staged = train(quick(run_name="staged", **TODAY, num_pipeline_stages=2, num_replicas=2))
+    assert_close(final_state(staged.directory), final_state(plain.directory), 5e-4)
+    assert "training images: 24x24, shrunk from 32x32" in (tmp_path / "runs" / "plain" / "metrics.jsonl").read_text()
+    kept = train(quick(run_name="kept", **TODAY | {"block_survival_prob": 1.0}))
+    with pytest.raises(AssertionError):
+        assert_close(final_state(kept.directory), final_state(plain.directory), 5e-4)
+
+
 @pytest.mark.slow
 def test_the_host_side_gives_the_same_weights(quick):
     plain = train(quick(run_name="plain", **SMALL))

@@ -9,8 +9,8 @@ _VALIDATING = ("run", "data", "batch", "pipeline", "numerics", "validation", "ch
 _ONLY_TRAINING = frozenset(
     (
         "compile_only", "profile", "target_accuracy", "early_stopping", "training", "train_augmentation", "train_crop",
-        "shuffle",
-        "balanced_sampling", "repeated_augmentation", "num_epochs", "weight_updates_per_epoch", "logs_per_epoch", "ckpts_per_epoch",
+        "shuffle", "repeated_augmentation",
+        "balanced_sampling", "num_epochs", "weight_updates_per_epoch", "logs_per_epoch", "ckpts_per_epoch",
         "validations_per_epoch", "call_seconds", "clean_dir", "keep_best", "max_ckpts_to_keep", "average_last_epochs",
         "average_decays", "loss_scaling", "loss_scaling_params", "nan_policy", "stochastic_rounding",
     )

@@ -221,16 +221,15 @@ class Model:
         then as the last fit or load left them. With `resume` it continues an interrupted run exactly, on the same data.
         Afterwards the model has the weights of the best validation; without validation, those after the last step.
 
-        Functions that are traced into the step: `loss(logits, targets)`, `metrics` {name: f(logits, labels)}, each with
-        one value per image, and `augment(key, images, labels)` with the images; docs/python.md says more. A `loss` may
-        also be named, as the option is: "bce".
+        Functions traced into the step: `loss(logits, targets)` (or its name, "bce") and `metrics` {name: f(logits,
+        labels)} with a value per image, `augment(key, images, labels)` with the images; docs/python.md says more.
         """
-        if isinstance(loss, str):
-            options, loss = options | {"loss": loss}, None
+        options, loss = (options | {"loss": loss}, None) if isinstance(loss, str) else (options, loss)
         asked = self._options | full_names(options, self._code_network is not None)
         resolved, custom = self._training_parts(data, labels, validation_data, asked)
-        custom = replace(custom, loss=loss, metrics=metrics or {}, augment=augment)
-        custom = replace(custom, callbacks=check_callbacks(callbacks))
+        custom = replace(
+            custom, loss=loss, metrics=metrics or {}, augment=augment, callbacks=check_callbacks(callbacks)
+        )
         result = self._fit(resolved, custom, resume, asked)
         self._take_best(result)
         return replace(result, state=None)
