@@ -232,3 +232,21 @@ def test_the_same_image_in_two_places_is_remarked(tmp_path: Path) -> None:
     assert report.duplicates == (leaked, confused)
     assert report.notes == ("1 image(s) repeat another one of their class and split",)
     assert "2 problem(s):\n  1. 1 validation" in format_report(report)
+
+
+def test_validation_images_in_another_place(tmp_path: Path) -> None:
+    """All images of the dataset are then for training; classes must be the same, with or without a folder val."""
+    write_classes(tmp_path / "photos", {"cat": 3, "dog": 2})
+    write_classes(tmp_path / "more" / "val", {"dog": 2, "cat": 1}, first_seed=50)
+    options = {"dataset_path": str(tmp_path / "photos"), "dataset": "folder", "image_size": 16}
+    for place in (tmp_path / "more", tmp_path / "more" / "val"):
+        found = open_dataset(config_from(options | {"validation_path": str(place)}).data, 0)
+        assert found.train.labels.tolist() == [0] * 3 + [1] * 2
+        assert found.validation.labels.tolist() == [0, 1, 1]
+    with pytest.raises(DataError, match=r"no folder .*nowhere"):
+        describe_dataset(config_from(options | {"validation_path": str(tmp_path / "nowhere")}).data)
+    with pytest.raises(ConfigError, match="validation_path"):
+        config_from({"dataset": "digits", "validation_path": "x"})
+    write_classes(tmp_path / "others", {"cow": 2, "dog": 2})
+    with pytest.raises(DataError, match="cow"):
+        describe_dataset(config_from(options | {"validation_path": str(tmp_path / "others")}).data)

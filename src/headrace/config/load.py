@@ -117,7 +117,7 @@ NO_RECIPE = "none"
 DATASET_VARIABLES = ("DATASETS_DIR", "DATA_DIR")
 KEPT_OF_MODEL = {"bn_momentum", "stable_norm", "dbn_replica_group_size"}  # not of one network, but of how it trains
 NAMED_OF_DATA = frozenset(
-    {"dataset", "dataset_path", "labels", "image_size", "num_channels", "num_classes", "num_samples"}
+    {"dataset", "dataset_path", "validation_path", "labels", "image_size", "num_channels", "num_classes", "num_samples"}
 )
 
 

@@ -31,6 +31,11 @@ class Data:
         "Directory of the dataset or its parent; if not given $DATASETS_DIR, then $DATA_DIR.",
         aliases=("data_dir",),
     )
+    validation_path: str | None = option(
+        None,
+        "Folder of validation images, one folder per class, if they are not in dataset_path; all images of "
+        "dataset_path (or of train in it) are then for training.",
+    )
     labels: str | None = option(
         None,
         "CSV file that lists images: columns path, label and, optionally, split (train, val, test).",
@@ -251,6 +256,14 @@ DATA_RULES = (
         problem=lambda facts: f"{facts.describe('eval_interpolation')} with {facts.describe('resize_antialias')}.",
         rule="Without antialiasing, images are interpolated between four neighbours, which is bilinear.",
         remedy="Leave one of the two out.",
+    ),
+    Rule(
+        broken=lambda facts: (
+            facts.config.data.validation_path is not None and facts.config.data.dataset not in ("auto", "folder")
+        ),
+        problem=lambda facts: f"{facts.describe('validation_path')} for the dataset {facts.config.data.dataset}.",
+        rule="It belongs to folders of images; other datasets contain both splits.",
+        remedy="Leave --dataset out, or --validation-path.",
     ),
     Rule(
         broken=lambda facts: facts.config.data.labels is not None and facts.config.data.dataset not in ("auto", "csv"),

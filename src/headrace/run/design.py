@@ -40,6 +40,7 @@ from headrace.run.directory import PARTS
 # Options that may differ between the processes of a job: paths, how much a host can do, what it shows.
 MAY_DIFFER = (
     "dataset_path",
+    "validation_path",
     "labels",
     "log_dir",
     "checkpoint_dir",

@@ -206,7 +206,7 @@ class Model:
         data: Any,
         labels: Any = None,
         *,
-        validation_data: tuple[Any, Any] | None = None,
+        validation_data: Any = None,
         resume: str | Path | None = None,
         callbacks: Sequence[Callback] = (),
         loss: LossFunction | str | None = None,
@@ -216,9 +216,10 @@ class Model:
     ) -> RunResult:
         """Train on a folder or another dataset's path, on (images, labels), or on an opened dataset; return the run.
 
-        Images of arrays are [N, H, W, C], uint8 or float32, and labels [N]. Options are those of this run alone, such
-        as epochs, learning_rate or steps_per_epoch. It starts from the model's weights: drawn with the seed at first,
-        then as the last fit or load left them. With `resume` it continues an interrupted run exactly, on the same data.
+        Arrays of images are [N, H, W, C], uint8 or float32, labels [N]; validation_data is a folder beside a folder, a
+        pair beside a pair. Options are those of this run alone, such as epochs or learning_rate. It starts from the
+        model's weights: drawn with the seed at first, then as the last fit or load left them. With `resume` it
+        continues an interrupted run exactly, on the same data.
         Afterwards the model has the weights of the best validation; without validation, those after the last step.
 
         Functions traced into the step: `loss(logits, targets)` (or its name, "bce") and `metrics` {name: f(logits,
@@ -279,15 +280,8 @@ class Model:
     ) -> tuple[Resolved, CustomParts]:
         given = given_data(data, labels)
         if given.options:
-            if validation_data is not None:
-                raise ConfigError(
-                    "validation_data is given beside the path of a dataset.",
-                    rule="A path names both parts: folders train and val in it, or a validation_split of each class.",
-                    remedy="Give the folder that holds both.",
-                )
-            return self._resolve(options | given.options | self._image_options(given)), CustomParts(
-                network=self._code_network
-            )
+            options = options | given.options | validation_folder(validation_data) | self._image_options(given)
+            return self._resolve(options), CustomParts(network=self._code_network)
         refuse_named_data(options)
         if given.dataset is not None:
             if validation_data is not None:

@@ -149,6 +149,19 @@ def held_out(images: Any, labels: Any, fraction: Any) -> tuple[tuple[Any, Any], 
     return (images[~mask], labels[~mask]), (images[mask], labels[mask])
 
 
+def validation_folder(data: Any) -> dict[str, Any]:
+    """Return the option for validation data that is given beside the path of training data."""
+    if data is None:
+        return {}
+    if not isinstance(data, str | os.PathLike):
+        raise ConfigError(
+            f"validation_data is a {type(data).__name__}, beside the path of a dataset.",
+            rule="Beside a path it is a path too: a folder with one folder for each class.",
+            remedy="Give a folder, or both parts as (images, labels).",
+        )
+    return {"validation_path": str(Path(data).expanduser())}
+
+
 def image_pair(data: Any) -> tuple[Any, Any]:
     """Return validation data as (images, labels)."""
     if not isinstance(data, tuple | list) or len(data) != 2:

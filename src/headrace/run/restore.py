@@ -163,7 +163,7 @@ _FIXED = (
 _FREE_SECTIONS = ("logging", "checkpoint", "compiler")
 _FREE = (
     *("platform", "first_device", "profile", "distributed", "compilation_cache_dir", "compile_only"),
-    *("dataset_path", "num_replicas"),
+    *("dataset_path", "validation_path", "num_replicas"),
 )
 
 

@@ -61,9 +61,13 @@ def has_class_folders(root: Path) -> bool:
         return False
 
 
-def read_folders(root: Path, validation_split: float) -> ClassFolders:
-    """List the images of both splits; an inconsistent folder is a DataError."""
+def read_folders(root: Path, validation_split: float, elsewhere: Path | None = None) -> ClassFolders:
+    """List the images of both splits, of which validation may be `elsewhere`; an inconsistent folder is a DataError."""
     train_root, validation_root = split_folder(root, TRAIN_NAMES), split_folder(root, VALIDATION_NAMES)
+    if elsewhere is not None:
+        if not elsewhere.is_dir():
+            raise DataError(f"There is no folder {elsewhere} (--validation-path).", remedy="Check the path.")
+        train_root, validation_root = train_root or root, split_folder(elsewhere, VALIDATION_NAMES) or elsewhere
     if train_root is None and validation_root is not None and _folders(root) == [validation_root]:
         validation = list_classes(validation_root)
         return ClassFolders(

@@ -106,7 +106,8 @@ class ImageSet:
 
 
 def _from_folders(path: Path, data: Data) -> ImageSet:
-    return _from_files("folder", path, read_folders(path, data.validation_split))
+    elsewhere = Path(data.validation_path).expanduser() if data.validation_path else None
+    return _from_files("folder", path, read_folders(path, data.validation_split, elsewhere))
 
 
 def _from_csv(path: Path, data: Data) -> ImageSet:
