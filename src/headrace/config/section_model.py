@@ -89,8 +89,8 @@ class Model:
     dropout_rate: float | None = option(None, "Fraction of features dropped before the classifier.", check=share)
     block_survival_prob: float | None = option(
         None,
-        "Probability, at the last block, that a residual branch is kept in training (stochastic depth); unset means the "
-        "network's own.",
+        "Probability, at the last block, that a residual branch is kept in training (stochastic depth); unset means "
+        "the network's own.",
         check=lambda value: "" if 0 < value <= 1 else "must be more than 0 and at most 1",
     )
     use_relu: bool = option(False, "Use ReLU instead of swish in EfficientNets.")
