@@ -105,7 +105,7 @@ def test_complete(kind, name, given, result):
             ["2 values for 2 boundaries", "Give 3 values"],
         ),
         ("lr_schedule", "stepped", {"boundaries": [2, 1], "values": [1, 2, 3]}, ["boundaries must rise"]),
-        ("lr_schedule", "stepped", {"boundaries": 3, "values": [1, 2]}, ["not a list of numbers"]),
+        ("lr_schedule", "stepped", {"boundaries": "x", "values": [1, 2]}, ["not a list of numbers"]),
         ("lr_schedule", "polynomial", {"initial_learning_rate": 1}, ["lacks end_learning_rate_ratio, power"]),
         ("lr_schedule", "cosine", {"initial_learning_rate": 1, "epochs_to_total_decay": 0}, ["must be more than 0"]),
         ("lr_schedule", "linear", {}, ["'linear'"]),

@@ -13,7 +13,9 @@ NAMES = ("a/kernel", "a/bias", "b/bn/gamma", "b/bn/beta", "c/kernel")
 
 
 def trainable(**options):
-    return make_trainable(config_from(options).weights, lambda: {name: np.zeros(2) for name in NAMES})
+    return make_trainable(
+        config_from(options).weights, lambda: {name: np.zeros(2) for name in NAMES}, lambda names: "c"
+    )
 
 
 def test_names_decide():
@@ -21,6 +23,10 @@ def test_names_decide():
     assert [found.rate_factor(name) for name in NAMES] == [0, 0, 0, 0.5, 1]
     found = trainable(variable_filter=("kernel",))
     assert [found.frozen(name) for name in NAMES] == [False, True, True, True, False]
+    found = trainable(freeze=("backbone",))
+    assert [found.frozen(name) for name in NAMES] == [True] * 4 + [False]
+    found = trainable(layer_lr={"gamma": 0.5, "backbone": 0.1})
+    assert [found.rate_factor(name) for name in NAMES] == [0.1, 0.1, 0.5, 0.1, 1]
     assert trainable().everything
     assert not trainable(layer_lr={"a": 0.5}).any_frozen
     assert trainable(layer_lr={"a": 0}).any_frozen
@@ -72,7 +78,7 @@ def test_a_factor_is_another_learning_rate_and_frozen_weights_stay_whatever_deca
         learning = {"optimizer": optimizer, "optimizer_params": RULES[optimizer], **decays, **options}
         config = config_from({**learning, "lr_schedule_params": {"initial_learning_rate": rate}})
         curve = make_lr_curve(config.learning, global_batch_size=1, updates_per_epoch=1, num_epochs=9)
-        weights = make_trainable(config.weights, lambda: params)
+        weights = make_trainable(config.weights, lambda: params, lambda names: "")
         rule = make_optimizer(config.learning, curve, 1, None if weights.everything else weights.rate_factor)
         state, now = rule.init(params), params
         updates: Any

@@ -146,3 +146,24 @@ def test_initial_distributions():
         assert np.abs(params[name]).max() == pytest.approx(limit, rel=0.01)
         assert params[name].std() == pytest.approx(limit / np.sqrt(3), rel=0.02)
     assert (params["predictions/bias"] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [
+        ("cifar_resnet8", "fc_layer"),
+        ("resnet50", "predictions"),
+        ("mobilenet_v3_small", "predictions"),
+        ("efficientnet_b0", "predictions"),
+        ("squeezenet", "conv10"),
+        ("toy_model", "dense"),
+    ],
+)
+def test_the_head_is_the_last_layer_with_weights(name: str, head: str) -> None:
+    """Whatever it is called, and whatever follows it: its weights are those whose shape has the number of classes."""
+    few, many = (network(name, count) for count in (7, 9))
+    shapes = [{k: v.shape for k, v in flatten_named(each.init(0)[0]).items()} for each in (few, many)]
+    scoring = [k for k in shapes[0] if shapes[0][k] != shapes[1][k]]
+    found = few.head(shapes[0])
+    assert found.startswith(head)
+    assert scoring == [k for k in shapes[0] if k.startswith(f"{found}/")]

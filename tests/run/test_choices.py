@@ -49,14 +49,15 @@ def test_batch_of_several_replicas():
 
 def test_epochs_grow_only_where_few_steps_make_one():
     assert [choose_epochs(steps) for steps in (1, 15, 45, 195, 1250)] == [100, 40, 30, 30, 30]
+    tuned = [choose_epochs(steps, fine_tuning=True) for steps in (1, 12, 15, 45, 195, 1250)]
+    assert tuned == [50, 25, 20, 10, 10, 10]
 
 
 def test_rates():
-    assert choose_rate("sgd", 0.9, 1024, fine_tuning=False) == 0.4
-    assert choose_rate("sgd", 0.9, 256, fine_tuning=False) == 0.2
-    assert choose_rate("sgd", 0.9, 256, fine_tuning=True) == 0.02
-    assert choose_rate("sgd", 0.5, 256, fine_tuning=False) == 1.0
-    assert choose_rate("adamw", None, 256, fine_tuning=False) == 0.001
+    assert choose_rate("sgd", 0.9, 1024) == 0.4
+    assert choose_rate("sgd", 0.9, 256) == 0.2
+    assert choose_rate("sgd", 0.5, 256) == 1.0
+    assert choose_rate("adamw", None, 256) == 0.001
 
 
 def test_the_default_on_a_processor(on):
@@ -113,8 +114,22 @@ def test_a_batch_beyond_the_memory_is_accumulated(on):
 
 
 def test_trained_weights_are_trained_gently(on):
-    fresh, tuned = (on(CPU, None, **given).config.learning for given in ({}, {"init_from": "weights.pth"}))
-    assert tuned.learning_rate == pytest.approx(fresh.learning_rate / 10)
+    """The last layer at the usual rate, the others at a tenth, for fewer epochs; not where the parts are given."""
+    fresh, tuned = (on(CPU, "none", **given) for given in ({}, {"weights": "weights.pth"}))
+    assert tuned.config.learning.learning_rate == fresh.config.learning.learning_rate == 0.071
+    assert tuned.config.weights.layer_lr == {"backbone": 0.1}
+    assert "learning rate 0.071 for the last layer and 0.0071 for the others (trained weights)" in tuned.notes[0]
+    assert tuned.config.batch.num_epochs == 10
+    made = design_run(tuned.config)
+    assert made.trainable.rate_factor("conv1/conv/kernel") == 0.1
+    assert made.trainable.rate_factor("fc_layer/bias") == 1
+    for parts in ({"freeze": "backbone"}, {"layer_lr": {"^conv1": 0.5}}):
+        given = on(CPU, "none", weights="weights.pth", **parts).config
+        assert given.learning.learning_rate == 0.071
+        assert given.weights.layer_lr == parts.get("layer_lr", {})
+    slow = on(CPU, "none", weights="weights.pth", learning_rate=0.02).config
+    assert slow.learning.learning_rate == 0.02
+    assert slow.weights.layer_lr == {}, "who gives a rate gets it for all layers"
 
 
 def test_a_run_that_only_validates_gets_a_batch(on):

@@ -19,9 +19,9 @@ REQUIRED = object()
 
 
 def _read_numbers(raw: Any) -> list[float]:
-    if not isinstance(raw, list | tuple):
+    if isinstance(raw, dict):
         raise ValueError
-    return [read_float(item) for item in raw]
+    return [read_float(item) for item in (raw if isinstance(raw, list | tuple) else [raw])]
 
 
 def _read_word(raw: Any) -> str:

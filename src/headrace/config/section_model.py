@@ -209,7 +209,8 @@ class Weights:
     )
     freeze: tuple[str, ...] = option(
         (),
-        "Regular expressions; weights whose name matches one are frozen, and so are their batch-norm statistics.",
+        "Regular expressions; weights whose name matches one are frozen, and so are their batch-norm statistics. The "
+        "word backbone stands for all but the last layer.",
         check=patterns,
     )
     variable_filter: tuple[str, ...] = option(
@@ -217,7 +218,8 @@ class Weights:
     )
     layer_lr: dict[str, Any] = option(
         {},
-        'Factors on the learning rate by regular expression, such as {"^conv1/": 0.1}; the first match counts.',
+        "Factors on the learning rate by regular expression, such as ^conv1/=0.1, or by the word backbone; the first "
+        "match counts.",
         check=factors,
     )
 

@@ -105,7 +105,9 @@ def read_floats(raw: Any) -> tuple[float, ...]:
 
 
 def read_mapping(raw: Any) -> dict[str, Any]:
-    """Read a mapping with text keys, or one written as JSON."""
+    """Read a mapping with text keys, or one written as JSON or as KEY=VALUE,KEY=VALUE."""
+    if isinstance(raw, str) and raw.strip()[:1] not in ("{", "[", ""):
+        return _read_pairs(raw)
     if isinstance(raw, str):
         try:
             raw = parse_json(raw)
@@ -114,6 +116,28 @@ def read_mapping(raw: Any) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise ValueError
     return json.loads(json.dumps({str(key): value for key, value in raw.items()}, allow_nan=False))
+
+
+def _read_pairs(text: str) -> dict[str, Any]:
+    """Read momentum=0.9,nesterov=true. Several numbers of one key are divided by spaces or colons: drops=0.3:0.6."""
+    found: dict[str, Any] = {}
+    for pair in text.split(","):
+        key, equals, value = (part.strip() for part in pair.rpartition("="))  # a regular expression may hold a =
+        if not equals or not key or not value:
+            raise ValueError(f"{pair.strip()!r} is not KEY=VALUE")
+        if key in found:
+            raise ValueError(f"{key} is given twice")
+        words = value.replace(":", " ").split()
+        found[key] = _scalar(value) if len(words) == 1 else [_scalar(word) for word in words]
+    return found
+
+
+def _scalar(word: str) -> Any:
+    """Read a number, a boolean, or else a word."""
+    try:
+        return read_int(word) if re.fullmatch(r"[-+]?\d+", word) else read_float(word)
+    except ValueError:
+        return {"true": True, "false": False}.get(word.lower(), word)
 
 
 def read_bytes_text(raw: Any) -> str:
@@ -151,7 +175,7 @@ TEXT = Kind(words="a text", metavar="TEXT", read=read_text)
 WORDS = Kind(words="a list of words", metavar="WORD", read=read_words, many=True)
 NUMBERS = Kind(words="a list of whole numbers", metavar="N", read=read_numbers, many=True)
 FLOATS = Kind(words="a list of numbers", metavar="X", read=read_floats, many=True)
-MAPPING = Kind(words="a mapping (JSON on the command line)", metavar="JSON", read=read_mapping)
+MAPPING = Kind(words="a mapping, KEY=VALUE,KEY=VALUE or JSON", metavar="KEY=VALUE,...", read=read_mapping)
 BYTES = Kind(words="a number of bytes such as 2GiB or 512MB", metavar="BYTES", read=read_bytes_text)
 REPLICAS = Kind(words="a whole number or the word auto", metavar="N|auto", read=read_replicas)
 LOSS_SCALE = Kind(words="a number or the word dynamic", metavar="X|dynamic", read=read_loss_scale)

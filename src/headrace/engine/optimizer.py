@@ -18,7 +18,7 @@ the global batch; `absolute_learning_rate` and the `values` of `stepped` are not
 
 import math
 import re
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
@@ -407,6 +407,8 @@ def update_kinds(learning: Learning, rate_factor: Callable[[str], float] | None)
 
 # Which weights are trained, and with which fraction of the learning rate, as functions of a weight's name.
 
+BACKBONE = "backbone"  # in place of a regular expression: all weights but those of the head
+
 
 @dataclass(frozen=True, kw_only=True)
 class Trainable:
@@ -446,19 +448,24 @@ class Trainable:
         return next((factor for pattern, factor in self.factors if pattern.search(name)), 1.0)
 
 
-def make_trainable(weights: Weights, network: Callable[[], Mapping[str, Any]]) -> Trainable:
-    """Return what the options describe; `network()` returns all weights by name, and is called only if needed.
-
-    A pattern that matches no name is refused.
+def make_trainable(
+    weights: Weights, network: Callable[[], Mapping[str, Any]], head: Callable[[Iterable[str]], str]
+) -> Trainable:
+    """Return what the options describe; `network()` returns all weights by name, `head(names)` the layer that scores
+    the classes. Both are called only if needed. A pattern that matches no name is refused.
     """
-    found = Trainable(
-        freeze=tuple(re.compile(pattern) for pattern in weights.freeze),
-        only=weights.variable_filter,
-        factors=tuple((re.compile(pattern), float(factor)) for pattern, factor in weights.layer_lr.items()),
-    )
-    if found.everything:
-        return found
+    if not (weights.freeze or weights.variable_filter or weights.layer_lr):
+        return Trainable()
     sizes = {name: array.size for name, array in network().items()}
+
+    def compiled(pattern: str) -> re.Pattern[str]:
+        return re.compile(_but_head(head(sizes), sizes) if pattern == BACKBONE else pattern)
+
+    found = Trainable(
+        freeze=tuple(compiled(pattern) for pattern in weights.freeze),
+        only=weights.variable_filter,
+        factors=tuple((compiled(pattern), float(factor)) for pattern, factor in weights.layer_lr.items()),
+    )
     for pattern in (*found.freeze, *(pattern for pattern, _ in found.factors)):
         if not any(pattern.search(name) for name in sizes):
             option = "freeze" if pattern in found.freeze else "layer_lr"
@@ -475,6 +482,17 @@ def make_trainable(weights: Weights, network: Callable[[], Mapping[str, Any]]) -
         )
     numbers = f"{sum(sizes[name] for name in frozen):,} of {sum(sizes.values()):,} weights"
     return replace(found, summary=f"frozen: {len(frozen)} of {len(sizes)} tensors, {numbers}" if frozen else "")
+
+
+def _but_head(head: str, names: Iterable[str]) -> str:
+    """Return the expression for all weights but those of the head."""
+    if all(name.startswith(f"{head}/") for name in names):
+        raise ConfigError(
+            f"{BACKBONE} is everything before the head, and there are no weights before {head}.",
+            rule="The head is the last layer with weights; a custom network made of one function has one layer.",
+            remedy="Name weights by regular expressions, or build the network from several blocks.",
+        )
+    return f"^(?!{re.escape(head)}/)"
 
 
 def _matches_nothing(option: str, text: str, names: list[str]) -> ConfigError:

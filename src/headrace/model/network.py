@@ -43,6 +43,12 @@ class Network:
         """The names of the blocks, in order."""
         return tuple(name for name, _ in self.blocks)
 
+    def head(self, weights: Iterable[str]) -> str:
+        """Return the full name of the last layer that has any of these weights: the one that scores the classes."""
+        names = tuple(weights)
+        layers = [layer for name, block in self.blocks for layer, _ in split_layers(name, block)]
+        return next(layer for layer in reversed(layers) if any(name.startswith(f"{layer}/") for name in names))
+
     def split_points(self) -> dict[str, tuple[int, int]]:
         """Return {name: (block, layer in it)} of all places for a cut: before a block, or before a layer inside one.
 

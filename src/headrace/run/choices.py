@@ -15,9 +15,11 @@ from headrace.config.schema import Config
 from headrace.config.section_learning import CURRENT_TIME
 from headrace.config.section_run import DRAWN_SEED
 from headrace.data.dataset import DataInfo, describe_dataset
+from headrace.engine.optimizer import BACKBONE
 from headrace.engine.visible import Visible, visible_devices
 from headrace.job import current_group
 from headrace.plan.choice_rules import (
+    FINE_TUNING,
     USUAL_MOMENTUM,
     choose_batch,
     choose_epochs,
@@ -35,6 +37,7 @@ BATCH = ("batch_size", "micro_batch_size", "global_batch_size")
 RATE = ("learning_rate", "lr_schedule_params")
 WARMUP = ("warmup_epochs", "lr_warmup_params")
 OPTIMIZER = ("optimizer", "optimizer_params", "momentum")
+TRAINED_PARTS = ("layer_lr", "freeze", "variable_filter")
 BATCH_WITHOUT_TRAINING = 32  # images per replica
 
 
@@ -98,6 +101,11 @@ class _Choices:
     def is_open(self, *names: str) -> bool:
         """Say whether nobody gave any of these options."""
         return all(self.resolved.origins[name].kind == DEFAULT.kind for name in names)
+
+    @property
+    def fine_tuning(self) -> bool:
+        """Whether training starts from trained weights."""
+        return self.resolved.config.weights.weights is not None or self.custom.weights is not None
 
     def _with(self, why: str, said: str, **values: Any) -> "_Choices":
         origin = Origin(kind=CHOSEN, where=why)
@@ -163,11 +171,15 @@ class _Choices:
             return self
         config = self.resolved.config
         learning, size = config.learning, make_batch_plan(config.batch).global_batch_size
-        fine_tuning = config.weights.weights is not None or self.custom.weights is not None
-        momentum = learning.optimizer_params.get("momentum")
-        rate = choose_rate(learning.optimizer, momentum, size, fine_tuning=fine_tuning)
-        why = f"for a batch of {size:,}" + (", from trained weights" if fine_tuning else "")
-        return self._with(why, f"learning rate {rate:g}", learning_rate=rate)
+        rate = choose_rate(learning.optimizer, learning.optimizer_params.get("momentum"), size)
+        why = f"for a batch of {size:,}"
+        if not self.fine_tuning or not self.is_open(*TRAINED_PARTS):
+            return self._with(why, f"learning rate {rate:g}", learning_rate=rate)
+        why, less = f"{why}, from trained weights", float(f"{FINE_TUNING * rate:.2g}")
+        if self.custom.network is not None:  # it may be a single function, without a head to tell apart
+            return self._with(why, f"learning rate {less:g}", learning_rate=less)
+        said = f"learning rate {rate:g} for the last layer and {less:g} for the others (trained weights)"
+        return self._with(why, said, learning_rate=rate, layer_lr={BACKBONE: FINE_TUNING})
 
     def epochs(self, info: DataInfo) -> "_Choices":
         """Choose the number of epochs, for the size of the dataset."""
@@ -176,7 +188,7 @@ class _Choices:
         batch = self.resolved.config.batch
         whole = info.num_train // make_batch_plan(batch).global_batch_size
         steps = max(1, whole if batch.weight_updates_per_epoch == -1 else batch.weight_updates_per_epoch)
-        epochs = choose_epochs(steps)
+        epochs = choose_epochs(steps, fine_tuning=self.fine_tuning)
         return self._with(f"for {steps:,} steps each", f"{epochs} epochs", num_epochs=epochs)
 
     def warmup(self) -> "_Choices":

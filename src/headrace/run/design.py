@@ -143,7 +143,7 @@ def design_run(
         updates_per_epoch=plan.steps.updates_per_epoch,
         num_epochs=plan.steps.num_epochs,
     )
-    trainable = make_trainable(config.weights, lambda: flatten_named(weights_like(network)[0]))
+    trainable = make_trainable(config.weights, lambda: flatten_named(weights_like(network)[0]), network.head)
     return Design(
         config=config,
         info=info,
