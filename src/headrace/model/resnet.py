@@ -61,9 +61,8 @@ class ResNet:
                 first = i == 0
                 unit = UnitSpec(group=group, width=width << group, stride=2 if group and first else 1, first=first)
                 name = f"conv{group + 2}_block{i + 1}"
-                depth = (sum(self.units[:group]) + i) / max(
-                    sum(self.units) - 1, 1
-                )  # 0 at the first unit, 1 at the last
+                # 0 at the first unit, 1 at the last
+                depth = (sum(self.units[:group]) + i) / max(sum(self.units) - 1, 1)
                 residual = _with_drop(self._unit(unit, build), 1 - dropped * depth)
                 blocks += [(name, residual), (f"{name}_{self.relu}", Relu())]
         head = "fc_layer" if self.is_cifar_basic else "predictions"

@@ -20,7 +20,7 @@ RATES_AT_1024: Mapping[str, float] = {
 }
 USUAL_MOMENTUM = 0.9
 
-# From trained weights, the head (the last layer) is new and learns at the usual rate, the rest at a tenth of it; half of
+# From trained weights, the last layer is new and learns at the usual rate, the others at a tenth of it; half of
 # the steps are enough. docs/finetuning.md has what was measured, also with one rate for all and with the head alone.
 FINE_TUNING = 0.1
 

@@ -58,6 +58,7 @@ from headrace.run.model_data import (
     image_pair,
     image_paths,
     refuse_mismatch,
+    validation_folder,
     validation_option,
 )
 from headrace.run.model_options import (
