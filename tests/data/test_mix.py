@@ -256,7 +256,8 @@ def test_a_batch_that_leaves_one_image_to_mix_is_refused() -> None:
 
 def test_each_micro_batch_gets_mixup_or_cutmix() -> None:
     """With a switch, what is drawn for one of the two is the same as without, and the other one is left out."""
-    both, switched = (mix(mixup_alpha=0.4, cutmix_alpha=1.0, **more) for more in ({}, {"mixup_switch_prob": 0.3}))
+    both = mix(mixup_alpha=0.4, cutmix_alpha=1.0)
+    switched = mix(mixup_alpha=0.4, cutmix_alpha=1.0, mixup_switch_prob=0.3)
     cuts = []
     for first in range(400):
         images, labels, _ = micro_batch(6)

@@ -57,10 +57,12 @@ def test_binary_cross_entropy_matches_numpy(batch, smoothing, threshold):
     x = logits.astype(np.float64)
     expected = (np.logaddexp(0, x) - target * x).mean(-1)
     custom = objective.CustomObjective(loss=objective.binary_cross_entropy(threshold))
-    loss, sums = training_loss(logits, mixed, label_smoothing=smoothing, custom=custom)
+    loss, sums = training_loss(jnp.asarray(logits), mixed, label_smoothing=smoothing, custom=custom)
     np.testing.assert_allclose(float(loss), expected.mean(), rtol=2e-6)
     np.testing.assert_allclose(float(sums["loss"]), expected.sum(), rtol=2e-6)
-    gradient = jax.grad(lambda x: training_loss(x, mixed, label_smoothing=smoothing, custom=custom)[0])(logits)
+    gradient = jax.grad(lambda x: training_loss(x, mixed, label_smoothing=smoothing, custom=custom)[0])(
+        jnp.asarray(logits)
+    )
     np.testing.assert_allclose(gradient, (1 / (1 + np.exp(-x)) - target) / 640, atol=2e-9)
 
 

@@ -228,7 +228,7 @@ def test_lamb_is_optax_lamb_where_nothing_is_excluded(start):
     theirs = optax.lamb(rate_at(0), b1=0.9, b2=0.999, eps=1e-6, weight_decay=0.02)
     tx = make("lamb", {}, constant(rate_at(0)), weight_decay=0.02)
     ours = train(tx, start, grads_at, 4)
-    params = jax.tree.map(jnp.asarray, start)
+    params: Any = jax.tree.map(jnp.asarray, start)
     state = theirs.init(params)
     for step in range(4):
         updates, state = theirs.update(grads_at(step), state, params)

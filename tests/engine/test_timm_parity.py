@@ -70,8 +70,8 @@ def test_lamb(both: tuple[dict[str, Any], dict[str, Any]]) -> None:
         weight_decay_exclude=("gamma",),
         gradient_clipping=1.0,
     )
-    tx = make_optimizer(learning, lambda step: jnp.float32(0.005), 1)
-    params = {name: jnp.asarray(given[name]) for name in ("kernel", "gamma")}
+    tx: Any = make_optimizer(learning, lambda step: jnp.float32(0.005), 1)
+    params: Any = {name: jnp.asarray(given[name]) for name in ("kernel", "gamma")}
     state = tx.init(params)
     for step in range(NUM_STEPS):
         grads = {name: given[f"{name}_grads"][step] for name in params}
@@ -88,7 +88,7 @@ def test_binary_cross_entropy_of_mixed_labels(
 ) -> None:
     given, theirs = both
     labels = given["labels"].astype(np.int32)
-    mixed = MixedLabels(np.stack([labels, labels[::-1]], 1), np.tile(np.float32([[0.7, 0.3]]), (16, 1)))
+    mixed = MixedLabels(np.stack([labels, labels[::-1]], 1), np.tile(np.array([[0.7, 0.3]], np.float32), (16, 1)))
     custom = CustomObjective(loss=binary_cross_entropy(threshold))
     loss, _ = training_loss(given["logits"], mixed, label_smoothing=smoothing, custom=custom)
     np.testing.assert_allclose(float(loss), theirs[f"loss {smoothing} {threshold}"], rtol=2e-6)

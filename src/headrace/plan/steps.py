@@ -325,7 +325,7 @@ def describe_sizes(spans: tuple[SizeSpan, ...], network: Network) -> str:
     full = network.input_hwc[:2]
     if len(spans) > 1:
         return f"image sizes: {', '.join(map(str, spans))}"
-    height, width = spans[0].image_hw
+    height, width = spans[-1].image_hw
     return f"training images: {height}x{width}, shrunk from {full[0]}x{full[1]}" if (height, width) != full else ""
 
 
