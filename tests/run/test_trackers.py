@@ -1,15 +1,20 @@
 """Trackers: what TensorBoard's files and W&B's offline runs hold, read back; failures that do not stop a run."""
 
 import importlib
+import io
 import json
 import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
+from headrace.cli.report import main as report_command
 from headrace.core.errors import ConfigError
 from headrace.run.fit import resume, train
 from headrace.telemetry.records import Note, RunEnd, TrainRecord, ValidationRecord, read_records
@@ -19,19 +24,23 @@ QUICK = {"num_epochs": 2, "weight_updates_per_epoch": 4}
 
 
 def scalars_of(directory: Path) -> dict[str, dict[int, float]]:
+    found: dict[str, dict[int, float]] = {}
+    for step, value in values_of(directory, "events.*"):
+        if value.HasField("simple_value"):
+            found.setdefault(value.tag, {})[step] = value.simple_value
+    return found
+
+
+def values_of(directory: Path, pattern: str) -> Iterator[tuple[int, Any]]:
     """Read TensorBoard's event files by their format: length, checksum, Event, checksum."""
     event_of: Any = importlib.import_module("tensorboardX.proto.event_pb2").Event.FromString
-    found: dict[str, dict[int, float]] = {}
-    for path in sorted(directory.glob("events.*"), key=lambda path: path.stat().st_mtime):
+    for path in sorted(directory.glob(pattern), key=lambda path: path.stat().st_mtime):
         data, place = path.read_bytes(), 0
         while place < len(data):
             (length,) = struct.unpack_from("<Q", data, place)
             event = event_of(data[place + 12 : place + 12 + length])
             place += 16 + length
-            for value in event.summary.value:
-                if value.HasField("simple_value"):
-                    found.setdefault(value.tag, {})[event.step] = value.simple_value
-    return found
+            yield from ((event.step, value) for value in event.summary.value)
 
 
 def test_tensorboard_has_every_number_of_the_records(quick):
@@ -47,6 +56,28 @@ def test_tensorboard_has_every_number_of_the_records(quick):
     (end,) = [record for record in records if isinstance(record, RunEnd)]
     assert found["run/time_to_train"] == pytest.approx({8: end.time_to_train})
     assert "time_to_train" not in found, "one number in one unit"
+    _images_and_options(result.directory)
+
+
+def _images_and_options(run: Path) -> None:
+    report_command([str(run), "--images"])
+    images = {
+        value.tag: value.image for _, value in values_of(run / "tensorboard", "events.*") if value.HasField("image")
+    }
+    mistakes = json.loads((run / "images.json").read_text())["mistakes"]
+    assert sum(tag.startswith("mistakes/") for tag in images) == len(mistakes) > 0
+    with Image.open(io.BytesIO(images["validation/raw/confusion_matrix"].encoded_image_string)) as drawn:
+        pixels = np.asarray(drawn.convert("RGB")).astype(int)
+    report = json.loads((run / "reports" / "step_00000008.json").read_text())["raw"]
+    matrix, side = np.array(report["confusion_matrix"]), 36
+    margin = pixels.shape[0] - side * len(matrix)
+    middle = pixels[margin + side // 2 :: side, margin + side // 2 :: side]
+    is_white = (middle == 255).all(-1)
+    np.testing.assert_array_equal(is_white, matrix == 0)
+    plugins = [
+        value.metadata.plugin_data.plugin_name for _, value in values_of(run / "tensorboard", "options/events.*")
+    ]
+    assert "hparams" in plugins
 
 
 def test_tensorboard_goes_on_after_a_resume(quick):
@@ -128,13 +159,16 @@ def test_a_tracker_that_fails_is_told_once_and_left_alone():
         def scalars(self, step, values):
             raise OSError("no space left on device")
 
+        def image(self, step, name, pixels):
+            raise AssertionError
+
         def summary(self, values):
             raise AssertionError
 
         def close(self):
             raise AssertionError
 
-    sink = TrackerSink("broken", Broken, lambda text, level: told.append((text, level)))
+    sink = TrackerSink("broken", Broken, lambda text, level: told.append((text, level)), Path("reports"))
     record = TrainRecord(step=1, epoch=1, loss=1, accuracy=0, learning_rate=1, elapsed_seconds=1)
     sink.write(record)
     sink.write(record)

@@ -37,11 +37,16 @@ def main(argv: list[str]) -> int:
 
     runs = read_compared(args.paths)
     if args.images:
+        from headrace.report.run_files import read_mapping
         from headrace.run.image_results import write_image_results
+        from headrace.telemetry.trackers import write_mistakes
 
         for run in runs:
             given = {"platform": args.platform} if args.platform else {}
-            print(f"images: {shlex.quote(str(write_image_results(run.path, given)))}")
+            file = write_image_results(run.path, given)
+            count = write_mistakes(run.path, read_mapping(file))
+            more = f"; TensorBoard has {count} mistakes" if count else ""
+            print(f"images: {shlex.quote(str(file))}{more}")
     try:
         if len(runs) == 1:
             file = write_run_report(runs[0].path, args.output)

@@ -3,9 +3,11 @@
 A failure of a tracker (no login, no network, a full disk) is reported once and never stops the run.
 """
 
+import base64
 import importlib
 import importlib.util
 import inspect
+import io
 import json
 import os
 import warnings
@@ -13,6 +15,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+import numpy as np
+from PIL import Image, ImageDraw
 
 from headrace.config.schema import Logging
 from headrace.core.errors import ConfigError
@@ -22,6 +27,10 @@ from headrace.telemetry.sinks import Notify
 
 TENSORBOARD_DIR = "tensorboard"
 WANDB_DIR, WANDB_ID_FILE = "wandb", "wandb_run.json"
+_RESULTS = ("best_top1", "images_per_second", "time_to_train")
+_MOST_BYTES = 64 << 20  # of a validation report
+_MOST_CLASSES, _LEGIBLE, _NAME = 360, 12, 24  # in a confusion matrix; pixels of a cell with a name; letters of a name
+_RIGHT, _WRONG = np.array((0, 114, 178)), np.array((213, 94, 0))  # safe for color-blind eyes
 _WAIT_SECONDS = 30  # for a server that does not answer
 _PACKAGES = {"wandb": ("wandb", "wandb"), "tensorboard": ("tensorboardX", "tensorboard")}  # option: (module, extra)
 
@@ -42,6 +51,10 @@ class Tracker(Protocol):
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Take the values of a step."""
+        ...
+
+    def image(self, step: int, name: str, pixels: np.ndarray) -> None:
+        """Take an image [H, W, 3] of a step, 0..255."""
         ...
 
     def summary(self, values: Mapping[str, Any]) -> None:
@@ -66,14 +79,14 @@ def refuse_missing(logging: Logging) -> None:
 class TrackerSink:
     """Sends the numbers of records to a tracker, opened at the first one; a failure ends the tracker, not the run."""
 
-    def __init__(self, name: str, open_tracker: Callable[[], Tracker], notify: Notify) -> None:
-        self._name, self._open, self._notify = name, open_tracker, notify
+    def __init__(self, name: str, open_tracker: Callable[[], Tracker], notify: Notify, reports: Path) -> None:
+        self._name, self._open, self._notify, self._reports = name, open_tracker, notify, reports
         self._tracker: Tracker | None = None
         self._failed = False
 
     def write(self, record: Record) -> None:
         """Send the record."""
-        self._guarded(lambda tracker: _send(tracker, record))
+        self._guarded(lambda tracker: self._send(tracker, record))
 
     def close(self) -> None:
         """Finish; a second call does nothing."""
@@ -95,18 +108,59 @@ class TrackerSink:
                 f"{self._name} failed ({type(error).__name__}: {error}); the run continues without it", "warning"
             )
 
+    def _send(self, tracker: Tracker, record: Record) -> None:
+        if isinstance(record, TrainRecord):
+            tracker.scalars(record.step, _numbers(record, "train"))
+        elif isinstance(record, ValidationRecord):
+            group = f"validation/{record.weights}"
+            tracker.scalars(record.step, _numbers(record, group))
+            file = self._reports / f"step_{record.step:08d}.json"  # written before the record
+            report = parse_json(file.read_bytes(), _MOST_BYTES).get(record.weights) if file.is_file() else None
+            if report and len(report["classes"]) <= _MOST_CLASSES:
+                tracker.image(record.step, f"{group}/confusion_matrix", draw_confusion(report))
+        elif isinstance(record, CheckpointRecord):
+            tracker.scalars(record.step, _numbers(record, "checkpoint"))
+        elif isinstance(record, RunEnd):
+            ended = {f"seconds/{name}": value for name, value in record.seconds.items()}
+            ended |= {"outcome": record.outcome, "verdict": record.verdict}
+            tracker.summary(ended | _numbers(record, "run"))
 
-def _send(tracker: Tracker, record: Record) -> None:
-    if isinstance(record, TrainRecord):
-        tracker.scalars(record.step, _numbers(record, "train"))
-    elif isinstance(record, ValidationRecord):
-        tracker.scalars(record.step, _numbers(record, f"validation/{record.weights}"))
-    elif isinstance(record, CheckpointRecord):
-        tracker.scalars(record.step, _numbers(record, "checkpoint"))
-    elif isinstance(record, RunEnd):
-        ended = {f"seconds/{name}": value for name, value in record.seconds.items()}
-        ended |= {"outcome": record.outcome, "verdict": record.verdict}
-        tracker.summary(ended | _numbers(record, "run"))
+
+def draw_confusion(report: Mapping[str, Any]) -> np.ndarray:
+    """Return the confusion matrix as an image: true classes down, predicted ones across, mistakes in orange."""
+    matrix = np.array(report["confusion_matrix"], np.float64)
+    # The root of the share, as in the report: few mistakes, which one looks for, would be invisible otherwise.
+    shares = np.sqrt(matrix / np.maximum(matrix.sum(1, keepdims=True), 1))[..., None]
+    colors = np.where(np.eye(len(matrix), dtype=bool)[..., None], _RIGHT, _WRONG)
+    side = max(2, 360 // len(matrix))
+    cells = (255 + shares * (colors - 255)).repeat(side, 0).repeat(side, 1)
+    names = [row["name"][:_NAME] for row in report["classes"]]
+    margin = 8 + 6 * max(map(len, names)) if side >= _LEGIBLE else 0
+    sheet = Image.new("RGB", (cells.shape[1] + margin, cells.shape[0] + margin), "white")
+    sheet.paste(Image.fromarray(np.rint(cells).astype(np.uint8)), (margin, margin))
+    if margin:
+        across = Image.new("RGB", (margin, cells.shape[1]), "white")  # drawn down, then turned
+        for image, first in ((sheet, margin), (across, 0)):
+            draw = ImageDraw.Draw(image)
+            for k, name in enumerate(names):
+                draw.text((4, first + (k + 0.5) * side), name, fill="black", anchor="lm")
+        sheet.paste(across.transpose(Image.Transpose.ROTATE_90), (margin, 0))
+    return np.asarray(sheet)
+
+
+def write_mistakes(directory: Path, images: Mapping[str, Any]) -> int:
+    """Add the most confident mistakes of a run to its TensorBoard files, if it has any; return how many."""
+    place = directory / TENSORBOARD_DIR
+    if not place.is_dir() or importlib.util.find_spec("tensorboardX") is None:
+        return 0
+    writer: Any = importlib.import_module("tensorboardX").SummaryWriter(logdir=str(place))
+    for number, row in enumerate(images["mistakes"]):
+        with Image.open(io.BytesIO(base64.b64decode(row["image"].partition(",")[2]))) as image:
+            pixels = np.asarray(image.convert("RGB"))
+        name = f"mistakes/{number:02d} {row['predicted']} {row['probability']:.2f}, is {row['true']}: {row['file']}"
+        writer.add_image(name, pixels, images["step"], dataformats="HWC")
+    writer.close()
+    return len(images["mistakes"])
 
 
 def _numbers(record: Record, group: str) -> dict[str, float]:
@@ -128,7 +182,7 @@ class TensorBoard:
         self._writer = writer(logdir=str(about.directory / TENSORBOARD_DIR), purge_step=about.step or None)
         for title, content in (("options", about.options), ("plan", about.plan)):
             self._writer.add_text(title, f"```\n{json.dumps(content, indent=1, default=str)}\n```", about.step)
-        self._step = about.step
+        self._step, self._options = about.step, about.options
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Write and flush the values."""
@@ -137,9 +191,18 @@ class TensorBoard:
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
+    def image(self, step: int, name: str, pixels: np.ndarray) -> None:
+        """Write an image."""
+        self._writer.add_image(name, pixels, step, dataformats="HWC")
+
     def summary(self, values: Mapping[str, Any]) -> None:
-        """Write the numbers as scalars of the last step, strings as text."""
-        self.scalars(self._step, {name: value for name, value in values.items() if isinstance(value, float)})
+        """Write the numbers as scalars of the last step, strings as text, and the options beside the results."""
+        numbers = {name: value for name, value in values.items() if isinstance(value, float)}
+        self.scalars(self._step, numbers)
+        # The tab HPARAMS compares runs: options that are numbers or words, and how good and fast the run was.
+        options = {name: value for name, value in self._options.items() if isinstance(value, bool | int | float | str)}
+        results = {f"result/{name}": numbers[f"run/{name}"] for name in _RESULTS if f"run/{name}" in numbers}
+        self._writer.add_hparams(options, results, name="options", global_step=self._step)
         for name, value in values.items():
             if isinstance(value, str):
                 self._writer.add_text(name, value, self._step)
@@ -196,6 +259,11 @@ class WeightsAndBiases:
         """Log the values of a step."""
         self._run.log({"step": step, **values})
 
+    def image(self, step: int, name: str, pixels: np.ndarray) -> None:
+        """Log an image."""
+        wandb: Any = importlib.import_module("wandb")
+        self._run.log({"step": step, name: wandb.Image(pixels)})
+
     def summary(self, values: Mapping[str, Any]) -> None:
         """Set the run's summary."""
         self._run.summary.update(dict(values))
@@ -227,9 +295,9 @@ def _logged_in(wandb: Any) -> bool:
 
 def make_trackers(logging: Logging, about: RunDescription, notify: Notify) -> list[TrackerSink]:
     """Return the sinks of the trackers that are asked for; `notify` hears of their troubles."""
-    sinks = []
+    sinks, reports = [], about.directory / "reports"
     if logging.tensorboard:
-        sinks.append(TrackerSink("tensorboard", lambda: TensorBoard(about), notify))
+        sinks.append(TrackerSink("tensorboard", lambda: TensorBoard(about), notify, reports))
     if logging.wandb:
-        sinks.append(TrackerSink("wandb", lambda: WeightsAndBiases(about, logging, notify), notify))
+        sinks.append(TrackerSink("wandb", lambda: WeightsAndBiases(about, logging, notify), notify, reports))
     return sinks
