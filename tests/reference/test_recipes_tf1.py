@@ -222,7 +222,7 @@ TABLE = {
             "pipeline_schedule": "Grouped",
             "available_memory_proportion": [0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.16, 0.2],
             "max_cross_replica_buffer_size": 100000000,
-            "eight_bit_transfer": False,
+            "eight_bit_transfer": None,
             "logs_per_epoch": 16,
         },
         ("group_norm", 4, 64, 1024, 4, 16, rate(-11, 1024)),

@@ -208,7 +208,7 @@ def test_shards():
 def test_images_normalised_on_the_host_are_not_sent_as_bytes():
     """The first application switches eight_bit_io off there; ours refuses the pair."""
     config = read("--application tf1 --dataset cifar-10 --hostside-norm --eight-bit-io").config
-    assert (config.data.accelerator_side_preprocess, config.data.eight_bit_transfer) == (False, False)
+    assert (config.data.accelerator_side_preprocess, config.data.eight_bit_transfer) == (False, None)
     assert "8 bits" in str(refused("--accelerator-side-preprocess off --eight-bit-io"))
 
 

@@ -78,7 +78,6 @@ _COMMON: Mapping[str, Any] = {
     "optimizer": "sgd",
     "pipeline_schedule": "Grouped",
     "seed": DRAWN_SEED,
-    "eight_bit_transfer": False,
     "logs_per_epoch": 16.0,
     "ckpts_per_epoch": 1.0,
     "validations_per_epoch": 1.0,
@@ -122,8 +121,15 @@ _TF2: Mapping[str, Any] = {
 
 
 def tf2_defaults(value_of: Lookup) -> dict[str, Any]:
-    """Return the defaults of application tf2 where they differ from ours."""
-    defaults = {**_TF2, **_of_both(value_of, value_of("optimizer_params") or {})}
+    """Return the defaults of application tf2 where they differ from ours.
+
+    Images are preprocessed on the host, unless they cross as 8 bits, which leaves that to the device.
+    """
+    defaults = {
+        **_TF2,
+        "accelerator_side_preprocess": bool(value_of("eight_bit_transfer")),
+        "optimizer_state_offloading": _offloads(value_of, value_of("optimizer_params") or {}),
+    }
     if value_of("batch_size"):
         del defaults["micro_batch_size"]  # the batch of a step is not an option there
     if value_of("clean_dir") is False:
@@ -131,20 +137,14 @@ def tf2_defaults(value_of: Lookup) -> dict[str, Any]:
     return defaults
 
 
-def _of_both(value_of: Lookup, optimizer_params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return defaults of both applications that depend on what is given.
-
-    Images are preprocessed on the host, unless they cross as 8 bits, which leaves that to the device. The state of an
-    optimizer (plain SGD has none) is kept in host memory where it is idle for several micro batches: with gradient
-    accumulation or a pipeline.
+def _offloads(value_of: Lookup, optimizer_params: Mapping[str, Any]) -> bool:
+    """Say whether the optimizer's state (plain SGD has none) is kept in host memory: where it is idle for several micro
+    batches, with gradient accumulation or a pipeline.
     """
     stages = value_of("pipeline_splits") or (value_of("num_pipeline_stages") or 1) > 1
     accumulates = (value_of("gradient_accumulation_count") or 1) > 1 or value_of("global_batch_size")
     has_state = (value_of("optimizer") or "sgd") != "sgd" or bool(optimizer_params.get("momentum"))
-    return {
-        "accelerator_side_preprocess": bool(value_of("eight_bit_transfer")),
-        "optimizer_state_offloading": bool((stages or accumulates) and has_state),
-    }
+    return bool((stages or accumulates) and has_state)
 
 
 def tf1_defaults(value_of: Lookup) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def tf1_defaults(value_of: Lookup) -> dict[str, Any]:
         family["rmsprop_base_decay_exp"] = -14.0
     else:
         family["rmsprop_decay"] = 0.9
-    return {**_COMMON, **_of_both(value_of, {}), **family}
+    return {**_COMMON, "optimizer_state_offloading": _offloads(value_of, {}), **family}
 
 
 def dataset_of_path(path: str) -> str:
