@@ -120,3 +120,9 @@ def test_bits_are_even_and_uncorrelated_over_steps():
         assert abs(u.mean() - 0.5) < 4 * np.sqrt(1 / 12 / lanes)
         assert abs(np.mean((u[1:] - 0.5) * (u[:-1] - 0.5)) * 12) < 4 / np.sqrt(lanes)
     assert abs(np.mean((a - 0.5) * (b - 0.5)) * 12) < 4 / np.sqrt(lanes)
+
+
+def test_any_seed_of_32_bits_addresses_the_bits():
+    large = element_bits("w", (4,), 2**32 - 1, 0)
+    assert np.array_equal(large, element_bits("w", (4,), -1, 0))
+    assert not np.array_equal(large, element_bits("w", (4,), 2**31, 0))
