@@ -3,6 +3,8 @@
 #   make test    install the test tools and run the tests          (make test ARGS='tests/plan -x')
 #   make native  compile the C code again, in place (the other targets do it too when a C source changed)
 #   make fuzz    damage files for FUZZ_SECONDS each: the readers, and the C code under AddressSanitizer and UBSan
+#   make parity  compare networks and files with torch, torchvision, timm, Keras and TensorFlow, in .venv-parity (2 GB;
+#                CPU builds suffice: PIP_EXTRA_INDEX_URL and PIP_FIND_LINKS name places that have them)
 #   make lint    ruff (lint, format) and pyright
 #   make clean   remove .venv and the caches
 # Another interpreter: make demo PYTHON=/path/to/python3
@@ -17,7 +19,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 # what the caller's shell sets for another Python must not reach into .venv
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-.PHONY: demo test native fuzz lint clean
+.PHONY: demo test native fuzz parity lint clean
 
 demo: .venv/.installed
 	$(BIN)/headrace train
@@ -32,13 +34,17 @@ fuzz: .venv/.installed-test
 	$(BIN)/python -m tests.fuzz $(FUZZ_SECONDS)
 	$(BIN)/python -m tests.fuzz.native $(FUZZ_SECONDS)
 
+# one thread for torch: several wait for each other by spinning, which takes minutes on a busy machine
+parity: .venv-parity/.installed
+	OMP_NUM_THREADS=1 .venv-parity/bin/python -m pytest -n 2 --dist worksteal -m parity tests/weights tests/data $(ARGS)
+
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build dist src/*.egg-info src/headrace/native/*.so.1
+	rm -rf .venv .venv-parity .pytest_cache .ruff_cache .hypothesis build dist src/*.egg-info src/headrace/native/*.so.1
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The files .venv/.* are marks of finished work: a set-up that was interrupted is done again, a finished one is not.
@@ -61,6 +67,11 @@ clean:
 .venv/.installed-test: .venv/.created pyproject.toml $(NATIVE)
 	$(PIP) --editable '.[test]'
 	@touch $@ .venv/.installed
+
+.venv-parity/.installed: .venv/.created pyproject.toml
+	$(BIN)/python -m venv --clear .venv-parity
+	.venv-parity/bin/python -m pip --disable-pip-version-check install --quiet --editable '.[parity]'
+	@touch $@
 
 # pyright runs on Node.js; where the machine has none, one comes as a wheel
 .venv/.installed-dev: .venv/.created pyproject.toml $(NATIVE)

@@ -1,14 +1,14 @@
-"""Records that we write are read by TensorFlow, and those that it writes by us.
+"""Records that we write are read by TensorFlow, and those that it writes by us, where it is installed (`make parity`).
 
-    HEADRACE_TF_PYTHON=/path/to/python pytest -m slow tests/data/test_records_tensorflow.py
-
-The path is that of a Python that has TensorFlow; it runs in a process of its own.
+TensorFlow runs in a process of its own.
 """
 
 import hashlib
+import importlib.util
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +19,10 @@ from headrace.data.sets.tfrecord_set import IMAGENET, index_of, samples_of, shar
 
 from .image_files import encode, smooth, write_classes
 
-PYTHON = os.environ.get("HEADRACE_TF_PYTHON", "")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not PYTHON, reason="HEADRACE_TF_PYTHON does not name a Python with TensorFlow"),
+    pytest.mark.parity,
+    pytest.mark.skipif(not importlib.util.find_spec("tensorflow"), reason="TensorFlow is not installed"),
 ]
 
 READ = """
@@ -71,7 +71,7 @@ def tensorflow(script: str, place: Path) -> str:
     """Run a script in the Python that has TensorFlow; return what it printed."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
-    words = [PYTHON, "-c", script, str(place)]
+    words = [sys.executable, "-c", script, str(place)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout

@@ -61,14 +61,14 @@ def test_stages_and_onnx_compute_the_same(family):
     assert len(fine.blocks) > len(whole.blocks)
     assert fine.total_cost() == whole.total_cost()
     params, stats = drawn(whole)
-    trees = zip(fine.init(0), (params, stats), strict=True)
-    divided = [unflatten_named(like, flatten_named(tree)) for like, tree in trees]
+    like = fine.init(0)
+    fine_params, fine_stats = (unflatten_named(like[i], flatten_named(tree)) for i, tree in enumerate((params, stats)))
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == whole.total_cost().params
     x = np.random.default_rng(0).normal(size=(4, *whole.input_hwc)).astype(np.float32)
     ctx = Ctx(train=True, draws=Draws(seed=1, step=2, samples=jnp.arange(4, dtype=jnp.uint32)))
 
     def both(x):
-        trained = whole.apply(params, stats, x, ctx)[0], fine.apply(*divided, x, ctx)[0]
+        trained = whole.apply(params, stats, x, ctx)[0], fine.apply(fine_params, fine_stats, x, ctx)[0]
         return *trained, whole.apply(params, stats, x, Ctx(train=False))[0]
 
     wanted, found, evaluated = jax.jit(both)(x)

@@ -3,15 +3,19 @@
 python keras_side.py ResNet50 FOLDER
 """
 
+import os
 import sys
 from pathlib import Path
 
-import keras  # pyright: ignore[reportMissingImports]
 import numpy as np
+
+os.environ.setdefault("KERAS_BACKEND", "jax")  # before the import; TensorFlow need not be there
+import keras  # pyright: ignore[reportMissingImports]
 
 name, folder = sys.argv[1], Path(sys.argv[2])
 rng = np.random.default_rng(0)
-model = getattr(keras.applications, name)(weights=None, classifier_activation=None)
+plain = {"include_preprocessing": False} if name.startswith("EfficientNetV2") else {}
+model = getattr(keras.applications, name)(weights=None, classifier_activation=None, **plain)
 drawn = []
 for variable in model.weights:
     shape, path = tuple(variable.shape), variable.path

@@ -1,10 +1,8 @@
-"""Keras' files: the layout of version 3, and, where Keras is installed, its own files and logits.
+"""Keras' files: the layout of version 3, and, where Keras is installed (`make parity`), its own files and logits."""
 
-HEADRACE_KERAS_PYTHON=/path/to/python-with-keras pytest -m slow tests/weights/test_keras_file.py
-"""
-
-import os
+import importlib.util
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +13,6 @@ from headrace.model.context import Ctx
 from headrace.model.families import build_network
 from headrace.weights.convert import load_into
 from headrace.weights.weight_file import read_file
-
-KERAS = os.environ.get("HEADRACE_KERAS_PYTHON")
 
 
 def test_the_weights_of_keras_3_are_read_by_class_and_number(tmp_path):
@@ -48,14 +44,19 @@ def test_the_weights_of_keras_3_are_read_by_class_and_number(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not KERAS, reason="HEADRACE_KERAS_PYTHON names no Python with Keras")
+@pytest.mark.skipif(not importlib.util.find_spec("keras"), reason="Keras is not installed")
 @pytest.mark.parametrize(
     ("theirs", "ours"),
-    [("ResNet50", "resnet50"), ("EfficientNetB0", "efficientnet_b0"), ("MobileNetV2", "mobilenet_v2")],
+    [
+        ("ResNet50", "resnet50"),
+        ("EfficientNetB0", "efficientnet_b0"),
+        ("MobileNetV2", "mobilenet_v2"),
+        pytest.param("EfficientNetV2B0", "efficientnet_v2_b0", marks=pytest.mark.parity),
+    ],
 )
 def test_keras_own_files_compute_what_they_did_there(tmp_path, theirs, ours):
     script = Path(__file__).parent / "keras_side.py"
-    subprocess.run([str(KERAS), str(script), theirs, str(tmp_path)], check=True, timeout=300, capture_output=True)
+    subprocess.run([sys.executable, str(script), theirs, str(tmp_path)], check=True, timeout=300, capture_output=True)
     told = np.load(tmp_path / "it.npz")
     config = config_from({"model_name": ours, "model_dialect": "keras", "dataset": "imagenet", "generated_data": True})
     network = build_network(config.model, 1000, (224, 224, 3))
