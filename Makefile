@@ -3,8 +3,8 @@
 #   make test    install the test tools and run the tests          (make test ARGS='tests/plan -x')
 #   make native  compile the C code again, in place (the other targets do it too when a C source changed)
 #   make fuzz    damage files for FUZZ_SECONDS each: the readers, and the C code under AddressSanitizer and UBSan
-#   make parity  compare networks and files with torch, torchvision, timm, Keras and TensorFlow, in .venv-parity (2 GB;
-#                CPU builds suffice: PIP_EXTRA_INDEX_URL and PIP_FIND_LINKS name places that have them)
+#   make parity  compare networks and files with torch, torchvision, timm, Keras and TensorFlow, in .venv-parity
+#                (torch for the CPU suffices: PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS may name a place that has it)
 #   make lint    ruff (lint, format) and pyright
 #   make clean   remove .venv and the caches
 # Another interpreter: make demo PYTHON=/path/to/python3
@@ -68,9 +68,13 @@ clean:
 	$(PIP) --editable '.[test]'
 	@touch $@ .venv/.installed
 
+# torch for the CPU has a version of its own where it is offered; elsewhere the usual one comes, with gigabytes of CUDA
+PARITY_TORCH ?= torch==2.13.0+cpu
+PARITY_PIP := .venv-parity/bin/python -m pip --disable-pip-version-check install --quiet --editable '.[parity]'
 .venv-parity/.installed: .venv/.created pyproject.toml
 	$(BIN)/python -m venv --clear .venv-parity
-	.venv-parity/bin/python -m pip --disable-pip-version-check install --quiet --editable '.[parity]'
+	echo '$(PARITY_TORCH)' > .venv-parity/constraint.txt
+	$(PARITY_PIP) --constraint .venv-parity/constraint.txt 2>/dev/null || $(PARITY_PIP)
 	@touch $@
 
 # pyright runs on Node.js; where the machine has none, one comes as a wheel

@@ -8,6 +8,7 @@ import pytest
 from headrace.core.errors import CheckpointError
 from headrace.core.tensor_file import write_safetensors
 from headrace.weights.convert import flat_weights, load_into, table_lines
+from headrace.weights.name_rules import O_C77, OC77
 from headrace.weights.torch_file import write_torch_file
 from headrace.weights.weight_file import ForeignWeights, read_file
 from tests.model.build import network
@@ -174,3 +175,13 @@ def test_keras_files_are_read(tmp_path):
     file.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(CheckpointError, match=r"w\.h5"):
         read_file(file)
+
+
+@pytest.mark.parametrize("order", [O_C77, OC77])
+def test_vggs_first_dense_layer_takes_the_same_pixels(order):
+    rng = np.random.default_rng(0)
+    pixels = rng.normal(size=(7, 7, 5))
+    theirs = rng.normal(size=(3, 5, 7, 7) if order.dims == 4 else (3, 5 * 7 * 7))
+    wanted = theirs.reshape(3, -1) @ pixels.transpose(2, 0, 1).ravel()
+    np.testing.assert_allclose(pixels.ravel() @ order.read(theirs), wanted)
+    np.testing.assert_array_equal(order.write(order.read(theirs)), theirs)

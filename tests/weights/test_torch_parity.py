@@ -42,7 +42,6 @@ SMALL = [
     ("timm", "seresnet18", "seresnet18", 64),
     ("torchvision", "regnet_y_400mf", "regnet_y_400mf", 64),
     ("torchvision", "densenet121", "densenet121", 65),
-    ("torchvision", "vgg11_bn", "vgg11_bn", 64),
     ("common", "20-both", "cifar_resnet20", 32),
 ]
 OTHERS = [
@@ -70,6 +69,7 @@ OTHERS = [
     ("torchvision", "regnet_x_400mf", "regnet_x_400mf", 64),
     ("timm", "densenet121", "densenet121", 66),
     ("torchvision", "densenet169", "densenet169", 64),
+    ("torchvision", "vgg11_bn", "vgg11_bn", 64),  # 5 GB of memory
     ("timm", "vgg11_bn", "vgg11_bn", 64),
     ("torchvision", "vgg16_bn", "vgg16_bn", 96),
     ("common", "20-end", "cifar_resnet20", 32),
