@@ -163,16 +163,20 @@ def _refuse_too_little(network: Network, adopted: LoadedWeights, foreign: Foreig
 def _names_beside(adopted: LoadedWeights, foreign: ForeignWeights) -> str:
     """Return lines with what the network lacks: our name, the name that was looked for, and a name in the file.
 
-    The file's are those that were not used; beside each of ours is the next of as many numbers, if there is one.
+    The file's are those that were not used: beside each of ours the next of as many numbers, if there is one. Where
+    hardly anything was found, the names that were looked for are those of the scheme that covers the network best.
     """
+    ours = [tensor.name for tensor in adopted.statuses]
+    names = max((pair_names(scheme, ours) for scheme in SCHEMES), key=len) if adopted.share < 0.5 else {}
     left, rows = list(adopted.unused), [("the network's", "looked for", "in the file")]
     lacking = [tensor for tensor in adopted.statuses if tensor.status != "loaded"]
     for tensor in lacking[:_MAX_LISTED]:
-        same = next((name for name in left if foreign.arrays[name].size == tensor.size), "")
+        same = next((name for name in left if foreign.arrays[name].size == tensor.size), left[0] if left else "")
         left = [name for name in left if name != same]
         found = tensor.theirs if tensor.status == "replaced" else same
         theirs = f"{found} {_dims(foreign.arrays[found])}" if found in foreign.arrays else "-"
-        rows.append((tensor.name.partition("/")[2], tensor.theirs or "-", theirs))
+        looked_for = names[tensor.name].theirs if tensor.name in names else tensor.theirs
+        rows.append((tensor.name.partition("/")[2], looked_for or "-", theirs))
     for name in left[: max(0, _MAX_LISTED - len(lacking))]:
         rows.append(("-", "-", f"{name} {_dims(foreign.arrays[name])}"))
     wide = [max(len(row[column]) for row in rows) for column in (0, 1)]
