@@ -141,7 +141,16 @@ def _connect(info: ProcessInfo) -> None:
     except Exception as error:
         monitor.fail(_first_line(error))
         raise
-    atexit.register(monitor.wait_until_all_done)  # registered after JAX's own handler, so it runs before that
+    atexit.register(_leave_together, monitor)  # registered after JAX's own handler, so it runs before that
+
+
+def _leave_together(monitor: LivenessMonitor) -> None:
+    """Wait for the others at exit. Ctrl-C ends this process at once: its work is done, and JAX would abort."""
+    try:
+        monitor.wait_until_all_done()
+    except KeyboardInterrupt:
+        monitor.fail("it was interrupted while it waited for the others")
+        _exit_at_once(130)
 
 
 def _launcher_to_watch() -> int | None:
