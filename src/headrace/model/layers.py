@@ -129,7 +129,7 @@ class FusibleNorm:
     """A batch norm as an operation, and how it turns (mean, biased variance) of a batch into its statistics."""
 
     operation: ops.BatchNorm
-    batch_stats: Callable[[int, Array | None, Array | None], Tree]
+    batch_stats: Callable[..., Tree]  # (values per channel, mean, variance) -> statistics
 
 
 @dataclass(frozen=True)

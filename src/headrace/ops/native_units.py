@@ -27,6 +27,7 @@ from headrace.core.errors import ConfigError
 from headrace.native.library import Kernels, kernels_library
 from headrace.ops import activation
 from headrace.ops.backend import is_portable, on_cpu
+from headrace.ops.normalization import Shared, totals
 from headrace.ops.pool import Padding, Pads, out_size, pad_pixels
 
 _MODES = ("auto", "on", "no-winograd", "off")
@@ -36,8 +37,6 @@ _PRODUCTS, _WINOGRAD, _DEPTHWISE = range(3)
 ACTIVATIONS = {None: 0, "relu": 1, "relu6": 2, "swish": 3, "hard_swish": 4}
 _AFTER_RESIDUAL = (None, "relu", "relu6")
 _CALLS = ("convolve", "activate", "sums", "gradients")
-# A mesh axis, and the groups of its replicas that share statistics.
-Shared = tuple[str, tuple[tuple[int, ...], ...]]
 
 
 class Library(NamedTuple):
@@ -81,7 +80,7 @@ def _call(name: str, shapes: Sequence[Sequence[int]], *args: Array, **attributes
     library, _ = load_kernels()
     assert library is not None
     results = tuple(jax.ShapeDtypeStruct(tuple(shape), np.dtype(np.float32)) for shape in shapes)
-    return jax.ffi.ffi_call(f"headrace_{name}_{library.suffix}", results)(*args, **attributes)
+    return list(jax.ffi.ffi_call(f"headrace_{name}_{library.suffix}", results)(*args, **attributes))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,12 +202,15 @@ class Unit:
     epsilon: float
     shared: Shared | None = None
 
-    def mean_over_replicas(self, local_C: Array) -> Array:
-        """Return the mean over the replicas that share statistics."""
-        if self.shared is None:
-            return local_C
-        axis, groups = self.shared
-        return lax.psum(local_C, axis, axis_index_groups=groups) / len(groups[0])
+    @property
+    def count(self) -> int:
+        """The number of values per channel that enter the statistics."""
+        return math.prod(self.window.y[:3]) * self.num_sharing
+
+    @property
+    def num_sharing(self) -> int:
+        """The number of replicas that share statistics."""
+        return 1 if self.shared is None else len(self.shared[1][0])
 
 
 def can_fuse(activation: str | None, has_residual: bool) -> bool:
@@ -231,9 +233,9 @@ def _train_values(arrays: tuple[Any, ...], unit: Unit) -> tuple[Any, tuple[Array
     z, mean_O, variance_O = _call("convolve", [unit.window.y, channels, channels], x, w, **attributes)
     z = checkpoint_name(z, PRODUCT)
     if unit.shared is not None:
-        squares_O = unit.mean_over_replicas(variance_O + jnp.square(mean_O))
-        mean_O = unit.mean_over_replicas(mean_O)
-        variance_O = jnp.maximum(squares_O - jnp.square(mean_O), 0)
+        sums_O, squares_O = totals(mean_O, variance_O + jnp.square(mean_O), unit.shared)
+        mean_O = sums_O / unit.num_sharing
+        variance_O = jnp.maximum(squares_O / unit.num_sharing - jnp.square(mean_O), 0)
     inverse_O = lax.rsqrt(variance_O + unit.epsilon)
     scale_O = gamma_O * inverse_O
     shift_O = beta_O - mean_O * scale_O
@@ -261,9 +263,11 @@ def _train_backward(unit: Unit, kept: Any, cotangents: tuple[Any, Any, Any]) -> 
     dgamma_O = moment_O * inverse_O
     # dz = scale (d - mean(d) - centred inverse^2 mean(d centred)), plus what reaches mean and variance themselves. The
     # gradients of gamma and beta stay local: the engine sums them over replicas later.
-    count = math.prod(unit.window.y[:3])
-    slope_O = unit.mean_over_replicas(2 * dvariance_O - scale_O * jnp.square(inverse_O) * moment_O) / count
-    constant_O = unit.mean_over_replicas(dmean_O - scale_O * dbeta_O) / count - mean_O * slope_O
+    slope_O, constant_O = totals(
+        2 * dvariance_O - scale_O * jnp.square(inverse_O) * moment_O, dmean_O - scale_O * dbeta_O, unit.shared
+    )
+    slope_O = slope_O / unit.count
+    constant_O = constant_O / unit.count - mean_O * slope_O
     # Behind a residual the activation's slope is already in d, which is the residual's gradient.
     dresidual = None if y is None else found[2]
     d, act = (dy, act) if dresidual is None else (dresidual, None)

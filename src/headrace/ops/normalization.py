@@ -56,7 +56,7 @@ def _forward(x_NHWC: Array, gamma_C: Array, beta_C: Array, epsilon: float, stabl
         mean_C = _total(jnp.sum(x, _IMAGES), shared) / count
         variance_C = _total(jnp.sum(jnp.square(x - _wide(mean_C)), _IMAGES), shared) / count
     else:
-        sum_C, squares_C = _totals(*channel_sums(x, jnp.square(x)), shared)
+        sum_C, squares_C = totals(*channel_sums(x, jnp.square(x)), shared)
         mean_C = sum_C / count
         variance_C = jnp.maximum(squares_C / count - jnp.square(mean_C), 0)
     inverse_C = lax.rsqrt(variance_C + epsilon)
@@ -79,7 +79,7 @@ def _backward(
     # dx = scale (dy - mean(dy) - centred inverse^2 mean(dy centred)), plus what reaches mean and variance themselves
     slope_C = 2 * dvariance_C - scale_C * jnp.square(inverse_C) * moment_C
     constant_C = dmean_C - scale_C * dbeta_C
-    slope_C, constant_C = (total_C / count for total_C in _totals(slope_C, constant_C, shared))
+    slope_C, constant_C = (total_C / count for total_C in totals(slope_C, constant_C, shared))
     constant_C = constant_C - mean_C * slope_C
     dx = dy * _wide(scale_C) + x * _wide(slope_C) + _wide(constant_C)
     return dx.astype(x_NHWC.dtype), dgamma_C.astype(gamma_C.dtype), dbeta_C.astype(gamma_C.dtype)
@@ -121,7 +121,7 @@ def _total(sum_C: Array, shared: Shared | None) -> Array:
     return lax.psum(sum_C, axis, axis_index_groups=groups)
 
 
-def _totals(a_C: Array, b_C: Array, shared: Shared | None) -> tuple[Array, Array]:
+def totals(a_C: Array, b_C: Array, shared: Shared | None) -> tuple[Array, Array]:
     """Sum both over the replicas that share statistics, in one exchange: each is small, and waiting costs the most."""
     if shared is None:
         return a_C, b_C
