@@ -149,3 +149,23 @@ def test_unset_is_for_options_that_can_be():
     assert options["lr_warmup_params"].read("null") is None
     assert options["compilation_cache_dir"].read("none") == "none"  # a word of its own: no cache
     assert options["compilation_cache_dir"].read(None) is None
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("momentum=0.9,nesterov=true", {"momentum": 0.9, "nesterov": True}),
+        ("boundaries=2:4, values=0.1:0.01:0.001", {"boundaries": [2, 4], "values": [0.1, 0.01, 0.001]}),
+        ("name=group_norm,num_groups=8", {"name": "group_norm", "num_groups": 8}),
+        ("^(?=conv1)=0.1,backbone=1e-2", {"^(?=conv1)": 0.1, "backbone": 0.01}),
+        ('{"momentum": 0.9}', {"momentum": 0.9}),
+    ],
+)
+def test_mappings_are_written_as_pairs_or_json(written, value):
+    assert values.MAPPING.read(written) == value
+
+
+@pytest.mark.parametrize("written", ["momentum", "momentum=", "=0.9", "a=1,a=2", "a=1,,b=2", "[1]", ""])
+def test_what_is_no_mapping_is_refused(written):
+    with pytest.raises(ValueError):  # noqa: PT011 (any text)
+        values.MAPPING.read(written)
