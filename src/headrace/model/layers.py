@@ -115,14 +115,6 @@ class Layer(Protocol):
         """Return the cost per image."""
         ...
 
-    def fusible_norm(self, params: Tree, stats: Tree, ctx: Ctx) -> "FusibleNorm | None":
-        """Return what a convolution before this layer needs to compute it too, if it is a batch norm."""
-        return None
-
-    def fusible_activation(self) -> str | None:
-        """Return the name of the activation that this layer is, if the layers before it may compute it too."""
-        return None
-
 
 @dataclass(frozen=True)
 class FusibleNorm:
@@ -465,6 +457,7 @@ def _apply_unit(
 ) -> tuple[Array, Tree, int, Tail | None] | None:
     """Apply the convolution, batch norm and activation that layers begin with as one operation, if that is possible.
 
+    Layers say so by `fusible_norm` and `fusible_activation`, which are no part of `Layer`: those of users need neither.
     Returns (output, batch statistics, number of layers, tail that is still to be applied).
     """
     if len(layers) < 2 or not isinstance(layers[0][1], Conv) or layers[0][1].bias:
@@ -472,7 +465,7 @@ def _apply_unit(
     (name, conv), (norm_name, norm_layer) = layers[:2]
     w_HWIO = params[name]["kernel"].astype(ctx.compute_dtype)
     window = ops.find_window(x, w_HWIO, conv.stride, conv.padding, conv.groups, ctx.cpu_kernels)
-    find_norm = getattr(norm_layer, "fusible_norm", None)  # layers of users need not have it
+    find_norm = getattr(norm_layer, "fusible_norm", None)
     if window is None or find_norm is None:
         return None
     norm = find_norm(params.get(norm_name, {}), stats.get(norm_name, {}), ctx.under(norm_name))
