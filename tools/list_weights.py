@@ -125,7 +125,8 @@ def timm_rows() -> Iterator[dict[str, Any]]:
     for name in list_pretrained():
         cfg, architecture = get_pretrained_cfg(name), name.partition(".")[0]
         found = ours("timm", architecture)
-        if found is None or not cfg.num_classes or cfg.hf_hub_filename or not cfg.hf_hub_id:
+        is_embedding = "clip" in name and "_ft_" not in name  # its last layer has no classes
+        if found is None or not cfg.num_classes or is_embedding or cfg.hf_hub_filename or not cfg.hf_hub_id:
             continue
         if (cfg.mean, cfg.std) not in PIXELS:
             print(f"left out: timm/{name}: {cfg.mean} {cfg.std}", file=sys.stderr)
