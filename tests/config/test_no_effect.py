@@ -34,7 +34,7 @@ def test_by_backend(options, cpu, gpu):
     for backend in ("cpu", "gpu"):
         for line in describe_without_effect(config, backend, origins):
             assert line.startswith(f"without effect on {backend}: ")
-        translated = origins | dict.fromkeys(all_options(), Origin(kind=TRANSLATED))
+        translated = dict(origins) | dict.fromkeys(all_options(), Origin(kind=TRANSLATED))
         assert without_effect(config, backend, translated) == {}
 
 

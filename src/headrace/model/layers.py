@@ -460,9 +460,11 @@ def _apply_unit(
     Layers say so by `fusible_norm` and `fusible_activation`, which are no part of `Layer`: those of users need neither.
     Returns (output, batch statistics, number of layers, tail that is still to be applied).
     """
-    if len(layers) < 2 or not isinstance(layers[0][1], Conv) or layers[0][1].bias:
+    if len(layers) < 2:
         return None
     (name, conv), (norm_name, norm_layer) = layers[:2]
+    if not isinstance(conv, Conv) or conv.bias:
+        return None
     w_HWIO = params[name]["kernel"].astype(ctx.compute_dtype)
     window = ops.find_window(x, w_HWIO, conv.stride, conv.padding, conv.groups, ctx.cpu_kernels)
     find_norm = getattr(norm_layer, "fusible_norm", None)

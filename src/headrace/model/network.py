@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Any
 
 import jax
@@ -115,7 +115,7 @@ class Network:
             frozen = ctx.frozen
             params = map_named(lambda name, w: lax.stop_gradient(w) if frozen(name) else w, dict(params))
         blocks, fused = self.blocks[i:j], False
-        for (name, block), (_, following) in pairwise((*blocks, ("", None))):
+        for (name, block), following in zip(blocks, [*(block for _, block in blocks[1:]), None], strict=True):
             if fused:  # the relu that the unit before it has applied
                 fused = False
                 continue

@@ -174,8 +174,8 @@ def _wanted(x: Any, w: Any) -> _Wanted:
 
 def _array(cotangent: Any) -> Array:
     """Return a cotangent, which may be a symbolic zero, as an array."""
-    symbolic = isinstance(cotangent, jax.custom_derivatives.SymbolicZero)
-    return jnp.zeros(cotangent.shape, cotangent.dtype) if symbolic else cotangent
+    is_zero = isinstance(cotangent, jax.custom_derivatives.SymbolicZero)
+    return jnp.zeros(cotangent.shape, np.float32) if is_zero else cotangent
 
 
 def _gradients(window: Window, wanted: _Wanted, arrays: tuple[Array, ...], act: str | None) -> tuple[Any, Any]:
@@ -290,7 +290,8 @@ def unit_eval(
 
 
 def _eval_in_parts(x: Array, w: Array, scale_O: Array, shift_O: Array, residual: Array | None, unit: Unit) -> Array:
-    y = convolve(x, w, unit.window) * scale_O[None, None, None] + shift_O[None, None, None]
+    product: Any = convolve(x, w, unit.window)
+    y = product * scale_O[None, None, None] + shift_O[None, None, None]
     y = y if residual is None else y + residual
     return y if unit.activation is None else getattr(activation, unit.activation)(y)
 

@@ -110,10 +110,8 @@ def _max_pool_backward(window: int, stride: int, pads: Pads, size: _Size, winner
     for i in range(stride):
         row = []
         for j in range(stride):
-            places = product(
-                *(range((r + lo) % stride, window, stride) for r, (lo, _) in zip((i, j), pads, strict=True))
-            )
-            row.append(reduce(add, [share(place, (i, j)) for place in places]))
+            down, across = (range((r + lo) % stride, window, stride) for r, (lo, _) in zip((i, j), pads, strict=True))
+            row.append(reduce(add, [share(place, (i, j)) for place in product(down, across)]))
         rows.append(jnp.stack(row, 3))
     n, channels = dy.shape[0], dy.shape[3]
     dx = jnp.stack(rows, 2).reshape(n, counts[0] * stride, counts[1] * stride, channels)

@@ -323,9 +323,9 @@ class SizeSpan:
 def describe_sizes(spans: tuple[SizeSpan, ...], network: Network) -> str:
     """Say which sizes training images have; empty if it is that of the network."""
     full = network.input_hwc[:2]
-    if len(spans) > 1:
+    if len(spans) != 1:
         return f"image sizes: {', '.join(map(str, spans))}"
-    height, width = spans[-1].image_hw
+    height, width = spans[0].image_hw
     return f"training images: {height}x{width}, shrunk from {full[0]}x{full[1]}" if (height, width) != full else ""
 
 

@@ -44,7 +44,7 @@ class PipelineModel(Model):
         """Return the logits of these images, float32 [N, num_classes]."""
         return self.logits(images, weights=weights)
 
-    def export(self, path: str | Path, *, format: str | None = "stablehlo", weights: str = RAW) -> Path:
+    def export(self, path: str | Path, *, format: str | None = "stablehlo", weights: str = RAW) -> Path:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Write the network for other programs (stablehlo, onnx, safetensors), checked, and return the file's path."""
         return super().export(path, format=format, weights=weights)
 
