@@ -66,6 +66,7 @@ clean:
 
 .venv/.installed-test: .venv/.created pyproject.toml $(NATIVE)
 	$(PIP) --editable '.[test]'
+	@$(BIN)/python setup.py --quiet build_ext --inplace  # with the kernels, whose headers come with jaxlib
 	@touch $@ .venv/.installed
 
 # torch for the CPU has a version of its own where it is offered; elsewhere the usual one comes, with gigabytes of CUDA

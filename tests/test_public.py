@@ -3,6 +3,7 @@
 import ast
 import inspect
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -104,6 +105,7 @@ def code_in(path: Path) -> list[str]:
     if path.suffix == ".py":
         return [text]
     blocks = re.findall(r"^```(?:python|py)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    blocks = map(textwrap.dedent, blocks)
     return [re.sub(r"^(>>>|\.\.\.) ?", "", block, flags=re.MULTILINE) for block in blocks] + re.findall(
         r"python3? -c '(.*?)'", text
     )

@@ -54,12 +54,12 @@ def test_one_at_a_time_a_second_waits(tmp_path: Path, monkeypatch: pytest.Monkey
     release, running, most = threading.Event(), [], []
     real_save = saver_module.save
 
-    def slow_save(directory, name, arrays, manifest):
+    def slow_save(directory, name, arrays, manifest, **more):
         running.append(name)
         most.append(len(running))
         release.wait(10)
         running.remove(name)
-        return real_save(directory, name, arrays, manifest)
+        return real_save(directory, name, arrays, manifest, **more)
 
     monkeypatch.setattr(saver_module, "save", slow_save)
     saver = Saver(tmp_path)

@@ -92,7 +92,9 @@ def test_train_then_validate(place: Path) -> None:
     done = hr(place, "validate", "runs/tiny", "--validation-micro-batch-size", "50")
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(r"warning: skipped: .*step_00000044 .* truncated: .*\n", done.stderr)
-    heading, *rows, best, reports = done.stdout.splitlines()
+    heading, *rows, best, reports, worst, confused = done.stdout.splitlines()
+    assert worst.startswith("worst classes (recall): ")
+    assert confused.startswith("most confused: ")
     assert heading.split() == ["step", "epoch", "weights", "top-1", "top-5", "loss", "balanced", "images", "seconds"]
     cells = [row.split() for row in rows]
     assert [(row[:3], f"{row[3]} %", row[10]) for row in cells] == [

@@ -70,7 +70,7 @@ def test_another_norm(capsys):
         (["show", "resnet5"], r"no model named 'resnet5'.*Did you mean resnet50"),
         (["show"], "required: NAME"),
         (["show", "toy_model", "--image-size", "0"], "must be 1 or more"),
-        (["show", "resnet50", "--norm-layer", "batch_norm"], "not valid JSON"),
+        (["show", "resnet50", "--norm-layer", "batch_norm"], "is not KEY=VALUE"),
         (["--shade"], "no option --shade"),
         (["--num-epochs", "3"], "does not change a network"),
         (["show", "resnet", "--model-size", "51"], "resnet has no size '51'"),

@@ -52,11 +52,13 @@ def test_predictions_of_a_folder_have_the_accuracy_of_validation(run, images, ca
     accuracy = (
         f"accuracy {100 * np.mean(right):.2f} %: {sum(right)} of 360 images are of the class that their folder names"
     )
-    assert captured.err == accuracy + "\n"
+    assert captured.err.splitlines()[0] == accuracy
+    assert "most confident mistakes:" in captured.err
     assert main(["predict", str(run), str(images)]) == 0
-    *lines, last = capsys.readouterr().out.splitlines()
-    assert last == accuracy
-    assert len(lines) == 360
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[360] == accuracy
+    assert lines[361].startswith("worst classes (recall): ")
+    lines = lines[:360]
     assert not any(" 0.00 %" in line for line in lines)
     unnamed = next(images.rglob("*.png")).rename(images / "one.png")
     assert main(["predict", str(run), str(unnamed)]) == 0

@@ -168,6 +168,7 @@ class Saver:
         self.directory = Path(directory)
         self._keep_last, self._keep, self._prepare = keep_last, keep, prepare
         self._thread: threading.Thread | None = None
+        self._has_saved = False  # once it has, the directory is there, or was taken away
         self._error: Exception | None = None
         self._saved: deque[SavedCheckpoint] = deque()
 
@@ -219,7 +220,9 @@ class Saver:
         start = time.perf_counter()
         try:
             self._prepare()
-            path = save(self.directory, checkpoint_name(manifest["step"]), arrays, manifest)
+            name = checkpoint_name(manifest["step"])
+            path = save(self.directory, name, arrays, manifest, make_directory=not self._has_saved)
+            self._has_saved = True
             if self._keep_last is not None:
                 prune(self.directory, self._keep_last, self._keep())
         except Exception as error:

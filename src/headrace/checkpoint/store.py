@@ -125,10 +125,18 @@ def step_of(path: Path) -> int | None:
     return int(match[1]) if match else None
 
 
-def save(directory: Path | str, name: str, arrays: Mapping[str, Any], manifest: Mapping[str, Any]) -> Path:
+def save(
+    directory: Path | str,
+    name: str,
+    arrays: Mapping[str, Any],
+    manifest: Mapping[str, Any],
+    *,
+    make_directory: bool = True,
+) -> Path:
     """Write one checkpoint atomically and return its path; one of the same name is replaced.
 
-    `manifest` needs at least `step`. What processes killed while saving left behind is removed.
+    `manifest` needs at least `step`. What processes killed while saving left behind is removed. A directory that is not
+    there is made, unless `make_directory` is false: then something has taken it away, which is an error.
     """
     if "step" not in manifest:
         raise ValueError("a checkpoint's manifest needs 'step'")
@@ -138,7 +146,7 @@ def save(directory: Path | str, name: str, arrays: Mapping[str, Any], manifest: 
     path = Path(directory) / name
     temporary = path.with_name(f".tmp-{name}-{os.getpid()}")
     try:
-        if not path.parent.is_dir():
+        if make_directory and not path.parent.is_dir():
             path.parent.mkdir(parents=True)
             sync_directory(path.parent.parent)  # or a power failure takes the first checkpoint with its directory
         _remove_leftovers(path.parent)

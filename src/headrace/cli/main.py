@@ -33,7 +33,7 @@ COMMANDS = (
     Command(name="predict", module="headrace.cli.predict", help="predict the classes of images"),
     Command(name="explain", module="headrace.cli.explain", help="show where in an image a network found its class"),
     Command(name="export", module="headrace.cli.export", help="export weights or a network (ONNX, safetensors, .pth)"),
-    Command(name="convert", module="headrace.cli.convert", help="make a checkpoint of weights from elsewhere"),
+    Command(name="convert", module="headrace.cli.convert_weights", help="make a checkpoint of weights from elsewhere"),
     Command(
         name="average", module="headrace.cli.average", help="average checkpoints of a run, and validate the result"
     ),

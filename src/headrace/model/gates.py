@@ -40,6 +40,7 @@ class Activation(WithoutParameters):
         return ACTIVATIONS[self.kind](x), {}
 
     def fusible_activation(self) -> str | None:
+        """Return the name of the activation: the CPU kernels may apply it with the convolution before it."""
         return self.kind
 
     def cost(self, hwc: Shape) -> Cost:

@@ -244,6 +244,7 @@ class Relu(WithoutParameters):
         return ops.relu(x), {}
 
     def fusible_activation(self) -> str | None:
+        """Return the name of the activation: the CPU kernels may apply it with the convolution before it."""
         return "relu"
 
     def cost(self, hwc: Shape) -> Cost:
