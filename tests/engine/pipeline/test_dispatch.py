@@ -11,6 +11,7 @@ import pytest
 
 from headrace.config.load import config_from
 from headrace.core.jax_private import without_arguments
+from headrace.engine.pipeline.nodes import keep_products
 from headrace.engine.pipeline.state_placement import Home
 from headrace.engine.pipeline.step_plan import CompiledSteps
 from headrace.model.context import Ctx
@@ -178,7 +179,7 @@ def test_a_stage_keeps_its_convolution_outputs_alone():
     def unit(params, x):
         return stage.apply_range(1, 3, params, stats, x, Ctx(train=True))
 
-    kept = jax.checkpoint(unit, policy=jax.checkpoint_policies.dots_saveable)
+    kept = jax.checkpoint(unit, policy=keep_products())
     _, vjp, _ = jax.vjp(kept, {"unit": params["unit"]}, x, has_aux=True)
     saved = [leaf.shape for leaf in jax.tree.leaves(without_arguments(vjp)) if np.ndim(leaf) == 4]
     assert saved == [(4, 8, 8, 8)], "the one convolution of the unit"

@@ -145,10 +145,15 @@ def _differentiated(
         return run(params, state, inputs, fixed, fetched)
 
     if spec.keeps == PRODUCTS:
-        policies = jax.checkpoint_policies
-        kernels = policies.save_only_these_names(PRODUCT)  # our own convolutions are calls that XLA cannot look into
-        closed = jax.checkpoint(closed, policy=policies.save_from_both_policies(policies.dots_saveable, kernels))
+        closed = jax.checkpoint(closed, policy=keep_products())
     return closed, lambda *given: given
+
+
+def keep_products() -> Any:
+    """Return the checkpoint policy that keeps the results of convolutions and matrix products alone."""
+    policies = jax.checkpoint_policies
+    kernels = policies.save_only_these_names(PRODUCT)  # our own convolutions are calls that XLA cannot look into
+    return policies.save_from_both_policies(policies.dots_saveable, kernels)
 
 
 def _forward(
