@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from headrace.cli.main import main
-from headrace.config.field import spellings
+from headrace.config.field import option_names
 from headrace.config.schema import all_options
 from headrace.core.tensor_file import write_safetensors
 from headrace.data.sets.digits import read_digits
@@ -24,7 +24,7 @@ OWN |= {"use", "with-preprocessing", "dtype", "check-images"}
 
 
 def test_every_option_on_the_page_exists():
-    known = {name.replace("_", "-") for name in spellings(all_options(), ())} | OWN
+    known = {name.replace("_", "-") for name in option_names(all_options(), ())} | OWN
     named = set(re.findall(r"--([a-z][a-z0-9-]+)", PAGE.read_text()))
     assert not named - known
 

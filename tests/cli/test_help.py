@@ -99,9 +99,9 @@ def test_options_without_effect_are_named(capsys):
 
 def test_every_row_is_an_option_of_its_command():
     from headrace.cli.help import has_effect
-    from headrace.config.field import spellings
+    from headrace.config.field import option_names
 
-    known = spellings(known_options())
+    known = option_names(known_options())
     for screen in SCREENS.values():
         assert REFERENCE_GROUP not in screen.rows
         for row in (row for rows in screen.rows.values() for row in rows):

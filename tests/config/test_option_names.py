@@ -2,11 +2,11 @@
 
 import pytest
 
-from headrace.config.field import Option, Spelled, find, spellings
+from headrace.config.field import Option, OptionName, find_option, option_names
 from headrace.config.schema import all_options
 from headrace.core.errors import ConfigError
 
-KNOWN = spellings(all_options(), ["config", "config-path"])
+KNOWN = option_names(all_options(), ["config", "config-path"])
 
 
 @pytest.mark.parametrize(
@@ -28,33 +28,33 @@ KNOWN = spellings(all_options(), ["config", "config-path"])
     ],
 )
 def test_spellings_that_are_found(written, name):
-    assert find(written, KNOWN) == Spelled(name=name)
+    assert find_option(written, KNOWN) == OptionName(name=name)
 
 
 def test_no_forms():
-    assert find("no-validation", KNOWN) == Spelled(name="validation", negated=True)
-    assert find("no-dataset-cache", KNOWN) == Spelled(name="dataset_cache", negated=True)
-    assert find("no-stoch", KNOWN) == Spelled(name="stochastic_rounding", negated=True)
+    assert find_option("no-validation", KNOWN) == OptionName(name="validation", negated=True)
+    assert find_option("no-dataset-cache", KNOWN) == OptionName(name="dataset_cache", negated=True)
+    assert find_option("no-stoch", KNOWN) == OptionName(name="stochastic_rounding", negated=True)
     with pytest.raises(ConfigError, match="no option"):
-        find("no-seed", KNOWN)
+        find_option("no-seed", KNOWN)
 
 
 def test_an_ambiguous_prefix_is_refused_with_the_candidates():
     with pytest.raises(ConfigError) as caught:
-        find("gradient-", KNOWN, dashes="--")
+        find_option("gradient-", KNOWN, dashes="--")
     for candidate in ("--gradient-accumulation-count", "--gradient-accumulation-dtype", "--gradient-clipping"):
         assert candidate in caught.value.remedy
 
 
 def test_an_unknown_name_is_refused_with_the_nearest():
     with pytest.raises(ConfigError) as caught:
-        find("micro-bach-size", KNOWN, dashes="--")
+        find_option("micro-bach-size", KNOWN, dashes="--")
     assert caught.value.problem == "There is no option --micro-bach-size."
     assert caught.value.remedy == "Did you mean --micro-batch-size?"
     with pytest.raises(ConfigError, match=r"mine\.yml:7: there is no option xyzzy"):
-        find("xyzzy", KNOWN, place="mine.yml:7: ")
+        find_option("xyzzy", KNOWN, place="mine.yml:7: ")
     with pytest.raises(ConfigError):
-        find("", KNOWN)
+        find_option("", KNOWN)
 
 
 def test_no_spelling_belongs_to_two_options():

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from headrace.config.field import find, spellings
+from headrace.config.field import find_option, option_names
 from headrace.config.load import Resolved
 from headrace.config.model_table import norm_choice
 from headrace.reference.entrance import known_options, resolve
@@ -35,7 +35,7 @@ ROWS = [
 
 def value_of(resolved: Resolved, written: str) -> Any:
     """Return the value of an option, under any of its names."""
-    name = find(written, spellings(known_options())).name
+    name = find_option(written, option_names(known_options())).name
     if name in ELSEWHERE:
         return ELSEWHERE[name](resolved)
     value = getattr(getattr(resolved.config, known_options()[name].section), name)
@@ -47,7 +47,7 @@ def test_a_default_is_the_documents(document: str, row: dict[str, Any]) -> None:
     given = {"application": APPLICATIONS[document], **row.get("given", {})}
     resolved = resolve(given, environ={})
     assert value_of(resolved, row["option"]) == row["value"]
-    name = find(row["option"], spellings(known_options())).name
+    name = find_option(row["option"], option_names(known_options())).name
     assert name in ELSEWHERE or not resolved.origins[name].is_given
 
 

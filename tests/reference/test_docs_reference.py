@@ -11,7 +11,7 @@ import pytest
 
 import headrace
 from headrace.cli.main import COMMANDS, main, run_script
-from headrace.config.field import find, spellings
+from headrace.config.field import find_option, option_names
 from headrace.reference.defaults import tf2_defaults
 from headrace.reference.entrance import known_options
 from headrace.reference.scripts import SCRIPTS
@@ -60,7 +60,7 @@ def test_every_command_of_the_documents_is_on_its_page():
 @pytest.mark.parametrize("name", sorted({*NAMES["tf1"], *NAMES["tf2"]}))
 def test_every_name_of_the_documents_is_an_option(name):
     if name.replace("_", "-") not in ELSEWHERE:
-        assert find(name, spellings(known_options())).name in known_options()
+        assert find_option(name, option_names(known_options())).name in known_options()
 
 
 @pytest.mark.parametrize("text", typed())

@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml
 
-from headrace.config.field import find, spellings
+from headrace.config.field import find_option, option_names
 from headrace.config.section_compiler import EVERYWHERE, NO_EFFECT
-from headrace.config.values import BOOL, shown
+from headrace.config.values import BOOL, format_value
 from headrace.reference.defaults import tf1_defaults, tf2_defaults
 from headrace.reference.entrance import known_options
 from headrace.reference.option_table import BY_OPTION
@@ -77,10 +77,10 @@ def options_of_heading(document: str, heading: str) -> str:
         here, does = describe(row["option"])
         stated = _cell(row, "value") if "value" in row else "not stated"
         stated += f" ({row['why']})" if "why" in row else ""
-        known = spellings(known_options())
+        known = option_names(known_options())
         spelled = known.get(row["option"].replace("-", "_").lower())
         ours = known_options()[spelled.name] if spelled else None
-        default = shown(ours.default).replace("|", "\\|") if ours and ours.section != "reference" else ""
+        default = format_value(ours.default).replace("|", "\\|") if ours and ours.section != "reference" else ""
         flag = f"`--{row['option']}`"
         lines.append(f"| {flag} | {stated} | {default} | {flag if here == 'the same' else here} | {does} |")
     return "\n".join(lines)
@@ -88,10 +88,10 @@ def options_of_heading(document: str, heading: str) -> str:
 
 def describe(name: str) -> tuple[str, str]:
     """Return (our name for an option of the reference, what it does here)."""
-    known = spellings(known_options())
+    known = option_names(known_options())
     if (plain := name.replace("_", "-")) in ELSEWHERE and name.replace("-", "_") not in known:
         return "the same", ELSEWHERE[plain]
-    spelled = find(name, known)
+    spelled = find_option(name, known)
     ours = known_options()[spelled.name]
     flag = f"--no-{ours.flag[2:]}" if spelled.negated else ours.flag
     here = "the same" if flag == f"--{name}" else f"`{flag}`"
@@ -129,7 +129,7 @@ def _look(**given: Any) -> Callable[[str], Any]:
 
 
 def _cell(table: Mapping[str, Any], name: str) -> str:
-    return shown(table[name]).replace("|", "\\|") if name in table else ""
+    return format_value(table[name]).replace("|", "\\|") if name in table else ""
 
 
 def defaults_markdown() -> str:
@@ -141,7 +141,7 @@ def defaults_markdown() -> str:
     second = tf2_defaults(_look(gradient_accumulation_count=2, optimizer_params={"momentum": 0.9}))
     lines = ["| option | ours | tf2 | tf1: ImageNet | tf1: CIFAR | tf1: EfficientNet |", "|---|---|---|---|---|---|"]
     for name in sorted({*large, *efficient, *second}):
-        ours = shown(known_options()[name].default)
+        ours = format_value(known_options()[name].default)
         values = [_cell(table, name) for table in (second, large, small, efficient)]
         if any(value not in ("", ours) for value in values):
             lines.append(f"| `{name}` | {ours} | {' | '.join(values)} |")

@@ -47,7 +47,7 @@ def _print(letters: str, rows: dict[str, list[Any]]) -> None:
 
 
 def _cell(value: Any) -> str:
-    from headrace.config.values import shown
+    from headrace.config.values import format_value
 
-    text = value if isinstance(value, str) else shown(value)
+    text = value if isinstance(value, str) else format_value(value)
     return text if len(text) <= _WIDEST else f"{text[: _WIDEST // 2 - 2]}...{text[-(_WIDEST // 2 - 1) :]}"

@@ -169,7 +169,7 @@ def _values(flag: str, before: list[str]) -> Candidates:
     if own := _own_flags(before).get(flag):
         yield from ((value, "") for value in own)
         return
-    from headrace.config.field import plain, spellings
+    from headrace.config.field import normalise_name, option_names
     from headrace.reference.entrance import known_options
 
     if flag in ("--help", "-h"):
@@ -178,7 +178,7 @@ def _values(flag: str, before: list[str]) -> Candidates:
     if flag == "--config":
         yield from _recipes(before)
         return
-    spelled = spellings(known_options()).get(plain(flag.lstrip("-")))
+    spelled = option_names(known_options()).get(normalise_name(flag.lstrip("-")))
     if spelled is None or spelled.negated:
         return
     option = known_options()[spelled.name]

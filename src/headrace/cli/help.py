@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from headrace.cli.screens import HELP, HELP_ALL, OTHER, REFERENCE_GROUP, SCREENS, Screen
 from headrace.config.arguments import usage_of
-from headrace.config.field import Option, options_of, spellings
+from headrace.config.field import Option, option_names, options_of
 from headrace.config.values import BOOL
 from headrace.core.errors import ConfigError, nearest
 from headrace.reference.entrance import ALL_SECTIONS, known_options
@@ -84,11 +84,11 @@ def _about(prog: str, screen: Screen, about: str, width: int) -> list[str]:
     name = about.lower().lstrip("-").replace("-", "_")
     if name in screen.groups:
         return _group(screen, name, width)
-    spelled = spellings(known_options()).get(name)
+    spelled = option_names(known_options()).get(name)
     option = known_options().get(spelled.name) if spelled else None
     if option is not None and has_effect(screen, option):
         return [*_option_lines(option, width), f"(group {option.section}: {prog} --help {option.section})"]
-    guess = nearest(name, [*screen.groups, *spellings(known_options())])
+    guess = nearest(name, [*screen.groups, *option_names(known_options())])
     raise ConfigError(
         f"{prog} has no group of options, and no option, named {about}.",
         rule=f"Groups are {', '.join(screen.groups)}.",
@@ -139,7 +139,7 @@ def _option_lines(option: Option, width: int) -> list[str]:
 def _short_usage(row: str) -> str:
     """Return an option with what stands for its value, which the row may name."""
     flag, _, value = row.partition(" ")
-    option = known_options()[spellings(known_options())[flag.replace("-", "_")].name]
+    option = known_options()[option_names(known_options())[flag.replace("-", "_")].name]
     if option.kind is BOOL:
         return f"--{flag}"
     value = value or ("NAME" if option.choices else option.kind.metavar)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.cli.table import Column, table_lines
 from headrace.config.arguments import Parser, take_options
-from headrace.config.field import COMMAND_LINE, find, spellings
+from headrace.config.field import COMMAND_LINE, find_option, option_names
 from headrace.config.schema import all_options
 from headrace.core.errors import ConfigError
 
@@ -137,7 +137,7 @@ def _options(argv: list[str], parser: Parser) -> tuple[dict[str, Any], Any]:
     taken, left = take_options(argv, parser)
     options = {}
     for written, raw in taken.items():
-        spelled = find(written, spellings(all_options()))
+        spelled = find_option(written, option_names(all_options()))
         option = all_options()[spelled.name]
         if option.section != "model" and option.name not in _IMAGE_OPTIONS:
             raise ConfigError(f"{option.flag} does not change a network.", remedy=f"See `{parser.prog} --help`.")

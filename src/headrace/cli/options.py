@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.cli.help import find_request, has_effect, help_text, screen_of
 from headrace.config.arguments import Extra, build_parser, take_options
-from headrace.config.field import plain, spellings
+from headrace.config.field import normalise_name, option_names
 from headrace.config.load import Resolved
 from headrace.core.errors import ConfigError
 from headrace.reference.entrance import known_options, resolve
@@ -67,10 +67,10 @@ def read_arguments(argv: list[str], prog: str, extra: Extra | None = None, descr
 
 def _note_without_effect(prog: str, options: Mapping[str, Any]) -> None:
     """Say which options a command accepts but makes no use of."""
-    screen, known = screen_of(prog), spellings(known_options())
+    screen, known = screen_of(prog), option_names(known_options())
     if not screen.strict:
         return
-    idle = [name for name in options if not has_effect(screen, known_options()[known[plain(name)].name])]
+    idle = [name for name in options if not has_effect(screen, known_options()[known[normalise_name(name)].name])]
     if idle:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
         print(f"note: no effect on {prog}: {flags}", file=sys.stderr)

@@ -8,7 +8,7 @@ import argparse
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
-from headrace.config.field import Option, find, spellings
+from headrace.config.field import Option, find_option, option_names
 from headrace.config.schema import all_options
 from headrace.config.values import BOOL, FALSE_WORDS, TRUE_WORDS
 from headrace.core.errors import ConfigError
@@ -37,8 +37,10 @@ def take_options(
     """Return the options found in an argv as {name: raw value}, and the arguments that are left for `parser`."""
     options = all_options() if options is None else options
     own = [flag.lstrip("-") for flag in parser._option_string_actions if flag.startswith("--")]
-    commands = spellings({}, own)
-    known = spellings(options) | commands  # an argument of the command hides an option of that name: bench's --output
+    commands = option_names({}, own)
+    known = (
+        option_names(options) | commands
+    )  # an argument of the command hides an option of that name: bench's --output
     taken: dict[str, Any] = {}
     left: list[str] = []
     words = list(argv)
@@ -53,7 +55,7 @@ def take_options(
         if name.replace("_", "-") in own:  # the command's, also where an option has the same name
             left.append("--" + name.replace("_", "-") + equals + value)
             continue
-        spelled = find(name, known, dashes="--")
+        spelled = find_option(name, known, dashes="--")
         if spelled.name in commands:
             left.append("--" + spelled.name.replace("_", "-") + equals + value)
         else:
@@ -76,7 +78,7 @@ def _take_value(option: Option, negated: bool, words: list[str]) -> Any:
     if option.bare_value is not None and (not words or words[0].startswith("--") or not option.knows(words[0])):
         return option.bare_value
     if not words or words[0].startswith("--"):
-        raise ConfigError(f"{option.flag} has no value.", rule=f"It takes {option.kind.words}: {option.help}")
+        raise ConfigError(f"{option.flag} has no value.", rule=f"It takes {option.kind.description}: {option.help}")
     return words.pop(0)
 
 

@@ -1,60 +1,42 @@
-"""Checks across options that need no device: rules that stop a run before it starts, warnings and notes.
+"""Checks before a run starts: the rules, warnings and notes of all sections, and those across sections.
 
-Limits of a single option are declared with the option (section_*.py), keys inside a mapping in params.py.
+Limits of a single option and rules within a section are declared with the section (section_*.py), keys inside a
+mapping in params.py.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.config.field import DEFAULT, Facts, Origin, Remark, Rule
+from headrace.config.field import DEFAULT, Facts, Origin, Remark, Rule, conflict, idle
 from headrace.config.params import complete
 from headrace.config.schema import Config
 from headrace.config.section_augment import AUGMENT_NOTES, AUGMENT_RULES
-from headrace.config.section_compiler import COMPILER_RULES, COMPILER_WARNINGS
-from headrace.config.section_data import DATA_RULES
-from headrace.config.section_learning import LEARNING_NOTES, LEARNING_RULES
+from headrace.config.section_compiler import COMPILER_RULES
+from headrace.config.section_data import DATA_NOTES, DATA_RULES
+from headrace.config.section_learning import (
+    LEARNING_NOTES,
+    LEARNING_RULES,
+    LEARNING_WARNINGS,
+    NUMERICS_NOTES,
+    NUMERICS_WARNINGS,
+)
 from headrace.config.section_model import MODEL_RULES, WEIGHT_NOTES
-from headrace.config.section_pipeline import PIPELINE_NOTES, PIPELINE_RULES
+from headrace.config.section_pipeline import PIPELINE_NOTES, PIPELINE_RULES, needs_stages
+from headrace.config.section_run import BATCH_RULES
 from headrace.core.errors import ConfigError
 
-RULES = (
-    Rule(
-        broken=lambda facts: (facts.config.batch.num_replicas or 0) % facts.config.model.dbn_replica_group_size != 0,
-        problem=lambda facts: f"{facts.describe('dbn_replica_group_size')} with {facts.describe('num_replicas')}.",
-        rule="Replicas share batch-norm statistics in groups of equal size: num_replicas must be a multiple of it.",
-        remedy="Choose a size that divides num_replicas, or leave dbn_replica_group_size out.",
-    ),
-    Rule(
-        broken=lambda facts: (
-            bool(facts.config.data.eight_bit_transfer) and not facts.config.data.accelerator_side_preprocess
-        ),
-        problem=lambda facts: (
-            f"{facts.describe('eight_bit_transfer')} with {facts.describe('accelerator_side_preprocess')}."
-        ),
-        rule="Images preprocessed on the host are floating-point numbers; only raw pixels can cross as 8 bits.",
-        remedy="Set accelerator_side_preprocess, or leave eight_bit_transfer out.",
-    ),
-    Rule(
-        broken=lambda facts: (
-            facts.config.batch.gradient_accumulation_count is not None
-            and facts.config.batch.global_batch_size is not None
-        ),
-        problem=lambda facts: (
-            "Both are given: "
-            f"{facts.describe('gradient_accumulation_count')} and {facts.describe('global_batch_size')}."
-        ),
-        rule="global_batch_size = micro_batch_size * num_replicas * gradient_accumulation_count.",
-        remedy="Leave one of them out.",
-    ),
-    Rule(
-        broken=lambda facts: (
-            facts.config.batch.batch_size is not None and facts.config.batch.global_batch_size is not None
-        ),
-        problem=lambda facts: (
-            f"Both are given: {facts.describe('batch_size')} and {facts.describe('global_batch_size')}."
-        ),
-        rule="Both are the images of one weight update.",
-        remedy="Leave one of them out.",
+
+def _proportions(facts: Facts) -> tuple[float, ...]:
+    return facts.config.compiler.available_memory_proportion
+
+
+_ACROSS_SECTIONS = (
+    conflict(
+        "dbn_replica_group_size",
+        "num_replicas",
+        lambda facts: (facts.config.batch.num_replicas or 0) % facts.config.model.dbn_replica_group_size != 0,
+        "Replicas share batch-norm statistics in groups of equal size: num_replicas must be a multiple of it.",
+        "Choose a size that divides num_replicas, or leave dbn_replica_group_size out.",
     ),
     Rule(
         broken=lambda facts: not facts.config.run.training and not facts.config.validation.validation,
@@ -62,18 +44,48 @@ RULES = (
         rule="A run trains, validates, or both.",
         remedy="Leave one of them on; `headrace convert` makes a checkpoint of a file of weights.",
     ),
+    Rule(
+        broken=lambda facts: facts.config.augment.mixing and facts.config.batch.micro_batch_size == 1,
+        problem=lambda facts: (
+            f"{facts.describe(facts.config.augment.mixing)} with {facts.describe('micro_batch_size')}."
+        ),
+        rule="An image is mixed with another one of its micro-batch.",
+        remedy="Use --micro-batch-size 2 or more, or leave mixing out.",
+    ),
+    conflict(
+        "validation_flip",
+        "pipeline_validation_model",
+        lambda facts: facts.config.validation.pipeline_validation_model and facts.config.validation.validation_flip,
+        "Mirror images are validated with the whole network on each device.",
+    ),
+    needs_stages("pipeline_validation_model", lambda config: config.validation.pipeline_validation_model),
+    Rule(
+        broken=lambda facts: len(_proportions(facts)) > 1 and facts.config.pipeline.num_stages == 1,
+        problem=lambda facts: f"{facts.describe('available_memory_proportion')} without pipeline stages.",
+        rule="Several values are for the stages of a pipeline, two for each.",
+        remedy="Give one value, or name stages with --pipeline-splits.",
+    ),
+    Rule(
+        broken=lambda facts: len(_proportions(facts)) not in (0, 1, 2 * facts.config.pipeline.num_stages),
+        problem=lambda facts: (
+            f"{facts.describe('available_memory_proportion')}: {len(_proportions(facts))} values for "
+            f"{facts.config.pipeline.num_stages} stages."
+        ),
+        rule="Give one value, or two for each stage: for its convolutions and for its matrix products.",
+        remedy="Give one value, or twice as many as there are stages.",
+    ),
+)
+
+RULES = (
+    *BATCH_RULES,
     *DATA_RULES,
     *LEARNING_RULES,
     *MODEL_RULES,
     *PIPELINE_RULES,
     *AUGMENT_RULES,
     *COMPILER_RULES,
+    *_ACROSS_SECTIONS,
 )
-
-
-def _float16_unscaled(facts: Facts) -> bool:
-    numerics = facts.config.numerics
-    return numerics.precision.startswith("16") and numerics.half_type == "float16" and numerics.loss_scaling == 0
 
 
 def _endless_warmup(facts: Facts) -> bool:
@@ -83,21 +95,8 @@ def _endless_warmup(facts: Facts) -> bool:
 
 
 WARNINGS = (
-    Remark(
-        when=_float16_unscaled,
-        text=lambda facts: (
-            f"float16 without loss scaling ({facts.describe('precision')}): gradients below about 6e-8 vanish. "
-            "Use --loss-scaling dynamic, or --half-type bfloat16."
-        ),
-    ),
-    Remark(
-        # Measured: ResNet-8 on digits, 8 epochs at tf2's default rate reaches 15 % with a decay of 1, 56 % without.
-        when=lambda facts: facts.config.learning.weight_decay >= 1,
-        text=lambda facts: (
-            f"{facts.describe('weight_decay')} takes the learning rate's fraction of every weight at each step, which "
-            "leaves little to learn. --weight-decay 0 turns it off; 1e-4 is usual."
-        ),
-    ),
+    *NUMERICS_WARNINGS,
+    *LEARNING_WARNINGS,
     Remark(
         when=_endless_warmup,
         text=lambda facts: (
@@ -114,34 +113,34 @@ WARNINGS = (
         )
         for name in ("target_accuracy", "early_stopping")
     ),
-    *COMPILER_WARNINGS,
+    idle(
+        "half_partials",
+        "precision",
+        lambda facts: facts.config.compiler.half_partials and facts.config.numerics.precision == "32.32",
+    ),
+    idle(
+        "cpu_kernels",
+        "precision",
+        lambda facts: (
+            facts.config.compiler.cpu_kernels in ("on", "no-winograd") and facts.config.numerics.precision != "32.32"
+        ),
+    ),
 )
 
 NOTES = (
-    Remark(
-        when=lambda facts: (
-            facts.given("stochastic_rounding")
-            and facts.config.numerics.stochastic_rounding
-            and facts.config.numerics.precision != "16.16"
-        ),
-        text=lambda facts: (
-            f"{facts.describe('stochastic_rounding')} has no effect on 32-bit weights ({facts.describe('precision')})."
-        ),
-    ),
-    Remark(
-        when=lambda facts: facts.given("half_type") and facts.config.numerics.precision == "32.32",
-        text=lambda facts: f"{facts.describe('half_type')} has no effect with {facts.describe('precision')}.",
-    ),
-    Remark(
-        when=lambda facts: (
-            bool(facts.config.numerics.loss_scaling_params) and facts.config.numerics.loss_scaling != "dynamic"
-        ),
-        text=lambda facts: f"{facts.describe('loss_scaling_params')} is for dynamic loss scaling only.",
-    ),
+    *NUMERICS_NOTES,
     *PIPELINE_NOTES,
     *LEARNING_NOTES,
     *WEIGHT_NOTES,
     *AUGMENT_NOTES,
+    *DATA_NOTES,
+    idle(
+        "replicated_optimizer_state_sharding",
+        "with one replica",
+        lambda facts: (
+            facts.config.pipeline.replicated_optimizer_state_sharding and facts.config.batch.num_replicas in (None, 1)
+        ),
+    ),
 )
 
 

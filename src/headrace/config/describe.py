@@ -11,7 +11,7 @@ from headrace.config.field import TRANSLATED, options_of
 from headrace.config.load import Resolved, to_flat
 from headrace.config.params import REQUIRED, TABLES
 from headrace.config.schema import SECTIONS, options_in
-from headrace.config.values import shown
+from headrace.config.values import format_value
 from headrace.config.yaml_blocks import Block
 
 
@@ -77,7 +77,7 @@ def options_markdown(sections: Mapping[str, type] = SECTIONS) -> str:
         for option in options_of(section, cls).values():
             also = f" Also {', '.join(f'`--{alias}`' for alias in option.aliases)}." if option.aliases else ""
             usage = usage_of(option).replace("|", "\\|")
-            default = option.chosen or f"`{shown(option.default)}`"
+            default = option.chosen or f"`{format_value(option.default)}`"
             lines.append(f"| `{usage}` | {default} | {option.help}{also.replace('_', '-')} |")
     return "\n".join(lines[1:])
 
@@ -87,7 +87,7 @@ def params_markdown() -> str:
     lines = ["| option | for | keys |", "|---|---|---|"]
     for table in TABLES.values():
         for name, row in table.rows.items():
-            keys = [f"`{p.name}`{'' if p.default is REQUIRED else f' ({shown(p.default)})'}" for p in row.params]
+            keys = [f"`{p.name}`{'' if p.default is REQUIRED else f' ({format_value(p.default)})'}" for p in row.params]
             either = " or ".join(f"`{param.name}`" for param in row.one_of)
             keys += [f"either {either}"] if either else []
             lines.append(f"| `{table.option}` | {name} | {', '.join(keys)} |")

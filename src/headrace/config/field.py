@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from headrace.config import values
-from headrace.config.values import Kind, Limit, shown
+from headrace.config.values import Kind, Limit, format_value
 from headrace.core.errors import ConfigError, did_you_mean, nearest
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ COMMAND_LINE = Origin(kind="command line")
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """All that is known of an option; the single source for parsing, help, documents and checks."""
+    """Everything about an option: the single source for parsing, help, documents and checks."""
 
     name: str
     section: str
@@ -55,14 +55,14 @@ class Option:
     check: Limit | None = None
     no_value: Any = None
     bare_value: Any = None
-    same: tuple[tuple[str, str], ...] = ()  # other words for choices, or for a boolean's on and off
+    synonyms: tuple[tuple[str, str], ...] = ()  # of choices, or of a boolean's on and off
     rank: int = 0  # a prefix matches options of rank 1 only where none of rank 0 starts with it
     chosen: str = ""  # what a run chooses where nobody gives the option; the default holds where nothing is chosen
 
     @property
     def default_text(self) -> str:
         """Return the default in help texts and documents."""
-        return self.chosen or shown(self.default)
+        return self.chosen or format_value(self.default)
 
     @property
     def flag(self) -> str:
@@ -75,17 +75,19 @@ class Option:
         return "{" + ",".join(self.choices) + "}" if self.choices else self.kind.metavar
 
     def read(self, raw: Any, origin: Origin = DEFAULT) -> Any:
-        """Return the value that `raw` stands for, or refuse it with the option's help sentence."""
+        """Return the value that `raw` stands for, or refuse it with the option's help text."""
         none_words = () if self.kind is values.TEXT else values.NONE_WORDS
         if self.optional and (raw is None or (isinstance(raw, str) and raw.lower() in none_words)):
             return None
         if self.kind is values.BOOL:
-            raw = next((meant for word, meant in self.same if _plain(str(raw)) == _plain(word)), raw)
+            raw = next(
+                (meant for word, meant in self.synonyms if _without_dashes(str(raw)) == _without_dashes(word)), raw
+            )
         try:
             value = self.kind.read(raw)
         except (ValueError, TypeError, OverflowError) as error:
             reason = str(error) if self.kind in (values.MAPPING, values.BYTES) else ""
-            raise self._refusal(raw, reason or f"not {self.kind.words}", origin) from None
+            raise self._refusal(raw, reason or f"not {self.kind.description}", origin) from None
         if self.optional and value is None:
             return None
         broken = self.check(value) if self.check else ""
@@ -96,22 +98,24 @@ class Option:
         return value
 
     def knows(self, word: str) -> bool:
-        """Say whether a word is one of the choices, or another word for one."""
-        return _plain(word) in {_plain(choice) for choice in (*self.choices, *(other for other, _ in self.same))}
+        """Say whether a word is one of the choices, or a synonym of one."""
+        return _without_dashes(word) in {
+            _without_dashes(choice) for choice in (*self.choices, *(other for other, _ in self.synonyms))
+        }
 
     def _choose(self, value: str) -> tuple[str, str]:
         """Return the choice spelled `value`, whatever its case and dashes, or the rule it breaks."""
-        plain = {_plain(choice): choice for choice in self.choices}
-        plain |= {_plain(word): choice for word, choice in self.same}
-        found = plain.get(_plain(value))
+        plain = {_without_dashes(choice): choice for choice in self.choices}
+        plain |= {_without_dashes(word): choice for word, choice in self.synonyms}
+        found = plain.get(_without_dashes(value))
         return (found, "") if found else (value, "not one of the choices")
 
     def _refusal(self, raw: Any, why: str, origin: Origin) -> ConfigError:
         place = f"{origin.where}: " if origin.kind in ("recipe", "file") else ""
         name = self.flag if origin.kind == "command line" else self.name
-        shown = "nothing" if raw is None else repr(raw)
+        written = "nothing" if raw is None else repr(raw)
         remedy = did_you_mean(str(raw), self.choices) if self.choices else ""
-        return ConfigError(f"{place}{name} is {shown}: {why}.", rule=f"{self.name}: {self.help}", remedy=remedy)
+        return ConfigError(f"{place}{name} is {written}: {why}.", rule=f"{self.name}: {self.help}", remedy=remedy)
 
 
 def option(
@@ -124,15 +128,22 @@ def option(
     kind: Kind | None = None,
     no_value: Any = None,
     bare_value: Any = None,
-    same: tuple[tuple[str, str], ...] = (),
+    synonyms: tuple[tuple[str, str], ...] = (),
     chosen: str = "",
 ) -> Any:
     """Make a dataclass field that is an option.
 
     `no_value` is what `--no-NAME` means where it is not a boolean, `bare_value` what `--NAME` means without a value,
-    `same` other words for choices, `chosen` what a run chooses where nobody gives the option.
+    `synonyms` other words for choices, `chosen` what a run chooses where nobody gives the option.
     """
-    extra = {"help": help, "aliases": aliases, "choices": choices, "check": check, "same": same, "chosen": chosen}
+    extra = {
+        "help": help,
+        "aliases": aliases,
+        "choices": choices,
+        "check": check,
+        "synonyms": synonyms,
+        "chosen": chosen,
+    }
     bare = {"no_value": no_value, "bare_value": bare_value}
     metadata = {_META: {"default": default, "kind": kind, **extra, **bare}}
     if isinstance(default, dict):
@@ -167,41 +178,42 @@ def _kind_of(annotation: Any) -> tuple[Kind, bool]:
     return values.KIND_OF_TYPE[plain[0]], type(None) in parts
 
 
-def _plain(name: str) -> str:
+def _without_dashes(name: str) -> str:
+    # Choices are compared without any dashes: flipcrop, flip_crop and flip-crop are one word, unlike names of options.
     return name.lower().replace("-", "").replace("_", "")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spelled:
-    """What a spelling stands for: an option, and whether it was written in its `no-` form."""
+class OptionName:
+    """The option that an accepted name stands for, and whether the name is its `no-` form."""
 
     name: str
     negated: bool = False
-    rank: int = 0  # a prefix looks at names of rank 1 only where none of rank 0 begins with it
+    rank: int = 0  # see Option.rank
 
     def __str__(self) -> str:
         return f"no_{self.name}" if self.negated else self.name
 
 
-def plain(name: str) -> str:
+def normalise_name(name: str) -> str:
     """Return a name as it is compared: lower case, underscores."""
     return name.strip().lower().replace("-", "_")
 
 
-def spellings(options: Mapping[str, Option], extra: Iterable[str] = ()) -> dict[str, Spelled]:
-    """Return all full spellings of the options, and of further names that a command knows."""
-    found = {plain(name): Spelled(name=plain(name)) for name in extra}
+def option_names(options: Mapping[str, Option], extra: Iterable[str] = ()) -> dict[str, OptionName]:
+    """Return every accepted full name of the options, and of further names that a command knows."""
+    found = {normalise_name(name): OptionName(name=normalise_name(name)) for name in extra}
     for name, option in options.items():
         for spelling in (name, *option.aliases):
-            found[spelling] = Spelled(name=name, rank=option.rank)
+            found[spelling] = OptionName(name=name, rank=option.rank)
             if option.no_value is not None:
-                found[f"no_{spelling}"] = Spelled(name=name, negated=True, rank=option.rank)
+                found[f"no_{spelling}"] = OptionName(name=name, negated=True, rank=option.rank)
     return found
 
 
-def find(written: str, known: Mapping[str, Spelled], *, place: str = "", dashes: str = "") -> Spelled:
-    """Return what `written` stands for; `place` (file and line) and `dashes` (on a command line) dress errors."""
-    wanted = plain(written)
+def find_option(written: str, known: Mapping[str, OptionName], *, place: str = "", dashes: str = "") -> OptionName:
+    """Return what `written` stands for; `place` (file and line) and `dashes` (on a command line) are for errors."""
+    wanted = normalise_name(written)
     if wanted in known:
         return known[wanted]
     begins = [known[name] for name in known if name.startswith(wanted)] if wanted else []
@@ -210,17 +222,17 @@ def find(written: str, known: Mapping[str, Spelled], *, place: str = "", dashes:
     if len(matches) == 1:
         return next(iter(matches.values()))
 
-    def shown(name: str) -> str:
+    def as_written(name: str) -> str:
         return dashes + name.replace("_", "-") if dashes else name
 
     if matches:
         raise ConfigError(
             f"{place}{dashes}{written} could be several options.",
             rule="A name may be abbreviated only where one option starts with it.",
-            remedy=f"Write one of: {', '.join(shown(name) for name in matches)}.",
+            remedy=f"Write one of: {', '.join(as_written(name) for name in matches)}.",
         )
     guess = nearest(wanted, known)
-    remedy = f"Did you mean {shown(guess)}?" if guess else "`headrace configs options` lists all options."
+    remedy = f"Did you mean {as_written(guess)}?" if guess else "`headrace configs options` lists all options."
     raise ConfigError(f"{place}{'there' if place else 'There'} is no option {dashes}{written}.", remedy=remedy)
 
 
@@ -239,14 +251,14 @@ class Facts:
         """Return an option with its value and origin, for a message."""
         sections = (getattr(self.config, field.name) for field in dataclasses.fields(self.config))
         value = next(getattr(section, name) for section in sections if hasattr(section, name))
-        return f"{name} {shown(value)} ({self.origins.get(name, DEFAULT)})"
+        return f"{name} {format_value(value)} ({self.origins.get(name, DEFAULT)})"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """A combination that cannot work: when it is there, how to put it, why not, and what to do."""
+    """A combination that cannot work: when it is given, the problem in words, the rule it breaks, and a remedy."""
 
-    broken: Callable[[Facts], bool]
+    broken: Callable[[Facts], object]
     problem: Callable[[Facts], str]
     rule: str
     remedy: str
@@ -254,7 +266,39 @@ class Rule:
 
 @dataclass(frozen=True, kw_only=True)
 class Remark:
-    """A combination that works and may surprise."""
+    """A combination that works but may surprise."""
 
-    when: Callable[[Facts], bool]
+    when: Callable[[Facts], object]
     text: Callable[[Facts], str]
+
+
+def conflict(
+    first: str, second: str, when: Callable[[Facts], object], rule: str, remedy: str = "Leave one of them out."
+) -> Rule:
+    """Refuse two options that cannot be combined."""
+    return Rule(
+        broken=when,
+        problem=lambda facts: f"{facts.describe(first)} with {facts.describe(second)}.",
+        rule=rule,
+        remedy=remedy,
+    )
+
+
+def both_given(first: str, second: str, when: Callable[[Facts], object], rule: str) -> Rule:
+    """Refuse two options that say the same thing."""
+    return Rule(
+        broken=when,
+        problem=lambda facts: f"Both are given: {facts.describe(first)} and {facts.describe(second)}.",
+        rule=rule,
+        remedy="Leave one of them out.",
+    )
+
+
+def idle(name: str, other: str, when: Callable[[Facts], object]) -> Remark:
+    """Note that an option does nothing; `other` is the option whose value makes it so, or a phrase with without."""
+
+    def text(facts: Facts) -> str:
+        reason = other if " " in other else f"with {facts.describe(other)}"
+        return f"{facts.describe(name)} has no effect {reason}."
+
+    return Remark(when=when, text=text)

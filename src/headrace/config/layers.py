@@ -14,7 +14,7 @@ from headrace.config.model_table import OPTION_FAMILIES, family_of
 from headrace.config.params import known_keys
 from headrace.config.section_data import IMAGE_DATASETS, SYNTHETIC_DATASETS
 from headrace.config.section_pipeline import stages_of_splits
-from headrace.config.values import shown
+from headrace.config.values import format_value
 from headrace.job import ProcessInfo, detect_process_info
 
 
@@ -141,9 +141,11 @@ def merge_layers(
         origin = DEFAULT if kept is None else dependent.origin if kept else owner.origin
         found[tie.dependent] = Given(value=defaults[tie.dependent].value if kept is None else kept, origin=origin)
         if rank[tie.dependent] > 0 and not tie.silent:
-            given = f"{tie.dependent} {shown(dependent.value)} ({dependent.origin})"
-            why = f"{tie.owner} {shown(owner.value)} ({owner.origin})"
-            notes.append(f"{given} does not go with {why}; using {'the default' if kept is None else shown(kept)}.")
+            given = f"{tie.dependent} {format_value(dependent.value)} ({dependent.origin})"
+            why = f"{tie.owner} {format_value(owner.value)} ({owner.origin})"
+            notes.append(
+                f"{given} does not go with {why}; using {'the default' if kept is None else format_value(kept)}."
+            )
     return found, tuple(notes)
 
 

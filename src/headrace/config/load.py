@@ -15,7 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.config.checks import check
-from headrace.config.field import CHOSEN, COMMAND_LINE, DEFAULT, TRANSLATED, Option, Origin, Spelled, find, spellings
+from headrace.config.field import (
+    CHOSEN,
+    COMMAND_LINE,
+    DEFAULT,
+    TRANSLATED,
+    Option,
+    OptionName,
+    Origin,
+    find_option,
+    option_names,
+)
 from headrace.config.layers import TIES, Found, Given, Layer, Tie, launcher_layer, merge_layers
 from headrace.config.model_table import Variant, find_variant
 from headrace.config.schema import SECTIONS, Config, all_options, options_in
@@ -268,7 +278,7 @@ def from_saved(saved: Mapping[str, Any], translation: Translation = PLAIN) -> Re
     Runs of earlier versions have the options of another application among the values, and an option may have been
     renamed since, with its old name as an alias.
     """
-    known = spellings(translation.options)
+    known = option_names(translation.options)
     values: dict[str, Any] = {}
     origins: dict[str, Origin] = {}
     source: dict[str, Given] = {}
@@ -419,12 +429,12 @@ def _environment(environ: Mapping[str, str]) -> dict[str, Given]:
 
 def _block_layer(block: "Block", kind: str, translation: Translation) -> Layer:
     """Return what a block gives: what it merges in, and its own over that. One option under two names is refused."""
-    known = spellings(translation.options)
+    known = option_names(translation.options)
     merged, own = {}, {}
     for entries, layer in ((block.merged, merged), (block.own, own)):
         for entry in entries:
             origin = Origin(kind=kind, where=f"{block.file}:{entry.line}")
-            spelled = find(entry.key, known, place=f"{origin.where}: ")
+            spelled = find_option(entry.key, known, place=f"{origin.where}: ")
             if layer is own and spelled.name in own:
                 problem = f"{origin.where}: {entry.key} is given twice (first at {own[spelled.name].origin.where})."
                 raise ConfigError(problem, rule=f"Both names mean {spelled.name}.", remedy="Keep one of them.")
@@ -434,16 +444,16 @@ def _block_layer(block: "Block", kind: str, translation: Translation) -> Layer:
 
 
 def _option_layer(options: Mapping[str, Any], origin: Origin, translation: Translation) -> Layer:
-    known = spellings(translation.options)
+    known = option_names(translation.options)
     layer = {}
     for written, raw in options.items():
-        spelled = find(written, known, dashes="--" if origin is COMMAND_LINE else "")
+        spelled = find_option(written, known, dashes="--" if origin is COMMAND_LINE else "")
         layer[spelled.name] = Given(value=_read(spelled, raw, origin, translation), origin=origin)
     refuse_conflicts(layer)
     return layer
 
 
-def _read(spelled: Spelled, raw: Any, origin: Origin, translation: Translation) -> Any:
+def _read(spelled: OptionName, raw: Any, origin: Origin, translation: Translation) -> Any:
     option = translation.options[spelled.name]
     return _read_negated(option, raw, origin) if spelled.negated else option.read(raw, origin)
 
@@ -454,5 +464,5 @@ def _read_negated(option: Option, raw: Any, origin: Origin) -> Any:
         off = read_bool(raw)
     except ValueError:
         place = f"{origin.where}: " if origin.kind in ("recipe", "file") else ""
-        raise ConfigError(f"{place}no_{option.name} is {raw!r}: not {BOOL.words}.", rule=option.help) from None
+        raise ConfigError(f"{place}no_{option.name} is {raw!r}: not {BOOL.description}.", rule=option.help) from None
     return option.no_value if off else (True if option.kind is BOOL else option.default)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from headrace.config.values import BOOL, FLOAT, INT, Kind, Limit, above, at_least, read_float, share
+from headrace.config.values import BOOL, FLOAT, INT, Kind, Limit, above, at_least, fraction, read_float
 from headrace.core.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ def _read_word(raw: Any) -> str:
     return raw
 
 
-NUMBERS = Kind(words="a list of numbers", metavar="LIST", read=_read_numbers)
-WORD = Kind(words="a word", metavar="WORD", read=_read_word)
+NUMBERS = Kind(description="a list of numbers", metavar="LIST", read=_read_numbers)
+WORD = Kind(description="a word", metavar="WORD", read=_read_word)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ def shares(value: Sequence[float]) -> str:
     return rising(value) or ("" if all(item <= 1 for item in value) else "must be fractions of the run, from 0 to 1")
 
 
-MOMENTUM = Param(name="momentum", check=share)
+MOMENTUM = Param(name="momentum", check=fraction)
 EPSILON = Param(name="epsilon", check=at_least(0))
 RATE = (  # the first rate: for one image, to be multiplied by the global batch size, or as it is
     Param(name="initial_learning_rate", check=at_least(0)),
@@ -95,19 +95,19 @@ OPTIMIZER_PARAMS: dict[str, Row] = {
     "rmsprop": Row(
         # initial_accumulator: initial value of the mean square; TensorFlow 1 used 1
         params=(MOMENTUM, EPSILON, Param(name="initial_accumulator", default=0.0, check=at_least(0))),
-        one_of=(Param(name="base_decay_exponent"), Param(name="decay", check=share)),
+        one_of=(Param(name="base_decay_exponent"), Param(name="decay", check=fraction)),
     ),
     "adamw": Row(
         params=(
-            Param(name="beta1", default=0.9, check=share),
-            Param(name="beta2", default=0.999, check=share),
+            Param(name="beta1", default=0.9, check=fraction),
+            Param(name="beta2", default=0.999, check=fraction),
             Param(name="epsilon", default=1e-8, check=above(0)),
         )
     ),
     "lamb": Row(
         params=(
-            Param(name="beta1", default=0.9, check=share),
-            Param(name="beta2", default=0.999, check=share),
+            Param(name="beta1", default=0.9, check=fraction),
+            Param(name="beta2", default=0.999, check=fraction),
             Param(name="epsilon", default=1e-6, check=above(0)),
         )
     ),
@@ -162,7 +162,7 @@ LOSS_SCALING_PARAMS: dict[str, Row] = {
 }
 
 _NAME = Param(name="name", kind=WORD)
-_BN_MOMENTUM = Param(name="momentum", default=None, check=share)
+_BN_MOMENTUM = Param(name="momentum", default=None, check=fraction)
 NORM_PARAMS: dict[str, Row] = {
     "batch_norm": Row(params=(_NAME, _BN_MOMENTUM)),
     "custom_batch_norm": Row(params=(_NAME, _BN_MOMENTUM)),
@@ -281,7 +281,7 @@ def _read(table: Table, param: Param, raw: Any) -> Any:
     try:
         value = param.kind.read(raw)
     except (ValueError, TypeError, OverflowError):
-        raise ConfigError(f"{table.option}: {param.name} is {raw!r}, which is not {param.kind.words}.") from None
+        raise ConfigError(f"{table.option}: {param.name} is {raw!r}, which is not {param.kind.description}.") from None
     broken = param.check(value) if param.check else ""
     if broken:
         raise ConfigError(f"{table.option}: {param.name} is {raw!r}.", rule=f"{param.name} {broken}.")

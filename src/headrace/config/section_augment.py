@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headrace.config.field import Remark, Rule, option
-from headrace.config.section_data import SYNTHETIC_DATASETS
+from headrace.config.field import Remark, both_given, idle, option
 from headrace.config.values import at_least, between
 
 # The operations of rand_augment, in the order of the table in rand_augment.py; `equalize` only where it is named.
@@ -127,116 +126,40 @@ class Augment:
         return next((name for name, is_on in on.items() if is_on), "")
 
 
-def _without(name: str, owner: str, on: Callable[[Augment], object]) -> Remark:
-    """Say that an option does nothing while the one that it belongs to is off."""
-    return Remark(
-        when=lambda facts: facts.given(name) and not on(facts.config.augment),
-        text=lambda facts: f"{facts.describe(name)} has no effect without {owner}.",
-    )
-
-
 AUGMENT_RULES = (
-    Rule(
-        broken=lambda facts: (
-            facts.config.data.normalise_input is not None
-            and facts.config.data.normalization not in ("auto", facts.config.data.wanted_normalization)
-        ),
-        problem=lambda facts: f"{facts.describe('normalise_input')} with {facts.describe('normalization')}.",
-        rule="Both say how pixels become numbers for the network.",
-        remedy="Leave one of them out.",
+    both_given(
+        "train_image_size",
+        "progressive_resolution",
+        lambda facts: None not in (facts.config.augment.train_image_size, facts.config.augment.progressive_resolution),
+        "Training images have one size, or sizes that grow to image_size.",
     ),
-    Rule(
-        broken=lambda facts: (
-            facts.config.data.fused_preprocessing and not facts.config.data.accelerator_side_preprocess
-        ),
-        problem=lambda facts: (
-            f"{facts.describe('fused_preprocessing')} with {facts.describe('accelerator_side_preprocess')}."
-        ),
-        rule="What is fused is the device's preprocessing.",
-        remedy="Leave one of them out.",
-    ),
-    Rule(
-        broken=lambda facts: facts.config.data.balanced_sampling and not facts.config.data.shuffle,
-        problem=lambda facts: f"{facts.describe('balanced_sampling')} with {facts.describe('shuffle')}.",
-        rule="Which images of a class come, and when, is drawn at random.",
-        remedy="Leave one of them out.",
-    ),
-    Rule(
-        broken=lambda facts: facts.config.data.balanced_sampling and facts.config.data.dataset in SYNTHETIC_DATASETS,
-        problem=lambda facts: f"{facts.describe('balanced_sampling')} with {facts.describe('dataset')}.",
-        rule="Synthetic images have random labels, about equally many of each.",
-        remedy="Leave balanced_sampling out.",
-    ),
-    Rule(
-        broken=lambda facts: facts.config.data.repeated_augmentation > 1 and not facts.config.data.shuffle,
-        problem=lambda facts: f"{facts.describe('repeated_augmentation')} with {facts.describe('shuffle')}.",
-        rule="An epoch sees only a part of the images, which must be another one each time.",
-        remedy="Leave one of them out.",
-    ),
-    Rule(
-        broken=lambda facts: facts.config.data.repeated_augmentation > 1 and facts.config.data.balanced_sampling,
-        problem=lambda facts: f"{facts.describe('repeated_augmentation')} with {facts.describe('balanced_sampling')}.",
-        rule="Both say how often an image occurs in an epoch.",
-        remedy="Leave one of them out.",
-    ),
-    Rule(
-        broken=lambda facts: (
-            facts.config.augment.train_image_size is not None
-            and facts.config.augment.progressive_resolution is not None
-        ),
-        problem=lambda facts: (
-            f"Both are given: {facts.describe('train_image_size')} and {facts.describe('progressive_resolution')}."
-        ),
-        rule="Training images have one size, or sizes that grow to image_size.",
-        remedy="Leave one of them out.",
-    ),
-    Rule(
-        broken=lambda facts: facts.config.augment.cutmix_lambda < 1 and facts.config.augment.cutmix_alpha > 0,
-        problem=lambda facts: (
-            f"Both are given: {facts.describe('cutmix_lambda')} and {facts.describe('cutmix_alpha')}."
-        ),
-        rule="They are two formulas for the same box.",
-        remedy="Leave one of them out.",
-    ),
-    Rule(
-        broken=lambda facts: bool(facts.config.augment.mixing) and facts.config.batch.micro_batch_size == 1,
-        problem=lambda facts: (
-            f"{facts.describe(facts.config.augment.mixing)} with {facts.describe('micro_batch_size')}."
-        ),
-        rule="An image is mixed with another one of its micro-batch.",
-        remedy="Use --micro-batch-size 2 or more, or leave mixing out.",
+    both_given(
+        "cutmix_lambda",
+        "cutmix_alpha",
+        lambda facts: facts.config.augment.cutmix_lambda < 1 and facts.config.augment.cutmix_alpha > 0,
+        "They are two formulas for the same box.",
     ),
 )
 
+
+def _without(name: str, owner: str, on: Callable[[Augment], object]) -> Remark:
+    """Note that an option does nothing while the one that it belongs to is off."""
+    return idle(name, f"without {owner}", lambda facts: facts.given(name) and not on(facts.config.augment))
+
+
 AUGMENT_NOTES = (
-    Remark(
-        when=lambda facts: facts.config.data.fused_preprocessing,
-        text=lambda facts: (
-            f"{facts.describe('fused_preprocessing')} changes nothing: the device always normalises in one pass, and "
-            "images keep their channels (no fourth one is added)."
-        ),
-    ),
-    *(
-        Remark(
-            when=lambda facts, name=name: (
-                facts.given(name) and facts.config.data.train_augmentation in ("none", "flip")
-            ),
-            text=lambda facts, name=name: (
-                f"{facts.describe(name)} has no effect with {facts.describe('train_augmentation')}."
-            ),
-        )
-        for name in ("crop_padding", "crop_fill")
-    ),
     _without("cutmix_version", "cutmix_lambda", lambda augment: augment.cutmix_lambda < 1),
-    _without("rand_augment_magnitude", "rand_augment", lambda augment: augment.rand_augment),
-    _without("rand_augment_std", "rand_augment", lambda augment: augment.rand_augment),
-    _without("rand_augment_probability", "rand_augment", lambda augment: augment.rand_augment),
+    *(
+        _without(f"rand_augment_{name}", "rand_augment", lambda augment: augment.rand_augment)
+        for name in ("magnitude", "std", "probability", "operations")
+    ),
     _without(
         "mixup_switch_prob",
         "mixup_alpha and cutmix",
         lambda augment: augment.mixup_alpha and (augment.cutmix_alpha or augment.cutmix_lambda < 1),
     ),
-    _without("rand_augment_operations", "rand_augment", lambda augment: augment.rand_augment),
-    _without("progressive_resolution_end", "progressive_resolution", lambda augment: augment.progressive_resolution),
-    _without("progressive_resolution_sizes", "progressive_resolution", lambda augment: augment.progressive_resolution),
+    *(
+        _without(name, "progressive_resolution", lambda augment: augment.progressive_resolution)
+        for name in ("progressive_resolution_end", "progressive_resolution_sizes")
+    ),
 )

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from headrace.config.field import TRANSLATED, Facts, Origin, Remark, Rule, option
+from headrace.config.field import TRANSLATED, Origin, Rule, option
 from headrace.config.values import FLOATS, at_least
 
 if TYPE_CHECKING:
@@ -59,48 +59,12 @@ class Compiler:
     )
 
 
-def _proportions(facts: Facts) -> tuple[float, ...]:
-    return facts.config.compiler.available_memory_proportion
-
-
-def _num_stages(facts: Facts) -> int:
-    return facts.config.pipeline.num_stages
-
-
 COMPILER_RULES = (
     Rule(
-        broken=lambda facts: len(_proportions(facts)) > 1 and _num_stages(facts) == 1,
-        problem=lambda facts: f"{facts.describe('available_memory_proportion')} without pipeline stages.",
-        rule="Several values are for the stages of a pipeline, two for each.",
-        remedy="Give one value, or name stages with --pipeline-splits.",
-    ),
-    Rule(
-        broken=lambda facts: len(_proportions(facts)) not in (0, 1, 2 * _num_stages(facts)),
-        problem=lambda facts: (
-            f"{facts.describe('available_memory_proportion')}: {len(_proportions(facts))} values for "
-            f"{_num_stages(facts)} stages."
-        ),
-        rule="Give one value, or two for each stage: for its convolutions and for its matrix products.",
-        remedy="Give one value, or twice as many as there are stages.",
-    ),
-    Rule(
-        broken=lambda facts: any(value < 1 for value in _proportions(facts)),
+        broken=lambda facts: any(value < 1 for value in facts.config.compiler.available_memory_proportion),
         problem=lambda facts: f"{facts.describe('available_memory_proportion')}.",
         rule="It is a percentage (15), not a fraction (0.15).",
         remedy="Multiply it by 100.",
-    ),
-)
-
-COMPILER_WARNINGS = (
-    Remark(
-        when=lambda facts: facts.config.compiler.half_partials and facts.config.numerics.precision == "32.32",
-        text=lambda facts: f"{facts.describe('half_partials')} has no effect with {facts.describe('precision')}.",
-    ),
-    Remark(
-        when=lambda facts: (
-            facts.config.compiler.cpu_kernels in ("on", "no-winograd") and facts.config.numerics.precision != "32.32"
-        ),
-        text=lambda facts: f"{facts.describe('cpu_kernels')} has no effect with {facts.describe('precision')}.",
     ),
 )
 

@@ -1,9 +1,9 @@
-"""The section of the schema about the dataset and its way to the device, and its rules."""
+"""The section of the schema about the dataset and how it reaches the device, and its rules."""
 
 from dataclasses import dataclass
 
-from headrace.config.field import Facts, Rule, option
-from headrace.config.values import BYTES, FLOATS, all_above_0, all_shares, at_least, between, share
+from headrace.config.field import Facts, Remark, Rule, both_given, conflict, idle, option
+from headrace.config.values import BYTES, FLOATS, all_fractions, all_positive, at_least, between, fraction
 
 SYNTHETIC_DATASETS = ("generated", "synthetic")
 IMAGE_DATASETS = ("auto", "folder", "imagenet", "tfrecord", "tfds", "tar", "packed", "csv", "npz", "parquet")
@@ -24,7 +24,7 @@ class Data:
         "digits",
         "Dataset to train on; auto detects the kind of files in dataset_path.",
         choices=DATASETS,
-        same=(("gc_imagenet", "imagenet"),),
+        synonyms=(("gc_imagenet", "imagenet"),),
     )
     dataset_path: str = option(
         ".",
@@ -74,7 +74,9 @@ class Data:
     num_classes: int | None = option(None, "Classes of a synthetic dataset.", check=at_least(2))
     num_samples: int | None = option(None, "Training images of a synthetic dataset.", check=at_least(1))
     validation_split: float = option(
-        0.1, "Fraction of each class that is held out if a dataset of image files has no validation part.", check=share
+        0.1,
+        "Fraction of each class that is held out if a dataset of image files has no validation part.",
+        check=fraction,
     )
     train_crop: str = option(
         "auto",
@@ -118,7 +120,7 @@ class Data:
     max_bad_samples: float = option(
         0.001,
         "Fraction of broken images above which a run stops; each is replaced by the next of its class.",
-        check=share,
+        check=fraction,
     )
     train_augmentation: str = option(
         "auto",
@@ -136,14 +138,14 @@ class Data:
         "Mean of each channel's pixels, from 0 to 1, for normalization per-channel or centred; unset means the "
         "dataset's.",
         kind=FLOATS,
-        check=all_shares,
+        check=all_fractions,
     )
     pixel_std: tuple[float, ...] | None = option(
         None,
         "Standard deviation of each channel's pixels, on the scale of pixel_mean, for normalization per-channel; unset "
         "means the dataset's.",
         kind=FLOATS,
-        check=all_above_0,
+        check=all_positive,
     )
     normalise_input: bool | None = option(
         None,
@@ -249,13 +251,11 @@ DATA_RULES = (
         for name in ("image_size", "num_channels")
     ),
     *(_only_for(name, IMAGE_DATASETS, "image files") for name in IMAGE_OPTIONS),
-    Rule(
-        broken=lambda facts: (
-            facts.config.data.eval_interpolation == "bicubic" and not facts.config.data.resize_antialias
-        ),
-        problem=lambda facts: f"{facts.describe('eval_interpolation')} with {facts.describe('resize_antialias')}.",
-        rule="Without antialiasing, images are interpolated between four neighbours, which is bilinear.",
-        remedy="Leave one of the two out.",
+    conflict(
+        "eval_interpolation",
+        "resize_antialias",
+        lambda facts: facts.config.data.eval_interpolation == "bicubic" and not facts.config.data.resize_antialias,
+        "Without antialiasing, images are interpolated between four neighbours, which is bilinear.",
     ),
     Rule(
         broken=lambda facts: (
@@ -301,15 +301,16 @@ DATA_RULES = (
         rule="raw and decoded are for image files; other datasets are in memory as they are.",
         remedy="Choose auto, device or host.",
     ),
-    Rule(
-        broken=lambda facts: (
+    conflict(
+        "dataset_host_budget",
+        "dataset_cache",
+        lambda facts: (
             facts.config.data.dataset_host_budget != Data().dataset_host_budget
             and facts.config.data.dataset_cache not in ("raw", "decoded")
             and facts.config.data.decode_once != "on"
         ),
-        problem=lambda facts: f"{facts.describe('dataset_host_budget')} with {facts.describe('dataset_cache')}.",
-        rule="The budget is for image files kept in the host's memory.",
-        remedy="Add --dataset-cache raw or decoded, or --decode-once on, or leave the budget out.",
+        "The budget is for image files kept in the host's memory.",
+        "Add --dataset-cache raw or decoded, or --decode-once on, or leave the budget out.",
     ),
     Rule(
         broken=lambda facts: bool(facts.config.data.sent_image_size and facts.config.data.synthetic_on),
@@ -317,21 +318,22 @@ DATA_RULES = (
         rule="sent_image_size is for real images: synthetic ones are not cropped.",
         remedy="Leave sent_image_size out, or raise image_size.",
     ),
-    Rule(
-        broken=lambda facts: bool(
+    conflict(
+        "sent_image_size",
+        "train_augmentation",
+        lambda facts: (
             facts.config.data.sent_image_size
             and facts.config.data.train_augmentation in ("none", "flip")
             and facts.config.data.decode_once != "on"
         ),
-        problem=lambda facts: f"{facts.describe('sent_image_size')} with {facts.describe('train_augmentation')}.",
-        rule="Larger images are sent so that the device can crop them at random.",
-        remedy="Choose --train-augmentation crop or flip-crop, or --decode-once on, or leave one of the two out.",
+        "Larger images are sent so that the device can crop them at random.",
+        "Choose --train-augmentation crop or flip-crop, or --decode-once on, or leave one of the two out.",
     ),
-    Rule(
-        broken=lambda facts: facts.config.data.generated_data and facts.config.data.synthetic_data is not None,
-        problem=lambda facts: f"{facts.describe('generated_data')} and {facts.describe('synthetic_data')}.",
-        rule="Generated images are made on the host and sent, synthetic ones are made on the device.",
-        remedy="Leave one of them out.",
+    both_given(
+        "generated_data",
+        "synthetic_data",
+        lambda facts: facts.config.data.generated_data and facts.config.data.synthetic_data is not None,
+        "Generated images are made on the host and sent, synthetic ones are made on the device.",
     ),
     *(
         Rule(
@@ -354,5 +356,70 @@ DATA_RULES = (
         problem=lambda facts: f"{facts.describe('num_channels')} for image files.",
         rule="Image files are decoded to 3 channels (RGB) or 1 (grey).",
         remedy="Leave num_channels out, or give 1.",
+    ),
+    conflict(
+        "eight_bit_transfer",
+        "accelerator_side_preprocess",
+        lambda facts: facts.config.data.eight_bit_transfer and not facts.config.data.accelerator_side_preprocess,
+        "Images preprocessed on the host are floating-point numbers; only raw pixels can cross as 8 bits.",
+        "Set accelerator_side_preprocess, or leave eight_bit_transfer out.",
+    ),
+    conflict(
+        "fused_preprocessing",
+        "accelerator_side_preprocess",
+        lambda facts: facts.config.data.fused_preprocessing and not facts.config.data.accelerator_side_preprocess,
+        "What is fused is the device's preprocessing.",
+    ),
+    conflict(
+        "normalise_input",
+        "normalization",
+        lambda facts: (
+            facts.config.data.normalise_input is not None
+            and facts.config.data.normalization not in ("auto", facts.config.data.wanted_normalization)
+        ),
+        "Both say how pixels become numbers for the network.",
+    ),
+    conflict(
+        "balanced_sampling",
+        "shuffle",
+        lambda facts: facts.config.data.balanced_sampling and not facts.config.data.shuffle,
+        "Which images of a class come, and when, is drawn at random.",
+    ),
+    conflict(
+        "balanced_sampling",
+        "dataset",
+        lambda facts: facts.config.data.balanced_sampling and facts.config.data.dataset in SYNTHETIC_DATASETS,
+        "Synthetic images have random labels, about equally many of each.",
+        "Leave balanced_sampling out.",
+    ),
+    conflict(
+        "repeated_augmentation",
+        "shuffle",
+        lambda facts: facts.config.data.repeated_augmentation > 1 and not facts.config.data.shuffle,
+        "An epoch sees only a part of the images, which must be another one each time.",
+    ),
+    conflict(
+        "repeated_augmentation",
+        "balanced_sampling",
+        lambda facts: facts.config.data.repeated_augmentation > 1 and facts.config.data.balanced_sampling,
+        "Both say how often an image occurs in an epoch.",
+    ),
+)
+
+DATA_NOTES = (
+    Remark(
+        when=lambda facts: facts.config.data.fused_preprocessing,
+        text=lambda facts: (
+            f"{facts.describe('fused_preprocessing')} changes nothing: the device always normalises in one pass, and "
+            "images keep their channels (no fourth one is added)."
+        ),
+    ),
+    *(
+        idle(
+            name,
+            "train_augmentation",
+            lambda facts, name=name: facts.given(name) and facts.config.data.train_augmentation in ("none", "flip"),
+        )
+        for name in ("crop_padding", "crop_fill")
     ),
 )

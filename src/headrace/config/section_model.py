@@ -6,9 +6,9 @@ An option that concerns some families only is unset by default, which means the 
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.config.field import Facts, Remark, Rule, option
+from headrace.config.field import Facts, Remark, Rule, idle, option
 from headrace.config.model_table import NORM_OPTIONS, OPTION_FAMILIES, norm_choice, variant_of
-from headrace.config.values import above, at_least, between, factors, patterns, share
+from headrace.config.values import above, at_least, between, factors_by_pattern, fraction, regular_expressions
 
 # ruff: noqa: RUF009 (option() makes a dataclass field, with a fresh copy of a mapping each time)
 
@@ -86,7 +86,7 @@ class Model:
     depth_divisor: int | None = option(
         None, "Round an EfficientNet's channels to multiples of this; unset means 8.", check=at_least(1)
     )
-    dropout_rate: float | None = option(None, "Fraction of features dropped before the classifier.", check=share)
+    dropout_rate: float | None = option(None, "Fraction of features dropped before the classifier.", check=fraction)
     block_survival_prob: float | None = option(
         None,
         "Probability, at the last block, that a residual branch is kept in training (stochastic depth); unset means "
@@ -211,7 +211,7 @@ class Weights:
         (),
         "Regular expressions; weights whose name matches one are frozen, and so are their batch-norm statistics. The "
         "word backbone stands for all but the last layer.",
-        check=patterns,
+        check=regular_expressions,
     )
     variable_filter: tuple[str, ...] = option(
         (), "Substrings; only weights whose name contains one of them are trained, all others are frozen."
@@ -220,16 +220,13 @@ class Weights:
         {},
         "Factors on the learning rate by regular expression, such as ^conv1/=0.1, or by the word backbone; the first "
         "match counts.",
-        check=factors,
+        check=factors_by_pattern,
     )
 
 
 def _without_file(name: str) -> Remark:
     """Say that an option about a file of weights does nothing without one."""
-    return Remark(
-        when=lambda facts: facts.given(name) and facts.config.weights.weights is None,
-        text=lambda facts: f"{facts.describe(name)} has no effect without weights.",
-    )
+    return idle(name, "without weights", lambda facts: facts.given(name) and facts.config.weights.weights is None)
 
 
 WEIGHT_NOTES = tuple(_without_file(name) for name in ("init_ema", "init_min_loaded"))

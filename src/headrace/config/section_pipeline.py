@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from headrace.config.field import COMMAND_LINE, DEFAULT, Facts, Remark, Rule, option
+from headrace.config.field import COMMAND_LINE, DEFAULT, Facts, Remark, Rule, conflict, idle, option
 from headrace.config.values import BYTES, NUMBERS, at_least
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class Pipeline:
         return self.pipeline_splits if named else self.num_stages
 
 
-def _with_stages(option: str, on: "Callable[[Config], object]") -> Rule:
+def needs_stages(option: str, on: "Callable[[Config], object]") -> Rule:
     """Refuse an option that says something of stages when there is only one."""
     return Rule(
         broken=lambda facts: bool(on(facts.config)) and facts.config.pipeline.num_stages == 1,
@@ -150,18 +150,7 @@ PIPELINE_RULES = (
         rule="N splits make N + 1 stages; one of the two options is enough.",
         remedy="Leave one of them out.",
     ),
-    _with_stages("device_mapping", lambda config: config.pipeline.device_mapping),
-    Rule(
-        broken=lambda facts: (
-            facts.config.validation.pipeline_validation_model and facts.config.validation.validation_flip
-        ),
-        problem=lambda facts: (
-            f"{facts.describe('validation_flip')} with {facts.describe('pipeline_validation_model')}."
-        ),
-        rule="Mirror images are validated with the whole network on each device.",
-        remedy="Leave one of them out.",
-    ),
-    _with_stages("pipeline_validation_model", lambda config: config.validation.pipeline_validation_model),
+    needs_stages("device_mapping", lambda config: config.pipeline.device_mapping),
     Rule(
         broken=lambda facts: (
             bool(facts.config.pipeline.recomputation_points) and not facts.config.pipeline.recomputation
@@ -170,13 +159,14 @@ PIPELINE_RULES = (
         rule="The points say where recomputation starts anew.",
         remedy="Add --recomputation, or leave the points out.",
     ),
-    Rule(
-        broken=lambda facts: facts.config.pipeline.measure_splits and isinstance(facts.config.pipeline.cut, tuple),
-        problem=lambda facts: f"{facts.describe('measure_splits')} with {facts.describe('pipeline_splits')}.",
-        rule="Blocks are measured to find a cut; here it is given.",
-        remedy="Say how many stages to make with --num-pipeline-stages instead, or leave --measure-splits out.",
+    conflict(
+        "measure_splits",
+        "pipeline_splits",
+        lambda facts: facts.config.pipeline.measure_splits and isinstance(facts.config.pipeline.cut, tuple),
+        "Blocks are measured to find a cut; here it is given.",
+        "Say how many stages to make with --num-pipeline-stages instead, or leave --measure-splits out.",
     ),
-    _with_stages("measure_splits", lambda config: config.pipeline.measure_splits),
+    needs_stages("measure_splits", lambda config: config.pipeline.measure_splits),
 )
 
 
@@ -199,24 +189,17 @@ def _idle_filter(option: str) -> Remark:
 PIPELINE_NOTES = (
     _idle_filter("split_include_filter"),
     _idle_filter("split_exclude_filter"),
-    Remark(
-        when=lambda facts: facts.config.pipeline.strict_pipeline and facts.config.pipeline.num_stages == 1,
-        text=lambda facts: f"{facts.describe('strict_pipeline')} has no effect without pipeline stages.",
+    *(
+        idle(
+            name,
+            "without pipeline stages",
+            lambda facts, name=name: getattr(facts.config.pipeline, name) and facts.config.pipeline.num_stages == 1,
+        )
+        for name in ("strict_pipeline", "device_memory")
     ),
-    Remark(
-        when=lambda facts: facts.config.pipeline.trace_schedule and facts.config.pipeline.one_program,
-        text=lambda facts: (
-            f"{facts.describe('trace_schedule')} has no effect with all stages on one device: a call is one program."
-        ),
-    ),
-    Remark(
-        when=lambda facts: facts.config.pipeline.device_memory is not None and facts.config.pipeline.num_stages == 1,
-        text=lambda facts: f"{facts.describe('device_memory')} has no effect without pipeline stages.",
-    ),
-    Remark(
-        when=lambda facts: (
-            facts.config.pipeline.replicated_optimizer_state_sharding and facts.config.batch.num_replicas in (None, 1)
-        ),
-        text=lambda facts: f"{facts.describe('replicated_optimizer_state_sharding')} has no effect with one replica.",
+    idle(
+        "trace_schedule",
+        "with all stages on one device: a call is one program",
+        lambda facts: facts.config.pipeline.trace_schedule and facts.config.pipeline.one_program,
     ),
 )

@@ -1,9 +1,9 @@
-"""The sections of the schema about the run as a whole, and about its batches and periods."""
+"""The sections of the schema about the run as a whole, and about its batches and periods; its rules."""
 
 from dataclasses import dataclass
 
-from headrace.config.field import option
-from headrace.config.values import FRACTION, REPLICAS, at_least, between, updates
+from headrace.config.field import both_given, option
+from headrace.config.values import FRACTION, REPLICAS, at_least, between, positive_or_all
 
 DRAWN_SEED = -1  # asks for a new seed in each run
 
@@ -29,7 +29,7 @@ class Run:
         "Kind of device to run on; gpu means cuda.",
         aliases=("device",),
         choices=("auto", "cpu", "cuda", "rocm", "tpu"),
-        same=(("gpu", "cuda"),),  # JAX's own `gpu` asks for ROCm as well, and fails without it
+        synonyms=(("gpu", "cuda"),),  # JAX's own `gpu` asks for ROCm as well, and fails without it
     )
     first_device: int | None = option(
         None, "Number of the first GPU to use; unset leaves the choice to JAX.", check=at_least(0)
@@ -102,7 +102,7 @@ class Batch:
         chosen="chosen for the dataset",
     )
     weight_updates_per_epoch: int = option(
-        -1, "Weight updates per epoch; -1 means as many as the dataset has whole batches.", check=updates
+        -1, "Weight updates per epoch; -1 means as many as the dataset has whole batches.", check=positive_or_all
     )
     logs_per_epoch: float = option(
         1.0,
@@ -137,3 +137,21 @@ class Batch:
         kind=FRACTION,
         check=at_least(0),
     )
+
+
+BATCH_RULES = (
+    both_given(
+        "gradient_accumulation_count",
+        "global_batch_size",
+        lambda facts: (
+            None not in (facts.config.batch.gradient_accumulation_count, facts.config.batch.global_batch_size)
+        ),
+        "global_batch_size = micro_batch_size * num_replicas * gradient_accumulation_count.",
+    ),
+    both_given(
+        "batch_size",
+        "global_batch_size",
+        lambda facts: None not in (facts.config.batch.batch_size, facts.config.batch.global_batch_size),
+        "Both are the images of one weight update.",
+    ),
+)

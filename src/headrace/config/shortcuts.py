@@ -12,7 +12,7 @@ from typing import Any
 from headrace.config.field import Origin
 from headrace.config.layers import Found, Given, Layer, Tie
 from headrace.config.params import RATE, known_keys
-from headrace.config.values import shown
+from headrace.config.values import format_value
 from headrace.core.errors import ConfigError
 
 _RATE_KEYS = tuple(param.name for param in RATE)
@@ -61,7 +61,7 @@ def _write_rate(rate: float, params: Mapping[str, Any], schedule: str) -> dict[s
 def _write_momentum(momentum: float, params: Mapping[str, Any], optimizer: str) -> dict[str, Any]:
     if "momentum" not in known_keys("optimizer", optimizer):
         raise ConfigError(
-            f"momentum {shown(momentum)} with optimizer {optimizer}.",
+            f"momentum {format_value(momentum)} with optimizer {optimizer}.",
             rule=f"{optimizer} takes: {', '.join(known_keys('optimizer', optimizer))}.",
             remedy="Leave momentum out, or choose another optimizer, such as sgd.",
         )
@@ -123,9 +123,10 @@ def refuse_conflicts(layer: Layer) -> None:
             continue
         stated = row.stated(mapping.value)
         if stated and not row.same(option.value, stated):
-            said = ", ".join(f"{key} {shown(value)}" for key, value in stated.items())
+            said = ", ".join(f"{key} {format_value(value)}" for key, value in stated.items())
             raise ConfigError(
-                f"Both are given: {row.option} {shown(option.value)} ({option.origin}) and {row.mapping} with {said}.",
+                f"Both are given: {row.option} {format_value(option.value)} ({option.origin}) and "
+                f"{row.mapping} with {said}.",
                 rule=f"{row.option} is the short form of what {row.mapping} says.",
                 remedy=f"Leave one of them out: {row.option}, or {' and '.join(stated)} in {row.mapping}.",
             )

@@ -1,7 +1,7 @@
-"""The kinds of value an option can have: how each is read from a command line, YAML or Python, and limits.
+"""Types of option values: how each is parsed from a command line, YAML or Python, and limits on values.
 
-A reader takes whatever was written and returns the value, or raises ValueError (its text, if any, says more than the
-kind does). A limit takes a value and returns the rule it breaks, or an empty text.
+A reader takes what was written and returns the value, or raises ValueError (a message, if any, is more precise than
+the type's description). A limit takes a value and returns the rule it breaks, or an empty string.
 """
 
 import json
@@ -23,12 +23,12 @@ Limit = Callable[[Any], str]
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """A kind of value: its name in words, its placeholder in help texts, and its reader."""
+    """A kind of value: its description in errors, its placeholder in help texts, and its reader."""
 
-    words: str
+    description: str
     metavar: str
     read: Callable[[Any], Any]
-    many: bool = False  # a list, which takes several words on a command line
+    many: bool = False  # a list: takes several arguments on a command line
 
 
 def read_bool(raw: Any) -> bool:
@@ -40,7 +40,7 @@ def read_bool(raw: Any) -> bool:
 
 
 def read_int(raw: Any) -> int:
-    """Read a whole number; 1e6 counts as one."""
+    """Read an integer; 1e6 is one, too."""
     if isinstance(raw, bool) or not isinstance(raw, int | float | str):
         raise ValueError
     if isinstance(raw, str) and re.fullmatch(r"[-+]?\d+", raw.strip()):
@@ -62,12 +62,12 @@ def read_float(raw: Any) -> float:
 
 
 def read_fraction(raw: Any) -> float:
-    """Read a number or a fraction such as 1/3; 0.3333333 is taken for 1/3, so that periods come out whole."""
+    """Read a number or a fraction, such as 1/3; 0.3333333 is taken for 1/3, so that periods come out whole."""
     if isinstance(raw, str) and "/" in raw:
-        above, below = raw.split("/", 1)
-        if float(below) == 0:
+        numerator, denominator = raw.split("/", 1)
+        if float(denominator) == 0:
             raise ValueError
-        raw = float(above) / float(below)
+        raw = float(numerator) / float(denominator)
     value = read_float(raw)
     if 1e-6 < value < 1:
         nearest = round(1 / value)
@@ -90,18 +90,20 @@ def read_words(raw: Any) -> tuple[str, ...]:
     return (read_text(raw),)
 
 
+def _separate(raw: Any) -> list[Any]:
+    """Divide a text, or each text of a list, at spaces and commas."""
+    parts = raw if isinstance(raw, list | tuple) else [raw]
+    return [word for part in parts for word in (part.replace(",", " ").split() if isinstance(part, str) else [part])]
+
+
 def read_numbers(raw: Any) -> tuple[int, ...]:
     """Read a list of whole numbers, also as one text with spaces or commas between them."""
-    parts = raw if isinstance(raw, list | tuple) else [raw]
-    words = [word for part in parts for word in (part.replace(",", " ").split() if isinstance(part, str) else [part])]
-    return tuple(read_int(word) for word in words)
+    return tuple(read_int(part) for part in _separate(raw))
 
 
 def read_floats(raw: Any) -> tuple[float, ...]:
     """Read a list of numbers, also as one text with spaces or commas between them."""
-    parts = raw if isinstance(raw, list | tuple) else [raw]
-    words = [word for part in parts for word in (part.replace(",", " ").split() if isinstance(part, str) else [part])]
-    return tuple(read_float(word) for word in words)
+    return tuple(read_float(part) for part in _separate(raw))
 
 
 def read_mapping(raw: Any) -> dict[str, Any]:
@@ -155,8 +157,7 @@ def read_loss_scale(raw: Any) -> float | str:
 
 def read_class_weights(raw: Any) -> tuple[Any, ...]:
     """Read weights of classes: the word balanced, or a number for each class."""
-    parts = raw if isinstance(raw, list | tuple) else [raw]
-    words = [word for part in parts for word in (part.replace(",", " ").split() if isinstance(part, str) else [part])]
+    words = _separate(raw)
     if [str(word).lower() for word in words] == ["balanced"]:
         return ("balanced",)
     return tuple(read_float(word) for word in words)
@@ -167,20 +168,20 @@ def read_replicas(raw: Any) -> int | None:
     return None if isinstance(raw, str) and raw.lower() == "auto" else read_int(raw)
 
 
-BOOL = Kind(words="true or false (on/off, yes/no, 1/0)", metavar="BOOL", read=read_bool)
-INT = Kind(words="a whole number", metavar="N", read=read_int)
-FLOAT = Kind(words="a number", metavar="X", read=read_float)
-FRACTION = Kind(words="a number or a fraction such as 1/3", metavar="X", read=read_fraction)
-TEXT = Kind(words="a text", metavar="TEXT", read=read_text)
-WORDS = Kind(words="a list of words", metavar="WORD", read=read_words, many=True)
-NUMBERS = Kind(words="a list of whole numbers", metavar="N", read=read_numbers, many=True)
-FLOATS = Kind(words="a list of numbers", metavar="X", read=read_floats, many=True)
-MAPPING = Kind(words="a mapping, KEY=VALUE,KEY=VALUE or JSON", metavar="KEY=VALUE,...", read=read_mapping)
-BYTES = Kind(words="a number of bytes such as 2GiB or 512MB", metavar="BYTES", read=read_bytes_text)
-REPLICAS = Kind(words="a whole number or the word auto", metavar="N|auto", read=read_replicas)
-LOSS_SCALE = Kind(words="a number or the word dynamic", metavar="X|dynamic", read=read_loss_scale)
+BOOL = Kind(description="true or false (on/off, yes/no, 1/0)", metavar="BOOL", read=read_bool)
+INT = Kind(description="a whole number", metavar="N", read=read_int)
+FLOAT = Kind(description="a number", metavar="X", read=read_float)
+FRACTION = Kind(description="a number or a fraction, such as 1/3", metavar="X", read=read_fraction)
+TEXT = Kind(description="a text", metavar="TEXT", read=read_text)
+WORDS = Kind(description="a list of words", metavar="WORD", read=read_words, many=True)
+NUMBERS = Kind(description="a list of whole numbers", metavar="N", read=read_numbers, many=True)
+FLOATS = Kind(description="a list of numbers", metavar="X", read=read_floats, many=True)
+MAPPING = Kind(description="a mapping, KEY=VALUE,KEY=VALUE or JSON", metavar="KEY=VALUE,...", read=read_mapping)
+BYTES = Kind(description="a number of bytes, such as 2GiB or 512MB", metavar="BYTES", read=read_bytes_text)
+REPLICAS = Kind(description="a whole number or the word auto", metavar="N|auto", read=read_replicas)
+LOSS_SCALE = Kind(description="a number or the word dynamic", metavar="X|dynamic", read=read_loss_scale)
 CLASS_WEIGHTS = Kind(
-    words="the word balanced or a number for each class", metavar="X|balanced", read=read_class_weights, many=True
+    description="the word balanced or a number for each class", metavar="X|balanced", read=read_class_weights, many=True
 )
 
 KIND_OF_TYPE = {bool: BOOL, int: INT, float: FLOAT, str: TEXT, tuple: WORDS, dict: MAPPING}
@@ -201,34 +202,34 @@ def between(low: float, high: float) -> Limit:
     return lambda value: "" if low <= value <= high else f"must be from {low} to {high}"
 
 
-def share(value: float) -> str:
+def fraction(value: float) -> str:
     """Limit a number to 0 <= x < 1."""
     return "" if 0 <= value < 1 else "must be at least 0 and less than 1"
 
 
-def all_above_0(value: tuple[float, ...]) -> str:
+def all_positive(value: tuple[float, ...]) -> str:
     """Limit every number of a list to more than 0."""
     return "" if all(number > 0 for number in value) else "must be more than 0, each of them"
 
 
-def all_shares(value: tuple[float, ...]) -> str:
+def all_fractions(value: tuple[float, ...]) -> str:
     """Limit every number of a list to 0 <= x < 1."""
-    return "" if not any(share(number) for number in value) else "must be at least 0 and less than 1, each of them"
+    return "" if not any(fraction(number) for number in value) else "must be at least 0 and less than 1, each of them"
 
 
-def updates(value: int) -> str:
+def positive_or_all(value: int) -> str:
     """Limit to a positive count, or -1 for a whole epoch."""
     return "" if value == -1 or value >= 1 else "must be -1 (the whole dataset) or 1 or more"
 
 
-def weights(value: tuple[Any, ...]) -> str:
+def class_weights(value: tuple[Any, ...]) -> str:
     """Limit weights of classes to numbers that are not negative, and not all 0."""
     if not value or value == ("balanced",):
         return ""
     return "" if min(value) >= 0 and max(value) > 0 else "must be 0 or more, and one of them more than 0"
 
 
-def patterns(value: tuple[str, ...]) -> str:
+def regular_expressions(value: tuple[str, ...]) -> str:
     """Limit each word to a regular expression that compiles."""
     for word in value:
         try:
@@ -238,15 +239,15 @@ def patterns(value: tuple[str, ...]) -> str:
     return ""
 
 
-def factors(value: dict[str, Any]) -> str:
+def factors_by_pattern(value: dict[str, Any]) -> str:
     """Limit a mapping to regular expressions with a factor of 0 or more each."""
     for pattern, factor in value.items():
         if isinstance(factor, bool) or not isinstance(factor, int | float) or factor < 0:
             return f"must give each regular expression a factor of 0 or more; {pattern!r} has {factor!r}"
-    return patterns(tuple(value))
+    return regular_expressions(tuple(value))
 
 
-def precision(value: str) -> str:
+def supported_precision(value: str) -> str:
     """Limit to the supported compute.update precisions, telling a malformed one from an unsupported one."""
     if not re.fullmatch(r"\d+\.\d+", value):
         return "must be written compute.update, such as 16.32; this is not a precision"
@@ -254,7 +255,7 @@ def precision(value: str) -> str:
     return "" if value in supported else f"is well formed, but only {', '.join(supported)} are supported"
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Return a value as a person would write it on a command line."""
     if value is None:
         return "unset"
@@ -264,4 +265,4 @@ def shown(value: Any) -> str:
         return f"{value:.10g}"
     if isinstance(value, dict):
         return json.dumps(value)
-    return " ".join(map(shown, value)) or "none" if isinstance(value, tuple) else str(value)
+    return " ".join(map(format_value, value)) or "none" if isinstance(value, tuple) else str(value)

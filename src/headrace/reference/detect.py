@@ -6,7 +6,7 @@ Both have a script `train.py`. Their names differ even where the meaning does no
 
 from collections.abc import Sequence
 
-from headrace.config.field import plain, spellings
+from headrace.config.field import normalise_name, option_names
 from headrace.reference.entrance import known_options
 
 # Names that the first application has and the second has not, besides those of the section `reference`.
@@ -31,7 +31,7 @@ _NOT_TF1 = frozenset(_NOT_TF1_NAMES.split())
 def detect_application(argv: Sequence[str]) -> str:
     """Return tf1 if an option of the first application is among the arguments, else tf2."""
     options = known_options()
-    known = spellings(options)
+    known = option_names(options)
     tf1 = TF1_NAMES | {
         name
         for name, spelled in known.items()
@@ -42,7 +42,7 @@ def detect_application(argv: Sequence[str]) -> str:
         if argument == "--":
             break
         if argument.startswith("--"):
-            name = plain(argument[2:].partition("=")[0])
+            name = normalise_name(argument[2:].partition("=")[0])
             exact = name in known or name in tf1
             meant = [name] if exact else [full for full in (*known, *tf1) if full.startswith(name)]
             if meant and all(full in tf1 for full in meant):

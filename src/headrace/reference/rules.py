@@ -10,7 +10,7 @@ from headrace.config.load import build, derive
 from headrace.config.model_table import find_variant
 from headrace.config.schema import all_options
 from headrace.config.section_pipeline import stages_of_splits
-from headrace.config.values import shown
+from headrace.config.values import format_value
 from headrace.core.errors import ConfigError
 
 # The splits of a tf1 pipeline: they must be named, and the error for missing names lists the possible ones.
@@ -69,7 +69,7 @@ class ReferenceRule:
 
 def describe(found: Found, name: str) -> str:
     """Return an option with its value and where that comes from."""
-    return f"{name} {shown(found[name].value)} ({found[name].origin})"
+    return f"{name} {format_value(found[name].value)} ({found[name].origin})"
 
 
 def _is_tf1(found: Found) -> bool:

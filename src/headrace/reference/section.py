@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from headrace.config.field import option
-from headrace.config.values import FLOATS, above, at_least, between, share
+from headrace.config.values import FLOATS, above, at_least, between, fraction
 
 APPLICATIONS = ("headrace", "tf1", "tf2")
 
@@ -52,7 +52,7 @@ class Reference:
     abs_end_learning_rate: float | None = option(
         None, "Final polynomial learning rate for the whole global batch.", check=at_least(0)
     )
-    rmsprop_decay: float | None = option(None, "Decay of RMSprop's mean square.", check=share)
+    rmsprop_decay: float | None = option(None, "Decay of RMSprop's mean square.", check=fraction)
     rmsprop_base_decay_exp: float | None = option(
         None, "Decay of RMSprop's mean square given as 1 - 2^N times the global batch.", check=between(-60, 0)
     )

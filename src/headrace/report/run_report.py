@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headrace.config.values import shown
+from headrace.config.values import format_value
 from headrace.core.files import write_atomic
 from headrace.report.comparison import compare_options, compare_results
 from headrace.report.curves import Curves, draw_compared, draw_panels
@@ -108,4 +108,4 @@ def run_names(runs: Sequence[RunSummary]) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else shown(tuple(value) if isinstance(value, list) else value)
+    return value if isinstance(value, str) else format_value(tuple(value) if isinstance(value, list) else value)

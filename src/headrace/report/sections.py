@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from headrace.config.values import shown
+from headrace.config.values import format_value
 from headrace.core.errors import HeadraceError
 from headrace.core.units import format_bytes, format_count, format_duration
 from headrace.report.image_sections import draw_images, draw_scores
@@ -241,7 +241,7 @@ def _options(files: RunFiles) -> Html:
         origin = origins.get(name, {})
         where = origin.get("where") or ""
         value = tuple(values[name]) if isinstance(values[name], list) else values[name]
-        return name, shown(value), f"{origin.get('kind', 'default')}{f' ({where})' if where else ''}"
+        return name, format_value(value), f"{origin.get('kind', 'default')}{f' ({where})' if where else ''}"
 
     given = [row(name) for name in values if name in origins]
     rest = [row(name) for name in values if name not in origins]

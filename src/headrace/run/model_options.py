@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headrace.config.field import find, spellings
+from headrace.config.field import find_option, option_names
 from headrace.config.load import NAMED_OF_DATA, Resolved, network_options
 from headrace.config.model_table import find_variant
 from headrace.config.schema import Config, all_options
@@ -52,10 +52,10 @@ def check_custom_options(options: Mapping[str, Any], network: Network) -> dict[s
 
 def full_names(options: Mapping[str, Any], has_network: bool) -> dict[str, Any]:
     """Return the options under their full names; refuse those that code gives in another way."""
-    known, named = spellings(known_options()), {}
+    known, named = option_names(known_options()), {}
     for written, value in options.items():
         alias = {"steps_per_epoch": "weight_updates_per_epoch"}.get(written, written)
-        spelled = find(alias, known)
+        spelled = find_option(alias, known)
         if spelled.name in _REFUSED or (has_network and spelled.name in network_options()):
             rule = _REFUSED.get(spelled.name, "The network is given by code, so options cannot name or shape it.")
             raise ConfigError(f"The option {written} has no meaning here.", rule=rule)

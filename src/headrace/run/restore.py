@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.checkpoint.saver import BestCheckpoints, ScoredCheckpoint
 from headrace.checkpoint.store import checkpoint_name, load, newest_good
-from headrace.config.field import CHOSEN, plain, spellings
+from headrace.config.field import CHOSEN, normalise_name, option_names
 from headrace.config.layers import LAUNCHER
 from headrace.config.load import Resolved, to_flat
 from headrace.config.model_table import NORM_OPTIONS, OPTION_FAMILIES
@@ -173,8 +173,8 @@ def _is_free(name: str) -> bool:
 
 def free_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a command line that may differ from those of the run that it resumes."""
-    known = spellings(known_options())
-    named = {written: known[plain(written)].name for written in options}
+    known = option_names(known_options())
+    named = {written: known[normalise_name(written)].name for written in options}
     ours = all_options()
     return {written: value for written, value in options.items() if named[written] in ours and _is_free(named[written])}
 
