@@ -40,6 +40,7 @@ class Accumulation:
 
 def accumulator_dtype(dtype: AccumulatorType, weight: Any, name: str = "dtype") -> PyTree:
     """Return the type in which the gradients of a weight are summed."""
+    # jnp.float32 is callable as well: called, it would convert the weight instead of naming a type for it.
     asked: Any = dtype(weight) if callable(dtype) and not isinstance(dtype, type) else dtype
     if asked is None:
         return weight.dtype
@@ -66,6 +67,8 @@ def accumulate(rule: Accumulation, totals: PyTree, gradients: PyTree, number: An
 
     def add(total: jax.Array, gradient: jax.Array) -> jax.Array:
         factor, added = REDUCTIONS[rule.reduction](gradient, number, rule.count)
+        # A 16-bit total times a float32 factor is float32: without the cast the total would change its type on the
+        # way.
         kept = total if factor is None else (total * factor).astype(total.dtype)
         return kept + added.astype(total.dtype)
 

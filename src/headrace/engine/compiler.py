@@ -92,6 +92,7 @@ def compiler_options(compiler: Compiler) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for row in describe(compiler, jax.default_backend()).values():
         options |= row
+    # An unknown name would end the compilation with an error; `describe_compiler_options` reports it instead.
     return common_options() | {name: value for name, value in options.items() if is_known(name, value)}
 
 
@@ -99,6 +100,7 @@ def common_options() -> dict[str, Any]:
     """Return the XLA options of every program on this process's backend; what XLA_FLAGS set stays as it is."""
     set_already = os.environ.get("XLA_FLAGS", "")
     options = _ALWAYS.get(jax.default_backend(), {})
+    # Options of a compilation would override the flags, and a user who sets one wants to see what it does.
     return {name: value for name, value in options.items() if name not in set_already and is_known(name, value)}
 
 
@@ -117,6 +119,7 @@ def describe_compiler_options(compiler: Compiler, backend: str) -> list[str]:
 def is_known(name: str, value: Any) -> bool:
     """Say whether this JAX accepts a compiler option, by compiling a trivial program with it."""
     try:
+        # JAX has no list of names to ask; XLA checks them when it compiles.
         jax.jit(lambda x: x + 1).lower(jnp.zeros(())).compile(compiler_options={name: value})
     except (jax.errors.JaxRuntimeError, TypeError, ValueError, RuntimeError):
         return False

@@ -27,6 +27,8 @@ def start_devices(platform: str, num_devices: int, num_processes: int = 1) -> li
     num_local = num_devices // num_processes
     if platform != "auto":
         jax.config.update("jax_platforms", platform)
+    # Also where the platform turns out to be a GPU: once the backends have started and this is known, the number of
+    # CPU devices can no longer be changed.
     if num_local > max(1, jax.config.jax_num_cpu_devices):  # pyright: ignore[reportAttributeAccessIssue]
         with suppress(RuntimeError):  # the backend already runs (library use, tests): checked below
             jax.config.update("jax_num_cpu_devices", num_local)
@@ -150,6 +152,7 @@ def count_compilations() -> Iterator[CompileCounts]:
     counts = CompileCounts()
 
     def listen(event: str, **_: Any) -> None:
+        # JAX calls every listener for every event of the process; this one counts only what its own context compiles.
         if _COUNTING.get() is counts:
             counts.hits += event == "/jax/compilation_cache/cache_hits"
             counts.misses += event == "/jax/compilation_cache/cache_misses"

@@ -41,6 +41,7 @@ def batch_sums(logits: jax.Array, labels: jax.Array, mask: jax.Array, custom: Cu
     """Return the sums of one batch: loss, top-1, top-5, count, and the confusion matrix [label, predicted class]."""
     num_classes = logits.shape[-1]
     confusion = jnp.zeros((num_classes, num_classes), jnp.int32)
+    # In integers: a float32 stops counting at 2^24.
     confusion = confusion.at[labels, jnp.argmax(logits, -1)].add(mask.astype(jnp.int32))
     return classification_sums(logits, labels, mask, 0.0, custom) | {"confusion": confusion}
 
@@ -127,14 +128,19 @@ def make_forward(spec: EvalSpec, mesh: Mesh) -> Any:
             images, labels = spec.fetch(resident, batch)
             logits, _ = spec.network.apply(*weights, images, ctx)
             if spec.flip:
+                # Two passes, not one of twice the batch: the memory needed stays that of a plain validation.
                 logits = (logits + spec.network.apply(*weights, images[:, :, ::-1], ctx)[0]) / 2
             return spec.reducer.keep(logits, labels, batch.get("mask"))
 
+        # Batch by batch, so that a block of any length needs the activations of one batch only.
         if not spec.reducer.adds:
             return lax.map(one_batch, block)
         first = jax.tree.map(lambda a: a[0], block)
         zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(one_batch, first))
+        # A scan is harmless here: on the CPU only the gradients of convolutions are slow inside a loop, forward passes
+        # are not.
         total, _ = lax.scan(lambda total, batch: (jax.tree.map(jnp.add, total, one_batch(batch)), None), zeros, block)
+        # One exchange for a whole block, instead of one for each batch.
         return lax.psum(total, REPLICA) if spec.num_replicas > 1 else total
 
     out = P() if spec.reducer.adds else BATCHES

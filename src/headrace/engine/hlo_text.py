@@ -17,6 +17,7 @@ KINDS = (CONVOLUTION, PRODUCT, NORM, POOL, ELEMENTWISE, COLLECTIVE, TRANSFER, CO
 NORM_SCOPE = "norm"  # the named scope of norms: no instruction is typical of them
 PHASES = ("input", "loss", "exchange", "update")  # named scopes of a step outside of the network's blocks
 
+# All other types have their bits in their names: f32, bf16, s8.
 _WIDTHS = {"pred": 1, "token": 0, "opaque": 0, "c64": 8, "c128": 16}
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-")
 _TRANSFERS = ("infeed", "outfeed", "send", "recv", "copy-start", "copy-done")
@@ -75,6 +76,7 @@ class Program:
         equal: dict[object, list[str]] = {}
         fused = {each.called for each in self.instructions.values()}
         for computation, names in self.computations.items():
+            # What is inside a fusion has no kernel of its own.
             for name in names if computation not in fused else ():
                 if self.instructions[name].opcode == "fusion":
                     equal.setdefault(self._signature(name), []).append(name)
@@ -83,6 +85,7 @@ class Program:
     def _signature(self, name: str) -> object:
         """Return a value that equal fusions have in common."""
         found, body = self.instructions[name], self.computations.get(self.instructions[name].called, ())
+        # Operands are compared by their place in the body, since equal fusions name their instructions differently.
         places = {inner: place for place, inner in enumerate(body)}
         inside = tuple(
             (each.opcode, each.shape, tuple(places.get(operand, operand) for operand in each.operands), each.detail)
@@ -142,11 +145,13 @@ def kind_of(inside: Iterable[Instruction]) -> str:
     codes = {each.opcode for each in found}
     targets = " ".join(each.target.lower() for each in found)
     names = [each.op_name for each in found if each.op_name]
+    # A fusion may contain several kinds of work. The order of these tests decides: its most expensive part names it.
     if any(code.startswith(_COLLECTIVES) for code in codes):
         return COLLECTIVE
     if (
         "convolution" in codes
         or "conv" in targets
+        # XLA turns 1x1 convolutions into matrix products; only the op_name still says what they were.
         or any("conv_general" in name for name in names if _is_product(found))
     ):
         return CONVOLUTION
@@ -184,6 +189,8 @@ def block_of(op_names: Iterable[str], blocks: Collection[str]) -> str:
     for op_name in op_names:
         plain = _plain(op_name)
         for names in (blocks, PHASES):
+            # The outermost scope is the block; of two names that start at the same place (b1 and b1/2), the longer
+            # one.
             places = [(plain.find(f"/{name}/"), -len(name), name) for name in names]
             if found := min((each for each in places if each[0] >= 0), default=None):
                 return found[2]
@@ -236,6 +243,7 @@ def _instruction(name: str, rest: str) -> Instruction | None:
         return None
     closed = opened + _closing(rest[opened:])
     opcode, inner, attributes = rest[end:opened].strip(), rest[opened + 1 : closed], rest[closed:]
+    # `parameter(3)` has a number in place of operands, by which a fusion's operands find their parameters.
     operands = tuple(re.findall(r"%([\w.\-]+)", inner)) or ((inner.strip(),) if opcode == "parameter" else ())
     found = [pattern.search(attributes) for pattern in (_CALLED, _TARGET, _OP_NAME)]
     called, target, op_name = (each.group(1) if each else "" for each in found)

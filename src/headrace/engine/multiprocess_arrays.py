@@ -56,6 +56,8 @@ def transfer(tree: PyTree, where: NamedSharding) -> PyTree:
 
 def gather_rows(tree: PyTree, where: NamedSharding) -> PyTree:
     """Replicate arrays on every device; each process passes the same number of their rows, in the processes' order."""
+    # One device of each process takes its rows: divided among all local devices, their number would have to be a
+    # multiple.
     firsts: dict[int, Any] = {}
     for device in _all_devices(where.mesh):
         firsts.setdefault(device.process_index, device)
@@ -70,6 +72,7 @@ def readable(array: jax.Array) -> jax.Array:
         return array
     sharding = array.sharding
     assert isinstance(sharding, NamedSharding), sharding
+    # On the array's own mesh: with arrays that span processes, device_put only accepts a target with the same devices.
     return jax.device_put(array, NamedSharding(sharding.mesh, PartitionSpec(), memory_kind=sharding.memory_kind))
 
 
@@ -83,6 +86,7 @@ def _local_part(leaf: jax.Array) -> jax.Array:
         return leaf
     sharding = leaf.sharding
     assert isinstance(sharding, NamedSharding), sharding
+    # On a mesh of local devices the part is an array that this process can read as any other.
     mesh = Mesh(np.array(local_devices(sharding.mesh)), sharding.mesh.axis_names)
     parts = [shard.data for shard in leaf.addressable_shards]
     shape = (sum(part.shape[0] for part in parts), *leaf.shape[1:])
@@ -134,9 +138,11 @@ def _parts_of(where: NamedSharding) -> list[SingleDeviceSharding]:
 def _place(leaf: Any, where: NamedSharding) -> jax.Array:
     if isinstance(leaf, jax.Array):  # made on a device of this process
         assert where.is_fully_replicated, where
+        # From device to device, without a detour through host memory.
         copies = [jax.device_put(leaf, on) for on in _parts_of(where)]
         return jax.make_array_from_single_device_arrays(leaf.shape, where, copies)
     whole = np.asarray(leaf)
+    # Every process has the whole array and slices it for its own devices: nothing crosses the network.
     return jax.make_array_from_callback(whole.shape, where, lambda index: whole[index])
 
 
@@ -146,6 +152,8 @@ def _transfer(leaf: Any, where: NamedSharding) -> jax.Array:
     if leaf.sharding == where:
         return leaf
     leaf = readable(leaf) if where.is_fully_replicated else leaf
+    # Shard by shard: device_put refuses to move arrays between meshes that span processes. A process owns whole
+    # replicas, so the source of each of its parts is here.
     held = {shard.device: shard.data for shard in leaf.addressable_shards}
     sources = [held[device] for device in local_devices(leaf.sharding.mesh)]  # pyright: ignore[reportAttributeAccessIssue]
     targets = _parts_of(where)

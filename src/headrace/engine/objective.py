@@ -65,9 +65,12 @@ def cross_entropy(
     log_sum_N = jnp.log(jnp.sum(jnp.exp(logits_NC), axis=-1))
     if class_weights is not None:
         target_NC = (1.0 - label_smoothing) * _target(labels, logits_NC) + label_smoothing / logits_NC.shape[1]
+        # The smoothed target is weighted, class by class, as in PyTorch: not the sample by its label.
         target_NC = target_NC * jnp.asarray(class_weights, jnp.float32)[None, :]
+        # `where` and not the product alone: 0 x infinity, at a class with a logit of -inf, would be NaN.
         return jnp.sum(jnp.where(target_NC > 0, target_NC * (log_sum_N[:, None] - logits_NC), 0.0), axis=-1)
     true_N = jnp.sum(_target(labels, logits_NC, logits_NC), axis=-1)
+    # The sum over classes, worked out: it needs no array of targets, only the label's logit and the mean.
     loss_N = log_sum_N - (1.0 - label_smoothing) * true_N
     return loss_N - label_smoothing * jnp.mean(logits_NC, axis=-1) if label_smoothing else loss_N
 
@@ -115,6 +118,8 @@ def label_rank(logits_NC: jax.Array, labels_N: jax.Array) -> jax.Array:
     class_NC = lax.broadcasted_iota(labels_N.dtype, logits_NC.shape, 1)
     label_N1 = labels_N[:, None]
     true_N1 = jnp.sum(jnp.where(class_NC == label_N1, logits_NC, 0.0), axis=-1, keepdims=True)
+    # Comparisons in one fused pass instead of a sort or a top_k; the index decides between equal logits, as a stable
+    # sort would.
     above_NC = (logits_NC > true_N1) | ((logits_NC == true_N1) & (class_NC < label_N1)) | jnp.isnan(logits_NC)
     rank_N = jnp.sum(above_NC, axis=-1, dtype=jnp.int32)
     return jnp.where(jnp.isnan(true_N1[:, 0]), logits_NC.shape[1], rank_N)
@@ -178,5 +183,8 @@ def training_loss(
 ) -> tuple[jax.Array, Sums]:
     """Return what a micro-batch differentiates, the sum of its losses / its size, and the sums for the record."""
     loss_N = _losses(logits, labels, label_smoothing, custom, class_weights)
+    # They are for the record: without stop_gradient their derivatives would be traced as well, and dropped.
     sums = _weighted_sums(lax.stop_gradient(loss_N), lax.stop_gradient(logits), own_labels(labels), None, custom)
+    # Divided by the size, not by the sum of class weights: micro-batches then weigh the same, and every plan has the
+    # same gradient.
     return jnp.sum(loss_N) / loss_N.shape[0], sums

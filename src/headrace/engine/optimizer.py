@@ -116,6 +116,7 @@ def _exponential(params: dict[str, Any], span: Span) -> Curve:
     n, d = Fraction(period).limit_denominator(max(1, min(100, math.isqrt(int(2**30 / period))))).as_integer_ratio()
 
     def curve(step: jax.Array) -> jax.Array:
+        # In this order, because step * d would leave the range of int32 in a long run.
         num_drops = step // n * d + step % n * d // n
         return rate * jnp.exp(log_decay * num_drops.astype(jnp.float32))
 
@@ -134,6 +135,7 @@ CURVES: dict[str, Callable[[dict[str, Any], Span], Curve]] = {
 
 def _warm_up(curve: Curve, warmup_steps: int, *, shift: bool, from_zero: bool) -> Curve:
     """Ramp linearly over the first steps; `shift` starts the curve after them, else it runs from the first step."""
+    # From zero is the reference's first application: factor t/W, so that the first step changes nothing.
     first, last = (0, max(1, warmup_steps)) if from_zero else (1, warmup_steps + 1)
 
     def warmed(step: jax.Array) -> jax.Array:
@@ -155,6 +157,7 @@ def make_lr_curve(learning: Learning, *, global_batch_size: int, updates_per_epo
     def lr_curve(step: jax.typing.ArrayLike) -> jax.Array:
         step = jnp.asarray(step).astype(jnp.int32)
         if learning.lr_staircase:
+            # On the step itself, so that warm-up and curve both stay constant within an epoch.
             step = step // updates_per_epoch * updates_per_epoch
         return curve(step)
 
@@ -260,6 +263,8 @@ def _rmsprop(options: dict[str, Any]) -> Rule:
     def update(grads: PyTree, slots: PyTree, params: PyTree, rate: jax.Array) -> tuple[PyTree, PyTree]:
         del params
         squares = jax.tree.map(lambda s, g: rho * s + (1.0 - rho) * g * g, slots["mean_square"], grads)
+        # With the epsilon inside the root, as TensorFlow has it; PyTorch adds it outside, which differs where
+        # gradients are small.
         steps = jax.tree.map(lambda s, g: rate * g * jax.lax.rsqrt(s + epsilon), squares, grads)
         new_slots = {"mean_square": squares}
         if momentum:
@@ -334,7 +339,9 @@ def global_norm(grads: PyTree) -> jax.Array:
     total = sum((jnp.sum(leaf * leaf) for leaf in leaves if leaf.size > SMALL_LEAF_SIZE), start=jnp.float32(0))
     small = [leaf.reshape(-1) for leaf in leaves if leaf.size <= SMALL_LEAF_SIZE]
     if small:
+        # Without the barrier XLA fuses the concatenation into the reduction, which makes that slow.
         joined = lax.optimization_barrier(jnp.concatenate(small))
+        # HIGHEST: by default a GPU may multiply in TF32, which has three digits.
         total = total + jnp.dot(joined, joined, precision=lax.Precision.HIGHEST)
     return jnp.sqrt(total)
 
@@ -365,6 +372,7 @@ def make_optimizer(
     options = complete("optimizer", learning.optimizer, learning.optimizer_params)
     decayed = _is_decayed(tuple(learning.weight_decay_exclude))
     clip, l2, decay = learning.gradient_clipping, learning.l2_regularization, learning.weight_decay
+    # LAMB's trust ratio is computed from the step with the decay in it, so that the decay cannot be added afterwards.
     if learning.optimizer in DECAY_INSIDE:
         options, decay = options | {"weight_decay": decay, "decayed": decayed}, 0.0
     rule = OPTIMIZERS[learning.optimizer](options | {"global_batch_size": global_batch_size})

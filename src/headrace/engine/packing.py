@@ -27,6 +27,8 @@ class Layout:
     def pack(self, tree: PyTree) -> dict[str, Any]:
         """Return {name: leaf} with each group as one long vector."""
         leaves = flatten_named(tree)
+        # Rules by name (decay, rates, frozen statistics) may go by the first name: `kind` is the same for all of a
+        # group.
         packed = {group[0]: jnp.concatenate([leaves.pop(name) for name in group]) for group in self.groups}
         return leaves | packed
 
@@ -37,6 +39,7 @@ class Layout:
         for group in self.groups:
             whole, first = leaves[group[0]], 0
             for name in group:
+                # Static slices, which the network's kernels read in place.
                 leaves[name] = jax.lax.slice(whole, (first,), (first + sizes[name],))
                 first += sizes[name]
         return jax.tree_util.tree_map_with_path(lambda path, _: leaves[path_name(path)], self.like)
@@ -47,6 +50,7 @@ def make_layout(tree: PyTree, kind: Callable[[str], Hashable]) -> Layout:
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
     groups: dict[Hashable, list[str]] = {}
     for name, leaf in flatten_named(like).items():
+        # Vectors are the many small ones; the kernel of a convolution is worth an update of its own.
         if leaf.ndim == 1 and leaf.dtype == jnp.float32:
             groups.setdefault(kind(name), []).append(name)
     return Layout(like=like, groups=tuple(tuple(names) for names in groups.values() if len(names) > 1))

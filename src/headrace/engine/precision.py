@@ -47,6 +47,8 @@ def stochastic_round(x: jax.Array, dtype: jax.typing.DTypeLike, random_bits: jax
     half = HALF_FORMATS[jnp.dtype(dtype).name]
     u = lax.bitcast_convert_type(x, jnp.uint32)
     exponent = (u >> 23) & 0xFF
+    # The leading one of a normal number is implicit. It must be there where the number becomes a subnormal of the
+    # target.
     significand = (u & 0x7FFFFF) | jnp.where(exponent > 0, jnp.uint32(0x800000), jnp.uint32(0))
     exponent = jnp.maximum(exponent, 1)  # a subnormal has the first normal exponent, without the leading one
     # `dropped` significand bits fall off the end: those below the target's last place, more under its normal range
@@ -58,6 +60,7 @@ def stochastic_round(x: jax.Array, dtype: jax.typing.DTypeLike, random_bits: jax
     up = (random_bits >> (32 - jnp.minimum(dropped, 32))) < threshold
     # a carry out of the fraction increments the exponent, which is the next representable number in IEEE formats
     magnitude = ((kept - half.first_exponent) << half.fraction_bits) + (significand >> jnp.minimum(dropped, 31))
+    # Saturated: rounded up, the largest finite number would become infinite.
     magnitude = jnp.minimum(magnitude + up.astype(jnp.uint32), half.largest)
     magnitude = jnp.where((u & 0x7FFFFFFF) == 0x7F800000, half.infinity, magnitude)
     magnitude = jnp.where((u & 0x7FFFFFFF) > 0x7F800000, half.nan, magnitude)
@@ -134,6 +137,8 @@ def write_weights(
     def write(name: str, weight: jax.Array, update: jax.Array) -> jax.Array:
         value = weight.astype(jnp.float32) + update.astype(jnp.float32)
         if precision.half_weights and precision.stochastic_rounding:
+            # To nearest, an update of less than half the last place would be lost every time; rounded at random it
+            # counts on average.
             return stochastic_round(value, precision.weight_dtype, element_bits(name, value.shape, seed, step))
         return value.astype(precision.weight_dtype)
 
@@ -158,6 +163,7 @@ def _options(numerics: Numerics) -> dict[str, Any]:
 
 def init_loss_scale(numerics: Numerics) -> LossScale:
     """Return the state at the start: `scale`, `good_steps` since it last changed, `skipped` steps of the whole run."""
+    # 1 when it is off: one program for both, and a product with 1 changes no bit.
     scale = _options(numerics)["initial"] if is_dynamic(numerics) else numerics.loss_scaling or 1.0
     return {"scale": jnp.float32(scale), "good_steps": jnp.int32(0), "skipped": jnp.int32(0)}
 
@@ -165,6 +171,7 @@ def init_loss_scale(numerics: Numerics) -> LossScale:
 def next_loss_scale(state: LossScale, finite: jax.Array | bool, numerics: Numerics) -> LossScale:
     """Return the state after a step whose gradients were all finite, or were not."""
     finite = jnp.asarray(finite)
+    # Without dynamic scaling, too: nan_policy skip also skips steps.
     skipped = state["skipped"] + jnp.where(finite, 0, 1).astype(jnp.int32)
     if not is_dynamic(numerics):
         return {**state, "skipped": skipped}
@@ -175,6 +182,7 @@ def next_loss_scale(state: LossScale, finite: jax.Array | bool, numerics: Numeri
     shrunk = jnp.maximum(state["scale"] * options["backoff_factor"], SMALLEST)
     return {
         "scale": jnp.where(finite, jnp.where(grows, grown, state["scale"]), shrunk).astype(jnp.float32),
+        # From 0 again after growing: the new scale is tried for a whole interval before it grows further.
         "good_steps": jnp.where(finite & ~grows, good, 0).astype(jnp.int32),
         "skipped": skipped,
     }

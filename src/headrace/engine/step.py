@@ -65,6 +65,8 @@ def apply_blocks(
         def run(mine: Any, x: Any, segment: tuple[int, int] = segment) -> tuple[Any, Any, jax.Array]:
             return _apply(network, segment, mine, x, ctx)
 
+        # Without a point inside the range nothing is wrapped: what the backward pass keeps is then the caller's
+        # decision (everything, or the policy of a pipeline node).
         x, new, seen = (run if len(edges) == 2 else jax.checkpoint(run))(mine, x)
         batch_stats |= new
         flags.append(seen)
@@ -134,7 +136,9 @@ def make_step(spec: StepSpec) -> Callable[[State, Any, Any], tuple[State, Metric
 
     def step(state: State, resident: PyTree, slices: PyTree) -> tuple[State, Metrics]:
         gradients = _mean_gradients(spec, state, resident, slices)
+        # After accumulation: the exchange costs the same however many micro-batches a step has.
         grads, batch_stats, sums, probes = _across_replicas(spec, *gradients)
+        # Before the norm is taken, so that clipping and the recorded norm do not depend on the loss scale.
         grads = unscaled(state, grads)
         state, metrics = finish_step(spec, state, grads, batch_stats, sums, global_norm(grads))
         if spec.numerics.fp_exceptions:
@@ -166,12 +170,15 @@ def finish_step(
         "bad": (~loss_finite | (~finite & ~overflow_expected(state["loss_scale"], spec.numerics))).astype(jnp.float32),
     }
     loss_scale = next_loss_scale(state["loss_scale"], finite, spec.numerics)
+    # A skipped step counts, too: the host counts launched steps, and sample order and learning rate follow from the
+    # number.
     return state | kept | {"loss_scale": loss_scale, "step": state["step"] + 1}, metrics
 
 
 def _mean_gradients(spec: StepSpec, state: State, resident: PyTree, slices: PyTree) -> tuple[Any, Any, Metrics, Any]:
     """Return this replica's mean gradient, mean batch statistics, summed metrics and finite flags over its G micros."""
     count, dtype = spec.gradient_accumulation_count, spec.precision.accumulator_dtype
+    # Outside of what is differentiated: slices of long vectors then need no backward pass.
     whole = state if spec.packing is None else spec.packing.unpack(state)
     epoch = slices["epoch"]
     micros = {key: value for key, value in slices.items() if key != "epoch"}
@@ -182,6 +189,7 @@ def _mean_gradients(spec: StepSpec, state: State, resident: PyTree, slices: PyTr
         ctx = train_ctx(spec, state["step"], micro["index"])
         loss = jax.grad(lambda params: _scaled_loss(spec, whole, params, (images, labels), ctx), has_aux=True)
         grads, (batch_stats, sums, probes) = loss(whole["params"])
+        # Here and not after the sum, so that adding up micro-batches takes few kernels, too.
         if spec.packing is not None:
             grads, batch_stats = spec.packing.params.pack(grads), spec.packing.stats.pack(batch_stats)
         # Divided before it is added: a 16-bit accumulator then holds a mean and cannot overflow with G.
@@ -197,6 +205,8 @@ def _mean_gradients(spec: StepSpec, state: State, resident: PyTree, slices: PyTr
         return (plus(total[0], grads), plus(total[1], batch_stats), plus(total[2], sums), total[3] & probes), None
 
     first = jax.tree.map(lambda a: a[0], micros)
+    # The loop starts from zeros: to start from the first micro-batch's gradients, the network would be in the program
+    # twice, and be compiled twice.
     grads, batch_stats, sums, probes = jax.eval_shape(one, first)
     zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), (grads, batch_stats, sums))
     return lax.scan(add, (*zeros, jnp.ones(probes.shape, bool)), micros)[0]
@@ -206,6 +216,8 @@ def train_ctx(spec: StepSpec, step: jax.Array, samples: jax.Array) -> Ctx:
     """Return the conditions under which a step applies the network to these samples."""
     size, groups = spec.norm_group_size, None
     if size > 1:
+        # The rows of the mesh are sorted by process, so that consecutive replicas are on one host where the sizes
+        # allow it.
         groups = (REPLICA, tuple(tuple(range(i, i + size)) for i in range(0, spec.num_replicas, size)))
     dtype, stable = spec.precision.compute_dtype, spec.stable_norm
     draws = Draws(spec.seed, step, samples)
@@ -245,6 +257,7 @@ def _across_replicas(spec: StepSpec, grads: PyTree, batch_stats: PyTree, sums: M
         grads = lax.psum(jax.tree.map(lambda g: g / spec.num_replicas, grads), REPLICA)
         batch_stats = lax.pmean(batch_stats, REPLICA)
         sums = lax.psum(sums, REPLICA)
+        # As integers: the minimum of 0 and 1 is their conjunction.
         probes = lax.pmin(probes.astype(jnp.int32), REPLICA).astype(bool)
     return jax.tree.map(lambda g: g.astype(jnp.float32), grads), batch_stats, sums, probes
 
@@ -258,6 +271,8 @@ def _update(spec: StepSpec, state: State, grads: PyTree, batch_stats: PyTree, gr
     params = write_weights(state["params"], updates, spec.seed, state["step"], spec.precision)
     keep = spec.bn_momentum
 
+    # Statistics move once per step, by the mean over micro-batches and replicas: so plans with the same norm groups
+    # have the same statistics, whatever their replicas and accumulation.
     def moved(name: str, old: jax.Array, new: jax.Array) -> jax.Array:
         # Kept as it is and not averaged with itself, which would round it anew at every step.
         return keep * old + (1 - keep) * new if is_moved(spec, name) else old
@@ -359,6 +374,7 @@ def make_call(step: Callable[..., Any], mesh: Mesh, block: dict[str, Any], packi
 
         state = packing.pack(state) if packing else state
         rows = jax.eval_shape(lambda: step(state, resident, slices(0))[1])
+        # Rows for all K steps, also if fewer run: the shapes of a compiled program are fixed.
         empty = jax.tree.map(lambda row: jnp.zeros((len(block["epoch"]), *row.shape), row.dtype), rows)
         state, metrics = lax.fori_loop(0, num_steps, one, (state, empty))
         return packing.unpack(state) if packing else state, metrics

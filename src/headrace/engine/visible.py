@@ -31,6 +31,7 @@ class Visible:
 
 def visible_devices(platform: str, root: Path = ROOT) -> Visible:
     """Return the devices that a run on this platform (auto, cpu, cuda, rocm, tpu) will find."""
+    # Asking JAX would start its backends; only where they run already does it cost nothing.
     if devices_are_started():
         return _started(jax.local_devices())
     asked = platform if platform != "auto" else jax.config.jax_platforms or ""  # pyright: ignore[reportAttributeAccessIssue]
@@ -80,6 +81,7 @@ def _cpu() -> Visible:
 
 
 def _nvidia(root: Path) -> Visible | None:
+    # Without its plugin JAX does not see the GPU, and runs on the CPU.
     if not _has_package("jax_cuda12_plugin", "jax_cuda13_plugin"):
         return None
     present = len(list((root / "proc/driver/nvidia/gpus").glob("*"))) or len(list((root / "dev").glob("nvidia[0-9]*")))
@@ -122,6 +124,7 @@ def _amd(root: Path) -> Visible | None:
         platform="gpu",
         count=count,
         memory_bytes=min(memory) or None,
+        # CDNA from the MI100 (gfx908) on, and RDNA from 3 (gfx1100) on; the versions between have none.
         bfloat16=all(90008 <= version < 100000 or version >= 110000 for version in versions),
     )
 
@@ -165,6 +168,7 @@ def host_memory() -> int | None:
     except (ValueError, OSError, AttributeError):
         return None
     try:
+        # The kernel kills what exceeds a container's limit, however much memory the machine has. `max` means no limit.
         limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
     except OSError:
         return total

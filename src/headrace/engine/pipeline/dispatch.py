@@ -57,6 +57,8 @@ class Dispatcher:
         placed = []
         for spec, like, mesh in zip(self.stages, self.likes, self.meshes, strict=True):
             part = unflatten_named(like, flatten_named(state))
+            # From NumPy copies: device_put may alias an array that is already there, and the first donation would
+            # delete the source.
             placed.append(place(jax.tree.map(np.array, part), shardings(like, mesh, spec.home)))
         return self._join(state, placed)
 
@@ -64,6 +66,8 @@ class Dispatcher:
         """Put a block (`steps`) or a resident set where it is needed: images at the first stage, labels at the last."""
         parts = []
         for spec, mesh in zip(self.stages, self.meshes, strict=True):
+            # Images are nearly all of a block's bytes: sent to every stage, they would take the room and the time of
+            # all of them.
             left_out = () if spec.is_first else ("images",) if spec.is_last else ("images", "labels")
             part = {key: value for key, value in tree.items() if key not in left_out}
             parts.append(put_on(mesh, part, kind))
@@ -87,6 +91,8 @@ class Dispatcher:
         work = self.table.work
         nodes = [Node(number) for number in range(len(self.stages))]
         mesh_of = {work.device_of[node]: self.meshes[node.stage] for node in nodes}
+        # Stages that share a device share its lane, so that one thread launches all that runs there, in the table's
+        # order.
         builder = StepBuilder([mesh_of[device] for device in sorted(mesh_of)])
         for node in nodes:
             numbers = [("micro", node, micro) for micro in range(work.num_micros)]
@@ -98,9 +104,12 @@ class Dispatcher:
         for node in nodes:
             reads, writes = (("fixed", node), counts_of(node), sums_of(node)), (("reduced", node), ("shared", node))
             builder.add(work.device_of[node], self.programs[node.stage].reduce, reads, writes)
+        # Each update reads all of them, and thereby waits for every stage's gradients: clipping and skipping are
+        # decisions about the whole network.
         shared = [("shared", node) for node in nodes]
         for node in nodes:
             record: Key = "record" if node == nodes[-1] else NOTHING
+            # Read and written under the same names: the new version takes the slot of the one that was donated.
             parts = [(kind, node) for kind in ("params", "fixed", "slots")]
             builder.add(
                 work.device_of[node],
@@ -124,6 +133,7 @@ class Dispatcher:
         """Return when the actions of the block's first step really ran, on a copy of the state."""
         start = self._start(self._split(self.snapshot(state)), resident, block)
         steps = self.plan.compile(start)
+        # What is still on its way to the devices would count as time of the first actions.
         jax.block_until_ready(list(start.values()))
         tracer = Tracer(self.table.work)
         steps(start, 1, observe=tracer.observe)
@@ -152,6 +162,7 @@ class Dispatcher:
             start["slots", node] = {key: part[key] for key in UPDATE_ONLY if key in part}
             start["resident", node] = resident[number] if resident else None
             start["block", node] = {"epoch": block[number]["epoch"], "rest": rest}
+        # Made anew for every call, because the update donates it.
         start["record"] = self._record(_num_steps(block))
         return start
 
@@ -161,10 +172,13 @@ class Dispatcher:
         found: Values = {}
         for number, mesh in enumerate(self.meshes):
             node, where = Node(number), replicated(mesh)
+            # Numbers that the passes read are on the devices before a call: sending one for each action would cost
+            # about 40 us each time.
             found["at", node] = place(np.int32(0), where)
             for micro in range(self.table.work.num_micros):
                 found["micro", node, micro] = place(np.int32(micro), where)
         ones = np.ones(self.stages[-1].step.num_replicas, np.float32)
+        # The gradient of the loss with respect to itself, from which the backward passes start.
         found["ones"] = [place(ones, NamedSharding(self.meshes[-1], EACH))]
         return found
 
@@ -173,12 +187,15 @@ class Dispatcher:
         spec = self.stages[-1].step
         rows: dict[str, Any] = {key: np.zeros(num_steps, np.float32) for key in (*spec.sum_names, *METRICS)}
         if spec.numerics.fp_exceptions:
+            # True until a block says otherwise: rows of steps that do not run must not look like a failure.
             rows |= {key: np.ones((num_steps, len(spec.network.blocks)), bool) for key in FLAGS}
         return place(rows, replicated(self.meshes[-1]))
 
     def _split(self, state: State) -> list[State]:
         """Return each stage's part of a state, with its own copy of what all need."""
         flat = flatten_named(state)
+        # Leaves that several parts have are scalars which every update advances in the same way, so that any copy is
+        # right.
         seen = Counter(name for like in self.likes for name in flatten_named(like))
         # The loss scale, the step and an optimizer's counts.
         shared = {name: flat[name] for name, count in seen.items() if count > 1}
@@ -219,6 +236,7 @@ def _make_stage(stage: StageSpec, like: State, mesh: Mesh) -> StagePrograms:
         reduce=make_reduce(stage, mesh),
         update=make_update(stage, mesh),
         copy=make_copy(like, mesh, stage.home),
+        # Gathering is needed across processes only: within one, the host can read the pieces from all devices.
         copy_to_save=make_copy(like, mesh, stage.home, whole=not replicated(mesh).is_fully_addressable),
     )
 

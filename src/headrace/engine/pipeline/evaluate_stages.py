@@ -100,6 +100,7 @@ class StagedEvaluation:
         return self._plans[num_batches].compile(start)
 
     def _plan(self, num_batches: int) -> StepPlan:
+        # Any schedule would do: without backward passes the order on each device is the same in all of them.
         table = make_table("Interleaved", Work(self.device_mapping, num_batches, training=False))
         device_of, last = table.work.device_of, Node(len(self.nodes) - 1)
         mesh_of = {device_of[node]: self.meshes[node.stage] for node in self.nodes}
@@ -113,6 +114,8 @@ class StagedEvaluation:
 
         def end(number: int) -> tuple[Key, ...]:
             builder.add(device_of[last], _ENDED, [("outputs", last, number)], [("ended", number)])
+            # The first stage waits for the end of an earlier batch: launching does not wait for devices, and without a
+            # limit the activations of all batches would be in memory at once.
             earlier = number - (IN_FLIGHT - 1) * len(self.nodes)
             if earlier >= 0:
                 builder.add(device_of[Node(0)], _WAIT, [("ended", earlier)])
@@ -154,6 +157,7 @@ def make_staged_evaluation(
         return jax.tree.map(lambda a: jnp.zeros((spec.num_replicas, *a.shape), a.dtype), zeros)
 
     def total(sums: Sums) -> tuple[Sums]:
+        # Sums stay apart by replica until the end: one exchange for a block, none while batches are passing.
         return (lax.psum(jax.tree.map(lambda a: a[0], sums), REPLICA),)
 
     return StagedEvaluation(
@@ -189,6 +193,7 @@ def _evaluation_node(spec: EvalSpec, blocks: tuple[int, int], mesh: Mesh) -> Nod
             return y, (state, ())
         resident, batch = fetched
         sums = spec.reducer.keep(y, spec.fetch_labels(resident, batch), batch["mask"])
+        # The output is something small that is there when the batch is done, for the first stage to wait for.
         return sums["count"][None], (state, sums)
 
     return NodeSpec(

@@ -81,6 +81,7 @@ class Messages:
 
     def take(self, step: int, slot: int) -> Any:
         """Return the value for a slot; waits until it has been posted."""
+        # By step as well: a lane that needs nothing from another may be a step ahead of it.
         wanted = (step, slot)
         while wanted not in self._early:
             key, value = self._inbox.get()
@@ -112,6 +113,7 @@ class Run:
 
     def steps(self, num_steps: int, before: Callable[[int], None]) -> None:
         """Run the steps; `before(step)` is called by this thread before each, to post what the step needs."""
+        # One lane needs no thread, and without threads errors and interrupts come up where they happen.
         if self._lanes.one_order or len(self._lanes.rows) == 1:
             for step in range(num_steps):
                 before(step)
@@ -173,6 +175,8 @@ class Run:
         values = self._values[lane]
         for slot in launch.awaits:
             values[slot] = self._messages[lane].take(step, slot)
+        # The list is built inline and slots are numbers: this line runs for every action, and what it costs in Python
+        # is time in which no other lane can launch.
         results = launch.call(*[values[slot] for slot in launch.reads])
         for slot, result in zip(launch.writes, results, strict=True):
             values[slot] = result
@@ -181,6 +185,8 @@ class Run:
         for send in launch.sends:
             value = values[send.slot]
             self._messages[send.lane].post(step, send.target, value if send.put is None else send.put(value))
+        # References are dropped as soon as nothing will read them: XLA frees the memory when the last program that
+        # uses it is done, so the host need not wait for that.
         for slot in launch.frees:
             values[slot] = None
         if self._observe is not None and launch.action is not None:
@@ -231,6 +237,7 @@ class Tracer:
             device, action = cell.device, cell.action
             end = self._ends[action]
             ready = max((self._ends[need] for need in needs(action, self._work)), default=0.0)
+            # Each thread notes an end a little late: that of a need may seem to come after this action's.
             start = min(max(self._launched[action], ready, free[device]), end)
             free[device] = end
             cells.append(Cell(start, end, device, action))

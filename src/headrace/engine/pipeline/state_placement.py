@@ -57,6 +57,7 @@ def to_device(tree: PyTree, mesh: Mesh, home: Home) -> PyTree:
 def make_copy(like: State, mesh: Mesh, home: Home, *, whole: bool = False) -> Callable[[State], State]:
     """Return the program that copies a part of the state where it lives, or (`whole`) whole to each of the devices."""
     where = shardings(like, mesh, home)
+    # Through the out_shardings: XLA inserts the gathering.
     goal = shardings(like, mesh, replace(home, sharded=False)) if whole else where
 
     def copy(state: State) -> State:
@@ -68,6 +69,8 @@ def make_copy(like: State, mesh: Mesh, home: Home, *, whole: bool = False) -> Ca
 
 def _cut(shape: tuple[int, ...], num_pieces: int) -> PartitionSpec:
     """Return the partition along the longest dim that so many pieces divide; whole where there is none."""
+    # Pieces must be equal, or JAX refuses the sharding. A leaf that cannot be divided (a bias of ten classes) stays
+    # whole.
     sizes = {size: dim for dim, size in enumerate(shape) if size % num_pieces == 0}
     if num_pieces == 1 or not sizes:
         return PartitionSpec()

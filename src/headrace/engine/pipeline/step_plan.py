@@ -164,6 +164,7 @@ class StepBuilder:
             for slot in (*planned.reads, *planned.writes, *(send.slot for send in planned.sends)):
                 last[planned.lane, slot] = planned
         stay = {(lane, slot) for lane in range(len(self.meshes)) for slot in (STEP, EMPTY)} | set(self._kept.values())
+        # By identity: two launches of one program are equal as values.
         frees: dict[int, list[int]] = {}
         for (lane, slot), planned in last.items():
             if (lane, slot) not in stay:
@@ -180,6 +181,7 @@ class StepBuilder:
     def _define(self, lane: int, key: Key, maker: _Planned | None, place: Any = None) -> int:
         """Give a value its slot; a new version on the same lane takes the slot of the one before."""
         found = self._values.get(key)
+        # Reusing the slot drops the reference to the old version, which is donated or no longer needed.
         slot = found.slots[lane] if found is not None and found.lane == lane else self._new_slot(lane, key)
         self._values[key] = _Value(lane, {lane: slot}, maker, place)
         return slot
@@ -195,6 +197,7 @@ class StepBuilder:
         if lane not in value.slots:
             # A value that is only given at the start has no launch that could send it on.
             assert value.maker is not None, f"{key} is there from the start, on lane {value.lane} alone"
+            # Remembered, so that a value is sent to a lane once, however many launches there read it.
             value.slots[lane] = slot = self._new_slot(lane, key)
             put = None
             if isinstance(value.place, P):
@@ -237,6 +240,8 @@ class StepPlan:
     def compile(self, start: Values) -> "CompiledSteps":
         """Compile every program for values such as these (arrays or shapes, the fed ones too); once for each shapes."""
         given = {key: start[key] for key in (*self.kept, *self.fed)}
+        # Compiled programs accept only the shapes that they were compiled for: the last block of a dataset may be
+        # shorter.
         wanted = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(list(given.values())))
         if wanted not in self._compiled:
             self._compiled[wanted] = self._compile(given)
@@ -253,6 +258,7 @@ class StepPlan:
             if isinstance(program, HostCall):
                 results = program.shapes(*arguments)
             else:
+                # Programs compare by identity (eq=False): a node's is lowered once and launched for every micro-batch.
                 if program not in lowered:
                     traced = program.jitted.trace(*arguments)
                     lowered[program] = traced.lower(), program.shapes(traced)
@@ -263,6 +269,8 @@ class StepPlan:
                     continue
                 moved = mine[send.slot]
                 if send.put is not None:
+                    # The receiving program is compiled for values that are already on its devices: XLA's programs do
+                    # not move their arguments.
                     moved = jax.tree.map(partial(_shaped, where=send.put.keywords["where"]), moved)  # pyright: ignore[reportFunctionMemberAccess]
                 shapes[send.lane][send.target] = moved
 

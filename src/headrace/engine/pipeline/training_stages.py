@@ -62,6 +62,8 @@ class StageSpec:
         """What the forward pass leaves for the backward pass."""
         if not self.recompute:
             return PRODUCTS
+        # With points inside, apply_blocks wraps the segments itself: a second jax.checkpoint around them would keep
+        # nothing but the inputs again.
         return MARKED if inner_points(self.step.recompute_points, self.blocks) else INPUTS
 
 
@@ -122,6 +124,7 @@ def _apply(
     sums: Metrics = {}
     if stage.is_last:
         loss, sums = spec.objective(y, labels)
+        # With a dim: outputs are cut over the replicas along their first one, which a scalar does not have.
         y = (loss * fixed["loss_scale"]["scale"])[None]
     return y, (state, {"stats": batch_stats, "sums": sums, "finite": finite})
 
@@ -160,6 +163,7 @@ def make_reduce(stage: StageSpec, mesh: Mesh) -> Program:
             grads = lax.psum(jax.tree.map(lambda g: g / replicas, grads), REPLICA)
             stats, sums = lax.pmean(stats, REPLICA), lax.psum(sums, REPLICA)
         grads = unscaled(fixed, widened(grads))
+        # The square of this stage's norm: squares can be added up over stages.
         shared = {"square": jnp.square(global_norm(grads))} | ({"loss": sums["loss"]} if stage.is_last else {})
         if step.numerics.fp_exceptions:
             forward = lax.pmin(counts["finite"].astype(jnp.int32), REPLICA).astype(bool)
@@ -182,6 +186,7 @@ def make_update(stage: StageSpec, mesh: Mesh) -> Program:
         params: PyTree, fixed: State, slots: State, reduced: PyTree, at: Any, record: PyTree, *shared: dict[str, Any]
     ) -> tuple[Any, ...]:
         state = {"params": params} | fixed | to_device(slots, mesh, stage.home)
+        # Every stage has to know whether the loss is finite, because all of them skip the step, or none.
         sums = reduced["sums"] if stage.is_last else {"loss": shared[-1]["loss"]}
         # Every stage computes the same norm from the same numbers in the same order, so all agree on whether to update.
         norm = jnp.sqrt(jnp.sum(jnp.stack([part["square"] for part in shared])))
