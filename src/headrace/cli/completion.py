@@ -185,7 +185,7 @@ def _values(flag: str, before: list[str]) -> Candidates:
     if option.name == "model_name":
         yield from _models()
     else:
-        yield from ((choice, "") for choice in (*option.choices, *(word for word, _ in option.same)))
+        yield from ((choice, "") for choice in (*option.choices, *(word for word, _ in option.synonyms)))
 
 
 def _models() -> Candidates:
