@@ -9,6 +9,7 @@ import pytest
 
 from headrace.core.errors import ConfigError, DataError
 from headrace.data.dataset import describe_dataset, open_dataset
+from headrace.data.sets import duplicates
 from headrace.data.sets.folder import held_out_mask, read_folders
 from headrace.data.sets.image_sets import detect
 from headrace.data.verify import format_report, verify
@@ -232,6 +233,21 @@ def test_the_same_image_in_two_places_is_remarked(tmp_path: Path) -> None:
     assert report.duplicates == (leaked, confused)
     assert report.notes == ("1 image(s) repeat another one of their class and split",)
     assert "2 problem(s):\n  1. 1 validation" in format_report(report)
+
+
+def test_links_to_one_image_are_compared_without_reading_it_again(tmp_path: Path, monkeypatch) -> None:
+    write_classes(tmp_path / "train", {"a": 2, "b": 2})
+    write_classes(tmp_path / "val", {"a": 1, "b": 1}, first_seed=50)
+    for number in range(5):
+        os.link(tmp_path / "train/a/0.jpg", tmp_path / f"val/a/hard{number}.jpg")
+        (tmp_path / f"val/b/soft{number}.jpg").symlink_to(tmp_path / "train/a/1.jpg")
+    read = []
+    monkeypatch.setattr(duplicates, "_whole", lambda path: read.append(path) or Path(path).read_bytes())
+    data = config_from({"dataset": "folder", "dataset_path": str(tmp_path)}).data
+    leaked, confused = open_dataset(data, 0).info.remarks
+    assert leaked.startswith("10 validation image(s) are also in training")
+    assert confused.startswith("1 image(s) are in more than one class")
+    assert len(read) == 2
 
 
 def test_validation_images_in_another_place(tmp_path: Path) -> None:

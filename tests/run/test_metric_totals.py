@@ -85,6 +85,7 @@ def test_waiting_for_validation_images_or_a_disk_is_waiting() -> None:
     ("part", "said", "option"),
     [
         ("start_seconds", "starting took 50 % of the 20.0 s", "headrace data pack"),
+        ("first_wait_seconds", "reading the first images took 50 % of the 20.0 s", "headrace data pack"),
         ("compile_seconds", "compiling took 50 % of the 20.0 s", "--compilation-cache-dir"),
         ("validate_seconds", "validation took 50 % of the 20.0 s", "--validations-per-epoch"),
         ("rest_seconds", "the host between calls took 50 % of the 20.0 s", "--call-seconds"),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.checkpoint import saver
+from headrace.data.feeding.cache import Resident
 from headrace.data.feeding.feed import BlockReader
 from headrace.run import recorder
 from headrace.run.evaluation import Validator
@@ -77,6 +78,18 @@ def test_a_slow_source_is_waiting_for_training_data(quick, monkeypatch):
     assert end.seconds["wait"] > DELAY
     assert end.seconds["wait_validation"] == end.seconds["validate"] == 0
     assert end.verdict.startswith("input-bound")
+
+
+def test_a_set_that_is_slow_to_decode_is_waited_for_before_the_first_call(quick, monkeypatch):
+    """It was counted as training, and the device was said never to have waited."""
+    arrays = Resident.arrays.fget
+    assert arrays is not None
+    monkeypatch.setattr(Resident, "arrays", property(delayed(arrays)))
+    end, _ = run(quick(**SHORT, dataset_cache="device", validation=False))
+    assert end.seconds["wait"] == pytest.approx(DELAY, abs=0.3)
+    assert end.start["first_block"] > DELAY
+    assert end.seconds["train"] < DELAY
+    assert not end.verdict.startswith("input-bound")
 
 
 def test_slow_validation_images_are_no_training_and_no_time_of_the_device(quick, monkeypatch):

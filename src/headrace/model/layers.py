@@ -86,10 +86,13 @@ def under(rng_at: RngAt, name: str) -> RngAt:
 
 
 def _truncated_normal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    drawn = rng.standard_normal(shape)
-    while (outside := np.abs(drawn) > 2).any():
-        drawn[outside] = rng.standard_normal(int(outside.sum()))
-    return drawn
+    drawn = rng.standard_normal(math.prod(shape))
+    outside = np.flatnonzero(np.abs(drawn) > 2)
+    while outside.size:  # one in 22 is drawn again; only those are looked at again
+        again = rng.standard_normal(outside.size)
+        drawn[outside] = again
+        outside = outside[np.abs(again) > 2]
+    return drawn.reshape(shape)
 
 
 Shape = tuple[int, ...]

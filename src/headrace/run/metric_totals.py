@@ -212,6 +212,7 @@ class Measured:
     validation_wait_seconds: float = 0.0  # and it waited for validation images
     save_seconds: float = 0.0  # and it waited for a checkpoint
     start_seconds: float = 0.0  # before the first call
+    first_wait_seconds: float = 0.0  # before the first call, with programs compiled: for its images, or the whole set
     compile_seconds: float = 0.0
     programs: CompileCounts = field(default_factory=CompileCounts)  # found in the cache, and compiled
     rest_seconds: float = 0.0  # nothing of all this
@@ -239,6 +240,7 @@ def verdict(run: Measured) -> str:
 # What else takes time beside training, and what changes it.
 _CHANGED_BY = {
     "starting": "pack the images (headrace data pack), or train longer in one run",
+    "reading the first images": "pack them (headrace data pack), or train longer in one run",
     "compiling": "",  # it depends on the cache
     "validation": "validate less often (--validations-per-epoch) or in larger batches (--validation-micro-batch-size)",
     "the host between calls": "make calls longer (--call-seconds, a lower --logs-per-epoch)",
@@ -254,8 +256,8 @@ def _compiling_advice(programs: CompileCounts) -> str:
 
 
 def _other_parts(run: Measured) -> dict[str, float]:
-    seconds = (run.start_seconds, run.compile_seconds, run.validate_seconds, run.rest_seconds)
-    return dict(zip(_CHANGED_BY, seconds, strict=True))
+    before = (run.start_seconds, run.first_wait_seconds, run.compile_seconds)
+    return dict(zip(_CHANGED_BY, (*before, run.validate_seconds, run.rest_seconds), strict=True))
 
 
 def _bound(run: Measured) -> str:

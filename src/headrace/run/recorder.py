@@ -113,6 +113,7 @@ class RunRecorder:
         self.callbacks = callbacks or Callbacks()
         self._epoch_sums = NOTHING_UNLOGGED  # over the calls of the epoch so far
         self._elapsed_before, self._began = 0.0, time.perf_counter()
+        self._first_wait = 0.0  # for the images of the first call, with programs compiled
         # A thread that only waits for results in the order of their launches, so that their times are exact however
         # long the thread that reads them takes to save and report.
         self._watcher = ThreadPoolExecutor(1, thread_name_prefix="watch-calls")
@@ -133,6 +134,7 @@ class RunRecorder:
     def begin(self) -> None:
         """Start measuring the run's time: everything before was preparation."""
         self.timeline.starting()
+        self._first_wait = self.timeline.seconds()["wait"]
         self._began = time.perf_counter()
         self._device_clock = DeviceClock(self.timeline, self._began)
 
@@ -244,7 +246,8 @@ class RunRecorder:
             Measured(
                 images=images,
                 seconds=throughput.seconds,
-                wait_seconds=spent["wait"],
+                wait_seconds=spent["wait"] - self._first_wait,
+                first_wait_seconds=self._first_wait,
                 prepare_seconds=stats.prepare_seconds * prepared,
                 send_seconds=stats.send_seconds * prepared,
                 bytes_per_image=stats.bytes / stats.images if stats.images else 0.0,

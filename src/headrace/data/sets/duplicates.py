@@ -2,8 +2,11 @@
 
 import hashlib
 import os
+import stat
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import NamedTuple
 
 import numpy as np
 
@@ -41,30 +44,53 @@ def quick_duplicates(splits: tuple[Samples, Samples]) -> list[str]:
         return []
     if len(train) + len(validation) > _QUICK_FILES:
         return []
-    files = [(split, sample) for split in (0, 1) for sample in range(len(splits[split]))]
-    same: list[list[tuple[int, int]]] = [files]
-    for key in (_size, _ends, _whole):
-        same = [part for group in same for part in _divided(splits, group, key)]
-    return _sentences(splits, same)[0]
+    files = [file for split, samples in enumerate((train, validation)) for file in _files(split, samples)]
+    same = _divided([files], lambda file: file.size)
+    for read in (_ends, _whole):
+        # Links to one file are read once: a folder of links to a few images would else be read whole at every start.
+        contents: dict[tuple[int, int], bytes] = {}
+        same = _divided(same, lambda file, read=read, contents=contents: _cached(contents, file, read))
+    return _sentences(splits, [[(file.split, file.sample) for file in group] for group in same])[0]
 
 
-def _divided(splits: tuple[Samples, Samples], group: list[tuple[int, int]], key) -> list[list[tuple[int, int]]]:
-    """Divide files by a property, keeping groups that spread over splits or classes."""
-    parts: dict[object, list[tuple[int, int]]] = defaultdict(list)
-    for split, sample in group:
+class _File(NamedTuple):
+    split: int
+    sample: int
+    label: int
+    path: str
+    size: int
+    inode: tuple[int, int]  # with its device: the same for links to one file
+
+
+def _files(split: int, samples: Samples) -> Iterator[_File]:
+    for sample, label in enumerate(samples.labels.tolist()):
+        path = samples.name(sample)
         try:
-            parts[key(splits[split].name(sample))].append((split, sample))
+            facts = os.stat(path)  # noqa: PTH116 (a Path for each of many files costs more than the call)
         except OSError:  # reported when it is read
             continue
+        if stat.S_ISREG(facts.st_mode):  # opening a pipe would wait for somebody to write into it
+            yield _File(split, sample, label, path, facts.st_size, (facts.st_dev, facts.st_ino))
+
+
+def _divided(groups: Iterable[list[_File]], key: Callable[[_File], Hashable]) -> list[list[_File]]:
+    """Divide groups by a property of their files, keeping those that spread over splits or classes."""
+    parts: dict[Hashable, list[_File]] = defaultdict(list)
+    for number, group in enumerate(groups):
+        for file in group:
+            with suppress(OSError):  # reported when it is read
+                parts[number, key(file)].append(file)
     return [
         part
         for part in parts.values()
-        if len({split for split, _ in part}) > 1 or len({int(splits[s].labels[n]) for s, n in part}) > 1
+        if len({file.split for file in part}) > 1 or len({file.label for file in part}) > 1
     ]
 
 
-def _size(path: str) -> int:
-    return os.stat(path).st_size  # noqa: PTH116 (a Path for each of many files costs more than the call)
+def _cached(contents: dict[tuple[int, int], bytes], file: _File, read: Callable[[str], bytes]) -> bytes:
+    if file.inode not in contents:
+        contents[file.inode] = read(file.path)
+    return contents[file.inode]
 
 
 def _ends(path: str) -> bytes:
