@@ -1,0 +1,135 @@
+"""Images per second of networks in training or inference, Headrace beside torchvision's, on one GPU (or the CPU).
+
+    python benchmarks/networks.py [--mode inference] [--sides headrace,eager,compile] resnet50:256 convnext_tiny:256
+
+A job is NETWORK:BATCH, or NETWORK:BATCH:SIZE for another image size than the network's. Every side runs in a process of
+its own, one after the other, and a job's line of a Markdown table is printed when its sides are done, so that a time
+limit loses only what has not been run. Headrace's figure is that of `headrace bench` on a synthetic dataset. PyTorch's
+is the median of `--rounds` rounds of steps (forward, cross-entropy, backward, SGD with momentum) on one batch that is
+on the device: channels last, autocast to bfloat16 on a GPU, fused SGD, cuDNN's benchmark mode. Compile seconds are
+those of `bench`, and of PyTorch's first step. `--torch` is a Python with torch and torchvision.
+"""
+
+import argparse
+import json
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+SIDES = ("headrace", "eager", "compile")
+# Where torchvision has another name than Headrace; networks that it does not have are measured here alone.
+TORCHVISION = {"resnext50": "resnext50_32x4d", "resnext101": "resnext101_32x4d"}
+
+
+def run_torch(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure one network in PyTorch, in this process."""
+    import torch  # pyright: ignore[reportMissingImports]
+    import torchvision  # pyright: ignore[reportMissingImports]
+
+    model, batch, size = parse(args.jobs[0])
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.backends.cudnn.benchmark = True
+    net = torchvision.models.get_model(TORCHVISION.get(model, model), weights=None)
+    net = net.to(device=device, memory_format=torch.channels_last)
+    images = torch.randn(batch, 3, size, size, device=device).to(memory_format=torch.channels_last)
+    labels = torch.randint(0, 1000, (batch,), device=device)
+    cast = torch.autocast(device, torch.bfloat16, enabled=device == "cuda")
+    forward = torch.compile(net) if args.side == "compile" else net
+    net.train(args.mode == "training")
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4, fused=device == "cuda")
+
+    def train() -> None:
+        with cast:
+            loss = torch.nn.functional.cross_entropy(forward(images), labels)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    def infer() -> None:
+        with torch.inference_mode(), cast:
+            forward(images)
+
+    def seconds(step: Callable[[], None], count: int) -> float:
+        begin = time.perf_counter()
+        for _ in range(count):
+            step()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - begin
+
+    step = train if args.mode == "training" else infer
+    first = seconds(step, 1)
+    seconds(step, 3)
+    count = max(1, round(1.0 / (seconds(step, 3) / 3)))  # steps that take about a second
+    rounds = [seconds(step, count) / count for _ in range(args.rounds)]
+    return {"images_per_second": batch / statistics.median(rounds), "compile_seconds": first}
+
+
+def run_headrace(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure one network by `headrace bench`."""
+    model, batch, size = parse(args.jobs[0])
+    options = ["--mode", args.mode, "--config", "none", "--model", model, "--micro-batch-size", str(batch)]
+    options += ["--dataset", "synthetic", "--num-classes", "1000", "--image-size", str(size)]
+    options += ["--num-samples", str(50 * batch), "--precision", args.precision]
+    command = [sys.executable, "-m", "headrace", "bench", *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode or not lines:
+        raise SystemExit(done.stdout + done.stderr)
+    found = json.loads(lines[-1])
+    return {"images_per_second": found["images_per_second"], "compile_seconds": found["compile_seconds"]}
+
+
+def parse(job: str) -> tuple[str, int, int]:
+    """Return (network, batch, image size) of a job."""
+    match = re.fullmatch(r"(\w+):(\d+)(?::(\d+))?", job)
+    if match is None:
+        raise SystemExit(f"{job!r} is no job: give NETWORK:BATCH or NETWORK:BATCH:SIZE")
+    return match[1], int(match[2]), int(match[3] or 224)
+
+
+def main() -> None:
+    """Run the jobs, or one side of one job in a process started for it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("jobs", nargs="+", metavar="NETWORK:BATCH[:SIZE]")
+    parser.add_argument("--mode", choices=("training", "inference"), default="training")
+    parser.add_argument("--sides", default=",".join(SIDES), help="[%(default)s]")
+    parser.add_argument("--precision", default="16.32", help="of Headrace; 32.32 on a CPU [%(default)s]")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--limit", type=float, default=300, help="seconds for one side of one job [%(default)s]")
+    parser.add_argument("--torch", default=sys.executable, metavar="PYTHON")
+    parser.add_argument("--side", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.side:
+        print(json.dumps(run_headrace(args) if args.side == "headrace" else run_torch(args)))
+        return
+    sides = args.sides.split(",")
+    print("| network | batch | px |" + "".join(f" {side} img/s (compile s) |" for side in sides), flush=True)
+    print("|---" * (3 + len(sides)) + "|", flush=True)
+    for job in args.jobs:
+        model, batch, size = parse(job)
+        cells = [_cell(args, job, side) for side in sides]
+        print(f"| {model} | {batch} | {size} | " + " | ".join(cells) + " |", flush=True)
+
+
+def _cell(args: argparse.Namespace, job: str, side: str) -> str:
+    python = sys.executable if side == "headrace" else args.torch
+    command = [python, __file__, job, "--side", side, "--mode", args.mode, "--rounds", str(args.rounds)]
+    command += ["--precision", args.precision]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=args.limit, check=False)
+    except subprocess.TimeoutExpired:
+        return f"more than {args.limit:.0f} s"
+    if done.returncode:
+        print(done.stderr, file=sys.stderr, flush=True)
+        return "failed"
+    found = json.loads(done.stdout.splitlines()[-1])
+    return f"{found['images_per_second']:,.0f} ({found['compile_seconds']:.0f})"
+
+
+if __name__ == "__main__":
+    main()
