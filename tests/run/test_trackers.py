@@ -1,11 +1,13 @@
 """Trackers: what TensorBoard's files and W&B's offline runs hold, read back; failures that do not stop a run."""
 
 import importlib
+import importlib.util
 import io
 import json
 import struct
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ from headrace.core.errors import ConfigError
 from headrace.run.fit import resume, train
 from headrace.telemetry.records import Note, RunEnd, TrainRecord, ValidationRecord, read_records
 from headrace.telemetry.trackers import TrackerSink, refuse_missing
+
+from .conftest import final_state
 
 QUICK = {"num_epochs": 2, "weight_updates_per_epoch": 4}
 
@@ -44,7 +48,7 @@ def values_of(directory: Path, pattern: str) -> Iterator[tuple[int, Any]]:
 
 
 def test_tensorboard_has_every_number_of_the_records(quick):
-    result = train(quick(**QUICK, tensorboard=True))
+    result = train(quick(**QUICK, tensorboard=True, histograms=True))
     found = scalars_of(result.directory / "tensorboard")
     records = read_records(result.directory)
     trained = {record.step: record.loss for record in records if isinstance(record, TrainRecord)}
@@ -56,6 +60,7 @@ def test_tensorboard_has_every_number_of_the_records(quick):
     (end,) = [record for record in records if isinstance(record, RunEnd)]
     assert found["run/time_to_train"] == pytest.approx({8: end.time_to_train})
     assert "time_to_train" not in found, "one number in one unit"
+    _histograms(result.directory)
     _images_and_options(result.directory)
 
 
@@ -85,6 +90,55 @@ def test_tensorboard_goes_on_after_a_resume(quick):
     resume(first.directory, {"num_epochs": 3, "tensorboard": True})
     found = scalars_of(first.directory / "tensorboard")
     assert sorted(found["train/loss"]) == [4, 8, 12]
+
+
+def _histograms(run: Path) -> None:
+    """Weights are those of the last checkpoint, counted by NumPy."""
+    found: dict[tuple[str, int], Any] = {}
+    for step, value in values_of(run / "tensorboard", "events.*"):
+        if value.HasField("histo"):
+            found[value.tag, step] = value.histo
+    weights: dict[str, list[np.ndarray]] = {}
+    for name, array in final_state(run).items():
+        if name.startswith("params/"):
+            weights.setdefault(name.split("/")[1], []).append(array.ravel())
+    assert found.keys() == {
+        (f"{kind}/{name}", step) for kind in ("weights", "gradients") for name in weights for step in (4, 8)
+    }
+    for name, arrays in weights.items():
+        values, histogram = np.concatenate(arrays).astype(np.float64), found[f"weights/{name}", 8]
+        edges = np.array([histogram.min, *histogram.bucket_limit])
+        np.testing.assert_array_equal(np.histogram(values, edges)[0], histogram.bucket)
+        assert (histogram.min, histogram.max, histogram.num) == (values.min(), values.max(), len(values))
+        assert histogram.sum == pytest.approx(values.sum(), rel=1e-4, abs=1e-5)
+        assert histogram.sum_squares == pytest.approx((values**2).sum(), rel=1e-4)
+    _read_by_tensorboard(run / "tensorboard", found)
+
+
+def _read_by_tensorboard(directory: Path, written: dict[tuple[str, int], Any]) -> None:
+    """Compare with what TensorBoard's own reader finds, where TensorBoard is installed."""
+    if importlib.util.find_spec("tensorboard") is None:
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its imports
+        reader: Any = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
+    events = reader.EventAccumulator(str(directory), size_guidance={"histograms": 0, "scalars": 0})
+    events.Reload()
+    read = {
+        (tag, event.step): event.histogram_value
+        for tag in events.Tags()["histograms"]
+        for event in events.Histograms(tag)
+    }
+    assert read.keys() == written.keys()
+    for key, value in read.items():
+        assert list(value.bucket) == list(written[key].bucket)
+        assert value.max == written[key].max
+    assert [event.value for event in events.Scalars("train/loss")] == list(scalars_of(directory)["train/loss"].values())
+
+
+def test_histograms_without_a_tracker_are_refused(quick):
+    with pytest.raises(ConfigError, match="without --tensorboard or --wandb"):
+        quick(histograms=True)
 
 
 def wandb_run(directory: Path) -> dict[str, Any]:
@@ -124,7 +178,8 @@ print(json.dumps({"history": history, "summary": summary, "run": run}))
 
 def test_wandb_offline_has_options_plan_metrics_and_the_time_to_train(quick, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
-    result = train(quick(**QUICK, wandb=True, wandb_project="mills", wandb_tags=("a", "b"), wandb_run_name="wheel"))
+    given = {"wandb_project": "mills", "wandb_tags": ("a", "b"), "wandb_run_name": "wheel", "histograms": True}
+    result = train(quick(**QUICK, wandb=True, **given))
     found = wandb_run(result.directory)
     assert (found["run"]["name"], found["run"]["project"], found["run"]["tags"]) == ("wheel", "mills", ["a", "b"])
     assert found["run"]["config"]["options"]["num_epochs"] == 2
@@ -135,6 +190,8 @@ def test_wandb_offline_has_options_plan_metrics_and_the_time_to_train(quick, mon
     raw = [record for record in records if isinstance(record, ValidationRecord) and record.weights == "raw"]
     name = "validation/raw/top1"
     assert [row[name] for row in found["history"] if name in row] == pytest.approx([record.top1 for record in raw])
+    counted = {name for row in found["history"] for name, value in row.items() if "histogram" in str(value)}
+    assert {name.partition("/")[0] for name in counted} == {"weights", "gradients"}
     (end,) = [record for record in records if isinstance(record, RunEnd)]
     assert found["summary"]["run/time_to_train"] == pytest.approx(end.time_to_train)
     (text,) = [record.text for record in records if isinstance(record, Note) and "wandb sync" in record.text]
@@ -160,6 +217,9 @@ def test_a_tracker_that_fails_is_told_once_and_left_alone():
             raise OSError("no space left on device")
 
         def image(self, step, name, pixels):
+            raise AssertionError
+
+        def histograms(self, step, found):
             raise AssertionError
 
         def summary(self, values):

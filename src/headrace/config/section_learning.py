@@ -207,6 +207,14 @@ LEARNING_WARNINGS = (
             "leaves little to learn. --weight-decay 0 turns it off; 1e-4 is usual."
         ),
     ),
+    Rule(
+        broken=lambda facts: (
+            facts.config.logging.histograms and not (facts.config.logging.tensorboard or facts.config.logging.wandb)
+        ),
+        problem=lambda facts: f"{facts.describe('histograms')} without --tensorboard or --wandb.",
+        rule="Histograms go to TensorBoard and Weights & Biases; the run's own records have none.",
+        remedy="Add --tensorboard or --wandb, or leave --histograms out.",
+    ),
 )
 LEARNING_NOTES = (
     idle(
@@ -307,6 +315,9 @@ class Logging:
     report: bool = option(True, "Write report.html, with curves and results, when a process of the run ends.")
     tensorboard: bool = option(False, "Write event files for TensorBoard into the run's directory (extra tensorboard).")
     wandb: bool = option(False, "Track the run with Weights & Biases, offline if nobody is logged in (extra wandb).")
+    histograms: bool = option(
+        False, "Send histograms of each block's weights and gradients to TensorBoard and W&B with every record."
+    )
     wandb_project: str = option("headrace", "Weights & Biases project of the run.")
     wandb_run_name: str | None = option(
         None, "Weights & Biases name of the run; unset means the name of its directory."

@@ -21,6 +21,7 @@ from jax.sharding import PartitionSpec as P
 from headrace.config.schema import Numerics
 from headrace.core.tree import PyTree, map_named
 from headrace.engine.devices import REPLICA
+from headrace.engine.histograms import HISTOGRAMS, block_histograms
 from headrace.engine.multiprocess_arrays import gather_rows, place, place_share
 from headrace.engine.objective import SUMS
 from headrace.engine.optimizer import global_norm
@@ -91,7 +92,8 @@ def all_finite(_name: str, y: Any) -> jax.Array:
     return jnp.stack([jnp.isfinite(part).all() for part in jax.tree.leaves(y)]).all()
 
 
-Metrics = dict[str, jax.Array]
+Metrics = dict[str, Any]  # of a step: arrays; of a call: one row per step, and perhaps HISTOGRAMS
+GRADIENTS = "gradients"  # among the metrics of a step: a tree, of which a call keeps the last
 Fetch = Callable[[Any, dict[str, jax.Array]], tuple[jax.Array, Any]]
 FetchLabels = Callable[[Any, dict[str, jax.Array]], Any]
 # (network output, labels) -> (mean loss of the micro-batch, metric sums with at least `loss` and `count`)
@@ -126,6 +128,7 @@ class StepSpec:
     recompute_points: tuple[int, ...] = ()  # blocks whose inputs are kept; what is between them is recomputed
     frozen: Callable[[str], bool] | None = None  # by a weight's name; with it, its batch norm's statistics
     cpu_kernels: str = "auto"
+    histograms: bool = False  # of weights and gradients, after the last step of each call
     compiler_options: tuple[tuple[str, Any], ...] = ()  # XLA's: engine/compiler.py
     update_kind: Callable[[str], Hashable] | None = None  # weights with equal kinds may be joined: engine/packing.py
     packing: Packing | None = None  # of the state that a step takes and returns
@@ -143,7 +146,7 @@ def make_step(spec: StepSpec) -> Callable[[State, Any, Any], tuple[State, Metric
         state, metrics = finish_step(spec, state, grads, batch_stats, sums, global_norm(grads))
         if spec.numerics.fp_exceptions:
             metrics |= {"forward_finite": probes, "gradient_finite": finite_by_block(spec.network.block_names, grads)}
-        return state, metrics
+        return state, metrics | ({GRADIENTS: grads} if spec.histograms else {})
 
     return step
 
@@ -369,15 +372,23 @@ def make_call(step: Callable[..., Any], mesh: Mesh, block: dict[str, Any], packi
 
         def one(i: jax.Array, carry: tuple[State, Metrics]) -> tuple[State, Metrics]:
             state, metrics = step(carry[0], resident, slices(i))
-            write = lambda rows, row: lax.dynamic_update_index_in_dim(rows, row, i, 0)  # noqa: E731
-            return state, jax.tree.map(write, carry[1], metrics)
+            return state, {
+                key: row if key == GRADIENTS else lax.dynamic_update_index_in_dim(carry[1][key], row, i, 0)
+                for key, row in metrics.items()
+            }
 
         state = packing.pack(state) if packing else state
         rows = jax.eval_shape(lambda: step(state, resident, slices(0))[1])
+        last = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), rows.pop(GRADIENTS, {}))
         # Rows for all K steps, also if fewer run: the shapes of a compiled program are fixed.
         empty = jax.tree.map(lambda row: jnp.zeros((len(block["epoch"]), *row.shape), row.dtype), rows)
-        state, metrics = lax.fori_loop(0, num_steps, one, (state, empty))
-        return packing.unpack(state) if packing else state, metrics
+        state, metrics = lax.fori_loop(0, num_steps, one, (state, empty | ({GRADIENTS: last} if last else {})))
+        state = packing.unpack(state) if packing else state
+        if GRADIENTS in metrics:
+            grads = metrics.pop(GRADIENTS)
+            grads = packing.params.unpack(grads) if packing else grads
+            metrics[HISTOGRAMS] = block_histograms(state["params"], grads)
+        return state, metrics
 
     # check_vma=False: the step sums gradients over replicas itself, once; with True JAX would do so per micro-batch.
     mapped = jax.shard_map(

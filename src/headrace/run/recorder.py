@@ -20,6 +20,7 @@ from headrace.core.tree import flatten_named
 from headrace.core.units import format_bytes, format_duration
 from headrace.data.feeding.feed import FeedOptions, FeedStats
 from headrace.engine.devices import CompileCounts
+from headrace.engine.histograms import HISTOGRAMS
 from headrace.engine.state import State
 from headrace.report.run_files import MACHINE_FILE
 from headrace.report.run_report import write_run_report
@@ -167,7 +168,9 @@ class RunRecorder:
         """Wait for a call's metrics, refuse bad ones, then record, save and validate what was due after it."""
         took = self._device_clock.call(call.launched, call.ended.result())
         self.moved()
-        metrics = {name: rows[: call.num_steps] for name, rows in jax.device_get(call.metrics).items()}
+        found = jax.device_get(call.metrics)
+        histograms = found.pop(HISTOGRAMS, {})
+        metrics = {name: rows[: call.num_steps] for name, rows in found.items()}
         self.step_seconds = max(took.busy, 1e-6) / call.num_steps
         self.totals.add_call(call.last_step, metrics, took)
         self.step = call.last_step
@@ -177,6 +180,7 @@ class RunRecorder:
         self._sinks.advance(self.step, loss, images / most if (most := took.seconds + took.late) > 0 else None)
         if self._design.plan.steps.log_due(call.last_step):
             self.log(call.last_step)
+            self._sinks.histograms(call.last_step, histograms)
         if self._writes:
             self._call_back(call.last_step, metrics)
         if call.copy is not None:

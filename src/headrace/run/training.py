@@ -169,6 +169,7 @@ def step_spec(design: Design, options: FeedOptions, dataset: DataSet) -> StepSpe
         frozen=design.trainable.frozen if design.trainable.any_frozen else None,
         recompute_points=design.plan.recompute_points,
         cpu_kernels=config.compiler.cpu_kernels,
+        histograms=config.logging.histograms,
         compiler_options=tuple(compiler_options(config.compiler).items()),
         update_kind=update_kinds(config.learning, design.trainable.rate_factors),
     )

@@ -114,6 +114,15 @@ class ShowsProgress(Protocol):
 
 
 @runtime_checkable
+class TakesHistograms(Protocol):
+    """A sink for histograms of weights and gradients, which are too large for records."""
+
+    def histograms(self, step: int, found: Mapping[str, Any]) -> None:
+        """Take the histograms of a step by name; engine/histograms.py says what one is."""
+        ...
+
+
+@runtime_checkable
 class Durable(Protocol):
     """A sink whose records can be made to survive a power failure."""
 
@@ -227,6 +236,12 @@ class Sinks:
         for sink in self._sinks:
             if isinstance(sink, ShowsProgress):
                 sink.advance(step, loss, images_per_second)
+
+    def histograms(self, step: int, found: Mapping[str, Any]) -> None:
+        """Give histograms to the trackers."""
+        for sink in self._sinks:
+            if isinstance(sink, TakesHistograms):
+                sink.histograms(step, found)
 
     def sync(self) -> None:
         """Wait until the disk has the records and tables."""

@@ -22,6 +22,7 @@ from PIL import Image, ImageDraw
 from headrace.config.schema import Logging
 from headrace.core.errors import ConfigError
 from headrace.core.files import parse_json, write_atomic
+from headrace.engine.histograms import Histogram, filled_bins
 from headrace.telemetry.records import CheckpointRecord, Record, RunEnd, TrainRecord, ValidationRecord
 from headrace.telemetry.sinks import Notify
 
@@ -57,6 +58,10 @@ class Tracker(Protocol):
         """Take an image [H, W, 3] of a step, 0..255."""
         ...
 
+    def histograms(self, step: int, found: Mapping[str, Histogram]) -> None:
+        """Take the histograms of a step by name."""
+        ...
+
     def summary(self, values: Mapping[str, Any]) -> None:
         """Take what is known at the end."""
         ...
@@ -87,6 +92,12 @@ class TrackerSink:
     def write(self, record: Record) -> None:
         """Send the record."""
         self._guarded(lambda tracker: self._send(tracker, record))
+
+    def histograms(self, step: int, found: Mapping[str, Histogram]) -> None:
+        """Send the histograms of a step, but for blocks without a single finite number."""
+        filled = {name: each for name, each in found.items() if each["counts"].any()}
+        if filled:
+            self._guarded(lambda tracker: tracker.histograms(step, filled))
 
     def close(self) -> None:
         """Finish; a second call does nothing."""
@@ -195,6 +206,13 @@ class TensorBoard:
         """Write an image."""
         self._writer.add_image(name, pixels, step, dataformats="HWC")
 
+    def histograms(self, step: int, found: Mapping[str, Histogram]) -> None:
+        """Write histograms, of filled bins: readers take the least and greatest value for the outer edges."""
+        for name, each in found.items():
+            counts, edges = filled_bins(each)
+            least, greatest, total, squares = (float(each[key]) for key in ("least", "greatest", "total", "squares"))
+            self._writer.add_histogram_raw(name, least, greatest, counts.sum(), total, squares, edges[1:], counts, step)
+
     def summary(self, values: Mapping[str, Any]) -> None:
         """Write the numbers as scalars of the last step, strings as text, and the options beside the results."""
         numbers = {name: value for name, value in values.items() if isinstance(value, float)}
@@ -263,6 +281,12 @@ class WeightsAndBiases:
         """Log an image."""
         wandb: Any = importlib.import_module("wandb")
         self._run.log({"step": step, name: wandb.Image(pixels)})
+
+    def histograms(self, step: int, found: Mapping[str, Histogram]) -> None:
+        """Log histograms."""
+        wandb: Any = importlib.import_module("wandb")
+        logged = {name: wandb.Histogram(np_histogram=filled_bins(each)) for name, each in found.items()}
+        self._run.log({"step": step, **logged})
 
     def summary(self, values: Mapping[str, Any]) -> None:
         """Set the run's summary."""

@@ -11,11 +11,13 @@ from functools import cached_property
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from headrace.core.tree import PyTree, flatten_named, unflatten_named
 from headrace.engine.devices import replica_mesh, replicated
+from headrace.engine.histograms import HISTOGRAMS, block_histograms
 from headrace.engine.multiprocess_arrays import in_turn, place, transfer
 from headrace.engine.pipeline.nodes import NodePrograms, NodeValues, add_passes, counts_of, make_node, sums_of
 from headrace.engine.pipeline.runner import Tracer
@@ -29,6 +31,7 @@ from headrace.plan.timeline import Table
 
 METRICS = ("learning_rate", "grad_norm", "loss_scale", "skipped", "bad")  # beside the sums
 FLAGS = ("forward_finite", "gradient_finite")  # with fp_exceptions: one for each block
+_count_values = jax.jit(block_histograms)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +100,7 @@ class Dispatcher:
         for node in nodes:
             numbers = [("micro", node, micro) for micro in range(work.num_micros)]
             kept = [(kind, node) for kind in ("params", "fixed", "slots", "at", "resident", "block")]
+            kept += [("reduced", node)] if self._histograms else []  # else freed within the step
             builder.keep(work.device_of[node], *kept, *numbers)
         builder.keep(work.device_of[nodes[-1]], "ones", "record")
         programs = {node: self.programs[node.stage].node for node in nodes}
@@ -120,13 +124,21 @@ class Dispatcher:
         return builder.build()
 
     @property
+    def _histograms(self) -> bool:
+        return self.stages[0].step.histograms
+
+    @property
     def peaks(self) -> dict[Node, int]:
         """The most micro batches of which each stage holds something for the backward pass at once."""
         return self.plan.peaks("saved")
 
     def compile(self, state: State, resident: PyTree, block: PyTree) -> "Dispatcher":
         """Compile the programs of all stages for such a state and block."""
-        self.plan.compile(self._start(self._split(state), resident, block))
+        parts = self._split(state)
+        self.plan.compile(self._start(parts, resident, block))
+        if self._histograms:
+            for part in parts:
+                _count_values(part["params"], jax.tree.map(lambda leaf: leaf.astype(jnp.float32), part["params"]))
         return self
 
     def trace(self, state: State, resident: PyTree, block: PyTree) -> Table:
@@ -149,7 +161,12 @@ class Dispatcher:
             {"params": end["params", node]} | end["fixed", node] | end["slots", node]
             for node in map(Node, range(len(self.stages)))
         ]
-        return self._join(state, parts), end["record"]
+        metrics = end["record"]
+        if self._histograms:
+            grads = [end["reduced", Node(number)]["grads"] for number in range(len(parts))]
+            counted = [_count_values(part["params"], tree) for part, tree in zip(parts, grads, strict=True)]
+            metrics = metrics | {HISTOGRAMS: {name: each for stage in counted for name, each in stage.items()}}
+        return self._join(state, parts), metrics
 
     def _start(self, parts: list[State], resident: PyTree, block: PyTree) -> Values:
         """Return the values that a call starts from."""
@@ -162,6 +179,7 @@ class Dispatcher:
             start["slots", node] = {key: part[key] for key in UPDATE_ONLY if key in part}
             start["resident", node] = resident[number] if resident else None
             start["block", node] = {"epoch": block[number]["epoch"], "rest": rest}
+            start["reduced", node] = None  # until the first step has some
         # Made anew for every call, because the update donates it.
         start["record"] = self._record(_num_steps(block))
         return start
