@@ -8,6 +8,7 @@ import pytest
 
 from headrace.engine.hlo_text import block_of, is_backward, parse_program, shape_bytes
 from headrace.model.context import Ctx
+from headrace.ops.native_units import _CALLS
 from tests.model.build import network
 
 TEXT = """HloModule jit_call, is_scheduled=true, entry_computation_layout={(f32[8]{0})->f32[8]{0}}
@@ -55,6 +56,15 @@ def test_blocks_are_named_by_scopes():
     assert is_backward("jit(f)/transpose(jvp(x))/mul")
     assert not is_backward("jit(f)/jvp(x)/transpose")
     assert shape_bytes("(bf16[2,3]{1,0}, pred[4], f8e4m3fn[5], s32[])") == 12 + 4 + 5 + 4
+
+
+def test_calls_of_the_kernels_for_cpus_have_their_kind():
+    kinds = {}
+    for call in _CALLS:
+        line = f'ROOT %c = (f32[2,2]{{1,0}}) custom-call(%a), custom_call_target="headrace_{call}_0af3_16"'
+        program = parse_program(f"HloModule m\n\nENTRY %main (a: f32[2]) -> f32[2,2] {{\n  {line}\n}}\n")
+        kinds[call] = program.kind("c")
+    assert kinds == {"convolve": "convolution", "gradients": "convolution", "activate": "norm", "sums": "norm"}
 
 
 @pytest.mark.parametrize("name", ["toy_model_bn"])

@@ -39,6 +39,26 @@ def test_kinds_and_blocks_add_up(run):
     assert {kernel.count for kernel in found.kernels} == {found.workload.num_steps}
 
 
+def test_stages_are_told_apart(tmp_path):
+    """Programs of several stages have instructions of the same names, and are still charged to their blocks."""
+    line = "train --config none --model-name toy_model_bn --dataset digits --micro-batch-size 16 --num-epochs 1"
+    line += " --num-pipeline-stages 2 --gradient-accumulation-count 2 --weight-updates-per-epoch 30 --no-validation"
+    line += " --call-seconds 0.01 --profile --progress none --trace-schedule --run-name r"
+    assert main([*line.split(), "--log-dir", str(tmp_path)]) == 0
+    found = read_profile(tmp_path / "r" / "profile")
+    assert found is not None
+    assert found.workload.num_devices == 2
+    assert sum(found.kinds.values()) == pytest.approx(found.seconds, rel=1e-6)
+    blocks = {block.name: block for block in found.blocks}
+    for name in ("conv2d_0", "conv2d_1", "bn_0", "dense"):
+        assert blocks[name].forward > 0, name
+        assert blocks[name].backward > 0, name
+    # A pass runs once for each of the two micro batches of a step, the update once.
+    passes = {kernel.count for kernel in found.kernels if kernel.block in blocks.keys() - {"update", "rest"}}
+    assert passes == {2 * found.workload.num_steps}
+    assert "Schedule of one step" in (tmp_path / "r" / "report.html").read_text()
+
+
 def test_the_command_prints_what_a_run_recorded(run, capsys):
     assert main(["profile", str(run)]) == 0
     out = capsys.readouterr().out

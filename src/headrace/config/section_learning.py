@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.config.field import Facts, Remark, conflict, idle, option
+from headrace.config.field import Facts, Remark, Rule, conflict, idle, option
 from headrace.config.values import (
     BYTES,
     CLASS_WEIGHTS,
@@ -197,6 +197,14 @@ LEARNING_RULES = (
         "They are weights of the softmax cross entropy.",
         "Leave one of them out; --balanced-sampling also evens out the classes.",
     ),
+    Rule(
+        broken=lambda facts: (
+            facts.config.logging.histograms and not (facts.config.logging.tensorboard or facts.config.logging.wandb)
+        ),
+        problem=lambda facts: f"{facts.describe('histograms')} without --tensorboard or --wandb.",
+        rule="Histograms go to TensorBoard and Weights & Biases; the run's own records have none.",
+        remedy="Add --tensorboard or --wandb, or leave --histograms out.",
+    ),
 )
 LEARNING_WARNINGS = (
     Remark(
@@ -206,14 +214,6 @@ LEARNING_WARNINGS = (
             f"{facts.describe('weight_decay')} takes the learning rate's fraction of every weight at each step, which "
             "leaves little to learn. --weight-decay 0 turns it off; 1e-4 is usual."
         ),
-    ),
-    Rule(
-        broken=lambda facts: (
-            facts.config.logging.histograms and not (facts.config.logging.tensorboard or facts.config.logging.wandb)
-        ),
-        problem=lambda facts: f"{facts.describe('histograms')} without --tensorboard or --wandb.",
-        rule="Histograms go to TensorBoard and Weights & Biases; the run's own records have none.",
-        remedy="Add --tensorboard or --wandb, or leave --histograms out.",
     ),
 )
 LEARNING_NOTES = (

@@ -24,6 +24,7 @@ _TRANSFERS = ("infeed", "outfeed", "send", "recv", "copy-start", "copy-done")
 _COPIES = ("copy", "transpose", "bitcast-convert", "reshape")
 _POOLS = ("reduce-window", "select-and-scatter")
 _CONTAINERS = ("while", "conditional", "call", "async-start", "async-done")
+_NATIVE = {"gradients": CONVOLUTION, "activate": NORM, "sums": NORM}  # calls of ops/native_units.py beside convolutions
 _FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id")
 _SHAPE = re.compile(r"\b([a-z]+[0-9]*[a-z0-9]*)\[([0-9,]*)\]")
 _NAMED = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = ")
@@ -157,6 +158,8 @@ def kind_of(inside: Iterable[Instruction]) -> str:
         return CONVOLUTION
     if _is_product(found):
         return PRODUCT
+    if native := [kind for call, kind in _NATIVE.items() if f"headrace_{call}_" in targets]:
+        return native[0]
     if found[0].opcode in _TRANSFERS:
         return TRANSFER
     if codes & {*_POOLS}:

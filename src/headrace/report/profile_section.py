@@ -57,7 +57,7 @@ def _block_rows(found: ProfileSummary) -> list[tuple[str, ...]]:
             f"{1e3 * block.backward:.3f}",
             f"{100 * block.seconds / found.seconds:.2f}",
         )
-        for block in found.blocks[:_MOST_ROWS]
+        for block in sorted(found.blocks, key=lambda block: -block.seconds)[:_MOST_ROWS]
     ]
 
 

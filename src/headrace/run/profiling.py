@@ -174,6 +174,7 @@ class OpTable:
                 self._facts(program.inside(event.op), event),
                 num_bytes=program.num_bytes(event.op),
                 container=event.op in program.containers,
+                target=program.instructions[event.op].target,
             )
             for program in found
         ]

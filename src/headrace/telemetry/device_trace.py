@@ -54,6 +54,7 @@ class OpFacts:
     block: str = ""
     backward: bool = False
     num_bytes: int = 0
+    target: str = ""  # what a call calls
     container: bool = False  # a loop or branch, whose time is that of what it contains
 
 
@@ -243,11 +244,12 @@ def summarise(
     share = 1 / len(devices)
     kinds: dict[str, float] = dict.fromkeys(KINDS, 0.0)
     blocks: dict[tuple[str, bool], float] = defaultdict(float)
-    seconds: dict[tuple[str, str], float] = defaultdict(float)
-    counts: Counter[tuple[str, str]] = Counter()
-    about: dict[tuple[str, str], OpFacts] = {}
+    # By kernel, instruction and program: those of several stages may have the same names.
+    seconds: dict[tuple[str, str, str], float] = defaultdict(float)
+    counts: dict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)  # on each device
+    about: dict[tuple[str, str, str], OpFacts] = {}
     window, moved = 0.0, 0.0
-    for events in devices.values():
+    for device, events in devices.items():
         known = [(event, facts(event)) for event in events]
         work = [(event, fact) for event, fact in known if not fact.container and event.end > event.start]
         if not work:
@@ -258,13 +260,13 @@ def summarise(
         )
         kernels_of = _kernels_by_op(event for event, _ in work)
         for (event, fact), spent in zip(work, charged, strict=True):
-            key = (event.kernel, event.op)
+            key = (event.kernel, event.op, event.module)
             kinds[fact.kind] += spent * share
             blocks[fact.block or REST, fact.backward] += spent * share
             seconds[key] += spent * share
-            counts[key] += 1
+            counts[key][device] += 1
             about[key] = fact
-            moved += fact.num_bytes / kernels_of[event.op] * share
+            moved += fact.num_bytes / kernels_of[event.op, event.module] * share
         kinds[IDLE] += max(whole - sum(charged), 0.0) * share
         window += whole * share
     names = dict.fromkeys(name for name, _ in blocks)
@@ -278,26 +280,26 @@ def summarise(
         ),
         kernels=tuple(
             Kernel(
-                name=kernel,
-                op=op,
-                kind=about[kernel, op].kind,
-                block=about[kernel, op].block or REST,
-                backward=about[kernel, op].backward,
+                name=f"{key[0]} {about[key].target}" if about[key].target and key[0] == key[1] else key[0],
+                op=key[1],
+                kind=about[key].kind,
+                block=about[key].block or REST,
+                backward=about[key].backward,
                 seconds=spent,
-                count=round(counts[kernel, op] * share),
-                bytes_per_second=about[kernel, op].num_bytes * counts[kernel, op] * share / spent if spent else 0.0,
+                count=round(counts[key].total() / len(counts[key])),  # a stage's kernel runs on its devices alone
+                bytes_per_second=about[key].num_bytes * counts[key].total() * share / spent if spent else 0.0,
             )
-            for (kernel, op), spent in heapq.nlargest(_NUM_KERNELS, seconds.items(), key=lambda item: item[1])
+            for key, spent in heapq.nlargest(_NUM_KERNELS, seconds.items(), key=lambda item: item[1])
         ),
         num_bytes=moved,
     )
 
 
-def _kernels_by_op(events: Iterable[TraceEvent]) -> dict[str, int]:
+def _kernels_by_op(events: Iterable[TraceEvent]) -> dict[tuple[str, str], int]:
     """Return how many different kernels each instruction launches: its bytes are moved by all of them together."""
-    found: dict[str, set[str]] = defaultdict(set)
+    found: dict[tuple[str, str], set[str]] = defaultdict(set)
     for event in events:
-        found[event.op].add(event.kernel)
+        found[event.op, event.module].add(event.kernel)
     return {op: len(kernels) for op, kernels in found.items()}
 
 

@@ -142,9 +142,11 @@ class Dispatcher:
         return self
 
     def trace(self, state: State, resident: PyTree, block: PyTree) -> Table:
-        """Return when the actions of the block's first step really ran, on a copy of the state."""
+        """Return when the actions of the block's first step really ran, the second time, on a copy of the state."""
         start = self._start(self._split(self.snapshot(state)), resident, block)
         steps = self.plan.compile(start)
+        # The first time, memory is allocated and threads are started, which no later step waits for.
+        start |= steps(start, 1) | self._constants
         # What is still on its way to the devices would count as time of the first actions.
         jax.block_until_ready(list(start.values()))
         tracer = Tracer(self.table.work)

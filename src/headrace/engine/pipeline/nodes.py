@@ -41,6 +41,7 @@ class NodeSpec:
 
     mesh: Mesh
     apply: Callable[[Any, Any, Any, tuple[Any, ...], Any], tuple[Any, tuple[PyTree, PyTree]]]
+    name: str = "node"  # other than those of the other nodes, to tell their programs apart in a profile
     num_inputs: int = 1
     num_gradients: int = 1  # nodes that give gradients of its outputs: those of the stage after, or the loss
     is_first: bool = False  # nobody needs the gradients of its inputs
@@ -77,6 +78,7 @@ def make_node(spec: NodeSpec) -> NodePrograms:
         (ALL, ALL, EACH, EACH, *spec.source_specs, *inputs),
         (EACH, EACH, EACH, EACH),
         donate=(3,),
+        name=f"{spec.name}_forward",
         exchanges=spec.exchanges,
         **common,
     )
@@ -93,6 +95,7 @@ def make_node(spec: NodeSpec) -> NodePrograms:
             (ALL, EACH, EACH, EACH, ALL, *rest, *inputs, *gradients),
             (*(EACH,) * (1 if spec.is_first else spec.num_inputs), EACH),
             donate=(3,),
+            name=f"{spec.name}_backward",
             exchanges=spec.exchanges,
             **common,
         ),

@@ -71,12 +71,21 @@ def on_mesh(
     in_specs: tuple[Any, ...],
     outs: tuple[P, ...],
     donate: tuple[int, ...] = (),
+    name: str = "",
     **options: Any,
 ) -> Program:
-    """Return the function as a program in which every replica computes on its own part."""
+    """Return the function as a program in which every replica computes on its own part; a profile has its name."""
     # check_vma=False: with True JAX would sum the gradients over replicas in every backward pass, by itself.
-    mapped = jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=outs, check_vma=False)
+    mapped = jax.shard_map(_named(function, name), mesh=mesh, in_specs=in_specs, out_specs=outs, check_vma=False)
     return Program(jitted=jax.jit(mapped, donate_argnums=donate), mesh=mesh, outs=outs, **options)
+
+
+def _named(function: Callable[..., tuple[Any, ...]], name: str) -> Callable[..., tuple[Any, ...]]:
+    def run(*given: Any) -> tuple[Any, ...]:
+        return function(*given)
+
+    run.__name__ = name
+    return run if name else function
 
 
 def _shaped(leaf: Any, where: Any) -> jax.ShapeDtypeStruct:

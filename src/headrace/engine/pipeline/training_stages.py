@@ -58,6 +58,11 @@ class StageSpec:
         return self.step.network.block_names[slice(*self.blocks)]
 
     @property
+    def name(self) -> str:
+        """Name the stage in a profile, by its blocks."""
+        return f"stage_{self.blocks[0]}_{self.blocks[1]}"
+
+    @property
     def keeps(self) -> str:
         """What the forward pass leaves for the backward pass."""
         if not self.recompute:
@@ -84,6 +89,7 @@ def training_node(stage: StageSpec, mesh: Mesh) -> NodeSpec:
     return NodeSpec(
         mesh=mesh,
         apply=lambda *given: _apply(stage, *given),
+        name=stage.name,
         num_inputs=0 if stage.is_first else 1,
         is_first=stage.is_first,
         source_specs=(ALL, {"epoch": ALL, "rest": STEPS}, ALL, ALL),
@@ -170,7 +176,14 @@ def make_reduce(stage: StageSpec, mesh: Mesh) -> Program:
             shared |= {"forward_finite": forward, "gradient_finite": finite_by_block(stage.block_names, grads)}
         return {"grads": grads, "stats": stats, "sums": sums}, shared
 
-    return on_mesh(mesh, reduce, (ALL, EACH, EACH), (ALL, ALL), compiler_options=step.compiler_options)
+    return on_mesh(
+        mesh,
+        reduce,
+        (ALL, EACH, EACH),
+        (ALL, ALL),
+        name=f"{stage.name}_reduce",
+        compiler_options=step.compiler_options,
+    )
 
 
 def make_update(stage: StageSpec, mesh: Mesh) -> Program:
@@ -200,6 +213,7 @@ def make_update(stage: StageSpec, mesh: Mesh) -> Program:
 
     # Not mapped by hand: where the state is cut over the replicas XLA finds what each has to compute and to send.
     everywhere = replicated(mesh)
+    update.__name__ = f"{stage.name}_update"
     jitted = jax.jit(
         update, out_shardings=(everywhere, everywhere, slots_home, everywhere, everywhere), donate_argnums=(0, 1, 2, 5)
     )
