@@ -7,6 +7,7 @@ headers are needed to build them, and one wheel serves every Python version.
 """
 
 import importlib.util
+import os
 import platform
 import runpy
 from pathlib import Path
@@ -16,13 +17,15 @@ from setuptools.command.build_ext import build_ext
 
 FOLDER = Path("src/headrace/native")
 LIBRARY = runpy.run_path(str(FOLDER / "library.py"))
+# These flags come after CFLAGS and win, also over the -O2 of a distribution; but quick builds for tests stay quick.
+LEVEL = "-O0" if "-O0" in os.environ.get("CFLAGS", "").split() else "-O3"
 # Integers wrap, and a product is rounded before it is added to: the results are the bits that Python computes.
-FLAGS = ["-O3", "-g0", "-fwrapv", "-ffp-contract=off"]
+FLAGS = [LEVEL, "-g0", "-fwrapv", "-ffp-contract=off"]
 # A wheel must run everywhere, so -march=native is out. Baseline x86-64 code takes over twice as long to decode, and
 # this no slower than -march=native; library.py chooses when it loads.
 VARIANTS = {LIBRARY["PORTABLE"]: []}
 # The kernels need no exact bits, but NaN and infinity as they are: none of -ffast-math.
-KERNEL_FLAGS = ["-O3", "-g0", "-std=c++17", "-fno-math-errno", "-fno-trapping-math"]
+KERNEL_FLAGS = [LEVEL, "-g0", "-std=c++17", "-fno-math-errno", "-fno-trapping-math"]
 KERNEL_VARIANTS = {"kernels": []}
 if platform.machine() in ("x86_64", "AMD64"):
     VARIANTS[LIBRARY["AVX2"]] = ["-mavx2", "-mbmi", "-mbmi2"]

@@ -1,6 +1,7 @@
 """What tests share: eight virtual CPU devices, strict JAX, one program cache, reproducible hypothesis, a tiny run."""
 
 import atexit
+import gc
 import os
 import shutil
 import subprocess
@@ -36,6 +37,8 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     # A test that forgets to say where must not write into the home of the person who runs the suite.
     os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="headrace-test-cache-")
     atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+    # Without bytecode files each of hundreds of processes compiles the whole package again: half a second of each.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if "XLA_FLAGS" not in os.environ:
         os.environ["XLA_FLAGS"] = next(filter(_accepts, (PLAINER, PLAIN)), "")
 
@@ -49,6 +52,16 @@ settings.register_profile(
     "headrace", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("headrace")
+
+# Thousands of cases are collected and live to the end: going through them again and again took a tenth of the time.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from here on, but none of what is there now."""
+    gc.freeze()
+    gc.enable()
+
 
 MakeConfig = Callable[..., Config]
 

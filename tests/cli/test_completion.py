@@ -80,9 +80,12 @@ def test_it_is_quick_and_loads_nothing_heavy():
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_utime, file=sys.stderr)"
     )
     environ = {**os.environ, "PYTHONPATH": SRC}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environ, check=True)
-    assert "--lr\t" in done.stdout
-    assert float(done.stderr) < 0.3
+    command, seconds = [sys.executable, "-c", code], []
+    for _ in range(3):  # a busy machine takes longer, also in processor time
+        done = subprocess.run(command, capture_output=True, text=True, env=environ, check=True)
+        assert "--lr\t" in done.stdout
+        seconds.append(float(done.stderr))
+    assert min(seconds) < 0.3
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import headrace
+from tests.fork_server import run
 
 SRC = str(Path(headrace.__file__).parent.parent)
 CONTROL = re.compile(r"[^\n\x20-\x7e\u00a0-\uffff]")
@@ -26,7 +27,7 @@ def hr(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environ = {key: value for key, value in os.environ.items() if key not in ("DATASETS_DIR", "DATA_DIR")}
     environ["PYTHONPATH"] = SRC
     command = [sys.executable, "-m", "headrace", *words]
-    done = subprocess.run(command, cwd=place, env=environ, capture_output=True, text=True, check=False, timeout=120)
+    done = run(command, cwd=place, env=environ)
     assert not CONTROL.search(done.stdout + done.stderr), "control characters in a pipe"
     assert "Traceback" not in done.stderr, done.stderr
     return done

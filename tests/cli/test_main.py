@@ -137,11 +137,13 @@ assert code == 0 and not heavy, (code, heavy)
 
 def test_help_is_quick():
     code = "import sys; from headrace.cli.main import main; sys.exit(main(['train', '--help']))"
-    begin = processor_seconds()
-    done = python(code)
-    seconds = processor_seconds() - begin
-    assert done.returncode == 0, done.stderr
-    assert seconds < 0.3
+    seconds = []
+    for _ in range(3):  # a busy machine takes longer, also in processor time
+        begin = processor_seconds()
+        done = python(code)
+        assert done.returncode == 0, done.stderr
+        seconds.append(processor_seconds() - begin)
+    assert min(seconds) < 0.3
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help", "--help-all"])

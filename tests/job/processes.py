@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import headrace
+from tests.fork_server import Popen
 
 SRC = str(Path(headrace.__file__).parent.parent)
 PATIENCE = 120  # seconds before a test gives a process up
@@ -27,7 +28,7 @@ def start(
     environ = {**os.environ, "PYTHONPATH": SRC, "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1", **(more or {})}
     with output.open("ab") as file:
         command = [sys.executable, *program, *map(str, words)]
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environ)
+        return Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environ)
 
 
 def run(words: Sequence[str | Path], output: Path) -> int:

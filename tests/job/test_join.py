@@ -15,6 +15,7 @@ import pytest
 from headrace.core.errors import ConfigError
 from headrace.job.channel import Channel, ChannelClosed
 from headrace.job.detect_launcher import ProcessInfo
+from tests.fork_server import Popen, run
 
 from .processes import PATIENCE, SRC
 
@@ -39,7 +40,7 @@ def start_job(
     environ |= {"PYTHONPATH": SRC, "JAX_PLATFORMS": "cpu", "HEADRACE_COORDINATOR": f"127.0.0.1:{port}"}
     environ |= {"HEADRACE_NUM_PROCESSES": str(num_processes), **more}
     return [
-        subprocess.Popen(
+        Popen(
             [sys.executable, str(PROGRAM), str(folder), *words],
             env=environ | {"HEADRACE_PROCESS": str(number)},
             stdout=subprocess.PIPE,
@@ -210,7 +211,7 @@ with ProgressWatch(os.environ, None) as watch:
 """
     environ = {**os.environ, "PYTHONPATH": SRC, "HEADRACE_HANG_SECONDS": "0.5"}
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=40, check=False)
+    done = run(command, env=environ, timeout=40)
     assert done.returncode == 77
     assert done.stdout == "moved\n"  # longer than the limit in all, but never without progress
     assert "no progress for 0.5 s (HEADRACE_HANG_SECONDS); where its threads are:" in done.stderr

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.fork_server import Popen
+
 from .processes import PATIENCE, SRC
 from .test_join import PROGRAM, finish, last_line, wait_ready
 
@@ -23,7 +25,7 @@ def start(options: list[str], program: list[str]) -> subprocess.Popen[str]:
     environ = {key: value for key, value in os.environ.items() if not key.startswith(("HEADRACE_", "OMPI_"))}
     command = [sys.executable, "-m", "headrace", "launch", *options, "--", *program]
     environ |= {"PYTHONPATH": SRC, "JAX_PLATFORMS": "cpu"}
-    return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def summing_program(folder: Path, num_sums: int = 100000, raises: str = "-") -> list[str]:

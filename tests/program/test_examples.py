@@ -3,12 +3,13 @@
 import doctest
 import os
 import re
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+
+from tests.fork_server import run
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -31,14 +32,6 @@ def test_an_example_prints_what_it_says(path: Path):
     command, expected = promised(path)
     assert command == f"python examples/{path.name}"
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT / "src"), "PYTHONWARNINGS": "error"}
-    done = subprocess.run(
-        [sys.executable, *command.split()[1:]],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    done = run([sys.executable, *command.split()[1:]], cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stderr
     assert doctest.OutputChecker().check_output(expected, done.stdout, doctest.ELLIPSIS), done.stdout

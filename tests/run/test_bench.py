@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -21,6 +20,7 @@ from headrace.reference.entrance import config_from, resolve
 from headrace.run import benchmarks
 from headrace.run.benchmarks import bench_inference, call_rates, latencies
 from headrace.run.design import design_run
+from tests.fork_server import run
 from tests.job.processes import run_job
 
 SMALL = {"model_name": "cifar_resnet8", "dataset": "cifar10", "micro_batch_size": 4}
@@ -170,7 +170,7 @@ def test_an_entry_runs_each_point_and_typed_options_win(tmp_path):
     )
     more = ["--steps-per-call", "1", "--num-requests", "0", "--output", str(lines)]
     command = [sys.executable, "-m", "headrace", "bench", "--benchmarks", str(file), "--entry", "ti.*", *more]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    done = run(command, check=True)
     found = [json.loads(line) for line in lines.read_text().splitlines()]
     assert [line["micro_batch_size"] for line in found] == [1, 2]
     assert all(line["batches_per_call"] == 1 and len(line["each_call"]) == 2 for line in found)

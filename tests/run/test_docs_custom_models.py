@@ -2,12 +2,12 @@
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import headrace
 from headrace.model.custom import OPTIONAL
+from tests import fork_server
 
 PAGE = (Path(__file__).parents[2] / "docs" / "custom_models.md").read_text()
 FILES = dict(re.findall(r"`(\w+\.py)`[^\n]*\n\n```python\n(.*?)```", PAGE, re.DOTALL))
@@ -17,7 +17,7 @@ def run(code: str, place: Path) -> str:
     """Run a program in a process of its own, where it may make its virtual devices."""
     environ = {**os.environ, "PYTHONPATH": str(Path(headrace.__file__).parent.parent), "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-W", "error", "-c", code]
-    done = subprocess.run(command, cwd=place, env=environ, capture_output=True, text=True, check=False)
+    done = fork_server.run(command, cwd=place, env=environ)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

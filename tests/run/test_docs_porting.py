@@ -2,7 +2,6 @@
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 
 import headrace
+from tests import fork_server
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "examples" / "porting"
@@ -44,7 +44,7 @@ def run(place: Path, *words: str) -> str:
     """Run a script in a process of its own, where it may make its virtual devices."""
     environ = {**os.environ, "PYTHONPATH": str(Path(headrace.__file__).parent.parent), "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-W", "error", *words]
-    done = subprocess.run(command, cwd=place, env=environ, capture_output=True, text=True, check=False)
+    done = fork_server.run(command, cwd=place, env=environ)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

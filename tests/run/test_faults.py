@@ -17,6 +17,7 @@ import pytest
 from headrace.checkpoint.store import list_checkpoints, newest_good
 from headrace.core.errors import INTERRUPTED_EXIT_CODE
 from headrace.telemetry.records import Note, RunEnd, TrainRecord, read_records
+from tests.fork_server import Popen
 from tests.job.processes import SRC
 from tests.job.test_join import finish, last_line
 from tests.job.test_launcher import is_running
@@ -38,9 +39,7 @@ def start(words: list[str], folder: Path, launcher: list[str] | None) -> subproc
     environ |= {"PYTHONPATH": SRC, "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
     launched = ["launch", *launcher, "--"] if launcher is not None else []
     command = [sys.executable, "-m", "headrace", *launched, *words]
-    return subprocess.Popen(
-        command, env=environ, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    return Popen(command, env=environ, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def train_words(name: str, *more: str) -> list[str]:

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from headrace.core.errors import INTERRUPTED_EXIT_CODE
+from tests.fork_server import Popen
 from tests.job.processes import start, wait_until
 
 TRAIN = shlex.split("""
@@ -32,7 +33,7 @@ def on_terminal(width: int, cwd: Path) -> tuple[subprocess.Popen[bytes], int]:
     environ = {name: value for name, value in os.environ.items() if name != "COLUMNS"} | {"TERM": "xterm-256color"}
     cwd.mkdir()
     words = [sys.executable, "-m", "headrace", *TRAIN, "--compilation-cache-dir", str(cwd.parent / "programs")]
-    process = subprocess.Popen(words, stdin=follower, stdout=follower, stderr=follower, cwd=cwd, env=environ)
+    process = Popen(words, stdin=follower, stdout=follower, stderr=follower, cwd=cwd, env=environ)
     os.close(follower)
     return process, leader
 

@@ -4,13 +4,13 @@ import os
 import re
 import shlex
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from headrace.reference.detect import detect_application
+from tests.fork_server import run
 from tests.seeds.reading import SeedCommand, planned, read_commands, script_words, split_launch
 
 ROOT = Path(__file__).parents[2]
@@ -66,7 +66,7 @@ def execute(words: list[str], place: Path, **variables: str) -> str:
     """Run a command in a process of its own; return what it printed."""
     environ = {key: value for key, value in os.environ.items() if key not in ("DATASETS_DIR", "DATA_DIR")}
     environ |= {"WANDB_MODE": "offline", "PYTHONPATH": str(ROOT / "src"), **variables}
-    done = subprocess.run(words, cwd=place, env=environ, capture_output=True, text=True, check=False, timeout=7200)
+    done = run(words, cwd=place, env=environ, timeout=7200)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout
 

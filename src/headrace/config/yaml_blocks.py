@@ -6,8 +6,9 @@ is only there to be merged.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -232,7 +233,8 @@ class _Reader:
 RECIPES = Path(__file__).parent / "recipes"
 
 
-def shipped_blocks(directories: Sequence[Path] = (RECIPES,)) -> dict[str, Block]:
+@cache
+def shipped_blocks(directories: tuple[Path, ...] = (RECIPES,)) -> Mapping[str, Block]:
     """Return the recipes of the package by name: those that most people need first, then by file."""
     files = [path for directory in directories for path in directory.glob("*.yml")]
     place = {name: number for number, name in enumerate(("default", "images", "cifar", "today"))}
@@ -244,7 +246,7 @@ def shipped_blocks(directories: Sequence[Path] = (RECIPES,)) -> dict[str, Block]
     return found
 
 
-def blocks_of(config_path: str | None, directories: Sequence[Path] = (RECIPES,)) -> dict[str, Block]:
+def blocks_of(config_path: str | None, directories: tuple[Path, ...] = (RECIPES,)) -> Mapping[str, Block]:
     """Return the blocks of a user's file, or those of the package's directories of recipes."""
     return shipped_blocks(directories) if config_path is None else read_blocks(Path(config_path))
 

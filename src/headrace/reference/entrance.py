@@ -113,7 +113,7 @@ def from_saved(saved: Mapping[str, Any]) -> Resolved:
     return load.from_saved(saved, REFERENCE)
 
 
-def named_blocks(config_path: str | None) -> dict[str, Block]:
+def named_blocks(config_path: str | None) -> Mapping[str, Block]:
     """Return the named configurations of a user's file, or those that are shipped."""
     return blocks_of(config_path, (RECIPES, *REFERENCE.recipes))
 
