@@ -63,7 +63,7 @@ def test_an_archive(mirror: Server, small_cifar10: SmallSet, tmp_path: Path, mon
     assert len(mirror.asked) == asked
 
 
-def test_files_by_the_option(mirror: Server, small_mnist: SmallSet, tmp_path: Path, monkeypatch) -> None:
+def test_files_by_the_option(mirror: Server, small_mnist: SmallSet, tmp_path: Path, monkeypatch, capsys) -> None:
     write_idx(small_mnist, tmp_path / "files")
     publish(mirror, monkeypatch, "mnist", {file.name: file.read_bytes() for file in (tmp_path / "files").iterdir()})
     options = {"dataset": "mnist", "dataset_path": str(tmp_path / "mine")}
@@ -71,6 +71,7 @@ def test_files_by_the_option(mirror: Server, small_mnist: SmallSet, tmp_path: Pa
         open_dataset(config_from(options).data, 0)
     dataset = open_dataset(config_from(options | {"download": True}).data, 0)
     assert len(dataset.train) == small_mnist.row.num_train
+    assert capsys.readouterr().err == f"downloading mnist, which was not found, to {tmp_path / 'mine'}\n"
     assert sorted(path.name for path in (tmp_path / "mine").glob("mnist/train-*")) == sorted(
         path.name for path in (tmp_path / "files").glob("train-*")
     )

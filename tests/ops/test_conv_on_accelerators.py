@@ -16,6 +16,16 @@ def leaves_close(found, wanted, tolerance):
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * np.abs(b).max())
 
 
+@pytest.mark.parametrize(("half_partials", "product"), [(False, "f32"), (True, "bf16")])
+def test_half_partials_lets_products_return_16_bits(half_partials, product, monkeypatch):
+    monkeypatch.setattr("headrace.ops.conv.on_cpu", lambda: False)
+    x, w, b = jnp.ones((2, 3), jnp.bfloat16), jnp.ones((3, 4), jnp.bfloat16), jnp.ones(4, jnp.float32)
+    traced = str(jax.make_jaxpr(lambda x, w, b: ops.dense(x, w, b, half_sums=half_partials))(x, w, b))
+    (line,) = [line for line in traced.splitlines() if "dot_general" in line]
+    assert f":{product}[2,4] = " in line
+    assert ops.dense(x, w, b, half_sums=half_partials).dtype == jnp.float32
+
+
 STEMS = [(16, 7, ((3, 3), (3, 3))), (16, 3, "SAME"), (12, 5, ((2, 1), (2, 2))), (14, 3, "VALID")]
 
 

@@ -54,6 +54,16 @@ def test_devices_and_validation_replicas_multiply():
     assert plan_of(**RUN, validation_num_replicas=7).num_devices == 7
 
 
+def test_filters_say_where_a_cut_may_be():
+    rest = {name: value for name, value in RUN.items() if name != "pipeline_splits"} | {"num_pipeline_stages": 3}
+    wanted = {"split_include_filter": ["conv3", "conv4"], "split_exclude_filter": ["relu"]}
+    assert pipeline_of(plan_of(**rest, **wanted)).splits == ("conv3_block1", "conv4_block1")
+    assert pipeline_of(plan_of(**rest, split_exclude_filter=["conv4", "relu"])).splits == (
+        "conv2_block1",
+        "conv3_block1",
+    )
+
+
 def test_names_numbers_and_stages_give_a_cut():
     assert pipeline_of(plan_of(**RUN)).splits == tuple(SPLITS)
     rest = {name: value for name, value in RUN.items() if name != "pipeline_splits"}

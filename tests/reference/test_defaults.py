@@ -17,7 +17,7 @@ APPLICATIONS = {"000": "tf2", "001": "tf1"}
 ELSEWHERE = {
     "shards": lambda resolved: resolved.config.pipeline.num_stages,
     "momentum": lambda resolved: resolved.config.learning.optimizer_params,
-    "warmup_epochs": lambda resolved: (resolved.config.learning.lr_warmup_params or {})["warmup_epochs"],
+    "warmup_epochs": lambda resolved: (resolved.config.learning.lr_warmup_params or {}).get("warmup_epochs"),
     "group_norm": lambda resolved: norm_choice(resolved.config.model)["name"],
     "batch_norm": lambda resolved: norm_choice(resolved.config.model)["name"],
     "groups": lambda resolved: norm_choice(resolved.config.model)["num_groups"],
@@ -73,6 +73,26 @@ def test_ours_are_not_touched() -> None:
 def test_state_is_offloaded_where_it_is_idle(application: str, given: dict[str, Any], offloaded: bool) -> None:
     config = resolve({"application": application, "dataset": "cifar10", **given}, environ={}).config
     assert config.pipeline.optimizer_state_offloading is offloaded
+
+
+def test_a_momentum_of_its_own_option_is_a_state_too() -> None:
+    given = {"application": "tf2", "momentum": 0.9, "gradient_accumulation_count": 4}
+    assert resolve(given, environ={}).config.pipeline.optimizer_state_offloading
+
+
+@pytest.mark.parametrize(
+    ("given", "download"),
+    [
+        ({}, True),
+        ({"dataset": "mnist"}, True),
+        ({"dataset": "imagenet"}, False),
+        ({"generated_data": True}, False),
+        ({"synthetic_data": "device"}, False),
+        ({"download": False}, False),
+    ],
+)
+def test_datasets_are_downloaded_by_themselves_as_document_000_says(given: dict[str, Any], download: bool) -> None:
+    assert resolve({"application": "tf2", **given}, environ={}).config.data.download is download
 
 
 @pytest.mark.parametrize("application", ["tf1", "tf2"])

@@ -1,34 +1,21 @@
 """Fill the made parts of docs/reference: `python -m tests.seeds.page` writes them; a test keeps them in step.
 
 A page is written by hand. Between `<!-- options 000: HEADING -->` (or `commands 001: LINE LINE`, `defaults`,
-`translated`) and `<!-- end -->` stands what this file makes of options.yml, commands.yml and the schema.
+`translated`, `checklist 000: all`, `summary`) and `<!-- end -->` stands what this file makes of options.yml, proofs.yml,
+commands.yml, the schema and, for the checklist, of the pages themselves.
 """
 
 import re
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from headrace.config.describe import options_markdown
 from headrace.reference.entrance import REFERENCE
+from tests.seeds.checklist import FOLDER, checklist_markdown, command_status, summary_markdown
 from tests.seeds.option_tables import defaults_markdown, options_of_heading
-from tests.seeds.reading import NOT_OURS, SeedCommand, read_commands
+from tests.seeds.reading import SeedCommand, read_commands
 
-FOLDER = Path(__file__).parents[2] / "docs" / "reference"
 PART = re.compile(r"<!-- (?P<kind>\w+)(?: (?P<document>\d+): (?P<what>[^>]*?))? -->\n.*?<!-- end -->", re.DOTALL)
-
-
-def status(command: SeedCommand) -> str:
-    """Return in a few words whether a command runs here, and how that is known."""
-    if command.kind == NOT_OURS:
-        return "not ours"
-    if command.kind == "variable":
-        return "is read"
-    if command.refused:
-        return "is refused, as the document says"
-    if command.run == "quick":
-        return "runs, in the suite"
-    return f"runs, in the slow tests ({command.ran})" if command.ran else "planned in the suite, slow test not run yet"
 
 
 def numbers(command: SeedCommand) -> str:
@@ -46,14 +33,22 @@ def commands(document: str, lines: str) -> str:
     """Return the commands at these lines of a document, each with what it does and its status."""
     found = {str(command.line): command for command in read_commands() if command.seed == document}
     return "\n\n".join(
-        f"```\n{found[line].text}\n```\n\nLine {line}: {status(found[line])}. {found[line].does}{numbers(found[line])}"
+        f"```\n{found[line].text}\n```\n\nLine {line}: {_shown(found[line])}{numbers(found[line])}"
         for line in lines.split()
     )
+
+
+def _shown(command: SeedCommand) -> str:
+    typed = f" Type {command.here}." if command.here else ""
+    status = command_status(command)
+    return f"{status}{typed}" if status.endswith(command.does) else f"{status}. {command.does}{typed}"
 
 
 MADE: Mapping[str, Callable[[str, str], str]] = {
     "options": options_of_heading,
     "commands": commands,
+    "checklist": lambda document, what: checklist_markdown(document),
+    "summary": lambda document, what: summary_markdown(),
     "defaults": lambda document, what: defaults_markdown(),
     "translated": lambda document, what: options_markdown(REFERENCE.sections),
 }
@@ -70,6 +65,6 @@ def filled(text: str) -> str:
 
 
 if __name__ == "__main__":
-    for path in sorted(FOLDER.glob("*.md")):
+    for path in sorted(FOLDER.glob("*.md")):  # the checklist last: it is made from the pages
         path.write_text(filled(path.read_text()))
     sys.exit(0)

@@ -39,6 +39,8 @@ class SeedCommand:
     refused: str = ""
     run: str = ""
     ran: str = ""  # when a slow one was last executed
+    here: str = ""  # what to type in the place of a command that is not ours
+    test: str = ""  # where that is tested
     file: str = ""
     fill: dict[str, str] = field(default_factory=dict)
     insert: str = ""

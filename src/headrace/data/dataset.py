@@ -1,5 +1,6 @@
 """The interface to datasets: `describe_dataset` returns facts without reading images, `open_dataset` the splits."""
 
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -7,13 +8,14 @@ import numpy as np
 
 from headrace.config.schema import Data
 from headrace.config.section_data import IMAGE_DATASETS
+from headrace.core.download import terminal_progress
 from headrace.core.errors import ConfigError, DataError, did_you_mean
 from headrace.core.units import parse_bytes
 from headrace.data.sets.catalog import KNOWN_SETS, SetRow
 from headrace.data.sets.digits import read_digits
 from headrace.data.sets.duplicates import quick_duplicates
 from headrace.data.sets.file_problem import BadSamples, Part, raise_problems
-from headrace.data.sets.get import get_set
+from headrace.data.sets.get import datasets_directory, get_set
 from headrace.data.sets.image_sets import (
     GREY_MEAN,
     GREY_STD,
@@ -162,7 +164,9 @@ def _located(row: SetRow, data: Data) -> Found:
     except DataError:
         if not data.download:
             raise
-    get_set(row.name, None if data.dataset_path == "." else Path(data.dataset_path).expanduser())
+    directory = None if data.dataset_path == "." else Path(data.dataset_path).expanduser()
+    print(f"downloading {row.name}, which was not found, to {directory or datasets_directory()}", file=sys.stderr)
+    get_set(row.name, directory, tell=terminal_progress())
     return locate_set(row, data.dataset_path)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.config.model_table import family_of
+from headrace.config.section_data import DOWNLOADED
 from headrace.config.section_learning import CURRENT_TIME
 from headrace.config.section_run import DRAWN_SEED
 from headrace.reference.option_table import Lookup
@@ -123,12 +124,17 @@ _TF2: Mapping[str, Any] = {
 def tf2_defaults(value_of: Lookup) -> dict[str, Any]:
     """Return the defaults of application tf2 where they differ from ours.
 
-    Images are preprocessed on the host, unless they cross as 8 bits, which leaves that to the device.
+    Images are preprocessed on the host, unless they cross as 8 bits, which leaves that to the device. Datasets that can
+    be downloaded are, if they are not found.
     """
+    made_up = value_of("generated_data") or value_of("synthetic_data")
     defaults = {
         **_TF2,
+        "download": (value_of("dataset") or _TF2["dataset"]) in DOWNLOADED and not made_up,
         "accelerator_side_preprocess": bool(value_of("eight_bit_transfer")),
-        "optimizer_state_offloading": _offloads(value_of, value_of("optimizer_params") or {}),
+        "optimizer_state_offloading": _offloads(
+            value_of, {"momentum": value_of("momentum"), **(value_of("optimizer_params") or {})}
+        ),
     }
     if value_of("batch_size"):
         del defaults["micro_batch_size"]  # the batch of a step is not an option there

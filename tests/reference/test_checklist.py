@@ -1,0 +1,123 @@
+"""docs/reference/checklist.md: every row has a status with its evidence; commands and options do what it says."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from headrace.cli.main import main, run_script
+from headrace.cli.options import parse
+from headrace.config.field import find_option, option_names
+from headrace.reference.entrance import known_options, resolve
+from tests.reference.test_defaults import ROWS, value_of
+from tests.seeds.checklist import FOLDER, KINDS, NOT_TYPED, Item, all_items
+from tests.seeds.option_tables import ELSEWHERE, PROOFS, STATED, defaults_markdown, example_of
+from tests.seeds.running import tf_config
+
+pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="not run from the repository")
+ROOT = FOLDER.parents[1]
+ITEMS = all_items() if FOLDER.is_dir() else []
+HOW = ("headrace ", "python ", "python3 ")
+BY_THEMSELVES = ("plan", "configs", "models", "devices", "bench", "runs")  # commands that end at once, without data
+RUNS = {"000": "--application tf2 --model cifar_resnet8", "001": "--application tf1 --dataset cifar-10"}
+
+
+@pytest.fixture(autouse=True)
+def empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begin in an empty directory, without variables that say where data are."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("DATASETS_DIR", "DATA_DIR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def is_executed(words: list[str]) -> bool:
+    """Say whether the suite runs a command as it is; of others it has the test that the row names."""
+    if words[-1] == "--help" or "RUN" in words or words[1] == "-m" or words[1].startswith("examples/"):
+        return False
+    if words[0] != "headrace":
+        return words[1] in ("verify_dataset.py", "dataset_benchmark.py")
+    return words[1] in BY_THEMSELVES or words[1:3] in (["data", "verify"], ["data", "bench"])
+
+
+def commands() -> dict[str, list[Item]]:
+    """Return the commands that rows written by hand type, with their rows."""
+    found: dict[str, list[Item]] = {}
+    for item in ITEMS:
+        for text in re.findall(r"`([^`]+)`", item.typed) if item.by_hand else ():
+            if text.startswith(HOW):
+                found.setdefault(text, []).append(item)
+    return found
+
+
+@pytest.mark.parametrize(("text", "items"), commands().items(), ids=range(len(commands())))
+def test_a_command_does_what_its_rows_say(text: str, items: list[Item], capsys) -> None:
+    words = shlex.split(text)
+    if not is_executed(words):
+        assert all("`tests/" in item.status or item.kind == KINDS["ran "] for item in items), text
+        if words[0] != "headrace" and words[1] != "-m":
+            assert (ROOT / words[1]).is_file()
+        elif words[-1] == "--help":
+            with pytest.raises(SystemExit) as left:
+                raise SystemExit(main(words[1:]))
+            assert left.value.code == 0
+        return
+    refused = [re.search(r'refused with "([^"]+)"', item.status) for item in items]
+    code = main(words[1:]) if words[0] == "headrace" else run_script(Path(words[1]).stem, words[2:])
+    printed = " ".join("".join(capsys.readouterr()).split())
+    assert code == (2 if all(refused) else 0), printed
+    for item in items:
+        for part in re.findall(r'(?:prints|refused with) "([^"]+)"', item.status):
+            assert part in printed, printed
+
+
+@pytest.mark.parametrize("item", ITEMS, ids=lambda item: f"{item.document}: {item.name}")
+def test_a_row_has_a_status_with_its_evidence(item: Item) -> None:
+    assert item.kind, item.status
+    for place in re.findall(r"`(tests/[^`]+)`", item.status):
+        assert (ROOT / place).exists(), place
+    if item.kind == KINDS["works"]:
+        runs = any(
+            is_executed(shlex.split(text)) for text in re.findall(r"`((?:headrace|python3?) [^`]+)`", item.typed)
+        )
+        assert runs or "`tests/" in item.status, item
+    if item.kind == KINDS["ran "]:
+        assert re.match(r"ran 20\d\d-\d\d-\d\d\b", item.status)
+    if item.typed == NOT_TYPED:
+        assert item.kind == KINDS["no counterpart: "]
+
+
+@pytest.mark.parametrize(
+    ("document", "name"),
+    [(document, row["option"]) for document, headings in STATED.items() for rows in headings.values() for row in rows],
+)
+def test_an_option_changes_the_run_or_is_said_to_have_no_effect(document: str, name: str, monkeypatch) -> None:
+    example = example_of(document, name)
+    spelled = {text for text, found in option_names(known_options()).items() if found.name == example.option}
+    names = {spelling for text in (*spelled, example.option, name) for spelling in (text, text.replace("_", "-"))}
+    assert re.search(rf"(?<![\w-])(?:--)?({'|'.join(map(re.escape, names))})(?!\w)", (ROOT / example.test).read_text())
+    if name.replace("_", "-") in ELSEWHERE or example.option == "restore_path":
+        return  # not options of a run
+    if name == "distributed":
+        monkeypatch.setenv("TF_CONFIG", tf_config(301))
+    base = shlex.split(f"{RUNS[document]} {example.needs}")
+    without, _ = parse(base, "headrace plan")
+    given, _ = parse([*base, *shlex.split(example.typed)], "headrace plan")
+    changed = {key for key, value in vars(given.config).items() if value != getattr(without.config, key)}
+    assert changed or any(f"without effect: {example.option}" in note for note in given.notes)
+
+
+def test_every_proof_is_of_an_option_of_the_documents() -> None:
+    used = {example_of(d, r["option"]).option for d, hs in STATED.items() for rows in hs.values() for r in rows}
+    assert used == set(PROOFS)
+
+
+def test_every_default_that_differs_from_a_stated_one_is_in_the_table() -> None:
+    listed = set(re.findall(r"^\| `(\w+)`", defaults_markdown(), re.MULTILINE))
+    said_otherwise = {"batch_norm": "group_norm", "shards": "pipeline_schedule"}
+    for _, row in (parameters.values for parameters in ROWS):
+        ours = resolve(row.get("given", {}), "none", environ={})
+        if value_of(ours, row["option"]) != row["value"]:
+            name = find_option(row["option"], option_names(known_options())).name
+            assert said_otherwise.get(name, name) in listed, row
+    assert f"exactly that one: {len(ROWS)} of them" in (FOLDER / "README.md").read_text()
