@@ -154,7 +154,7 @@ def _cell(table: Mapping[str, Any], name: str) -> str:
 # Why ours differs, by option; rows of the table that share a reason name the first one.
 FORMULAS = "its formula of the learning rate; ours is given by `lr_schedule_params`"
 REASONS: Mapping[str, str] = {
-    "accelerator_side_preprocess": "on the host it costs its time, four times the transfer, and a set kept on the device",
+    "accelerator_side_preprocess": "on the host it costs time and four times the transfer; no set stays on the device",
     "base_learning_rate": FORMULAS,
     "checkpoint_dir": "checkpoints stay with their run, for `validate`, `resume` and `predict`",
     "ckpts_per_epoch": "as often as logs, at most once an epoch",

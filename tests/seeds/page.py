@@ -1,8 +1,8 @@
 """Fill the made parts of docs/reference: `python -m tests.seeds.page` writes them; a test keeps them in step.
 
 A page is written by hand. Between `<!-- options 000: HEADING -->` (or `commands 001: LINE LINE`, `defaults`,
-`translated`, `checklist 000: all`, `summary`) and `<!-- end -->` stands what this file makes of options.yml, proofs.yml,
-commands.yml, the schema and, for the checklist, of the pages themselves.
+`translated`, `checklist 000: all`, `summary`) and `<!-- end -->` stands what this file makes of options.yml, proofs.yml
+and commands.yml, of the schema and, for the checklist, of the pages themselves.
 """
 
 import re
