@@ -115,7 +115,7 @@ def test_every_proof_is_of_an_option_of_the_documents() -> None:
 def test_every_default_that_differs_from_a_stated_one_is_in_the_table() -> None:
     listed = set(re.findall(r"^\| `(\w+)`", defaults_markdown(), re.MULTILINE))
     said_otherwise = {"batch_norm": "group_norm", "shards": "pipeline_schedule"}
-    for _, row in (parameters.values for parameters in ROWS):
+    for _, row in ROWS:
         ours = resolve(row.get("given", {}), "none", environ={})
         if value_of(ours, row["option"]) != row["value"]:
             name = find_option(row["option"], option_names(known_options())).name

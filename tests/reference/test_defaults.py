@@ -24,8 +24,8 @@ ELSEWHERE = {
     "model_size": lambda resolved: resolved.config.model.model_name,
     "hostside_norm": lambda resolved: resolved.config.data.accelerator_side_preprocess,
 }
-ROWS = [
-    pytest.param(document, row, id=f"{document}-{row['option']}-{row['value']}")
+ROWS: list[tuple[str, dict[str, Any]]] = [
+    (document, row)
     for document, headings in STATED.items()
     for rows in headings.values()
     for row in rows
@@ -42,7 +42,7 @@ def value_of(resolved: Resolved, written: str) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-@pytest.mark.parametrize(("document", "row"), ROWS)
+@pytest.mark.parametrize(("document", "row"), ROWS, ids=[f"{doc}-{row['option']}-{row['value']}" for doc, row in ROWS])
 def test_a_default_is_the_documents(document: str, row: dict[str, Any]) -> None:
     given = {"application": APPLICATIONS[document], **row.get("given", {})}
     resolved = resolve(given, environ={})
