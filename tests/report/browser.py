@@ -147,14 +147,18 @@ class Page:
         self._browser.send("Target.closeTarget", targetId=self._target)
 
 
+def _moved(end: int) -> int:
+    moved = fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 20)
+    os.close(end)
+    return moved
+
+
 @contextmanager
 def start_browser(profile: Path) -> Iterator[Browser]:
     """Run a browser with an empty profile, and end it."""
     assert PROGRAM is not None
     # Moved out of the way of 3 and 4, over which they are copied in the new process.
-    read, to_browser, from_browser, write = (
-        fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 20) for pair in (os.pipe(), os.pipe()) for end in pair
-    )
+    read, to_browser, from_browser, write = (_moved(end) for pair in (os.pipe(), os.pipe()) for end in pair)
     null = os.open(os.devnull, os.O_RDWR)
     places = ((null, 0), (null, 1), (null, 2), (read, 3), (write, 4))
     process = os.posix_spawn(

@@ -7,6 +7,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -22,32 +23,39 @@ from .test_run_report import HOSTILE, end, make, start, trained, validated
 Ask = Callable[..., tuple[int, str]]
 
 
-@pytest.fixture
-def serve() -> Iterator[Callable[..., Ask]]:
-    """Return a function that serves a directory and returns one that asks it."""
-    servers = []
-
-    def begin(place: Path, access: Access | None = None) -> Ask:
-        server = make_server(place, ("127.0.0.1", 0), access or Access())
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        servers.append((server, thread))
-
-        def ask(path: str, method: str = "GET", host: str = "127.0.0.1") -> tuple[int, str]:
-            line = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=20)
-            line.request(method, path, headers={"Host": host})
-            answer = line.getresponse()
-            found = answer.status, answer.read().decode()
-            line.close()
-            return found
-
-        return ask
-
-    yield begin
-    for server, thread in servers:
+@contextmanager
+def serving(place: Path, access: Access | None = None) -> Iterator[int]:
+    """Serve a directory; gives the port."""
+    server = make_server(place, ("127.0.0.1", 0), access or Access())
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Ask]]:
+    """Return a function that serves a directory and returns one that asks it."""
+    with ExitStack() as stack:
+
+        def begin(place: Path, access: Access | None = None) -> Ask:
+            port = stack.enter_context(serving(place, access))
+
+            def ask(path: str, method: str = "GET", host: str = "127.0.0.1") -> tuple[int, str]:
+                line = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+                line.request(method, path, headers={"Host": host})
+                answer = line.getresponse()
+                found = answer.status, answer.read().decode()
+                line.close()
+                return found
+
+            return ask
+
+        yield begin
 
 
 @pytest.fixture
