@@ -7,6 +7,7 @@ import numpy as np
 from headrace.engine.devices import replica_mesh
 from headrace.engine.forward import LOGITS, EvalSpec, WholeForward
 from headrace.model.context import Ctx
+from headrace.model.network import Network
 from tests.model.build import network
 
 
@@ -34,3 +35,24 @@ def test_flip_averages_the_logits_of_an_image_and_its_mirror_image():
     np.testing.assert_allclose(logits(False).reshape(8, -1), both[0], atol=1e-5)
     np.testing.assert_allclose(logits(True).reshape(8, -1), (both[0] + both[1]) / 2, atol=1e-5)
     assert np.abs(both[0] - both[1]).max() > 0.01
+
+
+def test_python_traces_an_evaluation_once(monkeypatch):
+    net, traced, apply = network("toy_model"), [], Network.apply_range
+    monkeypatch.setattr(Network, "apply_range", lambda *given: traced.append(1) or apply(*given))
+    spec = EvalSpec(
+        network=net,
+        fetch=lambda _resident, batch: (batch["images"], batch["labels"]),
+        compute_dtype=jnp.float32,
+        num_replicas=1,
+    )
+    block = {
+        "images": jnp.zeros((2, 4, 32, 32, 3)),
+        "labels": jnp.zeros((2, 4), jnp.int32),
+        "mask": jnp.ones((2, 4), jnp.float32),
+    }
+    forward = WholeForward(replica_mesh(jax.devices()[:1]), spec)
+    placed = forward.place(net.init(0))
+    sums = forward.compile(placed, {}, block)(placed, {}, block)
+    assert len(traced) == 1
+    assert sums["count"] == 8

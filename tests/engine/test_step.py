@@ -37,3 +37,13 @@ def test_statistics_stop_only_where_gamma_and_beta_are_both_frozen(frozen, moves
     pixels = images[0].reshape(-1, 3).astype(np.float64)
     np.testing.assert_allclose(mean, 0.1 * pixels.mean(0), rtol=1e-4, atol=1e-7)
     np.testing.assert_allclose(variance, 0.9 + 0.1 * pixels.var(0, ddof=1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_python_traces_a_step_once_however_many_loops_are_around_it(count, monkeypatch):
+    """Tracing is Python, which no compilation cache saves: a ResNet-50's step takes seconds each time."""
+    traced, apply = [], Network.apply_range
+    monkeypatch.setattr(Network, "apply_range", lambda *given: traced.append(1) or apply(*given))
+    images, labels = (array[:1] for array in make_samples())
+    train_steps(config_from(OPTIONS), NETWORK, images, labels, replicas=1, count=count)
+    assert len(traced) == 1

@@ -70,6 +70,15 @@ class EvalSpec:
     reducer: Reducer = SUMS
     flip: bool = False  # the mean of the logits of an image and of its mirror image
 
+    def sum_shapes(self) -> Any:
+        """Return the shapes of what a reducer that adds keeps; they depend on no batch, so nothing else is traced."""
+        return jax.eval_shape(
+            self.reducer.keep,
+            jax.ShapeDtypeStruct((1, self.network.num_classes), jnp.float32),
+            jax.ShapeDtypeStruct((1,), jnp.int32),
+            jax.ShapeDtypeStruct((1,), jnp.float32),
+        )
+
     def context(self) -> Ctx:
         """Return the conditions under which the network is applied."""
         return Ctx(
@@ -135,8 +144,7 @@ def make_forward(spec: EvalSpec, mesh: Mesh) -> Any:
         # Batch by batch, so that a block of any length needs the activations of one batch only.
         if not spec.reducer.adds:
             return lax.map(one_batch, block)
-        first = jax.tree.map(lambda a: a[0], block)
-        zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(one_batch, first))
+        zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), spec.sum_shapes())
         # A scan is harmless here: on the CPU only the gradients of convolutions are slow inside a loop, forward passes
         # are not.
         total, _ = lax.scan(lambda total, batch: (jax.tree.map(jnp.add, total, one_batch(batch)), None), zeros, block)

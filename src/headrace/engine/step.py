@@ -201,8 +201,10 @@ def _mean_gradients(spec: StepSpec, state: State, resident: PyTree, slices: PyTr
     if count == 1:
         return one(jax.tree.map(lambda a: a[0], micros))
 
+    traced = jax.jit(one, inline=True)  # once for its shapes and the loop's body
+
     def add(total: Any, micro: Any) -> tuple[Any, None]:
-        grads, batch_stats, sums, probes = one(micro)
+        grads, batch_stats, sums, probes = traced(micro)
         batch_stats = jax.tree.map(lambda a: a / count, batch_stats)
         plus = lambda a, b: jax.tree.map(jnp.add, a, b)  # noqa: E731
         return (plus(total[0], grads), plus(total[1], batch_stats), plus(total[2], sums), total[3] & probes), None
@@ -210,7 +212,7 @@ def _mean_gradients(spec: StepSpec, state: State, resident: PyTree, slices: PyTr
     first = jax.tree.map(lambda a: a[0], micros)
     # The loop starts from zeros: to start from the first micro-batch's gradients, the network would be in the program
     # twice, and be compiled twice.
-    grads, batch_stats, sums, probes = jax.eval_shape(one, first)
+    grads, batch_stats, sums, probes = traced.eval_shape(first)
     zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), (grads, batch_stats, sums))
     return lax.scan(add, (*zeros, jnp.ones(probes.shape, bool)), micros)[0]
 
@@ -364,6 +366,9 @@ def make_call(step: Callable[..., Any], mesh: Mesh, block: dict[str, Any], packi
     state is a packed one.
     """
 
+    # Tracing a ResNet-50's step takes seconds; the shapes of its metrics and the loop's body share one trace.
+    traced = jax.jit(step, inline=True)
+
     def call(
         state: State, resident: PyTree, block: dict[str, jax.Array], num_steps: jax.Array
     ) -> tuple[State, Metrics]:
@@ -371,14 +376,14 @@ def make_call(step: Callable[..., Any], mesh: Mesh, block: dict[str, Any], packi
             return {key: lax.dynamic_index_in_dim(rows, i, keepdims=False) for key, rows in block.items()}
 
         def one(i: jax.Array, carry: tuple[State, Metrics]) -> tuple[State, Metrics]:
-            state, metrics = step(carry[0], resident, slices(i))
+            state, metrics = traced(carry[0], resident, slices(i))
             return state, {
                 key: row if key == GRADIENTS else lax.dynamic_update_index_in_dim(carry[1][key], row, i, 0)
                 for key, row in metrics.items()
             }
 
         state = packing.pack(state) if packing else state
-        rows = jax.eval_shape(lambda: step(state, resident, slices(0))[1])
+        rows = traced.eval_shape(state, resident, slices(0))[1]
         last = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), rows.pop(GRADIENTS, {}))
         # Rows for all K steps, also if fewer run: the shapes of a compiled program are fixed.
         empty = jax.tree.map(lambda row: jnp.zeros((len(block["epoch"]), *row.shape), row.dtype), rows)

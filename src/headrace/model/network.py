@@ -1,7 +1,7 @@
 """A network is a tuple of named blocks. Names are split points, checkpoint keys and targets of regular expressions."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -92,10 +92,15 @@ class Network:
                 raise ConfigError(problem, rule=error.rule, remedy=error.remedy) from error
         return tuple(shapes)
 
-    def init(self, seed: int) -> tuple[Tree, Tree]:
-        """Return (params, stats), float32 on the host; a tensor depends only on the seed and its name."""
+    def init(self, seed: int, names: Container[str] | None = None) -> tuple[Tree, Tree]:
+        """Return (params, stats), float32 on the host, of all blocks or those named.
+
+        A tensor depends only on the seed and its name.
+        """
         params, stats = {}, {}
         for (name, block), shape in zip(self.blocks, self.shapes(), strict=False):
+            if names is not None and name not in names:
+                continue
             block_params, block_stats = block.init(under(partial(generator, seed), name), shape)
             params |= {name: block_params} if block_params else {}
             stats |= {name: block_stats} if block_stats else {}

@@ -146,12 +146,7 @@ def make_staged_evaluation(
 ) -> StagedEvaluation:
     """Return the evaluation over stages of these blocks, on a grid of devices [replica, device of the replica]."""
     meshes = tuple(replica_mesh(list(devices[:, device])) for device in mapping)
-    zeros = jax.eval_shape(
-        spec.reducer.keep,
-        jax.ShapeDtypeStruct((1, spec.network.num_classes), jnp.float32),
-        jax.ShapeDtypeStruct((1,), jnp.int32),
-        jax.ShapeDtypeStruct((1,), jnp.float32),
-    )
+    zeros = spec.sum_shapes()
 
     def empty() -> Sums:
         return jax.tree.map(lambda a: jnp.zeros((spec.num_replicas, *a.shape), a.dtype), zeros)

@@ -75,9 +75,7 @@ class StageSpec:
 def part_of(stage: StageSpec) -> State:
     """Return the shape of a stage's part of the state."""
     spec = stage.step
-    params, stats = spec.network.init(0)
-    names = stage.block_names
-    params, stats = ({name: tree[name] for name in names if name in tree} for tree in (params, stats))
+    params, stats = spec.network.init(0, stage.block_names)  # drawing the other stages' weights would take seconds
     return jax.eval_shape(
         lambda: make_state(spec.optimizer, spec.precision, spec.numerics, params, stats, ema=spec.ema_decay > 0)
     )
