@@ -101,18 +101,24 @@ struct View {
   i64 pitch;      // floats between rows of the image
 };
 
-// The windows of `images` images from x on, or of the output rows row0 .. row1 of one image; a padded copy where needed.
-View windows(const float* x, const Geometry& g, i64 images, i64 row0, i64 row1) {
-  const i64 rows = row1 - row0, step = g.stride * g.c;
+// The windows of `images` images, `rows` output rows each, that begin at `data` and have their padding.
+View windows_at(const float* data, const Geometry& g, i64 images, i64 rows) {
+  const i64 height = (rows - 1) * g.stride + g.kh, pitch = g.window_columns() * g.c;
+  return {data, {images, rows, g.wo, height * pitch, g.stride * pitch, g.stride * g.c}, pitch};
+}
+
+// The windows of `images` images from x on, or of the output rows row0 .. row1 of one image; in a padded copy where needed.
+View windows(const float* x, const Geometry& g, i64 images, i64 row0, i64 row1, float* copy = nullptr) {
+  const i64 rows = row1 - row0;
   if (g.is_pointwise() && g.h == 1) return {x, {1, 1, images, 0, 0, g.c}, g.c};
   if (g.fits_unpadded()) {
     const i64 pitch = g.w * g.c;
-    return {x + row0 * g.stride * pitch, {images, rows, g.wo, g.in(), g.stride * pitch, step}, pitch};
+    return {x + row0 * g.stride * pitch, {images, rows, g.wo, g.in(), g.stride * pitch, g.stride * g.c}, pitch};
   }
-  const i64 height = (rows - 1) * g.stride + g.kh, width = g.window_columns(), pitch = width * g.c;
-  float* copy = scratch(4, images * height * pitch);
+  const i64 height = (rows - 1) * g.stride + g.kh, width = g.window_columns();
+  if (!copy) copy = scratch(4, images * height * width * g.c);
   pad_images(x, images, g.h, g.w, g.c, g.top - row0 * g.stride, g.left, height, width, copy);
-  return {copy, {images, rows, g.wo, height * pitch, g.stride * pitch, step}, pitch};
+  return windows_at(copy, g, images, rows);
 }
 
 Pixels outputs(const Geometry& g, i64 images, i64 rows) {
@@ -131,6 +137,63 @@ depthwise::Shape depthwise_shape(const Geometry& g) {
 }
 void transform_weights(ffi::ThreadPool& pool, const float* w, float* out, i64 c, i64 o, bool turned) {
   parallel(pool, o / kLanes, [&](i64 i) { winograd::weight_points(w, out, c, o, turned, i * kLanes); });
+}
+
+void weight_values(ffi::ThreadPool& pool, const float* du, float* dw, i64 c, i64 o) {
+  const i64 parts = std::min(c, 4 * (i64)pool.num_threads());
+  parallel(pool, parts, [&](i64 i) {
+    const Range r = range_of(c, i, parts);
+    winograd::weight_values(du, dw, c, o, r.first, r.last);
+  });
+}
+
+// Winograd's algorithm for large weights, whose points do not fit the caches: all tiles are transformed, then each thread
+// multiplies the tiles of some points, so that a point's weights, or their gradient, are read and written once.
+constexpr i64 kPointTiles = 256;  // transformed at a time
+
+// Call f(tile, its number in the group) for the tiles of a group, on all threads.
+template <class F> void each_tile(ffi::ThreadPool& pool, Range group, const F& f) {
+  const i64 count = group.last - group.first, parts = std::min(count, 4 * (i64)pool.num_threads());
+  parallel(pool, parts, [&](i64 i) {
+    const Range r = range_of(count, i, parts);
+    for (i64 t = r.first; t < r.last; t++) f(group.first + t, t);
+  });
+}
+template <class F> void each_group(const winograd::Tiles& t, i64 images, const F& f) {
+  const i64 count = images * t.per_image(), groups = (count + kPointTiles - 1) / kPointTiles;
+  for (i64 i = 0; i < groups; i++) f(range_of(count, i, groups));
+}
+
+void convolve_by_points(ffi::ThreadPool& pool, const float* x, float* y, const float* weights,
+                        const winograd::Tiles& g, i64 images) {
+  each_group(g, images, [&](Range group) {
+    const i64 tiles = group.last - group.first, panels = panels_of(g.o);
+    float *v = scratch(7, winograd::kPoints * tiles * (g.c + g.o)), *m = v + winograd::kPoints * tiles * g.c;
+    each_tile(pool, group, [&](i64 tile, i64 t) { transform_input(x, g, tile, v + t * g.c, tiles * g.c); });
+    parallel(pool, winograd::kPoints, [&](i64 p) {
+      point_product(v + p * tiles * g.c, tiles, weights + p * panels * g.c * kPanel, m + p * tiles * g.o, g);
+    });
+    each_tile(pool, group, [&](i64 tile, i64 t) { transform_output(m + t * g.o, tiles * g.o, y, g, tile); });
+  });
+}
+
+// du [point][c][o] = the gradient of the weights' points
+void weight_gradient_by_points(ffi::ThreadPool& pool, const float* x, const float* dz, float* du,
+                               const winograd::Tiles& g, i64 images) {
+  each_group(g, images, [&](Range group) {
+    const i64 tiles = group.last - group.first, panels = panels_of(g.o);
+    float *v = scratch(7, winograd::kPoints * tiles * (g.c + panels * kPanel)), *d = v + winograd::kPoints * tiles * g.c;
+    each_tile(pool, group, [&](i64 tile, i64 t) {
+      transform_input(x, g, tile, v + t * g.c, tiles * g.c);
+      transform_gradient(dz, g, tile, d + t * kPanel, tiles * kPanel, panels * tiles * kPanel);
+    });
+    parallel(pool, winograd::kPoints, [&](i64 p) {
+      float* sum = du + p * g.c * g.o;
+      if (group.first == 0) memset(sum, 0, g.c * g.o * sizeof(float));
+      weight_gradient(v + p * tiles * g.c, {1, 1, tiles, 0, 0, g.c}, g.c, {0, g.c}, d + p * panels * tiles * kPanel,
+                      tiles * kPanel, {0, panels}, sum, g.o);
+    });
+  });
 }
 
 // ---- the gradient of the images, in phases: with stride S, every S-th pixel of a row meets the same part of the window
@@ -187,8 +250,14 @@ struct ImageGradient {
           for (i64 j = x.taps - 1; j >= 0; j--) {
             const i64 tap = (y.tap + i * g.stride) * g.kw + x.tap + j * g.stride;
             const float* from = w + (tap * g.c + c0) * g.o;
-            for (i64 o = 0; o < g.o; o++, to += kPanel)
-              for (i64 k = 0; k < kPanel; k++) to[k] = k < width ? from[k * g.o + o] : 0.f;
+            i64 o = 0;
+            if (width == kPanel)
+              for (; o + kLanes <= g.o; o += kLanes)
+                for (i64 k = 0; k < kPanel; k += kLanes)
+                  transpose(from + k * g.o + o, g.o, to + o * kPanel + k, kPanel);
+            for (; o < g.o; o++)
+              for (i64 k = 0; k < kPanel; k++) to[o * kPanel + k] = k < width ? from[k * g.o + o] : 0.f;
+            to += g.o * kPanel;
           }
       }
   }
@@ -276,7 +345,8 @@ ffi::Error Convolve(ffi::ThreadPool pool, ffi::Span<const i64> geometry, i64 met
     packed = scratch(6, panels_of(o) * depth * kPanel);
     parallel(pool, panels_of(o), [&](i64 p) { pack_panels(w, depth, o, packed, p, p + 1); });
   }
-  if (g.n >= threads) {
+  const bool by_points = method == kWinograd && many;
+  if (g.n >= threads && !by_points) {
     sums.assign(wants_sums ? tasks * 2 * o : 0, 0.0);
     parallel(pool, tasks, [&](i64 i) {
       const i64 n0 = i * chunk, images = std::min(chunk, g.n - n0);
@@ -296,7 +366,9 @@ ffi::Error Convolve(ffi::ThreadPool pool, ffi::Span<const i64> geometry, i64 met
     });
   } else {
     // Fewer images than threads: each is divided, by tiles, channels or rows.
-    if (method == kWinograd) {
+    if (by_points) {
+      convolve_by_points(pool, x, y, packed, forward_tiles(g), g.n);
+    } else if (method == kWinograd) {
       const winograd::Tiles t = forward_tiles(g);
       const i64 all = g.n * t.per_image(), part = (all + threads - 1) / threads;
       parallel(pool, threads, [&](i64 i) {
@@ -318,8 +390,8 @@ ffi::Error Convolve(ffi::ThreadPool pool, ffi::Span<const i64> geometry, i64 met
                  outputs(g, 1, row1 - row0), o);
       });
     }
-    const i64 all = g.n * g.ho * g.wo, part = (all + threads - 1) / threads;
-    tasks = threads;
+    const i64 all = g.n * g.ho * g.wo, part = chunk_size(all, o, threads);
+    tasks = (all + part - 1) / part;
     sums.assign(wants_sums ? tasks * 2 * o : 0, 0.0);
     parallel(pool, tasks, [&](i64 i) {
       const i64 first = std::min(all, i * part), last = std::min(all, first + part);
@@ -408,12 +480,12 @@ ffi::Error Gradients(ffi::ThreadPool pool, ffi::Span<const i64> geometry, i64 me
     const auto c = repeated({argument(rest, 1), argument(rest, 2), argument(rest, 3), argument(rest, 4)}, o, 5);
     norm = {c[0], c[1], c[2], c[3]};
   }
-  const i64 taps = g.kh * g.kw, depth = taps * g.c, weights = method == kDepthwise ? taps * g.c : depth * o;
+  const i64 window = g.kh * g.kw, depth = window * g.c, weights = method == kDepthwise ? depth : depth * o;
   const bool many = method == kProducts && weights > kManyWeights;
-  const bool few_chunks = many || (method == kWinograd && weights > kManyWeights);
-  const i64 chunk = method == kDepthwise ? 1
-                                         : chunk_size(g.n, g.in() + 2 * g.out(), threads,
-                                                      few_chunks ? INT64_MAX : kChunkFloats);
+  const bool by_points = method == kWinograd && weights > kManyWeights;
+  const i64 chunk = method == kDepthwise
+                        ? 1
+                        : chunk_size(g.n, g.in() + 2 * g.out(), threads, many ? INT64_MAX : kChunkFloats);
   const i64 chunks = (g.n + chunk - 1) / chunk, panels = panels_of(o);
   const ImageGradient image_gradient(g);
 
@@ -431,31 +503,57 @@ ffi::Error Gradients(ffi::ThreadPool pool, ffi::Span<const i64> geometry, i64 me
     gradient_of_rows(dy + n0 * g.out(), z + n0 * g.out(), buffer, images * g.out(), o, norm, act);
     return buffer;
   };
-  auto add_products = [&](const View& v, const float* dz_panels, float* sum, i64 panel) {
-    for (i64 i = 0; i < g.kh; i++)
-      weight_gradient(v.data + i * v.pitch, v.pixels, g.kw * g.c, dz_panels, sum + i * g.kw * g.c * o, o, panel);
-  };
+  const i64 row_taps = g.kw * g.c;  // weights of one window row
 
   if (many) {
     // Large weights: each thread has some of their channels and reads all images, instead of a copy of all weights.
     const i64 pixels = g.ho * g.wo;
     float* panel_buffer = dw ? scratch(7, g.n * pixels * panels * kPanel) : nullptr;
+    const i64 padded = g.window_rows() * g.window_columns() * g.c;
+    float* copy = dw && !g.fits_unpadded() ? scratch(2, g.n * padded) : nullptr;
     parallel(pool, chunks, [&](i64 i) {
       const i64 n0 = i * chunk, images = std::min(chunk, g.n - n0);
       if (images <= 0) return;
       const float* dz = gradient(n0, images, z ? scratch(1, images * g.out()) : nullptr);
       if (dw) pack_panels(dz, images * pixels, o, panel_buffer + n0 * pixels * panels * kPanel, 0, panels);
+      if (copy) windows(x + n0 * g.in(), g, images, 0, g.ho, copy + n0 * padded);
       if (dx) image_gradient.apply(dz, images, packed, dx + n0 * g.in());
     });
-    if (dw)
-      parallel(pool, panels, [&](i64 p) {
-        for (i64 k = 0; k < depth; k++) memset(dw + k * o + p * kPanel, 0, panel_width(o, p) * sizeof(float));
+    if (dw) {
+      // Parts of the taps, and of the panels where few taps would read each panel again and again.
+      const i64 wanted = 2 * threads, ranges = std::clamp<i64>(row_taps / 128, 1, wanted);
+      const i64 groups = std::min(panels, (wanted + ranges * g.kh - 1) / (ranges * g.kh));
+      parallel(pool, g.kh * ranges * groups, [&](i64 i) {
+        const i64 row = i / groups / ranges;
+        const Range taps = range_of(row_taps, i / groups % ranges, ranges), part = range_of(panels, i % groups, groups);
+        float* sum = dw + row * row_taps * o;
+        const i64 first = part.first * kPanel, width = std::min(o, part.last * kPanel) - first;
+        for (i64 t = taps.first; t < taps.last; t++) memset(sum + t * o + first, 0, width * sizeof(float));
         for (i64 n0 = 0; n0 < g.n; n0 += chunk) {
           const i64 images = std::min(chunk, g.n - n0);
-          const float* dz = panel_buffer + (n0 * panels + p * images) * pixels * kPanel;
-          add_products(windows(x + n0 * g.in(), g, images, 0, g.ho), dz, dw, p);
+          const View v = copy ? windows_at(copy + n0 * padded, g, images, g.ho)
+                              : windows(x + n0 * g.in(), g, images, 0, g.ho);
+          weight_gradient(v.data + row * v.pitch, v.pixels, row_taps, taps, panel_buffer + n0 * pixels * panels * kPanel,
+                          images * pixels * kPanel, part, sum, o);
         }
       });
+    }
+    return ffi::Error::Success();
+  }
+
+  if (by_points) {
+    const float* dz = z ? scratch(2, g.n * g.out()) : dy;
+    if (z)
+      parallel(pool, chunks, [&](i64 i) {
+        const i64 n0 = std::min(g.n, i * chunk);
+        gradient(n0, std::min(chunk, g.n - n0), (float*)dz + n0 * g.out());
+      });
+    if (dx) convolve_by_points(pool, dz, dx, packed, backward_tiles(g), g.n);
+    if (dw) {
+      float* du = scratch(6, winograd::kPoints * g.c * o);  // the weights' points are not needed any more
+      weight_gradient_by_points(pool, x, dz, du, forward_tiles(g), g.n);
+      weight_values(pool, du, dw, g.c, o);
+    }
     return ffi::Error::Success();
   }
 
@@ -483,7 +581,9 @@ ffi::Error Gradients(ffi::ThreadPool pool, ffi::Span<const i64> geometry, i64 me
           float* dz_panels = scratch(2, pixels * panels * kPanel);
           pack_panels(dz, pixels, o, dz_panels, 0, panels);
           const View v = windows(from, g, images, 0, g.ho);
-          for (i64 p = 0; p < panels; p++) add_products(v, dz_panels + p * pixels * kPanel, sum, p);
+          for (i64 i = 0; i < g.kh; i++)
+            weight_gradient(v.data + i * v.pitch, v.pixels, row_taps, {0, row_taps}, dz_panels, pixels * kPanel,
+                            {0, panels}, sum + i * row_taps * o, o);
         }
         if (to) image_gradient.apply(dz, images, packed, to);
       }
@@ -499,12 +599,7 @@ ffi::Error Gradients(ffi::ThreadPool pool, ffi::Span<const i64> geometry, i64 me
       total[k] = sum;
     }
   });
-  if (method == kWinograd) {
-    const i64 blocks = std::min(g.c, 4 * threads), block = (g.c + blocks - 1) / blocks;
-    parallel(pool, blocks, [&](i64 i) {
-      winograd::weight_values(sums, dw, g.c, o, std::min(g.c, i * block), std::min(g.c, (i + 1) * block));
-    });
-  }
+  if (method == kWinograd) weight_values(pool, sums, dw, g.c, o);
   return ffi::Error::Success();
 }
 

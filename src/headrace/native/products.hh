@@ -7,13 +7,11 @@
 
 namespace headrace {
 
-// Sizes of a register tile: kMaxRows pixels x kPanel channels forward, kTaps weights x kPanel channels for their gradient.
+// Rows of a register tile: pixels, or weights of one gradient. Its columns are the kPanel channels.
 #if defined(__AVX512F__)
-constexpr int kMaxRows = 14, kTaps = 8;
-#elif defined(__AVX__)
-constexpr int kMaxRows = 6, kTaps = 6;
+constexpr int kMaxRows = 14;
 #else
-constexpr int kMaxRows = 6, kTaps = 4;
+constexpr int kMaxRows = 6;
 #endif
 constexpr int kPanelVectors = 2, kPanel = kPanelVectors * kLanes;
 constexpr i64 kDepth = 256;  // input values per pixel of one pass: with kPanel channels, weights that stay in the L1 cache
@@ -128,6 +126,9 @@ static void convolve(const float* a, const Pixels& in, i64 segments, i64 length,
   const bool packs = !whole && panels > 2;
   const i64 packed_step = part + 16;
   float* copy = packs ? scratch(3, in.count() * packed_step) : nullptr;
+  // Packed rows follow each other: where the outputs do too, tiles need not end with a row.
+  const bool is_run = packs && out.row_step == out.pixels * out.pixel_step &&
+                      (out.images == 1 || out.image_step == out.rows * out.row_step);
   for (i64 s = 0; s < (whole ? 1 : segments); s++)
     for (i64 k0 = 0; k0 < length; k0 += part) {
       const i64 k = std::min(part, length - k0), row = s * length + k0;
@@ -141,6 +142,11 @@ static void convolve(const float* a, const Pixels& in, i64 segments, i64 length,
       }
       for (i64 p = 0; p < panels; p++) {
         const float* b = packed + (p * depth + row) * kPanel;
+        if (is_run) {
+          product_run(copy, packed_step, in.count(), 1, 0, k, b, c + p * kPanel, out.pixel_step, panel_width(outputs, p),
+                      row > 0);
+          continue;
+        }
         for (i64 n = 0; n < in.images; n++)
           for (i64 y = 0; y < in.rows; y++) {
             const float* at = packs ? copy + (n * in.rows + y) * in.pixels * packed_step
@@ -153,56 +159,95 @@ static void convolve(const float* a, const Pixels& in, i64 segments, i64 length,
     }
 }
 
-// c[tap][...] (+)= sum over pixels of a[pixel + tap] * g[pixel][...]
+// The gradient of the weights is a product over pixels. Their values are copied to [block of taps][pixel][kSlot] first: read
+// in place they would be a whole pixel apart, and for many channels in the same few cache sets.
+constexpr int kSlot = (kMaxRows + kLanes - 1) / kLanes * kLanes;
+constexpr i64 kPixelDepth = 384;  // pixels of one pass: enough to read and write the sums rarely, few enough for the L2 cache
+
+// c[tap][...] += sum over pixels of a[pixel][tap] * g[pixel][...]
 template <int kRows, int kVectors>
-static void gradient_tile(const float* a, const Pixels& in, const float* g, float* c, i64 c_step, bool add) {
-  Vec sum[kRows][kVectors];
+static void gradient_tile(const float* a, i64 pixels, const float* g, float* c, i64 c_step) {
+  Vec sum[kRows][kVectors] = {};
+  for (i64 k = 0; k < pixels; k++, a += kSlot, g += kPanel) {
+    Vec d[kVectors];
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; v++) d[v] = load(g + v * kLanes);
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; r++)
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; v++) sum[r][v] += a[r] * d[v];
+  }
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; r++)
 #pragma GCC unroll 2
-    for (int v = 0; v < kVectors; v++) sum[r][v] = add ? load(c + r * c_step + v * kLanes) : Vec{};
-  for (i64 n = 0; n < in.images; n++)
-    for (i64 y = 0; y < in.rows; y++) {
-      const float* p = a + n * in.image_step + y * in.row_step;
-      for (i64 x = 0; x < in.pixels; x++, p += in.pixel_step, g += kPanel) {
-        Vec d[kVectors];
-#pragma GCC unroll 2
-        for (int v = 0; v < kVectors; v++) d[v] = load(g + v * kLanes);
-#pragma GCC unroll 16
-        for (int r = 0; r < kRows; r++)
-#pragma GCC unroll 2
-          for (int v = 0; v < kVectors; v++) sum[r][v] += p[r] * d[v];
-      }
+    for (int v = 0; v < kVectors; v++) {
+      float* to = c + r * c_step + v * kLanes;
+      store(to, load(to) + sum[r][v]);
     }
-#pragma GCC unroll 16
-  for (int r = 0; r < kRows; r++)
-#pragma GCC unroll 2
-    for (int v = 0; v < kVectors; v++) store(c + r * c_step + v * kLanes, sum[r][v]);
 }
 
-using GradientFn = void (*)(const float*, const Pixels&, const float*, float*, i64, bool);
+using GradientFn = void (*)(const float*, i64, const float*, float*, i64);
 template <int kVectors, int... kRows>
 static inline GradientFn gradient_fn(int rows, std::integer_sequence<int, kRows...>) {
   static const GradientFn table[] = {gradient_tile<kRows + 1, kVectors>...};
   return table[rows - 1];
 }
 
-// dw[taps][outputs] += sum over pixels of a[pixel + tap] * one panel of gradients [pixel][kPanel]
-static void weight_gradient(const float* a, const Pixels& in, i64 taps, const float* g, float* dw, i64 outputs,
-                            i64 panel) {
-  using Rows = std::make_integer_sequence<int, kTaps>;
-  const i64 width = panel_width(outputs, panel);
-  for (i64 t = 0; t < taps; t += kTaps) {
-    const int rows = (int)std::min<i64>(kTaps, taps - t);
-    const GradientFn tile = width <= kLanes ? gradient_fn<1>(rows, Rows()) : gradient_fn<kPanelVectors>(rows, Rows());
-    float* to = dw + t * outputs + panel * kPanel;
-    if (width % kLanes == 0) {
-      tile(a + t, in, g, to, outputs, true);
-    } else {
-      float part[kTaps * kPanel];
-      for (int r = 0; r < rows; r++) memcpy(part + r * kPanel, to + r * outputs, width * sizeof(float));
-      tile(a + t, in, g, part, kPanel, true);
-      for (int r = 0; r < rows; r++) memcpy(to + r * outputs, part + r * kPanel, width * sizeof(float));
+// `size` values of each pixel first .. last to slots
+static void copy_slots(const float* a, const Pixels& in, i64 first, i64 last, i64 size, float* out) {
+  i64 x = first % in.pixels, y = first / in.pixels % in.rows, n = first / in.pixels / in.rows;
+  for (i64 i = first; i < last; n++, y = 0)
+    for (; y < in.rows && i < last; y++, x = 0) {
+      const float* p = a + n * in.image_step + y * in.row_step + x * in.pixel_step;
+      const i64 count = std::min(in.pixels - x, last - i);
+      i += count;
+      for (i64 k = 0; k < count; k++, p += in.pixel_step, out += kSlot)
+        if (size == kSlot)
+#pragma GCC unroll 2
+          for (int v = 0; v < kSlot / kLanes; v++) store(out + v * kLanes, load(p + v * kLanes));
+        else
+          memcpy(out, p, size * sizeof(float));
+    }
+}
+
+struct Range {
+  i64 first, last;
+};
+// The i-th of `parts` parts of 0 .. count.
+static inline Range range_of(i64 count, i64 i, i64 parts) { return {count * i / parts, count * (i + 1) / parts}; }
+
+// dw[tap][outputs] += sum over pixels of a[pixel + tap] * gradients, for a range of the `taps` and of the panels; the
+// gradients are panels [pixel][kPanel], `panel_step` apart
+static void weight_gradient(const float* a, const Pixels& in, i64 taps, Range range, const float* g, i64 panel_step,
+                            Range panels, float* dw, i64 outputs) {
+  using Rows = std::make_integer_sequence<int, kMaxRows>;
+  const i64 count = range.last - range.first, blocks = (count + kMaxRows - 1) / kMaxRows, pixels = in.count();
+  const i64 parts = (pixels + kPixelDepth - 1) / kPixelDepth, part = (pixels + parts - 1) / parts;
+  const i64 size = std::min<i64>(kSlot, taps);
+  float* slots = scratch(3, blocks * part * kSlot);
+  auto tap_of = [&](i64 block) { return range.first + count * block / blocks; };
+  auto start_of = [&](i64 block) { return std::min(tap_of(block), taps - size); };  // never beyond the last tap
+  for (i64 p0 = 0; p0 < pixels; p0 += part) {
+    const i64 depth = std::min(part, pixels - p0);
+    for (i64 b = 0; b < blocks; b++) copy_slots(a + start_of(b), in, p0, p0 + depth, size, slots + b * part * kSlot);
+    for (i64 panel = panels.first; panel < panels.last; panel++) {
+      const i64 width = panel_width(outputs, panel);
+      const float* d = g + panel * panel_step + p0 * kPanel;
+      for (i64 b = 0; b < blocks; b++) {
+        const i64 tap = tap_of(b);
+        const int rows = (int)(tap_of(b + 1) - tap);
+        const float* from = slots + b * part * kSlot + tap - start_of(b);
+        const GradientFn tile = width <= kLanes ? gradient_fn<1>(rows, Rows()) : gradient_fn<kPanelVectors>(rows, Rows());
+        float* to = dw + tap * outputs + panel * kPanel;
+        if (width % kLanes == 0) {
+          tile(from, depth, d, to, outputs);
+        } else {
+          float sums[kMaxRows * kPanel] = {};
+          tile(from, depth, d, sums, kPanel);
+          for (int r = 0; r < rows; r++)
+            for (i64 k = 0; k < width; k++) to[r * outputs + k] += sums[r * kPanel + k];
+        }
+      }
     }
   }
 }

@@ -97,6 +97,39 @@ static inline float* scratch(int which, i64 floats) {
   return b.p;
 }
 
+// Lane i of the result is lane m[i] of a, or of b for m[i] >= kLanes.
+static inline Vec pick(Vec a, Vec b, Ints m) {
+#if defined(__clang__)
+  Vec v;
+  for (int i = 0; i < kLanes; i++) v[i] = m[i] < kLanes ? a[m[i]] : b[m[i] - kLanes];
+  return v;
+#else
+  return __builtin_shuffle(a, b, m);
+#endif
+}
+
+// Transpose kLanes x kLanes floats: in step s, rows s apart exchange the lanes whose number has, or has not, that bit.
+template <int kStep> static inline void exchange(Vec* rows) {
+  Ints low, high;
+  for (int i = 0; i < kLanes; i++) low[i] = i & kStep ? kLanes + i - kStep : i, high[i] = i & kStep ? kLanes + i : i + kStep;
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; i++)
+    if (!(i & kStep)) {
+      const Vec a = rows[i], b = rows[i + kStep];
+      rows[i] = pick(a, b, low);
+      rows[i + kStep] = pick(a, b, high);
+    }
+  if constexpr (kStep > 1) exchange<kStep / 2>(rows);
+}
+static inline void transpose(const float* from, i64 from_step, float* to, i64 to_step) {
+  Vec rows[kLanes];
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; i++) rows[i] = load(from + i * from_step);
+  exchange<kLanes / 2>(rows);
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; i++) store(to + i * to_step, rows[i]);
+}
+
 // Rows of channels are processed as one flat array in whole vectors, whatever the number of channels: coefficients are
 // repeated until they fill `period` floats, a multiple of both the channels and the lanes.
 static inline i64 period_of(i64 channels) { return std::lcm(channels, (i64)kLanes); }

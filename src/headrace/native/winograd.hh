@@ -53,12 +53,13 @@ static inline i64 weight_floats(i64 c, i64 o) { return kPoints * panels_of(o) * 
 // G w G^T of the outputs o .. o + kLanes, packed [point][panel][c][kPanel]. Turned: w is [3][3][o][c], rotated by 180 degrees.
 static void weight_points(const float* w, float* out, i64 c_size, i64 o_size, bool turned, i64 o) {
   const i64 point = panels_of(o_size) * c_size * kPanel;
+  float turn[9][kLanes * kLanes];
   for (i64 c = 0; c < c_size; c++) {
     Vec g[9], t[18], u[kPoints];
+    if (turned && c % kLanes == 0)
+      for (i64 i = 0; i < 9; i++) transpose(w + ((8 - i) * o_size + o) * c_size + c, c_size, turn[i], kLanes);
     for (i64 i = 0; i < 9; i++)
-      if (!turned) g[i] = load(w + (i * c_size + c) * o_size + o);
-      else
-        for (i64 k = 0; k < kLanes; k++) g[i][k] = w[((8 - i) * o_size + o + k) * c_size + c];
+      g[i] = turned ? load(turn[i] + c % kLanes * kLanes) : load(w + (i * c_size + c) * o_size + o);
     for (int j = 0; j < 3; j++)
       for (int i = 0; i < 6; i++) t[i * 3 + j] = kG[i][0] * g[j] + kG[i][1] * g[3 + j] + kG[i][2] * g[6 + j];
     for (int i = 0; i < 6; i++)
@@ -163,6 +164,14 @@ static inline i64 buffer_floats(i64 c, i64 o) {
   return kPoints * block_tiles(c, o) * (c + outputs);
 }
 
+// m [tile][o] = v [tile][c] * the packed weights of one point
+static void point_product(const float* v, i64 tiles, const float* weights, float* m, const Tiles& g) {
+  for (i64 k0 = 0; k0 < g.c; k0 += kDepth)
+    for (i64 panel = 0; panel < panels_of(g.o); panel++)
+      product_run(v + k0, g.c, tiles, 1, 0, std::min<i64>(kDepth, g.c - k0), weights + (panel * g.c + k0) * kPanel,
+                  m + panel * kPanel, g.o, panel_width(g.o, panel), k0 > 0);
+}
+
 // The tiles first .. last of the images: y = convolution of x, with the packed points of the weights
 static void convolve(const float* x, float* y, const float* weights, const Tiles& g, i64 first, i64 last) {
   const i64 block = block_tiles(g.c, g.o), panels = panels_of(g.o);
@@ -172,11 +181,7 @@ static void convolve(const float* x, float* y, const float* weights, const Tiles
     const i64 tiles = std::min(block, last - t0);
     for (i64 t = 0; t < tiles; t++) transform_input(x, g, t0 + t, v + t * g.c, block * g.c);
     for (i64 p = 0; p < kPoints; p++)
-      for (i64 k0 = 0; k0 < g.c; k0 += kDepth)
-        for (i64 panel = 0; panel < panels; panel++)
-          product_run(v + p * block * g.c + k0, g.c, tiles, 1, 0, std::min<i64>(kDepth, g.c - k0),
-                      weights + ((p * panels + panel) * g.c + k0) * kPanel, m + p * block * g.o + panel * kPanel, g.o,
-                      panel_width(g.o, panel), k0 > 0);
+      point_product(v + p * block * g.c, tiles, weights + p * panels * g.c * kPanel, m + p * block * g.o, g);
     for (i64 t = 0; t < tiles; t++) transform_output(m + t * g.o, block * g.o, y, g, t0 + t);
   }
 }
@@ -193,9 +198,8 @@ static void weight_gradient(const float* x, const float* dy, float* du, const Ti
       transform_gradient(dy, g, t0 + t, d + t * kPanel, block * kPanel, panels * block * kPanel);
     }
     for (i64 p = 0; p < kPoints; p++)
-      for (i64 panel = 0; panel < panels; panel++)
-        headrace::weight_gradient(v + p * block * g.c, {1, 1, tiles, 0, 0, g.c}, g.c,
-                                  d + (p * panels + panel) * block * kPanel, du + p * g.c * g.o, g.o, panel);
+      headrace::weight_gradient(v + p * block * g.c, {1, 1, tiles, 0, 0, g.c}, g.c, {0, g.c},
+                                d + p * panels * block * kPanel, block * kPanel, {0, panels}, du + p * g.c * g.o, g.o);
   }
 }
 
