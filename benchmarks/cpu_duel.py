@@ -3,19 +3,22 @@
     python benchmarks/cpu_duel.py --torch PYTHON resnet50:8:torch,torch_compile,headrace,headrace_off
 
 A job is NETWORK:BATCH:SIDES. The sides take turns, `--rounds` times `--steps` steps, so that a busy machine troubles
-them alike. For each side the best and the median step, the CPU time of the best step, and the ratios to the first side
-that is PyTorch's are printed as a JSON line. The step is forward, backward and SGD with momentum on a fixed random
-batch; PyTorch's images are channels last. `headrace_off` leaves convolutions to XLA, `headrace_direct` uses no
-Winograd, `headrace_eval` and `torch_eval` (and `torch_compile_eval`) are the forward pass alone. `--torch` is a Python
-with torch and, for other networks than the CIFAR ResNets, torchvision.
+them alike. For each side a step of the best and of the median round, the CPU time and page faults of a step of the best
+round, and the ratios to the first side that is not Headrace's are printed as a JSON line. The step is forward, backward
+and SGD with momentum on a fixed random batch, a round of ours one call of the device loop, as in training; PyTorch's
+images are channels last. `headrace_off` leaves convolutions to XLA, `headrace_direct` uses no Winograd, `headrace_eval`,
+`torch_eval`, `torch_compile_eval` and `onnx_eval` (onnxruntime, the network exported by torch) are the forward pass
+alone. `--torch` is a Python with torch and, for other networks than the CIFAR ResNets, torchvision.
 """
 
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,8 +28,8 @@ HERE = Path(__file__).parent
 MODES = {"headrace": "auto", "headrace_off": "off", "headrace_direct": "no-winograd"}
 
 
-def headrace_step(model: str, batch: int, side: str) -> Callable[[], None]:
-    """Return a step of a network here; it keeps its state."""
+def headrace_steps(model: str, batch: int, side: str) -> Callable[[int], None]:
+    """Return a function that takes that many steps of a network here; it keeps its state."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -43,30 +46,48 @@ def headrace_step(model: str, batch: int, side: str) -> Callable[[], None]:
     if side.endswith("_eval"):
         ctx = Ctx(train=False, cpu_kernels=mode)
         forward = jax.jit(lambda params, stats, x: network.apply(params, stats, x, ctx)[0])
-        return lambda: jax.block_until_ready(forward(*state[:2], images))
-    program = jax.jit(make_step(network, jnp.float32, mode), donate_argnums=0)
+        return repeated(lambda: jax.block_until_ready(forward(*state[:2], images)))
+    step = make_step(network, jnp.float32, mode)
 
-    def step() -> None:
+    def loop(state: Any, data: Any, count: Any) -> Any:
+        return jax.lax.fori_loop(0, count, lambda _, carry: step(carry[0], data), (state, jnp.float32(0)))
+
+    program = jax.jit(loop, donate_argnums=0)
+
+    def steps(count: int) -> None:
         nonlocal state
-        state, loss = program(state, (images, labels))
+        state, loss = program(state, (images, labels), count)
         jax.block_until_ready((state, loss))
 
-    return step
+    return steps
 
 
-def torch_step(model: str, batch: int, side: str) -> Callable[[], None]:
-    """Return the same step in PyTorch."""
+def repeated(step: Callable[[], Any]) -> Callable[[int], None]:
+    """Return a function that calls `step` that many times."""
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            step()
+
+    return steps
+
+
+def torch_steps(model: str, batch: int, side: str) -> Callable[[int], None]:
+    """Return the same for PyTorch, or for onnxruntime with PyTorch's network."""
     import torch  # pyright: ignore[reportMissingImports]
 
     sys.path.insert(0, str(HERE.parent / "tests" / "weights"))
     from torch_side import build  # pyright: ignore[reportMissingImports]
 
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    num_threads = len(os.sched_getaffinity(0))
+    torch.set_num_threads(num_threads)
     cifar = model.startswith("cifar_resnet")
     net = build("cifar", model.removeprefix("cifar_resnet") + "-end") if cifar else build("torchvision", model)
-    net = net.to(memory_format=torch.channels_last)
     size, classes = (32, 10) if cifar else (224, 1000)
-    images = torch.randn(batch, 3, size, size).to(memory_format=torch.channels_last)
+    images = torch.randn(batch, 3, size, size)
+    if side == "onnx_eval":
+        return onnx_steps(net.eval(), images, num_threads)
+    net, images = (item.to(memory_format=torch.channels_last) for item in (net, images))
     labels = torch.randint(0, classes, (batch,))
     forward = torch.compile(net) if "compile" in side else net
     if side.endswith("_eval"):
@@ -76,7 +97,7 @@ def torch_step(model: str, batch: int, side: str) -> Callable[[], None]:
             with torch.inference_mode():
                 forward(images)
 
-        return infer
+        return repeated(infer)
     net.train()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
 
@@ -85,30 +106,44 @@ def torch_step(model: str, batch: int, side: str) -> Callable[[], None]:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    return step
+    return repeated(step)
+
+
+def onnx_steps(net: Any, images: Any, num_threads: int) -> Callable[[int], None]:
+    """Export the network with its batch norms folded, as onnxruntime's own optimizer leaves it; return its steps."""
+    import onnxruntime  # pyright: ignore[reportMissingImports]
+    import torch  # pyright: ignore[reportMissingImports]
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder, "network.onnx"))
+        torch.onnx.export(net, (images,), path, input_names=["images"], dynamo=False)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = num_threads
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    feed = {"images": images.numpy()}
+    return repeated(lambda: session.run(None, feed))
 
 
 def serve(model: str, batch: int, side: str) -> None:
-    """Be one side: for each number read, take that many steps and print the seconds of wall clock and of CPU."""
-    step = (torch_step if side.startswith("torch") else headrace_step)(model, batch, side)
-    step()
-    step()
+    """Be one side: for each number read, take that many steps and print seconds, CPU seconds and page faults of one."""
+    steps = (headrace_steps if side.startswith("headrace") else torch_steps)(model, batch, side)
+    steps(1)
+    steps(2)
     print("ready", flush=True)
     for line in sys.stdin:
-        wall, cpu = [], []
-        for _ in range(int(line)):
-            start, start_cpu = time.perf_counter(), time.process_time()
-            step()
-            wall.append(time.perf_counter() - start)
-            cpu.append(time.process_time() - start_cpu)
-        print(json.dumps([wall, cpu]), flush=True)
+        count = int(line)
+        start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
+        steps(count)
+        wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF)
+        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        print(json.dumps([wall / count, cpu / count, (after.ru_minflt - before.ru_minflt) / count]), flush=True)
 
 
 def duel(model: str, batch: int, sides: list[str], args: argparse.Namespace) -> dict[str, Any]:
     """Let the sides of a job take turns; return their figures."""
     children: dict[str, Any] = {}
     for side in sides:
-        python = args.torch if side.startswith("torch") else sys.executable
+        python = sys.executable if side.startswith("headrace") else args.torch
         command = [python, __file__, "--serve", model, str(batch), side]
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=args.errors, text=True)
         assert child.stdout is not None
@@ -116,31 +151,29 @@ def duel(model: str, batch: int, sides: list[str], args: argparse.Namespace) -> 
             children[side] = child
         else:
             print(f"{model}: {side} does not run", file=sys.stderr)
-    wall: dict[str, list[float]] = {side: [] for side in children}
-    cpu: dict[str, list[float]] = {side: [] for side in children}
+    rounds: dict[str, list[list[float]]] = {side: [] for side in children}
     for _ in range(args.rounds):
         for side, child in children.items():
             child.stdin.write(f"{args.steps}\n")
             child.stdin.flush()
-            seconds, cpu_seconds = json.loads(child.stdout.readline())
-            wall[side] += seconds
-            cpu[side] += cpu_seconds
+            rounds[side].append(json.loads(child.stdout.readline()))
     for child in children.values():
         child.stdin.close()
         child.wait()
-    figures = {
-        side: {
-            "best_ms": round(1000 * min(wall[side]), 2),
-            "median_ms": round(1000 * statistics.median(wall[side]), 2),
-            "cpu_ms": round(1000 * min(cpu[side]), 2),
+    figures: dict[str, Any] = {}
+    for side, found in rounds.items():
+        wall, cpu, faults = zip(*found, strict=True)
+        figures[side] = {
+            "best_ms": round(1000 * min(wall), 2),
+            "median_ms": round(1000 * statistics.median(wall), 2),
+            "cpu_ms": round(1000 * min(cpu), 2),
+            "faults": round(min(faults)),
         }
-        for side in children
-    }
-    base = next((figures[side] for side in children if side.startswith("torch")), None)
+    base = next((figures[side] for side in children if not side.startswith("headrace")), None)
     if base is not None:
-        for found in figures.values():
-            found["speed"] = {
-                key: round(base[key] / max(found[key], 1e-9), 2) for key in ("best_ms", "median_ms", "cpu_ms")
+        for row in figures.values():
+            row["speed"] = {
+                key: round(base[key] / max(row[key], 1e-9), 2) for key in ("best_ms", "median_ms", "cpu_ms")
             }
     return {"model": model, "batch": batch, "load": round(os.getloadavg()[0], 1)} | figures
 
