@@ -5,10 +5,10 @@
 A job is NETWORK:BATCH:SIDES. The sides take turns, `--rounds` times `--steps` steps, so that a busy machine troubles
 them alike. For each side a step of the best and of the median round, the CPU time and page faults of a step of the best
 round, and the ratios to the first side that is not Headrace's are printed as a JSON line. The step is forward, backward
-and SGD with momentum on a fixed random batch, a round of ours one call of the device loop, as in training; PyTorch's
-images are channels last. `headrace_off` leaves convolutions to XLA, `headrace_direct` uses no Winograd, `headrace_eval`,
-`torch_eval`, `torch_compile_eval` and `onnx_eval` (onnxruntime, the network exported by torch) are the forward pass
-alone. `--torch` is a Python with torch and, for other networks than the CIFAR ResNets, torchvision.
+and SGD with momentum on a fixed random batch; a round of ours is one call of the device loop, as in training, and
+PyTorch's images are channels last. `headrace_off` leaves convolutions to XLA, `headrace_direct` uses no Winograd.
+`headrace_eval`, `torch_eval`, `torch_compile_eval` and `onnx_eval` (onnxruntime, the network exported by torch) are the
+forward pass alone. `--torch` is a Python with torch and, for other networks than the CIFAR ResNets, torchvision.
 """
 
 import argparse
