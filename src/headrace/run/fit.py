@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,9 @@ from headrace.config.load import Resolved, to_flat
 from headrace.config.section_compiler import describe_without_effect
 from headrace.core import __version__
 from headrace.core.errors import ConfigError
-from headrace.data.dataset import DataInfo, open_dataset
+from headrace.data.dataset import DataInfo, DataSet, open_dataset
 from headrace.data.decoding.jpeg import describe_slower
-from headrace.data.feeding.feed import FeedOptions
+from headrace.data.feeding.feed import FeedOptions, TrainFeed
 from headrace.data.sets.file_problem import FILE as BAD_FILE
 from headrace.data.sets.source import first_samples
 from headrace.data.verify import refuse_problems
@@ -27,7 +27,8 @@ from headrace.engine.compiler import describe_compiler_options
 from headrace.engine.devices import show_devices, start_devices, use_compilation_cache
 from headrace.engine.pipeline.dispatch import Dispatcher
 from headrace.engine.pipeline.state_placement import host_memory_of
-from headrace.engine.state import evaluated_weights
+from headrace.engine.state import State, evaluated_weights
+from headrace.engine.step import Metrics
 from headrace.job import Restart, check_consistency, current_group, report_lost_process, watch_progress
 from headrace.plan.steps import describe_sizes
 from headrace.reference.entrance import override
@@ -56,7 +57,7 @@ from headrace.run.directory import (
     write_run,
 )
 from headrace.run.evaluation import Validator
-from headrace.run.interrupt import listen
+from headrace.run.interrupt import Interrupt, listen
 from headrace.run.memory_advice import advise_on_memory
 from headrace.run.metric_totals import CallReader, passing_failure_to
 from headrace.run.profiling import FOLDER, CallProfile, describe_profile, trace_schedule, with_measured_blocks
@@ -83,7 +84,7 @@ from headrace.telemetry.console import make_console
 from headrace.telemetry.records import RunStart
 from headrace.telemetry.sinks import Sinks, WarningSink, open_sinks
 from headrace.telemetry.trackers import RunDescription, make_trackers, refuse_missing
-from headrace.weights.convert import table_lines
+from headrace.weights.convert import LoadedWeights, table_lines
 
 
 def train(resolved: Resolved, custom: CustomParts = NOTHING) -> RunResult:
@@ -94,6 +95,7 @@ def train(resolved: Resolved, custom: CustomParts = NOTHING) -> RunResult:
             rule="It takes a configuration, as headrace.resolve returns it.",
             remedy='With options, use headrace.Model("resnet50", ...).fit(PATH, epochs=3).',
         )
+    # First of all, since what follows may measure blocks for minutes.
     current_group().on_first_process(lambda: refuse_taken(resolved.config))
     settled = with_measured_blocks(settle(resolved, custom), custom)
     return fit(with_absolute_paths(settled), None, custom)
@@ -110,6 +112,7 @@ def train_or_resume(resolved: Resolved, options: Mapping[str, Any], restart: Res
         )
     path = Path(logging.log_dir) / logging.run_name
     notes = (restart.note,) if restart and restart.number else ()
+    # Under --max-restarts the first attempt starts anew, all others resume.
     may_resume = logging.resume == "auto" or bool(notes)
     if not may_resume or not group.broadcast(group.on_first_process((path / "config.json").is_file)):
         return train(replace(resolved, warnings=(*notes, *resolved.warnings)))
@@ -132,8 +135,9 @@ def resume(
     with ExitStack() as stack:
         before, saved = read_run_together(group, Path(path), given=custom.parts)
         resolved = override(saved, overrides or {})
-        if resolved.origins["num_replicas"].is_given:  # unless asked, a run goes on with one, whatever the machine has
+        if resolved.origins["num_replicas"].is_given:  # else a resumed run keeps its number, whatever the machine has
             resolved = with_replicas(resolved, custom)
+        # With other replicas the batch of a step must stay: accumulation makes up for the difference.
         resolved = with_absolute_paths(with_batch_of(saved, resolved, custom))
         steps = refuse_other_run(saved, resolved, custom)
         directory = layout(before.path, resolved.config)
@@ -155,26 +159,10 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
     """Train, validate and save as the configuration says. What can be refused is refused before a file is made."""
     timeline, times = Timeline(), StartTimes()
     config, group = resolved.config, current_group()
-    refuse_missing(config.logging)
     progress = watch_progress()
-
-    # Without a device: the dataset's shape, the network, the plan. Then the data itself.
-    design = design_run(config, custom, group.num_processes)
-    resolved = with_chosen_decoding(resolved, design.info)
-    if config.data.verify_dataset and not custom.dataset:
-        group.on_first_process(lambda: refuse_problems(config.data))
-    dataset = custom.dataset or open_dataset(config.data, config.run.seed)
-    if config.run.dry_run_steps:
-        dataset = replace(dataset, validation=first_samples(dataset.validation, design.plan.validation.num_samples))
-    step, identity = restored.step if restored else 0, dataset_identity(dataset)
-    if restored:
-        refuse_changed_dataset(restored, identity)
+    prepared = _prepare(resolved, restored, custom)
+    design, dataset, step = prepared.design, prepared.dataset, prepared.step
     plan, steps = design.plan, design.plan.steps
-    adopted = adopt_weights(design) if restored is None or restored.arrays is None else None
-    options = plan.feed
-    # Options first: their names explain a difference better than those of what follows from them.
-    check_consistency(group, given_facts(design))
-    check_consistency(group, derived_facts(design, dataset, step))
     times.end("dataset")
 
     # The devices, and the state that they start from.
@@ -182,58 +170,18 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
     show_devices(config.run.first_device, plan.num_devices // group.num_processes)
     devices = start_devices(config.run.platform, plan.num_devices, group.num_processes)
     times.end("devices")
-    calls = Calls(design, options, dataset, devices, step)
-    executor = calls.executor
-    group.connect_devices(executor.meshes, config.model.dbn_replica_group_size)
-    state = starting_state(design, (adopted.params, adopted.stats) if adopted else custom.weights)
-    if restored and restored.arrays is not None:
-        arrays, blank = restored.arrays, state
-        state = group.on_first_process(lambda: restore_tree(arrays, blank)) or blank
-    state = group.broadcast_arrays(state)
+    calls = Calls(design, plan.feed, dataset, devices, step)
+    # Before the first compilation: gloo gives up when a peer is 30 s late for a first exchange.
+    group.connect_devices(calls.executor.meshes, config.model.dbn_replica_group_size)
+    state = _first_state(prepared)
 
     with ExitStack() as stack:
         # From here on the run writes: its directory, records, checkpoints. Only process 0 does.
         interrupt = stack.enter_context(listen(quiet=not group.is_first))
         stack.enter_context(progress)
-
-        def open_run() -> tuple[RunDirectory, Past, Sinks]:
-            if restored is None:
-                directory, past = make_directory(config, f"{design.network.name}-{design.info.name}"), Past()
-                stack.enter_context(directory.held())
-            else:
-                directory, past = restored.directory, rewind_run(restored, config.checkpoint.keep_best)
-            if dataset.bad is not None:
-                dataset.bad.write_to(directory.path / BAD_FILE)
-            write_run(directory, saved_form(resolved, custom.record()), plan.to_dict(), sys.argv[1:])
-            if adopted is not None:
-                write_table(directory, adopted)
-            console = make_console(config.logging.progress, past.records)
-            trackers = partial(make_trackers, config.logging, _about(design, directory.path, step))
-            sinks = open_sinks(directory.path, console, trackers=trackers, check=directory.check)
-            return directory, past, stack.enter_context(closing(sinks))
-
-        opened = group.on_first_process(open_run)
-        path = group.broadcast(str(opened[0].path) if opened else None)
-        directory, past, sinks = opened or (layout(Path(path), config), Past(), Sinks([WarningSink(group.process)]))
-        callbacks = design.callbacks()
-        recorder = RunRecorder(resolved, design, directory, sinks, timeline, callbacks=callbacks, writes=group.is_first)
-        recorder.dataset_identity, recorder.start_times = identity, times.seconds
-        recorder.moved = progress.moved
-        if restored is not None:
-            recorder.continue_from(restored, past)
-        sinks.write(_run_start(design, devices, step))
-        warnings = [*resolved.warnings, *plan.warnings, *dataset.info.remarks, *(restored.notes if restored else ())]
-        if config.run.dry_run_steps:
-            few = plan.validation.num_samples
-            warnings.append(f"a trial: its accuracies are those of the first {few} validation images, and say nothing")
-        notes = [*resolved.notes, _describe(dataset.info, options), *_hints(design, devices, resolved)]
-        if adopted is not None:
-            notes = [*table_lines(adopted), *notes]
-            warnings += [hint] if (hint := dialect_hint(config, design.network.name, adopted)) else []
-        for text in warnings if group.is_first else ():
-            recorder.note(text, "warning")
-        for text in (*notes, f"run directory: {directory.path}"):
-            recorder.note(text)
+        recorder, directory = _open_recorder(prepared, stack, timeline, devices)
+        recorder.start_times, recorder.moved = times.seconds, progress.moved
+        _say_first(prepared, recorder, devices, directory)
 
         ending = stack.enter_context(recorder.ending())  # writes the last record however the run ends
         stack.enter_context(advise_on_memory(design, validates=not config.run.training))
@@ -241,13 +189,15 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
         times.end("state")
         # Compile before anything is run, so that its time stays apart.
         to_train = config.run.training and step < steps.total_steps
+        # A process may have been killed after a checkpoint and before the validation due there.
         due = config.validation.validation and (steps.validation_due(step) or not config.run.training)
         to_validate = group.broadcast(bool(due and recorder.missing_validation(step, evaluated_weights(state))))
         length = CallLength(config.batch.call_seconds, steps.steps_per_call)
         validator, feed, compiling = None, None, None
         if to_train:
-            state = executor.place(state)
-            feed = stack.enter_context(closing(open_feed(design, dataset, options, executor, step, length.steps)))
+            state = calls.executor.place(state)
+            feed = open_feed(design, dataset, plan.feed, calls.executor, step, length.steps)
+            stack.enter_context(closing(feed))
             # In a thread: meanwhile images are read and validation is compiled. Several processes compile in one order.
             compiler = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="compile"))
             compiling = compiler.submit(calls.compile, state, feed)
@@ -261,79 +211,223 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
             if to_validate:  # nothing to train, or killed between a checkpoint and the end of its validation
                 recorder.validated(step, validator, recorder.start_validation(validator, state))
 
-        if adopted is not None and not config.run.training and config.checkpoint.checkpoints:
+        if prepared.adopted is not None and not config.run.training and config.checkpoint.checkpoints:
             recorder.save(state, step)  # imported weights become a checkpoint, to predict with and to export
-        if feed and compiling:
-            programs = compiling.result()
-            for what, compiled in programs:
-                recorder.compiled(what, compiled)
-            times.end("compile", trace=sum(compiled.trace_seconds for _, compiled in programs))
-            with timeline.measure("wait"):  # a set that is kept on the device is decoded whole before the first call
-                block, resident = feed.next(), feed.resident
-            times.end("first_block")
-            if config.pipeline.trace_schedule and isinstance(executor, Dispatcher) and plan.pipeline:
-                place = directory.path if group.is_first else None
-                for text in trace_schedule(executor, plan.pipeline, (state, resident, block), place):
-                    recorder.note(text)
-            if config.run.compile_only:
-                return ending.reach("compiled")
-
-            # The calls. While one runs, the results of the one before it are read and recorded.
-            reader = stack.enter_context(closing(CallReader(partial(recorder.read_call, validator=validator))))
-            wanted = config.run.profile and group.is_first
-            profile = stack.enter_context(closing(CallProfile(directory.path / FOLDER, wanted=wanted)))
-            recorder.begin()
-            sinks.advance(step)
-
-            def stop() -> str | None:
-                return group.agree_to_stop(interrupt.signal_name or (callbacks.reason and CALLBACK + callbacks.reason))
-
-            why = stop()
-            while step < steps.total_steps and not why:
-                num_steps, launched = feed.num_steps, time.perf_counter()
-                profile.launching()
-                state, metrics = calls.at(step)(state, resident, block, num_steps)
-                profile.called(metrics, num_steps)
-                step += num_steps
-                validating = Future() if validator and steps.validation_due(step) else None
-                call = InFlight(
-                    last_step=step,
-                    num_steps=num_steps,
-                    metrics=metrics,
-                    launched=launched,
-                    ended=recorder.when_ready(metrics),
-                    copy=executor.copy_to_save(state) if steps.checkpoint_due(step) else None,
-                    evaluation=validating,
-                )
-                reader.submit(call)
-                if validator and validating:
-                    with passing_failure_to(validating):  # the reader must not wait for a validation that failed
-                        validating.set_result(recorder.start_validation(validator, state))
-                epoch_ends = step % steps.updates_per_epoch == 0
-                decides = callbacks.decide_after(epoch_ends=epoch_ends, validated=validating is not None)
-                reader.keep_up(behind=0 if decides else 1)
-                why = stop() if step < steps.total_steps else None
-                if step < steps.total_steps and not why:
-                    feed.limit(group.broadcast(profile.limit(length.update(recorder.step_seconds))))
-                    with timeline.measure("wait"):
-                        block = feed.next(metrics["loss"])
-                    why = stop()
-            reader.drain()
-            recorder.fed(feed.stats, options)
-            for text in describe_profile(profile, design, devices) if wanted else ():
+        if not feed or not compiling:
+            return replace(ending.reach("finished"), state=state)
+        programs = compiling.result()
+        for what, compiled in programs:
+            recorder.compiled(what, compiled)
+        times.end("compile", trace=sum(compiled.trace_seconds for _, compiled in programs))
+        with timeline.measure("wait"):  # a set that is kept on the device is decoded whole before the first call
+            block, resident = feed.next(), feed.resident
+        times.end("first_block")
+        if config.pipeline.trace_schedule and isinstance(calls.executor, Dispatcher) and plan.pipeline:
+            place = directory.path if group.is_first else None
+            for text in trace_schedule(calls.executor, plan.pipeline, (state, resident, block), place):
                 recorder.note(text)
-            if dataset.bad:
-                recorder.note(dataset.bad.describe(), "warning")
+        if config.run.compile_only:
+            return ending.reach("compiled")
 
-            # Asked to stop, by a callback or a signal. The call is finished: save it, and `headrace resume` continues.
-            if step < steps.total_steps and why and why.startswith(CALLBACK):
-                reason = why.removeprefix(CALLBACK)
-                recorder.save_stopped(reason, executor.copy_to_save(state))
-                return replace(ending.reach("stopped", reason), state=state)
-            if step < steps.total_steps:
-                recorder.save_interrupted(why or "", executor.copy_to_save(state))
-                return replace(ending.reach("interrupted"), state=state)
-        return replace(ending.reach("finished"), state=state)
+        reader = stack.enter_context(closing(CallReader(partial(recorder.read_call, validator=validator))))
+        wanted = config.run.profile and group.is_first
+        profile = stack.enter_context(closing(CallProfile(directory.path / FOLDER, wanted=wanted)))
+        training = _Training(prepared, calls, feed, recorder, validator, reader, profile, length, interrupt)
+        state, stopped_by = training.run(state, block)
+        recorder.fed(feed.stats, plan.feed)
+        for text in describe_profile(profile, design, devices) if wanted else ():
+            recorder.note(text)
+        if dataset.bad:
+            recorder.note(dataset.bad.describe(), "warning")
+        if stopped_by is None:
+            return replace(ending.reach("finished"), state=state)
+        # Asked to stop, by a callback or a signal. The call is finished: save it, and `headrace resume` continues.
+        if stopped_by.startswith(CALLBACK):
+            reason = stopped_by.removeprefix(CALLBACK)
+            recorder.save_stopped(reason, calls.executor.copy_to_save(state))
+            return replace(ending.reach("stopped", reason), state=state)
+        recorder.save_interrupted(stopped_by, calls.executor.copy_to_save(state))
+        return replace(ending.reach("interrupted"), state=state)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Prepared:
+    """A run before it uses a device: everything that can be refused has been."""
+
+    resolved: Resolved
+    restored: Restored | None
+    design: Design
+    dataset: DataSet
+    identity: Mapping[str, Any]  # of the dataset
+    adopted: LoadedWeights | None  # weights of a file or another run to start from
+
+    @property
+    def step(self) -> int:
+        """The number of steps done before."""
+        return self.restored.step if self.restored else 0
+
+
+def _prepare(resolved: Resolved, restored: Restored | None, custom: CustomParts) -> _Prepared:
+    """Derive network and plan from the dataset's shape, then open the data itself; compare with the other processes."""
+    config, group = resolved.config, current_group()
+    refuse_missing(config.logging)
+    design = design_run(config, custom, group.num_processes)
+    if config.data.verify_dataset and not custom.dataset:
+        group.on_first_process(lambda: refuse_problems(config.data))
+    dataset = custom.dataset or open_dataset(config.data, config.run.seed)
+    if config.run.dry_run_steps:
+        dataset = replace(dataset, validation=first_samples(dataset.validation, design.plan.validation.num_samples))
+    identity = dataset_identity(dataset)
+    if restored:
+        refuse_changed_dataset(restored, identity)
+    prepared = _Prepared(
+        resolved=with_chosen_decoding(resolved, design.info),
+        restored=restored,
+        design=design,
+        dataset=dataset,
+        identity=identity,
+        adopted=adopt_weights(design) if restored is None or restored.arrays is None else None,
+    )
+    # Options first: their names explain a difference better than those of what follows from them.
+    check_consistency(group, given_facts(design))
+    check_consistency(group, derived_facts(design, dataset, prepared.step))
+    return prepared
+
+
+def _first_state(prepared: _Prepared) -> State:
+    """Return the state to start from, in host memory; every process gets that of process 0, bit by bit."""
+    design, adopted, restored, group = prepared.design, prepared.adopted, prepared.restored, current_group()
+    state = starting_state(design, (adopted.params, adopted.stats) if adopted else design.custom.weights)
+    if restored and restored.arrays is not None:
+        arrays, blank = restored.arrays, state
+        state = group.on_first_process(lambda: restore_tree(arrays, blank)) or blank
+    return group.broadcast_arrays(state)
+
+
+def _open_recorder(
+    prepared: _Prepared, stack: ExitStack, timeline: Timeline, devices: list[Any]
+) -> tuple[RunRecorder, RunDirectory]:
+    """Make the run directory, or rewind it to the step to resume from, and open what is written there."""
+    restored, design, dataset, group = prepared.restored, prepared.design, prepared.dataset, current_group()
+    config = design.config
+
+    def open_run() -> tuple[RunDirectory, Past, Sinks]:
+        if restored is None:
+            directory, past = make_directory(config, f"{design.network.name}-{design.info.name}"), Past()
+            stack.enter_context(directory.held())
+        else:
+            directory, past = restored.directory, rewind_run(restored, config.checkpoint.keep_best)
+        if dataset.bad is not None:
+            dataset.bad.write_to(directory.path / BAD_FILE)
+        saved = saved_form(prepared.resolved, design.custom.record())
+        write_run(directory, saved, design.plan.to_dict(), sys.argv[1:])
+        if prepared.adopted is not None:
+            write_table(directory, prepared.adopted)
+        console = make_console(config.logging.progress, past.records)
+        trackers = partial(make_trackers, config.logging, _about(design, directory.path, prepared.step))
+        sinks = open_sinks(directory.path, console, trackers=trackers, check=directory.check)
+        return directory, past, stack.enter_context(closing(sinks))
+
+    # Only process 0 makes files. The others learn the path from it: its name contains the time.
+    opened = group.on_first_process(open_run)
+    path = group.broadcast(str(opened[0].path) if opened else None)
+    directory, past, sinks = opened or (layout(Path(path), config), Past(), Sinks([WarningSink(group.process)]))
+    recorder = RunRecorder(
+        prepared.resolved, design, directory, sinks, timeline, callbacks=design.callbacks(), writes=group.is_first
+    )
+    recorder.dataset_identity = prepared.identity
+    if restored is not None:
+        recorder.continue_from(restored, past)
+    sinks.write(_run_start(design, devices, prepared.step))
+    return recorder, directory
+
+
+def _say_first(prepared: _Prepared, recorder: RunRecorder, devices: list[Any], directory: RunDirectory) -> None:
+    """Record what a user should read before the run takes its time: warnings, then notes."""
+    resolved, restored, design, adopted = prepared.resolved, prepared.restored, prepared.design, prepared.adopted
+    config, info = design.config, prepared.dataset.info
+    warnings = [*resolved.warnings, *design.plan.warnings, *info.remarks, *(restored.notes if restored else ())]
+    if config.run.dry_run_steps:
+        few = design.plan.validation.num_samples
+        warnings.append(f"a trial: its accuracies are those of the first {few} validation images, and say nothing")
+    notes = [*resolved.notes, _describe(info, design.plan.feed), *_hints(design, devices, resolved)]
+    if adopted is not None:
+        notes = [*table_lines(adopted), *notes]
+        warnings += [hint] if (hint := dialect_hint(config, design.network.name, adopted)) else []
+    # Processes other than the first print warnings; those that all of them would print are said once.
+    for text in warnings if current_group().is_first else ():
+        recorder.note(text, "warning")
+    for text in (*notes, f"run directory: {directory.path}"):
+        recorder.note(text)
+
+
+@dataclass(frozen=True)
+class _Training:
+    """The calls of a run. While one runs, the results of the one before it are read and recorded."""
+
+    prepared: _Prepared
+    calls: Calls
+    feed: TrainFeed
+    recorder: RunRecorder
+    validator: Validator | None
+    reader: CallReader
+    profile: CallProfile
+    length: CallLength
+    interrupt: Interrupt
+
+    def run(self, state: State, block: Any) -> tuple[State, str | None]:
+        """Run calls until the planned end, or until a signal or a callback asks to stop; say which."""
+        step, total_steps, group = self.prepared.step, self.prepared.design.plan.steps.total_steps, current_group()
+        self.recorder.begin()
+        stopped_by = self._asked_to_stop()
+        while step < total_steps and not stopped_by:
+            step, state, metrics = self._call(step, state, block)
+            stopped_by = self._asked_to_stop() if step < total_steps else None
+            if step < total_steps and not stopped_by:
+                # All processes must launch calls of the same length: the first one's measurement decides.
+                limit = self.profile.limit(self.length.update(self.recorder.step_seconds))
+                self.feed.limit(group.broadcast(limit))
+                with self.recorder.timeline.measure("wait"):
+                    block = self.feed.next(metrics["loss"])
+                stopped_by = self._asked_to_stop()  # waiting may have taken long
+        self.reader.drain()
+        return state, (stopped_by or "") if step < total_steps else None
+
+    def _call(self, step: int, state: State, block: Any) -> tuple[int, State, Metrics]:
+        """Launch a call and what is due after it, and hand both to the thread that reads results."""
+        steps, callbacks = self.prepared.design.plan.steps, self.recorder.callbacks
+        num_steps, launched = self.feed.num_steps, time.perf_counter()
+        self.profile.launching()
+        state, metrics = self.calls.at(step)(state, self.feed.resident, block, num_steps)
+        self.profile.called(metrics, num_steps)
+        step += num_steps
+        validating = Future() if self.validator and steps.validation_due(step) else None
+        call = InFlight(
+            last_step=step,
+            num_steps=num_steps,
+            metrics=metrics,
+            launched=launched,
+            ended=self.recorder.when_ready(metrics),
+            # Copied on the devices right behind the call: the next one takes over the state's memory.
+            copy=self.calls.executor.copy_to_save(state) if steps.checkpoint_due(step) else None,
+            evaluation=validating,
+        )
+        # Before the validation is launched: on a GPU launching takes as long as running, and the call's results
+        # need not wait for that.
+        self.reader.submit(call)
+        if self.validator and validating:
+            with passing_failure_to(validating):  # the reader must not wait for a validation that failed
+                validating.set_result(self.recorder.start_validation(self.validator, state))
+        epoch_ends = step % steps.updates_per_epoch == 0
+        decides = callbacks.decide_after(epoch_ends=epoch_ends, validated=validating is not None)
+        self.reader.keep_up(behind=0 if decides else 1)
+        return step, state, metrics
+
+    def _asked_to_stop(self) -> str | None:
+        """Return why to stop before the next call, the same in all processes."""
+        callbacks = self.recorder.callbacks
+        reason = self.interrupt.signal_name or (callbacks.reason and CALLBACK + callbacks.reason)
+        return current_group().agree_to_stop(reason)
 
 
 def _describe(info: DataInfo, options: FeedOptions) -> str:

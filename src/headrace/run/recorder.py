@@ -96,6 +96,7 @@ class RunRecorder:
     ) -> None:
         keep = resolved.config.checkpoint
         self.timeline = timeline
+        # Before the saver, which asks it what to keep after every save.
         self.best = BestCheckpoints(directory.checkpoints, keep.keep_best)
         self.saver = Saver(
             directory.checkpoints,
@@ -127,7 +128,9 @@ class RunRecorder:
 
     def continue_from(self, restored: Restored, past: Past) -> None:
         """Start with the counters of the earlier process of the run."""
-        self._elapsed_before = restored.elapsed_seconds
+        # A validation of the restored step may have ended after its checkpoint was saved: that time was spent, too.
+        ended = [record.elapsed_seconds or 0.0 for record in past.validations]
+        self._elapsed_before = max([restored.elapsed_seconds, *ended])
         self.step = self._saved_step = restored.step
         self.totals.continue_from(restored.unlogged, past.skipped_steps)
         self.validations = past.validations
@@ -138,6 +141,7 @@ class RunRecorder:
         self._first_wait = self.timeline.seconds()["wait"]
         self._began = time.perf_counter()
         self._device_clock = DeviceClock(self.timeline, self._began)
+        self._sinks.advance(self.step)
 
     @property
     def elapsed(self) -> float:
@@ -157,6 +161,7 @@ class RunRecorder:
             return ready
 
         def wait() -> Moment:
+            # The results were there before this thread got to them: then the end lies between the launch and now.
             late = all(leaf.is_ready() for leaf in leaves)
             jax.block_until_ready(leaves)
             now = time.perf_counter()
@@ -170,13 +175,17 @@ class RunRecorder:
         self.moved()
         found = jax.device_get(call.metrics)
         histograms = found.pop(HISTOGRAMS, {})
+        # The arrays have a row for every step that a call may have; rows behind the last step are 0.
         metrics = {name: rows[: call.num_steps] for name, rows in found.items()}
+        # Without the time in which the devices waited: the length of calls follows from what a step takes, not from
+        # its input.
         self.step_seconds = max(took.busy, 1e-6) / call.num_steps
         self.totals.add_call(call.last_step, metrics, took)
         self.step = call.last_step
         images = call.num_steps * self._design.plan.batch.global_batch_size
         count = float(metrics["count"].sum())
         loss = float(metrics["loss"].sum()) / count if count else float("nan")
+        # Divided by the longest that the call may have taken: better a rate that is too low than one that is not true.
         self._sinks.advance(self.step, loss, images / most if (most := took.seconds + took.late) > 0 else None)
         if self._design.plan.steps.log_due(call.last_step):
             self.log(call.last_step)
@@ -227,6 +236,7 @@ class RunRecorder:
 
     def compiled(self, what: str, compiled: Compiled) -> None:
         """Record how long compiling took."""
+        # By its own times, since programs are compiled in threads beside each other and beside reading.
         self.timeline.add("compile", compiled.began, compiled.began + compiled.seconds)
         self._programs = CompileCounts(
             self._programs.hits + compiled.counts.hits, self._programs.misses + compiled.counts.misses
@@ -271,6 +281,7 @@ class RunRecorder:
 
     def save_interrupted(self, signal_name: str, state: State) -> None:
         """Save what an interruption would lose. Sums that no record holds yet are saved with it."""
+        # A checkpoint was due at the very step of the signal; writing it again would only take time.
         if self.step == self._saved_step:
             self.note(f"{signal_name}: stopped at step {self.step}, nothing is lost")
         elif self._resolved.config.checkpoint.checkpoints:
@@ -295,20 +306,26 @@ class RunRecorder:
             with self.saver:
                 yield ending
                 with self.timeline.measure("save"):  # the last checkpoint is still being written
+                    # Before the outcome is written: a run that says finished has its last checkpoint on the disk.
                     self.saver.wait()
             if ending.outcome in ("finished", "stopped") and self._writes:
                 self._tidy()
+        # An error for people becomes part of the records: whoever looks at the run later sees why it ended.
         except HeadraceError as error:
             ending.outcome = "failed"
             if self._writes:
                 self.note(str(error), "warning")
             raise
         finally:
+            # In `finally`, in this order: the records of checkpoints, then the end, then what is made from the
+            # records.
             self._watcher.shutdown()
             if self._writes:
                 self.record_saved()
                 self._sinks.write(self._run_end(ending))
                 self._sinks.sync()
+                # From the records on the disk, not from memory: a resumed run has the earlier part of the curve there
+                # only.
                 write_curve(self._directory.path)
                 if self._resolved.config.logging.report:
                     self._write_report()
@@ -361,8 +378,10 @@ class RunRecorder:
     def save(self, state: State, step: int) -> None:
         """Give a state to the thread that writes checkpoints."""
         if self._writes:
+            # Only what blocks counts as saving: the file is written by another thread while training continues.
             with self.timeline.measure("save"):
                 self.saver.save(flatten_named(state), self._manifest(step))
+        # Also in processes that write nothing: all must agree on whether a stopped run can be resumed.
         self._saved_step = step
         self.record_saved()
 
@@ -389,6 +408,7 @@ class RunRecorder:
 
     def missing_validation(self, step: int, weights: Collection[str]) -> set[str]:
         """Return those of the weights whose validation after `step` is not fully recorded (the process was killed)."""
+        # The report is written before the records: where it is missing, the validation was interrupted.
         if not self._report_file(step).exists():
             return set(weights)
         return set(weights) - {record.weights for record in self.validations if record.step == step}
@@ -414,6 +434,7 @@ class RunRecorder:
         if self._writes:
             self._directory.check()
             write_report(self._report_file(step), reports)
+        # After a kill between the records of raw and averaged weights only the missing one is written.
         recorded = {record.weights for record in self.validations if record.step == step}
         for weights in results:
             if weights not in recorded:
@@ -441,11 +462,13 @@ class RunRecorder:
             num_samples=report["num_samples"],
             seconds=seconds,
             images_per_second=report["num_samples"] / seconds if seconds > 0 else None,
+            # A validation between checkpoints has no weights on the disk that could be called the best.
             checkpoint=checkpoint_name(step) if step and step == self._saved_step else None,
             elapsed_seconds=self.elapsed,
         )
         self._sinks.write(record)
         self.validations.append(record)
+        # After the record: if the process dies between the two, a resume makes the list of the best from the records.
         if record.checkpoint and self._writes:
             self.best.add(record.top1, record.checkpoint, record.weights)
 
