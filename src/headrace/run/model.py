@@ -27,7 +27,6 @@ from headrace.core.errors import ConfigError
 from headrace.core.tree import flatten_named
 from headrace.data.dataset import DataSet
 from headrace.data.sets.arrays import ImageSpec, array_dataset, array_source, check_class_names
-from headrace.data.sets.image_sets import GREY_MEAN, GREY_STD, IMAGENET_MEAN, IMAGENET_STD
 from headrace.data.sets.source import first_samples
 from headrace.engine.devices import start_devices, use_compilation_cache
 from headrace.engine.multiprocess_arrays import readable
@@ -67,10 +66,14 @@ from headrace.run.model_options import (
     check_custom_options,
     full_names,
     make_network,
+    normalised_spec,
+    planned_spec,
     positive,
     refuse_named_data,
     refuse_weights,
     resolve_for_arrays,
+    spec_of,
+    square_options,
     unfitted_spec,
     without_data,
 )
@@ -151,6 +154,7 @@ class Model:
             made = make_network(network, input_shape, num_classes, name)
             self._options = check_custom_options(self._options, made)
             self.config = self._resolve(self._options).config
+            # Needed before the plan below, which names blocks.
             self._code_network = made.refined(self.config.pipeline.pipeline_splits)  # cut inside blocks, if asked to
             self._network, self._fixed_shape = self._code_network, True
             names = check_class_names(class_names, made.num_classes) if class_names is not None else ()
@@ -262,6 +266,7 @@ class Model:
         if trained is None or result.state is None or best is None:
             return
         better, step = best["weights"], best["step"]
+        # The best checkpoint is read back only if it is not the state that the run ended with, which is in memory.
         if step != trained.step:
             path = Path(best["path"])
             read = group.on_first_process(lambda: load_weights(path, self.network, self.config).weights)
@@ -294,8 +299,8 @@ class Model:
         if self._trained is None or not self._trained.step:
             options = pixels_of_weights(self._facts, images, options) | options
         spec = self._spec if self._network else array_spec(self._spec, images, labels)
-        spec = replace(spec, image_dtype="", normalization="", channel_mean=())
-        spec = replace(spec, channel_std=())
+        # What an earlier fit found of other arrays is open again: these decide it.
+        spec = replace(spec, image_dtype="", normalization="", channel_mean=(), channel_std=())
         fraction = options.get("validation_split")
         options = {name: value for name, value in options.items() if name != "validation_split"}
         if fraction is not None and validation_data is not None:
@@ -338,8 +343,8 @@ class Model:
             refuse_named_data(asked)
             config = self._resolve(asked, by_code=True).config
             dataset = self._array_evaluation(config, given.arrays)
-        objective = replace(self._objective, **({} if loss is None else {"loss": loss}))
-        objective = replace(objective, **({} if metrics is None else {"metrics": metrics}))
+        last = self._objective
+        objective = replace(last, loss=loss or last.loss, metrics=last.metrics if metrics is None else metrics)
         design = self._evaluation_design(config, dataset, objective)
         if steps is not None:
             count = positive(steps, "steps") * design.plan.validation.batch_size
@@ -412,7 +417,7 @@ class Model:
         step = make_batch_plan(self.config.batch).global_batch_size
         train_count = num_samples or self._num_samples[0] or max(1000, step)
         held_out = self._num_samples[1] if num_validation is None else num_validation
-        dataset = array_dataset(self.config.data, self._planned_spec(), None, None)
+        dataset = array_dataset(self.config.data, planned_spec(self._spec, self.network, self.config.data), None, None)
         info = replace(dataset.info, num_train=train_count, num_validation=held_out)
         custom = CustomParts(network=self.network, dataset=replace(dataset, info=info))
         resolved = self._resolve(without_data(self._options) | {"validation": held_out > 0})
@@ -527,14 +532,7 @@ class Model:
         """Return the options by which a dataset of files gets the images that the network takes."""
         if (self._network is None and not self._fixed_shape) or given.options.get("dataset") in IMAGE_SIZES:
             return {}
-        height, width, channels = self._spec.image_hwc
-        if height != width:
-            raise ConfigError(
-                f"The network takes images of {height}x{width}.",
-                rule="Image files become squares.",
-                remedy="Give arrays, or make the network for square images.",
-            )
-        return {"image_size": height, "num_channels": channels}
+        return square_options(self._spec.image_hwc)
 
     def _evaluation_options(self, image_files: bool = False) -> dict[str, Any]:
         """Return the options of an evaluation: those of the last fit, without what applies only to its kind of data."""
@@ -628,42 +626,13 @@ class Model:
     def _remember(self, design: Design) -> None:
         info = design.info
         self._network, self.config = self._code_network or design.network, design.config
-        self._spec = ImageSpec(
-            image_hwc=info.image_hwc,
-            num_classes=info.num_classes,
-            class_names=info.class_names,
-            image_dtype=info.image_dtype,
-            normalization=info.normalization,
-            channel_mean=info.channel_mean,
-            channel_std=info.channel_std,
-        )
+        self._spec = spec_of(info)
 
     def _known_spec(self) -> ImageSpec:
         """Return what images must be, with ImageNet's normalization where no training has decided it."""
-        self.network  # noqa: B018  refuses where it is not known
         spec = replace(self._spec, image_hwc=self.network.input_hwc, num_classes=self.network.num_classes)
-        if spec.normalization or self._code_network is not None:
-            return spec
-        grey = spec.image_hwc[2] == 1
-        mean, std = (GREY_MEAN, GREY_STD) if grey else (IMAGENET_MEAN, IMAGENET_STD)
-        wanted = self.config.data.wanted_normalization
-        normalization = "per-channel" if wanted == "auto" else wanted
-        return replace(spec, image_dtype="uint8", normalization=normalization, channel_mean=mean, channel_std=std)
-
-    def _planned_spec(self) -> ImageSpec:
-        """Return what is known of the images, with placeholders for what only the data can say."""
-        wanted = self.config.data.wanted_normalization
-        dtype = self._spec.image_dtype or ("uint8" if wanted not in ("auto", "none") else "float32")
-        network = self.network
-        mean, std = self._spec.channel_mean, self._spec.channel_std
-        return replace(
-            self._spec,
-            image_hwc=network.input_hwc,
-            num_classes=network.num_classes,
-            image_dtype=dtype,
-            channel_mean=mean or (0.5,) * network.input_hwc[2],
-            channel_std=std or (1.0,) * network.input_hwc[2],
-        )
+        decided = spec.normalization or self._code_network is not None
+        return spec if decided else normalised_spec(spec, self.config.data)
 
     def _float32_weights(self) -> tuple[Any, Any] | None:
         if self._trained is None:

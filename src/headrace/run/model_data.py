@@ -12,6 +12,7 @@ from headrace.config.schema import Data
 from headrace.config.section_data import DATASETS, IMAGE_DATASETS
 from headrace.core.errors import ConfigError, DataError, did_you_mean
 from headrace.data.dataset import DataInfo, DataSet, describe_dataset, open_dataset, resolved_set
+from headrace.data.decoding.crop import uncropped_side
 from headrace.data.decoding.image_source import ImageSource, ViewSpec
 from headrace.data.sets.arrays import ImageSpec
 from headrace.data.sets.file_problem import BadSamples
@@ -44,6 +45,7 @@ def given_data(data: Any, labels: Any = None, what: str = "data") -> GivenData:
         return GivenData(arrays=(data[0], data[1]))
     if isinstance(data, str | os.PathLike):
         path = Path(data).expanduser()
+        # A folder of that name wins: whoever has a folder called digits means it.
         if isinstance(data, str) and data in NAMES and not path.exists():
             return GivenData(options={"dataset": data})
         if not path.exists():
@@ -104,7 +106,7 @@ def evaluation_set(config: Data, spec: ImageSpec, named: bool) -> DataSet:
     view = ViewSpec(
         size=size,
         channels=spec.image_hwc[2],
-        shorter_side=data.eval_resize_size or (size if size < 96 else None),
+        shorter_side=data.eval_resize_size or uncropped_side(size),
         antialias=data.resize_antialias,
         bicubic=data.eval_interpolation == "bicubic",
     )
@@ -145,6 +147,7 @@ def held_out(images: Any, labels: Any, fraction: Any) -> tuple[tuple[Any, Any], 
     if not isinstance(fraction, int | float) or not 0 < fraction < 1:
         raise ConfigError(f"validation_split is {fraction!r}.", rule="It is a fraction between 0 and 1.")
     images, labels = np.asarray(images), np.asarray(labels)
+    # By position, not by seed: every fit on these arrays validates on the same images.
     mask = held_out_mask(tuple(map(str, range(len(labels)))), labels, float(fraction))
     return (images[~mask], labels[~mask]), (images[mask], labels[mask])
 

@@ -1,14 +1,17 @@
 """The options and the network that a `Model` is made with: full names, refusals, what is known before any data."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from headrace.config.field import find_option, option_names
 from headrace.config.load import NAMED_OF_DATA, Resolved, network_options
 from headrace.config.model_table import find_variant
-from headrace.config.schema import Config, all_options
+from headrace.config.schema import Config, Data, all_options
 from headrace.core.errors import ConfigError, did_you_mean
+from headrace.data.dataset import DataInfo
 from headrace.data.sets.arrays import ImageSpec, check_class_names
+from headrace.data.sets.image_sets import GREY_MEAN, GREY_STD, IMAGENET_MEAN, IMAGENET_STD
 from headrace.model.custom import custom_network
 from headrace.model.custom_block import CustomBlock
 from headrace.model.network import Network
@@ -66,6 +69,8 @@ def full_names(options: Mapping[str, Any], has_network: bool) -> dict[str, Any]:
 def resolve_for_arrays(options: Mapping[str, Any], recipe: str | None) -> Resolved:
     """Return the configuration of a run on arrays: like the digits, they define their size and their parts."""
     try:
+        # Arrays have a fixed size and their own splits, as the digits have: the same options are refused, in other
+        # words.
         return resolve_code({"dataset": "digits", **options}, recipe)
     except ConfigError as error:
         problem = error.problem.replace("the dataset digits, which defines it", "arrays, which define it")
@@ -86,6 +91,53 @@ def refuse_named_data(options: Mapping[str, Any]) -> None:
                 f"The option {name} has no meaning here.",
                 rule="The data is given by code, so options cannot name or shape it.",
             )
+
+
+def spec_of(info: DataInfo) -> ImageSpec:
+    """Return what images must be to be like those of a dataset."""
+    return ImageSpec(
+        image_hwc=info.image_hwc,
+        num_classes=info.num_classes,
+        class_names=info.class_names,
+        image_dtype=info.image_dtype,
+        normalization=info.normalization,
+        channel_mean=info.channel_mean,
+        channel_std=info.channel_std,
+    )
+
+
+def normalised_spec(spec: ImageSpec, data: Data) -> ImageSpec:
+    """Return a description of images with ImageNet's normalization, where no training has decided it."""
+    mean, std = (GREY_MEAN, GREY_STD) if spec.image_hwc[2] == 1 else (IMAGENET_MEAN, IMAGENET_STD)
+    wanted = data.wanted_normalization
+    normalization = "per-channel" if wanted == "auto" else wanted
+    return replace(spec, image_dtype="uint8", normalization=normalization, channel_mean=mean, channel_std=std)
+
+
+def planned_spec(spec: ImageSpec, network: Network, data: Data) -> ImageSpec:
+    """Return what is known of the images, with placeholders for what only the data can say."""
+    dtype = spec.image_dtype or ("uint8" if data.wanted_normalization not in ("auto", "none") else "float32")
+    channels = network.input_hwc[2]
+    return replace(
+        spec,
+        image_hwc=network.input_hwc,
+        num_classes=network.num_classes,
+        image_dtype=dtype,
+        channel_mean=spec.channel_mean or (0.5,) * channels,
+        channel_std=spec.channel_std or (1.0,) * channels,
+    )
+
+
+def square_options(image_hwc: tuple[int, int, int]) -> dict[str, Any]:
+    """Return the options by which image files get this shape; one that is not square is refused."""
+    height, width, channels = image_hwc
+    if height != width:
+        raise ConfigError(
+            f"The network takes images of {height}x{width}.",
+            rule="Image files become squares.",
+            remedy="Give arrays, or make the network for square images.",
+        )
+    return {"image_size": height, "num_channels": channels}
 
 
 def unfitted_spec(config: Config, shape: Any, num_classes: int | None, names: Any) -> ImageSpec:

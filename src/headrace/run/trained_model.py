@@ -24,14 +24,12 @@ from headrace.config.schema import Config
 from headrace.core.errors import CheckpointError
 from headrace.data.augmentation.augment import Preprocess
 from headrace.data.dataset import DataInfo, describe_dataset
+from headrace.data.decoding.crop import uncropped_side, usual_shorter_side
 from headrace.model.families import build_network
 from headrace.model.network import Network
 from headrace.run.directory import custom_parts, from_saved, parts_of, read_run
 
 RAW, EMA, AUTO = "raw", "ema", "auto"
-_SMALL = (
-    96  # smaller images are resized to the network's size itself, not to 256/224 of it, before the centre is cropped
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +60,7 @@ class TrainedModel:
             "image_hwc": list(self.network.input_hwc),
             "normalization": spec.normalization,
             **({"mean": list(spec.mean), "std": list(spec.std)} if spec.normalization == "per-channel" else {}),
-            "resize_shorter_side": self.shorter_side or self.network.input_hwc[0] * 256 // 224,
+            "resize_shorter_side": self.shorter_side or usual_shorter_side(self.network.input_hwc[0]),
             "interpolation": self.interpolation,
             "class_names": list(self.class_names),
             "output": "softmax of the logits",
@@ -81,7 +79,7 @@ def input_form(info: DataInfo, config: Config) -> dict[str, Any]:
         "normalization": info.normalization,
         "mean": list(info.channel_mean),
         "std": list(info.channel_std),
-        "shorter_side": config.data.eval_resize_size or (size if size < _SMALL else None),
+        "shorter_side": config.data.eval_resize_size or uncropped_side(size),
         "antialias": config.data.resize_antialias,
         "interpolation": config.data.eval_interpolation,
     }
@@ -127,9 +125,11 @@ def load_trained_model(path: Path, weights: str = AUTO, custom: Network | None =
     checkpoint, better = find_weights(path)
     arrays, manifest = load(checkpoint)
     config = from_saved(manifest["config"], given=("network",) if custom else (), needed=("network",)).config
+    # Only for those is the dataset itself needed.
     form = manifest.get("input") or input_form(describe_dataset(config.data), config)  # not in older ones
     height, width, channels = form["image_hwc"]
     network = custom or build_network(config.model, len(manifest["class_names"]), (height, width, channels))
+    # Better by the run's own validation, which was stored with the checkpoint.
     chosen = better if weights == AUTO else weights
     params, stats = _tensors(network, arrays, chosen, checkpoint)
     return TrainedModel(
@@ -173,6 +173,7 @@ def _tensors(network: Network, arrays: Mapping[str, Any], weights: str, checkpoi
     start = "ema/" if weights == EMA else ""
     if start and not any(name.startswith(start) for name in arrays):
         raise CheckpointError(f"{checkpoint} holds no averaged weights (ema).", remedy="Leave --use out.")
+    # NumPy knows bfloat16 from ml_dtypes as kind V.
     floats = {name: array.astype(np.float32) for name, array in arrays.items() if array.dtype.kind in "fV"}
     params, stats = network.init(0)
     return restore_tree(floats, params, f"{start}params"), restore_tree(floats, stats, f"{start}stats")

@@ -13,7 +13,7 @@ from headrace.data.decoding.resize import Box, View
 
 _MASK, _GOLDEN, _M1, _M2 = 0xFFFFFFFF, 0x9E3779B9, 0x85EBCA6B, 0xC2B2AE35
 PURPOSE = name_id("random resized crop")
-EVAL_RATIO = (256, 224)  # the shorter side of a resized image to the side of its centre crop
+MIN_CROPPED = 96  # images of a smaller side are not cropped: there is too little of them to spare
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,12 +59,24 @@ def random_crop(hw: tuple[int, int], rule: CropRule, draw: Iterator[float], boxe
         box = _reference_box(hw, rule, draw) if rule.reference else _torchvision_box(hw, rule, draw)
         if box is not None and (not rule.reference or _covers(hw, box, boxes)):
             return box
+    # What each library does when all attempts fail.
     return (0, 0, *hw) if rule.reference else _centre_box(hw, rule)
+
+
+def usual_shorter_side(size: int) -> int:
+    """Return the shorter side to which images are resized for a centre crop of this side, as is usual for ImageNet."""
+    return size * 256 // 224
+
+
+def uncropped_side(size: int) -> int | None:
+    """Return the shorter side for images that are too small to crop; None for others, which have the usual one."""
+    return size if size < MIN_CROPPED else None
 
 
 def valid_view(hw: tuple[int, int], size: int, shorter: int | None = None) -> View:
     """Return the view of evaluation: the shorter side becomes `shorter`, then the centre is cropped."""
-    shorter = shorter or size * EVAL_RATIO[0] // EVAL_RATIO[1]
+    shorter = shorter or usual_shorter_side(size)
+    # Rounded per side, as torchvision does; the shorter one is exact.
     least = min(hw)
     height, width = (round(side * shorter / least) for side in hw)
     return View((0, 0, *hw), (height, width), ((height - size) // 2, (width - size) // 2))
@@ -76,6 +88,8 @@ def _torchvision_box(hw: tuple[int, int], rule: CropRule, draw: Iterator[float])
     low, high = (math.log(limit) for limit in rule.aspect)
     aspect = math.exp(low + (high - low) * next(draw))
     down, right = next(draw), next(draw)
+    # Both places are drawn before it is known whether the box fits: C and Python then use up the same draws in every
+    # attempt.
     w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
     if not (0 < w <= width and 0 < h <= height):
         return None

@@ -9,7 +9,7 @@ import numpy as np
 from headrace.config.schema import Data
 from headrace.core.errors import ConfigError, DataError
 from headrace.core.units import format_bytes, parse_bytes
-from headrace.data.decoding.crop import CROP_RULES, CropRule
+from headrace.data.decoding.crop import CROP_RULES, MIN_CROPPED, CropRule, uncropped_side
 from headrace.data.decoding.image import BadImage, read_header
 from headrace.data.decoding.image_source import ImageSource, ViewSpec
 from headrace.data.decoding.working_source import WorkingSource
@@ -36,7 +36,7 @@ from headrace.data.sets.tfrecord_set import (
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 GREY_MEAN, GREY_STD = (0.449,), (0.226,)  # weighted means of the three channels
-_LARGE, _SMALL = 224, 96  # the usual side; images below the second are too small to crop
+_LARGE = 224  # the usual side
 _NUM_SIZED = 64  # images whose sizes decide the network's input size
 
 
@@ -223,6 +223,7 @@ def _from_shards(path: Path, data: Data, reader: _Reader, files: list[Path], val
         splits = reader.samples(files, index), reader.samples(validation, listed)
         split_by = f"{len(files):,} and {len(validation):,} shards"
     else:
+        # Names of files, not paths: the split stays the same when the dataset is moved.
         names = [f"{files[file].name}#{offset}" for file, offset in zip(index.file, index.offset, strict=True)]
         held_out = held_out_mask(tuple(names), index.labels, data.validation_split)
         parts = (index.take(np.flatnonzero(mask)) for mask in (~held_out, held_out))
@@ -289,6 +290,7 @@ def image_size_of(images: ImageSet, data: Data) -> int:
         return data.image_size
     samples = images.train if len(images.train) else images.validation
     count, sides = len(samples), []
+    # Spread over the set: the first ones may all be of one class.
     for sample in np.unique(np.linspace(0, count - 1, min(count, _NUM_SIZED)).astype(int)).tolist():
         try:
             encoded = samples.content(sample).image
@@ -296,7 +298,9 @@ def image_size_of(images: ImageSet, data: Data) -> int:
         except BadImage:
             continue
         sides.append(min(encoded.shape[:2]) if header is None else min(header.height, header.width))
+    # The median: a few very large photographs must not decide.
     typical = int(np.median(sides)) if sides else _LARGE
+    # Multiples of 32, the total stride of most networks.
     return _LARGE if typical >= 200 else max(32, -(-typical // 32) * 32)
 
 
@@ -316,12 +320,18 @@ def crop_rule(data: Data, size: int) -> CropRule | None:
     """Return how training images are cropped: as configured, or fitted to their size. None: as in evaluation."""
     name = data.train_crop
     if name == "auto":
-        name = "valid" if size < _SMALL else "reference" if data.dataset in ("imagenet", "tfrecord") else "torchvision"
+        name = (
+            "valid"
+            if size < MIN_CROPPED
+            else "reference"
+            if data.dataset in ("imagenet", "tfrecord")
+            else "torchvision"
+        )
     if name == "valid":
         if data.crop_area is not None or data.crop_aspect is not None:
             raise ConfigError(
                 "crop_area and crop_aspect are given, but nothing is cropped at random.",
-                rule="With train_crop valid, and for images below 96 pixels, training sees what validation sees.",
+                rule="With train_crop valid, or images too small to crop, training sees what validation sees.",
                 remedy="Choose --train-crop torchvision or reference, or leave them out.",
             )
         return None
@@ -384,7 +394,7 @@ def sources_of(
 ) -> tuple[ImageSource | WorkingSource, ImageSource, BadSamples]:
     """Return the sources of training and validation, and the list of bad samples that they share."""
     bad = BadSamples(images.place, len(images.train) + len(images.validation), data.max_bad_samples)
-    shorter = data.eval_resize_size or (size if size < _SMALL else None)
+    shorter = data.eval_resize_size or uncropped_side(size)
     if shorter is not None and shorter < size:
         raise ConfigError(
             f"eval_resize_size is {shorter}, but the image size is {size}.",
