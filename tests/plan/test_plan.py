@@ -23,7 +23,7 @@ def plan_of(**options) -> Plan:
 def test_the_reference_run_is_planned_from_its_options():
     plan = plan_of(**CIFAR, validation=False)
     assert plan.batch.global_batch_size == 64
-    assert (plan.steps.updates_per_epoch, plan.steps.dropped_per_epoch) == (781, 16)
+    assert (plan.steps.updates_per_epoch, plan.steps.epoch.dropped) == (781, 16)
     assert (plan.steps.num_calls, plan.steps.steps_per_call, plan.steps.total_steps) == (6, 781, 4686)
     assert plan.warnings == ()
 

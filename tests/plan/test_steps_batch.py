@@ -96,11 +96,6 @@ def test_a_global_batch_below_one_round_accumulates_once():
     assert plan.warnings
 
 
-@pytest.mark.parametrize("num_samples", [18, 20, 23])
-def test_micro_batches_per_epoch_counts_whole_steps(num_samples):
-    assert batch(micro=3, replicas=2, total=10).micro_batches_per_epoch(num_samples) == 4
-
-
 @given(st.integers(1, 64), st.integers(1, 16), st.integers(1, 4096))
 def test_the_global_batch_is_the_nearest_possible(micro, replicas, total):
     plan = batch(micro=micro, replicas=replicas, total=total)

@@ -50,6 +50,7 @@ def block_costs(network: Network, micro_batch_size: int, bytes_per_number: int) 
     costs = []
     for (name, cost), shape in zip(network.costs().items(), network.shapes(), strict=False):
         stored = cost.product_elements * bytes_per_number * micro_batch_size
+        # FLOPs alone predict badly: a stem of 8 MFLOP took 0.86 ms where a block of 75 MFLOP took 1.47.
         moved = cost.activation_elements * bytes_per_number * micro_batch_size
         costs.append(
             BlockCost(
@@ -236,6 +237,7 @@ def _shares(num_stages: int, device_mapping: Sequence[int] | None) -> list[int]:
 
 
 def _time(costs: Sequence[BlockCost], shares: Sequence[int]) -> StageValue:
+    # Prefix sums: the search asks for every range of blocks many times.
     total = [0.0, *accumulate(cost.time for cost in costs)]
     return lambda stage, first, end: shares[stage] * (total[end] - total[first])
 

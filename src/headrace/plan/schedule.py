@@ -68,6 +68,7 @@ class Work:
 
     def __post_init__(self) -> None:
         mapping = self.device_mapping
+        # The class is frozen; this is its own constructor, which stores the checked form.
         object.__setattr__(self, "device_mapping", check_device_mapping(mapping, len(mapping), branches_of(mapping)))
         if not self.num_stages or self.num_micros < 1:
             raise ConfigError(

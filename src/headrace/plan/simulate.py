@@ -45,6 +45,7 @@ def simulate(order: Order, durations: Durations | None = None, transfer: float =
     cells: dict[Action, Cell] = {}
     head, free = [0] * len(order.rows), [0.0 if transfer else 0] * len(order.rows)
     moved = True
+    # Devices in turn, each as far as it can get; a round without progress is a deadlock.
     while moved:
         moved = False
         for device, row in enumerate(order.rows):

@@ -76,10 +76,6 @@ class StepPlan:
         return self.epoch.updates_per_epoch
 
     @property
-    def dropped_per_epoch(self) -> int:
-        return self.epoch.dropped
-
-    @property
     def num_calls(self) -> int:
         """Return how many calls the run has when each is as long as it may be."""
         if not self.total_steps:
@@ -138,6 +134,7 @@ class StepPlan:
         return self._due(step, self.validate_every)
 
     def _due(self, step: int, every: Fraction) -> bool:
+        # The last step counts as due even if no period ends there: final weights are always saved and validated.
         return every > 0 and step > 0 and (step == self.total_steps or _next_event(step - 1, every) == step)
 
     def to_dict(self) -> dict[str, Any]:
@@ -184,6 +181,7 @@ def make_epoch_plan(
     *, num_samples: int, global_batch_size: int, weight_updates_per_epoch: int, copies: int = 1
 ) -> EpochPlan:
     """Count the steps of an epoch: the whole global batches of the dataset, or the requested number (unless -1)."""
+    # Otherwise an epoch would have no whole step.
     if global_batch_size > num_samples:
         raise ConfigError(
             f"One step takes {global_batch_size:,} samples, the training set has {num_samples:,}.",
@@ -199,6 +197,7 @@ def make_epoch_plan(
 
 def event_period(option: str, per_epoch: float, updates_per_epoch: int, num_epochs: int) -> tuple[Fraction, str | None]:
     """Return the steps from one event to the next, and a warning if that is not the requested frequency."""
+    # In fractions: multiples of a binary number would drift, and events fall a step too early.
     wanted = Fraction(per_epoch).limit_denominator(10_000)  # 0.3 is 3/10; what is nearly never is 0
     total = Fraction(updates_per_epoch * num_epochs)
     if wanted == 0:
@@ -249,6 +248,7 @@ def make_step_plan(epoch: EpochPlan, num_epochs: int, events: Events, max_steps_
     assert num_epochs > 0, num_epochs
     periods, warnings = _periods(events, epoch.updates_per_epoch, num_epochs)
     total = epoch.updates_per_epoch * num_epochs
+    # A call ends at every event, so that a longer one could never be used in full.
     first_event = steps_per_call = min(math.ceil(every) for every in periods.values() if every)
     if max_steps_per_call is not None:
         steps_per_call = min(steps_per_call, max(1, max_steps_per_call))
@@ -419,10 +419,6 @@ class BatchPlan:
     @property
     def global_batch_size(self) -> int:
         return self.micro_batch_size * self.micro_batches_per_step
-
-    def micro_batches_per_epoch(self, num_samples: int) -> int:
-        """Return the number of micro batches in the whole steps of one epoch."""
-        return num_samples // self.global_batch_size * self.micro_batches_per_step
 
     def to_dict(self) -> dict[str, Any]:
         return {
