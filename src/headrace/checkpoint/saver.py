@@ -108,8 +108,10 @@ def prune(directory: Path | str, keep_last: int, keep: Collection[str] = ()) -> 
     if keep_last < 1:
         raise ValueError(f"keep_last must be at least 1, not {keep_last}")
     everything = list_checkpoints(directory)
+    # `.old-` is what a crash left of a replaced checkpoint; it counts under its real name.
     stay = [path for path in everything if path in everything[-keep_last:] or path.name.removeprefix(".old-") in keep]
     go = [path for path in everything if path not in stay]
+    # Newest first: usually the first one verifies, and nothing else is read.
     if go and not any(not verify(path) for path in reversed(stay)):
         last_good = next((path for path in reversed(go) if not verify(path)), None)
         go = [path for path in go if path != last_good]
@@ -120,6 +122,7 @@ def prune(directory: Path | str, keep_last: int, keep: Collection[str] = ()) -> 
 
 def _delete(path: Path) -> None:
     """Delete a checkpoint: renamed to a hidden name first, so that a crash half-way leaves no damaged one behind."""
+    # Hidden names are swept by the next save, whoever left them.
     hidden = path.with_name(f".tmp-deleted-{path.name}")
     shutil.rmtree(hidden, ignore_errors=True)
     path.rename(hidden)

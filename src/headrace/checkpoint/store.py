@@ -75,6 +75,7 @@ def parse_manifest(text: bytes) -> tuple[dict[str, Any] | None, str]:
     version = manifest.get("format_version")
     if version != FORMAT_VERSION:
         return None, f"{MANIFEST_FILE} is of format version {version}; this Headrace reads version {FORMAT_VERSION}"
+    # Before anything in it is believed: sizes and names are used to read the other file.
     if manifest.get("manifest_sha256") != checksum(manifest):
         return None, f"{MANIFEST_FILE} is damaged: its content does not match its own checksum"
     file, tensors = manifest.get("tensor_file"), manifest.get("tensors")
@@ -141,11 +142,14 @@ def save(
     if "step" not in manifest:
         raise ValueError("a checkpoint's manifest needs 'step'")
     host = {key: _host_array(key, value) for key, value in arrays.items()}
+    # In memory first: the manifest holds the checksum, and what is written is then exactly what was checked.
     data = safetensors.numpy.save(host)
     text = manifest_bytes(build_manifest(manifest, host, data))
     path = Path(directory) / name
     temporary = path.with_name(f".tmp-{name}-{os.getpid()}")
     try:
+        # Only until the first checkpoint: a directory that disappears later was taken away, and making it again would
+        # hide that.
         if make_directory and not path.parent.is_dir():
             path.parent.mkdir(parents=True)
             sync_directory(path.parent.parent)  # or a power failure takes the first checkpoint with its directory
@@ -220,6 +224,8 @@ def _rename_into_place(temporary: Path, path: Path) -> None:
     """Give the finished directory its name; an old one is renamed first, because rename cannot replace a directory."""
     old = path.with_name(f".old-{path.name}")
     if path.exists():
+        # Between the two renames there is no checkpoint of this name for a moment; `list_checkpoints` then takes the
+        # old one.
         path.rename(old)
     temporary.rename(path)
     sync_directory(path.parent)
@@ -266,6 +272,7 @@ def _read(path: Path) -> tuple[bytes, str]:
 
 
 def _wrong_bytes(data: bytes, expected: Mapping[str, Any]) -> str:
+    # The length first: it costs nothing and tells a truncated file from a damaged one.
     if len(data) != expected["bytes"]:
         word = "truncated" if len(data) < expected["bytes"] else "too long"
         return f"{TENSOR_FILE} is {word}: {len(data):,} bytes, the manifest says {expected['bytes']:,}"

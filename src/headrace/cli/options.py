@@ -80,7 +80,7 @@ WHICH = ("auto", "raw", "ema")
 
 
 def add_weight_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments by which a command that uses a network is told whose weights it has."""
+    """Add the arguments that say whose weights a command uses."""
     parser.add_argument(
         "--weights",
         default="",

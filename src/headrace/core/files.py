@@ -1,4 +1,4 @@
-"""Files: atomic writing, durable renames, a lock on a directory, and reading JSON that nobody vouches for."""
+"""Files: atomic writing, durable renames, a lock on a directory, and reading untrusted JSON."""
 
 import fcntl
 import json

@@ -107,6 +107,7 @@ def describe_dataset(data: Data, *, absent_ok: bool = False) -> DataInfo:
 def _describe(data: Data, absent_ok: bool) -> DataInfo:
     if data.dataset in SYNTHETIC_SETS:
         return _describe_synthetic(data)
+    # Plans for ImageNet are made on laptops that do not have it.
     if data.dataset == "imagenet" and (data.synthetic_on or (absent_ok and not imagenet_is_there(data))):
         return _describe_imagenet(data)
     if data.dataset in IMAGE_DATASETS:
@@ -181,6 +182,8 @@ def _open_image_set(data: Data, seed: int) -> DataSet:
     images = open_image_set(data, data.dataset)
     info = with_pixel_options(_describe_images(images, data), data)
     train, validation, bad = sources_of(images, data, info.image_hwc[0], seed)
+    # At the start of every run: images that are in both splits make an accuracy look better than it is, and nobody
+    # would notice later.
     duplicates = quick_duplicates((images.train, images.validation))
     info = replace(info, remarks=(*info.remarks, *duplicates))
     return DataSet(info=info, train=train, validation=validation, bad=bad)
@@ -199,6 +202,8 @@ def _describe_images(images: ImageSet, data: Data) -> DataInfo:
         class_names=images.class_names,
         num_train=len(images.train),
         num_validation=len(images.validation),
+        # Random crops of the decoder are the crop; only images that arrive larger, or uncropped, are cropped on the
+        # device.
         augmentation=_or(data.train_augmentation, "flip" if working or (random_crops and not sent) else "flip-crop"),
         normalization=_or(data.wanted_normalization, "per-channel"),
         channel_mean=IMAGENET_MEAN if channels == 3 else GREY_MEAN,
@@ -253,6 +258,7 @@ def _describe_synthetic(data: Data) -> DataInfo:
         num_classes=num_classes,
         class_names=tuple(f"class {label}" for label in range(num_classes)),
         num_train=num_train,
+        # An evaluation needs at least one image.
         num_validation=max(1, num_train // 5),
         augmentation=_or(data.train_augmentation, "none"),
         normalization=_or(data.wanted_normalization, "per-channel"),

@@ -44,6 +44,7 @@ def check_images(data: Data) -> Checked:
         for split, samples in (("train", images.train), ("validation", images.validation)):
             counts[split] = tuple(int(count) for count in np.bincount(samples.labels, minlength=num_classes))
             digest = np.zeros(len(samples), DIGEST)
+            # Waits for each batch: a million futures would take more memory than the images.
             for start in range(0, len(samples), _AT_ONCE):
                 numbers = range(start, min(start + _AT_ONCE, len(samples)))
                 found = list(pool.map(lambda number, samples=samples: _checked(samples, number), numbers))

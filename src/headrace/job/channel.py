@@ -41,11 +41,13 @@ class Channel:
 
     def send(self, **message: Any) -> None:
         """Send a message. One that cannot be sent is dropped; `receive` will raise ChannelClosed."""
+        # Under a lock: the parts of two long messages must not mix in the stream.
         with self._lock, suppress(OSError):
             self._socket.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self, timeout: float = SEND_SECONDS) -> list[dict[str, Any]]:
         """Wait for data and return the messages that are complete; ChannelClosed if the other end is gone."""
+        # The timeout belongs to the socket, for both directions; it is set back for senders below.
         self._socket.settimeout(timeout)
         try:
             data = self._socket.recv(65536)
@@ -58,6 +60,7 @@ class Channel:
                 self._socket.settimeout(SEND_SECONDS)
         if not data:
             raise ChannelClosed
+        # TCP is a stream: a message may arrive in pieces, or several at once.
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         if len(self._buffer) > self.max_message_bytes:
             raise ChannelClosed

@@ -42,6 +42,8 @@ def warm_collectives(meshes: Iterable[Mesh], batch_norm_group_size: int = 1) -> 
         groups = [list(range(i, i + size)) for i in range(0, mesh.size, size)] if size > 1 else None
 
         def count(one: jax.Array, groups: list[list[int]] | None = groups, replica: str = replica) -> jax.Array:
+            # Groups are exchanged apart: XLA makes another communicator for each set of devices, and each has its own
+            # first use.
             total = lax.psum(one, replica)
             return total if groups is None else lax.psum(total, replica, axis_index_groups=groups)
 
@@ -102,6 +104,8 @@ class ProcessGroup:
         number = next(self._calls)
         if self.is_first:
             self._store.key_value_set(f"{_ROOT}/broadcast/{number}", json.dumps(value))
+            # The store is memory of process 0, and a run broadcasts before every call: without this it would grow for
+            # days.
             if number >= _KEPT_BROADCASTS:
                 self._store.key_value_delete(f"{_ROOT}/broadcast/{number - _KEPT_BROADCASTS}")
             return value
@@ -126,8 +130,11 @@ class ProcessGroup:
         """Return process 0's host arrays in every process, bit for bit; their shapes must already be equal."""
         if self.is_alone:
             return tree
+        # Copies, contiguous: what is received is written into them, byte by byte.
         leaves, structure = jax.tree.flatten(jax.tree.map(lambda leaf: np.array(leaf, order="C"), tree))
         for piece in _pieces([leaf.reshape(-1).view(np.uint8) for leaf in leaves]):
+            # As bytes: a broadcast is a sum with zeros elsewhere, and of floats it would turn -0.0 into 0.0 and change
+            # the bits of NaN.
             received = multihost_utils.broadcast_one_to_all(np.concatenate(piece))
             ends = itertools.accumulate(part.size for part in piece)
             for part, end in zip(piece, ends, strict=True):
@@ -155,8 +162,10 @@ class ProcessGroup:
             self._store.key_value_set(f"{_ROOT}/stop/{self.process}", f"{requested} at process {self.process}")
             self._has_requested_stop = True
         if self.is_first and not requested:
+            # Does not wait, unlike getting a key that is not there yet.
             others = self._store.key_value_dir_get(f"{_ROOT}/stop/")
             requested = others[0][1] if others else None
+        # Process 0 alone decides: a signal that arrives between two processes' questions would stop one of them only.
         return self.broadcast(requested)
 
     @property
@@ -203,6 +212,7 @@ def check_consistency(group: ProcessGroup, facts: Mapping[str, Any]) -> None:
     """
     if group.is_alone:
         return
+    # Sorted, so that equal facts give equal digests whatever order they were collected in.
     text = json.dumps(facts, sort_keys=True, default=str)
     if len(set(group.all_gather(hashlib.sha256(text.encode()).hexdigest()))) > 1:
         _report(group.all_gather(json.loads(text)))
@@ -221,6 +231,7 @@ def _report(by_process: Sequence[Mapping[str, Any]]) -> None:
 
 def differing_names(by_process: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the names whose values are not equal in all processes; a missing name differs from any value."""
+    # A dict keeps the order, options before what follows from them; a set would not.
     names = dict.fromkeys(name for facts in by_process for name in facts)
     missing = object()
     first = by_process[0]

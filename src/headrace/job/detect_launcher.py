@@ -75,6 +75,7 @@ class Restart:
 
 def detect_restart(environ: Mapping[str, str]) -> Restart | None:
     """Return which attempt this is, None where nothing would start the job again."""
+    # DOTALL: the reason is a message, which may have several lines.
     found = re.fullmatch(r"(\d+)/(\d+):(.*)", environ.get(RESTART, ""), re.DOTALL)
     if found is None:
         return None
@@ -107,6 +108,7 @@ def format_address(host: str, port: int) -> str:
 
 def split_address(text: str, name: str) -> tuple[str, int]:
     """Return host and port of an address; errors call it `name`."""
+    # From the right: an IPv6 address has colons of its own.
     host, _, port = text.strip().rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
@@ -158,6 +160,7 @@ def detect_process_info(environ: Environ, *, distributed: bool = False) -> Proce
 
     With `distributed`, the option of that name, TF_CONFIG is read too and takes precedence.
     """
+    # Other programs may have left TF_CONFIG in the environment, so that it counts only where it is asked for.
     launchers = (TF_CONFIG, *LAUNCHERS) if distributed else LAUNCHERS
     launcher = next((launcher for launcher in launchers if launcher.is_present(environ)), None)
     if launcher is None:
@@ -170,6 +173,7 @@ def detect_process_info(environ: Environ, *, distributed: bool = False) -> Proce
             rule="The launcher already defines which processes belong together.",
             remedy="Remove --distributed.",
         )
+    # 0 processes: only JAX knows their number, later.
     if info.num_processes and not 0 <= info.process < info.num_processes:
         raise ConfigError(
             f"{launcher.name} says that this is process {info.process} of {info.num_processes}.",
@@ -280,6 +284,7 @@ def _read_headrace(environ: Environ) -> ProcessInfo:
 def _read_open_mpi(environ: Environ) -> ProcessInfo:
     size, local = _number(environ, "OMPI_COMM_WORLD_SIZE"), _optional(environ, "OMPI_COMM_WORLD_LOCAL_SIZE")
     host, number = _mpirun_host_and_job(environ)
+    # On one host loopback needs no name, works without a network, and nobody else can connect.
     if local == size:
         host = LOOPBACK  # all on one host
     if not host and not environ.get(COORDINATOR):
@@ -316,6 +321,7 @@ def _mpirun_host_and_job(environ: Environ) -> tuple[str, int]:
 
 
 def _read_slurm(environ: Environ) -> ProcessInfo:
+    # The step's own number first: SLURM_NTASKS may be that of the whole allocation.
     size = _number(environ, "SLURM_STEP_NUM_TASKS" if environ.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS")
     name = next((n for n in ("SLURM_STEP_NODELIST", "SLURM_NODELIST") if environ.get(n)), "SLURM_JOB_NODELIST")
     hosts = expand_hosts(environ.get(name, ""), name)

@@ -33,6 +33,8 @@ def join(info: ProcessInfo) -> ProcessInfo:
         if info.num_processes:
             _connect(info)
         else:
+            # On Cloud TPU only JAX knows the other hosts, so that it also connects them; there is no rendezvous to
+            # watch then.
             jax.distributed.initialize(initialization_timeout=int(info.join_seconds))
     if not info.num_processes:
         info = replace(info, process=jax.process_index(), num_processes=jax.process_count())
@@ -130,6 +132,7 @@ def _connect(info: ProcessInfo) -> None:
             num_processes=info.num_processes,
             process_id=info.process,
             local_device_ids=process_gpus(info, os.environ, len(visible_gpus(os.environ))),
+            # JAX would otherwise look for Slurm or MPI itself and overrule what was found here.
             cluster_detection_method="deactivate",
             initialization_timeout=int(max(info.join_seconds, 10)),
             # JAX's own heartbeat aborts the process without naming anyone. It is the fallback, so it must be slower
@@ -157,7 +160,7 @@ def _launcher_to_watch() -> int | None:
     """Return the launcher's pid if this process is its child: its child it remains until the launcher ends.
 
     Where a script stands between the two, its end says nothing: then the launcher is not watched. But a child that was
-    adopted by init, because its launcher was killed before the job had joined, is told so by the watch at once.
+    adopted by init, because its launcher was killed before the job had joined, learns so from the watch at once.
     """
     parent, named = os.getppid(), os.environ.get(LAUNCHER_PID, "")
     if not named.isdecimal() or (named != str(parent) and not (parent == 1 and _has_ended(int(named)))):

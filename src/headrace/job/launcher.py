@@ -68,6 +68,7 @@ def _run_driver(driver: str, request: LaunchRequest, command: Sequence[str], env
 
 def with_secret(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment with a secret for the job, unless it has one. No command line shows it."""
+    # In the environment only: command lines can be read by every user of a host.
     return {**environ, SECRET: environ.get(SECRET) or secrets.token_hex(16)}
 
 
@@ -174,6 +175,8 @@ def _drive(line: Sequence[str], environ: Mapping[str, str], patience: float) -> 
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        # Out of the terminal's group: Ctrl-C would reach mpirun directly, which ends the processes before they can
+        # save.
         start_new_session=True,
         text=True,
         errors="replace",
@@ -186,6 +189,7 @@ def _drive(line: Sequence[str], environ: Mapping[str, str], patience: float) -> 
             leave_closed_terminal()
         num_signals += 1
         if num_signals == 1:
+            # Both forward SIGUSR1 and do nothing else; mpirun takes SIGTERM and SIGINT as an order to kill.
             process.send_signal(signal.SIGUSR1)
         elif number == signal.SIGINT:
             process.send_signal(signal.SIGTERM)

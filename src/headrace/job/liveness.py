@@ -63,6 +63,7 @@ class LivenessMonitor:
         self._done = True
         for channel in () if self._is_first else self._channels:
             channel.send(done=True)
+        # The daemon thread sets it: process 0 once all are done, the others when it tells them.
         self._ended.wait()
 
     def claim_last_message(self) -> bool:
@@ -101,6 +102,8 @@ class LivenessMonitor:
             for channel in self._channels:
                 channel.send(all_done=True)
             self._ended.set()
+        # The kernel gives orphans another parent, so that no pid has to be probed, which might be somebody else's by
+        # now.
         if self._launcher_pid is not None and os.getppid() != self._launcher_pid and not self._ended.is_set():
             self._lose("the launcher has ended")
 
@@ -109,6 +112,7 @@ class LivenessMonitor:
         peer = self._channels[channel]
         try:
             for message in channel.receive():
+                # A process that is done may close its channel: that is no death.
                 if message.get("done"):
                     self._peers_done.add(channel)
                 if message.get("all_done"):
@@ -137,6 +141,7 @@ class LivenessMonitor:
         if self.claim_last_message():
             with suppress(OSError, ValueError):
                 print(f"headrace: {ending_message(self.me, what)}", file=sys.stderr, flush=True)
+        # Not sys.exit: this is not the main thread, and that one may be inside a collective which never returns.
         os._exit(ProcessLost.exit_code)
 
 
@@ -173,6 +178,7 @@ class ProgressWatch:
 
     def moved(self) -> None:
         """Note that the run has made progress."""
+        # From the first progress on the limit is the one asked for: everything is compiled by then.
         self._last, self._limit = time.monotonic(), self._seconds or 0.0
 
     def _run(self, period: float) -> None:

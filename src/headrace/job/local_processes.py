@@ -76,6 +76,7 @@ class Output:
 
     def __exit__(self, *_: object) -> None:
         for thread in self._threads:
+            # Not for ever: a grandchild that lives on keeps the pipe open.
             thread.join(5)
 
     def follow(self, number: int, process: subprocess.Popen[bytes]) -> None:
@@ -94,6 +95,7 @@ class Output:
             if (after_noise and not text.strip()) or self._only not in (None, number):
                 continue
             shown = text.decode(errors="replace").rstrip("\r\n")
+            # Lines of several processes must not be mixed into each other.
             with self._lock:
                 print(f"[{number}] {shown}", file=target, flush=True)
         source.close()
@@ -128,6 +130,7 @@ class LaunchedProcess:
     def send(self, number: int) -> None:
         """Send a signal to the process and its children (the Python of a shell script, say)."""
         with suppress(ProcessLookupError):
+            # Each process leads a session and thereby a group: its children get the signal as well.
             os.killpg(self.process.pid, number)
 
     @property
@@ -157,6 +160,8 @@ def process_variables(request: LaunchRequest, number: int, coordinator: str, gpu
     each = request.replicas_per_process * (request.devices_per_replica or 1)
     if gpus and request.devices_per_replica is None:
         each = len(gpus) // request.num_processes
+    # Where there are fewer GPUs than asked for, none is assigned: the processes themselves report what is missing,
+    # with a remedy.
     if gpus and 0 < each * request.num_processes <= len(gpus):
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[number * each : (number + 1) * each])
     return variables
@@ -170,6 +175,7 @@ def run_local(request: LaunchRequest, command: Sequence[str], base: Mapping[str,
         job: list[LaunchedProcess] = []
         try:
             for number in range(request.num_processes):
+                # The processes watch this pid, and end when the launcher is killed.
                 environ = {**base, LAUNCHER_PID: str(os.getpid())}
                 environ |= process_variables(request, number, coordinator, gpus)
                 job.append(LaunchedProcess(number, _start(command, environ)))
@@ -243,6 +249,7 @@ class _JobEnd:
             self._kill_stopped()
             if self._cause:
                 failed_at = failed_at or time.monotonic()
+                # The others get time to write their last record, then nothing more is waited for.
                 if time.monotonic() - failed_at > (HUNG_SECONDS if self._cause[1] == LOST else EXIT_SECONDS):
                     self._kill()
             time.sleep(0.05)
@@ -265,6 +272,8 @@ class _JobEnd:
             self._running.remove(started)
             self._ended.append((started, code))
             expected = code == 0 or (code == INTERRUPTED_EXIT_CODE and self._signals.received)
+            # A process that follows may be seen to end before the one that it followed: the cause is replaced when
+            # that one shows up.
             followed = self._cause is None or self._cause[1] == ProcessLost.exit_code
             if not expected and ((followed and code != ProcessLost.exit_code) or self._cause is None):
                 self._cause = (started, code)
@@ -310,6 +319,7 @@ def cores_per_process(count: int, root: Path = Path("/sys/devices/system/node"))
     allowed = os.sched_getaffinity(0)
     nodes = [_cores(file.read_text()) & allowed for file in sorted(root.glob("node[0-9]*/cpulist"))]
     ordered = [core for node in nodes for core in sorted(node)] or sorted(allowed)
+    # More processes than cores: pinning would put several on one core while others are free.
     if len(ordered) < count:
         return [allowed] * count
     cuts = [number * len(ordered) // count for number in range(count + 1)]

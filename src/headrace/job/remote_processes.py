@@ -49,6 +49,7 @@ def _passed(request: LaunchRequest) -> list[str]:
 
 def mpirun_command(request: LaunchRequest, command: Sequence[str], environ: Mapping[str, str], job: int) -> list[str]:
     """Return the command line of mpirun (Open MPI 4 and 5); the job's port is derived from the number `job`."""
+    # Lines prefixed with the process number, as for local processes.
     words = ["mpirun", *_unless_given("--tag-output", request.mpi_global_args), *request.mpi_global_args]
     if request.hosts:
         slots = split_evenly(request.num_processes, len(request.hosts))

@@ -54,6 +54,7 @@ class Peer:
     @classmethod
     def read(cls, value: Any) -> "Peer":
         """Return a peer from what `to_dict` returned in another process; ChannelClosed if it is something else."""
+        # Exact types: True is an int for isinstance, and would be a process number.
         if isinstance(value, dict) and {key: type(found) for key, found in value.items()} == _FIELDS:
             return cls(**value)
         raise ChannelClosed
@@ -88,6 +89,8 @@ def rendezvous(info: ProcessInfo) -> Connections:
 
 def _proof(secret: str, *facts: Any) -> str:
     """Return what only a process that knows the secret can compute; the secret itself is not sent."""
+    # Over all facts of the message and both random numbers: neither can be replayed, nor a process number be changed
+    # on the way.
     return hmac.new(secret.encode(), json.dumps(facts, sort_keys=True).encode(), hashlib.sha256).hexdigest()
 
 
@@ -108,6 +111,7 @@ class _RendezvousServer:
         self._strangers: dict[Channel, _Stranger] = {}  # oldest first
         self._num_refused = 0
         self._host, port = split_address(info.coordinator, COORDINATOR)
+        # Its address is that of mpirun, which need not be the host of process 0.
         if info.detected_by == "Open MPI":
             _check_is_this_host(self._host, me)
         self._listeners = _listen(self._host, port)
@@ -130,6 +134,7 @@ class _RendezvousServer:
                 waited = time.monotonic() - begin
                 if waited > self._info.join_seconds:
                     self._refuse(self._too_late(missing))
+                # Not at once: processes of one job start seconds apart.
                 if waited > _NOTICE_SECONDS and not noticed:
                     noticed = True
                     _warn(f"waiting for {_enumerate(missing)} of {self._info.num_processes}")
@@ -194,13 +199,16 @@ class _RendezvousServer:
         peer, size, nonce = Peer.read(message.get("member")), message.get("num_processes"), message.get("nonce")
         challenge, secret = self._strangers[channel].challenge, self._info.secret
         expected = _proof(secret, "member", challenge, nonce, peer.to_dict(), size)
+        # compare_digest takes the same time for any wrong proof, so that it cannot be guessed letter by letter.
         if not hmac.compare_digest(expected.encode(), str(message.get("proof")).encode()):
             refused = f"{SECRET} of this process is not that of process 0 (mpirun passes it on with -x {SECRET})."
             channel.send(refused=refused, code=ConfigError.exit_code)
             self._num_refused += 1
+            # Once: whoever scans ports must not fill the log of a job that waits.
             if self._num_refused == 1:
                 _warn(f"refused a connection from {channel.addresses[1]}, which does not know {SECRET} of this job")
             raise ChannelClosed
+        # Strangers may send a line of 4 KiB only: 128 of them cannot fill the memory of process 0.
         channel.max_message_bytes = MAX_MESSAGE_BYTES
         channel.send(admitted=_proof(secret, "first", challenge, nonce))
         duplicate = next((other for other in (self._me, *self._joined.values()) if other.process == peer.process), None)
@@ -280,6 +288,7 @@ def _incoming(channel: Channel) -> Iterator[Mapping[str, Any]]:
 def _introduce(channel: Channel, incoming: Iterator[Mapping[str, Any]], info: ProcessInfo, me: Peer) -> None:
     """Prove to process 0 that this process belongs to the job, and have it prove the same."""
     nonce, expected = secrets.token_hex(16), ""
+    # Whatever listens there may accept a connection and never speak.
     deadline = time.monotonic() + _PROOF_SECONDS
     while time.monotonic() < deadline:
         if not (message := next(incoming)):

@@ -1,6 +1,6 @@
 """Starting a job again after it was lost: when, how long to wait, on which hosts, and what its processes learn of it.
 
-Only what another attempt can mend is tried again: a process that died, hung or raised an unforeseen error. Errors with
+Only what another attempt can fix is tried again: a process that died, hung or raised an unforeseen error. Errors with
 a reason that stays (an option, the data, a full disk, a loss that is not finite) and signals end the job.
 """
 
@@ -55,6 +55,7 @@ def run_with_restarts(
             if number:
                 _say(f"gave up after {number} restart{'s' * (number != 1)}")
             return end.code
+        # Doubled: what failed twice is rarely back after a second.
         seconds = min(_MOST_SECONDS, first_seconds * 2**number)
         number += 1
         _say(f"restart {number} of {request.max_restarts} in {seconds:g} s")
@@ -80,6 +81,7 @@ def fitting(request: LaunchRequest, hosts: list[str]) -> LaunchRequest:
     each = request.num_processes // len(request.hosts)
     for count in range(len(hosts), 0, -1):
         processes = count * each
+        # Divisors only: the global batch stays the same with a whole number of micro-batches more.
         if request.num_processes % processes == 0 and processes >= request.min_processes:
             return replace(
                 request,
@@ -94,6 +96,7 @@ def answers_ssh(host: str) -> bool:
     """Return whether a host lets this user in, as mpirun will need; True where there is no ssh to ask with."""
     if not shutil.which("ssh"):
         return True
+    # BatchMode: without it ssh would ask for a password and wait.
     options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_SECONDS}"]
     try:
         done = subprocess.run(

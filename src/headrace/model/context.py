@@ -129,9 +129,12 @@ def _keys_for(num_samples: int) -> Any:
         if bit_width == 64:
             high, low = (random_bits(fold_in(key, half), 32, shape).astype(jnp.uint64) for half in range(2))
             return high << np.uint64(32) | low
+        # JAX asks for bits by shape only: an array whose first dim is the batch is taken to have a row for each
+        # sample.
         by_sample = len(shape) > 0 and shape[0] == num_samples > 0
         rows = key[_HEAD:] if by_sample else jnp.arange(shape[0] if shape else 1, dtype=jnp.uint32)
         places = np.arange(int(np.prod(shape[1:])), dtype=np.uint32) if len(shape) > 1 else np.zeros(1, np.uint32)
+        # So that row 3 drawn by position and sample 3 do not share their bits.
         purpose = np.array([[by_sample]], np.uint32)
         word = bits(purpose, key[:_HEAD, None], rows[:, None], places[None])
         return (word >> np.uint32(32 - bit_width)).astype(f"uint{bit_width}").reshape(shape)

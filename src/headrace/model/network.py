@@ -126,6 +126,7 @@ class Network:
                 continue
             arguments = params.get(name, {}), stats.get(name, {}), x, ctx.under(name)
             with jax.named_scope(name):  # profiles attribute kernels to blocks by this name
+                # The CPU kernels apply the activation while they add; a probe wants to see the output before it.
                 if isinstance(block, Residual) and isinstance(following, Relu) and ctx.probe is None:
                     x, block_stats = block.apply(*arguments, activation="relu")
                     fused = True

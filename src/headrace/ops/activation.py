@@ -20,17 +20,16 @@ def relu(x: Array) -> Array:
 
 @jax.custom_vjp
 def relu_select(x: Array) -> Array:
-    """Return max(x, 0), written as a select; NaN stays NaN.
-
-    XLA's CPU backend duplicates a cheap function of one large input into each of its consumers instead of storing the
-    result. With `max`, every weight gradient recomputed the norms, additions and relus of all earlier units, which took
-    a third of a ResNet-20 step. A select reads two large inputs and is not duplicated.
-    """
+    """Return max(x, 0), written as a select; NaN stays NaN."""
+    # XLA's CPU backend duplicates a cheap function of one large input into each of its consumers instead of storing the
+    # result. With `max`, every weight gradient recomputed the norms, additions and relus of all earlier units, which
+    # took a third of a ResNet-20 step. A select reads two large inputs and is not duplicated.
     return jnp.where(x < 0, jnp.zeros_like(x), x)
 
 
 def _forward(x: Array) -> tuple[Array, Array]:
     y = relu_select(x)
+    # The output is enough for the gradient, and the next layer keeps it anyway.
     return y, y
 
 
@@ -84,11 +83,9 @@ def _inside(x: Array) -> Array:
 
 
 def _with_slope(x: Array, value: Callable[[Array], Array], slope: Callable[[Array], Array]) -> Array:
-    """Return value(x), with a gradient that is recomputed from x in float32.
+    """Return value(x), with a gradient that is recomputed from x in float32."""
 
-    Only x is saved. JAX's automatic gradients would save two or three activations (x, the sigmoid and their product).
-    """
-
+    # Only x is saved. JAX's automatic gradients would save two or three arrays (x, the sigmoid and their product).
     @jax.custom_vjp
     def function(x: Array) -> Array:
         return value(x.astype(jnp.float32)).astype(x.dtype)

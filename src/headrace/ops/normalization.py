@@ -40,12 +40,9 @@ def batch_norm_train(
 def _batch_norm(
     x_NHWC: Array, gamma_C: Array, beta_C: Array, epsilon: float, stable: bool, shared: Shared | None
 ) -> Any:
-    """Compute batch norm with a hand-written gradient: two sums over the images and one pass.
-
-    With the automatic gradient a ResNet-50 step was 4.7 % slower (H200, bfloat16, batch 256: 37.65 instead of 35.97 ms,
-    in an earlier arrangement of the same sums). Both passes read x itself; given the centred images, the CPU backend
-    would store them first (5 % of a ResNet-8 step).
-    """
+    """Compute batch norm with a hand-written gradient: two sums over the images and one pass."""
+    # With the automatic gradient a ResNet-50 step was 4.7 % slower (H200, bfloat16, batch 256: 37.65 instead of
+    # 35.97 ms, in an earlier arrangement of the same sums).
     return _forward(x_NHWC, gamma_C, beta_C, epsilon, stable, shared)[0]
 
 
@@ -58,9 +55,11 @@ def _forward(x_NHWC: Array, gamma_C: Array, beta_C: Array, epsilon: float, stabl
     else:
         sum_C, squares_C = totals(*channel_sums(x, jnp.square(x)), shared)
         mean_C = sum_C / count
+        # Rounding may leave a difference slightly below 0 where all values are equal.
         variance_C = jnp.maximum(squares_C / count - jnp.square(mean_C), 0)
     inverse_C = lax.rsqrt(variance_C + epsilon)
     scale_C = gamma_C.astype(jnp.float32) * inverse_C
+    # The mean is subtracted first: folded into the shift, x scale - mean scale would lose digits where it is large.
     y = (x - _wide(mean_C)) * _wide(scale_C) + _wide(beta_C.astype(jnp.float32))
     return (y.astype(x_NHWC.dtype), mean_C, variance_C), (x_NHWC, gamma_C, mean_C, inverse_C)
 
@@ -72,6 +71,7 @@ def _backward(
     dy_NHWC, dmean_C, dvariance_C = cotangents
     x, dy = x_NHWC.astype(jnp.float32), dy_NHWC.astype(jnp.float32)
     # The gradients of gamma and beta stay local: the engine sums them over replicas later.
+    # From x itself: given the centred images, the CPU backend would store them first (5 % of a ResNet-8 step).
     dbeta_C, moment_C = channel_sums(dy, dy * (x - _wide(mean_C)) if stable else dy * x)
     moment_C = moment_C if stable else moment_C - mean_C * dbeta_C
     dgamma_C = moment_C * inverse_C
@@ -89,13 +89,11 @@ _MOST_PARTS = 1024
 
 
 def channel_sums(a_NHWC: Array, b_NHWC: Array) -> tuple[Array, Array]:
-    """Return the sums over images and pixels of two arrays.
-
-    On GPUs in two steps: partial sums of some rows each, then one sum for both arrays. XLA takes two steps only for
-    more than 4,096 rows. Below, a few blocks of threads do all the work: 52 us instead of 9 for 4,096 rows of 1,024
-    channels (H200). A step of ResNet-50 with 64 images of 128 pixels is 27 % faster so, one with 256 of 224 by 0.8 %.
-    """
+    """Return the sums over images and pixels of two arrays."""
     rows, channels = a_NHWC.size // a_NHWC.shape[-1], a_NHWC.shape[-1]
+    # On GPUs in two steps: partial sums of some rows each, then one sum for both arrays. XLA takes two steps only for
+    # more than 4,096 rows. Below, a few blocks of threads do all the work: 52 us instead of 9 for 4,096 rows of 1,024
+    # channels (H200). A step of ResNet-50 with 64 images of 128 pixels is 27 % faster so, one with 256 of 224 by 0.8 %.
     parts = _num_parts(rows) if on_gpu() else 1
     if parts == 1:
         return jnp.sum(a_NHWC, _IMAGES), jnp.sum(b_NHWC, _IMAGES)
@@ -171,11 +169,9 @@ def group_norm(
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
 def _group_norm(x_NHWC: Array, gamma_C: Array, beta_C: Array, groups: Groups, epsilon: float, stable: bool) -> Any:
-    """Compute group norm with a hand-written gradient, both from sums over the channels of each image.
-
-    As in batch norm, the images are read twice and written once, and they are never reshaped into groups. The plain
-    formula doubled the time of a ResNet-8 step on two CPU cores.
-    """
+    """Compute group norm with a hand-written gradient, both from sums over the channels of each image."""
+    # As in batch norm, the images are read twice and written once, and they are never reshaped into groups. The plain
+    # formula doubled the time of a ResNet-8 step on two CPU cores.
     return _group_forward(x_NHWC, gamma_C, beta_C, groups, epsilon, stable)[0]
 
 

@@ -65,11 +65,9 @@ def max_pool(x_NHWC: Array, window: int, stride: int, padding: Padding = "VALID"
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
 def _max_pool(x_NHWC: Array, window: int, stride: int, pads: Pads, size: _Size) -> Array:
-    """Compare strided slices, one for each position in the window, and save the position of the maximum.
-
-    XLA's gradient searches the window again: with it a ResNet-50 step took 1.1 % longer (H200), and the stem's pool,
-    forward and backward, 138 ms instead of 22 on two CPU cores (8x112x112x64).
-    """
+    """Compare strided slices, one for each position in the window, and save the position of the maximum."""
+    # XLA's gradient searches the window again: with it a ResNet-50 step took 1.1 % longer (H200), and the stem's pool,
+    # forward and backward, 138 ms instead of 22 on two CPU cores (8x112x112x64).
     return _max_pool_forward(x_NHWC, window, stride, pads, size)[0]
 
 
@@ -81,17 +79,16 @@ def _max_pool_forward(x_NHWC: Array, window: int, stride: int, pads: Pads, _size
     slices = [padded[:, i : i + rows : stride, j : j + columns : stride] for i, j in np.ndindex(window, window)]
     best, winner = slices[0], jnp.zeros(slices[0].shape, jnp.uint8)
     for position, pixels in enumerate(slices[1:], start=1):
+        # A strict comparison, so that of equal pixels the first one wins.
         winner = jnp.where(pixels > best, np.uint8(position), winner)
         best = jnp.maximum(best, pixels)  # unlike the comparison, propagates NaN
     return best, winner
 
 
 def _max_pool_backward(window: int, stride: int, pads: Pads, size: _Size, winner: Array, dy: Array) -> tuple[Array]:
-    """Compute the gradient by phases: pixels with the same place modulo the stride, each with its few windows.
-
-    Of 3x3 windows two pixels apart, a pixel is in one, two or four, so that four phases take nine terms. Asking all
-    nine positions for every pixel took 1.42 ms instead of 0.50 (256x112x112x64 in bfloat16, H200).
-    """
+    """Compute the gradient by phases: pixels with the same place modulo the stride, each with its few windows."""
+    # Of 3x3 windows two pixels apart, a pixel is in one, two or four, so that four phases take nine terms. Asking all
+    # nine positions for every pixel took 1.42 ms instead of 0.50 (256x112x112x64 in bfloat16, H200).
     zero = np.zeros((), dy.dtype)
     counts = tuple(-(-pixels // stride) for pixels in size)
     shares: dict[tuple[int, int], Array] = {}
@@ -139,6 +136,7 @@ def average_pool(x_NHWC: Array, window: int, stride: int, padding: Padding = "VA
         parts = (padded[:, i : i + ends[0] : stride, j : j + ends[1] : stride] for i, j in np.ndindex(window, window))
         return reduce(jnp.add, parts)
 
+    # Windows at the edge cover fewer pixels: padding must not enter the mean.
     counts = total(jnp.ones((1, *size, 1), jnp.float32))
     return (total(x_NHWC.astype(jnp.float32)) / counts).astype(x_NHWC.dtype)
 
@@ -162,5 +160,6 @@ def resize_by_average(x_NHWC: Array, size: int) -> Array:
     if height == width == size:
         return x_NHWC
     down, across = (share_matrix(pixels, size) for pixels in (height, width))
+    # HIGHEST: by default a GPU may multiply in TF32, and a mean of equal pixels would not be that pixel.
     y = jnp.einsum("ih,nhwc,jw->nijc", down, x_NHWC.astype(jnp.float32), across, precision=lax.Precision.HIGHEST)
     return y.astype(x_NHWC.dtype)

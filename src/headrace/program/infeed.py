@@ -166,6 +166,7 @@ class _Reader:
             self._hand_over(_Failure(error))
 
     def _checked(self, element: PyTree) -> Any:
+        # In the reader's thread: converting a batch would otherwise hold up the launches.
         element = host_arrays(element)
         found = structure_of(element)
         if self._first is None:
@@ -182,6 +183,7 @@ class _Reader:
     def _hand_over(self, element: PyTree) -> bool:
         while not self._stop.is_set():
             try:
+                # With a timeout, or a reader of an abandoned feed would wait for ever at a full queue.
                 self._out.put(element, timeout=_POLL_SECONDS)
             except queue.Full:
                 continue

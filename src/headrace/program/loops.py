@@ -91,6 +91,7 @@ def _loop(
         element=None if infeed is None else infeed.structure,
         mesh=replica_mesh(start_devices("auto", count_replicas(replicas, 1))),
     )
+    # By the loop and its shapes: a loop that is run again, with other values, is not compiled again.
     program = _kept_program(loop, most, None if infeed is None else infeed.block_size)
     return _run(program, variables, infeed, most)
 
@@ -139,6 +140,7 @@ def _block_length(loop: Loop, most: int, block_size: int | None) -> int:
 
 def _run(program: LoopProgram, variables: tuple[Any, ...], infeed: Infeed | None, most: int) -> tuple[Any, ...]:
     loop, leaving = program.loop, program.leaving
+    # Not donated here: the caller may use its arrays again.
     state = jax.tree.map(lambda leaf: jax.device_put(leaf, _everywhere(leaf, loop.mesh)), variables)
     if leaving is not None:
         leaving.outfeed.begin(leaving.values, loop.replicas)
@@ -199,6 +201,7 @@ def _put_block(elements: list[Any], program: LoopProgram) -> Any:
     block, replicas = program.block, program.loop.replicas
     elements = elements[: len(elements) // replicas * replicas]
     missing = block * replicas - len(elements)
+    # One shape for all launches, so that the last block needs no program of its own.
     filled = [*elements, *[elements[-1]] * missing]
     sharding = NamedSharding(program.loop.mesh, P(None, REPLICA))
 

@@ -96,6 +96,7 @@ class Outfeed:
                 rule="A program that enqueues must have been started before dequeue().",
                 remedy="Return outfeed.enqueue(...) from the body of the loop; a thread waits with outfeed.started.",
             )
+        # The thread that runs the program is back from it when it can ask: what it waits for is certain to come.
         wait = wait_for_completion or threading.get_ident() == self._owner
         with self._change:
             while wait and self._running and threading.get_ident() != self._owner:
@@ -200,6 +201,7 @@ class Outfeed:
                 self._last = rows
             else:
                 self._early[first] = rows
+                # Rows of several launches and replicas may arrive in any order; readers get them by iteration.
                 while self._expected in self._early:
                     rows = self._early.pop(self._expected)
                     self._ready.append(rows)

@@ -146,6 +146,7 @@ def call_rates(images_per_call: int, seconds: Sequence[float]) -> Rates:
 def latencies(seconds: Sequence[float]) -> dict[str, float]:
     """Return least, mean, percentiles and most of some times, in milliseconds; a percentile is one of the times."""
     ordered = sorted(1e3 * each for each in seconds)
+    # The nearest rank: a percentile is a time that was measured, not one between two.
     found = {f"p{share}": ordered[-(-share * len(ordered) // 100) - 1] for share in _PERCENTILES}
     return {"min": ordered[0], "mean": statistics.fmean(ordered)} | found | {"max": ordered[-1]}
 
@@ -225,6 +226,8 @@ def _measure(
     state = executor.place(starting_state(design, (adopted.params, adopted.stats) if adopted else None))
     ends: list[float] = []
 
+    # In the reader's thread: on a GPU launching a call takes as long as running it, so that times taken by the
+    # launching thread would be those of launches.
     def wait(metrics: Any) -> None:
         jax.block_until_ready(metrics)
         ends.append(time.perf_counter())
@@ -243,6 +246,7 @@ def _measure(
             profile.called(metrics, feed.num_steps)
             reader.submit(metrics)
             if number + 1 < num_calls:
+                # After the launch: the next block is fetched while this call runs.
                 block = feed.next(metrics["loss"])
         reader.drain()
         last = jax.device_get({key: metrics[key][-1] for key in ("loss", "count")})
@@ -315,6 +319,7 @@ class _InferenceBench:
         self._forward, self._options = make_forward_pass(design, devices, LOGITS)
         adopted = adopt_weights(design)
         weights = (adopted.params, adopted.stats) if adopted else design.network.init(design.config.run.seed)
+        # Rounded once: a server would not convert its weights at every request.
         stored = (stored_for_inference(weights[0], design.precision.compute_dtype), weights[1])
         on_device = self._options.cache.where == "device"
         resident = make_resident(self._source, self._forward.put, self._options.shard) if on_device else None
@@ -337,6 +342,8 @@ class _InferenceBench:
             ends.append(time.perf_counter())
             for number in range(num_calls):
                 scores = compiled.program(*self._held, block)
+                # Starts as soon as the scores are there; asked for later, the copy would wait for the next call, which
+                # is launched by then.
                 scores.copy_to_host_async()
                 reader.submit(scores)
                 if number + 1 < num_calls:

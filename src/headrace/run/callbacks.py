@@ -130,9 +130,11 @@ class Callbacks:
                     f"A callback returned {reason!r}.",
                     rule="It returns None, or the reason for which the run is to stop, as text.",
                 )
+            # The first reason counts: later calls may already be under way when it is given.
             self.reason = self.reason or reason
 
     def _any(self, method: str) -> bool:
+        # Only callbacks that override a method make the run wait for it: waiting costs the overlap of two calls.
         return any(getattr(type(each), method) is not getattr(Callback, method) for each in self._callbacks)
 
 

@@ -53,6 +53,7 @@ def with_choices(resolved: Resolved, custom: CustomParts = NOTHING) -> Resolved:
     """
     config, start = resolved.config, _Choices(resolved=resolved, custom=custom)
     asked = [start.is_open(*names) for names in (BATCH, RATE, ("num_epochs",), ("precision",))]
+    # A run that only validates needs a batch, and nothing else of these.
     if "application" in resolved.source or not any(asked[: None if config.run.training else 1]):
         return resolved
     info = custom.dataset.info if custom.dataset else describe_dataset(config.data, absent_ok=True)
@@ -74,6 +75,7 @@ def with_drawn(resolved: Resolved) -> Resolved:
     config, drawn = resolved.config, {}
     group = current_group()
     if config.run.seed == DRAWN_SEED:
+        # 32 bits: seeds address random bits as uint32.
         seed = group.broadcast(group.on_first_process(lambda: secrets.randbits(32)))
         drawn["seed"] = Given(value=seed, origin=Origin(kind=CHOSEN, where="drawn for this run"))
     if CURRENT_TIME in (place := config.checkpoint.checkpoint_dir or ""):
@@ -124,15 +126,19 @@ class _Choices:
         if not run.training:
             size = BATCH_WITHOUT_TRAINING * replicas * (count or 1)
             return work._with("for a run that does not train", f"batch size {size}", batch_size=size)
+        # By the number of images: a small dataset needs small batches to have enough steps.
         size = choose_batch(info.num_train, replicas, count or 1)
         why = f"{info.num_train:,} images"
         work = work._with(f"for {why}", f"batch size {size} ({why})", batch_size=size)
         allowed = memory_allowed(devices.platform, devices.memory_bytes)
+        # With a given accumulation the micro-batch is determined already; without a known memory there is nothing to
+        # fit.
         if count or allowed is None or size > info.num_train:
             return work
 
         def needs(micro: int) -> int:
             config = work.resolved.config
+            # The plan's own estimate: the same arithmetic that `headrace plan` prints.
             config = replace(config, batch=replace(config.batch, micro_batch_size=micro))
             return design_run(config, self.custom, absent_ok=True).plan.memory.total_bytes
 
@@ -143,6 +149,7 @@ class _Choices:
 
     def _precision(self, devices: Visible) -> "_Choices":
         config = self.resolved.config
+        # Who asks for float16 has to choose the precision as well: it needs a loss scale to train.
         if not config.run.training or not self.is_open("precision") or config.numerics.half_type != "bfloat16":
             return self
         precision, why = choose_precision(devices.platform, bfloat16=devices.bfloat16)

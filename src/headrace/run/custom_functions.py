@@ -26,6 +26,7 @@ def check_objective(custom: CustomObjective, num_classes: int, class_weights: Se
     count = num_classes + 1  # so that [N] and [C] cannot be confused
     logits, labels = _array(count, num_classes), jax.ShapeDtypeStruct((count,), jnp.int32)
     if custom.loss is not None:
+        # By shapes alone: no device is touched, and a wrong function is refused before anything is compiled.
         made = _traced("loss", custom.loss, logits, logits)
         if made.shape != (count,) or not jnp.issubdtype(made.dtype, jnp.floating):
             raise _wrong("loss", made, {count: "N", num_classes: "C"}, _ONE_EACH)
@@ -91,6 +92,7 @@ def _traced(what: str, function: Any, *given: jax.ShapeDtypeStruct) -> jax.Shape
         raise ConfigError(f"The {what} is a {type(function).__name__}.", rule="It is a function.")
     try:
         made = jax.eval_shape(function, *given)
+    # The user's own error, with its own traceback: replacing it would hide the line that is wrong.
     except Exception as error:
         error.add_note(f"headrace: the {what} failed while JAX traced it; it is a pure function of JAX arrays.")
         raise

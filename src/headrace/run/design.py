@@ -122,6 +122,7 @@ def design_run(
 
     `absent_ok`: an ImageNet that is not on this machine is planned with its published numbers of images.
     """
+    # Described, not opened: a plan needs the numbers of images and classes only.
     info = custom.dataset.info if custom.dataset else describe_dataset(config.data, absent_ok=absent_ok)
     if not custom.dataset and config.run.training and not info.num_train:
         raise DataError(
@@ -129,11 +130,13 @@ def design_run(
             rule="Validation images alone are enough for `headrace validate` and for --no-training.",
             remedy="Check --dataset-path.",
         )
+    # cpu_kernels on is an error where they are missing; better now than at the first convolution that is traced.
     check_kernels(config.compiler.cpu_kernels)
     refuse_weights(config.learning.class_weights, info)
     check_objective(custom.objective, info.num_classes, config.learning.class_weights if config.run.training else ())
     check_augment(custom.augment, info.image_hwc)
     network = custom.network or build_network(config.model, info.num_classes, info.image_hwc)
+    # Before the plan: a split inside a block (b1/2/relu) makes two blocks of one, and all numbers are by block.
     network = network.refined(config.pipeline.pipeline_splits)
     plan = make_plan(config, info, network, num_processes)
     check_devices_per_replica(plan.devices_per_replica)
@@ -143,6 +146,7 @@ def design_run(
         updates_per_epoch=plan.steps.updates_per_epoch,
         num_epochs=plan.steps.num_epochs,
     )
+    # As a function: only options that name weights need them, and making them takes time for a large network.
     trainable = make_trainable(config.weights, lambda: flatten_named(weights_like(network)[0]), network.head)
     return Design(
         config=config,
@@ -163,6 +167,7 @@ def with_chosen_decoding(resolved: Resolved, info: DataInfo) -> Resolved:
     data = resolved.config.data
     if data.decode_once != "auto" or data.dataset not in IMAGE_DATASETS or data.synthetic_on:
         return resolved
+    # Crops of images that were decoded once have other pixels than crops of files: a resumed run must make the same.
     value = "on" if info.decoded_once else "off"
     return with_values(
         resolved, {"decode_once": Given(value=value, origin=Origin(kind=CHOSEN, where="for this dataset"))}
@@ -208,6 +213,7 @@ def dataset_identity(dataset: DataSet) -> dict[str, dict[str, Any]]:
     return {
         split: {
             "images": len(source.labels),
+            # Labels are in memory already. Images would have to be read, which takes minutes for a large dataset.
             "labels": hashlib.sha256(np.ascontiguousarray(source.labels).tobytes()).hexdigest()[:12],
         }
         for split, source in (("training", dataset.train), ("validation", dataset.validation))
@@ -233,6 +239,7 @@ def with_replicas(resolved: Resolved, custom: CustomParts = NOTHING) -> Resolved
     some_batch = replace(batch, micro_batch_size=batch.micro_batch_size or (2 if batch.batch_size is None else None))
     wide = design_run(replace(config, batch=some_batch), custom, absent_ok=True).plan.devices_per_replica
     parts = batch.gradient_accumulation_count or 1
+    # batch_size is exact: replicas that do not divide it would change what was asked for.
     fitting = [n for n in range(1, count // wide + 1) if not batch.batch_size or batch.batch_size % (n * parts) == 0]
     number = max(fitting, default=1)
     idle = count - number * wide
@@ -255,6 +262,7 @@ def with_batch_of(before: Resolved, now: Resolved, custom: CustomParts = NOTHING
     Options that ask for another batch are left as they are.
     """
     old, new = to_flat(before.config), to_flat(now.config)
+    # Whoever gives a batch option asks for another batch, and gets it.
     if old["num_replicas"] == new["num_replicas"] or any(old[name] != new[name] for name in BATCH_OPTIONS):
         return now
     plan, changed = (design_run(each.config, custom, absent_ok=True).plan for each in (before, now))

@@ -42,6 +42,7 @@ class RunDirectory:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Keep other processes from writing into the run, also where its checkpoints are stored elsewhere."""
+        # Inside the run the run's lock covers them; elsewhere another run might use the same directory.
         apart = self.checkpoints.is_dir() and self.path.resolve() not in self.checkpoints.resolve().parents
         with ExitStack() as stack:
             places = (self.path, self.checkpoints) if apart else (self.path,)
@@ -56,6 +57,7 @@ class RunDirectory:
 
     def stop_checking_checkpoints(self) -> None:
         """Do not miss a separate directory of checkpoints from here on: this process is about to delete it."""
+        # The lock of the checkpoints' directory is a file in it, and is about to be deleted.
         del self._locks[1:]
 
 
@@ -63,6 +65,7 @@ def refuse_taken(config: Config) -> None:
     """Refuse a new run whose directory, or whose directory of checkpoints, belongs to another run."""
     name, checkpoints = config.logging.run_name, config.checkpoint.checkpoint_dir
     path = Path(config.logging.log_dir) / name if name is not None else None
+    # Before anything is computed: opening a large dataset may take minutes.
     if path is not None and path.exists() and not _is_free(path):
         run = (path / "config.json").is_file()
         raise ConfigError(
@@ -86,6 +89,7 @@ def _is_free(path: Path) -> bool:
 def make_directory(config: Config, what: str) -> RunDirectory:
     """Make the directory of a new run: `runs/<what>-<time>`, `what` being network and dataset, or `--run-name`."""
     name, apart = config.logging.run_name, config.checkpoint.checkpoint_dir
+    # Local time: it is for people who list a directory.
     stem = name or f"{what}-{time.strftime('%Y%m%d-%H%M%S')}"
     if apart is not None:
         _make(Path(apart), "--checkpoint-dir")
@@ -101,6 +105,7 @@ def _make(path: Path, option: str) -> bool:
     """Make a directory; return whether it was not there before."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        # Without exist_ok: whoever makes the directory owns it, also if two runs start at the same moment.
         path.mkdir()
         sync_directory(path.parent)  # a power failure later on must not take the whole directory with it
     except FileExistsError as error:
@@ -121,6 +126,7 @@ def layout(path: Path, config: Config) -> RunDirectory:
 def sweep(directory: RunDirectory) -> None:
     """Remove the half-written files that killed processes of a run left behind."""
     for folder in (directory.path, directory.reports, directory.checkpoints):
+        # The form of write_atomic; what checkpoints left behind is removed by the next save.
         for left_over in folder.glob(".*.tmp-*"):
             left_over.unlink(missing_ok=True)
 
@@ -132,6 +138,7 @@ def delete_checkpoints(directory: RunDirectory) -> None:
     directory.stop_checking_checkpoints()
     for name in (BEST_FILE, LOCK_FILE):
         (directory.checkpoints / name).unlink(missing_ok=True)
+    # Something else may be in the directory, which then stays.
     with suppress(OSError):
         directory.checkpoints.rmdir()
 

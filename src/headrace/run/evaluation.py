@@ -54,6 +54,7 @@ def make_forward_pass(design: Design, devices: list[Any], reducer: Reducer) -> t
         flip=design.config.validation.validation_flip,
     )
     pipeline = design.plan.pipeline
+    # Stages of an evaluation hand on sums only; the logits of all batches would have to cross to one place.
     if not reducer.adds or pipeline is None or plan.devices_per_replica == 1:
         return WholeForward(replica_mesh(take(devices, plan.num_replicas)), spec), options
     grid = np.array(take(devices, plan.num_devices)).reshape(plan.num_replicas, pipeline.num_devices)
@@ -102,6 +103,8 @@ class Validator:
 
     def prefetch(self, training: TrainFeed) -> None:
         """Read validation images from now on, whenever no training images are being prepared."""
+        # Training images come first: a device that waits for them stands still, while validation can be read in any
+        # pause.
         training.hold(self._feed.gate)
         self._feed.prefetch()
 
@@ -111,9 +114,12 @@ class Validator:
         parts: dict[str, list[Sums]] = {name: [] for name in weights}
         launches: list[tuple[float, Sums]] = []
         resident = self._feed.resident  # waits until it is there, which is no time of the devices
+        # Blocks outside, weights inside: each block of images is read and sent once for all sets of weights.
         for block in self._feed:
             for name, placed in weights.items():
                 launched = time.perf_counter()
+                # On several CPU devices one program at a time: collectives of two that overlap may wait for each other
+                # forever.
                 sums = in_turn(self._compiled[name](placed, resident, block))
                 parts[name].append(sums)
                 launches.append((launched, sums))
@@ -141,6 +147,8 @@ def predict_all(design: Design, dataset: DataSet, devices: list[Any], weights: t
     with closing(EvalFeed(dataset.validation, size, _PREDICTED_BATCHES, options, forward.put)) as feed:
         for block in feed:
             program = program or forward.compile(placed, feed.resident, block)
+            # Still on the devices: reading them here would wait for each block before the next one is launched.
             parts.append(readable(program(placed, feed.resident, block)))
     logits = np.concatenate([part.reshape(-1, design.network.num_classes) for part in jax.device_get(parts)])
+    # The last batch was padded, so that all batches have the compiled size.
     return logits[: len(dataset.validation)]

@@ -21,7 +21,7 @@ from headrace.run.trained_model import TrainedModel
 
 _SIDE = 320  # pixels of each image in the drawing, at least
 _GAP = 12
-_COLD, _HOT = np.array([0, 60, 140], np.float32), np.array([255, 214, 64], np.float32)  # told apart by all eyes
+_COLD, _HOT = np.array([0, 60, 140], np.float32), np.array([255, 214, 64], np.float32)  # also for colour-blind readers
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -97,9 +97,11 @@ def export_model(model: TrainedModel, out: Path | None, options: ExportOptions) 
     images = check_images(model, options.check_images)
     made = form.make(model, path, options)
     description = path.with_name(f"{path.name}.json")
+    # Both or none: a file without the description of its input would be guessed at.
     temporary = [each.with_name(f".{each.name}.tmp-{os.getpid()}") for each in (path, description)]
     try:
         write_synced(temporary[0], made.data)
+        # Before the file gets its name: what fails its check never replaces a file that worked.
         difference, checker = form.check(temporary[0], model, options, images)
         along = model.describe() | {"format": options.format, "dtype": options.dtype} | made.more
         along["check"] = {"images": images.what, "by": checker, "largest_logit_difference": difference}

@@ -135,6 +135,7 @@ def report_of(probabilities: np.ndarray, labels: np.ndarray, names: Sequence[str
         "count": len(labels),
         "top1": (ranked[:, 0] == labels).sum(),
         "top5": (ranked == labels[:, None]).any(1).sum(),
+        # A probability that underflowed to 0 would make the mean infinite.
         "loss": -np.log(np.maximum(probabilities[every, labels], np.finfo(np.float64).tiny)).sum(),
         "confusion": confusion,
     }
@@ -177,6 +178,7 @@ def _data_uri(pixels: np.ndarray) -> str:
     levels = np.clip(np.rint(pixels), 0, 255).astype(np.uint8)
     image = Image.fromarray(levels[..., 0] if levels.shape[-1] == 1 else levels[..., :3])
     image.thumbnail((_SIDE, _SIDE))
+    # Small images, such as digits, are smaller as PNG and keep their sharp pixels.
     form, out = ("JPEG" if image.width * image.height > 48 * 48 else "PNG"), io.BytesIO()
     image.save(out, form, quality=80)
     return f"data:image/{form.lower()};base64,{base64.b64encode(out.getvalue()).decode()}"
@@ -187,6 +189,7 @@ def _mosaic(design: Design, train: Source) -> str:
     spec = design.plan.feed.preprocess
     index = np.arange(min(_MOSAIC, len(train)))
     images = train.read(index, 0).astype(np.float32)
+    # There are several normalisations: where black and white end up tells how to map any of them back.
     ends = [preprocess(np.full_like(images, level), index, 0, spec, train=False) for level in (0.0, 255.0)]
     values = np.asarray(preprocess(images, index.astype(np.uint32), 0, spec, train=True))
     black, white = (end.reshape(-1, end.shape[-1])[0] for end in ends)

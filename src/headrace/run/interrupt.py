@@ -37,10 +37,13 @@ class Interrupt:
     def receive(self, number: int) -> None:
         """Handle a signal in the listening thread."""
         if self.requested:
+            # Other signals come more than once for one request (see above); only a person presses Ctrl-C again on
+            # purpose.
             if number == signal.SIGINT:
                 _exit(number)
             return
         self.signal_name = signal.Signals(number).name
+        # The terminal is gone: writing to it would fail, and end the run that is about to save.
         if number == signal.SIGHUP:
             leave_closed_terminal()
         if not self._quiet:
@@ -62,10 +65,12 @@ def listen(*, quiet: bool = False) -> Iterator[Interrupt]:
     `quiet`: another process prints that the signal was received.
     """
     interrupt = Interrupt(quiet)
+    # Python allows handlers in the main thread only; a notebook server may call from another.
     if threading.current_thread() is not threading.main_thread():
         yield interrupt
         return
     reader, writer = os.pipe()
+    # Python's handler in C writes there; a full pipe must not block it.
     os.set_blocking(writer, False)
     thread = threading.Thread(target=_watch, args=(reader, interrupt), name="signals", daemon=True)
     thread.start()
@@ -80,6 +85,7 @@ def listen(*, quiet: bool = False) -> Iterator[Interrupt]:
         for number, handler in handlers_before.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(wakeup_before)
+        # Ends the thread: its `read` returns nothing once the last writer is closed.
         os.close(writer)
         thread.join()
         os.close(reader)
@@ -98,4 +104,5 @@ def _exit(number: int) -> None:
         return
     if os.isatty(1):
         os.write(1, _SHOW_CURSOR)
+    # Not sys.exit, which would wait for threads that may be busy in a call or a compilation.
     os._exit(128 + number)

@@ -77,6 +77,7 @@ def find_learning_rate(
             host = jax.device_get({name: metrics[name][: feed.num_steps] for name in ("loss", "count")})
             losses += (host["loss"] / host["count"]).tolist()
             smooth = smoothed(np.array(losses))
+            # A loss that has risen threefold does not come back; further steps would only make infinite numbers.
             if len(losses) >= min(num_steps, plan.steps.total_steps) or _has_risen(smooth):
                 break
             block = feed.next(metrics["loss"])
@@ -95,6 +96,8 @@ def smoothed(losses: np.ndarray) -> np.ndarray:
     averages, average = np.empty(len(losses)), 0.0
     for step, loss in enumerate(losses):
         average = _SMOOTHING * average + (1 - _SMOOTHING) * loss
+        # The average starts at 0; without the correction the first losses would look far too low, and the curve would
+        # only rise.
         averages[step] = average / (1 - _SMOOTHING ** (step + 1))
     return averages
 

@@ -50,6 +50,7 @@ class advise_on_memory:
         return None
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        # JAX has no class of its own for this: the status is part of XLA's message.
         if not isinstance(error, jax.errors.JaxRuntimeError) or "RESOURCE_EXHAUSTED" not in str(error):
             return
         limit = device_memory_bytes(jax.local_devices()[0])
@@ -73,6 +74,7 @@ def out_of_memory(
     )
     largest = sorted(memory.rows, key=lambda row: -row.num_bytes)[:_MOST_PARTS]
     parts = "; ".join(f"{row.name} {format_bytes(row.num_bytes)} ({row.detail})" for row in largest if row.num_bytes)
+    # The estimate said that it fits, and it did not: then the estimate is too low, and its parts are reduced instead.
     fits = _LESS * memory.total_bytes
     if limit and memory.total_bytes > limit:
         fits = _SPARE * limit
@@ -105,6 +107,8 @@ def _training_changes(design: Design, fits: float) -> Iterator[Change]:
         off = replace(config, data=replace(config.data, dataset_cache="host"))
         variants.append(("--dataset-cache host", off))
     for options, changed in variants:
+        # The largest micro-batch that fits: smaller ones use the device less well. Without another change it must be a
+        # smaller one.
         for micro in micros if options else micros[1:]:
             count = batch.gradient_accumulation_count * batch.micro_batch_size // micro
             memory = _estimate(design, _with_micro(changed, design, micro, count))
@@ -183,5 +187,6 @@ def measured_memory(devices: Sequence[Any]) -> dict[str, float]:
     if peaks:
         limit = stats[0].get("bytes_limit")
         return {"device_peak_bytes": max(peaks)} | ({"device_limit_bytes": limit} if limit else {})
+    # ru_maxrss is in bytes on macOS, in KiB on Linux.
     unit = 1 if sys.platform == "darwin" else 1024
     return {"process_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}

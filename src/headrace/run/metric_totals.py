@@ -38,12 +38,14 @@ class Unlogged:
 
     def add(self, metrics: HostMetrics, wait: float) -> "Unlogged":
         """Return the sums with one more call."""
+        # With nan_policy skip a bad step changes no weight, and must not make the mean of all others NaN.
         good = np.isfinite(metrics["loss"])
         # One after the other, as np.sum does not: the bits of a sum must not depend on how steps are cut into calls.
         sums = {key: sum(metrics[key][good].tolist(), getattr(self, key)) for key in SUMS}
         custom = {
             name: sum(rows[good].tolist(), self.metrics.get(name, 0.0)) for name, rows in metric_sums(metrics).items()
         }
+        # Skipped steps have finite losses as well: with dynamic loss scaling only their gradients overflowed.
         skipped = self.skipped + int(metrics["skipped"].sum())
         return Unlogged(**sums, metrics=custom, skipped=skipped, wait_seconds=self.wait_seconds + wait)
 
@@ -87,6 +89,7 @@ class MetricTotals:
 
     def add_call(self, last_step: int, metrics: HostMetrics, took: CallTime) -> None:
         """Add the metrics of the call that ended with `last_step`."""
+        # First, so that nothing of a call with bad numbers is recorded or saved.
         self._refuse_bad(last_step - len(metrics["loss"]), metrics)
         steps = len(metrics["loss"])
         images = steps * self.plan.batch.global_batch_size
@@ -107,6 +110,7 @@ class MetricTotals:
             accuracy=sums.mean(sums.top1),
             top5=sums.mean(sums.top5),
             metrics=sums.metric_means(),
+            # Of the last step: a mean over the steps of a record would be no rate that was ever used.
             learning_rate=last["learning_rate"][-1],
             grad_norm=last["grad_norm"][-1],
             images_per_second=self._recent.images_per_second,
@@ -116,11 +120,13 @@ class MetricTotals:
             infeed_wait_seconds=sums.wait_seconds,
             elapsed_seconds=elapsed,
         )
+        # `restarted` keeps whether the first call is over: that one never counts.
         self.unlogged, self._last, self._recent = NOTHING_UNLOGGED, None, self._recent.restarted()
         return record
 
     def _refuse_bad(self, first_step: int, metrics: HostMetrics) -> None:
         bad = np.flatnonzero(metrics["bad"])
+        # `bad` leaves out the overflows that dynamic loss scaling expects.
         if self.nan_policy == "skip" or not len(bad):
             return
         at = int(bad[0])
@@ -145,6 +151,7 @@ def _first_layer(metrics: HostMetrics, at: int, block_names: tuple[str, ...]) ->
     if not forward.all():
         return f", first in the output of {block_names[int(np.argmin(forward))]}"
     if not backward.all():
+        # Backward the last block comes first, so the search runs from the end.
         return f", first in the gradients of {block_names[len(backward) - 1 - int(np.argmin(backward[::-1]))]}"
     return ", first in the loss"
 
@@ -158,6 +165,7 @@ class CallReader:
 
     def __init__(self, read: Callable[[Any], None]) -> None:
         self._read = read
+        # One thread, so that calls are read in their order.
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="read-calls")
         self._unread: deque[Future[None]] = deque()
 
@@ -227,6 +235,7 @@ def verdict(run: Measured) -> str:
     said = _bound(run)
     if run.images <= 0 or run.seconds <= 0:
         return said
+    # What is worth naming must be larger than the waiting that is already named.
     waited = max(run.wait_seconds, run.validation_wait_seconds, run.save_seconds)
     parts = {part: seconds for part, seconds in _other_parts(run).items() if seconds > waited}
     wall = run.wall_seconds
@@ -265,10 +274,12 @@ def _bound(run: Measured) -> str:
     if run.images <= 0 or run.seconds <= 0:
         return "no verdict: no call after the first one was timed"
     waited_seconds = min(max(run.wait_seconds, 0.0), run.seconds)
+    # Without start and compilation, which do not grow with the run.
     total = run.seconds + run.validate_seconds + run.validation_wait_seconds + run.save_seconds
     waits = {"input": waited_seconds, "validation": run.validation_wait_seconds, "saving": run.save_seconds}
     bound = max(waits, key=lambda kind: waits[kind])
     share = sum(waits.values()) / total
+    # Below 2 % nothing is worth changing, and advice would only distract.
     if share < _COMPUTE:
         where = "the dataset is on the device, which" if run.cached else "the device"
         return f"compute-bound: {where} waited {100 * share:.1f} % of the time"
@@ -309,6 +320,7 @@ def _rates(run: Measured, busy_seconds: float) -> str:
 def _advice(run: Measured) -> str:
     if run.cached:
         return "the set is already on the device: make calls longer (a lower --logs-per-epoch)"
+    # Sending dominates: more threads or packed files would not help.
     if run.send_seconds > run.prepare_seconds / 2:
         return "sending binds it: leave --eight-bit-transfer on, or use --dataset-cache device"
     if run.decodes:

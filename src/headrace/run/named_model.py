@@ -70,6 +70,7 @@ def load_named(name: str, options: Mapping[str, Any] | None = None, num_classes:
     wanted = num_classes or facts.num_classes or find_variant(config.model.model_name).num_classes
     network, loaded = _load(config, foreign, wanted)
     own = _classes_of(network, foreign, loaded)
+    # Only the file knows how many classes it has; it is loaded once to find out, and then into a network that fits.
     if not num_classes and own and own != wanted:
         network, loaded = _load(config, foreign, own)
     names = facts.class_names if len(facts.class_names) == network.num_classes else ()

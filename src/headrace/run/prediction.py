@@ -59,6 +59,7 @@ def predict(
     with ThreadPoolExecutor(_THREADS) as pool:
         for first in range(0, len(files), size):
             chosen = files[first : first + size]
+            # Always of the full size: the last batch is padded with black images, and needs no second program.
             images = np.zeros((size, *model.network.input_hwc), np.uint8)
             problems = list(pool.map(lambda pair: read_image(model, *pair), zip(chosen, images, strict=False)))
             block = forward.put({"images": images[None]}, "batches")

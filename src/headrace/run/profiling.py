@@ -90,6 +90,7 @@ class CallProfile:
         if self._recording:
             jax.block_until_ready(self._last)
             jax.profiler.stop_trace()
+            # While they are certain to be there: a program that is dropped takes its HLO with it.
             executables = jax.local_devices()[0].client.live_executables()
             self.modules = [module for each in executables for module in each.hlo_modules()]
         self._recording, self._last = False, None
@@ -106,6 +107,7 @@ def summarise_profile(profile: CallProfile, design: Design, devices: Sequence[An
     dtype = design.precision.compute_dtype
     peak_flops, peak_bytes = measure_ceilings(device, dtype)
     kind = device.device_kind
+    # The published numbers are for 16 bits.
     published = next((each for name, each in _PUBLISHED_FLOPS.items() if name in kind and dtype != jnp.float32), 0.0)
     workload = Workload(
         model=design.network.name,
@@ -270,6 +272,8 @@ def measure_blocks(network: Network, micro_batch_size: int, compute_dtype: Any, 
         program = jax.jit(both)
         x_next, _ = jax.block_until_ready(program(*weights, x))  # compiles
         seconds[name] = min(_seconds(program, (*weights, x)) for _ in range(ROUNDS))
+        # Each block gets what the one before it really puts out: sparse activations and their magnitudes are part of
+        # its time.
         x = x_next
     return seconds
 

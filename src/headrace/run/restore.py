@@ -66,6 +66,8 @@ def find_restored(directory: RunDirectory, earlier_place: Path) -> Restored:
     `earlier_place` held the checkpoints so far: where a resume names another directory, that one is empty at first.
     """
     found, damaged = newest_good(directory.checkpoints)
+    # Only if the new place is empty: a damaged checkpoint there belongs to this run, and older ones elsewhere must not
+    # win.
     if found is None and not damaged:
         found, damaged = newest_good(earlier_place)
     if found is None:
@@ -92,6 +94,7 @@ def read_run_together(group: ProcessGroup, path: Path, *, given: Collection[str]
 def broadcast_restored(group: ProcessGroup, found: Restored | None, directory: RunDirectory) -> Restored:
     """Return what process 0 found, in every process; the tensors stay there, and reach the others with the state."""
     facts = group.broadcast(found and {"step": found.step, "begins_anew": found.arrays is None})
+    # The other processes have no tensors; `{}` only says that there are some, which decides what is restored from.
     return found or Restored(directory=directory, step=facts["step"], arrays=None if facts["begins_anew"] else {})
 
 
@@ -99,6 +102,7 @@ def _refuse_lost(directory: RunDirectory, damaged: list[tuple[Path, str]]) -> No
     """Refuse to start again, which erases records, where the run had saved checkpoints or had finished."""
     problems = "".join(f" {bad.name}: {problem}." for bad, problem in damaged)
     records = read_records(directory.path)
+    # A run that has finished keeps its records, whatever became of its checkpoints.
     if any(isinstance(record, RunEnd) and record.outcome == "finished" for record in records):
         problem = f"The run {directory.path} has finished, and none of its checkpoints can be used.{problems}"
     elif damaged or any(isinstance(record, CheckpointRecord) for record in records):
@@ -115,6 +119,7 @@ def _refuse_lost(directory: RunDirectory, damaged: list[tuple[Path, str]]) -> No
 
 def rewind_run(restored: Restored, keep_best: int) -> Past:
     """Rewind records and the list of the best to the restored step; both may be behind or ahead of it."""
+    # Under the run's lock, so that no file of a living process is among them.
     sweep(restored.directory)
     past = Past(records=rewind(restored.directory.path, restored.step).records)
     scores = (
@@ -122,12 +127,14 @@ def rewind_run(restored: Restored, keep_best: int) -> Past:
         for record in past.validations
         if record.checkpoint
     )
+    # From the records, which were rewound: the list may name checkpoints of steps that will be trained again.
     BestCheckpoints(restored.directory.checkpoints, keep_best).reset(scores)
     return past
 
 
 def refuse_changed_dataset(restored: Restored, identity: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse to resume on other data: epochs would have other lengths, or samples other labels."""
+    # Checkpoints of earlier versions have no identity, and nothing is compared.
     for split, before in restored.dataset.items():
         if (now := identity[split]) != before:
             sizes = f"{before['images']:,} images then, {now['images']:,} now"
@@ -175,12 +182,13 @@ def free_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a command line that may differ from those of the run that it resumes."""
     known = option_names(known_options())
     named = {written: known[normalise_name(written)].name for written in options}
+    # Options of the reference's applications are translated from the saved ones, and cannot be changed alone.
     ours = all_options()
     return {written: value for written, value in options.items() if named[written] in ours and _is_free(named[written])}
 
 
 def refuse_other_command(path: Path, saved: Resolved, resolved: Resolved) -> None:
-    """Refuse to go on with a run that was started with another configuration; devices and places may differ."""
+    """Refuse to resume a run that was started with another configuration; devices and paths may differ."""
     old, new = to_flat(saved.config), to_flat(resolved.config)
     # What nobody gave, then or now, was chosen for the dataset and the devices of then, and stays.
     unasked = (CHOSEN, LAUNCHER, "measured")
@@ -221,6 +229,7 @@ def refuse_fewer_steps(restored: Restored, steps: StepPlan) -> None:
 def has_finished(restored: Restored, steps: StepPlan) -> bool:
     """Say whether a run has been trained to the planned end, with nothing left to validate or record."""
     records = read_records(restored.directory.path)
+    # A start behind the last end belongs to a process that was killed.
     last = next((record for record in reversed(records) if isinstance(record, RunStart | RunEnd)), None)
     if not isinstance(last, RunEnd) or last.outcome != "finished":
         return False
@@ -233,10 +242,13 @@ def refuse_other_run(saved: Resolved, resolved: Resolved, custom: CustomParts = 
     Return the steps that are planned now.
     """
     old, new = to_flat(saved.config), to_flat(resolved.config)
+    # By value, not by who gave it: an option that is typed again as it was changes nothing.
     changed = [name for name in _FIXED if old[name] != new[name]]
     before, after = (design_run(each.config, custom).plan for each in (saved, resolved))
     if before.batch.global_batch_size != after.batch.global_batch_size:
         changed.append(f"global batch size ({before.batch.global_batch_size} -> {after.batch.global_batch_size})")
+    # The step's number is translated to an epoch by this, for the order of samples and the learning rate. Named alone:
+    # where the batch changed, this follows from it.
     if before.steps.updates_per_epoch != after.steps.updates_per_epoch and not changed:
         changed.append("weight_updates_per_epoch")
     if changed:

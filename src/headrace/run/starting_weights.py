@@ -35,6 +35,7 @@ def adopt_weights(design: Design) -> LoadedWeights | None:
         return None
     path = find_file(options.weights)
     foreign = _read_checkpoint(path, options.init_ema) if path.is_dir() else read_file(path, options.init_ema)
+    # Drawn weights below: a new head for other classes has none in the file.
     return load_into(design.network, design.network.init(design.config.run.seed), foreign, options.init_min_loaded)
 
 
@@ -86,6 +87,7 @@ def _read_checkpoint(path: Path, ema: bool) -> ForeignWeights:
         raise CheckpointError(
             f"{checkpoint} holds no averaged weights.", remedy="Leave --init-ema out, or average: headrace average."
         )
+    # The optimizer's state belongs to the other run's steps, and is left there.
     kinds = tuple(f"{start}{kind}/" for kind in ("params", "stats"))
     chosen = {name.removeprefix(start): array for name, array in arrays.items() if name.startswith(kinds)}
     return ForeignWeights(

@@ -81,9 +81,11 @@ class DeviceLoop(OnOneMesh):
     def compile(self, state: State, resident: Any, block: Any) -> Callable[..., Any]:
         """Compile the call ahead of its first use."""
         whole = replicated(self.mesh)
+        # Only here, where whole steps are one program: stages of a pipeline have their own parts of the state.
         spec = with_packing(self.spec, state)
         call = make_call(make_step(spec), self.mesh, block, spec.packing)
         begin = time.perf_counter()
+        # The number of steps is an array, not a Python number: a call of another length then needs no other program.
         lowered = call.lower(state, resident, block, place(np.int32(1), whole))
         traced = time.perf_counter() - begin
         program = lowered.compile(compiler_options=dict(self.spec.compiler_options))
@@ -110,10 +112,13 @@ class CallProgram:
 def make_executor(plan: Plan, spec: StepSpec, devices: list[Any], wanted: Pipeline) -> Executor:
     """Return the executor of a plan's calls, on the first devices of the list."""
     replicas, pipeline = plan.batch.num_replicas, plan.pipeline
+    # Stages that share one device have nothing to overlap: as one program they need no launches between them.
     if pipeline is None or plan.one_program:
         return DeviceLoop(replica_mesh(take(devices, replicas)), spec)
     grid = np.array(take(devices, replicas * pipeline.num_devices)).reshape(replicas, pipeline.num_devices)
     home = Home(
+        # Some backends cannot address host memory from a program; the run then says so and keeps the state on the
+        # devices.
         in_host_memory=wanted.optimizer_state_offloading and host_memory_of(devices[0]),
         sharded=wanted.replicated_optimizer_state_sharding,
     )
@@ -156,6 +161,7 @@ def step_spec(design: Design, options: FeedOptions, dataset: DataSet) -> StepSpe
         precision=design.precision,
         numerics=config.numerics,
         fetch=partial(fetch, spec=preprocess, train=True),
+        # Without the custom augmentation, which changes images only: the last stage of a pipeline needs labels alone.
         fetch_labels=partial(fetch_labels, spec=options.preprocess, train=True),
         num_replicas=batch.num_replicas,
         gradient_accumulation_count=batch.gradient_accumulation_count,
@@ -178,6 +184,7 @@ def step_spec(design: Design, options: FeedOptions, dataset: DataSet) -> StepSpe
 def smoothing_over_all(learning: Learning, num_classes: int) -> float:
     """Return the smoothing that, spread over all C classes, is the one asked for: s / (C - 1) each is s' / C."""
     others = learning.label_smoothing_classes == "others" and num_classes > 1
+    # The target is the same, 1 - s for the label, so that one formula of the loss serves both.
     return learning.label_smoothing * (num_classes / (num_classes - 1) if others else 1.0)
 
 
@@ -209,8 +216,11 @@ def open_feed(
 
     def next_end(step: int) -> int:
         epoch_ends = [step + steps.updates_per_epoch - step % steps.updates_per_epoch] if epochs_end_calls else []
+        # A call ends where something is due, where a callback decides, and where images change their size: each size
+        # has a program of its own.
         return min([steps.next_event(step), *epoch_ends, *(first for first in sizes if first > step)])
 
+    # The limit is for the first calls only; `CallLength` changes it once a step was measured.
     calls = CallSpans(
         first_step=first_step,
         last_step=steps.total_steps,
@@ -226,7 +236,7 @@ _GROWTH = 8  # a first measurement may be far off: the program is loaded, caches
 
 @dataclass
 class CallLength:
-    """How many steps a call has, so that it lasts at most about `seconds`: measured as the run goes on.
+    """How many steps a call has, so that it lasts at most about `seconds`: measured during the run.
 
     Between two calls the progress moves, and a signal is obeyed. 0 seconds: as many as fit.
     """
@@ -236,11 +246,15 @@ class CallLength:
     steps: int = 0
 
     def __post_init__(self) -> None:
+        # Nothing is known of the speed yet, and a first call of the full length could take minutes without a sign of
+        # life.
         self.steps = 1 if self.seconds else self.most
 
     def update(self, step_seconds: float | None) -> int:
         """Return the length of calls to come after a step was measured to take so long."""
         if self.seconds and step_seconds:
+            # Calls may shrink at once but grow by steps: a first measurement that is far too fast would make a call of
+            # minutes.
             self.steps = max(1, min(int(self.seconds / step_seconds), _GROWTH * self.steps, self.most))
         return self.steps
 
@@ -257,6 +271,8 @@ def compiled_from(build: Callable[[], Any]) -> Compiled:
         program = build()
     memory = program.memory_analysis() if hasattr(program, "memory_analysis") else None  # a pipeline is many programs
     parts = ("argument_size_in_bytes", "output_size_in_bytes", "temp_size_in_bytes")
+    # Donated arguments are outputs as well, and counted twice without the last term. XLA's own peak was wrong on CPUs
+    # (0.41 MB with 1.7 MB of temporaries).
     held = sum(getattr(memory, part, 0) for part in parts) - getattr(memory, "alias_size_in_bytes", 0) if memory else 0
     return Compiled(
         program=program,
@@ -273,6 +289,7 @@ class Calls:
 
     def __init__(self, design: Design, options: FeedOptions, dataset: DataSet, devices: list[Any], step: int) -> None:
         ends = [span.first_step for span in design.sizes[1:]] + [design.plan.steps.total_steps + 1]
+        # Sizes that a resumed run has behind it are not compiled again.
         self._spans = [span for span, end in zip(design.sizes, ends, strict=True) if end > step]
         self._executors = [_executor(design, options, dataset, devices, span) for span in self._spans]
         self._programs: list[Any] = []

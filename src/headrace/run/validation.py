@@ -76,6 +76,7 @@ def validate(
     use_compilation_cache(config.run.compilation_cache_dir)
     show_devices(config.run.first_device, design.plan.validation.num_devices // group.num_processes)
     devices = start_devices(config.run.platform, design.plan.validation.num_devices, group.num_processes)
+    # Apart from the reports of training, which belong to the run's records.
     report_dir = (report_dir or _report_dir(found.run)) if group.is_first else None
     num_good = 0
     with advise_on_memory(design, validates=True), closing(Validator(design, dataset, devices)) as validator:
@@ -84,6 +85,7 @@ def validate(
             read = group.on_first_process(partial(_read_named, design) if path is None else reader)
             manifest = group.broadcast(read and read.facts)
             if problem := manifest.get("problem"):
+                # The other processes cannot see the file: whether it is there is part of what process 0 tells them.
                 if manifest["is_there"]:  # a run that is still training may have deleted it meanwhile
                     yield Validated(checkpoint=checkpoint, step=step_of(checkpoint) or 0, problem=problem)
                 continue

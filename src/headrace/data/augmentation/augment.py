@@ -18,7 +18,7 @@ from jax import lax
 from headrace.config.schema import Augment, Data
 from headrace.core.errors import ConfigError
 from headrace.core.rng import draw, name_id
-from headrace.data.augmentation.color import array_module, jitter
+from headrace.data.augmentation.color import Array, Epoch, array_module, jitter
 from headrace.data.augmentation.mix import Mix, mix_of
 from headrace.data.augmentation.rand_augment import RandAugment, change_colors, rand_augment_of, source_pixels
 from headrace.data.dataset import DataInfo
@@ -32,7 +32,7 @@ _SIDE = 64  # of the table: 64 areas x 64 aspects
 _CHOSEN, _SHAPE, _PLACE = name_id("erase/chosen"), name_id("erase/shape"), name_id("erase/place")
 
 
-def erase(values: Any, index: Any, epoch: Any, fraction: float, seed: int) -> Any:
+def erase(values: Array, index: Array, epoch: Epoch, fraction: float, seed: int) -> Array:
     """Return the images [n, H, W, C] with a rectangle set to zero in a fraction of them."""
     xp = array_module(values)
     height, width = values.shape[1:3]
@@ -45,11 +45,13 @@ def erase(values: Any, index: Any, epoch: Any, fraction: float, seed: int) -> An
     return xp.where(inside, np.float32(0), values)
 
 
-def rectangles(index: Any, epoch: Any, fraction: float, seed: int, hw: tuple[int, int]) -> tuple[Any, ...]:
+def rectangles(index: Array, epoch: Epoch, fraction: float, seed: int, hw: tuple[int, int]) -> tuple[Array, ...]:
     """Return (chosen or not, top, left, height, width) of each sample's rectangle, [n] each."""
     xp = array_module(index)
     dice, shape, place = (draw(seed, epoch, index, purpose) for purpose in (_CHOSEN, _SHAPE, _PLACE))
     at = (shape >> np.uint32(20)).astype(np.int32)
+    # From a table made by NumPy: exp and sqrt differ in their last bits between host and device, and would round to
+    # other sides.
     box_height, box_width = (xp.asarray(sides)[at] for sides in _sides(hw))
     top, left = (
         ((word * (np.uint32(size + 1) - box.astype(np.uint32))) >> np.uint32(16)).astype(np.int32)
@@ -139,7 +141,7 @@ def _refuse_colors(augment: Augment, info: DataInfo) -> None:
         )
 
 
-def preprocess(images: Any, index: Any, epoch: Any, spec: Preprocess, train: bool) -> Any:
+def preprocess(images: Array, index: Any, epoch: Epoch, spec: Preprocess, train: bool) -> Any:
     """Return float32 [n, H, W, C] from images of 0..255 [n, H, W, C], or of any float32 numbers where nothing is
     normalised; NumPy arrays give NumPy arrays. Images that are larger than `spec` says are cropped to it.
 
@@ -148,6 +150,7 @@ def preprocess(images: Any, index: Any, epoch: Any, spec: Preprocess, train: boo
     xp = np if isinstance(images, np.ndarray) else jnp
     if train:
         images = _recolored(images, index, epoch, spec)
+    # Before the pixels are moved: per-image statistics are those of the whole image, not of the crop with its padding.
     centre, scale = _normal(images, spec, xp)
     if images.shape[1:3] == spec.image_hwc[:2] and not (train and _moves(spec)):
         values = (images.astype(np.float32) - centre) * scale
@@ -155,19 +158,21 @@ def preprocess(images: Any, index: Any, epoch: Any, spec: Preprocess, train: boo
         rows, columns, inside = _places(index, epoch, spec, images.shape[1:3], train)
         values = (_take(images, rows, columns, xp).astype(np.float32) - centre) * scale
         if inside is not None:
+            # After normalisation: the padding is 0 for the network, which is the mean colour, and not black.
             values = xp.where(inside, values.reshape(inside.shape), np.float32(0)).reshape(values.shape)
     return erase(values, index, epoch, spec.random_erasing, spec.seed) if train and spec.random_erasing else values
 
 
 def draw_offsets(
-    index: Any, epoch: Any, spec: Preprocess, xp: Any, places: tuple[int, int] | None = None
-) -> tuple[Any, Any, Any]:
+    index: Array, epoch: Epoch, spec: Preprocess, xp: Any, places: tuple[int, int] | None = None
+) -> tuple[Array, Array, Array]:
     """Return (rows down, columns right, flip or not) of each sample; the middle one of the places leaves it in place.
 
     One draw serves all three: its bits 0-14 and 15-29 choose the offsets, its last bit the flip.
     """
     places = places or (2 * spec.crop_padding + 1, 2 * spec.crop_padding + 1)
     word = draw(spec.seed, epoch, index, _PURPOSE)
+    # A product and a shift instead of a remainder, which is slow on devices; as even as 15 bits allow.
     mask, shift = np.uint32(0x7FFF), np.uint32(15)
     down = ((word & mask) * np.uint32(places[0])) >> shift
     right = (((word >> shift) & mask) * np.uint32(places[1])) >> shift
@@ -178,7 +183,7 @@ def _moves(spec: Preprocess) -> bool:
     return spec.augmentation != "none" or (spec.rand_augment is not None and spec.rand_augment.moves_pixels)
 
 
-def _recolored(images: Any, index: Any, epoch: Any, spec: Preprocess) -> Any:
+def _recolored(images: Array, index: Array, epoch: Epoch, spec: Preprocess) -> Array:
     """Return the images with their colours changed, as bytes; unchanged if no option asks for it."""
     if not (spec.color_jitter or spec.hue_jitter or spec.rand_augment):
         return images
@@ -187,10 +192,11 @@ def _recolored(images: Any, index: Any, epoch: Any, spec: Preprocess) -> Any:
         x = jitter(x, index, epoch, (spec.color_jitter, spec.hue_jitter), spec.seed)
     if spec.rand_augment is not None:
         x = change_colors(x, index, epoch, spec.rand_augment)
+    # Back to bytes, as if the file had these colours: host and device then normalise the same numbers.
     return x.astype(np.uint8)
 
 
-def _normal(images: Any, spec: Preprocess, xp: Any) -> tuple[Any, Any]:
+def _normal(images: Array, spec: Preprocess, xp: Any) -> tuple[Array | np.float32, Array | np.float32]:
     """Return what to subtract and what to multiply with, as [n, 1, 1, 1], [1, 1, W, C] or single numbers."""
     if spec.normalization == "per-image":
         return _per_image(images, xp)
@@ -205,7 +211,7 @@ def _normal(images: Any, spec: Preprocess, xp: Any) -> tuple[Any, Any]:
     return np.float32(0), np.float32(1 / 255 if spec.normalization == "zero-one" else 1)
 
 
-def _per_image(images: Any, xp: Any) -> tuple[Any, Any]:
+def _per_image(images: Array, xp: Any) -> tuple[Array, Array]:
     """Return each image's mean and 1 / max(standard deviation, 1 / sqrt(number of values)), taken on 0..255."""
     flat = images.reshape(len(images), -1)
     size = flat.shape[1]
@@ -218,7 +224,9 @@ def _per_image(images: Any, xp: Any) -> tuple[Any, Any]:
     return mean[:, :, None, None], (np.float32(1) / std)[:, None, None, None]
 
 
-def _places(index: Any, epoch: Any, spec: Preprocess, source_hw: Any, train: bool) -> tuple[Any, Any, Any]:
+def _places(
+    index: Array, epoch: Epoch, spec: Preprocess, source_hw: tuple[int, ...], train: bool
+) -> tuple[Array, Array, Any]:
     """Return the source row [n, H, 1 or W] and column [n, 1 or H, W] of each pixel, and which are in the image.
 
     The last is [n, H, W * C] or None for all: NumPy is fast on whole rows.
@@ -246,32 +254,35 @@ def _places(index: Any, epoch: Any, spec: Preprocess, source_hw: Any, train: boo
     if spec.reflect:
         rows, columns = (_reflected(at, size, xp) for at, size in zip((rows, columns), source_hw, strict=True))
     if warped or (padded and not spec.reflect):
+        # Before clipping, which moves all positions into the image.
         in_rows = (rows >= 0) & (rows < source_hw[0])
         in_columns = xp.repeat((columns >= 0) & (columns < source_hw[1]), channels, axis=2)
         inside = (xp.repeat(in_rows, channels, axis=2) if warped else in_rows) & in_columns
     if train and spec.augmentation in _FLIPS:
+        # After the padding was found: it is the same for a mirrored image.
         columns = xp.where(flip, source_hw[1] - 1 - columns, columns)
     return xp.clip(rows, 0, source_hw[0] - 1), xp.clip(columns, 0, source_hw[1] - 1), inside
 
 
-def _reflected(at: Any, size: int, xp: Any) -> Any:
+def _reflected(at: Array, size: int, xp: Any) -> Array:
     """Return positions mirrored at the first and the last pixel, which are not repeated."""
     at = xp.abs(at)
     return xp.minimum(at, 2 * (size - 1) - at)
 
 
-def _take(images: Any, rows: Any, columns: Any, xp: Any) -> Any:
+def _take(images: Array, rows: Array, columns: Array, xp: Any) -> Array:
     """Gather pixels by flat index: one gather for XLA, and for NumPy three times faster than three indices."""
     count, height, width, channels = images.shape
     first_row = xp.arange(count, dtype=np.int32)[:, None, None] * height
     pixel = (first_row + rows) * width + columns
+    # Positions are inside already. The default mode of JAX would check every one and fill in NaN.
     return images.reshape(-1, channels).take(pixel, axis=0, mode="clip")
 
 
 # Shrinking on the device: bilinear with antialiasing, as two matrix products
 
 
-def shrink(values: Any, hw: tuple[int, int]) -> Any:
+def shrink(values: Array, hw: tuple[int, int]) -> Any:
     """Return images [n, H, W, C] of float32 numbers at a smaller size."""
     rows, columns = (shrink_matrix(size, wanted) for size, wanted in zip(values.shape[1:3], hw, strict=True))
     count, height, width, channels = values.shape
@@ -292,7 +303,7 @@ def shrink_matrix(size: int, wanted: int) -> np.ndarray:
     return (weights / weights.sum(1, keepdims=True)).astype(np.float32)
 
 
-def _product(matrix: np.ndarray, values: Any) -> Any:
+def _product(matrix: np.ndarray, values: Array) -> Array:
     if isinstance(values, np.ndarray):
         return np.matmul(matrix, values)
     return jnp.einsum("ps,nsk->npk", matrix, values, precision=lax.Precision.HIGHEST)

@@ -6,31 +6,35 @@ bytes; `strength` is one number or [n, 1, 1, 1]. The meaning is Pillow's (ImageE
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from headrace.core.rng import draw, name_id
 
+Array = jax.Array | np.ndarray  # on the device or the host
+Epoch = Array | np.integer | int
+Strength = Array | np.float32 | float
 TOP = np.float32(255)
 
 
-def array_module(array: Any) -> Any:
+def array_module(array: Array) -> Any:
     """Return the library whose array this is, numpy or jax.numpy."""
     return np if isinstance(array, np.ndarray) else jnp
 
 
-def exact(strength: Any) -> Any:
+def exact(strength: np.ndarray | float) -> np.ndarray:
     """Return the nearest multiple of 1/4096: such a factor times a level is exact in float32 on host and device."""
     return (np.rint(np.asarray(strength, np.float64) * 4096) / 4096).astype(np.float32)
 
 
-def levels(x: Any) -> Any:
+def levels(x: Array) -> Array:
     """Return the nearest whole numbers from 0 to 255."""
     xp = array_module(x)
     return xp.clip(xp.round(x), np.float32(0), TOP)
 
 
-def grey(x: Any) -> Any:
+def grey(x: Array) -> Array:
     """Return the brightness of each pixel, [n, H, W, 1]: Rec. 601 for RGB, else the mean of the channels."""
     xp = array_module(x)
     if x.shape[3] != 3:
@@ -41,30 +45,32 @@ def grey(x: Any) -> Any:
     return xp.floor(total / np.float32(65536))
 
 
-def brightness(x: Any, strength: Any) -> Any:
+def brightness(x: Array, strength: Strength) -> Array:
     """Multiply: 0 is black, 1 changes nothing."""
     return levels(strength * x)
 
 
-def contrast(x: Any, strength: Any) -> Any:
+def contrast(x: Array, strength: Strength) -> Array:
     """Move away from the image's mean brightness, or (below 1) towards it."""
     xp = array_module(x)
+    # Rounded as Pillow does: the mean is a whole level.
     middle = xp.floor(grey(x).mean((1, 2, 3), keepdims=True, dtype=np.float32) + np.float32(0.5))
     return _away_from(middle, x, strength)
 
 
-def saturation(x: Any, strength: Any) -> Any:
+def saturation(x: Array, strength: Strength) -> Array:
     """Move away from grey: 0 is a grey image, 1 changes nothing."""
     return _away_from(grey(x), x, strength)
 
 
-def sharpness(x: Any, strength: Any) -> Any:
+def sharpness(x: Array, strength: Strength) -> Array:
     """Move away from the image smoothed over 3 x 3 pixels; the border stays."""
     xp = array_module(x)
     if min(x.shape[1:3]) < 3:
         return x
     three = x[:, :-2] + x[:, 1:-1] + x[:, 2:]
     nine = three[:, :, :-2] + three[:, :, 1:-1] + three[:, :, 2:]
+    # Pillow's SMOOTH kernel: ones around a five, divided by 13.
     smooth = levels((nine + np.float32(4) * x[:, 1:-1, 1:-1]) / np.float32(13))
     inner = _away_from(smooth, x[:, 1:-1, 1:-1], strength)
     at_border = np.ones((1, *x.shape[1:3], 1), bool)
@@ -72,22 +78,22 @@ def sharpness(x: Any, strength: Any) -> Any:
     return xp.where(at_border, x, xp.pad(inner, ((0, 0), (1, 1), (1, 1), (0, 0))))
 
 
-def posterize(x: Any, strength: Any) -> Any:
+def posterize(x: Array, strength: Strength) -> Array:
     """Round down to multiples of `strength`."""
     return array_module(x).floor(x / strength) * strength
 
 
-def solarize(x: Any, strength: Any) -> Any:
+def solarize(x: Array, strength: Strength) -> Array:
     """Invert values that are not below `strength`."""
     return array_module(x).where(x >= strength, TOP - x, x)
 
 
-def invert(x: Any, strength: Any = None) -> Any:
+def invert(x: Array, strength: object = None) -> Array:
     """Invert all values."""
     return TOP - x
 
 
-def autocontrast(x: Any, strength: Any = None) -> Any:
+def autocontrast(x: Array, strength: object = None) -> Array:
     """Stretch each channel so that its darkest value is 0 and its brightest 255."""
     xp = array_module(x)
     low, high = x.min((1, 2), keepdims=True), x.max((1, 2), keepdims=True)
@@ -95,13 +101,14 @@ def autocontrast(x: Any, strength: Any = None) -> Any:
     return xp.where(high > low, levels((x - low) * scale), x)
 
 
-def equalize(x: Any, strength: Any = None) -> Any:
+def equalize(x: Array, strength: object = None) -> Array:
     """Spread each channel so that all values become about equally frequent."""
     xp = array_module(x)
     counts = _histogram(x)  # int32 [n, C, 256]
     level = xp.arange(256, dtype=np.int32)[None, None, :]
     greatest = xp.where(counts > 0, level, 0).max(2, keepdims=True)
     at_greatest = xp.where(level == greatest, counts, 0).sum(2, keepdims=True)
+    # As in Pillow's equalize, which leaves the brightest level out of the count.
     step = (x.shape[1] * x.shape[2] - at_greatest) // 255
     below = xp.cumsum(counts, 2) - counts
     table = xp.where(step > 0, xp.minimum((step // 2 + below) // xp.maximum(step, 1), 255), level).astype(np.int32)
@@ -110,7 +117,7 @@ def equalize(x: Any, strength: Any = None) -> Any:
     return xp.moveaxis(found, 1, 2).reshape(x.shape)
 
 
-def turn_hue(x: Any, strength: Any) -> Any:
+def turn_hue(x: Array, strength: Strength) -> Array:
     """Rotate the hue by a fraction of the colour circle, in HSV; for 3 channels."""
     xp = array_module(x)
     red, green, blue = x[..., 0:1], x[..., 1:2], x[..., 2:3]
@@ -124,21 +131,21 @@ def turn_hue(x: Any, strength: Any) -> Any:
     )
     sixth = sixth + np.float32(6) * strength
 
-    def channel(offset: int) -> Any:
+    def channel(offset: int) -> Array:
         k = (sixth + np.float32(offset)) % np.float32(6)
         return value - spread * xp.clip(xp.minimum(k, np.float32(4) - k), np.float32(0), np.float32(1))
 
     return levels(xp.concatenate([channel(5), channel(3), channel(1)], 3))
 
 
-def jitter(x: Any, index: Any, epoch: Any, strengths: tuple[float, float], seed: int) -> Any:
+def jitter(x: Array, index: Array, epoch: Epoch, strengths: tuple[float, float], seed: int) -> Array:
     """Change brightness, contrast and saturation, in this order, by factors from 1 - s to 1 + s, then rotate the hue.
 
     `strengths` are s and the largest rotation of the hue; each factor is drawn for each sample.
     """
     strength, turn = strengths
 
-    def drawn(name: str, middle: float, spread: float) -> Any:
+    def drawn(name: str, middle: float, spread: float) -> Array:
         """Draw one of 4,096 evenly spaced values from middle - spread to middle + spread for each sample."""
         table = exact(middle + spread * ((np.arange(4096) + 0.5) / 2048 - 1))
         random_bits = draw(seed, epoch, index, name_id(f"jitter/{name}"))
@@ -150,11 +157,11 @@ def jitter(x: Any, index: Any, epoch: Any, strengths: tuple[float, float], seed:
     return turn_hue(x, drawn("hue", 0.0, turn)) if turn else x
 
 
-def _away_from(base: Any, x: Any, strength: Any) -> Any:
+def _away_from(base: Array, x: Array, strength: Strength) -> Array:
     return levels(base + strength * (x - base))
 
 
-def _histogram(x: Any) -> Any:
+def _histogram(x: Array) -> Array:
     if isinstance(x, np.ndarray):
         count, channels = x.shape[0], x.shape[3]
         row = np.arange(count)[:, None, None, None] * channels + np.arange(channels)

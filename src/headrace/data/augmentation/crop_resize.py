@@ -25,6 +25,7 @@ def crop_resize(images: Any, boxes: Any, hw: tuple[int, int]) -> Any:
     """
     count, height, width, channels = images.shape
     rows = _resize_rows(images.reshape(count, height, width * channels), boxes[:, 0], boxes[:, 2], hw[0])
+    # The second pass gathers rows again, of the transposed image: whole rows are contiguous, columns are not.
     turned = rows.reshape(count, hw[0], width, channels).transpose(0, 2, 1, 3)
     columns = _resize_rows(turned.reshape(count, width, hw[0] * channels), boxes[:, 1], boxes[:, 3], hw[1])
     values = columns.reshape(count, hw[1], hw[0], channels).transpose(0, 2, 1, 3)
@@ -42,6 +43,7 @@ def _resize_rows(values: Any, start: Any, length: Any, wanted: int) -> Any:
     wide = jnp.maximum(scale, 1)
     centre = start + (np.arange(wanted, dtype=np.float32)[None, :] + _HALF) * scale
     first = jnp.floor(centre - wide + _HALF)
+    # As many as the whole image needs: the number is part of the program, while boxes differ from image to image.
     neighbours = [first + np.float32(n) for n in range(2 * math.ceil(max(size / wanted, 1)) + 1)]
     weights = [
         jnp.maximum(1 - jnp.abs(row + _HALF - centre) / wide, 0)
@@ -83,6 +85,7 @@ def centre_view(images: Any, view: CentreView) -> Any:
     rows, columns = (_view_matrix(dim, side, shorter, view) for dim, side in zip(images.shape[1:3], hw, strict=True))
     # In full float32: a GPU would round pixels to 10 bits by default.
     x = jnp.einsum("ph,nhwc->npwc", rows, images.astype(np.float32), precision=lax.Precision.HIGHEST)
+    # Rounded between the passes, as Pillow does; the plain form is one interpolation.
     x = _levels(x) if view.antialias else x
     return _levels(jnp.einsum("qw,npwc->npqc", columns, x, precision=lax.Precision.HIGHEST))
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from headrace.config.schema import Augment
 from headrace.core.rng import draw, name_id
+from headrace.data.augmentation.color import Array, Epoch
 
 _TABLE_BITS = 12
 _TABLE_SIZE = 1 << _TABLE_BITS  # quantiles: the error of a draw's probability is at most 1/8192
@@ -63,11 +64,12 @@ def mix_of(augment: Augment, seed: int, image_hw: tuple[int, int]) -> Mix | None
     return mix if mix.cuts or mix.mixup_alpha > 0 else None
 
 
-def mix_images(images: Any, index: Any, epoch: Any, mix: Mix) -> Any:
+def mix_images(images: Array, index: Array, epoch: Epoch, mix: Mix) -> Array:
     """Return the images [n, H, W, C] of a micro-batch, mixed; `index` is the sample of each, `epoch` one number."""
     xp = np if isinstance(images, np.ndarray) else jnp
     if mix.mixup_alpha > 0:
         kept = mixup_weights(index, epoch, mix)[:, None, None, None]
+        # Neighbours are random partners: the order of samples is shuffled.
         images = kept * images + (1 - kept) * xp.roll(images, 1, axis=0)
     if not mix.cuts:
         return images
@@ -80,7 +82,7 @@ def mix_images(images: Any, index: Any, epoch: Any, mix: Mix) -> Any:
     return xp.where(inside, partner, images)
 
 
-def mix_labels(labels: Any, index: Any, epoch: Any, mix: Mix) -> MixedLabels:
+def mix_labels(labels: Array, index: Array, epoch: Epoch, mix: Mix) -> MixedLabels:
     """Return the labels [n] of a micro-batch mixed as `mix_images` does: 2 for each sample, 4 with mixup and cutmix."""
     xp = np if isinstance(labels, np.ndarray) else jnp
     columns, weights = [labels], [xp.ones(labels.shape, np.float32)]
@@ -94,8 +96,9 @@ def mix_labels(labels: Any, index: Any, epoch: Any, mix: Mix) -> MixedLabels:
     return MixedLabels(xp.stack(columns, 1), xp.stack(weights, 1).astype(np.float32))
 
 
-def mixup_weights(index: Any, epoch: Any, mix: Mix) -> Any:
+def mixup_weights(index: Array, epoch: Epoch, mix: Mix) -> Array:
     """Return the weight that each sample keeps, float32 [n]: max(x, 1 - x) with x from Beta(a, a)."""
+    # The larger half: an image and its partner mix to the same pair either way, and column 0 stays the main label.
     table = (1 - beta_quantiles(mix.mixup_alpha, _midpoints() / 2)).astype(np.float32)
     kept = _pick(table, _draw(index, epoch, mix, _SHARE))
     if mix.switch_prob is None:
@@ -103,13 +106,13 @@ def mixup_weights(index: Any, epoch: Any, mix: Mix) -> Any:
     return (np if isinstance(index, np.ndarray) else jnp).where(_switched(index, epoch, mix), np.float32(1), kept)
 
 
-def _switched(index: Any, epoch: Any, mix: Mix) -> Any:
+def _switched(index: Array, epoch: Epoch, mix: Mix) -> Array:
     """Say whether the micro-batch gets cutmix instead of mixup, bool [1]; addressed by its first sample, as the box."""
     assert mix.switch_prob is not None
     return (_draw(index, epoch, mix, _SWITCH)[:1] >> np.uint32(8)) < np.uint32(round(mix.switch_prob * 2**24))
 
 
-def cutmix_box(index: Any, epoch: Any, mix: Mix) -> tuple[Any, ...]:
+def cutmix_box(index: Array, epoch: Epoch, mix: Mix) -> tuple[Array, ...]:
     """Return top, bottom, left and right of the micro-batch's box, int32 [1] each, ends exclusive.
 
     The box has the image's aspect and the area 1 - L. With `cutmix_alpha` its centre may be anywhere and the box
@@ -124,13 +127,14 @@ def cutmix_box(index: Any, epoch: Any, mix: Mix) -> tuple[Any, ...]:
         middle = ((word * np.uint32(size)) >> np.uint32(8)).astype(np.int32)  # 0 to size, in parts of a pixel
         if not mix.cutmix_alpha:
             middle = xp.clip(middle, half, size * _FIXED - half)
+        # In 256ths of a pixel, rounded once at the end, so that the area is as close to 1 - L as pixels allow.
         ends += [xp.clip((middle + at + _FIXED // 2) // _FIXED, 0, size) for at in (-half, half)]
     if mix.switch_prob is not None:  # an empty box, where the micro-batch gets mixup
         ends = [xp.where(_switched(index, epoch, mix), end, 0) for end in ends]
     return tuple(ends)
 
 
-def kept_share(box: tuple[Any, ...], mix: Mix) -> Any:
+def kept_share(box: tuple[Array, ...], mix: Mix) -> Array:
     """Return the fraction of the image outside the box, float32 [1]: exact after rounding and clipping."""
     top, bottom, left, right = box
     area = ((bottom - top) * (right - left)).astype(np.float32)
@@ -168,11 +172,11 @@ def _midpoints() -> np.ndarray:
     return (np.arange(_TABLE_SIZE) + 0.5) / _TABLE_SIZE
 
 
-def _draw(index: Any, epoch: Any, mix: Mix, purpose: int) -> Any:
+def _draw(index: Array, epoch: Epoch, mix: Mix, purpose: int) -> Array:
     return draw(mix.seed, epoch, index, purpose)
 
 
-def _pick(table: np.ndarray, word: Any) -> Any:
+def _pick(table: np.ndarray, word: Array) -> Array:
     """Return an entry of a table of equally likely values for each 32-bit draw."""
     at = (word >> np.uint32(32 - _TABLE_BITS)).astype(np.int32)
     return table[at] if isinstance(at, np.ndarray) else jnp.asarray(table)[at]

@@ -16,7 +16,7 @@ import numpy as np
 from headrace.config.section_augment import RAND_AUGMENT_OPERATIONS, Augment
 from headrace.core.rng import draw, name_id
 from headrace.data.augmentation import color
-from headrace.data.augmentation.color import array_module
+from headrace.data.augmentation.color import Array, Epoch, array_module
 
 FULL = 30.0  # the greatest magnitude
 _PART = 256  # units per pixel
@@ -69,7 +69,7 @@ def rand_augment_of(augment: Augment, seed: int) -> RandAugment | None:
 class ColorRow:
     """An operation on colours, and its strength at a level from 0 to 1 with the sign 1 or -1."""
 
-    apply: Callable[[Any, Any], Any]
+    apply: Callable[[Array, Array], Array]
     strength: Callable[[float, int], float] = lambda level, sign: 0.0  # for operations that have none
 
 
@@ -107,13 +107,14 @@ MOVES: dict[str, Move] = {
 }
 
 
-def choices(index: Any, epoch: Any, spec: RandAugment, layer: int) -> tuple[Any, Any]:
+def choices(index: Array, epoch: Epoch, spec: RandAugment, layer: int) -> tuple[Array, Any]:
     """Return (number of the operation, number of its strength) of each sample, int32 [n] each.
 
     An operation that is not applied has the number behind the last one. Strengths are numbered by level and sign:
     2 level + 1 is the negative one.
     """
     word = draw(spec.seed, epoch, index, name_id(f"rand_augment/{layer}"))
+    # The high bits choose the operation and the lowest one the sign, so that one draw serves both.
     number = ((word >> np.uint32(16)) * np.uint32(len(spec.operations))) >> np.uint32(16)
     strength = word & np.uint32(1)
     if spec.std or spec.probability < 1:
@@ -124,7 +125,7 @@ def choices(index: Any, epoch: Any, spec: RandAugment, layer: int) -> tuple[Any,
     return number.astype(np.int32), strength.astype(np.int32)
 
 
-def change_colors(x: Any, index: Any, epoch: Any, spec: RandAugment) -> Any:
+def change_colors(x: Array, index: Array, epoch: Epoch, spec: RandAugment) -> Array:
     """Apply each sample's operations on colours to images of whole numbers from 0 to 255, float32 [n, H, W, C]."""
     for layer in range(spec.count):
         number, which = choices(index, epoch, spec, layer)
@@ -141,8 +142,9 @@ def change_colors(x: Any, index: Any, epoch: Any, spec: RandAugment) -> Any:
     return x
 
 
-def _where(chosen: Any, row: ColorRow, x: Any, strength: Any, other: Any) -> Any:
+def _where(chosen: Array, row: ColorRow, x: Array, strength: Array, other: Array) -> Array:
     """Return the operation's result for the samples that chose it; NumPy computes no others."""
+    # XLA has no branch for single images of a batch: every operation is computed for all of them.
     if not isinstance(x, np.ndarray):
         return array_module(x).where(chosen[:, None, None, None], row.apply(x, strength), other)
     if not chosen.any():
@@ -152,7 +154,7 @@ def _where(chosen: Any, row: ColorRow, x: Any, strength: Any, other: Any) -> Any
     return result
 
 
-def source_pixels(index: Any, epoch: Any, spec: RandAugment, hw: tuple[int, int]) -> tuple[Any, Any]:
+def source_pixels(index: Array, epoch: Epoch, spec: RandAugment, hw: tuple[int, int]) -> tuple[Array, Array]:
     """Return the source row and column of each output pixel, int32 [n, H, W] each; they may be outside the image."""
     xp = array_module(index)
     height, width = hw
@@ -179,6 +181,8 @@ def _transform_table(spec: RandAugment, hw: tuple[int, int]) -> np.ndarray:
     for name in (*spec.operations, "identity"):
         for level in (sign * level for level in spec.levels for sign in (1, -1)):
             a, b, c, d, e, f = MOVES[name](level, hw) if name in MOVES else (1, 0, 0, 0, 1, 0)
+            # Sines and cosines are taken by NumPy, in float64: a device's own would move pixels at the edges of
+            # rounding.
             factors = np.rint(np.array([a, b, d, e], np.float64) * (1 << _UNIT_BITS)).astype(int)
             rows.append((factors[0], factors[1], round(c * _PART), factors[2], factors[3], round(f * _PART)))
     return np.array(rows, np.int32)

@@ -91,6 +91,7 @@ def _pillow() -> tuple[Any, tuple[str, ...]]:
     except ImportError:
         pass
     Image.init()
+    # Pillow registers AVIF even where it was built without the library that decodes it.
     usable = set(Image.OPEN) - (set() if features.check("avif") else {"AVIF"})
     return Image, tuple(name for name in FORMATS if name in usable)
 
@@ -122,12 +123,14 @@ def read_header(data: bytes) -> Header:
     kind, turbo = kind_of(data), _simplejpeg()
     if kind == "jpeg" and turbo is not None:
         try:
+            # Not strict: the header of a truncated file is still right, and decoding will say what is missing.
             height, width, colours, _ = turbo.decode_jpeg_header(data, strict=False)
             return header_of(kind, (height, width), _jpeg_orientation(data), colours in ("YCbCr", "Gray"))
         except (ValueError, KeyError):  # damaged, or valid but of a subsampling that only Pillow reads
             pass
     try:
         with _opened(data) as image:
+            # TGA has no signature, so that Pillow tries it with any bytes.
             if kind == "jpeg" and image.format not in ("JPEG", "MPO"):
                 raise BadImage("a damaged JPEG image")  # whose bytes another format takes for its own
             width, height = image.size
@@ -143,6 +146,7 @@ def read_header(data: bytes) -> Header:
 def header_of(kind: str, hw: tuple[int, int], orientation: int, plain: bool = True) -> Header:
     """Return the header of an image of this stored size; one that is too large is a BadImage."""
     height, width = hw
+    # Before decoding: a file of a few kilobytes can claim gigabytes of pixels.
     if height * width > MAX_PIXELS:
         raise BadImage(f"{width:,} x {height:,} pixels, more than {MAX_PIXELS:,}: a decompression bomb?")
     if height < 1 or width < 1:
@@ -199,6 +203,7 @@ def decode_factor(header: Header, crop_hw: tuple[float, float], wanted_hw: tuple
     if header.kind != "jpeg":
         return 1
     least = min(side / wanted for side, wanted in zip(crop_hw, wanted_hw, strict=True))
+    # Never below the wanted size: enlarging what was decoded too small would blur it.
     return next((factor for factor in FACTORS if least >= factor), 1)
 
 
@@ -226,8 +231,10 @@ def _pillow_pixels(data: bytes, header: Header, channels: int, factor: int) -> n
     mode = "RGB" if channels == 3 else "L"
     with _opened(data) as image:
         if header.kind == "jpeg" and factor > 1:
+            # Only a request: libjpeg decodes at the nearest size that is not smaller.
             image.draft(None, (image.width // factor, image.height // factor))
         image.load()
+        # TIFFs may hold measurements; scaled by a guess they would be wrong pixels without a word.
         if image.mode == "F":
             raise BadImage("pixels are floating-point numbers, whose range is not known")
         if image.mode.startswith("I"):  # 16-bit grey: Pillow's conversion would clip everything above 255
@@ -237,6 +244,7 @@ def _pillow_pixels(data: bytes, header: Header, channels: int, factor: int) -> n
             grey = (values >> 8 if values.max(initial=0) > 255 else values).astype(np.uint8)
             pixels = np.repeat(grey[:, :, None], channels, axis=2)
         else:
+            # Through RGBA, because a palette may have transparent colours.
             plain = image.convert("RGBA") if image.mode in ("P", "PA") else image
             pixels = np.asarray(plain if plain.mode == mode else plain.convert(mode))
     return pixels if pixels.ndim == 3 else pixels[:, :, None]
@@ -287,6 +295,8 @@ def stored_view(view: View, header: Header, out_hw: tuple[int, int]) -> View:
 def _jpeg_orientation(data: bytes) -> int:
     """Return the orientation in a JPEG's EXIF segment, 1 where there is none; reads the segments before it."""
     place = 2
+    # Segment by segment up to the scan: photographs have thumbnails and colour profiles before it, which are skipped
+    # by their length.
     while place + 4 <= len(data) and data[place] == 0xFF:
         marker, length = data[place + 1], struct.unpack_from(">H", data, place + 2)[0]
         if marker == 0xDA:
@@ -335,8 +345,10 @@ def cut_rows(data: bytes, top: int, bottom: int) -> tuple[bytes, int] | None:
     first, last = top // block, -(-bottom // block)
     if last - first >= num_rows:
         return None
+    # From the right: a thumbnail inside EXIF has an end marker of its own.
     end = data.rfind(_END)
     edges = [match.start() for match in _RESTART.finditer(data, scan_at, end)]
+    # Then the file is damaged, and the decoder should see all of it.
     if len(edges) != num_rows - 1:
         return None
     starts, stops = [scan_at, *(edge + 2 for edge in edges)], [*edges, end]
@@ -344,6 +356,7 @@ def cut_rows(data: bytes, top: int, bottom: int) -> tuple[bytes, int] | None:
     new_height = min(last * block, height) - first * block
     parts = [data[:size_at], struct.pack(">H", new_height), data[size_at + 2 : scan_at], rows[0]]
     for number, row in enumerate(rows[1:]):
+        # Markers count from 0 to 7; a decoder that misses one takes the data for damaged.
         parts += [bytes((0xFF, 0xD0 + number % 8)), row]
     return b"".join([*parts, _END]), first * block
 
@@ -365,6 +378,7 @@ def _header(data: bytes) -> tuple[int, int, int, int, int] | None:
                 if frame is None or not interval or data[place + 4] != frame[4]:
                     return None
                 size_at, height, block, across, _ = frame
+                # Only where an interval is exactly a row of blocks do rows begin at markers.
                 if interval != across:
                     return None
                 return size_at, height, block, -(-height // block), place + 2 + length

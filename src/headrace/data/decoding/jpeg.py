@@ -84,6 +84,8 @@ class JpegDecoder:
 def jpeg_decoder() -> JpegDecoder | None:
     """Return the compiled decoder, or None if it is missing or gives wrong pixels."""
     path, _ = decode_library()
+    # Checked once in a process, since neither the compiler nor the installed libraries are known when the package is
+    # built.
     if path is None or native_resize() is None:  # decoding also needs the resizer
         return None
     try:
@@ -204,12 +206,14 @@ class BatchDecoder:
         assert out.flags.c_contiguous
         count, memory = len(samples), self._memory
         paths = (ctypes.c_char_p * count)(*places.paths)
+        # Held in variables while C runs: it gets addresses only, which keep no array alive.
         columns = [np.ascontiguousarray(column, np.int64) for column in places[1:6]]
         addresses = _addresses(samples, epochs, places.objects, places.object_ends)
         images = _Images(ctypes.addressof(paths), *(column.ctypes.data for column in columns), _drawn(addresses))
         decoded, after = np.zeros(count, np.uint8), ctypes.c_int32(0)
         fixed = ctypes.byref(images), ctypes.byref(self._rule), count, ctypes.byref(after)
         into = decoded.ctypes.data, out.ctypes.data
+        # `after` is where C stopped, so that images before it are not decoded again.
         while missing := self._call(*fixed, *into, memory.room_at, len(memory.room), memory.tables_at):
             memory.grow(missing)
         return decoded.astype(bool)

@@ -58,6 +58,7 @@ def resize_view(pixels: np.ndarray, view: View, out: np.ndarray, antialias: bool
     crop = pixels[first_row : math.ceil(top + height), first_column : math.ceil(left + width)]
     box = (top - first_row, left - first_column, height, width)
     rows, columns = (slice(start, start + size) for start, size in zip(view.offset, out.shape, strict=False))
+    # Nothing to resize: copied, so that small images of the right size keep their bytes.
     if box == (0, 0, *view.resized_hw):
         out[...] = crop[rows, columns]
     elif bicubic:
@@ -112,6 +113,7 @@ def _taps(
     `part` is what is resized of `size` pixels: its start and its length.
     """
     start, length = part
+    # Pixel centres are aligned, as in TensorFlow 2 and Pillow.
     centre = np.maximum(start + (np.arange(first, first + count) + 0.5) * (length / resized) - 0.5, 0)
     low = np.minimum(centre.astype(np.int64), size - 1)
     high = np.minimum(low + 1, size - 1)
@@ -144,6 +146,7 @@ def _resize_function(path: Path) -> Resize:
         pixels: np.ndarray, box: Box, resized_hw: tuple[int, int], offset: tuple[int, int], out: np.ndarray
     ) -> None:
         height, width, channels = pixels.shape
+        # The intermediate image: after the vertical pass where the height shrinks, else after the horizontal one.
         size = out.shape[0] * width if resized_hw[0] < height else height * out.shape[1]
         between = scratch.take(size * channels + _SPARE)
         assert pixels.strides[1:] == (channels, 1)

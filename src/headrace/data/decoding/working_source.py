@@ -62,6 +62,7 @@ class WorkingSource:
         if self._kept is None:
             self._whole.read_into(indices, 0, out)
             return
+        # A block may contain a sample twice (balanced sampling, repeated augmentation).
         missing = np.unique(indices[~self._decoded[indices]])
         if len(missing):  # two threads may decode the same image, to the same bytes
             decoded = self._whole.read(missing, 0)
@@ -96,4 +97,5 @@ class WorkingSource:
                     )
                 ]
             ).reshape(-1, 4)
+        # Drawn in the original image and then scaled: the same crop as the one a decoder of files would take.
         return (crops * np.tile(spec.size / hw, (1, 2))).astype(np.float32)

@@ -60,8 +60,10 @@ def decide_cache(info: DataInfo, data: Data, num_devices: int) -> CacheChoice:
         return CacheChoice("host", f"images are decoded and cropped as they are needed{kept}")
     if data.dataset_cache in ("host", "none", *KEPT):
         return CacheChoice("host", f"--dataset-cache {data.dataset_cache}")
+    # Whoever asks for generated images wants to measure sending them.
     if info.synthetic_on == "host" and data.dataset_cache == "auto":
         return CacheChoice("host", "generated images measure the transfer")
+    # Validation images go along: both parts are on the device, or neither. 4 bytes are a label.
     need = info.num_train * (info.train_image_bytes + 4) + info.num_validation * (info.image_bytes + 4)
     budget = parse_bytes(data.dataset_device_budget)
     copies = f" on each of {num_devices} devices" if num_devices > 1 else ""
@@ -80,6 +82,7 @@ class Resident:
         self._source, self._put = source, put
         self._closing = threading.Event()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="resident")
+        # In a thread: decoding a set takes seconds, in which the programs are compiled.
         self._made = self._worker.submit(make_resident, source, put, shard, self._closing)
         if shard.num_processes > 1:  # devices exchange images: in the same order in all processes
             self._made.result()
@@ -117,6 +120,7 @@ def make_resident(
     sizes = {"original_hw": source.original_hw} if isinstance(source, WorkingSource) else {}
     if not isinstance(source, DecodingSource):
         return put({"images": source.read(np.arange(count), 0), "labels": source.labels[:count]}, "replicated")
+    # All processes must pass equally many rows; the last ones repeat an image, which is cut off after the exchange.
     rows = np.minimum(np.array(shard.rows(count)), count - 1)
     part = {"images": _decoded(source, rows, closing or threading.Event()), "labels": source.labels[rows]}
     if shard.num_processes == 1:
@@ -134,6 +138,7 @@ def _decoded(source: DecodingSource, rows: np.ndarray, closing: threading.Event)
 
     def fill(number: int) -> None:
         if not closing.is_set():
+            # One image at a time: sizes differ, and threads that share the rest finish together.
             source.read_into(rows[number : number + 1], 0, images[number : number + 1])
 
     with ThreadPoolExecutor(num_processors(), thread_name_prefix="decode") as pool:
@@ -174,12 +179,14 @@ def fetch(resident: Arrays | None, block: Arrays, spec: Preprocess, train: bool)
         images = block["images"]
     else:
         assert resident is not None, "neither the block nor the device holds the images"
+        # The remainder: repeated samples have numbers above the set's size, and a synthetic set repeats its images.
         images = resident["images"][block["index"] % resident["images"].shape[0]]
     if "box" in block:
         images = crop_resize(images, block["box"], spec.image_hwc[:2])
     index, epoch = block["index"], block.get("epoch", 0)
     if spec.on_device:
         images = preprocess(images, index, epoch, spec, train)
+    # After the crop and before mixing: the box of cutmix is drawn for the size that the network sees.
     if train and spec.shrunk_hw is not None:
         images = shrink(images, spec.shrunk_hw)
     if train and spec.augment is not None:

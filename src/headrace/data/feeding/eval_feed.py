@@ -67,6 +67,8 @@ def plan_eval_cache(
         )
     batches = max(1, min(num_batches, _BLOCK_BYTES // (batch_size * info.image_bytes)))
     on_device, on_host = parse_bytes(wanted.validation_device_budget), parse_bytes(wanted.validation_host_budget)
+    # Divided, unlike a resident training set: an evaluation shards its batches over the replicas, in the same way
+    # every time.
     a_device, a_host = -(-total // num_replicas), -(-total // num_processes)
     device_text, host_text = (f"budget of {format_bytes(budget)}" for budget in (on_device, on_host))
     where, host_bytes = STREAMED, 0
@@ -129,6 +131,7 @@ class EvalFeed:
         self._on_device = cache is not None and cache.where == DEVICE
         self._num_kept = self._blocks_in(cache.host_bytes) if cache and not self._on_device else 0
         self.stats = FeedStats()  # of the latest iteration
+        # Apart from sending: while a block waits for room on the devices, the next one is already read.
         self._read_worker = ThreadPoolExecutor(1, thread_name_prefix="feed-read")
         self._send_worker = ThreadPoolExecutor(1, thread_name_prefix="feed-send")
         self._read: dict[int, Future[Any]] = {}  # blocks in host memory, some of them still being read
@@ -202,6 +205,7 @@ class EvalFeed:
                 self._read[wanted] = self._read_worker.submit(self._make, wanted)
         for wanted in range(number, last):
             if wanted not in self._sent:
+                # Blocks that are not kept are dropped from host memory as soon as they are sent.
                 read = self._read[wanted] if wanted < self._num_kept else self._read.pop(wanted)
                 self._sent[wanted] = self._send_worker.submit(self._send, read)
 
@@ -209,6 +213,7 @@ class EvalFeed:
         size = self._shape[0] * self._shape[1]
         place = np.arange(number * size, (number + 1) * size).reshape(self._shape)[:, self._columns]
         counted = place < self._num_samples
+        # Padding reads sample 0, which is certain to exist; its mask is 0.
         index = np.where(counted, place, 0).astype(np.int32)
         block = {"index": index, "mask": counted.astype(np.float32)}
         return block | (self._reader.read(index, 0) if self._reader is not None else {})

@@ -89,6 +89,7 @@ class BlockReader:
         self._source, self._options, self._train, self._gate = source, options, train, gate
         self._pool = ThreadPoolExecutor(options.num_threads, thread_name_prefix="read")
         self._closing = threading.Event()
+        # Decoded straight into the block: bytes that nothing else has to be done to need no copy.
         as_sent = options.eight_bit_transfer and options.preprocess.on_device
         self._in_place = source if as_sent and isinstance(source, DecodingSource) else None
 
@@ -101,12 +102,15 @@ class BlockReader:
         epochs = np.broadcast_to(np.asarray(epoch, np.uint32), index.shape).reshape(-1)
         hwc = self._source.image_hwc
         shape = (max(len(index), num_rows), *index.shape[1:])
+        # New memory for every block: on a CPU device_put may alias it, and a buffer used again would change a block in
+        # flight.
         images = np.empty((math.prod(shape), *hwc), np.uint8 if self._options.eight_bit_transfer else np.float32)
         size = max(1, _CHUNK_BYTES // int(np.prod(hwc)))
         if self._in_place is not None:  # decoding is slow: few images at a time, so that the threads finish together
             size = max(1, min(size, len(flat) // (4 * self._options.num_threads)))
 
         def fill(start: int) -> None:
+            # Between chunks, not between blocks: what is urgent waits for one chunk at most.
             if self._gate is not None:
                 self._gate.wait()
             if self._closing.is_set():
@@ -123,6 +127,7 @@ class BlockReader:
             for start in starts:
                 fill(start)
         else:
+            # Chunks are written to their places, so that their order does not matter.
             list(self._pool.map(fill, starts))  # list: an exception in a thread is raised here
         return {"images": images.reshape(*shape, *hwc), "labels": self._source.labels[index % len(self._source)]}
 
@@ -140,6 +145,7 @@ class BlockReader:
 def seen_samples(index: np.ndarray, epoch: np.ndarray, num_samples: int) -> tuple[np.ndarray, np.ndarray]:
     """Return samples and epochs for the source; a repeated sample gets another epoch, and so a different crop."""
     again, sample = np.divmod(index, num_samples)
+    # Above the 16 bits of real epochs, so that no repetition shares its crop with another epoch of the sample.
     return sample, epoch + (again.astype(np.uint32) << np.uint32(16))
 
 
@@ -198,6 +204,8 @@ class Prefetcher:
 
     def __init__(self, make: Callable[[Any], Any], whats: Iterable[Any], depth: int, stats: FeedStats) -> None:
         self._make, self._whats = make, iter(whats)
+        # One thread: blocks are made in order, each with all reading threads, and the first is ready as early as can
+        # be.
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="feed")
         self._pending: deque[Future[Any]] = deque()
         self._failure: BaseException | None = None
@@ -217,6 +225,8 @@ class Prefetcher:
             raise self._failure
         if not self._pending:
             raise RuntimeError(f"The feed has no more blocks than {self.stats.blocks}.")
+        # What is waited for is submitted again only after it was taken: memory holds `depth` blocks and the one in
+        # use.
         future = self._pending.popleft()
         waited = _idle_seconds(future, in_flight)
         try:
@@ -265,6 +275,7 @@ class Prefetcher:
 
 def _idle_seconds(future: Future[Any], in_flight: Any) -> float:
     """Wait for a block and return how long the device was idle."""
+    # Polled: there is no event for "a block or the devices are ready".
     while in_flight is not None and not in_flight.is_ready():
         if wait([future], timeout=_POLL_SECONDS).done:
             return 0.0
@@ -327,12 +338,14 @@ class TrainFeed(_PreparedFeed):
         order = balanced_order(source.labels) if shape.balanced else epoch_order
         if shape.repeats > 1:
             order = repeated_order(shape.repeats, shape.global_batch_size)
+        # Sorting a million samples takes longer than a short block.
         self._order = lru_cache(maxsize=4)(order)  # a block rarely spans more than two epochs
         self._boxes = source.boxes if isinstance(source, WorkingSource) else None
         if isinstance(source, WorkingSource) and options.cache.where != "device":
             source.keep()
         self._resident = Resident(source, put, options.shard) if options.cache.where == "device" else None
         self._reader = BlockReader(source, options, train=True) if self._resident is None else None
+        # Before the prefetcher, whose thread counts into it at once.
         self.stats = FeedStats()  # what feeding cost so far
         self._image = source.image_hwc, np.uint8 if options.eight_bit_transfer else np.float32
         self._prefetcher = Prefetcher(self._make, self._spans(), options.prefetch_depth, self.stats)
@@ -375,6 +388,7 @@ class TrainFeed(_PreparedFeed):
     def _spans(self) -> Iterator[range]:
         step = self._calls.first_step
         while step < self._calls.last_step:
+            # Read when the span is made, not when the feed is: `limit` changes while blocks are prefetched.
             length = max(1, min(self._limit, self._calls.max_steps))
             end = min(step + length, self._calls.next_end(step), self._calls.last_step)
             yield range(step, end)
@@ -382,6 +396,7 @@ class TrainFeed(_PreparedFeed):
 
     def _make(self, steps: range) -> tuple[dict[str, Any], int]:
         index, epoch = step_indices(self._shape, steps.start, len(steps), self._order)
+        # Only this process's replicas: every process knows the whole order and reads its part of it.
         index = index[:, :, self._columns]
         block = {"index": index, "epoch": epoch}
         if self._reader is not None:
@@ -391,6 +406,7 @@ class TrainFeed(_PreparedFeed):
             epochs = np.broadcast_to(epoch[:, None, None], index.shape).reshape(-1)
             boxes = self._boxes(*seen_samples(index.reshape(-1), epochs, self._shape.num_samples))
             block["box"] = boxes.reshape(*index.shape, 4)
+        # One shape for all blocks, so that one compiled program takes calls of any length.
         block = {key: _with_rows(rows, self._calls.max_steps) for key, rows in block.items()}
         images = index.size
         return sent(block, lambda: self._put(block, "steps"), self.stats, images), len(steps)
@@ -426,6 +442,8 @@ def _with_rows(rows: np.ndarray, num_rows: int) -> np.ndarray:
 def sent(block: dict[str, np.ndarray], put: Callable[[], Any], stats: FeedStats, images: int | None = None) -> Any:
     """Send a block and wait until the devices have it: waiting costs this thread nothing and measures sending."""
     begin = time.perf_counter()
+    # Here, in the feed's thread: otherwise the call would start with bytes that are still on their way, and waiting
+    # for them would count as computing.
     placed = jax.block_until_ready(put())
     stats.send_seconds += time.perf_counter() - begin
     stats.images += block["index"].size if images is None else images

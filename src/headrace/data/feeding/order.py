@@ -46,6 +46,8 @@ def epoch_order(seed: int, epoch: int, num_samples: int, shuffle: bool, turn: in
     if not shuffle:
         return index.astype(np.int32)
     high, low = (bits(seed, epoch, turn, index, name_id(f"order/{half}")) for half in ("high", "low"))
+    # 64 bits: of a million samples with 32-bit keys about a hundred pairs would be equal, and stay in the order of the
+    # files.
     keys = high.astype(np.uint64) << np.uint64(32) | low
     return np.argsort(keys, kind="stable").astype(np.int32)
 
@@ -74,6 +76,7 @@ def _places(shape: StepShape, epoch: int, start: int, stop: int, order: Order) -
     size = shape.num_samples
     return [
         order(shape.seed, epoch, size, shape.shuffle, turn)[max(start - turn * size, 0) : stop - turn * size]
+        # weight_updates_per_epoch may ask for more than one pass over the set in an epoch; each pass is shuffled anew.
         for turn in range(start // size, (stop - 1) // size + 1)
     ]
 
@@ -96,6 +99,7 @@ class ProcessShard:
 
     def rows(self, num_rows: int) -> range:
         """Return this process's rows of a set that all read together: equally many, so the last may exceed it."""
+        # Rounded up, since the devices exchange arrays of equal shape.
         each = -(-num_rows // self.num_processes)
         return range(self.process * each, (self.process + 1) * each)
 
@@ -144,6 +148,7 @@ def balanced_order(labels: np.ndarray) -> Order:
         assert shuffle, "a balanced order is drawn at random"
         assert num_samples == len(labels)
         quota = np.full(len(classes), num_samples // len(classes))
+        # Where the classes do not divide the set, which of them come once more is drawn anew in each epoch.
         quota[_drawn(seed, epoch, turn, classes, "spare").argsort(kind="stable")[: num_samples % len(classes)]] += 1
         numbers = []
         for again in range(int((-(-quota // sizes)).max())):
@@ -179,6 +184,7 @@ def repeated_order(repeats: int, global_batch_size: int) -> Order:
         turns = range(int(shuffle_turn.min()), int(shuffle_turn.max()) + 1)
         shuffled = np.stack([epoch_order(seed, epoch, num_samples, shuffle, each) for each in turns])
         sample = shuffled[shuffle_turn - turns[0], place]
+        # Numbers must fit int32, which the devices index with: after so many repetitions augmentations come again.
         again = within // distinct % ((2**31 - 1) // num_samples)
         return (sample + again * num_samples).astype(np.int32)
 

@@ -83,6 +83,7 @@ def array_source(images: Any, labels: Any, spec: ImageSpec, what: str = "") -> S
 def array_dataset(data: Data, spec: ImageSpec, train: Source | None, validation: Source | None) -> DataSet:
     """Return the dataset of these two splits (None: not used in the run), with its preprocessing resolved."""
     source = train or validation
+    # Asked of an image that is read: an object with images[i] need not say its dtype.
     dtype = str(source.read(np.zeros(1, np.int64), 0).dtype) if source is not None else spec.image_dtype or "float32"
     augmentation = "none" if data.train_augmentation == "auto" else data.train_augmentation
     wanted = data.wanted_normalization
@@ -121,6 +122,7 @@ def channel_moments(source: Source) -> tuple[tuple[float, ...], tuple[float, ...
     """Return mean and standard deviation of each channel of uint8 images, on the scale 0 to 1."""
     total, squares, count = 0.0, 0.0, 0
     for start in range(0, len(source), _AT_ONCE):
+        # In float64: sums of squares over millions of pixels lose the digits of a variance in float32.
         images = source.read(np.arange(start, min(start + _AT_ONCE, len(source))), 0).astype(np.float64) / 255
         total, squares = total + images.sum((0, 1, 2)), squares + np.square(images).sum((0, 1, 2))
         count += images.size // images.shape[-1]
@@ -202,6 +204,7 @@ def _check_image(images: Any, is_array: bool, spec: ImageSpec, what: str) -> Non
 def _labels(labels: Any, num_images: int, num_classes: int, what: str) -> np.ndarray:
     """Return labels as int32 [N]; refuse anything that is not a class number."""
     array = np.asarray(labels)
+    # One-hot labels, which other libraries take: refused with the call that converts them.
     if array.ndim == 2 and array.shape[1] == num_classes:
         raise DataError(
             f"The {what}labels are {list(array.shape)}: one number for each class.",

@@ -69,6 +69,8 @@ def build(plan: BuildPlan, tell: Callable[[str], None] = lambda text: None) -> B
         raise DataError(f"{plan.output} already has shards.", remedy="Choose an empty folder with --output-dir.")
     counts, again, bad = {}, 0, []
     for split, samples, num_shards in splits:
+        # Shuffled once, into the shards: readers of the reference shuffle a buffer only, which would see a class at a
+        # time.
         order = np.argsort(bits(SEED, np.arange(len(samples), dtype=np.uint32), name_id(split)), kind="stable")
         parts = np.array_split(order, num_shards)
 
@@ -139,6 +141,7 @@ def as_jpeg(data: bytes) -> tuple[bytes, tuple[int, int], bool]:
     from PIL import Image
 
     header = read_header(data)
+    # Decoded even if it is kept as it is: a damaged image should be found now, not in training.
     pixels = decode(data, header)
     if header.kind == "jpeg" and header.plain and header.orientation == 1:
         return data, (header.height, header.width), False

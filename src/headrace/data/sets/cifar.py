@@ -21,6 +21,7 @@ def read_binary(path: Path, row: SetRow, num_records: int) -> Part:
     size = num_labels + _num_pixels(row)
     whole = min(len(data) // size, num_records)
     findings = []
+    # What is whole is still read: the report then lists other problems of the file, too.
     if len(data) != num_records * size:
         findings.append(
             FileProblem(

@@ -54,6 +54,7 @@ def _read(file: Path, dataset_path: str, validation_split: float, changed: tuple
     held_out = "validation" if "validation" in splits else "test" if "test" in splits else ""
     if held_out and "train" not in splits:
         raise DataError(f"{file} has no row whose split is train.", rule=_RULE)
+    # Images of a test split are not looked at while there is a validation split: otherwise it would be no test.
     unused = [row for row in rows if row.split == "test" and held_out == "validation"]
     used = [row for row in rows if row.split != "test" or held_out == "test"]
     names = _class_names([row.label for row in used if row.split in ("", "train")])
@@ -104,8 +105,12 @@ def _rows(file: Path, size: int) -> list[_Row]:
     rows: list[_Row] = []
     line = 1
     try:
+        # utf-8-sig: Excel begins its files with a byte-order mark, which would otherwise be part of the first column's
+        # name.
         with file.open(newline="", encoding="utf-8-sig") as lines:
             header = lines.readline()
+            # By the header: values may contain any of them, names of columns hardly do. Excel writes semicolons where
+            # the comma is a decimal sign.
             delimiter = max(",;\t", key=header.count)
             columns = _columns(file, next(csv.reader([header], delimiter=delimiter), []))
             for line, values in enumerate(csv.reader(lines, delimiter=delimiter, strict=True), 2):
@@ -163,6 +168,7 @@ def _root(file: Path, dataset_path: str, rows: Sequence[_Row]) -> Path:
 
 def _refuse_missing(file: Path, root: Path, rows: Sequence[_Row]) -> None:
     base = str(root)
+    # All of them, before anything starts: a missing file would otherwise be met hours later.
     missing = [row for row in rows if not os.path.isfile(os.path.join(base, row.path))]  # noqa: PTH113, PTH118 (many)
     if missing:
         raise DataError(
@@ -174,6 +180,7 @@ def _refuse_missing(file: Path, root: Path, rows: Sequence[_Row]) -> None:
 
 def _class_names(labels: Sequence[str]) -> tuple[str, ...]:
     names = set(labels)
+    # Sorted as text, class 10 would come before class 2, and labels would not be the numbers in the file.
     if all(name.isascii() and name.lstrip("-").isdigit() and len(name) < 20 for name in names):
         return tuple(sorted(names, key=lambda name: (int(name), name)))
     return tuple(sorted(names))

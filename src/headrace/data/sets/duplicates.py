@@ -28,6 +28,7 @@ def describe_duplicates(splits: Sequence[Samples], digests: Sequence[np.ndarray]
     """Return (what is wrong: images in both splits or in two classes; what is only remarkable), from all digests."""
     every = np.concatenate(list(digests))
     _, group, counts = np.unique(every, return_inverse=True, return_counts=True)
+    # Images that could not be read have empty digests, which are no duplicates of each other.
     members = np.flatnonzero((counts[group] > 1) & (every != b""))
     groups: dict[int, list[tuple[int, int]]] = defaultdict(list)
     first_of_second = len(digests[0])
@@ -45,6 +46,7 @@ def quick_duplicates(splits: tuple[Samples, Samples]) -> list[str]:
     if len(train) + len(validation) > _QUICK_FILES:
         return []
     files = [file for split, samples in enumerate((train, validation)) for file in _files(split, samples)]
+    # From cheap to expensive: after sizes and ends, hardly any file is left to be read whole.
     same = _divided([files], lambda file: file.size)
     for read in (_ends, _whole):
         # Links to one file are read once: a folder of links to a few images would else be read whole at every start.

@@ -138,6 +138,7 @@ class BadSamples:
         with self._lock:
             self._path = path
             lines = path.read_text().splitlines() if path.exists() else []  # of the run before it was resumed
+            # A resumed run appends to the list, and must not list the same image twice.
             rows = [parse_json(line) for line in lines]
             self._listed = {(row["split"], row["sample"]) for row in rows}
             for row in self._found.values():
@@ -146,6 +147,7 @@ class BadSamples:
     def add(self, split: str, sample: int, name: str, problem: str) -> None:
         """Count a sample the first time it is met; one too many is a DataError."""
         with self._lock:
+            # Every epoch meets it again.
             if (split, sample) in self._found:
                 return
             row = {"split": split, "sample": sample, "name": name, "problem": problem}

@@ -56,6 +56,7 @@ def has_class_folders(root: Path) -> bool:
     """Say whether a folder, or its training folder, has folders with images in them."""
     top = split_folder(root, TRAIN_NAMES) or split_folder(root, VALIDATION_NAMES) or root
     try:
+        # The first image is enough: a million files need not be listed to recognise the kind.
         return any(next(_images(folder, SkippedFiles()), None) is not None for folder in _folders(top))
     except OSError:
         return False
@@ -97,6 +98,8 @@ def list_classes(root: Path, class_names: tuple[str, ...] | None = None) -> List
     """List the class folders of a folder; with `class_names`, refuse other classes."""
     try:
         folders = _folders(root)
+        # Adding or removing a file changes the time of its folder, but not of those above it: deeper changes are not
+        # seen.
         changed = tuple(folder.stat().st_mtime_ns for folder in (root, *folders))
         return _list(root, class_names, changed)
     except OSError as error:
@@ -211,10 +214,12 @@ def held_out_mask(files: tuple[str, ...], labels: np.ndarray, fraction: float) -
     An image's draw depends on its path alone, so adding images moves few others to the other split.
     """
     names = np.array([name_id(file) for file in files], np.uint32)
+    # Not by the run's seed: two runs with different seeds must be compared on the same held-out images.
     draw = bits(name_id("validation split"), names)
     held_out = np.zeros(len(files), bool)
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)
+        # At least one image of each class is validated, and at least one stays to train on.
         count = min(max(round(fraction * len(members)), 1 if fraction > 0 else 0), len(members) - 1)
         held_out[members[np.argsort(draw[members], kind="stable")[:count]]] = True
     return held_out

@@ -133,6 +133,7 @@ def get_set(
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with locked(directory / f".{row.folder}.lock"):
+            # Under the lock: another process may have finished the download while this one waited.
             if row.is_archive and folder.is_dir():  # renamed into place when it was complete
                 return folder
             for file, md5 in row.files:
@@ -154,6 +155,8 @@ def _unpack(archive: Path, folder: str) -> None:
     temporary = archive.with_name(f".{folder}.tmp-{os.getpid()}")
     try:
         with tarfile.open(archive) as members:
+            # Before unpacking: a full disk in the middle would leave most of a dataset behind, and other programs
+            # without space.
             size = sum(member.size for member in members)
             free = shutil.disk_usage(archive.parent).free
             if size > free:
@@ -161,6 +164,7 @@ def _unpack(archive: Path, folder: str) -> None:
                     f"{archive.name} unpacks to {format_bytes(size)}, but {archive.parent} has {format_bytes(free)}.",
                     remedy="Free some space, or choose another directory with --dataset-path.",
                 )
+            # The filter refuses absolute paths, .. and links to the outside.
             members.extractall(temporary, filter="data")
         (temporary / folder).rename(archive.parent / folder)
     except (tarfile.TarError, EOFError) as error:

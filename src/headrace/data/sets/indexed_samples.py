@@ -113,6 +113,8 @@ class StoredSamples:
         """Return the stored image and the boxes of the objects in it, where known."""
         length = int(self._index.length[sample]) + self._footer
         try:
+            # Opened each time: a thousand shards would use up the descriptors of a process, and opening costs
+            # microseconds.
             handle = os.open(self._files[self._index.file[sample]], os.O_RDONLY)
             try:
                 data = os.pread(handle, length, int(self._index.offset[sample]))  # releases the interpreter lock
@@ -136,6 +138,7 @@ def indexed(kind: str, files: Sequence[Path], make: Callable[[], Index]) -> Inde
             raise TypeError("class names that are no list of names")
         arrays["file"] = arrays.pop("file_number")
         columns = {name: arrays.pop(name) for name in _PART_COLUMNS}
+        # The index comes from a cache that others may write to: whatever it says stays inside the files.
         check_rows(arrays, [file.stat().st_size for file in files], len(names))
         parts = ImageParts(**columns) if len(columns["skip"]) else None
         if parts is not None:
@@ -184,6 +187,7 @@ def read_npz(data: bytes, names: Sequence[str]) -> dict[str, np.ndarray]:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             infos = archive.infolist()
+        # np.savez does not compress. A compressed array of a few bytes could unpack to any size.
         if any(info.compress_type != zipfile.ZIP_STORED for info in infos) or sum(i.file_size for i in infos) > len(
             data
         ):
@@ -260,6 +264,7 @@ def refuse_new_labels(path: Path, train: Index, validation: Index) -> None:
 
 
 def _fingerprint(kind: str, files: Sequence[Path]) -> str:
+    # Not the content: reading all of a dataset to see that it has not changed would take as long as indexing it.
     facts = [(str(path.absolute()), stat.st_size, stat.st_mtime_ns) for path in files for stat in [path.stat()]]
     return hashlib.sha256(json.dumps([_VERSION, kind, facts]).encode()).hexdigest()[:24]
 

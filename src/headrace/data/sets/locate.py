@@ -38,6 +38,7 @@ def search_roots(dataset_path: str) -> tuple[Path, ...]:
     """Return the directories to search: the given one or, by default, also those of the environment and the system."""
     given = Path(dataset_path).expanduser()
     named = [Path(os.environ[name]).expanduser() for name in ENVIRONMENT if os.environ.get(name)]
+    # A path that was given is meant: finding the set somewhere else instead would hide a typing error.
     if dataset_path != "." and given not in named:
         return (given,)
     return tuple(dict.fromkeys([given, *named, datasets_directory(), SYSTEM_DIRECTORY]))
@@ -50,6 +51,7 @@ def locate_set(row: SetRow, dataset_path: str) -> Found:
         for directory in _candidates(root, row):
             for layout in row.layouts:
                 found = _files_in(directory, layout)
+                # Any file of the layout: an incomplete set is reported with what it lacks, not as missing.
                 if len(found.missing) < len(layout.train_files + layout.validation_files):
                     return found
     raise _not_found(row, roots)
@@ -101,6 +103,7 @@ def _sub_directories(root: Path) -> Iterator[Path]:
                 continue
             below += [directory / name for name in names]
             seen += len(names)
+            # Counted by names that were listed, not by directories entered: one may have a million.
             if seen > MAX_DIRECTORIES:
                 break
         yield from below

@@ -144,6 +144,7 @@ def write_pack(
             _write_index(
                 file, rows, {"class_names": list(class_names), "shorter_side": shorter_side, "quality": quality}
             )
+        # Only now under its name: an interrupted pack never looks like a complete one.
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -165,11 +166,13 @@ def repack(data: bytes | np.ndarray, shorter_side: int, quality: int) -> bytes:
         wanted = max(1, round(header.height * shrink)), max(1, round(header.width * shrink))
         pixels = decode(data, header, 3, decode_factor(header, (header.height, header.width), wanted))
     image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+    # Again, from the decoded size: decoding at a fraction has done part of the shrinking.
     shrink = min(1.0, shorter_side / min(image.size))
     if shrink < 1:
         size = max(1, round(image.width * shrink)), max(1, round(image.height * shrink))
         image = image.resize(size, Image.Resampling.BILINEAR)
     file = io.BytesIO()
+    # A marker after each row of blocks: crops then skip the rows above them.
     image.save(file, "JPEG", quality=quality, restart_marker_rows=1)
     return file.getvalue()
 
@@ -190,6 +193,7 @@ def _write_index(file: io.BufferedWriter, rows: list[tuple[int, int, int, int, i
     place = file.tell()
     file.write(index + _TRAILER.pack(place, len(index), zlib.crc32(index)) + END)
     file.flush()
+    # Before the rename, which may otherwise reach the disk earlier than the data.
     os.fsync(file.fileno())
 
 

@@ -50,6 +50,7 @@ class Samples(Protocol):
 def read_all(handle: int) -> bytes:
     """Read the rest of an open file; BadImage if it is not a regular one."""
     facts = os.fstat(handle)
+    # After opening, so that nothing can be exchanged between the check and the read.
     if not stat.S_ISREG(facts.st_mode):
         raise BadImage("not a regular file")
     size = facts.st_size
@@ -170,9 +171,11 @@ class CachedSamples:
             return kept
         content = self._samples.content(sample)
         if self._decoded and not isinstance(content.image, np.ndarray):
+            # Whole, not the crop: the next epoch crops elsewhere.
             pixels = decode(content.image, read_header(content.image), self._channels, quick=self._quick)
             content = Content(pixels, content.boxes)
         size = content.image.nbytes if isinstance(content.image, np.ndarray) else len(content.image)
+        # First come, first kept: replacing images would help nothing, since every epoch reads each of them once.
         if self._budget.take(size):
             self._kept[sample] = content
         return content

@@ -37,6 +37,7 @@ def synthetic_images(spec: Synthetic, numbers: Any, xp: Any) -> Any:
     """Return the images of these numbers (uint32 [n]) as uint8 [n, H, W, C]; `xp` is numpy or jax.numpy."""
     size = int(np.prod(spec.image_hwc))
     num_words = -(-size // 4)
+    # Four bytes from each word of random bits: a quarter of the hashing.
     address = numbers[:, None] * np.uint32(num_words) + xp.arange(num_words, dtype=np.uint32)[None, :]
     # "made up" is part of the address of the bits: another name would change every image and label
     words = bits(spec.seed, name_id(f"made up/{spec.split}/images"), address.reshape(-1))

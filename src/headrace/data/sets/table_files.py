@@ -124,6 +124,7 @@ def _read_npz(path: Path, changed: tuple[int, int]) -> TableSet:
 
 def _arrays(path: Path, archive: zipfile.ZipFile) -> dict[str, np.ndarray]:
     """Return the arrays by lower-case name, at most half the machine's memory of them."""
+    # A compressed file may claim any size: what would not fit is refused before it is unpacked.
     limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     infos = [info for info in archive.infolist() if info.filename.endswith(".npy")]
     wanted = {name for pair in (*_TRAIN_KEYS, *_VALIDATION_KEYS) for name in pair} | {"class_names"}
@@ -140,6 +141,7 @@ def _arrays(path: Path, archive: zipfile.ZipFile) -> dict[str, np.ndarray]:
         with archive.open(info) as file:
             version = np.lib.format.read_magic(file)
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            # The header alone, first: NumPy would allocate what it says before it finds that the data is missing.
             shape, _, dtype = read(file)
             if dtype.hasobject or int(np.prod(shape, dtype=object)) * dtype.itemsize > info.file_size:
                 raise DataError(f"{path}: {info.filename} is {dtype}{list(shape)}, which the file cannot hold.")
@@ -151,6 +153,7 @@ def _arrays(path: Path, archive: zipfile.ZipFile) -> dict[str, np.ndarray]:
 def _pixels(path: Path, arrays: dict[str, np.ndarray], keys: tuple[str, str]) -> tuple[np.ndarray, np.ndarray]:
     images, labels = arrays[keys[0]], arrays[keys[1]]
     kind = f"{images.dtype}{list(images.shape)}"
+    # MNIST's usual form: grey images without a channel dim.
     if images.ndim == 3:
         images = images[..., None]
     if images.ndim != 4 or images.dtype != np.uint8 or images.shape[3] not in (1, 3, 4) or not images.size:
@@ -218,6 +221,7 @@ class _Table:
 
     def image(self, row: int) -> bytes:
         group = int(np.searchsorted(self._starts, row, "right")) - 1
+        # One thread decodes a group of rows at a time: others that want the same group would decode it again.
         with self._lock:
             values = self._kept.get(group)
             if values is None:
@@ -286,6 +290,7 @@ def _read_table(files: list[Path], budget: int) -> tuple[TableSamples, tuple[str
         if columns not in (None, (image, label)):
             raise DataError(f"{file} has other columns than {files[0]}.")
         columns = image, label
+        # As Python objects: a null would silently become a float in an integer column.
         array = np.array(values.to_pylist(), dtype=object)
         if len(array) and not all(type(value) is int and 0 <= value < 10**6 for value in array):
             raise DataError(

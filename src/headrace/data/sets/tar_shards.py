@@ -60,14 +60,17 @@ def _make_index(files: Sequence[Path], class_names: tuple[str, ...]) -> Index:
 def _rows_of(path: Path, number: int) -> list[tuple[int, int, int, int]]:
     images: dict[str, tuple[int, int]] = {}
     labels: dict[str, int] = {}
+    # Uncompressed only: images inside a compressed archive could not be read by their offset.
     with tarfile.open(path, "r:") as archive:
         size = path.stat().st_size
         for member in archive:
             folder, _, base = member.name.rpartition("/")
+            # At the first dot, as WebDataset has it: KEY.seg.png belongs to KEY.
             key, dot, suffix = base.partition(".")
             key = f"{folder}/{key}"
             if not member.isfile() or not dot:
                 continue
+            # tarfile does not notice that the last file is cut off.
             if member.offset_data + member.size > size:
                 raise tarfile.ReadError(f"it ends inside {member.name}")
             if f".{suffix.lower()}" in EXTENSIONS:

@@ -74,6 +74,7 @@ def _read_entry(entry: memoryview, wanted: Collection[str], found: dict[str, Any
     for field, part in _fields(entry):
         if field == 1 and isinstance(part, memoryview):
             name = bytes(part).decode("utf-8", "replace")
+            # The value, mostly an image, is not even looked at.
             if name not in wanted:
                 return
         elif field == 2:
@@ -118,6 +119,7 @@ def _ints(part: Any) -> list[int]:
 
 
 def _signed(value: int) -> int:
+    # Protocol buffers store negative numbers as their 64-bit complement.
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
@@ -149,6 +151,7 @@ def _fields(view: memoryview) -> Iterator[tuple[int, Any]]:
 def _varint(view: memoryview, place: int) -> tuple[int, int]:
     value = shift = 0
     while True:
+        # Ten bytes at most: without a limit, damaged data would build numbers of any length.
         if place >= len(view) or shift > 63:
             raise BadMessage("a number has no end")
         byte = view[place]
@@ -200,11 +203,13 @@ def crc32c(data: bytes | memoryview) -> int:
 def crc32c_numpy(data: bytes | memoryview) -> int:
     """Return the checksum as NumPy computes it."""
     size = len(data)
+    # The trick below inverts the first four bytes, which must be there.
     if size < 4:
         state = 0xFFFFFFFF
         for byte in bytes(data):
             state = int(_table()[(state ^ byte) & 0xFF]) ^ state >> 8
         return state ^ 0xFFFFFFFF
+    # A power of two, so that lanes can be joined in pairs to the end.
     num_lanes = 1 << max(0, (-(-size // _LANE) - 1).bit_length())
     padded = np.zeros(num_lanes * _LANE, np.uint8)  # zeros in front do not change a checksum that starts from 0
     padded[-size:] = np.frombuffer(data, np.uint8)
@@ -230,6 +235,7 @@ def _native():
         import google_crc32c  # pyright: ignore[reportMissingImports]
     except ImportError:
         return None
+    # Its fallback in Python is a loop over bytes.
     return google_crc32c.value if google_crc32c.implementation == "c" else None
 
 
@@ -308,6 +314,7 @@ def walk_records(path: Path, view: memoryview) -> Iterator[Extent]:
             raise _damaged(path, place, f"record {number:,} is cut short inside its header")
         header = bytes(view[place : place + HEADER])
         length, crc = struct.unpack("<QI", header)
+        # Before the length is believed: a damaged one would lead anywhere in the file.
         if masked_crc32c(header[:8]) != crc:
             raise _damaged(path, place, f"the checksum of record {number:,}'s length is wrong")
         stop = place + HEADER + length + FOOTER

@@ -136,6 +136,7 @@ def _make_index(files: Sequence[Path], schema: Schema, class_names: Sequence[str
     images: list[tuple[int, bytes]] = []
     places: list[tuple[int, int, int, int]] = []
     objects: list[tuple[float, ...]] = []
+    # By label: shards come in any order, and a class may appear first in any of them.
     names: dict[int, str] = dict(enumerate(class_names))
     wanted = {schema.label, schema.image, *schema.texts, *schema.boxes, *([schema.file] if schema.file else [])}
     for number, path in enumerate(files):
@@ -154,6 +155,7 @@ def _make_index(files: Sequence[Path], schema: Schema, class_names: Sequence[str
             size = len(encoded) if isinstance(encoded, bytes | memoryview) else 0
             places.append((skip, size, len(objects), len(objects) + len(boxes)))
             objects += boxes
+    # Only if every record has a name of its own: otherwise the order of the files is all there is.
     if len({*images}) == len(rows) and all(name for _, name in images):
         order = sorted(range(len(rows)), key=images.__getitem__)
         rows, places = [rows[number] for number in order], [places[number] for number in order]

@@ -171,7 +171,10 @@ def _forward(
     else:
         function, arguments = _differentiated(spec, fixed, source)
         _, vjp, (outputs, state, counted) = jax.vjp(function, *arguments(params, state, inputs), has_aux=True)
+        # Weights and inputs are arguments of the backward pass anyway; left among the residuals, they would be copied
+        # for every micro-batch.
         saved = without_arguments(vjp)
+    # With a replica dim for all: residuals may be scalars, which cannot be cut over replicas along their first dim.
     return outputs, expand(saved), expand(state), expand(spec.count(counts, counted))
 
 
@@ -193,12 +196,14 @@ def _backward(
     arguments = (params, state, inputs)
     if spec.keeps == INPUTS:
         arguments = (*arguments, given[0], given[1:])
+    # Several nodes of the next stage may use one output: their gradients add up.
     incoming = [sum(group[1:], group[0]) for group in zip(*gradients, strict=True)]
     d_params, _, d_inputs, *_ = with_arguments(saved, arguments)(incoming)
     totals = accumulate(spec.accumulation, totals, d_params, number)
     if spec.is_first:
         # Something small that is there when the pass is done: the sums are donated to the next one.
         return jnp.zeros((1,)), expand(totals)
+    # Integer inputs (labels, masks) have gradients of type float0, which are no arrays that could be sent.
     parts = [[d for d in jax.tree.leaves(d_input) if d.dtype != jax.dtypes.float0] for d_input in d_inputs]
     return *parts, expand(totals)
 
@@ -246,6 +251,7 @@ def add_passes(
         else:
             inputs = tuple(("outputs", earlier, micro) for earlier in work.stages[action.stage - 1])
         if action.op is Op.F:
+            # The backward pass computes its forward pass again, from the state that this one took.
             before[node, micro], states[node] = states[node], ("state", node, micro)
             counts = counts_of(node) if builder.has(counts_of(node)) else NOTHING
             reads = (mine.params, mine.fixed, before[node, micro], counts, *mine.source(micro), *inputs)
