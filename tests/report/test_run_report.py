@@ -1,6 +1,7 @@
 """Reports: their numbers are those of the records, no text gets out of its place, odd runs have one, too."""
 
 import base64
+import dataclasses
 import hashlib
 import json
 import re
@@ -274,3 +275,10 @@ def test_the_command_writes_a_report_or_a_comparison(tmp_path, capsys):
         report([str(first)] * 27)
     with pytest.raises(ConfigError, match="without --images"):
         report([str(first), "--platform", "cpu"])
+
+
+def test_a_folder_is_named_by_its_directory(tmp_path):
+    began = dataclasses.replace(start(), dataset="folder")
+    run = make(tmp_path / "run", [began, end()], dataset_path="/data/<i>bees/")
+    assert "net on <i>bees" in parsed(run).text
+    assert "net on folder" in parsed(make(tmp_path / "other", [began, end()])).text

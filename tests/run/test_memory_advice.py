@@ -32,8 +32,10 @@ def exhausted(*_args, **_options):
     raise jax.errors.JaxRuntimeError(MESSAGE)
 
 
-def test_every_suggestion_keeps_the_batch_and_fits_the_device():
-    before = design()
+@pytest.mark.parametrize("given", [{}, {"global_batch_size": 512}, {"batch_size": 512}])
+def test_every_suggestion_keeps_the_batch_and_fits_the_device(given):
+    """Also where the command line it is added to has a global batch."""
+    before = design(**given)
     limit = before.plan.memory.total_bytes // 3
     error = out_of_memory(before, MESSAGE, limit, validates=False)
     assert "an allocation of 12.50 GiB failed" in error.problem
@@ -50,7 +52,7 @@ def test_every_suggestion_keeps_the_batch_and_fits_the_device():
             changed[name] = words[k + 1] if has_value else True
             k += 1 + has_value
         typed = {name: int(value) if str(value).isdigit() else value for name, value in changed.items()}
-        after = design(**typed).plan
+        after = design(**given | typed).plan
         assert after.batch.global_batch_size == before.plan.batch.global_batch_size
         assert after.memory.total_bytes <= 0.85 * limit
 

@@ -234,7 +234,7 @@ def _cells(run: RunSummary) -> list[dict[str, Any]]:
         _cell(None if run.seconds is None else format_duration(run.seconds), run.seconds),
         _cell(None if rate is None else f"{rate:,.0f}", rate),
         {"text": start.model if start else ""},
-        {"text": start.dataset if start else ""},
+        {"text": run.dataset},
         _cell(written, run.modified),
         {"text": run.state, "state": True},
     ]

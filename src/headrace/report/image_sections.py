@@ -1,6 +1,7 @@
 """The parts of a report about single images, from images.json: mistakes, calibration, thresholds, a training batch."""
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from headrace.report.markup import Html, element, rows_table, section
@@ -74,11 +75,17 @@ def draw_images(files: RunFiles) -> Html:
     if not found:
         return Html("")
     parts: list[Html] = []
+    root = _root([row["file"] for name in ("mistakes", "hardest") for row in found[name]])
     for name, title in (("mistakes", "The most confident mistakes"), ("hardest", "Right, but hardly")):
         if found[name]:
-            parts += [element("h3", title), element("div", *map(_figure, found[name]), class_="images")]
+            parts += [
+                element("h3", title),
+                element("div", *(_figure(row, root) for row in found[name]), class_="images"),
+            ]
     if not found["mistakes"]:
         parts.append(element("p", f"There is no mistake among {found['num_images']:,} images."))
+    if root:
+        parts.append(element("p", f"Files are below {root}", class_="note"))
     if _is_image(found.get("mosaic")):
         sheet = Html(f'<img src="{found["mosaic"]}" alt="training images">')
         note = "The first training images as the network gets them in the first epoch, before any mixing."
@@ -92,14 +99,20 @@ def _is_image(address: object) -> bool:
     return isinstance(address, str) and address.startswith("data:image/") and not set(address) & set("\"'<> ")
 
 
-def _figure(row: Mapping[str, Any]) -> Html:
+def _root(files: Sequence[str]) -> str:
+    """Return the directory that all files are in, to be shown once; '' for none."""
+    levels = zip(*(file.split("/")[:-1] for file in files), strict=False)
+    return "".join(f"{names[0]}/" for names in takewhile(lambda names: len(set(names)) == 1, levels))
+
+
+def _figure(row: Mapping[str, Any], root: str) -> Html:
     picture = Html(f'<img src="{row["image"]}" alt="">' if _is_image(row["image"]) else "")
     text = f"{row['predicted']} {100 * row['probability']:.1f} %"
     if row["predicted"] == row["true"]:
         lines = [element("b", text)]
     else:
         lines = [element("b", text), Html("<br>"), f"is {row['true']} ({100 * row['true_probability']:.1f} %)"]
-    file = element("div", row["file"], class_="faint")
+    file = element("div", row["file"].removeprefix(root), class_="faint", title=row["file"])
     return element("figure", picture, element("figcaption", *lines, file))
 
 

@@ -19,19 +19,24 @@ def draw_profile(files: RunFiles) -> Html:
         f"{work.num_steps:,} steps ({work.num_images:,} images) of {work.num_devices} x {work.device}, recorded after "
         "the first calls; of several devices, the mean. Where kernels overlap, the one that started last counts."
     )
-    return section(
-        "profile",
-        f"Where the devices' time went: {format_duration(found.seconds)} recorded",
-        *_bar(found),
-        element("pre", "\n".join(utilisation_lines(found))),
+    blocks = (
         element("h3", "By block"),
         rows_table(_block_rows(found), ("block", "forward ms", "backward ms", "share %"), numbers=(1, 2, 3)),
+    )
+    kernels = (
         element("h3", "Slowest kernels"),
         rows_table(
             _kernel_rows(found),
             ("kernel", "kind", "block", "ms", "share %", "times", "memory"),
             numbers=(3, 4, 5, 6),
         ),
+    )
+    return section(
+        "profile",
+        f"Where the devices' time went: {format_duration(found.seconds)} recorded",
+        *_bar(found),
+        element("pre", "\n".join(utilisation_lines(found))),
+        element("div", element("div", *blocks), element("div", *kernels), class_="pair"),
         element("p", about, class_="note"),
     )
 

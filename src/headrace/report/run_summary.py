@@ -14,6 +14,7 @@ from headrace.telemetry.records import METRICS_FILE, RunEnd, RunStart, TrainReco
 
 CONFIG_FILE = "config.json"
 UNREADABLE, NOT_STARTED, RUNNING, KILLED = "unreadable", "not started", "running", "killed"
+_UNNAMED = ("folder", "tfrecord", "tar", "packed", "csv", "npz", "parquet")  # kinds of files, not datasets
 _DEPTH = 3  # of directories below the one that is listed
 _MOST_ENTRIES = 20_000  # of directories looked into
 _MOST_BYTES = 8 << 20  # of a config.json
@@ -45,6 +46,12 @@ class RunSummary:
         """The first validation with the highest accuracy."""
         finite = [record for record in self.validations if math.isfinite(record.top1)]
         return max(finite, key=lambda record: record.top1, default=None)
+
+    @property
+    def dataset(self) -> str:
+        """Name what it trained on: a dataset that has no name but its kind is named by its directory or file."""
+        kind, place = self.start.dataset if self.start else "", self.options.get("dataset_path")
+        return Path(place).name or kind if kind in _UNNAMED and isinstance(place, str) else kind
 
     @property
     def is_trial(self) -> bool:

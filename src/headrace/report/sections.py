@@ -61,7 +61,7 @@ def _guarded(name: str, make: Callable[[RunFiles], Html], files: RunFiles) -> Ht
 def run_title(files: RunFiles) -> str:
     """Return what was trained on what."""
     start = files.summary.start
-    return f"{start.model} on {start.dataset}" if start else files.summary.path.name
+    return f"{start.model} on {files.summary.dataset}" if start else files.summary.path.name
 
 
 def _summary(files: RunFiles) -> Html:

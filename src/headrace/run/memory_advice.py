@@ -113,7 +113,9 @@ def _training_changes(design: Design, fits: float) -> Iterator[Change]:
             count = batch.gradient_accumulation_count * batch.micro_batch_size // micro
             memory = _estimate(design, _with_micro(changed, design, micro, count))
             if memory is not None and memory <= fits:
-                smaller = f"--micro-batch-size {micro} --gradient-accumulation-count {count}"
+                # To be added to the command line: a global batch that is given there implies the count.
+                implied = config.batch.global_batch_size is not None
+                smaller = f"--micro-batch-size {micro}" + ("" if implied else f" --gradient-accumulation-count {count}")
                 given = [options, smaller if micro != batch.micro_batch_size else ""]
                 yield Change(options=" ".join(filter(None, given)), num_bytes=memory)
                 break

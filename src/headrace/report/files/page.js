@@ -18,7 +18,7 @@
   function number(value, digits) {
     if (value === null) return "not finite";
     const size = Math.abs(value);
-    if (size >= 1e6 || (size > 0 && size < 1e-3)) return value.toExponential(digits - 1);
+    if (size >= 1e6 || (size > 0 && size < 1e-3)) return Number(value.toPrecision(digits)).toExponential();
     return size >= 1000 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(digits)));
   }
   function ticks(low, high, wanted) {
