@@ -2,11 +2,13 @@
 
     python benchmarks/torch_job.py --arrays cifar10.npz --model resnet20 --epochs 30 --batch 256 --amp
     python benchmarks/torch_job.py --folder photos --model resnet50 --image-size 128 --batch 64 --amp --compile default
+    python benchmarks/torch_job.py --arrays four.npz --model resnet8 --init-from six.pth --backbone-rate 0.1
 
 DataLoader with persistent workers and pinned memory, 8-bit transfers and normalisation on the device, channels last,
 autocast to bfloat16, fused SGD with Nesterov momentum, cosine curve after a linear warm-up, a validation after each
 epoch, the weights saved at the end. The last line is JSON: accuracy, and seconds by part. `--arrays` is an .npz of
-x, y, xt, yt (8-bit images [N, H, W, C] and labels), held in memory; `--folder` has train/CLASS and val/CLASS.
+x, y, xt, yt (8-bit images [N, H, W, C] and labels), mean and std (of pixels from 0 to 1), held in memory; `--folder`
+has train/CLASS and val/CLASS. CIFAR ResNets have the usual names of weights, so that files of others fit.
 """
 # pyright: reportMissingImports=false
 
@@ -45,19 +47,32 @@ class Unit(nn.Module):
         return F.relu(x + y)
 
 
+class CifarResNet(nn.Module):
+    """A ResNet of 6n + 2 layers for small images."""
+
+    def __init__(self, depth, channels, num_classes):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(channels, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16)
+
+        def group(inputs, width):
+            first = Unit(inputs, width, 1 if inputs == width else 2)
+            return nn.Sequential(first, *(Unit(width, width, 1) for _ in range((depth - 2) // 6 - 1)))
+
+        self.layer1, self.layer2, self.layer3 = group(16, 16), group(16, 32), group(32, 64)
+        self.linear = nn.Linear(64, num_classes)
+
+    def forward(self, x):
+        x = self.layer3(self.layer2(self.layer1(F.relu(self.bn1(self.conv1(x))))))
+        return self.linear(x.mean((2, 3)))
+
+
 def build(name, channels, num_classes):
     """Return the network: a CIFAR ResNet, or one of torchvision's."""
-    if name not in ("resnet8", "resnet20", "resnet56"):
-        from torchvision import models
+    if name in ("resnet8", "resnet20", "resnet56"):
+        return CifarResNet(int(name[6:]), channels, num_classes)
+    from torchvision import models
 
-        return getattr(models, name)(num_classes=num_classes)
-    depth, inputs = (int(name[6:]) - 2) // 6, 16
-    layers = [nn.Conv2d(channels, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU(inplace=True)]
-    for group in range(3):
-        for i in range(depth):
-            layers.append(Unit(inputs, 16 << group, 2 if group and not i else 1))
-            inputs = 16 << group
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, num_classes))
+    return getattr(models, name)(num_classes=num_classes)
 
 
 class Arrays(torch.utils.data.Dataset):
@@ -96,9 +111,7 @@ def open_data(args):
     """Return (training set, validation set, collate function, mean, standard deviation, classes)."""
     if args.arrays:
         with np.load(args.arrays) as file:
-            x, y, xt, yt = (file[key] for key in ("x", "y", "xt", "yt"))
-        scaled = x.astype(np.float32) / 255
-        mean, std = scaled.mean((0, 1, 2)), scaled.std((0, 1, 2))
+            x, y, xt, yt, mean, std = (file[key] for key in ("x", "y", "xt", "yt", "mean", "std"))
         return Arrays(x, y, args.augment), Arrays(xt, yt, "none"), same, mean, std, int(y.max()) + 1
     from torchvision import datasets, transforms
 
@@ -113,7 +126,7 @@ def open_data(args):
 
 
 def rate(step, total, warmup, peak):
-    """Return the learning rate: a linear warm-up, then a cosine to 0."""
+    """Return the learning rate: a linear warm-up, then a cosine that would reach 0 after `total` steps."""
     ramp = min(step + 1, warmup + 1) / (warmup + 1)
     return peak * ramp * 0.5 * (1 + math.cos(math.pi * max(step - warmup, 0) / total))
 
@@ -125,14 +138,18 @@ def main():
     parser.add_argument("--folder")
     parser.add_argument("--model", default="resnet20")
     parser.add_argument("--init-from", help="state dict to start from; tensors of another shape are left out")
+    parser.add_argument("--backbone-rate", type=float, default=1.0, help="factor on the rate before the last layer")
     parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--augment", default="flip-crop", choices=("none", "crop", "flip", "flip-crop"))
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--lr-per-image", type=float, default=0.1 / 256)
+    parser.add_argument("--lr", type=float, help="rate of a step [lr-per-image x batch]")
     parser.add_argument("--warmup-epochs", type=float, default=5)
+    parser.add_argument("--cosine-epochs", type=float, help="length of the cosine after the warm-up [all epochs]")
     parser.add_argument("--l2", type=float, default=5e-4)
     parser.add_argument("--label-smoothing", type=float, default=0.0)
+    parser.add_argument("--validate", default="epochs", choices=("epochs", "end"))
     parser.add_argument("--amp", action="store_true")
     parser.add_argument("--compile", help="mode of torch.compile; eager without")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
@@ -162,13 +179,13 @@ def main():
         found, own = torch.load(args.init_from, map_location="cpu"), net.state_dict()
         net.load_state_dict({key: found[key] for key in own if own[key].shape == found[key].shape}, strict=False)
     net = net.to(device, memory_format=torch.channels_last)
-    optimizer = torch.optim.SGD(
-        net.parameters(), lr=1.0, momentum=0.9, nesterov=True, weight_decay=args.l2, fused=on_gpu or None
-    )
+    *backbone, head_weight, head_bias = net.parameters()
+    parts = [{"params": backbone, "factor": args.backbone_rate}, {"params": [head_weight, head_bias], "factor": 1.0}]
+    optimizer = torch.optim.SGD(parts, lr=1.0, momentum=0.9, nesterov=True, weight_decay=args.l2, fused=on_gpu or None)
     mean, std = (torch.tensor(np.array(each) * 255, dtype=torch.float32, device=device) for each in (mean, std))
     forward = torch.compile(net, mode=args.compile) if args.compile else net
-    total = args.epochs * len(loader)
-    warmup = int(args.warmup_epochs * len(loader))
+    total = (args.cosine_epochs or args.epochs) * len(loader)
+    warmup, peak = int(args.warmup_epochs * len(loader)), args.lr or args.lr_per_image * args.batch
 
     def sent(x, y):
         x = x.to(device, non_blocking=True, memory_format=torch.channels_last).float()
@@ -184,7 +201,7 @@ def main():
         for batch in loader:
             x, y = sent(*batch)
             for group in optimizer.param_groups:
-                group["lr"] = rate(step, total, warmup, args.lr_per_image * args.batch)
+                group["lr"] = group["factor"] * rate(step, total, warmup, peak)
             with torch.autocast(device.type, torch.bfloat16, enabled=args.amp):
                 loss = F.cross_entropy(forward(x), y, label_smoothing=args.label_smoothing)
             loss.backward()
@@ -200,6 +217,9 @@ def main():
             step += 1
         mean_loss = losses.item() / len(loader)
         seconds["train"] += time.perf_counter() - begun
+        if args.validate == "end" and epoch + 1 < args.epochs:
+            print(f"epoch {epoch + 1}/{args.epochs}  loss {mean_loss:.4f}", flush=True)
+            continue
         begun = time.perf_counter()
         net.eval()  # not the compiled one: it would be compiled once more for this, and again for the last batch
         hits = torch.zeros((), device=device, dtype=torch.int64)

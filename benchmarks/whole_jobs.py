@@ -87,15 +87,15 @@ JOBS: dict[str, Job] = {
 }
 
 
-def export_arrays(name: str, data: str, to: Path) -> str:
+def export_arrays(options: dict[str, Any], to: Path) -> str:
     """Write a dataset's arrays for the peer, as Headrace reads them; return its augmentation."""
     import numpy as np
 
     from headrace.data.dataset import open_dataset
     from headrace.reference.entrance import config_from
 
-    opened = open_dataset(config_from({"dataset": name, "dataset_path": data}).data, 0)
-    parts = {}
+    opened = open_dataset(config_from(options).data, 0)
+    parts = {"mean": np.array(opened.info.channel_mean), "std": np.array(opened.info.channel_std)}
     for source, (x, y) in ((opened.train, ("x", "y")), (opened.validation, ("xt", "yt"))):
         index = np.arange(len(source))
         parts |= {x: np.asarray(source.read(index, 0)), y: np.asarray(source.labels)[index].astype(np.uint8)}
@@ -124,7 +124,9 @@ def measure(name: str, side: str, seed: int, scratch: Path, args: argparse.Names
     if job.arrays and side != "headrace":
         arrays = scratch / f"{job.arrays}.npz"
         if not arrays.exists():
-            (scratch / f"{job.arrays}.txt").write_text(export_arrays(job.arrays, args.data, arrays))
+            (scratch / f"{job.arrays}.txt").write_text(
+                export_arrays({"dataset": job.arrays, "dataset_path": args.data}, arrays)
+            )
         values |= {"augment": (scratch / f"{job.arrays}.txt").read_text()}
     caches.mkdir(exist_ok=True)
     if side == "headrace":

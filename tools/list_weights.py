@@ -41,42 +41,33 @@ PIXELS = {
     ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)): "zero-one",
     ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)): "clip",
 }
-# library, its architecture (a regular expression), our network (with the expression's groups), our other options; the
-# dialect is the library's, except for timm's tf_ networks, which are defined as the reference's and Keras' are
+BOTH = ("timm", "torchvision")
+# libraries, their architecture (a regular expression), our network (with the expression's groups), our other options;
+# the dialect is the library's, except for timm's tf_ networks, which are defined as the reference's and Keras' are
 NETWORKS = (
-    ("timm", r"resnet(18|26|34|50|101|152)(d?)", r"resnet\1\2", ""),
-    ("timm", r"(se)?resnext(50|101)_32x4d", r"\1resnext\2", ""),
-    ("timm", r"(se)?resnext(50|101)_32x(\d+)d", r"\1resnext\2", r"group_dim=\3"),
-    ("timm", r"(se)?resnext(101)_64x4d", r"\1resnext\2", "convolution_groups=64"),
-    ("timm", r"seresnet(18|34|50|101|152)", r"seresnet\1", ""),
-    ("timm", r"(?:tf_)?efficientnet_(b\d|lite\d)", r"efficientnet_\1", ""),
-    ("timm", r"(?:tf_)?efficientnetv2_(s|m|l|b\d)", r"efficientnet_v2_\1", ""),
-    ("timm", r"mobilenetv2_100", "mobilenet_v2", ""),
-    ("timm", r"mobilenetv3_(small|large)_100", r"mobilenet_v3_\1", ""),
-    ("timm", r"convnext_(tiny|small|base|large)", r"convnext_\1", ""),
-    ("timm", r"regnet([xy])_(\d{3})", r"regnet\1_\2", ""),
-    ("timm", r"densenet(121|169|201)", r"densenet\1", ""),
-    ("timm", r"vgg(11|13|16|19)_bn", r"vgg\1_bn", ""),
-    ("torchvision", r"resnet(18|34|50|101|152)", r"resnet\1", ""),
-    ("torchvision", r"resnext(50|101)_32x4d", r"resnext\1", ""),
-    ("torchvision", r"resnext(101)_32x8d", r"resnext\1", "group_dim=8"),
-    ("torchvision", r"resnext(101)_64x4d", r"resnext\1", "convolution_groups=64"),
-    ("torchvision", r"efficientnet_(b\d|v2_[sml])", r"efficientnet_\1", ""),
-    ("torchvision", r"mobilenet_v2", "mobilenet_v2", ""),
-    ("torchvision", r"mobilenet_v3_(small|large)", r"mobilenet_v3_\1", ""),
-    ("torchvision", r"squeezenet1_0", "squeezenet", ""),
-    ("torchvision", r"convnext_(tiny|small|base|large)", r"convnext_\1", ""),
-    ("torchvision", r"regnet_([xy])_(\w+)", r"regnet_\1_\2", ""),
-    ("torchvision", r"densenet(121|169|201)", r"densenet\1", ""),
-    ("torchvision", r"vgg(11|13|16|19)_bn", r"vgg\1_bn", ""),
+    (BOTH, r"resnet(18|26|34|50|101|152)(d?)", r"resnet\1\2", ""),
+    (BOTH, r"(se)?resnext(50|101)_32x4d", r"\1resnext\2", ""),
+    (BOTH, r"(se)?resnext(50|101)_32x(\d+)d", r"\1resnext\2", r"group_dim=\3"),
+    (BOTH, r"(se)?resnext(101)_64x4d", r"\1resnext\2", "convolution_groups=64"),
+    (BOTH, r"seresnet(18|34|50|101|152)", r"seresnet\1", ""),
+    (BOTH, r"(?:tf_)?efficientnet_(b\d|lite\d|v2_[sml])", r"efficientnet_\1", ""),
+    (("timm",), r"(?:tf_)?efficientnetv2_(s|m|l|b\d)", r"efficientnet_v2_\1", ""),
+    (BOTH, r"mobilenet_?v2(?:_100)?", "mobilenet_v2", ""),
+    (BOTH, r"mobilenet_?v3_(small|large)(?:_100)?", r"mobilenet_v3_\1", ""),
+    (("torchvision",), r"squeezenet1_0", "squeezenet", ""),
+    (BOTH, r"convnext_(tiny|small|base|large)", r"convnext_\1", ""),
+    (("timm",), r"regnet([xy])_(\d{3})", r"regnet\1_\2", ""),
+    (("torchvision",), r"regnet_([xy])_(\w+)", r"regnet_\1_\2", ""),
+    (BOTH, r"densenet(121|169|201)", r"densenet\1", ""),
+    (BOTH, r"vgg(11|13|16|19)_bn", r"vgg\1_bn", ""),
 )
 
 
 def ours(library: str, architecture: str) -> tuple[str, str] | None:
     """Return (network, options) of ours for an architecture of a library; None where there is none."""
-    for where, pattern, network, options in NETWORKS:
+    for libraries, pattern, network, options in NETWORKS:
         match = re.fullmatch(pattern, architecture)
-        if where == library and match:
+        if library in libraries and match:
             try:
                 variant = find_variant(match.expand(network))
             except ConfigError:

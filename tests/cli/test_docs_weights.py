@@ -14,7 +14,8 @@ from headrace.config.schema import all_options
 from headrace.core.tensor_file import write_safetensors
 from headrace.data.sets.digits import read_digits
 from headrace.weights.torch_file import write_torch_file
-from tests.weights.hub_server import serving
+from tests.core.file_server import serving
+from tests.weights.hub_server import Hub
 from tests.weights.test_convert_load import torch_resnet
 
 PAGE = Path(__file__).parents[2] / "docs" / "weights.md"
@@ -46,9 +47,9 @@ def test_the_commands_run_one_after_the_other(tmp_path, monkeypatch, capsys):
             Image.fromarray(pixels).save(f"photos/{name}/{number}.png")
     assert len(COMMANDS) == 19
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
-    with serving() as hub:
+    with serving(Hub()) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        hub.files["timm/resnet18.a1_in1k/model.safetensors"] = write_safetensors(arrays, {})
+        hub.repositories["timm/resnet18.a1_in1k/model.safetensors"] = write_safetensors(arrays, {})
         for words in COMMANDS:
             more = ["--progress", "plain"] if words[1] == "train" else []
             code = 2 if "wrong" in words else 1 if "images" in words else 0  # one of the images is torn
@@ -59,7 +60,7 @@ def test_the_commands_run_one_after_the_other(tmp_path, monkeypatch, capsys):
         "  loaded     102 tensors    11,699,112 numbers",
         "resnet18, 1,000 classes: class 0, ...",
         "mean 3: the mean of step_00000088, step_00000132",
-        "timm/resnet18.a1_in1k                       resnet18    224",
+        "timm/resnet18.a1_in1k                       resnet18     224",
     ):
         assert line in PAGE.read_text()
         assert line in printed

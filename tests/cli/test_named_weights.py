@@ -19,7 +19,8 @@ from headrace.model.context import Ctx
 from headrace.model.families import build_network
 from headrace.weights import published
 from headrace.weights.convert import flat_weights
-from tests.weights.hub_server import Hub, serving
+from tests.core.file_server import serving, without_proxies
+from tests.weights.hub_server import Hub
 
 NAME = "timm/toy.test"
 ROW = "timm/toy.test,toy_model_bn,norm_epsilon=0.5,hf:timm/toy.test,,32,36,bicubic,half,3"
@@ -35,18 +36,19 @@ CACHES = (published.published_weights, published.published_file, published.netwo
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
     """Serve the weights of a toy, and put it into the table."""
-    with pytest.MonkeyPatch.context() as patch, serving() as server:
+    with pytest.MonkeyPatch.context() as patch, serving(Hub()) as server:
         folder = tmp_path_factory.mktemp("table")
         (folder / "published.csv").write_text(f"{COLUMNS}\n{ROW}\n")
         patch.setattr(published, "FILES", folder)
         patch.setenv("HF_HOME", str(tmp_path_factory.mktemp("hub")))
         patch.setenv("HF_ENDPOINT", server.url)
-        for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY", "HF_TOKEN", "HF_HUB_CACHE"):
+        without_proxies(patch)
+        for name in ("HF_TOKEN", "HF_HUB_CACHE"):
             patch.delenv(name, raising=False)
         weights = {name: np.asarray(array) for name, array in flat_weights(PARAMS, STATS).items()}
         for repo in (NAME, "me/mine"):
-            server.files[f"{repo}/model.safetensors"] = write_safetensors(weights, {})
-            server.files[f"{repo}/config.json"] = json.dumps(CONFIG).encode()
+            server.repositories[f"{repo}/model.safetensors"] = write_safetensors(weights, {})
+            server.repositories[f"{repo}/config.json"] = json.dumps(CONFIG).encode()
         for cached in CACHES:
             cached.cache_clear()
         yield server

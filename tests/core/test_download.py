@@ -2,11 +2,9 @@
 
 import errno
 import hashlib
-import http.server
 import os
 import shutil
 import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,73 +13,21 @@ import pytest
 from headrace.core import download as module
 from headrace.core.download import Remote, download
 from headrace.core.errors import DownloadError
+from tests.core.file_server import FileServer, serving, without_proxies
 
 DATA = bytes(range(256)) * 5000
 RIGHT = f"sha256:{hashlib.sha256(DATA).hexdigest()}"
 
 
-class Server(http.server.ThreadingHTTPServer):
-    """Serves `files`; `breaks` connections are cut after `cut` bytes; `ranges` says whether parts can be asked for."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.files: dict[str, bytes] = {}
-        self.breaks, self.cut, self.ranges, self.busy = 0, 0, True, 0
-        self.asked: list[tuple[str, str]] = []
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    server: Server  # pyright: ignore[reportIncompatibleVariableOverride]
-
-    def do_GET(self) -> None:
-        asked = self.headers.get("Range", "")
-        self.server.asked.append((self.path, asked))
-        data = self.server.files.get(self.path)
-        if self.server.busy:
-            self.server.busy -= 1
-            return self.send_error(503)
-        if data is None:
-            return self.send_error(404)
-        start = int(asked.removeprefix("bytes=").rstrip("-")) if asked and self.server.ranges else 0
-        if start >= len(data) > 0:
-            return self.send_error(416)
-        self.send_response(206 if start else 200)
-        self.send_header("Content-Length", str(len(data) - start))
-        if start:
-            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
-        self.end_headers()
-        if self.server.breaks:
-            self.server.breaks -= 1
-            self.wfile.write(data[start : start + self.server.cut])
-            self.wfile.flush()
-            return self.connection.shutdown(socket.SHUT_RDWR)
-        self.wfile.write(data[start:])
-        return None
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    for name in ("http_proxy", "https_proxy", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.upper(), raising=False)
-    monkeypatch.setattr(module, "_BACK_OFF_SECONDS", 0.001)
-    with Server() as found:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
+    without_proxies(monkeypatch)
+    with serving(FileServer()) as found:
         found.files["/a/file.bin"] = DATA
-        thread = threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
         yield found
-        found.shutdown()
-        thread.join()
 
 
-def remote(server: Server, checksum: str = RIGHT, path: str = "/a/file.bin") -> Remote:
+def remote(server: FileServer, checksum: str = RIGHT, path: str = "/a/file.bin") -> Remote:
     return Remote(urls=(server.url + path,), checksum=checksum)
 
 
@@ -89,7 +35,7 @@ def left(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if not path.name.endswith(".lock"))
 
 
-def test_a_file_is_downloaded_once(server: Server, tmp_path: Path) -> None:
+def test_a_file_is_downloaded_once(server: FileServer, tmp_path: Path) -> None:
     seen: list[tuple[int, int | None]] = []
     target = download(remote(server), tmp_path / "new" / "file.bin", lambda done, total: seen.append((done, total)))
     assert target.read_bytes() == DATA
@@ -101,14 +47,14 @@ def test_a_file_is_downloaded_once(server: Server, tmp_path: Path) -> None:
     assert download(remote(server), target).read_bytes() == DATA
 
 
-def test_a_broken_connection_is_resumed(server: Server, tmp_path: Path) -> None:
+def test_a_broken_connection_is_resumed(server: FileServer, tmp_path: Path) -> None:
     server.breaks, server.cut = 3, 300_000
     assert download(remote(server), tmp_path / "file.bin").read_bytes() == DATA
-    starts = [int(asked.removeprefix("bytes=").rstrip("-") or 0) for _, asked in server.asked]
-    assert starts == [0, 300_000, 600_000, 900_000]
+    starts = [request.headers.get("range") for request in server.asked]
+    assert starts == [None, "bytes=300000-", "bytes=600000-", "bytes=900000-"]
 
 
-def test_the_next_command_continues(server: Server, tmp_path: Path) -> None:
+def test_the_next_command_continues(server: FileServer, tmp_path: Path) -> None:
     server.breaks, server.cut = 1000, 0
     (tmp_path / "file.bin.part").write_bytes(DATA[:70_000])
     with pytest.raises(DownloadError, match=r"the connection broke\. 68.4 KiB are kept .*continues where it stopped"):
@@ -116,22 +62,22 @@ def test_the_next_command_continues(server: Server, tmp_path: Path) -> None:
     assert left(tmp_path) == ["file.bin.part"]
     server.breaks = 0
     assert download(remote(server), tmp_path / "file.bin").read_bytes() == DATA
-    assert server.asked[-1][1] == "bytes=70000-"
+    assert server.asked[-1].headers["range"] == "bytes=70000-"
     assert left(tmp_path) == ["file.bin"]
 
 
-def test_a_server_without_ranges_sends_everything_again(server: Server, tmp_path: Path) -> None:
+def test_a_server_without_ranges_sends_everything_again(server: FileServer, tmp_path: Path) -> None:
     server.breaks, server.cut, server.ranges = 1, 1000, False
     assert download(remote(server), tmp_path / "file.bin").read_bytes() == DATA
 
 
-def test_a_busy_server_is_asked_again(server: Server, tmp_path: Path) -> None:
+def test_a_busy_server_is_asked_again(server: FileServer, tmp_path: Path) -> None:
     server.busy = 2
     assert download(remote(server), tmp_path / "file.bin").read_bytes() == DATA
 
 
 @pytest.mark.parametrize("before", [b"", DATA[:10], DATA + b"more"])
-def test_a_wrong_checksum_leaves_nothing(server: Server, tmp_path: Path, before: bytes) -> None:
+def test_a_wrong_checksum_leaves_nothing(server: FileServer, tmp_path: Path, before: bytes) -> None:
     if before:
         (tmp_path / "file.bin.part").write_bytes(before)
     with pytest.raises(DownloadError, match=f"has the checksum md5:[0-9a-f]{{32}}, not md5:{'0' * 32}"):
@@ -139,7 +85,7 @@ def test_a_wrong_checksum_leaves_nothing(server: Server, tmp_path: Path, before:
     assert left(tmp_path) == []
 
 
-def test_a_missing_file_and_the_second_address(server: Server, tmp_path: Path) -> None:
+def test_a_missing_file_and_the_second_address(server: FileServer, tmp_path: Path) -> None:
     with pytest.raises(DownloadError, match="/none: the server answers 404 Not Found"):
         download(remote(server, path="/none"), tmp_path / "none")
     assert left(tmp_path) == []
@@ -149,7 +95,7 @@ def test_a_missing_file_and_the_second_address(server: Server, tmp_path: Path) -
         download(Remote(urls=("file:///etc/passwd",)), tmp_path / "y")
 
 
-def test_no_network(server: Server, tmp_path: Path) -> None:
+def test_no_network(server: FileServer, tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/x"
@@ -160,14 +106,16 @@ def test_no_network(server: Server, tmp_path: Path) -> None:
     assert left(tmp_path) == []
 
 
-def test_a_proxy_of_the_environment_is_used(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_of_the_environment_is_used(
+    server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("http_proxy", server.url)
     monkeypatch.setenv("no_proxy", "")
     server.files["http://elsewhere.invalid/x"] = b"by proxy"
     assert download(Remote(urls=("http://elsewhere.invalid/x",)), tmp_path / "x").read_bytes() == b"by proxy"
 
 
-def test_no_space(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_space(server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(module.shutil, "disk_usage", lambda path: usage._replace(free=1000))
     with pytest.raises(DownloadError, match=r"no space for file.bin .*1.2 MiB are needed, 1000 B are free"):

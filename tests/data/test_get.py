@@ -14,7 +14,8 @@ from headrace.core.errors import ConfigError, DataError, DownloadError
 from headrace.data.dataset import open_dataset
 from headrace.data.sets import get
 from headrace.data.sets.locate import locate_set
-from tests.core.test_download import Server, server
+from tests.core.file_server import FileServer
+from tests.core.test_download import server
 
 from .small_sets import SmallSet, write_cifar_python, write_idx
 
@@ -22,7 +23,7 @@ __all__ = ["server"]
 
 
 @pytest.fixture
-def mirror(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
+def mirror(server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FileServer:
     monkeypatch.setenv(get.MIRROR, f"{server.url}/sets/")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name in ("DATASETS_DIR", "DATA_DIR"):
@@ -34,7 +35,7 @@ def mirror(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> S
     return server
 
 
-def publish(server: Server, monkeypatch: pytest.MonkeyPatch, name: str, files: dict[str, bytes]) -> None:
+def publish(server: FileServer, monkeypatch: pytest.MonkeyPatch, name: str, files: dict[str, bytes]) -> None:
     row = get.PUBLISHED[name]
     sums = tuple((file, hashlib.md5(data).hexdigest()) for file, data in files.items())
     monkeypatch.setitem(get.PUBLISHED, name, replace(row, files=sums))
@@ -48,7 +49,7 @@ def archive_of(folder: Path, name: str) -> bytes:
     return buffer.getvalue()
 
 
-def test_an_archive(mirror: Server, small_cifar10: SmallSet, tmp_path: Path, monkeypatch, capsys) -> None:
+def test_an_archive(mirror: FileServer, small_cifar10: SmallSet, tmp_path: Path, monkeypatch, capsys) -> None:
     write_cifar_python(small_cifar10, tmp_path / "files")
     publish(mirror, monkeypatch, "cifar10", {"c.tar.gz": archive_of(tmp_path / "files", "cifar-10-batches-py")})
     with pytest.raises(DataError, match=r"`headrace data get cifar10`, or add --download"):
@@ -63,7 +64,7 @@ def test_an_archive(mirror: Server, small_cifar10: SmallSet, tmp_path: Path, mon
     assert len(mirror.asked) == asked
 
 
-def test_files_by_the_option(mirror: Server, small_mnist: SmallSet, tmp_path: Path, monkeypatch, capsys) -> None:
+def test_files_by_the_option(mirror: FileServer, small_mnist: SmallSet, tmp_path: Path, monkeypatch, capsys) -> None:
     write_idx(small_mnist, tmp_path / "files")
     publish(mirror, monkeypatch, "mnist", {file.name: file.read_bytes() for file in (tmp_path / "files").iterdir()})
     options = {"dataset": "mnist", "dataset_path": str(tmp_path / "mine")}
@@ -79,7 +80,7 @@ def test_files_by_the_option(mirror: Server, small_mnist: SmallSet, tmp_path: Pa
         config_from({"dataset": "folder", "download": True})
 
 
-def test_what_is_not_the_published_set(mirror: Server, tmp_path: Path, monkeypatch) -> None:
+def test_what_is_not_the_published_set(mirror: FileServer, tmp_path: Path, monkeypatch) -> None:
     publish(mirror, monkeypatch, "imagenette", {"i.tgz": b"not an archive"})
     with pytest.raises(DataError, match="cannot be unpacked"):
         main(["get", "imagenette", "--dataset-path", str(tmp_path / "out")])
@@ -92,7 +93,7 @@ def test_what_is_not_the_published_set(mirror: Server, tmp_path: Path, monkeypat
         main(["get", "imagenete"])
 
 
-def test_an_archive_cannot_write_elsewhere(mirror: Server, tmp_path: Path, monkeypatch) -> None:
+def test_an_archive_cannot_write_elsewhere(mirror: FileServer, tmp_path: Path, monkeypatch) -> None:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as members:
         member = tarfile.TarInfo("../../evil")
@@ -103,7 +104,7 @@ def test_an_archive_cannot_write_elsewhere(mirror: Server, tmp_path: Path, monke
     assert not list(tmp_path.rglob("evil"))
 
 
-def test_a_full_disk(mirror: Server, tmp_path: Path, monkeypatch) -> None:
+def test_a_full_disk(mirror: FileServer, tmp_path: Path, monkeypatch) -> None:
     publish(mirror, monkeypatch, "imagenette", {"i.tgz": archive_of(Path(__file__).parent, "imagenette2-320")})
     sizes = iter([10**12, 10])
     usage = get.shutil.disk_usage(tmp_path)

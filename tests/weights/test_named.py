@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from headrace.core import download
 from headrace.core.errors import ConfigError, DownloadError
 from headrace.weights import published
 from headrace.weights.hub import HubRepo, hub_cache, hub_file
 from headrace.weights.named import facts_of, find_file, is_path
 from headrace.weights.published import imagenet_names, published_weights
-from tests.weights.hub_server import COMMIT, Hub, serving
+from tests.core.file_server import serving, without_proxies
+from tests.weights.hub_server import COMMIT, Hub
 
 DATA = bytes(range(256)) * 2000
 REPO = "timm/resnet50.a1_in1k"
@@ -38,14 +38,13 @@ CONFIG = {
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
-    for name in ("http_proxy", "https_proxy", "all_proxy", "HF_HOME", "HF_TOKEN", "HF_HUB_CACHE", "HF_HUB_OFFLINE"):
+    without_proxies(monkeypatch)
+    for name in ("HF_HOME", "HF_TOKEN", "HF_HUB_CACHE", "HF_HUB_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.upper(), raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(download, "_BACK_OFF_SECONDS", 0.001)
-    with serving() as server:
+    with serving(Hub()) as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)
-        server.files[f"{REPO}/model.safetensors"] = DATA
+        server.repositories[f"{REPO}/model.safetensors"] = DATA
         yield server
 
 
@@ -101,14 +100,14 @@ def test_a_token_goes_to_the_hub_and_not_to_where_it_redirects(
     sent = {path: headers.get("authorization") for _, path, headers in hub.asked}
     assert sent == {f"/{REPO}/resolve/main/model.safetensors": "Bearer secret", "/large/model.safetensors": None}
     monkeypatch.delenv("HF_TOKEN")
-    hub.files[f"{REPO}/config.json"] = b"{}"
+    hub.repositories[f"{REPO}/config.json"] = b"{}"
     hub_file(HubRepo(name=REPO), ("config.json",))
     assert hub.asked[-1][2]["authorization"] == "Bearer from-file"
 
 
 def test_a_repository_without_the_file_or_without_itself(hub: Hub) -> None:
-    del hub.files[f"{REPO}/model.safetensors"]
-    hub.files[f"{REPO}/README.md"] = b""
+    del hub.repositories[f"{REPO}/model.safetensors"]
+    hub.repositories[f"{REPO}/README.md"] = b""
     with pytest.raises(DownloadError, match=r"hf:timm/resnet50.a1_in1k has no model.safetensors or pytorch_model.bin"):
         find_file(REPO)
     with pytest.raises(DownloadError, match=r"hf:nobody/nothing: it answers 401"):
@@ -116,7 +115,7 @@ def test_a_repository_without_the_file_or_without_itself(hub: Hub) -> None:
     for bad in ("hf:nothing", "hf:../../etc", "hf:a/b@../x"):
         with pytest.raises(DownloadError, match="names no repository"):
             find_file(bad)
-    hub.files["a/b/pytorch_model.bin"] = b"older"
+    hub.repositories["a/b/pytorch_model.bin"] = b"older"
     assert find_file("hf:a/b").read_bytes() == b"older"
 
 
@@ -125,7 +124,7 @@ def test_content_that_is_not_the_published_one_is_deleted(hub: Hub, tmp_path: Pa
     with pytest.raises(DownloadError, match=r"model.safetensors has the checksum sha256:\w+, not sha256:\w+.*deleted"):
         find_file(REPO)
     assert left(tmp_path) == []
-    hub.files[f"{REPO}/config.json"] = b'{"a": 1}'
+    hub.repositories[f"{REPO}/config.json"] = b'{"a": 1}'
     with pytest.raises(DownloadError, match=r"config.json has the checksum git:\w+, not git:\w+"):
         hub_file(HubRepo(name=REPO), ("config.json",))
     assert left(tmp_path) == []
@@ -146,7 +145,7 @@ def test_no_network(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(DownloadError, match=r"x\.pth could not be downloaded: .*Connection refused"):
         find_file("http://127.0.0.1:9/x.pth")
     monkeypatch.setenv("HF_ENDPOINT", hub.url + "/large")
-    hub.plain[f"/large/{REPO}/resolve/main/model.safetensors"] = DATA
+    hub.files[f"/large/{REPO}/resolve/main/model.safetensors"] = DATA
     with pytest.raises(DownloadError, match=r"does not answer as a Hugging Face hub.*HF_ENDPOINT"):
         find_file(REPO)
     assert left(tmp_path) == []
@@ -176,7 +175,7 @@ def test_a_row_with_an_address_is_checked_by_the_digits_of_its_name(
     rows = ["name,network,options,source,sha256,image,resize,interpolation,pixels,classes"]
     for name, expected in (("right", digits), ("wrong", "deadbeef")):
         rows.append(f"torchvision/{name},resnet18,,{hub.url}/{name}-{expected}.pth,{expected},224,232,bilinear,half,7")
-        hub.plain[f"/{name}-{expected}.pth"] = DATA
+        hub.files[f"/{name}-{expected}.pth"] = DATA
     (files / "published.csv").write_text("\n".join(rows))
     monkeypatch.setattr(published, "FILES", files)
     published_weights.cache_clear()
@@ -205,7 +204,7 @@ def test_a_row_with_an_address_is_checked_by_the_digits_of_its_name(
 
 
 def test_an_address_with_and_without_a_checksum(hub: Hub, tmp_path: Path) -> None:
-    hub.plain["/some/file.pth"] = DATA
+    hub.files["/some/file.pth"] = DATA
     address = f"{hub.url}/some/file.pth"
     assert find_file(f"{address}#sha256={hashlib.sha256(DATA).hexdigest()}").read_bytes() == DATA
     assert facts_of(address) is None
@@ -250,7 +249,7 @@ def test_what_comes_with_a_known_name() -> None:
 
 
 def test_what_a_repository_says(hub: Hub) -> None:
-    hub.files["me/cows/config.json"] = json.dumps(CONFIG).encode()
+    hub.repositories["me/cows/config.json"] = json.dumps(CONFIG).encode()
     facts = facts_of("hf:me/cows")
     assert facts is not None
     assert facts.network == {"model_name": "resnet50", "model_dialect": "timm"}
@@ -264,7 +263,7 @@ def test_what_a_repository_says(hub: Hub) -> None:
     }
     # as timm wrote it before: everything on one level
     flat = {"architecture": "resnet50", "num_classes": 1000, "crop_pct": 1.0, "mean": [0, 0, 0], "std": [1, 1, 1]}
-    hub.files["me/old/config.json"] = json.dumps(flat).encode()
+    hub.repositories["me/old/config.json"] = json.dumps(flat).encode()
     facts = facts_of("hf:me/old")
     assert facts is not None
     assert facts.data["normalization"] == "zero-one"
@@ -285,6 +284,6 @@ def test_what_a_repository_says(hub: Hub) -> None:
     ],
 )
 def test_a_repository_that_describes_something_else(hub: Hub, config: bytes, problem: str) -> None:
-    hub.files["me/x/config.json"] = config
+    hub.repositories["me/x/config.json"] = config
     with pytest.raises(ConfigError, match=problem):
         facts_of("hf:me/x")

@@ -4,7 +4,7 @@ import io
 import shlex
 from pathlib import Path
 
-from headrace.cli.options import add_weight_arguments, model_and_weights
+from headrace.cli.options import add_model_arguments, model_and_weights
 from headrace.config.arguments import Parser
 
 DESCRIPTION = (
@@ -22,9 +22,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "-o", "--output", metavar="FILE", type=Path, help="PNG file to write [IMAGE_explained.png here]"
     )
-    add_weight_arguments(parser)
-    platforms = ("auto", "cpu", "cuda", "rocm", "tpu")
-    parser.add_argument("--platform", choices=platforms, default="auto", help="kind of device to run on [auto]")
+    add_model_arguments(parser)
     args = parser.parse_args(argv)
     name, which = model_and_weights(args.path, args.weights, args.use)
     from headrace.core.errors import CheckpointError

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from headrace.cli.options import add_weight_arguments, model_and_weights
+from headrace.cli.options import add_model_arguments, model_and_weights
 from headrace.config.arguments import Parser
 from headrace.core.units import format_bytes
 
@@ -49,7 +49,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", nargs="?", metavar="RUN_DIR|CHECKPOINT", help="a run (its best weights) or checkpoint")
     parser.add_argument("--format", choices=formats, required=True, help="what is written")
     parser.add_argument("--out", type=Path, metavar="FILE", help="file or directory [the run's directory]")
-    add_weight_arguments(parser)
+    add_model_arguments(parser)
     parser.add_argument(
         "--names",
         choices=("torchvision", "timm", "common", "common-fc"),
@@ -78,5 +78,3 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--platforms", default="cpu,cuda,tpu", metavar="LIST", help="platforms of stablehlo [cpu,cuda,tpu]"
     )
-    platforms = ("auto", "cpu", "cuda", "rocm", "tpu")
-    parser.add_argument("--platform", choices=platforms, default="auto", help="kind of device to run on [auto]")

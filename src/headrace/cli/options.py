@@ -10,6 +10,7 @@ from headrace.cli.help import find_request, has_effect, help_text, screen_of
 from headrace.config.arguments import Extra, build_parser, take_options
 from headrace.config.field import normalise_name, option_names
 from headrace.config.load import Resolved
+from headrace.config.section_run import PLATFORMS
 from headrace.core.errors import ConfigError
 from headrace.reference.entrance import known_options, resolve
 
@@ -79,8 +80,8 @@ def _note_without_effect(prog: str, options: Mapping[str, Any]) -> None:
 WHICH = ("auto", "raw", "ema")
 
 
-def add_weight_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that say whose weights a command uses."""
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of a command that uses a trained network: whose weights it has, and where it runs."""
     parser.add_argument(
         "--weights",
         default="",
@@ -88,6 +89,19 @@ def add_weight_arguments(parser: argparse.ArgumentParser) -> None:
         help="instead of a run: a name of `headrace models --weights`, hf:OWNER/NAME, an address or a file",
     )
     parser.add_argument("--use", choices=WHICH, default="auto", help="raw or averaged weights of a run [the better]")
+    add_platform_argument(parser, "kind of device to run on [auto]", default="auto")
+
+
+def add_platform_argument(parser: argparse.ArgumentParser, says: str, default: str | None = None) -> None:
+    """Add `--platform`, with the spellings that `train` accepts."""
+    parser.add_argument(
+        "--platform",
+        "--device",
+        type=lambda text: "cuda" if text == "gpu" else text,
+        choices=PLATFORMS,
+        default=default,
+        help=says,
+    )
 
 
 def model_and_weights(path: str | None, weights: str, use: str) -> tuple[str, str]:

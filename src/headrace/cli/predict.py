@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.cli.options import WHICH, add_weight_arguments, model_and_weights
+from headrace.cli.options import WHICH, add_model_arguments, model_and_weights
 from headrace.config.arguments import Parser
 from headrace.core.errors import ConfigError
 
@@ -144,7 +144,5 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--page", type=Path, metavar="FILE", help="write an HTML page too, of images in folders named after classes"
     )
-    add_weight_arguments(parser)
-    platforms = ("auto", "cpu", "cuda", "rocm", "tpu")
-    parser.add_argument("--platform", choices=platforms, default="auto", help="kind of device to run on [auto]")
+    add_model_arguments(parser)
     parser.add_argument("--batch-size", type=int, default=32, metavar="N", help="images at a time [32]")

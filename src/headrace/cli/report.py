@@ -25,8 +25,7 @@ def main(argv: list[str]) -> int:
         action="store_true",
         help="predict the validation images with the best weights first: mistakes, calibration, thresholds",
     )
-    platforms = ("auto", "cpu", "cuda", "rocm", "tpu")
-    parser.add_argument("--platform", choices=platforms, help="kind of device for --images [the run's]")
+    add_platform_argument(parser, "kind of device for --images [the run's]")
     args = parser.parse_args(argv)
     if len(args.paths) > len(string.ascii_uppercase):
         raise ConfigError(f"The number of runs is {len(args.paths)}.", rule="At most twenty-six can be compared.")

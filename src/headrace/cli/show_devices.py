@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+from headrace.cli.options import add_platform_argument
 from headrace.cli.table import Column, table_lines
 from headrace.config.arguments import Parser
 from headrace.core.units import format_bytes
@@ -13,8 +14,7 @@ DESCRIPTION = "List the devices that a run would find here, the memory and numbe
 def main(argv: list[str]) -> int:
     """Run the command; return its exit code."""
     parser = Parser(prog="headrace devices", description=DESCRIPTION)
-    platforms = ("auto", "cpu", "cuda", "rocm", "tpu")
-    parser.add_argument("--platform", "--device", choices=platforms, default="auto", help="kind of device [auto]")
+    add_platform_argument(parser, "kind of device [auto]", default="auto")
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_args(argv)
     from headrace.engine.devices import start_devices

@@ -6,6 +6,7 @@ from headrace.config.field import both_given, option
 from headrace.config.values import FRACTION, REPLICAS, at_least, between, positive_or_all
 
 DRAWN_SEED = -1  # asks for a new seed in each run
+PLATFORMS = ("auto", "cpu", "cuda", "rocm", "tpu")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +29,7 @@ class Run:
         "auto",
         "Kind of device to run on; gpu means cuda.",
         aliases=("device",),
-        choices=("auto", "cpu", "cuda", "rocm", "tpu"),
+        choices=PLATFORMS,
         synonyms=(("gpu", "cuda"),),  # JAX's own `gpu` asks for ROCm as well, and fails without it
     )
     first_device: int | None = option(

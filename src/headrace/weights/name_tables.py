@@ -7,48 +7,58 @@ scheme that covers it.
 from headrace.model.densenet_vgg import VGGS, Vgg
 from headrace.weights.name_rules import KERAS_TENSORS, Scheme, layer_rows
 
-_UNIT = r"conv(?P<group>\d+)_block(?P<unit>\d+)"
+Rows = tuple[tuple[str, str, str], ...]  # our layer, theirs, kind
 
+_UNIT = r"conv(?P<group>\d+)_block(?P<unit>\d+)"
+_NORM = "[bgl]n"  # batch, group or layer norm
+
+
+def _conv_norm(ours: str, conv: str, norm: str) -> Rows:
+    """Return the rows of a convolution and of its norm, whose names here begin alike."""
+    return (f"{ours}conv", conv, "conv"), (f"{ours}{_NORM}", norm, "norm")
+
+
+def _squeeze_excite(ours: str, reduce: str, expand: str) -> Rows:
+    """Return the rows of the two layers of squeeze-excite, which are convolutions in the libraries."""
+    return (f"{ours}se/reduce", reduce, "dense_as_conv"), (f"{ours}se/expand", expand, "dense_as_conv")
+
+
+_SHORTCUT = _conv_norm(_UNIT + "/0_", "layer{group-1}.{unit-1}.downsample.0", "layer{group-1}.{unit-1}.downsample.1")
 _RESNET = layer_rows(
-    (r"conv1/conv", "conv1", "conv"),
-    (r"conv1/[bgl]n", "bn1", "norm"),
-    (_UNIT + r"/0_conv", "layer{group-1}.{unit-1}.downsample.0", "conv"),
-    (_UNIT + r"/0_[bgl]n", "layer{group-1}.{unit-1}.downsample.1", "norm"),
-    (_UNIT + r"/(?P<place>[123])_conv", "layer{group-1}.{unit-1}.conv{place}", "conv"),
-    (_UNIT + r"/(?P<place>[123])_[bgl]n", "layer{group-1}.{unit-1}.bn{place}", "norm"),
+    *_conv_norm("conv1/", "conv1", "bn1"),
+    *_SHORTCUT,
+    *_conv_norm(
+        _UNIT + r"/(?P<place>[123])_", "layer{group-1}.{unit-1}.conv{place}", "layer{group-1}.{unit-1}.bn{place}"
+    ),
     (r"predictions", "fc", "dense"),
 )
 # timm's: with squeeze-excite, and with deep stems and pools on the shortcuts
 _SE_RESNET = (
     *_RESNET,
     *layer_rows(
-        (_UNIT + r"/se/reduce", "layer{group-1}.{unit-1}.se.fc1", "dense_as_conv"),
-        (_UNIT + r"/se/expand", "layer{group-1}.{unit-1}.se.fc2", "dense_as_conv"),
+        *_squeeze_excite(_UNIT + "/", "layer{group-1}.{unit-1}.se.fc1", "layer{group-1}.{unit-1}.se.fc2"),
     ),
 )
 _RESNET_D = (
     *layer_rows(
-        *((rf"conv1/{i}_conv", f"conv1.{3 * i - 3}", "conv") for i in (1, 2, 3)),
-        *((rf"conv1/{i}_[bgl]n", f"conv1.{3 * i - 2}", "norm") for i in (1, 2)),
-        (r"conv1/3_[bgl]n", "bn1", "norm"),
-        (_UNIT + r"/0_conv", "layer{group-1}.{unit-1}.downsample.1", "conv"),
-        (_UNIT + r"/0_[bgl]n", "layer{group-1}.{unit-1}.downsample.2", "norm"),
+        *_conv_norm("conv1/1_", "conv1.0", "conv1.1"),
+        *_conv_norm("conv1/2_", "conv1.3", "conv1.4"),
+        *_conv_norm("conv1/3_", "conv1.6", "bn1"),
+        *_conv_norm(_UNIT + "/0_", "layer{group-1}.{unit-1}.downsample.1", "layer{group-1}.{unit-1}.downsample.2"),
     ),
     *_RESNET,
 )
 _CIFAR_RESNET = layer_rows(
-    (r"conv1/conv", "conv1", "conv"),
-    (r"conv1/[bgl]n", "bn1", "norm"),
+    *_conv_norm("conv1/", "conv1", "bn1"),
     (_UNIT + r"/layer(?P<place>[123])_conv(?:_ds)?", "layer{group-1}.{unit-1}.conv{place}", "conv"),
-    (_UNIT + r"/layer(?P<place>[123])_[bgl]n", "layer{group-1}.{unit-1}.bn{place}", "norm"),
-    (_UNIT + r"/0_conv", "layer{group-1}.{unit-1}.downsample.0", "conv"),
-    (_UNIT + r"/0_[bgl]n", "layer{group-1}.{unit-1}.downsample.1", "norm"),
+    (_UNIT + rf"/layer(?P<place>[123])_{_NORM}", "layer{group-1}.{unit-1}.bn{place}", "norm"),
+    *_SHORTCUT,
 )
 _KERAS_RESNET = layer_rows(
-    (r"conv1/conv", "conv1_conv", "conv"),
-    (r"conv1/bn", "conv1_bn", "norm"),
-    (_UNIT + r"/(?P<place>[0123])_conv", "conv{group}_block{unit}_{place}_conv", "conv"),
-    (_UNIT + r"/(?P<place>[0123])_bn", "conv{group}_block{unit}_{place}_bn", "norm"),
+    *_conv_norm("conv1/", "conv1_conv", "conv1_bn"),
+    *_conv_norm(
+        _UNIT + r"/(?P<place>[0123])_", "conv{group}_block{unit}_{place}_conv", "conv{group}_block{unit}_{place}_bn"
+    ),
     (r"predictions", "predictions", "dense"),
 )
 
@@ -57,86 +67,61 @@ _NAMED = r"block(?P<group>\d+)(?P<unit>[a-z])"
 _COUNTED = r"block(?P<group>\d+)"
 
 
-def _inverted(block: str, at: str, rows: tuple[tuple[str, str, str], ...]) -> tuple[tuple[str, str, str], ...]:
+def _inverted(block: str, at: str, rows: Rows) -> Rows:
     """Return the rows of an inverted bottleneck's layers, under our name and theirs."""
     return tuple((f"{block}/{ours}", at + theirs, kind) for ours, theirs, kind in rows)
 
 
 _TORCHVISION_BLOCK = (
-    (r"expand_conv", "block.0.0", "conv"),
-    (r"expand_bn", "block.0.1", "norm"),
+    *_conv_norm("expand_", "block.0.0", "block.0.1"),
     (r"dwconv", "block.{e}.0", "conv"),
     (r"bn", "block.{e}.1", "norm"),
-    (r"se/reduce", "block.{e+1}.fc1", "dense_as_conv"),
-    (r"se/expand", "block.{e+1}.fc2", "dense_as_conv"),
-    (r"project_conv", "block.{k}.0", "conv"),
-    (r"project_bn", "block.{k}.1", "norm"),
+    *_squeeze_excite("", "block.{e+1}.fc1", "block.{e+1}.fc2"),
+    *_conv_norm("project_", "block.{k}.0", "block.{k}.1"),
 )
 _TORCHVISION_V2_BLOCK = (
-    (r"expand_conv", "conv.0.0", "conv"),
-    (r"expand_bn", "conv.0.1", "norm"),
+    *_conv_norm("expand_", "conv.0.0", "conv.0.1"),
     (r"dwconv", "conv.{e}.0", "conv"),
     (r"bn", "conv.{e}.1", "norm"),
-    (r"project_conv", "conv.{e+1}", "conv"),
-    (r"project_bn", "conv.{e+2}", "norm"),
+    *_conv_norm("project_", "conv.{e+1}", "conv.{e+2}"),
 )
 _TIMM_BLOCK = (
-    (r"expand_conv", "{first}", "conv"),
-    (r"expand_bn", "bn1", "norm"),
+    *_conv_norm("expand_", "{first}", "bn1"),
     (r"dwconv", "conv_dw", "conv"),
     (r"bn", "bn{e+1}", "norm"),
-    (r"se/reduce", "se.conv_reduce", "dense_as_conv"),
-    (r"se/expand", "se.conv_expand", "dense_as_conv"),
-    (r"project_conv", "{pw}", "conv"),
-    (r"project_bn", "bn{d+1}", "norm"),
+    *_squeeze_excite("", "se.conv_reduce", "se.conv_expand"),
+    *_conv_norm("project_", "{pw}", "bn{d+1}"),
 )
 _KERAS_BLOCK = (
-    (r"(?P<which>expand|project)_conv", "_{which}_conv", "conv"),
-    (r"(?P<which>expand|project)_bn", "_{which}_bn", "norm"),
+    *_conv_norm("(?P<which>expand|project)_", "_{which}_conv", "_{which}_bn"),
     (r"dwconv", "_{dwconv}", "depthwise"),
     (r"bn", "_bn", "norm"),
     (r"se/(?P<which>reduce|expand)", "_se_{which}", "dense_as_conv"),
 )
 _KERAS_V2_BLOCK = (
-    (r"(?P<which>expand|project)_conv", "_{which}", "conv"),
-    (r"(?P<which>expand|project)_bn", "_{which}_BN", "norm"),
+    *_conv_norm("(?P<which>expand|project)_", "_{which}", "_{which}_BN"),
     (r"dwconv", "_depthwise", "depthwise"),
     (r"bn", "_depthwise_BN", "norm"),
 )
 _TORCHVISION_ENDS = (
-    (r"stem/conv", "features.0.0", "conv"),
-    (r"stem/bn", "features.0.1", "norm"),
-    (r"top/conv", "features.{top}.0", "conv"),
-    (r"top/bn", "features.{top}.1", "norm"),
+    *_conv_norm("stem/", "features.0.0", "features.0.1"),
+    *_conv_norm("top/", "features.{last+1}.0", "features.{last+1}.1"),
 )
-_TIMM_ENDS = (
-    (r"stem/conv", "conv_stem", "conv"),
-    (r"stem/bn", "bn1", "norm"),
-    (r"top/conv", "conv_head", "conv"),
-    (r"top/bn", "bn2", "norm"),
-    (r"predictions", "classifier", "dense"),
-)
-_KERAS_ENDS = (
-    (r"(?P<end>stem|top)/conv", "{end}_conv", "conv"),
-    (r"(?P<end>stem|top)/bn", "{end}_bn", "norm"),
-    (r"predictions", "predictions", "dense"),
-)
+_TIMM_STEM = _conv_norm("stem/", "conv_stem", "bn1")
+_TIMM_HEAD = ((r"predictions", "classifier", "dense"),)
+_TIMM_ENDS = (*_TIMM_STEM, *_conv_norm("top/", "conv_head", "bn2"), *_TIMM_HEAD)
+_KERAS_HEAD = ((r"predictions", "predictions", "dense"),)
+_KERAS_ENDS = (*_conv_norm("(?P<end>stem|top)/", "{end}_conv", "{end}_bn"), *_KERAS_HEAD)
 _KERAS_V2_ENDS = (
-    (r"stem/conv", "Conv1", "conv"),
-    (r"stem/bn", "bn_Conv1", "norm"),
-    (r"top/conv", "Conv_1", "conv"),
-    (r"top/bn", "Conv_1_bn", "norm"),
-    (r"predictions", "predictions", "dense"),
+    *_conv_norm("stem/", "Conv1", "bn_Conv1"),
+    *_conv_norm("top/", "Conv_1", "Conv_1_bn"),
+    *_KERAS_HEAD,
 )
 _LAST_DENSE = ((r"predictions", "classifier.1", "dense"),)
 _V3_DENSE = ((r"hidden/dense", "classifier.0", "dense"), (r"predictions", "classifier.3", "dense"))
 
 
-def _torchvision_ends(top: str) -> tuple[tuple[str, str, str], ...]:
-    return tuple((ours, theirs.replace("{top}", top), kind) for ours, theirs, kind in _TORCHVISION_ENDS)
-
-
-def _timm_groups(units: tuple[int, ...]) -> tuple[tuple[str, str, str], ...]:
+def _timm_groups(units: tuple[int, ...]) -> Rows:
     """Return the rows of a MobileNet's blocks, numbered in sequence by us and in groups by the library."""
     places = [(group, unit) for group, count in enumerate(units) for unit in range(count)]
     rows = ()
@@ -145,17 +130,12 @@ def _timm_groups(units: tuple[int, ...]) -> tuple[tuple[str, str, str], ...]:
     return rows
 
 
-def _timm_v3(units: tuple[int, ...]) -> tuple[tuple[str, str, str], ...]:
+def _timm_v3(units: tuple[int, ...]) -> Rows:
     """Return the rows of timm's V3: its last convolution is a separate group, its hidden layer part of the head."""
     last = len(units)
-    ends = (
-        *_TIMM_ENDS[:2],
-        (r"top/conv", f"blocks.{last}.0.conv", "conv"),
-        (r"top/bn", f"blocks.{last}.0.bn1", "norm"),
-        (r"hidden/dense", "conv_head", "dense_as_conv"),
-        _TIMM_ENDS[-1],
-    )
-    return *ends, *_timm_groups(units)
+    top = _conv_norm("top/", f"blocks.{last}.0.conv", f"blocks.{last}.0.bn1")
+    hidden = ((r"hidden/dense", "conv_head", "dense_as_conv"),)
+    return *_TIMM_STEM, *top, *hidden, *_TIMM_HEAD, *_timm_groups(units)
 
 
 # positions of SqueezeNet 1.0's fire modules in torchvision's sequence
@@ -172,14 +152,14 @@ _SQUEEZENET = (
 )
 
 _EFFICIENTNET_TV = (
-    *_torchvision_ends("{last+1}"),
+    *_TORCHVISION_ENDS,
     *_LAST_DENSE,
     *_inverted(_NAMED, "features.{group}.{unit}.", _TORCHVISION_BLOCK),
 )
 _EFFICIENTNET_TIMM = (*_TIMM_ENDS, *_inverted(_NAMED, "blocks.{group-1}.{unit}.", _TIMM_BLOCK))
 
 
-def _efficientnet_keras(dwconv: str) -> tuple[tuple[str, str, str], ...]:
+def _efficientnet_keras(dwconv: str) -> Rows:
     """Return the rows of Keras' EfficientNets, whose depthwise convolutions have another name in V2."""
     rows = tuple((ours, theirs.replace("{dwconv}", dwconv), kind) for ours, theirs, kind in _KERAS_BLOCK)
     return *_KERAS_ENDS, *_inverted(r"(?P<block>block\d+[a-z])", "{block}", rows)
@@ -191,12 +171,12 @@ _V2_KERAS = (
     *_inverted(_COUNTED, "block_{group-1}", _KERAS_V2_BLOCK),
 )
 _V2_TV = (
-    *_torchvision_ends("{last+1}"),
+    *_TORCHVISION_ENDS,
     *_LAST_DENSE,
     *_inverted(_COUNTED, "features.{group}.", _TORCHVISION_V2_BLOCK),
 )
 _V3_TV = (
-    *_torchvision_ends("{last+1}"),
+    *_TORCHVISION_ENDS,
     *_V3_DENSE,
     *_inverted(_COUNTED, "features.{group}.", _TORCHVISION_BLOCK),
 )
@@ -210,14 +190,12 @@ _CONVNEXT_PARTS = (
     ("project_conv", "block.5", "mlp.fc2", "conv_as_dense"),
 )
 _CONVNEXT_TV = (
-    (r"stem/conv", "features.0.0", "conv"),
-    (r"stem/ln", "features.0.1", "norm"),
+    *_conv_norm("stem/", "features.0.0", "features.0.1"),
     *(
         row
         for group in range(1, 5)
         for row in (
-            (rf"group{group}/ln", f"features.{2 * group - 2}.0", "norm"),
-            (rf"group{group}/conv", f"features.{2 * group - 2}.1", "conv"),
+            *_conv_norm(f"group{group}/", f"features.{2 * group - 2}.1", f"features.{2 * group - 2}.0"),
             *(
                 (rf"group{group}_block(?P<unit>\d+)/{ours}", f"features.{2 * group - 1}.{{unit-1}}.{theirs}", kind)
                 for ours, theirs, _, kind in (*_CONVNEXT_PARTS, ("scale", "layer_scale", "", "scale_C11"))
@@ -228,10 +206,8 @@ _CONVNEXT_TV = (
     (r"predictions", "classifier.2", "dense"),
 )
 _CONVNEXT_TIMM = (
-    (r"stem/conv", "stem.0", "conv"),
-    (r"stem/ln", "stem.1", "norm"),
-    (r"group(?P<group>\d)/ln", "stages.{group-1}.downsample.0", "norm"),
-    (r"group(?P<group>\d)/conv", "stages.{group-1}.downsample.1", "conv"),
+    *_conv_norm("stem/", "stem.0", "stem.1"),
+    *_conv_norm(r"group(?P<group>\d)/", "stages.{group-1}.downsample.1", "stages.{group-1}.downsample.0"),
     *(
         (rf"group(?P<group>\d)_block(?P<unit>\d+)/{ours}", f"stages.{{group-1}}.blocks.{{unit-1}}.{theirs}", kind)
         for ours, _, theirs, kind in (*_CONVNEXT_PARTS, ("scale", "", "gamma", "scale"))
@@ -241,42 +217,31 @@ _CONVNEXT_TIMM = (
 )
 
 _GROUP_UNIT = r"group(?P<group>\d)_block(?P<unit>\d+)"
+_REGNET_TV_UNIT = "trunk_output.block{group}.block{group}-{unit-1}."
 _REGNET_TV = (
-    (r"stem/conv", "stem.0", "conv"),
-    (r"stem/bn", "stem.1", "norm"),
+    *_conv_norm("stem/", "stem.0", "stem.1"),
     *(
-        (f"{_GROUP_UNIT}/{ours}", f"trunk_output.block{{group}}.block{{group}}-{{unit-1}}.{theirs}", kind)
+        row
         for place, name in (("0", "proj"), ("1", "f.a"), ("2", "f.b"), ("3", "f.c"))
-        for ours, theirs, kind in ((f"{place}_conv", f"{name}.0", "conv"), (f"{place}_bn", f"{name}.1", "norm"))
+        for row in _conv_norm(f"{_GROUP_UNIT}/{place}_", f"{_REGNET_TV_UNIT}{name}.0", f"{_REGNET_TV_UNIT}{name}.1")
     ),
-    *(
-        (
-            f"{_GROUP_UNIT}/se/{ours}",
-            f"trunk_output.block{{group}}.block{{group}}-{{unit-1}}.f.se.{fc}",
-            "dense_as_conv",
-        )
-        for ours, fc in (("reduce", "fc1"), ("expand", "fc2"))
-    ),
+    *_squeeze_excite(f"{_GROUP_UNIT}/", f"{_REGNET_TV_UNIT}f.se.fc1", f"{_REGNET_TV_UNIT}f.se.fc2"),
     (r"predictions", "fc", "dense"),
 )
 _REGNET_TIMM = (
-    (r"stem/conv", "stem.conv", "conv"),
-    (r"stem/bn", "stem.bn", "norm"),
-    (_GROUP_UNIT + r"/0_conv", "s{group}.b{unit}.downsample.conv", "conv"),
-    (_GROUP_UNIT + r"/0_bn", "s{group}.b{unit}.downsample.bn", "norm"),
-    (_GROUP_UNIT + r"/(?P<place>[123])_conv", "s{group}.b{unit}.conv{place}.conv", "conv"),
-    (_GROUP_UNIT + r"/(?P<place>[123])_bn", "s{group}.b{unit}.conv{place}.bn", "norm"),
-    (_GROUP_UNIT + r"/se/reduce", "s{group}.b{unit}.se.fc1", "dense_as_conv"),
-    (_GROUP_UNIT + r"/se/expand", "s{group}.b{unit}.se.fc2", "dense_as_conv"),
+    *_conv_norm("stem/", "stem.conv", "stem.bn"),
+    *_conv_norm(_GROUP_UNIT + "/0_", "s{group}.b{unit}.downsample.conv", "s{group}.b{unit}.downsample.bn"),
+    *_conv_norm(
+        _GROUP_UNIT + r"/(?P<place>[123])_", "s{group}.b{unit}.conv{place}.conv", "s{group}.b{unit}.conv{place}.bn"
+    ),
+    *_squeeze_excite(_GROUP_UNIT + "/", "s{group}.b{unit}.se.fc1", "s{group}.b{unit}.se.fc2"),
     (r"predictions", "head.fc", "dense"),
 )
+_DENSE_LAYER = "features.denseblock{group}.denselayer{unit}."
 _DENSENET = (
-    (r"stem/conv", "features.conv0", "conv"),
-    (r"stem/bn", "features.norm0", "norm"),
-    (_GROUP_UNIT + r"/new/(?P<place>[12])_conv", "features.denseblock{group}.denselayer{unit}.conv{place}", "conv"),
-    (_GROUP_UNIT + r"/new/(?P<place>[12])_bn", "features.denseblock{group}.denselayer{unit}.norm{place}", "norm"),
-    (r"group(?P<group>\d)/conv", "features.transition{group-1}.conv", "conv"),
-    (r"group(?P<group>\d)/bn", "features.transition{group-1}.norm", "norm"),
+    *_conv_norm("stem/", "features.conv0", "features.norm0"),
+    *_conv_norm(_GROUP_UNIT + r"/new/(?P<place>[12])_", _DENSE_LAYER + "conv{place}", _DENSE_LAYER + "norm{place}"),
+    *_conv_norm(r"group(?P<group>\d)/", "features.transition{group-1}.conv", "features.transition{group-1}.norm"),
     (r"top/bn", "features.norm5", "norm"),
     (r"predictions", "classifier", "dense"),
 )
@@ -294,11 +259,9 @@ _VGG_HEADS = {
 }
 
 
-def _vgg(row: Vgg, library: str) -> tuple[tuple[str, str, str], ...]:
-    places = row.places().items()
-    convs = ((f"{name}/conv", f"features.{place}", "conv") for name, place in places)
-    norms = ((f"{name}/bn", f"features.{place + 1}", "norm") for name, place in places)
-    return *convs, *norms, *_VGG_HEADS[library]
+def _vgg(row: Vgg, library: str) -> Rows:
+    units = (_conv_norm(f"{name}/", f"features.{at}", f"features.{at + 1}") for name, at in row.places().items())
+    return *(row for unit in units for row in unit), *_VGG_HEADS[library]
 
 
 # (library, rows). Schemes of one library differ in the layers that they cover, so at most one fits a whole network.
