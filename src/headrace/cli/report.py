@@ -4,6 +4,7 @@ import shlex
 import string
 from pathlib import Path
 
+from headrace.cli.options import add_platform_argument
 from headrace.config.arguments import Parser
 from headrace.core.errors import CheckpointError, ConfigError
 
