@@ -9,7 +9,13 @@ import pytest
 from headrace.cli.main import main
 from headrace.config.load import to_saved
 from headrace.engine.visible import Visible
-from headrace.plan.choice_rules import choose_batch, choose_epochs, choose_rate
+from headrace.plan.choice_rules import (
+    choose_batch,
+    choose_epochs,
+    choose_rate,
+    choose_short_rate,
+    choose_statistics_momentum,
+)
 from headrace.reference.entrance import from_saved, override, resolve
 from headrace.run import choices, design
 from headrace.run.choices import settle
@@ -58,6 +64,28 @@ def test_rates():
     assert choose_rate("sgd", 0.9, 256) == 0.2
     assert choose_rate("sgd", 0.5, 256) == 1.0
     assert choose_rate("adamw", None, 256) == 0.001
+    assert [choose_short_rate(0.05, steps) for steps in (2, 50, 200, 9000)] == [0.015, 0.025, 0.05, 0.05]
+
+
+def test_statistics_follow_faster_in_short_runs(on):
+    found = {steps: choose_statistics_momentum(steps) for steps in (1, 60, 240, 600, 10**6)}
+    assert found == {1: 0.5, 60: 0.5, 240: 0.75, 600: 0.9, 10**6: 0.97}
+    short = {"batch_size": 64, "learning_rate": 0.05, "num_epochs": 4}  # 88 steps
+    given = on(CPU, "none", **short)
+    assert given.config.model.bn_momentum == 0.97, "without a recipe, what is all given is all there is"
+    assert given.notes == ()
+    assert on(CPU, "none", batch_size=64, num_epochs=4).config.model.bn_momentum == 0.5
+    assert on(CPU, "none", learning_rate=0.05, num_epochs=4).config.model.bn_momentum == 0.66, "176 steps of 32"
+    assert on(CPU, "images", dataset="digits", **short).notes == ("chosen: warm-up 0.4 epochs, bn-momentum 0.5",)
+    for norm in ({"bn_momentum": 0.8}, {"groups": 4}, {"norm_layer": {"name": "batch_norm", "momentum": 0.8}}):
+        assert "bn-momentum" not in on(CPU, "none", num_epochs=4, **norm).notes[0]
+
+
+def test_a_short_run_from_nothing_has_a_lower_rate(on):
+    short, tuned = (on(CPU, None, batch_size=128, epochs=3, **more) for more in ({}, {"weights": "weights.pth"}))
+    assert short.notes == ("chosen: learning rate 0.057, warm-up 0.3 epochs",)  # 33 of 200 steps
+    assert str(short.origins["learning_rate"]) == "chosen for a batch of 128 and 33 steps"
+    assert tuned.config.learning.learning_rate == 0.14, "a new last layer has to learn"
 
 
 def test_the_default_on_a_processor(on):
@@ -148,12 +176,12 @@ def test_a_resumed_run_has_what_was_chosen(tmp_path):
     }
     first = train(resolve(options | {"num_epochs": 1}, environ={}))
     saved = json.loads((first.directory / "config.json").read_text())
-    assert saved["values"]["learning_rate"] == 0.071
+    assert saved["values"]["learning_rate"] == 0.021
     assert saved["origins"]["batch_size"] == {"kind": "chosen", "where": "for 1,437 images"}
     second = resume(first.directory, {"num_epochs": 2})
     assert second.step == 4
     values = json.loads((first.directory / "config.json").read_text())["values"]
-    assert (values["batch_size"], values["learning_rate"]) == (32, 0.071)
+    assert (values["batch_size"], values["learning_rate"]) == (32, 0.021)
 
 
 def test_the_plan_says_it(capsys):

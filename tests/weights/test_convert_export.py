@@ -54,4 +54,7 @@ def test_a_network_that_no_library_names_is_refused():
         export_names(*network("toy_model_bn").init(0))
     with pytest.raises(ConfigError, match="no names of timm") as caught:
         export_names(*network("cifar_resnet8").init(0), "timm")
+    for dialect in ("torchvision", "timm", "keras"):  # what the dialect has no names for has the usual ones
+        assert export_names(*network("cifar_resnet8").init(0), dialect=dialect)[0] == "common"
+    assert export_names(*network("squeezenet").init(0), dialect="timm")[0] == "torchvision"
     assert "common, common-fc" in caught.value.remedy

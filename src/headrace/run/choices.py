@@ -10,7 +10,8 @@ from typing import Any
 
 from headrace.config.field import CHOSEN, DEFAULT, Origin
 from headrace.config.layers import Given
-from headrace.config.load import Resolved, with_values
+from headrace.config.load import NO_RECIPE, Resolved, with_values
+from headrace.config.model_table import norm_choice
 from headrace.config.schema import Config
 from headrace.config.section_learning import CURRENT_TIME
 from headrace.config.section_run import DRAWN_SEED
@@ -26,6 +27,8 @@ from headrace.plan.choice_rules import (
     choose_micro_batch,
     choose_precision,
     choose_rate,
+    choose_short_rate,
+    choose_statistics_momentum,
     choose_warmup,
     memory_allowed,
 )
@@ -47,9 +50,9 @@ def settle(resolved: Resolved, custom: CustomParts = NOTHING) -> Resolved:
 
 
 def with_choices(resolved: Resolved, custom: CustomParts = NOTHING) -> Resolved:
-    """Return the configuration with the batch, rate, epochs, warm-up and precision that nobody gave, and a note.
+    """Return the configuration with what nobody gave of batch, rate, epochs, warm-up, statistics and precision.
 
-    The reference's applications have defaults of their own, so nothing is chosen for them.
+    A note says what was chosen. The reference's applications have defaults of their own, so nothing is chosen for them.
     """
     config, start = resolved.config, _Choices(resolved=resolved, custom=custom)
     asked = [start.is_open(*names) for names in (BATCH, RATE, ("num_epochs",), ("precision",))]
@@ -62,7 +65,9 @@ def with_choices(resolved: Resolved, custom: CustomParts = NOTHING) -> Resolved:
     devices = visible_devices(config.run.platform)
     work = start.batch(info, devices)
     if config.run.training:
-        work = work.optimizer().rate().epochs(info).warmup()
+        work = work.optimizer().rate(info).epochs(info).warmup()
+        # without a recipe, a run whose batch, rate and epochs are all given is what its author wrote, and no more
+        work = work.statistics(info) if resolved.name not in ("", NO_RECIPE) or any(asked[:3]) else work
     said = ", ".join(sorted(work.said, key=lambda text: text.startswith("precision")))  # it is decided first
     return replace(work.resolved, notes=(*resolved.notes, f"{CHOSEN}: {said}")) if said else resolved
 
@@ -172,15 +177,19 @@ class _Choices:
             work = work._with("with the learning rate", "cosine schedule", lr_schedule="cosine")
         return work
 
-    def rate(self) -> "_Choices":
-        """Choose the peak learning rate, for the batch."""
+    def rate(self, info: DataInfo) -> "_Choices":
+        """Choose the peak learning rate, for the batch and, from nothing, for the number of steps."""
         if not self.is_open(*RATE):
             return self
         config = self.resolved.config
         learning, size = config.learning, make_batch_plan(config.batch).global_batch_size
         rate = choose_rate(learning.optimizer, learning.optimizer_params.get("momentum"), size)
         why = f"for a batch of {size:,}"
-        if not self.fine_tuning or not self.is_open(*TRAINED_PARTS):
+        if not self.fine_tuning:
+            least = choose_short_rate(rate, steps := self._num_steps(info))
+            why += f" and {steps:,} steps" if least < rate else ""
+            return self._with(why, f"learning rate {least:g}", learning_rate=least)
+        if not self.is_open(*TRAINED_PARTS):
             return self._with(why, f"learning rate {rate:g}", learning_rate=rate)
         why, less = f"{why}, from trained weights", float(f"{FINE_TUNING * rate:.2g}")
         if self.custom.network is not None:  # it may be a single function, without a head to tell apart
@@ -192,11 +201,21 @@ class _Choices:
         """Choose the number of epochs, for the size of the dataset."""
         if not self.is_open("num_epochs"):
             return self
+        steps, epochs = self._steps_per_epoch(info), self._num_epochs(info)
+        return self._with(f"for {steps:,} steps each", f"{epochs:g} epochs", num_epochs=epochs)
+
+    def _steps_per_epoch(self, info: DataInfo) -> int:
         batch = self.resolved.config.batch
         whole = info.num_train // make_batch_plan(batch).global_batch_size
-        steps = max(1, whole if batch.weight_updates_per_epoch == -1 else batch.weight_updates_per_epoch)
-        epochs = choose_epochs(steps, fine_tuning=self.fine_tuning)
-        return self._with(f"for {steps:,} steps each", f"{epochs} epochs", num_epochs=epochs)
+        return max(1, whole if batch.weight_updates_per_epoch == -1 else batch.weight_updates_per_epoch)
+
+    def _num_epochs(self, info: DataInfo) -> float:
+        if not self.is_open("num_epochs"):
+            return self.resolved.config.batch.num_epochs
+        return choose_epochs(self._steps_per_epoch(info), fine_tuning=self.fine_tuning)
+
+    def _num_steps(self, info: DataInfo) -> int:
+        return max(1, round(self._num_epochs(info) * self._steps_per_epoch(info)))
 
     def warmup(self) -> "_Choices":
         """Choose the warm-up, unless a rate was given that stays constant."""
@@ -205,3 +224,16 @@ class _Choices:
             return self
         epochs = choose_warmup(self.resolved.config.batch.num_epochs)
         return self._with("a tenth of the run", f"warm-up {epochs:g} epochs", warmup_epochs=epochs)
+
+    def statistics(self, info: DataInfo) -> "_Choices":
+        """Choose how fast batch norm's running statistics move, for the length of the run.
+
+        Not for a network given by code, which may have its own.
+        """
+        config, steps = self.resolved.config, self._num_steps(info)
+        keep = choose_statistics_momentum(steps)
+        if not self.is_open("bn_momentum") or keep == config.model.bn_momentum or self.custom.network is not None:
+            return self
+        if norm_choice(config.model)["name"] not in ("batch_norm", "custom_batch_norm"):
+            return self
+        return self._with(f"for {steps:,} steps", f"bn-momentum {keep:g}", bn_momentum=keep)

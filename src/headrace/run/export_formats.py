@@ -187,15 +187,14 @@ def _safetensors(model: TrainedModel, path: Path, options: ExportOptions) -> _Ma
 
 def _torch_names(model: TrainedModel, path: Path, options: ExportOptions) -> _Made:
     dialect = model.config.model.model_dialect
-    asked = options.names or (dialect if dialect != "reference" else "")
-    scheme, found = export_names(model.params, model.stats, asked, model.step)
+    scheme, found = export_names(model.params, model.stats, options.names, model.step, dialect)
     arrays = _typed(found, options.dtype)
     as_torch = path.suffix in (".pth", ".pt")
     data = write_torch_file(arrays) if as_torch else write_safetensors(arrays, model.describe())
     remark = f"{len(arrays)} tensors under the names of {scheme}"
-    if dialect == "reference" and scheme in ("torchvision", "timm"):
+    if dialect in ("reference", "keras") and scheme in ("torchvision", "timm"):
         remark += (
-            f"; padding, epsilon and shortcuts are the reference's: trained with --model-dialect {scheme}, a network "
+            f"; padding, epsilon and shortcuts are those of {dialect}: trained with --model-dialect {scheme}, a network "
             "loads there strictly and computes the same"
         )
     return _Made(data=data, more={"names": scheme}, remark=remark)

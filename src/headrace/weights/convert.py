@@ -218,13 +218,15 @@ _NOT_TORCH = ("keras",)
 _COUNTER = "num_batches_tracked"
 
 
-def export_names(params: PyTree, stats: PyTree, names: str = "", step: int = 0) -> tuple[str, dict[str, np.ndarray]]:
+def export_names(
+    params: PyTree, stats: PyTree, names: str = "", step: int = 0, dialect: str = ""
+) -> tuple[str, dict[str, np.ndarray]]:
     """Return (scheme, state dict) of a network, ready for `load_state_dict(strict=True)` there.
 
-    `names` asks for a scheme by name; '' takes the first that has a name for every tensor.
+    `names` asks for a scheme by name; '' takes that of the dialect, or the first that has a name for every tensor.
     """
     ours = {name: np.asarray(array, np.float32) for name, array in flat_weights(params, stats).items()}
-    scheme = _find(names, ours)
+    scheme = _find(names, dialect, ours)
     pairs = pair_names(scheme, ours)
     found: dict[str, np.ndarray] = {}
     for name, pair in pairs.items():
@@ -234,12 +236,12 @@ def export_names(params: PyTree, stats: PyTree, names: str = "", step: int = 0) 
     return scheme.name, dict(sorted(found.items()))
 
 
-def _find(names: str, ours: dict[str, np.ndarray]) -> Scheme:
+def _find(names: str, dialect: str, ours: dict[str, np.ndarray]) -> Scheme:
     torch = [scheme for scheme in SCHEMES if scheme.name not in _NOT_TORCH]
     fitting = [scheme for scheme in torch if len(pair_names(scheme, ours)) == len(ours)]
-    chosen = next((scheme for scheme in fitting if names in ("", scheme.name)), None)
-    if chosen is not None:
-        return chosen
+    allowed = [scheme for scheme in fitting if names in ("", scheme.name)]
+    if allowed:
+        return next((scheme for scheme in allowed if scheme.name == dialect), allowed[0])
     if fitting:
         known = ", ".join(dict.fromkeys(scheme.name for scheme in fitting))
         raise ConfigError(f"This network has no names of {names}.", remedy=f"It has those of {known}.")
