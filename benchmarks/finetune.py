@@ -13,6 +13,7 @@ of the processors, for the whole process, so that other work on the machine does
 import argparse
 import json
 import resource
+import shutil
 import statistics
 import sys
 from collections.abc import Iterator
@@ -92,6 +93,9 @@ def write_images(batches: Path, to: Path, classes: range, num_train: int, num_va
 def headrace(words: str, scratch: Path, name: str) -> Path:
     """Train; return the run directory."""
     directory = scratch / "runs" / name
+    if directory.exists() and "run_end" in (directory / "metrics.jsonl").read_text():
+        return directory
+    shutil.rmtree(directory, ignore_errors=True)  # it was interrupted
     words = f"{sys.executable} -m headrace train {NETWORK} {QUIET} {words} --output {directory}"
     _, status = run(words.split(), {}, 3600, scratch / f"{name}.log")
     if status:

@@ -194,8 +194,8 @@ def _torch_names(model: TrainedModel, path: Path, options: ExportOptions) -> _Ma
     remark = f"{len(arrays)} tensors under the names of {scheme}"
     if dialect in ("reference", "keras") and scheme in ("torchvision", "timm"):
         remark += (
-            f"; padding, epsilon and shortcuts are those of {dialect}: trained with --model-dialect {scheme}, a network "
-            "loads there strictly and computes the same"
+            f"; padding, epsilon and shortcuts are those of {dialect}: trained with --model-dialect {scheme}, a "
+            "network loads there strictly and computes the same"
         )
     return _Made(data=data, more={"names": scheme}, remark=remark)
 
