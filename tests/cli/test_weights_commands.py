@@ -11,10 +11,16 @@ import pytest
 from PIL import Image
 
 from headrace.cli.main import main
+from headrace.core.errors import ConfigError
 from headrace.data.sets.digits import read_digits
+from headrace.model.context import Ctx
 from headrace.run.export_formats import as_function
+from headrace.run.named_model import load_named
 from headrace.run.trained_model import load_trained_model
+from headrace.weights.convert import export_names
+from headrace.weights.torch_file import write_torch_file
 from headrace.weights.weight_file import read_file
+from tests.model.build import network
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +123,7 @@ def test_bad_requests_are_refused(run, tmp_path, capsys):
         (["predict", str(tmp_path), "x.png"], "not a run directory"),
         (["predict", str(run), "x.png", "--weights", "ema"], "no averaged weights"),
         (["predict", str(run), "x.png", "--top-k", "0"], "1 or more"),
+        (["predict", str(tmp_path / "missing"), "x.png"], "There is no"),
         (["export", str(run)], "required"),
         (["export", str(run), "--format", "pdf"], "pdf"),
         (["export", str(run), "--format", "torch-names"], "No torch library"),
@@ -179,3 +186,25 @@ def test_exports_hold_the_network_and_its_description(run, tmp_path, capsys, kin
         session = onnxruntime.InferenceSession(str(out), providers=["CPUExecutionProvider"])
         found = np.array(session.run(["probabilities"], {"images": images})[0])
         np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_an_exported_file_brings_its_network_with_all_options(tmp_path, monkeypatch, capsys):
+    """Also as a .pth, whose description is beside it; with another shortcut it would compute something else."""
+    monkeypatch.chdir(tmp_path)
+    drawn = network("cifar_resnet8", num_classes=3, model_dialect="torchvision", shortcut="pad-end")
+    Path("drawn.pth").write_bytes(write_torch_file(export_names(*drawn.init(5))[1]))
+    how = ["--model", "cifar_resnet8", "--model-dialect", "torchvision", "--shortcut", "pad-end"]
+    assert main(["convert", "drawn.pth", *how, "--out", "checkpoint"]) == 0
+    images = np.random.default_rng(0).normal(size=(2, 32, 32, 3)).astype(np.float32)
+    wanted = drawn.apply(*drawn.init(5), images, Ctx(train=False))[0]
+    for out, kind in (("out.pth", "torch-names"), ("out.safetensors", "safetensors")):
+        assert main(["export", "checkpoint", "--format", kind, "--out", out]) == 0
+        model = load_named(out).model
+        assert (model.config.model.model_dialect, model.config.model.shortcut) == ("torchvision", "pad-end")
+        assert model.class_names == ("class 0", "class 1", "class 2")
+        found = model.network.apply(model.params, model.stats, images, Ctx(train=False))[0]
+        np.testing.assert_allclose(found, wanted, atol=1e-5)
+    assert "need --model-dialect" not in capsys.readouterr().err
+    Path("out.pth.json").write_text('{"model": "cifar_resnet8", "options": []}')
+    with pytest.raises(ConfigError, match=r"network of out\.pth is not known"):
+        load_named("out.pth")

@@ -30,6 +30,7 @@ from headrace.config.layers import TIES, Found, Given, Layer, Tie, launcher_laye
 from headrace.config.model_table import Variant, find_variant
 from headrace.config.schema import SECTIONS, Config, all_options, options_in
 from headrace.config.section_data import GREY_DATASETS, IMAGE_DATASETS, IMAGE_SIZES, SYNTHETIC_DATASETS
+from headrace.config.section_model import Model
 from headrace.config.shortcuts import SHORTCUT_TIES, fold, join_layers, refuse_conflicts
 from headrace.config.values import BOOL, read_bool
 from headrace.core.errors import ConfigError
@@ -245,6 +246,13 @@ def resolve_code(flat: Mapping[str, Any], translation: Translation = PLAIN) -> R
 def network_options() -> frozenset[str]:
     """Return the options that name and shape a network, which code may give instead; NAMED_OF_DATA are a dataset's."""
     return frozenset(name for name, option in all_options().items() if option.section == "model") - KEPT_OF_MODEL
+
+
+def network_changes(model: Model) -> dict[str, Any]:
+    """Return the options that shape a network beside its name, where they are not the defaults."""
+    defaults = Model()
+    values = {name: getattr(model, name) for name in sorted(network_options() - {"model_name", "model_size"})}
+    return {name: value for name, value in values.items() if value != getattr(defaults, name)}
 
 
 def to_flat(config: Config) -> dict[str, Any]:

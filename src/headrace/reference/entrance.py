@@ -52,15 +52,13 @@ def _facts_of_run(path: Path) -> "WeightFacts | None":
         model = from_saved(saved).config.model
     except (KeyError, ConfigError):  # too old, or given by code
         return None
-    defaults = SECTIONS["model"]()
-    changed = {name: getattr(model, name) for name in load.network_options() - {"model_size"}}
-    network = {name: value for name, value in changed.items() if value != getattr(defaults, name)}
     from headrace.data.decoding.crop import usual_shorter_side  # here, since it loads NumPy
 
     size, shorter = form["image_hwc"][0], form["shorter_side"]
     data = {"image_size": size, "eval_resize_size": shorter or usual_shorter_side(size)}
     data |= {"eval_interpolation": form.get("interpolation", "bilinear")}
-    return WeightFacts(network={"model_name": model.model_name, **network}, data=data | pixel_options(form))
+    network = {"model_name": model.model_name, **load.network_changes(model)}
+    return WeightFacts(network=network, data=data | pixel_options(form))
 
 
 REFERENCE = Translation(

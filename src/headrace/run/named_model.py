@@ -24,7 +24,7 @@ from headrace.run.directory import saved_form
 from headrace.run.starting_weights import refuse_replacing
 from headrace.run.trained_model import TrainedModel, load_trained_model, preprocess_of, resizing_of
 from headrace.weights.convert import LoadedWeights, flat_weights, load_into
-from headrace.weights.named import facts_of, find_file
+from headrace.weights.named import facts_of, find_file, is_path
 from headrace.weights.published import WeightFacts
 from headrace.weights.weight_file import ForeignWeights, read_file
 
@@ -55,6 +55,12 @@ def load_named(name: str, options: Mapping[str, Any] | None = None, num_classes:
     if Path(name).expanduser().is_dir():
         raise ConfigError(
             f"{name} is a run or a checkpoint, not weights from elsewhere.", remedy="It can be used as it is."
+        )
+    if is_path(name) and not Path(name).expanduser().exists():
+        raise ConfigError(
+            f"There is no {name}.",
+            rule="A run, a checkpoint, a file of weights or a known name is needed.",
+            remedy="`headrace runs` lists the runs, `headrace models --weights` the names.",
         )
     facts = facts_of(name) or _NOTHING_KNOWN
     given = {"dataset": "auto", "weights": name, **(options or {})}

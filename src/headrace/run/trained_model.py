@@ -20,6 +20,7 @@ from headrace.checkpoint.store import (
     restore_tree,
     step_of,
 )
+from headrace.config.load import network_changes
 from headrace.config.schema import Config
 from headrace.core.errors import CheckpointError
 from headrace.data.augmentation.augment import Preprocess
@@ -57,6 +58,7 @@ class TrainedModel:
         return {
             "model": self.network.name,
             "dialect": self.config.model.model_dialect,
+            "options": network_changes(self.config.model),
             "image_hwc": list(self.network.input_hwc),
             "normalization": spec.normalization,
             **({"mean": list(spec.mean), "std": list(spec.std)} if spec.normalization == "per-channel" else {}),

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from headrace.config.load import network_options
 from headrace.core.download import Remote, download, terminal_progress
 from headrace.core.errors import ConfigError, nearest
 from headrace.core.files import cache_directory, parse_json
@@ -113,20 +114,22 @@ def _cache() -> Path:
 
 
 def _facts_of_file(path: Path) -> WeightFacts | None:
-    """Return what is known of a file: by its published name, or from what Headrace wrote into it."""
-    known = published_file(path.name)
-    if known is not None or path.suffix != ".safetensors" or not path.is_file():
+    """Return what is known of a file: by its published name, or from what Headrace wrote into it or beside it."""
+    known, beside = published_file(path.name), path.with_name(f"{path.name}.json")
+    if known is not None or not path.is_file():
         return known.facts if known else None
     try:
-        note = read_note(path)
+        is_safetensors = path.suffix == ".safetensors"
+        note: Any = read_note(path) if is_safetensors else parse_json(beside.read_bytes(), _MAX_CONFIG_BYTES)
         height, width, _ = note["image_hwc"]
         data = {"image_size": height, "eval_resize_size": note["resize_shorter_side"]} if height == width else {}
         data |= {"eval_interpolation": note.get("interpolation", "bilinear")}
         names = tuple(map(str, note["class_names"]))
-        network = {"model_name": note["model"], "model_dialect": note["dialect"]}
+        options = {name: value for name, value in note.get("options", {}).items() if name in network_options()}
+        network = {"model_name": note["model"], "model_dialect": note["dialect"], **options}
         return WeightFacts(network=network, data=data | pixel_options(note), num_classes=len(names), class_names=names)
-    except (OSError, ValueError, KeyError, TypeError):  # not written by Headrace; what is wrong is said on loading
-        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # not written by Headrace; what is wrong is said on loading
 
 
 def pixel_options(form: Mapping[str, Any]) -> dict[str, Any]:
