@@ -93,7 +93,7 @@ def write_images(batches: Path, to: Path, classes: range, num_train: int, num_va
 def headrace(words: str, scratch: Path, name: str) -> Path:
     """Train; return the run directory."""
     directory = scratch / "runs" / name
-    if directory.exists() and "run_end" in (directory / "metrics.jsonl").read_text():
+    if directory.exists() and '"kind": "validation"' in (directory / "metrics.jsonl").read_text():  # it is at the end
         return directory
     shutil.rmtree(directory, ignore_errors=True)  # it was interrupted
     words = f"{sys.executable} -m headrace train {NETWORK} {QUIET} {words} --output {directory}"

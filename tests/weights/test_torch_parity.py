@@ -35,7 +35,7 @@ SMALL = [
     ("torchvision", "resnet18", "resnet18", 64),
     ("torchvision", "efficientnet_b0", "efficientnet_b0", 64),
     ("torchvision", "mobilenet_v3_small", "mobilenet_v3_small", 64),
-    ("torchvision", "convnext_tiny", "convnext_tiny", 64),
+    ("torchvision", "convnext_tiny", "convnext_tiny", 32),
     ("timm", "tf_efficientnetv2_b0", "efficientnet_v2_b0", 64),
     ("timm", "efficientnet_lite0", "efficientnet_lite0", 65),
     ("timm", "resnet18d", "resnet18d", 65),
