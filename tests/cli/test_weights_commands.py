@@ -195,7 +195,7 @@ def test_an_exported_file_brings_its_network_with_all_options(tmp_path, monkeypa
     Path("drawn.pth").write_bytes(write_torch_file(export_names(*drawn.init(5))[1]))
     how = ["--model", "cifar_resnet8", "--model-dialect", "torchvision", "--shortcut", "pad-end"]
     assert main(["convert", "drawn.pth", *how, "--out", "checkpoint"]) == 0
-    images = np.random.default_rng(0).normal(size=(2, 32, 32, 3)).astype(np.float32)
+    images = jax.numpy.asarray(np.random.default_rng(0).normal(size=(2, 32, 32, 3)), "float32")
     wanted = drawn.apply(*drawn.init(5), images, Ctx(train=False))[0]
     for out, kind in (("out.pth", "torch-names"), ("out.safetensors", "safetensors")):
         assert main(["export", "checkpoint", "--format", kind, "--out", out]) == 0
