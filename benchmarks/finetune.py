@@ -111,6 +111,7 @@ def prepare(args: argparse.Namespace) -> Path:
         if not (scratch / name).exists():
             write_images(args.cifar / "cifar-10-batches-bin", scratch / name, classes, *counts)
     options = {"dataset": "auto", "dataset_path": str(scratch / "four"), "image_size": 32}
+    options |= {"train_augmentation": "flip-crop"}  # otherwise the training images would be crops of the recipe
     if not (scratch / "four.npz").exists():
         export_arrays(options, scratch / "four.npz")
     if not weights.exists():
