@@ -78,14 +78,16 @@ def build(name, channels, num_classes):
 class Arrays(torch.utils.data.Dataset):
     """Images in memory; a batch is cropped and flipped as one tensor, not image by image."""
 
-    def __init__(self, images, labels, augment):
+    def __init__(self, images, labels, augment, mean=None):
         self.images = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
         self.labels = torch.from_numpy(labels.astype(np.int64))
         self.augment = augment
-        if "crop" in augment:
-            self.images = F.pad(
-                self.images, (4, 4, 4, 4)
-            )  # zeros: the border is black, as RandomCrop(padding=4) has it
+        if "crop" in augment:  # a border of the mean colour, which is 0 once normalised, as Headrace has it
+            count, channels, height, width = self.images.shape
+            border = torch.from_numpy(np.round(255 * np.asarray(mean)).astype(np.uint8))[None, :, None, None]
+            padded = border.expand(count, channels, height + 8, width + 8).clone()
+            padded[:, :, 4:-4, 4:-4] = self.images
+            self.images = padded
 
     def __len__(self):
         return len(self.labels)
@@ -112,7 +114,7 @@ def open_data(args):
     if args.arrays:
         with np.load(args.arrays) as file:
             x, y, xt, yt, mean, std = (file[key] for key in ("x", "y", "xt", "yt", "mean", "std"))
-        return Arrays(x, y, args.augment), Arrays(xt, yt, "none"), same, mean, std, int(y.max()) + 1
+        return Arrays(x, y, args.augment, mean), Arrays(xt, yt, "none"), same, mean, std, int(y.max()) + 1
     from torchvision import datasets, transforms
 
     size = args.image_size
