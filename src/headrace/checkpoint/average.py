@@ -17,6 +17,7 @@ def choose(directory: Path, last: int | None, discard_last: int = 0) -> tuple[li
     """Return the `last` good checkpoints (None: all) before the newest `discard_last`, and damaged ones."""
     good, damaged = [], []
     for path in list_checkpoints(directory):
+        # Every byte is read before anything is averaged: a damaged checkpoint would spoil the whole average.
         problems = verify(path)
         if problems:
             damaged.append((path, "; ".join(problems)))
@@ -44,6 +45,7 @@ def average(paths: Sequence[Path], mode: str = "mean", decay: float = 0.99, weig
         raise ConfigError(f"decay is {decay}.", rule="It must be at least 0 and less than 1.")
     total: dict[str, Any] = {}
     for number, path in enumerate(paths):
+        # One at a time: memory holds the total and one checkpoint, however many are averaged.
         found = _weights(path, weights)
         if number and found.keys() != total.keys():
             raise CheckpointError(f"{path} and {paths[0]} hold different tensors.", remedy="Average one run at a time.")

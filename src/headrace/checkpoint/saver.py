@@ -43,6 +43,7 @@ def rank(entries: tuple[ScoredCheckpoint, ...], new: ScoredCheckpoint, keep_best
     for entry in (*entries, new):
         if not math.isnan(entry.score) and (entry.name not in best or entry.score > best[entry.name].score):
             best[entry.name] = entry
+    # sorted() is stable: of equal scores the earlier checkpoint stays ahead.
     return tuple(sorted(best.values(), key=lambda entry: -entry.score)[:keep_best])
 
 
@@ -179,6 +180,7 @@ class Saver:
         """Start writing the checkpoint of `manifest["step"]`; return the path it will have."""
         start = time.perf_counter()
         self.wait()
+        # Here, in the caller's thread: the next call may take over the memory of these arrays.
         host = copy_to_host(arrays)
         blocked = time.perf_counter() - start
         # Not a daemon thread: the interpreter waits for it at exit, so that no save is cut short.
@@ -191,6 +193,7 @@ class Saver:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+        # Raised once: the next save may work again, on a disk that somebody has cleared.
         error, self._error = self._error, None
         if isinstance(error, CheckpointError):
             raise error
@@ -227,6 +230,8 @@ class Saver:
             path = save(self.directory, name, arrays, manifest, make_directory=not self._has_saved)
             self._has_saved = True
             if self._keep_last is not None:
+                # After the new one is complete, never before: a full disk then costs the newest checkpoint, not the
+                # one to resume from.
                 prune(self.directory, self._keep_last, self._keep())
         except Exception as error:
             self._error = error

@@ -154,6 +154,7 @@ def save(
             path.parent.mkdir(parents=True)
             sync_directory(path.parent.parent)  # or a power failure takes the first checkpoint with its directory
         _remove_leftovers(path.parent)
+        # Under a hidden name: who lists checkpoints at this moment must not find half of one.
         temporary.mkdir()
         write_synced(temporary / TENSOR_FILE, data)
         write_synced(temporary / MANIFEST_FILE, text)

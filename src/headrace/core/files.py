@@ -101,6 +101,7 @@ def lock_directory(directory: Path | str) -> Iterator[DirectoryLock]:
 
 def _lock(handle: int, directory: Path) -> None:
     try:
+        # Without waiting: a second process should say so at once, not hang until the first one ends.
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         holder = os.pread(handle, 32, 0).decode(errors="replace").strip() or "?"

@@ -31,12 +31,14 @@ def bits(*address: Any) -> Any:
     h: Any = np.zeros((1,), np.uint32)
     for word in address:
         number = isinstance(word, int | np.integer)
+        # Arrays even for single numbers: NumPy warns of overflow in scalars, and uint32 is meant to wrap around here.
         h = mix((h ^ (np.array([int(word) & 0xFFFFFFFF], np.uint32) if number else word)) * _GOLDEN + _GOLDEN)
     return h
 
 
 def name_id(name: str) -> int:
     """Return a stable 32-bit number for a name (a tensor's path, a purpose)."""
+    # Not hash(), which Python salts anew in every process.
     return zlib.crc32(name.encode())
 
 
