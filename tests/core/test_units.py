@@ -8,6 +8,7 @@ from headrace.core.units import (
     format_bytes,
     format_count,
     format_duration,
+    format_measured,
     parse_bytes,
 )
 
@@ -85,3 +86,11 @@ def test_format_count():
     assert format_count(25557032, short=True) == "25.6 M"
     assert format_count(999, short=True) == "999"
     assert format_count(999960, short=True) == "1.0 M"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.4249, "0.42"), (9.994, "9.99"), (9.996, "10.0"), (12.34, "12.3"), (99.96, "100"), (2009.6, "2,010")],
+)
+def test_a_measured_number_has_about_three_digits(value, text):
+    assert format_measured(value) == text

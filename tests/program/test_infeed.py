@@ -123,10 +123,11 @@ def test_an_error_of_the_dataset_reaches_the_one_who_takes():
         (lambda: Infeed(numbers(3), seed=2), "seed is 2"),
         (lambda: Infeed(lambda: 3).take(1), "returned a int"),  # pyright: ignore[reportArgumentType]
         (lambda: Infeed([object()]).take(1), "not an array"),
+        (lambda: Infeed(["a"]).take(1), "type str is not an array of numbers"),
         (lambda: Infeed([np.zeros((4, 2)), np.zeros((3, 2))]).take_all(2, "x"), r"Element 1 .* float32\[3, 2\].*remai"),
         (lambda: Infeed([np.zeros(2), np.zeros(2, np.int32)]).take_all(2, "x"), r"int32\[2\] instead of float32"),
         (lambda: Infeed([{"a": 1.0}, {"b": 1.0}]).take_all(2, "x"), r"b: float32\[\]"),
-        (lambda: Infeed(numbers(3)).take_all(4, "a loop"), "3 elements are left, a loop needs 4"),
+        (lambda: Infeed(numbers(3)).take_all(4, "a loop"), "3 elements are left; needed for a loop: 4"),
     ],
 )
 def test_what_cannot_work_is_refused(make, message):

@@ -246,6 +246,7 @@ OUT = Outfeed()
         (lambda: loops.repeat(2, lambda x: (OUT.enqueue(x), x), [0]), "loop variable after an operation"),
         (lambda: loops.repeat(2, lambda x: (x, OUT.enqueue(x), OUT.enqueue(x)), [0]), "enqueues 2 times"),
         (lambda: loops.repeat(2, lambda x: (x, OUT.enqueue(())), [0]), "nothing to enqueue"),
+        (lambda: loops.repeat(2, lambda x: (OUT.enqueue(x), x)[1], [0]), "enqueue.. that it does not return"),
         (lambda: loops.repeat(3, lambda x, y: x, [0], Infeed(counted(2))), "2 elements are left.*3 more iterations"),
         (lambda: loops.repeat(2, lambda x: x, [0], replicas=0), "replicas is 0"),
         (lambda: loops.repeat(2, lambda x: x, [0], replicas=99), "99 devices are needed"),

@@ -169,7 +169,7 @@ def test_runs_refuse_what_does_not_fit():
     with pytest.raises(HeadraceError, match=r"given to this run is \(0: float32\[\]\) instead of \(nothing\)"):
         pipe(pipe.init(), inputs=[1.0])
     state = pipe(pipe(pipe.init()))
-    with pytest.raises(HeadraceError, match="0 elements are left, a step of the pipeline needs 2"):
+    with pytest.raises(HeadraceError, match="0 elements are left; needed for a step of the pipeline: 2"):
         pipe(state)
 
 

@@ -37,7 +37,10 @@ def is_executed(words: list[str]) -> bool:
         return False
     if words[0] != "headrace":
         return words[1] in ("verify_dataset.py", "dataset_benchmark.py")
-    return words[1] in BY_THEMSELVES or words[1:3] in (["data", "verify"], ["data", "bench"])
+    return (words[1] in BY_THEMSELVES and "--entry" not in words) or words[1:3] in (
+        ["data", "verify"],
+        ["data", "bench"],
+    )
 
 
 def commands() -> dict[str, list[Item]]:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from headrace.cli.bench import SHIPPED, add_arguments, read_entries
+from headrace.cli.bench import SHIPPED, _print_table, add_arguments, read_entries
 from headrace.cli.main import main
 from headrace.cli.options import read_config_arguments, resolve_arguments
 from headrace.core.errors import ConfigError
@@ -175,6 +175,30 @@ def test_an_entry_runs_each_point_and_typed_options_win(tmp_path):
     assert [line["micro_batch_size"] for line in found] == [1, 2]
     assert all(line["batches_per_call"] == 1 and len(line["each_call"]) == 2 for line in found)
     assert "micro-batch-size=2" in done.stdout.splitlines()[-1]
+
+
+def test_the_table_has_rates_and_then_latencies_and_fits_a_terminal(capsys):
+    times = {"min": 3.21, "mean": 3.5, "p50": 3.391, "p99": 12.34, "max": 2010.0, "p90": 4.0}
+    entry = "efficientnet_b0_inference_host"
+    rows = [
+        {"entry": entry, "point": {"batch-size": 32}, "mean": 26590.4, "standard_deviation": 546.0}
+        | {"latency_milliseconds": times},
+        {"entry": "a", "point": {}, "problem": "exit code 2"},
+        {"entry": "b", "point": {}, "mean": 4.618, "standard_deviation": 0.25, "latency_milliseconds": {}},
+    ]
+    _print_table(rows)
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
+    assert [line.split() for line in printed.splitlines()] == [
+        ["entry", "img/s", "±"],
+        [entry, "batch-size=32", "26,590", "546"],
+        ["a", "exit", "code", "2"],
+        ["b", "4.62", "0.25"],
+        [],
+        ["latency", "of", "one", "batch,", "in", "ms"],
+        ["entry", "min", "mean", "p50", "p99", "max"],
+        [entry, "batch-size=32", "3.21", "3.50", "3.39", "12.3", "2,010"],
+    ]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import jax
 import pytest
 
 from headrace.cli.main import main
@@ -103,3 +104,12 @@ def test_bad_requests_are_refused(tmp_path, capsys):
     ):
         assert main(words) == 2, words
         assert told in capsys.readouterr().err, words
+
+
+def test_the_only_call_of_a_run_is_recorded(tmp_path):
+    profile = CallProfile(tmp_path)
+    profile.launching(is_last=True)
+    profile.called(jax.jit(lambda x: x + 1)(1.0), 1)
+    profile.close()
+    assert profile.found
+    assert list(tmp_path.rglob("*.xplane.pb"))

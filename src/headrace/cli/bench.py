@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.cli.options import print_remarks, read_config_arguments, resolve_arguments
 from headrace.core.errors import ConfigError, RunStopped, did_you_mean
 from headrace.core.files import parse_json
+from headrace.core.units import format_bytes, format_measured
 
 if TYPE_CHECKING:
     from headrace.config.load import Resolved
@@ -62,7 +63,6 @@ def _print_without_effect(resolved: "Resolved") -> None:
 
 
 def _training(resolved: "Resolved", args: argparse.Namespace) -> "BenchResult":
-    from headrace.core.units import format_bytes
     from headrace.run.benchmarks import bench
 
     result = bench(resolved, steps_per_call=args.steps_per_call, num_calls=args.num_calls)
@@ -75,7 +75,7 @@ def _training(resolved: "Resolved", args: argparse.Namespace) -> "BenchResult":
             f"{result.num_calls} calls of {result.steps_per_call} steps"
         )
         print(
-            f"{result.rates}, {format_milliseconds(result.step_milliseconds)} ms per step; "
+            f"{result.rates}, {format_measured(result.step_milliseconds)} ms per step; "
             f"compiled in {how.compile_seconds:.1f} s "
             f"({how.compile_cache}); one device holds {format_bytes(how.device_bytes)}"
         )
@@ -83,7 +83,6 @@ def _training(resolved: "Resolved", args: argparse.Namespace) -> "BenchResult":
 
 
 def _inference(resolved: "Resolved", args: argparse.Namespace) -> "InferenceResult":
-    from headrace.core.units import format_bytes
     from headrace.run.benchmarks import bench_inference
 
     result = bench_inference(
@@ -104,17 +103,12 @@ def _inference(resolved: "Resolved", args: argparse.Namespace) -> "InferenceResu
             f"one device holds {format_bytes(how.device_bytes)}"
         )
         if result.latency_milliseconds:
-            times = ", ".join(f"{name} {format_milliseconds(result.latency_milliseconds[name])}" for name in PRINTED)
+            times = ", ".join(f"{name} {format_measured(result.latency_milliseconds[name])}" for name in PRINTED)
             print(f"latency of one batch, {result.num_requests} of them: {times} ms")
     return result
 
 
 PRINTED = ("min", "mean", "p50", "p99", "max")  # the JSON has more percentiles
-
-
-def format_milliseconds(value: float) -> str:
-    """Write a time with about three digits: 0.42, 12.3, 2,010."""
-    return f"{value:,.{2 if value < 10 else 1 if value < 100 else 0}f}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -274,17 +268,21 @@ def _measured(result: dict[str, Any], command: list[str], output: Path | None) -
 
 
 def _print_table(results: list[dict[str, Any]]) -> None:
-    """Print the rates as the reference's users work them out: the mean of all calls but the first."""
+    """Print the rates as the reference's users work them out, the mean of calls but the first; then the latencies."""
+    rates = {"img/s": "mean", "±": "standard_deviation"}
+    _print_columns("", results, {title: [result.get(key) for result in results] for title, key in rates.items()})
+    timed = [result for result in results if result.get("latency_milliseconds")]
+    if timed:
+        columns = {name: [result["latency_milliseconds"][name] for result in timed] for name in PRINTED}
+        _print_columns("latency of one batch, in ms", timed, columns)
+
+
+def _print_columns(heading: str, results: list[dict[str, Any]], columns: dict[str, list[float | None]]) -> None:
     points = [" ".join(f"{name}={value}" for name, value in result["point"].items()) for result in results]
-    first, second = (max(map(len, names)) for names in ([result["entry"] for result in results], [*points, "point"]))
-    print(f"{'entry':{first}} {'point':{second}} {'img/s':>8} {'±':>6} {'p50 ms':>8} {'p99 ms':>8}")
-    for result, point in zip(results, points, strict=True):
-        start = f"{result['entry']:{first}} {point:{second}}"
-        if "problem" in result:
-            print(f"{start} {result['problem']}")
-            continue
-        times = result.get("latency_milliseconds") or {}
-        shown = "".join(
-            f" {format_milliseconds(times[key]):>8}" if key in times else f" {'-':>8}" for key in ("p50", "p99")
-        )
-        print(f"{start} {result['mean']:8,.0f} {result['standard_deviation']:6,.0f}{shown}")
+    titled = [f"{result['entry']}  {point}".rstrip() for result, point in zip(results, points, strict=True)]
+    width = max(map(len, [*titled, "entry"]))
+    print(f"\n{heading}" if heading else "", end="\n" * bool(heading))
+    print(f"{'entry':{width}} " + " ".join(f"{title:>6}" for title in columns))
+    for title, result, values in zip(titled, results, zip(*columns.values(), strict=True), strict=True):
+        shown = " ".join(f"{format_measured(value):>6}" for value in values if value is not None)
+        print(f"{title:{width}} {result.get('problem', shown)}")

@@ -55,6 +55,11 @@ def format_duration(seconds: float) -> str:
     return f"{hours:,} h {minutes:02d} min"
 
 
+def format_measured(value: float) -> str:
+    """Return a measured time or rate with about three digits: '0.42', '12.3', '2,010'."""
+    return f"{value:,.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
+
+
 def format_count(count: float, *, short: bool = False) -> str:
     """Return a count with thousands marked, '25,557,032', or in short, '25.6 M'."""
     if not short or round(abs(count)) < 1000:

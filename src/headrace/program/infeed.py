@@ -93,7 +93,7 @@ class Infeed:
             if self._ended is not None:
                 raise self._ended
             raise DataError(
-                f"The dataset of the infeed ended: {len(taken)} elements are left, {why} needs {count}.",
+                f"The dataset of the infeed ended: {len(taken)} elements are left; needed for {why}: {count}.",
                 rule="A program takes as many elements as it has iterations, for each replica.",
                 remedy="Give more elements, or Infeed(..., repeat=True).",
             )

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 from headrace.core.errors import ConfigError
 from headrace.core.tree import PyTree
 from headrace.engine.devices import REPLICA
-from headrace.program.outfeed import Enqueue, Outfeed, OutfeedMode
+from headrace.program.outfeed import Enqueue, Outfeed, OutfeedMode, operations_made
 from headrace.program.structure import (
     Structure,
     can_take,
@@ -128,7 +128,14 @@ def _variables_of(loop: Loop) -> tuple[Any, ...]:
 def call_body(loop: Loop, variables: tuple[Any, ...], element: PyTree) -> tuple[tuple[Any, ...], list[Enqueue]]:
     """Run the body once; return the new loop variables, in their types, and the operations."""
     args, kwargs = element_arguments(element) if loop.element is not None else ((), {})
-    after, operations = split_result(loop, loop.body(*variables, *args, **kwargs))
+    with operations_made() as made:
+        after, operations = split_result(loop, loop.body(*variables, *args, **kwargs))
+    if any(each is not operation for each in made for operation in operations or (None,)):
+        raise ConfigError(
+            f"{name_of(loop.body)} makes an operation with enqueue() that it does not return.",
+            rule="An operation takes effect only if the body returns it, after the loop variables.",
+            remedy="Write: return variable, outfeed.enqueue(values).",
+        )
     like = _variables_of(loop)
     return jax.tree.map(lambda a, shape: jnp.asarray(a, shape.dtype), after, like), operations
 

@@ -186,8 +186,9 @@ def _hand_over(leaving: Leaving, buffer: PyTree, done: int, count: int) -> None:
 def _elements(infeed: Infeed, program: LoopProgram, count: int) -> list[Any]:
     """Return the elements of the next launch; a while loop takes what is available."""
     replicas = program.loop.replicas
+    on = f" on {replicas} replicas" if replicas > 1 else ""
     if program.loop.condition is None:
-        return infeed.take_all(count * replicas, f"{count} more iterations on {replicas} replicas")
+        return infeed.take_all(count * replicas, f"{count} more iterations{on}")
     taken = infeed.take(count * replicas)
     if len(taken) < replicas:
         infeed.put_back(taken)

@@ -7,6 +7,8 @@ by the number of their iteration, so that the order in which they arrive does no
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -32,6 +34,21 @@ class Enqueue:
 
     outfeed: "Outfeed"
     values: PyTree
+
+
+# The operations made by a body that is being traced: one that it does not return would be lost in silence.
+_MADE: ContextVar[list[Enqueue] | None] = ContextVar("made", default=None)
+
+
+@contextmanager
+def operations_made() -> Iterator[list[Enqueue]]:
+    """Collect the operations that are made inside."""
+    made: list[Enqueue] = []
+    before = _MADE.set(made)
+    try:
+        yield made
+    finally:
+        _MADE.reset(before)
 
 
 @dataclass(frozen=True)
@@ -83,7 +100,10 @@ class Outfeed:
         """Return the operation that puts a tree of arrays into this outfeed: return it from the body of a loop."""
         if not jax.tree.leaves(values):
             raise ConfigError("An outfeed was given nothing to enqueue.", remedy="Enqueue an array or a tree of them.")
-        return Enqueue(self, values)
+        operation = Enqueue(self, values)
+        if (made := _MADE.get()) is not None:
+            made.append(operation)
+        return operation
 
     def dequeue(self, wait_for_completion: bool = False) -> Any:
         """Return the results since the last dequeue, possibly none (ALL: arrays of 0 rows; LAST: None).

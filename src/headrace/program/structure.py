@@ -76,7 +76,7 @@ def host_arrays(tree: PyTree) -> Any:
 
 def _host_array(value: Any) -> np.ndarray:
     array = np.asarray(value)
-    if array.dtype == object:
+    if array.dtype.kind in "OSUMm":  # objects, text, dates; bfloat16 is of kind V
         raise ConfigError(
             f"A value of type {type(value).__name__} is not an array of numbers.",
             remedy="Give NumPy arrays, numbers, or trees of them.",

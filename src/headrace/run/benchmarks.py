@@ -19,6 +19,7 @@ from headrace.config.load import Resolved
 from headrace.config.schema import Config
 from headrace.core import __version__
 from headrace.core.errors import ConfigError
+from headrace.core.units import format_measured
 from headrace.data.dataset import DataSet, open_dataset
 from headrace.data.feeding.cache import make_resident
 from headrace.data.feeding.feed import RepeatedFeed
@@ -86,10 +87,9 @@ class Rates:
         }
 
     def __str__(self) -> str:
-        return (
-            f"{self.median:,.0f} img/s (median of {len(self.each)}; mean {self.mean:,.0f} ± {self.deviation:,.0f}, "
-            f"{min(self.each):,.0f} to {max(self.each):,.0f})"
-        )
+        numbers = (self.median, self.mean, self.deviation, min(self.each), max(self.each))
+        median, mean, deviation, lowest, highest = map(format_measured, numbers)
+        return f"{median} img/s (median of {len(self.each)}; mean {mean} ± {deviation}, {lowest} to {highest})"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -397,7 +397,7 @@ class _Training:
         """Launch a call and what is due after it, and hand both to the thread that reads results."""
         steps, callbacks = self.prepared.design.plan.steps, self.recorder.callbacks
         num_steps, launched = self.feed.num_steps, time.perf_counter()
-        self.profile.launching()
+        self.profile.launching(is_last=step + num_steps >= steps.total_steps)
         state, metrics = self.calls.at(step)(state, self.feed.resident, block, num_steps)
         self.profile.called(metrics, num_steps)
         step += num_steps

@@ -64,8 +64,13 @@ class CallProfile:
         """Return how many steps the next call may have, of those that it would have."""
         return min(num_steps, _MOST_STEPS) if self._left else num_steps
 
-    def launching(self) -> None:
-        """Begin to record where the next call should be, with nothing else left on the devices."""
+    def launching(self, *, is_last: bool = False) -> None:
+        """Begin to record where the next call should be, with nothing else left on the devices.
+
+        The last call of a run is, even if nothing has warmed up the devices: a short run has no better one.
+        """
+        if is_last:
+            self._warm_up = 0
         if self._left and not self._warm_up and not self._recording:
             jax.block_until_ready(self._last)
             options = jax.profiler.ProfileOptions()
