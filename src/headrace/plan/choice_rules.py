@@ -32,7 +32,8 @@ LEAST_EPOCHS, MOST_EPOCHS = 30, 100
 LEAST_STEPS = 600  # small datasets get more epochs, up to MOST_EPOCHS
 FEWEST_EPOCHS = 10  # from trained weights
 MOST_WARMUP = 5.0  # epochs
-LEAST_STATISTICS, MOST_STATISTICS = 0.5, 0.97
+LEAST_STATISTICS, MOST_STATISTICS = 0.5, 0.9
+USUAL_STATISTICS, STEPS_OF_USUAL_STATISTICS = 0.97, 2000
 
 # Fraction of the memory that the plan's estimate may take. XLA takes three quarters of an accelerator; on the CPU a
 # step needs twice the estimate (memory.py), and the host has other things to do.
@@ -78,12 +79,14 @@ def choose_short_rate(rate: float, num_steps: int) -> float:
 
 
 def choose_statistics_momentum(num_steps: int) -> float:
-    """Return the share of batch norm's running statistics that a step keeps: they are means over a 60th of the run.
+    """Return the share of batch norm's running statistics that a step keeps: they are means over a 30th of a short run.
 
     While the rate is high, statistics that are ten steps old are those of another network, and each norm multiplies
     the error of those before it: 0.9 gave validation losses of thousands after 15 steps of a ResNet-18, 0.5 of tens.
     """
-    return round(min(max(1 - 60 / num_steps, LEAST_STATISTICS), MOST_STATISTICS), 2)
+    if num_steps >= STEPS_OF_USUAL_STATISTICS:
+        return USUAL_STATISTICS
+    return min(max(round(1 - 30 / num_steps, 1), LEAST_STATISTICS), MOST_STATISTICS)
 
 
 def choose_warmup(num_epochs: int) -> float:
