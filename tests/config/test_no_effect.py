@@ -1,7 +1,10 @@
 """Options without effect: named with their reasons, by backend."""
 
+import json
+
 import pytest
 
+from headrace.cli.main import main
 from headrace.config.field import TRANSLATED, Origin
 from headrace.config.load import resolve, resolve_code
 from headrace.config.schema import all_options
@@ -36,6 +39,15 @@ def test_by_backend(options, cpu, gpu):
             assert line.startswith(f"without effect on {backend}: ")
         translated = dict(origins) | dict.fromkeys(all_options(), Origin(kind=TRANSLATED))
         assert without_effect(config, backend, translated) == {}
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_a_plan_says_what_has_no_effect(form, capsys):
+    words = "plan --config none --dataset cifar10 --micro-batch-size 8 --max-cross-replica-buffer-size 0 --platform cpu"
+    assert main([*words.split(), *form]) == 0
+    printed = capsys.readouterr()
+    said = json.loads(printed.out)["remarks"] if form else printed.err.splitlines()
+    assert [line for line in said if "without effect on cpu: max_cross_replica_buffer_size (" in line]
 
 
 def test_every_row_has_an_option_and_a_reason():

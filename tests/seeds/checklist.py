@@ -21,7 +21,12 @@ MARK = re.compile(
     r"^## (?P<heading>.+)$|^<!-- (?P<kind>options|commands) \d+: (?P<what>.+?) -->$|^(?P<row>\|.+\|)$", re.MULTILINE
 )
 # What a status begins with, and what it is called in the summary.
-KINDS = {"works": "works, in the suite", "ran ": "slow: ran on the date given", "no counterpart: ": "no counterpart"}
+KINDS = {
+    "works": "works, in the suite",
+    "ran ": "slow: ran on the date given",
+    "no counterpart: ": "no counterpart",
+    "not measured: ": "not measured",
+}
 NOT_TYPED = "none"
 
 
@@ -92,7 +97,7 @@ def all_items() -> list[Item]:
 
 def summary_markdown() -> str:
     """Return how many items there are of each status, by document."""
-    lines = [f"| document | items | {' | '.join(KINDS.values())} |", "|---|---|---|---|---|"]
+    lines = [f"| document | items | {' | '.join(KINDS.values())} |", "|---|---|---|---|---|---|"]
     totals: Counter[str] = Counter()
     for document in DOCUMENTS:
         counts = Counter(item.kind for item in items_of(document))

@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
     )
     resolved = replace(resolved, notes=(*resolved.notes, *idle))
     if args.json:
-        _print_json(design, rows)
+        _print_json(design, rows, (*resolved.warnings, *resolved.notes))
         return 0
     print_remarks(resolved)
     place = f" ({design.info.place})" if design.info.place else ""
@@ -79,12 +79,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _print_json(design: Any, rows: tuple[Any, ...]) -> None:
+def _print_json(design: Any, rows: tuple[Any, ...], remarks: tuple[str, ...]) -> None:
     heading: dict[str, Any] = {"model": design.network.name, "dataset": design.info.name}
     if rows:
         heading["scaling"] = [row.to_dict() for row in rows]
     sizes = [{"first_step": span.first_step, "image_size": list(span.image_hw)} for span in design.sizes]
-    tail = {"learning_rate": _lr_points(design), "image_sizes": sizes}
+    tail = {"learning_rate": _lr_points(design), "image_sizes": sizes, "remarks": remarks}
     print(json.dumps(heading | design.plan.to_dict() | tail, indent=1))
 
 
