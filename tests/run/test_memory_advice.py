@@ -1,7 +1,9 @@
 """Out of memory: the estimate, its largest parts, and settings with the same global batch that would fit."""
 
 import re
+import resource
 import shlex
+from pathlib import Path
 
 import jax
 import pytest
@@ -10,7 +12,7 @@ from headrace.cli.main import main
 from headrace.config.load import resolve
 from headrace.core.errors import RunStopped
 from headrace.run.design import design_run
-from headrace.run.memory_advice import advise_on_memory, measured_memory, out_of_memory
+from headrace.run.memory_advice import advise_on_memory, measured_memory, out_of_memory, process_memory_bytes
 
 GIB = 1 << 30
 OPTIONS = {
@@ -70,6 +72,16 @@ def test_a_cpu_saves_nothing_with_16_bits():
     )
     assert "an allocation of 1.0 GiB failed" in error.problem
     assert "--precision" not in error.remedy
+
+
+def test_a_limit_of_the_address_space_is_a_cpus_memory(monkeypatch):
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    monkeypatch.setattr("resource.getrlimit", lambda _kind: (used + 4 * GIB, resource.RLIM_INFINITY))
+    assert process_memory_bytes() == pytest.approx(4 * GIB, abs=GIB), "others allocate meanwhile"
+    with pytest.raises(RunStopped, match=r"of its [\d.]+ GiB, by the estimate"), advise_on_memory(design()):
+        exhausted()
+    monkeypatch.setattr("resource.getrlimit", lambda _kind: (resource.RLIM_INFINITY,) * 2)
+    assert process_memory_bytes() is None
 
 
 def test_nothing_fits_a_device_without_memory():

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -25,6 +26,7 @@ from headrace.run.design import Design
 
 _MOST_CHANGES, _MOST_PARTS = 3, 3
 _SPARE = 0.85  # of the memory: estimates are exact to about 15 %
+_CPU_SHARE = 0.5  # there XLA takes about twice the estimate (docs/planning.md)
 _LESS = 0.75  # of an estimate that should have fitted but did not, or where the memory is not known
 _ASKED = re.compile(r"allocat\w*\s+([\d.]+)\s*([KMGT]i?B|bytes)", re.IGNORECASE)
 
@@ -53,9 +55,18 @@ class advise_on_memory:
         # JAX has no class of its own for this: the status is part of XLA's message.
         if not isinstance(error, jax.errors.JaxRuntimeError) or "RESOURCE_EXHAUSTED" not in str(error):
             return
-        limit = device_memory_bytes(jax.local_devices()[0])
         on_cpu = jax.default_backend() == "cpu"
+        limit = process_memory_bytes() if on_cpu else device_memory_bytes(jax.local_devices()[0])
         raise out_of_memory(self._design, str(error), limit, validates=self._validates, on_cpu=on_cpu) from error
+
+
+def process_memory_bytes() -> int | None:
+    """Return what a limit of the address space (ulimit -v) leaves beside what is used now, or None without a limit."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    used = Path("/proc/self/statm")
+    if limit == resource.RLIM_INFINITY or not used.exists():
+        return None
+    return max(1, limit - int(used.read_text().split()[0]) * resource.getpagesize())
 
 
 def out_of_memory(
@@ -77,7 +88,7 @@ def out_of_memory(
     # The estimate said that it fits, and it did not: then the estimate is too low, and its parts are reduced instead.
     fits = _LESS * memory.total_bytes
     if limit and memory.total_bytes > limit:
-        fits = _SPARE * limit
+        fits = _SPARE * limit * (_CPU_SHARE if on_cpu else 1)
     found = (_validation_changes if validates else _training_changes)(design, fits)
     # XLA computes 16 bits as 32 on a CPU, which takes more memory, not less.
     useful = (change for change in found if not (on_cpu and "--precision" in change.options))

@@ -1,6 +1,7 @@
 """Profiling: a few calls of a run, one step's pipeline schedule as it ran, and each block of a network alone."""
 
 import json
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -43,6 +44,7 @@ from headrace.telemetry.device_trace import (
 
 FOLDER, SUMMARY_FILE = PROFILE_FILE.split("/")  # the folder of the trace in a run, and the summary in it
 WARM_UP_CALLS, NUM_CALLS, LEAST_STEPS = 2, 3, 10
+_BUILD = re.compile(r"_[0-9a-f]{16}_\d+$")  # the end of a CPU kernel's name: of which sources, for which vectors
 _MOST_STEPS = 32  # of a recorded call: a trace of many thousand kernels tells no more, and takes minutes to read
 _PUBLISHED_FLOPS = {  # of one device per second, dense, in bfloat16 (float16 for the oldest)
     **{"H200": 989e12, "H100": 989e12, "A100": 312e12, "L4": 121e12, "V100": 125e12, "T4": 65e12},
@@ -181,7 +183,7 @@ class OpTable:
                 self._facts(program.inside(event.op), event),
                 num_bytes=program.num_bytes(event.op),
                 container=event.op in program.containers,
-                target=program.instructions[event.op].target,
+                target=_BUILD.sub("", program.instructions[event.op].target),
             )
             for program in found
         ]
