@@ -77,6 +77,8 @@ def test_frozen_norms_and_rates_of_their_own_stay_apart():
 
 def test_optimizers_that_look_at_whole_tensors_are_not_packed():
     assert update_kinds(LARS.learning, None) is None
+    lamb = config_from({"optimizer": "lamb", "weight_decay": 0.02}).learning
+    assert update_kinds(lamb, None) is None, "its trust ratio is that of a tensor"
 
 
 def test_only_gpus_and_float32_weights_are_packed(monkeypatch):

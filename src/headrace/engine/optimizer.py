@@ -312,7 +312,7 @@ def _lamb(options: dict[str, Any]) -> Rule:
     def init(params: PyTree) -> PyTree:
         return adam.init(_zeros(params))
 
-    return Rule(init, update)
+    return Rule(init, update, by_element=False)
 
 
 OPTIMIZERS: dict[str, Callable[[dict[str, Any]], Rule]] = {
@@ -369,13 +369,9 @@ def make_optimizer(
     `rate_factor(name)` multiplies the rate of a weight; with 0 it does not move, whatever L2, decay or LARS would do.
     Every rule here is linear in its rate, so that the factor may be applied to the update instead of the rate.
     """
-    options = complete("optimizer", learning.optimizer, learning.optimizer_params)
-    decayed = _is_decayed(tuple(learning.weight_decay_exclude))
-    clip, l2, decay = learning.gradient_clipping, learning.l2_regularization, learning.weight_decay
-    # LAMB's trust ratio is computed from the step with the decay in it, so that the decay cannot be added afterwards.
-    if learning.optimizer in DECAY_INSIDE:
-        options, decay = options | {"weight_decay": decay, "decayed": decayed}, 0.0
-    rule = OPTIMIZERS[learning.optimizer](options | {"global_batch_size": global_batch_size})
+    decayed, rule = _is_decayed(tuple(learning.weight_decay_exclude)), _make_rule(learning, global_batch_size)
+    clip, l2 = learning.gradient_clipping, learning.l2_regularization
+    decay = 0.0 if learning.optimizer in DECAY_INSIDE else learning.weight_decay
 
     def update(
         updates: PyTree, state: PyTree, params: PyTree = None, *, step: Any = None, grad_norm: Any = None
@@ -401,13 +397,21 @@ def make_optimizer(
     return optax.GradientTransformationExtraArgs(rule.init, update)
 
 
+def _make_rule(learning: Learning, global_batch_size: int) -> Rule:
+    options = complete("optimizer", learning.optimizer, learning.optimizer_params)
+    # LAMB's trust ratio is computed from the step with the decay in it, so that the decay cannot be added afterwards.
+    if learning.optimizer in DECAY_INSIDE:
+        decayed = _is_decayed(tuple(learning.weight_decay_exclude))
+        options |= {"weight_decay": learning.weight_decay, "decayed": decayed}
+    return OPTIMIZERS[learning.optimizer](options | {"global_batch_size": global_batch_size})
+
+
 def update_kinds(learning: Learning, rate_factor: Callable[[str], float] | None) -> Callable[[str], Hashable] | None:
     """Return the kind of a weight's update by its name: elements of weights of one kind are updated alike.
 
     None where an update depends on whole tensors.
     """
-    options = complete("optimizer", learning.optimizer, learning.optimizer_params)
-    if not OPTIMIZERS[learning.optimizer](options | {"global_batch_size": 1}).by_element:
+    if not _make_rule(learning, 1).by_element:
         return None
     decayed = _is_decayed(tuple(learning.weight_decay_exclude))
     return lambda name: (decayed(name), 1.0 if rate_factor is None else rate_factor(name))
