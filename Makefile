@@ -17,7 +17,7 @@ NATIVE := setup.py src/headrace/native/library.py $(wildcard src/headrace/native
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 # pip builds without jaxlib, whose headers the kernels for CPUs need; where there is no compiler, nothing is built
-KERNELS := $(BIN)/python setup.py --quiet build_ext --inplace >/dev/null 2>&1
+KERNELS := $(BIN)/python setup.py --quiet build_ext --inplace --parallel 2 >/dev/null 2>&1
 # what the caller's shell sets for another Python must not reach into .venv
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
@@ -64,6 +64,10 @@ clean:
 
 .venv/.installed: .venv/.created pyproject.toml $(NATIVE)
 	$(PIP) --editable .
+	@if command -v c++ >/dev/null; then \
+	  echo "Compiling the kernels for CPUs (once, some ten seconds)"; \
+	  $(KERNELS) || { $(PIP) 'setuptools>=77' >/dev/null 2>&1 && $(KERNELS); } || true; \
+	fi
 	@touch $@
 
 .venv/.installed-test: .venv/.created pyproject.toml $(NATIVE)

@@ -1,7 +1,7 @@
 """Compare a commit with its parent on this machine: CPU steps, compile times, import, --help and plan, in turn.
 
     python benchmarks/compare_commits.py                      # HEAD with HEAD^
-    python benchmarks/compare_commits.py --old v0.1 --jobs cifar_resnet8:32 --rounds 7
+    python benchmarks/compare_commits.py --old v0.1 --jobs cifar_resnet8:32 --rounds 7 --tests tests/ops tests/plan
 
 Each commit is checked out into a folder of its own and its libraries are built there (for the working tree as it is,
 give `--new .`). The two take turns, so that a busy machine troubles them alike. For each measurement the best and the
@@ -62,7 +62,7 @@ def checkout(commit: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="headrace-compare-") as folder:
         subprocess.run(["git", "worktree", "add", "--quiet", "--detach", folder, commit], cwd=ROOT, check=True)
         try:
-            build = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
+            build = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace", "--parallel", "2"]
             subprocess.run(build, cwd=folder, check=True, stdout=subprocess.DEVNULL)
             yield Path(folder)
         finally:
@@ -136,6 +136,7 @@ def main() -> None:
     parser.add_argument("--old", default="HEAD^")
     parser.add_argument("--new", default="HEAD")
     parser.add_argument("--jobs", nargs="*", default=JOBS.split(), help="NETWORK:BATCH ...")
+    parser.add_argument("--tests", nargs="*", default=[], help="tests of each commit that are timed too, once")
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     with checkout(args.old) as old, checkout(args.new) as new:
@@ -154,6 +155,9 @@ def main() -> None:
             compiled, taken = steps(folders, job, args.rounds)
             print(row(f"{job} compile", compiled), flush=True)
             print(row(f"{job} step", taken), flush=True)
+        if args.tests:
+            arguments = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *args.tests]
+            print(row("tests", [[timed(folder, arguments)] for folder in folders]), flush=True)
 
 
 if __name__ == "__main__":
