@@ -168,6 +168,21 @@ def test_a_convolution_alone_and_its_gradients_follow_the_definition(case: Case)
         assert_close(found, value, 2e-5, name)
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_16_bit_convolutions_are_summed_in_float32_and_rounded_once(dtype: Any) -> None:
+    a, case = numbers(CASES[0]), CASES[0]
+    x, w, dy = (jnp.array(a[name], dtype) for name in ("x", "w", "dy"))
+    convolve = lambda x, w: conv2d(x, w, case.stride, case.padding, case.groups, "on")  # noqa: E731
+    assert "headrace_convolve" in str(jax.make_jaxpr(convolve)(x, w))
+    y, vjp = jax.vjp(convolve, x, w)
+    wanted = naive.conv(*(np.asarray(v, np.float64) for v in (x, w)), case.stride, case.padding, case.groups, dy)
+    for found, value in zip((y, *vjp(dy)), wanted, strict=True):
+        assert found.dtype == dtype
+        error = np.abs(np.asarray(found, np.float64) - value)
+        half_a_unit = float(jnp.finfo(dtype).eps) / 2
+        assert (error <= half_a_unit * np.abs(value) + 2e-5 * np.abs(value).max()).all()
+
+
 def test_a_gradient_that_nobody_asks_for_is_not_computed() -> None:
     """The images of the first layer and frozen weights have none."""
     x, w = jnp.ones((2, 4, 4, 3)), jnp.ones((3, 3, 3, 4))

@@ -118,13 +118,6 @@ WARNINGS = (
         "precision",
         lambda facts: facts.config.compiler.half_partials and facts.config.numerics.precision == "32.32",
     ),
-    idle(
-        "cpu_kernels",
-        "precision",
-        lambda facts: (
-            facts.config.compiler.cpu_kernels in ("on", "no-winograd") and facts.config.numerics.precision != "32.32"
-        ),
-    ),
 )
 
 NOTES = (

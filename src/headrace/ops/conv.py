@@ -99,9 +99,12 @@ def conv2d(
 
     `kernels` says when the CPU's are our own instead of XLA's.
     """
-    window = native_units.find_window(x_NHWC, w_HWIO, stride, padding, groups, kernels)
+    # 16-bit values are exact in float32, and their products are summed there by XLA, too: the result is rounded once.
+    is_half = x_NHWC.dtype.itemsize == 2 and on_cpu()
+    wide_NHWC, wide_HWIO = (a.astype(jnp.float32) if is_half else a for a in (x_NHWC, w_HWIO))
+    window = native_units.find_window(wide_NHWC, wide_HWIO, stride, padding, groups, kernels)
     if window is not None:
-        return native_units.convolve(x_NHWC, w_HWIO, window)
+        return native_units.convolve(wide_NHWC, wide_HWIO, window).astype(x_NHWC.dtype)
     height, width = x_NHWC.shape[1:3]
     pads = pad_pixels(padding, (height, width), (w_HWIO.shape[0], w_HWIO.shape[1]), stride)
     # An exported program may be compiled on another machine: both forms are in it, and that machine's is chosen there.
