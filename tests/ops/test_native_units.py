@@ -175,7 +175,8 @@ def test_16_bit_convolutions_are_summed_in_float32_and_rounded_once(dtype: Any) 
     convolve = lambda x, w: conv2d(x, w, case.stride, case.padding, case.groups, "on")  # noqa: E731
     assert "headrace_convolve" in str(jax.make_jaxpr(convolve)(x, w))
     y, vjp = jax.vjp(convolve, x, w)
-    wanted = naive.conv(*(np.asarray(v, np.float64) for v in (x, w)), case.stride, case.padding, case.groups, dy)
+    images, weights, gradient = (np.asarray(v, np.float64) for v in (x, w, dy))
+    wanted = naive.conv(images, weights, case.stride, case.padding, case.groups, gradient)
     for found, value in zip((y, *vjp(dy)), wanted, strict=True):
         assert found.dtype == dtype
         error = np.abs(np.asarray(found, np.float64) - value)

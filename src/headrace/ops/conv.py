@@ -13,6 +13,7 @@ i input size, o output size.
 from functools import partial, reduce
 from itertools import pairwise
 from operator import add
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -104,7 +105,8 @@ def conv2d(
     wide_NHWC, wide_HWIO = (a.astype(jnp.float32) if is_half else a for a in (x_NHWC, w_HWIO))
     window = native_units.find_window(wide_NHWC, wide_HWIO, stride, padding, groups, kernels)
     if window is not None:
-        return native_units.convolve(wide_NHWC, wide_HWIO, window).astype(x_NHWC.dtype)
+        y: Any = native_units.convolve(wide_NHWC, wide_HWIO, window)
+        return y.astype(x_NHWC.dtype)
     height, width = x_NHWC.shape[1:3]
     pads = pad_pixels(padding, (height, width), (w_HWIO.shape[0], w_HWIO.shape[1]), stride)
     # An exported program may be compiled on another machine: both forms are in it, and that machine's is chosen there.
