@@ -1,6 +1,5 @@
 """Each private name of JAX that Headrace uses, checked alone: after an upgrade of JAX these say which one is gone."""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from headrace.core import jax_private
+from tests.fork_server import run
 
 SRC = Path(jax_private.__file__).parents[1]
 
@@ -42,14 +42,7 @@ print("all there")
 
 def test_coordination_client() -> None:
     """jax._src.distributed.global_state, and the methods of its client."""
-    found = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env={"PYTHONPATH": str(SRC.parent), "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    found = run([sys.executable, "-c", PROGRAM], env={"PYTHONPATH": str(SRC.parent), "JAX_PLATFORMS": "cpu"})
     assert found.stdout == "all there\n", f"jax._src.distributed has changed:\n{found.stderr}"
 
 
@@ -59,7 +52,7 @@ def test_whether_devices_are_started() -> None:
     assert jax_private.devices_are_started()
     program = "from headrace.core.jax_private import devices_are_started; print(devices_are_started())"
     environment = {"PYTHONPATH": str(SRC.parent), "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    done = run([sys.executable, "-c", program], env=environment, check=True)
     assert done.stdout == "False\n"
 
 

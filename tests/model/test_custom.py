@@ -1,6 +1,5 @@
 """Own blocks from plain functions: applied as given, traced for shape and cost, refused where they cannot work."""
 
-import subprocess
 import sys
 from typing import Any
 
@@ -14,6 +13,7 @@ from headrace.model.context import Ctx, Draws
 from headrace.model.custom import custom_network
 from headrace.model.layers import Chain, Conv, Dense, Flatten, GlobalAveragePool, MaxPool, Relu
 from headrace.model.network import Network
+from tests.fork_server import run
 
 
 def conv_init(channels):
@@ -211,4 +211,4 @@ def test_making_a_network_touches_no_device():
         "network = make(); network.total_cost()\n"
         "assert not bridge._backends, bridge._backends\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    run([sys.executable, "-c", code], check=True)
