@@ -84,7 +84,8 @@ def test_a_set_that_is_slow_to_decode_is_waited_for_before_the_first_call(quick,
     """It was counted as training, and the device was said never to have waited."""
     arrays = Resident.arrays.fget
     assert arrays is not None
-    monkeypatch.setattr(Resident, "arrays", property(delayed(arrays)))
+    first = iter([True])  # it is there from then on
+    monkeypatch.setattr(Resident, "arrays", property(delayed(arrays, lambda _: next(first, False))))
     end, _ = run(quick(**SHORT, dataset_cache="device", validation=False))
     assert end.seconds["wait"] == pytest.approx(DELAY, abs=0.3)
     assert end.start["first_block"] > DELAY
