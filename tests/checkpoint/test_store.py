@@ -224,6 +224,17 @@ def test_saving_a_step_again_replaces_it(saved: Path) -> None:
     assert [path.name for path in saved.parent.iterdir()] == [saved.name]
 
 
+def test_a_directory_that_another_thread_makes_at_that_moment_is_no_error(tmp_path: Path, monkeypatch) -> None:
+    def makes_it(path: Path) -> bool:
+        monkeypatch.undo()
+        path.mkdir()  # as the list of the best does, between the question and the answer
+        return False
+
+    monkeypatch.setattr(Path, "is_dir", makes_it)
+    saved = save(tmp_path / "checkpoints", checkpoint_name(781), some_arrays(), FACTS)
+    assert verify(saved) == []
+
+
 def test_a_replacement_cut_between_its_two_renames_keeps_the_old_one(saved: Path) -> None:
     old = saved.rename(saved.with_name(f".old-{saved.name}"))
     path, damaged = newest_good(saved.parent)

@@ -151,7 +151,8 @@ def save(
         # Only until the first checkpoint: a directory that disappears later was taken away, and making it again would
         # hide that.
         if make_directory and not path.parent.is_dir():
-            path.parent.mkdir(parents=True)
+            # The first validation may list its score there at this moment (BestCheckpoints), in another thread.
+            path.parent.mkdir(parents=True, exist_ok=True)
             sync_directory(path.parent.parent)  # or a power failure takes the first checkpoint with its directory
         _remove_leftovers(path.parent)
         # Under a hidden name: who lists checkpoints at this moment must not find half of one.
