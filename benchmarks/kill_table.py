@@ -61,7 +61,7 @@ PHASES = {
     "compile": Phase("headrace.run.training", "compile_call"),
     "training": Phase("headrace.run.training", "CallProgram.__call__", 4),
     "checkpoint": Phase("headrace.checkpoint.store", "_rename_into_place", 1),  # written, but without its name
-    "validation": Phase("headrace.run.evaluation", "Validator.start", 1),
+    "validation": Phase("headrace.run.validation", "Validator.start", 1),
     "end": Phase("headrace.job.liveness", "LivenessMonitor.wait_until_all_done"),
 }
 

@@ -44,15 +44,15 @@ _HOME = {
     "OptimizerOutput": "headrace.program.stage",
     "Stage": "headrace.program.stage",
     "recomputation_checkpoint": "headrace.program.stage",
-    "Callback": "headrace.run.callbacks",
-    "EarlyStopping": "headrace.run.callbacks",
-    "TargetAccuracy": "headrace.run.callbacks",
-    "TrainingEvent": "headrace.run.callbacks",
-    "ValidationEvent": "headrace.run.callbacks",
+    "Callback": "headrace.run.custom_functions",
+    "EarlyStopping": "headrace.run.custom_functions",
+    "TargetAccuracy": "headrace.run.custom_functions",
+    "TrainingEvent": "headrace.run.custom_functions",
+    "ValidationEvent": "headrace.run.custom_functions",
     "resume": "headrace.run.fit",
     "Model": "headrace.run.model",
-    "Predictions": "headrace.run.predictions",
-    "RunResult": "headrace.run.run_result",
+    "Predictions": "headrace.run.prediction",
+    "RunResult": "headrace.run.trained_model",
     "validate": "headrace.run.validation",
     "draw_run": "headrace.telemetry.plot",
     "read_records": "headrace.telemetry.records",
@@ -139,11 +139,11 @@ if TYPE_CHECKING:
     from headrace.program.pipeline import Pipeline, PipelineState, pipeline
     from headrace.program.stage import OptimizerOutput, Stage, recomputation_checkpoint
     from headrace.reference.entrance import config_from
-    from headrace.run.callbacks import Callback, EarlyStopping, TargetAccuracy, TrainingEvent, ValidationEvent
+    from headrace.run.custom_functions import Callback, EarlyStopping, TargetAccuracy, TrainingEvent, ValidationEvent
     from headrace.run.fit import resume
     from headrace.run.model import Model
-    from headrace.run.predictions import Predictions
-    from headrace.run.run_result import RunResult
+    from headrace.run.prediction import Predictions
+    from headrace.run.trained_model import RunResult
     from headrace.run.validation import validate
     from headrace.telemetry.plot import draw_run
     from headrace.telemetry.records import read_records

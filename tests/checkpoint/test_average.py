@@ -6,9 +6,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from headrace.checkpoint.average import average, choose
 from headrace.checkpoint.store import checkpoint_name, save
 from headrace.core.errors import CheckpointError, ConfigError
+from headrace.run.averages import average, choose
 
 COUNT = 5
 

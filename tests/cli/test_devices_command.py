@@ -1,13 +1,14 @@
 """`headrace devices`: what is here, and what is said of devices that are not."""
 
 import json
+from pathlib import Path
 
 import jax
 import pytest
 
 from headrace.cli.show_devices import main
 from headrace.core.errors import ConfigError
-from headrace.run.machine import _bfloat16, describe_machine
+from headrace.engine.visible import _bfloat16, describe_machine
 
 
 def test_the_devices_here(capsys):
@@ -42,8 +43,6 @@ def test_bfloat16(platform, capability, said):
 
 
 def test_a_driver_without_its_jax_is_named(monkeypatch):
-    from headrace.run import machine
-
-    monkeypatch.setattr(machine.Path, "exists", lambda path: str(path) == "/proc/driver/nvidia/version")
+    monkeypatch.setattr(Path, "exists", lambda path: str(path) == "/proc/driver/nvidia/version")
     monkeypatch.setenv("JAX_PLATFORMS", "")
     assert "pip install 'headrace[cuda]'" in describe_machine().notes[0]

@@ -8,7 +8,7 @@ from headrace.cli.options import read_arguments
 from headrace.cli.screens import REFERENCE_GROUP, SCREENS
 from headrace.core.errors import ConfigError
 from headrace.reference.entrance import known_options
-from headrace.run.restore import _FIXED
+from headrace.run.start import _FIXED
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from headrace.cli.run_end import end_lines
 from headrace.cli.runs import main as runs
 from headrace.core.errors import CheckpointError, ConfigError
 from headrace.report.run_summary import different_options, find_runs, read_summary
-from headrace.run.run_result import RunResult
+from headrace.run.trained_model import RunResult
 from headrace.telemetry.records import Record, RunEnd, RunStart, TrainRecord, ValidationRecord
 
 

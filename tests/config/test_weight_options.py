@@ -5,7 +5,7 @@ import re
 import pytest
 
 from headrace.reference.entrance import resolve, resolve_code
-from headrace.run.starting_weights import dialect_hint
+from headrace.run.start import dialect_hint
 from headrace.weights.convert import LoadedWeights
 
 NAME = "timm/resnet50.a1_in1k"

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from headrace.report.scores import area_under_roc, calibration, telling_images, threshold_table, top_k
+from headrace.run.image_results import area_under_roc, calibration, telling_images, threshold_table, top_k
 
 
 def test_the_calibration_error_by_hand():

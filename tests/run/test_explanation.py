@@ -8,7 +8,7 @@ import numpy as np
 
 from headrace.model.context import Ctx
 from headrace.model.families import build_network
-from headrace.run.explanation import Explanation, draw_explanation, explained_blocks, grad_cam
+from headrace.run.prediction import Explanation, draw_explanation, explained_blocks, grad_cam
 
 
 def test_the_map_is_that_of_measured_slopes(quick):

@@ -14,8 +14,7 @@ from headrace.model.layers import Chain, Conv, Dense, GlobalAveragePool, Relu
 from headrace.model.network import Network
 from headrace.model.norm import Norm
 from headrace.run import export_formats
-from headrace.run.export_check import network_input
-from headrace.run.export_formats import ExportOptions, as_function, export_model
+from headrace.run.export_formats import ExportOptions, as_function, export_model, network_input
 from headrace.run.prediction import read_image
 from headrace.run.trained_model import TrainedModel, preprocess_of
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from headrace.core.errors import INTERRUPTED_EXIT_CODE
-from headrace.run.interrupt import Interrupt
+from headrace.run.fit import Interrupt
 from headrace.telemetry.records import RunEnd, TrainRecord, ValidationRecord, read_records
 from tests.job.processes import finish, run, size_of, start, wait_until
 
@@ -226,7 +226,7 @@ def test_a_long_call_can_be_left_and_keeps_other_processes_out(tmp_path: Path) -
 def test_only_a_second_ctrl_c_exits_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slurm sends SIGTERM to the processes of a job that it preempts, and to srun, which forwards it."""
     exits: list[int] = []
-    monkeypatch.setattr("headrace.run.interrupt._exit", exits.append)
+    monkeypatch.setattr("headrace.run.fit._exit", exits.append)
     interrupt = Interrupt(quiet=True)
     for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         interrupt.receive(number)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from headrace.engine.devices import CompileCounts
-from headrace.run.metric_totals import Measured, verdict
+from headrace.telemetry.metric_totals import Measured, verdict
 
 
 def judged(**changes: Any) -> str:

@@ -11,8 +11,8 @@ from headrace.checkpoint.store import list_checkpoints
 from headrace.core.errors import CheckpointError, ConfigError
 from headrace.run.directory import make_directory, refuse_taken
 from headrace.run.fit import resume, train
-from headrace.run.metric_totals import Unlogged
 from headrace.run.validation import validate
+from headrace.telemetry.metric_totals import Unlogged
 from headrace.telemetry.records import RunEnd, TrainRecord, ValidationRecord, read_records
 
 

@@ -11,9 +11,9 @@ from headrace.checkpoint import saver
 from headrace.data.feeding.cache import Resident
 from headrace.data.feeding.feed import BlockReader
 from headrace.run import recorder
-from headrace.run.evaluation import Validator
 from headrace.run.fit import train
-from headrace.telemetry.clock import KINDS
+from headrace.run.validation import Validator
+from headrace.telemetry.metric_totals import KINDS
 from headrace.telemetry.records import RunEnd, TrainRecord, ValidationRecord, read_records
 
 DELAY = 0.6  # far longer than the calls of a few steps below, behind which a delay may hide

@@ -4,7 +4,15 @@ import random
 
 import pytest
 
-from headrace.telemetry.clock import KINDS, DeviceClock, Moment, StartTimes, Throughput, Timeline, first_at_target
+from headrace.telemetry.metric_totals import (
+    KINDS,
+    DeviceClock,
+    Moment,
+    StartTimes,
+    Throughput,
+    Timeline,
+    first_at_target,
+)
 from headrace.telemetry.records import Note, ValidationRecord
 
 

@@ -16,7 +16,7 @@ def main(argv: list[str]) -> int:
     """Run the command; return its exit code."""
     parsed = read_arguments(argv, "headrace average", _add_arguments, DESCRIPTION)
     args = parsed.args
-    from headrace.run.run_average import AverageOptions, average_run
+    from headrace.run.averages import AverageOptions, average_run
 
     options = AverageOptions(
         mode=args.mode,

@@ -17,7 +17,7 @@ def main(argv: list[str]) -> int:
     """Run the command; return its exit code."""
     parsed = read_arguments(argv, "headrace convert", _add_arguments, DESCRIPTION)
     from headrace.run.named_model import convert, load_named
-    from headrace.run.starting_weights import dialect_hint
+    from headrace.run.start import dialect_hint
     from headrace.weights.convert import table_lines
 
     named = load_named(parsed.args.name, parsed.options)

@@ -28,8 +28,8 @@ def main(argv: list[str]) -> int:
     from headrace.core.errors import CheckpointError
     from headrace.core.files import write_atomic
     from headrace.engine.devices import start_devices
-    from headrace.run.explanation import draw_explanation, explain
     from headrace.run.named_model import find_model
+    from headrace.run.prediction import draw_explanation, explain
 
     model = find_model(name, which)
     start_devices(args.platform, 1)

@@ -9,7 +9,7 @@ from headrace.core.units import format_duration
 
 if TYPE_CHECKING:
     from headrace.report.run_summary import RunSummary
-    from headrace.run.run_result import RunResult
+    from headrace.run.trained_model import RunResult
 
 _COLUMN = 12
 _KINDS = {"wait": "waiting for input", "wait_validation": "waiting for validation images"}  # others are plain words

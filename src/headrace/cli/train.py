@@ -12,7 +12,7 @@ from headrace.reference.scripts import take_value
 if TYPE_CHECKING:
     from headrace.config.load import Resolved
     from headrace.config.schema import Config
-    from headrace.run.run_result import RunResult
+    from headrace.run.trained_model import RunResult
 
 DESCRIPTION = "Train a network. Without options this is the embedded default: a small ResNet on handwritten digits."
 RESUME_DESCRIPTION = "Resume a run from its newest good checkpoint, bit for bit."
@@ -84,7 +84,7 @@ def _make_averages(result: "RunResult", config: "Config", *, validate_them: bool
     if result.outcome not in ("finished", "stopped") or not requested:
         return
     from headrace.cli.validate import Table
-    from headrace.run.run_average import averages_after
+    from headrace.run.averages import averages_after
     from headrace.run.validation import validate
 
     for made in averages_after(result.directory, config):

@@ -29,9 +29,7 @@ from headrace.job import current_group
 from headrace.plan.steps import NEVER
 from headrace.run.choices import settle
 from headrace.run.design import Design, design_run, starting_state
-from headrace.run.evaluation import make_forward_pass
 from headrace.run.memory_advice import advise_on_memory
-from headrace.run.metric_totals import CallReader
 from headrace.run.profiling import (
     LEAST_STEPS,
     NUM_CALLS,
@@ -40,7 +38,7 @@ from headrace.run.profiling import (
     summarise_profile,
     with_measured_blocks,
 )
-from headrace.run.starting_weights import adopt_weights
+from headrace.run.start import adopt_weights
 from headrace.run.training import (
     Compiled,
     compile_call,
@@ -49,7 +47,9 @@ from headrace.run.training import (
     open_feed,
     step_spec,
 )
+from headrace.run.validation import make_forward_pass
 from headrace.telemetry.device_trace import ProfileSummary
+from headrace.telemetry.metric_totals import CallReader
 
 _PERCENTILES = (50, 90, 95, 99)
 

@@ -33,8 +33,14 @@ from headrace.plan.plan import Plan, make_plan
 from headrace.plan.scale import ScaleRow, device_counts, replicas_on, scale_row
 from headrace.plan.steps import SizeSpan, size_spans
 from headrace.reference.entrance import override
-from headrace.run.callbacks import Callback, Callbacks, callbacks_of
-from headrace.run.custom_functions import AugmentFunction, check_augment, check_objective
+from headrace.run.custom_functions import (
+    AugmentFunction,
+    Callback,
+    Callbacks,
+    callbacks_of,
+    check_augment,
+    check_objective,
+)
 from headrace.run.directory import PARTS
 
 # Options that may differ between the processes of a job: paths, how much a host can do, what it shows.

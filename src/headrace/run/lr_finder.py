@@ -18,7 +18,7 @@ from headrace.engine.optimizer import make_optimizer
 from headrace.job import current_group
 from headrace.run.choices import with_choices, with_drawn
 from headrace.run.design import NOTHING, CustomParts, Design, design_run, starting_state
-from headrace.run.starting_weights import adopt_weights
+from headrace.run.start import adopt_weights
 from headrace.run.training import Calls, open_feed
 
 _CALL_STEPS = 10  # steps between two looks at the loss

@@ -7,9 +7,8 @@ import numpy as np
 
 from headrace.config.load import NO_RECIPE
 from headrace.run.model import Model
-from headrace.run.model_options import positive
-from headrace.run.run_result import RunResult
-from headrace.run.trained_model import RAW
+from headrace.run.model_inputs import positive
+from headrace.run.trained_model import RAW, RunResult
 
 
 class PipelineModel(Model):

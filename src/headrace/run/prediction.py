@@ -1,23 +1,112 @@
-"""Predict the classes of image files: files and folders in, probabilities of the best classes out."""
+"""Predict the classes of images: probabilities with names, from files and folders, and explained with Grad-CAM."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from PIL import Image
 
-from headrace.core.errors import DataError
+from headrace.core.errors import ConfigError, DataError, did_you_mean
 from headrace.data.augmentation.augment import preprocess
 from headrace.data.decoding.image import EXTENSIONS, BadImage
 from headrace.data.decoding.image_source import ViewSpec, decode_into
 from headrace.data.sets.samples import FileSamples
 from headrace.engine.devices import replica_mesh
 from headrace.engine.forward import PROBABILITIES, EvalSpec, WholeForward
+from headrace.model.context import Ctx
+from headrace.model.network import Network
 from headrace.run.trained_model import TrainedModel
+
+_SHOWN, _CLASSES = 10, 3  # images and classes in a text
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Predicted:
+    """The prediction for one image: its classes, best first. `problem` says why a file could not be read."""
+
+    source: str  # the file, or the number of the image
+    classes: tuple[str, ...]
+    probabilities: tuple[float, ...]
+    problem: str = ""
+
+    @property
+    def name(self) -> str:
+        """The best class."""
+        return self.classes[0] if self.classes else ""
+
+    @property
+    def probability(self) -> float:
+        """The probability of the best class."""
+        return self.probabilities[0] if self.probabilities else float("nan")
+
+    def __repr__(self) -> str:
+        best = zip(self.classes[:_CLASSES], self.probabilities, strict=False)
+        return f"{self.source}: {', '.join(f'{name} {100 * share:.2f} %' for name, share in best) or self.problem}"
+
+
+class Predictions(Sequence[Predicted]):
+    """Predictions for images, in their order: `probabilities` [N, classes], `labels` and `names` [N].
+
+    A file that could not be read has NaN everywhere, and the label -1.
+    """
+
+    def __init__(
+        self,
+        probabilities: np.ndarray,
+        class_names: Sequence[str],
+        files: Sequence[Path] = (),
+        problems: Sequence[str] = (),
+    ) -> None:
+        self.probabilities, self.class_names, self.files = probabilities, tuple(class_names), tuple(files)
+        self.problems = tuple(problems) or ("",) * len(probabilities)
+
+    @property
+    def labels(self) -> np.ndarray:
+        """The number of the best class of each image."""
+        readable = ~np.isnan(self.probabilities).any(1)
+        return np.where(readable, np.nan_to_num(self.probabilities).argmax(1), -1)
+
+    @property
+    def names(self) -> list[str]:
+        """The name of the best class of each image."""
+        return [self.class_names[label] if label >= 0 else "" for label in self.labels]
+
+    def __len__(self) -> int:
+        return len(self.probabilities)
+
+    def __getitem__(self, number: Any) -> Any:
+        """Return the prediction of an image, or several of them for a slice."""
+        if isinstance(number, slice):
+            return [self[i] for i in range(*number.indices(len(self)))]
+        shares = self.probabilities[number]
+        order = np.argsort(-shares, kind="stable") if not self.problems[number] else []
+        return Predicted(
+            source=str(self.files[number]) if self.files else f"image {range(len(self))[number]}",
+            classes=tuple(self.class_names[i] for i in order),
+            probabilities=tuple(float(shares[i]) for i in order),
+            problem=self.problems[number],
+        )
+
+    def __iter__(self) -> Iterator[Predicted]:
+        return (self[number] for number in range(len(self)))
+
+    def __repr__(self) -> str:
+        rows = [repr(one) for one in self[:_SHOWN]]
+        return "\n".join([*rows, *([f"... and {len(self) - _SHOWN:,} more"] if len(self) > _SHOWN else [])])
+
+    def _repr_html_(self) -> str:
+        """Return the same as lines of HTML, for a notebook."""
+        return "".join(f"<div>{escape(line)}</div>" for line in repr(self).splitlines())
+
+
+# From files and folders to probabilities.
+
 
 _THREADS = 8
 
@@ -108,3 +197,96 @@ def read_image(model: TrainedModel, path: Path, out: np.ndarray) -> str:
     except OSError as error:
         return error.strerror or str(error)
     return ""
+
+
+# Grad-CAM: where in an image the last blocks found what speaks for a class.
+
+
+_SIDE = 320  # pixels of each image in the drawing, at least
+_GAP = 12
+_COLD, _HOT = np.array([0, 60, 140], np.float32), np.array([255, 214, 64], np.float32)  # also for colour-blind readers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """The class explained with its probability, the best classes, and a map [h, w] from 0 to 1 for each block."""
+
+    pixels: np.ndarray  # uint8 [H, W, C], as the network gets them
+    name: str
+    probability: float
+    best: tuple[tuple[str, float], ...]
+    maps: dict[str, np.ndarray]
+
+
+def explained_blocks(network: Network, most: int = 2) -> tuple[int, ...]:
+    """Return the last block of each of the last sizes of feature maps, as numbers of blocks, the last one first."""
+    last: dict[tuple[int, int], int] = {}
+    for number, shape in enumerate(network.shapes()[1:]):
+        if len(shape) == 3 and not isinstance(shape[0], tuple) and shape[0] * shape[1] > 1:
+            last[shape[0], shape[1]] = number
+    found = tuple(sorted(last.values(), reverse=True)[:most])
+    if not found:
+        raise ConfigError(f"{network.name} has no block whose output is a map.", rule="Grad-CAM needs feature maps.")
+    return found
+
+
+def grad_cam(model: TrainedModel, images: np.ndarray, label: int, block: int) -> np.ndarray:
+    """Return the map [h, w] of a block for one class, of one preprocessed image [1, H, W, C], not scaled."""
+    network, ctx = model.network, Ctx(train=False, compute_dtype=jnp.float32)
+
+    def logit(features: jax.Array) -> jax.Array:
+        rest = network.apply_range(block + 1, len(network.blocks), model.params, model.stats, features, ctx)
+        return rest[0][0, label]
+
+    @jax.jit
+    def both(images: jax.Array) -> tuple[jax.Array, jax.Array]:
+        features, _ = network.apply_range(0, block + 1, model.params, model.stats, images, ctx)
+        return features[0], jax.grad(logit)(features)[0]
+
+    features, slopes = (np.asarray(part, np.float64) for part in both(jnp.asarray(images)))
+    return np.maximum((features * slopes.mean((0, 1))).sum(-1), 0)
+
+
+def explain(model: TrainedModel, file: Path, class_name: str | None = None) -> Explanation:
+    """Explain why an image is of a class, by default of the one that is predicted."""
+    names = model.class_names
+    if class_name is not None and class_name not in names:
+        raise ConfigError(f"There is no class {class_name}.", remedy=did_you_mean(class_name, names))
+    pixels = np.zeros((1, *model.network.input_hwc), np.uint8)
+    if problem := read_image(model, file, pixels[0]):
+        raise DataError(f"Cannot read {file}: {problem}.")
+    images = np.asarray(preprocess(pixels, None, 0, model.preprocess, train=False))
+    ctx = Ctx(train=False, compute_dtype=jnp.float32)
+    logits = jax.jit(lambda x: model.network.apply(model.params, model.stats, x, ctx)[0])(images)
+    shares = np.asarray(jax.nn.softmax(logits))[0]
+    label = names.index(class_name) if class_name is not None else int(shares.argmax())
+    order = np.argsort(-shares, kind="stable")[:5]
+    maps = {}
+    for block in explained_blocks(model.network):
+        found = grad_cam(model, images, label, block)
+        maps[model.network.block_names[block]] = found / (found.max() or 1.0)
+    return Explanation(
+        pixels=pixels[0],
+        name=names[label],
+        probability=float(shares[label]),
+        best=tuple((names[k], float(shares[k])) for k in order),
+        maps=maps,
+    )
+
+
+def draw_explanation(found: Explanation) -> Image.Image:
+    """Return the image as the network gets it, and beside it the same under the map of each block."""
+    levels = found.pixels if found.pixels.shape[-1] == 3 else np.repeat(found.pixels[..., :1], 3, -1)
+    side = max(_SIDE, levels.shape[1])
+    size = side, round(side * levels.shape[0] / levels.shape[1])
+    original = Image.fromarray(levels).resize(size, Image.Resampling.BICUBIC)
+    grey = np.asarray(original.convert("L"), np.float32)[..., None]
+    sheet = Image.new("RGB", ((len(found.maps) + 1) * (side + _GAP) - _GAP, size[1]), "#ffffff")
+    sheet.paste(original, (0, 0))
+    for place, heat in enumerate(found.maps.values(), start=1):
+        scaled = Image.fromarray(heat.astype(np.float32)).resize(size, Image.Resampling.BICUBIC)
+        share = np.clip(np.asarray(scaled), 0, 1)[..., None]
+        color = _COLD + (_HOT - _COLD) * share
+        mixed = grey * (0.65 - 0.25 * share) + color * (0.35 + 0.25 * share)
+        sheet.paste(Image.fromarray(np.rint(mixed).astype(np.uint8)), (place * (side + _GAP), 0))
+    return sheet

@@ -22,20 +22,29 @@ from headrace.data.feeding.feed import FeedOptions, FeedStats
 from headrace.engine.devices import CompileCounts
 from headrace.engine.histograms import HISTOGRAMS
 from headrace.engine.state import State
+from headrace.engine.visible import describe_machine
 from headrace.report.run_files import MACHINE_FILE
 from headrace.report.run_report import write_run_report
-from headrace.run.callbacks import Callbacks, TrainingEvent, ValidationEvent
+from headrace.run.custom_functions import Callbacks, TrainingEvent, ValidationEvent
 from headrace.run.design import Design
 from headrace.run.directory import RunDirectory, delete_checkpoints, saved_form
-from headrace.run.evaluation import Started, Validator
-from headrace.run.machine import describe_machine
 from headrace.run.memory_advice import measured_memory
-from headrace.run.metric_totals import NOTHING_UNLOGGED, HostMetrics, Measured, MetricTotals, Unlogged, verdict
-from headrace.run.restore import Past, Restored
-from headrace.run.run_result import RunResult
-from headrace.run.trained_model import input_form
+from headrace.run.start import Past, Restored
+from headrace.run.trained_model import RunResult, input_form
 from headrace.run.training import Compiled
-from headrace.telemetry.clock import DeviceClock, Moment, Timeline, first_at_target
+from headrace.run.validation import Started, Validator
+from headrace.telemetry.metric_totals import (
+    NOTHING_UNLOGGED,
+    DeviceClock,
+    HostMetrics,
+    Measured,
+    MetricTotals,
+    Moment,
+    Timeline,
+    Unlogged,
+    first_at_target,
+    verdict,
+)
 from headrace.telemetry.plot import write_curve
 from headrace.telemetry.records import CheckpointRecord, Note, RunEnd, ValidationRecord
 from headrace.telemetry.sinks import Sinks

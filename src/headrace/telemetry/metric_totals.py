@@ -1,11 +1,15 @@
-"""From calls to records: add up metrics, stop at numbers that are not finite, measure throughput, say what bound it."""
+"""From calls to records: add up metrics, stop at numbers that are not finite, measure time and throughput."""
 
+import itertools
+import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,8 +18,201 @@ from headrace.core.units import format_duration
 from headrace.engine.devices import CompileCounts
 from headrace.engine.objective import SUMS, metric_sums
 from headrace.plan.plan import Plan
-from headrace.telemetry.clock import CallTime, Throughput
-from headrace.telemetry.records import TrainRecord
+from headrace.telemetry.records import Record, TrainRecord, ValidationRecord
+
+# wait: for training data; wait_validation: for validation data; save: only while nothing trains because of it.
+KINDS: tuple[str, ...] = ("start", "compile", "train", "wait", "validate", "wait_validation", "save", "rest")
+
+# Of spans that cover the same moment the first of these counts: a host that decodes or saves while the device computes
+# costs nothing.
+_PRECEDENCE = ("train", "validate", "wait", "wait_validation", "save", "compile", "start")
+
+
+class Timeline:
+    """The wall time of a process by kind: every moment counts once, so the kinds add up to the wall time.
+
+    Threads add the spans they know of, in any order; what no span covers is rest.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now, self._began = now, now()
+        self._totals = dict.fromkeys(KINDS, 0.0)  # up to `_settled`
+        self._settled = self._began
+        self._spans: list[tuple[str, float, float]] = []  # that end after `_settled`
+        self._open: dict[int, tuple[str, float]] = {}
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def measure(self, kind: str) -> Iterator[None]:
+        """Add the time inside the `with` block as a span."""
+        number, begin = next(self._numbers), self._now()
+        with self._lock:
+            self._open[number] = (kind, begin)
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._open[number]
+            self.add(kind, begin, self._now())
+
+    def add(self, kind: str, begin: float, end: float) -> None:
+        """Add a span that was measured elsewhere."""
+        if kind not in _PRECEDENCE:
+            raise ValueError(f"time is kept for {', '.join(_PRECEDENCE)}, not {kind!r}")
+        with self._lock:
+            self._spans.append((kind, begin, end))
+
+    def starting(self) -> None:
+        """Count what no span has covered so far as start."""
+        self.add("start", self._began, self._now())
+
+    def split(self, begin: float, end: float) -> dict[str, float]:
+        """Return the seconds of each kind between two moments."""
+        with self._lock:
+            return self._split(begin, end)
+
+    def settle(self, until: float) -> None:
+        """Count everything before a moment for good: no span that reaches back further is still to come."""
+        with self._lock:
+            until = max(self._settled, min([until, *(begin for _, begin in self._open.values())]))
+            for kind, seconds in self._split(self._settled, until).items():
+                self._totals[kind] += seconds
+            self._settled = until
+            self._spans = [span for span in self._spans if span[2] > until]
+
+    def seconds(self) -> dict[str, float]:
+        """Return the seconds of each kind so far; their sum is the wall time."""
+        with self._lock:
+            later = self._split(self._settled, self._now())
+            return {kind: self._totals[kind] + later[kind] for kind in KINDS}
+
+    def _split(self, begin: float, end: float) -> dict[str, float]:
+        spans = [*self._spans, *((kind, since, end) for kind, since in self._open.values())]
+        spans = [(kind, max(first, begin), min(last, end)) for kind, first, last in spans if first < end]
+        spans = [span for span in spans if span[1] < span[2]]
+        edges = sorted({begin, max(begin, end), *(edge for _, first, last in spans for edge in (first, last))})
+        seconds = dict.fromkeys(KINDS, 0.0)
+        for first, last in pairwise(edges):
+            covering = {kind for kind, since, until in spans if since <= first and last <= until}
+            seconds[next((kind for kind in _PRECEDENCE if kind in covering), "rest")] += last - first
+        return seconds
+
+
+class StartTimes:
+    """The seconds of the parts of a start, one after the other."""
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now, self._since = now, now()
+        self.seconds: dict[str, float] = {}
+
+    def end(self, part: str, **inside: float) -> None:
+        """End a part; `inside` are seconds of it that are parts of their own."""
+        now = self._now()
+        spent = now - self._since
+        for name, seconds in inside.items():
+            self.seconds[name] = min(seconds, spent)
+            spent -= self.seconds[name]
+        self.seconds[part] = spent
+        self._since = now
+
+
+class Moment(NamedTuple):
+    """When the devices were done with something: by `latest`, and not before `earliest`.
+
+    They differ where the host noticed late, because its processors were busy. A rate is then computed from the longest
+    time that is possible: two ends that are noticed together must not look like work done in no time.
+    """
+
+    earliest: float
+    latest: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallTime:
+    """The seconds of a call; those of successive calls add up to the time of training."""
+
+    seconds: float  # waiting for input included, but no saving and no validation
+    late: float  # the seconds by which it may have begun earlier than `seconds` says
+    wait: float  # part of `seconds`: without input
+    busy: float  # part of `seconds`: the devices worked on it
+
+
+class DeviceClock:
+    """Divides the time of the devices among calls and validations, which are given in the order of their launches."""
+
+    def __init__(self, timeline: Timeline, now: float) -> None:
+        self._timeline, self._free = timeline, Moment(now, now)
+
+    def call(self, launched: float, ended: Moment) -> CallTime:
+        """Add a training call."""
+        free = self._free
+        end = max(ended.latest, free.latest)
+        begun = min(max(launched, free.latest), end)
+        self._timeline.add("train", begun, end)
+        idle = self._timeline.split(free.latest, begun)
+        self._timeline.settle(begun)
+        self._free = Moment(min(ended.earliest, end), end)
+        seconds = end - free.latest - sum(idle[kind] for kind in ("validate", "wait_validation", "save"))
+        return CallTime(seconds=seconds, late=free.latest - free.earliest, wait=idle["wait"], busy=end - begun)
+
+    def validation(self, requested: float, launches: Sequence[tuple[float, Moment]]) -> float:
+        """Add a validation as (launched, ended) of its parts; return the seconds in which nothing trained for it."""
+        held_up = max(requested, self._free.earliest)
+        free = max(requested, self._free.latest)
+        earliest = free
+        for launched, ended in launches:
+            self._timeline.add("validate", max(launched, free), max(ended.latest, free))
+            free, earliest = max(free, ended.latest), ended.earliest
+        self._free = Moment(min(earliest, free), free)
+        return free - held_up
+
+
+@dataclass(frozen=True, kw_only=True)
+class Throughput:
+    """Images and steps per second. The first call, which loads the program and fills the feed, is excluded."""
+
+    calls_to_skip: int = 1
+    images: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    late: float = 0.0  # the seconds by which the first call may have begun earlier
+
+    def add(self, *, images: int, steps: int, seconds: float, late: float = 0.0) -> "Throughput":
+        """Return the throughput with one more call."""
+        if self.calls_to_skip:
+            return replace(self, calls_to_skip=self.calls_to_skip - 1)
+        return replace(
+            self,
+            images=self.images + images,
+            steps=self.steps + steps,
+            seconds=self.seconds + seconds,
+            late=self.late if self.steps else late,
+        )
+
+    def restarted(self) -> "Throughput":
+        """Return an empty one for the next interval; the first call is not excluded a second time."""
+        return Throughput(calls_to_skip=self.calls_to_skip)
+
+    @property
+    def images_per_second(self) -> float | None:
+        """Return the rate, or None when no call has been counted yet."""
+        return self.images / (self.seconds + self.late) if self.seconds + self.late > 0 else None
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Return the mean time of a step, or None when no call has been counted yet."""
+        return self.seconds / self.steps if self.steps else None
+
+
+def first_at_target(records: Iterable[Record], target_accuracy: float) -> ValidationRecord | None:
+    """Return the first validation that reached the target; its `elapsed_seconds` is the time to the target."""
+    validations = (record for record in records if isinstance(record, ValidationRecord))
+    return next((record for record in validations if record.top1 >= target_accuracy), None)
+
+
+# The metrics of calls: read while the next call runs, added up, and stopped at where they are not finite.
+
 
 HostMetrics = dict[str, np.ndarray]  # each [K, ...]: one row per step of the call
 

@@ -1,15 +1,86 @@
-"""Average the checkpoints of a run into one with a label that says so, below RUN, by command or after training."""
+"""Average the weights of a run's checkpoints into one with a label that says so, by command or after training."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from headrace.checkpoint.average import average, choose
-from headrace.checkpoint.store import list_checkpoints, load, save
+import numpy as np
+
+from headrace.checkpoint.store import Arrays, list_checkpoints, load, save, verify
 from headrace.config.schema import Config
-from headrace.core.errors import ConfigError
+from headrace.core.errors import CheckpointError, ConfigError, did_you_mean
 from headrace.core.files import parse_json
 from headrace.run.directory import layout, read_run
+
+# Mean or exponential average, summed in float64.
+
+
+MODES = ("mean", "exponential")
+_KINDS = ("params/", "stats/")
+
+
+def choose(directory: Path, last: int | None, discard_last: int = 0) -> tuple[list[Path], list[tuple[Path, str]]]:
+    """Return the `last` good checkpoints (None: all) before the newest `discard_last`, and damaged ones."""
+    good, damaged = [], []
+    for path in list_checkpoints(directory):
+        # Every byte is read before anything is averaged: a damaged checkpoint would spoil the whole average.
+        problems = verify(path)
+        if problems:
+            damaged.append((path, "; ".join(problems)))
+        else:
+            good.append(path)
+    good = good[: len(good) - discard_last]
+    wanted = len(good) if last is None else last
+    if wanted > len(good) or not good:
+        less = f" after discarding {discard_last}" if discard_last else ""
+        raise CheckpointError(
+            f"An average of {wanted or 'all'} checkpoints was requested; {directory} has {len(good)} good ones{less}.",
+            remedy="Take fewer (--last), or keep more while training: --max-ckpts-to-keep.",
+        )
+    return good[len(good) - wanted :], damaged
+
+
+def average(paths: Sequence[Path], mode: str = "mean", decay: float = 0.99, weights: str = "raw") -> Arrays:
+    """Return the average of the checkpoints' weights and statistics (or of their `ema` ones), as float32.
+
+    mean: (w1 + ... + wn) / n. exponential: v = w1, then v = decay v + (1 - decay) w for each later one.
+    """
+    if mode not in MODES:
+        raise ConfigError(f"There is no average {mode!r}.", remedy=did_you_mean(mode, MODES))
+    if not 0 <= decay < 1:
+        raise ConfigError(f"decay is {decay}.", rule="It must be at least 0 and less than 1.")
+    total: dict[str, Any] = {}
+    for number, path in enumerate(paths):
+        # One at a time: memory holds the total and one checkpoint, however many are averaged.
+        found = _weights(path, weights)
+        if number and found.keys() != total.keys():
+            raise CheckpointError(f"{path} and {paths[0]} hold different tensors.", remedy="Average one run at a time.")
+        for name, array in found.items():
+            # A mean of a thousand float32 weights summed in float32 would lose three digits.
+            new = array.astype(np.float64)
+            if not number:
+                total[name] = new
+            elif total[name].shape != new.shape:
+                raise CheckpointError(f"{name} has another shape in {path} than in {paths[0]}.")
+            else:
+                total[name] = total[name] + new if mode == "mean" else decay * total[name] + (1 - decay) * new
+    count = len(paths) if mode == "mean" else 1
+    return {name: (array / count).astype(np.float32) for name, array in total.items()}
+
+
+def _weights(path: Path, weights: str) -> Arrays:
+    arrays, _ = load(path)
+    start = "" if weights == "raw" else f"{weights}/"
+    kinds = tuple(start + kind for kind in _KINDS)
+    found = {name.removeprefix(start): array for name, array in arrays.items() if name.startswith(kinds)}
+    if not found:
+        raise CheckpointError(f"{path} holds no {weights} weights.", remedy="Average its raw ones: --weights raw.")
+    return found
+
+
+# The average as a checkpoint below RUN.
+
 
 FOLDER = "averages"
 _FROM_NEWEST = ("step", "epoch", "seed", "config", "plan", "class_names", "input", "elapsed_seconds")
