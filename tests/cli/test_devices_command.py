@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from headrace.cli.show_devices import main
+from headrace.cli.listings import devices as main
 from headrace.core.errors import ConfigError
 from headrace.engine.visible import _bfloat16, describe_machine
 

@@ -2,10 +2,9 @@
 
 import pytest
 
-from headrace.cli.help import HelpRequest, find_request
+from headrace.cli.help import REFERENCE_GROUP, SCREENS, HelpRequest, find_request
 from headrace.cli.main import main
 from headrace.cli.options import read_arguments
-from headrace.cli.screens import REFERENCE_GROUP, SCREENS
 from headrace.core.errors import ConfigError
 from headrace.reference.entrance import known_options
 from headrace.run.start import _FIXED

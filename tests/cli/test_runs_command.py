@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli.compare import main as compare
-from headrace.cli.run_end import end_lines
+from headrace.cli.runs import compare
 from headrace.cli.runs import main as runs
+from headrace.cli.train import end_lines
 from headrace.core.errors import CheckpointError, ConfigError
 from headrace.report.run_summary import different_options, find_runs, read_summary
 from headrace.run.trained_model import RunResult

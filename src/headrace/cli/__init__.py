@@ -1,1 +1,1 @@
-"""The command line: one thin file per command. A command is read without JAX; it imports what it needs when it runs."""
+"""The command line: thin commands, a file for each subject. They are read without JAX and import it when they run."""

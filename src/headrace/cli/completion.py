@@ -3,7 +3,6 @@
 One implementation in Python answers all shells, without JAX and without reading a recipe as YAML, so that it is quick.
 """
 
-import importlib
 import io
 import os
 import re
@@ -12,8 +11,8 @@ from contextlib import redirect_stdout, suppress
 from itertools import pairwise
 from pathlib import Path
 
+from headrace.cli.help import HELP_ALL, SCREENS
 from headrace.cli.main import COMMANDS
-from headrace.cli.screens import HELP_ALL, SCREENS
 from headrace.core.errors import ConfigError, did_you_mean
 
 # A candidate per line, with a tab before its description. Without a candidate the shell completes file names.
@@ -157,7 +156,7 @@ def _own_flags(before: list[str]) -> dict[str, tuple[str, ...]]:
     command = next((command for command in COMMANDS if command.name == parts[0]), None)
     if command is None:
         return {}
-    run = getattr(importlib.import_module(command.module), command.function)
+    run = command.imported()
     with redirect_stdout(io.StringIO()) as text, suppress(SystemExit):
         run([*parts[1:], "--help"])
     rows = re.findall(r"^ +(?:-\w(?: \w+)?, )?(--[a-z][\w-]*)(?: \{([^}\n]*)\})?", text.getvalue(), re.MULTILINE)

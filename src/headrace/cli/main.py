@@ -5,52 +5,51 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from headrace.cli.screens import HELP, HELP_ALL, SCREENS
+from headrace.cli.help import HELP, HELP_ALL, SCREENS
 from headrace.core import __version__
 from headrace.core.errors import HeadraceError, did_you_mean
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
-@dataclass(frozen=True, kw_only=True)
-class Command:
-    """A command: its name, a line of help, and the function of a module that runs it with an argv."""
+class Command(NamedTuple):
+    """A command: its name, the file of cli/ and the function there that runs it with an argv, and a line of help."""
 
     name: str
-    module: str
+    file: str
+    function: str
     help: str
-    function: str = "main"
+
+    def imported(self) -> Callable[[list[str]], int]:
+        """Import the file, and return the function."""
+        return getattr(importlib.import_module(f"headrace.cli.{self.file}"), self.function)
 
 
 COMMANDS = (
-    Command(name="train", module="headrace.cli.train", help="train a network; alone, the demo"),
-    Command(
-        name="resume", module="headrace.cli.train", function="resume", help="resume a run from its last checkpoint"
-    ),
-    Command(name="validate", module="headrace.cli.validate", help="measure the accuracy of a run's checkpoints"),
-    Command(name="predict", module="headrace.cli.predict", help="predict the classes of images"),
-    Command(name="explain", module="headrace.cli.explain", help="show where in an image a network found its class"),
-    Command(name="export", module="headrace.cli.export", help="export weights or a network (ONNX, safetensors, .pth)"),
-    Command(name="convert", module="headrace.cli.convert_weights", help="make a checkpoint of weights from elsewhere"),
-    Command(
-        name="average", module="headrace.cli.average", help="average checkpoints of a run, and validate the result"
-    ),
-    Command(name="runs", module="headrace.cli.runs", help="list runs with their results"),
-    Command(name="compare", module="headrace.cli.compare", help="print what differs between runs"),
-    Command(name="report", module="headrace.cli.report", help="write a run's report, or a comparison, as an HTML file"),
-    Command(name="board", module="headrace.cli.board", help="serve a live page of the runs in a directory"),
-    Command(name="plan", module="headrace.cli.plan", help="print batches, steps and memory of a run, without a device"),
-    Command(name="bench", module="headrace.cli.bench", help="measure the throughput of training or inference"),
-    Command(name="profile", module="headrace.cli.profile", help="print where the time of the devices goes"),
-    Command(name="lr-find", module="headrace.cli.lr_find", help="find a learning rate by a short run, with a plot"),
-    Command(name="models", module="headrace.cli.models", help="list the networks"),
-    Command(name="configs", module="headrace.cli.configs", help="list and show recipes, with measured results"),
-    Command(name="devices", module="headrace.cli.show_devices", help="list devices, their memory, and versions"),
-    Command(name="data", module="headrace.cli.data", help="check, build, pack and measure datasets"),
-    Command(name="completion", module="headrace.cli.completion", help="print the completion script of a shell"),
-    Command(name="launch", module="headrace.cli.launch", help="start the processes of a job, here or on other hosts"),
+    Command("train", "train", "main", "train a network; alone, the demo"),
+    Command("resume", "train", "resume", "resume a run from its last checkpoint"),
+    Command("validate", "validate", "main", "measure the accuracy of a run's checkpoints"),
+    Command("predict", "predict", "main", "predict the classes of images"),
+    Command("explain", "predict", "explain", "show where in an image a network found its class"),
+    Command("export", "export", "main", "export weights or a network (ONNX, safetensors, .pth)"),
+    Command("convert", "export", "convert", "make a checkpoint of weights from elsewhere"),
+    Command("average", "validate", "average", "average checkpoints of a run, and validate the result"),
+    Command("runs", "runs", "main", "list runs with their results"),
+    Command("compare", "runs", "compare", "print what differs between runs"),
+    Command("report", "runs", "report", "write a run's report, or a comparison, as an HTML file"),
+    Command("board", "runs", "board", "serve a live page of the runs in a directory"),
+    Command("plan", "plan", "main", "print batches, steps and memory of a run, without a device"),
+    Command("bench", "bench", "main", "measure the throughput of training or inference"),
+    Command("profile", "bench", "profile", "print where the time of the devices goes"),
+    Command("lr-find", "train", "lr_find", "find a learning rate by a short run, with a plot"),
+    Command("models", "listings", "models", "list the networks"),
+    Command("configs", "listings", "configs", "list and show recipes, with measured results"),
+    Command("devices", "listings", "devices", "list devices, their memory, and versions"),
+    Command("data", "data", "main", "check, build, pack and measure datasets"),
+    Command("completion", "completion", "main", "print the completion script of a shell"),
+    Command("launch", "main", "launch", "start the processes of a job, here or on other hosts"),
 )
 _TOPICS = {
     "train": ("train", "resume", "lr-find"),
@@ -108,7 +107,7 @@ def _run(words: list[str]) -> int:
     rest = words[1:]
     if rest[:1] == [HELP_ALL] and name not in SCREENS:  # there is one screen only
         rest = ["--help"]
-    code = getattr(importlib.import_module(command.module), command.function)(rest)
+    code = command.imported()(rest)
     sys.stdout.flush()  # here, where a closed pipe is caught
     return code
 
@@ -138,3 +137,43 @@ def _which_process() -> str:
         place = detect_process_info(os.environ)
         return f"process {place.process}: " if place and place.process else ""
     return ""
+
+
+# `headrace launch` and `poprun`: start the processes of a job, here or on other hosts.
+
+
+USAGE = """usage: headrace launch --num-instances I [--num-replicas R] [--ipus-per-replica P] [--host A,B] -- PROGRAM
+       poprun [OPTIONS] python train.py ...
+
+Start I processes of one job, each with R / I replicas of P devices. PROGRAM is a command of headrace with its options
+(train --config NAME), or python with a script. On this host the processes are started and watched here; on others
+mpirun or srun does it. When one dies, hangs or fails, all end.
+"""
+
+
+def launch(argv: list[str], prog: str = "headrace launch") -> int:
+    """Run the command; return its exit code."""
+    from headrace.job import LAUNCH_OPTIONS, parse_launch_options
+
+    if argv and argv[0] in ("-h", "--help"):
+        print(USAGE)
+        for row in LAUNCH_OPTIONS:
+            if row.sets:
+                print(f"  {row.name + ' ' + row.metavar:34}{row.help}")
+        print(
+            "\nAccepted and without effect here: " + ", ".join(row.name for row in LAUNCH_OPTIONS if not row.sets) + "."
+        )
+        return 0
+    from headrace.job import launch
+
+    return launch(parse_launch_options(argv, prog))
+
+
+def poprun(argv: list[str] | None = None) -> int:
+    """Run a line of poprun, as the reference's documents have them."""
+
+    try:
+        return launch(list(sys.argv[1:] if argv is None else argv), "poprun")
+    except HeadraceError as error:
+        print_error(error)
+        return error.exit_code

@@ -1,20 +1,23 @@
-"""`headrace runs [DIR]`: the runs in a directory with their results."""
+"""`headrace runs`, `compare`, `report` and `board`: runs as a list, side by side, as HTML and as a live page."""
 
 import json
 import math
+import secrets
+import shlex
+import string
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from headrace.cli.table import Column, table_lines, terminal_width
+from headrace.cli.options import Column, add_platform_argument, table_lines, terminal_width
 from headrace.config.arguments import Parser
-from headrace.core.errors import ConfigError
+from headrace.core.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from headrace.report.run_summary import RunSummary
 
-DESCRIPTION = (
+_RUNS = (
     "List the runs in a directory, a few levels deep: best validation accuracy, epochs done and planned, time to "
     "train, rate, when it was last written, and how it ended. Nothing in them is changed."
 )
@@ -22,7 +25,7 @@ DESCRIPTION = (
 
 def main(argv: list[str]) -> int:
     """Run the command; return its exit code."""
-    parser = Parser(prog="headrace runs", description=DESCRIPTION)
+    parser = Parser(prog="headrace runs", description=_RUNS)
     parser.add_argument("place", metavar="DIR", nargs="?", type=Path, default=Path("runs"), help="where to look [runs]")
     parser.add_argument(
         "--sort", choices=tuple(_SORTS), default="date", help="newest, most accurate or fastest first [date]"
@@ -31,9 +34,7 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     from headrace.report.run_summary import find_runs, read_summary
 
-    if not args.place.is_dir():
-        problem = f"{args.place} is not a directory." if args.place.exists() else f"There is no directory {args.place}."
-        raise ConfigError(problem, remedy="Runs are made by headrace train, in ./runs unless --log-dir is given.")
+    _refuse_missing(args.place)
     runs = sorted((read_summary(path) for path in find_runs(args.place)), key=_SORTS[args.sort])
     if args.json:
         for run in runs:
@@ -46,6 +47,12 @@ def main(argv: list[str]) -> int:
             if run.problem:
                 print(f"{_name(run, args.place)}: {run.problem}")
     return 0
+
+
+def _refuse_missing(place: Path) -> None:
+    if not place.is_dir():
+        problem = f"{place} is not a directory." if place.exists() else f"There is no directory {place}."
+        raise ConfigError(problem, remedy="Runs are made by headrace train, in ./runs unless --log-dir is given.")
 
 
 def _accuracy_key(run: "RunSummary") -> float:
@@ -113,3 +120,150 @@ def _facts(run: "RunSummary") -> dict[str, object]:
         "images_per_second": end.images_per_second if end else None,
         "modified": run.modified,
     }
+
+
+# headrace compare: what differs between runs, in their options and in their results.
+
+
+_COMPARE = "Print the options in which runs differ, and their results side by side. Nothing in them is changed."
+_WIDEST = 32  # characters of a value
+
+
+def compare(argv: list[str]) -> int:
+    """Run the command; return its exit code."""
+    parser = Parser(prog="headrace compare", description=_COMPARE)
+    parser.add_argument("paths", metavar="RUN_DIR", nargs="+", type=Path, help="two or more runs")
+    args = parser.parse_args(argv)
+    if not 2 <= len(args.paths) <= len(string.ascii_uppercase):
+        raise ConfigError(
+            f"The number of runs is {len(args.paths)}.",
+            rule="Two to twenty-six can be compared.",
+            remedy="headrace compare A B",
+        )
+    from headrace.report.comparison import compare_options, compare_results, read_compared
+
+    runs = read_compared(args.paths)
+    letters = string.ascii_uppercase[: len(runs)]
+    for letter, run in zip(letters, runs, strict=True):
+        print(f"{letter}  {run.path}" + (f"  ({run.problem})" if run.problem else ""))
+    rows = compare_options(runs)
+    print("\n" + ("options that differ:" if rows else "no option differs"))
+    _print_table(letters, rows)
+    print("\nresults:")
+    _print_table(letters, compare_results(runs))
+    return 0
+
+
+def _print_table(letters: str, rows: dict[str, list[Any]]) -> None:
+    if not rows:
+        return
+    columns = [Column(title="", cells=list(rows))]
+    for number, letter in enumerate(letters):
+        columns.append(Column(title=letter, cells=[_cell(values[number]) for values in rows.values()]))
+    print("\n".join("  " + line for line in table_lines(columns)))
+
+
+def _cell(value: Any) -> str:
+    from headrace.config.values import format_value
+
+    text = value if isinstance(value, str) else format_value(value)
+    return text if len(text) <= _WIDEST else f"{text[: _WIDEST // 2 - 2]}...{text[-(_WIDEST // 2 - 1) :]}"
+
+
+# headrace report: the report of a run, or of several side by side.
+
+
+_REPORT = (
+    "Write the report of a run as one HTML file: curves, where the time went, confusion matrix, plan and schedule, "
+    "options. Of several runs: curves together, options that differ, results. The file needs nothing else."
+)
+
+
+def report(argv: list[str]) -> int:
+    """Run the command; return its exit code."""
+    parser = Parser(prog="headrace report", description=_REPORT)
+    parser.add_argument("paths", metavar="RUN_DIR", nargs="+", type=Path, help="a run, or several to compare")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", type=Path, help="file to write [RUN_DIR/report.html, or comparison.html]"
+    )
+    parser.add_argument(
+        "--images",
+        action="store_true",
+        help="predict the validation images with the best weights first: mistakes, calibration, thresholds",
+    )
+    add_platform_argument(parser, "kind of device for --images [the run's]")
+    args = parser.parse_args(argv)
+    if len(args.paths) > len(string.ascii_uppercase):
+        raise ConfigError(f"The number of runs is {len(args.paths)}.", rule="At most twenty-six can be compared.")
+    if args.platform and not args.images:
+        raise ConfigError("--platform is given without --images.", rule="Only the prediction of images needs a device.")
+    from headrace.report.comparison import read_compared
+    from headrace.report.run_report import write_comparison, write_run_report
+
+    runs = read_compared(args.paths)
+    if args.images:
+        from headrace.report.run_files import read_mapping
+        from headrace.run.image_results import write_image_results
+        from headrace.telemetry.trackers import write_mistakes
+
+        for run in runs:
+            given = {"platform": args.platform} if args.platform else {}
+            file = write_image_results(run.path, given)
+            count = write_mistakes(run.path, read_mapping(file))
+            more = f"; TensorBoard has {count} mistakes" if count else ""
+            print(f"images: {shlex.quote(str(file))}{more}")
+    try:
+        if len(runs) == 1:
+            file = write_run_report(runs[0].path, args.output)
+        else:
+            file = args.output or Path("comparison.html")
+            write_comparison(runs, file)
+    except OSError as error:
+        raise CheckpointError(
+            f"Cannot write {error.filename or args.output}: {error.strerror}.", remedy="Name another file with -o FILE."
+        ) from error
+    print(f"written: {shlex.quote(str(file))}")
+    return 0
+
+
+# headrace board: a live page, on this machine.
+
+
+_BOARD = (
+    "Serve a page of the runs in a directory: a list to sort, filter and compare, and each run's report, updated while "
+    "it trains. Nothing is changed. Only this machine can ask, unless --host is given; then a token is needed."
+)
+
+
+def board(argv: list[str]) -> int:
+    """Run the command; return its exit code."""
+    parser = Parser(prog="headrace board", description=_BOARD)
+    parser.add_argument("place", metavar="DIR", nargs="?", type=Path, default=Path("runs"), help="where to look [runs]")
+    parser.add_argument("--port", type=int, default=8800, help="port; 0 takes a free one [8800]")
+    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on [127.0.0.1]")
+    parser.add_argument("--token", metavar="TEXT", help="what a request must know [made up where --host is given]")
+    args = parser.parse_args(argv)
+    _refuse_missing(args.place)
+    if not 0 <= args.port <= 65535:
+        raise ConfigError(f"The port is {args.port}.", rule="Ports are 0 to 65535.")
+    if args.token == "":
+        raise ConfigError("The token is empty.", remedy="Leave --token out: one is made up where it is needed.")
+    from headrace.report.board_server import LOCAL, Access, make_server
+
+    is_local = args.host in LOCAL
+    token = args.token or ("" if is_local else secrets.token_urlsafe(18))
+    try:
+        server = make_server(args.place, (args.host, args.port), Access(hosts=LOCAL if is_local else None, token=token))
+    except OSError as error:
+        raise ConfigError(
+            f"Cannot listen on {args.host}, port {args.port}: {error.strerror}.", remedy="Try --port 0: any free port."
+        ) from error
+    host = f"[{args.host}]" if ":" in args.host else args.host
+    print(f"http://{host}:{server.server_address[1]}/{f'?token={token}' if token else ''}", flush=True)
+    print("Ctrl-C ends it.", flush=True)
+    with server:
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            return 0
+    return 0

@@ -1,17 +1,29 @@
-"""`headrace train` and `headrace resume RUN_DIR`: start a run, or continue one from its newest good checkpoint."""
+"""`headrace train`, `resume` and `lr-find`: start a run, continue one, or find a learning rate by a short one."""
 
 import argparse
 import os
+import shlex
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.cli.options import Parsed, read_arguments, read_config_arguments, resolve_arguments
+from headrace.cli.options import (
+    Parsed,
+    parse,
+    print_remarks,
+    read_arguments,
+    read_config_arguments,
+    resolve_arguments,
+    terminal_width,
+)
+from headrace.core.units import format_duration
 from headrace.job import Restart, detect_restart
 from headrace.reference.scripts import take_value
 
 if TYPE_CHECKING:
     from headrace.config.load import Resolved
     from headrace.config.schema import Config
+    from headrace.report.run_summary import RunSummary
     from headrace.run.trained_model import RunResult
 
 DESCRIPTION = "Train a network. Without options this is the embedded default: a small ResNet on handwritten digits."
@@ -70,7 +82,6 @@ def resume(argv: list[str]) -> int:
 
 def _print_result(result: "RunResult") -> None:
     """Print, in process 0, the table at the end of a run."""
-    from headrace.cli.run_end import end_lines
     from headrace.job import current_group
     from headrace.report.run_summary import read_summary
 
@@ -99,3 +110,110 @@ def _exit_code(result: "RunResult") -> int:
     from headrace.core.errors import INTERRUPTED_EXIT_CODE
 
     return INTERRUPTED_EXIT_CODE if result.outcome == "interrupted" else 0
+
+
+# The table at the end of a run: accuracy, best checkpoint, where the time went, what limited it, what to do next.
+
+
+_COLUMN = 12
+_KINDS = {"wait": "waiting for input", "wait_validation": "waiting for validation images"}  # others are plain words
+
+
+def end_lines(result: "RunResult", run: "RunSummary") -> list[str]:
+    """Return the table for a run that a process has just ended; `run` is what its records say."""
+    rows: list[tuple[str, str]] = []
+    if result.reason:
+        rows.append((result.outcome, result.reason))
+    rows += _accuracy(run)
+    best = run.checkpoints / run.end.best_checkpoint if run.end and run.end.best_checkpoint else None
+    if best is not None and best.is_dir():
+        rows.append(("checkpoint", shlex.quote(str(best))))
+    if run.end is not None:
+        rows.append(("time", _time(run.end.seconds, run.end.wall_seconds)))
+        rows.append(("verdict", run.end.verdict))
+    for name, file in (("report", run.path / "report.html"), ("plot", run.path / "curve.svg")):
+        if file.is_file():
+            rows.append((name, shlex.quote(str(file))))
+    rows.append(("directory", shlex.quote(str(run.path))))
+    rows += [("next" if not place else "", command) for place, command in enumerate(_next(result, run))]
+    width = terminal_width()
+    return [line for name, text in rows if text for line in _wrapped(name, text, width)]
+
+
+def _wrapped(name: str, text: str, width: int | None) -> list[str]:
+    """Return a row, broken to the terminal's width; paths and commands stay whole, to be copied."""
+    indent = " " * _COLUMN
+    if width and name not in ("checkpoint", "plot", "directory") and not text.startswith("headrace "):
+        lines = textwrap.wrap(text, max(30, width - _COLUMN), break_on_hyphens=False, break_long_words=False)
+    else:
+        lines = [text]
+    return [f"{name:{_COLUMN}}{lines[0]}", *(indent + line for line in lines[1:])]
+
+
+def _accuracy(run: "RunSummary") -> list[tuple[str, str]]:
+    best = run.best
+    if best is None:
+        return []
+    if run.is_trial:
+        count = f"{best.num_samples:,} image{'s' * (best.num_samples != 1)}"
+        return [("accuracy", f"not shown: a trial (--dry-run-steps), validated on {count} only")]
+    weights = "" if best.weights == "raw" else f", {best.weights} weights"
+    text = f"{100 * best.top1:.2f} % top-1, the best, at epoch {best.epoch:.4g} ({best.num_samples:,} images{weights})"
+    last = {record.weights: record for record in run.validations}  # the last one of each kind
+    final = max(last.values(), key=lambda record: record.step)
+    rows = [("accuracy", text)]
+    if final.step != best.step:
+        ended = ", ".join(f"{100 * record.top1:.2f} % ({weights})" for weights, record in last.items())
+        rows.append(("", f"{ended} at the end"))
+    if run.end is not None and run.end.time_to_target is not None:
+        rows.append(("target", f"reached after {format_duration(run.end.time_to_target)}"))
+    return rows
+
+
+def _time(seconds: dict[str, float], wall: float | None) -> str:
+    if wall is None:
+        return ""
+    largest = sorted(((spent, kind) for kind, spent in seconds.items() if spent >= 0.005 * wall), reverse=True)
+    parts = ", ".join(f"{_KINDS.get(kind, kind)} {format_duration(spent)}" for spent, kind in largest)
+    return f"{format_duration(wall)}: {parts}"
+
+
+def _next(result: "RunResult", run: "RunSummary") -> list[str]:
+    """Return the commands that one would type next."""
+    path = shlex.quote(str(run.path))
+    if result.outcome == "interrupted":
+        return [f"headrace resume {path}"] if result.can_resume else []
+    if run.is_trial or result.outcome == "compiled" or not any(run.checkpoints.glob("*")):
+        return []
+    more = [f"headrace resume {path}"] if result.outcome == "stopped" else []
+    return [f"headrace predict {path} IMAGES", f"headrace export {path} --format onnx", *more]
+
+
+# `headrace lr-find`: train a short while with a growing learning rate, plot the loss, and suggest a rate.
+
+
+_LR_FIND = "Find a learning rate: a short run whose rate grows until the loss rises. Only the plot is written."
+
+
+def lr_find(argv: list[str]) -> int:
+    """Run the command; return its exit code."""
+    resolved, args = parse(argv, "headrace lr-find", _add_arguments, _LR_FIND)
+    print_remarks(resolved)
+    from headrace.core.files import write_atomic
+    from headrace.run.lr_finder import find_learning_rate
+    from headrace.telemetry.plot import draw_rates
+
+    found = find_learning_rate(resolved, num_steps=args.steps, lowest=args.lowest, highest=args.highest)
+    points = list(zip(found.rates.tolist(), found.losses.tolist(), strict=True))
+    write_atomic(args.plot, draw_rates(points, found.suggested).encode())
+    print(f"suggested   {found.suggested:.2g}, where the loss has fallen half of its way ({len(points)} steps)")
+    print(f"plot        {args.plot}")
+    print(f"next        headrace train ... --lr {found.suggested:.2g}")
+    return 0
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--steps", type=int, default=100, metavar="N", help="weight updates at most [100]")
+    parser.add_argument("--lowest", type=float, default=1e-5, metavar="X", help="first learning rate [1e-5]")
+    parser.add_argument("--highest", type=float, default=10.0, metavar="X", help="last learning rate [10]")
+    parser.add_argument("--plot", type=Path, default=Path("lr-find.svg"), metavar="FILE", help="SVG [lr-find.svg]")
