@@ -7,7 +7,9 @@ import pytest
 
 from headrace.config.schema import Compiler
 from headrace.engine.compiler import (
+    CONV_FUSION,
     common_options,
+    compile_program,
     compiler_options,
     describe,
     describe_compiler_options,
@@ -80,3 +82,51 @@ def test_gpu_programs_get_known_options_unless_xla_flags_set_them(monkeypatch):
     assert compiler_options(Compiler()) == common_options()
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_graph_min_graph_size=5")
     assert common_options() == {}
+
+
+class Refusing:
+    """A lowered program that XLA refuses with some options."""
+
+    def __init__(self, *refused):
+        self.refused, self.tried = refused, []
+
+    def compile(self, compiler_options):
+        self.tried.append(compiler_options)
+        if any(name in (compiler_options or {}) for name in self.refused):
+            raise jax.errors.JaxRuntimeError("INTERNAL: no plan")
+        return "compiled"
+
+
+def test_a_convolution_without_a_plan_is_compiled_the_older_way():
+    lowered = Refusing(CONV_FUSION)
+    assert compile_program(lowered, {CONV_FUSION: True, "xla_gpu_graph_min_graph_size": 2}) == "compiled"
+    assert lowered.tried[-1] == {"xla_gpu_graph_min_graph_size": 2}
+    lowered = Refusing()
+    assert compile_program(lowered, {CONV_FUSION: True}) == "compiled"
+    assert lowered.tried == [{CONV_FUSION: True}]
+
+
+def test_another_failure_of_the_compiler_is_not_hidden():
+    lowered = Refusing(CONV_FUSION, "other")
+    with pytest.raises(jax.errors.JaxRuntimeError, match="no plan"):
+        compile_program(lowered, {CONV_FUSION: True, "other": 1})
+    with pytest.raises(jax.errors.JaxRuntimeError, match="no plan"):
+        compile_program(lowered, {"other": 1})
+    assert len(lowered.tried) == 3
+
+
+def test_convolutions_are_fused_on_the_gpus_where_that_was_compared(monkeypatch):
+    class Gpu:
+        compute_capability = "9.0"
+
+    # The CPU's compiler knows all names, so that a GPU can be played by its name alone.
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "local_devices", lambda: [Gpu()])
+    monkeypatch.setattr(jax, "__version_info__", (0, 11, 2))
+    assert common_options()[CONV_FUSION] is True
+    Gpu.compute_capability = "8.0"
+    assert CONV_FUSION not in common_options()
+    Gpu.compute_capability = "9.0"
+    monkeypatch.setenv("XLA_FLAGS", f"--{CONV_FUSION}=false")
+    assert CONV_FUSION not in common_options()

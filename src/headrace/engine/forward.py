@@ -16,7 +16,7 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from headrace.engine.compiler import common_options
+from headrace.engine.compiler import common_options, compile_program
 from headrace.engine.devices import REPLICA, replicated
 from headrace.engine.multiprocess_arrays import transfer
 from headrace.engine.objective import STANDARD, CustomObjective, classification_sums
@@ -122,7 +122,7 @@ class WholeForward(OnOneMesh):
 
     def compile(self, placed: Any, resident: Any, block: Any) -> Any:
         """Compile ahead of the first use, so that the time can be reported apart."""
-        return make_forward(self.spec, self.mesh).lower(placed, resident, block).compile(common_options())
+        return compile_program(make_forward(self.spec, self.mesh).lower(placed, resident, block), common_options())
 
 
 def make_forward(spec: EvalSpec, mesh: Mesh) -> Any:

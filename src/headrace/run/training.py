@@ -15,7 +15,7 @@ from headrace.data.dataset import DataSet
 from headrace.data.feeding.cache import fetch, fetch_labels
 from headrace.data.feeding.feed import CallSpans, FeedOptions, TrainFeed
 from headrace.data.feeding.order import WHOLE, ProcessShard, StepShape, class_weights
-from headrace.engine.compiler import compiler_options
+from headrace.engine.compiler import compile_program, compiler_options
 from headrace.engine.devices import CompileCounts, count_compilations, replica_mesh, replicated, take
 from headrace.engine.multiprocess_arrays import place
 from headrace.engine.objective import training_loss
@@ -88,7 +88,7 @@ class DeviceLoop(OnOneMesh):
         # The number of steps is an array, not a Python number: a call of another length then needs no other program.
         lowered = call.lower(state, resident, block, place(np.int32(1), whole))
         traced = time.perf_counter() - begin
-        program = lowered.compile(compiler_options=dict(self.spec.compiler_options))
+        program = compile_program(lowered, dict(self.spec.compiler_options))
         return CallProgram(program, whole, traced)
 
 

@@ -20,6 +20,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from headrace.core.tree import PyTree
+from headrace.engine.compiler import compile_program
 from headrace.engine.devices import REPLICA
 from headrace.engine.multiprocess_arrays import spans_cpus, transfer
 from headrace.engine.pipeline.runner import EMPTY, HOST, STEP, Lanes, Launch, Observer, Run, Send
@@ -284,7 +285,7 @@ class StepPlan:
                 shapes[send.lane][send.target] = moved
 
         def build(program: Program) -> jax.stages.Compiled:
-            return lowered[program][0].compile(compiler_options=dict(program.compiler_options) or None)
+            return compile_program(lowered[program][0], dict(program.compiler_options))
 
         # XLA compiles without the interpreter lock, so the programs of all stages compile at once; each in a copy
         # of the context, which counts them.
