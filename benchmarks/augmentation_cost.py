@@ -19,7 +19,7 @@ import numpy as np
 from headrace.config.load import config_from
 from headrace.data.augmentation.augment import preprocess, preprocess_spec
 from headrace.data.dataset import describe_dataset
-from headrace.data.feeding.cache import fetch
+from headrace.data.feeding.order import fetch
 
 WAYS: dict[str, dict[str, Any]] = {
     "normalise alone": {},

@@ -16,7 +16,7 @@ from headrace.config.load import config_from
 from headrace.config.section_augment import RAND_AUGMENT_OPERATIONS
 from headrace.data.augmentation.augment import preprocess_spec
 from headrace.data.dataset import describe_dataset
-from headrace.data.feeding.cache import fetch
+from headrace.data.feeding.order import fetch
 
 SIZE, COLUMNS, LABEL, GAP = 72, 8, 170, 4
 MICRO = 4  # scenes in a micro-batch

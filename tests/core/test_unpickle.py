@@ -10,7 +10,7 @@ import pytest
 
 from headrace.core import unpickle
 from headrace.core.unpickle import PickleKind, RefusedPickle, read_pickle
-from headrace.data.sets.cifar import read_batch_pickle
+from headrace.data.sets.known_sets import read_batch_pickle
 from tests.data.small_sets import python2_dumps, python3_dumps
 
 PIXELS = np.arange(12, dtype=np.uint8).reshape(2, 6)

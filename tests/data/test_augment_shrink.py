@@ -6,9 +6,8 @@ import pytest
 from PIL import Image
 
 from headrace.config.schema import Augment
-from headrace.data.augmentation.augment import Preprocess, shrink, shrink_matrix
-from headrace.data.augmentation.mix import cutmix_box, mix_of
-from headrace.data.feeding.cache import fetch, fetch_labels
+from headrace.data.augmentation.augment import Preprocess, cutmix_box, mix_of, shrink, shrink_matrix
+from headrace.data.feeding.order import fetch, fetch_labels
 
 RNG = np.random.default_rng(0)
 

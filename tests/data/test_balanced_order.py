@@ -10,9 +10,9 @@ import pytest
 from headrace.config.load import config_from
 from headrace.core.errors import ConfigError
 from headrace.data.augmentation.augment import Preprocess, preprocess
-from headrace.data.feeding.cache import CacheChoice
 from headrace.data.feeding.feed import CallSpans, FeedOptions, TrainFeed
 from headrace.data.feeding.order import (
+    CacheChoice,
     StepShape,
     balanced_order,
     class_weights,
@@ -20,7 +20,7 @@ from headrace.data.feeding.order import (
     repeated_order,
     step_indices,
 )
-from headrace.data.sets.source import ArraySource
+from headrace.data.sets.samples import ArraySource
 
 
 def test_balanced_weights_make_every_class_count_the_same() -> None:

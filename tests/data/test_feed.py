@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 
 from headrace.data.augmentation.augment import Preprocess, preprocess
 from headrace.data.feeding import feed as blocks
-from headrace.data.feeding.cache import CacheChoice
 from headrace.data.feeding.eval_feed import EvalFeed
 from headrace.data.feeding.feed import CallSpans, FeedOptions, TrainFeed
-from headrace.data.feeding.order import StepShape, step_indices
-from headrace.data.sets.source import ArraySource
+from headrace.data.feeding.order import CacheChoice, StepShape, step_indices
+from headrace.data.sets.samples import ArraySource
 
 HWC = (6, 6, 3)
 Put = Callable[[Any, str], Any]

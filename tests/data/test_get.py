@@ -13,7 +13,7 @@ from headrace.config.load import config_from
 from headrace.core.errors import ConfigError, DataError, DownloadError
 from headrace.data.dataset import open_dataset
 from headrace.data.sets import get
-from headrace.data.sets.locate import locate_set
+from headrace.data.sets.known_sets import locate_set
 from tests.core.file_server import FileServer
 from tests.core.test_download import server
 
@@ -31,7 +31,7 @@ def mirror(server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     empty = tmp_path / "empty"
     empty.mkdir()
     monkeypatch.chdir(empty)
-    monkeypatch.setattr("headrace.data.sets.locate.SYSTEM_DIRECTORY", tmp_path / "none")
+    monkeypatch.setattr("headrace.data.sets.known_sets.SYSTEM_DIRECTORY", tmp_path / "none")
     return server
 
 

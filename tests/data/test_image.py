@@ -10,7 +10,6 @@ import pytest
 from PIL import Image, ImageOps
 
 from headrace.data.decoding import image as image_module
-from headrace.data.decoding.crop import CROP_RULES
 from headrace.data.decoding.image import (
     BadImage,
     Header,
@@ -20,7 +19,7 @@ from headrace.data.decoding.image import (
     readable_extensions,
 )
 from headrace.data.decoding.image_source import ViewSpec, decode_into
-from headrace.data.decoding.resize import Scratch
+from headrace.data.decoding.resize import CROP_RULES, Scratch
 from headrace.data.sets.samples import ObjectSamples
 
 from .image_files import encode, smooth

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from headrace.core.errors import DataError
-from headrace.data.sets import locate as find
+from headrace.data.sets import known_sets as find
 from headrace.data.sets.catalog import KNOWN_SETS
 from headrace.data.sets.get import datasets_directory
-from headrace.data.sets.locate import locate_set, search_roots
+from headrace.data.sets.known_sets import locate_set, search_roots
 
 CIFAR10, MNIST, FASHION = (KNOWN_SETS[name] for name in ("cifar10", "mnist", "fashion_mnist"))
 

@@ -6,10 +6,9 @@ import pytest
 from headrace.config.schema import Augment, Data
 from headrace.data.augmentation.augment import preprocess_spec
 from headrace.data.dataset import describe_dataset
-from headrace.data.feeding.cache import CacheChoice, make_resident
 from headrace.data.feeding.eval_feed import EvalFeed
 from headrace.data.feeding.feed import CallSpans, FeedOptions, TrainFeed
-from headrace.data.feeding.order import ProcessShard, StepShape, step_indices
+from headrace.data.feeding.order import CacheChoice, ProcessShard, StepShape, make_resident, step_indices
 
 NUM_SAMPLES, SEED = 50, 3
 

@@ -19,9 +19,8 @@ from headrace.core.errors import DataError
 from headrace.data.dataset import open_dataset
 from headrace.data.decoding.image import BadImage, read_header
 from headrace.data.sets.image_sets import detect
-from headrace.data.sets.packed import open_pack, repack
-from headrace.data.sets.tar_shards import tar_index, tar_shards
-from headrace.data.sets.tfrecord_file import write_example, write_records
+from headrace.data.sets.indexed_samples import open_pack, repack, tar_index, tar_shards
+from headrace.data.sets.tfrecords import write_example, write_records
 
 from .image_files import encode, smooth, write_classes
 

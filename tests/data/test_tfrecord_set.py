@@ -17,17 +17,20 @@ from headrace.data.dataset import describe_dataset, open_dataset
 from headrace.data.decoding.image import BadImage
 from headrace.data.sets.build_tfrecords import BuildPlan, build, read_boxes, read_metadata
 from headrace.data.sets.folder import read_folders
-from headrace.data.sets.tfrecord_file import (
+from headrace.data.sets.tfrecords import (
+    IMAGENET,
     BadMessage,
     Floats,
     crc32c_numpy,
+    index_of,
     masked_crc32c,
     read_example,
+    samples_of,
+    shards,
     walk_records,
     write_example,
     write_records,
 )
-from headrace.data.sets.tfrecord_set import IMAGENET, index_of, samples_of, shards
 
 from .image_files import encode, smooth, write_classes
 
@@ -220,7 +223,7 @@ def test_the_index_is_kept_and_made_again_when_a_file_changes(tmp_path: Path, mo
     write_records(path, [one, one])
     files = shards(tmp_path, "train")
     assert index_of(files, IMAGENET).labels.tolist() == [0, 0]
-    monkeypatch.setattr("headrace.data.sets.tfrecord_set._make_index", None)  # the kept one is used
+    monkeypatch.setattr("headrace.data.sets.tfrecords._make_index", None)  # the kept one is used
     assert index_of(files, IMAGENET).class_names == ("a",)
     monkeypatch.undo()
     write_records(path, [one, one, one])

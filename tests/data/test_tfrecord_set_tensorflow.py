@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from headrace.cli.main import main
-from headrace.data.sets.tfrecord_set import IMAGENET, index_of, samples_of, shards
+from headrace.data.sets.tfrecords import IMAGENET, index_of, samples_of, shards
 
 from .image_files import encode, smooth, write_classes
 

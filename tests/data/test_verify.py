@@ -10,7 +10,7 @@ from headrace.cli.data import main
 from headrace.config.load import config_from
 from headrace.core.errors import ConfigError
 from headrace.data.sets.catalog import MNIST
-from headrace.data.sets.locate import locate_set
+from headrace.data.sets.known_sets import locate_set
 from headrace.data.verify import VerifyReport, format_report, verify, verify_found
 
 from .small_sets import SmallSet, idx_bytes, write_cifar_binary, write_idx

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from headrace.data.dataset import describe_dataset, open_dataset
-from headrace.data.feeding.cache import fetch
 from headrace.data.feeding.feed import CallSpans, TrainFeed, feed_options
-from headrace.data.feeding.order import StepShape
+from headrace.data.feeding.order import StepShape, fetch
 from headrace.reference.entrance import config_from, resolve
 
 SHAPE = StepShape(

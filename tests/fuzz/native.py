@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from headrace.data.decoding.crop import View
 from headrace.data.decoding.image import BadImage
 from headrace.data.decoding.jpeg import JpegDecoder, ThreadMemory
+from headrace.data.decoding.resize import View
 from tests.fuzz.harness import CORPUS, mutate
 
 NATIVE = Path(__file__).parents[2] / "src" / "headrace" / "native"

@@ -18,16 +18,13 @@ from headrace.core.errors import DataError, HeadraceError
 from headrace.core.files import parse_json
 from headrace.data.sets.build_tfrecords import read_boxes, read_metadata
 from headrace.data.sets.catalog import CIFAR100
-from headrace.data.sets.cifar import read_binary
-from headrace.data.sets.csv_set import read_csv_set
-from headrace.data.sets.indexed_samples import read_names
-from headrace.data.sets.packed import open_pack, write_pack
+from headrace.data.sets.folder import read_csv_set
+from headrace.data.sets.indexed_samples import _make_index, open_pack, read_names, write_pack
+from headrace.data.sets.known_sets import read_binary
 from headrace.data.sets.samples import ObjectSamples
 from headrace.data.sets.table_files import read_npz_set, read_parquet_set
-from headrace.data.sets.tar_shards import _make_index
-from headrace.data.sets.tfrecord_file import Floats, write_example, write_records
-from headrace.data.sets.tfrecord_set import IMAGENET, tfds_schema
-from headrace.data.sets.tfrecord_set import _make_index as index_records
+from headrace.data.sets.tfrecords import IMAGENET, Floats, tfds_schema, write_example, write_records
+from headrace.data.sets.tfrecords import _make_index as index_records
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "reliability.md"
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from headrace import HeadraceError, Infeed
-from headrace.data.sets.source import ArraySource
+from headrace.data.sets.samples import ArraySource
 
 
 def numbers(count):

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from headrace.checkpoint import saver
-from headrace.data.feeding.cache import Resident
 from headrace.data.feeding.feed import BlockReader
+from headrace.data.feeding.order import Resident
 from headrace.run import recorder
 from headrace.run.fit import train
 from headrace.run.validation import Validator

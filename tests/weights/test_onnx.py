@@ -7,8 +7,7 @@ import pytest
 from headrace.core.errors import CheckpointError, ConfigError
 from headrace.data.augmentation.augment import Preprocess, preprocess
 from headrace.data.augmentation.crop_resize import CentreView, centre_view
-from headrace.data.decoding.crop import valid_view
-from headrace.data.decoding.resize import resize_view
+from headrace.data.decoding.resize import resize_view, valid_view
 from headrace.model.context import Ctx
 from headrace.model.cost import Cost
 from headrace.model.layers import Dense, GlobalAveragePool, WithoutParameters

@@ -114,7 +114,7 @@ def _pack(argv: list[str]) -> int:
     from headrace.data.dataset import resolved_set
     from headrace.data.feeding.feed import num_threads_of
     from headrace.data.sets.image_sets import open_image_set
-    from headrace.data.sets.packed import write_pack
+    from headrace.data.sets.indexed_samples import write_pack
 
     data, output = resolved_set(resolved.config.data), Path(args.output)
     if args.shorter_side < 1 or not 1 <= args.quality <= 100:

@@ -12,9 +12,7 @@ from headrace.core.download import terminal_progress
 from headrace.core.errors import ConfigError, DataError, did_you_mean
 from headrace.core.units import parse_bytes
 from headrace.data.sets.catalog import KNOWN_SETS, SetRow
-from headrace.data.sets.digits import read_digits
-from headrace.data.sets.duplicates import quick_duplicates
-from headrace.data.sets.file_problem import BadSamples, Part, raise_problems
+from headrace.data.sets.file_problem import BadSamples, Part, quick_duplicates, raise_problems
 from headrace.data.sets.get import datasets_directory, get_set
 from headrace.data.sets.image_sets import (
     GREY_MEAN,
@@ -31,8 +29,15 @@ from headrace.data.sets.image_sets import (
     sources_of,
     working_size,
 )
-from headrace.data.sets.locate import SPLITS, Found, class_names, locate_set, read_split
-from headrace.data.sets.source import ArraySource, Source, Synthetic, SyntheticSource, distinct_images, generated_source
+from headrace.data.sets.known_sets import SPLITS, Found, class_names, locate_set, read_digits, read_split
+from headrace.data.sets.samples import (
+    ArraySource,
+    Source,
+    Synthetic,
+    SyntheticSource,
+    distinct_images,
+    generated_source,
+)
 
 SYNTHETIC_SETS = ("generated", "synthetic")
 _SYNTHETIC_SIZE, _SYNTHETIC_CLASSES, _SYNTHETIC_SAMPLES = 32, 10, 50_000

@@ -14,7 +14,7 @@ from headrace.core.units import format_bytes
 from headrace.data.dataset import DataInfo
 from headrace.data.feeding.eval_feed import DEVICE, EvalCache
 from headrace.data.feeding.feed import FeedOptions
-from headrace.data.sets.source import distinct_images
+from headrace.data.sets.samples import distinct_images
 from headrace.plan.steps import BatchPlan, ValidationPlan
 
 FLOAT32_BYTES = 4

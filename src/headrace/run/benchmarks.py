@@ -21,8 +21,8 @@ from headrace.core import __version__
 from headrace.core.errors import ConfigError
 from headrace.core.units import format_measured
 from headrace.data.dataset import DataSet, open_dataset
-from headrace.data.feeding.cache import make_resident
 from headrace.data.feeding.feed import RepeatedFeed
+from headrace.data.feeding.order import make_resident
 from headrace.engine.devices import show_devices, start_devices, use_compilation_cache
 from headrace.engine.forward import LOGITS, stored_for_inference
 from headrace.job import current_group

@@ -18,11 +18,10 @@ from headrace.core.tensor_file import write_safetensors
 from headrace.data.augmentation.augment import preprocess
 from headrace.data.augmentation.crop_resize import CentreView, centre_view
 from headrace.data.dataset import open_dataset
-from headrace.data.decoding.crop import valid_view
 from headrace.data.decoding.image import BadImage, decode, read_header
 from headrace.data.decoding.image_source import ImageSource
-from headrace.data.decoding.resize import View, resize_view
-from headrace.data.sets.source import Source
+from headrace.data.decoding.resize import View, resize_view, valid_view
+from headrace.data.sets.samples import Source
 from headrace.model.context import Ctx
 from headrace.ops.backend import portable
 from headrace.run.prediction import find_images

@@ -27,7 +27,7 @@ from headrace.data.dataset import DataInfo, DataSet, open_dataset
 from headrace.data.decoding.jpeg import describe_slower
 from headrace.data.feeding.feed import FeedOptions, TrainFeed
 from headrace.data.sets.file_problem import FILE as BAD_FILE
-from headrace.data.sets.source import first_samples
+from headrace.data.sets.samples import first_samples
 from headrace.data.verify import refuse_problems
 from headrace.engine.compiler import describe_compiler_options
 from headrace.engine.devices import show_devices, start_devices, use_compilation_cache

@@ -16,7 +16,7 @@ from headrace.config.schema import Config
 from headrace.core.files import write_atomic
 from headrace.data.augmentation.augment import preprocess
 from headrace.data.dataset import open_dataset
-from headrace.data.sets.source import Source
+from headrace.data.sets.samples import Source
 from headrace.engine.devices import show_devices, start_devices, use_compilation_cache
 from headrace.reference.entrance import override
 from headrace.report.run_files import IMAGES_FILE

@@ -27,7 +27,7 @@ from headrace.core.errors import ConfigError
 from headrace.core.tree import flatten_named
 from headrace.data.dataset import DataSet
 from headrace.data.sets.arrays import ImageSpec, array_dataset, array_source, check_class_names
-from headrace.data.sets.source import first_samples
+from headrace.data.sets.samples import first_samples
 from headrace.engine.devices import start_devices, use_compilation_cache
 from headrace.engine.multiprocess_arrays import readable
 from headrace.engine.objective import STANDARD, CustomObjective, LossFunction, MetricFunction

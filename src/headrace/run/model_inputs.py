@@ -15,14 +15,13 @@ from headrace.config.schema import Config, Data, all_options
 from headrace.config.section_data import DATASETS, IMAGE_DATASETS
 from headrace.core.errors import ConfigError, DataError, did_you_mean
 from headrace.data.dataset import DataInfo, DataSet, describe_dataset, open_dataset, resolved_set
-from headrace.data.decoding.crop import uncropped_side
 from headrace.data.decoding.image_source import ImageSource, ViewSpec
+from headrace.data.decoding.resize import uncropped_side
 from headrace.data.sets.arrays import ImageSpec, check_class_names
 from headrace.data.sets.file_problem import BadSamples
 from headrace.data.sets.folder import TRAIN_NAMES, held_out_mask, list_classes, split_folder
 from headrace.data.sets.image_sets import GREY_MEAN, GREY_STD, IMAGENET_MEAN, IMAGENET_STD
-from headrace.data.sets.samples import FileSamples
-from headrace.data.sets.source import ArraySource, Source
+from headrace.data.sets.samples import ArraySource, FileSamples, Source
 from headrace.model.cost import FLOPS_CONVENTION
 from headrace.model.custom import custom_network
 from headrace.model.custom_block import CustomBlock

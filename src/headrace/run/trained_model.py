@@ -24,7 +24,7 @@ from headrace.core.errors import CheckpointError
 from headrace.core.units import format_duration
 from headrace.data.augmentation.augment import Preprocess
 from headrace.data.dataset import DataInfo, describe_dataset
-from headrace.data.decoding.crop import uncropped_side, usual_shorter_side
+from headrace.data.decoding.resize import uncropped_side, usual_shorter_side
 from headrace.engine.state import State
 from headrace.model.families import build_network
 from headrace.model.network import Network

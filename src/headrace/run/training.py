@@ -12,9 +12,8 @@ from jax.sharding import Mesh, NamedSharding
 
 from headrace.config.schema import Learning, Pipeline
 from headrace.data.dataset import DataSet
-from headrace.data.feeding.cache import fetch, fetch_labels
 from headrace.data.feeding.feed import CallSpans, FeedOptions, TrainFeed
-from headrace.data.feeding.order import WHOLE, ProcessShard, StepShape, class_weights
+from headrace.data.feeding.order import WHOLE, ProcessShard, StepShape, class_weights, fetch, fetch_labels
 from headrace.engine.compiler import compile_program, compiler_options
 from headrace.engine.devices import CompileCounts, count_compilations, replica_mesh, replicated, take
 from headrace.engine.multiprocess_arrays import place

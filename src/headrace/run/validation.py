@@ -18,10 +18,10 @@ from headrace.config.load import NO_RECIPE, Resolved
 from headrace.config.schema import Config
 from headrace.core.errors import CheckpointError
 from headrace.data.dataset import DataSet, describe_dataset, open_dataset
-from headrace.data.feeding.cache import fetch, fetch_labels
 from headrace.data.feeding.eval_feed import EvalFeed
 from headrace.data.feeding.feed import FeedOptions, TrainFeed
-from headrace.data.sets.source import first_samples
+from headrace.data.feeding.order import fetch, fetch_labels
+from headrace.data.sets.samples import first_samples
 from headrace.engine.devices import replica_mesh, show_devices, start_devices, take, use_compilation_cache
 from headrace.engine.forward import (
     LOGITS,

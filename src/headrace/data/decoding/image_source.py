@@ -1,15 +1,11 @@
-"""A source that decodes: the encoded samples of a split become views of one size, cropped at random or in the centre.
+"""Sources that decode: encoded samples become views of one size, or images of a working size for the device."""
 
-A sample's view depends on (seed, epoch, sample) alone. A broken image is replaced by the next good sample of its class,
-whichever thread finds it. It keeps its position in the order, so that all other samples stay where they are.
-"""
-
+import threading
 from dataclasses import dataclass
 
 import numpy as np
 
 from headrace.core.errors import DataError
-from headrace.data.decoding.crop import CropRule, draws, random_crop, valid_view
 from headrace.data.decoding.image import (
     MAX_PIXELS,
     BadImage,
@@ -22,9 +18,14 @@ from headrace.data.decoding.image import (
     turn,
 )
 from headrace.data.decoding.jpeg import FileBackedSamples, batch_decoder, jpeg_decoder
-from headrace.data.decoding.resize import Scratch, View, resize_view
+from headrace.data.decoding.resize import CropRule, Scratch, View, draws, random_crop, resize_view, valid_view
 from headrace.data.sets.file_problem import BadSamples
 from headrace.data.sets.samples import Boxes, Samples
+
+# A source that decodes: the encoded samples of a split become views of one size, cropped at random or in the centre.
+#
+# A sample's view depends on (seed, epoch, sample) alone. A broken image is replaced by the next good sample of its
+# class, whichever thread finds it. It keeps its position in the order, so that all other samples stay where they are.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,3 +189,97 @@ def _as_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
         return np.repeat(pixels[:, :, :1], 3, axis=2)
     weights = np.array([19595, 38470, 7471])
     return ((pixels[:, :, :3].astype(np.int64) @ weights + 0x8000) >> 16).astype(np.uint8)[:, :, None]
+
+
+# A source whose images are decoded once, whole, to one working size, and cropped at random on the device.
+#
+# An image of any shape is resized to a square. A crop keeps its place and its shape: its box is that of the streaming
+# source, drawn in the original image, scaled to the square in each direction. The device resizes the box
+# (augmentation/crop_resize.py), so the images can be kept there, or in host memory and sent.
+
+
+class WorkingSource:
+    """One split as whole images of the working size, and the boxes of its crops in them."""
+
+    def __init__(self, whole: ImageSource, rule: CropRule) -> None:
+        assert whole.spec.whole
+        self._whole, self._rule, self.labels = whole, rule, whole.labels
+        self._kept: np.ndarray | None = None
+        self._decoded = np.zeros(len(whole), bool)
+        self._lock = threading.Lock()
+
+    @property
+    def num_distinct(self) -> int:
+        """Return how many different images there are."""
+        return len(self._whole)
+
+    @property
+    def image_hwc(self) -> tuple[int, int, int]:
+        """Return the shape of an image."""
+        return self._whole.image_hwc
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all images."""
+        return self._whole.nbytes
+
+    @property
+    def original_hw(self) -> np.ndarray:
+        """Return the original height and width of every image, int32 [n, 2]; 0 where it was not decoded yet."""
+        return self._whole.original_hw
+
+    def __len__(self) -> int:
+        return len(self._whole)
+
+    def keep(self) -> None:
+        """Keep images in host memory once they are decoded."""
+        self._kept = np.empty((len(self), *self.image_hwc), np.uint8)  # memory is taken as it is written
+
+    def read(self, indices: np.ndarray, epoch: np.ndarray | int) -> np.ndarray:
+        """Return these images, the same in every epoch."""
+        out = np.empty((len(indices), *self.image_hwc), np.uint8)
+        self.read_into(indices, epoch, out)
+        return out
+
+    def read_into(self, indices: np.ndarray, epoch: np.ndarray | int, out: np.ndarray) -> None:
+        """Write these images into `out`."""
+        if self._kept is None:
+            self._whole.read_into(indices, 0, out)
+            return
+        # A block may contain a sample twice (balanced sampling, repeated augmentation).
+        missing = np.unique(indices[~self._decoded[indices]])
+        if len(missing):  # two threads may decode the same image, to the same bytes
+            decoded = self._whole.read(missing, 0)
+            with self._lock:
+                self._kept[missing] = decoded
+                self._decoded[missing] = True
+        np.take(self._kept, indices, axis=0, out=out)
+
+    def boxes(self, indices: np.ndarray, epochs: np.ndarray) -> np.ndarray:
+        """Return the crops of these samples in pixels of the working size, float32 [n, 4]: top, left, height, width.
+
+        The images must have been decoded: the original size decides the crop.
+        """
+        spec, hw = self._whole.spec, self.original_hw[indices]
+        assert hw.all(), "an image is cropped before it was decoded"
+        decoder = batch_decoder(self._rule, spec.seed, spec.size, spec.channels)
+        samples = self._whole.samples
+        objects = None, None
+        if self._rule.reference and isinstance(samples, FileBackedSamples):
+            places = samples.extents(indices)
+            objects = places.objects, places.object_ends
+        if decoder is not None:
+            crops = decoder.crops(hw, indices, epochs, objects)
+        else:
+            ends = np.zeros(len(indices), int) if objects[1] is None else objects[1]
+            known = np.split(np.empty((0, 4)) if objects[0] is None else objects[0], ends)
+            crops = np.array(
+                [
+                    random_crop((height, width), self._rule, draws(spec.seed, epoch, sample), found.tolist())
+                    for (height, width), epoch, sample, found in zip(
+                        hw.tolist(), epochs.tolist(), indices.tolist(), known, strict=False
+                    )
+                ]
+            ).reshape(-1, 4)
+        # Drawn in the original image and then scaled: the same crop as the one a decoder of files would take.
+        return (crops * np.tile(spec.size / hw, (1, 2))).astype(np.float32)

@@ -18,9 +18,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from headrace.data.decoding.crop import ATTEMPTS, MIN_COVERED, PURPOSE, CropRule
 from headrace.data.decoding.image import MAX_PIXELS, Header, decoder_name, header_of
-from headrace.data.decoding.resize import View, native_resize
+from headrace.data.decoding.resize import ATTEMPTS, MIN_COVERED, PURPOSE, CropRule, View, native_resize
 from headrace.native.library import decode_library
 
 _TOLERANCE = 16  # of 255, in the check on first use; the tests compare with libjpeg to the bit

@@ -15,9 +15,9 @@ from headrace.config.schema import Validation
 from headrace.core.errors import ConfigError
 from headrace.core.units import format_bytes, parse_bytes
 from headrace.data.dataset import DataInfo
-from headrace.data.feeding.cache import Resident
 from headrace.data.feeding.feed import BlockReader, FeedOptions, FeedStats, Gate, Put, sent
-from headrace.data.sets.source import Source
+from headrace.data.feeding.order import Resident
+from headrace.data.sets.samples import Source
 
 DEVICE, HOST, STREAMED = "device", "host", "streamed"
 _BLOCK_BYTES = 256 << 20  # of the images in a block, unless the dataset is on the device

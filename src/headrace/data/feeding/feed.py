@@ -22,18 +22,21 @@ from headrace.config.schema import Augment, Data
 from headrace.core.errors import ConfigError
 from headrace.data.augmentation.augment import Preprocess, preprocess, preprocess_spec
 from headrace.data.dataset import DataInfo
-from headrace.data.decoding.working_source import WorkingSource
-from headrace.data.feeding.cache import CacheChoice, Resident, decide_cache, num_processors
+from headrace.data.decoding.image_source import WorkingSource
 from headrace.data.feeding.order import (
     WHOLE,
+    CacheChoice,
     ProcessShard,
+    Resident,
     StepShape,
     balanced_order,
+    decide_cache,
     epoch_order,
+    num_processors,
     repeated_order,
     step_indices,
 )
-from headrace.data.sets.source import DecodingSource, Source
+from headrace.data.sets.samples import DecodingSource, Source
 
 # Reading the images of a block with several threads
 

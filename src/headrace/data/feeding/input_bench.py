@@ -15,7 +15,7 @@ from headrace.data.decoding.image import decode, read_header
 from headrace.data.decoding.image_source import ImageSource
 from headrace.data.feeding.feed import BlockReader, feed_options
 from headrace.data.feeding.order import epoch_order
-from headrace.data.sets.source import Source
+from headrace.data.sets.samples import Source
 
 
 @dataclass(frozen=True, kw_only=True)

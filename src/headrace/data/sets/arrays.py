@@ -13,7 +13,7 @@ import numpy as np
 from headrace.config.schema import Data
 from headrace.core.errors import ConfigError, DataError
 from headrace.data.dataset import DataInfo, DataSet, with_pixel_options
-from headrace.data.sets.source import ArraySource, Source
+from headrace.data.sets.samples import ArraySource, Source
 
 ARRAYS = "arrays"  # the name of such a dataset
 DTYPES = ("uint8", "float32")

@@ -19,7 +19,7 @@ from headrace.data.decoding.image import BadImage, decode, read_header
 from headrace.data.sets.folder import ClassFolders
 from headrace.data.sets.indexed_samples import read_names
 from headrace.data.sets.samples import FileSamples
-from headrace.data.sets.tfrecord_file import Floats, Values, write_example, write_records
+from headrace.data.sets.tfrecords import Floats, Values, write_example, write_records
 
 SEED = 12345
 QUALITY = 100

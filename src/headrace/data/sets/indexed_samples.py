@@ -1,15 +1,15 @@
-"""Samples stored in a few large files (TFRecords, tar shards, packed files), located by an index.
-
-The index of a set is made on first use and kept in the user's cache directory, under a name made of the files' names,
-sizes and times; a changed file gets a new index.
-"""
+"""Samples stored in a few large files, located by an index: what all have in common, packed files, tar shards."""
 
 import hashlib
 import io
 import json
 import os
+import struct
+import tarfile
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,9 +17,15 @@ import numpy as np
 
 from headrace.core.errors import DataError
 from headrace.core.files import cache_directory, parse_json, write_atomic
-from headrace.data.decoding.image import BadImage
+from headrace.data.decoding.image import EXTENSIONS, BadImage, decode, decode_factor, read_header
 from headrace.data.decoding.jpeg import NO_CHECKSUM, RECORD_CHECKSUM, FileExtents
-from headrace.data.sets.samples import Content
+from headrace.data.sets.samples import Content, Samples
+
+# Samples stored in a few large files (TFRecords, tar shards, packed files), located by an index.
+#
+# The index of a set is made on first use and kept in the user's cache directory, under a name made of the files' names,
+# sizes and times; a changed file gets a new index.
+
 
 _VERSION = 3
 
@@ -271,3 +277,315 @@ def _fingerprint(kind: str, files: Sequence[Path]) -> str:
 
 def _cache_directory() -> Path:
     return cache_directory() / "indices"
+
+
+# Packed files: all images of a set in one file, resized once so that later epochs and runs read them quickly.
+#
+#     magic | images, one after the other | index (npz) | place, length and CRC-32 of the index | magic
+#
+# Images are JPEGs resized to a chosen shorter side (smaller ones stay as they are), with a restart marker after each
+# row of blocks, so that a crop decodes only the rows it needs. Each has a CRC-32, checked whenever it is read. The file
+# is read with `pread`, which releases the interpreter lock; a memory map would hold the lock while waiting for the
+# disk.
+
+
+MAGIC, END = b"headrace pack 1\n", b"end of pack\n"
+_TRAILER = struct.Struct("<QQI")
+SUFFIX = ".hrp"
+_COLUMNS = ("offset", "length", "labels", "crc")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pack:
+    """An opened packed file."""
+
+    class_names: tuple[str, ...]
+    train: StoredSamples
+    validation: StoredSamples
+    shorter_side: int
+    quality: int
+
+    @property
+    def split_by(self) -> str:
+        """Return how it was made."""
+        return f"packed at a shorter side of {self.shorter_side}, quality {self.quality}"
+
+
+def is_pack(path: Path) -> bool:
+    """Say whether a path is a packed file."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
+def open_pack(path: Path) -> Pack:
+    """Open a packed file; one that is cut short or damaged is a DataError."""
+    try:
+        arrays, facts = _read_index(path)
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, struct.error) as error:
+        raise DataError(
+            f"{path} is not a complete packed file: {error}.", remedy="Make it again with `headrace data pack`."
+        ) from None
+    count = facts["num_train"]
+
+    def part(rows: slice) -> StoredSamples:
+        crcs = arrays["crc"][rows]
+        index = Index(
+            file=np.zeros(len(crcs), np.int32),
+            offset=arrays["offset"][rows],
+            length=arrays["length"][rows],
+            labels=arrays["labels"][rows],
+        )
+
+        def checked(data: bytes, sample: int) -> Content:
+            if zlib.crc32(data) != crcs[sample]:
+                raise BadImage("the checksum is wrong")
+            return Content(data)
+
+        return StoredSamples([path], index, checked, crcs=crcs)
+
+    return Pack(
+        class_names=tuple(facts["class_names"]),
+        train=part(slice(0, count)),
+        validation=part(slice(count, None)),
+        shorter_side=facts["shorter_side"],
+        quality=facts["quality"],
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackReport:
+    """The result of packing."""
+
+    path: Path
+    num_samples: int
+    num_bytes: int
+    before_bytes: int
+    bad: tuple[str, ...]
+
+
+def write_pack(
+    path: Path,
+    class_names: Iterable[str],
+    splits: tuple[Samples, Samples],
+    form: tuple[int, int],
+    num_threads: int,
+    tell: Callable[[int, int], None] = lambda done, total: None,
+) -> PackReport:
+    """Pack both splits; `form` is (shorter side, quality). Bad images are left out and listed in the report."""
+    shorter_side, quality = form
+    jobs = [(split, sample) for split, samples in enumerate(splits) for sample in range(len(samples))]
+    rows: list[tuple[int, int, int, int, int]] = []
+    bad: list[str] = []
+    before = 0
+    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+
+    def work(job: tuple[int, int]) -> tuple[bytes | None, int, str]:
+        samples, sample = splits[job[0]], job[1]
+        try:
+            data = samples.content(sample).image
+            return repack(data, shorter_side, quality), len(data), ""
+        except BadImage as error:
+            return None, 0, f"{samples.name(sample)}: {error}"
+
+    try:
+        with temporary.open("wb") as file, ThreadPoolExecutor(num_threads) as pool:
+            file.write(MAGIC)
+            for start in range(0, len(jobs), 1024):  # limits how many encoded images wait in memory to be written
+                for job, (data, size, problem) in zip(
+                    jobs[start:], pool.map(work, jobs[start : start + 1024]), strict=False
+                ):
+                    if data is None:
+                        bad.append(problem)
+                        continue
+                    split, sample = job
+                    rows.append((split, file.tell(), len(data), int(splits[split].labels[sample]), zlib.crc32(data)))
+                    file.write(data)
+                    before += size
+                tell(min(start + 1024, len(jobs)), len(jobs))
+            _write_index(
+                file, rows, {"class_names": list(class_names), "shorter_side": shorter_side, "quality": quality}
+            )
+        # Only now under its name: an interrupted pack never looks like a complete one.
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return PackReport(
+        path=path, num_samples=len(rows), num_bytes=path.stat().st_size, before_bytes=before, bad=tuple(bad)
+    )
+
+
+def repack(data: bytes | np.ndarray, shorter_side: int, quality: int) -> bytes:
+    """Return an image as a JPEG whose shorter side is at most this, turned upright."""
+    from PIL import Image
+
+    if isinstance(data, np.ndarray):
+        pixels = data
+    else:
+        header = read_header(data)
+        shrink = min(1.0, shorter_side / min(header.height, header.width))
+        wanted = max(1, round(header.height * shrink)), max(1, round(header.width * shrink))
+        pixels = decode(data, header, 3, decode_factor(header, (header.height, header.width), wanted))
+    image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+    # Again, from the decoded size: decoding at a fraction has done part of the shrinking.
+    shrink = min(1.0, shorter_side / min(image.size))
+    if shrink < 1:
+        size = max(1, round(image.width * shrink)), max(1, round(image.height * shrink))
+        image = image.resize(size, Image.Resampling.BILINEAR)
+    file = io.BytesIO()
+    # A marker after each row of blocks: crops then skip the rows above them.
+    image.save(file, "JPEG", quality=quality, restart_marker_rows=1)
+    return file.getvalue()
+
+
+def _write_index(file: io.BufferedWriter, rows: list[tuple[int, int, int, int, int]], facts: dict) -> None:
+    columns = np.array(rows, np.int64).reshape(len(rows), 5).T
+    facts = facts | {"num_train": int((columns[0] == 0).sum())}
+    buffer = io.BytesIO()
+    np.savez(
+        buffer,
+        offset=columns[1],
+        length=columns[2],
+        labels=columns[3].astype(np.int32),
+        crc=columns[4].astype(np.uint32),
+        facts=np.frombuffer(json.dumps(facts).encode(), np.uint8),
+    )
+    index = buffer.getvalue()
+    place = file.tell()
+    file.write(index + _TRAILER.pack(place, len(index), zlib.crc32(index)) + END)
+    file.flush()
+    # Before the rename, which may otherwise reach the disk earlier than the data.
+    os.fsync(file.fileno())
+
+
+def _read_index(path: Path) -> tuple[dict[str, np.ndarray], dict]:
+    with path.open("rb") as file:
+        if file.read(len(MAGIC)) != MAGIC:
+            raise ValueError("it does not begin like one")
+        tail = _TRAILER.size + len(END)
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - tail))
+        trailer = file.read(tail)
+        if trailer[-len(END) :] != END:
+            raise ValueError("its end is missing")
+        place, length, crc = _TRAILER.unpack(trailer[: _TRAILER.size])
+        if place > size or length > size - place:
+            raise ValueError("the place of its index is beyond its end")
+        file.seek(place)
+        index = file.read(length)
+    if len(index) != length or zlib.crc32(index) != crc:
+        raise ValueError("the checksum of its index is wrong")
+    arrays = read_npz(index, (*_COLUMNS, "facts"))
+    facts = parse_json(arrays.pop("facts").tobytes())
+    _check_facts(facts, len(arrays["crc"]))
+    check_rows(arrays | {"file": np.zeros(len(arrays["crc"]), np.int32)}, [size], len(facts["class_names"]))
+    return arrays, facts
+
+
+def _check_facts(facts: dict, count: int) -> None:
+    numbers = [facts[name] for name in ("num_train", "shorter_side", "quality")]
+    if not all(type(number) is int for number in numbers) or not 0 <= numbers[0] <= count:
+        raise ValueError("its numbers are impossible")
+    if not isinstance(facts["class_names"], list) or not all(isinstance(name, str) for name in facts["class_names"]):
+        raise ValueError("its class names are not a list of names")
+    if not facts["class_names"]:
+        raise ValueError("it names no classes")
+
+
+# Tar shards in WebDataset's layout: `KEY.jpg` beside `KEY.cls` (a label in digits) or `KEY.json` (with a `label`).
+
+
+_VALIDATION = ("val", "test")
+_LABELS = (".cls", ".json")
+_MAX_LABEL_BYTES = 1 << 20
+
+
+def plain_content(data: bytes, sample: int) -> Content:
+    """Return the content of a sample whose stored bytes are the image itself."""
+    return Content(data)
+
+
+def has_tar_shards(path: Path) -> bool:
+    """Say whether a folder has tar files."""
+    return path.is_dir() and any(entry.suffix == ".tar" for entry in path.iterdir())
+
+
+def tar_shards(path: Path) -> tuple[list[Path], list[Path]]:
+    """Return the shards of training and validation: those with val or test in their name are the latter."""
+    files = sorted(file for file in path.glob("*.tar") if file.is_file())
+    validation = [file for file in files if any(name in file.stem.lower() for name in _VALIDATION)]
+    return [file for file in files if file not in validation], validation
+
+
+def tar_index(files: Sequence[Path], class_names: tuple[str, ...] = ()) -> Index:
+    """Return the index of these shards; classes are named by a file `classes.txt` beside them, or numbered."""
+    names = class_names or _class_names(files[0].parent)
+    return indexed("tar", files, lambda: _make_index(files, names))
+
+
+def _class_names(folder: Path) -> tuple[str, ...]:
+    return read_names(folder / "classes.txt")
+
+
+def _make_index(files: Sequence[Path], class_names: tuple[str, ...]) -> Index:
+    rows = []
+    for number, path in enumerate(files):
+        try:
+            rows += _rows_of(path, number)
+        except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError) as error:
+            raise DataError(f"{path} is not a complete tar file: {error}.", remedy="Fetch or make it again.") from None
+    if not rows:
+        raise DataError(f"{files[0].parent} has no images in its tar files.", rule="A sample is KEY.jpg and KEY.cls.")
+    count = max(row[3] for row in rows) + 1
+    if class_names and count > len(class_names):
+        raise DataError(f"A label is {count - 1}, but there are {len(class_names)} class names.")
+    return make_index(rows, class_names or [f"class {label}" for label in range(count)])
+
+
+def _rows_of(path: Path, number: int) -> list[tuple[int, int, int, int]]:
+    images: dict[str, tuple[int, int]] = {}
+    labels: dict[str, int] = {}
+    # Uncompressed only: images inside a compressed archive could not be read by their offset.
+    with tarfile.open(path, "r:") as archive:
+        size = path.stat().st_size
+        for member in archive:
+            folder, _, base = member.name.rpartition("/")
+            # At the first dot, as WebDataset has it: KEY.seg.png belongs to KEY.
+            key, dot, suffix = base.partition(".")
+            key = f"{folder}/{key}"
+            if not member.isfile() or not dot:
+                continue
+            # tarfile does not notice that the last file is cut off.
+            if member.offset_data + member.size > size:
+                raise tarfile.ReadError(f"it ends inside {member.name}")
+            if f".{suffix.lower()}" in EXTENSIONS:
+                images[key] = (member.offset_data, member.size)
+            elif f".{suffix.lower()}" in _LABELS and member.size <= _MAX_LABEL_BYTES:
+                file = archive.extractfile(member)
+                assert file is not None
+                labels[key] = _label(path, member.name, file.read())
+    lost = [key.lstrip("/") for key in images if key not in labels]
+    if lost:
+        raise DataError(
+            f"{path}: {len(lost):,} image(s) without a label, such as {lost[0]}.",
+            rule="Beside KEY.jpg there is KEY.cls with the label in digits, or KEY.json with a `label`.",
+        )
+    return [(number, *place, labels[key]) for key, place in images.items()]
+
+
+def _label(path: Path, name: str, data: bytes) -> int:
+    try:
+        label = parse_json(data)["label"] if name.endswith(".json") else int(data.decode())
+        if isinstance(label, str):
+            label = int(label)
+        if type(label) is not int:  # int() would accept 1.9 and make it 1
+            raise TypeError(label)
+    except (ValueError, KeyError, TypeError):
+        raise DataError(
+            f"{path}: {name} holds no label, but {data[:40]!r}.", rule="A label is a whole number."
+        ) from None
+    if not 0 <= label < 1_000_000:
+        raise DataError(f"{path}: the label in {name} is {label}, out of range.", rule="Labels start from 0.")
+    return label
