@@ -44,8 +44,8 @@ class Counterpart:
     options: Callable[[Any, str], Options]
 
 
-# XLA's newer way to cuDNN: a convolution is a fusion, and the five plans that cuDNN recommends are tried instead of all
-# that it has. Trying them is most of a compilation: ResNet-50 took 10 instead of 33 s, EfficientNet-B0 32 instead of 67.
+# XLA's newer way to cuDNN: a convolution is a fusion, and the five plans that cuDNN recommends are tried instead of
+# all that it has. Trying them is most of a compilation: ResNet-50 took 10 instead of 33 s, EfficientNet-B0 32, not 67.
 CONV_FUSION = "xla_gpu_experimental_enable_conv_fusion"
 
 # Set in every program of a network.
