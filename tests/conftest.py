@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 from headrace.config.schema import Config
 from headrace.engine.devices import use_compilation_cache
 from headrace.reference.entrance import config_from
+from tests.fork_server import load_few_dialects
 
 # Most of the suite's time is XLA compiling small programs, so they are compiled plainly: a third of the processor time
 # and the same answers to rounding. XLA_FLAGS from outside win: `XLA_FLAGS= make test` compiles as a user's run does.
@@ -32,8 +33,19 @@ def _accepts(flags: str) -> bool:
     return subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, check=False).returncode == 0
 
 
+def _in_memory(path: str = "/dev/shm", needed: int = 4 << 30) -> bool:
+    """Tell whether files can be kept in memory: there is room for them, and libraries in them can be loaded."""
+    if not os.access(path, os.W_OK):
+        return False
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize >= needed and not found.f_flag & os.ST_NOEXEC
+
+
 # Set once for the session, in the first process: the workers of pytest-xdist and what tests start inherit it.
 if "PYTEST_XDIST_WORKER" not in os.environ:
+    # Tests write and sync tens of thousands of files. TMPDIR from outside wins: `TMPDIR=/tmp make test` takes a disk.
+    if "TMPDIR" not in os.environ and _in_memory():
+        os.environ["TMPDIR"] = tempfile.tempdir = "/dev/shm"
     # A test that forgets to say where must not write into the home of the person who runs the suite.
     os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="headrace-test-cache-")
     atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
@@ -46,6 +58,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
+load_few_dialects()
 use_compilation_cache(None)  # below XDG_CACHE_HOME: a program that several tests need is compiled once
 
 settings.register_profile(

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax._src.interpreters import mlir
 
 import headrace
 
@@ -42,6 +43,16 @@ def _read_at_start(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 _READ_AT_START = _read_at_start(os.environ)
+
+
+def load_few_dialects() -> None:
+    """Lower programs with the one dialect that those for a CPU need besides JAX's own, not with those of all targets.
+
+    Loading these takes a fifth of the time of a small program, and tests compile thousands. What needs more fails.
+    """
+    context = getattr(mlir, "JaxIrContext", None)
+    if context is not None:
+        context.load_all_available_dialects = lambda self: self.get_dialect_descriptor("func")
 
 
 class Popen(subprocess.Popen):
@@ -166,5 +177,6 @@ if __name__ == "__main__":
     for module in pkgutil.walk_packages(headrace.__path__, "headrace."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
+    load_few_dialects()
     gc.freeze()  # collections in the copies leave these pages shared
     _run(_become(*_serve(socket.socket(fileno=int(sys.argv[1])))))
