@@ -115,18 +115,8 @@ def test_another_failure_of_the_compiler_is_not_hidden():
     assert len(lowered.tried) == 3
 
 
-def test_convolutions_are_fused_on_the_gpus_where_that_was_compared(monkeypatch):
-    class Gpu:
-        compute_capability = "9.0"
-
-    # The CPU's compiler knows all names, so that a GPU can be played by its name alone.
-    monkeypatch.delenv("XLA_FLAGS", raising=False)
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(jax, "local_devices", lambda: [Gpu()])
-    monkeypatch.setattr(jax, "__version_info__", (0, 11, 2))
-    assert common_options()[CONV_FUSION] is True
-    Gpu.compute_capability = "8.0"
-    assert CONV_FUSION not in common_options()
-    Gpu.compute_capability = "9.0"
-    monkeypatch.setenv("XLA_FLAGS", f"--{CONV_FUSION}=false")
-    assert CONV_FUSION not in common_options()
+def test_quick_tuning_is_for_gpus():
+    quick = Compiler(convolution_tuning="quick")
+    assert describe(quick, "gpu") == {"convolution_tuning": {CONV_FUSION: True}}
+    assert describe(quick, "cpu") == describe(quick, "tpu") == describe(Compiler(), "gpu") == {}
+    assert is_known(CONV_FUSION, True)

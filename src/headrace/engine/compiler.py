@@ -6,6 +6,7 @@ JAX knows, since options come and go between its versions.
 
 import functools
 import os
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -44,25 +45,14 @@ class Counterpart:
     options: Callable[[Any, str], Options]
 
 
-# XLA's newer way to cuDNN: a convolution is a fusion, and the five plans that cuDNN recommends are tried instead of
-# all that it has. Trying them is most of a compilation: ResNet-50 took 10 instead of 33 s, EfficientNet-B0 32, not 67.
-CONV_FUSION = "xla_gpu_experimental_enable_conv_fusion"
-
 # Set in every program of a network.
 _ALWAYS: Mapping[str, Options] = {
     "gpu": {
         # XLA replays kernels between two convolutions as a CUDA graph from 5 on by default, and launches fewer one by
         # one, which a small network waits for: ResNet-8 at batch 32 was up to 30 % slower so.
         "xla_gpu_graph_min_graph_size": 2,
-        CONV_FUSION: True,
     }
 }
-
-
-def _fuses_convolutions() -> bool:
-    """Say whether CONV_FUSION was measured and compared on this kind of device: Hopper, from JAX 0.11 on."""
-    capability = getattr(jax.local_devices()[0], "compute_capability", None)
-    return capability == "9.0" and jax.__version_info__ >= (0, 11)
 
 
 def _target(value: str, backend: str) -> Options:
@@ -83,7 +73,17 @@ def _memory_limit(values: tuple[float, ...], backend: str) -> Options:
     return {"xla_gpu_memory_limit_slop_factor": max(1, round(max(values)))} if backend == "gpu" else {}
 
 
+# XLA's newer way to cuDNN: a convolution is a fusion, and the few plans that cuDNN recommends are tried instead of all
+# that it has. Trying them is most of a compilation.
+CONV_FUSION = "xla_gpu_experimental_enable_conv_fusion"
+
+
+def _convolution_tuning(value: str, backend: str) -> Options:
+    return {CONV_FUSION: True} if backend == "gpu" and value == "quick" else {}
+
+
 COUNTERPARTS = (
+    Counterpart(option="convolution_tuning", options=_convolution_tuning),
     Counterpart(option="internal_exchange_optimization_target", options=_target),
     Counterpart(option="max_cross_replica_buffer_size", options=_all_reduce),
     Counterpart(option="max_reduce_many_buffer_size", options=_scatter),
@@ -110,22 +110,24 @@ def compiler_options(compiler: Compiler) -> dict[str, Any]:
 def common_options() -> dict[str, Any]:
     """Return the XLA options of every program on this process's backend; what XLA_FLAGS set stays as it is."""
     set_already = os.environ.get("XLA_FLAGS", "")
-    options = dict(_ALWAYS.get(jax.default_backend(), {}))
-    if CONV_FUSION in options and not _fuses_convolutions():
-        del options[CONV_FUSION]
+    options = _ALWAYS.get(jax.default_backend(), {})
     # Options of a compilation would override the flags, and a user who sets one wants to see what it does.
     return {name: value for name, value in options.items() if name not in set_already and is_known(name, value)}
 
 
+# Plans of convolutions are recorded as CUDA graphs, and what another thread compiles meanwhile spoils the recording.
+_one_at_a_time = threading.Lock()
+
+
 def compile_program(lowered: jax.stages.Lowered, options: Options) -> jax.stages.Compiled:
-    """Compile; without CONV_FUSION where cuDNN has no such plan for one of the convolutions."""
-    try:
+    """Compile a program; without CONV_FUSION where cuDNN recommends nothing that works for one of its convolutions."""
+    if CONV_FUSION not in options:
         return lowered.compile(compiler_options=dict(options) or None)
-    except jax.errors.JaxRuntimeError:
-        # Its rows of unsupported shapes are not documented, and change with cuDNN: trying is the only way to know.
-        if CONV_FUSION not in options:
-            raise
-    return lowered.compile(compiler_options={name: value for name, value in options.items() if name != CONV_FUSION})
+    with _one_at_a_time:
+        try:
+            return lowered.compile(compiler_options=dict(options))
+        except jax.errors.JaxRuntimeError:  # which shapes it has no plan for is written nowhere
+            return lowered.compile(compiler_options={key: options[key] for key in options if key != CONV_FUSION})
 
 
 def describe_compiler_options(compiler: Compiler, backend: str) -> list[str]:

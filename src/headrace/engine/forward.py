@@ -66,6 +66,7 @@ class EvalSpec:
     num_replicas: int
     half_partials: bool = False
     cpu_kernels: str = "auto"
+    compiler_options: tuple[tuple[str, Any], ...] = ()  # XLA's: engine/compiler.py
     fetch_labels: FetchLabels = no_labels  # the labels alone, for the last stage of a pipeline
     reducer: Reducer = SUMS
     flip: bool = False  # the mean of the logits of an image and of its mirror image
@@ -122,7 +123,8 @@ class WholeForward(OnOneMesh):
 
     def compile(self, placed: Any, resident: Any, block: Any) -> Any:
         """Compile ahead of the first use, so that the time can be reported apart."""
-        return compile_program(make_forward(self.spec, self.mesh).lower(placed, resident, block), common_options())
+        options = common_options() | dict(self.spec.compiler_options)
+        return compile_program(make_forward(self.spec, self.mesh).lower(placed, resident, block), options)
 
 
 def make_forward(spec: EvalSpec, mesh: Mesh) -> Any:

@@ -22,6 +22,7 @@ from headrace.data.feeding.eval_feed import EvalFeed
 from headrace.data.feeding.feed import FeedOptions, TrainFeed
 from headrace.data.feeding.order import fetch, fetch_labels
 from headrace.data.sets.samples import first_samples
+from headrace.engine.compiler import compiler_options
 from headrace.engine.devices import replica_mesh, show_devices, start_devices, take, use_compilation_cache
 from headrace.engine.forward import (
     LOGITS,
@@ -64,6 +65,7 @@ def make_forward_pass(design: Design, devices: list[Any], reducer: Reducer) -> t
         compute_dtype=design.precision.compute_dtype,
         half_partials=design.precision.half_partials,
         cpu_kernels=design.config.compiler.cpu_kernels,
+        compiler_options=tuple(compiler_options(design.config.compiler).items()),
         num_replicas=plan.num_replicas,
         reducer=reducer,
         flip=design.config.validation.validation_flip,
