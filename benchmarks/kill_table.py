@@ -57,7 +57,7 @@ class Phase:
 
 
 PHASES = {
-    "join": Phase("headrace.job.join", "rendezvous"),
+    "join": Phase("headrace.job.control", "rendezvous"),
     "compile": Phase("headrace.run.training", "compile_call"),
     "training": Phase("headrace.run.training", "CallProgram.__call__", 4),
     "checkpoint": Phase("headrace.checkpoint.store", "_rename_into_place", 1),  # written, but without its name

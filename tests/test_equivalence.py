@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from headrace.config.load import config_from
-from headrace.model.cost import Cost
+from headrace.model.context import Cost
 from headrace.model.families import build_network
 from headrace.model.network import Network
 from headrace.model.norm import NormSpec

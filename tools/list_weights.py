@@ -30,8 +30,7 @@ from headrace.core.tree import flatten_named
 from headrace.model.custom_block import weights_like
 from headrace.model.families import build_network
 from headrace.model.network import Network
-from headrace.weights.name_rules import pair_names
-from headrace.weights.name_tables import SCHEMES
+from headrace.weights.name_tables import SCHEMES, pair_names
 
 FILES = Path(__file__).parents[1] / "src" / "headrace" / "weights" / "files"
 COLUMNS = ("name", "network", "options", "source", "sha256", "image", "resize", "interpolation", "pixels", "classes")

@@ -31,8 +31,8 @@ _HOME = {
     "build_network": "headrace.model.families",
     "model_names": "headrace.model.families",
     "make_plan": "headrace.plan.plan",
-    "dataset_benchmark": "headrace.program.benchmark",
-    "infeed_benchmark": "headrace.program.benchmark",
+    "dataset_benchmark": "headrace.program.infeed",
+    "infeed_benchmark": "headrace.program.infeed",
     "accumulate_gradients": "headrace.program.gradients",
     "cross_replica": "headrace.program.gradients",
     "Infeed": "headrace.program.infeed",
@@ -132,9 +132,8 @@ if TYPE_CHECKING:
     from headrace.model.families import build_network, model_names
     from headrace.plan.plan import make_plan
     from headrace.program import loops
-    from headrace.program.benchmark import dataset_benchmark, infeed_benchmark
     from headrace.program.gradients import accumulate_gradients, cross_replica
-    from headrace.program.infeed import Infeed
+    from headrace.program.infeed import Infeed, dataset_benchmark, infeed_benchmark
     from headrace.program.outfeed import Outfeed, OutfeedMode
     from headrace.program.pipeline import Pipeline, PipelineState, pipeline
     from headrace.program.stage import OptimizerOutput, Stage, recomputation_checkpoint

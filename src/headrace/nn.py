@@ -4,9 +4,7 @@ A layer is a frozen value with `shape`, `init`, `apply` and `cost` (`Layer` says
 with these four methods can stand wherever one of these can.
 """
 
-from headrace.model.context import Ctx
-from headrace.model.cost import Cost
-from headrace.model.gates import Activation, Dropout, DropPath, LayerScale, SqueezeExcite
+from headrace.model.context import Cost, Ctx
 from headrace.model.layers import (
     AveragePool,
     Chain,
@@ -27,7 +25,7 @@ from headrace.model.layers import (
     ZeroPad,
 )
 from headrace.model.network import Network
-from headrace.model.norm import LayerNorm, Norm, NormSpec
+from headrace.model.norm import Activation, Dropout, DropPath, LayerNorm, LayerScale, Norm, NormSpec, SqueezeExcite
 
 __all__ = [
     "Activation",

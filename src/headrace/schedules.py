@@ -1,10 +1,7 @@
 """Pipeline schedules as data: make, place, draw and check the order in which devices run the actions of a step."""
 
 from headrace.plan.schedule import Action, Op, Order, Work, make_order, needs, schedule_names
-from headrace.plan.simulate import equal_stages, make_table, per_stage, simulate
-from headrace.plan.timeline import Table
-from headrace.plan.timeline_files import write_diagram
-from headrace.plan.timeline_text import draw_timeline
+from headrace.plan.timeline import Table, draw_timeline, equal_stages, make_table, per_stage, simulate, write_diagram
 
 __all__ = [
     "Action",

@@ -10,10 +10,18 @@ import pytest
 
 from headrace.core.errors import ConfigError
 from headrace.job.detect_launcher import ProcessInfo
-from headrace.job.launch_request import LaunchRequest, parse_launch_options, script_and_arguments
+from headrace.job.launch_request import (
+    LaunchRequest,
+    job_variables,
+    mpirun_command,
+    parse_launch_options,
+    script_and_arguments,
+    split_evenly,
+    srun_command,
+    user_variables,
+)
 from headrace.job.launcher import choose_driver, process_command
 from headrace.job.local_processes import cores_per_process, describe_exit, process_gpus, process_variables, visible_gpus
-from headrace.job.remote_processes import job_variables, mpirun_command, split_evenly, srun_command, user_variables
 
 # Seed 001, as printed, and what the text around each says: (processes, replicas, devices of a replica, hosts)
 POD16 = """-v --numa-aware 1 --num-instances 8 --num-replicas 16 --ipus-per-replica 1 --mpi-local-args="--tag-output"

@@ -1,12 +1,10 @@
 """Short ways to a network."""
 
 from headrace.config.model_table import VARIANTS, find_variant
-from headrace.model.build_options import DIALECTS, BuildOptions
 from headrace.model.families import Row, build_network
-from headrace.model.gates import Activation, Dropout, DropPath, SqueezeExcite
 from headrace.model.layers import Chain, Conv, Dense, GlobalAveragePool, Residual
 from headrace.model.network import Network
-from headrace.model.norm import Norm, NormSpec
+from headrace.model.norm import DIALECTS, Activation, BuildOptions, Dropout, DropPath, Norm, NormSpec, SqueezeExcite
 from headrace.reference.entrance import config_from
 
 

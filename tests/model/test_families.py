@@ -11,8 +11,8 @@ from headrace.core.errors import ConfigError
 from headrace.core.tree import flatten_named
 from headrace.model.context import Ctx
 from headrace.model.families import model_names
-from headrace.model.gates import DropPath
 from headrace.model.layers import Residual
+from headrace.model.norm import DropPath
 
 from .build import network
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from headrace.model.context import Ctx
-from headrace.model.fastnet import Identity, Whitening
+from headrace.model.families import Identity, Whitening
 
 from .build import network
 

@@ -7,7 +7,7 @@ import pytest
 
 from headrace.core.rng import bits, name_id
 from headrace.model.context import Ctx, Draws
-from headrace.model.gates import Activation, Dropout, DropPath, SqueezeExcite
+from headrace.model.norm import Activation, Dropout, DropPath, SqueezeExcite
 
 from .build import small_squeeze_excite
 

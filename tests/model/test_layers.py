@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import ConfigError
-from headrace.model.context import Ctx
-from headrace.model.cost import Cost
+from headrace.model.context import Cost, Ctx
 from headrace.model.layers import (
     Chain,
     Conv,

@@ -11,11 +11,9 @@ import pytest
 from headrace.core.tree import flatten_named, unflatten_named
 from headrace.data.augmentation.augment import Preprocess
 from headrace.model.context import Ctx, Draws
-from headrace.model.convnext import ConvNeXt
 from headrace.model.densenet_vgg import DenseNet, Vgg
-from headrace.model.efficientnet import EfficientNet, Group
-from headrace.model.regnet import RegNet
-from headrace.model.resnet import ResNet
+from headrace.model.efficientnet import ConvNeXt, EfficientNet, Group
+from headrace.model.resnet import RegNet, ResNet
 from headrace.weights.onnx_file import write_onnx
 
 from .build import row_network

@@ -10,7 +10,6 @@ from headrace.config.load import config_from
 from headrace.core.errors import ConfigError
 from headrace.model.families import build_network
 from headrace.model.network import Network
-from headrace.plan.device_mapping import check_device_mapping
 from headrace.plan.partition import (
     BlockCost,
     Limits,
@@ -23,6 +22,7 @@ from headrace.plan.partition import (
     splits_by_name,
     stage_ranges,
 )
+from headrace.plan.schedule import check_device_mapping
 
 
 @pytest.fixture(scope="module")

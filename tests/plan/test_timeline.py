@@ -17,10 +17,19 @@ from PIL import Image, ImageColor
 
 from headrace.core.errors import ConfigError
 from headrace.plan.schedule import Work
-from headrace.plan.simulate import equal_stages, make_table, per_stage
-from headrace.plan.timeline import Table
-from headrace.plan.timeline_files import Box, chrome_trace, draw_marks, draw_png, draw_svg, write_diagram
-from headrace.plan.timeline_text import draw_timeline
+from headrace.plan.timeline import (
+    Box,
+    Table,
+    chrome_trace,
+    draw_marks,
+    draw_png,
+    draw_svg,
+    draw_timeline,
+    equal_stages,
+    make_table,
+    per_stage,
+    write_diagram,
+)
 
 GOLDEN = Path(__file__).parent / "golden"
 FOUR = Work((0, 1, 2, 3), 8)

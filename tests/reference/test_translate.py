@@ -11,9 +11,15 @@ from headrace.config.arguments import build_parser, take_options
 from headrace.config.load import Resolved, to_saved
 from headrace.config.schema import all_options
 from headrace.core.errors import ConfigError
-from headrace.reference.detect import detect_application, with_application
-from headrace.reference.entrance import from_saved, known_options, override, resolve
-from headrace.reference.option_table import BY_OPTION
+from headrace.reference.entrance import (
+    detect_application,
+    from_saved,
+    known_options,
+    override,
+    resolve,
+    with_application,
+)
+from headrace.reference.tables import BY_OPTION
 from headrace.reference.translate import OTHERWISE_IN_TF1, THEIRS
 
 IMAGENET = "--dataset imagenet --data-dir /data/imagenet-data"

@@ -7,8 +7,8 @@ import jax
 import pytest
 
 from headrace.cli.main import main
-from headrace.report.profile_section import draw_profile
-from headrace.report.run_files import read_files
+from headrace.report.run_summary import read_files
+from headrace.report.sections import draw_profile
 from headrace.run.profiling import CallProfile, read_profile
 
 

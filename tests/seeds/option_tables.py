@@ -14,9 +14,8 @@ import yaml
 from headrace.config.field import find_option, option_names
 from headrace.config.section_compiler import EVERYWHERE, NO_EFFECT
 from headrace.config.values import BOOL, format_value
-from headrace.reference.defaults import tf1_defaults, tf2_defaults
 from headrace.reference.entrance import known_options
-from headrace.reference.option_table import BY_OPTION
+from headrace.reference.tables import BY_OPTION, tf1_defaults, tf2_defaults
 
 STATED: Mapping[str, Mapping[str, list[dict[str, Any]]]] = yaml.safe_load(
     Path(__file__).with_name("options.yml").read_text()

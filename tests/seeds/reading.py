@@ -14,7 +14,7 @@ from headrace.config.load import Resolved
 from headrace.config.model_table import norm_choice
 from headrace.job.launch_request import LaunchRequest, parse_launch_options
 from headrace.job.local_processes import process_variables
-from headrace.reference.scripts import SCRIPTS
+from headrace.reference.entrance import SCRIPTS
 from headrace.run.design import Design, design_run
 
 NOT_OURS = "not ours"

@@ -12,10 +12,17 @@ from pathlib import Path
 import pytest
 
 from headrace.core.errors import ConfigError, DownloadError
-from headrace.weights import published
-from headrace.weights.hub import HubRepo, hub_cache, hub_file
-from headrace.weights.named import facts_of, find_file, is_path
-from headrace.weights.published import imagenet_names, published_weights
+from headrace.weights import named
+from headrace.weights.named import (
+    HubRepo,
+    facts_of,
+    find_file,
+    hub_cache,
+    hub_file,
+    imagenet_names,
+    is_path,
+    published_weights,
+)
 from tests.core.file_server import serving, without_proxies
 from tests.weights.hub_server import COMMIT, Hub
 
@@ -177,9 +184,9 @@ def test_a_row_with_an_address_is_checked_by_the_digits_of_its_name(
         rows.append(f"torchvision/{name},resnet18,,{hub.url}/{name}-{expected}.pth,{expected},224,232,bilinear,half,7")
         hub.files[f"/{name}-{expected}.pth"] = DATA
     (files / "published.csv").write_text("\n".join(rows))
-    monkeypatch.setattr(published, "FILES", files)
+    monkeypatch.setattr(named, "FILES", files)
     published_weights.cache_clear()
-    published.published_file.cache_clear()
+    named.published_file.cache_clear()
     try:
         assert find_file("torchvision/right").read_bytes() == DATA
         assert find_file("torchvision/right") == tmp_path / f"headrace/weights/right-{digits}.pth"
@@ -200,7 +207,7 @@ def test_a_row_with_an_address_is_checked_by_the_digits_of_its_name(
             find_file(f"{hub.url}/wrong-deadbeef.pth")
     finally:
         published_weights.cache_clear()
-        published.published_file.cache_clear()
+        named.published_file.cache_clear()
 
 
 def test_an_address_with_and_without_a_checksum(hub: Hub, tmp_path: Path) -> None:

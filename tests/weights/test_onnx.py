@@ -8,12 +8,10 @@ from headrace.core.errors import CheckpointError, ConfigError
 from headrace.data.augmentation.augment import Preprocess, preprocess
 from headrace.data.augmentation.crop_resize import CentreView, centre_view
 from headrace.data.decoding.resize import resize_view, valid_view
-from headrace.model.context import Ctx
-from headrace.model.cost import Cost
+from headrace.model.context import Cost, Ctx
 from headrace.model.layers import Dense, GlobalAveragePool, WithoutParameters
 from headrace.model.network import Network
-from headrace.weights.onnx_file import _resized, check_onnx, write_onnx
-from headrace.weights.onnx_layers import OPSET, Graph
+from headrace.weights.onnx_file import OPSET, Graph, _resized, check_onnx, write_onnx
 from tests.model.build import network
 
 onnx = pytest.importorskip("onnx")

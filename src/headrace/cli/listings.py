@@ -54,7 +54,7 @@ def models(argv: list[str]) -> int:
 
 def _list_models(argv: list[str]) -> int:
     options, _ = _network_options(argv, Parser(prog="headrace models"))
-    from headrace.model.cost import FLOPS_CONVENTION
+    from headrace.model.context import FLOPS_CONVENTION
     from headrace.model.families import model_names
 
     rows, problems = [], []
@@ -76,7 +76,7 @@ def _list_models(argv: list[str]) -> int:
 
 
 def _list_weights(argv: list[str]) -> int:
-    from headrace.weights.published import published_weights
+    from headrace.weights.named import published_weights
 
     parser = Parser(prog="headrace models --weights")
     parser.add_argument("text", nargs="?", default="", metavar="TEXT")
@@ -97,7 +97,7 @@ def _show_model(argv: list[str]) -> int:
     parser = Parser(prog="headrace models show")
     parser.add_argument("name", metavar="NAME")
     options, args = _network_options(argv, parser)
-    from headrace.model.cost import FLOPS_CONVENTION
+    from headrace.model.context import FLOPS_CONVENTION
 
     network = _build(args.name, options)
     total = network.total_cost()

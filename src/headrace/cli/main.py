@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_script(script: str, argv: Sequence[str] | None = None) -> int:
     """Run a script of the reference by its name; return the exit code."""
-    from headrace.reference.scripts import SCRIPTS
+    from headrace.reference.entrance import SCRIPTS
 
     arguments = list(sys.argv[1:] if argv is None else argv)
     # Their options are not among those of the first screen of help.

@@ -18,10 +18,9 @@ def main(argv: list[str]) -> int:
 
     from headrace.config.section_compiler import describe_without_effect
     from headrace.engine.visible import visible_devices
-    from headrace.plan.plan import format_plan
-    from headrace.plan.scale import format_scale
+    from headrace.plan.plan import format_plan, format_scale
     from headrace.plan.steps import describe_sizes
-    from headrace.plan.timeline_files import check_diagram_file, write_diagram
+    from headrace.plan.timeline import check_diagram_file, write_diagram
     from headrace.run.choices import settle, with_choices
     from headrace.run.design import design_run, scale_to_devices
     from headrace.run.profiling import with_measured_blocks

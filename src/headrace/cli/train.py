@@ -18,7 +18,7 @@ from headrace.cli.options import (
 )
 from headrace.core.units import format_duration
 from headrace.job import Restart, detect_restart
-from headrace.reference.scripts import take_value
+from headrace.reference.entrance import take_value
 
 if TYPE_CHECKING:
     from headrace.config.load import Resolved

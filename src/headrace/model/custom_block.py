@@ -13,8 +13,7 @@ from jax import Array
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.rng import generator
 from headrace.core.tree import PyTree, flatten_named
-from headrace.model.context import Ctx, Draws, sample_key, start_key
-from headrace.model.cost import Cost, count_jaxpr
+from headrace.model.context import Cost, Ctx, Draws, count_jaxpr, sample_key, start_key
 from headrace.model.layers import Layer, RngAt, Shape, Tree
 from headrace.model.network import Network
 

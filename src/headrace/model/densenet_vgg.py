@@ -5,8 +5,6 @@ Both are padded as in PyTorch, whatever the dialect.
 
 from dataclasses import dataclass
 
-from headrace.model.build_options import BuildOptions
-from headrace.model.gates import Dropout
 from headrace.model.layers import (
     FAN_IN_HE,
     FAN_OUT_HE,
@@ -23,6 +21,7 @@ from headrace.model.layers import (
     Relu,
     ResizeByAverage,
 )
+from headrace.model.norm import BuildOptions, Dropout
 
 
 @dataclass(frozen=True, kw_only=True)

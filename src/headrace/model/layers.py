@@ -22,8 +22,7 @@ from jax import Array, lax
 
 from headrace import ops
 from headrace.core.errors import ConfigError
-from headrace.model.context import Ctx
-from headrace.model.cost import Cost
+from headrace.model.context import Cost, Ctx
 from headrace.ops.pool import Padding, out_size
 
 # The standard deviation of a unit normal truncated at +-2. Samples are divided by it to get the intended deviation.

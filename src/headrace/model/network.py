@@ -14,8 +14,7 @@ from jax import Array, lax
 from headrace.core.errors import ConfigError
 from headrace.core.rng import generator
 from headrace.core.tree import map_named
-from headrace.model.context import Ctx
-from headrace.model.cost import Cost
+from headrace.model.context import Cost, Ctx
 from headrace.model.layers import Named, Relu, Residual, Shape, Tree, split_layers, under
 
 

@@ -9,7 +9,6 @@ from headrace.config.schema import Config
 from headrace.core.errors import ConfigError
 from headrace.core.units import parse_bytes
 from headrace.model.network import Network
-from headrace.plan.device_mapping import DeviceMapping, check_device_mapping
 from headrace.plan.memory import DataMemory, MemoryPlan, MemoryRow, bytes_per_parameter, model_rows, widths
 from headrace.plan.partition import (
     EVERYWHERE,
@@ -24,10 +23,9 @@ from headrace.plan.partition import (
     splits_by_name,
     stage_ranges,
 )
-from headrace.plan.schedule import Node, Work, find_schedule, strict_rule
-from headrace.plan.simulate import BACKWARD_PER_FORWARD, make_table, per_stage
+from headrace.plan.schedule import DeviceMapping, Node, Work, check_device_mapping, find_schedule, strict_rule
 from headrace.plan.steps import BatchPlan
-from headrace.plan.timeline import Table
+from headrace.plan.timeline import BACKWARD_PER_FORWARD, Table, make_table, per_stage
 
 
 @dataclass(frozen=True, kw_only=True)

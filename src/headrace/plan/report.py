@@ -10,7 +10,7 @@ from headrace.plan.memory import MemoryPlan, Saving
 from headrace.plan.pipeline import PipelinePlan
 from headrace.plan.schedule import find_schedule
 from headrace.plan.steps import BatchPlan, StepPlan, ValidationPlan
-from headrace.plan.timeline_text import draw_timeline
+from headrace.plan.timeline import draw_timeline
 
 STAGE_HEAD = ("stage", "blocks", "device", "parameters", "FLOP", "kept", "sent on", "time")
 DEVICE_HEAD = ("device", "stages", "weights", "activations", "recomputed", "data", "total")

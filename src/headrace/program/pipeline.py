@@ -22,12 +22,10 @@ from headrace.engine.pipeline.state_placement import home_shardings
 from headrace.engine.pipeline.step_plan import EACH, Host, Values
 from headrace.job import current_group
 from headrace.plan.schedule import Node, find_schedule
-from headrace.plan.timeline import Table
-from headrace.plan.timeline_text import draw_timeline
+from headrace.plan.timeline import Table, draw_timeline
 from headrace.program.infeed import Infeed
 from headrace.program.outfeed import Outfeed
-from headrace.program.pipeline_request import Request, run_constants
-from headrace.program.pipeline_spec import PipelineSpec, make_spec
+from headrace.program.pipeline_spec import PipelineSpec, Request, make_spec, run_constants
 from headrace.program.pipeline_steps import LATEST, init_optimizer, make_steps
 from headrace.program.stage import OptimizerOutput
 from headrace.program.structure import difference, read_replicas, structure_of

@@ -1,21 +1,22 @@
-"""Where options enter: the functions of config/load.py, with the reference's options, defaults and recipes accepted."""
+"""Where options and scripts of the reference enter, beside ordinary options."""
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.config import load
-from headrace.config.field import Option, Origin
+from headrace.config.field import Option, Origin, normalise_name, option_names
 from headrace.config.layers import Given, Layer
 from headrace.config.load import NO_RECIPE, Resolved, Translation
 from headrace.config.schema import SECTIONS, Config
 from headrace.config.yaml_blocks import RECIPES, Block, blocks_of, choose
 from headrace.core.errors import ConfigError
-from headrace.reference.section import Reference
+from headrace.reference.tables import Reference
 from headrace.reference.translate import has_defaults, translate
 
 if TYPE_CHECKING:
-    from headrace.weights.published import WeightFacts
+    from headrace.weights.named import WeightFacts
 
 CACHE_VARIABLE = "TF_POPLAR_FLAGS"  # where the reference says in which directory compiled programs are kept
 
@@ -41,8 +42,7 @@ def _weight_options(name: str) -> Mapping[str, Any]:
 
 def _facts_of_run(path: Path) -> "WeightFacts | None":
     from headrace.checkpoint.store import MANIFEST_FILE, list_checkpoints, parse_manifest
-    from headrace.weights.named import pixel_options
-    from headrace.weights.published import WeightFacts
+    from headrace.weights.named import WeightFacts, pixel_options
 
     places = [path, *reversed(list_checkpoints(path)), *reversed(list_checkpoints(path / "checkpoints"))]
     file = next((place / MANIFEST_FILE for place in places if (place / MANIFEST_FILE).is_file()), None)
@@ -121,3 +121,218 @@ def named_blocks(config_path: str | None) -> Mapping[str, Block]:
 def choose_block(name: str | None, config_path: str | None) -> Block:
     """Return a named configuration, or refuse the name."""
     return choose(named_blocks(config_path), name, config_path)
+
+
+# Which of the two reference applications a command line was written for, judged by the option names it uses.
+#
+# Both have a script `train.py`. Their names differ even where the meaning does not (`--batch-size` and `--micro-batch-
+# size`); for `headrace train` such a name is a mere alias, for a script of the reference it is a sign.
+
+
+# Names that the first application has and the second has not, besides those of the section `reference`.
+_NAMES = """
+    batch_size replicas epochs data_dir optimiser model_size
+    batch_norm group_norm groups bn_span bn_decay enable_recomputation
+    enable_recompute xla_recompute eight_bit_io normalise_input valid_batch_size no_validation
+    no_stochastic_rounding no_dataset_cache enable_half_partials internal_exchange_optimisation_target
+    enable_conv_dithering group_dim expand_ratio mixup_alpha cutmix_lambda generated_data repeat distributed
+    batches_per_step init_path variable_filter rts image_size widenet weight_avg_n weight_avg_exp
+    convolution_groups use_relu no_se momentum warmup_epochs sharding_include_filter sharding_exclude_filter
+"""
+TF1_NAMES = frozenset(_NAMES.split())
+# Options of the section `reference` that the second application has, or that belong to neither.
+_NOT_TF1_NAMES = """
+    application gather_conv_output conv_dithering min_remote_tensor_size scheduling_algorithm num_io_tiles
+    on_demand nanoo
+"""
+_NOT_TF1 = frozenset(_NOT_TF1_NAMES.split())
+
+
+def detect_application(argv: Sequence[str]) -> str:
+    """Return tf1 if an option of the first application is among the arguments, else tf2."""
+    options = known_options()
+    known = option_names(options)
+    tf1 = TF1_NAMES | {
+        name
+        for name, spelled in known.items()
+        if options[spelled.name].section == "reference" and spelled.name not in _NOT_TF1
+    }
+    for argument in argv:
+        # After it nothing is an option.
+        if argument == "--":
+            break
+        if argument.startswith("--"):
+            name = normalise_name(argument[2:].partition("=")[0])
+            exact = name in known or name in tf1
+            meant = [name] if exact else [full for full in (*known, *tf1) if full.startswith(name)]
+            if meant and all(full in tf1 for full in meant):
+                return "tf1"
+    return "tf2"
+
+
+def with_application(argv: Sequence[str]) -> list[str]:
+    """Add --application to a reference's command line, unless it or a named configuration says one."""
+    arguments = list(argv)
+    return arguments if names_application(arguments) else [*arguments, "--application", detect_application(arguments)]
+
+
+def names_application(argv: Sequence[str], *, by_config: bool = True) -> bool:
+    """Whether a command line says which application it is for, or (`by_config`) names a configuration that may."""
+    saying = ("--application", "--dialect", *(("--config",) if by_config else ()))
+    return any(argument.partition("=")[0].replace("_", "-") in saying for argument in argv)
+
+
+# Entry points compatible with the reference's scripts: each turns its arguments into a command line of ours.
+#
+# The files at the repository's root (train.py, validation.py, ...) are these scripts. The reference's two applications
+# share their names; which one a command line is written for follows from the options that it uses.
+
+
+EFFICIENTNET = "efficientnet_cifar10_pipeline"
+ONE_DEVICE = ("--pipeline-splits", "0", "--micro-batch-size", "192", "--gradient-accumulation-count", "1")
+CONFIGS_FILE = "configs.yml"
+_SYNTHETIC = ("--generated-data", "--synthetic-data")
+
+
+def train(argv: list[str]) -> list[str]:
+    """Train; with --restore-path resume a run, or validate it if it is finished."""
+    place, words = take_value(_with_own_file(argv), "--restore-path")
+    if place is None:
+        return ["train", *_for_application(words)]
+    if is_finished(Path(place)):
+        return ["validate", place, *_of_saved_run(words, place)]
+    return ["resume", place, *_of_saved_run(words, place)]
+
+
+def validation(argv: list[str]) -> list[str]:
+    """Validate checkpoints (--restore-path); without one measure inference (synthetic data) or untrained weights."""
+    place, words = take_value(_with_own_file(argv), "--restore-path")
+    if place is not None:
+        return ["validate", place, *_of_saved_run(words, place)]
+    if any(_name(word) in _SYNTHETIC for word in words):
+        return ["bench", "--mode", "inference", *_first_application(words)]
+    if not _asks_for_help(words):
+        print("warning: no --restore-path: the weights are untrained", file=sys.stderr)
+    return ["train", *_first_application(words), "--no-training"]
+
+
+def restore(argv: list[str]) -> list[str]:
+    """Resume a run."""
+    return ["resume", *_restored("restore.py", argv)]
+
+
+def weight_avg(argv: list[str]) -> list[str]:
+    """Average the checkpoints of a run."""
+    return ["average", *_restored("weight_avg.py", argv)]
+
+
+def inference(argv: list[str]) -> list[str]:
+    """Validate the newest EfficientNet of efficientnet_CIFAR10_train.py, or the run named first."""
+    if argv and (not argv[0].startswith("-") or _asks_for_help(argv)):
+        return ["validate", *argv]
+    log_dir, _ = take_value(argv, "--log-dir")
+    found = sorted(Path(log_dir or "runs").glob("efficientnet_b0-cifar10-*/config.json"))
+    if not found:
+        raise ConfigError(
+            f"There is no run of an EfficientNet on CIFAR-10 in {log_dir or 'runs'}.",
+            remedy="Train it first: python efficientnet_CIFAR10_train.py; or give the directory of a run.",
+        )
+    newest = max(found, key=lambda file: file.stat().st_mtime).parent
+    return ["validate", str(newest), "--last", *argv]
+
+
+SCRIPTS: Mapping[str, Callable[[list[str]], list[str]]] = {
+    "train": train,
+    "validation": validation,
+    "restore": restore,
+    "weight_avg": weight_avg,
+    "dataset_benchmark": lambda argv: ["data", "bench", "--parts", "block", *with_application(argv)],
+    "verify_dataset": lambda argv: ["data", "verify", *with_application(argv)],
+    "efficientnet_CIFAR10_train": lambda argv: ["train", "--config", EFFICIENTNET, *argv],
+    "efficientnet_CIFAR10_train_gpu": lambda argv: ["train", "--config", EFFICIENTNET, *ONE_DEVICE, *argv],
+    "efficientnet_CIFAR10_inference": inference,
+}
+
+
+def take_value(argv: Sequence[str], option: str) -> tuple[str | None, list[str]]:
+    """Take an option with its value out of an argv; the last one counts."""
+    value, left, words = None, [], list(argv)
+    while words:
+        word = words.pop(0)
+        if _name(word) != option:
+            left.append(word)
+            continue
+        _, equals, value = word.partition("=")
+        if not equals:
+            if not words or words[0].startswith("--"):
+                raise ConfigError(f"{option} has no value.", remedy="Give the directory of a run, such as runs/NAME.")
+            value = words.pop(0)
+    return value, left
+
+
+def is_finished(place: Path) -> bool:
+    """Whether a run has been trained to its end."""
+    from headrace.checkpoint.store import newest_good, step_of
+    from headrace.core.files import parse_json
+
+    try:
+        total = parse_json((place / "plan.json").read_bytes())["steps"]["total_steps"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+    newest = newest_good(place / "checkpoints")[0]
+    return newest is not None and isinstance(total, int) and (step_of(newest) or 0) >= total
+
+
+def _with_own_file(argv: list[str]) -> list[str]:
+    """Add --config-path where `configs.yml`, here or beside the script, has the named configuration."""
+    name, file = take_value(argv, "--config")[0], take_value(argv, "--config-path")[0]
+    if name is None or file is not None:
+        return argv
+    for folder in (Path(), Path(sys.argv[0]).parent):
+        path = folder / CONFIGS_FILE
+        if path.is_file() and name in named_blocks(str(path)):
+            return [*argv, "--config-path", str(path)]
+    return argv
+
+
+def _of_saved_run(argv: list[str], place: str) -> list[str]:
+    """Drop a named configuration, once it is known to be one: a saved run brings its own options."""
+    name, words = take_value(argv, "--config")
+    file, words = take_value(words, "--config-path")
+    if name is not None:
+        choose_block(name, file)
+        print(f"note: --config {name} is ignored: the options of the run in {place} apply", file=sys.stderr)
+    return words
+
+
+def _restored(script: str, argv: list[str]) -> list[str]:
+    """Put the run that --restore-path names in front; a script that needs one says so."""
+    place, words = take_value(argv, "--restore-path")
+    if place is None and not _asks_for_help(words):
+        raise ConfigError(f"{script} needs --restore-path.", remedy="Give the directory of a run, such as runs/NAME.")
+    return [place, *words] if place else words
+
+
+def _for_application(argv: list[str]) -> list[str]:
+    """Add --application, judged by the options of the command line and of the user's own configuration file."""
+    name, file = take_value(argv, "--config")[0], take_value(argv, "--config-path")[0]
+    if name is None or file is None:
+        return with_application(argv)
+    block = choose_block(name, file)
+    arguments = [*(f"--{entry.key}" for entry in block.merged + block.own), *argv]
+    if names_application(arguments, by_config=False):
+        return argv
+    return [*argv, "--application", detect_application(arguments)]
+
+
+def _first_application(argv: list[str]) -> list[str]:
+    """Only the reference's first application has a validation.py."""
+    return argv if names_application(argv) else [*argv, "--application", "tf1"]
+
+
+def _name(word: str) -> str:
+    return word.partition("=")[0].replace("_", "-")
+
+
+def _asks_for_help(argv: Sequence[str]) -> bool:
+    return any(word in ("-h", "--help") for word in argv)

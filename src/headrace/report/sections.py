@@ -1,18 +1,292 @@
-"""The parts of a run's report as HTML: summary, time, validation, plan, options, machine."""
+"""The parts of a run's report as HTML: summary, time, validation, images, profile, plan, schedule, options, machine."""
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from headrace.config.values import format_value
 from headrace.core.errors import HeadraceError
 from headrace.core.units import format_bytes, format_count, format_duration
-from headrace.report.image_sections import draw_images, draw_scores
+from headrace.engine.hlo_text import IDLE, KINDS
+from headrace.plan.schedule import Action, Work
+from headrace.plan.timeline import (
+    BACKWARD_PER_FORWARD,
+    FAINT,
+    INK,
+    LINE,
+    MICROSECONDS,
+    PAPER,
+    WASH,
+    Cell,
+    Table,
+    draw_svg,
+    make_table,
+    per_stage,
+)
 from headrace.report.markup import Html, element, rows_table, section
-from headrace.report.profile_section import draw_profile
-from headrace.report.run_files import RunFiles
-from headrace.report.schedule_diagram import draw_schedule
+from headrace.report.run_summary import RunFiles
+from headrace.telemetry.device_trace import ProfileSummary, summary_from, utilisation_lines
 from headrace.telemetry.records import LOG_FILE, RunEnd
+
+_SIZE, _LEFT, _TOP, _RIGHT, _BOTTOM = 300, 46, 10, 290, 250
+
+
+def draw_scores(files: RunFiles) -> Html:
+    """Return the section of calibration, top-k and thresholds."""
+    found = files.images
+    if not found:
+        return Html("")
+    calibration = found["calibration"]
+    ranks = ", ".join(f"top-{k} {100 * share:.2f} %" for k, share in found["top_k"].items())
+    facts = f"{found['num_images']:,} images, {found['weights']} weights of {found['checkpoint']}: {ranks}. "
+    facts += f"Expected calibration error {100 * calibration['ece']:.2f} %."
+    diagram = element("div", element("h3", "Reliability"), _reliability(calibration["bins"]))
+    parts = [diagram]
+    if "thresholds" in found:
+        rows = [
+            (f"{row['threshold']:.2f}", *(_percent(row[name]) for name in ("precision", "recall", "f1", "accuracy")))
+            for row in found["thresholds"]
+        ]
+        heading = ("probability at least", "precision", "recall", "F1", "accuracy")
+        title = f"Thresholds for {found['positive']}"
+        auc = "" if found["auc"] is None else f"Area under the ROC curve: {found['auc']:.4f}."
+        table = rows_table(rows, heading, (0, 1, 2, 3, 4))
+        parts.append(element("div", element("h3", title), table, element("p", auc, class_="note")))
+    return section("scores", "Probabilities", element("p", facts), element("div", *parts, class_="pair"))
+
+
+def _reliability(bins: Sequence[Mapping[str, Any]]) -> Html:
+    """Return the diagram: accuracy of the images in each bin of probability; on the diagonal, they are equal."""
+
+    def across(share: float) -> float:
+        return _LEFT + share * (_RIGHT - _LEFT)
+
+    def up(share: float) -> float:
+        return _BOTTOM - share * (_BOTTOM - _TOP)
+
+    marks = []
+    for tick in (0, 0.2, 0.4, 0.6, 0.8, 1):
+        text = f"{100 * tick:.0f}"
+        marks.append(f'<line class="grid" x1="{_LEFT}" x2="{_RIGHT}" y1="{up(tick):.1f}" y2="{up(tick):.1f}"/>')
+        marks.append(f'<text x="{_LEFT - 7}" y="{up(tick) + 4:.1f}" text-anchor="end">{text}</text>')
+        marks.append(f'<text x="{across(tick):.1f}" y="{_BOTTOM + 17}" text-anchor="middle">{text}</text>')
+    for each in bins:
+        if each["count"]:
+            left, right = across(each["low"]) + 1, across(each["high"]) - 1
+            top = up(each["accuracy"])
+            tip = (
+                f"{each['count']:,} images: accuracy {each['accuracy']:.1%}, mean probability {each['confidence']:.1%}"
+            )
+            box = f'x="{left:.1f}" y="{top:.1f}" width="{right - left:.1f}" height="{max(_BOTTOM - top, 1):.1f}"'
+            marks.append(f'<rect {box} style="fill:var(--c0)" opacity="0.75"><title>{tip}</title></rect>')
+    marks.append(f'<path d="M{_LEFT} {_BOTTOM}L{_RIGHT} {_TOP}" style="stroke:var(--c1)" stroke-dasharray="5 4"/>')
+    axis = "probability of the class predicted, %"
+    marks.append(f'<text x="{across(0.5):.0f}" y="{_BOTTOM + 36}" text-anchor="middle">{axis}</text>')
+    label = 'role="img" aria-label="accuracy by predicted probability"'
+    svg = f'<svg viewBox="0 0 {_SIZE} {_SIZE - 8}" {label} style="max-width:340px">{"".join(marks)}</svg>'
+    note = (
+        "Accuracy in % (vertical) of the images in each bin. Below the dashed line the network is too sure of itself."
+    )
+    return element("div", Html(svg), element("p", note, class_="note"), class_="chart")
+
+
+def draw_images(files: RunFiles) -> Html:
+    """Return the section of telling images, and the mosaic of training images."""
+    found = files.images
+    if not found:
+        return Html("")
+    parts: list[Html] = []
+    root = _root([row["file"] for name in ("mistakes", "hardest") for row in found[name]])
+    for name, title in (("mistakes", "The most confident mistakes"), ("hardest", "Right, but hardly")):
+        if found[name]:
+            parts += [
+                element("h3", title),
+                element("div", *(_figure(row, root) for row in found[name]), class_="images"),
+            ]
+    if not found["mistakes"]:
+        parts.append(element("p", f"There is no mistake among {found['num_images']:,} images."))
+    if root:
+        parts.append(element("p", f"Files are below {root}", class_="note"))
+    if _is_image(found.get("mosaic")):
+        sheet = Html(f'<img src="{found["mosaic"]}" alt="training images">')
+        note = "The first training images as the network gets them in the first epoch, before any mixing."
+        parts += [element("h3", "Training images"), element("div", sheet, class_="mosaic")]
+        parts.append(element("p", note, class_="note"))
+    return section("images", "Images", *parts)
+
+
+def _is_image(address: object) -> bool:
+    """Say whether an address is an image in itself: the file may have been written by anyone."""
+    return isinstance(address, str) and address.startswith("data:image/") and not set(address) & set("\"'<> ")
+
+
+def _root(files: Sequence[str]) -> str:
+    """Return the directory that all files are in, to be shown once; '' for none."""
+    levels = zip(*(file.split("/")[:-1] for file in files), strict=False)
+    return "".join(f"{names[0]}/" for names in takewhile(lambda names: len(set(names)) == 1, levels))
+
+
+def _figure(row: Mapping[str, Any], root: str) -> Html:
+    picture = Html(f'<img src="{row["image"]}" alt="">' if _is_image(row["image"]) else "")
+    text = f"{row['predicted']} {100 * row['probability']:.1f} %"
+    if row["predicted"] == row["true"]:
+        lines = [element("b", text)]
+    else:
+        lines = [element("b", text), Html("<br>"), f"is {row['true']} ({100 * row['true_probability']:.1f} %)"]
+    file = element("div", row["file"].removeprefix(root), class_="faint", title=row["file"])
+    return element("figure", picture, element("figcaption", *lines, file))
+
+
+# The profile in a run's report: where the time of the devices went, by kind of work, block and kernel.
+
+
+_MOST_BLOCKS = 200
+
+
+def draw_profile(files: RunFiles) -> Html:
+    """Return the section of a run that was profiled."""
+    if not files.profile:
+        return Html("")
+    found = summary_from(files.profile)
+    work = found.workload
+    about = (
+        f"{work.num_steps:,} steps ({work.num_images:,} images) of {work.num_devices} x {work.device}, recorded after "
+        "the first calls; of several devices, the mean. Where kernels overlap, the one that started last counts."
+    )
+    blocks = (
+        element("h3", "By block"),
+        rows_table(_block_rows(found), ("block", "forward ms", "backward ms", "share %"), numbers=(1, 2, 3)),
+    )
+    kernels = (
+        element("h3", "Slowest kernels"),
+        rows_table(
+            _kernel_rows(found),
+            ("kernel", "kind", "block", "ms", "share %", "times", "memory"),
+            numbers=(3, 4, 5, 6),
+        ),
+    )
+    return section(
+        "profile",
+        f"Where the devices' time went: {format_duration(found.seconds)} recorded",
+        *_bar(found),
+        element("pre", "\n".join(utilisation_lines(found))),
+        element("div", element("div", *blocks), element("div", *kernels), class_="pair"),
+        element("p", about, class_="note"),
+    )
+
+
+def _bar(found: ProfileSummary) -> list[Html]:
+    bars, parts = [], []
+    for kind, seconds in sorted(found.kinds.items(), key=lambda item: -item[1]):
+        color = KINDS.index(kind) % 6 if kind in KINDS else 3
+        faint = "opacity:.4;" if kind == IDLE or color != KINDS.index(kind) else ""
+        text = f"{kind} {format_duration(seconds)} ({seconds / found.seconds:.1%})"
+        if seconds > 0.0005 * found.seconds:
+            style = f"{faint}width:{100 * seconds / found.seconds:.2f}%;background:var(--c{color})"
+            bars.append(element("div", style=style, title=text))
+        parts.append(element("span", element("i", style=f"{faint}background:var(--c{color})"), text))
+    return [element("div", *bars, class_="bar"), element("div", *parts, class_="parts")]
+
+
+def _block_rows(found: ProfileSummary) -> list[tuple[str, ...]]:
+    return [
+        (
+            block.name,
+            f"{1e3 * block.forward:.3f}",
+            f"{1e3 * block.backward:.3f}",
+            f"{100 * block.seconds / found.seconds:.2f}",
+        )
+        for block in sorted(found.blocks, key=lambda block: -block.seconds)[:_MOST_BLOCKS]
+    ]
+
+
+def _kernel_rows(found: ProfileSummary) -> list[tuple[str, ...]]:
+    return [
+        (
+            kernel.name[:120],
+            kernel.kind,
+            f"{kernel.block}{', backward' if kernel.backward else ''}",
+            f"{1e3 * kernel.seconds:.3f}",
+            f"{100 * kernel.seconds / found.seconds:.2f}",
+            f"{kernel.count:,}",
+            f"{format_bytes(int(kernel.bytes_per_second))}/s" if kernel.bytes_per_second else "",
+        )
+        for kernel in found.kernels
+    ]
+
+
+# The schedule of a pipelined run in its report: planned, from plan.json, and measured, where it was traced.
+
+
+_MOST_CELLS = 20_000
+
+
+def draw_schedule(files: RunFiles) -> Html:
+    """Return the section with the diagram of one step; nothing for a run without a pipeline."""
+    pipeline = files.plan.get("pipeline")
+    if not pipeline or files.plan.get("one_program") or len(pipeline["stages"]) < 2:
+        return Html("")
+    work = Work(_mapping(pipeline["device_mapping"]), pipeline["num_micros"])
+    if 2 * work.num_micros * len(work.device_of) > _MOST_CELLS:
+        return Html("")
+    forward = [max(stage["time_share"], 1e-9) for stage in pipeline["stages"]]
+    durations = per_stage(forward, [BACKWARD_PER_FORWARD * time for time in forward])
+    planned = make_table(pipeline["schedule"], work, durations)
+    tables = {"planned, from the stages' shares of the time": planned}
+    if measured := _measured(files.schedule, work):
+        tables["measured"] = measured
+    idle = ", ".join(f"{name.partition(',')[0]} {table.bubble:.1%}" for name, table in tables.items())
+    facts = f"{pipeline['schedule']}, {work.num_stages} stages on {work.num_devices} devices, {work.num_micros} micro "
+    facts += f"batches per step. Devices idle: {idle}."
+    note = (
+        "A row is a device; F2 is the forward pass of micro batch 2, B2 its backward pass. Point at one for its times."
+    )
+    return section(
+        "schedule",
+        "Schedule of one step",
+        element("p", facts),
+        element("div", Html(_themed(draw_svg(tables))), class_="schedule"),
+        element("p", note, class_="note"),
+    )
+
+
+def _mapping(value: Any) -> Any:
+    return tuple(_mapping(item) for item in value) if isinstance(value, list) else value
+
+
+def _measured(trace: Mapping[str, Any], work: Work) -> Table | None:
+    """Return the table of a Chrome trace that `--trace-schedule` wrote: the events of its last process."""
+    events = [event for event in trace.get("traceEvents", []) if event.get("ph") == "X"]
+    if not events:
+        return None
+    last = max(event["pid"] for event in events)
+    scale = MICROSECONDS["seconds"]
+    cells = [
+        Cell(event["ts"] / scale, (event["ts"] + event["dur"]) / scale, event["tid"], Action.parse(event["name"]))
+        for event in events
+        if event["pid"] == last
+    ]
+    if last == 0 or len(cells) > _MOST_CELLS or not {action for *_, action in cells} <= set(work.actions()):
+        return None
+    return Table(cells=tuple(sorted(cells, key=lambda cell: (cell.start, cell.device))), work=work, unit="seconds")
+
+
+def _themed(svg: str) -> str:
+    """Let the colors of a diagram follow the page's; labels stay dark on their light boxes."""
+    return "\n".join(map(_themed_line, svg.splitlines()))
+
+
+def _themed_line(line: str) -> str:
+    if 'text-anchor="middle"' in line:  # a label within a box
+        return line
+    for color, name in ((INK, "ink"), (FAINT, "faint"), (LINE, "line"), (WASH, "wash"), (PAPER, "card")):
+        line = line.replace(f'"{color}"', f'"var(--{name})"')
+    return line
+
+
+# The parts of a run's report as HTML: summary, time, validation, plan, options, machine.
+
 
 KIND_NAMES = {
     "start": "start",

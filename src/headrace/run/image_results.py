@@ -19,13 +19,13 @@ from headrace.data.dataset import open_dataset
 from headrace.data.sets.samples import Source
 from headrace.engine.devices import show_devices, start_devices, use_compilation_cache
 from headrace.reference.entrance import override
-from headrace.report.run_files import IMAGES_FILE
+from headrace.report.run_summary import IMAGES_FILE
 from headrace.run.design import Design, design_run
 from headrace.run.directory import from_saved, read_run
 from headrace.run.prediction import Prediction, read_image
 from headrace.run.trained_model import EMA, RAW, TrainedModel, load_trained_model
 from headrace.run.validation import only_validating, predict_all
-from headrace.telemetry.validation_report import validation_report
+from headrace.telemetry.records import validation_report
 
 # Numbers from the probabilities of every validation image.
 

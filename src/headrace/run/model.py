@@ -94,7 +94,7 @@ from headrace.run.trained_model import (
     resizing_of,
 )
 from headrace.run.validation import Validator, predict_all
-from headrace.telemetry.validation_report import validation_report
+from headrace.telemetry.records import validation_report
 from headrace.weights.named import facts_of
 
 

@@ -22,12 +22,12 @@ from headrace.data.sets.file_problem import BadSamples
 from headrace.data.sets.folder import TRAIN_NAMES, held_out_mask, list_classes, split_folder
 from headrace.data.sets.image_sets import GREY_MEAN, GREY_STD, IMAGENET_MEAN, IMAGENET_STD
 from headrace.data.sets.samples import ArraySource, FileSamples, Source
-from headrace.model.cost import FLOPS_CONVENTION
+from headrace.model.context import FLOPS_CONVENTION
 from headrace.model.custom import custom_network
 from headrace.model.custom_block import CustomBlock
 from headrace.model.network import Network
 from headrace.reference.entrance import known_options, resolve_code
-from headrace.weights.published import IMAGENET_CLASSES, imagenet_names, imagenet_numbers
+from headrace.weights.named import IMAGENET_CLASSES, imagenet_names, imagenet_numbers
 
 
 class Report(dict[str, Any]):

@@ -25,9 +25,8 @@ from headrace.job import current_group
 from headrace.model.context import Ctx, Draws
 from headrace.model.network import Network
 from headrace.plan.pipeline import PipelinePlan
-from headrace.plan.timeline import Table
-from headrace.plan.timeline_files import FORMATS, write_diagram
-from headrace.report.run_files import PROFILE_FILE
+from headrace.plan.timeline import FORMATS, Table, write_diagram
+from headrace.report.run_summary import PROFILE_FILE
 from headrace.run.design import NOTHING, CustomParts, Design, design_run
 from headrace.telemetry.device_trace import (
     OpFacts,

@@ -23,8 +23,8 @@ from headrace.engine.devices import CompileCounts
 from headrace.engine.histograms import HISTOGRAMS
 from headrace.engine.state import State
 from headrace.engine.visible import describe_machine
-from headrace.report.run_files import MACHINE_FILE
 from headrace.report.run_report import write_run_report
+from headrace.report.run_summary import MACHINE_FILE
 from headrace.run.custom_functions import Callbacks, TrainingEvent, ValidationEvent
 from headrace.run.design import Design
 from headrace.run.directory import RunDirectory, delete_checkpoints, saved_form
@@ -46,9 +46,8 @@ from headrace.telemetry.metric_totals import (
     verdict,
 )
 from headrace.telemetry.plot import write_curve
-from headrace.telemetry.records import CheckpointRecord, Note, RunEnd, ValidationRecord
+from headrace.telemetry.records import CheckpointRecord, Note, RunEnd, ValidationRecord, validation_report, write_report
 from headrace.telemetry.sinks import Sinks
-from headrace.telemetry.validation_report import validation_report, write_report
 
 
 def utc_now() -> str:

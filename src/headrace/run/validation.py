@@ -46,7 +46,7 @@ from headrace.run.directory import from_saved, layout, read_run, saved_form
 from headrace.run.memory_advice import advise_on_memory
 from headrace.run.start import adopt_weights
 from headrace.run.training import Compiled, compiled_from, process_shard
-from headrace.telemetry.validation_report import validation_report, write_report
+from headrace.telemetry.records import validation_report, write_report
 
 _PREDICTED_BATCHES = 16  # in a block: bounds the logits that are on the devices at a time
 

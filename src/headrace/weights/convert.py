@@ -10,8 +10,7 @@ import numpy as np
 from headrace.core.errors import CheckpointError, ConfigError
 from headrace.core.tree import PyTree, flatten_named, unflatten_named
 from headrace.model.network import Network
-from headrace.weights.name_rules import AS_IS, DimOrder, Pair, Scheme, pair_names
-from headrace.weights.name_tables import SCHEMES
+from headrace.weights.name_tables import AS_IS, SCHEMES, DimOrder, Pair, Scheme, pair_names
 from headrace.weights.weight_file import ForeignWeights
 
 HEADRACE_NAMES = "headrace"
