@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from headrace.config.load import config_from
-from headrace.config.model_table import find_variant
+from headrace.config.section_model import find_variant
 from headrace.model.context import Ctx, Draws
 from headrace.model.families import build_network
 from headrace.model.network import Network

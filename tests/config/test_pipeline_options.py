@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.config.arguments import build_parser, take_options
 from headrace.config.load import Resolved, config_from, resolve
-from headrace.config.schema import Pipeline
+from headrace.config.schema import Pipeline, build_parser, take_options
 from headrace.core.errors import ConfigError
 
 

@@ -1,6 +1,6 @@
 """Short ways to a network."""
 
-from headrace.config.model_table import VARIANTS, find_variant
+from headrace.config.section_model import VARIANTS, find_variant
 from headrace.model.families import Row, build_network
 from headrace.model.layers import Chain, Conv, Dense, GlobalAveragePool, Residual
 from headrace.model.network import Network

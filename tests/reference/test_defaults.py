@@ -8,7 +8,7 @@ import yaml
 
 from headrace.config.field import find_option, option_names
 from headrace.config.load import Resolved
-from headrace.config.model_table import norm_choice
+from headrace.config.section_model import norm_choice
 from headrace.reference.entrance import known_options, resolve
 
 STATED = yaml.safe_load((Path(__file__).parents[1] / "seeds" / "options.yml").read_text())

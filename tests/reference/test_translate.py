@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from headrace.config.arguments import build_parser, take_options
 from headrace.config.load import Resolved, to_saved
-from headrace.config.schema import all_options
+from headrace.config.schema import all_options, build_parser, take_options
 from headrace.core.errors import ConfigError
 from headrace.reference.entrance import (
     detect_application,

@@ -11,7 +11,7 @@ import yaml
 from headrace.cli.bench import add_arguments as bench_arguments
 from headrace.cli.options import parse, read_config_arguments, resolve_arguments
 from headrace.config.load import Resolved
-from headrace.config.model_table import norm_choice
+from headrace.config.section_model import norm_choice
 from headrace.job.launch_request import LaunchRequest, parse_launch_options
 from headrace.job.local_processes import process_variables
 from headrace.reference.entrance import SCRIPTS

@@ -137,7 +137,7 @@ def _flags(command: str, before: list[str]) -> Candidates:
     yield from ((flag, "") for flag in _own_flags(before))
     if prog in SCREENS or command == "data":
         from headrace.cli.help import has_effect, screen_of
-        from headrace.config.values import BOOL
+        from headrace.config.field import BOOL
         from headrace.reference.entrance import known_options
 
         screen = screen_of(prog)
@@ -188,7 +188,7 @@ def _values(flag: str, before: list[str]) -> Candidates:
 
 
 def _models() -> Candidates:
-    from headrace.config.model_table import VARIANTS
+    from headrace.config.section_model import VARIANTS
 
     yield from ((variant.name, f"{variant.image_size} pixels") for variant in VARIANTS.values())
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from headrace.cli.options import add_model_arguments, model_and_weights, read_arguments
-from headrace.config.arguments import Parser
+from headrace.config.schema import Parser
 from headrace.core.units import format_bytes
 
 DESCRIPTION = (

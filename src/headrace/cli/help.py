@@ -6,9 +6,8 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from headrace.config.arguments import usage_of
-from headrace.config.field import Option, option_names, options_of
-from headrace.config.values import BOOL
+from headrace.config.field import BOOL, Option, option_names, options_of
+from headrace.config.schema import usage_of
 from headrace.core.errors import ConfigError, nearest
 from headrace.reference.entrance import ALL_SECTIONS, known_options
 

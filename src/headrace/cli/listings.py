@@ -10,12 +10,10 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli.options import Column, add_platform_argument, print_remarks, read_arguments, table_lines
-from headrace.config.arguments import Parser, take_options, usage_of
-from headrace.config.field import COMMAND_LINE, TRANSLATED, find_option, option_names, options_of
+from headrace.config.field import COMMAND_LINE, TRANSLATED, find_option, format_value, option_names, options_of
 from headrace.config.load import Resolved, to_flat
 from headrace.config.params import REQUIRED, TABLES
-from headrace.config.schema import SECTIONS, all_options, options_in
-from headrace.config.values import format_value
+from headrace.config.schema import SECTIONS, Parser, all_options, options_in, take_options, usage_of
 from headrace.config.yaml_blocks import RECIPES, Block, blocks_of, listed
 from headrace.core.errors import ConfigError
 from headrace.core.units import format_bytes

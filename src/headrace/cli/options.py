@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.cli.help import find_request, has_effect, help_text, screen_of
-from headrace.config.arguments import Extra, build_parser, take_options
 from headrace.config.field import normalise_name, option_names
 from headrace.config.load import Resolved
+from headrace.config.schema import Extra, build_parser, take_options
 from headrace.config.section_run import PLATFORMS
 from headrace.core.errors import ConfigError
 from headrace.reference.entrance import known_options, resolve

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.cli.options import WHICH, add_model_arguments, model_and_weights
-from headrace.config.arguments import Parser
+from headrace.config.schema import Parser
 from headrace.core.errors import ConfigError
 
 if TYPE_CHECKING:

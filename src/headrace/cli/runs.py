@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli.options import Column, add_platform_argument, table_lines, terminal_width
-from headrace.config.arguments import Parser
+from headrace.config.schema import Parser
 from headrace.core.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def _print_table(letters: str, rows: dict[str, list[Any]]) -> None:
 
 
 def _cell(value: Any) -> str:
-    from headrace.config.values import format_value
+    from headrace.config.field import format_value
 
     text = value if isinstance(value, str) else format_value(value)
     return text if len(text) <= _WIDEST else f"{text[: _WIDEST // 2 - 2]}...{text[-(_WIDEST // 2 - 1) :]}"

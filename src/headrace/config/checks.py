@@ -10,9 +10,8 @@ from typing import Any
 from headrace.config.field import DEFAULT, Facts, Origin, Remark, Rule, conflict, idle
 from headrace.config.params import complete
 from headrace.config.schema import Config
-from headrace.config.section_augment import AUGMENT_NOTES, AUGMENT_RULES
 from headrace.config.section_compiler import COMPILER_RULES
-from headrace.config.section_data import DATA_NOTES, DATA_RULES
+from headrace.config.section_data import AUGMENT_NOTES, AUGMENT_RULES, DATA_NOTES, DATA_RULES
 from headrace.config.section_learning import (
     LEARNING_NOTES,
     LEARNING_RULES,
@@ -21,8 +20,7 @@ from headrace.config.section_learning import (
     NUMERICS_WARNINGS,
 )
 from headrace.config.section_model import MODEL_RULES, WEIGHT_NOTES
-from headrace.config.section_pipeline import PIPELINE_NOTES, PIPELINE_RULES, needs_stages
-from headrace.config.section_run import BATCH_RULES
+from headrace.config.section_run import BATCH_RULES, PIPELINE_NOTES, PIPELINE_RULES, needs_stages
 from headrace.core.errors import ConfigError
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.config.checks import check
 from headrace.config.field import (
+    BOOL,
     CHOSEN,
     COMMAND_LINE,
     DEFAULT,
@@ -25,14 +26,24 @@ from headrace.config.field import (
     Origin,
     find_option,
     option_names,
+    read_bool,
 )
-from headrace.config.layers import TIES, Found, Given, Layer, Tie, launcher_layer, merge_layers
-from headrace.config.model_table import Variant, find_variant
+from headrace.config.layers import (
+    SHORTCUT_TIES,
+    TIES,
+    Found,
+    Given,
+    Layer,
+    Tie,
+    fold,
+    join_layers,
+    launcher_layer,
+    merge_layers,
+    refuse_conflicts,
+)
 from headrace.config.schema import SECTIONS, Config, all_options, options_in
 from headrace.config.section_data import GREY_DATASETS, IMAGE_DATASETS, IMAGE_SIZES, SYNTHETIC_DATASETS
-from headrace.config.section_model import Model
-from headrace.config.shortcuts import SHORTCUT_TIES, fold, join_layers, refuse_conflicts
-from headrace.config.values import BOOL, read_bool
+from headrace.config.section_model import Model, Variant, find_variant
 from headrace.core.errors import ConfigError
 
 if TYPE_CHECKING:

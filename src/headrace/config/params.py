@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from headrace.config.values import BOOL, FLOAT, INT, Kind, Limit, above, at_least, fraction, read_float
+from headrace.config.field import BOOL, FLOAT, INT, Kind, Limit, above, at_least, fraction, read_float
 from headrace.core.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:

@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from headrace.config.field import TRANSLATED, Origin, Rule, option
-from headrace.config.values import FLOATS, at_least
+from headrace.config.field import FLOATS, TRANSLATED, Origin, Rule, at_least, option
 
 if TYPE_CHECKING:
     from headrace.config.schema import Config

@@ -4,17 +4,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.config.field import Facts, Remark, Rule, conflict, idle, option
-from headrace.config.values import (
+from headrace.config.field import (
     BYTES,
     CLASS_WEIGHTS,
     FLOATS,
     LOSS_SCALE,
+    Facts,
+    Remark,
+    Rule,
     all_fractions,
     all_positive,
     at_least,
     class_weights,
+    conflict,
     fraction,
+    idle,
+    option,
     regular_expressions,
     supported_precision,
 )

@@ -7,8 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
-from headrace.config.model_table import VARIANTS, find_variant, norm_choice
 from headrace.config.schema import Model
+from headrace.config.section_model import VARIANTS, find_variant, norm_choice
 from headrace.model.densenet_vgg import DENSENETS, VGGS
 from headrace.model.efficientnet import CONVNEXTS, EFFICIENTNETS, MOBILENETS
 from headrace.model.layers import (

@@ -13,8 +13,8 @@ import numpy as np
 from jax import Array, lax
 
 from headrace import ops
-from headrace.config.model_table import Variant
 from headrace.config.schema import Model
+from headrace.config.section_model import Variant
 from headrace.core.errors import ConfigError, did_you_mean
 from headrace.model.context import NORM_WEIGHTS, Cost, Ctx
 from headrace.model.layers import (

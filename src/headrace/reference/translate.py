@@ -6,14 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.config.field import COMMAND_LINE, DEFAULT, TRANSLATED, Origin
+from headrace.config.field import COMMAND_LINE, DEFAULT, TRANSLATED, Origin, format_value
 from headrace.config.layers import Found, Given
 from headrace.config.load import Translated, build, derive
-from headrace.config.model_table import find_variant
 from headrace.config.params import known_keys
 from headrace.config.schema import all_options, options_in
-from headrace.config.section_pipeline import stages_of_splits
-from headrace.config.values import format_value
+from headrace.config.section_model import find_variant
+from headrace.config.section_run import stages_of_splits
 from headrace.core.errors import ConfigError
 from headrace.reference.tables import BY_OPTION, ROWS, OptionRow, Reference, tf1_defaults, tf2_defaults
 

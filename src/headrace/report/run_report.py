@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headrace.config.values import format_value
+from headrace.config.field import format_value
 from headrace.core.errors import CheckpointError
 from headrace.core.files import write_atomic
 from headrace.core.units import format_duration

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from headrace.config.values import format_value
+from headrace.config.field import format_value
 from headrace.core.errors import HeadraceError
 from headrace.core.units import format_bytes, format_count, format_duration
 from headrace.engine.hlo_text import IDLE, KINDS

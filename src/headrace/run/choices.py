@@ -10,9 +10,9 @@ from typing import Any
 from headrace.config.field import CHOSEN, DEFAULT, Origin
 from headrace.config.layers import Given
 from headrace.config.load import NO_RECIPE, Resolved, with_values
-from headrace.config.model_table import norm_choice
 from headrace.config.schema import Config
 from headrace.config.section_learning import CURRENT_TIME
+from headrace.config.section_model import norm_choice
 from headrace.config.section_run import DRAWN_SEED
 from headrace.data.dataset import DataInfo, describe_dataset
 from headrace.engine.optimizer import BACKBONE

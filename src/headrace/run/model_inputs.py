@@ -10,9 +10,9 @@ import numpy as np
 
 from headrace.config.field import find_option, option_names
 from headrace.config.load import NAMED_OF_DATA, Resolved, network_options
-from headrace.config.model_table import find_variant
 from headrace.config.schema import Config, Data, all_options
 from headrace.config.section_data import DATASETS, IMAGE_DATASETS
+from headrace.config.section_model import find_variant
 from headrace.core.errors import ConfigError, DataError, did_you_mean
 from headrace.data.dataset import DataInfo, DataSet, describe_dataset, open_dataset, resolved_set
 from headrace.data.decoding.image_source import ImageSource, ViewSpec

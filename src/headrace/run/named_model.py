@@ -13,8 +13,8 @@ import numpy as np
 
 from headrace.checkpoint.store import save
 from headrace.config.load import NO_RECIPE, PIXEL_OPTIONS, Resolved
-from headrace.config.model_table import find_variant
 from headrace.config.schema import Config
+from headrace.config.section_model import find_variant
 from headrace.core.errors import CheckpointError, ConfigError
 from headrace.data.sets.image_sets import GREY_MEAN, GREY_STD, IMAGENET_MEAN, IMAGENET_STD
 from headrace.model.families import build_network
