@@ -1,5 +1,7 @@
 """What XLA is told: the counterparts of the IPU compiler's options, taken by the JAX that is installed."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -98,16 +100,16 @@ class Refusing:
 
 
 def test_a_convolution_without_a_plan_is_compiled_the_older_way():
-    lowered = Refusing(CONV_FUSION)
+    lowered: Any = Refusing(CONV_FUSION)
     assert compile_program(lowered, {CONV_FUSION: True, "xla_gpu_graph_min_graph_size": 2}) == "compiled"
     assert lowered.tried[-1] == {"xla_gpu_graph_min_graph_size": 2}
-    lowered = Refusing()
+    lowered: Any = Refusing()
     assert compile_program(lowered, {CONV_FUSION: True}) == "compiled"
     assert lowered.tried == [{CONV_FUSION: True}]
 
 
 def test_another_failure_of_the_compiler_is_not_hidden():
-    lowered = Refusing(CONV_FUSION, "other")
+    lowered: Any = Refusing(CONV_FUSION, "other")
     with pytest.raises(jax.errors.JaxRuntimeError, match="no plan"):
         compile_program(lowered, {CONV_FUSION: True, "other": 1})
     with pytest.raises(jax.errors.JaxRuntimeError, match="no plan"):
