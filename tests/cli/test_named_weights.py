@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
@@ -20,6 +19,7 @@ from headrace.model.families import build_network
 from headrace.weights import named
 from headrace.weights.convert import flat_weights
 from tests.core.file_server import serving, without_proxies
+from tests.model.build import compute
 from tests.weights.hub_server import Hub
 
 NAME = "timm/toy.test"
@@ -74,7 +74,7 @@ def expected(file: Path) -> np.ndarray:
     image = Image.open(file).resize((60, 36), Image.Resampling.BICUBIC).resize((45, 36), Image.Resampling.BICUBIC)
     pixels = np.asarray(image)[2:34, 6:38]
     inputs = (pixels[None] / np.float32(255) - 0.5) / 0.5
-    logits, _ = NETWORK.apply(PARAMS, STATS, jnp.asarray(inputs, jnp.float32), Ctx(train=False))
+    logits, _ = compute(NETWORK, PARAMS, STATS, np.asarray(inputs, np.float32), Ctx(train=False))
     return np.asarray(jax.nn.softmax(logits))[0]
 
 

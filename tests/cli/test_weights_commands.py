@@ -20,7 +20,7 @@ from headrace.run.trained_model import load_trained_model
 from headrace.weights.convert import export_names
 from headrace.weights.torch_file import write_torch_file
 from headrace.weights.weight_file import read_file
-from tests.model.build import network
+from tests.model.build import compute, network
 
 
 @pytest.fixture(scope="module")
@@ -196,13 +196,13 @@ def test_an_exported_file_brings_its_network_with_all_options(tmp_path, monkeypa
     how = ["--model", "cifar_resnet8", "--model-dialect", "torchvision", "--shortcut", "pad-end"]
     assert main(["convert", "drawn.pth", *how, "--out", "checkpoint"]) == 0
     images = jax.numpy.asarray(np.random.default_rng(0).normal(size=(2, 32, 32, 3)), "float32")
-    wanted = drawn.apply(*drawn.init(5), images, Ctx(train=False))[0]
+    wanted = compute(drawn, *drawn.init(5), images, Ctx(train=False))[0]
     for out, kind in (("out.pth", "torch-names"), ("out.safetensors", "safetensors")):
         assert main(["export", "checkpoint", "--format", kind, "--out", out]) == 0
         model = load_named(out).model
         assert (model.config.model.model_dialect, model.config.model.shortcut) == ("torchvision", "pad-end")
         assert model.class_names == ("class 0", "class 1", "class 2")
-        found = model.network.apply(model.params, model.stats, images, Ctx(train=False))[0]
+        found = compute(model.network, model.params, model.stats, images, Ctx(train=False))[0]
         np.testing.assert_allclose(found, wanted, atol=1e-5)
     assert "need --model-dialect" not in capsys.readouterr().err
     Path("out.pth.json").write_text('{"model": "cifar_resnet8", "options": []}')

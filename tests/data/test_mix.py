@@ -82,14 +82,13 @@ WAYS = (
 def test_against_the_loop(options: dict[str, Any], columns: int, count: int) -> None:
     how = mix(**options)
     images, labels, index = micro_batch(count)
+    on_device = jax.jit(lambda x, y, i, e: (mix_images(x, i, e, how), mix_labels(y, i, e, how)))
     for epoch in (0, 3):
         share = mixup_weights(index, epoch, how) if how.mixup_alpha else np.ones(count)
         box = [int(end[0]) for end in cutmix_box(index, epoch, how)] if how.cuts else (0, 0, 0, 0)
         wanted, target = by_hand(images, labels, share, box)
         host = mix_images(images, index, epoch, how), mix_labels(labels, index, epoch, how)
-        device = jax.jit(lambda x, y, i, e: (mix_images(x, i, e, how), mix_labels(y, i, e, how)))(
-            images, labels, index, np.uint32(epoch)
-        )
+        device = on_device(images, labels, index, np.uint32(epoch))
         for mixed, soft in (host, device):
             assert np.abs(np.asarray(mixed) - wanted).max() <= 1e-6
             assert np.asarray(soft.labels).shape == (count, columns)

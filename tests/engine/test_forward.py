@@ -8,7 +8,7 @@ from headrace.engine.devices import replica_mesh
 from headrace.engine.forward import LOGITS, EvalSpec, WholeForward
 from headrace.model.context import Ctx
 from headrace.model.network import Network
-from tests.model.build import network
+from tests.model.build import compute, network
 
 
 def test_flip_averages_the_logits_of_an_image_and_its_mirror_image():
@@ -31,7 +31,7 @@ def test_flip_averages_the_logits_of_an_image_and_its_mirror_image():
         return np.asarray(forward.compile(placed, {}, block)(placed, {}, block))
 
     flat = images.reshape(8, 32, 32, 3)
-    both = [net.apply(*weights, jnp.array(x), Ctx(train=False))[0] for x in (flat, flat[:, :, ::-1])]
+    both = [compute(net, *weights, x, Ctx(train=False))[0] for x in (flat, flat[:, :, ::-1])]
     np.testing.assert_allclose(logits(False).reshape(8, -1), both[0], atol=1e-5)
     np.testing.assert_allclose(logits(True).reshape(8, -1), (both[0] + both[1]) / 2, atol=1e-5)
     assert np.abs(both[0] - both[1]).max() > 0.01

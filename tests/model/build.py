@@ -1,6 +1,11 @@
 """Short ways to a network."""
 
+from typing import Any
+
+import jax
+
 from headrace.config.section_model import VARIANTS, find_variant
+from headrace.model.context import Ctx
 from headrace.model.families import Row, build_network
 from headrace.model.layers import Chain, Conv, Dense, GlobalAveragePool, Residual
 from headrace.model.network import Network
@@ -15,6 +20,11 @@ def network(
     row = find_variant(name)
     model = config_from({"model_name": name, **options}).model
     return build_network(model, num_classes or row.num_classes, image or (row.image_size, row.image_size, 3))
+
+
+def compute(layer: Any, params: Any, stats: Any, x: Any, ctx: Ctx) -> Any:
+    """Apply a layer or a network as one program; without, JAX compiles one for each operation and shape."""
+    return jax.jit(lambda *given: layer.apply(*given, ctx))(params, stats, x)
 
 
 def row_network(

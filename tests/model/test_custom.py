@@ -15,6 +15,8 @@ from headrace.model.layers import Chain, Conv, Dense, Flatten, GlobalAveragePool
 from headrace.model.network import Network
 from tests.fork_server import run
 
+from .build import compute
+
 
 def conv_init(channels):
     return lambda rng, shape: {"w": 0.1 * jax.random.normal(rng, (3, 3, shape[-1], channels))}
@@ -67,7 +69,7 @@ def test_the_functions_are_applied_one_after_the_other():
     weight, bias = params["head"]["value"]
     np.testing.assert_allclose(logits, features.mean((1, 2)) @ weight + bias, rtol=1e-4, atol=1e-5)
     assert after == stats
-    _, batch_stats = network.apply(params, stats, IMAGES, Ctx(train=True))
+    _, batch_stats = compute(network, params, stats, IMAGES, Ctx(train=True))
     convolved = np.asarray(conv_apply(params["conv"], IMAGES))
     np.testing.assert_allclose(batch_stats["centre"]["mean"], convolved.mean((0, 1, 2)), rtol=1e-5)
 
@@ -131,10 +133,12 @@ def test_random_numbers_are_addressed_by_sample_and_only_given_in_training():
     network = make([("noise", lambda rng, shape: None, noisy), *BLOCKS[2:]], input_shape=(8, 8, 3))
     params, stats = network.init(0)
     samples = np.array([9, 4, 100, 7, 3])
-    whole = network.apply(params, stats, IMAGES, Ctx(train=True, draws=Draws(0, 2, jnp.asarray(samples))))[0]
-    part = network.apply(params, stats, IMAGES[2:4], Ctx(train=True, draws=Draws(0, 2, jnp.asarray(samples[2:4]))))[0]
+    whole = compute(network, params, stats, IMAGES, Ctx(train=True, draws=Draws(0, 2, jnp.asarray(samples))))[0]
+    part = compute(network, params, stats, IMAGES[2:4], Ctx(train=True, draws=Draws(0, 2, jnp.asarray(samples[2:4]))))[
+        0
+    ]
     np.testing.assert_allclose(part, whole[2:4], rtol=1e-5, atol=1e-6)
-    quiet = network.apply(params, stats, IMAGES, Ctx(train=False))[0]
+    quiet = compute(network, params, stats, IMAGES, Ctx(train=False))[0]
     assert np.abs(whole - quiet).max() > 0.1
 
 
@@ -152,10 +156,10 @@ def test_half_precision_reaches_the_functions():
 
     network = make([("conv", conv_init(6), apply), *BLOCKS[2:]])
     params, stats = network.init(0)
-    logits, _ = network.apply(params, stats, IMAGES, Ctx(train=False, compute_dtype=jnp.bfloat16))
+    logits, _ = compute(network, params, stats, IMAGES, Ctx(train=False, compute_dtype=jnp.bfloat16))
     assert seen[-1] == (jnp.bfloat16, jnp.bfloat16)
     assert logits.dtype == jnp.float32
-    _, batch_stats = make().apply(*make().init(0), IMAGES, Ctx(train=True, compute_dtype=jnp.bfloat16))
+    _, batch_stats = compute(make(), *make().init(0), IMAGES, Ctx(train=True, compute_dtype=jnp.bfloat16))
     assert batch_stats["centre"]["mean"].dtype == jnp.float32
 
 

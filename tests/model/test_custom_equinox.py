@@ -12,6 +12,8 @@ from headrace.core.tree import flatten_named
 from headrace.model.context import Ctx, Draws
 from headrace.model.custom import custom_network
 
+from .build import compute
+
 eqx: Any = pytest.importorskip("equinox")
 
 IMAGES: Any = np.random.default_rng(0).normal(size=(6, 8, 8, 3)).astype(np.float32)
@@ -55,7 +57,7 @@ def test_a_network_computes_what_its_modules_do():
     assert not stats
     names = {f"{block}/{name}" for block, tree in params.items() for name in flatten_named(tree)}
     assert names >= {"conv/conv/weight", "conv/norm/bias", "head/linear/weight"}
-    found, _ = network.apply(params, stats, IMAGES, Ctx(train=False))
+    found, _ = compute(network, params, stats, IMAGES, Ctx(train=False))
 
     def with_weights(module, block):
         name = lambda path: jax.tree_util.keystr(path, simple=True, separator="/")  # noqa: E731
@@ -64,7 +66,7 @@ def test_a_network_computes_what_its_modules_do():
     key = jax.random.key(0)
     first = with_weights(Block(key=key), "conv")
     second = eqx.nn.inference_mode(with_weights(Head(key), "head"))
-    wanted = jax.vmap(lambda image: second(first(image), None))(IMAGES)
+    wanted = jax.jit(jax.vmap(lambda image: second(first(image), None)))(IMAGES)
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
     assert np.abs(params["conv"]["conv/weight"] - network.init(1)[0]["conv"]["conv/weight"]).max() > 0.01
 
@@ -73,13 +75,13 @@ def test_dropout_draws_by_sample_and_only_in_training():
     network = make()
     params, stats = network.init(0)
     samples = np.array([5, 9, 2, 7, 11, 3])
-    whole, _ = network.apply(params, stats, IMAGES, ctx(samples))
-    parts = [network.apply(params, stats, IMAGES[p], ctx(samples[p]))[0] for p in (slice(0, 2), slice(2, 6))]
+    whole, _ = compute(network, params, stats, IMAGES, ctx(samples))
+    parts = [compute(network, params, stats, IMAGES[p], ctx(samples[p]))[0] for p in (slice(0, 2), slice(2, 6))]
     np.testing.assert_allclose(np.concatenate(parts), whole, rtol=1e-5, atol=1e-6)
     same: Any = np.broadcast_to(IMAGES[:1], IMAGES.shape)
-    drawn, _ = network.apply(params, stats, same, ctx(samples))
+    drawn, _ = compute(network, params, stats, same, ctx(samples))
     assert len({row.tobytes() for row in np.asarray(drawn)}) > 1
-    still, _ = network.apply(params, stats, same, Ctx(train=False))
+    still, _ = compute(network, params, stats, same, Ctx(train=False))
     np.testing.assert_allclose(still, np.broadcast_to(still[:1], still.shape), rtol=1e-6)
 
 

@@ -2,13 +2,12 @@
 
 import math
 
-import jax.numpy as jnp
 import numpy as np
 
 from headrace.model.context import Ctx
 from headrace.model.families import Identity, Whitening
 
-from .build import network
+from .build import compute, network
 
 
 def conv(x, w, pad):
@@ -44,7 +43,7 @@ def test_forward_pass_of_a_training_step():
         y = gelu(norm(pool(conv(y, first["1_conv"]["kernel"], 1), 2), first["1_bn"]))
         y = gelu(norm(conv(y, second["2_conv"]["kernel"], 1), second["2_bn"]))
     wanted = pool(y, 3).reshape(3, -1) @ params["predictions"]["kernel"] + params["predictions"]["bias"]
-    logits, _ = net.apply(params, stats, jnp.array(x), Ctx(train=True))
+    logits, _ = compute(net, params, stats, x, Ctx(train=True))
     assert np.abs(wanted).max() > 0.01
     np.testing.assert_allclose(logits, wanted, rtol=1e-3, atol=1e-4)
 

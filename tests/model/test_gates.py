@@ -9,7 +9,7 @@ from headrace.core.rng import bits, name_id
 from headrace.model.context import Ctx, Draws
 from headrace.model.norm import Activation, Dropout, DropPath, SqueezeExcite
 
-from .build import small_squeeze_excite
+from .build import compute, small_squeeze_excite
 
 
 def rng_at(name: str) -> np.random.Generator:
@@ -40,7 +40,7 @@ def test_squeeze_excite():
     hidden = x.mean((1, 2)) @ params["reduce"]["kernel"] + 0.1
     hidden = hidden / (1 + np.exp(-hidden))
     gate = 1 / (1 + np.exp(-(hidden @ params["expand"]["kernel"])))
-    y, _ = layer.apply(params, {}, jnp.array(x), Ctx(train=True))
+    y, _ = compute(layer, params, {}, x, Ctx(train=True))
     np.testing.assert_allclose(y, x * gate[:, None, None], rtol=1e-5)
     cost = layer.cost((4, 5, 6))
     assert (cost.params, cost.flops) == (2 * 18 + 9, 2 * 36)
@@ -48,22 +48,22 @@ def test_squeeze_excite():
 
 def test_dropout_drops_by_sample_and_place_and_keeps_the_mean():
     x, samples = np.ones((4, 50), np.float32), [7, 1, 30, 2]
-    y, _ = Dropout(0.3).apply({}, {}, jnp.array(x), ctx(samples))
+    y, _ = compute(Dropout(0.3), {}, {}, x, ctx(samples))
     np.testing.assert_allclose(y, (uniform(samples, 50) >= 0.3) / 0.7, rtol=1e-6)
     assert 0.5 < np.mean(np.asarray(y) > 0) < 0.9
-    for off in (Dropout(0.0).apply({}, {}, jnp.array(x), ctx(samples)),
-                Dropout(0.3).apply({}, {}, jnp.array(x), ctx(samples, train=False))):  # fmt: skip
+    for off in (compute(Dropout(0.0), {}, {}, x, ctx(samples)),
+                compute(Dropout(0.3), {}, {}, x, ctx(samples, train=False))):  # fmt: skip
         np.testing.assert_array_equal(off[0], x)
 
 
 def test_stochastic_depth_drops_whole_images():
     samples = list(range(64))
     x = np.random.default_rng(0).normal(size=(64, 2, 2, 3)).astype(np.float32)
-    y, _ = DropPath(0.75).apply({}, {}, jnp.array(x), ctx(samples))
+    y, _ = compute(DropPath(0.75), {}, {}, x, ctx(samples))
     alive = uniform(samples, 1)[:, 0] < 0.75
     assert 0.5 < alive.mean() < 0.95
     np.testing.assert_allclose(y, np.where(alive[:, None, None, None], x / 0.75, 0), rtol=1e-5)
-    off, _ = DropPath(0.75).apply({}, {}, jnp.array(x), ctx(samples, train=False))
+    off, _ = compute(DropPath(0.75), {}, {}, x, ctx(samples, train=False))
     np.testing.assert_array_equal(off, x)
 
 

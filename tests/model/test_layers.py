@@ -19,6 +19,8 @@ from headrace.model.layers import (
     ZeroPad,
 )
 
+from .build import compute
+
 TRAIN = Ctx(train=True)
 
 
@@ -33,7 +35,7 @@ def test_convolution_with_bias_and_groups():
     assert conv.cost((3, 3, 4)) == Cost(params=12 + 6, flops=2 * 12 * 9, activation_elements=54, product_elements=54)
     x = np.random.default_rng(0).normal(size=(2, 3, 3, 4)).astype(np.float32)
     params["bias"] += np.arange(6, dtype=np.float32)
-    y, _ = conv.apply(params, {}, jnp.array(x), TRAIN)
+    y, _ = compute(conv, params, {}, x, TRAIN)
     w = params["kernel"][0, 0]
     wanted = np.concatenate([x[..., :2] @ w[:, :3], x[..., 2:] @ w[:, 3:]], -1) + np.arange(6)
     np.testing.assert_allclose(y, wanted, rtol=1e-5, atol=1e-6)
@@ -54,10 +56,10 @@ def test_a_window_must_fit(layer):
 def test_zero_pad_and_flatten():
     pad = ZeroPad(pads=((1, 0), (2, 1)))
     x = np.arange(4, dtype=np.float32).reshape(1, 2, 2, 1) + 1
-    y, _ = pad.apply({}, {}, jnp.array(x), TRAIN)
+    y, _ = compute(pad, {}, {}, x, TRAIN)
     assert y.shape[1:] == pad.shape((2, 2, 1)) == (3, 5, 1)
     np.testing.assert_array_equal(y[0, :, :, 0], [[0, 0, 0, 0, 0], [0, 0, 1, 2, 0], [0, 0, 3, 4, 0]])
-    flat, _ = Flatten().apply({}, {}, jnp.array(x), TRAIN)
+    flat, _ = compute(Flatten(), {}, {}, x, TRAIN)
     np.testing.assert_array_equal(flat, [[1, 2, 3, 4]])
 
 
@@ -71,7 +73,7 @@ def test_a_hidden_dense_layer_has_the_compute_dtype():
 def test_the_shortcut_without_parameters():
     x = np.random.default_rng(0).normal(size=(2, 5, 4, 3)).astype(np.float32)
     shortcut = SubsampleShortcut(channels=8)
-    y, _ = shortcut.apply({}, {}, jnp.array(x), TRAIN)
+    y, _ = compute(shortcut, {}, {}, x, TRAIN)
     assert y.shape[1:] == shortcut.shape((5, 4, 3)) == (3, 2, 8)
     np.testing.assert_array_equal(y[..., :3], x[:, ::2, ::2])
     assert not np.array(y[..., 3:]).any()
@@ -80,7 +82,7 @@ def test_the_shortcut_without_parameters():
 def test_a_residual_adds_and_refuses_equal_names():
     x = np.random.default_rng(0).normal(size=(1, 2, 2, 3)).astype(np.float32)
     unit = Residual(body=Chain((("relu", Relu()),)))
-    np.testing.assert_array_equal(unit.apply({}, {}, jnp.array(x), TRAIN)[0], np.maximum(x, 0) + x)
+    np.testing.assert_array_equal(compute(unit, {}, {}, x, TRAIN)[0], np.maximum(x, 0) + x)
     with pytest.raises(AssertionError):
         Residual(body=Chain((("a", Relu()),)), shortcut=Chain((("a", Relu()),)))
 

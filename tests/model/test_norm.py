@@ -1,13 +1,14 @@
 """The `norm_layer` option and the norm layer's statistics."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from headrace.core.errors import ConfigError
 from headrace.model.context import Ctx
 from headrace.model.norm import Norm, NormSpec, make_norm_spec
+
+from .build import compute
 
 GROUP = {"name": "group_norm"}
 
@@ -50,7 +51,7 @@ def test_channels_per_group_is_the_other_way_to_say_it():
     ones, zeros = np.ones(8, np.float32), np.zeros(8, np.float32)
     params = {"gamma": ones, "beta": zeros}
     four, two_each = (
-        Norm(spec=make_norm_spec(GROUP | kind)).apply(params, {}, jnp.array(x), Ctx(train=True))[0]
+        compute(Norm(spec=make_norm_spec(GROUP | kind)), params, {}, x, Ctx(train=True))[0]
         for kind in ({"num_groups": 4}, {"channels_per_group": 2})
     )
     np.testing.assert_array_equal(four, two_each)
@@ -70,7 +71,7 @@ def test_evaluation_uses_the_running_statistics_and_returns_them():
     x = np.random.default_rng(2).normal(size=(2, 3, 3, 4)).astype(np.float32)
     params = {"gamma": np.full(4, 2, np.float32), "beta": np.ones(4, np.float32)}
     stats = {"mean": np.full(4, 0.5, np.float32), "variance": np.full(4, 4, np.float32)}
-    y, after = Norm(spec=NormSpec(epsilon=0)).apply(params, stats, jnp.array(x), Ctx(train=False))
+    y, after = Norm(spec=NormSpec(epsilon=0)).apply(params, stats, jax.device_put(x), Ctx(train=False))
     np.testing.assert_allclose(y, (x - 0.5) / 2 * 2 + 1, rtol=1e-5, atol=1e-6)
     assert after is stats
 
@@ -78,5 +79,5 @@ def test_evaluation_uses_the_running_statistics_and_returns_them():
 def test_a_single_value_has_a_finite_variance():
     norm = Norm()
     params, stats = norm.init(lambda name: np.random.default_rng(0), (1, 1, 2))
-    _, batch = norm.apply(params, stats, jnp.ones((1, 1, 1, 2)), Ctx(train=True))
+    _, batch = compute(norm, params, stats, np.ones((1, 1, 1, 2), np.float32), Ctx(train=True))
     np.testing.assert_array_equal(batch["variance"], [0, 0])

@@ -11,7 +11,7 @@ from headrace.core.tree import flatten_named
 from headrace.model.context import Ctx
 from headrace.model.norm import Norm, ProxyActivation, make_norm_spec
 
-from .build import network
+from .build import compute, network
 
 TRAIN = Ctx(train=True)
 
@@ -39,7 +39,7 @@ def test_values_and_gradients_of_proxy_norm():
     params = {name: jnp.array(value, jnp.float32) for name, value in values.items()}
 
     def total(params):
-        y, _ = layer.apply(params, {}, jnp.array(x, jnp.float32), TRAIN)
+        y, _ = compute(layer, params, {}, x.astype(np.float32), TRAIN)
         return (y * jnp.array(wanted, jnp.float32)).sum(), y
 
     gradients, y = jax.jit(jax.grad(total, has_aux=True))(params)
@@ -58,7 +58,7 @@ def test_it_normalises_what_a_gaussian_becomes():
     x = np.random.default_rng(0).normal(size=(64, 16, 16, 2)).astype(np.float32)
     layer = ProxyActivation(kind="relu", epsilon=1e-6)
     params, _ = layer.init(lambda name: np.random.default_rng(0), (16, 16, 2))
-    y, _ = layer.apply(params, {}, jnp.array(x), TRAIN)
+    y, _ = compute(layer, params, {}, x, TRAIN)
     np.testing.assert_allclose(np.mean(y, (0, 1, 2)), 0, atol=0.02)
     np.testing.assert_allclose(np.var(y, (0, 1, 2)), 1, atol=0.03)
 
@@ -68,7 +68,7 @@ def test_layer_norm_is_over_the_whole_image():
     spec = make_norm_spec({"name": "layer_norm"}, epsilon=0.1)
     norm = Norm(spec=spec)
     params, stats = norm.init(lambda name: np.random.default_rng(0), (4, 5, 6))
-    y, _ = norm.apply(params, stats, jnp.array(x), TRAIN)
+    y, _ = compute(norm, params, stats, x, TRAIN)
     mean, variance = x.mean((1, 2, 3), keepdims=True), x.var((1, 2, 3), keepdims=True)
     np.testing.assert_allclose(y, (x - mean) / np.sqrt(variance + 0.1), rtol=1e-4, atol=1e-5)
     assert (spec.suffix, stats) == ("ln", {})
@@ -79,7 +79,7 @@ def test_strided_groups_take_every_nth_channel():
     spec = make_norm_spec({"name": "group_norm", "num_groups": 2}, epsilon=0.0, group_order="strided")
     norm = Norm(spec=spec)
     params, _ = norm.init(lambda name: np.random.default_rng(0), (3, 3, 6))
-    y, _ = norm.apply(params, {}, jnp.array(x), TRAIN)
+    y, _ = compute(norm, params, {}, x, TRAIN)
     for group in (0, 1):
         mine = x[..., group::2]
         mean, spread = mine.mean((1, 2, 3), keepdims=True), mine.std((1, 2, 3), keepdims=True)

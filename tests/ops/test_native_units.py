@@ -131,7 +131,7 @@ def name_of(case: Case) -> str:
 @pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_a_unit_and_its_gradients_follow_the_definition(case: Case, variant: native_units.Library) -> None:
     a = numbers(case)
-    f = {name: jnp.array(value, jnp.float32) for name, value in a.items()}
+    f: dict[str, Any] = {name: value.astype(np.float32) for name, value in a.items()}
     window = find_window(f["x"], f["w"], case.stride, case.padding, case.groups, case.mode)
     assert window is not None
     assert window.method == case.method
@@ -161,7 +161,7 @@ def test_a_unit_and_its_gradients_follow_the_definition(case: Case, variant: nat
 @pytest.mark.parametrize("case", [CASES[0], CASES[12], CASES[17]], ids=name_of)
 def test_a_convolution_alone_and_its_gradients_follow_the_definition(case: Case) -> None:
     a = numbers(case)
-    x, w, dy = (jnp.array(a[name], jnp.float32) for name in ("x", "w", "dy"))
+    x, w, dy = (a[name].astype(np.float32) for name in ("x", "w", "dy"))
     y, vjp = jax.vjp(lambda x, w: conv2d(x, w, case.stride, case.padding, case.groups, "on"), x, w)
     wanted = naive.conv(a["x"], a["w"], case.stride, case.padding, case.groups, a["dy"])
     for name, found, value in zip(("y", "dx", "dw"), (y, *vjp(dy)), wanted, strict=True):
@@ -171,7 +171,7 @@ def test_a_convolution_alone_and_its_gradients_follow_the_definition(case: Case)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_16_bit_convolutions_are_summed_in_float32_and_rounded_once(dtype: Any) -> None:
     a, case = numbers(CASES[0]), CASES[0]
-    x, w, dy = (jnp.array(a[name], dtype) for name in ("x", "w", "dy"))
+    x, w, dy = (a[name].astype(np.float32).astype(dtype) for name in ("x", "w", "dy"))
     convolve = lambda x, w: conv2d(x, w, case.stride, case.padding, case.groups, "on")  # noqa: E731
     assert "headrace_convolve" in str(jax.make_jaxpr(convolve)(x, w))
     y, vjp = jax.vjp(convolve, x, w)

@@ -14,13 +14,13 @@ from headrace.reference.entrance import resolve
 QUICK: dict[str, Any] = {
     "dataset": "digits",
     "model_name": "toy_model_bn",  # small and quick; it does not learn much
-    "micro_batch_size": 16,
-    "global_batch_size": 64,
+    "micro_batch_size": 8,
+    "global_batch_size": 32,
     "weight_updates_per_epoch": 20,
     "num_epochs": 4,
     "optimizer_params": {"momentum": 0.9},
     "lr_schedule": "cosine",
-    "lr_schedule_params": {"initial_learning_rate": 0.001},
+    "lr_schedule_params": {"initial_learning_rate": 0.002},
     "bn_momentum": 0.9,
     "ema_decay": 0.9,
     "progress": "none",

@@ -30,7 +30,8 @@ def records(run_dir: Path, kind: Any) -> list[Any]:
 
 
 def test_a_run_learns_and_leaves_its_whole_story(quick):
-    result = train(quick(num_epochs=8))
+    large = {"micro_batch_size": 16, "global_batch_size": 64, "lr_schedule_params": {"initial_learning_rate": 0.001}}
+    result = train(quick(num_epochs=8, **large))
     assert result.outcome == "finished"
     assert result.step == 160
     assert result.validation["raw"].top1 > 0.2
@@ -250,7 +251,7 @@ def test_refusals_leave_nothing_behind(quick, tmp_path):
     with pytest.raises(CheckpointError, match="another model_name"):
         resume(result.directory, {"model_name": "toy_model"})
     with pytest.raises(CheckpointError, match="global batch size"):
-        resume(result.directory, {"global_batch_size": 32})
+        resume(result.directory, {"global_batch_size": 16})
     assert load(list_checkpoints(result.directory / "checkpoints")[-1])[1]["step"] == 20
 
 

@@ -23,7 +23,9 @@ def test_rates_grow_in_equal_ratios_and_half_of_the_fall_is_suggested():
 
 
 def test_a_real_search_writes_nothing_and_suggests_a_rate_that_lowers_the_loss(quick, tmp_path):
-    found = find_learning_rate(quick(), num_steps=60, lowest=1e-4, highest=100.0)
+    found = find_learning_rate(
+        quick(micro_batch_size=16, global_batch_size=64), num_steps=60, lowest=1e-4, highest=100.0
+    )
     assert len(found.rates) == len(found.losses) <= 60
     assert 1e-4 < found.suggested < 100
     assert found.losses.min() < found.losses[0]

@@ -19,6 +19,7 @@ from headrace.model.layers import Conv, Dense, GlobalAveragePool
 from headrace.run.fit import resume
 from headrace.run.pipeline_model import PipelineModel
 from headrace.run.validation import validate
+from tests.model.build import compute
 
 from .conftest import assert_same_bits, final_state
 
@@ -141,7 +142,7 @@ def test_evaluate_and_predict_are_those_of_the_functions(make):
     with pytest.raises(ConfigError, match="steps_per_epoch is 0"):
         model.fit(IMAGES, LABELS, steps_per_epoch=0)
     logits = model.predict(IMAGES[:37])
-    direct, _ = model.network.apply(model.params, model.stats, IMAGES[:37], Ctx(train=False))
+    direct, _ = compute(model.network, model.params, model.stats, IMAGES[:37], Ctx(train=False))
     np.testing.assert_allclose(logits, direct, rtol=1e-5, atol=1e-6)
     report = model.evaluate(IMAGES[:37], LABELS[:37])
     exponents = np.exp(logits.astype(np.float64))
