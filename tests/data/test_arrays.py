@@ -59,7 +59,7 @@ def train_batches(source, data, num_devices=1):
         np.asarray(
             fetch(
                 feed.resident,
-                {k: v[i, 0] if k != "epoch" else v[i] for k, v in block.items()},
+                {k: v[i, 0] if k not in ("epoch", "seed") else v[i] for k, v in block.items()},
                 options.preprocess,
                 train=True,
             )[0]

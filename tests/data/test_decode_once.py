@@ -129,7 +129,7 @@ def test_it_does_not_matter_where_images_are_kept_or_where_a_run_starts(
         spec = feed_options(data, dataset.info, 3, 1).preprocess
         views = []
         for block in blocks:
-            micro = {key: rows[1, 0] for key, rows in block.items() if key != "epoch"}
+            micro = {key: rows[1, 0] for key, rows in block.items() if key not in ("epoch", "seed")}
             views.append(np.asarray(fetch(feed.resident, micro | {"epoch": block["epoch"][1]}, spec, train=True)[0]))
         found.append((np.stack(views), [np.asarray(block["box"]) for block in blocks]))
         _, later = blocks_of(open_dataset(data, 3), data, put, first_step=2)

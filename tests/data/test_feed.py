@@ -133,10 +133,11 @@ def test_a_resident_set_sends_indices_alone(put: Put) -> None:
     assert (np.asarray(feed.resident["images"]) == data.read(np.arange(40), 0)).all()
     for number, block in enumerate(taken(feed, 3)):
         index, epoch = step_indices(shape(), number * 4, 4)
-        assert set(block) == {"index", "epoch"}
+        assert set(block) == {"index", "epoch", "seed"}
+        assert (block["seed"] == shape().seed).all()
         assert (block["index"] == index).all()
         assert (block["epoch"] == epoch).all()
-    assert feed.stats.bytes == 3 * (4 * 2 * 6 + 4) * 4
+    assert feed.stats.bytes == 3 * (4 * 2 * 6 + 4 + 4) * 4
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])

@@ -30,7 +30,7 @@ def first_images(put: Callable[[Any, str], Any], **options: Any) -> np.ndarray:
     how = feed_options(config.data, dataset.info, 7, 1, config.augment)
     feed = TrainFeed(dataset.train, SHAPE, CallSpans(first_step=0, last_step=1, max_steps=1), how, put)
     block = feed.next()
-    micro = {key: value[0] if key == "epoch" else value[0, 0] for key, value in block.items()}
+    micro = {key: value[0] if key in ("epoch", "seed") else value[0, 0] for key, value in block.items()}
     images, _ = jax.jit(lambda resident, micro: fetch(resident, micro, how.preprocess, True))(feed.resident, micro)
     feed.close()
     return np.asarray(images)

@@ -1,14 +1,21 @@
-"""The training step: which running statistics move when weights are frozen."""
+"""The training step: which running statistics move when weights are frozen; its seed is an argument."""
 
+from functools import partial
+
+import jax
 import numpy as np
 import pytest
 
 from headrace.config.load import config_from
+from headrace.data.augmentation.augment import Mix, Preprocess
+from headrace.data.feeding.order import fetch
+from headrace.engine.devices import replica_mesh
+from headrace.engine.step import make_call, make_step
 from headrace.model.layers import Dense, GlobalAveragePool
 from headrace.model.network import Network
 from headrace.model.norm import Norm, NormSpec
 
-from ..harness import OPTIONS, make_samples, train_steps
+from ..harness import OPTIONS, first_state, make_block, make_samples, make_spec, small_excited, train_steps
 
 # The norm is applied to the images themselves, so that its batch statistics are plain means of them.
 NETWORK = Network(
@@ -47,3 +54,40 @@ def test_python_traces_a_step_once_however_many_loops_are_around_it(count, monke
     images, labels = (array[:1] for array in make_samples())
     train_steps(config_from(OPTIONS), NETWORK, images, labels, replicas=1, count=count)
     assert len(traced) == 1
+
+
+def _seeded(spec_seed, block_seed):
+    """Return (lowered call, its arguments) of steps that draw everywhere; without `block_seed` the block has none."""
+    config = config_from(OPTIONS | {"precision": "16.16", "stochastic_rounding": True})
+    images, labels = (array[:2] for array in make_samples(size=8))
+    block = make_block(images, labels, 2)
+    numbers = block["epoch"]
+    block |= {} if block_seed is None else {"seed": np.full_like(numbers, block_seed)}
+    drawing = Preprocess(
+        augmentation="flip-crop",
+        normalization="none",
+        mean=(),
+        std=(),
+        seed=spec_seed,
+        image_hwc=(8, 8, 3),
+        crop_padding=2,
+        random_erasing=0.5,
+        mix=Mix(mixup_alpha=0.2, cutmix_lambda=0.8, cutmix_version=1, cutmix_alpha=0, seed=spec_seed, image_hw=(8, 8)),
+    )
+    fetched = partial(fetch, spec=drawing, train=True)
+    spec = make_spec(config, small_excited(), 16, replicas=1, count=2, seed=spec_seed, fetch=fetched)
+    mesh = replica_mesh(jax.devices()[:1])
+    arguments = first_state(spec), None, block, np.int32(2)
+    return make_call(make_step(spec), mesh, block).lower(*arguments), arguments
+
+
+def test_a_seed_is_an_argument_of_the_program():
+    """A run with another seed finds the program in the compilation cache, and draws what a constant seed would."""
+    (one, given), (other, _) = _seeded(3, 5), _seeded(4, 6)
+    assert one.as_text() == other.as_text()
+    constant, arguments = _seeded(5, None)
+    assert one.as_text() != constant.as_text()
+    found, wanted = one.compile()(*given), constant.compile()(*arguments)
+    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+    again = one.compile()(*_seeded(3, 6)[1])[1]["loss"]
+    assert not np.array_equal(again, wanted[1]["loss"])

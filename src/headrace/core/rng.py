@@ -10,6 +10,9 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+
+Seed = int | np.uint32 | Array  # a number on the host, a uint32 inside a program
 
 # 2^32 over the golden ratio: added to every word, so that an address of zeros is not mixed into zero.
 _GOLDEN = np.uint32(0x9E3779B9)
@@ -28,11 +31,13 @@ def mix(h: Any) -> Any:
 
 def bits(*address: Any) -> Any:
     """Return 32 random bits for an address: whole numbers or uint32 arrays, which broadcast against each other."""
-    h: Any = np.zeros((1,), np.uint32)
+    # Of equal ranks, as the tests have JAX demand it.
+    h: Any = np.zeros((1,) * max(1, np.ndim(address[0])), np.uint32)
     for word in address:
         number = isinstance(word, int | np.integer)
         # Arrays even for single numbers: NumPy warns of overflow in scalars, and uint32 is meant to wrap around here.
-        h = mix((h ^ (np.array([int(word) & 0xFFFFFFFF], np.uint32) if number else word)) * _GOLDEN + _GOLDEN)
+        words = np.full((1,) * h.ndim, int(word) & 0xFFFFFFFF, np.uint32) if number else word
+        h = mix((h ^ words) * _GOLDEN + _GOLDEN)
     return h
 
 
@@ -50,7 +55,7 @@ def generator(seed: int, name: str) -> np.random.Generator:
 _HALVES = np.array([[0x0000FFFF, 0xFFFF0000]], np.uint32)
 
 
-def draw(seed: int, epoch: Any, index: Any, purpose: int) -> Any:
+def draw(seed: Seed, epoch: Any, index: Any, purpose: int) -> Any:
     """Return 32 random bits for each sample, uint32 [n]; `epoch` is one number or one for each sample."""
     xp = np if isinstance(index, np.ndarray) else jnp
     word = bits(seed, xp.asarray(epoch).astype(np.uint32), index.astype(np.uint32), purpose)

@@ -15,7 +15,7 @@ from jax import lax
 from headrace.config.params import complete
 from headrace.config.schema import Batch, Numerics
 from headrace.core.errors import ConfigError, did_you_mean
-from headrace.core.rng import bits, name_id
+from headrace.core.rng import Seed, bits, name_id
 from headrace.core.tree import PyTree, map_named
 
 
@@ -67,7 +67,7 @@ def stochastic_round(x: jax.Array, dtype: jax.typing.DTypeLike, random_bits: jax
     return lax.bitcast_convert_type(((u >> 16) & 0x8000 | magnitude).astype(jnp.uint16), jnp.dtype(dtype))
 
 
-def element_bits(name: str, shape: tuple[int, ...], seed: jax.Array | int, step: jax.Array | int) -> jax.Array:
+def element_bits(name: str, shape: tuple[int, ...], seed: Seed, step: jax.Array | int) -> jax.Array:
     """Return 32 random bits for each element of a tensor, addressed by (tensor name, seed, step, element).
 
     The same on every replica, so that copies of the weights stay equal. The element's number is a uint32: in a tensor
@@ -130,7 +130,7 @@ def store_weights(params: PyTree, precision: Precision) -> PyTree:
 
 
 def write_weights(
-    params: PyTree, updates: PyTree, seed: jax.Array | int, step: jax.Array | int, precision: Precision
+    params: PyTree, updates: PyTree, seed: Seed, step: jax.Array | int, precision: Precision
 ) -> PyTree:
     """Return the weights after `params + updates`: summed in float32, then rounded to the stored format."""
 

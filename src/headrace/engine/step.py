@@ -19,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from headrace.config.schema import Numerics
+from headrace.core.rng import Seed
 from headrace.core.tree import PyTree, map_named
 from headrace.engine.devices import REPLICA
 from headrace.engine.histograms import HISTOGRAMS, block_histograms
@@ -118,7 +119,7 @@ class StepSpec:
     fetch_labels: FetchLabels = no_labels  # the labels alone, for the last stage of a pipeline
     num_replicas: int
     gradient_accumulation_count: int
-    seed: int
+    seed: Seed  # of steps whose block has none
     objective: Objective
     sum_names: tuple[str, ...] = SUMS  # of the objective's sums
     stable_norm: bool
@@ -138,12 +139,14 @@ def make_step(spec: StepSpec) -> Callable[[State, Any, Any], tuple[State, Metric
     """Return `step(state, resident, slices) -> (state, metrics)`; `slices` holds G micro-batches of this replica."""
 
     def step(state: State, resident: PyTree, slices: PyTree) -> tuple[State, Metrics]:
-        gradients = _mean_gradients(spec, state, resident, slices)
+        # An argument of the program, not a constant in it: a run with another seed then needs no other program.
+        seeded = replace(spec, seed=slices.get("seed", spec.seed))
+        gradients = _mean_gradients(seeded, state, resident, slices)
         # After accumulation: the exchange costs the same however many micro-batches a step has.
         grads, batch_stats, sums, probes = _across_replicas(spec, *gradients)
         # Before the norm is taken, so that clipping and the recorded norm do not depend on the loss scale.
         grads = unscaled(state, grads)
-        state, metrics = finish_step(spec, state, grads, batch_stats, sums, global_norm(grads))
+        state, metrics = finish_step(seeded, state, grads, batch_stats, sums, global_norm(grads))
         if spec.numerics.fp_exceptions:
             metrics |= {"forward_finite": probes, "gradient_finite": finite_by_block(spec.network.block_names, grads)}
         return state, metrics | ({GRADIENTS: grads} if spec.histograms else {})
@@ -183,12 +186,12 @@ def _mean_gradients(spec: StepSpec, state: State, resident: PyTree, slices: PyTr
     count, dtype = spec.gradient_accumulation_count, spec.precision.accumulator_dtype
     # Outside of what is differentiated: slices of long vectors then need no backward pass.
     whole = state if spec.packing is None else spec.packing.unpack(state)
-    epoch = slices["epoch"]
-    micros = {key: value for key, value in slices.items() if key != "epoch"}
+    of_step = {key: value for key, value in slices.items() if key in PER_STEP}
+    micros = {key: value for key, value in slices.items() if key not in PER_STEP}
 
     def one(micro: Any) -> tuple[Any, Any, Metrics, Any]:
         with jax.named_scope("input"):
-            images, labels = spec.fetch(resident, micro | {"epoch": epoch})
+            images, labels = spec.fetch(resident, micro | of_step)
         ctx = train_ctx(spec, state["step"], micro["index"])
         loss = jax.grad(lambda params: _scaled_loss(spec, whole, params, (images, labels), ctx), has_aux=True)
         grads, (batch_stats, sums, probes) = loss(whole["params"])
@@ -314,15 +317,16 @@ def finite_by_block(names: Sequence[str], grads: PyTree) -> jax.Array:
     return jnp.stack(flags)
 
 
-# How a block of K steps is sharded: [K, G, B, ...] with B over the replicas; one epoch number per step.
-STEPS, EPOCHS = P(None, None, REPLICA), P()
+# How a block of K steps is sharded: [K, G, B, ...] with B over the replicas, but for these, one number for each step.
+PER_STEP = ("epoch", "seed")
+STEPS, NUMBERS = P(None, None, REPLICA), P()
 # How a block of n evaluation batches is sharded: [n, B, ...].
 BATCHES = P(None, REPLICA)
 
 
 def block_specs(block: dict[str, Any]) -> dict[str, P]:
     """Return the partition of each array of a training block."""
-    return {key: EPOCHS if key == "epoch" else STEPS for key in block}
+    return {key: NUMBERS if key in PER_STEP else STEPS for key in block}
 
 
 def put_on(mesh: Mesh, tree: PyTree, kind: str) -> Any:

@@ -10,7 +10,7 @@ from jax import lax
 
 from headrace.config.schema import Augment, Data
 from headrace.core.errors import ConfigError
-from headrace.core.rng import draw, name_id
+from headrace.core.rng import Seed, draw, name_id
 from headrace.data.augmentation.rand_augment import (
     Array,
     Epoch,
@@ -54,7 +54,7 @@ class Mix:
     cutmix_lambda: float
     cutmix_version: int
     cutmix_alpha: float
-    seed: int
+    seed: Seed
     image_hw: tuple[int, int]
     switch_prob: float | None = None  # probability of cutmix instead of mixup; None: both
 
@@ -220,7 +220,7 @@ _SIDE = 64  # of the table: 64 areas x 64 aspects
 _CHOSEN, _SHAPE, _PLACE = name_id("erase/chosen"), name_id("erase/shape"), name_id("erase/place")
 
 
-def erase(values: Array, index: Array, epoch: Epoch, fraction: float, seed: int) -> Array:
+def erase(values: Array, index: Array, epoch: Epoch, fraction: float, seed: Seed) -> Array:
     """Return the images [n, H, W, C] with a rectangle set to zero in a fraction of them."""
     xp = array_module(values)
     height, width = values.shape[1:3]
@@ -233,7 +233,7 @@ def erase(values: Array, index: Array, epoch: Epoch, fraction: float, seed: int)
     return xp.where(inside, np.float32(0), values)
 
 
-def rectangles(index: Array, epoch: Epoch, fraction: float, seed: int, hw: tuple[int, int]) -> tuple[Array, ...]:
+def rectangles(index: Array, epoch: Epoch, fraction: float, seed: Seed, hw: tuple[int, int]) -> tuple[Array, ...]:
     """Return (chosen or not, top, left, height, width) of each sample's rectangle, [n] each."""
     xp = array_module(index)
     dice, shape, place = (draw(seed, epoch, index, purpose) for purpose in (_CHOSEN, _SHAPE, _PLACE))
@@ -273,7 +273,7 @@ class Preprocess:
     normalization: str  # per-image | per-channel | centred | zero-one | none
     mean: tuple[float, ...]  # per channel, on the scale 0 to 1
     std: tuple[float, ...]
-    seed: int
+    seed: Seed
     image_hwc: tuple[int, int, int]
     crop_padding: int = 4  # pixels added on every side before a crop of the same size
     reflect: bool = False  # fill them with the mirrored image instead of zeros
@@ -286,6 +286,11 @@ class Preprocess:
     shrunk_hw: tuple[int, int] | None = None  # size that training images are shrunk to before mixing
     # custom: (images, labels, sample of each, epoch) -> images, after the rest and before mixing
     augment: Callable[[Any, Any, Any, Any], Any] | None = None
+
+    def with_seed(self, seed: Seed) -> "Preprocess":
+        """Return the same with another seed."""
+        chosen = self.rand_augment and replace(self.rand_augment, seed=seed)
+        return replace(self, seed=seed, rand_augment=chosen, mix=self.mix and replace(self.mix, seed=seed))
 
     def at_size(self, hw: tuple[int, int]) -> "Preprocess":
         """Return the same with training images of a smaller size."""

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from headrace.config.section_data import RAND_AUGMENT_OPERATIONS, Augment
-from headrace.core.rng import draw, name_id
+from headrace.core.rng import Seed, draw, name_id
 
 # Operations on the colours of images: one definition, run by NumPy on the host or by JAX on the device.
 #
@@ -145,7 +145,7 @@ def turn_hue(x: Array, strength: Strength) -> Array:
     return levels(xp.concatenate([channel(5), channel(3), channel(1)], 3))
 
 
-def jitter(x: Array, index: Array, epoch: Epoch, strengths: tuple[float, float], seed: int) -> Array:
+def jitter(x: Array, index: Array, epoch: Epoch, strengths: tuple[float, float], seed: Seed) -> Array:
     """Change brightness, contrast and saturation, in this order, by factors from 1 - s to 1 + s, then rotate the hue.
 
     `strengths` are s and the largest rotation of the hue; each factor is drawn for each sample.
@@ -201,7 +201,7 @@ class RandAugment:
     count: int
     magnitude: float
     operations: tuple[str, ...]
-    seed: int
+    seed: Seed
     std: float = 0.0  # of the magnitude
     probability: float = 1.0  # that an operation is applied
 

@@ -367,7 +367,8 @@ class TrainFeed(_PreparedFeed):
         """Return the resident set and a block of all processes without values: shapes and devices, to compile with."""
         shape, steps = self._shape, self._calls.max_steps
         rows = (steps, shape.gradient_accumulation_count, shape.num_replicas * shape.micro_batch_size)
-        block = {"index": jax.ShapeDtypeStruct(rows, np.int32), "epoch": jax.ShapeDtypeStruct((steps,), np.uint32)}
+        number = jax.ShapeDtypeStruct((steps,), np.uint32)
+        block = {"index": jax.ShapeDtypeStruct(rows, np.int32), "epoch": number, "seed": number}
         if self._reader is not None:
             hwc, dtype = self._image
             block["images"] = jax.ShapeDtypeStruct((*rows, *hwc), dtype)
@@ -401,7 +402,7 @@ class TrainFeed(_PreparedFeed):
         index, epoch = step_indices(self._shape, steps.start, len(steps), self._order)
         # Only this process's replicas: every process knows the whole order and reads its part of it.
         index = index[:, :, self._columns]
-        block = {"index": index, "epoch": epoch}
+        block = {"index": index, "epoch": epoch, "seed": np.full_like(epoch, self._shape.seed & 0xFFFFFFFF)}
         if self._reader is not None:
             block |= self._reader.read(index, epoch[:, None, None], self._calls.max_steps)
         if self._boxes is not None:

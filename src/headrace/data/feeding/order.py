@@ -4,7 +4,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -363,8 +363,8 @@ Arrays = dict[str, Any]
 def fetch(resident: Arrays | None, block: Arrays, spec: Preprocess, train: bool) -> tuple[Any, Any]:
     """Return (images float32 [B, H, W, C], labels int32 [B] or MixedLabels) of one micro-batch.
 
-    `block` is {"index": [B]} with "epoch" (one number) for training, "images" and "labels" if they were sent, and
-    "box" (one for each image) if the device crops.
+    `block` is {"index": [B]} with "epoch" and "seed" (one number each) for training, "images" and "labels" if they
+    were sent, and "box" (one for each image) if the device crops.
     Sets that are on the device are looked up by index; a synthetic set may have fewer images than samples.
     Images are shrunk and mixed here, even if the host preprocesses: only here is the whole micro-batch available.
     """
@@ -376,7 +376,7 @@ def fetch(resident: Arrays | None, block: Arrays, spec: Preprocess, train: bool)
         images = resident["images"][block["index"] % resident["images"].shape[0]]
     if "box" in block:
         images = crop_resize(images, block["box"], spec.image_hwc[:2])
-    index, epoch = block["index"], block.get("epoch", 0)
+    index, epoch, spec = block["index"], block.get("epoch", 0), spec.with_seed(block.get("seed", spec.seed))
     if spec.on_device:
         images = preprocess(images, index, epoch, spec, train)
     # After the crop and before mixing: the box of cutmix is drawn for the size that the network sees.
@@ -394,7 +394,8 @@ def fetch_labels(resident: Arrays | None, block: Arrays, spec: Preprocess, train
     labels = _labels(resident, block)
     if not train or spec.mix is None:
         return labels
-    return mix_labels(labels, block["index"], block.get("epoch", 0), spec.mix)
+    mix = replace(spec.mix, seed=block.get("seed", spec.mix.seed))
+    return mix_labels(labels, block["index"], block.get("epoch", 0), mix)
 
 
 def _labels(resident: Arrays | None, block: Arrays) -> Any:

@@ -25,7 +25,7 @@ from headrace.engine.pipeline.state_placement import UPDATE_ONLY, make_copy, sha
 from headrace.engine.pipeline.step_plan import EACH, NOTHING, Key, Program, StepBuilder, StepPlan, Values
 from headrace.engine.pipeline.training_stages import FIXED, StageSpec, make_reduce, make_update, part_of, training_node
 from headrace.engine.state import State, snapshot
-from headrace.engine.step import Metrics, put_on
+from headrace.engine.step import PER_STEP, Metrics, put_on
 from headrace.plan.schedule import Node
 from headrace.plan.timeline import Table
 
@@ -175,12 +175,13 @@ class Dispatcher:
         start: Values = dict(self._constants)
         for number, part in enumerate(parts):
             node = Node(number)
-            rest = {key: value for key, value in block[number].items() if key != "epoch"}
+            of_step = {key: value for key, value in block[number].items() if key in PER_STEP}
+            rest = {key: value for key, value in block[number].items() if key not in PER_STEP}
             start["params", node] = part["params"]
             start["fixed", node] = {key: part[key] for key in FIXED}
             start["slots", node] = {key: part[key] for key in UPDATE_ONLY if key in part}
             start["resident", node] = resident[number] if resident else None
-            start["block", node] = {"epoch": block[number]["epoch"], "rest": rest}
+            start["block", node] = {"of_step": of_step, "rest": rest}
             start["reduced", node] = None  # until the first step has some
         # Made anew for every call, because the update donates it.
         start["record"] = self._record(_num_steps(block))

@@ -5,11 +5,12 @@ step; `update` changes the stage's part of the state. What concerns all stages (
 gradient, the flags of all blocks) goes from each `reduce` to every `update`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 
@@ -90,7 +91,7 @@ def training_node(stage: StageSpec, mesh: Mesh) -> NodeSpec:
         name=stage.name,
         num_inputs=0 if stage.is_first else 1,
         is_first=stage.is_first,
-        source_specs=(ALL, {"epoch": ALL, "rest": STEPS}, ALL, ALL),
+        source_specs=(ALL, {"of_step": ALL, "rest": STEPS}, ALL, ALL),
         fetch=lambda *source: _fetch(stage, *source),
         accumulation=Accumulation(count=step.gradient_accumulation_count, dtype=step.precision.accumulator_dtype),
         keeps=stage.keeps,
@@ -101,14 +102,14 @@ def training_node(stage: StageSpec, mesh: Mesh) -> NodeSpec:
     )
 
 
-def _fetch(stage: StageSpec, resident: PyTree, block: PyTree, number: Any, micro: Any) -> tuple[Any, Any, Any]:
-    """Return (images at the first stage, labels at the last, the numbers of the samples)."""
+def _fetch(stage: StageSpec, resident: PyTree, block: PyTree, number: Any, micro: Any) -> tuple[Any, Any, Any, Any]:
+    """Return (images at the first stage, labels at the last, the numbers of the samples, the seed)."""
     here = {key: lax.dynamic_index_in_dim(array, number, 0, False) for key, array in block["rest"].items()}
     here = {key: lax.dynamic_index_in_dim(array, micro, 0, False) for key, array in here.items()}
-    here |= {"epoch": lax.dynamic_index_in_dim(block["epoch"], number, 0, False)}
+    here |= {key: lax.dynamic_index_in_dim(row, number, 0, False) for key, row in block["of_step"].items()}
     images = stage.step.fetch(resident, here)[0] if stage.is_first else None
     labels = stage.step.fetch_labels(resident, here) if stage.is_last else None
-    return images, labels, here["index"]
+    return images, labels, here["index"], here.get("seed", np.uint32(stage.step.seed & 0xFFFFFFFF))
 
 
 def _apply(
@@ -117,11 +118,11 @@ def _apply(
     fixed: State,
     state: PyTree,
     inputs: tuple[Any, ...],
-    fetched: tuple[Any, Any, Any],
+    fetched: tuple[Any, Any, Any, Any],
 ) -> tuple[Any, tuple[PyTree, PyTree]]:
     """Run the stage's blocks; the output of the last stage is the scaled loss."""
-    spec, (images, labels, samples) = stage.step, fetched
-    ctx = train_ctx(spec, fixed["step"], samples)
+    spec, (images, labels, samples, seed) = stage.step, fetched
+    ctx = train_ctx(replace(spec, seed=seed), fixed["step"], samples)
     points = spec.recompute_points if stage.recompute else ()
     x = images if stage.is_first else inputs[0]
     y, batch_stats, finite = apply_blocks(spec.network, stage.blocks, (params, fixed["stats"]), x, ctx, points)
