@@ -1,6 +1,7 @@
 """Readers and limits: what counts as which value, and what is refused."""
 
 import math
+import shlex
 
 import pytest
 
@@ -169,3 +170,15 @@ def test_mappings_are_written_as_pairs_or_json(written, value):
 def test_what_is_no_mapping_is_refused(written):
     with pytest.raises(ValueError):  # noqa: PT011 (any text)
         field.MAPPING.read(written)
+
+
+def test_a_path_given_as_a_name_is_told_its_option(tmp_path):
+    dataset = all_options()["dataset"]
+    for raw in (str(tmp_path), "photos/", "no such place/x"):
+        with pytest.raises(ConfigError) as caught:
+            dataset.read(raw, field.COMMAND_LINE)
+        assert shlex.split(caught.value.remedy.rstrip("."))[-2:] == ["--dataset-path", raw]
+    with pytest.raises(ConfigError) as caught:
+        dataset.read("cifar1")
+    assert "cifar10" in caught.value.remedy
+    assert "dataset_path" not in caught.value.remedy

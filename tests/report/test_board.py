@@ -115,8 +115,12 @@ def test_runs_are_compared(place, serve):
     status, page = ask("/compare?id=good&id=deep/nan")
     assert status == 200
     assert re.search(r"<td>seed</td><td>1</td><td>2</td>", page)
-    panels = {panel["title"]: panel for panel in answer(ask, "/api/compare?id=good&id=deep/nan")["panels"]}
+    update = answer(ask, "/api/compare?id=good&id=deep/nan")
+    panels = {panel["title"]: panel for panel in update["panels"]}
     assert [line["y"] for line in panels["Training, loss"]["lines"]] == [[2.0], [None]]
+    results = update["parts"]["results"]
+    assert "best top-1" in results
+    assert results in page, "the table that an update replaces is the one of the page"
 
 
 def test_a_run_that_is_deleted_is_gone_and_the_server_is_not(place, serve, monkeypatch):

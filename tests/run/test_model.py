@@ -184,6 +184,11 @@ def test_summary_plan_and_representations_are_short(fitted):
     assert f"{model.network.total_cost().params:,}" in text
     assert max(map(len, text.splitlines()[:-1])) < 80
     assert "steps per epoch" in str(model.plan(num_samples=64))
+    unseen = headrace.Model("toy_model_bn", input_shape=(32, 32, 3), num_classes=2)
+    assert "64 images of 8 bits" in str(unseen.plan(num_samples=64))
+    assert "64 images of 32 bits" in str(
+        headrace.Model("toy_model_bn", input_shape=(32, 32, 3), num_classes=2, normalization="none").plan(64)
+    )
     step = int(run.best_checkpoint.name.removeprefix("step_"))
     assert repr(model) == f"Model(toy_model_bn: 32x32x3 images, 2 classes, step {step} of {run.directory.name})"
     assert repr(model.config).startswith("Config(")

@@ -38,21 +38,22 @@ def main(argv: list[str]) -> int:
             raise ConfigError("--images is given to several processes.", remedy="Run it in one process.")
         found = validate(args.path, parsed.options, which=which, report_dir=args.report_dir)
         if current_group().is_first:
-            last = _show(found, as_json=args.json)
-            if args.images and last is not None:
-                _show_images(last, parsed.options, as_json=args.json)
-            elif last is not None and not args.json:
-                _show_classes(last)
+            best = _show(found, as_json=args.json)
+            if args.images and best is not None:
+                _show_images(best, parsed.options, as_json=args.json)
+            elif best is not None and not args.json:
+                _show_classes(best)
         else:
             list(found)  # process 0 prints the results
     return 0
 
 
 def _show(found: Iterable["Validated"], *, as_json: bool) -> "Validated | None":
-    """Print the results as they come; return the last good one."""
-    table, place, last = Table(), None, None
+    """Print the results as they come; return that of the best accuracy, the first of several."""
+    table, place, best = Table(), None, None
     for result in found:
-        last = last if result.problem else result
+        if not result.problem and (best is None or _top1(result) > _top1(best)):
+            best = result
         if result.problem:
             print(f"warning: skipped: {result.problem}", file=sys.stderr)
         if as_json:
@@ -64,7 +65,7 @@ def _show(found: Iterable["Validated"], *, as_json: bool) -> "Validated | None":
         table.close()
         if place:
             print(f"reports (confusion matrix, classes): {place}")
-    return last
+    return best
 
 
 def _show_classes(result: "Validated") -> None:
@@ -76,6 +77,10 @@ def _show_classes(result: "Validated") -> None:
 
 def _better(result: "Validated") -> str:
     return max(result.reports, key=lambda weights: result.reports[weights]["top1"] or 0.0)
+
+
+def _top1(result: "Validated") -> float:
+    return result.reports[_better(result)]["top1"] or 0.0
 
 
 def _show_images(result: "Validated", options: Mapping[str, Any], *, as_json: bool) -> None:
@@ -99,7 +104,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--last", action="store_true", help="only the newest good checkpoint of the run")
     parser.add_argument("--best", action="store_true", help="only the best one, by its accuracy during training")
     parser.add_argument(
-        "--images", action="store_true", help="print the worst classes and mistakes of the last one, and write a page"
+        "--images", action="store_true", help="print the worst classes and mistakes of the best one, and write a page"
     )
     parser.add_argument("--json", action="store_true", help="print one line of JSON for each checkpoint")
     parser.add_argument(

@@ -5,10 +5,12 @@ import dataclasses
 import json
 import math
 import re
+import shlex
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.core.errors import ConfigError, did_you_mean, nearest
@@ -324,6 +326,7 @@ class Option:
     synonyms: tuple[tuple[str, str], ...] = ()  # of choices, or of a boolean's on and off
     rank: int = 0  # a prefix matches options of rank 1 only where none of rank 0 starts with it
     chosen: str = ""  # what a run chooses where nobody gives the option; the default holds where nothing is chosen
+    path_option: str = ""  # of an option that takes a name: the one that takes a path
 
     @property
     def default_text(self) -> str:
@@ -381,6 +384,9 @@ class Option:
         name = self.flag if origin.kind == "command line" else self.name
         written = "nothing" if raw is None else repr(raw)
         remedy = did_you_mean(str(raw), self.choices) if self.choices else ""
+        if self.path_option and isinstance(raw, str) and ("/" in raw or Path(raw).exists()):
+            given = f"--{self.path_option.replace('_', '-')} " if name == self.flag else f"{self.path_option}="
+            remedy = f"A path is given as {given}{shlex.quote(raw)}."
         return ConfigError(f"{place}{name} is {written}: {why}.", rule=f"{self.name}: {self.help}", remedy=remedy)
 
 
@@ -396,11 +402,13 @@ def option(
     bare_value: Any = None,
     synonyms: tuple[tuple[str, str], ...] = (),
     chosen: str = "",
+    path_option: str = "",
 ) -> Any:
     """Make a dataclass field that is an option.
 
     `no_value` is what `--no-NAME` means where it is not a boolean, `bare_value` what `--NAME` means without a value,
-    `synonyms` other words for choices, `chosen` what a run chooses where nobody gives the option.
+    `synonyms` other words for choices, `chosen` what a run chooses where nobody gives the option,
+    `path_option` the option that a path belongs to.
     """
     extra = {
         "help": help,
@@ -409,6 +417,7 @@ def option(
         "check": check,
         "synonyms": synonyms,
         "chosen": chosen,
+        "path_option": path_option,
     }
     bare = {"no_value": no_value, "bare_value": bare_value}
     metadata = {_META: {"default": default, "kind": kind, **extra, **bare}}

@@ -40,6 +40,7 @@ class Data:
         "Dataset to train on; auto detects the kind of files in dataset_path.",
         choices=DATASETS,
         synonyms=(("gc_imagenet", "imagenet"),),
+        path_option="dataset_path",
     )
     dataset_path: str = option(
         ".",

@@ -87,6 +87,7 @@ class Plan:
     validation_cache: EvalCache  # where validation images are kept
     num_parameters: int
     flops_per_image: int
+    image_hwc: tuple[int, int, int]  # of the network's input
     num_processes: int = 1
 
     @property
@@ -162,6 +163,7 @@ def plan_sections(plan: Plan) -> tuple[Section, ...]:
     """Return the plan as titled lines."""
     network = (
         Line("parameters", format_count(plan.num_parameters)),
+        Line("image size", "x".join(map(str, plan.image_hwc)), "height, width, channels"),
         Line("forward pass", f"{format_count(plan.flops_per_image, short=True)}FLOP", "per image"),
         Line("devices", format_count(plan.num_devices)),
         *_process_lines(plan),
@@ -250,6 +252,7 @@ def make_plan(config: Config, info: DataInfo, network: Network, num_processes: i
         feed=feed,
         num_parameters=cost.params,
         flops_per_image=cost.flops,
+        image_hwc=network.input_hwc,
         num_processes=num_processes,
     )
 

@@ -22,7 +22,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 from headrace.core.units import format_duration
 from headrace.report.curves import Curves, draw_compared, draw_panels
 from headrace.report.markup import Html, element, page, page_policy, section
-from headrace.report.run_report import comparison_page, run_names, run_page
+from headrace.report.run_report import comparison_page, results_section, run_names, run_page
 from headrace.report.run_summary import (
     CONFIG_FILE,
     IMAGES_FILE,
@@ -200,25 +200,28 @@ class _Pages:
         return None
 
     def _compare(self, query: Query) -> _Answer | None:
-        runs = {name: run for name, run in self._chosen(query).items() if run.state != UNREADABLE}
+        runs, curves = self._compared(query)
         if not runs:
             return None
         address = "&".join(f"id={quote(name)}" for name in runs)
-        curves = [self._board.curves(name, run.path) for name, run in runs.items()]
         version = _version(curves, list(runs.values()))
         live = {"live": f"api/compare?{address}{self._token}", "version": version}
         return _Answer(comparison_page(list(runs.values()), curves, live, self._up()).encode())
 
     def _api_compare(self, query: Query) -> _Answer | None:
-        runs = self._chosen(query)
+        runs, curves = self._compared(query)
         if not runs:
             return None
-        curves = [self._board.curves(name, run.path) for name, run in runs.items()]
         version = _version(curves, list(runs.values()))
         if query.get("version") == [version]:
             return _json({"version": version})
-        names = run_names(list(runs.values()))
-        return _json({"version": version, "panels": draw_compared(dict(zip(names, curves, strict=True))), "parts": {}})
+        summaries = list(runs.values())
+        panels = draw_compared(dict(zip(run_names(summaries), curves, strict=True)))
+        return _json({"version": version, "panels": panels, "parts": {"results": results_section(summaries).text}})
+
+    def _compared(self, query: Query) -> tuple[dict[str, RunSummary], list[Curves]]:
+        runs = {name: run for name, run in self._chosen(query).items() if run.state != UNREADABLE}
+        return runs, [self._board.curves(name, run.path) for name, run in runs.items()]
 
 
 def _version(curves: Sequence[Curves], runs: Sequence[RunSummary]) -> str:

@@ -139,17 +139,23 @@ def comparison_page(runs: Sequence[RunSummary], curves: Sequence[Curves], live: 
     names = run_names(runs)
     options = [(name, *map(_text, values)) for name, values in compare_options(runs).items()]
     different = rows_table(options, ("option", *names)) if options else element("p", "No option differs.")
-    results = [(name, *values) for name, values in compare_results(runs).items()]
     body = [
         *above,
         element("h1", f"{len(runs)} runs compared"),
-        section("results", "Results", rows_table(results, ("", *names))),
+        *([element("div", class_="problem", id="connection")] if live else []),
+        results_section(runs),
         section("curves", "Curves", element("div", class_="charts", id="charts")),
         section("options", "Options that differ", different),
         section("paths", "Runs", rows_table([(name, run.path) for name, run in zip(names, runs, strict=True)])),
     ]
     data = {"panels": draw_compared(dict(zip(names, curves, strict=True))), **live}
     return page(f"{len(runs)} runs compared", body, data)
+
+
+def results_section(runs: Sequence[RunSummary]) -> Html:
+    """Return the table of results; a live page replaces it while the runs train."""
+    results = [(name, *values) for name, values in compare_results(runs).items()]
+    return section("results", "Results", rows_table(results, ("", *run_names(runs))))
 
 
 def run_names(runs: Sequence[RunSummary]) -> list[str]:

@@ -411,7 +411,8 @@ class Model:
     def plan(self, num_samples: int | None = None, num_validation: int | None = None) -> Plan:
         """Return the plan of a run over so many images, printable; no device is used.
 
-        Without numbers they are those of the last fit, or a thousand: the batch may follow from them.
+        Without numbers they are those of the last fit, or a thousand: the batch may follow from them. Before a fit the
+        images count as 8-bit ones, with `normalization="none"` as float32.
         """
         step = make_batch_plan(self.config.batch).global_batch_size
         train_count = num_samples or self._num_samples[0] or max(1000, step)

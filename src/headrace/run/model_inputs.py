@@ -171,7 +171,8 @@ def normalised_spec(spec: ImageSpec, data: Data) -> ImageSpec:
 
 def planned_spec(spec: ImageSpec, network: Network, data: Data) -> ImageSpec:
     """Return what is known of the images, with placeholders for what only the data can say."""
-    dtype = spec.image_dtype or ("uint8" if data.wanted_normalization not in ("auto", "none") else "float32")
+    # Images are 8 bits nearly always. Without normalization they are more likely numbers that have been prepared.
+    dtype = spec.image_dtype or ("float32" if data.wanted_normalization == "none" else "uint8")
     channels = network.input_hwc[2]
     return replace(
         spec,
