@@ -58,6 +58,7 @@ INFERENCE = "--num-replicas 4 --ipus-per-replica 1 --num-instances 4 --numa-awar
         (BENCH, (4, 4, 4, 0, True), "train"),
         (INFERENCE, (4, 4, 1, 0, True), "validation"),
         ("--num-instances 2 -- train --num-epochs 1", (2, 2, None, 0, False), "train"),
+        ("--num-processes 2 --devices-per-replica 2 -- train --num-epochs 1", (2, 2, 2, 0, False), "train"),
         ("--host node[1-3] --num-replicas 6 train", (3, 6, None, 3, False), "train"),
     ],
 )

@@ -88,7 +88,7 @@ def test_processes_that_are_left_divide_those_of_before() -> None:
     ("line", "said"),
     [
         ("--num-instances 2 --min-instances 1", "without --max-restarts"),
-        ("--num-instances 2 --max-restarts 1 --min-instances 3", "more than the 2 instances"),
+        ("--num-instances 2 --max-restarts 1 --min-instances 3", "more than the 2 processes"),
         ("--num-instances 2 --max-restarts 1 --min-instances 1", "on 1 hosts"),
         ("--num-instances 2 --max-restarts x", "at least 0"),
     ],

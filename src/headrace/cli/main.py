@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -142,12 +143,12 @@ def _which_process() -> str:
 # `headrace launch` and `poprun`: start the processes of a job, here or on other hosts.
 
 
-USAGE = """usage: headrace launch --num-instances I [--num-replicas R] [--ipus-per-replica P] [--host A,B] -- PROGRAM
-       poprun [OPTIONS] python train.py ...
+USAGE = """usage: headrace launch --num-processes N [--num-replicas R] [--host A,B] -- PROGRAM
 
-Start I processes of one job, each with R / I replicas of P devices. PROGRAM is a command of headrace with its options
-(train --config NAME), or python with a script. On this host the processes are started and watched here; on others
-mpirun or srun does it. When one dies, hangs or fails, all end.
+Start N processes of one job, each with R / N replicas. PROGRAM is a command of
+headrace with its options (train --config NAME), or python with a script. On
+this host the processes are started and watched here; on others mpirun or srun
+does it. When one dies, hangs or fails, all end.
 """
 
 
@@ -159,19 +160,25 @@ def launch(argv: list[str], prog: str = "headrace launch") -> int:
         print(USAGE)
         for row in LAUNCH_OPTIONS:
             if row.sets:
-                print(f"  {row.name + ' ' + row.metavar:34}{row.help}")
-        print(
-            "\nAccepted and without effect here: " + ", ".join(row.name for row in LAUNCH_OPTIONS if not row.sets) + "."
-        )
+                start, room = f"  {row.name} {row.metavar}", {"width": 80, "subsequent_indent": 31 * " "}
+                print(textwrap.fill(f"{start:30} {row.help}", break_on_hyphens=False, **room))
+        print("\n" + textwrap.fill(_poprun_names(), 80, break_on_hyphens=False))
         return 0
-    from headrace.job import launch
+    from headrace.job import launch as start
 
-    return launch(parse_launch_options(argv, prog))
+    return start(parse_launch_options(argv, prog))
+
+
+def _poprun_names() -> str:
+    from headrace.job import LAUNCH_OPTIONS
+
+    others = ", ".join(f"{row.also[0]} is {row.name}" for row in LAUNCH_OPTIONS if "--" in "".join(row.also))
+    idle = ", ".join(row.name for row in LAUNCH_OPTIONS if not row.sets)
+    return f"Command lines of poprun work as well: {others}; without effect here are {idle}."
 
 
 def poprun(argv: list[str] | None = None) -> int:
     """Run a line of poprun, as the reference's documents have them."""
-
     try:
         return launch(list(sys.argv[1:] if argv is None else argv), "poprun")
     except HeadraceError as error:

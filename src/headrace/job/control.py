@@ -342,8 +342,8 @@ def check_devices_per_replica(devices_per_replica: int) -> None:
     raise ConfigError(
         f"A replica of this plan needs {devices_per_replica} devices, but the launcher assigns it "
         f"{info.devices_per_replica}.",
-        rule="--ipus-per-replica is the number of devices of a replica: one for each stage of a pipeline.",
-        remedy=f"Launch with --ipus-per-replica {devices_per_replica}, or use fewer pipeline stages.",
+        rule="--devices-per-replica is the number of devices of a replica: one for each stage of a pipeline.",
+        remedy=f"Launch with --devices-per-replica {devices_per_replica}, or use fewer pipeline stages.",
     )
 
 

@@ -169,7 +169,7 @@ def detect_process_info(environ: Environ, *, distributed: bool = False) -> Proce
     info = launcher.read(environ)
     if distributed and info.num_replicas is not None:
         raise ConfigError(
-            "--distributed is given under headrace launch (poprun).",
+            "--distributed is given under headrace launch.",
             rule="The launcher already defines which processes belong together.",
             remedy="Remove --distributed.",
         )

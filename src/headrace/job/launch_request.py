@@ -66,6 +66,7 @@ class LaunchOption:
 
     name: str
     help: str
+    also: tuple[str, ...] = ()  # other names, most of them those of the reference
     read: Callable[[str, str], Any] = lambda _name, text: text
     sets: str = ""  # field of the request; "" if the option has no effect
     bare: Any = None  # value if none is given; options without one require a value
@@ -105,17 +106,25 @@ def _driver(name: str, text: str) -> str:
 
 
 LAUNCH_OPTIONS = (
-    LaunchOption(name="--num-instances", metavar="I", sets="num_processes", read=_count, help="number of processes"),
+    LaunchOption(
+        name="--num-processes",
+        also=("--num-instances",),
+        metavar="N",
+        sets="num_processes",
+        read=_count,
+        help="number of processes",
+    ),
     LaunchOption(
         name="--num-replicas",
         metavar="R",
         sets="num_replicas",
         read=_count,
-        help="number of replicas in all processes together [I]",
+        help="number of replicas in all processes together [N]",
     ),
     LaunchOption(
-        name="--ipus-per-replica",
-        metavar="P",
+        name="--devices-per-replica",
+        also=("--ipus-per-replica",),
+        metavar="D",
         sets="devices_per_replica",
         read=_count,
         may_be_bare=True,
@@ -164,17 +173,18 @@ LAUNCH_OPTIONS = (
     ),
     LaunchOption(
         name="--max-restarts",
-        metavar="N",
+        metavar="K",
         sets="max_restarts",
         read=_number,
-        help="start again from the last checkpoint when a process dies or hangs, up to N times [0]",
+        help="start again from the last checkpoint when a process dies or hangs, up to K times [0]",
     ),
     LaunchOption(
-        name="--min-instances",
+        name="--min-processes",
+        also=("--min-instances",),
         metavar="M",
         sets="min_processes",
         read=_count,
-        help="restart with as few as M processes when hosts do not answer; the batch stays [I]",
+        help="restart with as few as M processes when hosts do not answer; the batch stays [N]",
     ),
     LaunchOption(
         name="--numa-aware",
@@ -186,17 +196,19 @@ LAUNCH_OPTIONS = (
         help="pin each process of a host to its own neighbouring cores [no]",
     ),
     LaunchOption(
-        name="--only-output-from-instance",
-        metavar="N",
+        name="--only-output-from",
+        also=("--only-output-from-instance",),
+        metavar="NUMBER",
         sets="only_output_from",
         read=_index,
         help="show the output of one process only [all, each line prefixed with the process number]",
     ),
     LaunchOption(
-        name="--executable-cache-path",
+        name="--compilation-cache-dir",
+        also=("--executable-cache-path",),
         metavar="DIR",
         sets="cache_dir",
-        help="directory for compiled programs, like --compilation-cache-dir",
+        help="directory for compiled programs, as of train",
     ),
     LaunchOption(
         name="--mpi-global-args",
@@ -213,9 +225,9 @@ LAUNCH_OPTIONS = (
         help="more options for mpirun; -x NAME=VALUE also sets a variable where mpirun is not used",
     ),
     LaunchOption(name="--dry-run", sets="dry_run", bare=True, help="print the commands without running them"),
-    LaunchOption(name="-v", sets="verbose", bare=True, help="print the commands that are run"),
-    LaunchOption(name="-vv", sets="verbose", bare=True, help="the same"),
-    LaunchOption(name="--verbose", sets="verbose", bare=True, help="the same"),
+    LaunchOption(
+        name="--verbose", also=("-v", "-vv"), sets="verbose", bare=True, help="print the commands that are run"
+    ),
     *(
         LaunchOption(name=f"--vipu-{what}", metavar="X", help=_NO_IPUS)
         for what in ("server-host", "server-port", "server-timeout", "partition", "allocation", "cluster")
@@ -236,13 +248,13 @@ def parse_launch_options(words: Sequence[str], prog: str = "headrace launch") ->
         word = left.pop(0)
         if word == "--":
             break
-        row, text = _take(word, left, prog)
+        row, name, text = _take(word, left, prog)
         if not row.sets:
             no_effect.append(row)
         elif text is None and row.bare is None:
-            notes.append(f"{row.name} has no value: the program's configuration decides")
+            notes.append(f"{name} has no value: the program's configuration decides")
         else:
-            values[row.sets] = row.bare if text is None else row.read(row.name, text)
+            values[row.sets] = row.bare if text is None else row.read(name, text)
     if no_effect:
         names = ", ".join(dict.fromkeys(row.name for row in no_effect))
         reasons = "; ".join(dict.fromkeys(row.help for row in no_effect))
@@ -251,26 +263,25 @@ def parse_launch_options(words: Sequence[str], prog: str = "headrace launch") ->
     return _checked(values, program, tuple(notes + program_notes))
 
 
-def _take(word: str, left: list[str], prog: str) -> tuple[LaunchOption, str | None]:
-    """Return an option and its value, if one is given; removes the value from `left`."""
+def _take(word: str, left: list[str], prog: str) -> tuple[LaunchOption, str, str | None]:
+    """Return an option, its name as given, and its value if there is one; removes the value from `left`."""
     name, equals, text = word.partition("=")
     name = name.replace("_", "-")
-    row = next((row for row in LAUNCH_OPTIONS if row.name == name), None)
+    rows = {known: row for row in LAUNCH_OPTIONS for known in (row.name, *row.also)}
+    row = rows.get(name)
     if row is None:
-        raise ConfigError(
-            f"{prog} has no option {name}.", remedy=did_you_mean(name, [row.name for row in LAUNCH_OPTIONS])
-        )
+        raise ConfigError(f"{prog} has no option {name}.", remedy=did_you_mean(name, rows))
     if equals:
         if not row.metavar:
             raise ConfigError(f"{name} takes no value, but {text!r} is given.")
-        return row, text
+        return row, name, text
     if not row.metavar:
-        return row, None
+        return row, name, None
     if row.may_be_bare and (not left or left[0].startswith("-") or not _looks_like_value(row, left[0])):
-        return row, None
+        return row, name, None
     if not left or left[0].startswith("--"):
         raise ConfigError(f"{name} needs a value: {row.help}.", remedy=f"{name} {row.metavar}.")
-    return row, left.pop(0)
+    return row, name, left.pop(0)
 
 
 def _looks_like_value(row: LaunchOption, word: str) -> bool:
@@ -288,7 +299,7 @@ def _program(words: list[str], prog: str) -> tuple[tuple[str, ...], list[str]]:
         raise ConfigError(
             f"{prog} has no program to start.",
             rule="It comes after the launcher's options.",
-            remedy="headrace launch --num-instances 2 -- train --config NAME, or poprun ... python train.py ...",
+            remedy="headrace launch --num-processes 2 -- train --config NAME",
         )
     if is_python(words[0]) and (len(words) == 1 or words[1].startswith("--")):
         # The reference's command for 128 IPUs is written like this.
@@ -313,14 +324,14 @@ def _check_restarts(values: dict[str, Any], processes: int) -> None:
     if fewest is None:
         return
     if fewest > processes:
-        raise ConfigError(f"--min-instances {fewest} is more than the {processes} instances of the job.")
+        raise ConfigError(f"--min-processes {fewest} is more than the {processes} processes of the job.")
     if not values.get("max_restarts"):
-        raise ConfigError("--min-instances is given without --max-restarts.", remedy="Give --max-restarts 3, say.")
+        raise ConfigError("--min-processes is given without --max-restarts.", remedy="Give --max-restarts 3, say.")
     if len(hosts) < 2 or processes % len(hosts):
         raise ConfigError(
-            f"--min-instances is given for {processes} instances on {len(hosts) or 1} hosts.",
-            rule="Instances are given up with their host; each host has the same number of them.",
-            remedy="Name several hosts with --host, and a multiple of their number with --num-instances.",
+            f"--min-processes is given for {processes} processes on {len(hosts) or 1} hosts.",
+            rule="Processes are given up with their host; each host has the same number of them.",
+            remedy="Name several hosts with --host, and a multiple of their number with --num-processes.",
         )
 
 
@@ -332,13 +343,13 @@ def _checked(values: dict[str, Any], program: tuple[str, ...], notes: tuple[str,
     if replicas % processes:
         raise ConfigError(
             f"{replicas} replicas cannot be divided evenly among {processes} processes.",
-            rule="Every process has the same number of replicas: --num-replicas is a multiple of --num-instances.",
-            remedy=f"Give --num-replicas {-(-replicas // processes) * processes}, or fewer instances.",
+            rule="Every process has the same number of replicas: --num-replicas is a multiple of --num-processes.",
+            remedy=f"Give --num-replicas {-(-replicas // processes) * processes}, or fewer processes.",
         )
     if len(values.get("hosts", ())) > processes:
         raise ConfigError(
             f"There are {len(values['hosts'])} hosts for {processes} processes.",
-            remedy="Increase --num-instances, or name fewer hosts.",
+            remedy="Increase --num-processes, or name fewer hosts.",
         )
     _check_restarts(values, processes)
     only = values.get("only_output_from")

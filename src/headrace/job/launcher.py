@@ -46,7 +46,7 @@ def launch(request: LaunchRequest) -> int:
     if driver == "local" and (request.dry_run or request.verbose):
         _show_local(request, command)
     if driver == "srun" and request.min_processes is not None:
-        raise ConfigError("--min-instances cannot be used with srun.", rule="Slurm itself replaces lost nodes.")
+        raise ConfigError("--min-processes cannot be used with srun.", rule="Slurm itself replaces lost nodes.")
 
     def attempt(now: LaunchRequest, variables: Mapping[str, str]) -> JobEnd:
         if driver == "local":

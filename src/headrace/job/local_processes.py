@@ -100,7 +100,7 @@ def fitting(request: LaunchRequest, hosts: list[str]) -> LaunchRequest:
     """Return the job for the hosts that answer, with as many processes on each as before.
 
     The number of processes divides the original one, so that the accumulation can make up for the missing replicas.
-    Where fewer than `--min-instances` are left, the job stays as it was: the missing hosts may come back.
+    Where fewer than `--min-processes` are left, the job stays as it was: the missing hosts may come back.
     """
     if len(hosts) == len(request.hosts) or request.min_processes is None:
         return request
