@@ -1,5 +1,6 @@
 """Where the wall time of a run goes, against delays of known length put into its parts."""
 
+import threading
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -10,7 +11,7 @@ import pytest
 from headrace.checkpoint import saver
 from headrace.data.feeding.feed import BlockReader
 from headrace.data.feeding.order import Resident
-from headrace.run import recorder
+from headrace.run import fit, recorder
 from headrace.run.fit import train
 from headrace.run.validation import Validator
 from headrace.telemetry.metric_totals import KINDS
@@ -152,3 +153,19 @@ def test_a_run_without_delays_is_start_compilation_and_training(quick):
     assert list(end.start) == ["dataset", "devices", "state", "trace", "compile", "first_block"]
     assert all(seconds > 0 for seconds in end.start.values())
     assert sum(end.start.values()) == pytest.approx(end.seconds["start"] + end.seconds["compile"], rel=0.05, abs=0.1)
+
+
+def test_devices_start_while_the_dataset_is_opened(quick, monkeypatch):
+    started, start_devices, open_dataset = threading.Event(), fit.start_devices, fit.open_dataset
+
+    def start(*given: Any) -> Any:
+        started.set()
+        return start_devices(*given)
+
+    def open_afterwards(*given: Any) -> Any:
+        assert started.wait(30), "the devices start only after the dataset was opened"
+        return open_dataset(*given)
+
+    monkeypatch.setattr(fit, "start_devices", start)
+    monkeypatch.setattr(fit, "open_dataset", open_afterwards)
+    assert train(quick(compile_only=True)).outcome == "compiled"

@@ -129,9 +129,7 @@ def store_weights(params: PyTree, precision: Precision) -> PyTree:
     return jax.tree.map(lambda w: jnp.asarray(w).astype(precision.weight_dtype), params)
 
 
-def write_weights(
-    params: PyTree, updates: PyTree, seed: Seed, step: jax.Array | int, precision: Precision
-) -> PyTree:
+def write_weights(params: PyTree, updates: PyTree, seed: Seed, step: jax.Array | int, precision: Precision) -> PyTree:
     """Return the weights after `params + updates`: summed in float32, then rounded to the stored format."""
 
     def write(name: str, weight: jax.Array, update: jax.Array) -> jax.Array:

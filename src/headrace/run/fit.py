@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -274,9 +274,7 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
     times.end("dataset")
 
     # The devices, and the state that they start from.
-    use_compilation_cache(config.run.compilation_cache_dir)
-    show_devices(config.run.first_device, plan.num_devices // group.num_processes)
-    devices = start_devices(config.run.platform, plan.num_devices, group.num_processes)
+    devices = prepared.devices()
     times.end("devices")
     calls = Calls(design, plan.feed, dataset, devices, step)
     # Before the first compilation: gloo gives up when a peer is 30 s late for a first exchange.
@@ -366,6 +364,7 @@ class _Prepared:
     restored: Restored | None
     design: Design
     dataset: DataSet
+    devices: Callable[[], list[Any]]  # starts them, or waits until they have started
     identity: Mapping[str, Any]  # of the dataset
     adopted: LoadedWeights | None  # weights of a file or another run to start from
 
@@ -380,6 +379,13 @@ def _prepare(resolved: Resolved, restored: Restored | None, custom: CustomParts)
     config, group = resolved.config, current_group()
     refuse_missing(config.logging)
     design = design_run(config, custom, group.num_processes)
+    devices = partial(_start_devices, design)
+    if group.is_alone:
+        # A GPU takes seconds to start, and opening a dataset may. Several processes start together: one that refuses
+        # its dataset must not leave the others waiting there.
+        starter = ThreadPoolExecutor(1, thread_name_prefix="devices")
+        devices = starter.submit(devices).result
+        starter.shutdown(wait=False)
     if config.data.verify_dataset and not custom.dataset:
         group.on_first_process(lambda: refuse_problems(config.data))
     dataset = custom.dataset or open_dataset(config.data, config.run.seed)
@@ -393,6 +399,7 @@ def _prepare(resolved: Resolved, restored: Restored | None, custom: CustomParts)
         restored=restored,
         design=design,
         dataset=dataset,
+        devices=devices,
         identity=identity,
         adopted=adopt_weights(design) if restored is None or restored.arrays is None else None,
     )
@@ -400,6 +407,14 @@ def _prepare(resolved: Resolved, restored: Restored | None, custom: CustomParts)
     check_consistency(group, given_facts(design))
     check_consistency(group, derived_facts(design, dataset, prepared.step))
     return prepared
+
+
+def _start_devices(design: Design) -> list[Any]:
+    """Return the devices of a run; nothing else may have used JAX's before."""
+    run, num_devices, num_processes = design.config.run, design.plan.num_devices, current_group().num_processes
+    use_compilation_cache(run.compilation_cache_dir)
+    show_devices(run.first_device, num_devices // num_processes)
+    return start_devices(run.platform, num_devices, num_processes)
 
 
 def _first_state(prepared: _Prepared) -> State:
