@@ -1,6 +1,7 @@
 """The house keeps its shape: imports go one way, files and functions stay small, the command line starts fast."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,16 @@ def allowed_rooms() -> dict[str, set[str]]:
         allowed |= {room: left | {room} for room in rooms}
         left = left | rooms
     return allowed
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
+def imports_of(path: Path) -> list[tuple[int, str]]:
+    return imported(path, list(ast.walk(tree_of(path))))
 
 
 def imported(path: Path, nodes: list[ast.AST]) -> list[tuple[int, str]]:
@@ -82,7 +93,7 @@ def test_the_checker_sees_forbidden_imports():
 def test_a_room_imports_only_rooms_to_its_left(path: Path):
     allowed = allowed_rooms()[path.relative_to(SRC).parts[0]]
     wrong = []
-    for line, module in imported(path, list(ast.walk(ast.parse(path.read_text())))):
+    for line, module in imports_of(path):
         package, *names = module.split(".")
         if package == "headrace" and (not names or names[0] not in allowed):  # the package itself imports every room
             wrong.append(f"{name_of(path)}:{line} imports {module}")
@@ -92,7 +103,7 @@ def test_a_room_imports_only_rooms_to_its_left(path: Path):
 @pytest.mark.parametrize("path", [path for path in FILES if path.parent.name != "job"], ids=name_of)
 def test_the_job_is_imported_through_its_package(path: Path):
     names = {file.stem for file in (SRC / "job").glob("*.py")}
-    for line, module in imported(path, list(ast.walk(ast.parse(path.read_text())))):
+    for line, module in imports_of(path):
         if module.startswith("headrace.job."):
             assert module.split(".")[2] not in names, f"{name_of(path)}:{line}: import it from headrace.job"
 
@@ -106,7 +117,7 @@ def reached_when_imported(start: list[Path]) -> dict[str, str]:
         if path in done:
             continue
         done.add(path)
-        for _, module in imported(path, when_imported(ast.parse(path.read_text()))):
+        for _, module in imported(path, when_imported(tree_of(path))):
             parts = module.split(".")
             if parts[0] != "headrace":
                 outside.setdefault(parts[0], name_of(path))
@@ -135,7 +146,7 @@ def _lines_of_code(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_files_open_with_what_they_are_and_stay_small(path: Path):
     text = path.read_text()
-    tree = ast.parse(text)
+    tree = tree_of(path)
     assert not tree.body or ast.get_docstring(tree), "a file opens with a docstring that says what it is"
     assert text.count("\n") <= MAX_FILE_LINES
     exempt = LONG_FUNCTIONS.get(name_of(path), set())

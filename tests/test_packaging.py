@@ -40,8 +40,9 @@ def tracked_files() -> set[str]:
 
 
 def build(kind: str, source: Path, out: Path) -> Path:
-    """Build an sdist or a wheel without an environment of its own; return its path."""
-    code = f"from setuptools import build_meta; print(build_meta.build_{kind}({str(out)!r}))"
+    """Build an sdist or a wheel without an environment of its own, but without jaxlib, as pip does; return its path."""
+    hide = "from importlib import util; util.find_spec = lambda *_: None"
+    code = f"{hide}; from setuptools import build_meta; print(build_meta.build_{kind}({str(out)!r}))"
     # -O0: what the compiler makes of the C code is tested elsewhere.
     return out / run([sys.executable, "-c", code], source, {"CFLAGS": "-O0"}).splitlines()[-1]
 

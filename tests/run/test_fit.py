@@ -99,6 +99,7 @@ def test_interrupted_and_resumed_equals_uninterrupted_bit_for_bit(quick, tmp_pat
         "num_epochs": 4,
         "logs_per_epoch": 10,
         "ckpts_per_epoch": "1/2",
+        "validation": False,
     }
     whole = train(quick(run_name="whole", **options))
     watch = interrupt_when(tmp_path / "runs" / "cut", 30)
@@ -132,7 +133,7 @@ def test_a_checkpoint_restores_on_another_number_of_replicas(quick, tmp_path):
 
 
 def test_a_damaged_checkpoint_is_named_and_passed_over(quick):
-    whole = train(quick(run_name="whole", num_epochs=3))
+    whole = train(quick(run_name="whole", num_epochs=3, validation=False))
     before = final_state(whole.directory)
     newest = list_checkpoints(whole.directory / "checkpoints")[-1]
     tensors = bytearray((newest / "state.safetensors").read_bytes())
@@ -189,7 +190,7 @@ def test_validate_gives_each_checkpoint_the_accuracy_it_had_in_the_run(quick):
 def test_numbers_that_are_not_finite_stop_the_run_with_the_last_checkpoint_good(quick, tmp_path):
     hot = {"initial_learning_rate": 1e30}
     with pytest.raises(RunStopped, match=r"Step \d+ gave numbers that are not finite") as caught:
-        train(quick(run_name="hot", lr_schedule_params=hot, ema_decay=0))
+        train(quick(run_name="hot", lr_schedule_params=hot, ema_decay=0, validation=False))
     assert caught.value.exit_code == 3
     assert records(tmp_path / "runs" / "hot", RunEnd)[0].outcome == "failed"
     assert not list_checkpoints(tmp_path / "runs" / "hot" / "checkpoints"), "a state after bad steps is not saved"
@@ -197,7 +198,7 @@ def test_numbers_that_are_not_finite_stop_the_run_with_the_last_checkpoint_good(
 
 def test_fp_exceptions_names_the_first_layer(quick):
     with pytest.raises(RunStopped, match=r"first in the output of bn_0"):
-        train(quick(lr_schedule_params={"initial_learning_rate": 1e30}, fp_exceptions=True))
+        train(quick(lr_schedule_params={"initial_learning_rate": 1e30}, fp_exceptions=True, validation=False))
 
 
 def test_nan_policy_skip_leaves_bad_steps_out(quick):
@@ -210,7 +211,7 @@ def test_nan_policy_skip_leaves_bad_steps_out(quick):
 def test_dynamic_loss_scaling_skips_and_counts_overflows(quick):
     scaling = {"initial": 2.0**24, "growth_interval": 1000, "max": 2.0**24}
     options = {"precision": "16.32", "half_type": "float16", "loss_scaling": "dynamic", "loss_scaling_params": scaling}
-    result = train(quick(num_epochs=2, **options))
+    result = train(quick(num_epochs=2, validation=False, **options))
     state = final_state(result.directory)
     skipped = int(state["loss_scale/skipped"])
     assert 0 < skipped < 20
@@ -225,11 +226,10 @@ def test_compile_only_compiles_and_stops(quick):
 
 
 def test_host_and_device_preprocessing_train_alike(quick):
-    device = train(quick(run_name="device", num_epochs=1, train_augmentation="flip-crop"))
-    host = train(
-        quick(run_name="host", num_epochs=1, train_augmentation="flip-crop", accelerator_side_preprocess=False)
-    )
-    streamed = train(quick(run_name="streamed", num_epochs=1, train_augmentation="flip-crop", dataset_cache="host"))
+    options = {"num_epochs": 1, "train_augmentation": "flip-crop", "validation": False}
+    device = train(quick(run_name="device", **options))
+    host = train(quick(run_name="host", accelerator_side_preprocess=False, **options))
+    streamed = train(quick(run_name="streamed", dataset_cache="host", **options))
     wanted = final_state(device.directory)
     for other in (host, streamed):
         for name, array in final_state(other.directory).items():
@@ -243,7 +243,7 @@ def test_refusals_leave_nothing_behind(quick, tmp_path):
     with pytest.raises(RunStopped, match="9 devices are needed, but there are 8"):
         train(quick(num_replicas=9, global_batch_size=144))
     assert not (tmp_path / "runs").exists()
-    result = train(quick(run_name="mine", num_epochs=1))
+    result = train(quick(run_name="mine", num_epochs=1, validation=False))
     with pytest.raises(ConfigError, match="already holds files"):
         train(quick(run_name="mine"))
     with pytest.raises(CheckpointError, match="not a run directory"):

@@ -51,7 +51,7 @@ def test_checkpoints_elsewhere_are_found_from_anywhere(quick, tmp_path, monkeypa
 def test_cleaning_up_takes_nothing_else_along(quick, tmp_path):
     (tmp_path / "apart").mkdir()
     (tmp_path / "apart" / "mine.txt").write_text("keep me")
-    result = train(quick(num_epochs=1, checkpoint_dir=str(tmp_path / "apart"), clean_dir=True))
+    result = train(quick(num_epochs=1, checkpoint_dir=str(tmp_path / "apart"), clean_dir=True, validation=False))
     assert [path.name for path in (tmp_path / "apart").iterdir()] == ["mine.txt"]
     before = (result.directory / "metrics.jsonl").read_bytes()
     with pytest.raises(CheckpointError, match="has finished, and none of its checkpoints can be used"):
@@ -60,7 +60,7 @@ def test_cleaning_up_takes_nothing_else_along(quick, tmp_path):
 
 
 def test_records_are_not_given_up_for_lost_checkpoints(quick):
-    result = train(quick(num_epochs=1))
+    result = train(quick(num_epochs=1, validation=False))
     lines = (result.directory / "metrics.jsonl").read_text().splitlines(keepends=True)
     (result.directory / "metrics.jsonl").write_text("".join(line for line in lines if '"run_end"' not in line))
     shutil.rmtree(result.directory / "checkpoints")
@@ -71,7 +71,7 @@ def test_records_are_not_given_up_for_lost_checkpoints(quick):
 
 
 def test_a_run_that_never_saved_begins_anew(quick):
-    compiled = train(quick(num_epochs=1, compile_only=True))
+    compiled = train(quick(num_epochs=1, compile_only=True, validation=False))
     again = resume(compiled.directory, {"compile_only": False})
     assert (again.outcome, again.step) == ("finished", 20)
     assert "the run starts from the beginning" in (again.directory / "log.txt").read_text()
@@ -90,7 +90,12 @@ def test_only_saved_steps_are_named_and_ranked(quick):
 
 
 def test_steps_left_out_do_not_spoil_the_mean(quick):
-    hot = {"lr_schedule_params": {"initial_learning_rate": 1e30}, "nan_policy": "skip", "ema_decay": 0}
+    hot = {
+        "lr_schedule_params": {"initial_learning_rate": 1e30},
+        "nan_policy": "skip",
+        "ema_decay": 0,
+        "validation": False,
+    }
     result = train(quick(num_epochs=2, **hot))
     assert all(np.isnan(record.loss) or record.loss >= 0 for record in records(result.directory, TrainRecord))
     assert np.isfinite(records(result.directory, TrainRecord)[0].loss), "the first step was good"
@@ -138,7 +143,7 @@ def test_directories_of_new_runs(quick, tmp_path):
 def test_paths_that_are_no_runs(quick, tmp_path):
     with pytest.raises(CheckpointError, match=r"There is no .*nowhere"):
         resume(tmp_path / "nowhere")
-    result = train(quick(num_epochs=1, run_name="mine"))
+    result = train(quick(num_epochs=1, run_name="mine", validation=False))
     with pytest.raises(CheckpointError, match=r"is a checkpoint, not a run directory.*runs/mine"):
         resume(result.directory / "checkpoints" / "step_00000020")
     with pytest.raises(CheckpointError, match=r"There is no .*mime\. Runs in .*: mine"):
