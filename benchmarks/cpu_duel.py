@@ -8,7 +8,8 @@ round, and the ratios to the first side that is not Headrace's are printed as a 
 and SGD with momentum on a fixed random batch; a round of ours is one call of the device loop, as in training, and
 PyTorch's images are channels last. `headrace_off` leaves convolutions to XLA, `headrace_direct` uses no Winograd.
 `headrace_eval`, `torch_eval`, `torch_compile_eval` and `onnx_eval` (onnxruntime, the network exported by torch) are the
-forward pass alone. `--torch` is a Python with torch and, for other networks than the CIFAR ResNets, torchvision.
+forward pass alone, ours as `headrace predict` and `bench --mode inference` run it.
+`--torch` is a Python with torch and, for other networks than the CIFAR ResNets, torchvision.
 """
 
 import argparse
@@ -35,7 +36,8 @@ def headrace_steps(model: str, batch: int, side: str) -> Callable[[int], None]:
     import numpy as np
     from cpu_step import fresh_state, make_network, make_step
 
-    from headrace.model.context import Ctx
+    from headrace.engine.devices import replica_mesh
+    from headrace.engine.forward import LOGITS, EvalSpec, WholeForward
 
     network = make_network(model, "batch_norm")
     mode = MODES[side.removesuffix("_eval")]
@@ -44,9 +46,19 @@ def headrace_steps(model: str, batch: int, side: str) -> Callable[[int], None]:
     labels = jnp.array(rng.integers(0, network.num_classes, batch))
     state = fresh_state(network)
     if side.endswith("_eval"):
-        ctx = Ctx(train=False, cpu_kernels=mode)
-        forward = jax.jit(lambda params, stats, x: network.apply(params, stats, x, ctx)[0])
-        return repeated(lambda: jax.block_until_ready(forward(*state[:2], images)))
+        spec = EvalSpec(
+            network=network,
+            fetch=lambda _resident, block: (block["images"], None),
+            compute_dtype=jnp.float32,
+            num_replicas=1,
+            reducer=LOGITS,
+            cpu_kernels=mode,
+        )
+        forward, block = WholeForward(replica_mesh(jax.devices()[:1]), spec), {"images": images[None]}
+        placed = forward.place(state[:2])
+        program = forward.compile(placed, None, block)
+        prepared = program.prepare(placed, None, block)
+        return repeated(lambda: jax.block_until_ready(program(prepared, None, block)))
     step = make_step(network, jnp.float32, mode)
 
     def loop(state: Any, data: Any, count: Any) -> Any:

@@ -1,13 +1,19 @@
-"""The forward pass: the mean over an image and its mirror image."""
+"""The forward pass: the mean over an image and its mirror image, and what is computed once for many calls."""
+
+from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from headrace.engine.devices import replica_mesh
 from headrace.engine.forward import LOGITS, EvalSpec, WholeForward
 from headrace.model.context import Ctx
+from headrace.model.layers import Chain, Conv, Dense, GlobalAveragePool, Layer, MaxPool, Relu, Residual
 from headrace.model.network import Network
+from headrace.model.norm import Activation, Norm, SqueezeExcite
 from tests.model.build import compute, network
 
 
@@ -28,7 +34,8 @@ def test_flip_averages_the_logits_of_an_image_and_its_mirror_image():
         )
         forward = WholeForward(replica_mesh(jax.devices()[:1]), spec)
         placed = forward.place(weights)
-        return np.asarray(forward.compile(placed, {}, block)(placed, {}, block))
+        program = forward.compile(placed, {}, block)
+        return np.asarray(program(program.prepare(placed, {}, block), {}, block))
 
     flat = images.reshape(8, 32, 32, 3)
     both = [compute(net, *weights, x, Ctx(train=False))[0] for x in (flat, flat[:, :, ::-1])]
@@ -45,6 +52,7 @@ def test_python_traces_an_evaluation_once(monkeypatch):
         fetch=lambda _resident, batch: (batch["images"], batch["labels"]),
         compute_dtype=jnp.float32,
         num_replicas=1,
+        cpu_kernels="off",
     )
     block = {
         "images": jnp.zeros((2, 4, 32, 32, 3)),
@@ -53,6 +61,72 @@ def test_python_traces_an_evaluation_once(monkeypatch):
     }
     forward = WholeForward(replica_mesh(jax.devices()[:1]), spec)
     placed = forward.place(net.init(0))
-    sums = forward.compile(placed, {}, block)(placed, {}, block)
+    program = forward.compile(placed, {}, block)
+    sums = program(program.prepare(placed, {}, block), {}, block)
     assert len(traced) == 1
     assert sums["count"] == 8
+
+
+@dataclass(frozen=True)
+class OneByOne(Layer):
+    """A user's layer that applies another one inside a loop."""
+
+    layer: Layer
+
+    def shape(self, hwc: Any) -> Any:
+        return self.layer.shape(hwc)
+
+    def init(self, rng_at: Any, hwc: Any) -> Any:
+        return self.layer.init(rng_at, hwc)
+
+    def apply(self, params: Any, stats: Any, x: Any, ctx: Ctx) -> Any:
+        return jax.lax.map(lambda one: self.layer.apply(params, stats, one[None], ctx)[0][0], x), {}
+
+    def cost(self, hwc: Any) -> Any:
+        return self.layer.cost(hwc)
+
+
+def mixed_network(*more: tuple[str, Layer]) -> Network:
+    """Return all that inference computes in another way than training does."""
+    widen = (("conv", Conv(channels=24, kernel=1)), ("norm", Norm()), ("act", Activation("hard_swish")))
+    deep = (
+        ("deep", Conv(channels=24, groups=24)),
+        ("norm2", Norm()),
+        ("gate", SqueezeExcite(width=8, activation="relu", gate="hard_sigmoid")),
+    )
+    body = Chain((*widen, *deep, ("out", Conv(channels=16, kernel=1)), ("norm3", Norm())))
+    blocks = (("stem", Chain((("conv", Conv(channels=16, kernel=3, bias=True)), ("relu", Relu())))),)
+    blocks += (("pool", MaxPool(window=3, stride=2, padding=((1, 1), (1, 1)))), ("unit", Residual(body=body)), *more)
+    blocks += (("mean", GlobalAveragePool()), ("predictions", Dense(features=5, logits=True)))
+    return Network(name="mixed", blocks=blocks, input_hwc=(11, 9, 3), num_classes=5)
+
+
+@pytest.mark.parametrize("more", [(), (("loop", OneByOne(Chain((("conv", Conv(channels=16)), ("norm", Norm()))))),)])
+def test_what_follows_from_the_weights_alone_is_computed_once(more):
+    net = mixed_network(*more)
+    rng = np.random.default_rng(0)
+    weights = jax.tree.map(lambda a: a + rng.uniform(0, 0.3, a.shape).astype(np.float32), net.init(0))
+    block = {"images": jnp.array(rng.normal(size=(2, 3, 11, 9, 3)), jnp.float32)}
+    spec = EvalSpec(
+        network=net,
+        fetch=lambda _resident, batch: (batch["images"], None),
+        compute_dtype=jnp.float32,
+        num_replicas=1,
+        reducer=LOGITS,
+        cpu_kernels="on",
+    )
+    logits = {}
+    for mode in ("on", "off"):
+        forward = WholeForward(replica_mesh(jax.devices()[:1]), replace(spec, cpu_kernels=mode))
+        placed = forward.place(weights)
+        program = forward.compile(placed, {}, block)
+        prepared = program.prepare(placed, {}, block)
+        logits[mode] = np.asarray(program(prepared, {}, block))
+        if mode == "on":
+            text = program.forward.as_text()
+            assert "headrace_convolve" in text
+            assert "headrace_gate" in text
+            assert "headrace_max_pool" in text
+            assert "headrace_pack" not in text
+            assert len(prepared[1]) == 5  # four convolutions and a gate; those in the loop are packed in each call
+    np.testing.assert_allclose(logits["on"], logits["off"], rtol=1e-4, atol=1e-4)

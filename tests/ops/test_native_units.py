@@ -13,7 +13,7 @@ from headrace.core.errors import ConfigError
 from headrace.native import library
 from headrace.native.library import KERNEL_SOURCES, KERNELS, SUFFIX, find_kernels, kernels_library, source_hash
 from headrace.ops import check_kernels, conv2d, native_units
-from headrace.ops.native_units import BatchNorm, Unit, conv_unit, find_window, unit_eval, unit_train
+from headrace.ops.native_units import BatchNorm, Unit, conv_unit, find_window, unit_eval, unit_packed, unit_train
 
 from . import naive
 
@@ -146,16 +146,19 @@ def test_a_unit_and_its_gradients_follow_the_definition(case: Case, variant: nat
         results, vjp = jax.vjp(function, *arrays)
         # The scale and shift of a norm that does not look at the batch: here with the batch's own statistics.
         scale = f["gamma"] * jax.lax.rsqrt(results[2] + EPSILON)
-        again = unit_eval(f["x"], f["w"], scale, f["beta"] - results[1] * scale, f.get("residual"), unit)
-        return results, vjp((f["dy"], f["dmean"], f["dvariance"])), again
+        affine = (f["w"], scale, f["beta"] - results[1] * scale)
+        again = unit_eval(f["x"], *affine, f.get("residual"), unit)
+        packed = unit_packed(f["x"], lambda: affine, f.get("residual"), unit)
+        return results, vjp((f["dy"], f["dmean"], f["dvariance"])), (again, packed)
 
-    results, gradients, again = run(*(f[name] for name in names))
+    results, gradients, (again, packed) = run(*(f[name] for name in names))
     wanted = expected(case, a)
     # Winograd's sums have a few times the rounding errors of plain ones.
     limit = 2e-5 if case.method == WINOGRAD else 4e-6
     for name, value in zip(("y", "mean", "variance", *names), (*results, *gradients), strict=True):
         assert_close(value, wanted[name], limit, name)
     assert_close(again, wanted["y"], limit, "unit_eval")
+    assert_close(packed, wanted["y"], limit, "unit_packed")
 
 
 @pytest.mark.parametrize("case", [CASES[0], CASES[12], CASES[17]], ids=name_of)

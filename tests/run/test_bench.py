@@ -66,6 +66,7 @@ def test_no_call_looks_instant_where_launching_takes_as_long_as_running(monkeypa
             time.sleep(0.1)
             return jax.block_until_ready(compiled.program(*arguments))
 
+        setattr(launch, "prepare", compiled.program.prepare)  # noqa: B010
         return replace(compiled, program=launch)
 
     monkeypatch.setattr(benchmarks, "compiled_from", with_slow_launch)

@@ -5,6 +5,7 @@ Every sample counts exactly once: feeds pad the last batch, and the sums leave o
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -23,10 +24,10 @@ from headrace.engine.objective import STANDARD, CustomObjective, classification_
 from headrace.engine.step import BATCHES, Fetch, FetchLabels, OnOneMesh, no_labels
 from headrace.model.context import Ctx
 from headrace.model.network import Network
+from headrace.ops import collecting, uses_kernels, using
 
 Sums = dict[str, jax.Array]
 Weights = tuple[Any, Any]  # (params, stats)
-Program = Callable[[Any, Any, Any], Any]  # (placed weights, resident set, block of batches) -> what the reducer keeps
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,18 @@ class EvalSpec:
         )
 
 
+class Program(Protocol):
+    """A compiled forward pass."""
+
+    def prepare(self, placed: Any, resident: Any, block: Any, /) -> Any:
+        """Return placed weights as calls take them: what follows from the weights alone is computed here, once."""
+        ...
+
+    def __call__(self, prepared: Any, resident: Any, block: Any, /) -> Any:
+        """Return what the reducer keeps of a block of batches."""
+        ...
+
+
 class Forward(Protocol):
     """Where weights and batches are put, and the program that takes them; of whole networks or through stages."""
 
@@ -121,26 +134,76 @@ class WholeForward(OnOneMesh):
         """Put the weights on every device."""
         return transfer(weights, replicated(self.mesh))
 
-    def compile(self, placed: Any, resident: Any, block: Any) -> Any:
+    def compile(self, placed: Any, resident: Any, block: Any) -> "WholeProgram":
         """Compile ahead of the first use, so that the time can be reported apart."""
         options = common_options() | dict(self.spec.compiler_options)
-        return compile_program(make_forward(self.spec, self.mesh).lower(placed, resident, block), options)
+        constants, compute = None, _no_constants
+        if uses_kernels(self.spec.cpu_kernels):
+            preparation = make_preparation(self.spec, self.mesh).lower(placed, resident, block)
+            compute, where = compile_program(preparation, options), replicated(self.mesh)
+            constants = jax.tree.map(
+                lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where), preparation.out_info
+            )
+        lowered = make_forward(self.spec, self.mesh).lower((placed, constants), resident, block)
+        return WholeProgram(compute, compile_program(lowered, options))
+
+
+@dataclass(frozen=True)
+class WholeProgram:
+    """The program of a whole network, and the one that computes its constants."""
+
+    constants: Callable[[Any, Any, Any], Any]
+    forward: Any
+
+    def prepare(self, placed: Any, resident: Any, block: Any) -> Any:
+        """Return (placed weights, constants)."""
+        return placed, self.constants(placed, resident, block)
+
+    def __call__(self, prepared: Any, resident: Any, block: Any) -> Any:
+        """Return what the reducer keeps."""
+        return self.forward(prepared, resident, block)
+
+    def memory_analysis(self) -> Any:
+        """Return what XLA says about the memory of a call."""
+        return self.forward.memory_analysis()
+
+
+def _no_constants(*_: Any) -> None:
+    return None
+
+
+def make_preparation(spec: EvalSpec, mesh: Mesh) -> Any:
+    """Return the jitted program `constants(weights, resident, block)`; of the last two only the shapes matter."""
+
+    def prepare(weights: Weights, resident: Any, block: dict[str, jax.Array]) -> list[Any]:
+        images, _ = spec.fetch(resident, jax.tree.map(lambda a: a[0], block))
+        with collecting() as constants:
+            spec.network.apply(*weights, images, spec.context())
+        return constants
+
+    return _on_mesh(prepare, mesh, P())
 
 
 def make_forward(spec: EvalSpec, mesh: Mesh) -> Any:
-    """Return the jitted program `forward(weights, resident, block)` over the n batches of a block.
+    """Return the jitted program `forward((weights, constants), resident, block)` over the n batches of a block.
 
     A reducer that adds gives sums over all batches and replicas, any other one arrays [n, B, ...].
     """
     ctx = spec.context()
 
-    def forward(weights: Weights, resident: Any, block: dict[str, jax.Array]) -> Any:
+    def forward(prepared: tuple[Weights, list[Any] | None], resident: Any, block: dict[str, jax.Array]) -> Any:
+        weights, constants = prepared
+
+        def logits_of(images: jax.Array) -> jax.Array:
+            with nullcontext() if constants is None else using(constants):
+                return spec.network.apply(*weights, images, ctx)[0]
+
         def one_batch(batch: dict[str, jax.Array]) -> Any:
             images, labels = spec.fetch(resident, batch)
-            logits, _ = spec.network.apply(*weights, images, ctx)
+            logits = logits_of(images)
             if spec.flip:
                 # Two passes, not one of twice the batch: the memory needed stays that of a plain validation.
-                logits = (logits + spec.network.apply(*weights, images[:, :, ::-1], ctx)[0]) / 2
+                logits = (logits + logits_of(images[:, :, ::-1])) / 2
             return spec.reducer.keep(logits, labels, batch.get("mask"))
 
         # Batch by batch, so that a block of any length needs the activations of one batch only.
@@ -153,8 +216,11 @@ def make_forward(spec: EvalSpec, mesh: Mesh) -> Any:
         # One exchange for a whole block, instead of one for each batch.
         return lax.psum(total, REPLICA) if spec.num_replicas > 1 else total
 
-    out = P() if spec.reducer.adds else BATCHES
-    mapped = jax.shard_map(forward, mesh=mesh, in_specs=(P(), P(), BATCHES), out_specs=out, check_vma=False)
+    return _on_mesh(forward, mesh, P() if spec.reducer.adds else BATCHES)
+
+
+def _on_mesh(program: Callable[[Any, Any, Any], Any], mesh: Mesh, out: P) -> Any:
+    mapped = jax.shard_map(program, mesh=mesh, in_specs=(P(), P(), BATCHES), out_specs=out, check_vma=False)
     return jax.jit(mapped)
 
 

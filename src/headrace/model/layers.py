@@ -265,7 +265,8 @@ class MaxPool(WithoutParameters):
         return *_windows("max pool", hwc, self.window, self.stride, self.padding), hwc[2]
 
     def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
-        return ops.max_pool(x, self.window, self.stride, self.padding), {}
+        pooled = ops.find_max_pool(x, self.window, self.stride, self.padding, ctx.cpu_kernels)
+        return ops.max_pool(x, self.window, self.stride, self.padding) if pooled is None else pooled, {}
 
     def cost(self, hwc: Shape) -> Cost:
         return Cost(activation_elements=math.prod(self.shape(hwc)))
@@ -463,26 +464,27 @@ def _apply_unit(
     Layers say so by `fusible_norm` and `fusible_activation`, which are no part of `Layer`: those of users need neither.
     Returns (output, batch statistics, number of layers, tail that is still to be applied).
     """
-    if len(layers) < 2:
-        return None
-    (name, conv), (norm_name, norm_layer) = layers[:2]
-    if not isinstance(conv, Conv) or conv.bias:
+    name, conv = layers[0]
+    if not isinstance(conv, Conv):
         return None
     w_HWIO = params[name]["kernel"].astype(ctx.compute_dtype)
     window = ops.find_window(x, w_HWIO, conv.stride, conv.padding, conv.groups, ctx.cpu_kernels)
-    find_norm = getattr(norm_layer, "fusible_norm", None)
-    if window is None or find_norm is None:
+    if window is None:
         return None
+    norm_name, norm_layer = layers[1] if len(layers) > 1 and not conv.bias else ("", None)
+    find_norm = getattr(norm_layer, "fusible_norm", lambda *_: None)
     norm = find_norm(params.get(norm_name, {}), stats.get(norm_name, {}), ctx.under(norm_name))
-    if norm is None:
+    if norm is None and not ops.weights_are_constant():
         return None
-    used, activation, residual = 2, None, None
-    if len(layers) == 2 and tail is not None and ops.can_fuse(tail.activation, tail.residual is not None):
+    used, activation, residual = 1 if norm is None else 2, None, None
+    if len(layers) == used and tail is not None and ops.can_fuse(tail.activation, tail.residual is not None):
         activation, residual, tail = tail.activation, tail.residual, None
-    elif len(layers) > 2:
-        named = getattr(layers[2][1], "fusible_activation", lambda: None)()
+    elif len(layers) > used:
+        named = getattr(layers[used][1], "fusible_activation", lambda: None)()
         if named is not None and ops.can_fuse(named, False):
-            used, activation = 3, named
+            used, activation = used + 1, named
+    if norm is None:
+        return ops.conv_bias(x, w_HWIO, params[name].get("bias"), window, residual, activation), {}, used, tail
     y, mean_O, variance_O = ops.conv_unit(x, w_HWIO, window, norm.operation, residual, activation)
     batch_stats = norm.batch_stats(y.size // y.shape[-1], mean_O, variance_O)
     return y, {norm_name: batch_stats} if batch_stats else {}, used, tail

@@ -91,6 +91,10 @@ class SqueezeExcite(Layer):
 
     def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
         """Scale; means and sums in float32."""
+        reduce, expand = ((params[name]["kernel"], params[name]["bias"]) for name in ("reduce", "expand"))
+        fused = ops.find_gate(x, reduce, expand, (self.activation, self.gate), ctx.cpu_kernels)
+        if fused is not None:
+            return fused, {}
         y_NC = ops.global_average_pool(x)
         for name, function in (("reduce", self.activation), ("expand", self.gate)):
             kernel, bias = params[name]["kernel"].astype(ctx.compute_dtype), params[name]["bias"]

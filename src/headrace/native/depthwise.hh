@@ -1,5 +1,5 @@
-// Depthwise convolution of one image, 3x3 or 5x5, stride 1 or 2: 16 channels at a time, from a padded copy in which a
-// pixel is one cache line.
+// Depthwise convolution of one image, 3x3 or 5x5, stride 1 or 2: 16 channels at a time; forward in place, gradients from a
+// padded copy in which a pixel is one cache line.
 #pragma once
 #include "vectors.hh"
 
@@ -118,15 +118,110 @@ static void copy_window(const float* w, const Shape& s, i64 c0, i64 channels, bo
     memcpy(out + k * kBlock, w + (turned ? taps - 1 - k : k) * s.c + c0, channels * sizeof(float));
 }
 
-// One block of channels of one image.
-static void forward(const float* x, const float* w, float* y, const Shape& s, i64 c0) {
-  const i64 channels = std::min(kBlock, s.c - c0), width = (s.wo - 1) * s.stride + s.kernel;
-  float window[25 * kBlock], *padded = scratch(0, buffer_floats(s));
-  copy_window(w, s, c0, channels, false, window);
-  pad(x + c0, s.h, s.w, s.c, channels, s.top, s.left, (s.ho - 1) * s.stride + s.kernel, width, 1, padded);
-  for_window(s, [&](auto k, auto t) {
-    convolve<decltype(k)::value, decltype(t)::value>(padded, width, window, y + c0, s.ho, s.wo, s.c, channels);
-  });
+// ---- forward, read in place
+
+// kCount neighbours in a row, the window's rows i0 .. i1: store(vector of the block, pixel, sum).
+template <int kKernel, int kStride, int kCount, class Store>
+static inline void sums_in_place(const float* x, i64 row_step, i64 c, const float* w, i64 i0, i64 i1, Store put) {
+#pragma GCC unroll 2
+  for (int v = 0; v < kVectors; v++) {
+    Vec sum[kCount] = {};
+    for (i64 i = i0; i < i1; i++) {
+      const float *row = x + i * row_step + v * kLanes, *weights = w + i * kKernel * kBlock + v * kLanes;
+      // Pixels that several windows share are loaded once: those of 72 channels, say, often cross a cache line.
+      constexpr int kShared = kStride == 1 ? kCount + kKernel - 1 : 0;
+      Vec shared[kShared + 1];
+#pragma GCC unroll 16
+      for (int k = 0; k < kShared; k++) shared[k] = load(row + k * c);
+#pragma GCC unroll 5
+      for (int j = 0; j < kKernel; j++) {
+        const Vec weight = load(weights + j * kBlock);
+#pragma GCC unroll 8
+        for (int p = 0; p < kCount; p++) sum[p] += weight * (kShared ? shared[p + j] : load(row + (p * kStride + j) * c));
+      }
+    }
+#pragma GCC unroll 8
+    for (int p = 0; p < kCount; p++) put(v, p, sum[p]);
+  }
+}
+
+// A pixel at the edge, whose window has the columns j0 .. j1 only.
+template <int kKernel, class Store>
+static inline void sums_at_edge(const float* x, i64 row_step, i64 c, const float* w, i64 i0, i64 i1, i64 j0, i64 j1,
+                                Store put) {
+  for (int v = 0; v < kVectors; v++) {
+    Vec sum = {};
+    for (i64 i = i0; i < i1; i++)
+      for (i64 j = j0; j < j1; j++)
+        sum += load(w + (i * kKernel + j) * kBlock + v * kLanes) * load(x + i * row_step + j * c + v * kLanes);
+    put(v, 0, sum);
+  }
+}
+
+// The output rows y0 .. y1 of one image and a whole block of channels.
+template <int kKernel, int kStride, class Put>
+static void rows_in_place(const float* x, const float* window, const Shape& s, i64 y0, i64 y1, Put put) {
+  const i64 row_step = s.w * s.c;
+  // Windows from `first` to `last` lie within the image's columns.
+  const i64 first = std::min(s.wo, (s.left + kStride - 1) / kStride);
+  const i64 last = std::clamp<i64>((s.w - kKernel + s.left + kStride) / kStride, first, s.wo);
+  for (i64 y = y0; y < y1; y++) {
+    const i64 top = y * kStride - s.top, i0 = std::max<i64>(0, -top), i1 = std::min<i64>(kKernel, s.h - top);
+    auto at = [&](i64 column) { return x + top * row_step + (column * kStride - s.left) * s.c; };
+    auto inside = [&](auto count, i64 column) {
+      sums_in_place<kKernel, kStride, decltype(count)::value>(
+          at(column), row_step, s.c, window, i0, i1, [&](int v, int p, Vec sum) { put(y, column + p, v, sum); });
+    };
+    auto edge = [&](i64 column) {
+      const i64 begin = column * kStride - s.left;
+      sums_at_edge<kKernel>(at(column), row_step, s.c, window, i0, i1, std::max<i64>(0, -begin),
+                            std::min<i64>(kKernel, s.w - begin), [&](int v, int, Vec sum) { put(y, column, v, sum); });
+    };
+    for (i64 column = 0; column < first; column++) edge(column);
+    i64 column = first;
+    for (; column + kPixels <= last; column += kPixels) inside(std::integral_constant<int, kPixels>(), column);
+    if (column < last && last - first >= kPixels)  // computed twice where the tiles meet
+      inside(std::integral_constant<int, kPixels>(), last - kPixels), column = last;
+    for (; column + 2 <= last; column += 2) inside(std::integral_constant<int, 2>(), column);
+    for (; column < last; column++) inside(std::integral_constant<int, 1>(), column);
+    for (column = last; column < s.wo; column++) edge(column);
+  }
+}
+
+// The output rows y0 .. y1 of one image; y is the image's.
+static void forward(const float* x, const float* w, float* y, const Shape& s, i64 y0, i64 y1, const Finish* finish) {
+  float window[25 * kBlock];
+  const bool small = s.c < kBlock;
+  const i64 width = (s.wo - 1) * s.stride + s.kernel, height = (y1 - y0 - 1) * s.stride + s.kernel;
+  for (i64 block = 0; block < s.c; block += kBlock) {
+    const i64 c0 = small ? 0 : std::min(block, s.c - kBlock);  // the last block may begin in the one before it
+    if (small) {
+      float* padded = scratch(0, height * width * kBlock);
+      copy_window(w, s, 0, s.c, false, window);
+      pad(x, s.h, s.w, s.c, s.c, s.top - y0 * s.stride, s.left, height, width, 1, padded);
+      float* to = y + y0 * s.wo * s.c;
+      for_window(s, [&](auto k, auto t) {
+        convolve<decltype(k)::value, decltype(t)::value>(padded, width, window, to, y1 - y0, s.wo, s.c, s.c);
+      });
+      if (finish) finish_rows(to, s.c, to, s.c, (int)((y1 - y0) * s.wo), 0, s.c, *finish);
+      return;
+    }
+    copy_window(w, s, c0, kBlock, false, window);
+    for_window(s, [&](auto k, auto t) {
+      const auto n = std::integral_constant<i64, kLanes>();
+      auto place = [&](i64 row, i64 column, int v) { return y + (row * s.wo + column) * s.c + c0 + v * kLanes; };
+      if (finish)
+        for_activation(finish->act, [&](auto a) {
+          rows_in_place<decltype(k)::value, decltype(t)::value>(x + c0, window, s, y0, y1, [&](i64 row, i64 at, int v, Vec sum) {
+            float* to = place(row, at, v);
+            store(to, finish->template apply<decltype(a)::value>(sum, c0 + v * kLanes, to, n));
+          });
+        });
+      else
+        rows_in_place<decltype(k)::value, decltype(t)::value>(
+            x + c0, window, s, y0, y1, [&](i64 row, i64 at, int v, Vec sum) { store(place(row, at, v), sum); });
+    });
+  }
 }
 
 // The same block's gradients: dw += ..., and dx unless it is null.

@@ -20,6 +20,8 @@ namespace headrace {
 namespace {
 
 constexpr i64 kChunkFloats = 128 * 1024;       // of one chunk's images, to stay in the L2 cache
+constexpr i64 kTaskTiles = 32 * kMaxRows;      // of Winograd's algorithm in one task
+constexpr i64 kBandFloats = 32 * 1024;         // of one band of a depthwise convolution's image
 constexpr i64 kManyWeights = 192 * 1024;       // floats: more than this are read as rarely as possible
 enum Method : i64 { kProducts = 0, kWinograd = 1, kDepthwise = 2 };
 
@@ -165,7 +167,7 @@ template <class F> void each_group(const winograd::Tiles& t, i64 images, const F
 }
 
 void convolve_by_points(ffi::ThreadPool& pool, const float* x, float* y, const float* weights,
-                        const winograd::Tiles& g, i64 images) {
+                        const winograd::Tiles& g, i64 images, const Finish* finish = nullptr) {
   each_group(g, images, [&](Range group) {
     const i64 tiles = group.last - group.first, panels = panels_of(g.o);
     float *v = scratch(7, winograd::kPoints * tiles * (g.c + g.o)), *m = v + winograd::kPoints * tiles * g.c;
@@ -173,7 +175,7 @@ void convolve_by_points(ffi::ThreadPool& pool, const float* x, float* y, const f
     parallel(pool, winograd::kPoints, [&](i64 p) {
       point_product(v + p * tiles * g.c, tiles, weights + p * panels * g.c * kPanel, m + p * tiles * g.o, g);
     });
-    each_tile(pool, group, [&](i64 tile, i64 t) { transform_output(m + t * g.o, tiles * g.o, y, g, tile); });
+    each_tile(pool, group, [&](i64 tile, i64 t) { transform_output(m + t * g.o, tiles * g.o, y, g, tile, finish); });
   });
 }
 
@@ -264,7 +266,8 @@ struct ImageGradient {
 
   void apply(const float* dz, i64 images, const float* packed, float* dx) const {
     if (g.is_pointwise() && g.h == 1)
-      return convolve(dz, {1, 1, images, 0, 0, g.o}, 1, g.o, 0, packed, dx, {1, 1, images, 0, 0, g.c}, g.c);
+      return convolve(dz, {1, 1, images, 0, 0, g.o}, 1, g.o, 0, packed, dx, {1, 1, images, 0, 0, g.c}, g.c,
+                      {0, panels_of(g.c)});
     const bool copies = top || left || height > g.ho || width > g.wo;
     const i64 pitch = (copies ? width : g.wo) * g.o, image = copies ? height * pitch : g.out();
     const float* from = dz;
@@ -282,7 +285,7 @@ struct ImageGradient {
         const float* first = from + (top + y.start) * pitch + (left + x.start) * g.o;
         const Pixels to = {images, y.count, x.count, g.in(), g.stride * g.w * g.c, g.stride * g.c};
         convolve(first, {images, y.count, x.count, image, pitch, g.o}, y.taps, x.taps * g.o, pitch, weights,
-                 dx + (y.first * g.w + x.first) * g.c, to, g.c);
+                 dx + (y.first * g.w + x.first) * g.c, to, g.c, {0, panels_of(g.c)});
       }
   }
 };
@@ -312,103 +315,151 @@ std::vector<const float*> repeated(std::initializer_list<const float*> vectors, 
   return found;
 }
 
-// y = convolution of x; with (scale, shift[, residual]) also y = activation(y scale + shift + residual); with more
-// results, the mean and the biased variance of each channel.
-ffi::Error Convolve(ffi::ThreadPool pool, ffi::Span<const i64> geometry, i64 method, i64 act, Floats x_, Floats w_,
-                    ffi::RemainingArgs rest, ffi::RemainingRets rets) {
+// The floats of a convolution's weights as its method reads them.
+i64 packed_floats(const Geometry& g, i64 method) {
+  const i64 depth = g.kh * g.kw * g.c;
+  if (method == kDepthwise) return depth;
+  return method == kWinograd ? winograd::weight_floats(g.c, g.o) : panels_of(g.o) * depth * kPanel;
+}
+void pack_weights(ffi::ThreadPool& pool, const float* w, float* packed, const Geometry& g, i64 method) {
+  const i64 depth = g.kh * g.kw * g.c;
+  if (method == kDepthwise)
+    memcpy(packed, w, depth * sizeof(float));
+  else if (method == kWinograd)
+    transform_weights(pool, w, packed, g.c, g.o, false);
+  else
+    parallel(pool, panels_of(g.o), [&](i64 p) { pack_panels(w, depth, g.o, packed, p, p + 1); });
+}
+
+// The weights times the scale of each output channel, packed.
+ffi::Error Pack(ffi::ThreadPool pool, ffi::Span<const i64> geometry, i64 method, Floats w_, Floats scale_,
+                ffi::Result<Floats> packed) {
+  const Geometry g = geometry_of(geometry);
+  const float *w = w_.typed_data(), *scale = scale_.typed_data();
+  const i64 rows = w_.element_count() / g.o;
+  if ((i64)packed->element_count() != packed_floats(g, method))
+    return ffi::Error::InvalidArgument("the packed weights have another size");
+  float* scaled = scratch(6, rows * g.o);
+  for (i64 r = 0; r < rows; r++)
+    for (i64 o = 0; o < g.o; o++) scaled[r * g.o + o] = w[r * g.o + o] * scale[o];
+  pack_weights(pool, scaled, packed->typed_data(), g, method);
+  return ffi::Error::Success();
+}
+
+// Some images of one task.
+void convolve_images(const float* x, const float* w, float* y, const Geometry& g, i64 method, i64 images,
+                     const Finish* finish) {
+  if (method == kWinograd) {
+    const winograd::Tiles t = forward_tiles(g);
+    winograd::convolve(x, y, w, t, 0, images * t.per_image(), finish);
+  } else if (method == kDepthwise) {
+    for (i64 n = 0; n < images; n++)
+      depthwise::forward(x + n * g.in(), w, y + n * g.out(), depthwise_shape(g), 0, g.ho, finish);
+  } else {
+    const View v = windows(x, g, images, 0, g.ho);
+    convolve(v.data, v.pixels, g.kh, g.kw * g.c, v.pitch, w, y, outputs(g, images, g.ho), g.o, {0, panels_of(g.o)}, finish);
+  }
+}
+
+// All images, divided between the threads by what their memory traffic asks for: images, parts of one, or channels.
+void convolve_all(ffi::ThreadPool& pool, const float* x, const float* w, float* y, const Geometry& g, i64 method,
+                  const Finish* finish) {
+  const i64 threads = pool.num_threads(), weights = g.kh * g.kw * g.c * g.o, panels = panels_of(g.o);
+  if (method == kWinograd && weights > kManyWeights)
+    return convolve_by_points(pool, x, y, w, forward_tiles(g), g.n, finish);
+  if (method == kWinograd) {
+    const winograd::Tiles t = forward_tiles(g);
+    const i64 all = g.n * t.per_image(), blocks = (all + kTaskTiles - 1) / kTaskTiles;
+    const i64 parts = std::min(all, (blocks + threads - 1) / threads * threads);
+    return parallel(pool, parts, [&](i64 i) {
+      const Range tiles = range_of(all, i, parts);
+      winograd::convolve(x, y, w, t, tiles.first, tiles.last, finish);
+    });
+  }
+  if (method == kDepthwise) {
+    // Bands of rows, so that several threads have work also for one image.
+    const i64 bands = std::clamp<i64>(g.in() / kBandFloats, 1, g.ho);
+    return parallel(pool, g.n * bands, [&](i64 i) {
+      const i64 n = i / bands;
+      const Range rows = range_of(g.ho, i % bands, bands);
+      depthwise::forward(x + n * g.in(), w, y + n * g.out(), depthwise_shape(g), rows.first, rows.last, finish);
+    });
+  }
+  if (weights > g.n * g.in() && panels > 1) {
+    // Fewer pixels than weights: each thread reads all images and some of the weights, which come from further away.
+    const i64 groups = std::min(panels, threads);
+    return parallel(pool, groups, [&](i64 i) {
+      const View v = windows(x, g, g.n, 0, g.ho);
+      convolve(v.data, v.pixels, g.kh, g.kw * g.c, v.pitch, w, y, outputs(g, g.n, g.ho), g.o, range_of(panels, i, groups),
+               finish);
+    });
+  }
+  if (g.n >= threads) {
+    i64 chunk = chunk_size(g.n, g.in() + g.out(), threads, weights > kManyWeights ? INT64_MAX : kChunkFloats);
+    if (g.is_pointwise() && chunk > 4 * kMaxRows) chunk = (chunk + kMaxRows - 1) / kMaxRows * kMaxRows;
+    return parallel(pool, (g.n + chunk - 1) / chunk, [&](i64 i) {
+      const i64 n = i * chunk;
+      convolve_images(x + n * g.in(), w, y + n * g.out(), g, method, std::min(chunk, g.n - n), finish);
+    });
+  }
+  const i64 bands = std::min(g.ho, 2 * threads);
+  parallel(pool, g.n * bands, [&](i64 i) {
+    const i64 n = i / bands;
+    const Range rows = range_of(g.ho, i % bands, bands);
+    const View v = windows(x + n * g.in(), g, 1, rows.first, rows.last);
+    convolve(v.data, v.pixels, g.kh, g.kw * g.c, v.pitch, w, y + n * g.out() + rows.first * g.wo * g.o,
+             outputs(g, 1, rows.last - rows.first), g.o, {0, panels}, finish);
+  });
+}
+
+// y = convolution of x. `packed`: w is the result of Pack. With (scale, shift[, residual]), or (shift[, residual]) behind
+// packed weights, also y = activation(y scale + shift + residual); with more results, the mean and the biased variance of
+// each channel.
+ffi::Error Convolve(ffi::ThreadPool pool, ffi::Span<const i64> geometry, i64 method, i64 act, bool is_packed, Floats x_,
+                    Floats w_, ffi::RemainingArgs rest, ffi::RemainingRets rets) {
   const Geometry whole = geometry_of(geometry), g = method == kProducts ? flattened(whole) : whole;
   const i64 threads = pool.num_threads(), o = g.o;
-  const float *x = x_.typed_data(), *w = w_.typed_data(), *residual = argument(rest, 2);
+  const float *x = x_.typed_data(), *w = w_.typed_data();
   float* y = result(rets, 0);
-  const bool wants_sums = rets.size() > 1, normalises = rest.size() > 0;
-  std::vector<const float*> affine;
-  if (normalises) affine = repeated({argument(rest, 0), argument(rest, 1)}, o, 5);
-
-  const i64 weights = g.kh * g.kw * g.c * o;
-  const bool many = method != kDepthwise && weights > kManyWeights;
-  const i64 chunk = method == kDepthwise ? 1 : chunk_size(g.n, g.in() + g.out(), threads, many ? INT64_MAX : kChunkFloats);
-  i64 tasks = (g.n + chunk - 1) / chunk;
-  std::vector<double> sums;
-  // What follows the convolution, on `count` floats from `first` on.
-  auto finish = [&](i64 task, i64 first, i64 count) {
-    if (normalises)
-      activate_rows(y + first, residual ? residual + first : nullptr, y + first, count, o, affine[0], affine[1], act);
-    if (wants_sums) sums_of_rows(y + first, count, o, &sums[task * 2 * o], &sums[task * 2 * o + o]);
-  };
-
-  float* packed = nullptr;
-  if (method == kWinograd) {
-    packed = scratch(6, winograd::weight_floats(g.c, o));
-    transform_weights(pool, w, packed, g.c, o, false);
-  } else if (method == kProducts) {
-    const i64 depth = g.kh * g.kw * g.c;
-    packed = scratch(6, panels_of(o) * depth * kPanel);
-    parallel(pool, panels_of(o), [&](i64 p) { pack_panels(w, depth, o, packed, p, p + 1); });
+  const size_t first = is_packed ? 0 : 1;  // of the shift
+  const Finish found = {is_packed ? nullptr : argument(rest, 0), argument(rest, first), argument(rest, first + 1), y, act};
+  const Finish* finish = found.shift ? &found : nullptr;
+  if (!is_packed && method != kDepthwise) {
+    float* packed = scratch(6, packed_floats(g, method));
+    pack_weights(pool, w, packed, g, method);
+    w = packed;
   }
-  const bool by_points = method == kWinograd && many;
-  if (g.n >= threads && !by_points) {
-    sums.assign(wants_sums ? tasks * 2 * o : 0, 0.0);
-    parallel(pool, tasks, [&](i64 i) {
-      const i64 n0 = i * chunk, images = std::min(chunk, g.n - n0);
-      if (images <= 0) return;
-      const float* from = x + n0 * g.in();
-      float* to = y + n0 * g.out();
-      if (method == kWinograd) {
-        const winograd::Tiles t = forward_tiles(g);
-        winograd::convolve(from, to, packed, t, 0, images * t.per_image());
-      } else if (method == kDepthwise) {
-        for (i64 c = 0; c < g.c; c += depthwise::kBlock) depthwise::forward(from, w, to, depthwise_shape(g), c);
-      } else {
-        const View v = windows(from, g, images, 0, g.ho);
-        convolve(v.data, v.pixels, g.kh, g.kw * g.c, v.pitch, packed, to, outputs(g, images, g.ho), o);
-      }
-      finish(i, n0 * g.out(), images * g.out());
-    });
-  } else {
-    // Fewer images than threads: each is divided, by tiles, channels or rows.
-    if (by_points) {
-      convolve_by_points(pool, x, y, packed, forward_tiles(g), g.n);
-    } else if (method == kWinograd) {
-      const winograd::Tiles t = forward_tiles(g);
-      const i64 all = g.n * t.per_image(), part = (all + threads - 1) / threads;
-      parallel(pool, threads, [&](i64 i) {
-        winograd::convolve(x, y, packed, t, std::min(all, i * part), std::min(all, (i + 1) * part));
-      });
-    } else if (method == kDepthwise) {
-      const i64 blocks = (g.c + depthwise::kBlock - 1) / depthwise::kBlock;
-      parallel(pool, g.n * blocks, [&](i64 i) {
-        const i64 n = i / blocks;
-        depthwise::forward(x + n * g.in(), w, y + n * g.out(), depthwise_shape(g), i % blocks * depthwise::kBlock);
-      });
-    } else {
-      const i64 bands = std::min(g.ho, threads), rows = (g.ho + bands - 1) / bands;
-      parallel(pool, g.n * bands, [&](i64 i) {
-        const i64 n = i / bands, row0 = i % bands * rows, row1 = std::min(g.ho, row0 + rows);
-        if (row1 <= row0) return;
-        const View v = windows(x + n * g.in(), g, 1, row0, row1);
-        convolve(v.data, v.pixels, g.kh, g.kw * g.c, v.pitch, packed, y + n * g.out() + row0 * g.wo * o,
-                 outputs(g, 1, row1 - row0), o);
-      });
-    }
-    const i64 all = g.n * g.ho * g.wo, part = chunk_size(all, o, threads);
-    tasks = (all + part - 1) / part;
-    sums.assign(wants_sums ? tasks * 2 * o : 0, 0.0);
-    parallel(pool, tasks, [&](i64 i) {
-      const i64 first = std::min(all, i * part), last = std::min(all, first + part);
-      if (last > first) finish(i, first * o, (last - first) * o);
-    });
+  if (rets.size() == 1) {
+    convolve_all(pool, x, w, y, g, method, finish);
+    return ffi::Error::Success();
   }
-  if (wants_sums) {
-    float *mean = result(rets, 1), *variance = result(rets, 2);
-    const double count = (double)g.n * g.ho * g.wo;
-    for (i64 c = 0; c < o; c++) {
-      double sum = 0, squares = 0;
-      for (i64 i = 0; i < tasks; i++) sum += sums[i * 2 * o + c], squares += sums[i * 2 * o + o + c];
-      mean[c] = (float)(sum / count);
-      // written so that NaN and infinity stay what they are
-      const double v = squares / count - sum / count * (sum / count);
-      variance[c] = (float)(v < 0 ? 0 : v);
-    }
+
+  // Sums for the statistics, formed while a chunk is in the cache.
+  const bool many = method != kDepthwise && g.kh * g.kw * g.c * o > kManyWeights;
+  const bool together = g.n < threads || (method == kWinograd && many);
+  if (together) convolve_all(pool, x, w, y, g, method, nullptr);
+  const i64 units = together ? g.n * g.ho * g.wo : g.n, out = together ? o : g.out();
+  const i64 chunk = together ? chunk_size(units, o, threads)
+                    : method == kDepthwise
+                        ? 1
+                        : chunk_size(g.n, g.in() + g.out(), threads, many ? INT64_MAX : kChunkFloats);
+  const i64 tasks = (units + chunk - 1) / chunk;
+  std::vector<double> sums(tasks * 2 * o, 0.0);
+  parallel(pool, tasks, [&](i64 i) {
+    const i64 n = i * chunk, count = std::min(chunk, units - n);
+    if (count <= 0) return;
+    if (!together) convolve_images(x + n * g.in(), w, y + n * out, g, method, count, nullptr);
+    sums_of_rows(y + n * out, count * out, o, &sums[i * 2 * o], &sums[i * 2 * o + o]);
+  });
+  float *mean = result(rets, 1), *variance = result(rets, 2);
+  const double count = (double)g.n * g.ho * g.wo;
+  for (i64 c = 0; c < o; c++) {
+    double sum = 0, squares = 0;
+    for (i64 i = 0; i < tasks; i++) sum += sums[i * 2 * o + c], squares += sums[i * 2 * o + o + c];
+    mean[c] = (float)(sum / count);
+    // written so that NaN and infinity stay what they are
+    const double v = squares / count - sum / count * (sum / count);
+    variance[c] = (float)(v < 0 ? 0 : v);
   }
   return ffi::Error::Success();
 }
@@ -424,6 +475,92 @@ ffi::Error Activate(ffi::ThreadPool pool, i64 act, Floats z_, Floats scale, Floa
   parallel(pool, (rows + chunk - 1) / chunk, [&](i64 i) {
     const i64 first = i * chunk * o, count = std::min(chunk, rows - i * chunk) * o;
     activate_rows(z + first, residual ? residual + first : nullptr, y + first, count, o, affine[0], affine[1], act);
+  });
+  return ffi::Error::Success();
+}
+
+// The largest value of each window; a window has at least one pixel of the image.
+ffi::Error MaxPool(ffi::ThreadPool pool, ffi::Span<const i64> geometry, Floats x_, ffi::Result<Floats> y_) {
+  const Geometry g = geometry_of(geometry);
+  const float* x = x_.typed_data();
+  float* y = y_->typed_data();
+  const i64 bands = std::clamp<i64>(g.in() / kBandFloats, 1, g.ho), c = g.c;
+  parallel(pool, g.n * bands, [&](i64 task) {
+    const Range rows = range_of(g.ho, task % bands, bands);
+    const float* image = x + task / bands * g.in();
+    for (i64 r = rows.first; r < rows.last; r++)
+      for (i64 q = 0; q < g.wo; q++) {
+        const i64 top = r * g.stride - g.top, left = q * g.stride - g.left;
+        const i64 i0 = std::max<i64>(0, top), i1 = std::min(g.h, top + g.kh);
+        const i64 j0 = std::max<i64>(0, left), j1 = std::min(g.w, left + g.kw);
+        float* to = y + ((task / bands * g.ho + r) * g.wo + q) * c;
+        auto strip = [&](i64 k, auto n) {
+          Vec best = load(image + (i0 * g.w + j0) * c + k, n);
+          for (i64 i = i0; i < i1; i++)
+            for (i64 j = j0; j < j1; j++) {
+              const Vec v = load(image + (i * g.w + j) * c + k, n);
+              best = best >= v ? best : (v == v ? (best == best ? v : best) : v);  // NaN wins
+            }
+          store(to + k, best, n);
+        };
+        i64 k = 0;
+        for (; k + kLanes <= c; k += kLanes) strip(k, std::integral_constant<i64, kLanes>());
+        if (k < c) strip(k, c - k);
+      }
+  });
+  return ffi::Error::Success();
+}
+
+// A gate of squeeze and excitation: y = x times gate(w2 act(w1 m + b1) + b2), with m the means of an image's channels. Both
+// weights are packed.
+ffi::Error Gate(ffi::ThreadPool pool, i64 act, bool is_hard, Floats x_, Floats w1, Floats b1, Floats w2, Floats b2,
+                ffi::Result<Floats> y_) {
+  const auto shape = x_.dimensions();
+  const i64 n = shape[0], pixels = shape[1] * shape[2], c = shape[3], inner = b1.element_count(), image = pixels * c;
+  const float* x = x_.typed_data();
+  float *y = y_->typed_data(), *gates = scratch(7, n * (c + inner) + kLanes), *hidden = gates + n * c;
+  const i64 strip = 4 * kLanes, strips = (c + strip - 1) / strip;
+  auto maybe_parallel = [&](i64 count, auto f) {  // waking a thread takes longer than a few pixels
+    if (n * image > kBandFloats) return parallel(pool, count, f);
+    for (i64 i = 0; i < count; i++) f(i);
+  };
+  maybe_parallel(n * strips, [&](i64 task) {
+    const i64 first = task % strips * strip, width = std::min(strip, c - first);
+    const float* from = x + task / strips * image + first;
+    float* to = gates + task / strips * c + first;
+    Vec sum[4] = {};
+    if (width == strip) {
+      for (i64 p = 0; p < pixels; p++)
+#pragma GCC unroll 4
+        for (int v = 0; v < 4; v++) sum[v] += load(from + p * c + v * kLanes);
+    } else {
+      for (i64 p = 0; p < pixels; p++)
+        for (i64 v = 0; v * kLanes < width; v++)
+          sum[v] += load(from + p * c + v * kLanes, std::min<i64>(kLanes, width - v * kLanes));
+    }
+    for (i64 v = 0; v * kLanes < width; v++)
+      store(to + v * kLanes, sum[v] / (float)pixels, std::min<i64>(kLanes, width - v * kLanes));
+  });
+  const Finish first = {nullptr, b1.typed_data(), nullptr, hidden, act}, second = {nullptr, b2.typed_data(), nullptr, gates, kNone};
+  convolve(gates, {1, 1, n, 0, 0, c}, 1, c, 0, w1.typed_data(), hidden, {1, 1, n, 0, 0, inner}, inner,
+           {0, panels_of(inner)}, &first);
+  convolve(hidden, {1, 1, n, 0, 0, inner}, 1, inner, 0, w2.typed_data(), gates, {1, 1, n, 0, 0, c}, c,
+           {0, panels_of(c)}, &second);
+  for (i64 i = 0; i < n * c; i += kLanes) {
+    const i64 lanes = std::min<i64>(kLanes, n * c - i);
+    const Vec v = load(gates + i, lanes);
+    store(gates + i, is_hard ? activated<kRelu6>(v + 3.f) * (1.f / 6) : sigmoid(v), lanes);
+  }
+  const i64 bands = std::clamp<i64>(image / kBandFloats, 1, pixels);
+  maybe_parallel(n * bands, [&](i64 task) {
+    const Range range = range_of(pixels, task % bands, bands);
+    const float *from = x + task / bands * image, *gate = gates + task / bands * c;
+    float* to = y + task / bands * image;
+    for (i64 p = range.first; p < range.last; p++) {
+      i64 k = 0;
+      for (; k + kLanes <= c; k += kLanes) store(to + p * c + k, load(from + p * c + k) * load(gate + k));
+      if (k < c) store(to + p * c + k, load(from + p * c + k, c - k) * load(gate + k, c - k), c - k);
+    }
   });
   return ffi::Error::Success();
 }
@@ -611,7 +748,16 @@ using Integers = ffi::Span<const int64_t>;
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_convolve, headrace::Convolve,
                               ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<Integers>("geometry").Attr<int64_t>("method")
-                                  .Attr<int64_t>("activation").Arg<Floats>().Arg<Floats>().RemainingArgs().RemainingRets());
+                                  .Attr<int64_t>("activation").Attr<bool>("packed").Arg<Floats>().Arg<Floats>()
+                                  .RemainingArgs().RemainingRets());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_pack, headrace::Pack,
+                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<Integers>("geometry").Attr<int64_t>("method")
+                                  .Arg<Floats>().Arg<Floats>().Ret<Floats>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_max_pool, headrace::MaxPool,
+                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<Integers>("geometry").Arg<Floats>().Ret<Floats>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_gate, headrace::Gate,
+                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<int64_t>("activation").Attr<bool>("hard")
+                                  .Arg<Floats>().Arg<Floats>().Arg<Floats>().Arg<Floats>().Arg<Floats>().Ret<Floats>());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_activate, headrace::Activate,
                               ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<int64_t>("activation").Arg<Floats>()
                                   .Arg<Floats>().Arg<Floats>().RemainingArgs().Ret<Floats>());

@@ -6,6 +6,9 @@
 #include <cstring>
 #include <numeric>
 #include <type_traits>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
 
 namespace headrace {
 
@@ -29,13 +32,21 @@ static inline void store(float* p, Vec v) { *(Unaligned*)p = v; }
 // The first n lanes; n is a constant in the loops that matter, which leaves a plain load or store.
 static inline Vec load(const float* p, i64 n) {
   if (n == kLanes) return load(p);
+#if defined(__AVX512F__)
+  return (Vec)_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p);
+#else
   Vec v = {};
   memcpy(&v, p, n * sizeof(float));
   return v;
+#endif
 }
 static inline void store(float* p, Vec v, i64 n) {
   if (n == kLanes) return store(p, v);
+#if defined(__AVX512F__)
+  _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), (__m512)v);
+#else
   memcpy(p, &v, n * sizeof(float));
+#endif
 }
 
 enum Activation : i64 { kNone = 0, kRelu = 1, kRelu6 = 2, kSwish = 3, kHardSwish = 4 };
@@ -186,6 +197,43 @@ template <class F> static inline void for_activation(i64 act, F f) {
     case kHardSwish: return f(std::integral_constant<i64, kHardSwish>());
     default: return f(std::integral_constant<i64, kNone>());
   }
+}
+
+// What follows a convolution: activation(y scale + shift + residual). Applied to a few rows at a time, in registers or
+// while they are in the L1 cache.
+struct Finish {
+  const float *scale, *shift, *residual;  // of each channel, null for 1; of each channel; null or like the results
+  const float* y;                         // where the results begin
+  i64 act;
+
+  template <i64 kAct, class N> Vec apply(Vec v, i64 channel, const float* at, N n) const {
+    v = (scale ? v * load(scale + channel, n) : v) + load(shift + channel, n);
+    if (residual) v += load(residual + (at - y), n);
+    return activated<kAct>(v);
+  }
+};
+
+// The same of rows of `width` channels from `channel` on, which may be in a buffer of their own.
+template <i64 kAct, class N>
+static inline void finish_column(const float* from, i64 from_step, float* to, i64 step, int rows, i64 channel, N n,
+                                 const Finish& f) {
+  const Vec scale = f.scale ? load(f.scale + channel, n) : Vec{} + 1.f, shift = load(f.shift + channel, n);
+  const float* residual = f.residual ? f.residual + (to - f.y) : nullptr;
+  for (int r = 0; r < rows; r++, from += from_step, to += step) {
+    Vec v = load(from) * scale + shift;
+    if (residual) v += load(residual + r * step, n);
+    store(to, activated<kAct>(v), n);
+  }
+}
+static inline void finish_rows(const float* from, i64 from_step, float* to, i64 step, int rows, i64 channel, i64 width,
+                               const Finish& f) {
+  for_activation(f.act, [&](auto a) {
+    constexpr i64 kAct = decltype(a)::value;
+    i64 v = 0;
+    for (; v + kLanes <= width; v += kLanes)
+      finish_column<kAct>(from + v, from_step, to + v, step, rows, channel + v, std::integral_constant<i64, kLanes>(), f);
+    if (v < width) finish_column<kAct>(from + v, from_step, to + v, step, rows, channel + v, width - v, f);
+  });
 }
 
 // y = activation(z scale + shift + residual); scale and shift are repeated, the residual may be null. y may be z.

@@ -123,7 +123,8 @@ static void transform_input(const float* images, const Tiles& g, i64 tile, float
   }
 }
 
-static void transform_output(const float* products, i64 point, float* images, const Tiles& g, i64 tile) {
+static void transform_output(const float* products, i64 point, float* images, const Tiles& g, i64 tile,
+                             const Finish* finish = nullptr) {
   const Place at = place_of(g, tile);
   float* first = images + ((at.image * g.ho + at.y) * g.wo + at.x) * g.o;
   const i64 rows = std::min<i64>(4, g.ho - at.y), columns = std::min<i64>(4, g.wo - at.x);
@@ -132,8 +133,20 @@ static void transform_output(const float* products, i64 point, float* images, co
     for (int p = 0; p < kPoints; p++) m[p] = load(products + p * point + o);
     for (int j = 0; j < 6; j++) output_values(m + j, t + j, 6, 6);
     for (int i = 0; i < 4; i++) output_values(t + i * 6, y + i * 4, 1, 1);
-    for (i64 i = 0; i < rows; i++)
-      for (i64 j = 0; j < columns; j++) store(first + (i * g.wo + j) * g.o + o, y[i * 4 + j]);
+    auto each_value = [&](auto f) {
+      for (i64 i = 0; i < rows; i++)
+        for (i64 j = 0; j < columns; j++) {
+          float* to = first + (i * g.wo + j) * g.o + o;
+          store(to, f(y[i * 4 + j], to));
+        }
+    };
+    if (!finish)
+      each_value([](Vec v, const float*) { return v; });
+    else
+      for_activation(finish->act, [&](auto a) {
+        const auto n = std::integral_constant<i64, kLanes>();
+        each_value([&](Vec v, const float* to) { return finish->template apply<decltype(a)::value>(v, o, to, n); });
+      });
   }
 }
 
@@ -173,7 +186,8 @@ static void point_product(const float* v, i64 tiles, const float* weights, float
 }
 
 // The tiles first .. last of the images: y = convolution of x, with the packed points of the weights
-static void convolve(const float* x, float* y, const float* weights, const Tiles& g, i64 first, i64 last) {
+static void convolve(const float* x, float* y, const float* weights, const Tiles& g, i64 first, i64 last,
+                     const Finish* finish = nullptr) {
   const i64 block = block_tiles(g.c, g.o), panels = panels_of(g.o);
   float* v = scratch(0, buffer_floats(g.c, g.o));
   float* m = v + kPoints * block * g.c;
@@ -182,7 +196,7 @@ static void convolve(const float* x, float* y, const float* weights, const Tiles
     for (i64 t = 0; t < tiles; t++) transform_input(x, g, t0 + t, v + t * g.c, block * g.c);
     for (i64 p = 0; p < kPoints; p++)
       point_product(v + p * block * g.c, tiles, weights + p * panels * g.c * kPanel, m + p * block * g.o, g);
-    for (i64 t = 0; t < tiles; t++) transform_output(m + t * g.o, block * g.o, y, g, t0 + t);
+    for (i64 t = 0; t < tiles; t++) transform_output(m + t * g.o, block * g.o, y, g, t0 + t, finish);
   }
 }
 

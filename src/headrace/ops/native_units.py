@@ -12,7 +12,7 @@ sums are added in a fixed order. Everything is float32; other dtypes, grouped co
 
 import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -27,6 +27,7 @@ from headrace.core.errors import ConfigError
 from headrace.native.library import Kernels, kernels_library
 from headrace.ops import activation
 from headrace.ops.backend import is_portable, on_cpu
+from headrace.ops.constants import constant, weights_are_constant
 from headrace.ops.normalization import Shared, totals
 from headrace.ops.pool import Padding, Pads, out_size, pad_pixels
 
@@ -36,7 +37,8 @@ _PRODUCTS, _WINOGRAD, _DEPTHWISE = range(3)
 # The kernels' numbers of the activations that they apply. Those after a residual must follow from the result's sign.
 ACTIVATIONS = {None: 0, "relu": 1, "relu6": 2, "swish": 3, "hard_swish": 4}
 _AFTER_RESIDUAL = (None, "relu", "relu6")
-_CALLS = ("convolve", "activate", "sums", "gradients")
+_CALLS = ("convolve", "pack", "activate", "sums", "gradients", "max_pool", "gate")
+_WINOGRAD_POINTS = 36
 
 
 class Library(NamedTuple):
@@ -76,7 +78,7 @@ def check_kernels(mode: str) -> None:
         )
 
 
-def _call(name: str, shapes: Sequence[Sequence[int]], *args: Array, **attributes: Any) -> list[Array]:
+def call_kernel(name: str, shapes: Sequence[Sequence[int]], *args: Array, **attributes: Any) -> list[Array]:
     library, _ = load_kernels()
     assert library is not None
     results = tuple(jax.ShapeDtypeStruct(tuple(shape), np.dtype(np.float32)) for shape in shapes)
@@ -100,14 +102,32 @@ class Window:
         sizes = [n, h, w, c, kh, kw, o, self.stride, self.pads[0][0], self.pads[1][0], ho, wo]
         return {"geometry": np.array(sizes, np.int64), "method": np.int64(self.method)}
 
+    def packed_size(self, lanes: int) -> int:
+        """Return how many numbers the packed weights have: panels of two vectors of outputs, filled up with zeros."""
+        kh, kw, inputs, outputs = self.w
+        if self.method == _DEPTHWISE:
+            return math.prod(self.w)
+        rows = _WINOGRAD_POINTS * inputs if self.method == _WINOGRAD else kh * kw * inputs
+        return rows * -(-outputs // (2 * lanes)) * 2 * lanes
+
+
+def _library_for(mode: str) -> Library | None:
+    assert mode in _MODES, mode
+    if mode == "off" or not on_cpu() or is_portable():
+        return None
+    library, _ = load_kernels()
+    return None if library is None or (mode == "auto" and not library.is_faster) else library
+
+
+def uses_kernels(mode: str) -> bool:
+    """Say whether convolutions are the kernels' where these can compute them."""
+    return _library_for(mode) is not None
+
 
 def find_window(x_NHWC: Array, w_HWIO: Array, stride: int, padding: Padding, groups: int, mode: str) -> Window | None:
     """Return how the kernels would compute a convolution, or None where XLA is to do it."""
-    assert mode in _MODES, mode
-    if mode == "off" or not on_cpu() or is_portable() or {x_NHWC.dtype, w_HWIO.dtype} != {jnp.dtype(jnp.float32)}:
-        return None
-    library, _ = load_kernels()
-    if library is None or (mode == "auto" and not library.is_faster):
+    library = _library_for(mode)
+    if library is None or {x_NHWC.dtype, w_HWIO.dtype} != {jnp.dtype(jnp.float32)}:
         return None
     if not all(isinstance(size, int) for size in x_NHWC.shape):  # a program for any batch size
         return None
@@ -129,8 +149,10 @@ def _method(shapes: dict[str, Any], stride: int, pads: Pads, groups: int, lanes:
         return _DEPTHWISE if depthwise else None
     tiles = n * -(-ho // 4) * -(-wo // 4)
     fits = kernel == (3, 3) and stride == 1 and c % lanes == 0 and o % lanes == 0
-    # Few tiles of many channels (7x7 pixels, 512 channels) spend their time on the 36 points of the weights.
-    if mode != "no-winograd" and fits and (c * o <= 128 * 128 or tiles * 1024 >= c * o):
+    # Few tiles of many channels (7x7 pixels, 512 channels) spend their time on the 36 points of the weights: on
+    # computing them or, where they are constant, on reading them.
+    per_tile = 16 * 1024 if weights_are_constant() else 1024
+    if mode != "no-winograd" and fits and (c * o <= 128 * 128 or tiles * per_tile >= c * o):
         return _WINOGRAD
     return _PRODUCTS
 
@@ -145,7 +167,8 @@ def convolve(x_NHWC: Array, w_HWIO: Array, window: Window) -> Array:
 
 
 def _product(x_NHWC: Array, w_HWIO: Array, window: Window) -> Array:
-    (y,) = _call("convolve", [window.y], x_NHWC, w_HWIO, **window.attributes(), activation=np.int64(0))
+    attributes = window.attributes() | {"activation": np.int64(0), "packed": False}
+    (y,) = call_kernel("convolve", [window.y], x_NHWC, w_HWIO, **attributes)
     return checkpoint_name(y, PRODUCT)
 
 
@@ -185,7 +208,7 @@ def _gradients(window: Window, wanted: _Wanted, arrays: tuple[Array, ...], act: 
         return None, None
     wants = (wanted.weights is not None) + 2 * (wanted.images is not None)
     attributes = window.attributes() | {"activation": np.int64(ACTIVATIONS[act]), "wants": np.int64(wants)}
-    results = list(_call("gradients", shapes, *arrays, **attributes))
+    results = list(call_kernel("gradients", shapes, *arrays, **attributes))
     dw = results.pop(0) if wanted.weights is not None else None
     return results.pop() if wanted.images is not None else None, dw
 
@@ -229,8 +252,8 @@ def unit_train(
 def _train_values(arrays: tuple[Any, ...], unit: Unit) -> tuple[Any, tuple[Array, ...]]:
     x, w, gamma_O, beta_O, residual = arrays
     channels = (unit.window.y[3],)
-    attributes = unit.window.attributes() | {"activation": np.int64(0)}
-    z, mean_O, variance_O = _call("convolve", [unit.window.y, channels, channels], x, w, **attributes)
+    attributes = unit.window.attributes() | {"activation": np.int64(0), "packed": False}
+    z, mean_O, variance_O = call_kernel("convolve", [unit.window.y, channels, channels], x, w, **attributes)
     z = checkpoint_name(z, PRODUCT)
     if unit.shared is not None:
         sums_O, squares_O = totals(mean_O, variance_O + jnp.square(mean_O), unit.shared)
@@ -241,7 +264,7 @@ def _train_values(arrays: tuple[Any, ...], unit: Unit) -> tuple[Any, tuple[Array
     shift_O = beta_O - mean_O * scale_O
     more = () if residual is None else (residual,)
     act = np.int64(ACTIVATIONS[unit.activation])
-    (y,) = _call("activate", [unit.window.y], z, scale_O, shift_O, *more, activation=act)
+    (y,) = call_kernel("activate", [unit.window.y], z, scale_O, shift_O, *more, activation=act)
     return (y, mean_O, variance_O), (z, mean_O, inverse_O, scale_O, shift_O)
 
 
@@ -258,7 +281,9 @@ def _train_backward(unit: Unit, kept: Any, cotangents: tuple[Any, Any, Any]) -> 
     channels, act = unit.window.y[3:], unit.activation
     sums = [channels, channels] + [unit.window.y] * (y is not None)
     more = () if y is None else (y,)
-    found = list(_call("sums", sums, dy, z, scale_O, shift_O, mean_O, *more, activation=np.int64(ACTIVATIONS[act])))
+    found = list(
+        call_kernel("sums", sums, dy, z, scale_O, shift_O, mean_O, *more, activation=np.int64(ACTIVATIONS[act]))
+    )
     dbeta_O, moment_O = found[:2]
     dgamma_O = moment_O * inverse_O
     # dz = scale (d - mean(d) - centred inverse^2 mean(d centred)), plus what reaches mean and variance themselves. The
@@ -284,8 +309,32 @@ def unit_eval(
 ) -> Array:
     """Return activation(convolution scale + shift + residual), computed in one pass unless it is differentiated."""
     more = () if residual_NHWO is None else (residual_NHWO,)
-    attributes = unit.window.attributes() | {"activation": np.int64(ACTIVATIONS[unit.activation])}
-    (y,) = _call("convolve", [unit.window.y], x_NHWC, w_HWIO, scale_O, shift_O, *more, **attributes)
+    attributes = unit.window.attributes() | {"activation": np.int64(ACTIVATIONS[unit.activation]), "packed": False}
+    (y,) = call_kernel("convolve", [unit.window.y], x_NHWC, w_HWIO, scale_O, shift_O, *more, **attributes)
+    return y
+
+
+def pack(w_HWIO: Array, scale_O: Array, window: Window) -> Array:
+    """Return the weights times the scale of each output, as the kernels read them."""
+    library, _ = load_kernels()
+    assert library is not None
+    (packed,) = call_kernel("pack", [(window.packed_size(library.lanes),)], w_HWIO, scale_O, **window.attributes())
+    return packed
+
+
+def unit_packed(
+    x_NHWC: Array, weights: Callable[[], tuple[Array, Array, Array]], residual_NHWO: Array | None, unit: Unit
+) -> Array:
+    """Return the same for constant weights, (kernel, scale, shift): the kernel times the scale is packed once."""
+
+    def prepare() -> tuple[Array, Array]:
+        w_HWIO, scale_O, shift_O = weights()
+        return pack(w_HWIO, scale_O, unit.window), shift_O
+
+    packed, shift_O = constant(prepare)
+    more = () if residual_NHWO is None else (residual_NHWO,)
+    attributes = unit.window.attributes() | {"activation": np.int64(ACTIVATIONS[unit.activation]), "packed": True}
+    (y,) = call_kernel("convolve", [unit.window.y], x_NHWC, packed, shift_O, *more, **attributes)
     return y
 
 
@@ -324,5 +373,11 @@ def conv_unit(
     if norm.running is None:
         return unit_train(x_NHWC, w_HWIO, gamma_O, beta_O, residual, unit)
     mean_O, variance_O = (s.astype(jnp.float32) for s in norm.running)
-    scale_O = gamma_O * lax.rsqrt(variance_O + norm.epsilon)
-    return unit_eval(x_NHWC, w_HWIO, scale_O, beta_O - mean_O * scale_O, residual, unit), None, None
+
+    def weights() -> tuple[Array, Array, Array]:
+        scale_O = gamma_O * lax.rsqrt(variance_O + norm.epsilon)
+        return w_HWIO, scale_O, beta_O - mean_O * scale_O
+
+    if weights_are_constant():
+        return unit_packed(x_NHWC, weights, residual, unit), None, None
+    return unit_eval(x_NHWC, *weights(), residual, unit), None, None

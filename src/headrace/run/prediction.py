@@ -144,7 +144,7 @@ def predict(
     """Yield a prediction for every file, in order; batches all have one size, so one program is compiled."""
     size = min(batch_size, len(files))
     forward = WholeForward(replica_mesh(jax.local_devices()[:1]), _forward_spec(model))
-    weights, program = forward.place((model.params, model.stats)), None
+    weights, program, prepared = forward.place((model.params, model.stats)), None, None
     with ThreadPoolExecutor(_THREADS) as pool:
         for first in range(0, len(files), size):
             chosen = files[first : first + size]
@@ -152,8 +152,10 @@ def predict(
             images = np.zeros((size, *model.network.input_hwc), np.uint8)
             problems = list(pool.map(lambda pair: read_image(model, *pair), zip(chosen, images, strict=False)))
             block = forward.put({"images": images[None]}, "batches")
-            program = program or forward.compile(weights, None, block)
-            shares = np.asarray(program(weights, None, block))[0]
+            if program is None:
+                program = forward.compile(weights, None, block)
+                prepared = program.prepare(weights, None, block)
+            shares = np.asarray(program(prepared, None, block))[0]
             for file, problem, share in zip(chosen, problems, shares, strict=False):
                 best = np.argsort(-share, kind="stable")[:top_k]
                 found = tuple((int(number), float(share[number])) for number in best)

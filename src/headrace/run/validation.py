@@ -129,6 +129,7 @@ class Validator:
         """Start the evaluation of a state's weights; the state may be donated to the next call right after."""
         requested, weights = time.perf_counter(), self._place(in_turn(state))
         parts: dict[str, list[Sums]] = {name: [] for name in weights}
+        prepared: dict[str, Any] = {}
         launches: list[tuple[float, Sums]] = []
         resident = self._feed.resident  # waits until it is there, which is no time of the devices
         # Blocks outside, weights inside: each block of images is read and sent once for all sets of weights.
@@ -137,7 +138,10 @@ class Validator:
                 launched = time.perf_counter()
                 # On several CPU devices one program at a time: collectives of two that overlap may wait for each other
                 # forever.
-                sums = in_turn(self._compiled[name](placed, resident, block))
+                program = self._compiled[name]
+                if name not in prepared:
+                    prepared[name] = in_turn(program.prepare(placed, resident, block))
+                sums = in_turn(program(prepared[name], resident, block))
                 parts[name].append(sums)
                 launches.append((launched, sums))
         return Started(parts, launches, requested)
@@ -160,12 +164,14 @@ def predict_all(design: Design, dataset: DataSet, devices: list[Any], weights: t
     """Return the logits [N, classes], float32, of the whole validation split with these (params, stats)."""
     forward, options = make_forward_pass(design, devices, LOGITS)
     placed, size = forward.place(weights), design.plan.validation.batch_size
-    parts, program = [], None
+    parts, program, prepared = [], None, None
     with closing(EvalFeed(dataset.validation, size, _PREDICTED_BATCHES, options, forward.put)) as feed:
         for block in feed:
-            program = program or forward.compile(placed, feed.resident, block)
+            if program is None:
+                program = forward.compile(placed, feed.resident, block)
+                prepared = program.prepare(placed, feed.resident, block)
             # Still on the devices: reading them here would wait for each block before the next one is launched.
-            parts.append(readable(program(placed, feed.resident, block)))
+            parts.append(readable(program(prepared, feed.resident, block)))
     logits = np.concatenate([part.reshape(-1, design.network.num_classes) for part in jax.device_get(parts)])
     # The last batch was padded, so that all batches have the compiled size.
     return logits[: len(dataset.validation)]

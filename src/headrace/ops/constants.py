@@ -1,0 +1,73 @@
+"""Values that follow from the weights alone, such as packed weights: computed once and not in every call of a program.
+
+A network is traced twice. Under `collecting`, what operations pass to `constant` is computed and kept in a list, and
+the program that returns that list contains nothing else. Under `using`, in the program that is called many times, the
+same operations take the values from the list, in the same order. Without either, `constant` computes in place.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from jax.extend.core import get_opaque_trace_state
+
+
+@dataclass(frozen=True)
+class _Constants:
+    """The list that is being filled, or what is left of one; and the state of JAX's tracing in which that began."""
+
+    trace: Any
+    collected: list[Any] | None = None
+    given: Iterator[Any] | None = None
+
+
+_current: ContextVar[_Constants | None] = ContextVar("constants", default=None)
+
+
+def _trace_state() -> Any:
+    return get_opaque_trace_state(convention="flax")
+
+
+def weights_are_constant() -> bool:
+    """Return whether what follows from the weights alone is computed once."""
+    # Not where a layer applies others inside a loop or a transformation of its own: values cannot leave it.
+    current = _current.get()
+    return current is not None and current.trace == _trace_state()
+
+
+def constant(compute: Callable[[], Any]) -> Any:
+    """Return what `compute` returns, a tree of arrays that follow from the weights alone."""
+    current = _current.get()
+    if current is None or current.trace != _trace_state():
+        return compute()
+    if current.given is not None:
+        return next(current.given)
+    value = compute()
+    if current.collected is not None:
+        current.collected.append(value)
+    return value
+
+
+@contextmanager
+def collecting() -> Iterator[list[Any]]:
+    """Trace a network that fills the list given."""
+    values: list[Any] = []
+    token = _current.set(_Constants(_trace_state(), collected=values))
+    try:
+        yield values
+    finally:
+        _current.reset(token)
+
+
+@contextmanager
+def using(values: Sequence[Any]) -> Iterator[None]:
+    """Trace a network that takes its constants from `values`, which were collected from the same network."""
+    given = iter(values)
+    token = _current.set(_Constants(_trace_state(), given=given))
+    try:
+        yield
+    finally:
+        _current.reset(token)
+    assert next(given, None) is None, "the network has fewer constants than were collected"

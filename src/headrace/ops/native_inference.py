@@ -1,0 +1,67 @@
+"""Kernels that only inference uses, where the weights are constant (constants.py): their results have no gradients.
+
+As in native_units.py, which has the rest, None means that XLA is to compute it. Shapes in names: N images, H height,
+W width, C channels, R channels after a squeeze, O channels out.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from headrace.ops.constants import constant, weights_are_constant
+from headrace.ops.native_units import ACTIVATIONS, Unit, Window, call_kernel, pack, unit_packed, uses_kernels
+from headrace.ops.pool import Padding, out_size, pad_pixels
+
+Dense = tuple[Array, Array]  # kernel and bias
+
+
+def conv_bias(
+    x_NHWC: Array, w_HWIO: Array, b_O: Array | None, window: Window, residual: Array | None, act: str | None
+) -> Array:
+    """Return activation(convolution + bias + residual)."""
+    outputs = w_HWIO.shape[3]
+
+    def weights() -> tuple[Array, Array, Array]:
+        shift_O = jnp.zeros(outputs) if b_O is None else b_O.astype(jnp.float32)
+        return w_HWIO, jnp.ones(outputs), shift_O
+
+    return unit_packed(x_NHWC, weights, residual, Unit(window=window, activation=act, epsilon=0))
+
+
+def find_max_pool(x_NHWC: Array, window: int, stride: int, padding: Padding, mode: str) -> Array | None:
+    """Return the largest values of windows that have at least one pixel of the image."""
+    n, height, width, c = x_NHWC.shape
+    if not _can_run(x_NHWC, mode):
+        return None
+    pads = pad_pixels(padding, (height, width), (window, window), stride)
+    rows, columns = out_size(pads, (height, width), (window, window), stride)
+    if min(rows, columns) < 1 or max(pads[0] + pads[1]) >= window:
+        return None
+    sizes = [n, height, width, c, window, window, c, stride, pads[0][0], pads[1][0], rows, columns]
+    (y,) = call_kernel("max_pool", [(n, rows, columns, c)], x_NHWC, geometry=np.array(sizes, np.int64))
+    return y
+
+
+def find_gate(x_NHWC: Array, reduce: Dense, expand: Dense, functions: tuple[str, str], mode: str) -> Array | None:
+    """Return x times gate(expand(activation(reduce(means of the channels)))), by the names (activation, gate)."""
+    act, gate = functions
+    if not _can_run(x_NHWC, mode) or act not in ACTIVATIONS or gate not in ("sigmoid", "hard_sigmoid"):
+        return None
+
+    def weights() -> tuple[Array, ...]:
+        return *_packed_dense(*reduce), *_packed_dense(*expand)
+
+    attributes = {"activation": np.int64(ACTIVATIONS[act]), "hard": gate == "hard_sigmoid"}
+    (y,) = call_kernel("gate", [x_NHWC.shape], x_NHWC, *constant(weights), **attributes)
+    return y
+
+
+def _packed_dense(w_CO: Array, b_O: Array) -> tuple[Array, Array]:
+    c, o = w_CO.shape
+    window = Window(x=(1, 1, 1, c), w=(1, 1, c, o), y=(1, 1, 1, o), stride=1, pads=((0, 0), (0, 0)), method=0)
+    return pack(w_CO[None, None], jnp.ones(o), window), b_O.astype(jnp.float32)
+
+
+def _can_run(x: Array, mode: str) -> bool:
+    static = all(isinstance(size, int) and size > 0 for size in x.shape)
+    return static and x.dtype == jnp.float32 and weights_are_constant() and uses_kernels(mode)

@@ -1,0 +1,97 @@
+"""Kernels of inference in every compiled variant, against the definitions; and constants that two traces share."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from headrace.ops.constants import collecting, constant, using, weights_are_constant
+from headrace.ops.native_inference import conv_bias, find_gate, find_max_pool
+from headrace.ops.native_units import find_window
+
+from . import naive
+from .test_native_units import activation, variant  # noqa: F401  (the fixture runs each test with each library)
+
+RNG = np.random.default_rng(7)
+
+
+def drawn(*shape: int) -> Any:
+    return jnp.array(RNG.standard_normal(shape), jnp.float32)
+
+
+@pytest.mark.parametrize(
+    ("shape", "window", "stride", "padding"),
+    [
+        ((2, 9, 7, 20), 3, 2, ((1, 1), (1, 1))),
+        ((1, 8, 8, 16), 2, 2, "VALID"),
+        ((3, 5, 6, 5), 3, 1, "SAME"),
+        ((1, 60, 40, 33), 5, 3, ((2, 1), (0, 2))),  # in bands of rows
+    ],
+)
+def test_the_largest_value_of_each_window(shape: Any, window: int, stride: int, padding: Any) -> None:
+    x = drawn(*shape).at[0, 1, 1, 2].set(jnp.nan)
+    with collecting():
+        found = find_max_pool(x, window, stride, padding, "on")
+    sizes, steps = (1, window, window, 1), (1, stride, stride, 1)
+    pads = padding if isinstance(padding, str) else ((0, 0), *padding, (0, 0))
+    wanted = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, sizes, steps, pads)
+    assert found is not None
+    np.testing.assert_array_equal(found, wanted)
+    assert np.isnan(np.asarray(found)).any()
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 4, 24), (1, 40, 30, 72), (2, 1, 1, 300)])
+@pytest.mark.parametrize("functions", [("relu", "hard_sigmoid"), ("swish", "sigmoid")])
+def test_a_gate_follows_the_definition(shape: Any, functions: tuple[str, str]) -> None:
+    c, r = shape[3], 20
+    x, reduce, expand = drawn(*shape), (drawn(c, r) / c**0.5, drawn(r)), (drawn(r, c) / r**0.5, drawn(c))
+    with collecting() as values:
+        found = find_gate(x, reduce, expand, functions, "on")
+    assert len(values) == 1
+    hidden = np.asarray(x, np.float64).mean((1, 2)) @ np.asarray(reduce[0], np.float64) + np.asarray(reduce[1])
+    v = activation(functions[0], hidden)[0] @ np.asarray(expand[0], np.float64) + np.asarray(expand[1])
+    gate = np.clip(v + 3, 0, 6) / 6 if functions[1] == "hard_sigmoid" else 1 / (1 + np.exp(-v))
+    np.testing.assert_allclose(np.asarray(found), np.asarray(x) * gate[:, None, None], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_a_convolution_with_bias_and_activation(has_bias: bool) -> None:
+    x, w, b, residual = drawn(2, 6, 5, 3), drawn(3, 3, 3, 20), drawn(20), drawn(2, 6, 5, 20)
+    window = find_window(x, w, 1, "SAME", 1, "on")
+    assert window is not None
+    found = conv_bias(x, w, b if has_bias else None, window, residual, "relu6")
+    values = naive.conv(np.asarray(x), np.asarray(w), 1, "SAME")[0] + np.asarray(residual) + np.asarray(b) * has_bias
+    np.testing.assert_allclose(np.asarray(found), np.clip(values, 0, 6), atol=2e-5)
+
+
+def test_without_constant_weights_xla_pools_and_gates() -> None:
+    """Training needs gradients, which these kernels do not have."""
+    x = drawn(1, 4, 4, 8)
+    assert find_max_pool(x, 2, 2, "VALID", "on") is None
+    assert find_gate(x, (drawn(8, 2), drawn(2)), (drawn(2, 8), drawn(8)), ("relu", "sigmoid"), "on") is None
+    with collecting():
+        assert find_max_pool(x, 2, 2, "VALID", "off") is None
+        assert find_max_pool(x.astype(jnp.bfloat16), 2, 2, "VALID", "on") is None
+        assert find_gate(x, (drawn(8, 2), drawn(2)), (drawn(2, 8), drawn(8)), ("gelu", "sigmoid"), "on") is None
+
+
+def test_constants_are_computed_in_one_trace_and_used_in_the_next() -> None:
+    computed = []
+
+    def network(x: float) -> float:
+        return x * constant(lambda: computed.append(1) or 3) + constant(lambda: computed.append(1) or 4)
+
+    assert network(2) == 10
+    with collecting() as values:
+        assert weights_are_constant()
+        network(2)
+    assert values == [3, 4]
+    assert len(computed) == 4
+    with using([5, 6]):
+        assert network(2) == 16
+    assert len(computed) == 4
+    assert not weights_are_constant()
+    with pytest.raises(AssertionError, match="fewer constants"), using([5, 6, 7]):
+        network(2)
