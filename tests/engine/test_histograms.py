@@ -9,7 +9,7 @@ from headrace.engine.histograms import NUM_BINS, bin_edges, block_histograms, fi
 from headrace.model.norm import NormSpec
 
 from ..harness import GLOBAL_BATCH, Stages, make_samples, small_residual, train_pipelined, train_steps
-from .test_packing import spec_and_packing
+from .test_state_packing import spec_and_packing
 
 RATE = 0.05
 PLAIN = config_from(  # an update is the gradient times the rate, and nothing else

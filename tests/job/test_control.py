@@ -7,7 +7,7 @@ import numpy as np
 
 from headrace.job import control
 
-from .test_join import finish
+from .test_control_join import finish
 from .test_launcher import start
 
 PROGRAM = """

@@ -15,7 +15,7 @@ from headrace.telemetry.records import Note, RunStart, read_records
 
 from .namespaces import Hosts, why_not
 from .processes import PATIENCE, SRC
-from .test_join import PROGRAM, wait_ready
+from .test_control_join import PROGRAM, wait_ready
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"hosts as namespaces: {why_not()}")
 needs_ssh = pytest.mark.skipif(

@@ -15,7 +15,7 @@ import pytest
 from tests.fork_server import Popen
 
 from .processes import PATIENCE, SRC
-from .test_join import PROGRAM, finish, last_line, wait_ready
+from .test_control_join import PROGRAM, finish, last_line, wait_ready
 
 HOST = socket.gethostname()
 needs_mpirun = pytest.mark.skipif(not shutil.which("mpirun"), reason="mpirun (Debian: openmpi-bin) is not installed")

@@ -19,7 +19,7 @@ from headrace.core.errors import INTERRUPTED_EXIT_CODE
 from headrace.telemetry.records import Note, RunEnd, TrainRecord, read_records
 from tests.fork_server import Popen
 from tests.job.processes import SRC
-from tests.job.test_join import finish, last_line
+from tests.job.test_control_join import finish, last_line
 from tests.job.test_launcher import is_running
 
 from .conftest import assert_close, assert_same_bits, final_state

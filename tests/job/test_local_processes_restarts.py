@@ -20,7 +20,7 @@ from headrace.telemetry.records import Note, TrainRecord, read_records
 from tests.run.test_processes import TINY
 
 from .processes import PATIENCE
-from .test_join import finish
+from .test_control_join import finish
 from .test_launcher import is_running, needs_mpirun, start
 
 LOST = JobEnd(code=137, reason="process 1 (pid 7, host a) died: signal 9 (SIGKILL)")
