@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
 def _print_without_effect(resolved: "Resolved") -> None:
     import jax
 
-    from headrace.config.section_compiler import describe_without_effect
+    from headrace.config.section_run import describe_without_effect
 
     for text in describe_without_effect(resolved.config, jax.default_backend(), resolved.origins):
         print(f"note: {text}", file=sys.stderr)

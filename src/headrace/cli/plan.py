@@ -16,7 +16,7 @@ def main(argv: list[str]) -> int:
     resolved, args = parse(argv, "headrace plan", _add_arguments, DESCRIPTION)
     import jax
 
-    from headrace.config.section_compiler import describe_without_effect
+    from headrace.config.section_run import describe_without_effect
     from headrace.engine.visible import visible_devices
     from headrace.plan.plan import format_plan, format_scale
     from headrace.plan.steps import describe_sizes

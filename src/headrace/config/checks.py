@@ -10,7 +10,6 @@ from typing import Any
 from headrace.config.field import DEFAULT, Facts, Origin, Remark, Rule, conflict, idle
 from headrace.config.params import complete
 from headrace.config.schema import Config
-from headrace.config.section_compiler import COMPILER_RULES
 from headrace.config.section_data import AUGMENT_NOTES, AUGMENT_RULES, DATA_NOTES, DATA_RULES
 from headrace.config.section_learning import (
     LEARNING_NOTES,
@@ -20,7 +19,7 @@ from headrace.config.section_learning import (
     NUMERICS_WARNINGS,
 )
 from headrace.config.section_model import MODEL_RULES, WEIGHT_NOTES
-from headrace.config.section_run import BATCH_RULES, PIPELINE_NOTES, PIPELINE_RULES, needs_stages
+from headrace.config.section_run import BATCH_RULES, COMPILER_RULES, PIPELINE_NOTES, PIPELINE_RULES, needs_stages
 from headrace.core.errors import ConfigError
 
 

@@ -19,7 +19,7 @@ import jax
 
 from headrace.checkpoint.store import restore_tree
 from headrace.config.load import Resolved, to_flat
-from headrace.config.section_compiler import describe_without_effect
+from headrace.config.section_run import describe_without_effect
 from headrace.core import __version__
 from headrace.core.errors import ConfigError
 from headrace.core.signals import STOP_SIGNALS, catch_signals, leave_closed_terminal
