@@ -9,7 +9,7 @@ import pytest
 
 from headrace.config.schema import Learning
 from headrace.core.errors import ConfigError
-from headrace.engine.optimizer import make_lr_curve
+from headrace.engine.optimizer import make_lr_curve, rate_table
 
 U = 100  # updates per epoch
 
@@ -164,3 +164,22 @@ def test_large_steps_stay_exact():
 def test_unknown_curve_is_refused_with_the_nearest_name():
     with pytest.raises(ConfigError, match="cosine"):
         curve_of("cosin", {"initial_learning_rate": 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        ("cosine", {"initial_learning_rate": 0.01}),
+        ("exponential", {"initial_learning_rate": 0.01}),
+        ("stepped", {"boundaries": [3, 7], "values": [0.1, 0.01, 0.001]}),
+    ],
+)
+def test_a_table_of_rates_is_the_curve_wherever_a_call_begins(name, params):
+    warmup = {"warmup_mode": "mask", "warmup_epochs": 3}
+    curve = curve_of(name, params, warmup=warmup, epochs=100)
+    rates = rate_table(curve)
+    whole = rates(0, 10_000)
+    wanted = np.array([curve(step) for step in range(0, 10_000, 499)])
+    np.testing.assert_allclose(whole[::499], wanted, rtol=3e-7, atol=1e-12)
+    for first, count in ((0, 1), (7, 1), (4_095, 2), (4_000, 5_000), (9_999, 1)):
+        np.testing.assert_array_equal(rates(first, count), whole[first : first + count])

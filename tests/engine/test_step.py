@@ -10,6 +10,7 @@ from headrace.config.load import config_from
 from headrace.data.augmentation.augment import Mix, Preprocess
 from headrace.data.feeding.order import fetch
 from headrace.engine.devices import replica_mesh
+from headrace.engine.optimizer import rate_table
 from headrace.engine.step import make_call, make_step
 from headrace.model.layers import Dense, GlobalAveragePool
 from headrace.model.network import Network
@@ -91,3 +92,20 @@ def test_a_seed_is_an_argument_of_the_program():
     jax.tree.map(np.testing.assert_array_equal, found, wanted)
     again = one.compile()(*_seeded(3, 6)[1])[1]["loss"]
     assert not np.array_equal(again, wanted[1]["loss"])
+
+
+def test_another_learning_rate_needs_no_other_program():
+    images, labels = (array[:1] for array in make_samples())
+    texts, results = [], []
+    for rate, sent in ((0.1, True), (0.2, True), (0.2, False)):
+        config = config_from(OPTIONS | {"lr_schedule_params": {"absolute_learning_rate": rate}})
+        spec = make_spec(config, NETWORK, 16, replicas=1, count=1)
+        block = make_block(images, labels, 1)
+        block |= {"rate": rate_table(spec.lr_curve)(0, 1)} if sent else {}
+        arguments = first_state(spec), None, block, np.int32(1)
+        lowered = make_call(make_step(spec), replica_mesh(jax.devices()[:1]), block).lower(*arguments)
+        texts.append(lowered.as_text())
+        results.append(jax.device_get(lowered.compile()(*arguments)))
+    assert texts[0] == texts[1] != texts[2]
+    jax.tree.map(np.testing.assert_array_equal, results[1], results[2])
+    assert results[0][1]["learning_rate"][0] == np.float32(0.1)

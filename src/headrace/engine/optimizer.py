@@ -3,19 +3,20 @@
 The order is: clip -> coupled L2 -> optimizer -> decoupled decay. LAMB's decay is inside the optimizer: its trust ratio
 includes it.
 
-`update(grads, state, params, step=..., grad_norm=None)` returns float32 updates, to be added to the weights. The
-learning rate comes from the curve at `step`; the state holds only the optimizer's slots: float32 trees shaped as the
-parameters, under the names that checkpoints use.
+`update(grads, state, params, step=..., rate=None, grad_norm=None)` returns float32 updates, to be added to the weights.
+The learning rate is that of the curve at `step` where none is given; the state holds only the optimizer's slots:
+float32 trees shaped as the parameters, under the names that checkpoints use.
 
 SGD, LARS and RMSprop are not optax's: its momentum accumulates gradients and multiplies by the rate afterwards, which
 is another sequence as soon as the rate changes.
 
-A curve is a pure function of the step (a whole number, a traced scalar or an array of steps), evaluated on the device
-at every step: no state, so nothing to restore. Whole numbers stay whole (floor, shift, comparison) until the last
-division, because float32 counts exactly only up to 2^24. `initial_learning_rate` is per sample and is multiplied by
-the global batch; `absolute_learning_rate` and the `values` of `stepped` are not.
+A curve is a pure function of the step (a whole number, a traced scalar or an array of steps): no state, so nothing to
+restore. Whole numbers stay whole (floor, shift, comparison) until the last division, because float32 counts exactly
+only up to 2^24. `initial_learning_rate` is per sample and is multiplied by the global batch; `absolute_learning_rate`
+and the `values` of `stepped` are not.
 """
 
+import functools
 import math
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -25,6 +26,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 
@@ -162,6 +164,39 @@ def make_lr_curve(learning: Learning, *, global_batch_size: int, updates_per_epo
         return curve(step)
 
     return lr_curve
+
+
+_TABLE = 4096  # steps whose rates are computed at a time
+
+
+def rate_table(lr_curve: LrCurve) -> Callable[[int, int], np.ndarray]:
+    """Return `rates(first step, number of steps)`: the curve's values on the host, float32.
+
+    They are an input of the program, so that a run with another curve needs no other program. Tables begin at multiples
+    of their size: XLA may round a number differently by its place in a vector, and a step's rate must not depend on
+    where a call begins.
+    """
+    tabulate = jax.jit(lambda first: lr_curve(first + jnp.arange(_TABLE, dtype=jnp.int32)))
+
+    @functools.lru_cache(maxsize=2)
+    def table(number: int) -> np.ndarray:
+        with jax.default_device(_host_device()):
+            return np.asarray(tabulate(jnp.int32(number * _TABLE)))
+
+    def rates(first: int, count: int) -> np.ndarray:
+        steps = np.arange(first, first + count)
+        parts = [table(number)[steps[steps // _TABLE == number] % _TABLE] for number in np.unique(steps // _TABLE)]
+        return np.concatenate(parts)
+
+    return rates
+
+
+def _host_device() -> Any:
+    """Return a CPU device, whose queue is short; None where the platforms leave it out."""
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:
+        return None
 
 
 LARS_EXCLUDED = ("beta", "gamma", "bias")  # endings of names: plain learning rate, no LARS weight decay
@@ -364,7 +399,7 @@ def _add_weights(tree: PyTree, params: PyTree, factor: jax.Array | float, decaye
 def make_optimizer(
     learning: Learning, lr_curve: LrCurve, global_batch_size: int, rate_factor: Callable[[str], float] | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    """Return the update rule of the options; `update` needs `step=` and takes `grad_norm=` if it is known already.
+    """Return the update rule of the options; `update` needs `step=`, and takes a known `rate=` and `grad_norm=`.
 
     `rate_factor(name)` multiplies the rate of a weight; with 0 it does not move, whatever L2, decay or LARS would do.
     Every rule here is linear in its rate, so that the factor may be applied to the update instead of the rate.
@@ -374,11 +409,17 @@ def make_optimizer(
     decay = 0.0 if learning.optimizer in DECAY_INSIDE else learning.weight_decay
 
     def update(
-        updates: PyTree, state: PyTree, params: PyTree = None, *, step: Any = None, grad_norm: Any = None
+        updates: PyTree,
+        state: PyTree,
+        params: PyTree = None,
+        *,
+        step: Any = None,
+        rate: Any = None,
+        grad_norm: Any = None,
     ) -> tuple[PyTree, PyTree]:
         assert params is not None, "the update needs the parameters"
         assert step is not None, "the update needs step="
-        grads, params, rate = _float32(updates), _float32(params), lr_curve(step)
+        grads, params, rate = _float32(updates), _float32(params), lr_curve(step) if rate is None else rate
         if clip:
             norm = global_norm(grads) if grad_norm is None else grad_norm
             # Exactly 1 within the limit: a gradient that is not clipped keeps its last bit.

@@ -139,14 +139,15 @@ def make_step(spec: StepSpec) -> Callable[[State, Any, Any], tuple[State, Metric
     """Return `step(state, resident, slices) -> (state, metrics)`; `slices` holds G micro-batches of this replica."""
 
     def step(state: State, resident: PyTree, slices: PyTree) -> tuple[State, Metrics]:
-        # An argument of the program, not a constant in it: a run with another seed then needs no other program.
-        seeded = replace(spec, seed=slices.get("seed", spec.seed))
-        gradients = _mean_gradients(seeded, state, resident, slices)
+        # Arguments of the program, not constants in it: a run with others then needs no other program.
+        seed, rate = slices.get("seed", spec.seed), slices.get("rate")
+        now = replace(spec, seed=seed, lr_curve=spec.lr_curve if rate is None else lambda _step: rate)
+        gradients = _mean_gradients(now, state, resident, slices)
         # After accumulation: the exchange costs the same however many micro-batches a step has.
         grads, batch_stats, sums, probes = _across_replicas(spec, *gradients)
         # Before the norm is taken, so that clipping and the recorded norm do not depend on the loss scale.
         grads = unscaled(state, grads)
-        state, metrics = finish_step(seeded, state, grads, batch_stats, sums, global_norm(grads))
+        state, metrics = finish_step(now, state, grads, batch_stats, sums, global_norm(grads))
         if spec.numerics.fp_exceptions:
             metrics |= {"forward_finite": probes, "gradient_finite": finite_by_block(spec.network.block_names, grads)}
         return state, metrics | ({GRADIENTS: grads} if spec.histograms else {})
@@ -275,7 +276,10 @@ def _update(spec: StepSpec, state: State, grads: PyTree, batch_stats: PyTree, gr
     """Return the parts of the state that a good step changes: weights, statistics, optimizer, EMA."""
     # The rule sees float32 whatever the stored format is; the result is rounded once, where the weights are written.
     params32 = jax.tree.map(lambda w: w.astype(jnp.float32), state["params"])
-    updates, opt = spec.optimizer.update(grads, state["opt"], params32, step=state["step"], grad_norm=grad_norm)
+    step = state["step"]
+    updates, opt = spec.optimizer.update(
+        grads, state["opt"], params32, step=step, rate=spec.lr_curve(step), grad_norm=grad_norm
+    )
     params = write_weights(state["params"], updates, spec.seed, state["step"], spec.precision)
     keep = spec.bn_momentum
 
@@ -318,7 +322,7 @@ def finite_by_block(names: Sequence[str], grads: PyTree) -> jax.Array:
 
 
 # How a block of K steps is sharded: [K, G, B, ...] with B over the replicas, but for these, one number for each step.
-PER_STEP = ("epoch", "seed")
+PER_STEP = ("epoch", "seed", "rate")
 STEPS, NUMBERS = P(None, None, REPLICA), P()
 # How a block of n evaluation batches is sharded: [n, B, ...].
 BATCHES = P(None, REPLICA)

@@ -18,7 +18,7 @@ from headrace.engine.compiler import compile_program, compiler_options
 from headrace.engine.devices import CompileCounts, count_compilations, replica_mesh, replicated, take
 from headrace.engine.multiprocess_arrays import place
 from headrace.engine.objective import training_loss
-from headrace.engine.optimizer import update_kinds
+from headrace.engine.optimizer import rate_table, update_kinds
 from headrace.engine.pipeline.dispatch import make_dispatcher
 from headrace.engine.pipeline.state_placement import Home, host_memory_of
 from headrace.engine.pipeline.training_stages import StageSpec
@@ -226,6 +226,8 @@ def open_feed(
         max_steps=steps.steps_per_call,
         next_end=next_end,
         limit=limit,
+        # Processes on unlike processors might round a rate differently; their devices, which are alike, do not.
+        rates=rate_table(design.lr_curve) if design.plan.num_processes == 1 else None,
     )
     return TrainFeed(dataset.train, shape, calls, replace(options, shard=process_shard(design.plan)), executor.put)
 

@@ -324,10 +324,11 @@ class CallSpans:
     max_steps: int
     limit: int = 0  # of the first calls, until changed; 0: none
     next_end: Callable[[int], int] = lambda step: 2**62  # the first step after `step` at which a call must end
+    rates: Callable[[int, int], np.ndarray] | None = None  # (first step, how many) -> the learning rate of each
 
 
 class TrainFeed(_PreparedFeed):
-    """The blocks of a training run from any step on: index [K, G, B] and epoch [K], where K is the longest call.
+    """The blocks of a training run from any step on: index [K, G, B]; epoch, seed and rate [K] for a longest call of K.
 
     A block's first `num_steps` rows are filled; all blocks have one shape, so that one program runs them.
     """
@@ -369,6 +370,8 @@ class TrainFeed(_PreparedFeed):
         rows = (steps, shape.gradient_accumulation_count, shape.num_replicas * shape.micro_batch_size)
         number = jax.ShapeDtypeStruct((steps,), np.uint32)
         block = {"index": jax.ShapeDtypeStruct(rows, np.int32), "epoch": number, "seed": number}
+        if self._calls.rates is not None:
+            block["rate"] = jax.ShapeDtypeStruct((steps,), np.float32)
         if self._reader is not None:
             hwc, dtype = self._image
             block["images"] = jax.ShapeDtypeStruct((*rows, *hwc), dtype)
@@ -403,6 +406,8 @@ class TrainFeed(_PreparedFeed):
         # Only this process's replicas: every process knows the whole order and reads its part of it.
         index = index[:, :, self._columns]
         block = {"index": index, "epoch": epoch, "seed": np.full_like(epoch, self._shape.seed & 0xFFFFFFFF)}
+        if self._calls.rates is not None:
+            block["rate"] = self._calls.rates(steps.start, len(steps))
         if self._reader is not None:
             block |= self._reader.read(index, epoch[:, None, None], self._calls.max_steps)
         if self._boxes is not None:
