@@ -25,7 +25,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
 MODES = {"headrace": "auto", "headrace_off": "off", "headrace_direct": "no-winograd"}
 
 
@@ -87,38 +86,19 @@ def repeated(step: Callable[[], Any]) -> Callable[[int], None]:
 def torch_steps(model: str, batch: int, side: str) -> Callable[[int], None]:
     """Return the same for PyTorch, or for onnxruntime with PyTorch's network."""
     import torch  # pyright: ignore[reportMissingImports]
-
-    sys.path.insert(0, str(HERE.parent / "tests" / "weights"))
-    from torch_side import build  # pyright: ignore[reportMissingImports]
+    from torch_peer import build_network, fixed_batch, forward_pass, training_step
 
     num_threads = len(os.sched_getaffinity(0))
     torch.set_num_threads(num_threads)
-    cifar = model.startswith("cifar_resnet")
-    net = build("cifar", model.removeprefix("cifar_resnet") + "-end") if cifar else build("torchvision", model)
-    size, classes = (32, 10) if cifar else (224, 1000)
-    images = torch.randn(batch, 3, size, size)
+    net = build_network(model)
+    images, labels = fixed_batch(batch, *((32, 10) if model.startswith("cifar_resnet") else (224, 1000)))
     if side == "onnx_eval":
-        return onnx_steps(net.eval(), images, num_threads)
-    net, images = (item.to(memory_format=torch.channels_last) for item in (net, images))
-    labels = torch.randint(0, classes, (batch,))
+        return onnx_steps(net, images.contiguous(), num_threads)
+    net = net.to(memory_format=torch.channels_last)
     forward = torch.compile(net) if "compile" in side else net
     if side.endswith("_eval"):
-        net.eval()
-
-        def infer() -> None:
-            with torch.inference_mode():
-                forward(images)
-
-        return repeated(infer)
-    net.train()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
-
-    def step() -> None:
-        torch.nn.functional.cross_entropy(forward(images), labels).backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    return repeated(step)
+        return repeated(forward_pass(net, forward, images))
+    return repeated(training_step(net, forward, (images, labels)))
 
 
 def onnx_steps(net: Any, images: Any, num_threads: int) -> Callable[[int], None]:

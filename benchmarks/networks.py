@@ -21,39 +21,26 @@ from collections.abc import Callable
 from typing import Any
 
 SIDES = ("headrace", "eager", "compile")
-# Where torchvision has another name than Headrace; networks that it does not have are measured here alone.
-TORCHVISION = {"resnext50": "resnext50_32x4d", "resnext101": "resnext101_32x4d"}
 
 
 def run_torch(args: argparse.Namespace) -> dict[str, Any]:
     """Measure one network in PyTorch, in this process."""
     import torch  # pyright: ignore[reportMissingImports]
-    import torchvision  # pyright: ignore[reportMissingImports]
+    from torch_peer import build_network, fixed_batch, forward_pass, training_step
 
     model, batch, size = parse(args.jobs[0])
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.backends.cudnn.benchmark = True
-    net = torchvision.models.get_model(TORCHVISION.get(model, model), weights=None)
-    net = net.to(device=device, memory_format=torch.channels_last)
-    images = torch.randn(batch, 3, size, size, device=device).to(memory_format=torch.channels_last)
-    labels = torch.randint(0, 1000, (batch,), device=device)
+    net = build_network(model).to(device=device, memory_format=torch.channels_last)
+    images, labels = fixed_batch(batch, size, 1000, device)
     cast = torch.autocast(device, torch.bfloat16, enabled=device == "cuda")
     forward = torch.compile(net) if args.side == "compile" else net
-    net.train(args.mode == "training")
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4, fused=device == "cuda")
+    is_training = args.mode == "training"
+    step = (
+        training_step(net, forward, (images, labels), cast) if is_training else forward_pass(net, forward, images, cast)
+    )
 
-    def train() -> None:
-        with cast:
-            loss = torch.nn.functional.cross_entropy(forward(images), labels)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    def infer() -> None:
-        with torch.inference_mode(), cast:
-            forward(images)
-
-    def seconds(step: Callable[[], None], count: int) -> float:
+    def seconds(step: Callable[[], Any], count: int) -> float:
         begin = time.perf_counter()
         for _ in range(count):
             step()
@@ -61,7 +48,6 @@ def run_torch(args: argparse.Namespace) -> dict[str, Any]:
             torch.cuda.synchronize()
         return time.perf_counter() - begin
 
-    step = train if args.mode == "training" else infer
     first = seconds(step, 1)
     seconds(step, 3)
     count = max(1, round(1.0 / (seconds(step, 3) / 3)))  # steps that take about a second

@@ -24,52 +24,15 @@ from pathlib import Path  # noqa: E402
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-import torch.nn.functional as F  # noqa: E402
-from torch import nn  # noqa: E402
+from torch_peer import CifarResNet, update  # noqa: E402
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-
-class Unit(nn.Module):
-    """A basic residual unit; where the shape changes, the shortcut skips pixels and adds zero channels (option A)."""
-
-    def __init__(self, inputs, width, stride):
-        super().__init__()
-        self.conv1 = nn.Conv2d(inputs, width, 3, stride, 1, bias=False)
-        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
-        self.bn1, self.bn2 = nn.BatchNorm2d(width), nn.BatchNorm2d(width)
-        self.stride, self.more = stride, width - inputs
-
-    def forward(self, x):
-        y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
-        if self.stride > 1:
-            x = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.more))
-        return F.relu(x + y)
-
-
-class CifarResNet(nn.Module):
-    """A ResNet of 6n + 2 layers for small images."""
-
-    def __init__(self, depth, channels, num_classes):
-        super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(channels, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16)
-
-        def group(inputs, width):
-            first = Unit(inputs, width, 1 if inputs == width else 2)
-            return nn.Sequential(first, *(Unit(width, width, 1) for _ in range((depth - 2) // 6 - 1)))
-
-        self.layer1, self.layer2, self.layer3 = group(16, 16), group(16, 32), group(32, 64)
-        self.linear = nn.Linear(64, num_classes)
-
-    def forward(self, x):
-        x = self.layer3(self.layer2(self.layer1(F.relu(self.bn1(self.conv1(x))))))
-        return self.linear(x.mean((2, 3)))
 
 
 def build(name, channels, num_classes):
     """Return the network: a CIFAR ResNet, or one of torchvision's."""
     if name in ("resnet8", "resnet20", "resnet56"):
-        return CifarResNet(int(name[6:]), channels, num_classes)
+        return CifarResNet((int(name[6:]) - 2) // 6, False, channels, num_classes)
     from torchvision import models
 
     return getattr(models, name)(num_classes=num_classes)
@@ -204,12 +167,8 @@ def main():
             x, y = sent(*batch)
             for group in optimizer.param_groups:
                 group["lr"] = group["factor"] * rate(step, total, warmup, peak)
-            with torch.autocast(device.type, torch.bfloat16, enabled=args.amp):
-                loss = F.cross_entropy(forward(x), y, label_smoothing=args.label_smoothing)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            losses += loss.detach()
+            cast = torch.autocast(device.type, torch.bfloat16, enabled=args.amp)
+            losses += update(forward, optimizer, x, y, cast, args.label_smoothing).detach()
             if not step:
                 losses.item()
                 seconds["first_step"] = time.perf_counter() - begun

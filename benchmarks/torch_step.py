@@ -8,14 +8,10 @@ Forward, backward and SGD with momentum, float32, channels last, eager, on a fix
 import argparse
 import json
 import statistics
-import sys
 import time
-from pathlib import Path
 
 import torch  # pyright: ignore[reportMissingImports]
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "weights"))
-from torch_side import torchvision_models  # pyright: ignore[reportMissingImports]
+from torch_peer import build, fixed_batch, training_step
 
 
 def main() -> None:
@@ -26,19 +22,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--image-size", type=int, default=224)
     args = parser.parse_args()
-    torchvision_models()  # timm needs it
-    import timm  # pyright: ignore[reportMissingImports]
-
-    model = timm.create_model(args.model).to(memory_format=torch.channels_last).train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
-    images = torch.randn(args.batch, 3, args.image_size, args.image_size).to(memory_format=torch.channels_last)
-    labels = torch.randint(0, 1000, (args.batch,))
-
-    def step() -> None:
-        torch.nn.functional.cross_entropy(model(images), labels).backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
+    model = build("timm", args.model).to(memory_format=torch.channels_last)
+    step = training_step(model, model, fixed_batch(args.batch, args.image_size, 1000))
     step()
     wall, cpu = [], []
     for _ in range(args.steps):

@@ -52,9 +52,9 @@ class Unit(torch.nn.Module):
 class CifarResNet(torch.nn.Module):
     """A CIFAR ResNet of depth 6n+2 in the common names."""
 
-    def __init__(self, n: int, both: bool) -> None:
+    def __init__(self, n: int, both: bool, channels: int = 3, num_classes: int = 10) -> None:
         super().__init__()
-        self.conv1 = torch.nn.Conv2d(3, 16, 3, 1, 1, bias=False)
+        self.conv1 = torch.nn.Conv2d(channels, 16, 3, 1, 1, bias=False)
         self.bn1 = torch.nn.BatchNorm2d(16)
         inside = 16
         for number, width in enumerate((16, 32, 64), start=1):
@@ -63,7 +63,7 @@ class CifarResNet(torch.nn.Module):
                 units.append(Unit(inside, width, 2 if number > 1 and unit == 0 else 1, both))
                 inside = width
             setattr(self, f"layer{number}", torch.nn.Sequential(*units))
-        self.linear = torch.nn.Linear(64, 10)
+        self.linear = torch.nn.Linear(64, num_classes)
 
     def forward(self, x: Any) -> Any:
         x = torch.relu(self.bn1(self.conv1(x)))
