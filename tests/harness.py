@@ -11,10 +11,9 @@ from headrace.engine.devices import replica_mesh
 from headrace.engine.objective import training_loss
 from headrace.engine.optimizer import make_lr_curve, make_optimizer
 from headrace.engine.pipeline.dispatch import Dispatcher, make_dispatcher
-from headrace.engine.pipeline.state_placement import ON_DEVICE, Home
 from headrace.engine.pipeline.training_stages import StageSpec
 from headrace.engine.precision import make_precision
-from headrace.engine.state import put_state, state_from
+from headrace.engine.state import ON_DEVICE, Home, put_state, state_from
 from headrace.engine.step import StepSpec, make_call, make_step, put_on
 from headrace.model.layers import Chain, Conv, Dense, GlobalAveragePool, Relu, Residual
 from headrace.model.network import Network

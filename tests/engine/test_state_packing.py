@@ -8,7 +8,7 @@ import pytest
 
 from headrace.config.load import config_from
 from headrace.engine.optimizer import update_kinds
-from headrace.engine.packing import make_packing
+from headrace.engine.state import make_packing
 from headrace.engine.step import is_moved, with_packing
 from headrace.model.norm import NormSpec
 

@@ -26,9 +26,8 @@ from headrace.engine.histograms import HISTOGRAMS, block_histograms
 from headrace.engine.multiprocess_arrays import gather_rows, place, place_share
 from headrace.engine.objective import SUMS
 from headrace.engine.optimizer import global_norm
-from headrace.engine.packing import Packing, make_packing
 from headrace.engine.precision import Precision, next_loss_scale, overflow_expected, write_weights
-from headrace.engine.state import State, next_ema
+from headrace.engine.state import Packing, State, make_packing, next_ema
 from headrace.model.context import NORM_WEIGHTS, Ctx, Draws, all_frozen
 from headrace.model.network import Network
 from headrace.ops.backend import on_gpu
@@ -131,7 +130,7 @@ class StepSpec:
     cpu_kernels: str = "auto"
     histograms: bool = False  # of weights and gradients, after the last step of each call
     compiler_options: tuple[tuple[str, Any], ...] = ()  # XLA's: engine/compiler.py
-    update_kind: Callable[[str], Hashable] | None = None  # weights with equal kinds may be joined: engine/packing.py
+    update_kind: Callable[[str], Hashable] | None = None  # weights with equal kinds may be joined: engine/state.py
     packing: Packing | None = None  # of the state that a step takes and returns
 
 

@@ -18,8 +18,8 @@ from headrace.core.tree import PyTree
 from headrace.engine.accumulation import AccumulatorType
 from headrace.engine.devices import replicated
 from headrace.engine.multiprocess_arrays import local_devices, local_part, place, place_share, transfer
-from headrace.engine.pipeline.state_placement import home_shardings
 from headrace.engine.pipeline.step_plan import EACH, Host, Values
+from headrace.engine.state import home_shardings
 from headrace.job import current_group
 from headrace.plan.schedule import Node, find_schedule
 from headrace.plan.timeline import Table, draw_timeline

@@ -17,7 +17,7 @@ from headrace.core.errors import ConfigError
 from headrace.core.tree import PyTree
 from headrace.engine.accumulation import AccumulatorType, accumulator_dtype, empty_sums, widened
 from headrace.engine.devices import replica_mesh, start_devices
-from headrace.engine.pipeline.state_placement import Home
+from headrace.engine.state import Home
 from headrace.engine.visible import count_replicas
 from headrace.job import current_group
 from headrace.plan.schedule import Node, Work, check_device_mapping, strict_rule

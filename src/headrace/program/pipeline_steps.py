@@ -29,7 +29,6 @@ from headrace.engine.pipeline.nodes import (
     squeeze,
     sums_of,
 )
-from headrace.engine.pipeline.state_placement import home_shardings, to_device
 from headrace.engine.pipeline.step_plan import (
     ALL,
     EACH,
@@ -43,6 +42,7 @@ from headrace.engine.pipeline.step_plan import (
     StepPlan,
     on_mesh,
 )
+from headrace.engine.state import home_shardings, to_device
 from headrace.plan.schedule import Node
 from headrace.program.outfeed import Outfeed
 from headrace.program.pipeline_spec import PipelineSpec, TracedNode, as_row, update_groups

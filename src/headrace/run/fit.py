@@ -32,8 +32,7 @@ from headrace.data.verify import refuse_problems
 from headrace.engine.compiler import describe_compiler_options
 from headrace.engine.devices import show_devices, start_devices, use_compilation_cache
 from headrace.engine.pipeline.dispatch import Dispatcher
-from headrace.engine.pipeline.state_placement import host_memory_of
-from headrace.engine.state import State, evaluated_weights
+from headrace.engine.state import State, evaluated_weights, host_memory_of
 from headrace.engine.step import Metrics
 from headrace.job import Restart, check_consistency, current_group, report_lost_process, watch_progress
 from headrace.plan.steps import describe_sizes

@@ -20,9 +20,8 @@ from headrace.engine.multiprocess_arrays import place
 from headrace.engine.objective import training_loss
 from headrace.engine.optimizer import rate_table, update_kinds
 from headrace.engine.pipeline.dispatch import make_dispatcher
-from headrace.engine.pipeline.state_placement import Home, host_memory_of
 from headrace.engine.pipeline.training_stages import StageSpec
-from headrace.engine.state import State, put_state, snapshot
+from headrace.engine.state import Home, State, host_memory_of, put_state, snapshot
 from headrace.engine.step import Metrics, OnOneMesh, StepSpec, make_call, make_step, with_packing
 from headrace.plan.plan import Plan
 from headrace.plan.steps import SizeSpan

@@ -12,8 +12,8 @@ import pytest
 from headrace.config.load import config_from
 from headrace.core.jax_private import without_arguments
 from headrace.engine.pipeline.nodes import keep_products
-from headrace.engine.pipeline.state_placement import Home
 from headrace.engine.pipeline.step_plan import CompiledSteps
+from headrace.engine.state import Home
 from headrace.model.context import Ctx
 from headrace.model.families import build_network
 from headrace.model.norm import NormSpec

@@ -21,10 +21,9 @@ from headrace.engine.histograms import HISTOGRAMS, block_histograms
 from headrace.engine.multiprocess_arrays import in_turn, place, transfer
 from headrace.engine.pipeline.nodes import NodePrograms, NodeValues, add_passes, counts_of, make_node, sums_of
 from headrace.engine.pipeline.runner import Tracer
-from headrace.engine.pipeline.state_placement import UPDATE_ONLY, make_copy, shardings
 from headrace.engine.pipeline.step_plan import EACH, NOTHING, Key, Program, StepBuilder, StepPlan, Values
 from headrace.engine.pipeline.training_stages import FIXED, StageSpec, make_reduce, make_update, part_of, training_node
-from headrace.engine.state import State, snapshot
+from headrace.engine.state import UPDATE_ONLY, State, make_copy, shardings, snapshot
 from headrace.engine.step import PER_STEP, Metrics, put_on
 from headrace.plan.schedule import Node
 from headrace.plan.timeline import Table

@@ -19,9 +19,8 @@ from headrace.engine.accumulation import Accumulation, widened
 from headrace.engine.devices import REPLICA, replicated
 from headrace.engine.optimizer import global_norm
 from headrace.engine.pipeline.nodes import INPUTS, MARKED, PRODUCTS, NodeSpec
-from headrace.engine.pipeline.state_placement import ON_DEVICE, UPDATE_ONLY, Home, home_shardings, to_device
 from headrace.engine.pipeline.step_plan import ALL, EACH, Program, on_mesh
-from headrace.engine.state import State, make_state
+from headrace.engine.state import ON_DEVICE, UPDATE_ONLY, Home, State, home_shardings, make_state, to_device
 from headrace.engine.step import (
     STEPS,
     Metrics,
