@@ -30,8 +30,8 @@ def records(run_dir: Path, kind: Any) -> list[Any]:
 
 
 def test_a_run_learns_and_leaves_its_whole_story(quick):
-    large = {"micro_batch_size": 16, "global_batch_size": 64, "lr_schedule_params": {"initial_learning_rate": 0.001}}
-    result = train(quick(num_epochs=8, **large))
+    schedule = {"lr_schedule": "cosine", "lr_schedule_params": {"initial_learning_rate": 0.001}}
+    result = train(quick(num_epochs=8, micro_batch_size=16, global_batch_size=64, **schedule))
     assert result.outcome == "finished"
     assert result.step == 160
     assert result.validation["raw"].top1 > 0.2

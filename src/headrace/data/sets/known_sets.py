@@ -54,8 +54,9 @@ def read_digits() -> dict[str, Part]:
 
 def enlarge(values: np.ndarray) -> np.ndarray:
     """Return [n, 8, 8] values of 0..16 as [n, 32, 32, 1] bytes: bilinear, pixel centres aligned, edges repeated."""
-    weights = _weights(values.shape[1])
-    sums = weights @ values.astype(np.int64) @ weights.T  # 64 times the value between 0 and 16
+    # Whole numbers up to 1,024 are exact as floats, whose products are ten times as fast.
+    weights = _weights(values.shape[1]).astype(np.float32)
+    sums = (weights @ values.astype(np.float32) @ weights.T).astype(np.int32)  # 64 times the value between 0 and 16
     return ((sums * 255 + 512) // 1024).astype(np.uint8)[..., None]
 
 
