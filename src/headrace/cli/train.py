@@ -200,7 +200,7 @@ def lr_find(argv: list[str]) -> int:
     resolved, args = parse(argv, "headrace lr-find", _add_arguments, _LR_FIND)
     print_remarks(resolved)
     from headrace.core.files import write_atomic
-    from headrace.run.lr_finder import find_learning_rate
+    from headrace.run.benchmarks import find_learning_rate
     from headrace.telemetry.plot import draw_rates
 
     found = find_learning_rate(resolved, num_steps=args.steps, lowest=args.lowest, highest=args.highest)

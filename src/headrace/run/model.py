@@ -38,6 +38,7 @@ from headrace.model.network import Network
 from headrace.plan.plan import Plan
 from headrace.plan.steps import make_batch_plan
 from headrace.reference.entrance import resolve_code
+from headrace.run.benchmarks import FoundRates, find_learning_rate
 from headrace.run.choices import settle, with_choices, with_some_batch
 from headrace.run.custom_functions import AugmentFunction, Callback, check_callbacks
 from headrace.run.design import CustomParts, Design, design_run, starting_state
@@ -45,7 +46,6 @@ from headrace.run.directory import from_saved, saved_form
 from headrace.run.export_formats import ExportOptions, export_model, format_of
 from headrace.run.fit import resume as resume_run
 from headrace.run.fit import train
-from headrace.run.lr_finder import FoundRates, find_learning_rate
 from headrace.run.model_inputs import (
     NAMED_OF_ONE_SET,
     OF_ONE_RUN,

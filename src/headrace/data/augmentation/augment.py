@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -357,7 +358,7 @@ def preprocess(images: Array, index: Any, epoch: Epoch, spec: Preprocess, train:
 
 
 def draw_offsets(
-    index: Array, epoch: Epoch, spec: Preprocess, xp: Any, places: tuple[int, int] | None = None
+    index: Array, epoch: Epoch, spec: Preprocess, xp: ModuleType, places: tuple[int, int] | None = None
 ) -> tuple[Array, Array, Array]:
     """Return (rows down, columns right, flip or not) of each sample; the middle one of the places leaves it in place.
 
@@ -389,7 +390,7 @@ def _recolored(images: Array, index: Array, epoch: Epoch, spec: Preprocess) -> A
     return x.astype(np.uint8)
 
 
-def _normal(images: Array, spec: Preprocess, xp: Any) -> tuple[Array | np.float32, Array | np.float32]:
+def _normal(images: Array, spec: Preprocess, xp: ModuleType) -> tuple[Array | np.float32, Array | np.float32]:
     """Return what to subtract and what to multiply with, as [n, 1, 1, 1], [1, 1, W, C] or single numbers."""
     if spec.normalization == "per-image":
         return _per_image(images, xp)
@@ -404,7 +405,7 @@ def _normal(images: Array, spec: Preprocess, xp: Any) -> tuple[Array | np.float3
     return np.float32(0), np.float32(1 / 255 if spec.normalization == "zero-one" else 1)
 
 
-def _per_image(images: Array, xp: Any) -> tuple[Array, Array]:
+def _per_image(images: Array, xp: ModuleType) -> tuple[Array, Array]:
     """Return each image's mean and 1 / max(standard deviation, 1 / sqrt(number of values)), taken on 0..255."""
     flat = images.reshape(len(images), -1)
     size = flat.shape[1]
@@ -457,13 +458,13 @@ def _places(
     return xp.clip(rows, 0, source_hw[0] - 1), xp.clip(columns, 0, source_hw[1] - 1), inside
 
 
-def _reflected(at: Array, size: int, xp: Any) -> Array:
+def _reflected(at: Array, size: int, xp: ModuleType) -> Array:
     """Return positions mirrored at the first and the last pixel, which are not repeated."""
     at = xp.abs(at)
     return xp.minimum(at, 2 * (size - 1) - at)
 
 
-def _take(images: Array, rows: Array, columns: Array, xp: Any) -> Array:
+def _take(images: Array, rows: Array, columns: Array, xp: ModuleType) -> Array:
     """Gather pixels by flat index: one gather for XLA, and for NumPy three times faster than three indices."""
     count, height, width, channels = images.shape
     first_row = xp.arange(count, dtype=np.int32)[:, None, None] * height

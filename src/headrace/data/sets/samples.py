@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -213,7 +214,7 @@ class Synthetic:
     num_distinct: int
 
 
-def synthetic_images(spec: Synthetic, numbers: Any, xp: Any) -> Any:
+def synthetic_images(spec: Synthetic, numbers: Any, xp: ModuleType) -> Any:
     """Return the images of these numbers (uint32 [n]) as uint8 [n, H, W, C]; `xp` is numpy or jax.numpy."""
     size = int(np.prod(spec.image_hwc))
     num_words = -(-size // 4)

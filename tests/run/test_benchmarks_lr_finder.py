@@ -5,7 +5,7 @@ import pytest
 
 from headrace import Model
 from headrace.core.errors import ConfigError, RunStopped
-from headrace.run.lr_finder import find_learning_rate, growing_rates, smoothed, suggest
+from headrace.run.benchmarks import find_learning_rate, growing_rates, smoothed, suggest
 
 
 def test_rates_grow_in_equal_ratios_and_half_of_the_fall_is_suggested():
