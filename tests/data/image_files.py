@@ -7,6 +7,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from headrace.data.decoding.image import BadImage
+from headrace.data.sets.samples import Content
+
 
 def smooth(height: int, width: int, seed: int = 0) -> np.ndarray:
     """Return an RGB image without hard edges, so that JPEG and resizing change it little."""
@@ -37,3 +40,32 @@ def write_classes(root: Path, counts: dict[str, int], hw: tuple[int, int] = (40,
         for number in range(count):
             (root / name / f"{number}.jpg").write_bytes(encode(smooth(*hw, seed=seed)))
             seed += 1
+
+
+class ObjectSamples:
+    """Images from a Python object: `len(it)` samples, `it.get(i)` (or `it[i]`) an image and its label.
+
+    An image is encoded bytes, or pixels as uint8 [h, w] or [h, w, C].
+    """
+
+    def __init__(self, source: Any, labels: np.ndarray | None = None) -> None:
+        self._get = source.get if hasattr(source, "get") else source.__getitem__
+        found = [self._get(number)[1] for number in range(len(source))] if labels is None else labels
+        self.labels = np.asarray(found).astype(np.int32)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def content(self, sample: int) -> Content:
+        """Return the object's image."""
+        image = self._get(sample)[0]
+        if isinstance(image, bytes | bytearray | memoryview):
+            return Content(bytes(image))
+        pixels = np.asarray(image)
+        if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3):
+            raise BadImage(f"an array of {pixels.dtype} {list(pixels.shape)}, not uint8 [height, width, channels]")
+        return Content(pixels if pixels.ndim == 3 else pixels[:, :, None])
+
+    def name(self, sample: int) -> str:
+        """Return the sample's number."""
+        return f"sample {sample:,}"

@@ -20,9 +20,8 @@ from headrace.data.decoding.image import (
 )
 from headrace.data.decoding.image_source import ViewSpec, decode_into
 from headrace.data.decoding.resize import CROP_RULES, Scratch
-from headrace.data.sets.samples import ObjectSamples
 
-from .image_files import encode, smooth
+from .image_files import ObjectSamples, encode, smooth
 
 PIXELS = smooth(40, 60)
 

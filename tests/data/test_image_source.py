@@ -19,9 +19,9 @@ from headrace.data.feeding.eval_feed import EvalFeed
 from headrace.data.feeding.feed import CallSpans, TrainFeed, feed_options
 from headrace.data.feeding.order import StepShape, decide_cache, epoch_order, make_resident
 from headrace.data.sets.file_problem import BadSamples
-from headrace.data.sets.samples import CachedSamples, ObjectSamples
+from headrace.data.sets.samples import CachedSamples
 
-from .image_files import encode, smooth, write_classes
+from .image_files import ObjectSamples, encode, smooth, write_classes
 
 
 def opened(path: Path, **options: Any):

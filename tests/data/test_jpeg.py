@@ -16,10 +16,9 @@ from headrace.data.decoding.image_source import ImageSource, ViewSpec
 from headrace.data.decoding.jpeg import JpegDecoder, jpeg_decoder
 from headrace.data.decoding.resize import CROP_RULES, View
 from headrace.data.sets.file_problem import BadSamples
-from headrace.data.sets.samples import ObjectSamples
 from headrace.native import library
 
-from .image_files import encode, smooth
+from .image_files import ObjectSamples, encode, smooth
 
 RNG = np.random.default_rng(5)
 FORMS = [

@@ -9,9 +9,8 @@ from PIL import Image, ImageOps
 from headrace.data.decoding import image_source
 from headrace.data.decoding.image_source import ViewSpec, decode_into
 from headrace.data.decoding.resize import CROP_RULES, draws, random_crop
-from headrace.data.sets.samples import ObjectSamples
 
-from .image_files import encode, smooth
+from .image_files import ObjectSamples, encode, smooth
 
 BILINEAR = Image.Resampling.BILINEAR
 SIZE, SEED = 24, 3

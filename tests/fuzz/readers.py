@@ -27,13 +27,13 @@ from headrace.data.sets.catalog import CIFAR100, MNIST
 from headrace.data.sets.folder import read_csv_set, read_folders
 from headrace.data.sets.indexed_samples import _make_index, check_rows, open_pack, read_names, read_npz, write_pack
 from headrace.data.sets.known_sets import read_batch_pickle, read_binary, read_class_names, read_pair
-from headrace.data.sets.samples import ObjectSamples
 from headrace.data.sets.table_files import read_npz_set
 from headrace.data.sets.tfrecords import IMAGENET, Floats, samples_of, tfds_schema, write_example, write_records
 from headrace.data.sets.tfrecords import _make_index as index_records
 from headrace.telemetry.records import parse_record
 from headrace.weights.torch_file import write_torch_file
 from headrace.weights.weight_file import read_file
+from tests.data.image_files import ObjectSamples
 from tests.fuzz.h5_process import read_h5
 
 WEIGHTS = {"a.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "n": np.array(3, np.int64)}

@@ -21,10 +21,10 @@ from headrace.data.sets.catalog import CIFAR100
 from headrace.data.sets.folder import read_csv_set
 from headrace.data.sets.indexed_samples import _make_index, open_pack, read_names, write_pack
 from headrace.data.sets.known_sets import read_binary
-from headrace.data.sets.samples import ObjectSamples
 from headrace.data.sets.table_files import read_npz_set, read_parquet_set
 from headrace.data.sets.tfrecords import IMAGENET, Floats, tfds_schema, write_example, write_records
 from headrace.data.sets.tfrecords import _make_index as index_records
+from tests.data.image_files import ObjectSamples
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "reliability.md"
 

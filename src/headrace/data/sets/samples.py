@@ -98,35 +98,6 @@ class FileSamples:
         return f"{self._root}/{self._files[sample]}"
 
 
-class ObjectSamples:
-    """Images from a Python object: `len(it)` samples, `it.get(i)` (or `it[i]`) an image and its label.
-
-    An image is encoded bytes, or pixels as uint8 [h, w] or [h, w, C].
-    """
-
-    def __init__(self, source: Any, labels: np.ndarray | None = None) -> None:
-        self._get = source.get if hasattr(source, "get") else source.__getitem__
-        found = [self._get(number)[1] for number in range(len(source))] if labels is None else labels
-        self.labels = np.asarray(found).astype(np.int32)
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def content(self, sample: int) -> Content:
-        """Return the object's image."""
-        image = self._get(sample)[0]
-        if isinstance(image, bytes | bytearray | memoryview):
-            return Content(bytes(image))
-        pixels = np.asarray(image)
-        if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3):
-            raise BadImage(f"an array of {pixels.dtype} {list(pixels.shape)}, not uint8 [height, width, channels]")
-        return Content(pixels if pixels.ndim == 3 else pixels[:, :, None])
-
-    def name(self, sample: int) -> str:
-        """Return the sample's number."""
-        return f"sample {sample:,}"
-
-
 # Caching in memory, encoded or decoded, within a budget
 
 
