@@ -1,10 +1,11 @@
 """Images decoded once and cropped on the device: the pixels, the boxes, where they are kept, resuming, refusals."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 import pytest
 from PIL import Image
@@ -76,7 +77,7 @@ def test_the_device_resizes_boxes_as_pillow_does(size: tuple[int, int]) -> None:
     boxes = np.stack([top, left, 1 + rng.random(12) * 40, 1 + rng.random(12) * 34], 1).astype(np.float32)
     boxes[0] = 0, 0, 64, 56
     boxes[1] = 3, 5, 32, 24
-    found = np.asarray(crop_resize(jnp.asarray(images), jnp.asarray(boxes), size)).astype(int)
+    found = np.asarray(jax.jit(crop_resize, static_argnums=2)(images, boxes, size)).astype(int)
     for image, box, view in zip(images, boxes.astype(float), found, strict=True):
         y0, x0, height, width = box
         touched = image[int(y0) : int(np.ceil(y0 + height)), int(x0) : int(np.ceil(x0 + width))]
@@ -95,14 +96,15 @@ def test_crops_are_those_of_the_streaming_source_in_the_kept_image(place: Path, 
     feed, blocks = blocks_of(dataset, data, put)
     assert feed.resident is not None
     spec = feed_options(data, dataset.info, 3, 1).preprocess
+    fetch_views = jax.jit(partial(fetch, spec=spec, train=True))
     files = sorted((place / "train").rglob("*.jpg"))
     files[1] = files[2]  # the broken image is replaced by the next of its class
     worst = 0.0
     for call, block in enumerate(blocks):
         assert "images" not in block
         for step in range(2):
-            micro = {key: block[key][step, 0] for key in ("index", "box")} | {"epoch": block["epoch"][step]}
-            views, labels = fetch(feed.resident, micro, spec, train=True)
+            micro = {key: np.asarray(block[key])[step, 0] for key in ("index", "box")}
+            views, labels = fetch_views(feed.resident, micro | {"epoch": np.asarray(block["epoch"])[step]})
             for view, label, sample in zip(
                 np.asarray(views), np.asarray(labels), np.asarray(micro["index"]), strict=True
             ):
@@ -127,10 +129,11 @@ def test_it_does_not_matter_where_images_are_kept_or_where_a_run_starts(
         feed, blocks = blocks_of(dataset, data, put)
         assert (feed.resident is None) == bool(options)
         spec = feed_options(data, dataset.info, 3, 1).preprocess
+        fetch_views = jax.jit(partial(fetch, spec=spec, train=True))
         views = []
         for block in blocks:
-            micro = {key: rows[1, 0] for key, rows in block.items() if key not in ("epoch", "seed")}
-            views.append(np.asarray(fetch(feed.resident, micro | {"epoch": block["epoch"][1]}, spec, train=True)[0]))
+            micro = {key: np.asarray(rows)[1, 0] for key, rows in block.items() if key not in ("epoch", "seed")}
+            views.append(np.asarray(fetch_views(feed.resident, micro | {"epoch": np.asarray(block["epoch"])[1]})[0]))
         found.append((np.stack(views), [np.asarray(block["box"]) for block in blocks]))
         _, later = blocks_of(open_dataset(data, 3), data, put, first_step=2)
         assert (np.asarray(later[0]["box"]) == found[-1][1][1]).all()
