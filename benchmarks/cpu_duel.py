@@ -6,7 +6,8 @@ A job is NETWORK:BATCH:SIDES. The sides take turns, `--rounds` times `--steps` s
 them alike. For each side a step of the best and of the median round, the CPU time and page faults of a step of the best
 round, and the ratios to the first side that is not Headrace's are printed as a JSON line. The step is forward, backward
 and SGD with momentum on a fixed random batch; a round of ours is one call of the device loop, as in training, and
-PyTorch's images are channels last. `headrace_off` leaves convolutions to XLA, `headrace_direct` uses no Winograd.
+PyTorch's images are channels last. `headrace_off` leaves convolutions to XLA, `headrace_direct` uses no Winograd,
+and `_bf16` at the end of our sides is bfloat16.
 `headrace_eval`, `torch_eval`, `torch_compile_eval` and `onnx_eval` (onnxruntime, the network exported by torch) are the
 forward pass alone, ours as `headrace predict` and `bench --mode inference` run it.
 `--torch` is a Python with torch and, for other networks than the CIFAR ResNets, torchvision.
@@ -39,6 +40,8 @@ def headrace_steps(model: str, batch: int, side: str) -> Callable[[int], None]:
     from headrace.engine.forward import LOGITS, EvalSpec, WholeForward
 
     network = make_network(model, "batch_norm")
+    dtype = jnp.bfloat16 if side.endswith("_bf16") else jnp.float32
+    side = side.removesuffix("_bf16")
     mode = MODES[side.removesuffix("_eval")]
     rng = np.random.default_rng(0)
     images = jnp.array(rng.standard_normal((batch, *network.input_hwc)), jnp.float32)
@@ -48,7 +51,7 @@ def headrace_steps(model: str, batch: int, side: str) -> Callable[[int], None]:
         spec = EvalSpec(
             network=network,
             fetch=lambda _resident, block: (block["images"], None),
-            compute_dtype=jnp.float32,
+            compute_dtype=dtype,
             num_replicas=1,
             reducer=LOGITS,
             cpu_kernels=mode,
@@ -58,7 +61,7 @@ def headrace_steps(model: str, batch: int, side: str) -> Callable[[int], None]:
         program = forward.compile(placed, None, block)
         prepared = program.prepare(placed, None, block)
         return repeated(lambda: jax.block_until_ready(program(prepared, None, block)))
-    step = make_step(network, jnp.float32, mode)
+    step = make_step(network, dtype, mode)
 
     def loop(state: Any, data: Any, count: Any) -> Any:
         return jax.lax.fori_loop(0, count, lambda _, carry: step(carry[0], data), (state, jnp.float32(0)))

@@ -171,12 +171,26 @@ def test_a_convolution_alone_and_its_gradients_follow_the_definition(case: Case)
         assert_close(found, value, 2e-5, name)
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_16_bit_convolutions_are_summed_in_float32_and_rounded_once(dtype: Any) -> None:
-    a, case = numbers(CASES[0]), CASES[0]
+# Also few and odd channels, rows of more than two tiles, windows on the edge, more weights than pixels.
+HALF_CASES = [CASES[0], CASES[6], CASES[8], CASES[12], CASES[13], Case((1, 3, 40, 33), 3, 35, padding="VALID")]
+
+
+@pytest.mark.parametrize("has_amx", [True, False])
+@pytest.mark.parametrize(("dtype", "case"), [(jnp.float16, CASES[0]), *((jnp.bfloat16, case) for case in HALF_CASES)])
+def test_16_bit_convolutions_are_summed_in_float32_and_rounded_once(
+    dtype: Any, case: Case, has_amx: bool, variant: native_units.Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if has_amx and (dtype == jnp.float16 or not variant.has_amx):
+        pytest.skip("without AMX")
+    if not has_amx and case is not CASES[0]:
+        pytest.skip("computed in float32, which other tests do")
+    monkeypatch.setattr(native_units, "load_kernels", lambda: (variant._replace(has_amx=has_amx), ""))
+    a = numbers(case)
     x, w, dy = (a[name].astype(np.float32).astype(dtype) for name in ("x", "w", "dy"))
     convolve = lambda x, w: conv2d(x, w, case.stride, case.padding, case.groups, "on")  # noqa: E731
-    assert "headrace_convolve" in str(jax.make_jaxpr(convolve)(x, w))
+    text = str(jax.make_jaxpr(convolve)(x, w))
+    assert "headrace_convolve" in text
+    assert ("headrace_convolve_half" in text) == has_amx
     y, vjp = jax.vjp(convolve, x, w)
     images, weights, gradient = (np.asarray(v, np.float64) for v in (x, w, dy))
     wanted = naive.conv(images, weights, case.stride, case.padding, case.groups, gradient)
@@ -185,6 +199,27 @@ def test_16_bit_convolutions_are_summed_in_float32_and_rounded_once(dtype: Any) 
         error = np.abs(np.asarray(found, np.float64) - value)
         half_a_unit = float(jnp.finfo(dtype).eps) / 2
         assert (error <= half_a_unit * np.abs(value) + 2e-5 * np.abs(value).max()).all()
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[9], CASES[10], CASES[13]], ids=name_of)
+def test_units_of_bfloat16_are_rounded_once(case: Case, variant: native_units.Library) -> None:
+    if not variant.has_amx:
+        pytest.skip("without AMX")
+    a = numbers(case)
+    x, w = (jnp.array(a[name], jnp.bfloat16) for name in ("x", "w"))
+    residual = jnp.array(a["residual"], jnp.bfloat16) if case.residual else None
+    scale, shift = (jnp.array(a[name], jnp.float32) for name in ("gamma", "beta"))
+    window = find_window(x, w, case.stride, case.padding, case.groups, "on")
+    assert window is not None
+    unit = Unit(window=window, activation=case.act, epsilon=EPSILON)
+    y = unit_packed(x, lambda: (w, scale, shift), residual, unit)
+    images, kernel = np.asarray(x, np.float64), np.asarray(w, np.float64)
+    z = naive.conv(images, kernel, case.stride, case.padding, case.groups)[0]
+    v = z * np.asarray(scale) + np.asarray(shift) + (0 if residual is None else np.asarray(residual, np.float64))
+    wanted = activation(case.act, v)[0]
+    assert y.dtype == jnp.bfloat16
+    error = np.abs(np.asarray(y, np.float64) - wanted)
+    assert (error <= 2**-8 * np.abs(wanted) + 1e-5 * np.abs(wanted).max()).all()
 
 
 def test_a_gradient_that_nobody_asks_for_is_not_computed() -> None:
@@ -217,7 +252,7 @@ def test_nan_and_infinity_stay_what_they_are() -> None:
 def test_what_the_kernels_do_not_compute_is_left_to_xla() -> None:
     x, w = jnp.ones((2, 8, 8, 16)), jnp.ones((3, 3, 16, 16))
     assert find_window(x, w, 1, "SAME", 1, "off") is None
-    assert find_window(x.astype(jnp.bfloat16), w.astype(jnp.bfloat16), 1, "SAME", 1, "on") is None
+    assert find_window(x.astype(jnp.float16), w.astype(jnp.float16), 1, "SAME", 1, "on") is None
     assert find_window(x, jnp.ones((3, 3, 4, 16)), 1, "SAME", 4, "on") is None
     assert find_window(x, w, 1, ((3, 3), (3, 3)), 1, "on") is None
 

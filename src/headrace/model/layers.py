@@ -474,7 +474,8 @@ def _apply_unit(
     norm_name, norm_layer = layers[1] if len(layers) > 1 and not conv.bias else ("", None)
     find_norm = getattr(norm_layer, "fusible_norm", lambda *_: None)
     norm = find_norm(params.get(norm_name, {}), stats.get(norm_name, {}), ctx.under(norm_name))
-    if norm is None and not ops.weights_are_constant():
+    # Only inference has units without a norm, and of 16-bit values.
+    if not ops.weights_are_constant() and (norm is None or x.dtype != jnp.float32):
         return None
     used, activation, residual = 1 if norm is None else 2, None, None
     if len(layers) == used and tail is not None and ops.can_fuse(tail.activation, tail.residual is not None):

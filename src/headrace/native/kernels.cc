@@ -3,18 +3,13 @@
 // Images are divided into chunks that fit the L2 cache, over XLA's own threads. What follows or precedes a convolution
 // (sums for the statistics, the activation's mask, the norm's gradient) is done on the chunk while it is in the cache.
 // Sums are added in a fixed order, so that the same program gives the same bits. ops/native_units.py has the formulas.
-#include <atomic>
-#include <memory>
-#include <thread>
 #include <vector>
 
 #include "depthwise.hh"
 #include "products.hh"
+#include "tasks.hh"
 #include "vectors.hh"
 #include "winograd.hh"
-#include "xla/ffi/api/ffi.h"
-
-namespace ffi = xla::ffi;
 
 namespace headrace {
 namespace {
@@ -24,52 +19,6 @@ constexpr i64 kTaskTiles = 32 * kMaxRows;      // of Winograd's algorithm in one
 constexpr i64 kBandFloats = 32 * 1024;         // of one band of a depthwise convolution's image
 constexpr i64 kManyWeights = 192 * 1024;       // floats: more than this are read as rarely as possible
 enum Method : i64 { kProducts = 0, kWinograd = 1, kDepthwise = 2 };
-
-struct Geometry {
-  i64 n, h, w, c, kh, kw, o, stride, top, left, ho, wo;
-  i64 in() const { return h * w * c; }
-  i64 out() const { return ho * wo * o; }
-  bool is_pointwise() const { return kh == 1 && kw == 1 && stride == 1 && ho == h && wo == w; }
-  // Height and width of the part of an image, with the zeros around it, that windows touch.
-  i64 window_rows() const { return (ho - 1) * stride + kh; }
-  i64 window_columns() const { return (wo - 1) * stride + kw; }
-  bool fits_unpadded() const { return !top && !left && window_rows() <= h && window_columns() <= w; }
-};
-
-// A window of one pixel does not need to know rows: every pixel is an image.
-Geometry flattened(Geometry g) {
-  if (!g.is_pointwise()) return g;
-  g.n *= g.h * g.w;
-  g.h = g.w = g.ho = g.wo = 1;
-  return g;
-}
-
-// The caller works too, and waits only for tasks that a thread has begun: it cannot wait for ever, however busy the pool is.
-template <class F> void parallel(ffi::ThreadPool& pool, i64 count, const F& f) {
-  struct Job {
-    std::atomic<i64> next{0}, done{0};
-    i64 count;
-    const F* f;
-    void work() {
-      for (i64 i; (i = next.fetch_add(1)) < count;) {
-        (*f)(i);
-        done.fetch_add(1, std::memory_order_release);
-      }
-    }
-  };
-  const i64 helpers = std::min<i64>(count, pool.num_threads()) - 1;
-  if (helpers < 1) {
-    for (i64 i = 0; i < count; i++) f(i);
-    return;
-  }
-  auto job = std::make_shared<Job>();  // a helper may start after everything is done
-  job->count = count;
-  job->f = &f;
-  for (i64 i = 0; i < helpers; i++) pool.Schedule([job] { job->work(); });
-  job->work();
-  for (int spins = 0; job->done.load(std::memory_order_acquire) < count; spins++)
-    if (spins > 4000) std::this_thread::yield();
-}
 
 // Images per chunk: near the size wanted, and a number of chunks that keeps all threads busy to the end.
 i64 chunk_size(i64 images, i64 floats, i64 threads, i64 wanted = kChunkFloats) {
@@ -294,9 +243,6 @@ struct ImageGradient {
 
 using Floats = ffi::Buffer<ffi::F32>;
 
-Geometry geometry_of(ffi::Span<const i64> q) {
-  return {q[0], q[1], q[2], q[3], q[4], q[5], q[6], q[7], q[8], q[9], q[10], q[11]};
-}
 const float* argument(ffi::RemainingArgs& args, size_t i) {
   return i < args.size() ? args.get<Floats>(i)->typed_data() : nullptr;
 }

@@ -155,12 +155,6 @@ static void product_run(const float* a, i64 a_step, i64 pixels, i64 segments, i6
   }
 }
 
-struct Range {
-  i64 first, last;
-};
-// The i-th of `parts` parts of 0 .. count.
-static inline Range range_of(i64 count, i64 i, i64 parts) { return {count * i / parts, count * (i + 1) / parts}; }
-
 // c[pixel][outputs] = sum over segments (window rows) and their length of a[pixel ...] * packed weights, for a range of
 // the panels
 static void convolve(const float* a, const Pixels& in, i64 segments, i64 length, i64 segment_step, const float* packed,

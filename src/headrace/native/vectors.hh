@@ -91,6 +91,12 @@ template <i64 kAct> static inline Vec with_slope(Vec d, Vec v) {
   return d;
 }
 
+struct Range {
+  i64 first, last;
+};
+// The i-th of `parts` parts of 0 .. count.
+static inline Range range_of(i64 count, i64 i, i64 parts) { return {count * i / parts, count * (i + 1) / parts}; }
+
 // A buffer of this thread that only grows: a step maps no new pages.
 static inline float* scratch(int which, i64 floats) {
   struct Buffer {

@@ -13,7 +13,7 @@ sums are added in a fixed order. Everything is float32; other dtypes, grouped co
 import ctypes
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -29,24 +29,28 @@ from headrace.ops import activation
 from headrace.ops.backend import is_portable, on_cpu
 from headrace.ops.constants import constant, weights_are_constant
 from headrace.ops.normalization import Shared, totals
-from headrace.ops.pool import Padding, Pads, out_size, pad_pixels
+from headrace.ops.pool import Padding, Pads, gradient_pads, out_size, pad_pixels
 
 _MODES = ("auto", "on", "no-winograd", "off")
 PRODUCT = "headrace_product"  # the name of a convolution's result, for checkpoint policies that keep products
-_PRODUCTS, _WINOGRAD, _DEPTHWISE = range(3)
+_PRODUCTS, _WINOGRAD, _DEPTHWISE, _AMX = range(4)  # the last: of bfloat16 values
 # The kernels' numbers of the activations that they apply. Those after a residual must follow from the result's sign.
 ACTIVATIONS = {None: 0, "relu": 1, "relu6": 2, "swish": 3, "hard_swish": 4}
 _AFTER_RESIDUAL = (None, "relu", "relu6")
-_CALLS = ("convolve", "pack", "activate", "sums", "gradients", "max_pool", "gate")
+_CALLS = ("convolve", "pack", "activate", "sums", "gradients", "max_pool", "gate", "pack_half", "convolve_half")
 _WINOGRAD_POINTS = 36
 
 
 class Library(NamedTuple):
-    """Registered kernels: the end of their names, the floats in a vector, and whether they are faster than XLA."""
+    """Registered kernels: the end of their names, the floats in a vector, and whether they are faster than XLA.
+
+    `has_amx`: they multiply bfloat16 values with AMX.
+    """
 
     suffix: str
     lanes: int
     is_faster: bool
+    has_amx: bool
 
 
 def load_kernels() -> tuple[Library | None, str]:
@@ -65,7 +69,7 @@ def register(kernels: Kernels) -> Library:
     for name in _CALLS:
         capsule = jax.ffi.pycapsule(getattr(library, f"hr_{name}"))
         jax.ffi.register_ffi_target(f"headrace_{name}_{suffix}", capsule, platform="cpu")
-    return Library(suffix, library.hr_lanes(), kernels.is_wide)
+    return Library(suffix, library.hr_lanes(), kernels.is_wide, bool(library.hr_has_amx()))
 
 
 def check_kernels(mode: str) -> None:
@@ -79,9 +83,10 @@ def check_kernels(mode: str) -> None:
 
 
 def call_kernel(name: str, shapes: Sequence[Sequence[int]], *args: Array, **attributes: Any) -> list[Array]:
+    """Call a kernel; its results have the dtype of the first argument."""
     library, _ = load_kernels()
     assert library is not None
-    results = tuple(jax.ShapeDtypeStruct(tuple(shape), np.dtype(np.float32)) for shape in shapes)
+    results = tuple(jax.ShapeDtypeStruct(tuple(shape), args[0].dtype) for shape in shapes)
     return list(jax.ffi.ffi_call(f"headrace_{name}_{library.suffix}", results)(*args, **attributes))
 
 
@@ -125,9 +130,13 @@ def uses_kernels(mode: str) -> bool:
 
 
 def find_window(x_NHWC: Array, w_HWIO: Array, stride: int, padding: Padding, groups: int, mode: str) -> Window | None:
-    """Return how the kernels would compute a convolution, or None where XLA is to do it."""
-    library = _library_for(mode)
-    if library is None or {x_NHWC.dtype, w_HWIO.dtype} != {jnp.dtype(jnp.float32)}:
+    """Return how the kernels would compute a convolution, or None where XLA is to do it.
+
+    Convolutions of bfloat16 values have no gradients: `convolve_half` has.
+    """
+    library, dtypes = _library_for(mode), {x_NHWC.dtype, w_HWIO.dtype}
+    is_half = dtypes == {jnp.dtype(jnp.bfloat16)} and library is not None and library.has_amx and groups == 1
+    if library is None or (dtypes != {jnp.dtype(jnp.float32)} and not is_half):
         return None
     if not all(isinstance(size, int) for size in x_NHWC.shape):  # a program for any batch size
         return None
@@ -138,7 +147,7 @@ def find_window(x_NHWC: Array, w_HWIO: Array, stride: int, padding: Padding, gro
     # Windows that see nothing but padding are left to XLA.
     if min(height, width, x_NHWC.size) < 1 or any(max(pad) >= k for pad, k in zip(pads, kernel, strict=True)):
         return None
-    method = _method(shapes, stride, pads, groups, library.lanes, mode)
+    method = _AMX if is_half else _method(shapes, stride, pads, groups, library.lanes, mode)
     return None if method is None else Window(**shapes, stride=stride, pads=pads, method=method)
 
 
@@ -314,6 +323,64 @@ def unit_eval(
     return y
 
 
+def _unit_half(
+    x_NHWC: Array, weights: Callable[[], tuple[Array, Array, Array]], residual_NHWO: Array | None, unit: Unit
+) -> Array:
+    def prepare() -> tuple[Array, Array, Array]:
+        w_HWIO, scale_O, shift_O = weights()
+        # The scale stays apart: a product with it would have to be rounded again.
+        return _pack_half(w_HWIO, unit.window), scale_O, shift_O
+
+    more = () if residual_NHWO is None else (residual_NHWO,)
+    return _call_half(x_NHWC, (*constant(prepare), *more), unit.window, unit.activation)
+
+
+def _pack_half(w_HWIO: Array, window: Window) -> Array:
+    kh, kw, inputs, outputs = window.w
+    size = kh * kw * -(-inputs // 32) * 32 * -(-outputs // 32) * 32
+    (packed,) = call_kernel("pack_half", [(size,)], w_HWIO, geometry=window.attributes()["geometry"])
+    return packed
+
+
+def _call_half(x_NHWC: Array, arrays: tuple[Array, ...], window: Window, act: str | None) -> Array:
+    attributes = {"geometry": window.attributes()["geometry"], "activation": np.int64(ACTIVATIONS[act])}
+    (y,) = call_kernel("convolve_half", [window.y], x_NHWC, *arrays, **attributes)
+    return y
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def convolve_half(x_NHWC: Array, w_HWIO: Array, window: Window, _wide: Window) -> Array:
+    """Convolve bfloat16 values, with sums in float32.
+
+    The gradient of the weights, and with a stride that of the images, are those of float32 values (`_wide`).
+    """
+    return checkpoint_name(_call_half(x_NHWC, (_pack_half(w_HWIO, window),), window, None), PRODUCT)
+
+
+def _half_forward(x: Any, w: Any, window: Window, wide: Window) -> tuple[Array, Any]:
+    return convolve_half(x.value, w.value, window, wide), (x.value, w.value, _wanted(x, w))
+
+
+def _half_backward(window: Window, wide: Window, kept: Any, dy: Any) -> tuple[Any, Any]:
+    x, w, wanted = kept
+    zero = isinstance(dy, jax.custom_derivatives.SymbolicZero)
+    dy = jnp.zeros(window.y, x.dtype) if zero else dy
+    dx = None
+    if wanted.images is not None and window.stride == 1:
+        # The gradient, with zeros around, convolved with the turned weights.
+        pads = gradient_pads(window.pads, window.w[:2], 1, (window.x, window.y))
+        turned_HWOI = jnp.transpose(w[::-1, ::-1], (0, 1, 3, 2))
+        back = replace(window, x=window.y, w=turned_HWOI.shape, y=window.x, pads=pads)
+        dx, wanted = _call_half(dy, (_pack_half(turned_HWOI, back),), back, None), wanted._replace(images=None)
+    arrays = tuple(a.astype(jnp.float32) for a in (dy, x, w))
+    found = _gradients(wide, wanted, arrays, None)
+    dx, dw = (None if a is None else a.astype(x.dtype) for a in (found[0] if dx is None else dx, found[1]))
+    return dx, dw
+
+
+convolve_half.defvjp(_half_forward, _half_backward, symbolic_zeros=True)
+
+
 def pack(w_HWIO: Array, scale_O: Array, window: Window) -> Array:
     """Return the weights times the scale of each output, as the kernels read them."""
     library, _ = load_kernels()
@@ -331,6 +398,8 @@ def unit_packed(
         w_HWIO, scale_O, shift_O = weights()
         return pack(w_HWIO, scale_O, unit.window), shift_O
 
+    if unit.window.method == _AMX:
+        return _unit_half(x_NHWC, weights, residual_NHWO, unit)
     packed, shift_O = constant(prepare)
     more = () if residual_NHWO is None else (residual_NHWO,)
     attributes = unit.window.attributes() | {"activation": np.int64(ACTIVATIONS[unit.activation]), "packed": True}
