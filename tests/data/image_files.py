@@ -14,7 +14,7 @@ from headrace.data.sets.samples import Content
 def smooth(height: int, width: int, seed: int = 0) -> np.ndarray:
     """Return an RGB image without hard edges, so that JPEG and resizing change it little."""
     rng = np.random.default_rng(seed)
-    y, x = np.mgrid[0:height, 0:width].astype(np.float64)
+    y, x = np.arange(height, dtype=np.float64)[:, None], np.arange(width, dtype=np.float64)[None, :]
     waves = [
         128 + 60 * np.sin(a * x / width * 6 + b) * np.cos(c * y / height * 6 + d) + 30 * np.sin(e + x / 17)
         for a, b, c, d, e in rng.uniform(0.3, 1.5, (3, 5))
