@@ -102,6 +102,7 @@ def test_a_network_is_the_one_of_torch(tmp_path, library, model, name, size):
     labels = rng.integers(0, 10, NUM_IMAGES)
     theirs = torch_side.build(library, model)
     torch_side.draw(theirs)
+    torch_side.calibrate(theirs, images)
     logits = torch_side.logits_of(theirs, images[:2])
     net = network(name, num_classes=logits.shape[1], image=(size, size, 3), **options_of(library, model, name))
 
