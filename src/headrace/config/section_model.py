@@ -228,12 +228,11 @@ def norm_choice(model: "Model") -> dict[str, Any]:
 
 def _by_name(name: str) -> Variant | None:
     plain = _plain(name)
-    return next((row for row in _ROWS if _plain(row.name) == _plain(_ALIASES.get(plain, plain))), None)
+    return _BY_PLAIN_NAME.get(_plain(_ALIASES.get(plain, plain)))
 
 
 def _family(name: str) -> str | None:
-    plain = _plain(name).removeprefix("cifar")
-    return next((family for family in FAMILIES if _plain(family) == plain), None)
+    return _FAMILY_BY_PLAIN_NAME.get(_plain(name).removeprefix("cifar"))
 
 
 def _size_spellings(row: Variant) -> set[str]:
@@ -247,6 +246,10 @@ def _plain(name: str) -> str:
     # between digits it is a decimal point: regnet_x_1_6gf is not regnet_x_16gf
     pointed = re.sub(r"(?<=\d)[_-](?=\d)", ".", str(name).lower())
     return pointed.replace("-", "").replace("_", "").replace(" ", "")
+
+
+_BY_PLAIN_NAME = {_plain(row.name): row for row in _ROWS}
+_FAMILY_BY_PLAIN_NAME = {_plain(family): family for family in FAMILIES}
 
 
 # The section of the schema that describes the network.

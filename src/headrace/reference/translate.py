@@ -444,7 +444,6 @@ class _Work:
 def _without_weaker(found: dict[str, Given]) -> dict[str, Given]:
     """Refuse two options of one source that say the same thing; of two sources, drop the weaker one's."""
     left = dict(found)
-    known = {**all_options(), **options_in({"reference": Reference})}
     for pair in EITHER_OR:
         if not all(is_given(left, name) for name in pair):
             continue
@@ -456,6 +455,7 @@ def _without_weaker(found: dict[str, Given]) -> dict[str, Given]:
                 remedy="Leave one of them out.",
             )
         weaker = pair[0] if kinds[1] == COMMAND_LINE.kind else pair[1]
+        known = {**all_options(), **options_in({"reference": Reference})}
         left[weaker] = Given(value=known[weaker].default, origin=DEFAULT)
     return left
 
