@@ -39,6 +39,7 @@ def _read_at_start(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that the loader, the interpreter or JAX reads only once, but for those in `_become`."""
     names = [name for name in environ if name.startswith(("JAX_", "PYTHON", "LD_", "OMP_", "MALLOC_"))]
     later = {"JAX_PLATFORMS", "PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONWARNINGS"}
+    later |= {"PYTHONDONTWRITEBYTECODE"}  # which conftest.py takes away, and no test looks at
     return {name: environ[name] for name in names if name not in later}
 
 
