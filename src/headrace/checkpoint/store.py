@@ -36,7 +36,7 @@ MANIFEST_FILE = "manifest.json"
 _LIBRARIES = ("headrace", "jax", "jaxlib", "numpy", "optax", "safetensors")
 
 
-def build_manifest(given: Mapping[str, Any], arrays: Mapping[str, np.ndarray], data: bytes) -> dict[str, Any]:
+def build_manifest(given: Mapping[str, object], arrays: Mapping[str, np.ndarray], data: bytes) -> dict[str, Any]:
     """Return the manifest for a tensor file whose bytes are `data`."""
     body = {
         "format": FORMAT,
@@ -53,12 +53,12 @@ def build_manifest(given: Mapping[str, Any], arrays: Mapping[str, np.ndarray], d
     return {**body, "manifest_sha256": checksum(body)}
 
 
-def manifest_bytes(manifest: Mapping[str, Any]) -> bytes:
+def manifest_bytes(manifest: Mapping[str, object]) -> bytes:
     """Return the text of manifest.json."""
     return (json.dumps(manifest, indent=1, ensure_ascii=False) + "\n").encode()
 
 
-def checksum(manifest: Mapping[str, Any]) -> str:
+def checksum(manifest: Mapping[str, object]) -> str:
     """Return the sha256 of a manifest's content, whatever its layout as text."""
     body = {key: value for key, value in manifest.items() if key != "manifest_sha256"}
     return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
@@ -98,7 +98,7 @@ def _version(name: str) -> str:
         return "not installed"
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """Turn a NumPy number or array into JSON values."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
@@ -129,8 +129,8 @@ def step_of(path: Path) -> int | None:
 def save(
     directory: Path | str,
     name: str,
-    arrays: Mapping[str, Any],
-    manifest: Mapping[str, Any],
+    arrays: Mapping[str, object],
+    manifest: Mapping[str, object],
     *,
     make_directory: bool = True,
 ) -> Path:
@@ -214,7 +214,7 @@ def write_error(path: Path, error: OSError) -> CheckpointError:
     return CheckpointError(f"Cannot write {path}: {error.strerror or error}.", remedy=remedy)
 
 
-def _host_array(name: str, value: Any) -> np.ndarray:
+def _host_array(name: str, value: object) -> np.ndarray:
     """Return the tensor as a contiguous array (safetensors would write the raw memory of a strided one)."""
     array = np.asarray(value, order="C")
     if array.dtype not in DTYPES.values():
@@ -298,7 +298,7 @@ def _wrong_tensors(arrays: Arrays, expected: Mapping[str, Any]) -> Iterator[str]
 _MAX_LISTED = 4  # names per kind of problem; a wrong model would otherwise fill the screen
 
 
-def restore_tree(arrays: Mapping[str, np.ndarray], like: Any, prefix: str = "") -> Any:
+def restore_tree(arrays: Mapping[str, np.ndarray], like: object, prefix: str = "") -> Any:
     """Return a tree with the structure of `like` whose leaves are the arrays of those names, exactly as loaded.
 
     Leaves of `like` need only a shape and a dtype (arrays, jax.ShapeDtypeStruct). With `prefix` "params" the tree is

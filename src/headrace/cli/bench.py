@@ -178,7 +178,7 @@ def read_entries(path: Path) -> dict[str, Entry]:
     return {str(name): _entry(path, str(name), values) for name, values in found.items()}
 
 
-def _entry(path: Path, name: str, values: Any) -> Entry:
+def _entry(path: Path, name: str, values: object) -> Entry:
     place = f"{path.name}: {name}"
     if not isinstance(values, dict):
         raise ConfigError(f"{place} is not a mapping.", rule=f"It has the keys {', '.join(_KEYS)}.")

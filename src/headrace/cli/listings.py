@@ -281,7 +281,7 @@ def _first_sentence(text: str) -> str:
     return sentence.rstrip(".") + ("." if dot or text.endswith(".") else "")
 
 
-def _yaml(value: Any) -> str:
+def _yaml(value: object) -> str:
     """Return a value as YAML that reads back as the same value."""
     if isinstance(value, float) and value == int(value) and abs(value) < 1e15:
         return str(int(value))

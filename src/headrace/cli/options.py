@@ -106,7 +106,7 @@ def read_arguments(argv: list[str], prog: str, extra: Extra | None = None, descr
     return parsed
 
 
-def _note_without_effect(prog: str, options: Mapping[str, Any]) -> None:
+def _note_without_effect(prog: str, options: Mapping[str, object]) -> None:
     """Say which options a command accepts but makes no use of."""
     screen, known = screen_of(prog), option_names(known_options())
     if not screen.strict:

@@ -163,7 +163,7 @@ def _print_table(letters: str, rows: dict[str, list[Any]]) -> None:
     print("\n".join("  " + line for line in table_lines(columns)))
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     from headrace.config.field import format_value
 
     text = value if isinstance(value, str) else format_value(value)

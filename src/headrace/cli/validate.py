@@ -83,7 +83,7 @@ def _top1(result: "Validated") -> float:
     return result.reports[_better(result)]["top1"] or 0.0
 
 
-def _show_images(result: "Validated", options: Mapping[str, Any], *, as_json: bool) -> None:
+def _show_images(result: "Validated", options: Mapping[str, object], *, as_json: bool) -> None:
     """Predict every image again, with the better weights; print the worst mistakes and write the page."""
     from headrace.report.run_report import evaluation_lines, write_evaluation
     from headrace.run.image_results import evaluate_validation

@@ -43,7 +43,7 @@ class Kind:
     many: bool = False  # a list: takes several arguments on a command line
 
 
-def read_bool(raw: Any) -> bool:
+def read_bool(raw: object) -> bool:
     """Read a boolean: true/false, on/off, yes/no, 1/0."""
     word = str(raw).lower()
     if word not in TRUE_WORDS + FALSE_WORDS:
@@ -51,7 +51,7 @@ def read_bool(raw: Any) -> bool:
     return word in TRUE_WORDS
 
 
-def read_int(raw: Any) -> int:
+def read_int(raw: object) -> int:
     """Read an integer; 1e6 is one, too."""
     if isinstance(raw, bool) or not isinstance(raw, int | float | str):
         raise ValueError
@@ -63,7 +63,7 @@ def read_int(raw: Any) -> int:
     return int(value)
 
 
-def read_float(raw: Any) -> float:
+def read_float(raw: object) -> float:
     """Read a finite number."""
     if isinstance(raw, bool) or not isinstance(raw, int | float | str):
         raise ValueError
@@ -73,7 +73,7 @@ def read_float(raw: Any) -> float:
     return value
 
 
-def read_fraction(raw: Any) -> float:
+def read_fraction(raw: object) -> float:
     """Read a number or a fraction, such as 1/3; 0.3333333 is taken for 1/3, so that periods come out whole."""
     if isinstance(raw, str) and "/" in raw:
         numerator, denominator = raw.split("/", 1)
@@ -88,37 +88,37 @@ def read_fraction(raw: Any) -> float:
     return value
 
 
-def read_text(raw: Any) -> str:
+def read_text(raw: object) -> str:
     """Read a text; numbers count as their digits."""
     if isinstance(raw, bool) or not isinstance(raw, str | int | float):
         raise ValueError
     return str(raw)
 
 
-def read_words(raw: Any) -> tuple[str, ...]:
+def read_words(raw: object) -> tuple[str, ...]:
     """Read a list of words; one word alone is a list of one."""
     if isinstance(raw, list | tuple):
         return tuple(read_text(word) for word in raw)
     return (read_text(raw),)
 
 
-def _separate(raw: Any) -> list[Any]:
+def _separate(raw: object) -> list[Any]:
     """Divide a text, or each text of a list, at spaces and commas."""
     parts = raw if isinstance(raw, list | tuple) else [raw]
     return [word for part in parts for word in (part.replace(",", " ").split() if isinstance(part, str) else [part])]
 
 
-def read_numbers(raw: Any) -> tuple[int, ...]:
+def read_numbers(raw: object) -> tuple[int, ...]:
     """Read a list of whole numbers, also as one text with spaces or commas between them."""
     return tuple(read_int(part) for part in _separate(raw))
 
 
-def read_floats(raw: Any) -> tuple[float, ...]:
+def read_floats(raw: object) -> tuple[float, ...]:
     """Read a list of numbers, also as one text with spaces or commas between them."""
     return tuple(read_float(part) for part in _separate(raw))
 
 
-def read_mapping(raw: Any) -> dict[str, Any]:
+def read_mapping(raw: object) -> dict[str, Any]:
     """Read a mapping with text keys, or one written as JSON or as KEY=VALUE,KEY=VALUE."""
     if isinstance(raw, str) and raw.strip()[:1] not in ("{", "[", ""):
         return _read_pairs(raw)
@@ -162,12 +162,12 @@ def read_bytes_text(raw: Any) -> str:
     return str(raw)
 
 
-def read_loss_scale(raw: Any) -> float | str:
+def read_loss_scale(raw: object) -> float | str:
     """Read a loss scale: a number, or the word dynamic."""
     return "dynamic" if isinstance(raw, str) and raw.lower() == "dynamic" else read_float(raw)
 
 
-def read_class_weights(raw: Any) -> tuple[Any, ...]:
+def read_class_weights(raw: object) -> tuple[Any, ...]:
     """Read weights of classes: the word balanced, or a number for each class."""
     words = _separate(raw)
     if [str(word).lower() for word in words] == ["balanced"]:
@@ -175,7 +175,7 @@ def read_class_weights(raw: Any) -> tuple[Any, ...]:
     return tuple(read_float(word) for word in words)
 
 
-def read_replicas(raw: Any) -> int | None:
+def read_replicas(raw: object) -> int | None:
     """Read a number of replicas; auto is None."""
     return None if isinstance(raw, str) and raw.lower() == "auto" else read_int(raw)
 
@@ -267,7 +267,7 @@ def supported_precision(value: str) -> str:
     return "" if value in supported else f"is well formed, but only {', '.join(supported)} are supported"
 
 
-def format_value(value: Any) -> str:
+def format_value(value: object) -> str:
     """Return a value as a person would write it on a command line."""
     if value is None:
         return "unset"
@@ -343,7 +343,7 @@ class Option:
         """Return what stands for the value in help texts."""
         return "{" + ",".join(self.choices) + "}" if self.choices else self.kind.metavar
 
-    def read(self, raw: Any, origin: Origin = DEFAULT) -> Any:
+    def read(self, raw: object, origin: Origin = DEFAULT) -> Any:
         """Return the value that `raw` stands for, or refuse it with the option's help text."""
         none_words = () if self.kind is TEXT else NONE_WORDS
         if self.optional and (raw is None or (isinstance(raw, str) and raw.lower() in none_words)):
@@ -379,7 +379,7 @@ class Option:
         found = plain.get(_without_dashes(value))
         return (found, "") if found else (value, "not one of the choices")
 
-    def _refusal(self, raw: Any, why: str, origin: Origin) -> ConfigError:
+    def _refusal(self, raw: object, why: str, origin: Origin) -> ConfigError:
         place = f"{origin.where}: " if origin.kind in ("recipe", "file") else ""
         name = self.flag if origin.kind == "command line" else self.name
         written = "nothing" if raw is None else repr(raw)
@@ -391,15 +391,15 @@ class Option:
 
 
 def option(
-    default: Any,
+    default: object,
     help: str,
     *,
     aliases: tuple[str, ...] = (),
     choices: tuple[str, ...] = (),
     check: Limit | None = None,
     kind: Kind | None = None,
-    no_value: Any = None,
-    bare_value: Any = None,
+    no_value: object = None,
+    bare_value: object = None,
     synonyms: tuple[tuple[str, str], ...] = (),
     chosen: str = "",
     path_option: str = "",
@@ -446,7 +446,7 @@ def options_of(section: str, cls: type) -> dict[str, Option]:
     return found
 
 
-def _kind_of(annotation: Any) -> tuple[Kind, bool]:
+def _kind_of(annotation: object) -> tuple[Kind, bool]:
     """Return (kind, may it be None) of a field's annotation."""
     parts = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
     plain = [typing.get_origin(part) or part for part in parts if part is not type(None)]

@@ -222,12 +222,12 @@ def _same_rate(rate: float, stated: Mapping[str, Any]) -> bool:
     return stated.get("absolute_learning_rate") == rate
 
 
-def _are_numbers(values: Any) -> bool:
+def _are_numbers(values: object) -> bool:
     """Say whether these are a list's numbers; the checks refuse anything else later."""
     return isinstance(values, list | tuple) and bool(values) and all(isinstance(value, int | float) for value in values)
 
 
-def _write_rate(rate: float, params: Mapping[str, Any], schedule: str) -> dict[str, Any]:
+def _write_rate(rate: float, params: Mapping[str, object], schedule: str) -> dict[str, Any]:
     """State the rate for the global batch. The values of a stepped curve are scaled so that `rate` is the largest."""
     kept = {key: value for key, value in params.items() if key not in _RATE_KEYS}
     if schedule != "stepped":
@@ -239,7 +239,7 @@ def _write_rate(rate: float, params: Mapping[str, Any], schedule: str) -> dict[s
     return kept | {"values": [rate if value == largest else value * rate / largest for value in values]}
 
 
-def _write_momentum(momentum: float, params: Mapping[str, Any], optimizer: str) -> dict[str, Any]:
+def _write_momentum(momentum: float, params: Mapping[str, object], optimizer: str) -> dict[str, Any]:
     if "momentum" not in known_keys("optimizer", optimizer):
         raise ConfigError(
             f"momentum {format_value(momentum)} with optimizer {optimizer}.",
@@ -249,7 +249,7 @@ def _write_momentum(momentum: float, params: Mapping[str, Any], optimizer: str) 
     return {**params, "momentum": momentum}
 
 
-def _write_warmup(epochs: float, params: Mapping[str, Any], variant: str) -> dict[str, Any] | None:
+def _write_warmup(epochs: float, params: Mapping[str, object], variant: str) -> dict[str, Any] | None:
     return {"warmup_mode": "shift", **params, "warmup_epochs": epochs} if epochs else None
 
 

@@ -206,7 +206,7 @@ PLAIN = Translation()
 
 
 def resolve(
-    options: Mapping[str, Any],
+    options: Mapping[str, object],
     config_name: str | None = None,
     config_path: str | None = None,
     environ: Mapping[str, str] | None = None,
@@ -232,7 +232,7 @@ def resolve(
 
 def override(
     saved: Resolved,
-    options: Mapping[str, Any],
+    options: Mapping[str, object],
     environ: Mapping[str, str] | None = None,
     translation: Translation = PLAIN,
 ) -> Resolved:
@@ -243,12 +243,12 @@ def override(
     return _assemble([given, _option_layer(options, COMMAND_LINE, translation)], saved.name, environ, translation, {})
 
 
-def config_from(flat: Mapping[str, Any]) -> Config:
+def config_from(flat: Mapping[str, object]) -> Config:
     """Return a checked Config from flat option names (or their aliases); what is not named has its default."""
     return resolve_code(flat).config
 
 
-def resolve_code(flat: Mapping[str, Any], translation: Translation = PLAIN) -> Resolved:
+def resolve_code(flat: Mapping[str, object], translation: Translation = PLAIN) -> Resolved:
     """Return the configuration of options that code gives; what is not named has its default."""
     layers = [_option_layer(flat, Origin(kind="code"), translation)]
     return _assemble(layers, "", {}, translation, _weight_layer(layers, translation))
@@ -421,7 +421,7 @@ def with_values(resolved: Resolved, values: Layer) -> Resolved:
     return replace(resolved, config=config, origins=origins, warnings=resolved.warnings + new)
 
 
-def build(values: Mapping[str, Any]) -> Config:
+def build(values: Mapping[str, object]) -> Config:
     """Return the Config of a value for every option, unchecked."""
     by_section: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     for name, option in all_options().items():
@@ -462,7 +462,7 @@ def _block_layer(block: "Block", kind: str, translation: Translation) -> Layer:
     return join_layers(merged, own)
 
 
-def _option_layer(options: Mapping[str, Any], origin: Origin, translation: Translation) -> Layer:
+def _option_layer(options: Mapping[str, object], origin: Origin, translation: Translation) -> Layer:
     known = option_names(translation.options)
     layer = {}
     for written, raw in options.items():
@@ -472,12 +472,12 @@ def _option_layer(options: Mapping[str, Any], origin: Origin, translation: Trans
     return layer
 
 
-def _read(spelled: OptionName, raw: Any, origin: Origin, translation: Translation) -> Any:
+def _read(spelled: OptionName, raw: object, origin: Origin, translation: Translation) -> Any:
     option = translation.options[spelled.name]
     return _read_negated(option, raw, origin) if spelled.negated else option.read(raw, origin)
 
 
-def _read_negated(option: Option, raw: Any, origin: Origin) -> Any:
+def _read_negated(option: Option, raw: object, origin: Origin) -> Any:
     """Read `no_x: true` as x turned off, and `no_x: false` as x left on."""
     try:
         off = read_bool(raw)

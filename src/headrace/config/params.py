@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 REQUIRED = object()
 
 
-def _read_numbers(raw: Any) -> list[float]:
+def _read_numbers(raw: object) -> list[float]:
     if isinstance(raw, dict):
         raise ValueError
     return [read_float(item) for item in (raw if isinstance(raw, list | tuple) else [raw])]
 
 
-def _read_word(raw: Any) -> str:
+def _read_word(raw: object) -> str:
     if not isinstance(raw, str):
         raise ValueError
     return raw
@@ -196,7 +196,7 @@ TABLES: dict[str, Table] = {
 }
 
 
-def complete(kind: str, name: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
+def complete(kind: str, name: str | None, given: Mapping[str, object]) -> dict[str, Any]:
     """Check the keys of `given` for the variant `name` of `kind`, and return them with the defaults filled in.
 
     Where the mapping itself names the variant (lr_warmup, norm_layer), `name` may be None.
@@ -255,7 +255,7 @@ def _row(table: Table, name: str | None, given: Mapping[str, Any]) -> Row:
     return table.rows[name]
 
 
-def _check_keys(table: Table, row: Row, name: str, given: Mapping[str, Any]) -> None:
+def _check_keys(table: Table, row: Row, name: str, given: Mapping[str, object]) -> None:
     either = [f"either {' or '.join(param.name for param in row.one_of)}"] if row.one_of else []
     optional = [f"{param.name} (optional)" for param in row.params if param.default is not REQUIRED]
     rule = f"{name} takes: {', '.join([*row.required, *either, *optional])}."
@@ -275,7 +275,7 @@ def _check_keys(table: Table, row: Row, name: str, given: Mapping[str, Any]) -> 
         raise ConfigError(f"{table.option} has {found}.", rule=rule, remedy="Give exactly one of them.")
 
 
-def _read(table: Table, param: Param, raw: Any) -> Any:
+def _read(table: Table, param: Param, raw: object) -> Any:
     if raw is None and param.default is None:
         return None
     try:
@@ -298,5 +298,5 @@ def _check_stepped(params: dict[str, Any]) -> None:
         )
 
 
-def _listed(given: Mapping[str, Any]) -> str:
+def _listed(given: Mapping[str, object]) -> str:
     return ", ".join(given) if given else "no keys"

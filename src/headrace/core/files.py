@@ -141,7 +141,7 @@ def parse_json(text: str | bytes, max_bytes: int = MAX_BYTES) -> Any:
     return value
 
 
-def _refuse_deep(value: Any) -> None:
+def _refuse_deep(value: object) -> None:
     """Refuse nesting that code which walks the value could not bear."""
     level = [value]
     for _ in range(MAX_DEPTH):

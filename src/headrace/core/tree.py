@@ -25,6 +25,6 @@ def unflatten_named(like: PyTree, leaves: dict[str, Any]) -> PyTree:
     return jax.tree_util.tree_map_with_path(lambda path, _: leaves[path_name(path)], like)
 
 
-def map_named(fn: Callable[..., Any], tree: PyTree, *rest: Any) -> PyTree:
+def map_named(fn: Callable[..., Any], tree: PyTree, *rest: object) -> PyTree:
     """Map `fn(name, leaf, *leaves of the rest)` over a tree."""
     return jax.tree_util.tree_map_with_path(lambda path, *leaves: fn(path_name(path), *leaves), tree, *rest)

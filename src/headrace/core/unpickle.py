@@ -25,7 +25,7 @@ class RefusedPickle(ValueError):
     """The pickle asks for something that its kind of file does not need."""
 
 
-def shorten(value: Any) -> str:
+def shorten(value: object) -> str:
     """Return a short text for a value of a pickle: the repr of nested tuples that share parts could be endless."""
     return _SHORT.repr(value)
 
@@ -181,14 +181,14 @@ class _Machine:
             raise RefusedPickle(f"it sets the state of a {type(target).__name__}, which {self.kind.content} never need")
         setter(target, state)
 
-    def persistent(self, reference: Any) -> None:
+    def persistent(self, reference: object) -> None:
         """Resolve a reference to what is stored outside."""
         if self.kind.load_persistent is None:
             raise RefusedPickle("it asks for an outside object")
         self.stack.append(self.kind.load_persistent(reference))
 
 
-def dict_key(key: Any) -> Any:
+def dict_key(key: object) -> Any:
     """Return a key that is quick to hash; bytes as text.
 
     A tuple's hash visits all that is in it: nested tuples that share their parts would take exponential time.
@@ -224,7 +224,7 @@ def _unicode(raw: bytes) -> str:
     return raw.decode("utf-8", "surrogatepass")
 
 
-def _refuse_other_values(value: Any, kind: PickleKind) -> None:
+def _refuse_other_values(value: object, kind: PickleKind) -> None:
     """Refuse what is neither a plain value nor an object of the kind. Shared parts are visited once."""
     # A list instead of recursion: the nesting of a hostile pickle has no limit.
     waiting, seen = [value], set()

@@ -106,7 +106,7 @@ class ProcessGroup:
         """Whether the job has no other process."""
         return self.num_processes == 1
 
-    def broadcast(self, value: Any = None) -> Any:
+    def broadcast(self, value: object = None) -> Any:
         """Return process 0's value (anything JSON can hold) in every process."""
         if self.is_alone:
             return value
@@ -120,7 +120,7 @@ class ProcessGroup:
             return value
         return parse_json(self._wait(f"{_ROOT}/broadcast/{number}"))
 
-    def all_gather(self, value: Any) -> list[Any]:
+    def all_gather(self, value: object) -> list[Any]:
         """Return every process's value (anything JSON can hold), ordered by process, in every process."""
         if self.is_alone:
             return [value]
@@ -213,7 +213,7 @@ def current_group() -> ProcessGroup:
 _MAX_REPORTED = 6
 
 
-def check_consistency(group: ProcessGroup, facts: Mapping[str, Any]) -> None:
+def check_consistency(group: ProcessGroup, facts: Mapping[str, object]) -> None:
     """Raise ConfigError in every process, naming what differs, unless all processes pass equal named values.
 
     Values that JSON does not know are compared by their text. Each process sends a digest first; the values themselves

@@ -59,7 +59,7 @@ class Channel:
         ends = (self._socket.getsockname()[0], self._socket.getpeername()[0])
         return ends[0].removeprefix("::ffff:"), ends[1].removeprefix("::ffff:")  # IPv4 at a socket for both kinds
 
-    def send(self, **message: Any) -> None:
+    def send(self, **message: object) -> None:
         """Send a message. One that cannot be sent is dropped; `receive` will raise ChannelClosed."""
         # Under a lock: the parts of two long messages must not mix in the stream.
         with self._lock, suppress(OSError):
@@ -126,7 +126,7 @@ class Peer:
         return f"process {self.process} (pid {self.pid}, host {self.host})"
 
     @classmethod
-    def read(cls, value: Any) -> "Peer":
+    def read(cls, value: object) -> "Peer":
         """Return a peer from what `to_dict` returned in another process; ChannelClosed if it is something else."""
         # Exact types: True is an int for isinstance, and would be a process number.
         if isinstance(value, dict) and {key: type(found) for key, found in value.items()} == _FIELDS:
@@ -161,7 +161,7 @@ def rendezvous(info: ProcessInfo) -> Connections:
     return _RendezvousServer(info, me).wait_for_all() if info.is_first else _report_to_first(info, me)
 
 
-def _proof(secret: str, *facts: Any) -> str:
+def _proof(secret: str, *facts: object) -> str:
     """Return what only a process that knows the secret can compute; the secret itself is not sent."""
     # Over all facts of the message and both random numbers: neither can be replayed, nor a process number be changed
     # on the way.
@@ -383,7 +383,7 @@ def _introduce(channel: Channel, incoming: Iterator[Mapping[str, Any]], info: Pr
     raise ChannelClosed
 
 
-def _refusal(message: Mapping[str, Any]) -> RunStopped:
+def _refusal(message: Mapping[str, object]) -> RunStopped:
     error = RunStopped(str(message["refused"]))
     code = message.get("code")
     error.exit_code = code if isinstance(code, int) else RunStopped.exit_code

@@ -192,7 +192,7 @@ def sample_key(ctx: Ctx) -> jax.Array:
     return jax.random.wrap_key_data(jnp.concatenate([head, samples]), impl=_keys_for(len(samples)))
 
 
-def start_key(number: Any) -> jax.Array:
+def start_key(number: object) -> jax.Array:
     """Return the key for drawing initial weights, which has no samples.
 
     With JAX's default keys XLA needs 8.8 s on a CPU to compile the drawing of three small kernels; with these, 0.5 s.
@@ -204,7 +204,7 @@ def start_key(number: Any) -> jax.Array:
 def _keys_for(num_samples: int) -> Any:
     """Return the key implementation for that many samples (the size of a key is part of its type)."""
 
-    def seed(number: Any) -> Any:
+    def seed(number: object) -> Any:
         head = bits(jnp.asarray(number).astype(jnp.uint32).reshape(1))
         return jnp.concatenate([head, jnp.zeros(num_samples, jnp.uint32)])
 

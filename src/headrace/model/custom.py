@@ -87,7 +87,7 @@ def triple(init: Callable[..., Any], apply: Callable[..., Any]) -> MakeFunctions
     asked = _asked(apply)
 
     def make(shape: Shape) -> Functions:
-        def begin(key: Any) -> tuple[PyTree, PyTree]:
+        def begin(key: object) -> tuple[PyTree, PyTree]:
             made = init(key, shape)
             if "stats" not in asked:
                 return made, {}
@@ -95,7 +95,7 @@ def triple(init: Callable[..., Any], apply: Callable[..., Any]) -> MakeFunctions
                 raise ValueError("apply takes stats, so init must return (params, stats)")
             return made
 
-        def call(params: PyTree, stats: PyTree, x: Any, train: bool, rng: Any) -> tuple[PyTree, PyTree]:
+        def call(params: PyTree, stats: PyTree, x: object, train: bool, rng: object) -> tuple[PyTree, PyTree]:
             given = {"stats": stats, "train": train, "rng": rng}
             y = apply(params, x, **{name: given[name] for name in asked})
             if "stats" not in asked:
@@ -176,13 +176,13 @@ def _parameter_names(function: Callable[..., Any]) -> tuple[str, ...]:
         return ()
 
 
-def _is_from(package: str, part: Any) -> bool:
+def _is_from(package: str, part: object) -> bool:
     """Return whether an object is a module of that package, without importing the package."""
     packages = [cls.__module__.partition(".")[0] for cls in type(part).__mro__]
     return package in packages and callable(part) and not isinstance(part, type)
 
 
-def _check_names(blocks: Sequence[Any], network: str) -> None:
+def _check_names(blocks: Sequence[object], network: str) -> None:
     if not _NAME.fullmatch(network):
         raise ConfigError(
             f"A network cannot be named {network!r}.", rule="Names consist of letters, digits, _, - and dots."
@@ -224,7 +224,7 @@ _INSTALL = "Install it: pip install 'headrace[{}]'."
 Momentums = Mapping[tuple[Any, ...], float]  # by path of the batch norm in the block
 
 
-def flax_functions(module: Any) -> Callable[[Shape], Functions]:
+def flax_functions(module: object) -> Callable[[Shape], Functions]:
     """Return the functions of a Linen or NNX module."""
     linen, nnx = _flax()
     if isinstance(module, linen.Module):
@@ -298,7 +298,7 @@ def _linen_functions(module: Any) -> Callable[[Shape], Functions]:
             raise _other_state(others)
         _check_stats_owner(like.get("batch_stats", {}), momentums)
 
-        def begin(key: Any) -> tuple[PyTree, PyTree]:
+        def begin(key: object) -> tuple[PyTree, PyTree]:
             made = variables(key)
             return made.get("params", {}), made.get("batch_stats", {})
 
@@ -345,7 +345,7 @@ def _check_stats_owner(stats: PyTree, momentums: Momentums) -> None:
             )
 
 
-def _nnx_momentums(module: Any) -> dict[tuple[Any, ...], float]:
+def _nnx_momentums(module: object) -> dict[tuple[Any, ...], float]:
     from flax import nnx
 
     return {path: float(node.momentum) for path, node in nnx.iter_graph(module) if isinstance(node, nnx.BatchNorm)}
@@ -429,7 +429,7 @@ def equinox_functions(made: Any) -> Callable[[Shape], Functions]:
     return lambda shape: Functions(begin=begin, call=call, is_ready=is_module)
 
 
-def _is_array(leaf: Any) -> bool:
+def _is_array(leaf: object) -> bool:
     return isinstance(leaf, jax.Array | np.ndarray | jax.ShapeDtypeStruct)
 
 

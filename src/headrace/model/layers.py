@@ -369,7 +369,7 @@ class OnBranch(Layer):
         body, shortcut = (hwc, hwc) if self.opens else hwc
         return (body, self.layer.shape(shortcut)) if self.on_shortcut else (self.layer.shape(body), shortcut)
 
-    def init(self, rng_at: RngAt, hwc: Any) -> tuple[Tree, Tree]:
+    def init(self, rng_at: RngAt, hwc: object) -> tuple[Tree, Tree]:
         return self.layer.init(rng_at, self._branch_shape(hwc))
 
     def apply(self, params: Tree, stats: Tree, x: Any, ctx: Ctx) -> tuple[Any, Tree]:
@@ -378,7 +378,7 @@ class OnBranch(Layer):
         y, batch_stats = self.layer.apply(params, stats, shortcut if self.on_shortcut else body, ctx)
         return ((body, y) if self.on_shortcut else (y, shortcut)), batch_stats
 
-    def cost(self, hwc: Any) -> Cost:
+    def cost(self, hwc: object) -> Cost:
         return self.layer.cost(self._branch_shape(hwc))
 
     def _branch_shape(self, hwc: Any) -> Shape:

@@ -105,7 +105,9 @@ class Network:
             stats |= {name: block_stats} if block_stats else {}
         return params, stats
 
-    def apply(self, params: Mapping[str, Any], stats: Mapping[str, Any], x: Array, ctx: Ctx) -> tuple[Array, Tree]:
+    def apply(
+        self, params: Mapping[str, object], stats: Mapping[str, object], x: Array, ctx: Ctx
+    ) -> tuple[Array, Tree]:
         """Return (logits in float32, batch statistics)."""
         return self.apply_range(0, len(self.blocks), params, stats, x, ctx)
 

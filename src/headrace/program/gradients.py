@@ -25,7 +25,7 @@ from headrace.program.structure import one_of, whole_number
 HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 
 
-def check_reduction(reduction: Any) -> str:
+def check_reduction(reduction: object) -> str:
     """Return the name of a reduction, ignoring case."""
     return one_of(reduction, "The reduction of gradients", list(REDUCTIONS))
 
@@ -68,7 +68,7 @@ def accumulate_gradients(
             slots = jax.device_put(slots, HOST)
         return AccumulationState(jnp.int32(0), empty_sums(params, dtype), slots)
 
-    def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> tuple[PyTree, PyTree]:
+    def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: object) -> tuple[PyTree, PyTree]:
         totals = accumulate(rule, state.totals, updates, state.number)
 
         def act() -> tuple[Any, AccumulationState]:
@@ -88,7 +88,7 @@ def accumulate_gradients(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def check_offload(asked: Any) -> None:
+def check_offload(asked: object) -> None:
     """Refuse what is neither None nor a truth value."""
     if asked is not None and not isinstance(asked, bool):
         raise ConfigError(
@@ -108,7 +108,7 @@ def offloads(asked: bool | None, num_micros: int, device: Any) -> bool:
     return asked if asked is not None else num_micros > 1 and reachable
 
 
-def _space(leaf: Any) -> Any:
+def _space(leaf: object) -> Any:
     return getattr(jax.typeof(leaf), "memory_space", DEVICE)
 
 
@@ -116,7 +116,7 @@ def cross_replica(optimizer: optax.GradientTransformation) -> optax.GradientTran
     """Give the optimizer the mean of the gradients over all replicas, so that their weights stay equal."""
     inner = optax.with_extra_args_support(_checked(optimizer))
 
-    def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> tuple[PyTree, PyTree]:
+    def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: object) -> tuple[PyTree, PyTree]:
         try:
             mean = lax.pmean(updates, REPLICA)
         except NameError as error:
@@ -130,14 +130,14 @@ def cross_replica(optimizer: optax.GradientTransformation) -> optax.GradientTran
     return optax.GradientTransformationExtraArgs(inner.init, update)
 
 
-def accumulates(optimizer_state: Any) -> bool:
+def accumulates(optimizer_state: object) -> bool:
     """Say whether an optimizer's state is that of one that accumulates gradients."""
     kinds = (AccumulationState, optax.MultiStepsState)
     found = jax.tree.leaves(optimizer_state, is_leaf=lambda node: isinstance(node, kinds))
     return any(isinstance(node, kinds) for node in found)
 
 
-def _checked(optimizer: Any) -> optax.GradientTransformation:
+def _checked(optimizer: object) -> optax.GradientTransformation:
     if not isinstance(optimizer, optax.GradientTransformation):
         raise ConfigError(
             f"The optimizer is of type {type(optimizer).__name__}.",

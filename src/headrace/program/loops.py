@@ -100,7 +100,7 @@ def check_arguments(loop: Loop) -> None:
         )
 
 
-def split_result(loop: Loop, result: Any) -> tuple[tuple[Any, ...], list[Enqueue]]:
+def split_result(loop: Loop, result: object) -> tuple[tuple[Any, ...], list[Enqueue]]:
     """Split a body's result into (loop variables, operations); refuse what does not fit."""
     values = () if result is None else tuple(result) if isinstance(result, tuple | list) else (result,)
     kinds = [isinstance(value, Enqueue) for value in values]
@@ -135,7 +135,7 @@ def _variables_of(loop: Loop) -> tuple[Any, ...]:
     return loop.variables.shapes()
 
 
-def call_body(loop: Loop, variables: tuple[Any, ...], element: PyTree) -> tuple[tuple[Any, ...], list[Enqueue]]:
+def call_body(loop: Loop, variables: tuple[object, ...], element: PyTree) -> tuple[tuple[Any, ...], list[Enqueue]]:
     """Run the body once; return the new loop variables, in their types, and the operations."""
     args, kwargs = element_arguments(element) if loop.element is not None else ((), {})
     with operations_made() as made:
@@ -150,7 +150,7 @@ def call_body(loop: Loop, variables: tuple[Any, ...], element: PyTree) -> tuple[
     return jax.tree.map(lambda a, shape: jnp.asarray(a, shape.dtype), after, like), operations
 
 
-def holds(loop: Loop, variables: tuple[Any, ...]) -> jax.Array:
+def holds(loop: Loop, variables: tuple[object, ...]) -> jax.Array:
     """Return whether the loop continues: its condition holds on every replica."""
     if loop.condition is None:
         return jnp.bool_(True)
@@ -349,7 +349,7 @@ def _block_length(loop: Loop, most: int, block_size: int | None) -> int:
     return max(1, min(block_size, most))
 
 
-def _run(program: LoopProgram, variables: tuple[Any, ...], infeed: Infeed | None, most: int) -> tuple[Any, ...]:
+def _run(program: LoopProgram, variables: tuple[object, ...], infeed: Infeed | None, most: int) -> tuple[Any, ...]:
     loop, leaving = program.loop, program.leaving
     # Not donated here: the caller may use its arrays again.
     state = jax.tree.map(lambda leaf: jax.device_put(leaf, _everywhere(leaf, loop.mesh)), variables)
@@ -427,7 +427,7 @@ def _put_block(elements: list[Any], program: LoopProgram) -> Any:
 def _inside_a_program(
     body: Body,
     condition: Condition | None,
-    variables: tuple[Any, ...],
+    variables: tuple[object, ...],
     infeed: Infeed | None,
     size: tuple[int, Replicas],
 ) -> tuple[Any, ...]:
@@ -467,7 +467,7 @@ def _variables(inputs: PyTree) -> tuple[Any, ...]:
     return jax.tree.map(jnp.asarray, tuple(inputs))
 
 
-def _check_functions(body: Any, condition: Any, infeed: Any) -> None:
+def _check_functions(body: object, condition: object, infeed: object) -> None:
     for name, function in (("body", body), ("condition", condition)):
         if function is not None and not callable(function):
             raise ConfigError(f"The {name} of a loop is {function!r}.", rule="It is a function.")

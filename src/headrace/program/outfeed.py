@@ -206,12 +206,12 @@ class Outfeed:
         together = [np.stack(group) for group in zip(*(parts[r] for r in range(self._replicas)), strict=True)]
         self.add(number, together, len(part[0]))
 
-    def add(self, first: int, leaves: Sequence[Any], count: int) -> None:
+    def add(self, first: int, leaves: Sequence[object], count: int) -> None:
         """Take the rows of iterations `first` on: leaves [replicas, at least count, ...]."""
         if count:
             self._add(first, _Rows(leaves, count))
 
-    def add_one(self, number: int, leaves: Sequence[Any]) -> None:
+    def add_one(self, number: int, leaves: Sequence[object]) -> None:
         """Take the results of one iteration: leaves [replicas, ...]."""
         self._add(number, _Rows(leaves, 1, is_stacked=False))
 

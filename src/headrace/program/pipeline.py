@@ -124,7 +124,7 @@ class Pipeline:
             others={node: end["others", node] for node in state.others},
         )
 
-    def _start(self, state: PipelineState, constants: tuple[Any, ...]) -> Values:
+    def _start(self, state: PipelineState, constants: tuple[object, ...]) -> Values:
         """Return the values that a run starts from, and the shapes of those that are fed."""
         spec = self.spec
         start: Values = {("params", key): params for key, params in state.weights.items()}
@@ -183,7 +183,7 @@ class Pipeline:
 
 
 def pipeline(
-    stages: Sequence[Any],
+    stages: Sequence[object],
     gradient_accumulation_count: int,
     *,
     optimizer_function: Callable[..., OptimizerOutput] | None = None,

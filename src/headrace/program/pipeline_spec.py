@@ -166,7 +166,7 @@ def leaving_values(request: Request, outputs: list[Structure], loss: Structure |
     return structure_of(as_row(values))
 
 
-def as_row(values: Sequence[Any]) -> Any:
+def as_row(values: Sequence[object]) -> Any:
     """Return the value to enqueue: a single value as it is, several as a tuple."""
     return values[0] if len(values) == 1 else tuple(values)
 
@@ -292,7 +292,7 @@ def _renamed(error: ConfigError, option: str, name: str) -> ConfigError:
 
 
 def _trace_stages(
-    request: Request, work: Work, functions: dict[Node, Function], meshes: dict[Node, Mesh], inputs: tuple[Any, ...]
+    request: Request, work: Work, functions: dict[Node, Function], meshes: dict[Node, Mesh], inputs: tuple[object, ...]
 ) -> dict[Node, TracedNode]:
     """Follow the shapes from the first stage to the last."""
     element = () if request.infeed is None else request.infeed.structure.shapes()
@@ -361,7 +361,7 @@ def _everywhere(function: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
     return jax.shard_map(function, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
 
 
-def check_output(result: Any) -> OptimizerOutput:
+def check_output(result: object) -> OptimizerOutput:
     """Check what an optimizer function returned."""
     if not isinstance(result, OptimizerOutput):
         raise ConfigError(
@@ -470,7 +470,7 @@ def _follow(closed: ClosedJaxpr, tags: list[frozenset[int]]) -> list[frozenset[i
     jaxpr = closed.jaxpr
     known: dict[Any, frozenset[int]] = dict(zip(jaxpr.invars, tags, strict=True))
 
-    def tag_of(variable: Any) -> frozenset[int]:
+    def tag_of(variable: object) -> frozenset[int]:
         return frozenset() if isinstance(variable, Literal) else known.get(variable, frozenset())
 
     for equation in jaxpr.eqns:

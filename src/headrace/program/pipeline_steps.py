@@ -276,7 +276,7 @@ class _Builder:
         assert ending is not None
         shapes = self.updates.states[number]
 
-        def update(state: PyTree, arguments: PyTree, *rest: Any) -> tuple[Any, ...]:
+        def update(state: PyTree, arguments: PyTree, *rest: object) -> tuple[Any, ...]:
             params, gradients = (
                 dict(zip(group, part, strict=True)) for part in (rest[: len(group)], rest[len(group) :])
             )
@@ -339,7 +339,7 @@ def _reduce(*sums: PyTree) -> tuple[Any]:
 def _settle(state: PyTree) -> tuple[Any]:
     """Make the states of all replicas equal: the mean of numbers, the first replica's of all else."""
 
-    def one(leaf: Any) -> Any:
+    def one(leaf: object) -> Any:
         return lax.pmean(leaf, REPLICA) if is_float(leaf) else lax.all_gather(leaf, REPLICA)[0]
 
     return (expand(jax.tree.map(one, squeeze(state))),)

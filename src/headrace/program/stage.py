@@ -54,7 +54,7 @@ class Function:
     weights: int  # stages with the same number share their weights
 
     def call(
-        self, params: PyTree, state: PyTree, args: Sequence[Any], kwargs: dict[str, Any]
+        self, params: PyTree, state: PyTree, args: Sequence[object], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], Any]:
         """Return (outputs, new state)."""
         if self.is_plain:
@@ -75,7 +75,7 @@ class Function:
             )
         return as_tuple(outputs), after
 
-    def signature(self, args: Sequence[Any]) -> tuple[Any, ...]:
+    def signature(self, args: Sequence[object]) -> tuple[Any, ...]:
         """Return all arguments of `apply` for these inputs."""
         return (*(() if self.is_plain else (self.params,)), *((self.state,) if self.has_state else ()), *args)
 
@@ -97,7 +97,7 @@ def recomputation_checkpoint(values: PyTree) -> Any:
     return jax.tree.map(lambda value: checkpoint_name(value, KEPT), values)
 
 
-def check_stages(stages: Any) -> tuple[tuple[Stage, ...] | Stage, ...]:
+def check_stages(stages: object) -> tuple[tuple[Stage, ...] | Stage, ...]:
     """Return the stages, concurrent ones as tuples; refuse what is not a list of functions."""
     if not isinstance(stages, list | tuple) or isinstance(stages, Stage):
         raise ConfigError(
@@ -113,7 +113,7 @@ def check_stages(stages: Any) -> tuple[tuple[Stage, ...] | Stage, ...]:
     return tuple(_entry(number, entry) for number, entry in enumerate(stages))
 
 
-def _entry(number: int, entry: Any) -> tuple[Stage, ...] | Stage:
+def _entry(number: int, entry: object) -> tuple[Stage, ...] | Stage:
     if not isinstance(entry, list | tuple):
         return _stage(number, entry)
     if not 1 <= len(entry) <= MAX_BRANCHES:
@@ -166,7 +166,7 @@ def _can_be_shared(params: PyTree) -> bool:
     return any(_is_array(leaf) for leaf in leaves) or (bool(leaves) and not isinstance(params, int | float | tuple))
 
 
-def _is_array(leaf: Any) -> bool:
+def _is_array(leaf: object) -> bool:
     return isinstance(leaf, np.ndarray | np.generic | jax.Array)
 
 

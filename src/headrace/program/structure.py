@@ -74,7 +74,7 @@ def host_arrays(tree: PyTree) -> Any:
     return jax.tree.map(_host_array, tree)
 
 
-def _host_array(value: Any) -> np.ndarray:
+def _host_array(value: object) -> np.ndarray:
     array = np.asarray(value)
     if array.dtype.kind in "OSUMm":  # objects, text, dates; bfloat16 is of kind V
         raise ConfigError(
@@ -93,7 +93,7 @@ def element_arguments(element: PyTree) -> tuple[tuple[Any, ...], dict[str, Any]]
     return (element,), {}
 
 
-def can_take(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def can_take(function: Callable[..., Any], args: tuple[object, ...], kwargs: dict[str, Any]) -> bool:
     """Say whether the function accepts these arguments; True if its signature is not available."""
     try:
         signature = inspect.signature(function)
@@ -106,18 +106,18 @@ def can_take(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     return True
 
 
-def describe_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+def describe_call(args: tuple[object, ...], kwargs: dict[str, Any]) -> str:
     """Describe the number and names of arguments."""
     count = f"{len(args)} argument{'s' * (len(args) != 1)}"
     return f"{count} and the names {', '.join(kwargs)}" if kwargs else count
 
 
-def name_of(function: Any) -> str:
+def name_of(function: object) -> str:
     """Return a function's name."""
     return getattr(function, "__name__", type(function).__name__)
 
 
-def whole_number(value: Any, name: str, lowest: int, highest: int | None = None) -> int:
+def whole_number(value: object, name: str, lowest: int, highest: int | None = None) -> int:
     """Return the value as an int, refuse anything but a whole number in the range."""
     limits = f"{lowest} to {highest:,}" if highest is not None else f"{lowest} or more"
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
@@ -127,7 +127,7 @@ def whole_number(value: Any, name: str, lowest: int, highest: int | None = None)
     return int(value)
 
 
-def read_replicas(value: Any) -> int:
+def read_replicas(value: object) -> int:
     """Return a number of replicas, 0 for "auto"; refuse anything else."""
     if value == "auto":
         return 0
@@ -137,7 +137,7 @@ def read_replicas(value: Any) -> int:
         raise ConfigError(error.problem, rule=error.rule, remedy='"auto" takes all devices.') from None
 
 
-def one_of(value: Any, name: str, choices: Sequence[str]) -> str:
+def one_of(value: object, name: str, choices: Sequence[str]) -> str:
     """Return the choice that `value` names, ignoring case; refuse others."""
     known = {choice.lower(): choice for choice in choices}
     if not isinstance(value, str) or value.lower() not in known:

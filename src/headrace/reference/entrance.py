@@ -78,7 +78,7 @@ def known_options() -> Mapping[str, Option]:
 
 
 def resolve(
-    options: Mapping[str, Any],
+    options: Mapping[str, object],
     config_name: str | None = None,
     config_path: str | None = None,
     environ: Mapping[str, str] | None = None,
@@ -91,24 +91,24 @@ def resolve(
     return load.resolve(options, config_name, config_path, environ, REFERENCE)
 
 
-def override(saved: Resolved, options: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> Resolved:
+def override(saved: Resolved, options: Mapping[str, object], environ: Mapping[str, str] | None = None) -> Resolved:
     """Return a saved configuration with the command line's options over it."""
     return load.override(saved, options, environ, REFERENCE)
 
 
-def config_from(flat: Mapping[str, Any]) -> Config:
+def config_from(flat: Mapping[str, object]) -> Config:
     """Return a checked Config from flat option names (or their aliases); what is not named has its default."""
     return resolve_code(flat).config
 
 
-def resolve_code(flat: Mapping[str, Any], config_name: str | None = NO_RECIPE) -> Resolved:
+def resolve_code(flat: Mapping[str, object], config_name: str | None = NO_RECIPE) -> Resolved:
     """Return the configuration of options that code gives over a recipe; None chooses it as `resolve` does."""
     if config_name == NO_RECIPE:
         return load.resolve_code(flat, REFERENCE)
     return load.resolve(flat, config_name, None, {}, REFERENCE, Origin(kind="code"))
 
 
-def from_saved(saved: Mapping[str, Any]) -> Resolved:
+def from_saved(saved: Mapping[str, object]) -> Resolved:
     """Return a configuration as it was stored with a run."""
     return load.from_saved(saved, REFERENCE)
 

@@ -153,7 +153,7 @@ def global_batch(value_of: Lookup) -> int:
 Value = Callable[[Any, Lookup], Any]
 
 
-def _as_given(value: Any, _value_of: Lookup) -> Any:
+def _as_given(value: object, _value_of: Lookup) -> Any:
     return value
 
 
@@ -482,7 +482,7 @@ def tf2_defaults(value_of: Lookup) -> dict[str, Any]:
     return defaults
 
 
-def _offloads(value_of: Lookup, optimizer_params: Mapping[str, Any]) -> bool:
+def _offloads(value_of: Lookup, optimizer_params: Mapping[str, object]) -> bool:
     """Say whether the optimizer's state (plain SGD has none) is kept in host memory: where it is idle for several micro
     batches, with gradient accumulation or a pipeline.
     """

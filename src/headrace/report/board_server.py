@@ -260,7 +260,7 @@ def _cell(text: str | None, value: float | None) -> dict[str, Any]:
     return {"text": text or "-", "sort": value if is_number else "-"}
 
 
-def _json(value: Any) -> _Answer:
+def _json(value: object) -> _Answer:
     return _Answer(json.dumps(value, allow_nan=False).encode(), "application/json")
 
 
@@ -316,7 +316,7 @@ class _Handler(BaseHTTPRequestHandler):
             except OSError:  # the browser has gone
                 self.close_connection = True
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         """Print nothing: a page asks every two seconds."""
 
 

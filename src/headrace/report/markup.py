@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cache
 from html import escape
 from pathlib import Path
-from typing import Any
 
 _FILES = Path(__file__).parent / "files"
 
@@ -49,7 +48,7 @@ def rows_table(rows: Iterable[tuple[object, ...]], heading: Sequence[str] = (), 
     return element("div", table, class_="scroll")
 
 
-def json_script(name: str, value: Any) -> Html:
+def json_script(name: str, value: object) -> Html:
     """Return data for the page's script. No text in it can end the element: `<` is written as an escape."""
     text = json.dumps(value, allow_nan=False, ensure_ascii=True).replace("<", "\\u003c")
     return Html(f'<script type="application/json" id="{name}">{text}</script>')
@@ -69,7 +68,7 @@ def page_policy() -> str:
     )
 
 
-def page(title: str, body: Iterable[Html], data: Mapping[str, Any]) -> str:
+def page(title: str, body: Iterable[Html], data: Mapping[str, object]) -> str:
     """Return a whole page. `data` is what its script draws: `panels`, and for a live page `live`, where to ask."""
     head = [
         Html('<meta charset="utf-8">'),

@@ -80,7 +80,7 @@ def write_run_report(path: Path, file: Path | None = None) -> Path:
     return file
 
 
-def run_page(files: RunFiles, curves: Curves, live: Mapping[str, Any], *above: Html) -> str:
+def run_page(files: RunFiles, curves: Curves, live: Mapping[str, object], *above: Html) -> str:
     """Return the page of a run; `live` has where its script asks for updates."""
     run = files.summary
     facts = [str(run.path), f"{curves.num_damaged} damaged lines in its records" if curves.num_damaged else ""]
@@ -134,7 +134,9 @@ def write_comparison(runs: Sequence[RunSummary], file: Path) -> None:
     write_atomic(file, comparison_page(runs, curves, {}).encode())
 
 
-def comparison_page(runs: Sequence[RunSummary], curves: Sequence[Curves], live: Mapping[str, Any], *above: Html) -> str:
+def comparison_page(
+    runs: Sequence[RunSummary], curves: Sequence[Curves], live: Mapping[str, object], *above: Html
+) -> str:
     """Return the page that compares runs: their curves together, options that differ, results."""
     names = run_names(runs)
     options = [(name, *map(_text, values)) for name, values in compare_options(runs).items()]
@@ -166,5 +168,5 @@ def run_names(runs: Sequence[RunSummary]) -> list[str]:
     return [f"{letter} {name}" for letter, name in zip(string.ascii_uppercase, names, strict=False)]
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return value if isinstance(value, str) else format_value(tuple(value) if isinstance(value, list) else value)

@@ -136,7 +136,7 @@ def read_summary(path: Path) -> RunSummary:
     return _summarize(path, saved["values"], lines, modified)
 
 
-def _summarize(path: Path, options: Mapping[str, Any], lines: list[bytes], modified: float) -> RunSummary:
+def _summarize(path: Path, options: Mapping[str, object], lines: list[bytes], modified: float) -> RunSummary:
     start: RunStart | None = None
     end: RunEnd | None = None
     validations, bad = [], 0
@@ -200,7 +200,7 @@ def different_options(runs: Iterable[RunSummary]) -> dict[str, list[Any]]:
     return {name: row for name, row in rows.items() if any(value != row[0] for value in row)}
 
 
-def _flat(options: Mapping[str, Any]) -> dict[str, Any]:
+def _flat(options: Mapping[str, object]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in options.items():
         if isinstance(value, dict):

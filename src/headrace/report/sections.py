@@ -251,7 +251,7 @@ def draw_schedule(files: RunFiles) -> Html:
     )
 
 
-def _mapping(value: Any) -> Any:
+def _mapping(value: object) -> Any:
     return tuple(_mapping(item) for item in value) if isinstance(value, list) else value
 
 

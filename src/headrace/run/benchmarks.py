@@ -234,7 +234,7 @@ def _measure(
 
     # In the reader's thread: on a GPU launching a call takes as long as running it, so that times taken by the
     # launching thread would be those of launches.
-    def wait(metrics: Any) -> None:
+    def wait(metrics: object) -> None:
         jax.block_until_ready(metrics)
         ends.append(time.perf_counter())
 
@@ -375,7 +375,7 @@ class _InferenceBench:
                     block = feed.next()
         return seconds[1:]  # the first is a warm-up
 
-    def _compile(self, block: Any) -> Compiled:
+    def _compile(self, block: object) -> Compiled:
         return compiled_from(lambda: self._forward.compile(*self._held, block))
 
 

@@ -5,7 +5,6 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from headrace.config.field import CHOSEN, DEFAULT, Origin
 from headrace.config.layers import Given
@@ -209,7 +208,7 @@ class _Choices:
         """Whether training starts from trained weights."""
         return self.resolved.config.weights.weights is not None or self.custom.weights is not None
 
-    def _with(self, why: str, said: str, **values: Any) -> "_Choices":
+    def _with(self, why: str, said: str, **values: object) -> "_Choices":
         origin = Origin(kind=CHOSEN, where=why)
         chosen = {name: Given(value=value, origin=origin) for name, value in values.items()}
         return replace(self, resolved=with_values(self.resolved, chosen), said=(*self.said, said))

@@ -28,7 +28,7 @@ _TAKEN = {*SUMS, *TrainRecord.__dataclass_fields__, *ValidationRecord.__dataclas
 _ONE_EACH = "It returns one number for each image: an array [N]; their mean over the images is taken later."
 
 
-def check_objective(custom: CustomObjective, num_classes: int, class_weights: Sequence[Any]) -> None:
+def check_objective(custom: CustomObjective, num_classes: int, class_weights: Sequence[object]) -> None:
     """Refuse a loss or metrics that cannot be traced, or that return something else than a number for each image."""
     count = num_classes + 1  # so that [N] and [C] cannot be confused
     logits, labels = _array(count, num_classes), jax.ShapeDtypeStruct((count,), jnp.int32)
@@ -79,7 +79,7 @@ def check_augment(function: AugmentFunction | None, image_hwc: tuple[int, int, i
 def by_sample(function: AugmentFunction, seed: int) -> Callable[[Any, Any, Any, Any], Any]:
     """Return an augmentation as `fetch` calls it, with a key that depends on seed, epoch and sample alone."""
 
-    def augment(images: jax.Array, labels: jax.Array, samples: jax.Array, epoch: Any) -> jax.Array:
+    def augment(images: jax.Array, labels: jax.Array, samples: jax.Array, epoch: object) -> jax.Array:
         return function(_key(seed, epoch, samples), images, labels).astype(images.dtype)
 
     return augment
@@ -93,7 +93,7 @@ def _array(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
-def _traced(what: str, function: Any, *given: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+def _traced(what: str, function: object, *given: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     """Return the shape of what a function returns; an error inside it is raised as it is, with a note."""
     if not callable(function):
         raise ConfigError(f"The {what} is a {type(function).__name__}.", rule="It is a function.")

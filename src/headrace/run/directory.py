@@ -181,7 +181,7 @@ PARTS = (*REPLACED, "loss", "metrics", "augment")  # and what it can give beside
 
 
 def from_saved(
-    saved: Mapping[str, Any], *, given: Collection[str] = (), needed: Collection[str] = REPLACED
+    saved: Mapping[str, object], *, given: Collection[str] = (), needed: Collection[str] = REPLACED
 ) -> Resolved:
     """Return the configuration that `saved_form` was given.
 
@@ -247,7 +247,7 @@ def read_saved(path: Path) -> dict[str, Any]:
 
 
 def parse_run(
-    path: Path, saved: Mapping[str, Any], *, given: Collection[str] = (), needed: Collection[str] = REPLACED
+    path: Path, saved: Mapping[str, object], *, given: Collection[str] = (), needed: Collection[str] = REPLACED
 ) -> tuple[RunDirectory, Resolved]:
     """Return the layout and the configuration of the run at `path` from what its config.json holds."""
     try:

@@ -150,7 +150,7 @@ class Evaluated:
     report: dict[str, Any]
 
 
-def evaluate_validation(checkpoint: Path, overrides: Mapping[str, Any], weights: str) -> Evaluated:
+def evaluate_validation(checkpoint: Path, overrides: Mapping[str, object], weights: str) -> Evaluated:
     """Predict the validation images with these weights of a checkpoint: raw, ema, or the label of an average."""
     resolved = from_saved(load(checkpoint)[1]["config"])
     config = override(resolved, {"dry_run_steps": None} | dict(overrides)).config

@@ -124,7 +124,7 @@ class Model:
         class_names: Sequence[str] | None = None,
         name: str = "custom_network",
         config: str | None = None,
-        **options: Any,
+        **options: object,
     ) -> None:
         """Take the name of a shipped network, a Network, or the blocks of one; the rest are ordinary options.
 
@@ -207,16 +207,16 @@ class Model:
 
     def fit(
         self,
-        data: Any,
-        labels: Any = None,
+        data: object,
+        labels: object = None,
         *,
-        validation_data: Any = None,
+        validation_data: object = None,
         resume: str | Path | None = None,
         callbacks: Sequence[Callback] = (),
         loss: LossFunction | str | None = None,
         metrics: Mapping[str, MetricFunction] | None = None,
         augment: AugmentFunction | None = None,
-        **options: Any,
+        **options: object,
     ) -> RunResult:
         """Train on a folder or another dataset's path, on (images, labels), or on an opened dataset; return the run.
 
@@ -274,14 +274,14 @@ class Model:
         self._trained = replace(trained, better=better)
 
     def _training_parts(
-        self, data: Any, labels: Any, validation_data: Any, options: dict[str, Any]
+        self, data: object, labels: object, validation_data: object, options: dict[str, Any]
     ) -> tuple[Resolved, CustomParts]:
         """Return the configuration of a fit, and what code gives to it."""
         resolved, custom = self._data_parts(data, labels, validation_data, options)
         return resolved, replace(custom, weights=self._float32_weights())
 
     def _data_parts(
-        self, data: Any, labels: Any, validation_data: Any, options: dict[str, Any]
+        self, data: object, labels: object, validation_data: object, options: dict[str, Any]
     ) -> tuple[Resolved, CustomParts]:
         given = given_data(data, labels)
         if given.options:
@@ -314,14 +314,14 @@ class Model:
 
     def evaluate(
         self,
-        data: Any,
-        labels: Any = None,
+        data: object,
+        labels: object = None,
         *,
         weights: str = AUTO,
         steps: int | None = None,
         loss: LossFunction | None = None,
         metrics: Mapping[str, MetricFunction] | None = None,
-        **options: Any,
+        **options: object,
     ) -> Report:
         """Return the report on data given as for fit, each image counted once: num_samples, loss, top1, classes, ...
 
@@ -357,7 +357,7 @@ class Model:
             sums, _ = validator.finish(validator.start(state))[weights]
         return Report(validation_report(sums, dataset.info.class_names))
 
-    def predict(self, images: Any, *, weights: str = AUTO, batch_size: int = 32) -> Predictions:
+    def predict(self, images: object, *, weights: str = AUTO, batch_size: int = 32) -> Predictions:
         """Return the predictions for image files, folders of them, or an array of images [N, H, W, C]."""
         self._load_given_weights()
         paths = image_paths(images)
@@ -391,13 +391,13 @@ class Model:
 
     def find_learning_rate(
         self,
-        data: Any,
-        labels: Any = None,
+        data: object,
+        labels: object = None,
         *,
         num_steps: int = 100,
         loss: LossFunction | None = None,
         augment: AugmentFunction | None = None,
-        **options: Any,
+        **options: object,
     ) -> FoundRates:
         """Train a short while with a growing rate on data given as for fit; return rates, losses and a suggestion.
 
@@ -521,7 +521,7 @@ class Model:
         )
         return self
 
-    def _resolve(self, options: Mapping[str, Any], *, by_code: bool = False) -> Resolved:
+    def _resolve(self, options: Mapping[str, object], *, by_code: bool = False) -> Resolved:
         """Return the configuration of options over the recipe; `by_code`: the data does not come from options."""
         options = {"weights": self._weights_from, **options}
         if by_code:

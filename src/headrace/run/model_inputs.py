@@ -83,7 +83,7 @@ NAMED_OF_ONE_SET = NAMED_OF_DATA | {"validation_split"}
 _NORM_LAYER_OPTIONS = ("stable_norm", "dbn_replica_group_size")
 
 
-def check_custom_options(options: Mapping[str, Any], network: Network) -> dict[str, Any]:
+def check_custom_options(options: Mapping[str, object], network: Network) -> dict[str, Any]:
     """Return the options of a custom network with the momentum that its batch norms ask for."""
     given = dict(options)
     custom = [block for _, block in network.blocks if isinstance(block, CustomBlock)]
@@ -108,7 +108,7 @@ def check_custom_options(options: Mapping[str, Any], network: Network) -> dict[s
     return given | {"bn_momentum": momentums.pop()}
 
 
-def full_names(options: Mapping[str, Any], has_network: bool) -> dict[str, Any]:
+def full_names(options: Mapping[str, object], has_network: bool) -> dict[str, Any]:
     """Return the options under their full names; refuse those that code gives in another way."""
     known, named = option_names(known_options()), {}
     for written, value in options.items():
@@ -121,7 +121,7 @@ def full_names(options: Mapping[str, Any], has_network: bool) -> dict[str, Any]:
     return named
 
 
-def resolve_for_arrays(options: Mapping[str, Any], recipe: str | None) -> Resolved:
+def resolve_for_arrays(options: Mapping[str, object], recipe: str | None) -> Resolved:
     """Return the configuration of a run on arrays: like the digits, they define their size and their parts."""
     try:
         # Arrays have a fixed size and their own splits, as the digits have: the same options are refused, in other
@@ -133,12 +133,12 @@ def resolve_for_arrays(options: Mapping[str, Any], recipe: str | None) -> Resolv
         raise ConfigError(problem, rule=error.rule, remedy=remedy) from None
 
 
-def without_data(options: Mapping[str, Any]) -> dict[str, Any]:
+def without_data(options: Mapping[str, object]) -> dict[str, Any]:
     """Return the options without those that name a dataset or shape it."""
     return {name: value for name, value in options.items() if name not in NAMED_OF_ONE_SET}
 
 
-def refuse_named_data(options: Mapping[str, Any]) -> None:
+def refuse_named_data(options: Mapping[str, object]) -> None:
     """Refuse options that name a dataset where code gives one."""
     for name in options:
         if name in NAMED_OF_DATA:
@@ -238,7 +238,7 @@ def refuse_weights(weights: str, possible: Sequence[str]) -> None:
         )
 
 
-def positive(value: Any, name: str) -> int:
+def positive(value: object, name: str) -> int:
     """Return a count, and refuse anything else."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigError(f"{name} is {value!r}.", rule="It is a whole number of 1 or more.")
@@ -260,7 +260,7 @@ class GivenData:
     dataset: DataSet | None = None
 
 
-def given_data(data: Any, labels: Any = None, what: str = "data") -> GivenData:
+def given_data(data: object, labels: object = None, what: str = "data") -> GivenData:
     """Return what was given; refuse what is neither a path, a name, a pair of arrays nor a dataset."""
     if labels is not None:
         return GivenData(arrays=(data, labels))
@@ -367,7 +367,7 @@ def image_paths(images: Any) -> Sequence[Path] | None:
     return [Path(one).expanduser() for one in each]
 
 
-def held_out(images: Any, labels: Any, fraction: Any) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+def held_out(images: object, labels: object, fraction: object) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
     """Return (images, labels) of training and of validation: a fraction of each class, always the same images."""
     if not isinstance(fraction, int | float) or not 0 < fraction < 1:
         raise ConfigError(f"validation_split is {fraction!r}.", rule="It is a fraction between 0 and 1.")
@@ -377,7 +377,7 @@ def held_out(images: Any, labels: Any, fraction: Any) -> tuple[tuple[Any, Any], 
     return (images[~mask], labels[~mask]), (images[mask], labels[mask])
 
 
-def validation_folder(data: Any) -> dict[str, Any]:
+def validation_folder(data: object) -> dict[str, Any]:
     """Return the option for validation data that is given beside the path of training data."""
     if data is None:
         return {}
@@ -390,14 +390,14 @@ def validation_folder(data: Any) -> dict[str, Any]:
     return {"validation_path": str(Path(data).expanduser())}
 
 
-def image_pair(data: Any) -> tuple[Any, Any]:
+def image_pair(data: object) -> tuple[Any, Any]:
     """Return validation data as (images, labels)."""
     if not isinstance(data, tuple | list) or len(data) != 2:
         raise ConfigError("validation_data is not a pair.", rule="It is (images, labels).")
     return data[0], data[1]
 
 
-def validation_option(options: Mapping[str, Any], has_data: bool) -> dict[str, Any]:
+def validation_option(options: Mapping[str, object], has_data: bool) -> dict[str, Any]:
     """Return the option that turns validation off where there is nothing to validate with."""
     if options.get("validation") is True and not has_data:
         raise ConfigError(

@@ -18,8 +18,8 @@ class PipelineModel(Model):
 
     def fit(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
-        images: Any,
-        labels: Any,
+        images: object,
+        labels: object,
         *,
         num_epochs: int | None = None,
         steps_per_epoch: int | None = None,
@@ -39,7 +39,7 @@ class PipelineModel(Model):
         resolved, custom = self._training_parts(images, labels, validation_data, asked)
         return self._fit(resolved, custom, resume, asked)
 
-    def predict(self, images: Any, *, weights: str = RAW) -> np.ndarray:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def predict(self, images: object, *, weights: str = RAW) -> np.ndarray:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Return the logits of these images, float32 [N, num_classes]."""
         return self.logits(images, weights=weights)
 

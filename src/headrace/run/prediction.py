@@ -174,7 +174,7 @@ def labels_by_folder(files: Sequence[Path], names: Sequence[str]) -> list[int]:
 
 
 def _forward_spec(model: TrainedModel) -> EvalSpec:
-    def fetch(_resident: Any, batch: dict[str, Any]) -> tuple[Any, None]:
+    def fetch(_resident: object, batch: dict[str, Any]) -> tuple[Any, None]:
         return preprocess(batch["images"], None, 0, model.preprocess, train=False), None
 
     return EvalSpec(

@@ -79,7 +79,7 @@ class CallProfile:
             jax.profiler.start_trace(str(self.directory), profiler_options=options)
             self._recording = True
 
-    def called(self, outputs: Any, num_steps: int) -> None:
+    def called(self, outputs: object, num_steps: int) -> None:
         """Note that a call was launched; `outputs` are ready when it is over."""
         self._last = outputs if self._left else None
         if self._warm_up:
@@ -136,7 +136,7 @@ def summarise_profile(profile: CallProfile, design: Design, devices: Sequence[An
     return found
 
 
-def describe_profile(profile: CallProfile, design: Design, devices: Sequence[Any]) -> list[str]:
+def describe_profile(profile: CallProfile, design: Design, devices: Sequence[object]) -> list[str]:
     """Return what was recorded, for people."""
     profile.close()
     if not profile.found:

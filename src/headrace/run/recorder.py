@@ -160,7 +160,7 @@ class RunRecorder:
         """Record a sentence for people."""
         self._sinks.write(Note(step=self.step, level=level, text=text))
 
-    def when_ready(self, launched: Any) -> Future[Moment]:
+    def when_ready(self, launched: object) -> Future[Moment]:
         """Return the time when the devices will be done with arrays; to be asked for in the order of launches."""
         asked, leaves = time.perf_counter(), jax.tree.leaves(launched)
         if all(leaf.is_ready() for leaf in leaves):  # a CPU may run small programs before a launch returns

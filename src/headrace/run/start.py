@@ -315,7 +315,7 @@ def _is_free(name: str) -> bool:
     return name in _FREE or all_options()[name].section in _FREE_SECTIONS
 
 
-def free_options(options: Mapping[str, Any]) -> dict[str, Any]:
+def free_options(options: Mapping[str, object]) -> dict[str, Any]:
     """Return the options of a command line that may differ from those of the run that it resumes."""
     known = option_names(known_options())
     named = {written: known[normalise_name(written)].name for written in options}

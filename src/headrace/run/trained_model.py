@@ -167,7 +167,7 @@ def preprocess_of(form: Mapping[str, Any], seed: int, image_hwc: tuple[int, int,
     )
 
 
-def resizing_of(form: Mapping[str, Any]) -> dict[str, Any]:
+def resizing_of(form: Mapping[str, object]) -> dict[str, Any]:
     """Return how images of that form are resized in evaluation, as fields of a TrainedModel."""
     return {
         "shorter_side": form["shorter_side"],

@@ -109,7 +109,7 @@ class Validator:
         """Compile for the weights of such a state ahead of their use, so that the time stays apart."""
         return compiled_from(lambda: self._compile(self._place(state), *self._feed.described()))
 
-    def _compile(self, weights: dict[str, Any], resident: Any, block: Any) -> Program:
+    def _compile(self, weights: dict[str, Any], resident: object, block: object) -> Program:
         programs: dict[tuple[Any, ...], Program] = {}  # by dtypes: averages are float32 where raw weights have 16 bits
         for name, placed in weights.items():
             dtypes = tuple(leaf.dtype for leaf in jax.tree.leaves(placed))
@@ -308,7 +308,7 @@ def _read_named(design: Design) -> _Read:
     return _Read(weights={"params": cast, "stats": adopted.stats}, facts=facts)
 
 
-def _blank(design: Design, facts: Mapping[str, Any]) -> dict[str, Any]:
+def _blank(design: Design, facts: Mapping[str, object]) -> dict[str, Any]:
     """Return weights of the shapes and dtypes that such a checkpoint holds."""
     params, stats = design.network.init(0)
     stored = params if facts["averaged"] else jax.tree.map(lambda w: w.astype(design.precision.weight_dtype), params)
@@ -321,7 +321,7 @@ def only_validating(config: Config) -> Config:
     return replace(config, run=run, validation=validation)
 
 
-def _find_together(group: ProcessGroup, path: Path | None, overrides: Mapping[str, Any], which: str) -> _Found:
+def _find_together(group: ProcessGroup, path: Path | None, overrides: Mapping[str, object], which: str) -> _Found:
     """Find what is to be validated: process 0 looks, the others receive what it found."""
 
     def find() -> _Found:
@@ -339,7 +339,7 @@ def _find_together(group: ProcessGroup, path: Path | None, overrides: Mapping[st
     return found or _Found(checkpoints=checkpoints, resolved=from_saved(shared["config"]), run=None)
 
 
-def _find(path: Path, overrides: Mapping[str, Any]) -> _Found:
+def _find(path: Path, overrides: Mapping[str, object]) -> _Found:
     """Find what is to be validated, with the command line's options over the saved ones."""
     if (path / MANIFEST_FILE).exists():
         resolved = override(from_saved(load(path)[1]["config"]), overrides)

@@ -366,7 +366,7 @@ class CallReader:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="read-calls")
         self._unread: deque[Future[None]] = deque()
 
-    def submit(self, call: Any) -> None:
+    def submit(self, call: object) -> None:
         """Take a launched call, without waiting."""
         self._unread.append(self._worker.submit(self._read, call))
 

@@ -247,7 +247,7 @@ def _is_required(f: Field[Any]) -> bool:
     return f.default is MISSING and f.default_factory is MISSING
 
 
-def _spell_non_finite(value: Any) -> Any:
+def _spell_non_finite(value: object) -> Any:
     """Replace numbers that are not finite by their names."""
     if isinstance(value, dict):
         return {key: _spell_non_finite(item) for key, item in value.items()}
@@ -357,7 +357,7 @@ def validation_report(sums: Mapping[str, Any], class_names: Sequence[str]) -> di
     }
 
 
-def write_report(path: Path | str, report: Mapping[str, Any]) -> None:
+def write_report(path: Path | str, report: Mapping[str, object]) -> None:
     """Write a report as a JSON file, atomically. Numbers that are not finite become null."""
     replace_file(Path(path), (_to_json(report) + "\n").encode())
 
@@ -386,7 +386,7 @@ def _most_confused(confusion: np.ndarray, class_names: Sequence[str]) -> list[di
     ]
 
 
-def _to_json(value: Any, indent: str = "") -> str:
+def _to_json(value: object, indent: str = "") -> str:
     """Return JSON with one line for each innermost list or object, so that a matrix reads as one."""
     inner = indent + " "
     if isinstance(value, Mapping) and any(isinstance(item, Mapping | list) for item in value.values()):
@@ -397,7 +397,7 @@ def _to_json(value: Any, indent: str = "") -> str:
     return json.dumps(_finite(value), allow_nan=False, ensure_ascii=False)
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> Any:
     if isinstance(value, Mapping):
         return {key: _finite(item) for key, item in value.items()}
     return None if isinstance(value, float) and not np.isfinite(value) else value

@@ -82,7 +82,7 @@ def validation_row(record: ValidationRecord) -> list[str]:
     return [cell(column(record)) for column in VALIDATION_COLUMNS.values()]
 
 
-def cell(value: Any) -> str:
+def cell(value: object) -> str:
     """Return the text of a value: empty for None, seven significant digits for a float."""
     if value is None:
         return ""
@@ -117,7 +117,7 @@ class ShowsProgress(Protocol):
 class TakesHistograms(Protocol):
     """A sink for histograms of weights and gradients, which are too large for records."""
 
-    def histograms(self, step: int, found: Mapping[str, Any]) -> None:
+    def histograms(self, step: int, found: Mapping[str, object]) -> None:
         """Take the histograms of a step by name; engine/histograms.py says what one is."""
         ...
 
@@ -237,7 +237,7 @@ class Sinks:
             if isinstance(sink, ShowsProgress):
                 sink.advance(step, loss, images_per_second)
 
-    def histograms(self, step: int, found: Mapping[str, Any]) -> None:
+    def histograms(self, step: int, found: Mapping[str, object]) -> None:
         """Give histograms to the trackers."""
         for sink in self._sinks:
             if isinstance(sink, TakesHistograms):

@@ -62,7 +62,7 @@ class Tracker(Protocol):
         """Take the histograms of a step by name."""
         ...
 
-    def summary(self, values: Mapping[str, Any]) -> None:
+    def summary(self, values: Mapping[str, object]) -> None:
         """Take what is known at the end."""
         ...
 
@@ -213,7 +213,7 @@ class TensorBoard:
             least, greatest, total, squares = (float(each[key]) for key in ("least", "greatest", "total", "squares"))
             self._writer.add_histogram_raw(name, least, greatest, counts.sum(), total, squares, edges[1:], counts, step)
 
-    def summary(self, values: Mapping[str, Any]) -> None:
+    def summary(self, values: Mapping[str, object]) -> None:
         """Write the numbers as scalars of the last step, strings as text, and the options beside the results."""
         numbers = {name: value for name, value in values.items() if isinstance(value, float)}
         self.scalars(self._step, numbers)
@@ -288,7 +288,7 @@ class WeightsAndBiases:
         logged = {name: wandb.Histogram(np_histogram=filled_bins(each)) for name, each in found.items()}
         self._run.log({"step": step, **logged})
 
-    def summary(self, values: Mapping[str, Any]) -> None:
+    def summary(self, values: Mapping[str, object]) -> None:
         """Set the run's summary."""
         self._run.summary.update(dict(values))
 

@@ -50,11 +50,11 @@ class Graph:
         self.nodes.append(helper.make_node(kind, list(inputs), [name], name=name, **attributes))
         return name
 
-    def weight(self, name: str, array: Any) -> str:
+    def weight(self, name: str, array: object) -> str:
         """Add weights in the graph's type; return their name."""
         return self._add(f"{self.path}/{name}", np.asarray(array, self.dtype))
 
-    def constant(self, array: Any) -> str:
+    def constant(self, array: object) -> str:
         """Add a constant, a floating-point one in the graph's type; return its name."""
         values = np.asarray(array)
         typed = values.astype(self.dtype) if values.dtype.kind == "f" else values
@@ -91,7 +91,7 @@ Write = Callable[[Graph, Any, Trees, Shape, str], str]
 _CLIPPED = {"relu6": (0.0, 6.0)}
 
 
-def write_layer(graph: Graph, layer: Any, trees: Trees, hwc: Shape, x: str) -> str:
+def write_layer(graph: Graph, layer: object, trees: Trees, hwc: Shape, x: str) -> str:
     """Write a layer's nodes; return the name of its output."""
     write = LAYERS.get(type(layer))
     if write is None:
@@ -126,7 +126,7 @@ def _conv(graph: Graph, layer: Any, trees: Trees, hwc: Shape, x: str) -> str:
     )
 
 
-def _dense(graph: Graph, layer: Any, trees: Trees, hwc: Shape, x: str) -> str:
+def _dense(graph: Graph, layer: object, trees: Trees, hwc: Shape, x: str) -> str:
     return graph.node("Gemm", [x, graph.weight("weight", trees[0]["kernel"]), graph.weight("bias", trees[0]["bias"])])
 
 
@@ -168,11 +168,11 @@ def _resize(graph: Graph, layer: Any, trees: Trees, hwc: Shape, x: str) -> str:
     return graph.node("MatMul", [graph.node("MatMul", [graph.constant(down), x]), graph.constant(across.T)])
 
 
-def _mean(graph: Graph, layer: Any, trees: Trees, hwc: Shape, x: str) -> str:
+def _mean(graph: Graph, layer: object, trees: Trees, hwc: Shape, x: str) -> str:
     return graph.node("ReduceMean", [x, graph.constant(np.array([2, 3]))], keepdims=0)
 
 
-def _flatten(graph: Graph, layer: Any, trees: Trees, hwc: Shape, x: str) -> str:
+def _flatten(graph: Graph, layer: object, trees: Trees, hwc: Shape, x: str) -> str:
     """Flatten row by row with the channels last, as here."""
     if len(hwc) == 3:
         x = graph.node("Transpose", [x], perm=[0, 2, 3, 1])
@@ -234,7 +234,7 @@ def _layer_norm(graph: Graph, layer: Any, trees: Trees, hwc: Shape, x: str) -> s
     return graph.node("Transpose", [x], perm=[0, 3, 1, 2])
 
 
-def _layer_scale(graph: Graph, layer: Any, trees: Trees, hwc: Shape, x: str) -> str:
+def _layer_scale(graph: Graph, layer: object, trees: Trees, hwc: Shape, x: str) -> str:
     return graph.node("Mul", [x, graph.weight("scale", np.reshape(trees[0]["gamma"], (1, -1, *(1,) * (len(hwc) - 1))))])
 
 
@@ -396,7 +396,7 @@ def check_onnx(
     return worst
 
 
-def compare_logits(names: tuple[str, str], found: Any, expected: Any, tolerance: float) -> float:
+def compare_logits(names: tuple[str, str], found: object, expected: object, tolerance: float) -> float:
     """Return the largest difference of logits; refuse one beyond the tolerance, relative to the largest logit.
 
     `names` are those of the export and of the network.

@@ -113,14 +113,14 @@ def _checked(offset: Any, shape: Any, strides: Any) -> tuple[int, tuple[int, ...
     return offset, shape, strides
 
 
-def _rebuild(storage: Any, offset: Any, size: Any, stride: Any, *_rest: Any) -> Tensor:
+def _rebuild(storage: object, offset: object, size: object, stride: object, *_rest: object) -> Tensor:
     """Stands for torch._utils._rebuild_tensor and its second form."""
     if not isinstance(storage, Storage):
         raise RefusedPickle("a tensor without a storage")
     return Tensor(storage, storage.kind.dtype, *_checked(offset, size, stride))
 
 
-def _rebuild_typed(storage: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> Tensor:
+def _rebuild_typed(storage: object, offset: object, size: object, stride: object, *rest: object) -> Tensor:
     """Stands for the third form, which names the type of an untyped storage."""
     kind = next((each for each in rest if isinstance(each, DtypeName)), None)
     if not isinstance(storage, Storage) or kind is None:
@@ -128,19 +128,19 @@ def _rebuild_typed(storage: Any, offset: Any, size: Any, stride: Any, *rest: Any
     return Tensor(storage, kind.dtype, *_checked(offset, size, stride))
 
 
-def _parameter(tensor: Any, *_rest: Any) -> Tensor:
+def _parameter(tensor: object, *_rest: object) -> Tensor:
     if not isinstance(tensor, Tensor):
         raise RefusedPickle("a parameter that is not a tensor")
     return tensor
 
 
-def _size(values: Any = ()) -> tuple[Any, ...]:
+def _size(values: object = ()) -> tuple[Any, ...]:
     if not isinstance(values, tuple | list) or len(values) > _MAX_DIMS:
         raise RefusedPickle("a size that is not a short tuple")
     return tuple(values)
 
 
-def _ordered_dict(pairs: Any = ()) -> dict[Any, Any]:
+def _ordered_dict(pairs: object = ()) -> dict[Any, Any]:
     """Stands for OrderedDict, empty or with pairs."""
     if not isinstance(pairs, list | tuple) or any(
         not isinstance(pair, list | tuple) or len(pair) != 2 for pair in pairs
@@ -149,7 +149,7 @@ def _ordered_dict(pairs: Any = ()) -> dict[Any, Any]:
     return {dict_key(key): value for key, value in pairs}
 
 
-def _ignore_attributes(_dict: Any, _state: Any) -> None:
+def _ignore_attributes(_dict: object, _state: object) -> None:
     """Drop the attributes (`_metadata`) that torch sets on an OrderedDict."""
 
 
@@ -179,7 +179,7 @@ def read_torch_pickle(data: bytes, start: int = 0) -> tuple[Any, dict[str, Stora
     """
     storages: dict[str, Storage] = {}
 
-    def load_storage(reference: Any) -> Storage:
+    def load_storage(reference: object) -> Storage:
         match reference:
             case ("storage", DtypeName() as kind, str() as key, str(), int() as num_elements, *rest):
                 if num_elements < 0 or any(each is not None for each in rest):  # views on storages: files before 2018
@@ -314,7 +314,7 @@ def _arrays(tensors: dict[str, Tensor], contents: dict[str, bytes]) -> dict[str,
     return arrays
 
 
-def _state_dict(value: Any, ema: bool) -> dict[str, Tensor]:
+def _state_dict(value: object, ema: bool) -> dict[str, Tensor]:
     """Return the mapping of names to tensors: the whole file, or the part under one of the usual names."""
     if not isinstance(value, dict):
         raise ValueError(f"it holds a {type(value).__name__}, not a mapping of names to tensors")

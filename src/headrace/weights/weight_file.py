@@ -124,7 +124,7 @@ class _Reader:
     bytes_left: int
     longest_text: int
 
-    def group(self, parent: Any, name: str) -> Any:
+    def group(self, parent: object, name: str) -> Any:
         """Return a group below another one."""
         return self._child(parent, name, self.h5py.Group)
 

@@ -130,7 +130,7 @@ WHOLE = ProcessShard()
 # Uneven classes: weights for the loss, or an order in which all classes are equally frequent
 
 
-def refuse_weights(given: Sequence[Any], info: DataInfo) -> None:
+def refuse_weights(given: Sequence[object], info: DataInfo) -> None:
     """Refuse weights that are not one for each class of the set."""
     if given and given != ("balanced",) and len(given) != info.num_classes:
         raise ConfigError(
@@ -271,7 +271,7 @@ def decide_cache(info: DataInfo, data: Data, num_devices: int) -> CacheChoice:
 class Resident:
     """A set kept on the devices; a thread puts it there, while programs are compiled for its shapes."""
 
-    def __init__(self, source: Source, put: Any, shard: ProcessShard = WHOLE) -> None:
+    def __init__(self, source: Source, put: Callable[[Any, str], Any], shard: ProcessShard = WHOLE) -> None:
         self._source, self._put = source, put
         self._closing = threading.Event()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="resident")

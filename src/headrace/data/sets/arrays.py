@@ -201,7 +201,7 @@ def _check_image(images: Any, is_array: bool, spec: ImageSpec, what: str) -> Non
         )
 
 
-def _labels(labels: Any, num_images: int, num_classes: int, what: str) -> np.ndarray:
+def _labels(labels: object, num_images: int, num_classes: int, what: str) -> np.ndarray:
     """Return labels as int32 [N]; refuse anything that is not a class number."""
     array = np.asarray(labels)
     # One-hot labels, which other libraries take: refused with the call that converts them.

@@ -159,7 +159,7 @@ def read_class_names(path: Path, num_classes: int) -> tuple[str, ...] | None:
     return tuple(names) if len(names) == num_classes else None
 
 
-def _batch_problem(batch: Any, key: str, row: SetRow) -> str:
+def _batch_problem(batch: object, key: str, row: SetRow) -> str:
     """Return what is wrong with the structure of a Python batch, '' if nothing is."""
     if not isinstance(batch, dict) or "data" not in batch or key not in batch:
         return f"not a batch: a dict with `data` and `{key}` is expected"
@@ -183,11 +183,11 @@ class _PickledArray:
     array: np.ndarray | None = None
 
 
-def _pickled_dtype(code: Any, *_flags: Any) -> _PickledDtype:
+def _pickled_dtype(code: object, *_flags: object) -> _PickledDtype:
     return _PickledDtype(code.decode("latin1") if isinstance(code, bytes) else str(code)[:20])
 
 
-def _set_array(target: _PickledArray, state: Any) -> None:
+def _set_array(target: _PickledArray, state: object) -> None:
     """Take an array's state: (version, shape, dtype, is Fortran order, bytes)."""
     if not isinstance(state, tuple) or len(state) != 5:
         raise RefusedPickle("an array without its five values")
@@ -203,14 +203,14 @@ def _set_array(target: _PickledArray, state: Any) -> None:
     target.array = np.frombuffer(data, np.uint8).reshape(shape, order="F" if fortran else "C")
 
 
-def _array_from_buffer(data: Any, dtype: Any, shape: Any, order: Any = "C") -> _PickledArray:
+def _array_from_buffer(data: object, dtype: object, shape: object, order: object = "C") -> _PickledArray:
     """Replace the function through which protocol 5 passes an array."""
     array = _PickledArray()
     _set_array(array, (1, shape, dtype, order == "F", data))
     return array
 
 
-def _latin1(text: Any, encoding: Any = "latin1") -> bytes:
+def _latin1(text: object, encoding: object = "latin1") -> bytes:
     """Replace `_codecs.encode`, with which Python 3 writes bytes in protocol 2."""
     if not isinstance(text, str) or encoding not in ("latin1", b"latin1"):
         raise RefusedPickle("an encoding other than latin1")

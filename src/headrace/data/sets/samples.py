@@ -198,7 +198,7 @@ def synthetic_images(spec: Synthetic, numbers: Any, xp: ModuleType) -> Any:
     return each_byte.reshape(len(numbers), num_words * 4)[:, :size].reshape(len(numbers), *spec.image_hwc)
 
 
-def synthetic_labels(spec: Synthetic, numbers: Any) -> Any:
+def synthetic_labels(spec: Synthetic, numbers: object) -> Any:
     """Return the labels of the images of these numbers, int32 [n]."""
     draw = bits(spec.seed, name_id(f"made up/{spec.split}/labels"), numbers)
     return (draw % np.uint32(spec.num_classes)).astype(np.int32)

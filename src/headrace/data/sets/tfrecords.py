@@ -446,7 +446,7 @@ def _boxes(features: dict, schema: Schema) -> Boxes:
     return tuple(box for box in zip(*sides, strict=False) if all(map(_is_number, box)))
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, float) and math.isfinite(value)
 
 
