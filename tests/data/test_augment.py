@@ -63,7 +63,7 @@ def plain_loop(images: np.ndarray, index: Any, epoch: int, how: Preprocess) -> n
     """Normalise, flip, pad and crop one image after the other, one pixel after the other."""
     results = []
     for image, sample in zip(images, index, strict=True):
-        down, right, flip = moves_of(how.seed, epoch, int(sample))
+        down, right, flip = moves_of(int(how.seed), epoch, int(sample))
         pixels = normalised(image, how.normalization)
         height, width, channels = pixels.shape
         if flip and "flip" in how.augmentation:
