@@ -1,5 +1,5 @@
 /* Decode a batch of training images in one call: read the files, draw the crops, decode and resize. Python's lock is given
-   up once for all of them, so that many threads do not wait for each other. Crops are those of data/decoding/crop.py, to the bit. */
+   up once for all of them, so that many threads do not wait for each other. Crops are those of data/decoding/resize.py, to the bit. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <math.h>
