@@ -469,6 +469,10 @@ def _apply_unit(
         return None
     w_HWIO = params[name]["kernel"].astype(ctx.compute_dtype)
     window = ops.find_window(x, w_HWIO, conv.stride, conv.padding, conv.groups, ctx.cpu_kernels)
+    if window is None and ops.weights_are_constant():
+        # Of 16-bit values, such as depthwise: the unit is computed in float32 and rounded once.
+        x, w_HWIO = x.astype(jnp.float32), w_HWIO.astype(jnp.float32)
+        window = ops.find_window(x, w_HWIO, conv.stride, conv.padding, conv.groups, ctx.cpu_kernels)
     if window is None:
         return None
     norm_name, norm_layer = layers[1] if len(layers) > 1 and not conv.bias else ("", None)
@@ -479,16 +483,18 @@ def _apply_unit(
         return None
     used, activation, residual = 1 if norm is None else 2, None, None
     if len(layers) == used and tail is not None and ops.can_fuse(tail.activation, tail.residual is not None):
-        activation, residual, tail = tail.activation, tail.residual, None
+        activation, tail, residual = tail.activation, None, tail.residual
+        residual = None if residual is None else residual.astype(x.dtype)
     elif len(layers) > used:
         named = getattr(layers[used][1], "fusible_activation", lambda: None)()
         if named is not None and ops.can_fuse(named, False):
             used, activation = used + 1, named
     if norm is None:
-        return ops.conv_bias(x, w_HWIO, params[name].get("bias"), window, residual, activation), {}, used, tail
+        y = ops.conv_bias(x, w_HWIO, params[name].get("bias"), window, residual, activation)
+        return y.astype(ctx.compute_dtype), {}, used, tail
     y, mean_O, variance_O = ops.conv_unit(x, w_HWIO, window, norm.operation, residual, activation)
     batch_stats = norm.batch_stats(y.size // y.shape[-1], mean_O, variance_O)
-    return y, {norm_name: batch_stats} if batch_stats else {}, used, tail
+    return y.astype(ctx.compute_dtype), {norm_name: batch_stats} if batch_stats else {}, used, tail
 
 
 @dataclass(frozen=True, kw_only=True)

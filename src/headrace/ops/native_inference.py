@@ -1,7 +1,8 @@
 """Kernels that only inference uses, where the weights are constant (constants.py): their results have no gradients.
 
-As in native_units.py, which has the rest, None means that XLA is to compute it. Shapes in names: N images, H height,
-W width, C channels, R channels after a squeeze, O channels out.
+As in native_units.py, which has the rest, None means that XLA is to compute it. 16-bit values are widened to float32,
+and results rounded once. Shapes in names: N images, H height, W width, C channels, R channels after a squeeze, O
+channels out.
 """
 
 import jax.numpy as jnp
@@ -38,8 +39,9 @@ def find_max_pool(x_NHWC: Array, window: int, stride: int, padding: Padding, mod
     if min(rows, columns) < 1 or max(pads[0] + pads[1]) >= window:
         return None
     sizes = [n, height, width, c, window, window, c, stride, pads[0][0], pads[1][0], rows, columns]
-    (y,) = call_kernel("max_pool", [(n, rows, columns, c)], x_NHWC, geometry=np.array(sizes, np.int64))
-    return y
+    geometry = np.array(sizes, np.int64)
+    (y,) = call_kernel("max_pool", [(n, rows, columns, c)], x_NHWC.astype(jnp.float32), geometry=geometry)
+    return y.astype(x_NHWC.dtype)
 
 
 def find_gate(x_NHWC: Array, reduce: Dense, expand: Dense, functions: tuple[str, str], mode: str) -> Array | None:
@@ -52,16 +54,16 @@ def find_gate(x_NHWC: Array, reduce: Dense, expand: Dense, functions: tuple[str,
         return *_packed_dense(*reduce), *_packed_dense(*expand)
 
     attributes = {"activation": np.int64(ACTIVATIONS[act]), "hard": gate == "hard_sigmoid"}
-    (y,) = call_kernel("gate", [x_NHWC.shape], x_NHWC, *constant(weights), **attributes)
-    return y
+    (y,) = call_kernel("gate", [x_NHWC.shape], x_NHWC.astype(jnp.float32), *constant(weights), **attributes)
+    return y.astype(x_NHWC.dtype)
 
 
 def _packed_dense(w_CO: Array, b_O: Array) -> tuple[Array, Array]:
     c, o = w_CO.shape
     window = Window(x=(1, 1, 1, c), w=(1, 1, c, o), y=(1, 1, 1, o), stride=1, pads=((0, 0), (0, 0)), method=0)
-    return pack(w_CO[None, None], jnp.ones(o), window), b_O.astype(jnp.float32)
+    return pack(w_CO[None, None].astype(jnp.float32), jnp.ones(o), window), b_O.astype(jnp.float32)
 
 
 def _can_run(x: Array, mode: str) -> bool:
     static = all(isinstance(size, int) and size > 0 for size in x.shape)
-    return static and x.dtype == jnp.float32 and weights_are_constant() and uses_kernels(mode)
+    return static and x.dtype.itemsize <= 4 and weights_are_constant() and uses_kernels(mode)
