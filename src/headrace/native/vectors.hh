@@ -226,7 +226,7 @@ static inline void finish_column(const float* from, i64 from_step, float* to, i6
   const Vec scale = f.scale ? load(f.scale + channel, n) : Vec{} + 1.f, shift = load(f.shift + channel, n);
   const float* residual = f.residual ? f.residual + (to - f.y) : nullptr;
   for (int r = 0; r < rows; r++, from += from_step, to += step) {
-    Vec v = load(from) * scale + shift;
+    Vec v = load(from, n) * scale + shift;
     if (residual) v += load(residual + r * step, n);
     store(to, activated<kAct>(v), n);
   }
