@@ -64,7 +64,17 @@ def test_calls_of_the_kernels_for_cpus_have_their_kind():
         line = f'ROOT %c = (f32[2,2]{{1,0}}) custom-call(%a), custom_call_target="headrace_{call}_0af3_16"'
         program = parse_program(f"HloModule m\n\nENTRY %main (a: f32[2]) -> f32[2,2] {{\n  {line}\n}}\n")
         kinds[call] = program.kind("c")
-    assert kinds == {"convolve": "convolution", "gradients": "convolution", "activate": "norm", "sums": "norm"}
+    assert kinds == {
+        "convolve": "convolution",
+        "convolve_half": "convolution",
+        "gradients": "convolution",
+        "activate": "norm",
+        "sums": "norm",
+        "max_pool": "pool",
+        "gate": "element-wise",
+        "pack": "copy",
+        "pack_half": "copy",
+    }
 
 
 @pytest.mark.parametrize("name", ["toy_model_bn"])
