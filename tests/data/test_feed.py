@@ -320,7 +320,8 @@ def test_evaluation_blocks_are_put_as_batches() -> None:
 
     list(EvalFeed(source(11), 4, 2, options("device"), put))
     TrainFeed(source(), shape(), CallSpans(first_step=0, last_step=1, max_steps=1), options(), put).close()
-    assert kinds[:3] == ["replicated", "batches", "batches"]
+    # In any order: the set that stays on the device and the blocks are put by different threads.
+    assert sorted(kinds[:3]) == ["batches", "batches", "replicated"]
     assert set(kinds[3:]) <= {"steps"}
 
 
