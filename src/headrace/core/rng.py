@@ -29,6 +29,11 @@ def mix(h: Any) -> Any:
     return h ^ (h >> np.uint32(16))
 
 
+def seed_word(seed: Seed) -> np.uint32 | Array:
+    """Return the part of a seed that is in addresses: its low 32 bits."""
+    return np.uint32(seed & 0xFFFFFFFF) if isinstance(seed, int) else seed
+
+
 def bits(*address: Any) -> Any:
     """Return 32 random bits for an address: whole numbers or uint32 arrays, which broadcast against each other."""
     # Of equal ranks, as the tests have JAX demand it.

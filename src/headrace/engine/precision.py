@@ -15,7 +15,7 @@ from jax import lax
 from headrace.config.params import complete
 from headrace.config.schema import Batch, Numerics
 from headrace.core.errors import ConfigError, did_you_mean
-from headrace.core.rng import Seed, bits, name_id
+from headrace.core.rng import Seed, bits, name_id, seed_word
 from headrace.core.tree import PyTree, map_named
 
 
@@ -73,7 +73,7 @@ def element_bits(name: str, shape: tuple[int, ...], seed: Seed, step: jax.Array 
     The same on every replica, so that copies of the weights stay equal. The element's number is a uint32: in a tensor
     of more than 2^32 elements, elements 2^32 apart share their bits (each still rounds without bias).
     """
-    seed = jnp.asarray(np.uint32(seed & 0xFFFFFFFF) if isinstance(seed, int) else seed).astype(jnp.uint32)
+    seed = jnp.asarray(seed_word(seed)).astype(jnp.uint32)
     step = jnp.asarray(step).astype(jnp.uint32)
     element = jnp.zeros(shape or (1,), jnp.uint32)
     # from coordinates, not from a reshaped range, which XLA could not fuse with weights in another memory layout

@@ -13,7 +13,7 @@ from jax import Array
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.extend.random import define_prng_impl
 
-from headrace.core.rng import Seed, bits, name_id
+from headrace.core.rng import Seed, bits, name_id, seed_word
 
 FLOPS_CONVENTION = "a multiply-add of a convolution or dense layer counts as 2 FLOPs, all else as 0"
 
@@ -171,9 +171,7 @@ class Ctx:
         samples = self.draws.samples.astype(jnp.uint32).reshape(-1, *ones)
         places = np.arange(int(np.prod(shape)), dtype=np.uint32).reshape(1, *shape)
         step = jnp.asarray(self.draws.step).astype(jnp.uint32).reshape(1, *ones)
-        seed = self.draws.seed
-        seed = np.uint32(seed & 0xFFFFFFFF) if isinstance(seed, int) else seed
-        drawn = bits(seed.reshape(1, *ones), name_id(self.path), step, samples, places)
+        drawn = bits(seed_word(self.draws.seed).reshape(1, *ones), name_id(self.path), step, samples, places)
         # 24 bits, as many as a float32 holds exactly: more would round some numbers up to 1.
         return (drawn >> np.uint32(8)).astype(jnp.float32) * np.float32(2**-24)
 

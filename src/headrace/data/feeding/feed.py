@@ -20,6 +20,7 @@ import numpy as np
 
 from headrace.config.schema import Augment, Data
 from headrace.core.errors import ConfigError
+from headrace.core.rng import seed_word
 from headrace.data.augmentation.augment import Preprocess, preprocess, preprocess_spec
 from headrace.data.dataset import DataInfo
 from headrace.data.decoding.image_source import WorkingSource
@@ -405,7 +406,7 @@ class TrainFeed(_PreparedFeed):
         index, epoch = step_indices(self._shape, steps.start, len(steps), self._order)
         # Only this process's replicas: every process knows the whole order and reads its part of it.
         index = index[:, :, self._columns]
-        block = {"index": index, "epoch": epoch, "seed": np.full_like(epoch, self._shape.seed & 0xFFFFFFFF)}
+        block = {"index": index, "epoch": epoch, "seed": np.full_like(epoch, seed_word(self._shape.seed))}
         if self._calls.rates is not None:
             block["rate"] = self._calls.rates(steps.start, len(steps))
         if self._reader is not None:

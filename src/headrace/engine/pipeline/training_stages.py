@@ -10,10 +10,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 
+from headrace.core.rng import seed_word
 from headrace.core.tree import PyTree
 from headrace.engine.accumulation import Accumulation, widened
 from headrace.engine.devices import REPLICA, replicated
@@ -108,7 +108,7 @@ def _fetch(stage: StageSpec, resident: PyTree, block: PyTree, number: Any, micro
     here |= {key: lax.dynamic_index_in_dim(row, number, 0, False) for key, row in block["of_step"].items()}
     images = stage.step.fetch(resident, here)[0] if stage.is_first else None
     labels = stage.step.fetch_labels(resident, here) if stage.is_last else None
-    return images, labels, here["index"], here.get("seed", np.uint32(stage.step.seed & 0xFFFFFFFF))
+    return images, labels, here["index"], here.get("seed", seed_word(stage.step.seed))
 
 
 def _apply(
