@@ -176,7 +176,6 @@ def test_reading_ahead_waits_for_training_images_until_the_evaluation_is_due(fee
 INFO = DataInfo(
     name="folder",
     image_hwc=(32, 32, 3),
-    num_classes=2,
     class_names=("a", "b"),
     num_train=100,
     num_validation=1000,

@@ -41,7 +41,7 @@ def test_the_device_cuts_its_image_out_of_what_is_sent(place: str, crop: str) ->
     index = np.arange(11)
     sent = dataset.train.read(index, 2)
     assert sent.shape == (11, 40, 40, 3)
-    down, right, flip = draw_offsets(index, 2, spec, np, (9, 9))
+    down, right, flip = draw_offsets(index, 2, spec, (9, 9))
     seen = preprocess(sent, index, 2, spec, train=True)
     on_device = np.asarray(jax.jit(lambda x, i: preprocess(x, i, 2, spec, train=True))(sent, index))
     assert (seen == on_device).all()

@@ -28,6 +28,7 @@ import safetensors.numpy
 from headrace.core.errors import CheckpointError
 from headrace.core.files import parse_json, sync_directory, write_synced
 from headrace.core.tensor_file import DTYPES, read_tensors
+from headrace.core.units import format_list
 
 FORMAT = "headrace-checkpoint"
 FORMAT_VERSION = 1
@@ -339,5 +340,4 @@ def _list(word: str, names: Sequence[str]) -> str:
     names = [name for name in names if name]
     if not names:
         return ""
-    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
-    return f"{len(names)} {'tensor' if len(names) == 1 else 'tensors'} {word}: {', '.join(names[:_MAX_LISTED])}{more}."
+    return f"{len(names)} {'tensor' if len(names) == 1 else 'tensors'} {word}: {format_list(names, _MAX_LISTED)}."

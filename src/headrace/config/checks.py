@@ -139,8 +139,7 @@ def check(config: Config, origins: Mapping[str, Origin]) -> tuple[tuple[str, ...
     facts = Facts(config=config, origins=origins)
     _check_mappings(facts)
     for rule in RULES:
-        if rule.broken(facts):
-            raise ConfigError(rule.problem(facts), rule=rule.rule, remedy=rule.remedy)
+        rule.check(facts)
     warnings, notes = (
         tuple(remark.text(facts) for remark in remarks if remark.when(facts)) for remarks in (WARNINGS, NOTES)
     )
@@ -163,6 +162,5 @@ def _check_mappings(facts: Facts) -> None:
             if given is not None:
                 complete(kind, name, given)
         except ConfigError as error:
-            origin = facts.origins.get(option, DEFAULT)
-            place = f"{origin.where}: " if origin.kind in ("recipe", "file") else ""
+            place = facts.origins.get(option, DEFAULT).prefix
             raise ConfigError(place + error.problem, rule=error.rule, remedy=error.remedy) from None

@@ -11,7 +11,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from headrace.core.errors import ConfigError, did_you_mean, nearest
 from headrace.core.files import parse_json
@@ -297,6 +297,11 @@ class Origin:
         return f"{self.kind} {self.where}".strip()
 
     @property
+    def prefix(self) -> str:
+        """Return the file and line that a message about the value begins with; empty for what has none."""
+        return f"{self.where}: " if self.kind in ("recipe", "file") else ""
+
+    @property
     def is_given(self) -> bool:
         """Whether somebody gave the value; otherwise it is derived again when options change."""
         return self.kind not in ("default", TRANSLATED)
@@ -380,14 +385,15 @@ class Option:
         return (found, "") if found else (value, "not one of the choices")
 
     def _refusal(self, raw: object, why: str, origin: Origin) -> ConfigError:
-        place = f"{origin.where}: " if origin.kind in ("recipe", "file") else ""
         name = self.flag if origin.kind == "command line" else self.name
         written = "nothing" if raw is None else repr(raw)
         remedy = did_you_mean(str(raw), self.choices) if self.choices else ""
         if self.path_option and isinstance(raw, str) and ("/" in raw or Path(raw).exists()):
             given = f"--{self.path_option.replace('_', '-')} " if name == self.flag else f"{self.path_option}="
             remedy = f"A path is given as {given}{shlex.quote(raw)}."
-        return ConfigError(f"{place}{name} is {written}: {why}.", rule=f"{self.name}: {self.help}", remedy=remedy)
+        return ConfigError(
+            f"{origin.prefix}{name} is {written}: {why}.", rule=f"{self.name}: {self.help}", remedy=remedy
+        )
 
 
 def option(
@@ -410,17 +416,20 @@ def option(
     `synonyms` other words for choices, `chosen` what a run chooses where nobody gives the option,
     `path_option` the option that a path belongs to.
     """
-    extra = {
+    meta = {
+        "default": default,
         "help": help,
         "aliases": aliases,
         "choices": choices,
         "check": check,
+        "kind": kind,
+        "no_value": no_value,
+        "bare_value": bare_value,
         "synonyms": synonyms,
         "chosen": chosen,
         "path_option": path_option,
     }
-    bare = {"no_value": no_value, "bare_value": bare_value}
-    metadata = {_META: {"default": default, "kind": kind, **extra, **bare}}
+    metadata = {_META: meta}
     if isinstance(default, dict):
         return dataclasses.field(default_factory=lambda: copy.deepcopy(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -529,14 +538,25 @@ class Facts:
         return f"{name} {format_value(value)} ({self.origins.get(name, DEFAULT)})"
 
 
+State = TypeVar("State")
+
+
 @dataclass(frozen=True, kw_only=True)
-class Rule:
+class RuleOn(Generic[State]):
     """A combination that cannot work: when it is given, the problem in words, the rule it breaks, and a remedy."""
 
-    broken: Callable[[Facts], object]
-    problem: Callable[[Facts], str]
+    broken: Callable[[State], object]
+    problem: Callable[[State], str]
     rule: str
     remedy: str
+
+    def check(self, state: State) -> None:
+        """Raise ConfigError if the rule is broken."""
+        if self.broken(state):
+            raise ConfigError(self.problem(state), rule=self.rule, remedy=self.remedy)
+
+
+Rule = RuleOn[Facts]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -482,6 +482,7 @@ def _read_negated(option: Option, raw: object, origin: Origin) -> Any:
     try:
         off = read_bool(raw)
     except ValueError:
-        place = f"{origin.where}: " if origin.kind in ("recipe", "file") else ""
-        raise ConfigError(f"{place}no_{option.name} is {raw!r}: not {BOOL.description}.", rule=option.help) from None
+        raise ConfigError(
+            f"{origin.prefix}no_{option.name} is {raw!r}: not {BOOL.description}.", rule=option.help
+        ) from None
     return option.no_value if off else (True if option.kind is BOOL else option.default)

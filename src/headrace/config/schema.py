@@ -35,23 +35,6 @@ __all__ = [
     "options_in",
 ]
 
-SECTIONS: dict[str, type] = {
-    "run": Run,
-    "data": Data,
-    "augment": Augment,
-    "model": Model,
-    "weights": Weights,
-    "batch": Batch,
-    "pipeline": Pipeline,
-    "numerics": Numerics,
-    "learning": Learning,
-    "validation": Validation,
-    "checkpoint": Checkpoint,
-    "logging": Logging,
-    "compiler": Compiler,
-}
-
-
 _SHOWN = 8  # values in the representation of a configuration
 
 
@@ -83,6 +66,9 @@ class Config:
         ]
         more = [f"... {len(changed) - _SHOWN} more"] if len(changed) > _SHOWN else []
         return f"Config({', '.join(changed[:_SHOWN] + more)})"
+
+
+SECTIONS: dict[str, Any] = {section.name: section.type for section in dataclasses.fields(Config)}
 
 
 def options_in(sections: Mapping[str, type]) -> Mapping[str, Option]:
@@ -131,9 +117,8 @@ def take_options(
     options = all_options() if options is None else options
     own = [flag.lstrip("-") for flag in parser._option_string_actions if flag.startswith("--")]
     commands = option_names({}, own)
-    known = (
-        option_names(options) | commands
-    )  # an argument of the command hides an option of that name: bench's --output
+    # An argument of the command hides an option of that name: bench's --output.
+    known = option_names(options) | commands
     taken: dict[str, Any] = {}
     left: list[str] = []
     words = list(argv)

@@ -264,16 +264,15 @@ def choose(blocks: Mapping[str, Block], name: str | None, config_path: str | Non
     if config_path is None and name is not None:
         name = OLD_RECIPES.get(name, name)
     names = [block.name for block in listed(blocks)]
-    place = config_path or "The package"
+    there = f"{config_path or 'The package'} has: {', '.join(names) or 'no configurations'}."
     if name is None:
-        rule = f"{place} has: {', '.join(names) or 'no configurations'}."
         raise ConfigError(
-            f"--config-path {config_path} is given without --config.", rule=rule, remedy="Add --config NAME."
+            f"--config-path {config_path} is given without --config.", rule=there, remedy="Add --config NAME."
         )
     if name not in blocks:
         guess = nearest(name, names)
         if guess is None and config_path:
-            remedy = f"{place} has: {', '.join(names) or 'no configurations'}."
+            remedy = there
         else:
             remedy = (f"Did you mean {guess}? " if guess else "") + "`headrace configs` lists them."
         raise ConfigError(f"There is no configuration {name}.", remedy=remedy)

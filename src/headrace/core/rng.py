@@ -20,6 +20,11 @@ _M1 = np.uint32(0x85EBCA6B)
 _M2 = np.uint32(0xC2B2AE35)
 
 
+def array_module(array: Array | np.ndarray) -> Any:
+    """Return the library whose array this is, numpy or jax.numpy."""
+    return np if isinstance(array, np.ndarray) else jnp
+
+
 def mix(h: Any) -> Any:
     """Scramble uint32 words (bijective: different words stay different)."""
     h = h ^ (h >> np.uint32(16))
@@ -62,7 +67,7 @@ _HALVES = np.array([[0x0000FFFF, 0xFFFF0000]], np.uint32)
 
 def draw(seed: Seed, epoch: Any, index: Any, purpose: int) -> Any:
     """Return 32 random bits for each sample, uint32 [n]; `epoch` is one number or one for each sample."""
-    xp = np if isinstance(index, np.ndarray) else jnp
+    xp = array_module(index)
     word = bits(seed, xp.asarray(epoch).astype(np.uint32), index.astype(np.uint32), purpose)
     if xp is np:
         return word

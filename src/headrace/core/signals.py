@@ -1,4 +1,4 @@
-"""Signals that ask a run or a job to stop, and what a closed terminal leaves behind."""
+"""This process: the signals that ask it to stop, its terminal, and the processors that it may use."""
 
 import os
 import signal
@@ -32,3 +32,8 @@ def leave_closed_terminal() -> None:
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, handle)
             os.close(nowhere)
+
+
+def num_processors() -> int:
+    """Return the number of processors that this process may use; all of them where the system does not say (macOS)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,6 +1,7 @@
 """Numbers with units, as people write and read them: bytes, durations, counts. A wrong text is a ValueError."""
 
 import re
+from collections.abc import Iterable
 
 BYTE_UNITS = {
     "B": 1,
@@ -53,6 +54,12 @@ def format_duration(seconds: float) -> str:
         return f"{minutes} min {rest:02d} s"
     hours, minutes = divmod(round(seconds / 60), 60)
     return f"{hours:,} h {minutes:02d} min"
+
+
+def format_list(items: Iterable[object], most: int) -> str:
+    """Return the first items, and how many more there are: 'a, b and 3 more'."""
+    texts = [str(item) for item in items]
+    return ", ".join(texts[:most]) + (f" and {len(texts) - most:,} more" if len(texts) > most else "")
 
 
 def format_measured(value: float) -> str:

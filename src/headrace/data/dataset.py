@@ -1,8 +1,9 @@
 """The interface to datasets: `describe_dataset` returns facts without reading images, `open_dataset` the splits."""
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from headrace.config.section_data import IMAGE_DATASETS
 from headrace.core.download import terminal_progress
 from headrace.core.errors import ConfigError, DataError, did_you_mean
 from headrace.core.units import parse_bytes
-from headrace.data.sets.catalog import KNOWN_SETS, SetRow
+from headrace.data.sets.catalog import KNOWN_SETS, SetFacts, SetRow, numbered_classes
 from headrace.data.sets.file_problem import BadSamples, Part, quick_duplicates, raise_problems
 from headrace.data.sets.get import datasets_directory, get_set
 from headrace.data.sets.image_sets import (
@@ -44,19 +45,9 @@ _SYNTHETIC_SIZE, _SYNTHETIC_CLASSES, _SYNTHETIC_SAMPLES = 32, 10, 50_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataInfo:
+class DataInfo(SetFacts):
     """What a run needs to know about its dataset; augmentation and normalization are resolved, never `auto`."""
 
-    name: str
-    image_hwc: tuple[int, int, int]
-    num_classes: int
-    class_names: tuple[str, ...]
-    num_train: int
-    num_validation: int
-    augmentation: str
-    normalization: str
-    channel_mean: tuple[float, ...]
-    channel_std: tuple[float, ...]
     image_dtype: str = "uint8"  # or float32, for arrays passed from Python
     varies: bool = False  # views differ from epoch to epoch (random crops), so the set cannot be kept on a device
     place: str = ""  # the path of an image set and how it was split
@@ -123,19 +114,11 @@ def _describe(data: Data, absent_ok: bool) -> DataInfo:
             f"There is no dataset {data.dataset}.", remedy=did_you_mean(data.dataset, [*KNOWN_SETS, *SYNTHETIC_SETS])
         )
     _refuse_contradictions(data, row)
-    return DataInfo(
-        name=row.name,
-        image_hwc=row.image_hwc,
-        num_classes=row.num_classes,
-        class_names=row.class_names,
-        num_train=row.num_train,
-        num_validation=row.num_validation,
+    published: dict[str, Any] = {fact.name: getattr(row, fact.name) for fact in fields(SetFacts)}
+    return replace(
+        DataInfo(**published, place=_synthetic_place(data), synthetic_on=data.synthetic_on),
         augmentation=_or(data.train_augmentation, row.augmentation),
         normalization=_or(data.wanted_normalization, row.normalization),
-        channel_mean=row.channel_mean,
-        channel_std=row.channel_std,
-        place=_synthetic_place(data),
-        synthetic_on=data.synthetic_on,
     )
 
 
@@ -203,7 +186,6 @@ def _describe_images(images: ImageSet, data: Data) -> DataInfo:
     return DataInfo(
         name=images.kind,
         image_hwc=(size, size, channels),
-        num_classes=len(images.class_names),
         class_names=images.class_names,
         num_train=len(images.train),
         num_validation=len(images.validation),
@@ -228,8 +210,7 @@ def _describe_imagenet(data: Data) -> DataInfo:
     return DataInfo(
         name="imagenet",
         image_hwc=(size, size, channels),
-        num_classes=1000,
-        class_names=tuple(f"class {label}" for label in range(1000)),
+        class_names=numbered_classes(1000),
         num_train=1_281_167,
         num_validation=50_000,
         augmentation=_or(data.train_augmentation, "flip-crop" if sent else "flip"),
@@ -260,8 +241,7 @@ def _describe_synthetic(data: Data) -> DataInfo:
     return DataInfo(
         name=data.dataset,
         image_hwc=(size, size, channels),
-        num_classes=num_classes,
-        class_names=tuple(f"class {label}" for label in range(num_classes)),
+        class_names=numbered_classes(num_classes),
         num_train=num_train,
         # An evaluation needs at least one image.
         num_validation=max(1, num_train // 5),

@@ -173,9 +173,8 @@ def _count_problems(row: SetRow, split: str, counts: tuple[int, ...]) -> list[st
 def _mean_problems(row: SetRow, part: Part) -> list[str]:
     """Compare channel means of the training images with the published ones: reveals a wrong channel order or scale."""
     num_images, *hwc = part.images.shape
-    pixel_sums = np.add.reduce(
-        part.images.reshape(num_images, -1), axis=0, dtype=np.uint32
-    )  # 30 times faster than means
+    # Sums of whole numbers over the images first: 30 times faster than means.
+    pixel_sums = np.add.reduce(part.images.reshape(num_images, -1), axis=0, dtype=np.uint32)
     means = pixel_sums.reshape(-1, hwc[-1]).mean(0, dtype=np.float64) / (255 * num_images)
     if np.abs(means - np.array(row.channel_mean)).max() <= _MEAN_TOLERANCE:
         return []

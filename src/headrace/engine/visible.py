@@ -20,6 +20,7 @@ import jax
 
 from headrace.core import __version__
 from headrace.core.jax_private import devices_are_started
+from headrace.core.signals import num_processors
 
 FIRST_BFLOAT16 = (8, 0)  # NVIDIA's compute capability from which on bfloat16 is in hardware
 ROOT = Path("/")
@@ -226,7 +227,7 @@ def describe_machine() -> Machine:
     return Machine(
         devices=tuple(_kind(name, kind, devices) for (name, kind), devices in kinds.items()),
         default_platform=found[0].platform,
-        processors=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        processors=num_processors(),
         memory_bytes=host_memory(),
         host=_processor_name(),
         versions=versions,

@@ -24,7 +24,7 @@ from headrace.core.errors import ConfigError, HeadraceError, ProcessLost
 from headrace.core.files import parse_json
 from headrace.core.jax_private import CoordinationClient, coordination_client
 from headrace.core.tree import PyTree
-from headrace.job.detect_launcher import LAUNCHER_PID, ProcessInfo, detect_process_info
+from headrace.job.detect_launcher import LAUNCHER_PID, Member, ProcessInfo, detect_process_info
 from headrace.job.liveness import GRACE_SECONDS, LivenessMonitor, ProgressWatch, ending_message
 from headrace.job.local_processes import process_gpus, visible_gpus
 from headrace.job.rendezvous import rendezvous
@@ -88,23 +88,13 @@ PIECE_BYTES = 2**24
 _KEPT_BROADCASTS = 256
 
 
-class ProcessGroup:
+class ProcessGroup(Member):
     """This process among those of its job."""
 
     def __init__(self, process: int = 0, num_processes: int = 1, client: CoordinationClient | None = None) -> None:
         self.process, self.num_processes, self._client = process, num_processes, client
         self._calls = itertools.count()
         self._has_requested_stop = False
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this is the process that writes logs, records and checkpoints."""
-        return self.process == 0
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether the job has no other process."""
-        return self.num_processes == 1
 
     def broadcast(self, value: object = None) -> Any:
         """Return process 0's value (anything JSON can hold) in every process."""

@@ -23,11 +23,29 @@ HANG_SECONDS = "HEADRACE_HANG_SECONDS"  # a run without progress for this long e
 SECRET = "HEADRACE_SECRET"  # random text that only the processes of the job know
 RESTART = "HEADRACE_RESTART"  # NUMBER/MOST:REASON, under a launcher that starts a job again after a loss
 BATCH_REPLICAS = "HEADRACE_BATCH_REPLICAS"  # replicas for which the batch was chosen, if there are fewer now
+_TOGETHER = f"{PROCESS}, {NUM_PROCESSES} and {COORDINATOR} are needed together."
 AUTO = "auto"  # a value of HEADRACE_NUM_PROCESSES: let JAX detect the process
 
 
+class Member:
+    """A process by its number among those of its job."""
+
+    process: int
+    num_processes: int
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the process that writes logs, records and checkpoints."""
+        return self.process == 0
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the job has no other process."""
+        return self.num_processes == 1
+
+
 @dataclass(frozen=True, kw_only=True)
-class ProcessInfo:
+class ProcessInfo(Member):
     """Identity of this process. `num_processes` is 0 while only JAX can know it (Cloud TPU); `join` fills it in."""
 
     process: int
@@ -42,16 +60,6 @@ class ProcessInfo:
     join_seconds: float = 120.0  # time limit for all processes to join
     secret: str = field(default="", repr=False)  # proves to the others that a process belongs to the job
     silence_seconds: float = 10.0  # a process that sends no heartbeat for this long counts as hung
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this is the process that writes logs, records and checkpoints."""
-        return self.process == 0
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether the job has no other process."""
-        return self.num_processes == 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +208,7 @@ def _check_not_incomplete(environ: Environ, distributed: bool) -> None:
     if incomplete := [name for name in (NUM_PROCESSES, COORDINATOR) if environ.get(name)]:
         raise ConfigError(
             f"{' and '.join(incomplete)} is set, so there are other processes, but nothing tells which one this is.",
-            rule=f"{PROCESS}, {NUM_PROCESSES} and {COORDINATOR} are needed together.",
+            rule=_TOGETHER,
             remedy=f"Set {PROCESS} as well, or unset {' and '.join(incomplete)}.",
         )
 
@@ -266,7 +274,7 @@ def _read_headrace(environ: Environ) -> ProcessInfo:
     if missing:
         raise ConfigError(
             f"{PROCESS}={environ[PROCESS]} is set, but not {' and '.join(missing)}.",
-            rule=f"{PROCESS}, {NUM_PROCESSES} and {COORDINATOR} are needed together.",
+            rule=_TOGETHER,
             remedy="Set all of them, or none and start with mpirun, srun or headrace launch.",
         )
     return ProcessInfo(

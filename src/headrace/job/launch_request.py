@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
@@ -50,9 +50,7 @@ class LaunchRequest:
     min_processes: int | None = None  # with which a job may go on when hosts are gone; None: all
     dry_run: bool = False
     verbose: bool = False
-    notes: tuple[str, ...] = field(
-        default=()
-    )  # about options without effect or with an interpretation worth mentioning
+    notes: tuple[str, ...] = ()  # about options without effect or with an interpretation worth mentioning
 
     @property
     def replicas_per_process(self) -> int:

@@ -27,6 +27,7 @@ from headrace.job.local_processes import (
     process_variables,
     run_local,
     run_with_restarts,
+    start_process,
     visible_gpus,
 )
 
@@ -148,15 +149,16 @@ def _show_local(request: LaunchRequest, command: Sequence[str]) -> None:
 class _DriverOutput:
     """Forwards what mpirun or srun prints, and finds in it that a process ended because another one was lost."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.lost, self.since = "", 0.0
         streams = ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
         self._threads = [threading.Thread(target=self._copy, args=ends, daemon=True) for ends in streams]
         for thread in self._threads:
             thread.start()
 
-    def _copy(self, source: IO[str], target: IO[str]) -> None:
-        for line in source:
+    def _copy(self, source: IO[bytes], target: IO[str]) -> None:
+        for raw in source:
+            line = raw.decode(errors="replace")
             if not self.lost and (found := LAST_MESSAGE.search(line)):
                 self.lost, self.since = found[1], time.monotonic()
             print(line, end="", file=target, flush=True)
@@ -175,18 +177,7 @@ def _drive(line: Sequence[str], environ: Mapping[str, str], patience: float) -> 
 
     mpirun waits for ever for a host that is gone. So it is ended, after some patience, once a process reports a loss.
     """
-    process = subprocess.Popen(
-        line,
-        env=environ,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        # Out of the terminal's group: Ctrl-C would reach mpirun directly, which ends the processes before they can
-        # save.
-        start_new_session=True,
-        text=True,
-        errors="replace",
-    )
+    process = start_process(line, environ)
     output, num_signals = _DriverOutput(process), 0
 
     def forward(number: int, _frame: FrameType | None) -> None:

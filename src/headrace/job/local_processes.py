@@ -288,7 +288,7 @@ def run_local(request: LaunchRequest, command: Sequence[str], base: Mapping[str,
                 # The processes watch this pid, and end when the launcher is killed.
                 environ = {**base, LAUNCHER_PID: str(os.getpid())}
                 environ |= process_variables(request, number, coordinator, gpus)
-                job.append(LaunchedProcess(number, _start(command, environ)))
+                job.append(LaunchedProcess(number, start_process(command, environ)))
                 output.follow(number, job[-1].process)
                 if cores:
                     os.sched_setaffinity(job[-1].process.pid, cores[number])
@@ -300,9 +300,11 @@ def run_local(request: LaunchRequest, command: Sequence[str], base: Mapping[str,
                 started.process.wait()
 
 
-def _start(command: Sequence[str], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def start_process(command: Sequence[str], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a process whose output is read; ConfigError if that is impossible."""
     try:
-        # In its own session, so that Ctrl-C reaches only the launcher, which forwards it once.
+        # In its own session, so that Ctrl-C reaches only the launcher, which forwards it once: mpirun would end its
+        # processes before they can save.
         return subprocess.Popen(
             command,
             env=environ,

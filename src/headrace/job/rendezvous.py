@@ -18,6 +18,7 @@ from typing import Any
 
 from headrace.core.errors import ConfigError, RunStopped
 from headrace.core.files import parse_json
+from headrace.core.units import format_list
 from headrace.job.detect_launcher import (
     COORDINATOR,
     JOIN_SECONDS,
@@ -456,8 +457,7 @@ def _check_is_this_host(host: str, me: Peer) -> None:
 
 
 def _enumerate(processes: list[int]) -> str:
-    numbers = ", ".join(str(number) for number in processes[:8]) + (", ..." if len(processes) > 8 else "")
-    return f"process{'es' * (len(processes) > 1)} {numbers}"
+    return f"process{'es' * (len(processes) > 1)} {format_list(processes, 8)}"
 
 
 def _warn(text: str) -> None:

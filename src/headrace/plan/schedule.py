@@ -46,6 +46,11 @@ def devices_of(entry: int | tuple[int, ...]) -> tuple[int, ...]:
     return entry if isinstance(entry, tuple) else (entry,)
 
 
+def mapping_text(mapping: DeviceMapping) -> str:
+    """Return a mapping as it is written on a command line."""
+    return " ".join(str(list(entry)) if isinstance(entry, tuple) else str(entry) for entry in mapping)
+
+
 def branches_of(mapping: Sequence[int | Sequence[int]]) -> tuple[int | None, ...]:
     """Return the number of functions that a mapping implies for each stage, None for a plain stage."""
     return tuple(len(entry) if isinstance(entry, Sequence) else None for entry in mapping)
@@ -90,13 +95,14 @@ def _check_ids(mapping: DeviceMapping) -> None:
     used = sorted({device for entry in mapping for device in devices_of(entry)})
     if used == list(range(len(used))):
         return
-    shown = " ".join(str(list(entry)) if isinstance(entry, tuple) else str(entry) for entry in mapping)
     number = {device: rank for rank, device in enumerate(used)}
-    moved = " ".join(
-        str([number[d] for d in entry]) if isinstance(entry, tuple) else str(number[entry]) for entry in mapping
-    )
+    moved = tuple(tuple(number[d] for d in entry) if isinstance(entry, tuple) else number[entry] for entry in mapping)
     fault = f"device {used[0]} cannot be" if used[0] < 0 else f"device {_first_gap(used)} has nothing to do"
-    raise ConfigError(f"--device-mapping {shown}: {fault}.", rule=RULE, remedy=f"The same without gaps is {moved}.")
+    raise ConfigError(
+        f"--device-mapping {mapping_text(mapping)}: {fault}.",
+        rule=RULE,
+        remedy=f"The same without gaps is {mapping_text(moved)}.",
+    )
 
 
 def _first_gap(used: list[int]) -> int:
@@ -272,9 +278,8 @@ class Schedule:
 
     name: str
     ticks: Callable[[Size, int, int], Ticks]
-    strict_multiple: Callable[
-        [int, bool], int
-    ]  # (stages, training) -> what --strict-pipeline requires the micro batch count to be a multiple of
+    # (stages, training) -> what --strict-pipeline requires the number of micro batches to be a multiple of
+    strict_multiple: Callable[[int, bool], int]
     summary: str
 
 

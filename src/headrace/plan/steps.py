@@ -205,9 +205,8 @@ def event_period(option: str, per_epoch: float, updates_per_epoch: int, num_epoc
     period = updates_per_epoch / wanted
     if period >= 1:
         return min(period, total), None
-    return Fraction(
-        1
-    ), f"{option} {frequency(per_epoch)}: an epoch has {updates_per_epoch:,} steps, so each step has one."
+    warning = f"{option} {frequency(per_epoch)}: an epoch has {updates_per_epoch:,} steps, so each step has one."
+    return Fraction(1), warning
 
 
 def dividing_period(
@@ -470,6 +469,9 @@ class ValidationPlan:
         }
 
 
+_BATCH_RULE = "batch size = micro batch x replicas x accumulation, in whole numbers."
+
+
 def make_batch_plan(wanted: Batch) -> BatchPlan:
     """Derive micro batch and accumulation from the batch of a step, or that batch from them.
 
@@ -493,7 +495,7 @@ def _from_batch(wanted: Batch, size: int) -> BatchPlan:
         accumulated = f" and accumulation {count}" if count else ""
         raise ConfigError(
             f"--batch-size {size:,} does not divide by {replicas} replicas{accumulated}.",
-            rule="batch size = micro batch x replicas x accumulation, in whole numbers.",
+            rule=_BATCH_RULE,
             remedy=f"Use --batch-size {' or '.join(map(str, near))}, or another --num-replicas.",
         )
     each = size // replicas  # images of one replica in a step
@@ -506,7 +508,7 @@ def _from_batch(wanted: Batch, size: int) -> BatchPlan:
         near = max(1, round(each / most)) * most * replicas
         raise ConfigError(
             f"--batch-size {size:,} does not go with {given} on {replicas} replica{'s' * (replicas != 1)}.",
-            rule="batch size = micro batch x replicas x accumulation, in whole numbers.",
+            rule=_BATCH_RULE,
             remedy=f"Use --batch-size {near}, or leave {given.split()[0]} out.",
         )
     text = f"--micro-batch-size {most} does not divide the {each:,} images of a replica and step: it is {micro}."

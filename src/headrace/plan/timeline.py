@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 from headrace.core.errors import ConfigError
 from headrace.core.files import write_atomic
-from headrace.plan.schedule import Action, Node, Op, Order, Work, make_order, needs
+from headrace.core.units import format_list
+from headrace.plan.schedule import Action, Node, Op, Order, Work, make_order, mapping_text, needs
 
 
 class Cell(NamedTuple):
@@ -199,11 +200,7 @@ def _legend(work: Work) -> list[str]:
 
 
 def _stage_devices(work: Work) -> str:
-    return (
-        "Devices of the stages: "
-        + " ".join(str(list(entry)) if isinstance(entry, tuple) else str(entry) for entry in work.device_mapping)
-        + "."
-    )
+    return f"Devices of the stages: {mapping_text(work.device_mapping)}."
 
 
 # Simulate an order of actions: each starts as soon as its device is free and its inputs have arrived.
@@ -286,7 +283,7 @@ def _check_complete(order: Order) -> None:
             seen[action] = where
     missing = [action for action in work.actions() if action not in seen]
     if missing:
-        names = ", ".join(map(str, missing[:8])) + (" ..." if len(missing) > 8 else "")
+        names = format_list(missing, 8)
         devices = Counter(work.device_of[action.node] for action in missing)
         where = ", ".join(f"{count} on device {device}" for device, count in sorted(devices.items()))
         raise _refusal(f"The order omits {len(missing)} of {len(wanted)} actions ({where}): {names}", order)

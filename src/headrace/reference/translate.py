@@ -2,11 +2,11 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.config.field import COMMAND_LINE, DEFAULT, TRANSLATED, Origin, format_value
+from headrace.config.field import COMMAND_LINE, DEFAULT, TRANSLATED, Origin, RuleOn, format_value
 from headrace.config.layers import Found, Given
 from headrace.config.load import Translated, build, derive
 from headrace.config.params import known_keys
@@ -60,14 +60,7 @@ def possible_splits(found: Found) -> str:
 LARS_SKIPPED = {"beta", "gamma", "bias"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReferenceRule:
-    """A combination that cannot work: when it occurs, the options to name, the rule and the remedy."""
-
-    broken: Callable[[Found], bool]
-    problem: Callable[[Found], str]
-    rule: str
-    remedy: str
+ReferenceRule = RuleOn[Found]
 
 
 def describe(found: Found, name: str) -> str:
@@ -195,8 +188,7 @@ def check_after(asked: Found, translated: Found) -> None:
 
 def _check(rules: tuple[ReferenceRule, ...], found: Found) -> None:
     for rule in rules:
-        if rule.broken(found):
-            raise ConfigError(rule.problem(found), rule=rule.rule, remedy=rule.remedy)
+        rule.check(found)
 
 
 # From options of the reference's applications to ordinary ones.

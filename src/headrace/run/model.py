@@ -27,6 +27,7 @@ from headrace.core.errors import ConfigError
 from headrace.core.tree import flatten_named
 from headrace.data.dataset import DataSet
 from headrace.data.sets.arrays import ImageSpec, array_dataset, array_source, check_class_names
+from headrace.data.sets.catalog import numbered_classes
 from headrace.data.sets.samples import first_samples
 from headrace.engine.devices import start_devices, use_compilation_cache
 from headrace.engine.multiprocess_arrays import readable
@@ -193,7 +194,7 @@ class Model:
     @property
     def class_names(self) -> tuple[str, ...]:
         """The names of the classes, in the order of their labels."""
-        return self._spec.class_names or tuple(f"class {label}" for label in range(self._spec.num_classes))
+        return self._spec.class_names or numbered_classes(self._spec.num_classes)
 
     @property
     def params(self) -> dict[str, Any] | None:

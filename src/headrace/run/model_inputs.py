@@ -340,7 +340,6 @@ def evaluation_set(config: Data, spec: ImageSpec, named: bool) -> DataSet:
     info = DataInfo(
         name="folder",
         image_hwc=spec.image_hwc,
-        num_classes=spec.num_classes,
         class_names=listing.class_names,
         num_train=0,
         num_validation=len(source),

@@ -16,6 +16,7 @@ from headrace.config.load import NO_RECIPE, PIXEL_OPTIONS, Resolved
 from headrace.config.schema import Config
 from headrace.config.section_model import find_variant
 from headrace.core.errors import CheckpointError, ConfigError
+from headrace.data.sets.catalog import numbered_classes
 from headrace.data.sets.image_sets import GREY_MEAN, GREY_STD, IMAGENET_MEAN, IMAGENET_STD
 from headrace.model.families import build_network
 from headrace.model.network import Network
@@ -89,7 +90,7 @@ def load_named(name: str, options: Mapping[str, Any] | None = None, num_classes:
         network=network,
         params=loaded.params,
         stats=loaded.stats,
-        class_names=names or tuple(f"class {label}" for label in range(network.num_classes)),
+        class_names=names or numbered_classes(network.num_classes),
         preprocess=preprocess_of(form, config.run.seed, network.input_hwc),
         **resizing_of(form),
     )

@@ -9,6 +9,7 @@ import numpy as np
 
 from headrace.core.errors import CheckpointError, ConfigError
 from headrace.core.tree import PyTree, flatten_named, unflatten_named
+from headrace.core.units import format_list
 from headrace.model.network import Network
 from headrace.weights.name_tables import AS_IS, SCHEMES, DimOrder, Pair, Scheme, pair_names
 from headrace.weights.weight_file import ForeignWeights
@@ -195,17 +196,12 @@ def table_lines(adopted: LoadedWeights) -> list[str]:
             lines_of = [
                 text for text, tensor in zip(lines_of, adopted.statuses, strict=True) if tensor.status == status
             ]
-            line += f"  {words}: {_listed(lines_of)}"
+            line += f"  {words}: {format_list(lines_of, _MAX_LISTED)}"
         lines.append(line)
     if adopted.unused:
-        names = _listed(list(adopted.unused))
+        names = format_list(adopted.unused, _MAX_LISTED)
         lines.append(f"  left over{len(adopted.unused):5d} tensors of the file: {names}")
     return lines
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
-    return ", ".join(names[:_MAX_LISTED]) + more
 
 
 def _dims(array: np.ndarray) -> str:

@@ -82,7 +82,7 @@ def mix_of(augment: Augment, seed: int, image_hw: tuple[int, int]) -> Mix | None
 
 def mix_images(images: Array, index: Array, epoch: Epoch, mix: Mix) -> Array:
     """Return the images [n, H, W, C] of a micro-batch, mixed; `index` is the sample of each, `epoch` one number."""
-    xp = np if isinstance(images, np.ndarray) else jnp
+    xp = array_module(images)
     if mix.mixup_alpha > 0:
         kept = mixup_weights(index, epoch, mix)[:, None, None, None]
         # Neighbours are random partners: the order of samples is shuffled.
@@ -100,7 +100,7 @@ def mix_images(images: Array, index: Array, epoch: Epoch, mix: Mix) -> Array:
 
 def mix_labels(labels: Array, index: Array, epoch: Epoch, mix: Mix) -> MixedLabels:
     """Return the labels [n] of a micro-batch mixed as `mix_images` does: 2 for each sample, 4 with mixup and cutmix."""
-    xp = np if isinstance(labels, np.ndarray) else jnp
+    xp = array_module(labels)
     columns, weights = [labels], [xp.ones(labels.shape, np.float32)]
     if mix.mixup_alpha > 0:
         kept = mixup_weights(index, epoch, mix)
@@ -119,7 +119,7 @@ def mixup_weights(index: Array, epoch: Epoch, mix: Mix) -> Array:
     kept = _pick(table, _draw(index, epoch, mix, _SHARE))
     if mix.switch_prob is None:
         return kept
-    return (np if isinstance(index, np.ndarray) else jnp).where(_switched(index, epoch, mix), np.float32(1), kept)
+    return array_module(index).where(_switched(index, epoch, mix), np.float32(1), kept)
 
 
 def _switched(index: Array, epoch: Epoch, mix: Mix) -> Array:
@@ -134,7 +134,7 @@ def cutmix_box(index: Array, epoch: Epoch, mix: Mix) -> tuple[Array, ...]:
     The box has the image's aspect and the area 1 - L. With `cutmix_alpha` its centre may be anywhere and the box
     is clipped to the image (the usual formula); else the centre is moved so that the whole box is inside.
     """
-    xp = np if isinstance(index, np.ndarray) else jnp
+    xp = array_module(index)
     chosen, centre = (_draw(index, epoch, mix, purpose)[:1] for purpose in (_KEPT, _CENTRE))
     side = np.sqrt(1 - kept_quantiles(mix))
     ends = []
@@ -195,7 +195,7 @@ def _draw(index: Array, epoch: Epoch, mix: Mix, purpose: int) -> Array:
 def _pick(table: np.ndarray, word: Array) -> Array:
     """Return an entry of a table of equally likely values for each 32-bit draw."""
     at = (word >> np.uint32(32 - _TABLE_BITS)).astype(np.int32)
-    return table[at] if isinstance(at, np.ndarray) else jnp.asarray(table)[at]
+    return array_module(at).asarray(table)[at]
 
 
 def _cut_shift(count: int) -> int:
@@ -341,7 +341,7 @@ def preprocess(images: Array, index: Any, epoch: Epoch, spec: Preprocess, train:
 
     `index` is the sample of each image, `epoch` one number or one per image; both matter only for training.
     """
-    xp = np if isinstance(images, np.ndarray) else jnp
+    xp = array_module(images)
     if train:
         images = _recolored(images, index, epoch, spec)
     # Before the pixels are moved: per-image statistics are those of the whole image, not of the crop with its padding.
@@ -358,7 +358,7 @@ def preprocess(images: Array, index: Any, epoch: Epoch, spec: Preprocess, train:
 
 
 def draw_offsets(
-    index: Array, epoch: Epoch, spec: Preprocess, xp: ModuleType, places: tuple[int, int] | None = None
+    index: Array, epoch: Epoch, spec: Preprocess, places: tuple[int, int] | None = None
 ) -> tuple[Array, Array, Array]:
     """Return (rows down, columns right, flip or not) of each sample; the middle one of the places leaves it in place.
 
@@ -425,7 +425,7 @@ def _places(
 
     The last is [n, H, W * C] or None for all: NumPy is fast on whole rows.
     """
-    xp = np if isinstance(index, np.ndarray) else jnp
+    xp = array_module(index)
     height, width, channels = spec.image_hwc
     warped = train and spec.rand_augment is not None and spec.rand_augment.moves_pixels
     if warped and spec.rand_augment is not None:
@@ -437,7 +437,7 @@ def _places(
     padded = train and spec.augmentation in _CROPS and spare == (0, 0)
     if train:
         places = None if padded else (spare[0] + 1, spare[1] + 1)
-        down, right, flip = (move[:, None, None] for move in draw_offsets(index, epoch, spec, xp, places))
+        down, right, flip = (move[:, None, None] for move in draw_offsets(index, epoch, spec, places))
     else:
         down = right = flip = xp.zeros((len(index), 1, 1), np.int32)
     if not train or spec.augmentation not in _CROPS:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from headrace.config.section_data import RAND_AUGMENT_OPERATIONS, Augment
-from headrace.core.rng import Seed, draw, name_id
+from headrace.core.rng import Seed, array_module, draw, name_id
 
 # Operations on the colours of images: one definition, run by NumPy on the host or by JAX on the device.
 #
@@ -23,11 +23,6 @@ Array = jax.Array | np.ndarray  # on the device or the host
 Epoch = Array | np.integer | int
 Strength = Array | np.float32 | float
 TOP = np.float32(255)
-
-
-def array_module(array: Array) -> Any:
-    """Return the library whose array this is, numpy or jax.numpy."""
-    return np if isinstance(array, np.ndarray) else jnp
 
 
 def exact(strength: np.ndarray | float) -> np.ndarray:

@@ -56,7 +56,41 @@ class ViewSpec:
         return View(crop, (self.size, self.size))
 
 
-class ImageSource:
+class _DecodedBytes:
+    """What the sources of decoded bytes have in common."""
+
+    labels: np.ndarray
+
+    @property
+    def image_hwc(self) -> tuple[int, int, int]:
+        """Return the shape of an image."""
+        raise NotImplementedError
+
+    @property
+    def num_distinct(self) -> int:
+        """Return how many different images there are."""
+        return len(self)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all samples as they are read."""
+        return len(self) * int(np.prod(self.image_hwc))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def read(self, indices: np.ndarray, epoch: np.ndarray | int) -> np.ndarray:
+        """Return the images of these samples in this epoch."""
+        out = np.empty((len(indices), *self.image_hwc), np.uint8)
+        self.read_into(indices, epoch, out)
+        return out
+
+    def read_into(self, indices: np.ndarray, epoch: np.ndarray | int, out: np.ndarray) -> None:
+        """Write the images of these samples into `out`."""
+        raise NotImplementedError
+
+
+class ImageSource(_DecodedBytes):
     """One split of images, decoded as they are read."""
 
     def __init__(self, samples: Samples, spec: ViewSpec, split: str, bad: BadSamples) -> None:
@@ -68,32 +102,13 @@ class ImageSource:
         jpeg_decoder()  # loaded and checked here, before the threads would all do so at once
 
     @property
-    def num_distinct(self) -> int:
-        """Return how many different images there are."""
-        return len(self.samples)
-
-    @property
     def image_hwc(self) -> tuple[int, int, int]:
         """Return the shape of what is read."""
         return self.spec.size, self.spec.size, self.spec.channels
 
-    @property
-    def nbytes(self) -> int:
-        """Return the bytes of all samples as they are read."""
-        return len(self.samples) * int(np.prod(self.image_hwc))
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
     def name(self, sample: int) -> str:
         """Return where a sample is stored."""
         return self.samples.name(sample)
-
-    def read(self, indices: np.ndarray, epoch: np.ndarray | int) -> np.ndarray:
-        """Return the images of these samples in this epoch."""
-        out = np.empty((len(indices), *self.image_hwc), np.uint8)
-        self.read_into(indices, epoch, out)
-        return out
 
     def read_into(self, indices: np.ndarray, epoch: np.ndarray | int, out: np.ndarray) -> None:
         """Write the images of these samples into `out`."""
@@ -198,7 +213,7 @@ def _as_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
 # (augmentation/crop_resize.py), so the images can be kept there, or in host memory and sent.
 
 
-class WorkingSource:
+class WorkingSource(_DecodedBytes):
     """One split as whole images of the working size, and the boxes of its crops in them."""
 
     def __init__(self, whole: ImageSource, rule: CropRule) -> None:
@@ -209,40 +224,21 @@ class WorkingSource:
         self._lock = threading.Lock()
 
     @property
-    def num_distinct(self) -> int:
-        """Return how many different images there are."""
-        return len(self._whole)
-
-    @property
     def image_hwc(self) -> tuple[int, int, int]:
         """Return the shape of an image."""
         return self._whole.image_hwc
-
-    @property
-    def nbytes(self) -> int:
-        """Return the bytes of all images."""
-        return self._whole.nbytes
 
     @property
     def original_hw(self) -> np.ndarray:
         """Return the original height and width of every image, int32 [n, 2]; 0 where it was not decoded yet."""
         return self._whole.original_hw
 
-    def __len__(self) -> int:
-        return len(self._whole)
-
     def keep(self) -> None:
         """Keep images in host memory once they are decoded."""
         self._kept = np.empty((len(self), *self.image_hwc), np.uint8)  # memory is taken as it is written
 
-    def read(self, indices: np.ndarray, epoch: np.ndarray | int) -> np.ndarray:
-        """Return these images, the same in every epoch."""
-        out = np.empty((len(indices), *self.image_hwc), np.uint8)
-        self.read_into(indices, epoch, out)
-        return out
-
     def read_into(self, indices: np.ndarray, epoch: np.ndarray | int, out: np.ndarray) -> None:
-        """Write these images into `out`."""
+        """Write these images into `out`, the same in every epoch."""
         if self._kept is None:
             self._whole.read_into(indices, 0, out)
             return

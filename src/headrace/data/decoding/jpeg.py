@@ -45,11 +45,8 @@ class JpegDecoder:
     def __init__(self, path: Path) -> None:
         c_int, c_int64, pointer = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
         # PyDLL keeps the interpreter lock: reading a header takes less time than releasing and acquiring it.
-        library, short_calls = (
-            ctypes.CDLL(str(path)),
-            ctypes.PyDLL(str(path)),
-        )
-        self.library = library
+        self.library = library = ctypes.CDLL(str(path))
+        short_calls = ctypes.PyDLL(str(path))
         self._view, self._header = library.hr_jpeg_view, short_calls.hr_jpeg_header
         self._view.argtypes = [ctypes.c_char_p, c_int64, *([c_int] * 12), pointer, pointer, c_int64, pointer]
         self._view.restype = c_int64
@@ -72,11 +69,11 @@ class JpegDecoder:
         assert out.flags.c_contiguous
         memory, place = self.memory, out.ctypes.data
         sizes = (factor, *map(int, view.crop), *view.resized_hw, *view.offset, *out.shape)
-        missing = self._view(data, len(data), *sizes, place, memory.room_at, len(memory.room), memory.tables_at)
-        if missing > 0:
-            memory.grow(missing)
+        while True:
             missing = self._view(data, len(data), *sizes, place, memory.room_at, len(memory.room), memory.tables_at)
-        return missing == 0
+            if missing <= 0:  # negative: not an image that this decoder takes
+                return missing == 0
+            memory.grow(missing)
 
 
 @lru_cache(maxsize=1)

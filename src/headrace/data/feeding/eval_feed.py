@@ -120,10 +120,8 @@ class EvalFeed:
         self._columns = options.shard.columns(batch_size)
         self.num_batches = -(-len(source) // batch_size)
         self.num_blocks = -(-self.num_batches // max_batches_per_block)
-        self._shape = (
-            -(-self.num_batches // self.num_blocks),
-            batch_size,
-        )  # blocks of nearly equal size: least padding
+        # Blocks of nearly equal size: least padding.
+        self._shape = (-(-self.num_batches // self.num_blocks), batch_size)
         self.gate = Gate()  # held while other images are more urgent
         self._resident = Resident(source, put, options.shard) if options.cache.where == "device" else None
         self._reader = BlockReader(source, options, train=False, gate=self.gate) if self._resident is None else None

@@ -42,9 +42,8 @@ from headrace.data.sets.samples import DecodingSource, Source
 # Reading the images of a block with several threads
 
 
-_CHUNK_BYTES = (
-    1 << 20
-)  # read by a thread at a time: large enough to be worth the switch, small enough to balance the threads
+# Read by a thread at a time: large enough to be worth the switch, small enough to balance the threads.
+_CHUNK_BYTES = 1 << 20
 _MAX_THREADS = 16  # without --pipeline-num-parallel; gathering is limited by memory bandwidth long before
 
 

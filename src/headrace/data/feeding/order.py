@@ -1,6 +1,5 @@
 """The order of samples, the shard of each process, and how a step fetches its images from where they are kept."""
 
-import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +13,7 @@ import numpy as np
 from headrace.config.schema import Data
 from headrace.core.errors import ConfigError
 from headrace.core.rng import bits, name_id
+from headrace.core.signals import num_processors
 from headrace.core.units import format_bytes, parse_bytes
 from headrace.data.augmentation.augment import Preprocess, mix_images, mix_labels, preprocess, shrink
 from headrace.data.augmentation.crop_resize import crop_resize
@@ -66,11 +66,7 @@ def epoch_order(seed: int, epoch: int, num_samples: int, shuffle: bool, turn: in
     index = np.arange(num_samples, dtype=np.uint32)
     if not shuffle:
         return index.astype(np.int32)
-    high, low = (bits(seed, epoch, turn, index, name_id(f"order/{half}")) for half in ("high", "low"))
-    # 64 bits: of a million samples with 32-bit keys about a hundred pairs would be equal, and stay in the order of the
-    # files.
-    keys = high.astype(np.uint64) << np.uint64(32) | low
-    return np.argsort(keys, kind="stable").astype(np.int32)
+    return np.argsort(_drawn(seed, epoch, turn, index, "order"), kind="stable").astype(np.int32)
 
 
 def step_indices(
@@ -170,11 +166,13 @@ def balanced_order(labels: np.ndarray) -> Order:
         assert num_samples == len(labels)
         quota = np.full(len(classes), num_samples // len(classes))
         # Where the classes do not divide the set, which of them come once more is drawn anew in each epoch.
-        quota[_drawn(seed, epoch, turn, classes, "spare").argsort(kind="stable")[: num_samples % len(classes)]] += 1
+        quota[
+            _drawn(seed, epoch, turn, classes, "balance/spare").argsort(kind="stable")[: num_samples % len(classes)]
+        ] += 1
         numbers = []
         for again in range(int((-(-quota // sizes)).max())):
             samples = np.flatnonzero(quota[class_of] > again * sizes[class_of])
-            keys = _drawn(seed, epoch, turn, samples + again * num_samples, "pass")
+            keys = _drawn(seed, epoch, turn, samples + again * num_samples, "balance/pass")
             samples = samples[np.lexsort((keys, class_of[samples]))]
             first = np.searchsorted(class_of[samples], class_of[samples])  # where the sample's class begins
             wanted = quota[class_of[samples]] - again * sizes[class_of[samples]]
@@ -182,7 +180,7 @@ def balanced_order(labels: np.ndarray) -> Order:
             numbers.append(chosen + again % ((2**31 - 1) // num_samples) * num_samples)
         found = np.concatenate(numbers)
         place = np.arange(len(found))  # not the number, which may repeat when int32 overflows
-        return found[_drawn(seed, epoch, turn, place, "place").argsort(kind="stable")].astype(np.int32)
+        return found[_drawn(seed, epoch, turn, place, "balance/place").argsort(kind="stable")].astype(np.int32)
 
     return order
 
@@ -214,8 +212,10 @@ def repeated_order(repeats: int, global_batch_size: int) -> Order:
 
 def _drawn(seed: int, epoch: int, turn: int, numbers: np.ndarray, purpose: str) -> np.ndarray:
     """Return 64 random bits for each number."""
+    # 64 bits: of a million samples with 32-bit keys about a hundred pairs would be equal, and stay in the order of the
+    # files.
     address = seed, epoch, turn, numbers.astype(np.uint32)
-    high, low = (bits(*address, name_id(f"balance/{purpose}/{half}")) for half in ("high", "low"))
+    high, low = (bits(*address, name_id(f"{purpose}/{half}")) for half in ("high", "low"))
     return high.astype(np.uint64) << np.uint64(32) | low
 
 
@@ -337,11 +337,6 @@ def _decoded(source: DecodingSource, rows: np.ndarray, closing: threading.Event)
     with ThreadPoolExecutor(num_processors(), thread_name_prefix="decode") as pool:
         list(pool.map(fill, range(len(images))))  # list: an exception in a thread is raised here
     return images
-
-
-def num_processors() -> int:
-    """Return the number of processors that this process may use; all of them where the system does not say (macOS)."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _synthetic_on_device(spec: Synthetic) -> dict[str, jax.Array]:

@@ -13,6 +13,7 @@ import numpy as np
 from headrace.config.schema import Data
 from headrace.core.errors import ConfigError, DataError
 from headrace.data.dataset import DataInfo, DataSet, with_pixel_options
+from headrace.data.sets.catalog import numbered_classes
 from headrace.data.sets.samples import ArraySource, Source
 
 ARRAYS = "arrays"  # the name of such a dataset
@@ -103,8 +104,7 @@ def array_dataset(data: Data, spec: ImageSpec, train: Source | None, validation:
     info = DataInfo(
         name=ARRAYS,
         image_hwc=spec.image_hwc,
-        num_classes=spec.num_classes,
-        class_names=spec.class_names or tuple(f"class {label}" for label in range(spec.num_classes)),
+        class_names=spec.class_names or numbered_classes(spec.num_classes),
         num_train=len(train) if train is not None else 0,
         num_validation=len(validation) if validation is not None else 0,
         augmentation=augmentation,

@@ -12,120 +12,26 @@ DIGIT_NAMES = tuple("0123456789")
 CIFAR10_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 FASHION_NAMES = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
-)
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+)  # fmt: skip
 
 CIFAR100_NAMES = (
-    "apple",
-    "aquarium_fish",
-    "baby",
-    "bear",
-    "beaver",
-    "bed",
-    "bee",
-    "beetle",
-    "bicycle",
-    "bottle",
-    "bowl",
-    "boy",
-    "bridge",
-    "bus",
-    "butterfly",
-    "camel",
-    "can",
-    "castle",
-    "caterpillar",
-    "cattle",
-    "chair",
-    "chimpanzee",
-    "clock",
-    "cloud",
-    "cockroach",
-    "couch",
-    "crab",
-    "crocodile",
-    "cup",
-    "dinosaur",
-    "dolphin",
-    "elephant",
-    "flatfish",
-    "forest",
-    "fox",
-    "girl",
-    "hamster",
-    "house",
-    "kangaroo",
-    "keyboard",
-    "lamp",
-    "lawn_mower",
-    "leopard",
-    "lion",
-    "lizard",
-    "lobster",
-    "man",
-    "maple_tree",
-    "motorcycle",
-    "mountain",
-    "mouse",
-    "mushroom",
-    "oak_tree",
-    "orange",
-    "orchid",
-    "otter",
-    "palm_tree",
-    "pear",
-    "pickup_truck",
-    "pine_tree",
-    "plain",
-    "plate",
-    "poppy",
-    "porcupine",
-    "possum",
-    "rabbit",
-    "raccoon",
-    "ray",
-    "road",
-    "rocket",
-    "rose",
-    "sea",
-    "seal",
-    "shark",
-    "shrew",
-    "skunk",
-    "skyscraper",
-    "snail",
-    "snake",
-    "spider",
-    "squirrel",
-    "streetcar",
-    "sunflower",
-    "sweet_pepper",
-    "table",
-    "tank",
-    "telephone",
-    "television",
-    "tiger",
-    "tractor",
-    "train",
-    "trout",
-    "tulip",
-    "turtle",
-    "wardrobe",
-    "whale",
-    "willow_tree",
-    "wolf",
-    "woman",
-    "worm",
-)
+    "apple", "aquarium_fish", "baby", "bear", "beaver", "bed", "bee", "beetle", "bicycle", "bottle", "bowl", "boy",
+    "bridge", "bus", "butterfly", "camel", "can", "castle", "caterpillar", "cattle", "chair", "chimpanzee", "clock",
+    "cloud", "cockroach", "couch", "crab", "crocodile", "cup", "dinosaur", "dolphin", "elephant", "flatfish",
+    "forest", "fox", "girl", "hamster", "house", "kangaroo", "keyboard", "lamp", "lawn_mower", "leopard", "lion",
+    "lizard", "lobster", "man", "maple_tree", "motorcycle", "mountain", "mouse", "mushroom", "oak_tree", "orange",
+    "orchid", "otter", "palm_tree", "pear", "pickup_truck", "pine_tree", "plain", "plate", "poppy", "porcupine",
+    "possum", "rabbit", "raccoon", "ray", "road", "rocket", "rose", "sea", "seal", "shark", "shrew", "skunk",
+    "skyscraper", "snail", "snake", "spider", "squirrel", "streetcar", "sunflower", "sweet_pepper", "table", "tank",
+    "telephone", "television", "tiger", "tractor", "train", "trout", "tulip", "turtle", "wardrobe", "whale",
+    "willow_tree", "wolf", "woman", "worm",
+)  # fmt: skip
+
+
+def numbered_classes(count: int) -> tuple[str, ...]:
+    """Return names for classes that nobody has named."""
+    return tuple(f"class {label}" for label in range(count))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,8 +46,8 @@ class Layout:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SetRow:
-    """What is known about a dataset without opening it. Channel values are on the scale 0 to 1."""
+class SetFacts:
+    """What every dataset has. Channel values are on the scale 0 to 1."""
 
     name: str
     image_hwc: tuple[int, int, int]
@@ -152,17 +58,23 @@ class SetRow:
     normalization: str
     channel_mean: tuple[float, ...]
     channel_std: tuple[float, ...]
+
+    @property
+    def num_classes(self) -> int:
+        """Return the number of classes."""
+        return len(self.class_names)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetRow(SetFacts):
+    """What is known about a published dataset without opening it, with its usual preprocessing."""
+
     train_counts: tuple[int, ...]  # published number of images of each class
     validation_counts: tuple[int, ...]
     check_mean: bool = True  # whether `verify` compares the pixels with `channel_mean`
     coarse_classes: int = 0  # CIFAR-100's first label byte
     layouts: tuple[Layout, ...] = ()
     how_to_get: str = ""
-
-    @property
-    def num_classes(self) -> int:
-        """Return the number of classes."""
-        return len(self.class_names)
 
 
 _FETCH_CIFAR = (

@@ -16,6 +16,7 @@ import numpy as np
 
 from headrace.core.errors import DataError
 from headrace.core.files import parse_json
+from headrace.core.units import format_list
 from headrace.data.sets.samples import FileSamples, Samples
 
 # Problems with data files: damaged files, and single bad samples met during a run.
@@ -99,12 +100,11 @@ def label_problem(
     bad = np.flatnonzero((labels < 0) | (labels >= num_classes))
     if not len(bad):
         return []
-    at = [offsets[0] + int(record) * offsets[1] for record in bad[:_NAMED]] if offsets else []
-    named = [f"record {record:,} has {int(labels[record])}" for record in bad[:_NAMED]]
+    at = [offsets[0] + int(record) * offsets[1] for record in bad] if offsets else []
+    named = [f"record {record:,} has {int(labels[record])}" for record in bad]
     if at:
         named = [f"{text} at byte {offset:,}" for text, offset in zip(named, at, strict=True)]
-    more = f" and {len(bad) - _NAMED:,} more" if len(bad) > _NAMED else ""
-    problem = f"{len(bad):,} {what}(s) not in 0..{num_classes - 1}: {', '.join(named)}{more}"
+    problem = f"{len(bad):,} {what}(s) not in 0..{num_classes - 1}: {format_list(named, _NAMED)}"
     return [FileProblem(path=path, offset=at[0] if at else None, problem=problem)]
 
 
@@ -314,5 +314,4 @@ def _sentences(splits: Sequence[Samples], groups: Iterable[Sequence[tuple[int, i
 
 
 def _pairs(pairs: list[tuple[str, str]]) -> str:
-    more = f" and {len(pairs) - _NAMED_PAIRS:,} more" if len(pairs) > _NAMED_PAIRS else ""
-    return ", ".join(f"{first} = {second}" for first, second in pairs[:_NAMED_PAIRS]) + more
+    return format_list((f"{first} = {second}" for first, second in pairs), _NAMED_PAIRS)

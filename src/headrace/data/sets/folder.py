@@ -11,6 +11,7 @@ import numpy as np
 
 from headrace.core.errors import DataError
 from headrace.core.rng import bits, name_id
+from headrace.core.units import format_list
 from headrace.data.decoding.image import FORMATS_TEXT, how_to_read, readable_extensions
 from headrace.data.sets.file_problem import Skipped, SkippedFiles
 from headrace.data.sets.samples import FileSamples
@@ -130,7 +131,7 @@ def _list(root: Path, class_names: tuple[str, ...] | None, changed: tuple[int, .
         labels += [names.index(folder.name)] * len(found)
     if empty and len(files) > 0:
         raise DataError(
-            f"{len(empty)} class folder(s) of {root} hold no image: {_some(empty)}.{_because(skipped)}",
+            f"{len(empty)} class folder(s) of {root} hold no image: {format_list(empty, _LISTED)}.{_because(skipped)}",
             rule=f"A class is a folder with images ({FORMATS_TEXT}) in it.",
             remedy="Delete the empty folders, or put their images in.",
         )
@@ -163,7 +164,7 @@ def _refuse_doubtful(root: Path, found: tuple[str, ...], names: tuple[str, ...])
     strange = [name for name in found if name not in names]
     if strange:
         raise DataError(
-            f"{root} has {len(strange)} class folder(s) that training has not: {_some(strange)}.",
+            f"{root} has {len(strange)} class folder(s) that training has not: {format_list(strange, _LISTED)}.",
             rule="Validation can only ask for classes that were trained.",
             remedy="Rename or delete them, or add them to the training folder.",
         )
@@ -206,9 +207,14 @@ def _split(whole: Listing, fraction: float) -> ClassFolders:
         class_names=whole.class_names,
         train=_samples(whole, np.flatnonzero(~held_out)),
         validation=_samples(whole, np.flatnonzero(held_out)),
-        split_by=f"{fraction:.3g} of each class held out, always the same images",
+        split_by=held_out_text(fraction),
         skipped=whole.skipped,
     )
+
+
+def held_out_text(fraction: float) -> str:
+    """Describe a split made by `held_out_mask`."""
+    return f"{fraction:.3g} of each class held out, always the same images"
 
 
 def held_out_mask(files: tuple[str, ...], labels: np.ndarray, fraction: float) -> np.ndarray:
@@ -303,11 +309,6 @@ def _is_text(name: str) -> bool:
     return name.isascii() or not any("\udc80" <= letter <= "\udcff" for letter in name)
 
 
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - _LISTED:,} more" if len(names) > _LISTED else ""
-    return ", ".join(names[:_LISTED]) + more
-
-
 # Images listed in a CSV file: a column of paths, a column of labels and, optionally, a column of splits.
 #
 # Columns are found by their names, in any order, separated by commas, semicolons or tabs. A path is relative to the
@@ -369,7 +370,7 @@ def _read(file: Path, dataset_path: str, validation_split: float, changed: tuple
         split_by = f"its column of splits: train and {held_out}"
     else:
         mask = held_out_mask(tuple(row.path for row in used), labels, validation_split)
-        split_by = f"{validation_split:.3g} of each class held out, always the same images"
+        split_by = held_out_text(validation_split)
     if not mask.any() or mask.all():
         raise DataError(
             f"{file} leaves no {'training' if mask.all() else 'validation'} images.",

@@ -30,28 +30,27 @@ class PublishedSet:
     is_archive: bool = False
 
 
-_MNIST_FILES = tuple(
-    f"{part}-ubyte.gz" for part in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
-)
-_FAST_AI = ("https://s3.amazonaws.com/fast-ai-imageclas/",)
-_TORONTO = ("https://www.cs.toronto.edu/~kriz/",)
+_FAST_AI = "https://s3.amazonaws.com/fast-ai-imageclas/"
+_TORONTO = "https://www.cs.toronto.edu/~kriz/"
+
+
+def _archive(name: str, base: str, file: str, md5: str, folder: str) -> PublishedSet:
+    return PublishedSet(name=name, bases=(base,), files=((file, md5),), folder=folder, is_archive=True)
+
+
+def _idx_files(*md5s: str) -> tuple[tuple[str, str], ...]:
+    parts = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+    return tuple((f"{part}-ubyte.gz", md5) for part, md5 in zip(parts, md5s, strict=True))
+
 
 PUBLISHED = {
     row.name: row
     for row in (
-        PublishedSet(
-            name="cifar10",
-            bases=_TORONTO,
-            files=(("cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a"),),
-            folder="cifar-10-batches-py",
-            is_archive=True,
+        _archive(
+            "cifar10", _TORONTO, "cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a", "cifar-10-batches-py"
         ),
-        PublishedSet(
-            name="cifar100",
-            bases=_TORONTO,
-            files=(("cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85"),),
-            folder="cifar-100-python",
-            is_archive=True,
+        _archive(
+            "cifar100", _TORONTO, "cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85", "cifar-100-python"
         ),
         PublishedSet(
             name="mnist",
@@ -59,17 +58,11 @@ PUBLISHED = {
                 "https://ossci-datasets.s3.amazonaws.com/mnist/",
                 "https://storage.googleapis.com/cvdf-datasets/mnist/",
             ),
-            files=tuple(
-                zip(
-                    _MNIST_FILES,
-                    (
-                        "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-                        "d53e105ee54ea40749a09fcbcd1e9432",
-                        "9fb629c4189551a2d022fa330f9573f3",
-                        "ec29112dd5afa0611ce80d1b7f02629c",
-                    ),
-                    strict=True,
-                )
+            files=_idx_files(
+                "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+                "d53e105ee54ea40749a09fcbcd1e9432",
+                "9fb629c4189551a2d022fa330f9573f3",
+                "ec29112dd5afa0611ce80d1b7f02629c",
             ),
             folder="mnist",
         ),
@@ -79,33 +72,17 @@ PUBLISHED = {
                 "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
                 "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
             ),
-            files=tuple(
-                zip(
-                    _MNIST_FILES,
-                    (
-                        "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-                        "25c81989df183df01b3e8a0aad5dffbe",
-                        "bef4ecab320f06d8554ea6380940ec79",
-                        "bb300cfdad3c16e7a12a480ee83cd310",
-                    ),
-                    strict=True,
-                )
+            files=_idx_files(
+                "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+                "25c81989df183df01b3e8a0aad5dffbe",
+                "bef4ecab320f06d8554ea6380940ec79",
+                "bb300cfdad3c16e7a12a480ee83cd310",
             ),
             folder="fashion-mnist",
         ),
-        PublishedSet(
-            name="imagenette",
-            bases=_FAST_AI,
-            files=(("imagenette2-320.tgz", "3df6f0d01a2c9592104656642f5e78a3"),),
-            folder="imagenette2-320",
-            is_archive=True,
-        ),
-        PublishedSet(
-            name="imagenette160",
-            bases=_FAST_AI,
-            files=(("imagenette2-160.tgz", "e793b78cc4c9e9a4ccc0c1155377a412"),),
-            folder="imagenette2-160",
-            is_archive=True,
+        _archive("imagenette", _FAST_AI, "imagenette2-320.tgz", "3df6f0d01a2c9592104656642f5e78a3", "imagenette2-320"),
+        _archive(
+            "imagenette160", _FAST_AI, "imagenette2-160.tgz", "e793b78cc4c9e9a4ccc0c1155377a412", "imagenette2-160"
         ),
     )
 }

@@ -12,9 +12,16 @@ from headrace.core.units import format_bytes, parse_bytes
 from headrace.data.decoding.image import BadImage, read_header
 from headrace.data.decoding.image_source import ImageSource, ViewSpec, WorkingSource
 from headrace.data.decoding.resize import CROP_RULES, MIN_CROPPED, CropRule, uncropped_side
-from headrace.data.sets.catalog import KNOWN_SETS
+from headrace.data.sets.catalog import KNOWN_SETS, numbered_classes
 from headrace.data.sets.file_problem import BadSamples
-from headrace.data.sets.folder import ClassFolders, has_class_folders, held_out_mask, read_csv_set, read_folders
+from headrace.data.sets.folder import (
+    ClassFolders,
+    has_class_folders,
+    held_out_mask,
+    held_out_text,
+    read_csv_set,
+    read_folders,
+)
 from headrace.data.sets.indexed_samples import (
     Index,
     StoredSamples,
@@ -81,8 +88,7 @@ def detect_kind(path: Path, kinds: Iterable[KindRow] = KINDS) -> str | None:
 def detect(dataset_path: str) -> str:
     """Return the dataset's name or kind from the contents of a folder; nothing known is a DataError."""
     path = Path(dataset_path).expanduser()
-    if not path.exists():
-        raise DataError(f"{path.absolute()} does not exist.", remedy="Give the path of your data with --dataset-path.")
+    _refuse_missing(path)
     kind = detect_kind(path)
     if kind is not None:
         return kind
@@ -97,6 +103,11 @@ def detect(dataset_path: str) -> str:
         rule=f"Known: {'; '.join(row.description for row in KINDS)}; the files of {', '.join(list(KNOWN_SETS)[1:])}.",
         remedy="Give the folder itself with --dataset-path, or name the set with --dataset.",
     )
+
+
+def _refuse_missing(path: Path) -> None:
+    if not path.exists():
+        raise DataError(f"{path.absolute()} does not exist.", remedy="Give the path of your data with --dataset-path.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +192,7 @@ def _from_table(kind: str, path: Path, data: Data, table: TableSet) -> ImageSet:
         rows = tuple(map(str, range(len(train))))
         held_out = held_out_mask(rows, train.labels, data.validation_split)
         train, validation = train.take(np.flatnonzero(~held_out)), train.take(np.flatnonzero(held_out))
-        split_by = f"{data.validation_split:.3g} of each class held out, always the same images"
+        split_by = held_out_text(data.validation_split)
     slow = (
         f"The images do not fit --dataset-host-budget {data.dataset_host_budget}: a whole group of rows is decoded for "
         "each image. `headrace data pack` makes a file that is read faster."
@@ -235,7 +246,7 @@ def _from_shards(path: Path, data: Data, reader: _Reader, files: list[Path], val
         held_out = held_out_mask(tuple(names), index.labels, data.validation_split)
         parts = (index.take(np.flatnonzero(mask)) for mask in (~held_out, held_out))
         splits = tuple(reader.samples(files, part) for part in parts)
-        split_by = f"{data.validation_split:.3g} of each class held out, always the same images"
+        split_by = held_out_text(data.validation_split)
     return ImageSet(
         kind=reader.kind,
         place=str(path),
@@ -269,8 +280,8 @@ def imagenet_is_there(data: Data) -> bool:
 def open_image_set(data: Data, kind: str) -> ImageSet:
     """List the set; `kind` is a name in KINDS, csv, or `imagenet` for whichever of them is there."""
     path = Path(data.dataset_path).expanduser()
-    if kind != "csv" and not path.exists():
-        raise DataError(f"{path.absolute()} does not exist.", remedy="Give the path of your data with --dataset-path.")
+    if kind != "csv":
+        _refuse_missing(path)
     found = detect_kind(path) if kind == "imagenet" else kind
     if kind == "imagenet" and data.dataset_path == "." and not imagenet_is_there(data):
         # The current directory is the option's default, so its folders were probably not meant as ImageNet.
@@ -287,7 +298,7 @@ def open_image_set(data: Data, kind: str) -> ImageSet:
         raise DataError(f"{images.place} has no validation images.", remedy="Check --dataset-path.")
     if kind == "imagenet" and images.kind == "tfrecord":  # also for a part of it, so that its weights fit
         names = images.class_names
-        return replace(images, class_names=(*names, *(f"class {label}" for label in range(len(names), 1000))))
+        return replace(images, class_names=(*names, *numbered_classes(1000)[len(names) :]))
     return images
 
 

@@ -17,8 +17,10 @@ import numpy as np
 
 from headrace.core.errors import DataError
 from headrace.core.files import cache_directory, parse_json, write_atomic
+from headrace.core.units import format_list
 from headrace.data.decoding.image import EXTENSIONS, BadImage, decode, decode_factor, read_header
 from headrace.data.decoding.jpeg import NO_CHECKSUM, RECORD_CHECKSUM, FileExtents
+from headrace.data.sets.catalog import numbered_classes
 from headrace.data.sets.samples import Content, Samples
 
 # Samples stored in a few large files (TFRecords, tar shards, packed files), located by an index.
@@ -208,8 +210,7 @@ def check_rows(columns: Mapping[str, np.ndarray], file_sizes: Sequence[int], num
     """Refuse, with a ValueError, an index whose samples are not inside their files or classes."""
     count = len(columns["file"]) if columns["file"].ndim else -1
     for name, column in columns.items():
-        if column.dtype.kind not in "iu" or column.shape != (count,):
-            raise ValueError(f"the column {name} of its index is {column.dtype}{list(column.shape)}")
+        _refuse_other_columns(name, column, (count,))
     file, offset, length, labels = (columns[name] for name in ("file", "offset", "length", "labels"))
     if not count:
         return
@@ -222,12 +223,18 @@ def check_rows(columns: Mapping[str, np.ndarray], file_sizes: Sequence[int], num
         raise ValueError(f"its index has the label {labels.max()}, but there are {num_classes} classes from 0")
 
 
+def _refuse_other_columns(name: str, column: np.ndarray, shape: tuple[int, ...]) -> None:
+    if column.dtype.kind not in "iu" or column.shape != shape:
+        raise ValueError(f"the column {name} of its index is {column.dtype}{list(column.shape)}")
+
+
 def _check_parts(parts: ImageParts, lengths: np.ndarray) -> None:
     """Refuse, with a ValueError, images that are not inside their samples and objects that do not exist."""
     for name in _PART_COLUMNS[:4]:
         column = getattr(parts, name)
-        if column.dtype.kind not in "iu" or column.shape != lengths.shape or column.min() < 0:
-            raise ValueError(f"the column {name} of its index is {column.dtype}{list(column.shape)}")
+        _refuse_other_columns(name, column, lengths.shape)
+        if column.min() < 0:
+            raise ValueError(f"the column {name} of its index has negative numbers")
     if (parts.skip > lengths).any() or (parts.size > lengths - parts.skip).any():
         raise ValueError("its index names images beyond the end of their records")
     if parts.objects.dtype != np.float32 or parts.objects.ndim != 2 or parts.objects.shape[1] != 4:
@@ -255,8 +262,7 @@ def empty_classes(index: Index) -> tuple[str, ...]:
     empty = [index.class_names[label] for label in np.flatnonzero(counts == 0)]
     if not empty:
         return ()
-    named = ", ".join(empty[:3]) + (", ..." if len(empty) > 3 else "")
-    return (f"{len(empty):,} of {len(counts):,} classes have no training image: {named}",)
+    return (f"{len(empty):,} of {len(counts):,} classes have no training image: {format_list(empty, 3)}",)
 
 
 def refuse_new_labels(path: Path, train: Index, validation: Index) -> None:
@@ -541,7 +547,7 @@ def _make_index(files: Sequence[Path], class_names: tuple[str, ...]) -> Index:
     count = max(row[3] for row in rows) + 1
     if class_names and count > len(class_names):
         raise DataError(f"A label is {count - 1}, but there are {len(class_names)} class names.")
-    return make_index(rows, class_names or [f"class {label}" for label in range(count)])
+    return make_index(rows, class_names or numbered_classes(count))
 
 
 def _rows_of(path: Path, number: int) -> list[tuple[int, int, int, int]]:

@@ -93,7 +93,7 @@ def read_binary(path: Path, row: SetRow, num_records: int) -> Part:
     try:
         data = np.fromfile(path, np.uint8)
     except OSError as error:
-        return empty_part(row.image_hwc, FileProblem(path=path, problem=f"cannot be read: {error.strerror}"))
+        return _unreadable(path, row, error)
     num_labels = 2 if row.coarse_classes else 1
     size = num_labels + _num_pixels(row)
     whole = min(len(data) // size, num_records)
@@ -121,7 +121,7 @@ def read_python(path: Path, row: SetRow, num_records: int) -> Part:
     try:
         raw = path.read_bytes()
     except OSError as error:
-        return empty_part(row.image_hwc, FileProblem(path=path, problem=f"cannot be read: {error.strerror}"))
+        return _unreadable(path, row, error)
     try:
         batch = read_batch_pickle(raw)
     except ValueError as error:
@@ -239,6 +239,10 @@ def read_batch_pickle(data: bytes) -> Any:
     if not isinstance(batch, dict):
         raise RefusedPickle(f"a {type(batch).__name__} instead of a dict")
     return {key: value.array if isinstance(value, _PickledArray) else value for key, value in batch.items()}
+
+
+def _unreadable(path: Path, row: SetRow, error: OSError) -> Part:
+    return empty_part(row.image_hwc, FileProblem(path=path, problem=f"cannot be read: {error.strerror}"))
 
 
 def _num_pixels(row: SetRow) -> int:

@@ -22,6 +22,7 @@ from headrace.core.errors import DataError
 from headrace.core.files import parse_json
 from headrace.core.units import format_bytes
 from headrace.data.decoding.image import BadImage
+from headrace.data.sets.catalog import numbered_classes
 from headrace.data.sets.samples import Content, Samples
 
 # NumPy files
@@ -108,18 +109,24 @@ def _read_npz(path: Path, changed: tuple[int, int]) -> TableSet:
     if train is None:
         raise DataError(f"{path} has the arrays {', '.join(sorted(arrays))[:200] or 'none'}.", rule=_KEYS_RULE)
     parts = [_pixels(path, arrays, keys) for keys in (train, validation) if keys]
-    count = max(int(labels.max()) for _, labels in parts) + 1
     names = tuple(map(str, arrays["class_names"].reshape(-1))) if "class_names" in arrays else ()
-    if names and len(names) < count:
-        raise DataError(f"{path}: a label is {count - 1}, but there are {len(names)} class names.")
     held_out = None
     if validation is not None:
         held_out = PixelSamples(f"{path}: {validation[0]}", *parts[1])
     return TableSet(
-        class_names=names or tuple(f"class {label}" for label in range(max(count, 2))),
+        class_names=_class_names(path, names, [labels for _, labels in parts]),
         train=PixelSamples(f"{path}: {train[0]}", *parts[0]),
         validation=held_out,
     )
+
+
+def _class_names(path: Path, names: tuple[str, ...], labels: Sequence[np.ndarray]) -> tuple[str, ...]:
+    """Return the names that a file gives its classes, or numbers; too few names for its labels are a DataError."""
+    count = max(int(each.max(initial=0)) for each in labels) + 1
+    if names and count > len(names):
+        raise DataError(f"{path}: a label is {count - 1}, but there are {len(names)} class names.")
+    # A file with one class still trains a classifier of two, so that a loss exists.
+    return names or numbered_classes(max(count, 2))
 
 
 def _arrays(path: Path, archive: zipfile.ZipFile) -> dict[str, np.ndarray]:
@@ -261,12 +268,8 @@ def read_parquet_set(path: Path, budget: int) -> TableSet:
         raise DataError(f"{path} has no parquet file of training images.", rule="Names with val or test are others.")
     held_out = files["validation"] or files["test"]
     parts = [_read_table(part, budget) for part in (files["train"], held_out) if part]
-    names = parts[0][1]
-    count = max(int(part.labels.max(initial=0)) for part, _, _ in parts) + 1
-    if names and count > len(names):
-        raise DataError(f"{path}: a label is {count - 1}, but there are {len(names)} class names.")
     return TableSet(
-        class_names=names or tuple(f"class {label}" for label in range(max(count, 2))),
+        class_names=_class_names(path, parts[0][1], [part.labels for part, _, _ in parts]),
         train=parts[0][0],
         validation=parts[1][0] if held_out else None,
         slow=any(slow for _, _, slow in parts),

@@ -15,6 +15,7 @@ import numpy as np
 
 from headrace.core.errors import DataError
 from headrace.core.files import parse_json
+from headrace.core.units import format_list
 from headrace.data.decoding.image import BadImage
 from headrace.data.sets.indexed_samples import ImageParts, Index, StoredSamples, indexed, make_index, read_names
 from headrace.data.sets.samples import Boxes, Content
@@ -397,10 +398,9 @@ def shards(path: Path, split: str, pattern: re.Pattern[str] = SHARD) -> list[Pat
             found[number] = entry
     missing = [number for number in range(total) if number not in found]
     if missing:
-        named = ", ".join(f"{number:05d}-of-{total:05d}" for number in missing[:5])
-        more = f" and {len(missing) - 5:,} more" if len(missing) > 5 else ""
+        named = format_list((f"{number:05d}-of-{total:05d}" for number in missing), 5)
         raise DataError(
-            f"{path} lacks {len(missing):,} of {total:,} {split} shards: {named}{more}.",
+            f"{path} lacks {len(missing):,} of {total:,} {split} shards: {named}.",
             remedy="Fetch or build the missing ones.",
         )
     return [found[number] for number in range(total)]
