@@ -60,6 +60,8 @@ CASES = [
     Case((2, 9, 7, 40), 5, 40, stride=2, groups=40, act="relu6", residual=True, method=DEPTHWISE),
     Case((1, 8, 8, 16), 5, 16, groups=16, act="swish", method=DEPTHWISE),
     Case((2, 1, 1, 19), 3, 19, groups=19, method=DEPTHWISE),
+    Case((1, 3, 6, 1024), 1, 320, act="relu6", residual=True),  # pixels 4 KB apart, more weights than stay in the cache
+    Case((2, 9, 32, 3), 3, 24, stride=2, act="hard_swish"),  # rows of one tile and a few pixels
 ]
 
 

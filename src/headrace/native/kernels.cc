@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "depthwise.hh"
+#include "inference.hh"
 #include "products.hh"
 #include "tasks.hh"
 #include "vectors.hh"
@@ -277,19 +278,30 @@ void pack_weights(ffi::ThreadPool& pool, const float* w, float* packed, const Ge
     parallel(pool, panels_of(g.o), [&](i64 p) { pack_panels(w, depth, g.o, packed, p, p + 1); });
 }
 
+const float* scaled_weights(const float* w, const float* scale, i64 rows, i64 o) {
+  float* scaled = scratch(5, rows * o);
+  for (i64 r = 0; r < rows; r++)
+    for (i64 k = 0; k < o; k++) scaled[r * o + k] = w[r * o + k] * scale[k];
+  return scaled;
+}
+
 // The weights times the scale of each output channel, packed.
 ffi::Error Pack(ffi::ThreadPool pool, ffi::Span<const i64> geometry, i64 method, Floats w_, Floats scale_,
                 ffi::Result<Floats> packed) {
   const Geometry g = geometry_of(geometry);
   const float *w = w_.typed_data(), *scale = scale_.typed_data();
-  const i64 rows = w_.element_count() / g.o;
   if ((i64)packed->element_count() != packed_floats(g, method))
     return ffi::Error::InvalidArgument("the packed weights have another size");
-  float* scaled = scratch(6, rows * g.o);
-  for (i64 r = 0; r < rows; r++)
-    for (i64 o = 0; o < g.o; o++) scaled[r * g.o + o] = w[r * g.o + o] * scale[o];
-  pack_weights(pool, scaled, packed->typed_data(), g, method);
+  pack_weights(pool, scaled_weights(w, scale, w_.element_count() / g.o, g.o), packed->typed_data(), g, method);
   return ffi::Error::Success();
+}
+
+void convolve_windows(const View& v, const float* w, float* y, const Geometry& g, const Pixels& out, Range panels,
+                      const Finish* finish) {
+  if (finish)
+    inference::convolve(v.data, v.pixels, g.kh, g.kw * g.c, v.pitch, w, y, out, g.o, panels, *finish);
+  else
+    convolve(v.data, v.pixels, g.kh, g.kw * g.c, v.pitch, w, y, out, g.o, panels);
 }
 
 // Some images of one task.
@@ -303,7 +315,7 @@ void convolve_images(const float* x, const float* w, float* y, const Geometry& g
       depthwise::forward(x + n * g.in(), w, y + n * g.out(), depthwise_shape(g), 0, g.ho, finish);
   } else {
     const View v = windows(x, g, images, 0, g.ho);
-    convolve(v.data, v.pixels, g.kh, g.kw * g.c, v.pitch, w, y, outputs(g, images, g.ho), g.o, {0, panels_of(g.o)}, finish);
+    convolve_windows(v, w, y, g, outputs(g, images, g.ho), {0, panels_of(g.o)}, finish);
   }
 }
 
@@ -336,8 +348,7 @@ void convolve_all(ffi::ThreadPool& pool, const float* x, const float* w, float* 
     const i64 groups = std::min(panels, threads);
     return parallel(pool, groups, [&](i64 i) {
       const View v = windows(x, g, g.n, 0, g.ho);
-      convolve(v.data, v.pixels, g.kh, g.kw * g.c, v.pitch, w, y, outputs(g, g.n, g.ho), g.o, range_of(panels, i, groups),
-               finish);
+      convolve_windows(v, w, y, g, outputs(g, g.n, g.ho), range_of(panels, i, groups), finish);
     });
   }
   if (g.n >= threads) {
@@ -353,8 +364,8 @@ void convolve_all(ffi::ThreadPool& pool, const float* x, const float* w, float* 
     const i64 n = i / bands;
     const Range rows = range_of(g.ho, i % bands, bands);
     const View v = windows(x + n * g.in(), g, 1, rows.first, rows.last);
-    convolve(v.data, v.pixels, g.kh, g.kw * g.c, v.pitch, w, y + n * g.out() + rows.first * g.wo * g.o,
-             outputs(g, 1, rows.last - rows.first), g.o, {0, panels}, finish);
+    convolve_windows(v, w, y + n * g.out() + rows.first * g.wo * g.o, g, outputs(g, 1, rows.last - rows.first), {0, panels},
+                     finish);
   });
 }
 
@@ -368,8 +379,9 @@ ffi::Error Convolve(ffi::ThreadPool pool, ffi::Span<const i64> geometry, i64 met
   const float *x = x_.typed_data(), *w = w_.typed_data();
   float* y = result(rets, 0);
   const size_t first = is_packed ? 0 : 1;  // of the shift
-  const Finish found = {is_packed ? nullptr : argument(rest, 0), argument(rest, first), argument(rest, first + 1), y, act};
+  const Finish found = {argument(rest, first), argument(rest, first + 1), y, act};
   const Finish* finish = found.shift ? &found : nullptr;
+  if (!is_packed && finish) w = scaled_weights(w, argument(rest, 0), w_.element_count() / o, o);
   if (!is_packed && method != kDepthwise) {
     float* packed = scratch(6, packed_floats(g, method));
     pack_weights(pool, w, packed, g, method);
@@ -487,11 +499,11 @@ ffi::Error Gate(ffi::ThreadPool pool, i64 act, bool is_hard, Floats x_, Floats w
     for (i64 v = 0; v * kLanes < width; v++)
       store(to + v * kLanes, sum[v] / (float)pixels, std::min<i64>(kLanes, width - v * kLanes));
   });
-  const Finish first = {nullptr, b1.typed_data(), nullptr, hidden, act}, second = {nullptr, b2.typed_data(), nullptr, gates, kNone};
-  convolve(gates, {1, 1, n, 0, 0, c}, 1, c, 0, w1.typed_data(), hidden, {1, 1, n, 0, 0, inner}, inner,
-           {0, panels_of(inner)}, &first);
-  convolve(hidden, {1, 1, n, 0, 0, inner}, 1, inner, 0, w2.typed_data(), gates, {1, 1, n, 0, 0, c}, c,
-           {0, panels_of(c)}, &second);
+  const Finish first = {b1.typed_data(), nullptr, hidden, act}, second = {b2.typed_data(), nullptr, gates, kNone};
+  inference::convolve(gates, {1, 1, n, 0, 0, c}, 1, c, 0, w1.typed_data(), hidden, {1, 1, n, 0, 0, inner}, inner,
+                      {0, panels_of(inner)}, first);
+  inference::convolve(hidden, {1, 1, n, 0, 0, inner}, 1, inner, 0, w2.typed_data(), gates, {1, 1, n, 0, 0, c}, c,
+                      {0, panels_of(c)}, second);
   for (i64 i = 0; i < n * c; i += kLanes) {
     const i64 lanes = std::min<i64>(kLanes, n * c - i);
     const Vec v = load(gates + i, lanes);

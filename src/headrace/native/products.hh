@@ -44,16 +44,10 @@ static void pack_panels(const float* matrix, i64 depth, i64 outputs, float* out,
   }
 }
 
-// What follows the last pass over a panel, which begins at `channel`; nothing if `finish` is null.
-struct Last {
-  const Finish* finish;
-  i64 channel;
-};
-
 // c[row][...] (+)= sum over segments and depth of a[row * a_step + segment * segment_step + k] * b[k][...]
-template <int kRows, int kVectors, bool kFinishes>
+template <int kRows, int kVectors>
 static void product_tile(const float* a, i64 a_step, i64 segments, i64 segment_step, i64 depth, const float* b, float* c,
-                         i64 c_step, bool add, Last last) {
+                         i64 c_step, bool add) {
   constexpr int kBases = (kRows + 2) / 3;
   Vec sum[kRows][kVectors];
 #pragma GCC unroll 16
@@ -66,55 +60,22 @@ static void product_tile(const float* a, i64 a_step, i64 segments, i64 segment_s
     const float* base[kBases];
 #pragma GCC unroll 8
     for (int i = 0; i < kBases; i++) base[i] = a + s * segment_step + 3 * i * a_step;
-    // Two inputs at a time save instructions for the pointers in inference; a training step took 5 % longer with them.
-    constexpr int kStep = kFinishes ? 2 : 1;
-    i64 k = 0;
-    for (; k + kStep <= depth; k += kStep, b += kStep * kPanel) {
+    for (i64 k = 0; k < depth; k++, b += kPanel) {
+      Vec w[kVectors];
 #pragma GCC unroll 2
-      for (int u = 0; u < kStep; u++) {
-        Vec w[kVectors];
-#pragma GCC unroll 2
-        for (int v = 0; v < kVectors; v++) w[v] = load(b + u * kPanel + v * kLanes);
-#pragma GCC unroll 16
-        for (int r = 0; r < kRows; r++) {
-          const float x = base[r / 3][(r % 3) * a_step + u];
-#pragma GCC unroll 2
-          for (int v = 0; v < kVectors; v++) sum[r][v] += x * w[v];
-        }
-      }
-#pragma GCC unroll 8
-      for (int i = 0; i < kBases; i++) {
-        base[i] += kStep;
-        asm("" : "+r"(base[i]));  // keep the pointers apart
-      }
-    }
-    for (; k < depth; k++, b += kPanel) {
+      for (int v = 0; v < kVectors; v++) w[v] = load(b + v * kLanes);
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; r++) {
         const float x = base[r / 3][(r % 3) * a_step];
 #pragma GCC unroll 2
-        for (int v = 0; v < kVectors; v++) sum[r][v] += x * load(b + v * kLanes);
+        for (int v = 0; v < kVectors; v++) sum[r][v] += x * w[v];
+      }
+#pragma GCC unroll 8
+      for (int i = 0; i < kBases; i++) {
+        base[i]++;
+        asm("" : "+r"(base[i]));  // keep the pointers apart
       }
     }
-  }
-  if constexpr (kFinishes) {
-    // In registers: stored and read again, results of few inputs take half as long again.
-    const Finish& f = *last.finish;
-    const float* residual = f.residual ? f.residual + (c - f.y) : nullptr;
-    for_activation(f.act, [&](auto act) {
-#pragma GCC unroll 2
-      for (int v = 0; v < kVectors; v++) {
-        const i64 channel = last.channel + v * kLanes;
-        const Vec scale = f.scale ? load(f.scale + channel) : Vec{} + 1.f, shift = load(f.shift + channel);
-#pragma GCC unroll 16
-        for (int r = 0; r < kRows; r++) {
-          Vec y = sum[r][v] * scale + shift;
-          if (residual) y += load(residual + r * c_step + v * kLanes);
-          store(c + r * c_step + v * kLanes, activated<decltype(act)::value>(y));
-        }
-      }
-    });
-    return;
   }
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; r++)
@@ -122,37 +83,32 @@ static void product_tile(const float* a, i64 a_step, i64 segments, i64 segment_s
     for (int v = 0; v < kVectors; v++) store(c + r * c_step + v * kLanes, sum[r][v]);
 }
 
-using TileFn = void (*)(const float*, i64, i64, i64, i64, const float*, float*, i64, bool, Last);
-template <int kVectors, bool kFinishes, int... kRows>
-static inline TileFn tile_fn(int rows, std::integer_sequence<int, kRows...>) {
-  static const TileFn table[] = {product_tile<kRows + 1, kVectors, kFinishes>...};
+using TileFn = void (*)(const float*, i64, i64, i64, i64, const float*, float*, i64, bool);
+template <int kVectors, int... kRows> static inline TileFn tile_fn(int rows, std::integer_sequence<int, kRows...>) {
+  static const TileFn table[] = {product_tile<kRows + 1, kVectors>...};
   return table[rows - 1];
 }
-template <bool kFinishes> static inline TileFn tile_fn(int rows, i64 width) {
+static inline TileFn tile_fn(int rows, i64 width) {
   using Rows = std::make_integer_sequence<int, kMaxRows>;
-  return width <= kLanes ? tile_fn<1, kFinishes>(rows, Rows()) : tile_fn<kPanelVectors, kFinishes>(rows, Rows());
+  return width <= kLanes ? tile_fn<1>(rows, Rows()) : tile_fn<kPanelVectors>(rows, Rows());
 }
 
 // One pass over a run of pixels and one panel; a partial panel goes through a tile of its own.
 static void product_run(const float* a, i64 a_step, i64 pixels, i64 segments, i64 segment_step, i64 depth,
-                        const float* b, float* c, i64 c_step, i64 width, bool add, Last last = {}) {
+                        const float* b, float* c, i64 c_step, i64 width, bool add) {
   const i64 tiles = (pixels + kMaxRows - 1) / kMaxRows;
   for (i64 t = 0, p = 0; t < tiles; t++) {
     const int rows = (int)((pixels - p + tiles - t - 1) / (tiles - t));  // 16 pixels are 8 + 8 rather than 14 + 2
-    const bool in_registers = last.finish && width % kLanes == 0;
-    const TileFn tile = in_registers ? tile_fn<true>(rows, width) : tile_fn<false>(rows, width);
+    const TileFn tile = tile_fn(rows, width);
     float* to = c + p * c_step;
     if (width % kLanes == 0) {
-      tile(a + p * a_step, a_step, segments, segment_step, depth, b, to, c_step, add, last);
+      tile(a + p * a_step, a_step, segments, segment_step, depth, b, to, c_step, add);
     } else {
       float part[kMaxRows * kPanel];
       if (add)
         for (int r = 0; r < rows; r++) memcpy(part + r * kPanel, to + r * c_step, width * sizeof(float));
-      tile(a + p * a_step, a_step, segments, segment_step, depth, b, part, kPanel, add, {});
-      if (last.finish)
-        finish_rows(part, kPanel, to, c_step, rows, last.channel, width, *last.finish);
-      else
-        for (int r = 0; r < rows; r++) memcpy(to + r * c_step, part + r * kPanel, width * sizeof(float));
+      tile(a + p * a_step, a_step, segments, segment_step, depth, b, part, kPanel, add);
+      for (int r = 0; r < rows; r++) memcpy(to + r * c_step, part + r * kPanel, width * sizeof(float));
     }
     p += rows;
   }
@@ -161,7 +117,7 @@ static void product_run(const float* a, i64 a_step, i64 pixels, i64 segments, i6
 // c[pixel][outputs] = sum over segments (window rows) and their length of a[pixel ...] * packed weights, for a range of
 // the panels
 static void convolve(const float* a, const Pixels& in, i64 segments, i64 length, i64 segment_step, const float* packed,
-                     float* c, const Pixels& out, i64 outputs, Range range, const Finish* finish = nullptr) {
+                     float* c, const Pixels& out, i64 outputs, Range range) {
   const i64 depth = segments * length, panels = range.last - range.first;
   // As many window rows as fit a pass, or each row in equal parts.
   const bool whole = depth <= kDepth;
@@ -177,7 +133,6 @@ static void convolve(const float* a, const Pixels& in, i64 segments, i64 length,
   for (i64 s = 0; s < (whole ? 1 : segments); s++)
     for (i64 k0 = 0; k0 < length; k0 += part) {
       const i64 k = std::min(part, length - k0), row = s * length + k0;
-      const Finish* follows = whole || row + k == depth ? finish : nullptr;
       const float* from = a + s * segment_step + k0;
       if (packs) {
         float* to = copy;
@@ -190,7 +145,7 @@ static void convolve(const float* a, const Pixels& in, i64 segments, i64 length,
         const float* b = packed + (p * depth + row) * kPanel;
         if (is_run) {
           product_run(copy, packed_step, in.count(), 1, 0, k, b, c + p * kPanel, out.pixel_step, panel_width(outputs, p),
-                      row > 0, {follows, p * kPanel});
+                      row > 0);
           continue;
         }
         for (i64 n = 0; n < in.images; n++)
@@ -199,7 +154,7 @@ static void convolve(const float* a, const Pixels& in, i64 segments, i64 length,
                                     : from + n * in.image_step + y * in.row_step;
             product_run(at, packs ? packed_step : in.pixel_step, in.pixels, whole ? segments : 1, segment_step, k, b,
                         c + n * out.image_step + y * out.row_step + p * kPanel, out.pixel_step,
-                        panel_width(outputs, p), row > 0, {follows, p * kPanel});
+                        panel_width(outputs, p), row > 0);
           }
       }
     }

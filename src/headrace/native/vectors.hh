@@ -205,15 +205,15 @@ template <class F> static inline void for_activation(i64 act, F f) {
   }
 }
 
-// What follows a convolution: activation(y scale + shift + residual). Applied to a few rows at a time, in registers or
-// while they are in the L1 cache.
+// What follows a convolution whose weights have the norm's scale: activation(y + shift + residual). Applied to a few rows
+// at a time, in registers or while they are in the L1 cache.
 struct Finish {
-  const float *scale, *shift, *residual;  // of each channel, null for 1; of each channel; null or like the results
-  const float* y;                         // where the results begin
+  const float *shift, *residual;  // of each channel; null or like the results, in whose place it may be
+  const float* y;                 // where the results begin
   i64 act;
 
   template <i64 kAct, class N> Vec apply(Vec v, i64 channel, const float* at, N n) const {
-    v = (scale ? v * load(scale + channel, n) : v) + load(shift + channel, n);
+    v += load(shift + channel, n);
     if (residual) v += load(residual + (at - y), n);
     return activated<kAct>(v);
   }
@@ -223,10 +223,10 @@ struct Finish {
 template <i64 kAct, class N>
 static inline void finish_column(const float* from, i64 from_step, float* to, i64 step, int rows, i64 channel, N n,
                                  const Finish& f) {
-  const Vec scale = f.scale ? load(f.scale + channel, n) : Vec{} + 1.f, shift = load(f.shift + channel, n);
+  const Vec shift = load(f.shift + channel, n);
   const float* residual = f.residual ? f.residual + (to - f.y) : nullptr;
   for (int r = 0; r < rows; r++, from += from_step, to += step) {
-    Vec v = load(from, n) * scale + shift;
+    Vec v = load(from, n) + shift;
     if (residual) v += load(residual + r * step, n);
     store(to, activated<kAct>(v), n);
   }

@@ -82,12 +82,15 @@ def check_kernels(mode: str) -> None:
         )
 
 
-def call_kernel(name: str, shapes: Sequence[Sequence[int]], *args: Array, **attributes: Any) -> list[Array]:
-    """Call a kernel; its results have the dtype of the first argument."""
+def call_kernel(
+    name: str, shapes: Sequence[Sequence[int]], *args: Array, in_place: dict[int, int] | None = None, **attributes: Any
+) -> list[Array]:
+    """Call a kernel; its results have the dtype of the first argument, and those of `in_place` an argument's memory."""
     library, _ = load_kernels()
     assert library is not None
     results = tuple(jax.ShapeDtypeStruct(tuple(shape), args[0].dtype) for shape in shapes)
-    return list(jax.ffi.ffi_call(f"headrace_{name}_{library.suffix}", results)(*args, **attributes))
+    call = jax.ffi.ffi_call(f"headrace_{name}_{library.suffix}", results, input_output_aliases=in_place)
+    return list(call(*args, **attributes))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,7 +219,10 @@ def _gradients(window: Window, wanted: _Wanted, arrays: tuple[Array, ...], act: 
     if not shapes:
         return None, None
     wants = (wanted.weights is not None) + 2 * (wanted.images is not None)
-    attributes = window.attributes() | {"activation": np.int64(ACTIVATIONS[act]), "wants": np.int64(wants)}
+    attributes: dict[str, Any] = window.attributes() | {
+        "activation": np.int64(ACTIVATIONS[act]),
+        "wants": np.int64(wants),
+    }
     results = list(call_kernel("gradients", shapes, *arrays, **attributes))
     dw = results.pop(0) if wanted.weights is not None else None
     return results.pop() if wanted.images is not None else None, dw
@@ -403,7 +409,9 @@ def unit_packed(
     packed, shift_O = constant(prepare)
     more = () if residual_NHWO is None else (residual_NHWO,)
     attributes = unit.window.attributes() | {"activation": np.int64(ACTIVATIONS[unit.activation]), "packed": True}
-    (y,) = call_kernel("convolve", [unit.window.y], x_NHWC, packed, shift_O, *more, **attributes)
+    # Where the residual was, its values are in the cache. A depthwise convolution computes some pixels twice.
+    in_place = {3: 0} if more and unit.window.method != _DEPTHWISE else None
+    (y,) = call_kernel("convolve", [unit.window.y], x_NHWC, packed, shift_O, *more, in_place=in_place, **attributes)
     return y
 
 
