@@ -4,7 +4,8 @@
 
 Runs `headrace train` with the options given, in new processes and a new directory, and prints one row for each run:
 seconds until Python has imported Headrace's training, until the run starts to write (dataset, plan, devices, initial
-weights), of compiling (training and validation, which may overlap) and until the first results of a step were read.
+weights), of compiling (training and validation, which may overlap) and until the first results of a step were read;
+`exit` is the time from the SIGTERM that it then gets to the end of the process.
 PYTHONPATH may name another checkout's src, to compare with an older commit: these are read from outside, by the times
 at which lines of a run appear. A second row is the split that the run itself recorded, where it did.
 """
@@ -52,6 +53,7 @@ def measure(options: list[str], cache: Path, log_dir: Path) -> dict[str, float]:
             if "first step" in ended and not stopping:  # a second signal would leave without the last record
                 stopping = True
                 process.terminate()
+    ended["exit"] = time.perf_counter() - begin
     if "first step" not in ended:
         sys.exit("".join(lines) + "\nThe run wrote no line of a step: give --logs-per-epoch many, and train.")
     return ended
@@ -70,16 +72,17 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3, help="starts with a full cache")
     parser.add_argument("options", nargs="+", help="options of headrace train, after --")
     args = parser.parse_args()
-    print(f"{'cache':8}" + "".join(f"{part:>26}" for part in MARKS) + f"{'total':>10}   seconds")
+    print(f"{'cache':8}" + "".join(f"{part:>26}" for part in MARKS) + f"{'total':>10}{'exit':>10}   seconds")
     with tempfile.TemporaryDirectory() as directory:
         cache = Path(directory) / "programs"
         for number in range(1 + args.repeat):
             log_dir = Path(directory) / f"runs{number}"
             ended = measure(args.options, cache, log_dir)
+            exit_seconds = ended["exit"] - ended["first step"]
             moments = [0.0, *(ended[part] for part in MARKS)]
             spent = [after - before for before, after in pairwise(moments)]
             row = "".join(f"{seconds:26.2f}" for seconds in spent)
-            print(f"{'full' if number else 'empty':8}{row}{moments[-1]:10.2f}", flush=True)
+            print(f"{'full' if number else 'empty':8}{row}{moments[-1]:10.2f}{exit_seconds:10.2f}", flush=True)
             print(f"{'':8}{recorded(log_dir)}", flush=True)
 
 

@@ -60,7 +60,8 @@ def run_headrace(args: argparse.Namespace) -> dict[str, Any]:
     model, batch, size = parse(args.jobs[0])
     options = ["--mode", args.mode, "--config", "none", "--model", model, "--micro-batch-size", str(batch)]
     options += ["--dataset", "synthetic", "--num-classes", "1000", "--image-size", str(size)]
-    options += ["--num-samples", str(50 * batch), "--precision", args.precision]
+    options += ["--num-samples", str(args.steps * batch), "--precision", args.precision]
+    options += ["--steps-per-call", str(args.steps), "--num-calls", str(args.rounds), *args.options.split()]
     command = [sys.executable, "-m", "headrace", "bench", *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
@@ -86,6 +87,8 @@ def main() -> None:
     parser.add_argument("--sides", default=",".join(SIDES), help="[%(default)s]")
     parser.add_argument("--precision", default="16.32", help="of Headrace; 32.32 on a CPU [%(default)s]")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=20, help="of one of Headrace's rounds [%(default)s]")
+    parser.add_argument("--options", default="", help="more options of headrace bench, in one word")
     parser.add_argument("--limit", type=float, default=300, help="seconds for one side of one job [%(default)s]")
     parser.add_argument("--torch", default=sys.executable, metavar="PYTHON")
     parser.add_argument("--side", help=argparse.SUPPRESS)
@@ -105,7 +108,7 @@ def main() -> None:
 def _cell(args: argparse.Namespace, job: str, side: str) -> str:
     python = sys.executable if side == "headrace" else args.torch
     command = [python, __file__, job, "--side", side, "--mode", args.mode, "--rounds", str(args.rounds)]
-    command += ["--precision", args.precision]
+    command += ["--precision", args.precision, "--steps", str(args.steps), "--options", args.options]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=args.limit, check=False)
     except subprocess.TimeoutExpired:

@@ -134,6 +134,7 @@ def measure(name: str, side: str, seed: int, scratch: Path, args: argparse.Names
         words = [sys.executable, "-m", "headrace", "train", *job.headrace.format(**values).split(), "--seed", str(seed)]
         words += ["--log-dir", str(runs), "--run-name", str(seed), "--compilation-cache-dir", str(caches)]
         words += ["--platform", job.platform] if job.platform else []
+        words += args.options.split()
     else:
         words = [args.torch_python, str(PEER), *job.torch.format(**values).split(), "--seed", str(seed)]
         words += ["--save", str(scratch / "model.pth")]
@@ -219,6 +220,8 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=600, help="seconds after which a run is ended")
     parser.add_argument("--torch-python", default=sys.executable, help="interpreter of the environment with PyTorch")
     parser.add_argument("--compile-mode", default="default")
+    parser.add_argument("--options", default="", help="more options of headrace train, in one word")
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=Path("whole_jobs.jsonl"))
     parser.add_argument("--scratch", type=Path, help="directory for caches and runs; kept if given")
     parser.add_argument("--table", type=Path, help="print the table of these results and stop")
@@ -231,7 +234,8 @@ def main() -> None:
     rows = []
     for name in args.jobs:
         for side in args.sides:
-            for seed in range(args.seeds) if side == "headrace" or JOBS[name].torch else ():
+            seeds = range(args.first_seed, args.first_seed + args.seeds)
+            for seed in seeds if side == "headrace" or JOBS[name].torch else ():
                 rows.append(measure(name, side, seed, scratch, args))
                 with args.output.open("a") as file:
                     file.write(json.dumps(rows[-1]) + "\n")

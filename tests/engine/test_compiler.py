@@ -1,5 +1,6 @@
 """What XLA is told: the counterparts of the IPU compiler's options, taken by the JAX that is installed."""
 
+import threading
 from typing import Any
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from headrace.config.schema import Compiler
+from headrace.core.device_access import transferring
 from headrace.engine.compiler import (
     CONV_FUSION,
     common_options,
@@ -16,7 +18,9 @@ from headrace.engine.compiler import (
     describe,
     describe_compiler_options,
     is_known,
+    with_tuning,
 )
+from headrace.engine.devices import count_compilations
 
 
 def test_nothing_given_nothing_told():
@@ -87,25 +91,81 @@ def test_gpu_programs_get_known_options_unless_xla_flags_set_them(monkeypatch):
 
 
 class Refusing:
-    """A lowered program that XLA refuses with some options."""
+    """A lowered program that XLA refuses with some options, or that fails when it first runs with them."""
 
-    def __init__(self, *refused):
-        self.refused, self.tried = refused, []
+    args_info = ((jax.ShapeDtypeStruct((2,), np.float32),), {})
+
+    def __init__(self, *refused, at_first_run=False):
+        self.refused, self.at_first_run, self.tried, self.ran = refused, at_first_run, [], []
 
     def compile(self, compiler_options):
         self.tried.append(compiler_options)
-        if any(name in (compiler_options or {}) for name in self.refused):
+        fails = any(name in (compiler_options or {}) for name in self.refused)
+        if fails and not self.at_first_run:
             raise jax.errors.JaxRuntimeError("INTERNAL: no plan")
-        return "compiled"
+        return Loaded(self, fails)
 
 
-def test_a_convolution_without_a_plan_is_compiled_the_older_way():
-    lowered: Any = Refusing(CONV_FUSION)
-    assert compile_program(lowered, {CONV_FUSION: True, "xla_gpu_graph_min_graph_size": 2}) == "compiled"
+class Loaded:
+    """A compiled program."""
+
+    input_shardings = ((jax.sharding.SingleDeviceSharding(jax.devices()[0]),), {})
+
+    def __init__(self, lowered, fails):
+        self.lowered, self.fails = lowered, fails
+
+    def __call__(self, *arguments):
+        if self.fails:
+            raise jax.errors.JaxRuntimeError("INTERNAL: cuda_graph_end_capture failed")
+        self.lowered.ran.append([np.asarray(each).tolist() for each in arguments])
+
+
+@pytest.mark.parametrize("at_first_run", [False, True])
+def test_a_convolution_without_a_plan_is_compiled_the_older_way_which_is_said(at_first_run):
+    lowered: Any = Refusing(CONV_FUSION, at_first_run=at_first_run)
+    with count_compilations() as counts:
+        compile_program(lowered, {CONV_FUSION: True, "xla_gpu_graph_min_graph_size": 2})
     assert lowered.tried[-1] == {"xla_gpu_graph_min_graph_size": 2}
+    assert counts.fallbacks == 1
+    assert "tuned in full" in str(counts)
+
+
+def test_a_program_with_recommended_plans_runs_once_on_zeros_while_no_other_thread_uses_the_devices():
     lowered: Any = Refusing()
-    assert compile_program(lowered, {CONV_FUSION: True}) == "compiled"
-    assert lowered.tried == [{CONV_FUSION: True}]
+    under_way, may_end, order = threading.Event(), threading.Event(), []
+
+    def send(name, begun, end):
+        with transferring():
+            order.append(name)
+            begun.set()
+            end.wait(10)
+
+    first = threading.Thread(target=send, args=("first", under_way, may_end))
+    first.start()
+    under_way.wait(10)
+    compiling = threading.Thread(target=lambda: (compile_program(lowered, {CONV_FUSION: True}), order.append("run")))
+    compiling.start()
+    compiling.join(0.1)
+    assert not lowered.tried  # a transfer is under way
+    late = threading.Thread(target=send, args=("late", threading.Event(), may_end))
+    late.start()
+    late.join(0.1)
+    assert order == ["first"]  # it waits for the compilation
+    may_end.set()
+    for thread in (first, compiling, late):
+        thread.join(10)
+    assert lowered.ran == [[[0.0, 0.0]]]
+    assert sorted(order) == ["first", "late", "run"]
+
+
+def test_a_loop_of_this_jax_accepts_the_zeros():
+    def call(state, block, num_steps):
+        return jax.lax.fori_loop(0, num_steps, lambda i, state: {"w": state["w"] + block[i]}, state)
+
+    state, block = {"w": jnp.ones(3, jnp.bfloat16)}, jnp.ones((4, 3), jnp.bfloat16)
+    lowered = jax.jit(call, donate_argnums=0).lower(state, block, jnp.int32(1))
+    program = compile_program(lowered, {CONV_FUSION: True})
+    assert program(state, block, jnp.int32(4))["w"].tolist() == [5.0, 5.0, 5.0]
 
 
 def test_another_failure_of_the_compiler_is_not_hidden():
@@ -115,6 +175,22 @@ def test_another_failure_of_the_compiler_is_not_hidden():
     with pytest.raises(jax.errors.JaxRuntimeError, match="no plan"):
         compile_program(lowered, {"other": 1})
     assert len(lowered.tried) == 3
+
+
+@pytest.mark.parametrize(
+    ("wanted", "flops", "one_program", "tuning"),
+    [
+        ("auto", 170e9, True, "quick"),  # ResNet-50 at 128 px, batch 64
+        ("auto", 2.1e12, True, "full"),  # at 224 px, batch 256
+        ("quick", 2.1e12, True, "quick"),
+        ("full", 1e9, True, "full"),
+        ("auto", 1e9, False, "full"),
+        ("quick", 1e9, False, "full"),
+    ],
+)
+def test_tuning_is_quick_where_a_micro_batch_is_little_work(wanted, flops, one_program, tuning):
+    decided = with_tuning(Compiler(convolution_tuning=wanted), flops, one_program=one_program)
+    assert decided == Compiler(convolution_tuning=tuning)
 
 
 def test_quick_tuning_is_for_gpus():

@@ -6,15 +6,17 @@ JAX knows, since options come and go between its versions.
 
 import functools
 import os
-import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from headrace.config.schema import Compiler
+from headrace.core.device_access import exclusive
+from headrace.engine.devices import count_fallback
 
 Options = Mapping[str, Any]
 
@@ -78,8 +80,24 @@ def _memory_limit(values: tuple[float, ...], backend: str) -> Options:
 CONV_FUSION = "xla_gpu_experimental_enable_conv_fusion"
 
 
+# Up to this work a step was as fast with the recommended plans as with the best of all, or faster; above it, slower.
+_QUICK_FLOPS = 256e9  # of a micro batch, forward
+
+
 def _convolution_tuning(value: str, backend: str) -> Options:
     return {CONV_FUSION: True} if backend == "gpu" and value == "quick" else {}
+
+
+def with_tuning(compiler: Compiler, flops: float, *, one_program: bool) -> Compiler:
+    """Return the options with the tuning of convolutions decided: `auto` by the FLOPs of a micro batch's forward pass.
+
+    `one_program`: the devices of this process run one program at a time. Those of pipeline stages, and of several
+    processes, are compiled and first run beside each other, which quick tuning does not survive.
+    """
+    wanted = {"auto": "quick" if flops <= _QUICK_FLOPS else "full"}.get(
+        compiler.convolution_tuning, compiler.convolution_tuning
+    )
+    return replace(compiler, convolution_tuning=wanted if one_program else "full")
 
 
 COUNTERPARTS = (
@@ -115,19 +133,29 @@ def common_options() -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in set_already and is_known(name, value)}
 
 
-# Plans of convolutions are recorded as CUDA graphs, and what another thread compiles meanwhile spoils the recording.
-_one_at_a_time = threading.Lock()
-
-
 def compile_program(lowered: jax.stages.Lowered, options: Options) -> jax.stages.Compiled:
-    """Compile a program; without CONV_FUSION where cuDNN recommends nothing that works for one of its convolutions."""
+    """Compile a program; without CONV_FUSION where it fails with it."""
     if CONV_FUSION not in options:
         return lowered.compile(compiler_options=dict(options) or None)
-    with _one_at_a_time:
+    with exclusive():
+        jax.block_until_ready(jax.live_arrays())  # transfers that were begun and not waited for
         try:
-            return lowered.compile(compiler_options=dict(options))
-        except jax.errors.JaxRuntimeError:  # which shapes it has no plan for is written nowhere
-            return lowered.compile(compiler_options={key: options[key] for key in options if key != CONV_FUSION})
+            compiled = lowered.compile(compiler_options=dict(options))
+            # A program, also one from the cache, builds its plans when it first runs: now, while nothing disturbs it.
+            jax.block_until_ready(compiled(*_zeros(lowered, compiled)))
+        except jax.errors.JaxRuntimeError:  # which shapes cuDNN has no plan for is written nowhere
+            count_fallback()
+        else:
+            return compiled
+    return lowered.compile(compiler_options={key: options[key] for key in options if key != CONV_FUSION})
+
+
+def _zeros(lowered: jax.stages.Lowered, compiled: jax.stages.Compiled) -> Any:
+    """Return arguments for a program; a call's number of steps is 0."""
+    arguments, _ = lowered.args_info
+    where, _ = compiled.input_shardings
+    # Sent, not made on the device: every shape would be another program to compile.
+    return jax.tree.map(lambda each, on: jax.device_put(np.zeros(each.shape, each.dtype), on), arguments, where)
 
 
 def describe_compiler_options(compiler: Compiler, backend: str) -> list[str]:

@@ -133,13 +133,14 @@ class CompileCounts:
 
     hits: int = 0
     misses: int = 0
+    fallbacks: int = 0  # programs that were compiled again, in XLA's usual way
 
     def __str__(self) -> str:
+        again = "; quick convolution tuning failed, so it was tuned in full" if self.fallbacks else ""
         if not self.hits + self.misses:
-            return "compilation cache off"
-        return (
-            f"compilation cache: {self.hits} hit{'s' * (self.hits != 1)}, {self.misses} miss{'es' * (self.misses != 1)}"
-        )
+            return "compilation cache off" + again
+        hits, misses = "s" * (self.hits != 1), "es" * (self.misses != 1)
+        return f"compilation cache: {self.hits} hit{hits}, {self.misses} miss{misses}{again}"
 
 
 # Of this thread, and of those that run in a copy of its context: several threads compile at the same time.
@@ -164,3 +165,9 @@ def count_compilations() -> Iterator[CompileCounts]:
     finally:
         _COUNTING.reset(token)
         jax.monitoring.unregister_event_listener(listen)
+
+
+def count_fallback() -> None:
+    """Count a program of this context that is compiled again, in XLA's usual way."""
+    if counts := _COUNTING.get():
+        counts.fallbacks += 1

@@ -12,13 +12,14 @@ import optax
 from headrace.config.field import CHOSEN, Origin
 from headrace.config.layers import Given
 from headrace.config.load import Resolved, to_flat, with_values
-from headrace.config.schema import Config
+from headrace.config.schema import Compiler, Config
 from headrace.config.section_data import IMAGE_DATASETS
 from headrace.core import __version__
 from headrace.core.errors import DataError
 from headrace.core.tree import flatten_named
 from headrace.data.dataset import DataInfo, DataSet, describe_dataset
 from headrace.data.feeding.order import refuse_weights
+from headrace.engine.compiler import with_tuning
 from headrace.engine.objective import CustomObjective, LossFunction, MetricFunction, binary_cross_entropy
 from headrace.engine.optimizer import Trainable, make_lr_curve, make_optimizer, make_trainable
 from headrace.engine.precision import Precision, make_precision
@@ -106,6 +107,15 @@ class Design:
     trainable: Trainable
     sizes: tuple[SizeSpan, ...]  # of training images, in their order
     custom: CustomParts = NOTHING
+
+    @property
+    def compiler(self) -> Compiler:
+        """The compiler's options for training and its validation."""
+        plan = self.plan
+        one_program = plan.num_processes == 1 and (plan.pipeline is None or plan.one_program)
+        return with_tuning(
+            self.config.compiler, plan.flops_per_image * plan.batch.micro_batch_size, one_program=one_program
+        )
 
     @property
     def objective(self) -> CustomObjective:

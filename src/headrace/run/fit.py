@@ -303,10 +303,11 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
             state = calls.executor.place(state)
             feed = open_feed(design, dataset, plan.feed, calls.executor, step, length.steps)
             stack.enter_context(closing(feed))
-            # In a thread: meanwhile images are read and validation is compiled. Several processes compile in one order.
+            # In a thread: meanwhile images are read and validation is compiled. Several processes compile in one order,
+            # and quick tuning needs devices on which nothing else happens, tracing validation included.
             compiler = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="compile"))
             compiling = compiler.submit(calls.compile, state, feed)
-            if not group.is_alone:
+            if not group.is_alone or design.compiler.convolution_tuning == "quick":
                 compiling.result()
         if config.validation.validation and (to_train or to_validate):
             validator = stack.enter_context(closing(Validator(design, dataset, devices)))
@@ -571,6 +572,8 @@ def _hints(design: Design, devices: list[Any], resolved: Resolved) -> list[str]:
     hints = [design.trainable.summary] if design.trainable.summary else []
     hints += describe_without_effect(design.config, backend, resolved.origins)
     hints += describe_compiler_options(design.config.compiler, backend)
+    if backend == "gpu" and design.compiler.convolution_tuning != design.config.compiler.convolution_tuning == "quick":
+        hints.append("convolution_tuning is full: quick is for one process without pipeline stages")
     hints += describe_slower() if design.info.varies else []
     if sizes := describe_sizes(design.sizes, design.network):
         hints += [sizes]

@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from headrace.config.schema import Augment, Data
+from headrace.core.device_access import transferring
 from headrace.core.errors import ConfigError
 from headrace.core.rng import seed_word
 from headrace.data.augmentation.augment import Preprocess, preprocess, preprocess_spec
@@ -450,11 +451,12 @@ def _with_rows(rows: np.ndarray, num_rows: int) -> np.ndarray:
 
 def sent(block: dict[str, np.ndarray], put: Callable[[], Any], stats: FeedStats, images: int | None = None) -> Any:
     """Send a block and wait until the devices have it: waiting costs this thread nothing and measures sending."""
-    begin = time.perf_counter()
-    # Here, in the feed's thread: otherwise the call would start with bytes that are still on their way, and waiting
-    # for them would count as computing.
-    placed = jax.block_until_ready(put())
-    stats.send_seconds += time.perf_counter() - begin
+    with transferring():
+        begin = time.perf_counter()
+        # Here, in the feed's thread: otherwise the call would start with bytes that are still on their way, and waiting
+        # for them would count as computing.
+        placed = jax.block_until_ready(put())
+        stats.send_seconds += time.perf_counter() - begin
     stats.images += block["index"].size if images is None else images
     stats.bytes += sum(array.nbytes for array in block.values())
     return placed

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from headrace.config.schema import Data
+from headrace.core.device_access import transferring
 from headrace.core.errors import ConfigError
 from headrace.core.rng import bits, name_id
 from headrace.core.signals import num_processors
@@ -308,16 +309,20 @@ def make_resident(
     With several processes each decodes its shard of the images, and the devices exchange them.
     """
     if isinstance(source, SyntheticSource):
-        return put(_synthetic_on_device(source.spec), "replicated")
+        with transferring():
+            return put(_synthetic_on_device(source.spec), "replicated")
     count = source.num_distinct
     sizes = {"original_hw": source.original_hw} if isinstance(source, WorkingSource) else {}
     if not isinstance(source, DecodingSource):
-        return put({"images": source.read(np.arange(count), 0), "labels": source.labels[:count]}, "replicated")
+        part = {"images": source.read(np.arange(count), 0), "labels": source.labels[:count]}
+        with transferring():
+            return put(part, "replicated")
     # All processes must pass equally many rows; the last ones repeat an image, which is cut off after the exchange.
     rows = np.minimum(np.array(shard.rows(count)), count - 1)
     part = {"images": _decoded(source, rows, closing or threading.Event()), "labels": source.labels[rows]}
     if shard.num_processes == 1:
-        return put(part, "replicated")
+        with transferring():
+            return put(part, "replicated")
     part |= {name: array[rows] for name, array in sizes.items()}
     resident = jax.tree.map(lambda array: array[:count], put(part, "rows"))
     for name, array in sizes.items():  # every process draws crops of images that others decoded
