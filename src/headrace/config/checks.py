@@ -163,4 +163,4 @@ def _check_mappings(facts: Facts) -> None:
                 complete(kind, name, given)
         except ConfigError as error:
             place = facts.origins.get(option, DEFAULT).prefix
-            raise ConfigError(place + error.problem, rule=error.rule, remedy=error.remedy) from None
+            raise error.reworded(place + error.problem) from None

@@ -53,6 +53,7 @@ def read_bool(raw: object) -> bool:
 
 def read_int(raw: object) -> int:
     """Read an integer; 1e6 is one, too."""
+    # A bool is an int in Python: seed=True is a mistake and not 1.
     if isinstance(raw, bool) or not isinstance(raw, int | float | str):
         raise ValueError
     if isinstance(raw, str) and re.fullmatch(r"[-+]?\d+", raw.strip()):
@@ -129,6 +130,7 @@ def read_mapping(raw: object) -> dict[str, Any]:
             raise ValueError(f"not valid JSON ({error.msg} at character {error.pos + 1})") from None
     if not isinstance(raw, dict):
         raise ValueError
+    # Through JSON and back: mappings are stored with a run, and what JSON cannot hold would fail only then.
     return json.loads(json.dumps({str(key): value for key, value in raw.items()}, allow_nan=False))
 
 
@@ -350,6 +352,7 @@ class Option:
 
     def read(self, raw: object, origin: Origin = DEFAULT) -> Any:
         """Return the value that `raw` stands for, or refuse it with the option's help text."""
+        # For a text, `none` is a value: compilation_cache_dir none is off, and not the same as unset.
         none_words = () if self.kind is TEXT else NONE_WORDS
         if self.optional and (raw is None or (isinstance(raw, str) and raw.lower() in none_words)):
             return None
@@ -360,6 +363,7 @@ class Option:
         try:
             value = self.kind.read(raw)
         except (ValueError, TypeError, OverflowError) as error:
+            # Of other kinds the message would be Python's own, such as that of int().
             reason = str(error) if self.kind in (MAPPING, BYTES) else ""
             raise self._refusal(raw, reason or f"not {self.kind.description}", origin) from None
         if self.optional and value is None:
@@ -431,6 +435,7 @@ def option(
     }
     metadata = {_META: meta}
     if isinstance(default, dict):
+        # A copy for each configuration: one that changes its mapping must not change the schema.
         return dataclasses.field(default_factory=lambda: copy.deepcopy(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -515,6 +520,7 @@ def find_option(written: str, known: Mapping[str, OptionName], *, place: str = "
             rule="A name may be abbreviated only where one option starts with it.",
             remedy=f"Write one of: {', '.join(as_written(name) for name in matches)}.",
         )
+    # Only where nothing begins so: an abbreviation is meant more often than a slip.
     guess = nearest(wanted, known)
     remedy = f"Did you mean {as_written(guess)}?" if guess else "`headrace configs options` lists all options."
     raise ConfigError(f"{place}{'there' if place else 'There'} is no option {dashes}{written}.", remedy=remedy)

@@ -132,8 +132,11 @@ def merge_layers(
         for name, given in layer.items():
             found[name], rank[name] = given, strength
     notes = []
+    # In their order: a tie sees what those before it have dropped.
     for tie in ties:
         owner, dependent = found[tie.owner], found[tie.dependent]
+        # Given side by side, or the dependent by the stronger layer: then both are meant, and the checks say whether
+        # they fit.
         if rank[tie.owner] <= rank[tie.dependent] or owner.value is None or dependent.value is None:
             continue
         kept = tie.keep(owner.value, dependent.value)
@@ -236,6 +239,7 @@ def _write_rate(rate: float, params: Mapping[str, object], schedule: str) -> dic
     if not _are_numbers(values) or not max(values) > 0:
         return dict(params)  # refused by the checks, which say what is missing
     largest = max(values)
+    # The largest exactly: scaled, it might be off by a rounding, and not be the rate that was asked for.
     return kept | {"values": [rate if value == largest else value * rate / largest for value in values]}
 
 
@@ -328,6 +332,7 @@ def fold(found: Found) -> dict[str, Given]:
     folded = dict(found)
     for row in SHORTCUTS:
         given, mapping = found[row.option], folded[row.mapping]
+        # Only what somebody gave: a default must not overrule the mapping.
         if given.origin.is_given and given.value is not None:
             variant = found[row.variant].value if row.variant else ""
             value = row.write(given.value, mapping.value or {}, variant)

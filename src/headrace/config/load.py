@@ -316,6 +316,7 @@ def from_saved(saved: Mapping[str, Any], translation: Translation = PLAIN) -> Re
             values[name], origins[name] = all_options()[name].read(row["value"], origin), origin
         elif origin != DEFAULT:
             source[name] = Given(value=translation.options[name].read(row["value"], origin), origin=origin)
+    # Runs of earlier versions decoded an image for every crop: a resumed one must make the same pixels.
     if values.get("dataset") in IMAGE_DATASETS and "decode_once" not in values:
         values["decode_once"], origins["decode_once"] = "off", Origin(kind=CHOSEN, where="before it was an option")
     for name, option in all_options().items():
@@ -337,6 +338,7 @@ def _assemble(
         [*layers, launched], translation.options, (*TIES, *SHORTCUT_TIES, *translation.ties)
     )
     translated = translation.translate(found)
+    # After the translation, which fills in the mappings that short forms are written into.
     options = fold(translated.options)
     # The reference's applications have rules of their own for what a path means.
     options = options if translation.has_defaults(found) else _detected_dataset(options)
@@ -398,6 +400,7 @@ def _with_input(found: Mapping[str, Given], weights: Layer) -> Mapping[str, Give
         size = found["image_size"] if found["image_size"].value else own
         taken["image_size"] = size
         if is_open("eval_resize_size"):
+            # In the proportion of the weights' own crop, and never less than what is cut out of it.
             shorter = max(weights["eval_resize_size"].value * size.value // own.value, size.value)
             taken["eval_resize_size"] = Given(value=shorter, origin=own.origin)
         if is_open("eval_interpolation") and found["resize_antialias"].value:
@@ -416,6 +419,7 @@ def with_values(resolved: Resolved, values: Layer) -> Resolved:
     settled = fold(found)
     config = build({name: given.value for name, given in settled.items()})
     origins = {name: given.origin for name, given in settled.items()}
+    # Checked again, because what was chosen may not go with what was given; but nothing is said twice.
     warnings, _ = check(config, origins)
     new = tuple(text for text in warnings if text not in resolved.warnings)
     return replace(resolved, config=config, origins=origins, warnings=resolved.warnings + new)
@@ -439,6 +443,7 @@ def _default_recipe(given: Layer, translation: Translation) -> str:
 
 def _environment(environ: Mapping[str, str]) -> dict[str, Given]:
     found = {}
+    # The first of them wins, so it is written last.
     for variable in reversed(DATASET_VARIABLES):
         if environ.get(variable):
             origin = Origin(kind="environment", where=f"${variable}")

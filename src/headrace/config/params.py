@@ -15,6 +15,7 @@ from headrace.core.errors import ConfigError, did_you_mean
 if TYPE_CHECKING:
     from headrace.config.section_learning import Learning
 
+# Not None, which is a default of some keys.
 REQUIRED = object()
 
 

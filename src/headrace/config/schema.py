@@ -138,6 +138,7 @@ def take_options(
             left.append("--" + spelled.name.replace("_", "-") + equals + value)
         else:
             option = options[spelled.name]
+            # The last one wins: after --no-shuffle --shuffle it is on.
             taken.pop(f"no_{spelled.name}" if not spelled.negated else spelled.name, None)
             taken[str(spelled)] = value if equals else _take_value(option, spelled.negated, words)
     return taken, left
@@ -146,6 +147,7 @@ def take_options(
 def _take_value(option: Option, negated: bool, words: list[str]) -> Any:
     """Take an option's value off the words that follow it."""
     if negated or option.kind is BOOL:
+        # Only a word that can be its value: what follows a flag may be an argument of the command, such as a path.
         follows = bool(words) and (words[0].lower() in TRUE_WORDS + FALSE_WORDS or option.knows(words[0]))
         return words.pop(0) if follows else True
     if option.kind.many:

@@ -58,6 +58,7 @@ def _number(loader: yaml.SafeLoader, node: yaml.Node) -> float:
     return float(node.value.replace("_", ""))
 
 
+# PyYAML follows YAML 1.1, in which 1e-4 is a text, 010 is eight and 1:30 is ninety.
 _RESOLVERS = (
     ("bool", r"(?i:true|false|yes|no|on|off)", "yYnNtTfFoO"),
     ("int", r"[-+]?[0-9][0-9_]*", "-+0123456789"),
@@ -174,6 +175,7 @@ class _Reader:
     def block(self, key: yaml.Node, node: yaml.Node) -> Block:
         if not isinstance(key, yaml.ScalarNode):
             raise self.refusal(key, "the name of a block is not a plain text")
+        # A name without options under it: all of them have their defaults.
         if node.tag == _TAG + "null":
             node = yaml.MappingNode(_TAG + "map", [])
         if not isinstance(node, yaml.MappingNode) or node.tag != _TAG + "map":

@@ -72,6 +72,7 @@ def download(remote: Remote, target: Path, tell: Tell = lambda done, total: None
     partial = target.with_name(f"{target.name}.part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        # Without the lock first: a cache that is filled may be one that this user cannot write to.
         if target.is_file() and remote.is_right(target):
             return target
         with locked(target.with_name(f".{target.name}.lock")):
@@ -80,6 +81,7 @@ def download(remote: Remote, target: Path, tell: Tell = lambda done, total: None
             _from_any(remote, partial, tell)
             if not remote.is_right(partial):
                 found = _digest(partial, remote.checksum)
+                # Kept, the next attempt would continue behind wrong bytes.
                 partial.unlink()
                 raise DownloadError(
                     f"{remote.name} has the checksum {found}, not {remote.checksum}.",
@@ -88,6 +90,7 @@ def download(remote: Remote, target: Path, tell: Tell = lambda done, total: None
                 )
             partial.replace(target)
             sync_directory(target.parent)
+    # Errors of the network are OSErrors as well, and are caught where they occur: what arrives here is the disk's.
     except OSError as error:
         raise _local_error(error, remote.name, target, partial) from None
     return target
@@ -197,6 +200,7 @@ def _from_url(url: str, headers: tuple[tuple[str, str], ...], partial: Path, tel
             if isinstance(reason, OSError) and reason.errno == errno.ENOSPC:
                 raise reason from None
             problem = _words(error)
+        # New bytes reset the count: a line that breaks every minute still brings the whole file.
         failed = failed + 1 if not partial.is_file() or partial.stat().st_size <= before else 0
         if failed >= ATTEMPTS:
             raise _Unavailable(problem)

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
+from typing import Self
 
 # EX_TEMPFAIL of sysexits.h: stopped by a signal, nothing is lost, and `headrace resume` continues the run.
 INTERRUPTED_EXIT_CODE = 75
@@ -15,6 +16,10 @@ class HeadraceError(Exception):
     def __init__(self, problem: str, *, rule: str = "", remedy: str = "") -> None:
         self.problem, self.rule, self.remedy = problem, rule, remedy
         super().__init__(" ".join(part for part in (problem, rule, remedy) if part))
+
+    def reworded(self, problem: str) -> Self:
+        """Return the error with the problem in other words, such as with the place where it occurred."""
+        return type(self)(problem, rule=self.rule, remedy=self.remedy)
 
 
 class ConfigError(HeadraceError):
@@ -42,6 +47,8 @@ class RunStopped(HeadraceError):
 class ProcessLost(RunStopped):
     """This process had to end because another one of its job died, hangs or failed."""
 
+    # Unlike 2 and 3, this code and the next say that another attempt may succeed: a launcher that restarts jobs tries
+    # again.
     exit_code = 76
 
 

@@ -61,6 +61,7 @@ class DirectoryLock:
             raise CheckpointError(f"Cannot write into {directory}: {error.strerror}.") from error
         try:
             _lock(self._handle, directory)
+            # Only now: until the lock is held, the file has the pid of whoever holds it.
             os.truncate(self._handle, 0)
             os.write(self._handle, f"{os.getpid()}\n".encode())
         except BaseException:
@@ -143,6 +144,7 @@ def parse_json(text: str | bytes, max_bytes: int = MAX_BYTES) -> Any:
 
 def _refuse_deep(value: object) -> None:
     """Refuse nesting that code which walks the value could not bear."""
+    # Level by level: recursion is what this protects other code from.
     level = [value]
     for _ in range(MAX_DEPTH):
         level = [

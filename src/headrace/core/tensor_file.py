@@ -75,5 +75,6 @@ def read_safetensors(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, Any]
 
 def write_safetensors(arrays: dict[str, np.ndarray], note: dict[str, Any]) -> bytes:
     """Return the file's bytes. Other readers look for `format`."""
+    # ascontiguousarray makes a vector of a single number; the reshape undoes that.
     host = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()}
     return safetensors.numpy.save(host, {"format": "pt", _NOTE: json.dumps(note)})

@@ -62,6 +62,11 @@ def format_list(items: Iterable[object], most: int) -> str:
     return ", ".join(texts[:most]) + (f" and {len(texts) - most:,} more" if len(texts) > most else "")
 
 
+def format_percent(share: float | None) -> str:
+    """Return a share as percent with two digits, '91.25 %'; a dash where there is none."""
+    return "-" if share is None else f"{100 * share:.2f} %"
+
+
 def format_measured(value: float) -> str:
     """Return a measured time or rate with about three digits: '0.42', '12.3', '2,010'."""
     return f"{value:,.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"

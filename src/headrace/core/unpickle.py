@@ -54,6 +54,7 @@ def read_pickle(data: bytes, kind: PickleKind, start: int = 0) -> tuple[Any, int
         _refuse_other_values(value, kind)
     except RefusedPickle as error:
         raise RefusedPickle(f"{error} (byte {machine.at:,})") from None
+    # Whatever a damaged pickle makes the machine's own code raise.
     except (ValueError, IndexError, KeyError, TypeError, OverflowError, struct.error) as error:
         raise ValueError(f"not a whole pickle ({type(error).__name__}: {error}; byte {machine.at:,})") from error
     return value, machine.position

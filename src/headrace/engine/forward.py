@@ -17,6 +17,7 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from headrace.core.tree import PyTree
 from headrace.engine.compiler import common_options, compile_program
 from headrace.engine.devices import REPLICA, replicated
 from headrace.engine.multiprocess_arrays import transfer
@@ -94,11 +95,11 @@ class EvalSpec:
 class Program(Protocol):
     """A compiled forward pass."""
 
-    def prepare(self, placed: Any, resident: Any, block: Any, /) -> Any:
+    def prepare(self, placed: PyTree, resident: PyTree, block: PyTree, /) -> Any:
         """Return placed weights as calls take them: what follows from the weights alone is computed here, once."""
         ...
 
-    def __call__(self, prepared: Any, resident: Any, block: Any, /) -> Any:
+    def __call__(self, prepared: PyTree, resident: PyTree, block: PyTree, /) -> Any:
         """Return what the reducer keeps of a block of batches."""
         ...
 
@@ -111,7 +112,7 @@ class Forward(Protocol):
         """The groups of devices that communicate."""
         ...
 
-    def put(self, tree: Any, kind: str) -> Any:
+    def put(self, tree: PyTree, kind: str) -> Any:
         """Put batches or a resident set on the devices."""
         ...
 
@@ -119,7 +120,7 @@ class Forward(Protocol):
         """Put weights on the devices."""
         ...
 
-    def compile(self, placed: Any, resident: Any, block: Any) -> Program:
+    def compile(self, placed: PyTree, resident: PyTree, block: PyTree) -> Program:
         """Return the program, compiled for weights, resident set and blocks like these."""
         ...
 
@@ -134,7 +135,7 @@ class WholeForward(OnOneMesh):
         """Put the weights on every device."""
         return transfer(weights, replicated(self.mesh))
 
-    def compile(self, placed: Any, resident: Any, block: Any) -> "WholeProgram":
+    def compile(self, placed: PyTree, resident: PyTree, block: PyTree) -> "WholeProgram":
         """Compile ahead of the first use, so that the time can be reported apart."""
         options = common_options() | dict(self.spec.compiler_options)
         constants, compute = None, _no_constants
@@ -155,11 +156,11 @@ class WholeProgram:
     constants: Callable[[Any, Any, Any], Any]
     forward: Any
 
-    def prepare(self, placed: Any, resident: Any, block: Any) -> Any:
+    def prepare(self, placed: PyTree, resident: PyTree, block: PyTree) -> Any:
         """Return (placed weights, constants)."""
         return placed, self.constants(placed, resident, block)
 
-    def __call__(self, prepared: Any, resident: Any, block: Any) -> Any:
+    def __call__(self, prepared: PyTree, resident: PyTree, block: PyTree) -> Any:
         """Return what the reducer keeps."""
         return self.forward(prepared, resident, block)
 
@@ -175,7 +176,7 @@ def _no_constants(*_: Any) -> None:
 def make_preparation(spec: EvalSpec, mesh: Mesh) -> Any:
     """Return the jitted program `constants(weights, resident, block)`; of the last two only the shapes matter."""
 
-    def prepare(weights: Weights, resident: Any, block: dict[str, jax.Array]) -> list[Any]:
+    def prepare(weights: Weights, resident: PyTree, block: dict[str, jax.Array]) -> list[Any]:
         images, _ = spec.fetch(resident, jax.tree.map(lambda a: a[0], block))
         with collecting() as constants:
             spec.network.apply(*weights, images, spec.context())
@@ -191,7 +192,7 @@ def make_forward(spec: EvalSpec, mesh: Mesh) -> Any:
     """
     ctx = spec.context()
 
-    def forward(prepared: tuple[Weights, list[Any] | None], resident: Any, block: dict[str, jax.Array]) -> Any:
+    def forward(prepared: tuple[Weights, list[Any] | None], resident: PyTree, block: dict[str, jax.Array]) -> Any:
         weights, constants = prepared
 
         def logits_of(images: jax.Array) -> jax.Array:
@@ -233,7 +234,7 @@ def total_sums(parts: list[Sums]) -> dict[str, Any]:
     }
 
 
-def stored_for_inference(params: Any, compute_dtype: Any) -> Any:
+def stored_for_inference(params: PyTree, compute_dtype: Any) -> Any:
     """Return the weights with those of convolutions and matrices in the dtype they are used in; the result is equal.
 
     Layers would round them at each use. Scales and shifts of norms are used in float32, and stay.

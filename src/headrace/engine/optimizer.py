@@ -216,6 +216,10 @@ def _zeros(params: PyTree, value: float = 0.0) -> PyTree:
     return jax.tree.map(lambda w: jnp.full(w.shape, value, jnp.float32), params)
 
 
+def _moved(momentum: float, velocity: PyTree, steps: PyTree) -> PyTree:
+    return jax.tree.map(lambda v, s: momentum * v + s, velocity, steps)
+
+
 def _sgd(options: dict[str, Any]) -> Rule:
     """v = m v - lr g; w += v, or with Nesterov w += m v - lr g (Keras' form)."""
     momentum, nesterov = options["momentum"], options["nesterov"]
@@ -228,9 +232,9 @@ def _sgd(options: dict[str, Any]) -> Rule:
         steps = jax.tree.map(lambda g: -rate * g, grads)
         if not momentum:
             return steps, slots
-        velocity = jax.tree.map(lambda v, s: momentum * v + s, slots["velocity"], steps)
+        velocity = _moved(momentum, slots["velocity"], steps)
         if nesterov:
-            return jax.tree.map(lambda v, s: momentum * v + s, velocity, steps), {"velocity": velocity}
+            return _moved(momentum, velocity, steps), {"velocity": velocity}
         return velocity, {"velocity": velocity}
 
     return Rule(init, update)
@@ -245,7 +249,7 @@ def _momentum(options: dict[str, Any]) -> Rule:
 
     def update(grads: PyTree, slots: PyTree, params: PyTree, rate: jax.Array) -> tuple[PyTree, PyTree]:
         del params
-        velocity = jax.tree.map(lambda v, g: momentum * v + g, slots["velocity"], grads)
+        velocity = _moved(momentum, slots["velocity"], grads)
         return jax.tree.map(lambda v: -rate * v, velocity), {"velocity": velocity}
 
     return Rule(init, update)
@@ -273,7 +277,7 @@ def _lars(options: dict[str, Any]) -> Rule:
             return rate * lars_trust(weight, grad, options) * (grad + decay * weight)
 
         steps = map_named(scaled, grads, params)
-        velocity = jax.tree.map(lambda v, s: momentum * v + s, slots["velocity"], steps)
+        velocity = _moved(momentum, slots["velocity"], steps)
         return jax.tree.map(jnp.negative, velocity), {"velocity": velocity}
 
     return Rule(init, update, by_element=False)
@@ -303,7 +307,7 @@ def _rmsprop(options: dict[str, Any]) -> Rule:
         steps = jax.tree.map(lambda s, g: rate * g * jax.lax.rsqrt(s + epsilon), squares, grads)
         new_slots = {"mean_square": squares}
         if momentum:
-            steps = jax.tree.map(lambda v, s: momentum * v + s, slots["velocity"], steps)
+            steps = _moved(momentum, slots["velocity"], steps)
             new_slots["velocity"] = steps
         return jax.tree.map(jnp.negative, steps), new_slots
 

@@ -5,7 +5,7 @@ runs inside `shard_map`. docs/numerics.md gives the order of the arithmetic. A s
 only the counters, so that weights are never lost; `bad` tells the host to stop (or, with dynamic loss scaling, not to).
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -61,7 +61,7 @@ def apply_blocks(
     flags = []
     for segment in pairwise(edges):
         names = network.block_names[slice(*segment)]
-        mine = tuple({name: tree[name] for name in names if name in tree} for tree in weights)
+        mine = weights_of(names, weights)
 
         def run(mine: Any, x: Any, segment: tuple[int, int] = segment) -> tuple[Any, Any, jax.Array]:
             return _apply(network, segment, mine, x, ctx)
@@ -72,6 +72,12 @@ def apply_blocks(
         batch_stats |= new
         flags.append(seen)
     return x, batch_stats, jnp.concatenate(flags)
+
+
+def weights_of(names: Iterable[str], weights: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
+    """Return the parts of (params, stats) that belong to these blocks; a block without weights has none."""
+    params, stats = ({name: tree[name] for name in names if name in tree} for tree in weights)
+    return params, stats
 
 
 def _apply(

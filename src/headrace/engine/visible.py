@@ -66,7 +66,7 @@ def _started(devices: list[Any]) -> Visible:
         platform=devices[0].platform,
         count=len(devices),
         memory_bytes=min((device_memory_bytes(device) or 0 for device in devices), default=0) or None,
-        bfloat16=has_bfloat16(str(getattr(devices[0], "compute_capability", "") or "")),
+        bfloat16=has_bfloat16(_capability(devices[0])),
     )
 
 
@@ -74,6 +74,10 @@ def device_memory_bytes(device: Any) -> int | None:
     """Return how many bytes this process may use on the device, or None where it is not known (the CPU)."""
     stats = device.memory_stats() if device.platform != "cpu" else None
     return stats.get("bytes_limit") if stats else None
+
+
+def _capability(device: Any) -> str:
+    return str(getattr(device, "compute_capability", "") or "")  # NVIDIA's alone have one
 
 
 def has_bfloat16(capability: str) -> bool:
@@ -236,7 +240,7 @@ def describe_machine() -> Machine:
 
 
 def _kind(name: str, kind: str, devices: list[Any]) -> DeviceKind:
-    capability = str(getattr(devices[0], "compute_capability", "") or "")
+    capability = _capability(devices[0])
     return DeviceKind(
         platform=name,
         name=kind,

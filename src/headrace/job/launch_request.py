@@ -359,6 +359,7 @@ def _checked(values: dict[str, Any], program: tuple[str, ...], notes: tuple[str,
 # Command lines of mpirun and srun, which start processes on other hosts. Pure functions.
 
 
+# mpirun starts processes on other hosts without the caller's environment, but for what -x names.
 FORWARDED_VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "DATASETS_DIR", "DATA_DIR", "XLA_FLAGS")
 JOB_VARIABLES = (SECRET, RESTART, BATCH_REPLICAS)  # set by the launcher in the environment of mpirun
 
@@ -425,6 +426,7 @@ def srun_command(request: LaunchRequest, command: Sequence[str], job: int) -> li
     variables = (
         user_variables(request) | job_variables(request) | (_coordinator(request, job) if request.coordinator else {})
     )
+    # ALL first: with names alone, srun would pass on nothing else.
     values = ["ALL", *(f"{name}={value}" for name, value in variables.items())]
     if ambiguous := [value for value in values if "," in value]:
         raise ConfigError(f"srun cannot pass on {ambiguous[0]!r}.", rule="A comma ends a variable in its --export.")

@@ -85,9 +85,11 @@ def _count_equation(eqn: Any, batch: int) -> Counted:
     if name == "conv_general_dilated":
         kernel = eqn.invars[1].aval.shape
         out_channels = kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
+        # The weights of one output channel are the multiply-adds of one output value.
         return Counted(2 * math.prod(kernel) // out_channels * math.prod(eqn.outvars[0].aval.shape), kept)
     inner = [count_jaxpr(sub, batch) for sub in _inside(eqn.params)]
     if name == "cond":
+        # One branch runs; the dearer one counts.
         return max(inner, key=lambda counted: counted.flops, default=Counted())
     if inner:
         total = sum(inner, Counted()).times(eqn.params.get("length", 1) if name == "scan" else 1)

@@ -140,7 +140,7 @@ def _block(entry: Any, shape: Shape, *, is_last: bool) -> Layer:
         return make_custom_block(name, _functions(parts), shape, logits=is_last)
     except ConfigError as error:
         problem = error.problem if name in error.problem else f"Block {name}: {error.problem}"
-        raise ConfigError(problem, rule=error.rule, remedy=error.remedy) from error
+        raise error.reworded(problem) from error
 
 
 def _functions(parts: list[Any]) -> MakeFunctions:
@@ -167,9 +167,8 @@ def _functions(parts: list[Any]) -> MakeFunctions:
 def _parameter_names(function: Callable[..., Any]) -> tuple[str, ...]:
     while isinstance(function, partial):
         function = function.func
-    function = (
-        function.__init__ if isinstance(function, type) else function
-    )  # the signature of an NNX class itself hides its parameters
+    # The signature of an NNX class itself hides its parameters.
+    function = function.__init__ if isinstance(function, type) else function
     try:
         return tuple(inspect.signature(function).parameters)
     except (TypeError, ValueError):

@@ -56,6 +56,7 @@ class DenseNet:
             *build.norm_act("2_", "2_relu"),
             ("2_conv", self._conv(self.growth, 3, build)),
         )
+        # The input first: the weights of other libraries expect the channels in this order.
         return Concat(layers=(("input", Chain()), ("new", Chain(layers))))
 
     @staticmethod
@@ -87,8 +88,9 @@ class Vgg:
             layers = Chain((("conv", conv), *build.norm_act("", "relu")))
             blocks += [(f"group{group}_conv{i}", layers) for i in range(1, count + 1)]
             blocks += [(f"group{group}_pool", MaxPool(window=2, stride=2))]
+        # The dense layers take 7x7 pixels, whatever the size of the images.
         blocks += [("resize", ResizeByAverage(7)), ("flatten", Flatten())]
-        rate = 0.5 if build.options.dropout_rate is None else build.options.dropout_rate
+        rate = build.dropout(0.5)
         for name in ("fc1", "fc2"):
             dense = Dense(features=self.hidden, initial=Normal(0.01))
             drop: tuple[Named, ...] = (("drop", Dropout(rate)),) if rate else ()
@@ -101,6 +103,7 @@ class Vgg:
         for group, count in enumerate(self.units, start=1):
             for i in range(1, count + 1):
                 found[f"group{group}_conv{i}"] = place
+                # A convolution, its norm and its relu; after a group, the pool.
                 place += 3
             place += 1
         return found

@@ -98,6 +98,11 @@ def conv_block(channels: int, kernel: int, stride: int, activation: str, build: 
     return Chain((("conv", conv), *build.norm_act("", "activation", activation)))
 
 
+def _classifier(rate: float, build: BuildOptions) -> tuple[Named, ...]:
+    drop: tuple[Named, ...] = (("top_dropout", Dropout(rate)),) if rate else ()
+    return *drop, ("predictions", Dense(features=build.num_classes, logits=True))
+
+
 def groups_of(channels: int, group_dim: int) -> int:
     """Return the number of groups of `group_dim` channels, or of the nearest size that divides the channels."""
     wanted = max(channels // group_dim, 1)
@@ -156,7 +161,6 @@ class EfficientNet:
     def blocks(self, build: BuildOptions) -> tuple[Named, ...]:
         """Return the named blocks."""
         options = build.options
-        rate = self.dropout_rate if options.dropout_rate is None else options.dropout_rate
         top_width = _TOP_CHANNELS if options.top_width is None else options.top_width
         activation = self._activation(build)
         stem_stride = 1 if self.small_images else 2
@@ -167,8 +171,7 @@ class EfficientNet:
         blocks += [(name, block.layer(build)) for name, block in self.inverted(build)]
         blocks += [("top", top or Chain(build.norm_act("", "activation", activation)))]
         blocks += [("avg_pool", GlobalAveragePool())]
-        blocks += [("top_dropout", Dropout(rate))] if rate else []
-        return *blocks, ("predictions", Dense(features=build.num_classes, logits=True))
+        return *blocks, *_classifier(build.dropout(self.dropout_rate), build)
 
     def inverted(self, build: BuildOptions) -> Iterator[tuple[str, Inverted]]:
         """Return the inverted bottlenecks by name: `block2a` is the first of the second group."""
@@ -293,7 +296,6 @@ class MobileNet:
     def blocks(self, build: BuildOptions) -> tuple[Named, ...]:
         """Return the named blocks."""
         build = replace(build, dialect=replace(build.dialect, symmetric=build.dialect.symmetric_mobilenets))
-        rate = 0.2 if build.options.dropout_rate is None else build.options.dropout_rate
         top, hidden = self._widths(build)
         blocks: list[Named] = [("stem", conv_block(self.stem, 3, 2, self.activation, build))]
         blocks += [(f"block{i}", block.layer(build)) for i, block in enumerate(self._inverted(), start=1)]
@@ -302,8 +304,7 @@ class MobileNet:
         if hidden:
             layers = (("dense", Dense(features=hidden)), ("activation", Activation(self.activation)))
             blocks += [("hidden", Chain(layers))]
-        blocks += [("top_dropout", Dropout(rate))] if rate else []
-        return *blocks, ("predictions", Dense(features=build.num_classes, logits=True))
+        return *blocks, *_classifier(build.dropout(0.2), build)
 
     def aliases(self, build: BuildOptions) -> tuple[tuple[str, str], ...]:
         """Return other names of split points: torchvision's modules."""

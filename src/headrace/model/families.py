@@ -84,8 +84,16 @@ class Identity:
         return kernel
 
 
+class _WithoutAliases:
+    """A row whose split points have no other names."""
+
+    def aliases(self, build: BuildOptions) -> tuple[tuple[str, str], ...]:
+        """Return no other names."""
+        return ()
+
+
 @dataclass(frozen=True, kw_only=True)
-class FastNet:
+class FastNet(_WithoutAliases):
     """One row of the table: the channels of each group."""
 
     widths: tuple[int, ...]
@@ -102,10 +110,6 @@ class FastNet:
             blocks += [(f"group{number}_1", Chain(first)), (f"group{number}_2", Chain(second))]
         head = Dense(features=build.num_classes, logits=True, initial=_HEAD)
         return *blocks, ("max_pool", MaxPool(window=3, stride=3)), ("flatten", Flatten()), ("predictions", head)
-
-    def aliases(self, build: BuildOptions) -> tuple[tuple[str, str], ...]:
-        """Return no other names."""
-        return ()
 
     def _act(self, number: str, build: BuildOptions) -> tuple[Named, Named]:
         return build.norm_act(f"{number}_", f"{number}_activation", self.activation)
@@ -127,12 +131,12 @@ _BYPASSED = (3, 5, 7, 9)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SqueezeNet:
+class SqueezeNet(_WithoutAliases):
     """SqueezeNet, which has a single size."""
 
     def blocks(self, build: BuildOptions) -> tuple[Named, ...]:
         """Return the named blocks, numbered as in the paper: `fire2` follows `conv1`."""
-        rate = 0.5 if build.options.dropout_rate is None else build.options.dropout_rate
+        rate = build.dropout(0.5)
         stem = Conv(channels=96, kernel=7, stride=2, padding="VALID", bias=True, initial=FAN_IN_HE)
         blocks: list[Named] = [("conv1", Chain((("conv", stem), ("relu", Relu())))), ("pool1", _pool())]
         number = 2
@@ -146,10 +150,6 @@ class SqueezeNet:
         blocks += [("drop9", Dropout(rate))] if rate else []
         last = Conv(channels=build.num_classes, kernel=1, bias=True, initial=GLOROT_UNIFORM)
         return *blocks, ("conv10", Chain((("conv", last), ("relu", Relu())))), ("avg_pool", GlobalAveragePool())
-
-    def aliases(self, build: BuildOptions) -> tuple[tuple[str, str], ...]:
-        """Return no other names."""
-        return ()
 
 
 def _fire(squeezed: int, bypass: bool) -> Layer:
@@ -173,7 +173,7 @@ SQUEEZENETS: dict[str, SqueezeNet] = {"squeezenet": SqueezeNet()}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Toy:
+class Toy(_WithoutAliases):
     """A toy network of two small convolutions, for tests and first steps; with or without norms."""
 
     norm: bool
@@ -189,10 +189,6 @@ class Toy:
                 suffix, layer = build.norm_named("")
                 blocks += [(f"{suffix}_{i}", layer)]
         return *blocks, ("flatten", Flatten()), ("dense", Dense(features=build.num_classes, logits=True))
-
-    def aliases(self, build: BuildOptions) -> tuple[tuple[str, str], ...]:
-        """Return no other names."""
-        return ()
 
 
 TOYS: dict[str, Toy] = {"toy_model": Toy(norm=False), "toy_model_bn": Toy(norm=True)}

@@ -140,15 +140,19 @@ class Tail:
         return y if self.activation is None else ops.relu(y)
 
 
-class WithoutParameters(Layer):
-    """A layer without parameters; unless it says otherwise, it keeps the shape and costs nothing.
-
-    XLA fuses additions, padding and dropout with their neighbours, so that neither time nor memory is counted for them.
-    """
+class SameShape(Layer):
+    """A layer that keeps the shape, unless it says otherwise."""
 
     def shape(self, hwc: Shape) -> Shape:
         """Return the shape unchanged."""
         return hwc
+
+
+class WithoutParameters(SameShape):
+    """A layer without parameters; unless it says otherwise, it keeps the shape and costs nothing.
+
+    XLA fuses additions, padding and dropout with their neighbours, so that neither time nor memory is counted for them.
+    """
 
     def init(self, rng_at: RngAt, hwc: Shape) -> tuple[Tree, Tree]:
         """Return no parameters and no statistics."""
@@ -254,40 +258,35 @@ class Relu(WithoutParameters):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaxPool(WithoutParameters):
-    """Largest value of each window, ignoring padding."""
+class _Pool(WithoutParameters):
+    """What pools have in common."""
 
     window: int
     stride: int
     padding: Padding = "VALID"
 
     def shape(self, hwc: Shape) -> Shape:
-        return *_windows("max pool", hwc, self.window, self.stride, self.padding), hwc[2]
-
-    def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
-        pooled = ops.find_max_pool(x, self.window, self.stride, self.padding, ctx.cpu_kernels)
-        return ops.max_pool(x, self.window, self.stride, self.padding) if pooled is None else pooled, {}
+        return *_windows("pool", hwc, self.window, self.stride, self.padding), hwc[2]
 
     def cost(self, hwc: Shape) -> Cost:
         return Cost(activation_elements=math.prod(self.shape(hwc)))
 
 
 @dataclass(frozen=True, kw_only=True)
-class AveragePool(WithoutParameters):
+class MaxPool(_Pool):
+    """Largest value of each window, ignoring padding."""
+
+    def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
+        pooled = ops.find_max_pool(x, self.window, self.stride, self.padding, ctx.cpu_kernels)
+        return ops.max_pool(x, self.window, self.stride, self.padding) if pooled is None else pooled, {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AveragePool(_Pool):
     """Mean of each window, ignoring padding."""
-
-    window: int
-    stride: int
-    padding: Padding = "VALID"
-
-    def shape(self, hwc: Shape) -> Shape:
-        return *_windows("average pool", hwc, self.window, self.stride, self.padding), hwc[2]
 
     def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
         return ops.average_pool(x, self.window, self.stride, self.padding), {}
-
-    def cost(self, hwc: Shape) -> Cost:
-        return Cost(activation_elements=math.prod(self.shape(hwc)))
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ class Network:
             except ConfigError as error:
                 image = "x".join(map(str, self.input_hwc))
                 problem = f"{self.name} with {image} images fails at block {name}: {error.problem}"
-                raise ConfigError(problem, rule=error.rule, remedy=error.remedy) from error
+                raise error.reworded(problem) from error
         return tuple(shapes)
 
     def init(self, seed: int, names: Container[str] | None = None) -> tuple[Tree, Tree]:

@@ -25,6 +25,7 @@ from headrace.model.layers import (
     Named,
     Relu,
     RngAt,
+    SameShape,
     Shape,
     Tree,
     VarianceScaling,
@@ -70,16 +71,13 @@ class Activation(WithoutParameters):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SqueezeExcite(Layer):
+class SqueezeExcite(SameShape):
     """Scale each channel by a gate computed from the means of all channels: C to R, activation, and back to C."""
 
     width: int
     activation: str = "swish"
     gate: str = "sigmoid"
     initial: VarianceScaling = FAN_OUT_HE
-
-    def shape(self, hwc: Shape) -> Shape:
-        return hwc
 
     def init(self, rng_at: RngAt, hwc: Shape) -> tuple[Tree, Tree]:
         """Draw both kernels; the biases start at zero."""
@@ -114,13 +112,10 @@ class SqueezeExcite(Layer):
 
 
 @dataclass(frozen=True)
-class LayerScale(Layer):
+class LayerScale(SameShape):
     """A learnt factor for each channel, starting at `initial`: small at the end of a residual unit's body."""
 
     initial: float
-
-    def shape(self, hwc: Shape) -> Shape:
-        return hwc
 
     def init(self, rng_at: RngAt, hwc: Shape) -> tuple[Tree, Tree]:
         return {"gamma": np.full(hwc[-1], self.initial, np.float32)}, {}
@@ -282,16 +277,13 @@ class Norm(Layer):
 
 
 @dataclass(frozen=True)
-class LayerNorm(Layer):
+class LayerNorm(SameShape):
     """Normalisation of the channels of each pixel, with a learnt scale and shift; also after pooling.
 
     The norm that the option `norm_layer` calls layer_norm normalises all pixels and channels of an image together.
     """
 
     epsilon: float = 1e-6
-
-    def shape(self, hwc: Shape) -> Shape:
-        return hwc
 
     def init(self, rng_at: RngAt, hwc: Shape) -> tuple[Tree, Tree]:
         return {"gamma": np.ones(hwc[-1], np.float32), "beta": np.zeros(hwc[-1], np.float32)}, {}
@@ -355,14 +347,11 @@ NUM_QUANTILES = 200
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProxyActivation(Layer):
+class ProxyActivation(SameShape):
     """An activation with the scale and shift of the preceding norm, and proxy norm."""
 
     kind: str
     epsilon: float
-
-    def shape(self, hwc: Shape) -> Shape:
-        return hwc
 
     def init(self, rng_at: RngAt, hwc: Shape) -> tuple[Tree, Tree]:
         """Start with a unit Gaussian, scale 1 and shift 0."""
@@ -470,6 +459,10 @@ class BuildOptions:
     def conv(self, channels: int, kernel: int = 3, stride: int = 1) -> Conv:
         """Return a convolution without bias."""
         return Conv(channels=channels, kernel=kernel, stride=stride, padding=self.padding(kernel))
+
+    def dropout(self, usual: float) -> float:
+        """Return the rate of dropout before the classifier: the option's, or the network's own."""
+        return usual if self.options.dropout_rate is None else self.options.dropout_rate
 
     def norm_named(self, name: str, gamma: float = 1.0) -> Named:
         """Return a norm whose name ends in its kind: `1_` becomes `1_bn` or `1_gn`."""

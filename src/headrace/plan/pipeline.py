@@ -25,7 +25,7 @@ from headrace.plan.partition import (
 )
 from headrace.plan.schedule import DeviceMapping, Node, Work, check_device_mapping, find_schedule, strict_rule
 from headrace.plan.steps import BatchPlan
-from headrace.plan.timeline import BACKWARD_PER_FORWARD, Table, make_table, per_stage
+from headrace.plan.timeline import Table, by_shares, make_table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,9 +109,7 @@ class PipelinePlan:
 
     def expected_table(self, schedule: str | None = None, transfer: float = 0) -> Table:
         """Simulate this or another schedule with the stages' times; the whole network's forward pass takes 1."""
-        # A stage without work worth counting (a flatten, say) still has its place in the schedule.
-        forward = [max(stage.time_share, 1e-9) for stage in self.stages]
-        durations = per_stage(forward, [BACKWARD_PER_FORWARD * time for time in forward])
+        durations = by_shares([stage.time_share for stage in self.stages])
         return make_table(schedule or self.schedule, self.table.work, durations, transfer)
 
     def weight_bytes(self) -> tuple[int, ...]:
@@ -166,6 +164,7 @@ def make_pipeline_plan(network: Network, options: PipelineOptions) -> PipelinePl
     num_stages = options.splits if isinstance(options.splits, int) else len(options.splits) + 1
     if num_stages < 1:
         raise ConfigError(f"{num_stages} pipeline stages are too few.", rule="There is at least one.")
+    # Before the cut: how much a stage stores, which may limit the cut, follows from the schedule on these devices.
     mapping = check_device_mapping(options.device_mapping, num_stages)
     table = make_table(schedule, Work(mapping, options.num_micros, options.training))
     devices = [table.work.device_of[Node(stage)] for stage in range(num_stages)]
@@ -174,6 +173,7 @@ def make_pipeline_plan(network: Network, options: PipelineOptions) -> PipelinePl
         allowed = options.split_filter.allowed(network)
         best = cut = best_splits(costs, num_stages, _limits(options, table), devices, allowed)
     else:
+        # The best one serves the advice alone, which compares times: memory limits and filters are for automatic cuts.
         best, cut = best_splits(costs, num_stages, None, devices), named
     sentences = (compare(costs, cut, best, devices), _schedule_advice(schedule, table))
     return PipelinePlan(

@@ -209,6 +209,7 @@ def make_plan(config: Config, info: DataInfo, network: Network, num_processes: i
     feed = feed_options(config.data, info, config.run.seed, batch.num_replicas, config.augment)
     sent = sent_data(feed, info, batch) if feed.cache.where == "host" else None
     budget = parse_bytes(config.data.dataset_device_budget)
+    # A call is no longer than what the budget can hold of the images that are sent for it.
     steps = _steps(config, info, batch, budget // sent.bytes_per_step if sent else None)
     if config.run.dry_run_steps:
         steps = steps.cut_short(config.run.dry_run_steps)
@@ -233,6 +234,7 @@ def make_plan(config: Config, info: DataInfo, network: Network, num_processes: i
     # Here and not where options are checked: the number of replicas may follow from other options, and the number of
     # processes from the launcher.
     refuse_split_replicas(config, batch, validation, num_processes)
+    # A trial validates a part of the set.
     counted = replace(info, num_validation=validation.num_samples)
     replicas = validation.num_replicas
     views = plan_eval_cache(counted, feed, config.validation, validation.batch_size, replicas, num_processes)
@@ -280,6 +282,7 @@ def _steps(config: Config, info: DataInfo, batch: BatchPlan, max_steps_per_call:
         weight_updates_per_epoch=wanted.weight_updates_per_epoch,
         copies=config.data.repeated_augmentation,
     )
+    # Logs cost little; validating and saving as often as somebody logs would cost more than the training.
     follows = min(wanted.logs_per_epoch, 1.0)
 
     def events_of(on: bool, per_epoch: float | None) -> float | None:

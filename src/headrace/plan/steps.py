@@ -103,6 +103,7 @@ class StepPlan:
 
     def num_events(self, every: Fraction) -> int:
         """Return how often an event with that period happens in the run."""
+        # Rounded up, because the last step always ends with one.
         return math.ceil((self.total_steps - Fraction(1, 2)) / every) if every else 0
 
     def cut_short(self, num_steps: int) -> "StepPlan":
@@ -343,6 +344,7 @@ def size_spans(augment: Augment, network: Network, steps: StepPlan) -> tuple[Siz
             rule="The first size is smaller than the full one.",
             remedy=f"Use --progressive-resolution {max(_MULTIPLE, max(full) // 2)}, or omit it.",
         )
+    # Fewer than asked for where two of them round to the same size.
     sizes = _sizes(first, full, augment.progressive_resolution_sizes)
     spans = tuple(
         SizeSpan(first_step=_begin(number, len(sizes), augment, steps), image_hw=size)

@@ -226,6 +226,13 @@ def per_stage(forward: Sequence[float], backward: Sequence[float]) -> Durations:
     return lambda action: (forward if action.op is Op.F else backward)[action.stage]
 
 
+def by_shares(shares: Sequence[float]) -> Durations:
+    """Return durations from each stage's share of the network's time, whose forward pass takes 1."""
+    # A stage without work worth counting (a flatten, say) still has its place in the schedule.
+    forward = [max(share, 1e-9) for share in shares]
+    return per_stage(forward, [BACKWARD_PER_FORWARD * time for time in forward])
+
+
 def make_table(schedule: str, work: Work, durations: Durations | None = None, transfer: float = 0) -> Table:
     """Simulate the schedule with that name."""
     return simulate(make_order(schedule, work), durations, transfer)
@@ -240,6 +247,7 @@ def simulate(order: Order, durations: Durations | None = None, transfer: float =
     _check_complete(order)
     work, device_of = order.work, order.work.device_of
     cells: dict[Action, Cell] = {}
+    # Whole numbers where there are no transfers: ticks are then exact, and draw as one column each.
     head, free = [0] * len(order.rows), [0.0 if transfer else 0] * len(order.rows)
     moved = True
     # Devices in turn, each as far as it can get; a round without progress is a deadlock.

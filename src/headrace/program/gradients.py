@@ -79,6 +79,8 @@ def accumulate_gradients(
             return acted, AccumulationState(jnp.int32(0), jax.tree.map(jnp.zeros_like, totals), after)
 
         def wait() -> tuple[Any, AccumulationState]:
+            # Zeros of the optimizer's types, which need not be those of the gradients: both branches must return the
+            # same.
             nothing = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(act)[0])
             return nothing, AccumulationState(state.number + 1, totals, state.inner)
 

@@ -23,6 +23,7 @@ from headrace.program.infeed import Infeed
 from headrace.program.outfeed import Enqueue, Outfeed, OutfeedMode, operations_made
 from headrace.program.structure import (
     Structure,
+    as_list,
     can_take,
     describe_call,
     difference,
@@ -191,6 +192,7 @@ def make_program(loop: Loop, leaving: Leaving | None) -> Any:
                 buffer = _gather(leaving, buffer, operations[0].values, number, first)
             return number + 1, holds(loop, variables), variables, buffer
 
+        # The buffer is part of the loop's carry, whose shape cannot change: it has its full length from the start.
         empty = leaving.values.shapes(leaving.depth) if leaving is not None else ()
         buffer = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), empty)
         start = (jnp.int32(0), holds(loop, variables), variables, buffer)
@@ -234,6 +236,7 @@ def how_it_leaves(enqueued: tuple[Outfeed, Structure] | None, launch_length: int
     if enqueued is None:
         return None
     outfeed, values = enqueued
+    # Of the last result alone, one row is enough, and sending those before it would be in vain.
     if outfeed.mode is OutfeedMode.LAST:
         return Leaving(outfeed, values, 1, inside=False)
     if values.nbytes * outfeed.buffer_depth <= MAX_CALLBACK_BYTES:
@@ -456,15 +459,8 @@ def _inside_a_program(
 
 
 def _variables(inputs: PyTree) -> tuple[Any, ...]:
-    if inputs is None:
-        return ()
-    if not isinstance(inputs, list | tuple) or hasattr(inputs, "_fields"):
-        raise ConfigError(
-            f"The inputs of a loop are of type {type(inputs).__name__}.",
-            rule="They are a list of loop variables, each an array or a tree.",
-            remedy="Write [inputs] for a single variable.",
-        )
-    return jax.tree.map(jnp.asarray, tuple(inputs))
+    rule = "They are a list of loop variables, each an array or a tree."
+    return jax.tree.map(jnp.asarray, as_list(inputs, "The inputs of a loop", rule))
 
 
 def _check_functions(body: object, condition: object, infeed: object) -> None:

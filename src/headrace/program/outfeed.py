@@ -172,16 +172,9 @@ class Outfeed:
                     "An outfeed takes the results of one program at a time.",
                     remedy="Give each program a separate outfeed.",
                 )
-            if (
-                self._structure is not None
-                and self._ready
-                and (self._structure, self._replicas)
-                != (
-                    structure,
-                    replicas,
-                )
-            ):
-                change = difference(self._structure, structure) or f"comes from {replicas} replicas"
+            held = self._structure if self._ready else None
+            if held is not None and (held, self._replicas) != (structure, replicas):
+                change = difference(held, structure) or f"comes from {replicas} replicas"
                 raise ConfigError(
                     f"An outfeed still holds results of another program; what is enqueued now {change}.",
                     remedy="Dequeue first, or give each program a separate outfeed.",
@@ -190,6 +183,7 @@ class Outfeed:
             self._expected, self._running, self._last = 0, True, None
             self._early.clear()
             self._parts.clear()
+            # Last: whoever waits for it may ask for results at once.
             self.started.set()
 
     def deliver(self, replica: Any, first: Any, *leaves: Any) -> None:

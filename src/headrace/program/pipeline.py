@@ -146,6 +146,7 @@ class Pipeline:
     def _feed(self, host: Host, step: int) -> None:
         """Give a step its elements; at most two steps are under way: more would only hold more elements."""
         spec, infeed = self.spec, self.spec.request.infeed
+        # Not the step before: the devices would have nothing to do while the host prepares this one.
         if step >= 2:
             jax.block_until_ready(host.result(step - 2, LATEST))
         count = self._local_replicas
@@ -170,6 +171,7 @@ class Pipeline:
 
     def _replicate(self, tree: PyTree, node: Node) -> Any:
         """Put a copy of host arrays on every replica of a node, as [replicas, ...]."""
+        # With a replica dim, because each replica's copy may change on its own while the pipeline runs.
         count, where = self._local_replicas, NamedSharding(self.spec.nodes[node].mesh, EACH)
         return place_share(jax.tree.map(lambda a: np.broadcast_to(a, (count, *a.shape)).copy(), tree), where)
 

@@ -28,6 +28,7 @@ from headrace.program.outfeed import Outfeed, OutfeedMode
 from headrace.program.stage import Function, OptimizerOutput, check_stages, make_functions
 from headrace.program.structure import (
     Structure,
+    as_list,
     can_take,
     describe_call,
     element_arguments,
@@ -118,15 +119,10 @@ def _check_outfeed(request: Request) -> None:
 
 def run_constants(inputs: PyTree) -> tuple[Any, ...]:
     """Return the inputs of a run as host arrays; refuse what is not a list of them."""
-    if inputs is None:
-        return ()
-    if not isinstance(inputs, list | tuple) or hasattr(inputs, "_fields"):
-        raise ConfigError(
-            f"The inputs of a pipeline are of type {type(inputs).__name__}.",
-            rule="They are a list of values that stay the same for a run, such as a learning rate.",
-        )
+    rule = "They are a list of values that stay the same for a run, such as a learning rate."
+    given = as_list(inputs, "The inputs of a pipeline", rule)
     try:
-        return tuple(host_arrays(value) for value in inputs)
+        return tuple(host_arrays(value) for value in given)
     except jax.errors.TracerArrayConversionError:
         raise ConfigError(
             "The inputs of a pipeline are values of a function that JAX is tracing.",
@@ -196,6 +192,10 @@ class Ending:
     arguments: Structure
     finish: Callable[..., OptimizerOutput]  # the user's optimizer function
 
+    def blank_optimizer(self) -> optax.GradientTransformation:
+        """Return the optimizer for arguments of zeros, to see what it does with weights."""
+        return self.optimizer(*jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), self.arguments.shapes()))
+
     def loss_and_arguments(self, *outputs: PyTree) -> tuple[PyTree, PyTree]:
         """Return the loss of a micro batch and the optimizer's arguments."""
         result = self.finish(*outputs)
@@ -238,6 +238,7 @@ def make_spec(request: Request) -> PipelineSpec:
     branches = [len(entry) if isinstance(entry, tuple) else None for entry in stages]
     training = request.optimizer_function is not None
     try:
+        # The check is that of the command line, whose messages name its option.
         mapping = check_device_mapping(request.device_mapping, len(stages), branches)
     except ConfigError as error:
         raise _renamed(error, "--device-mapping", "device_mapping") from None
@@ -390,6 +391,7 @@ def check_output(result: object) -> OptimizerOutput:
 
 
 def _check_optimizer(ending: Ending, mesh: Mesh, nodes: dict[Node, TracedNode]) -> None:
+    # One stage's weights are enough to see what the optimizer makes of weights.
     params = next((node.function.params for node in nodes.values() if jax.tree.leaves(node.function.params)), {})
 
     def once(params: PyTree, arguments: PyTree) -> Any:
@@ -422,11 +424,10 @@ def update_groups(spec: PipelineSpec) -> list[tuple[int, ...]]:
     if spec.ending is None:
         return []
     params = {key: tree for key, tree in sorted(spec.params.items()) if jax.tree.leaves(tree)}
-    arguments = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), spec.ending.arguments.shapes())
     dtype = spec.request.gradient_accumulation_dtype
     gradients = jax.eval_shape(lambda: widened(empty_sums(params, dtype, "gradient_accumulation_dtype")))
     weights = jax.eval_shape(lambda: widened(jax.tree.map(jnp.asarray, params)))
-    if len(params) > 1 and mixes(spec.ending.optimizer(*arguments), weights, gradients):
+    if len(params) > 1 and mixes(spec.ending.blank_optimizer(), weights, gradients):
         return [tuple(params)]
     return [(key,) for key in params]
 
@@ -434,10 +435,8 @@ def update_groups(spec: PipelineSpec) -> list[tuple[int, ...]]:
 # Which weights an optimizer may update independently: found from its jaxpr, so that any optimizer works
 
 
-CALLS = (
-    "jit",
-    "pjit",
-)  # operations that only call a function; for all others every result is assumed to need every input
+# Operations that only call a function; for all others every result is assumed to need every input.
+CALLS = ("jit", "pjit")
 
 
 def mixes(optimizer: Any, params: dict[int, Any], sums: dict[int, Any]) -> bool:

@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax import lax
 from jax.sharding import Mesh
@@ -117,8 +116,7 @@ def _make_updates(spec: PipelineSpec) -> Updates:
 def init_optimizer(spec: PipelineSpec, params: dict[int, Any]) -> Any:
     """Return the optimizer's state at the start for these weights; of 16-bit weights it is that of float32 ones."""
     assert spec.ending is not None
-    arguments = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), spec.ending.arguments.shapes())
-    return spec.ending.optimizer(*arguments).init(widened(jax.tree.map(jnp.asarray, params)))
+    return spec.ending.blank_optimizer().init(widened(jax.tree.map(jnp.asarray, params)))
 
 
 class _Builder:

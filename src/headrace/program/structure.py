@@ -117,6 +117,18 @@ def name_of(function: object) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
+def as_list(given: object, what: str, rule: str) -> tuple[Any, ...]:
+    """Return a list of values as a tuple, nothing for None; refuse a single value, which would be taken apart."""
+    if given is None:
+        return ()
+    # A named tuple is one value: a network's parameters, say, or an optimizer's state.
+    if not isinstance(given, list | tuple) or hasattr(given, "_fields"):
+        raise ConfigError(
+            f"{what} are of type {type(given).__name__}.", rule=rule, remedy="Write [inputs] for a single one."
+        )
+    return tuple(given)
+
+
 def whole_number(value: object, name: str, lowest: int, highest: int | None = None) -> int:
     """Return the value as an int, refuse anything but a whole number in the range."""
     limits = f"{lowest} to {highest:,}" if highest is not None else f"{lowest} or more"

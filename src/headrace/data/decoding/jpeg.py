@@ -209,7 +209,7 @@ class BatchDecoder:
         decoded, after = np.zeros(count, np.uint8), ctypes.c_int32(0)
         fixed = ctypes.byref(images), ctypes.byref(self._rule), count, ctypes.byref(after)
         into = decoded.ctypes.data, out.ctypes.data
-        # `after` is where C stopped, so that images before it are not decoded again.
+        # C stops at an image that needs more memory than the thread has, and goes on there (`after`) with more.
         while missing := self._call(*fixed, *into, memory.room_at, len(memory.room), memory.tables_at):
             memory.grow(missing)
         return decoded.astype(bool)

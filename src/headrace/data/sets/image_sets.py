@@ -63,6 +63,7 @@ class KindRow:
     fits: Callable[[Path], bool]
 
 
+# The most specific first: nearly any directory of images is a set of class folders.
 KINDS = (
     KindRow(name="packed", description="a packed file (*.hrp)", fits=is_pack),
     KindRow(name="npz", description="arrays of images and labels (*.npz)", fits=is_npz),

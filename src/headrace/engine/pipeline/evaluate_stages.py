@@ -27,7 +27,7 @@ from headrace.engine.pipeline.step_plan import (
     Values,
     on_mesh,
 )
-from headrace.engine.step import BATCHES, put_on
+from headrace.engine.step import BATCHES, put_on, weights_of
 from headrace.plan.schedule import Node, Work
 from headrace.plan.timeline import make_table
 
@@ -39,9 +39,8 @@ def _wait(count: jax.Array) -> tuple[()]:
     return ()
 
 
-_ENDED = HostCall(
-    lambda count: (count,), outs=(None,)
-)  # passed on as it is: the lane that waits computes nothing on it
+# Passed on as it is: the lane that waits computes nothing on it.
+_ENDED = HostCall(lambda count: (count,), outs=(None,))
 _WAIT = HostCall(_wait)
 
 
@@ -66,7 +65,7 @@ class StagedEvaluation:
     def place(self, weights: tuple[PyTree, PyTree]) -> tuple[Any, ...]:
         """Put (params, stats) on the devices of their stages."""
         return tuple(
-            transfer(tuple({name: tree[name] for name in names if name in tree} for tree in weights), replicated(mesh))
+            transfer(weights_of(names, weights), replicated(mesh))
             for names, mesh in zip(self.names, self.meshes, strict=True)
         )
 
