@@ -296,6 +296,13 @@ def _wrong_tensors(arrays: Arrays, expected: Mapping[str, Any]) -> Iterator[str]
             yield f"tensor {name} is {found.dtype.name}{list(found.shape)}, not {dtype}{shape}"
 
 
+def weight_tensors(arrays: Mapping[str, np.ndarray], weights: str = "raw") -> Arrays:
+    """Return params and stats among a checkpoint's tensors: the raw ones, or those kept under a name such as ema."""
+    start = "" if weights == "raw" else f"{weights}/"
+    kinds = tuple(f"{start}{kind}/" for kind in ("params", "stats"))
+    return {name.removeprefix(start): array for name, array in arrays.items() if name.startswith(kinds)}
+
+
 _MAX_LISTED = 4  # names per kind of problem; a wrong model would otherwise fill the screen
 
 

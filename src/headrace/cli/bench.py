@@ -47,10 +47,14 @@ def main(argv: list[str]) -> int:
     _print_without_effect(resolved)
     line = json.dumps(result.to_dict())
     print(line)
-    if args.output is not None:
-        with args.output.open("a") as file:
-            file.write(line + "\n")
+    _append(args.output, line)
     return 0
+
+
+def _append(output: Path | None, line: str) -> None:
+    if output is not None:
+        with output.open("a") as file:
+            file.write(line + "\n")
 
 
 def _print_without_effect(resolved: "Resolved") -> None:
@@ -261,9 +265,7 @@ def _measured(result: dict[str, Any], command: list[str], output: Path | None) -
     if done.returncode:
         result["problem"] = f"exit code {done.returncode}"
     print(json.dumps(result), flush=True)
-    if output is not None:
-        with output.open("a") as file:
-            file.write(json.dumps(result) + "\n")
+    _append(output, json.dumps(result))
     return result
 
 

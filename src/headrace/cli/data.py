@@ -46,6 +46,7 @@ def _get(argv: list[str]) -> int:
             from headrace.config.load import config_from
             from headrace.data.verify import refuse_problems
 
+            # At once: a damaged download is better found now than by the first run.
             refuse_problems(config_from({"dataset": name, "dataset_path": str(folder)}).data)
         where = f" --dataset-path {folder}" if place or not known else ""
         print(f"{name} is in {folder}")

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from headrace.cli.options import add_model_arguments, model_and_weights, read_arguments
+from headrace.cli.options import add_model_arguments, add_path_argument, model_and_weights, read_arguments
 from headrace.config.schema import Parser
 from headrace.core.units import format_bytes
 
@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     formats = ("safetensors", "torch-names", "onnx", "stablehlo")
-    parser.add_argument("path", nargs="?", metavar="RUN_DIR|CHECKPOINT", help="a run (its best weights) or checkpoint")
+    add_path_argument(parser)
     parser.add_argument("--format", choices=formats, required=True, help="what is written")
     parser.add_argument("--out", type=Path, metavar="FILE", help="file or directory [the run's directory]")
     add_model_arguments(parser)

@@ -29,6 +29,10 @@ _EVERYTHING = (
 )  # fmt: skip
 
 
+def _all_but(*groups: str) -> tuple[str, ...]:
+    return tuple(group for group in _EVERYTHING if group not in groups)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Screen:
     """The help of one command.
@@ -106,7 +110,7 @@ SCREENS: Mapping[str, Screen] = {
             "training": {"model NAME": "network", "batch-size": "images per weight update", "optimizer": "optimizer"},
             "device": _DEVICE,
         },
-        groups=tuple(g for g in _EVERYTHING if g not in ("validation", "checkpoint", "logging")),
+        groups=_all_but("validation", "checkpoint", "logging"),
         without=frozenset(("learning_rate", "lr_schedule", "lr_schedule_params", "lr_warmup_params", "warmup_epochs")),
         strict=True,
     ),
@@ -132,7 +136,7 @@ SCREENS: Mapping[str, Screen] = {
                 "tensorboard": "write event files for TensorBoard",
             },
         },
-        groups=tuple(group for group in _EVERYTHING if group not in ("model", "weights", REFERENCE_GROUP)),
+        groups=_all_but("model", "weights", REFERENCE_GROUP),
         without=frozenset(
             (
                 "seed",
@@ -217,7 +221,7 @@ SCREENS: Mapping[str, Screen] = {
                 "precision": "32.32, 16.32 or 16.16: bits of computation and weights",
             },
         },
-        groups=tuple(group for group in _EVERYTHING if group != "logging"),
+        groups=_all_but("logging"),
         strict=True,
     ),
     "bench": Screen(
@@ -229,7 +233,7 @@ SCREENS: Mapping[str, Screen] = {
             ("headrace bench --list", "the named benchmarks"),
         ),
         rows={"what": _BENCHED, "device": _DEVICE},
-        groups=tuple(g for g in _EVERYTHING if g not in ("validation", "checkpoint", "logging", "weights")),
+        groups=_all_but("validation", "checkpoint", "logging", "weights"),
         strict=True,
     ),
     "profile": Screen(
@@ -241,7 +245,7 @@ SCREENS: Mapping[str, Screen] = {
             ("headrace profile runs/NAME", "a run"),
         ),
         rows={"what": _BENCHED, "device": _DEVICE},
-        groups=tuple(g for g in _EVERYTHING if g not in ("validation", "checkpoint", "logging", "weights")),
+        groups=_all_but("validation", "checkpoint", "logging", "weights"),
         strict=True,
     ),
     "configs show": Screen(

@@ -120,6 +120,11 @@ def _note_without_effect(prog: str, options: Mapping[str, object]) -> None:
 WHICH = ("auto", "raw", "ema")
 
 
+def add_path_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the run or checkpoint that a trained network comes from, unless its weights are named."""
+    parser.add_argument("path", nargs="?", metavar="RUN_DIR|CHECKPOINT", help="a run (its best weights) or checkpoint")
+
+
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of a command that uses a trained network: whose weights it has, and where it runs."""
     parser.add_argument(

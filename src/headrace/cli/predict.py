@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.cli.options import WHICH, add_model_arguments, model_and_weights
+from headrace.cli.options import WHICH, add_model_arguments, add_path_argument, model_and_weights
 from headrace.config.schema import Parser
 from headrace.core.errors import ConfigError
+from headrace.core.units import format_percent
 
 if TYPE_CHECKING:
     from headrace.run.prediction import Prediction
@@ -78,7 +79,7 @@ def _table(found: "Sequence[Prediction]", names: Sequence[str]) -> str:
     lines = []
     for prediction in found:
         kept = [place for place in prediction.best if place is prediction.best[0] or place[1] >= _LEAST]
-        best = [f"{names[number]} {100 * share:.2f} %" for number, share in kept]
+        best = [f"{names[number]} {format_percent(share)}" for number, share in kept]
         lines.append(f"{prediction.file!s:{wide}}  {', '.join(best) or '(unreadable)'}")
     return "\n".join(lines) + "\n"
 
@@ -95,7 +96,7 @@ def _evaluate(
         return []
     done = evaluate_files(model, [prediction for prediction, _ in pairs], [label for _, label in pairs])
     right = sum(row["num_correct"] for row in done.report["classes"])
-    text = f"accuracy {100 * right / len(pairs):.2f} %: {right:,} of {len(pairs):,} images are of the class "
+    text = f"accuracy {format_percent(right / len(pairs))}: {right:,} of {len(pairs):,} images are of the class "
     lines = [text + "that their folder names", *evaluation_lines(done.images, done.report)]
     if page:
         write_evaluation(page, done.images, done.report, f"{len(pairs):,} images in folders")
@@ -161,7 +162,7 @@ _EXPLAIN = (
 def explain(argv: list[str]) -> int:
     """Run the command; return its exit code."""
     parser = Parser(prog="headrace explain", description=_EXPLAIN)
-    parser.add_argument("path", nargs="?", metavar="RUN_DIR|CHECKPOINT", help="a run (its best weights) or checkpoint")
+    add_path_argument(parser)
     parser.add_argument("image", metavar="IMAGE", type=Path, help="an image file")
     parser.add_argument("--class", dest="class_name", metavar="NAME", help="the class to explain [the one predicted]")
     parser.add_argument(
@@ -186,7 +187,7 @@ def explain(argv: list[str]) -> int:
         write_atomic(file, out.getvalue())
     except OSError as error:
         raise CheckpointError(f"Cannot write {file}: {error.strerror}.", remedy="Name another with -o FILE.") from error
-    print(", ".join(f"{name} {100 * share:.2f} %" for name, share in found.best))
+    print(", ".join(f"{name} {format_percent(share)}" for name, share in found.best))
     print(f"explained: {found.name}; left the image, then blocks {', '.join(found.maps)}")
     print(f"written: {shlex.quote(str(file))}")
     return 0

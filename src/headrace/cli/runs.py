@@ -5,7 +5,6 @@ import math
 import secrets
 import shlex
 import string
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.cli.options import Column, add_platform_argument, table_lines, terminal_width
 from headrace.config.schema import Parser
 from headrace.core.errors import CheckpointError, ConfigError
+from headrace.core.units import format_percent
 
 if TYPE_CHECKING:
     from headrace.report.run_summary import RunSummary
@@ -26,7 +26,7 @@ _RUNS = (
 def main(argv: list[str]) -> int:
     """Run the command; return its exit code."""
     parser = Parser(prog="headrace runs", description=_RUNS)
-    parser.add_argument("place", metavar="DIR", nargs="?", type=Path, default=Path("runs"), help="where to look [runs]")
+    _add_place(parser)
     parser.add_argument(
         "--sort", choices=tuple(_SORTS), default="date", help="newest, most accurate or fastest first [date]"
     )
@@ -49,6 +49,10 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def _add_place(parser: Parser) -> None:
+    parser.add_argument("place", metavar="DIR", nargs="?", type=Path, default=Path("runs"), help="where to look [runs]")
+
+
 def _refuse_missing(place: Path) -> None:
     if not place.is_dir():
         problem = f"{place} is not a directory." if place.exists() else f"There is no directory {place}."
@@ -67,25 +71,20 @@ _SORTS: dict[str, Callable[["RunSummary"], float]] = {
 
 
 def _columns(runs: list["RunSummary"], place: Path) -> list[Column]:
-    from headrace.core.units import format_duration
 
     def top1(run: "RunSummary") -> str:
-        return "trial" if run.is_trial else f"{100 * run.best.top1:.2f} %" if run.best else "-"
+        return "trial" if run.is_trial else format_percent(run.best.top1) if run.best else "-"
 
     def rate(run: "RunSummary") -> str:
-        return f"{run.end.images_per_second:,.0f}" if run.end and run.end.images_per_second else "-"
+        return f"{run.images_per_second:,.0f}" if run.images_per_second else "-"
 
-    def written(run: "RunSummary") -> str:
-        return time.strftime("%Y-%m-%d %H:%M", time.localtime(run.modified)) if run.modified else "-"
-
-    times = [format_duration(run.seconds) if run.seconds is not None else "-" for run in runs]
     return [
         Column(title="run", cells=[_name(run, place) for run in runs]),
         Column(title="top-1", cells=[top1(run) for run in runs], right=True),
         Column(title="epochs", cells=[_epochs(run) for run in runs], right=True, spare=1),
-        Column(title="time", cells=times, right=True),
+        Column(title="time", cells=[run.time_text for run in runs], right=True),
         Column(title="img/s", cells=[rate(run) for run in runs], right=True, spare=2),
-        Column(title="written", cells=[written(run) for run in runs], spare=3),
+        Column(title="written", cells=[run.written for run in runs], spare=3),
         Column(title="state", cells=[run.state for run in runs]),
     ]
 
@@ -237,7 +236,7 @@ _BOARD = (
 def board(argv: list[str]) -> int:
     """Run the command; return its exit code."""
     parser = Parser(prog="headrace board", description=_BOARD)
-    parser.add_argument("place", metavar="DIR", nargs="?", type=Path, default=Path("runs"), help="where to look [runs]")
+    _add_place(parser)
     parser.add_argument("--port", type=int, default=8800, help="port; 0 takes a free one [8800]")
     parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on [127.0.0.1]")
     parser.add_argument("--token", metavar="TEXT", help="what a request must know [made up where --host is given]")

@@ -16,7 +16,7 @@ from headrace.cli.options import (
     resolve_arguments,
     terminal_width,
 )
-from headrace.core.units import format_duration
+from headrace.core.units import format_duration, format_percent
 from headrace.job import Restart, detect_restart
 from headrace.reference.entrance import take_value
 
@@ -157,13 +157,13 @@ def _accuracy(run: "RunSummary") -> list[tuple[str, str]]:
     if run.is_trial:
         count = f"{best.num_samples:,} image{'s' * (best.num_samples != 1)}"
         return [("accuracy", f"not shown: a trial (--dry-run-steps), validated on {count} only")]
-    weights = "" if best.weights == "raw" else f", {best.weights} weights"
-    text = f"{100 * best.top1:.2f} % top-1, the best, at epoch {best.epoch:.4g} ({best.num_samples:,} images{weights})"
+    where = f"at epoch {best.epoch:.4g} ({best.num_samples:,} images{best.weights_text})"
+    text = f"{format_percent(best.top1)} top-1, the best, {where}"
     last = {record.weights: record for record in run.validations}  # the last one of each kind
     final = max(last.values(), key=lambda record: record.step)
     rows = [("accuracy", text)]
     if final.step != best.step:
-        ended = ", ".join(f"{100 * record.top1:.2f} % ({weights})" for weights, record in last.items())
+        ended = ", ".join(f"{format_percent(record.top1)} ({weights})" for weights, record in last.items())
         rows.append(("", f"{ended} at the end"))
     if run.end is not None and run.end.time_to_target is not None:
         rows.append(("target", f"reached after {format_duration(run.end.time_to_target)}"))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.cli.options import read_arguments
 from headrace.core.errors import ConfigError
+from headrace.core.units import format_percent
 
 if TYPE_CHECKING:
     from headrace.run.validation import Validated
@@ -130,7 +131,7 @@ class Table:
             is_best = report["top1"] is not None and report["top1"] > self._best
             if is_best:
                 self._best = report["top1"]
-                self._best_row = f"{result.checkpoint.name} ({weights}), top-1 {_percent(report['top1'])}"
+                self._best_row = f"{result.checkpoint.name} ({weights}), top-1 {format_percent(report['top1'])}"
             print(_row(result, weights, report) + ("  best so far" if is_best else ""), flush=True)
 
     def close(self) -> None:
@@ -141,14 +142,10 @@ class Table:
 
 def _row(result: "Validated", weights: str, report: dict[str, Any]) -> str:
     return (
-        f"{result.step:9d}{result.epoch:9.2f}{weights:>9}{_percent(report['top1']):>9}{_percent(report['top5']):>10}"
-        f"{report['loss']:10.4f}{_percent(report['balanced_accuracy']):>10}{report['num_samples']:9,d}"
+        f"{result.step:9d}{result.epoch:9.2f}{weights:>9}{format_percent(report['top1']):>9}{format_percent(report['top5']):>10}"
+        f"{report['loss']:10.4f}{format_percent(report['balanced_accuracy']):>10}{report['num_samples']:9,d}"
         f"{result.seconds[weights]:9.3f}"
     )
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.2f} %"
 
 
 def _print_json(result: "Validated") -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
-from headrace.core.units import format_duration
+from headrace.core.units import format_percent
 from headrace.report.curves import Curves, draw_compared, draw_panels
 from headrace.report.markup import Html, element, page, page_policy, section
 from headrace.report.run_report import comparison_page, results_section, run_names, run_page
@@ -37,7 +37,7 @@ from headrace.report.run_summary import (
     read_summary,
 )
 from headrace.report.sections import run_sections
-from headrace.telemetry.records import LOG_FILE, METRICS_FILE
+from headrace.telemetry.records import LOG_FILE, METRICS_FILE, REPORTS
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
 _LISTING_SECONDS = 1.5  # for which a listing is used again: several pages may ask at once
@@ -45,7 +45,7 @@ _MOST_CURVES = 32  # runs whose columns are kept in memory
 _MOST_COMPARED = 26
 _FILES_READ = (
     *(CONFIG_FILE, METRICS_FILE, PLAN_FILE, MACHINE_FILE, IMAGES_FILE, SCHEDULE_FILE),
-    *(LOG_FILE, "reports"),
+    *(LOG_FILE, REPORTS),
 )
 _LIVE_PARTS = ("summary", "time", "validation", "notes")  # of a run's page, beside its curves
 
@@ -92,6 +92,7 @@ class Board:
             self._curves.move_to_end(name)
             while len(self._curves) > _MOST_CURVES:
                 self._curves.popitem(last=False)
+        # Outside the lock: reading a long run for the first time must not hold up the other pages.
         curves.read_more()
         return curves
 
@@ -117,6 +118,7 @@ def make_server(place: Path, address: tuple[str, int], access: Access) -> Thread
         allowed = access
 
     class Server(ThreadingHTTPServer):
+        # A page that keeps its connection open must not keep the program from ending.
         daemon_threads = True
         address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
 
@@ -192,6 +194,7 @@ class _Pages:
         for name, run in self._chosen(query).items():
             curves = self._board.curves(name, run.path)
             version = _version([curves], [run])
+            # Nothing new, which is the usual answer: a page asks every two seconds.
             if query.get("version") == [version]:
                 return _json({"version": version})
             parts = run_sections(read_files(run.path))
@@ -231,25 +234,22 @@ def _version(curves: Sequence[Curves], runs: Sequence[RunSummary]) -> str:
 
 def _stays_inside(run: Path, place: Path) -> bool:
     """Say whether no file that is read of a run is a link to somewhere outside the directory that is served."""
-    files = [*(run / name for name in _FILES_READ), *(run / "reports").glob("*.json")]
+    files = [*(run / name for name in _FILES_READ), *(run / REPORTS).glob("*.json")]
     root = place.resolve()
     return all(file.resolve().is_relative_to(root) for file in files if file.is_symlink())
 
 
 def _cells(run: RunSummary) -> list[dict[str, Any]]:
     best = None if run.is_trial or run.best is None else run.best.top1
-    start, rate = run.start, run.end.images_per_second if run.end else None
-    if rate is None and run.last_train:
-        rate = run.last_train.images_per_second
-    written = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.modified)) if run.modified else "-"
+    start, rate = run.start, run.images_per_second
     return [
-        _cell(None if best is None else f"{100 * best:.2f} %", best),
+        _cell(format_percent(best), best),
         _cell(f"{run.epoch:.4g}" + (f"/{start.num_epochs}" if start else ""), run.epoch),
-        _cell(None if run.seconds is None else format_duration(run.seconds), run.seconds),
+        _cell(run.time_text, run.seconds),
         _cell(None if rate is None else f"{rate:,.0f}", rate),
         {"text": start.model if start else ""},
         {"text": run.dataset},
-        _cell(written, run.modified),
+        _cell(run.written, run.modified),
         {"text": run.state, "state": True},
     ]
 
@@ -288,6 +288,7 @@ class _Handler(BaseHTTPRequestHandler):
             return _refused(HTTPStatus.BAD_REQUEST)
         host = self.headers.get("Host", "")
         host = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+        # A page elsewhere could have a name of its own lead to this address, and read the answers as its own.
         if self.allowed.hosts is not None and host not in self.allowed.hosts:
             return _refused(HTTPStatus.FORBIDDEN)
         given = query.get("token", [""])[0]

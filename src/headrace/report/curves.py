@@ -131,6 +131,7 @@ class Curves:
         try:
             with (self.path / METRICS_FILE).open("rb") as file:
                 facts = os.fstat(file.fileno())
+                # A resume rewinds the records into a new file, or into one that is shorter.
                 if replaced := (facts.st_dev, facts.st_ino) != self._file or facts.st_size < self.offset:
                     self._forget((facts.st_dev, facts.st_ino))
                 file.seek(self.offset)
@@ -223,6 +224,7 @@ def thin(x: np.ndarray, y: np.ndarray, pixels: int = PIXELS) -> np.ndarray:
     low, high = x.min(), x.max()
     bins = ((x - low) / ((high - low) or 1.0) * (pixels - 1e-9)).astype(np.int64)
     finite = np.flatnonzero(np.isfinite(y))
+    # Sorted by bin and then by value, so that the first and the last of a bin are its lowest and highest.
     order = finite[np.lexsort((y[finite], bins[finite]))]
     edges = np.flatnonzero(np.diff(bins[order])) + 1
     lowest, highest = (

@@ -8,7 +8,7 @@ from typing import Any
 from headrace.config.field import format_value
 from headrace.core.errors import CheckpointError
 from headrace.core.files import write_atomic
-from headrace.core.units import format_duration
+from headrace.core.units import format_percent
 from headrace.report.curves import Curves, draw_compared, draw_panels
 from headrace.report.markup import Html, element, page, rows_table, section
 from headrace.report.run_summary import UNREADABLE, RunFiles, RunSummary, different_options, read_files, read_summary
@@ -40,11 +40,11 @@ def compare_results(runs: Sequence[RunSummary]) -> dict[str, list[str]]:
         best = run.best
         if best is None or run.is_trial:
             return "trial" if run.is_trial else "-"
-        return f"{100 * best.top1:.2f} % at epoch {best.epoch:.4g}"
+        return f"{format_percent(best.top1)} at epoch {best.epoch:.4g}"
 
     def of_last(run: RunSummary) -> str:
         last = run.validations[-1] if run.validations and not run.is_trial else None
-        return f"{100 * last.top1:.2f} %, loss {last.loss:.4f}" if last else "-"
+        return f"{format_percent(last.top1)}, loss {last.loss:.4f}" if last else "-"
 
     def of_end(run: RunSummary, name: str, shape: Any) -> str:
         value = getattr(run.end, name) if run.end else None
@@ -56,7 +56,7 @@ def compare_results(runs: Sequence[RunSummary]) -> dict[str, list[str]]:
         "last validation": [of_last(run) for run in runs],
         "training loss": [f"{run.last_train.loss:.4f}" if run.last_train else "-" for run in runs],
         "epochs": [f"{run.epoch:.4g}" for run in runs],
-        "time to train": [format_duration(run.seconds) if run.seconds is not None else "-" for run in runs],
+        "time to train": [run.time_text for run in runs],
         "images per second": [of_end(run, "images_per_second", lambda rate: f"{rate:,.0f}") for run in runs],
         "parameters": [f"{(run.start and run.start.num_parameters) or 0:,}" for run in runs],
         "device": [run.start.device or run.start.platform if run.start else "-" for run in runs],

@@ -3,6 +3,7 @@
 import fcntl
 import math
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,15 +11,25 @@ from typing import Any
 
 from headrace.config.schema import all_options
 from headrace.core.files import LOCK_FILE, parse_json
-from headrace.telemetry.records import METRICS_FILE, RunEnd, RunStart, TrainRecord, ValidationRecord, parse_record
+from headrace.core.units import format_duration
+from headrace.telemetry.records import (
+    METRICS_FILE,
+    RunEnd,
+    RunStart,
+    TrainRecord,
+    ValidationRecord,
+    parse_record,
+    report_file,
+)
 
 CONFIG_FILE = "config.json"
 UNREADABLE, NOT_STARTED, RUNNING, KILLED = "unreadable", "not started", "running", "killed"
 _UNNAMED = ("folder", "tfrecord", "tar", "packed", "csv", "npz", "parquet")  # kinds of files, not datasets
 _DEPTH = 3  # of directories below the one that is listed
 _MOST_ENTRIES = 20_000  # of directories looked into
-_MOST_BYTES = 8 << 20  # of a config.json
+_MOST_BYTES = 64 << 20  # of a JSON file
 # The lines of these kinds are read; of the many others only the last training record matters.
+# By their beginning: a record's kind is always the first entry of its line.
 _READ = tuple(f'{{"kind": "{kind.kind}"'.encode() for kind in (RunStart, ValidationRecord, RunEnd))
 _TRAIN = f'{{"kind": "{TrainRecord.kind}"'.encode()
 
@@ -72,6 +83,22 @@ class RunSummary:
         return self.last_train.elapsed_seconds if self.last_train else None
 
     @property
+    def time_text(self) -> str:
+        """The time to train, for a table."""
+        return "-" if self.seconds is None else format_duration(self.seconds)
+
+    @property
+    def written(self) -> str:
+        """When its records were last written, for a table."""
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(self.modified)) if self.modified else "-"
+
+    @property
+    def images_per_second(self) -> float | None:
+        """The rate of the whole run or, while it trains, of its last record."""
+        last = self.end or self.last_train
+        return last.images_per_second if last else None
+
+    @property
     def checkpoints(self) -> Path:
         """The directory of its checkpoints."""
         chosen = self.options.get("checkpoint_dir")
@@ -113,7 +140,7 @@ def _is_foreign(directory: Path) -> bool:
 def _read_json(file: Path) -> Any:
     if file.stat().st_size > _MOST_BYTES:
         raise ValueError(f"more than {_MOST_BYTES:,} bytes")
-    return parse_json(file.read_bytes())
+    return parse_json(file.read_bytes(), _MOST_BYTES)
 
 
 def read_summary(path: Path) -> RunSummary:
@@ -176,6 +203,7 @@ def _without_end(path: Path, otherwise: str) -> str:
     except OSError:
         return otherwise
     try:
+        # Shared: two that ask at the same moment must not take each other for the run.
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return RUNNING
@@ -215,7 +243,6 @@ def _flat(options: Mapping[str, object]) -> dict[str, Any]:
 
 PLAN_FILE, MACHINE_FILE, IMAGES_FILE, SCHEDULE_FILE = "plan.json", "machine.json", "images.json", "schedule.json"
 PROFILE_FILE = "profile/profile.json"
-_MOST_JSON_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,9 +282,7 @@ def read_files(path: Path) -> RunFiles:
 def read_mapping(file: Path) -> dict[str, Any]:
     """Return the object that a JSON file holds, {} where there is none."""
     try:
-        if not file.is_file() or file.stat().st_size > _MOST_JSON_BYTES:
-            return {}
-        found = parse_json(file.read_bytes(), _MOST_JSON_BYTES)
+        found = _read_json(file) if file.is_file() else None
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -267,7 +292,7 @@ def _validation_report(run: RunSummary) -> tuple[Mapping[str, Any], int, str]:
     """Return (report, step, weights) of the best validation, or of the newest one whose report is there."""
     newest_first = sorted(run.validations, key=lambda record: record.step, reverse=True)
     for record in ([run.best] if run.best else []) + newest_first:
-        reports = read_mapping(run.path / "reports" / f"step_{record.step:08d}.json")
+        reports = read_mapping(report_file(run.path, record.step))
         report = reports.get(record.weights)
         if isinstance(report, dict):
             return report, record.step, record.weights

@@ -1,17 +1,16 @@
 """The parts of a run's report as HTML: summary, time, validation, images, profile, plan, schedule, options, machine."""
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
 from headrace.config.field import format_value
 from headrace.core.errors import HeadraceError
-from headrace.core.units import format_bytes, format_count, format_duration
+from headrace.core.units import format_bytes, format_count, format_duration, format_percent
 from headrace.engine.hlo_text import IDLE, KINDS
 from headrace.plan.schedule import Action, Work
 from headrace.plan.timeline import (
-    BACKWARD_PER_FORWARD,
     FAINT,
     INK,
     LINE,
@@ -20,9 +19,9 @@ from headrace.plan.timeline import (
     WASH,
     Cell,
     Table,
+    by_shares,
     draw_svg,
     make_table,
-    per_stage,
 )
 from headrace.report.markup import Html, element, rows_table, section
 from headrace.report.run_summary import RunFiles
@@ -38,14 +37,17 @@ def draw_scores(files: RunFiles) -> Html:
     if not found:
         return Html("")
     calibration = found["calibration"]
-    ranks = ", ".join(f"top-{k} {100 * share:.2f} %" for k, share in found["top_k"].items())
+    ranks = ", ".join(f"top-{k} {format_percent(share)}" for k, share in found["top_k"].items())
     facts = f"{found['num_images']:,} images, {found['weights']} weights of {found['checkpoint']}: {ranks}. "
-    facts += f"Expected calibration error {100 * calibration['ece']:.2f} %."
+    facts += f"Expected calibration error {format_percent(calibration['ece'])}."
     diagram = element("div", element("h3", "Reliability"), _reliability(calibration["bins"]))
     parts = [diagram]
     if "thresholds" in found:
         rows = [
-            (f"{row['threshold']:.2f}", *(_percent(row[name]) for name in ("precision", "recall", "f1", "accuracy")))
+            (
+                f"{row['threshold']:.2f}",
+                *(format_percent(row[name]) for name in ("precision", "recall", "f1", "accuracy")),
+            )
             for row in found["thresholds"]
         ]
         heading = ("probability at least", "precision", "recall", "F1", "accuracy")
@@ -177,15 +179,23 @@ def draw_profile(files: RunFiles) -> Html:
 
 
 def _bar(found: ProfileSummary) -> list[Html]:
-    bars, parts = [], []
-    for kind, seconds in sorted(found.kinds.items(), key=lambda item: -item[1]):
+    rows = []
+    for kind, seconds in found.kinds.items():
         color = KINDS.index(kind) % 6 if kind in KINDS else 3
-        faint = "opacity:.4;" if kind == IDLE or color != KINDS.index(kind) else ""
-        text = f"{kind} {format_duration(seconds)} ({seconds / found.seconds:.1%})"
-        if seconds > 0.0005 * found.seconds:
-            style = f"{faint}width:{100 * seconds / found.seconds:.2f}%;background:var(--c{color})"
-            bars.append(element("div", style=style, title=text))
-        parts.append(element("span", element("i", style=f"{faint}background:var(--c{color})"), text))
+        # The page has six colours for more kinds: those of a second round are faint.
+        rows.append((kind, seconds, color, kind == IDLE or color != KINDS.index(kind)))
+    return _share_bar(rows, found.seconds)
+
+
+def _share_bar(rows: Iterable[tuple[str, float, int, bool]], whole: float) -> list[Html]:
+    """Return a bar of (name, seconds, number of the colour, is it faint) and its legend, the longest first."""
+    bars, parts = [], []
+    for name, seconds, color, is_faint in sorted(rows, key=lambda row: -row[1]):
+        look = f"{'opacity:.45;' * is_faint}background:var(--c{color})"
+        text = f"{name} {format_duration(seconds)} ({seconds / whole:.1%})"
+        if seconds > 0.0005 * whole:
+            bars.append(element("div", style=f"width:{100 * seconds / whole:.2f}%;{look}", title=text))
+        parts.append(element("span", element("i", style=look), text))
     return [element("div", *bars, class_="bar"), element("div", *parts, class_="parts")]
 
 
@@ -206,7 +216,7 @@ def _kernel_rows(found: ProfileSummary) -> list[tuple[str, ...]]:
         (
             kernel.name[:120],
             kernel.kind,
-            f"{kernel.block}{', backward' if kernel.backward else ''}",
+            kernel.place,
             f"{1e3 * kernel.seconds:.3f}",
             f"{100 * kernel.seconds / found.seconds:.2f}",
             f"{kernel.count:,}",
@@ -230,9 +240,8 @@ def draw_schedule(files: RunFiles) -> Html:
     work = Work(_mapping(pipeline["device_mapping"]), pipeline["num_micros"])
     if 2 * work.num_micros * len(work.device_of) > _MOST_CELLS:
         return Html("")
-    forward = [max(stage["time_share"], 1e-9) for stage in pipeline["stages"]]
-    durations = per_stage(forward, [BACKWARD_PER_FORWARD * time for time in forward])
-    planned = make_table(pipeline["schedule"], work, durations)
+    shares = [stage["time_share"] for stage in pipeline["stages"]]
+    planned = make_table(pipeline["schedule"], work, by_shares(shares))
     tables = {"planned, from the stages' shares of the time": planned}
     if measured := _measured(files.schedule, work):
         tables["measured"] = measured
@@ -267,6 +276,7 @@ def _measured(trace: Mapping[str, Any], work: Work) -> Table | None:
         for event in events
         if event["pid"] == last
     ]
+    # The first process of a trace is the plan: with it alone nothing was measured.
     if last == 0 or len(cells) > _MOST_CELLS or not {action for *_, action in cells} <= set(work.actions()):
         return None
     return Table(cells=tuple(sorted(cells, key=lambda cell: (cell.start, cell.device))), work=work, unit="seconds")
@@ -343,14 +353,12 @@ def _summary(files: RunFiles) -> Html:
     planned = f" of {start.num_epochs}" if start else ""
     tiles = [("state", run.state), ("epochs", f"{run.epoch:.4g}{planned}")]
     if best is not None and not run.is_trial:
-        weights = "" if best.weights == "raw" else f", {best.weights} weights"
-        tiles.insert(0, (f"best top-1, epoch {best.epoch:.4g}{weights}", f"{100 * best.top1:.2f} %"))
+        tiles.insert(0, (f"best top-1, epoch {best.epoch:.4g}{best.weights_text}", format_percent(best.top1)))
         last = [record for record in run.validations if record.weights == best.weights][-1]
-        tiles.insert(1, (f"last validation, loss {last.loss:.4g}", f"{100 * last.top1:.2f} %"))
+        tiles.insert(1, (f"last validation, loss {last.loss:.4g}", format_percent(last.top1)))
     if run.seconds is not None:
         tiles.append(("time to train", format_duration(run.seconds)))
-    rate = end.images_per_second if end else run.last_train.images_per_second if run.last_train else None
-    if rate:
+    if rate := run.images_per_second:
         tiles.append(("images per second", f"{rate:,.0f}"))
     if start:
         tiles.append(("images per step", f"{start.global_batch_size:,}"))
@@ -382,24 +390,13 @@ def _time(files: RunFiles) -> Html:
 
 
 def _time_bar(end: RunEnd) -> list[Html]:
-    wall = end.wall_seconds or 1.0
     known = {kind: end.seconds[kind] for kind in KIND_NAMES if kind in end.seconds}
-    spent = sorted((known | end.seconds).items(), key=lambda item: -item[1])
-    bars, parts = [], []
-    for kind, seconds in spent:
-        name, color = KIND_NAMES.get(kind, kind), _KIND_COLORS.get(kind, 3)
-        striped = "opacity:.55;" if kind in ("wait_validation", "rest") else ""
-        text = f"{name} {format_duration(seconds)} ({seconds / wall:.1%})"
-        if seconds > 0.0005 * wall:
-            style = f"{striped}width:{100 * seconds / wall:.2f}%;background:var(--c{color})"
-            bars.append(element("div", style=style, title=text))
-        parts.append(element("span", element("i", style=f"{striped}background:var(--c{color})"), text))
-    note = "Of the last process of the run; the kinds do not overlap and add up to its wall time."
-    return [
-        element("div", *bars, class_="bar"),
-        element("div", *parts, class_="parts"),
-        element("p", note, class_="note"),
+    rows = [
+        (KIND_NAMES.get(kind, kind), seconds, _KIND_COLORS.get(kind, 3), kind in ("wait_validation", "rest"))
+        for kind, seconds in (known | end.seconds).items()
     ]
+    note = "Of the last process of the run; the kinds do not overlap and add up to its wall time."
+    return [*_share_bar(rows, end.wall_seconds or 1.0), element("p", note, class_="note")]
 
 
 def _validation(files: RunFiles) -> Html:
@@ -409,16 +406,16 @@ def _validation(files: RunFiles) -> Html:
     classes: Sequence[Mapping[str, Any]] = report["classes"]
     epoch = next((r.epoch for r in files.summary.validations if r.step == files.report_step), None)
     where = f"{files.report_weights} weights at step {files.report_step:,}" + (f", epoch {epoch:.4g}" if epoch else "")
-    facts = f"{report['num_samples']:,} images, {where}: top-1 {_percent(report['top1'])}, "
-    facts += f"balanced accuracy {_percent(report['balanced_accuracy'])}"
+    facts = f"{report['num_samples']:,} images, {where}: top-1 {format_percent(report['top1'])}, "
+    facts += f"balanced accuracy {format_percent(report['balanced_accuracy'])}"
     rows = [
         (
             row["name"],
             f"{row['num_samples']:,}",
             f"{row['num_correct']:,}",
-            _percent(row["recall"]),
-            _percent(row["precision"]),
-            _percent(_f1(row)),
+            format_percent(row["recall"]),
+            format_percent(row["precision"]),
+            format_percent(_f1(row)),
         )
         for row in classes[:_MOST_ROWS]
     ]
@@ -443,6 +440,7 @@ def _matrix(report: Mapping[str, Any]) -> Html:
     if len(matrix) > _MOST_CLASSES:
         by_column = [sum(column) for column in zip(*matrix, strict=True)]
         wrong = [sum(row) + by_column[k] - 2 * row[k] for k, row in enumerate(matrix)]
+        # In the order of the labels again, as in the table beside it.
         chosen = sorted(sorted(chosen, key=lambda k: -wrong[k])[:_MOST_CLASSES])
         note = f"The {_MOST_CLASSES} of {len(matrix):,} classes with the most mistakes."
     head = element(
@@ -554,6 +552,7 @@ def _notes(files: RunFiles) -> Html:
     if not file.is_file():
         return Html("")
     with file.open("rb") as log:
+        # From the end: the log of a long run may have hundreds of megabytes.
         log.seek(max(0, file.stat().st_size - 20_000))
         lines = log.read().decode(errors="replace").splitlines()[-60:]
     last = element("details", element("summary", f"the last {len(lines)} lines"), element("pre", "\n".join(lines)))
@@ -562,7 +561,3 @@ def _notes(files: RunFiles) -> Html:
 
 def _note(text: str) -> list[Html]:
     return [element("p", text, class_="note")] if text else []
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.2f} %"

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.checkpoint.store import Arrays, list_checkpoints, load, save, verify
+from headrace.checkpoint.store import Arrays, list_checkpoints, load, save, verify, weight_tensors
 from headrace.config.schema import Config
 from headrace.core.errors import CheckpointError, ConfigError, did_you_mean
 from headrace.core.files import parse_json
@@ -17,7 +17,6 @@ from headrace.run.directory import layout, read_run
 
 
 MODES = ("mean", "exponential")
-_KINDS = ("params/", "stats/")
 
 
 def choose(directory: Path, last: int | None, discard_last: int = 0) -> tuple[list[Path], list[tuple[Path, str]]]:
@@ -70,10 +69,7 @@ def average(paths: Sequence[Path], mode: str = "mean", decay: float = 0.99, weig
 
 
 def _weights(path: Path, weights: str) -> Arrays:
-    arrays, _ = load(path)
-    start = "" if weights == "raw" else f"{weights}/"
-    kinds = tuple(start + kind for kind in _KINDS)
-    found = {name.removeprefix(start): array for name, array in arrays.items() if name.startswith(kinds)}
+    found = weight_tensors(load(path)[0], weights)
     if not found:
         raise CheckpointError(f"{path} holds no {weights} weights.", remedy="Average its raw ones: --weights raw.")
     return found

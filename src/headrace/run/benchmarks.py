@@ -296,8 +296,8 @@ def bench_inference(resolved: Resolved, *, batches_per_call: int, num_calls: int
     group = current_group()
     design = design_run(config, num_processes=group.num_processes)
     dataset = open_dataset(config.data, config.run.seed)
-    use_compilation_cache(config.run.compilation_cache_dir)
     plan = design.plan.validation
+    use_compilation_cache(config.run.compilation_cache_dir)
     show_devices(config.run.first_device, plan.num_replicas // group.num_processes)
     devices = start_devices(config.run.platform, plan.num_replicas, group.num_processes)
     with advise_on_memory(design, validates=True):

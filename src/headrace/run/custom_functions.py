@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from headrace.config.schema import Run
 from headrace.core.errors import ConfigError
+from headrace.core.units import format_percent
 from headrace.engine.objective import SUMS, CustomObjective
 from headrace.model.context import Ctx, Draws, sample_key
 from headrace.telemetry.records import TrainRecord, ValidationRecord
@@ -181,7 +182,7 @@ class EarlyStopping(Callback):
         count = f"{since} validation{'s' * (since != 1)}"
         if best is None:
             return f"early stopping: no accuracy in {count}"
-        return f"early stopping: no better top-1 than {100 * scores[best]:.2f} % (step {best}) in {count}"
+        return f"early stopping: no better top-1 than {format_percent(scores[best])} (step {best}) in {count}"
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,7 @@ class TargetAccuracy(Callback):
         """Stop if the accuracy was reached."""
         if not event.accuracy >= self.accuracy:
             return None
-        return f"target accuracy: top-1 {100 * event.accuracy:.2f} % reaches {100 * self.accuracy:g} %"
+        return f"target accuracy: top-1 {format_percent(event.accuracy)} reaches {100 * self.accuracy:g} %"
 
 
 CALLBACK = "callback: "  # before a reason to stop, to tell it from the name of a signal

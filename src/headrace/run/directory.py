@@ -16,6 +16,7 @@ from headrace.config.schema import Config
 from headrace.core.errors import CheckpointError, ConfigError
 from headrace.core.files import LOCK_FILE, DirectoryLock, lock_directory, parse_json, sync_directory, write_atomic
 from headrace.reference import entrance
+from headrace.telemetry.records import REPORTS
 from headrace.weights.named import is_path
 
 
@@ -37,7 +38,7 @@ class RunDirectory:
 
     @property
     def reports(self) -> Path:
-        return self.path / "reports"
+        return self.path / REPORTS
 
     @contextmanager
     def held(self) -> Iterator[None]:

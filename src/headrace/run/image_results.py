@@ -22,7 +22,7 @@ from headrace.reference.entrance import override
 from headrace.report.run_summary import IMAGES_FILE
 from headrace.run.design import Design, design_run
 from headrace.run.directory import from_saved, read_run
-from headrace.run.prediction import Prediction, read_image
+from headrace.run.prediction import Prediction, read_image, softmax
 from headrace.run.trained_model import EMA, RAW, TrainedModel, load_trained_model
 from headrace.run.validation import only_validating, predict_all
 from headrace.telemetry.records import validation_report
@@ -200,12 +200,6 @@ def _predict_validation(model: TrainedModel, config: Config) -> tuple[Evaluated,
     devices = start_devices(config.run.platform, design.plan.validation.num_devices)
     logits = predict_all(design, dataset, devices, (model.params, model.stats))
     return _evaluated(model, softmax(logits), dataset.validation), design, dataset.train
-
-
-def softmax(logits: np.ndarray) -> np.ndarray:
-    """Return the probabilities [N, classes] in float64."""
-    shares = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
-    return shares / shares.sum(1, keepdims=True)
 
 
 def report_of(probabilities: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dict[str, Any]:

@@ -79,7 +79,7 @@ from headrace.run.model_inputs import (
     without_data,
 )
 from headrace.run.named_model import load_file, load_named, pixels_of_weights
-from headrace.run.prediction import Predictions, find_images, predict
+from headrace.run.prediction import Predictions, find_images, predict, softmax
 from headrace.run.start import Loaded, load_weights, refuse_replacing
 from headrace.run.trained_model import (
     AUTO,
@@ -238,11 +238,13 @@ class Model:
         )
         result = self._fit(resolved, custom, resume, asked)
         self._take_best(result)
+        # Without the state: it would keep the devices' memory for as long as somebody keeps the result.
         return replace(result, state=None)
 
     def _fit(self, resolved: Resolved, custom: CustomParts, resume: Any, asked: dict[str, Any]) -> RunResult:
         resolved = settle(resolved, custom)
         design = design_run(resolved.config, custom, current_group().num_processes)
+        # Before anything is written: images of another shape would otherwise fail inside the network.
         refuse_mismatch(self._network, self._spec.num_classes, design.info)
         if resume is not None:
             overrides = {name: value for name, value in asked.items() if name not in self._not_for_resume(custom)}
@@ -363,9 +365,8 @@ class Model:
         self._load_given_weights()
         paths = image_paths(images)
         if paths is None:
-            logits = self.logits(images, weights=weights)
-            shares = np.exp(logits - logits.max(1, keepdims=True))
-            return Predictions(shares / shares.sum(1, keepdims=True), self.class_names)
+            shares = softmax(self.logits(images, weights=weights))
+            return Predictions(shares.astype(np.float32), self.class_names)
         files = find_images(paths)
         model = self._as_trained(weights, "predict with")
         start_devices(self.config.run.platform, 1)
@@ -487,6 +488,7 @@ class Model:
         parts = ("network",) if network is not None else ()
         saved = from_saved(manifest["config"], given=parts, needed=("network",))
         given = {name: option.value for name, option in saved.given().items()}
+        # Where its data was and what its run was called says nothing about the model.
         kept = {name: value for name, value in given.items() if name not in NAMED_OF_ONE_SET | OF_ONE_RUN}
         if network is None:
             model = cls(config="none", **kept | options)
@@ -527,6 +529,7 @@ class Model:
         options = {"weights": self._weights_from, **options}
         if by_code:
             return resolve_for_arrays(options, self._recipe)
+        # Not the default, digits, for which options about image files are refused.
         return resolve_code({"dataset": "auto", **options}, self._recipe)
 
     def _image_options(self, given: GivenData) -> dict[str, Any]:

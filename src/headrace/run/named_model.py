@@ -99,8 +99,7 @@ def load_named(name: str, options: Mapping[str, Any] | None = None, num_classes:
 
 def load_file(name: str, network: Network, config: Config) -> LoadedWeights:
     """Return a network's weights from a file, a name or an address."""
-    foreign = read_file(find_file(name), config.weights.init_ema)
-    return load_into(network, network.init(config.run.seed), foreign, config.weights.init_min_loaded)
+    return _load_into(network, read_file(find_file(name), config.weights.init_ema), config)
 
 
 def pixels_of_weights(facts: WeightFacts | None, images: Any, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,7 +116,11 @@ def _load(config: Config, foreign: ForeignWeights, num_classes: int) -> tuple[Ne
     variant = find_variant(config.model.model_name, config.model.model_size)
     size = config.data.image_size or variant.image_size
     network = build_network(config.model, num_classes, (size, size, config.data.num_channels))
-    return network, load_into(network, network.init(config.run.seed), foreign, config.weights.init_min_loaded)
+    return network, _load_into(network, foreign, config)
+
+
+def _load_into(network: Network, foreign: ForeignWeights, config: Config) -> LoadedWeights:
+    return load_into(network, network.init(config.run.seed), foreign, config.weights.init_min_loaded)
 
 
 def _classes_of(network: Network, foreign: ForeignWeights, loaded: LoadedWeights) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from headrace.core.errors import ConfigError, DataError, did_you_mean
+from headrace.core.units import format_percent
 from headrace.data.augmentation.augment import preprocess
 from headrace.data.decoding.image import EXTENSIONS, BadImage
 from headrace.data.decoding.image_source import ViewSpec, decode_into
@@ -47,7 +48,7 @@ class Predicted:
 
     def __repr__(self) -> str:
         best = zip(self.classes[:_CLASSES], self.probabilities, strict=False)
-        return f"{self.source}: {', '.join(f'{name} {100 * share:.2f} %' for name, share in best) or self.problem}"
+        return f"{self.source}: {', '.join(f'{name} {format_percent(share)}' for name, share in best) or self.problem}"
 
 
 class Predictions(Sequence[Predicted]):
@@ -103,6 +104,13 @@ class Predictions(Sequence[Predicted]):
     def _repr_html_(self) -> str:
         """Return the same as lines of HTML, for a notebook."""
         return "".join(f"<div>{escape(line)}</div>" for line in repr(self).splitlines())
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Return the probabilities [N, classes] in float64."""
+    # Less the largest: the exponential of a logit above 709 would be infinite.
+    shares = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
+    return shares / shares.sum(1, keepdims=True)
 
 
 # From files and folders to probabilities.

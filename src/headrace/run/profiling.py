@@ -16,6 +16,7 @@ from headrace.config.field import Origin
 from headrace.config.load import Resolved
 from headrace.core.errors import HeadraceError
 from headrace.core.files import parse_json, write_atomic
+from headrace.core.tree import PyTree
 from headrace.core.units import format_duration
 from headrace.engine.devices import start_devices, use_compilation_cache
 from headrace.engine.hlo_text import Instruction, Program, block_of, is_backward, kind_of, parse_program
@@ -268,10 +269,10 @@ def measure_blocks(network: Network, micro_batch_size: int, compute_dtype: Any, 
     for number, name in enumerate(network.block_names):
         weights = jax.device_put(tuple({name: tree[name]} if name in tree else {} for tree in (params, stats)), device)
 
-        def forward(params: Any, x: Any, stats: Any, number: int = number) -> tuple[Any, Any]:
+        def forward(params: PyTree, x: Any, stats: PyTree, number: int = number) -> tuple[Any, Any]:
             return network.apply_range(number, number + 1, params, stats, x, ctx)
 
-        def both(params: Any, stats: Any, x: Any, forward: Any = forward) -> tuple[Any, Any]:
+        def both(params: PyTree, stats: PyTree, x: Any, forward: Any = forward) -> tuple[Any, Any]:
             y, back, _ = jax.vjp(lambda p, v: forward(p, v, stats), params, x, has_aux=True)
             return y, back(jax.tree.map(jnp.ones_like, y))
 

@@ -46,7 +46,15 @@ from headrace.telemetry.metric_totals import (
     verdict,
 )
 from headrace.telemetry.plot import write_curve
-from headrace.telemetry.records import CheckpointRecord, Note, RunEnd, ValidationRecord, validation_report, write_report
+from headrace.telemetry.records import (
+    CheckpointRecord,
+    Note,
+    RunEnd,
+    ValidationRecord,
+    report_file,
+    validation_report,
+    write_report,
+)
 from headrace.telemetry.sinks import Sinks
 
 
@@ -419,7 +427,7 @@ class RunRecorder:
         # The report is written before the records: where it is missing, the validation was interrupted.
         if not self._report_file(step).exists():
             return set(weights)
-        return set(weights) - {record.weights for record in self.validations if record.step == step}
+        return set(weights) - self._recorded(step)
 
     def start_validation(self, validator: Validator, state: State) -> Evaluating:
         """Launch a validation. While this runs and the devices have nothing to do, they wait for validation data."""
@@ -443,7 +451,7 @@ class RunRecorder:
             self._directory.check()
             write_report(self._report_file(step), reports)
         # After a kill between the records of raw and averaged weights only the missing one is written.
-        recorded = {record.weights for record in self.validations if record.step == step}
+        recorded = self._recorded(step)
         for weights in results:
             if weights not in recorded:
                 self._record_validation(step, weights, reports[weights], seconds)
@@ -480,8 +488,11 @@ class RunRecorder:
         if record.checkpoint and self._writes:
             self.best.add(record.top1, record.checkpoint, record.weights)
 
+    def _recorded(self, step: int) -> set[str]:
+        return {record.weights for record in self.validations if record.step == step}
+
     def _report_file(self, step: int) -> Path:
-        return self._directory.reports / f"{checkpoint_name(step)}.json"
+        return report_file(self._directory.path, step)
 
     def _epoch(self, step: int) -> float:
         return step / self._design.plan.steps.updates_per_epoch

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from headrace.checkpoint.saver import BestCheckpoints, ScoredCheckpoint
-from headrace.checkpoint.store import MANIFEST_FILE, checkpoint_name, load, newest_good, restore_tree
+from headrace.checkpoint.store import MANIFEST_FILE, checkpoint_name, load, newest_good, restore_tree, weight_tensors
 from headrace.config.field import CHOSEN, normalise_name, option_names
 from headrace.config.layers import LAUNCHER
 from headrace.config.load import Resolved, to_flat
@@ -100,15 +100,12 @@ def write_table(directory: RunDirectory, adopted: LoadedWeights) -> None:
 def _read_checkpoint(path: Path, ema: bool) -> ForeignWeights:
     """Return the weights of a Headrace checkpoint, or of a run's best one."""
     checkpoint, _ = find_weights(path)
-    arrays, _ = load(checkpoint)
-    start = "ema/" if ema else ""
-    if ema and not any(name.startswith("ema/") for name in arrays):
+    # Only the weights: the optimizer's state belongs to the other run's steps, and is left there.
+    chosen = weight_tensors(load(checkpoint)[0], "ema" if ema else "raw")
+    if ema and not chosen:
         raise CheckpointError(
             f"{checkpoint} holds no averaged weights.", remedy="Leave --init-ema out, or average: headrace average."
         )
-    # The optimizer's state belongs to the other run's steps, and is left there.
-    kinds = tuple(f"{start}{kind}/" for kind in ("params", "stats"))
-    chosen = {name.removeprefix(start): array for name, array in arrays.items() if name.startswith(kinds)}
     return ForeignWeights(
         source=str(checkpoint), arrays={name: array.astype(np.float32) for name, array in chosen.items()}
     )

@@ -21,7 +21,8 @@ from headrace.checkpoint.store import (
 from headrace.config.load import network_changes
 from headrace.config.schema import Config
 from headrace.core.errors import CheckpointError
-from headrace.core.units import format_duration
+from headrace.core.tree import PyTree
+from headrace.core.units import format_duration, format_percent
 from headrace.data.augmentation.augment import Preprocess
 from headrace.data.dataset import DataInfo, describe_dataset
 from headrace.data.decoding.resize import uncropped_side, usual_shorter_side
@@ -48,8 +49,8 @@ class TrainedModel:
     epoch: float
     config: Config
     network: Network
-    params: Any  # float32
-    stats: Any
+    params: PyTree  # float32
+    stats: PyTree
     class_names: tuple[str, ...]
     preprocess: Preprocess
     shorter_side: int | None  # of a resized image, before the centre is cropped; None: the size x 256 / 224
@@ -221,7 +222,7 @@ class RunResult:
 
     def __repr__(self) -> str:
         best = max((record.top1 for record in self.validation.values()), default=None)
-        accuracy = f", top-1 {100 * best:.2f} %" if best is not None else ""
+        accuracy = f", top-1 {format_percent(best)}" if best is not None else ""
         return f"RunResult({self.outcome} at step {self.step}{accuracy}, {self.directory})"
 
     @property

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from headrace.core.errors import ConfigError, did_you_mean
 from headrace.core.signals import leave_closed_terminal
-from headrace.core.units import format_bytes, format_duration
+from headrace.core.units import format_bytes, format_duration, format_percent
 from headrace.telemetry.records import CheckpointRecord, Note, Record, RunEnd, RunStart, TrainRecord, ValidationRecord
 
 
@@ -65,7 +65,7 @@ class LineFormatter:
             f"epoch {record.epoch:.2f}" + (f"/{self.run.num_epochs}" if self.run else ""),
             f"step {record.step}" + (f"/{self.run.total_steps}" if self.run else ""),
             f"loss {record.loss:.4f}",
-            f"top-1 {percent(record.accuracy)}",
+            f"top-1 {format_percent(record.accuracy)}",
             *_metric_parts(record),
             f"lr {record.learning_rate:.4g}",
         ]
@@ -107,9 +107,9 @@ def run_start_line(run: RunStart) -> str:
 def validation_line(record: ValidationRecord) -> str:
     """Return the line of a validation record."""
     parts = ["validation" if record.weights == "raw" else f"validation ({record.weights})"]
-    parts += [f"epoch {record.epoch:.2f}", f"top-1 {percent(record.top1)}"]
+    parts += [f"epoch {record.epoch:.2f}", f"top-1 {format_percent(record.top1)}"]
     if record.top5 is not None:
-        parts.append(f"top-5 {percent(record.top5)}")
+        parts.append(f"top-5 {format_percent(record.top5)}")
     seconds = f"{record.seconds:.1f}" if record.seconds >= 0.1 else f"{record.seconds:.3f}"
     parts += [f"loss {record.loss:.4f}", *_metric_parts(record), f"({record.num_samples:,} images, {seconds} s)"]
     return "  ".join(parts)
@@ -124,18 +124,13 @@ def run_end_line(end: RunEnd) -> str:
     parts = [f"{end.outcome} at epoch {end.epoch:.2f}, step {end.step}"]
     why = f"\n{end.reason}" if end.reason else ""
     if end.best_top1 is not None:
-        parts.append(f"best top-1 {percent(end.best_top1)}")
+        parts.append(f"best top-1 {format_percent(end.best_top1)}")
     parts.append(f"time to train {format_duration(end.time_to_train)}")
     if end.time_to_target is not None:
         parts.append(f"time to target {format_duration(end.time_to_target)}")
     if end.images_per_second is not None:
         parts.append(f"{end.images_per_second:,.0f} img/s")
     return "  ".join(parts) + why + (f"\n{end.verdict}" if end.verdict else "")
-
-
-def percent(fraction: float) -> str:
-    """Return a fraction as percent with two digits: `91.25 %`."""
-    return f"{100 * fraction:.2f} %"
 
 
 def duration(seconds: float) -> str:
@@ -400,6 +395,7 @@ def make_console(progress: str = "auto", past: Iterable[Record] = (), stream: Te
     if display is not None:
         return NotebookConsole(out, past, display)
     if progress == "auto":
+        # A dumb terminal, such as an editor's, prints the movements of the cursor as text.
         progress = "bar" if out.isatty() and os.environ.get("TERM", "dumb") != "dumb" else "plain"
     if progress not in _MODES:
         raise ConfigError(f"progress is {progress!r}.", remedy=did_you_mean(progress, ("auto", *_MODES)))

@@ -71,6 +71,11 @@ class Kernel:
     count: int
     bytes_per_second: float
 
+    @property
+    def place(self) -> str:
+        """The block that it computes, and in which pass."""
+        return f"{self.block}{', backward' if self.backward else ''}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class BlockTime:
@@ -345,9 +350,10 @@ def profile_lines(found: ProfileSummary) -> list[str]:
         lines.append(f"  {f'{len(ranked) - _NUM_BLOCKS} others':49}{others / found.seconds:8.1%}")
     lines += ["", "slowest kernels"]
     for kernel in found.kernels:
-        where = f"{kernel.block}{', backward' if kernel.backward else ''}"
         rate = f", {format_bytes(int(kernel.bytes_per_second))}/s" if kernel.bytes_per_second else ""
-        lines.append(f"  {kernel.seconds / found.seconds:6.1%}  {kernel.kind}, {where}, {kernel.count:,} times{rate}")
+        lines.append(
+            f"  {kernel.seconds / found.seconds:6.1%}  {kernel.kind}, {kernel.place}, {kernel.count:,} times{rate}"
+        )
         lines.append(f"          {kernel.name[:68]}")
     return [*lines, "", *utilisation_lines(found)]
 

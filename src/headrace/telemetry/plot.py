@@ -9,7 +9,7 @@ from xml.sax.saxutils import escape
 
 from headrace.core.errors import CheckpointError
 from headrace.core.files import write_atomic
-from headrace.core.units import format_duration
+from headrace.core.units import format_duration, format_percent
 from headrace.telemetry.records import (
     METRICS_FILE,
     Record,
@@ -30,6 +30,9 @@ _MOST_DOTS = 40  # with more points than this, dots would hide the line
 _INK, _QUIET, _GRID = "#1f2933", "#66727f", "#e6e9ed"
 _VALIDATIONS = (("raw", "validation", "#2563c9"), ("ema", "validation, EMA weights", "#e0730a"))
 _FONT = "font-family=\"system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif\""
+
+
+_PAPER = f'<rect width="{WIDTH}" height="{HEIGHT}" rx="8" fill="#ffffff"/>'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +91,7 @@ def draw_run(run_dir: Path | str) -> str:
     columns = [_epoch_axis(last_epoch, 64, 430), _epoch_axis(last_epoch, 506, 872)]
     losses, accuracies = loss_axis(_finite(left)), accuracy_axis(_finite(right))
     body = [
-        f'<rect width="{WIDTH}" height="{HEIGHT}" rx="8" fill="#ffffff"/>',
+        _PAPER,
         _text(28, 34, title, size=17, color=_INK, weight=600),
         _text(28, 55, subtitle, size=12.5, color=_QUIET),
         *_legend([line for line in right if line.points]),
@@ -103,14 +106,17 @@ def draw_run(run_dir: Path | str) -> str:
 
 def loss_lines(records: Sequence[Record]) -> list[Line]:
     """Return the lines of the loss panel."""
-    training = [(r.epoch, r.loss) for r in records if isinstance(r, TrainRecord)]
-    return [Line(label="training", points=training, color="#9aa5b1"), *_validation_lines(records, "loss", 1.0)]
+    return [_training_line(records, "loss", 1.0), *_validation_lines(records, "loss", 1.0)]
 
 
 def accuracy_lines(records: Sequence[Record]) -> list[Line]:
     """Return the lines of the accuracy panel, in percent."""
-    training = [(r.epoch, 100 * r.accuracy) for r in records if isinstance(r, TrainRecord)]
-    return [Line(label="training", points=training, color="#9aa5b1"), *_validation_lines(records, "top1", 100.0)]
+    return [_training_line(records, "accuracy", 100.0), *_validation_lines(records, "top1", 100.0)]
+
+
+def _training_line(records: Sequence[Record], field: str, scale: float) -> Line:
+    points = [(r.epoch, scale * getattr(r, field)) for r in records if isinstance(r, TrainRecord)]
+    return Line(label="training", points=points, color="#9aa5b1")
 
 
 def _validation_lines(records: Sequence[Record], field: str, scale: float) -> list[Line]:
@@ -150,7 +156,7 @@ def headline(records: Iterable[Record], best: ValidationRecord | None) -> tuple[
             seconds, images_per_second = record.time_to_train, record.images_per_second
     if best is not None:
         ema = " (EMA)" if best.weights == "ema" else ""
-        facts.append(f"best top-1 {100 * best.top1:.2f} %{ema}")
+        facts.append(f"best top-1 {format_percent(best.top1)}{ema}")
     if seconds is not None:
         facts.append(f"trained in {format_duration(seconds)}")
     if images_per_second is not None:
@@ -163,10 +169,9 @@ def draw_rates(points: Points, suggested: float) -> str:
     rates, losses = [rate for rate, _ in points], [loss for _, loss in points]
     ticks = log_ticks(min(rates), max(rates))
     x = Axis(low=ticks[0], high=ticks[-1], start=64, end=872, ticks=ticks, is_log=True)
-    levels = round_ticks(min(losses), max(losses))
-    y = Axis(low=levels[0], high=levels[-1], start=_BOTTOM, end=_TOP, ticks=levels)
+    y = _upright(round_ticks(min(losses), max(losses)))
     body = [
-        f'<rect width="{WIDTH}" height="{HEIGHT}" rx="8" fill="#ffffff"/>',
+        _PAPER,
         _text(28, 34, f"suggested learning rate: {suggested:.2g}", size=17, color=_INK, weight=600),
         *_panel("smoothed loss", [Line(label="", points=points, color=_VALIDATIONS[0][2])], x, y, "learning rate"),
         _rule(x.at(suggested), _TOP, x.at(suggested), _BOTTOM, _VALIDATIONS[1][2]),
@@ -180,6 +185,7 @@ def round_ticks(low: float, high: float, num_wanted: int = 5) -> tuple[float, ..
     span = (high - low) or abs(high) or 1.0
     raw = span / num_wanted
     power = 10.0 ** math.floor(math.log10(raw))
+    # A little tolerance here and below, since 0.3 / 0.1 is less than 3.
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return tuple(k * step for k in range(first, max(last, first + 1) + 1))
@@ -216,15 +222,18 @@ def loss_axis(values: Sequence[float]) -> Axis:
     low, high = min(values, default=0.0), max(values, default=1.0)
     if low > 0 and high / low > 50:
         ticks = log_ticks(low, high)
-        return Axis(low=ticks[0], high=ticks[-1], start=_BOTTOM, end=_TOP, ticks=ticks, is_log=True)
-    ticks = round_ticks(0.0, high)
-    return Axis(low=ticks[0], high=ticks[-1], start=_BOTTOM, end=_TOP, ticks=ticks)
+        return _upright(ticks, is_log=True)
+    return _upright(round_ticks(0.0, high))
 
 
 def accuracy_axis(values: Sequence[float]) -> Axis:
     """Return the vertical axis for accuracies in percent, up to 100."""
-    ticks = round_ticks(min(values, default=0.0), 100.0)
-    return Axis(low=ticks[0], high=ticks[-1], start=_BOTTOM, end=_TOP, ticks=ticks)
+    return _upright(round_ticks(min(values, default=0.0), 100.0))
+
+
+def _upright(ticks: tuple[float, ...], is_log: bool = False) -> Axis:
+    # From the bottom up: pixels count downwards.
+    return Axis(low=ticks[0], high=ticks[-1], start=_BOTTOM, end=_TOP, ticks=ticks, is_log=is_log)
 
 
 def log_ticks(low: float, high: float) -> tuple[float, ...]:
@@ -281,7 +290,10 @@ def _best_mark(best: ValidationRecord, x: Axis, y: Axis) -> list[str]:
     anchor = "end" if cx > x.end - 90 else "start"  # to the right of a rising curve there is room
     ring = f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="5.5" fill="none" stroke="{color}" stroke-width="1.6"/>'
     below = cy + 24 if cy + 24 < _BOTTOM - 4 else cy - 12
-    return [ring, _text(cx, below, f"best {100 * best.top1:.2f} %", size=12, color=color, anchor=anchor, weight=600)]
+    return [
+        ring,
+        _text(cx, below, f"best {format_percent(best.top1)}", size=12, color=color, anchor=anchor, weight=600),
+    ]
 
 
 def _rule(x1: float, y1: float, x2: float, y2: float, color: str) -> str:

@@ -27,6 +27,7 @@ METRICS_FILE = "metrics.jsonl"
 TRAINING_FILE = "training.csv"
 VALIDATION_FILE = "validation.csv"
 LOG_FILE = "log.txt"
+REPORTS = "reports"  # a directory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +119,11 @@ class ValidationRecord(Record):
     images_per_second: float | None = None
     checkpoint: str | None = None
     elapsed_seconds: float | None = None
+
+    @property
+    def weights_text(self) -> str:
+        """What follows a number to say that it is not that of the raw weights."""
+        return "" if self.weights == "raw" else f", {self.weights} weights"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -355,6 +361,11 @@ def validation_report(sums: Mapping[str, Any], class_names: Sequence[str]) -> di
         "most_confused": _most_confused(confusion, class_names),
         "confusion_matrix": confusion.tolist(),
     }
+
+
+def report_file(run_dir: Path, step: int) -> Path:
+    """Return the file with the report of the validation after a step, by weights; named like the checkpoint."""
+    return run_dir / REPORTS / f"step_{step:08d}.json"
 
 
 def write_report(path: Path | str, report: Mapping[str, object]) -> None:

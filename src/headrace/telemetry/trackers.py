@@ -23,7 +23,7 @@ from headrace.config.schema import Logging
 from headrace.core.errors import ConfigError
 from headrace.core.files import parse_json, write_atomic
 from headrace.engine.histograms import Histogram, filled_bins
-from headrace.telemetry.records import CheckpointRecord, Record, RunEnd, TrainRecord, ValidationRecord
+from headrace.telemetry.records import CheckpointRecord, Record, RunEnd, TrainRecord, ValidationRecord, report_file
 from headrace.telemetry.sinks import Notify
 
 TENSORBOARD_DIR = "tensorboard"
@@ -84,8 +84,8 @@ def refuse_missing(logging: Logging) -> None:
 class TrackerSink:
     """Sends the numbers of records to a tracker, opened at the first one; a failure ends the tracker, not the run."""
 
-    def __init__(self, name: str, open_tracker: Callable[[], Tracker], notify: Notify, reports: Path) -> None:
-        self._name, self._open, self._notify, self._reports = name, open_tracker, notify, reports
+    def __init__(self, name: str, open_tracker: Callable[[], Tracker], notify: Notify, run_dir: Path) -> None:
+        self._name, self._open, self._notify, self._run_dir = name, open_tracker, notify, run_dir
         self._tracker: Tracker | None = None
         self._failed = False
 
@@ -103,6 +103,7 @@ class TrackerSink:
         """Finish; a second call does nothing."""
         if self._tracker is not None:
             self._guarded(lambda tracker: tracker.close())
+        # Closed for good: a record that comes later would open another run there.
         self._tracker, self._failed = None, True
 
     def _guarded(self, use: Callable[[Tracker], None]) -> None:
@@ -125,7 +126,7 @@ class TrackerSink:
         elif isinstance(record, ValidationRecord):
             group = f"validation/{record.weights}"
             tracker.scalars(record.step, _numbers(record, group))
-            file = self._reports / f"step_{record.step:08d}.json"  # written before the record
+            file = report_file(self._run_dir, record.step)  # written before the record
             report = parse_json(file.read_bytes(), _MOST_BYTES).get(record.weights) if file.is_file() else None
             if report and len(report["classes"]) <= _MOST_CLASSES:
                 tracker.image(record.step, f"{group}/confusion_matrix", draw_confusion(report))
@@ -319,9 +320,9 @@ def _logged_in(wandb: Any) -> bool:
 
 def make_trackers(logging: Logging, about: RunDescription, notify: Notify) -> list[TrackerSink]:
     """Return the sinks of the trackers that are asked for; `notify` hears of their troubles."""
-    sinks, reports = [], about.directory / "reports"
+    sinks, place = [], about.directory
     if logging.tensorboard:
-        sinks.append(TrackerSink("tensorboard", lambda: TensorBoard(about), notify, reports))
+        sinks.append(TrackerSink("tensorboard", lambda: TensorBoard(about), notify, place))
     if logging.wandb:
-        sinks.append(TrackerSink("wandb", lambda: WeightsAndBiases(about, logging, notify), notify, reports))
+        sinks.append(TrackerSink("wandb", lambda: WeightsAndBiases(about, logging, notify), notify, place))
     return sinks

@@ -45,6 +45,11 @@ class LoadedWeights:
     share: float  # of the network's numbers that were loaded, a head for other classes left out
     used_share: float  # of the file's numbers
 
+    @property
+    def not_loaded(self) -> list[TensorStatus]:
+        """The tensors whose numbers did not come from the file."""
+        return [tensor for tensor in self.statuses if tensor.status != "loaded"]
+
     def count(self, status: str) -> tuple[int, int]:
         """Return (tensors, numbers) of a status."""
         sizes = [tensor.size for tensor in self.statuses if tensor.status == status]
@@ -169,7 +174,7 @@ def _names_beside(adopted: LoadedWeights, foreign: ForeignWeights) -> str:
     ours = [tensor.name for tensor in adopted.statuses]
     names = max((pair_names(scheme, ours) for scheme in SCHEMES), key=len) if adopted.share < 0.5 else {}
     left, rows = list(adopted.unused), [("the network's", "looked for", "in the file")]
-    lacking = [tensor for tensor in adopted.statuses if tensor.status != "loaded"]
+    lacking = adopted.not_loaded
     for tensor in lacking[:_MAX_LISTED]:
         same = next((name for name in left if foreign.arrays[name].size == tensor.size), left[0] if left else "")
         left = [name for name in left if name != same]

@@ -67,6 +67,7 @@ class Graph:
     def _add(self, name: str, array: np.ndarray) -> str:
         from onnx import numpy_helper
 
+        # The reshape: ascontiguousarray makes a vector of a single number.
         self.initializers.append(numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape), name))
         return name
 
