@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from headrace.ops.constants import collecting, constant, using, weights_are_constant
-from headrace.ops.native_inference import conv_bias, find_gate, find_max_pool
+from headrace.ops.native_inference import conv_bias, find_dense, find_gate, find_max_pool
 from headrace.ops.native_units import find_window
 
 from . import naive
@@ -64,6 +64,19 @@ def test_a_convolution_with_bias_and_activation(has_bias: bool) -> None:
     found = conv_bias(x, w, b if has_bias else None, window, residual, "relu6")
     values = naive.conv(np.asarray(x), np.asarray(w), 1, "SAME")[0] + np.asarray(residual) + np.asarray(b) * has_bias
     np.testing.assert_allclose(np.asarray(found), np.clip(values, 0, 6), atol=2e-5)
+
+
+@pytest.mark.parametrize(("n", "c", "o"), [(1, 1024, 300), (30, 70, 10)])
+def test_a_dense_layer_follows_the_definition(n: int, c: int, o: int) -> None:
+    x, w, b = drawn(n, c), drawn(c, o) / c**0.5, drawn(o)
+    with collecting() as values:
+        found = find_dense(x, w, b, "on")
+        assert find_dense(x, w, b, "off") is None
+        assert find_dense(x.astype(jnp.bfloat16), w, b, "on") is None
+    assert len(values) == 1
+    wanted = np.asarray(x, np.float64) @ np.asarray(w, np.float64) + np.asarray(b)
+    np.testing.assert_allclose(np.asarray(found), wanted, atol=2e-5)
+    assert find_dense(x, w, b, "on") is None  # it has no gradients
 
 
 def test_without_constant_weights_xla_pools_and_gates() -> None:

@@ -229,7 +229,9 @@ class Dense(Layer):
 
     def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
         """Multiply in the compute dtype, sum in float32."""
-        y_NO = ops.dense(x, params["kernel"].astype(ctx.compute_dtype), params["bias"], half_sums=ctx.half_partials)
+        kernel, bias = params["kernel"].astype(ctx.compute_dtype), params["bias"]
+        y_NO = ops.find_dense(x, kernel, bias, ctx.cpu_kernels)
+        y_NO = ops.dense(x, kernel, bias, half_sums=ctx.half_partials) if y_NO is None else y_NO
         return y_NO if self.logits else y_NO.astype(ctx.compute_dtype), {}
 
     def cost(self, hwc: Shape) -> Cost:

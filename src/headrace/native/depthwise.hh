@@ -188,13 +188,17 @@ static void rows_in_place(const float* x, const float* window, const Shape& s, i
   }
 }
 
-// The output rows y0 .. y1 of one image; y is the image's.
-static void forward(const float* x, const float* w, float* y, const Shape& s, i64 y0, i64 y1, const Finish* finish) {
+static inline i64 blocks_of(i64 channels) { return (channels + kBlock - 1) / kBlock; }
+
+// Some output rows and blocks of channels of one image; y is the image's.
+static void forward(const float* x, const float* w, float* y, const Shape& s, Range rows, Range blocks,
+                    const Finish* finish) {
+  const i64 y0 = rows.first, y1 = rows.last;
   float window[25 * kBlock];
   const bool small = s.c < kBlock;
   const i64 width = (s.wo - 1) * s.stride + s.kernel, height = (y1 - y0 - 1) * s.stride + s.kernel;
-  for (i64 block = 0; block < s.c; block += kBlock) {
-    const i64 c0 = small ? 0 : std::min(block, s.c - kBlock);  // the last block may begin in the one before it
+  for (i64 block = blocks.first; block < blocks.last; block++) {
+    const i64 c0 = small ? 0 : std::min(block * kBlock, s.c - kBlock);  // the last block may begin in the one before it
     if (small) {
       float* padded = scratch(0, height * width * kBlock);
       copy_window(w, s, 0, s.c, false, window);

@@ -25,6 +25,7 @@ struct Pass {
   bool add;
   float* c;
   i64 c_step, channel;
+  i64 ahead;  // floats from these results to those that will be needed soon
   const Finish* finish;
 };
 
@@ -40,14 +41,11 @@ template <int kRows, int kVectors, Ending kEnding> static void tile(const Pass& 
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; v++) sum[r][v] = p.add ? load(p.sums + r * kPanel + v * kLanes) : Vec{};
   if constexpr (kEnding != kStored) {
-    const float* residual = p.finish->residual ? p.finish->residual + (p.c - p.finish->y) : nullptr;
+    const float* soon = (p.finish->residual ? p.finish->residual + (p.c - p.finish->y) : p.c) + p.ahead;
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; r++)
 #pragma GCC unroll 2
-      for (int v = 0; v < kVectors; v++) {
-        __builtin_prefetch(p.c + r * p.c_step + v * kLanes, 1);
-        if (residual) __builtin_prefetch(residual + r * p.c_step + v * kLanes);
-      }
+      for (int v = 0; v < kVectors; v++) __builtin_prefetch(soon + r * p.c_step + v * kLanes, 1);
   }
   const float *b = p.b, *next = p.next;
   const i64 a_step = p.a_step, depth = p.depth, next_step = p.next_step;
@@ -151,9 +149,8 @@ struct Products {
     Pass p = {};
     p.a_step = a_step, p.segment_step = segment_step, p.c_step = c_step, p.finish = &finish;
     p.segments = whole ? segments : 1;
-    // The next block's results, and what will be added to them, come closer meanwhile.
-    p.next = (finish.residual ? finish.residual + (runs[0].c - finish.y) : runs[0].c) + rows * c_step;
-    p.next_step = is_near() ? (kMaxRows * kPanel + depth() - 1) / depth() : 0;
+    // The places of the next block's results, and what will be added to them, come closer meanwhile.
+    p.ahead = is_near() ? rows * c_step : 0;
     for (i64 panel = panels.first; panel < panels.last; panel++) {
       const i64 width = panel_width(outputs, panel);
       const bool in_registers = width % kLanes == 0 && finish.act != kSwish;
@@ -167,6 +164,7 @@ struct Products {
           p.b = packed + (panel * depth() + at) * kPanel;
           p.add = at > 0;
           p.sums = sums;
+          p.next = p.b, p.next_step = 0;
           if (!is_near()) {
             // While all tiles use these weights, those of the next pass come closer.
             p.next = p.b + p.segments * size * kPanel;

@@ -19,6 +19,7 @@ constexpr i64 kChunkFloats = 128 * 1024;       // of one chunk's images, to stay
 constexpr i64 kTaskTiles = 32 * kMaxRows;      // of Winograd's algorithm in one task
 constexpr i64 kBandFloats = 32 * 1024;         // of one band of a depthwise convolution's image
 constexpr i64 kManyWeights = 192 * 1024;       // floats: more than this are read as rarely as possible
+constexpr i64 kFewProducts = 256 * 1024;       // are computed before another thread has begun
 enum Method : i64 { kProducts = 0, kWinograd = 1, kDepthwise = 2 };
 
 // Images per chunk: near the size wanted, and a number of chunks that keeps all threads busy to the end.
@@ -87,12 +88,12 @@ winograd::Tiles backward_tiles(const Geometry& g) {  // convolves the gradient, 
 depthwise::Shape depthwise_shape(const Geometry& g) {
   return {g.h, g.w, g.c, g.kh, g.stride, g.top, g.left, g.ho, g.wo};
 }
-void transform_weights(ffi::ThreadPool& pool, const float* w, float* out, i64 c, i64 o, bool turned) {
+void transform_weights(const Threads& pool, const float* w, float* out, i64 c, i64 o, bool turned) {
   parallel(pool, o / kLanes, [&](i64 i) { winograd::weight_points(w, out, c, o, turned, i * kLanes); });
 }
 
-void weight_values(ffi::ThreadPool& pool, const float* du, float* dw, i64 c, i64 o) {
-  const i64 parts = std::min(c, 4 * (i64)pool.num_threads());
+void weight_values(const Threads& pool, const float* du, float* dw, i64 c, i64 o) {
+  const i64 parts = std::min(c, 4 * pool.count());
   parallel(pool, parts, [&](i64 i) {
     const Range r = range_of(c, i, parts);
     winograd::weight_values(du, dw, c, o, r.first, r.last);
@@ -104,8 +105,8 @@ void weight_values(ffi::ThreadPool& pool, const float* du, float* dw, i64 c, i64
 constexpr i64 kPointTiles = 256;  // transformed at a time
 
 // Call f(tile, its number in the group) for the tiles of a group, on all threads.
-template <class F> void each_tile(ffi::ThreadPool& pool, Range group, const F& f) {
-  const i64 count = group.last - group.first, parts = std::min(count, 4 * (i64)pool.num_threads());
+template <class F> void each_tile(const Threads& pool, Range group, const F& f) {
+  const i64 count = group.last - group.first, parts = std::min(count, 4 * pool.count());
   parallel(pool, parts, [&](i64 i) {
     const Range r = range_of(count, i, parts);
     for (i64 t = r.first; t < r.last; t++) f(group.first + t, t);
@@ -116,21 +117,26 @@ template <class F> void each_group(const winograd::Tiles& t, i64 images, const F
   for (i64 i = 0; i < groups; i++) f(range_of(count, i, groups));
 }
 
-void convolve_by_points(ffi::ThreadPool& pool, const float* x, float* y, const float* weights,
+void convolve_by_points(const Threads& pool, const float* x, float* y, const float* weights,
                         const winograd::Tiles& g, i64 images, const Finish* finish = nullptr) {
   each_group(g, images, [&](Range group) {
     const i64 tiles = group.last - group.first, panels = panels_of(g.o);
     float *v = scratch(7, winograd::kPoints * tiles * (g.c + g.o)), *m = v + winograd::kPoints * tiles * g.c;
-    each_tile(pool, group, [&](i64 tile, i64 t) { transform_input(x, g, tile, v + t * g.c, tiles * g.c); });
-    parallel(pool, winograd::kPoints, [&](i64 p) {
-      point_product(v + p * tiles * g.c, tiles, weights + p * panels * g.c * kPanel, m + p * tiles * g.o, g);
+    const i64 parts = std::min(tiles, 4 * pool.count());
+    parallel_phases(pool, {parts, winograd::kPoints, parts}, [&](int phase, i64 i) {
+      const Range r = range_of(tiles, i, parts);
+      if (phase == 0)
+        for (i64 t = r.first; t < r.last; t++) transform_input(x, g, group.first + t, v + t * g.c, tiles * g.c);
+      else if (phase == 1)
+        point_product(v + i * tiles * g.c, tiles, weights + i * panels * g.c * kPanel, m + i * tiles * g.o, g);
+      else
+        for (i64 t = r.first; t < r.last; t++) transform_output(m + t * g.o, tiles * g.o, y, g, group.first + t, finish);
     });
-    each_tile(pool, group, [&](i64 tile, i64 t) { transform_output(m + t * g.o, tiles * g.o, y, g, tile, finish); });
   });
 }
 
 // du [point][c][o] = the gradient of the weights' points
-void weight_gradient_by_points(ffi::ThreadPool& pool, const float* x, const float* dz, float* du,
+void weight_gradient_by_points(const Threads& pool, const float* x, const float* dz, float* du,
                                const winograd::Tiles& g, i64 images) {
   each_group(g, images, [&](Range group) {
     const i64 tiles = group.last - group.first, panels = panels_of(g.o);
@@ -268,7 +274,7 @@ i64 packed_floats(const Geometry& g, i64 method) {
   if (method == kDepthwise) return depth;
   return method == kWinograd ? winograd::weight_floats(g.c, g.o) : panels_of(g.o) * depth * kPanel;
 }
-void pack_weights(ffi::ThreadPool& pool, const float* w, float* packed, const Geometry& g, i64 method) {
+void pack_weights(const Threads& pool, const float* w, float* packed, const Geometry& g, i64 method) {
   const i64 depth = g.kh * g.kw * g.c;
   if (method == kDepthwise)
     memcpy(packed, w, depth * sizeof(float));
@@ -286,8 +292,9 @@ const float* scaled_weights(const float* w, const float* scale, i64 rows, i64 o)
 }
 
 // The weights times the scale of each output channel, packed.
-ffi::Error Pack(ffi::ThreadPool pool, ffi::Span<const i64> geometry, i64 method, Floats w_, Floats scale_,
+ffi::Error Pack(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, i64 method, Floats w_, Floats scale_,
                 ffi::Result<Floats> packed) {
+  const Threads pool(xla_pool);
   const Geometry g = geometry_of(geometry);
   const float *w = w_.typed_data(), *scale = scale_.typed_data();
   if ((i64)packed->element_count() != packed_floats(g, method))
@@ -312,7 +319,8 @@ void convolve_images(const float* x, const float* w, float* y, const Geometry& g
     winograd::convolve(x, y, w, t, 0, images * t.per_image(), finish);
   } else if (method == kDepthwise) {
     for (i64 n = 0; n < images; n++)
-      depthwise::forward(x + n * g.in(), w, y + n * g.out(), depthwise_shape(g), 0, g.ho, finish);
+      depthwise::forward(x + n * g.in(), w, y + n * g.out(), depthwise_shape(g), {0, g.ho}, {0, depthwise::blocks_of(g.c)},
+                         finish);
   } else {
     const View v = windows(x, g, images, 0, g.ho);
     convolve_windows(v, w, y, g, outputs(g, images, g.ho), {0, panels_of(g.o)}, finish);
@@ -320,9 +328,9 @@ void convolve_images(const float* x, const float* w, float* y, const Geometry& g
 }
 
 // All images, divided between the threads by what their memory traffic asks for: images, parts of one, or channels.
-void convolve_all(ffi::ThreadPool& pool, const float* x, const float* w, float* y, const Geometry& g, i64 method,
+void convolve_all(const Threads& pool, const float* x, const float* w, float* y, const Geometry& g, i64 method,
                   const Finish* finish) {
-  const i64 threads = pool.num_threads(), weights = g.kh * g.kw * g.c * g.o, panels = panels_of(g.o);
+  const i64 threads = pool.count(), weights = g.kh * g.kw * g.c * g.o, panels = panels_of(g.o);
   if (method == kWinograd && weights > kManyWeights)
     return convolve_by_points(pool, x, y, w, forward_tiles(g), g.n, finish);
   if (method == kWinograd) {
@@ -335,12 +343,32 @@ void convolve_all(ffi::ThreadPool& pool, const float* x, const float* w, float* 
     });
   }
   if (method == kDepthwise) {
-    // Bands of rows, so that several threads have work also for one image.
-    const i64 bands = std::clamp<i64>(g.in() / kBandFloats, 1, g.ho);
-    return parallel(pool, g.n * bands, [&](i64 i) {
-      const i64 n = i / bands;
-      const Range rows = range_of(g.ho, i % bands, bands);
-      depthwise::forward(x + n * g.in(), w, y + n * g.out(), depthwise_shape(g), rows.first, rows.last, finish);
+    // Bands of rows or, of small images, groups of channels, so that several threads have work also for one image.
+    const i64 bands = std::clamp<i64>(g.in() / kBandFloats, 1, g.ho), blocks = depthwise::blocks_of(g.c);
+    const i64 parts = g.n * g.out() * g.kh * g.kw < kFewProducts ? 1 : std::max<i64>(1, 2 * threads / (g.n * bands));
+    const i64 groups = std::min(blocks, parts);
+    return parallel(pool, g.n * bands * groups, [&](i64 i) {
+      const i64 n = i / groups / bands;
+      const Range rows = range_of(g.ho, i / groups % bands, bands);
+      depthwise::forward(x + n * g.in(), w, y + n * g.out(), depthwise_shape(g), rows, range_of(blocks, i % groups, groups),
+                         finish);
+    });
+  }
+  if (finish && g.is_pointwise() && g.h == 1) {
+    // Parts of the pixels, of the channels, or both: whatever is larger should be read once.
+    const i64 tiles = (g.n + kMaxRows - 1) / kMaxRows, work = g.n * weights;
+    const i64 wanted = work < kFewProducts ? 1 : weights > inference::kNearWeights ? threads : 4 * threads;
+    i64 groups = 1, parts = std::min(tiles, wanted);
+    if (weights > g.n * g.c && panels > 1 && wanted > 1) {
+      groups = std::min(panels, 2 * threads);
+      parts = panels % threads && panels < 4 * threads ? std::min(tiles, threads) : 1;
+      if (parts > 1) groups = panels;
+    }
+    return parallel(pool, groups * parts, [&](i64 i) {
+      const Range t = range_of(tiles, i % parts, parts);
+      const i64 first = t.first * kMaxRows, pixels = std::min(t.last * kMaxRows, g.n) - first;
+      const View v = windows(x + first * g.c, g, pixels, 0, 1);
+      convolve_windows(v, w, y + first * g.o, g, outputs(g, pixels, 1), range_of(panels, i / parts, groups), finish);
     });
   }
   if (weights > g.n * g.in() && panels > 1) {
@@ -372,10 +400,11 @@ void convolve_all(ffi::ThreadPool& pool, const float* x, const float* w, float* 
 // y = convolution of x. `packed`: w is the result of Pack. With (scale, shift[, residual]), or (shift[, residual]) behind
 // packed weights, also y = activation(y scale + shift + residual); with more results, the mean and the biased variance of
 // each channel.
-ffi::Error Convolve(ffi::ThreadPool pool, ffi::Span<const i64> geometry, i64 method, i64 act, bool is_packed, Floats x_,
+ffi::Error Convolve(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, i64 method, i64 act, bool is_packed, Floats x_,
                     Floats w_, ffi::RemainingArgs rest, ffi::RemainingRets rets) {
+  const Threads pool(xla_pool, is_packed);
   const Geometry whole = geometry_of(geometry), g = method == kProducts ? flattened(whole) : whole;
-  const i64 threads = pool.num_threads(), o = g.o;
+  const i64 threads = pool.count(), o = g.o;
   const float *x = x_.typed_data(), *w = w_.typed_data();
   float* y = result(rets, 0);
   const size_t first = is_packed ? 0 : 1;  // of the shift
@@ -423,13 +452,14 @@ ffi::Error Convolve(ffi::ThreadPool pool, ffi::Span<const i64> geometry, i64 met
 }
 
 // y = activation(z scale + shift[ + residual])
-ffi::Error Activate(ffi::ThreadPool pool, i64 act, Floats z_, Floats scale, Floats shift, ffi::RemainingArgs rest,
+ffi::Error Activate(ffi::ThreadPool xla_pool, i64 act, Floats z_, Floats scale, Floats shift, ffi::RemainingArgs rest,
                     ffi::Result<Floats> y_) {
+  const Threads pool(xla_pool);
   const i64 o = scale.element_count(), rows = z_.element_count() / o;
   const auto affine = repeated({scale.typed_data(), shift.typed_data()}, o, 5);
   const float *z = z_.typed_data(), *residual = argument(rest, 0);
   float* y = y_->typed_data();
-  const i64 chunk = chunk_size(rows, 3 * o, pool.num_threads());
+  const i64 chunk = chunk_size(rows, 3 * o, pool.count());
   parallel(pool, (rows + chunk - 1) / chunk, [&](i64 i) {
     const i64 first = i * chunk * o, count = std::min(chunk, rows - i * chunk) * o;
     activate_rows(z + first, residual ? residual + first : nullptr, y + first, count, o, affine[0], affine[1], act);
@@ -438,7 +468,8 @@ ffi::Error Activate(ffi::ThreadPool pool, i64 act, Floats z_, Floats scale, Floa
 }
 
 // The largest value of each window; a window has at least one pixel of the image.
-ffi::Error MaxPool(ffi::ThreadPool pool, ffi::Span<const i64> geometry, Floats x_, ffi::Result<Floats> y_) {
+ffi::Error MaxPool(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, Floats x_, ffi::Result<Floats> y_) {
+  const Threads pool(xla_pool, true);
   const Geometry g = geometry_of(geometry);
   const float* x = x_.typed_data();
   float* y = y_->typed_data();
@@ -471,18 +502,15 @@ ffi::Error MaxPool(ffi::ThreadPool pool, ffi::Span<const i64> geometry, Floats x
 
 // A gate of squeeze and excitation: y = x times gate(w2 act(w1 m + b1) + b2), with m the means of an image's channels. Both
 // weights are packed.
-ffi::Error Gate(ffi::ThreadPool pool, i64 act, bool is_hard, Floats x_, Floats w1, Floats b1, Floats w2, Floats b2,
+ffi::Error Gate(ffi::ThreadPool xla_pool, i64 act, bool is_hard, Floats x_, Floats w1, Floats b1, Floats w2, Floats b2,
                 ffi::Result<Floats> y_) {
+  const Threads pool(xla_pool, true);
   const auto shape = x_.dimensions();
   const i64 n = shape[0], pixels = shape[1] * shape[2], c = shape[3], inner = b1.element_count(), image = pixels * c;
   const float* x = x_.typed_data();
   float *y = y_->typed_data(), *gates = scratch(7, n * (c + inner) + kLanes), *hidden = gates + n * c;
   const i64 strip = 4 * kLanes, strips = (c + strip - 1) / strip;
-  auto maybe_parallel = [&](i64 count, auto f) {  // waking a thread takes longer than a few pixels
-    if (n * image > kBandFloats) return parallel(pool, count, f);
-    for (i64 i = 0; i < count; i++) f(i);
-  };
-  maybe_parallel(n * strips, [&](i64 task) {
+  auto average = [&](i64 task) {
     const i64 first = task % strips * strip, width = std::min(strip, c - first);
     const float* from = x + task / strips * image + first;
     float* to = gates + task / strips * c + first;
@@ -498,19 +526,25 @@ ffi::Error Gate(ffi::ThreadPool pool, i64 act, bool is_hard, Floats x_, Floats w
     }
     for (i64 v = 0; v * kLanes < width; v++)
       store(to + v * kLanes, sum[v] / (float)pixels, std::min<i64>(kLanes, width - v * kLanes));
-  });
+  };
+  auto dense = [&](const float* from, i64 inputs, const Floats& w, const Finish& f, float* to, i64 results, Range panels) {
+    inference::convolve(from, {1, 1, n, 0, 0, inputs}, 1, inputs, 0, w.typed_data(), to, {1, 1, n, 0, 0, results}, results,
+                        panels, f);
+  };
   const Finish first = {b1.typed_data(), nullptr, hidden, act}, second = {b2.typed_data(), nullptr, gates, kNone};
-  inference::convolve(gates, {1, 1, n, 0, 0, c}, 1, c, 0, w1.typed_data(), hidden, {1, 1, n, 0, 0, inner}, inner,
-                      {0, panels_of(inner)}, first);
-  inference::convolve(hidden, {1, 1, n, 0, 0, inner}, 1, inner, 0, w2.typed_data(), gates, {1, 1, n, 0, 0, c}, c,
-                      {0, panels_of(c)}, second);
-  for (i64 i = 0; i < n * c; i += kLanes) {
-    const i64 lanes = std::min<i64>(kLanes, n * c - i);
-    const Vec v = load(gates + i, lanes);
-    store(gates + i, is_hard ? activated<kRelu6>(v + 3.f) * (1.f / 6) : sigmoid(v), lanes);
-  }
-  const i64 bands = std::clamp<i64>(image / kBandFloats, 1, pixels);
-  maybe_parallel(n * bands, [&](i64 task) {
+  auto gate = [&](Range panels) {
+    dense(hidden, inner, w2, second, gates, c, panels);
+    const i64 begin = panels.first * kPanel, end = std::min(c, panels.last * kPanel);
+    for (i64 i = 0; i < n; i++)
+      for (i64 k = begin; k < end; k += kLanes) {
+        const i64 lanes = std::min<i64>(kLanes, end - k);
+        const Vec v = load(gates + i * c + k, lanes);
+        store(gates + i * c + k, is_hard ? activated<kRelu6>(v + 3.f) * (1.f / 6) : sigmoid(v), lanes);
+      }
+  };
+  // Bands of rows of one image.
+  const i64 bands = std::clamp<i64>(image / (kBandFloats / 4), 1, pixels);
+  auto multiply = [&](i64 task) {
     const Range range = range_of(pixels, task % bands, bands);
     const float *from = x + task / bands * image, *gate = gates + task / bands * c;
     float* to = y + task / bands * image;
@@ -519,19 +553,36 @@ ffi::Error Gate(ffi::ThreadPool pool, i64 act, bool is_hard, Floats x_, Floats w
       for (; k + kLanes <= c; k += kLanes) store(to + p * c + k, load(from + p * c + k) * load(gate + k));
       if (k < c) store(to + p * c + k, load(from + p * c + k, c - k) * load(gate + k, c - k), c - k);
     }
-  });
+  };
+  // Waking a thread takes longer than a few pixels.
+  const bool alone = n * image + 2 * c * inner < kBandFloats / 2;
+  const i64 threads = alone ? 1 : 2 * pool.count();
+  const i64 groups1 = std::min(panels_of(inner), threads), groups2 = std::min(panels_of(c), threads);
+  auto task = [&](int phase, i64 i) {
+    if (phase == 0) average(i);
+    if (phase == 1) dense(gates, c, w1, first, hidden, inner, range_of(panels_of(inner), i, groups1));
+    if (phase == 2) gate(range_of(panels_of(c), i, groups2));
+    if (phase == 3) multiply(i);
+  };
+  const i64 counts[] = {n * strips, groups1, groups2, n * bands};
+  if (!alone)
+    parallel_phases(pool, counts, task);
+  else
+    for (int phase = 0; phase < 4; phase++)
+      for (i64 i = 0; i < counts[phase]; i++) task(phase, i);
   return ffi::Error::Success();
 }
 
 // With d = dy times the activation's slope: the sums over the pixels of d and of d (z - mean). With a residual the slope
 // comes from y, and d is a result too: it is the residual's gradient.
-ffi::Error Sums(ffi::ThreadPool pool, i64 act, Floats dy_, Floats z_, Floats scale, Floats shift, Floats mean,
+ffi::Error Sums(ffi::ThreadPool xla_pool, i64 act, Floats dy_, Floats z_, Floats scale, Floats shift, Floats mean,
                 ffi::RemainingArgs rest, ffi::Result<Floats> sum, ffi::Result<Floats> moment, ffi::RemainingRets rets) {
+  const Threads pool(xla_pool);
   const i64 o = scale.element_count(), rows = z_.element_count() / o;
   const auto c = repeated({scale.typed_data(), shift.typed_data(), mean.typed_data()}, o, 5);
   const float *dy = dy_.typed_data(), *z = z_.typed_data(), *y = argument(rest, 0);
   float* d_out = y ? result(rets, 0) : nullptr;
-  const i64 chunk = chunk_size(rows, 3 * o, pool.num_threads()), tasks = (rows + chunk - 1) / chunk;
+  const i64 chunk = chunk_size(rows, 3 * o, pool.count()), tasks = (rows + chunk - 1) / chunk;
   std::vector<double> parts(tasks * 2 * o, 0.0);
   parallel(pool, tasks, [&](i64 task) {
     const i64 start = task * chunk * o, count = std::min(chunk, rows - task * chunk) * o;
@@ -564,10 +615,11 @@ ffi::Error Sums(ffi::ThreadPool pool, i64 act, Floats dy_, Floats z_, Floats sca
 
 // The gradients of a convolution: of the weights, of the images, or of both, by `wants` (1, 2 or 3). With (z, scale,
 // shift, slope, constant) dy is the gradient behind norm and activation, and their gradient is applied to it first.
-ffi::Error Gradients(ffi::ThreadPool pool, ffi::Span<const i64> geometry, i64 method, i64 act, i64 wants, Floats dy_,
+ffi::Error Gradients(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, i64 method, i64 act, i64 wants, Floats dy_,
                      Floats x_, Floats w_, ffi::RemainingArgs rest, ffi::RemainingRets rets) {
+  const Threads pool(xla_pool);
   const Geometry whole = geometry_of(geometry), g = method == kProducts ? flattened(whole) : whole;
-  const i64 threads = pool.num_threads(), o = g.o;
+  const i64 threads = pool.count(), o = g.o;
   const float *dy = dy_.typed_data(), *x = x_.typed_data(), *w = w_.typed_data(), *z = argument(rest, 0);
   float *dw = wants & 1 ? result(rets, 0) : nullptr, *dx = wants & 2 ? result(rets, wants & 1) : nullptr;
   NormGradient norm = {};

@@ -1,8 +1,10 @@
 // What all calls share: the shapes of a convolution, and tasks on XLA's threads.
 #pragma once
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <thread>
+#include <vector>
 
 #include "vectors.hh"
 #include "xla/ffi/api/ffi.h"
@@ -30,31 +32,118 @@ inline Geometry flattened(Geometry g) {
   return g;
 }
 
+struct Job {
+  virtual void work() = 0;
+  virtual ~Job() = default;
+};
+
+// Threads that wait for another job before they go back to XLA's pool. To wake a thread takes some microseconds, and a
+// small network consists of 60 calls of 20 to 100.
+class Waiting {
+ public:
+  // Wait for jobs, and work at them, until none has come for a while.
+  static void stay() {
+    for (Place& place : places()) {
+      int is = kEmpty;
+      if (!place.state.compare_exchange_strong(is, kWaits)) continue;
+      for (int spins = 0; spins < kSpins; spins++) {
+        pause();
+        if (place.state.load(std::memory_order_acquire) == kHasJob) {
+          std::shared_ptr<Job>(std::move(place.job))->work();
+          place.state.store(kWaits, std::memory_order_release);
+          spins = 0;
+        }
+        if (spins + 1 == kSpins && (is = kWaits, !place.state.compare_exchange_strong(is, kEmpty))) spins = 0;
+      }
+      return;
+    }
+  }
+  // Give the job to a thread that waits, if there is one.
+  static bool take(const std::shared_ptr<Job>& job) {
+    for (Place& place : places()) {
+      int is = kWaits;
+      if (!place.state.compare_exchange_strong(is, kTaken)) continue;
+      place.job = job;
+      place.state.store(kHasJob, std::memory_order_release);
+      return true;
+    }
+    return false;
+  }
+
+ private:
+  enum { kEmpty, kWaits, kTaken, kHasJob };
+  static constexpr int kSpins = 2000;  // 50 to 100 microseconds on x86
+  struct alignas(64) Place {
+    std::atomic<int> state{kEmpty};
+    std::shared_ptr<Job> job;
+  };
+  static Place (&places())[16] {
+    static Place all[16];
+    return all;
+  }
+  static void pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+  }
+};
+
+// XLA's threads. Those of calls for inference stay for the next call: only between calls for training has XLA work for them.
+struct Threads {
+  ffi::ThreadPool* pool;
+  bool stay;
+  Threads(ffi::ThreadPool& threads, bool inference = false) : pool(&threads), stay(inference) {}
+  i64 count() const { return pool->num_threads(); }
+};
+
+// Call f(phase, i) for i < counts[phase], on all threads; a phase begins when all tasks of the one before it are done.
 // The caller works too, and waits only for tasks that a thread has begun: it cannot wait for ever, however busy the pool is.
-template <class F> void parallel(ffi::ThreadPool& pool, i64 count, const F& f) {
-  struct Job {
-    std::atomic<i64> next{0}, done{0};
-    i64 count;
+// Each thread begins with its own part of the tasks, and so finds what it wrote in the call before in its own cache.
+template <int kPhases, class F> void parallel_phases(const Threads& threads, const i64 (&counts)[kPhases], const F& f) {
+  struct Phases : Job {
+    std::atomic<i64> done[kPhases] = {}, arrived{1};
+    std::vector<std::atomic<i64>> next;  // [phase][part]
+    i64 counts[kPhases], parts;
     const F* f;
-    void work() {
-      for (i64 i; (i = next.fetch_add(1)) < count;) {
-        (*f)(i);
-        done.fetch_add(1, std::memory_order_release);
+    explicit Phases(i64 size) : next(kPhases * size), parts(size) {}
+    void work() override { work(arrived.fetch_add(1)); }
+    void work(i64 worker) {
+      for (int phase = 0; phase < kPhases; phase++) {
+        for (i64 i = 0; i < parts; i++) {
+          const i64 part = (worker + i) % parts;
+          const Range tasks = range_of(counts[phase], part, parts);
+          for (i64 task; (task = tasks.first + next[phase * parts + part].fetch_add(1)) < tasks.last;) {
+            (*f)(phase, task);
+            done[phase].fetch_add(1, std::memory_order_release);
+          }
+        }
+        for (int spins = 0; done[phase].load(std::memory_order_acquire) < counts[phase]; spins++)
+          if (spins > 4000) std::this_thread::yield();
       }
     }
   };
-  const i64 helpers = std::min<i64>(count, pool.num_threads()) - 1;
-  if (helpers < 1) {
-    for (i64 i = 0; i < count; i++) f(i);
+  const i64 largest = *std::max_element(counts, counts + kPhases), workers = std::min(largest, threads.count());
+  if (workers < 2) {
+    for (int phase = 0; phase < kPhases; phase++)
+      for (i64 i = 0; i < counts[phase]; i++) f(phase, i);
     return;
   }
-  auto job = std::make_shared<Job>();  // a helper may start after everything is done
-  job->count = count;
+  auto job = std::make_shared<Phases>(workers);  // a helper may start after everything is done
+  std::copy(counts, counts + kPhases, job->counts);
   job->f = &f;
-  for (i64 i = 0; i < helpers; i++) pool.Schedule([job] { job->work(); });
-  job->work();
-  for (int spins = 0; job->done.load(std::memory_order_acquire) < count; spins++)
-    if (spins > 4000) std::this_thread::yield();
+  for (i64 i = 1; i < workers; i++)
+    if (!threads.stay)
+      threads.pool->Schedule([job] { job->work(); });
+    else if (!Waiting::take(job))
+      threads.pool->Schedule([job] {
+        job->work();
+        Waiting::stay();
+      });
+  job->work(0);
+}
+
+template <class F> void parallel(const Threads& threads, i64 count, const F& f) {
+  parallel_phases(threads, {count}, [&](int, i64 i) { f(i); });
 }
 
 inline Geometry geometry_of(ffi::Span<const i64> q) {

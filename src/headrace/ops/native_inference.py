@@ -5,6 +5,8 @@ and results rounded once. Shapes in names: N images, H height, W width, C channe
 channels out.
 """
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -14,6 +16,7 @@ from headrace.ops.native_units import ACTIVATIONS, Unit, Window, call_kernel, pa
 from headrace.ops.pool import Padding, out_size, pad_pixels
 
 Dense = tuple[Array, Array]  # kernel and bias
+_MOST_WEIGHTS = 2**24  # of a dense layer: 64 MB
 
 
 def conv_bias(
@@ -27,6 +30,15 @@ def conv_bias(
         return w_HWIO, jnp.ones(outputs), shift_O
 
     return unit_packed(x_NHWC, weights, residual, Unit(window=window, activation=act, epsilon=0))
+
+
+def find_dense(x_NC: Array, w_CO: Array, b_O: Array, mode: str) -> Array | None:
+    """Return x w + b; of float32 values, and of weights that may be kept twice."""
+    n, c = x_NC.shape
+    if not _can_run(x_NC, mode) or {x_NC.dtype, w_CO.dtype} != {jnp.dtype(jnp.float32)} or w_CO.size > _MOST_WEIGHTS:
+        return None
+    window = _dense_window(n, c, w_CO.shape[1])
+    return conv_bias(x_NC[None, :, None], w_CO[None, None], b_O, window, None, None)[0, :, 0]
 
 
 def find_max_pool(x_NHWC: Array, window: int, stride: int, padding: Padding, mode: str) -> Array | None:
@@ -53,15 +65,21 @@ def find_gate(x_NHWC: Array, reduce: Dense, expand: Dense, functions: tuple[str,
     def weights() -> tuple[Array, ...]:
         return *_packed_dense(*reduce), *_packed_dense(*expand)
 
-    attributes = {"activation": np.int64(ACTIVATIONS[act]), "hard": gate == "hard_sigmoid"}
-    (y,) = call_kernel("gate", [x_NHWC.shape], x_NHWC.astype(jnp.float32), *constant(weights), **attributes)
+    attributes: dict[str, Any] = {"activation": np.int64(ACTIVATIONS[act]), "hard": gate == "hard_sigmoid"}
+    arrays = x_NHWC.astype(jnp.float32), *constant(weights)
+    (y,) = call_kernel("gate", [x_NHWC.shape], *arrays, in_place={0: 0}, **attributes)
     return y.astype(x_NHWC.dtype)
 
 
 def _packed_dense(w_CO: Array, b_O: Array) -> tuple[Array, Array]:
     c, o = w_CO.shape
-    window = Window(x=(1, 1, 1, c), w=(1, 1, c, o), y=(1, 1, 1, o), stride=1, pads=((0, 0), (0, 0)), method=0)
-    return pack(w_CO[None, None].astype(jnp.float32), jnp.ones(o), window), b_O.astype(jnp.float32)
+    packed = pack(w_CO[None, None].astype(jnp.float32), jnp.ones(o), _dense_window(1, c, o))
+    return packed, b_O.astype(jnp.float32)
+
+
+def _dense_window(n: int, c: int, o: int) -> Window:
+    """Return a product as a convolution of one image with one column of pixels."""
+    return Window(x=(1, n, 1, c), w=(1, 1, c, o), y=(1, n, 1, o), stride=1, pads=((0, 0), (0, 0)), method=0)
 
 
 def _can_run(x: Array, mode: str) -> bool:
