@@ -59,11 +59,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "set"
 
 
-def source(samples: Samples, rule: CropRule, channels: int = 3) -> ImageSource:
-    """Return a training source that allows for any number of bad samples."""
-    return ImageSource(
-        samples, ViewSpec(size=48, crop=rule, seed=-3, channels=channels), "train", BadSamples("set", len(samples), 1.0)
-    )
+def source(samples: Samples, rule: CropRule | None, channels: int = 3) -> ImageSource:
+    """Return a training source that allows for any number of bad samples; without a rule, of whole images."""
+    spec = ViewSpec(size=48, crop=rule, seed=-3, channels=channels, whole=rule is None)
+    return ImageSource(samples, spec, "train", BadSamples("set", len(samples), 1.0))
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
@@ -87,9 +86,9 @@ def test_crops_are_those_of_python(rule: CropRule) -> None:
 
 
 @pytest.mark.parametrize("channels", [3, 1])
-@pytest.mark.parametrize("rule", RULES[:2], ids=["reference", "torchvision"])
+@pytest.mark.parametrize("rule", [*RULES[:2], None], ids=["reference", "torchvision", "whole"])
 def test_views_are_those_of_one_at_a_time(
-    folder: Path, rule: CropRule, channels: int, monkeypatch: pytest.MonkeyPatch
+    folder: Path, rule: CropRule | None, channels: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     samples = read_folders(folder, 0.0).train
     index, epochs = np.array([*range(len(samples)), 3, 0, 0]), np.arange(len(samples) + 3) % 5
@@ -98,6 +97,8 @@ def test_views_are_those_of_one_at_a_time(
     monkeypatch.setattr("headrace.data.decoding.image_source.batch_decoder", lambda *_: None)
     alone = source(samples, rule, channels)
     assert (shown == alone.read(index, epochs)).all()
+    assert (together.original_hw == alone.original_hw).all()
+    assert together.original_hw.all()
     assert [row["sample"] for row in together.bad.rows] == [row["sample"] for row in alone.bad.rows]
     assert len(together.bad) == 4, "two that were cut short, two that are empty"
 
@@ -112,7 +113,7 @@ def test_packed_images_are_shown_and_checked(folder: Path, tmp_path: Path, monke
     assert places is not None
     assert decoder is not None
     out = np.zeros((len(index), 48, 48, 3), np.uint8)
-    assert decoder.decode_into(places, index, index, out).all(), "every packed image is an upright baseline JPEG"
+    assert decoder.decode_into(places, index, index, out)[0].all(), "every packed image is an upright baseline JPEG"
     shown = source(samples, rule).read(index, 2)
     with monkeypatch.context() as changed:
         changed.setattr("headrace.data.decoding.image_source.batch_decoder", lambda *_: None)
@@ -120,7 +121,7 @@ def test_packed_images_are_shown_and_checked(folder: Path, tmp_path: Path, monke
     content = bytearray(path.read_bytes())
     content[int(places.offsets[4]) + int(places.lengths[4]) - 3] ^= 1  # at the end: no crop would notice
     path.write_bytes(content)
-    assert decoder.decode_into(places, index, index, out).tolist() == [number != 4 for number in range(len(index))]
+    assert decoder.decode_into(places, index, index, out)[0].tolist() == [number != 4 for number in range(len(index))]
     damaged = source(open_pack(path).train, rule)
     damaged.read(index, 2)
     assert [(row["sample"], row["problem"]) for row in damaged.bad.rows] == [(4, "the checksum is wrong")]
@@ -134,7 +135,7 @@ def test_files_that_are_gone_or_no_files_are_left_to_python(tmp_path: Path) -> N
     none, out = np.full(4, -1), np.zeros((4, 16, 16, 3), np.uint8)
     zero = np.zeros(4, np.int64)
     places = FileExtents(paths, np.array([0, 0, 0, 10**9]), np.array([-1, -1, -1, 5]), none, zero, none)
-    assert decoder.decode_into(places, np.arange(4), np.zeros(4, int), out).tolist() == [True, False, False, False]
+    assert decoder.decode_into(places, np.arange(4), np.zeros(4, int), out)[0].tolist() == [True, False, False, False]
 
 
 def tar_of(folder: Path, place: Path) -> Path:
@@ -183,7 +184,7 @@ def test_shards_are_decoded_together(folder: Path, tmp_path: Path, kind: str, mo
         decoder = batch_decoder(rule, -3, 48, 3)
         assert decoder is not None
         out = np.zeros((len(index), 48, 48, 3), np.uint8)
-        done = decoder.decode_into(samples.extents(index), index, index, out)
+        done, _ = decoder.decode_into(samples.extents(index), index, index, out)
         assert done.sum() == 2 * 12, "all but one that is progressive, one PNG and two that are broken, of each class"
     shown = source(samples, rule).read(index, index)
     assert (shown[done] == out[done]).all()

@@ -1,4 +1,4 @@
-/* Decode a batch of training images in one call: read the files, draw the crops, decode and resize. Python's lock is given
+/* Decode a batch of training images in one call: read the files, draw the crops (or take whole images), decode and resize. Python's lock is given
    up once for all of them, so that many threads do not wait for each other. Crops are those of data/decoding/resize.py, to the bit. */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -208,8 +208,8 @@ static void turn(const uint8_t *from, const uint8_t turns[3], int size, int chan
 }
 
 /* Decode one image; return as hr_jpeg_view does. A crop is drawn in the upright image, and decoded and resized as it is stored. */
-static int64_t decode_one(const uint8_t *data, int64_t size, const Rule *rule, const Drawn *drawn, int i, uint8_t *out,
-                          uint8_t *room, int64_t room_size, Tables *tables) {
+static int64_t decode_one(const uint8_t *data, int64_t size, const Rule *rule, const Drawn *drawn, int i, int32_t *hw,
+                          uint8_t *out, uint8_t *room, int64_t room_size, Tables *tables) {
   static const uint8_t turns[9][3] = {{0}, {0}, {1, 0, 0}, {1, 1, 0}, {0, 1, 0}, {0, 0, 1}, {1, 0, 1}, {1, 1, 1}, {0, 1, 1}};
   Frame frame;
   if (!hr_read_frame(data, (size_t)size, &frame)) return -1;
@@ -217,6 +217,7 @@ static int64_t decode_one(const uint8_t *data, int64_t size, const Rule *rule, c
   int orientation = frame.orientation >= 2 && frame.orientation <= 8 ? frame.orientation : 1;
   const uint8_t *turned = turns[orientation];
   int height = turned[2] ? frame.width : frame.height, width = turned[2] ? frame.height : frame.width;
+  hw[0] = height, hw[1] = width;
   Box box = random_crop(height, width, rule, drawn, i);
   double least = fmin((double)box.height / rule->size, (double)box.width / rule->size);
   int factor = least >= 8 ? 8 : least >= 4 ? 4 : least >= 2 ? 2 : 1;
@@ -232,10 +233,11 @@ static int64_t decode_one(const uint8_t *data, int64_t size, const Rule *rule, c
   return said > 0 ? said + each : said;
 }
 
-/* Decode images *next to `count` - 1, each [size, size, channels] of `out`; decoded[i] says whether it could be done. Returns 0 when all
-   were tried; else the bytes that the room must have for number *next, to go on with. */
-int64_t hr_decode_batch(const Images *all, const Rule *rule, int count, int32_t *next, uint8_t *decoded, uint8_t *out,
-                      uint8_t *room, int64_t room_size, Tables *tables) {
+/* Decode images *next to `count` - 1, each [size, size, channels] of `out`; decoded[i] says whether it could be done, and two
+   numbers of `hws` are the image's height and width. Returns 0 when all were tried; else the bytes that the room must have for
+   number *next, to go on with. */
+int64_t hr_decode_batch(const Images *all, const Rule *rule, int count, int32_t *next, uint8_t *decoded, int32_t *hws,
+                        uint8_t *out, uint8_t *room, int64_t room_size, Tables *tables) {
   size_t each = (size_t)rule->size * rule->size * rule->channels;
   for (int i = *next; i < count; i++) {
     int64_t size = read_file(all->paths[i], all->offsets[i], all->lengths[i], room, room_size - SPARE), said = -1;
@@ -246,7 +248,8 @@ int64_t hr_decode_batch(const Images *all, const Rule *rule, int count, int32_t 
     int64_t skip = all->skips[i], length = all->sizes[i] < 0 ? size : all->sizes[i];
     int inside = skip >= 0 && skip <= size && length <= size - skip;
     if (size && inside && is_intact(room, size, all->crcs[i], tables)) {
-      said = decode_one(room + skip, length, rule, &all->drawn, i, out + (size_t)i * each, room + used, room_size - used, tables);
+      said = decode_one(room + skip, length, rule, &all->drawn, i, hws + 2 * i, out + (size_t)i * each, room + used,
+                        room_size - used, tables);
       if (said > 0) return said + used + SPARE;
     }
     decoded[i] = said == 0;

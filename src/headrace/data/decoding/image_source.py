@@ -98,7 +98,7 @@ class ImageSource(_DecodedBytes):
         self._split, self._scratch = split, Scratch()
         self.labels = samples.labels
         self.labels.flags.writeable = False
-        self.original_hw = np.zeros((len(samples), 2), np.int32)  # of images that were decoded one at a time
+        self.original_hw = np.zeros((len(samples), 2), np.int32)  # of the images that were decoded
         jpeg_decoder()  # loaded and checked here, before the threads would all do so at once
 
     @property
@@ -121,12 +121,14 @@ class ImageSource(_DecodedBytes):
     def _decode_together(self, indices: np.ndarray, epochs: np.ndarray, out: np.ndarray) -> np.ndarray | None:
         """Decode what one call in C can decode; return which ones those are, None without the compiled decoder."""
         spec = self.spec
-        if spec.crop is None or not spec.antialias or not out.flags.c_contiguous:
+        if (spec.crop is None and not spec.whole) or not spec.antialias or not out.flags.c_contiguous:
             return None
         decoder = batch_decoder(spec.crop, spec.seed, spec.size, spec.channels)
         if decoder is None or not isinstance(self.samples, FileBackedSamples):
             return None
-        return decoder.decode_into(self.samples.extents(indices), indices, epochs, out)
+        decoded, hw = decoder.decode_into(self.samples.extents(indices), indices, epochs, out)
+        self.original_hw[indices[decoded]] = hw[decoded]
+        return decoded
 
     def _decode(self, sample: int, epoch: int, out: np.ndarray) -> None:
         try:
@@ -161,7 +163,7 @@ def decode_into(
         view = spec.view(data.shape[:2], epoch, sample, boxes)
         resize_view(_as_channels(data, spec.channels), view, out, spec.antialias, spec.is_bicubic)
         return data.shape[:2]
-    decoder = jpeg_decoder() if spec.crop is not None and spec.antialias else None
+    decoder = jpeg_decoder() if (spec.crop is not None or spec.whole) and spec.antialias else None
     known = decoder.header(data) if decoder is not None else None
     header = known or read_header(data)
     view = stored_view(spec.view((header.height, header.width), epoch, sample, boxes), header, out.shape[:2])

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from headrace.data.decoding.image import MAX_PIXELS, Header, decoder_name, header_of
-from headrace.data.decoding.resize import ATTEMPTS, MIN_COVERED, PURPOSE, CropRule, View, native_resize
+from headrace.data.decoding.resize import ATTEMPTS, CROP_RULES, MIN_COVERED, PURPOSE, CropRule, View, native_resize
 from headrace.native.library import decode_library
 
 _TOLERANCE = 16  # of 255, in the check on first use; the tests compare with libjpeg to the bit
@@ -187,18 +187,23 @@ class _Images(ctypes.Structure):
 
 
 class BatchDecoder:
-    """Decodes training crops of several files at a time. Safe to call from several threads."""
+    """Decodes training crops of several files at a time, or whole images. Safe to call from several threads."""
 
-    def __init__(self, decoder: JpegDecoder, rule: CropRule, seed: int, size: int, channels: int) -> None:
+    def __init__(self, decoder: JpegDecoder, rule: CropRule | None, seed: int, size: int, channels: int) -> None:
         self._memory, self._rule = decoder.memory, rule_of(rule, seed, size, channels)
         self._call, self._crops = decoder.library.hr_decode_batch, decoder.library.hr_random_crops
         places = (ctypes.c_void_p,) * 4
         self._crops.argtypes, self._crops.restype = [*places[:3], ctypes.c_int, places[0]], None
-        self._call.argtypes = [*places[:2], ctypes.c_int, *places, ctypes.c_int64, ctypes.c_void_p]
+        self._call.argtypes = [*places[:2], ctypes.c_int, *places, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
         self._call.restype = ctypes.c_int64
 
-    def decode_into(self, places: FileExtents, samples: np.ndarray, epochs: np.ndarray, out: np.ndarray) -> np.ndarray:
-        """Write views of these samples into `out` [n, size, size, channels]; return which ones it could decode."""
+    def decode_into(
+        self, places: FileExtents, samples: np.ndarray, epochs: np.ndarray, out: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Write views of these samples into `out` [n, size, size, channels].
+
+        Return which ones it could decode, and the heights and widths of those images, int32 [n, 2].
+        """
         assert out.flags.c_contiguous
         count, memory = len(samples), self._memory
         paths = (ctypes.c_char_p * count)(*places.paths)
@@ -206,13 +211,13 @@ class BatchDecoder:
         columns = [np.ascontiguousarray(column, np.int64) for column in places[1:6]]
         addresses = _addresses(samples, epochs, places.objects, places.object_ends)
         images = _Images(ctypes.addressof(paths), *(column.ctypes.data for column in columns), _drawn(addresses))
-        decoded, after = np.zeros(count, np.uint8), ctypes.c_int32(0)
+        decoded, sizes, after = np.zeros(count, np.uint8), np.zeros((count, 2), np.int32), ctypes.c_int32(0)
         fixed = ctypes.byref(images), ctypes.byref(self._rule), count, ctypes.byref(after)
-        into = decoded.ctypes.data, out.ctypes.data
+        into = decoded.ctypes.data, sizes.ctypes.data, out.ctypes.data
         # C stops at an image that needs more memory than the thread has, and goes on there (`after`) with more.
         while missing := self._call(*fixed, *into, memory.room_at, len(memory.room), memory.tables_at):
             memory.grow(missing)
-        return decoded.astype(bool)
+        return decoded.astype(bool), sizes
 
     def crops(
         self, hw: np.ndarray, samples: np.ndarray, epochs: np.ndarray, objects: Objects = (None, None)
@@ -240,21 +245,24 @@ def _drawn(addresses: tuple[np.ndarray | None, ...]) -> _Drawn:
 
 
 @lru_cache(maxsize=16)
-def batch_decoder(rule: CropRule, seed: int, size: int, channels: int) -> BatchDecoder | None:
-    """Return the decoder of batches, or None where there is no compiled decoder."""
+def batch_decoder(rule: CropRule | None, seed: int, size: int, channels: int) -> BatchDecoder | None:
+    """Return the decoder of batches, of whole images without a rule; None where there is no compiled decoder."""
     decoder = jpeg_decoder()
     return None if decoder is None else BatchDecoder(decoder, rule, seed, size, channels)
 
 
-def rule_of(rule: CropRule, seed: int, size: int, channels: int) -> Any:
+def rule_of(rule: CropRule | None, seed: int, size: int, channels: int) -> Any:
     """Return a crop rule as the C code expects it."""
+    # Without attempts, it is what the reference's sampler takes when all of them fail: the whole image.
+    attempts = ATTEMPTS[rule.reference] if rule else 0
+    rule = rule or CROP_RULES["reference"]
     return _Rule(
         (ctypes.c_double * 2)(*rule.area),
         (ctypes.c_double * 2)(*rule.aspect),
         MIN_COVERED,
         MAX_PIXELS,
         rule.reference,
-        ATTEMPTS[rule.reference],
+        attempts,
         seed & 0xFFFFFFFF,
         PURPOSE,
         size,
