@@ -178,7 +178,7 @@ def test_another_failure_of_the_compiler_is_not_hidden():
 
 
 @pytest.mark.parametrize(
-    ("wanted", "flops", "one_program", "tuning"),
+    ("wanted", "flops", "one_device", "tuning"),
     [
         ("auto", 170e9, True, "quick"),  # ResNet-50 at 128 px, batch 64
         ("auto", 2.1e12, True, "full"),  # at 224 px, batch 256
@@ -188,8 +188,8 @@ def test_another_failure_of_the_compiler_is_not_hidden():
         ("quick", 1e9, False, "full"),
     ],
 )
-def test_tuning_is_quick_where_a_micro_batch_is_little_work(wanted, flops, one_program, tuning):
-    decided = with_tuning(Compiler(convolution_tuning=wanted), flops, one_program=one_program)
+def test_tuning_is_quick_where_a_micro_batch_is_little_work(wanted, flops, one_device, tuning):
+    decided = with_tuning(Compiler(convolution_tuning=wanted), flops, one_device=one_device)
     assert decided == Compiler(convolution_tuning=tuning)
 
 

@@ -426,9 +426,9 @@ class Compiler:
     )
     convolution_tuning: str = option(
         "auto",
-        "On NVIDIA GPUs, try every algorithm that cuDNN has for each convolution (full), or only those that it "
-        "recommends (quick): compiling takes a third to a half of the time, and steps of large images and batches up "
-        "to 7 % more. auto is quick where a micro batch is little work.",
+        "On one NVIDIA GPU, try every algorithm that cuDNN has for each convolution of training (full), or only those "
+        "that it recommends (quick): compiling takes less time, and steps of large images and batches up to 7 % more. "
+        "auto is quick where a micro batch is little work.",
         choices=TUNINGS,
     )
     available_memory_proportion: tuple[float, ...] = option(

@@ -111,11 +111,8 @@ class Design:
     @property
     def compiler(self) -> Compiler:
         """The compiler's options for training and its validation."""
-        plan = self.plan
-        one_program = plan.num_processes == 1 and (plan.pipeline is None or plan.one_program)
-        return with_tuning(
-            self.config.compiler, plan.flops_per_image * plan.batch.micro_batch_size, one_program=one_program
-        )
+        flops = self.plan.flops_per_image * self.plan.batch.micro_batch_size
+        return with_tuning(self.config.compiler, flops, one_device=self.plan.num_devices == 1)
 
     @property
     def objective(self) -> CustomObjective:

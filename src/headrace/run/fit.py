@@ -573,7 +573,7 @@ def _hints(design: Design, devices: list[Any], resolved: Resolved) -> list[str]:
     hints += describe_without_effect(design.config, backend, resolved.origins)
     hints += describe_compiler_options(design.config.compiler, backend)
     if backend == "gpu" and design.compiler.convolution_tuning != design.config.compiler.convolution_tuning == "quick":
-        hints.append("convolution_tuning is full: quick is for one process without pipeline stages")
+        hints.append("convolution_tuning is full: quick is for one device")
     hints += describe_slower() if design.info.varies else []
     if sizes := describe_sizes(design.sizes, design.network):
         hints += [sizes]
