@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from headrace.config.schema import Config
+from headrace.engine import kept_programs
 from headrace.engine.devices import use_compilation_cache
 from headrace.reference.entrance import config_from
 from tests.fork_server import load_few_dialects
@@ -94,6 +95,19 @@ LONG = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the files with long tests first; each file stays whole, and keeps its order."""
     items.sort(key=lambda item: item.path.stem.removeprefix("test_") not in LONG)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Let tests that replace something trace their programs anew, and no other test get these."""
+    patches = "monkeypatch" in getattr(item, "fixturenames", ())
+    if patches:
+        kept_programs._kept.clear()
+    try:
+        return (yield)
+    finally:
+        if patches:
+            kept_programs._kept.clear()
 
 
 MakeConfig = Callable[..., Config]

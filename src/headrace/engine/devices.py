@@ -129,16 +129,17 @@ def _machine_id() -> str:
 
 @dataclass
 class CompileCounts:
-    """How many programs were found in the cache, and how many had to be compiled."""
+    """How many programs were found in the cache, how many had to be compiled, and how many there were at all."""
 
     hits: int = 0
     misses: int = 0
     fallbacks: int = 0  # programs that were compiled again, in XLA's usual way
+    total: int = 0  # without those that the process still had
 
     def __str__(self) -> str:
         again = "; quick convolution tuning failed, so it was tuned in full" if self.fallbacks else ""
         if not self.hits + self.misses:
-            return "compilation cache off" + again
+            return ("compilation cache off" if self.total else "kept from an earlier run") + again
         hits, misses = "s" * (self.hits != 1), "es" * (self.misses != 1)
         return f"compilation cache: {self.hits} hit{hits}, {self.misses} miss{misses}{again}"
 
@@ -158,13 +159,19 @@ def count_compilations() -> Iterator[CompileCounts]:
             counts.hits += event == "/jax/compilation_cache/cache_hits"
             counts.misses += event == "/jax/compilation_cache/cache_misses"
 
+    def listen_to_times(event: str, duration_secs: float, **_: Any) -> None:
+        if _COUNTING.get() is counts:
+            counts.total += event == "/jax/core/compile/backend_compile_duration"
+
     jax.monitoring.register_event_listener(listen)
+    jax.monitoring.register_event_duration_secs_listener(listen_to_times)
     token = _COUNTING.set(counts)
     try:
         yield counts
     finally:
         _COUNTING.reset(token)
         jax.monitoring.unregister_event_listener(listen)
+        jax.monitoring.unregister_event_duration_listener(listen_to_times)
 
 
 def count_fallback() -> None:

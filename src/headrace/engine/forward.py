@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 from headrace.core.tree import PyTree
 from headrace.engine.compiler import common_options, compile_program
 from headrace.engine.devices import REPLICA, replicated
+from headrace.engine.kept_programs import kept
 from headrace.engine.multiprocess_arrays import transfer
 from headrace.engine.objective import STANDARD, CustomObjective, classification_sums
 from headrace.engine.step import BATCHES, Fetch, FetchLabels, OnOneMesh, no_labels
@@ -140,12 +141,12 @@ class WholeForward(OnOneMesh):
         options = common_options() | dict(self.spec.compiler_options)
         constants, compute = None, _no_constants
         if uses_kernels(self.spec.cpu_kernels):
-            preparation = make_preparation(self.spec, self.mesh).lower(placed, resident, block)
+            preparation = kept(make_preparation, self.spec, self.mesh).lower(placed, resident, block)
             compute, where = compile_program(preparation, options), replicated(self.mesh)
             constants = jax.tree.map(
                 lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where), preparation.out_info
             )
-        lowered = make_forward(self.spec, self.mesh).lower((placed, constants), resident, block)
+        lowered = kept(make_forward, self.spec, self.mesh).lower((placed, constants), resident, block)
         return WholeProgram(compute, compile_program(lowered, options))
 
 

@@ -333,9 +333,9 @@ STEPS, NUMBERS = P(None, None, REPLICA), P()
 BATCHES = P(None, REPLICA)
 
 
-def block_specs(block: dict[str, Any]) -> dict[str, P]:
+def block_specs(names: Iterable[str]) -> dict[str, P]:
     """Return the partition of each array of a training block."""
-    return {key: NUMBERS if key in PER_STEP else STEPS for key in block}
+    return {key: NUMBERS if key in PER_STEP else STEPS for key in names}
 
 
 def put_on(mesh: Mesh, tree: PyTree, kind: str) -> Any:
@@ -368,7 +368,7 @@ class OnOneMesh:
         return put_on(self.mesh, tree, kind)
 
 
-def make_call(step: Callable[..., Any], mesh: Mesh, block: dict[str, Any], packing: Packing | None = None) -> Any:
+def make_call(step: Callable[..., Any], mesh: Mesh, names: Iterable[str], packing: Packing | None = None) -> Any:
     """Return the device loop, jitted: `call(state, resident, block, n) -> (state, metrics[K])`; the state is donated.
 
     It is the training program of a run without pipeline stages; those have their programs in engine/pipeline/.
@@ -376,7 +376,7 @@ def make_call(step: Callable[..., Any], mesh: Mesh, block: dict[str, Any], packi
     It runs the first `n` of the block's K steps; the other rows of the metrics are 0. The number of steps is an
     argument, so that one compilation serves calls of any length. On an H200 that costs nothing: ResNet-50 at batch 256
     ran at 1.007 of a scan over all K, ResNet-8 at batch 32 at 0.97 with a spread of 15 %. With `packing`, the loop's
-    state is a packed one.
+    state is a packed one. `names` are those of the block's arrays.
     """
 
     # Tracing a ResNet-50's step takes seconds; the shapes of its metrics and the loop's body share one trace.
@@ -410,6 +410,6 @@ def make_call(step: Callable[..., Any], mesh: Mesh, block: dict[str, Any], packi
 
     # check_vma=False: the step sums gradients over replicas itself, once; with True JAX would do so per micro-batch.
     mapped = jax.shard_map(
-        call, mesh=mesh, in_specs=(P(), P(), block_specs(block), P()), out_specs=(P(), P()), check_vma=False
+        call, mesh=mesh, in_specs=(P(), P(), block_specs(names), P()), out_specs=(P(), P()), check_vma=False
     )
     return jax.jit(mapped, donate_argnums=0)

@@ -16,6 +16,7 @@ from headrace.data.feeding.feed import CallSpans, FeedOptions, TrainFeed
 from headrace.data.feeding.order import WHOLE, ProcessShard, StepShape, class_weights, fetch, fetch_labels
 from headrace.engine.compiler import compile_program, compiler_options
 from headrace.engine.devices import CompileCounts, count_compilations, replica_mesh, replicated, take
+from headrace.engine.kept_programs import kept
 from headrace.engine.multiprocess_arrays import place
 from headrace.engine.objective import training_loss
 from headrace.engine.optimizer import rate_table, update_kinds
@@ -81,13 +82,17 @@ class DeviceLoop(OnOneMesh):
         whole = replicated(self.mesh)
         # Only here, where whole steps are one program: stages of a pipeline have their own parts of the state.
         spec = with_packing(self.spec, state)
-        call = make_call(make_step(spec), self.mesh, block, spec.packing)
+        call = kept(_make_call, spec, self.mesh, tuple(block))
         begin = time.perf_counter()
         # The number of steps is an array, not a Python number: a call of another length then needs no other program.
         lowered = call.lower(state, resident, block, place(np.int32(1), whole))
         traced = time.perf_counter() - begin
         program = compile_program(lowered, dict(self.spec.compiler_options))
         return CallProgram(program, whole, traced)
+
+
+def _make_call(spec: StepSpec, mesh: Mesh, names: tuple[str, ...]) -> Any:
+    return make_call(make_step(spec), mesh, names, spec.packing)
 
 
 @dataclass(frozen=True)

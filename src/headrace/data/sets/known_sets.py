@@ -7,6 +7,7 @@ import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -42,14 +43,19 @@ def read_digits() -> dict[str, Part]:
     # Accuracies of the demo and of the tests belong to these very images.
     if hashlib.sha256(data).hexdigest() != _SHA256:
         return _damaged(path, "not the file that belongs to this version; install Headrace again")
-    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-        values, labels = arrays["images"], arrays["labels"].astype(np.int32)
-    images = enlarge(values)
-    held_out = validation_mask(labels)
+    images, labels, held_out = _unpack(data)
     return {
         "train": Part(images=images[~held_out], labels=labels[~held_out]),
         "validation": Part(images=images[held_out], labels=labels[held_out]),
     }
+
+
+@lru_cache(maxsize=1)  # for the next run of the process; what is selected from these arrays are copies
+def _unpack(data: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return images, labels, and which samples are held out."""
+    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+        values, labels = arrays["images"], arrays["labels"].astype(np.int32)
+    return enlarge(values), labels, validation_mask(labels)
 
 
 def enlarge(values: np.ndarray) -> np.ndarray:

@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding
 from headrace.core.tree import PyTree, flatten_named, unflatten_named
 from headrace.engine.devices import replica_mesh, replicated
 from headrace.engine.histograms import HISTOGRAMS, block_histograms
+from headrace.engine.kept_programs import kept
 from headrace.engine.multiprocess_arrays import in_turn, place, transfer
 from headrace.engine.pipeline.nodes import NodePrograms, NodeValues, add_passes, counts_of, make_node, sums_of
 from headrace.engine.pipeline.runner import Tracer
@@ -35,8 +36,9 @@ _count_values = jax.jit(block_histograms)
 
 @dataclass(frozen=True, kw_only=True)
 class StagePrograms:
-    """All programs of a stage."""
+    """All programs of a stage, and the shape of its part of the state."""
 
+    like: State
     node: NodePrograms
     reduce: Program
     update: Program
@@ -240,18 +242,20 @@ def make_dispatcher(stages: Sequence[StageSpec], devices: np.ndarray, table: Tab
     """Return the dispatcher for stages on a grid of devices [replica, device of the replica]."""
     device_of = table.work.device_of
     meshes = tuple(replica_mesh(list(devices[:, device_of[Node(number)]])) for number in range(len(stages)))
-    likes = tuple(part_of(stage) for stage in stages)
+    programs = tuple(kept(_make_stage, *given) for given in zip(stages, meshes, strict=True))
     return Dispatcher(
         stages=tuple(stages),
         meshes=meshes,
-        programs=tuple(_make_stage(*given) for given in zip(stages, likes, meshes, strict=True)),
+        programs=programs,
         table=table,
-        likes=likes,
+        likes=tuple(each.like for each in programs),
     )
 
 
-def _make_stage(stage: StageSpec, like: State, mesh: Mesh) -> StagePrograms:
+def _make_stage(stage: StageSpec, mesh: Mesh) -> StagePrograms:
+    like = part_of(stage)
     return StagePrograms(
+        like=like,
         node=make_node(training_node(stage, mesh)),
         reduce=make_reduce(stage, mesh),
         update=make_update(stage, mesh),
