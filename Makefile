@@ -12,6 +12,8 @@
 PYTHON ?= python3.13 python3.12 python3.11 python3
 ARGS ?=
 FUZZ_SECONDS ?= 60
+# one more than the two cores that are expected: tests wait for a quarter of their time
+WORKERS ?= 3
 BIN := .venv/bin
 NATIVE := setup.py src/headrace/native/library.py $(wildcard src/headrace/native/*.[ch] src/headrace/native/*.[ch][ch])
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
@@ -27,7 +29,7 @@ demo: .venv/.installed
 	$(BIN)/headrace train
 
 test: .venv/.installed-test
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 native: .venv/.installed-test
 	$(BIN)/python setup.py --quiet build_ext --inplace

@@ -8,9 +8,10 @@ import pytest
 
 from headrace.checkpoint.store import list_checkpoints
 from headrace.core.errors import ConfigError
+from headrace.reference.entrance import resolve
 from headrace.run.fit import resume, train
 
-from .conftest import assert_close, assert_same_bits, final_state
+from .conftest import QUICK, assert_close, assert_same_bits, final_state
 
 SMALL = {
     "num_epochs": 2,
@@ -19,10 +20,17 @@ SMALL = {
     "global_batch_size": 32,
     "lr_schedule_params": {"initial_learning_rate": 0.0001},
 }
+TRAINED = {**SMALL, "validation": False}  # for tests that look at weights alone
 
 
-def test_a_pipelined_run_gives_the_weights_and_accuracies_of_one_stage(quick):
-    plain = train(quick(run_name="plain", **SMALL))
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """Return the small run on one device, which several tests compare theirs with."""
+    log_dir = str(tmp_path_factory.mktemp("plain"))
+    return train(resolve(QUICK | SMALL | {"log_dir": log_dir, "run_name": "plain"}, "none", environ={}))
+
+
+def test_a_pipelined_run_gives_the_weights_and_accuracies_of_one_stage(quick, plain):
     stages = {"pipeline_splits": ["max_pool_0", "conv2d_1"], "device_mapping": [0, 1, 0], "recomputation": True}
     staged = train(quick(run_name="staged", **SMALL, **stages, pipeline_schedule="grouped"))
     assert_close(final_state(staged.directory), final_state(plain.directory))
@@ -35,16 +43,15 @@ def test_an_optimizer_that_counts_its_steps_works_in_a_pipeline(quick):
     # stage's update and not in the device loop's. That is 3e-11 after two steps, but within twelve it lets a max pool
     # choose another pixel. Without FMA instructions, and compiled as a run is, the two are equal to the bit. A wrong
     # count would be off by halves at once.
-    few = {**SMALL, "weight_updates_per_epoch": 2}
+    few = {**TRAINED, "weight_updates_per_epoch": 2}
     counting = {**few, "optimizer": "adamw", "optimizer_params": {"epsilon": 0.1}}
     plain = train(quick(run_name="plain", **counting))
     staged = train(quick(run_name="staged", **counting, num_pipeline_stages=2))  # two calls: the state is split twice
     assert_close(final_state(staged.directory), final_state(plain.directory))
 
 
-def test_a_checkpoint_of_one_plan_restores_on_any_other(quick, tmp_path):
-    whole = train(quick(run_name="whole", **SMALL))
-    train(quick(run_name="cut", **SMALL, num_pipeline_stages=2, num_replicas=2))
+def test_a_checkpoint_of_one_plan_restores_on_any_other(quick, plain, tmp_path):
+    train(quick(run_name="cut", **TRAINED, num_pipeline_stages=2, num_replicas=2))
     newest = list_checkpoints(tmp_path / "runs" / "cut" / "checkpoints")[-1]
     for file in newest.iterdir():
         file.unlink()
@@ -53,7 +60,7 @@ def test_a_checkpoint_of_one_plan_restores_on_any_other(quick, tmp_path):
     resumed = resume(tmp_path / "runs" / "cut", {"num_pipeline_stages": 1, "num_replicas": 1})
     assert resumed.step == 12
     found = final_state(resumed.directory)
-    for name, array in final_state(whole.directory).items():
+    for name, array in final_state(plain.directory).items():
         if name.startswith(
             "params/"
         ):  # two replicas sum in another order, and a max pool may then choose another pixel
@@ -70,13 +77,13 @@ def test_a_pipelined_run_is_reproducible_to_the_bit(quick):
 
 def test_shared_batch_norm_statistics_need_groups_that_divide_the_replicas(quick):
     with pytest.raises(ConfigError, match="dbn_replica_group_size 3"):
-        quick(**SMALL, num_replicas=2, dbn_replica_group_size=3)
-    apart = train(quick(run_name="apart", **SMALL, num_replicas=2))
-    shared = train(quick(run_name="shared", **SMALL, num_replicas=2, dbn_replica_group_size=2))
+        quick(**TRAINED, num_replicas=2, dbn_replica_group_size=3)
+    apart = train(quick(run_name="apart", **TRAINED, num_replicas=2))
+    shared = train(quick(run_name="shared", **TRAINED, num_replicas=2, dbn_replica_group_size=2))
     name = "params/conv2d_0/conv/kernel"
     difference = np.abs(final_state(apart.directory)[name] - final_state(shared.directory)[name]).max()
     assert difference > 1e-5, "other statistics are another computation"
-    staged = train(quick(run_name="staged", **SMALL, num_replicas=2, dbn_replica_group_size=2, num_pipeline_stages=2))
+    staged = train(quick(run_name="staged", **TRAINED, num_replicas=2, dbn_replica_group_size=2, num_pipeline_stages=2))
     assert_close(final_state(staged.directory), final_state(shared.directory))
 
 
@@ -112,7 +119,7 @@ def test_state_elsewhere_pipelined_validation_and_a_traced_schedule(quick):
 
 
 def test_measured_blocks_become_part_of_the_configuration(quick):
-    result = train(quick(run_name="measured", **SMALL, num_pipeline_stages=2, measure_splits=True))
+    result = train(quick(run_name="measured", **TRAINED, num_pipeline_stages=2, measure_splits=True))
     saved = json.loads((result.directory / "config.json").read_text())
     flat = json.dumps(saved)
     assert '"measured"' in flat
@@ -149,7 +156,6 @@ def test_what_cannot_work_is_refused_before_a_run_is_made(quick, tmp_path, optio
     assert not (tmp_path / "runs" / "bad").exists()
 
 
-def test_recomputation_of_a_run_without_stages_changes_no_weight(quick):
-    plain = train(quick(run_name="plain", **SMALL))
-    again = train(quick(run_name="again", **SMALL, recomputation=True))
+def test_recomputation_of_a_run_without_stages_changes_no_weight(quick, plain):
+    again = train(quick(run_name="again", **TRAINED, recomputation=True))
     assert_close(final_state(again.directory), final_state(plain.directory))
