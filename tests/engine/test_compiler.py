@@ -15,6 +15,7 @@ from headrace.engine.compiler import (
     common_options,
     compile_program,
     compiler_options,
+    compiles_alone,
     describe,
     describe_compiler_options,
     is_known,
@@ -193,8 +194,12 @@ def test_tuning_is_quick_where_a_micro_batch_is_little_work(wanted, flops, one_d
     assert decided == Compiler(convolution_tuning=tuning)
 
 
-def test_quick_tuning_is_for_gpus():
+def test_quick_tuning_is_for_gpus(monkeypatch):
     quick = Compiler(convolution_tuning="quick")
     assert describe(quick, "gpu") == {"convolution_tuning": {CONV_FUSION: True}}
     assert describe(quick, "cpu") == describe(quick, "tpu") == describe(Compiler(), "gpu") == {}
     assert is_known(CONV_FUSION, True)
+    assert not compiles_alone(quick)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert compiles_alone(quick)
+    assert not compiles_alone(Compiler(convolution_tuning="full"))

@@ -16,6 +16,7 @@ import pytest
 from headrace.checkpoint.store import list_checkpoints, load, verify
 from headrace.core.errors import CheckpointError, ConfigError, RunStopped
 from headrace.data.dataset import open_dataset
+from headrace.data.feeding.feed import TrainFeed
 from headrace.model.context import Ctx
 from headrace.model.families import build_network
 from headrace.run.fit import resume, train
@@ -219,7 +220,8 @@ def test_dynamic_loss_scaling_skips_and_counts_overflows(quick):
     assert records(result.directory, RunEnd)[0].skipped_steps == skipped
 
 
-def test_compile_only_compiles_and_stops(quick):
+def test_compile_only_compiles_and_stops(quick, monkeypatch):
+    monkeypatch.setattr(TrainFeed, "next", lambda *_: pytest.fail("waited for images"))
     result = train(quick(compile_only=True))
     assert (result.outcome, result.step) == ("compiled", 0)
     assert "compiled in" in (result.directory / "log.txt").read_text()

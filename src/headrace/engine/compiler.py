@@ -125,6 +125,11 @@ def compiler_options(compiler: Compiler) -> dict[str, Any]:
     return common_options() | {name: value for name, value in options.items() if is_known(name, value)}
 
 
+def compiles_alone(compiler: Compiler) -> bool:
+    """Say whether programs with these options are compiled while nothing else happens on this process's devices."""
+    return "convolution_tuning" in describe(compiler, jax.default_backend())
+
+
 def common_options() -> dict[str, Any]:
     """Return the XLA options of every program on this process's backend; what XLA_FLAGS set stays as it is."""
     set_already = os.environ.get("XLA_FLAGS", "")

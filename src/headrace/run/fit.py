@@ -29,7 +29,7 @@ from headrace.data.feeding.feed import FeedOptions, TrainFeed
 from headrace.data.sets.file_problem import FILE as BAD_FILE
 from headrace.data.sets.samples import first_samples
 from headrace.data.verify import refuse_problems
-from headrace.engine.compiler import describe_compiler_options
+from headrace.engine.compiler import compiles_alone, describe_compiler_options
 from headrace.engine.devices import show_devices, start_devices, use_compilation_cache
 from headrace.engine.pipeline.dispatch import Dispatcher
 from headrace.engine.state import State, evaluated_weights, host_memory_of
@@ -303,11 +303,11 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
             state = calls.executor.place(state)
             feed = open_feed(design, dataset, plan.feed, calls.executor, step, length.steps)
             stack.enter_context(closing(feed))
-            # In a thread: meanwhile images are read and validation is compiled. Several processes compile in one order,
-            # and quick tuning needs devices on which nothing else happens, tracing validation included.
+            # In a thread: meanwhile images are read and validation is compiled. Several processes compile in one order;
+            # and where nothing else may happen on the devices, tracing validation would.
             compiler = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="compile"))
             compiling = compiler.submit(calls.compile, state, feed)
-            if not group.is_alone or design.compiler.convolution_tuning == "quick":
+            if not group.is_alone or compiles_alone(design.compiler):
                 compiling.result()
         if config.validation.validation and (to_train or to_validate):
             validator = stack.enter_context(closing(Validator(design, dataset, devices)))
@@ -325,10 +325,13 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
         for what, compiled in programs:
             recorder.compiled(what, compiled)
         times.end("compile", trace=sum(compiled.trace_seconds for _, compiled in programs))
+        traces = config.pipeline.trace_schedule and isinstance(calls.executor, Dispatcher)
+        if config.run.compile_only and not traces:  # images are not needed, and decoding them all may take long
+            return ending.reach("compiled")
         with timeline.measure("wait"):  # a set that is kept on the device is decoded whole before the first call
             block, resident = feed.next(), feed.resident
         times.end("first_block")
-        if config.pipeline.trace_schedule and isinstance(calls.executor, Dispatcher) and plan.pipeline:
+        if traces and isinstance(calls.executor, Dispatcher) and plan.pipeline:
             place = directory.path if group.is_first else None
             for text in trace_schedule(calls.executor, plan.pipeline, (state, resident, block), place):
                 recorder.note(text)
