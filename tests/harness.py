@@ -13,7 +13,7 @@ from headrace.engine.optimizer import make_lr_curve, make_optimizer
 from headrace.engine.pipeline.dispatch import Dispatcher, make_dispatcher
 from headrace.engine.pipeline.training_stages import StageSpec
 from headrace.engine.precision import make_precision
-from headrace.engine.state import ON_DEVICE, Home, put_state, state_from
+from headrace.engine.state import ON_DEVICE, Placement, put_state, state_from
 from headrace.engine.step import StepSpec, make_call, make_step, put_on
 from headrace.model.layers import Chain, Conv, Dense, GlobalAveragePool, Relu, Residual
 from headrace.model.network import Network
@@ -44,7 +44,7 @@ class Stages:
     mapping: tuple[int, ...] = (0, 1)
     schedule: str = "Interleaved"
     recompute: bool = False
-    home: Home = ON_DEVICE
+    placement: Placement = ON_DEVICE
 
 
 def make_samples(num_samples: int = GLOBAL_BATCH, size: int = 16) -> tuple[np.ndarray, np.ndarray]:
@@ -140,7 +140,7 @@ def make_stages(config, network, images, stages: Stages, **given) -> tuple[StepS
             step=spec,
             blocks=blocks,
             recompute=stages.recompute,
-            home=stages.home,
+            placement=stages.placement,
         )
         for blocks in stage_ranges(stages.cut, len(network.blocks))
     ]

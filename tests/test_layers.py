@@ -9,7 +9,7 @@ import pytest
 SRC = Path(__file__).parents[1] / "src" / "headrace"
 FILES = sorted(SRC.rglob("*.py"))
 
-# A room may import the rooms left of it. Telemetry and checkpoint stand side by side and do not see each other.
+# A package may import those left of it. Telemetry and checkpoint are side by side and do not import each other.
 ROW = (
     *("native", "core", "job", "config", "data", "ops", "model", "weights", "plan", "engine", "program"),
     *(("telemetry", "checkpoint"), "report", "reference", "run", "cli"),
@@ -26,9 +26,9 @@ MAX_FILE_LINES, MAX_FUNCTION_LINES = 700, 60
 def allowed_rooms() -> dict[str, set[str]]:
     allowed, left = {}, set()
     for place in ROW:
-        rooms = {place} if isinstance(place, str) else set(place)
-        allowed |= {room: left | {room} for room in rooms}
-        left = left | rooms
+        packages = {place} if isinstance(place, str) else set(place)
+        allowed |= {name: left | {name} for name in packages}
+        left = left | packages
     return allowed
 
 
@@ -95,7 +95,7 @@ def test_a_room_imports_only_rooms_to_its_left(path: Path):
     wrong = []
     for line, module in imports_of(path):
         package, *names = module.split(".")
-        if package == "headrace" and (not names or names[0] not in allowed):  # the package itself imports every room
+        if package == "headrace" and (not names or names[0] not in allowed):  # headrace itself imports them all
             wrong.append(f"{name_of(path)}:{line} imports {module}")
     assert not wrong
 

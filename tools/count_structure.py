@@ -11,7 +11,7 @@ What a module calls while it is imported (tables that are built, rules that are 
 "Between an image and a weight update" counts the files of the functions in WALK: those that somebody who follows one
 image from its file to the weights has to read, one for each thing that happens to it. The run must have called each of
 them, so that the list cannot name what is no longer used. "Executed on that path" counts every file that was called
-below opening the dataset, feeding it, or tracing the training call, helpers included; rooms that only prepare or
+below opening the dataset, feeding it, or tracing the training call, helpers included; packages that only prepare or
 observe a run (OUTSIDE) are left out of it.
 """
 

@@ -1,7 +1,7 @@
 """Headrace trains convolutional networks on accelerators so that the accelerator never waits.
 
 The public names are imported when they are first used, so that `import headrace` and `headrace --help` load no JAX.
-What is public, and how long a deprecated name lives, is said in docs/versions.md.
+What is public, and how long a deprecated name stays, is in docs/versions.md.
 """
 
 import importlib
@@ -149,7 +149,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name from the room it lives in."""
+    """Import a public name from the module that defines it."""
     if name in _RENAMED:
         message = f"headrace.{name} is deprecated: it is headrace.{_RENAMED[name]} now"
         warnings.warn(message, DeprecationWarning, stacklevel=2)

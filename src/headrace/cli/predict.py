@@ -154,8 +154,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 _EXPLAIN = (
-    "Explain a prediction with Grad-CAM: write the image as the network gets it, and beside it the places that speak "
-    "for the class, in the last blocks of the network."
+    "Explain a prediction with Grad-CAM: write the image as the network gets it, and beside it where the last blocks "
+    "of the network found evidence for the class."
 )
 
 

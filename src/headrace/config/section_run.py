@@ -271,7 +271,7 @@ class Pipeline:
 
     @property
     def has_stages(self) -> bool:
-        """Whether the plan has stages: there are several, or the optimizer's state lives elsewhere."""
+        """Whether the plan has stages: there are several, or the optimizer's state is stored elsewhere."""
         return self.num_stages > 1 or self.state_elsewhere
 
     @property
@@ -282,7 +282,7 @@ class Pipeline:
 
     @property
     def state_elsewhere(self) -> bool:
-        """Whether the optimizer's state lives elsewhere than whole on every device."""
+        """Whether the optimizer's state is stored other than whole on every device."""
         return self.optimizer_state_offloading or self.replicated_optimizer_state_sharding
 
     @property

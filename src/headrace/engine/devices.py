@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from headrace.config.schema import Run
 from headrace.core.errors import RunStopped
 from headrace.core.files import cache_directory
 
@@ -37,10 +38,7 @@ def start_devices(platform: str, num_devices: int, num_processes: int = 1) -> li
         # The rows of a mesh are replicas: sorted like this, the first ones belong to process 0, which a process relies
         # on when it reads only the samples of its own replicas.
         devices = sorted(everything, key=lambda device: (device.process_index, device.id))
-    except (
-        RuntimeError,
-        AssertionError,
-    ) as error:  # JAX asserts that a platform's plugin is there
+    except (RuntimeError, AssertionError) as error:  # JAX asserts that a platform's plugin is there
         reason = f": {str(error).splitlines()[0]}" if str(error) else "."
         raise RunStopped(
             f"No device of platform {platform} can be used{reason}",
@@ -88,6 +86,13 @@ def show_devices(first: int | None, num_devices: int) -> None:
         numbers = range(first, first + num_devices)
         for platform in ("cuda", "rocm"):
             jax.config.update(f"jax_{platform}_visible_devices", ",".join(map(str, numbers)))
+
+
+def start_run_devices(run: Run, num_devices: int, num_processes: int = 1) -> list[Any]:
+    """Start the devices that a run's options ask for, with its compilation cache. JAX's must not be in use yet."""
+    use_compilation_cache(run.compilation_cache_dir)
+    show_devices(run.first_device, num_devices // num_processes)
+    return start_devices(run.platform, num_devices, num_processes)
 
 
 def replica_mesh(devices: list[Any]) -> Mesh:

@@ -98,10 +98,10 @@ def evaluated_weights(state: State) -> dict[str, tuple[PyTree, PyTree]]:
     return sets
 
 
-# Where a stage's part of the state lives: its shape, and on which devices, in which memory, whole or in pieces.
+# Where a stage's part of the state is stored: its shape, and on which devices, in which memory, whole or in pieces.
 #
 # Weights and statistics are on every device of the stage. What only the update touches (the optimizer's state, averaged
-# weights) may lie in host memory, and may be cut over the replicas.
+# weights) may be in host memory, and may be cut over the replicas.
 
 
 UPDATE_ONLY = ("opt", "ema")
@@ -109,14 +109,14 @@ HOST_MEMORY = "pinned_host"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Home:
-    """Where what only the update touches lives."""
+class Placement:
+    """Where that is stored which only the update touches."""
 
     in_host_memory: bool = False
     sharded: bool = False
 
 
-ON_DEVICE = Home()
+ON_DEVICE = Placement()
 
 
 def host_memory_of(device: Any) -> bool:
@@ -124,32 +124,34 @@ def host_memory_of(device: Any) -> bool:
     return HOST_MEMORY in {memory.kind for memory in device.addressable_memories()}
 
 
-def shardings(like: State, mesh: Mesh, home: Home, *, at_work: bool = False) -> State:
+def shardings(like: State, mesh: Mesh, placement: Placement, *, at_work: bool = False) -> State:
     """Return the sharding of every leaf of a state between steps, or (`at_work`) inside the update."""
-    where = {key: home if key in UPDATE_ONLY else ON_DEVICE for key in like}
-    return {key: home_shardings(part, mesh, where[key], at_work=at_work) for key, part in like.items()}
+    where = {key: placement if key in UPDATE_ONLY else ON_DEVICE for key in like}
+    return {key: placed_shardings(part, mesh, where[key], at_work=at_work) for key, part in like.items()}
 
 
-def home_shardings(tree: PyTree, mesh: Mesh, home: Home, *, at_work: bool = False) -> PyTree:
-    """Return the sharding of every leaf of a tree that has a home, between steps or (`at_work`) inside the update."""
-    memory = ("device" if at_work else HOST_MEMORY) if home.in_host_memory else None
-    pieces = mesh.size if home.sharded else 1
+def placed_shardings(tree: PyTree, mesh: Mesh, placement: Placement, *, at_work: bool = False) -> PyTree:
+    """Return the sharding of every leaf of a tree with a placement, between steps or (`at_work`) inside the update."""
+    memory = ("device" if at_work else HOST_MEMORY) if placement.in_host_memory else None
+    pieces = mesh.size if placement.sharded else 1
     return jax.tree.map(lambda leaf: NamedSharding(mesh, _cut(leaf.shape, pieces), memory_kind=memory), tree)
 
 
-def to_device(tree: PyTree, mesh: Mesh, home: Home) -> PyTree:
-    """Bring a tree that has its home in host memory to the devices; to be called inside a program."""
-    return jax.device_put(tree, home_shardings(tree, mesh, home, at_work=True)) if home.in_host_memory else tree
+def to_device(tree: PyTree, mesh: Mesh, placement: Placement) -> PyTree:
+    """Bring a tree that is stored in host memory to the devices; to be called inside a program."""
+    if not placement.in_host_memory:
+        return tree
+    return jax.device_put(tree, placed_shardings(tree, mesh, placement, at_work=True))
 
 
-def make_copy(like: State, mesh: Mesh, home: Home, *, whole: bool = False) -> Callable[[State], State]:
-    """Return the program that copies a part of the state where it lives, or (`whole`) whole to each of the devices."""
-    where = shardings(like, mesh, home)
+def make_copy(like: State, mesh: Mesh, placement: Placement, *, whole: bool = False) -> Callable[[State], State]:
+    """Return the program that copies a part of the state in its place, or (`whole`) whole to each of the devices."""
+    where = shardings(like, mesh, placement)
     # Through the out_shardings: XLA inserts the gathering.
-    goal = shardings(like, mesh, replace(home, sharded=False)) if whole else where
+    goal = shardings(like, mesh, replace(placement, sharded=False)) if whole else where
 
     def copy(state: State) -> State:
-        here = {key: to_device(part, mesh, home) if key in UPDATE_ONLY else part for key, part in state.items()}
+        here = {key: to_device(part, mesh, placement) if key in UPDATE_ONLY else part for key, part in state.items()}
         return jax.tree.map(jnp.copy, here)
 
     return jax.jit(copy, in_shardings=(where,), out_shardings=goal)

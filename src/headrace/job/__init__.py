@@ -1,7 +1,7 @@
 """A job of several processes: launching them, finding out which one this is, joining, liveness, control messages.
 
-Other rooms import from here alone. The names are loaded when they are first used, so that reading options and printing
-help load no JAX.
+Other packages import from here alone. The names are loaded when they are first used, so that reading options and
+printing help load no JAX.
 """
 
 import importlib

@@ -100,7 +100,7 @@ def check_offload(asked: object) -> None:
 
 
 def offloads(asked: bool | None, num_micros: int, device: Any) -> bool:
-    """Return whether the optimizer's state lives in host memory; refuse where it is asked for and cannot."""
+    """Return whether the optimizer's state is in host memory; refuse where it is asked for and cannot."""
     reachable = host_memory_of(device)
     if asked and not reachable:
         raise ConfigError(

@@ -1,7 +1,7 @@
 """`pipeline()`: any functions as stages on several devices, trained or only run, in the order of a schedule.
 
 It makes nodes for the executor in `engine/pipeline`, which launches their programs in the order of the schedule.
-Weights, the optimizer's state and other state live in a PipelineState that a run takes and returns.
+Weights, the optimizer's state and other state are in a PipelineState that a run takes and returns.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from headrace.engine.accumulation import AccumulatorType
 from headrace.engine.devices import replicated
 from headrace.engine.multiprocess_arrays import local_devices, local_part, place, place_share, transfer
 from headrace.engine.pipeline.step_plan import EACH, Host, Values
-from headrace.engine.state import home_shardings
+from headrace.engine.state import placed_shardings
 from headrace.job import current_group
 from headrace.plan.schedule import Node, find_schedule
 from headrace.plan.timeline import Table, draw_timeline
@@ -90,7 +90,7 @@ class Pipeline:
         for group, shapes in zip(updates.groups, updates.states, strict=True):
             mesh = self._mesh_of(group[0])
             given = {key: transfer(weights[key], replicated(mesh)) for key in group}
-            where = home_shardings(shapes, mesh, spec.home)
+            where = placed_shardings(shapes, mesh, spec.placement)
             optimizer.append(jax.jit(partial(init_optimizer, spec), out_shardings=where)(given))
         others = {
             node: self._replicate(function.state, node)

@@ -17,7 +17,7 @@ from headrace.core.errors import ConfigError
 from headrace.core.tree import PyTree
 from headrace.engine.accumulation import AccumulatorType, accumulator_dtype, empty_sums, widened
 from headrace.engine.devices import replica_mesh, start_devices
-from headrace.engine.state import Home
+from headrace.engine.state import Placement
 from headrace.engine.visible import count_replicas
 from headrace.job import current_group
 from headrace.plan.schedule import Node, Work, check_device_mapping, strict_rule
@@ -212,7 +212,7 @@ class PipelineSpec:
     nodes: dict[Node, TracedNode]
     inputs: tuple[Any, ...]  # run constants, host arrays
     ending: Ending | None  # None in inference
-    home: Home  # of the optimizer's state
+    placement: Placement  # of the optimizer's state
     leaving: Structure  # the structure of one row of the outfeed
     nested: tuple[tuple[Node, ...] | Node, ...]  # nodes, nested as the stages were given
 
@@ -267,7 +267,7 @@ def make_spec(request: Request) -> PipelineSpec:
     nodes = _trace_stages(request, work, functions, meshes, inputs)
     ending = _trace_loss(request, work, nodes)
     leaving = leaving_values(request, [nodes[node].outputs for node in work.stages[-1]], ending and ending.loss)
-    home = Home(
+    placement = Placement(
         in_host_memory=training and offloads(request.offload_weight_update_variables, work.num_micros, devices[0]),
         sharded=request.replicated_optimizer_state_sharding,
     )
@@ -278,7 +278,7 @@ def make_spec(request: Request) -> PipelineSpec:
         nodes=nodes,
         inputs=inputs,
         ending=ending,
-        home=home,
+        placement=placement,
         leaving=leaving,
         nested=tuple(
             nodes if isinstance(entry, tuple) else nodes[0] for nodes, entry in zip(work.stages, stages, strict=True)

@@ -41,7 +41,7 @@ from headrace.engine.pipeline.step_plan import (
     StepPlan,
     on_mesh,
 )
-from headrace.engine.state import home_shardings, to_device
+from headrace.engine.state import placed_shardings, to_device
 from headrace.plan.schedule import Node
 from headrace.program.outfeed import Outfeed
 from headrace.program.pipeline_spec import PipelineSpec, TracedNode, as_row, update_groups
@@ -270,7 +270,7 @@ class _Builder:
 
     def _update_program(self, number: int, group: tuple[int, ...]) -> Program:
         """Return `update(optimizer's state, arguments, *params, *gradients) -> (optimizer's state, *params)`."""
-        ending, mesh, home = self.spec.ending, self._mesh_of_weights(group[0]), self.spec.home
+        ending, mesh, placement = self.spec.ending, self._mesh_of_weights(group[0]), self.spec.placement
         assert ending is not None
         shapes = self.updates.states[number]
 
@@ -287,13 +287,13 @@ class _Builder:
         # XLA has to find out what each computes and sends.
         many = (ALL,) * len(group)
         mapped = update
-        if not home.sharded:
+        if not placement.sharded:
             mapped = jax.shard_map(
                 update, mesh=mesh, in_specs=(ALL, EACH, *many, *many), out_specs=(ALL, *many), check_vma=False
             )
-        where = home_shardings(shapes, mesh, home)
+        where = placed_shardings(shapes, mesh, placement)
         jitted = jax.jit(
-            lambda state, *rest: mapped(to_device(state, mesh, home), *rest),
+            lambda state, *rest: mapped(to_device(state, mesh, placement), *rest),
             out_shardings=(where, *(replicated(mesh),) * len(group)),
         )
         return Program(jitted=jitted, mesh=mesh, outs=(where, *many))

@@ -94,7 +94,7 @@ def run_page(files: RunFiles, curves: Curves, live: Mapping[str, object], *above
 
 
 def write_evaluation(file: Path, images: Mapping[str, Any], report: Mapping[str, Any], place: str) -> None:
-    """Write the page of one checkpoint on labelled images: its report, probabilities and telling images.
+    """Write the page of one checkpoint on labelled images: its report, probabilities and notable images.
 
     `place` says which images they are.
     """

@@ -94,7 +94,7 @@ def _reliability(bins: Sequence[Mapping[str, Any]]) -> Html:
 
 
 def draw_images(files: RunFiles) -> Html:
-    """Return the section of telling images, and the mosaic of training images."""
+    """Return the section of notable images, and the mosaic of training images."""
     found = files.images
     if not found:
         return Html("")

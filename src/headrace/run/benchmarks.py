@@ -21,7 +21,7 @@ from headrace.core.units import format_measured
 from headrace.data.dataset import DataSet, open_dataset
 from headrace.data.feeding.feed import RepeatedFeed
 from headrace.data.feeding.order import make_resident
-from headrace.engine.devices import show_devices, start_devices, use_compilation_cache
+from headrace.engine.devices import start_run_devices
 from headrace.engine.forward import LOGITS, stored_for_inference
 from headrace.engine.optimizer import make_optimizer
 from headrace.job import current_group
@@ -182,9 +182,7 @@ def bench(resolved: Resolved, *, steps_per_call: int, num_calls: int) -> BenchRe
     group = current_group()
     design = _with_calls(design_run(config, num_processes=group.num_processes), steps_per_call, num_calls + 1)
     dataset = open_dataset(config.data, config.run.seed)
-    use_compilation_cache(config.run.compilation_cache_dir)
-    show_devices(config.run.first_device, design.plan.num_devices // group.num_processes)
-    devices = start_devices(config.run.platform, design.plan.num_devices, group.num_processes)
+    devices = start_run_devices(config.run, design.plan.num_devices, group.num_processes)
     with advise_on_memory(design):
         compiled, seconds, loss = _measure(design, dataset, devices)
     batch = design.plan.batch
@@ -211,9 +209,7 @@ def profile_calls(resolved: Resolved, directory: Path, *, steps_per_call: int) -
     num_calls = WARM_UP_CALLS + max(NUM_CALLS, -(-LEAST_STEPS // steps_per_call))
     design = _with_calls(design_run(config), steps_per_call, num_calls)
     dataset = open_dataset(config.data, config.run.seed)
-    use_compilation_cache(config.run.compilation_cache_dir)
-    show_devices(config.run.first_device, design.plan.num_devices)
-    devices = start_devices(config.run.platform, design.plan.num_devices)
+    devices = start_run_devices(config.run, design.plan.num_devices)
     with advise_on_memory(design), closing(CallProfile(directory)) as profile:
         _measure(design, dataset, devices, profile)
         return summarise_profile(profile, design, devices)
@@ -297,9 +293,7 @@ def bench_inference(resolved: Resolved, *, batches_per_call: int, num_calls: int
     design = design_run(config, num_processes=group.num_processes)
     dataset = open_dataset(config.data, config.run.seed)
     plan = design.plan.validation
-    use_compilation_cache(config.run.compilation_cache_dir)
-    show_devices(config.run.first_device, plan.num_replicas // group.num_processes)
-    devices = start_devices(config.run.platform, plan.num_replicas, group.num_processes)
+    devices = start_run_devices(config.run, plan.num_replicas, group.num_processes)
     with advise_on_memory(design, validates=True):
         bench = _InferenceBench(design, dataset, devices)
         compiled, seconds = bench.time_calls(batches_per_call, num_calls + 1)
@@ -429,8 +423,7 @@ def find_learning_rate(
     config, plan = design.config, design.plan
     dataset = custom.dataset or open_dataset(config.data, config.run.seed)
     adopted = adopt_weights(design)
-    use_compilation_cache(config.run.compilation_cache_dir)
-    devices = start_devices(config.run.platform, plan.num_devices)
+    devices = start_run_devices(config.run, plan.num_devices)
     calls = Calls(design, plan.feed, dataset, devices, 0)
     state = starting_state(design, (adopted.params, adopted.stats) if adopted else custom.weights)
     state = calls.executor.place(state)

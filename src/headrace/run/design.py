@@ -17,8 +17,9 @@ from headrace.config.section_data import IMAGE_DATASETS
 from headrace.core import __version__
 from headrace.core.errors import DataError
 from headrace.core.tree import flatten_named
-from headrace.data.dataset import DataInfo, DataSet, describe_dataset
+from headrace.data.dataset import DataInfo, DataSet, describe_dataset, open_dataset
 from headrace.data.feeding.order import refuse_weights
+from headrace.data.sets.samples import first_samples
 from headrace.engine.compiler import with_tuning
 from headrace.engine.objective import CustomObjective, LossFunction, MetricFunction, binary_cross_entropy
 from headrace.engine.optimizer import Trainable, make_lr_curve, make_optimizer, make_trainable
@@ -197,6 +198,15 @@ def _without_crops_on_cpu(resolved: Resolved) -> Resolved:
         return resolved
     off = Given(value="off", origin=Origin(kind=CHOSEN, where="without an accelerator"))
     return with_values(resolved, {"decode_once": off})
+
+
+def open_data(design: Design) -> DataSet:
+    """Open a design's dataset; a trial run validates a part of it."""
+    config = design.config
+    dataset = design.custom.dataset or open_dataset(config.data, config.run.seed)
+    if not config.run.dry_run_steps:
+        return dataset
+    return replace(dataset, validation=first_samples(dataset.validation, design.plan.validation.num_samples))
 
 
 def starting_state(design: Design, weights: tuple[Any, Any] | None = None) -> State:

@@ -1,4 +1,4 @@
-"""What a run's best weights say of every validation image, for its report: telling images, calibration, thresholds."""
+"""What a run's best weights say of every validation image, for its report: notable images, calibration, thresholds."""
 
 import base64
 import io
@@ -17,7 +17,7 @@ from headrace.core.files import write_atomic
 from headrace.data.augmentation.augment import preprocess
 from headrace.data.dataset import open_dataset
 from headrace.data.sets.samples import Source
-from headrace.engine.devices import show_devices, start_devices, use_compilation_cache
+from headrace.engine.devices import start_run_devices
 from headrace.reference.entrance import override
 from headrace.report.run_summary import IMAGES_FILE
 from headrace.run.design import Design, design_run
@@ -195,9 +195,7 @@ def _predict_validation(model: TrainedModel, config: Config) -> tuple[Evaluated,
     """Predict the validation split; return what is said of its images, the design, and the training split."""
     design = design_run(only_validating(config))
     dataset = open_dataset(config.data, config.run.seed)
-    use_compilation_cache(config.run.compilation_cache_dir)
-    show_devices(config.run.first_device, design.plan.validation.num_devices)
-    devices = start_devices(config.run.platform, design.plan.validation.num_devices)
+    devices = start_run_devices(config.run, design.plan.validation.num_devices)
     logits = predict_all(design, dataset, devices, (model.params, model.stats))
     return _evaluated(model, softmax(logits), dataset.validation), design, dataset.train
 
@@ -220,15 +218,15 @@ def report_of(probabilities: np.ndarray, labels: np.ndarray, names: Sequence[str
 
 
 def image_results(probabilities: np.ndarray, source: LabelledImages, names: Sequence[str]) -> dict[str, Any]:
-    """Return the numbers of these probabilities [N, classes], and the telling images of the source."""
+    """Return the numbers of these probabilities [N, classes], and the notable images of the source."""
     labels = source.labels
     chosen = telling_images(probabilities, labels)
     found: dict[str, Any] = {
         "num_images": len(labels),
         "calibration": calibration(probabilities, labels),
         "top_k": top_k(probabilities, labels),
-        "mistakes": [_telling(source, k, probabilities[k], names) for k in chosen.mistakes],
-        "hardest": [_telling(source, k, probabilities[k], names) for k in chosen.hardest],
+        "mistakes": [_notable(source, k, probabilities[k], names) for k in chosen.mistakes],
+        "hardest": [_notable(source, k, probabilities[k], names) for k in chosen.hardest],
     }
     if len(names) == 2:
         score, positive = probabilities[:, 1], labels == 1
@@ -237,7 +235,7 @@ def image_results(probabilities: np.ndarray, source: LabelledImages, names: Sequ
     return found
 
 
-def _telling(source: LabelledImages, number: int, shares: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
+def _notable(source: LabelledImages, number: int, shares: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
     true, predicted = int(source.labels[number]), int(shares.argmax())
     name = getattr(source, "name", None)  # where it is stored; images in memory have a number only
     return {

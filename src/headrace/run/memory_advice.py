@@ -72,7 +72,7 @@ def process_memory_bytes() -> int | None:
 def out_of_memory(
     design: Design, message: str, limit: int | None, *, validates: bool, on_cpu: bool = False
 ) -> RunStopped:
-    """Return the error for people; `message` is XLA's, `limit` the memory of a device where it is known."""
+    """Return the error that users read; `message` is XLA's, `limit` the memory of a device where it is known."""
     plan = design.plan
     micro = plan.validation.micro_batch_size if validates else plan.batch.micro_batch_size
     memory = validation_memory(design) if validates else plan.memory

@@ -29,7 +29,7 @@ from headrace.data.dataset import DataSet
 from headrace.data.sets.arrays import ImageSpec, array_dataset, array_source, check_class_names
 from headrace.data.sets.catalog import numbered_classes
 from headrace.data.sets.samples import first_samples
-from headrace.engine.devices import start_devices, use_compilation_cache
+from headrace.engine.devices import start_devices, start_run_devices
 from headrace.engine.multiprocess_arrays import readable
 from headrace.engine.objective import STANDARD, CustomObjective, LossFunction, MetricFunction
 from headrace.engine.state import State, evaluated_weights
@@ -650,8 +650,7 @@ class Model:
 
 
 def _devices(design: Design) -> list[Any]:
-    use_compilation_cache(design.config.run.compilation_cache_dir)
-    return start_devices(design.config.run.platform, design.plan.num_devices, design.plan.num_processes)
+    return start_run_devices(design.config.run, design.plan.num_devices, design.plan.num_processes)
 
 
 def _kept(state: State) -> State:

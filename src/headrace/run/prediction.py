@@ -209,7 +209,7 @@ def read_image(model: TrainedModel, path: Path, out: np.ndarray) -> str:
     return ""
 
 
-# Grad-CAM: where in an image the last blocks found what speaks for a class.
+# Grad-CAM: where in an image the last blocks found evidence for a class.
 
 
 _SIDE = 320  # pixels of each image in the drawing, at least

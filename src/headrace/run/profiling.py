@@ -18,7 +18,7 @@ from headrace.core.errors import HeadraceError
 from headrace.core.files import parse_json, write_atomic
 from headrace.core.tree import PyTree
 from headrace.core.units import format_duration
-from headrace.engine.devices import start_devices, use_compilation_cache
+from headrace.engine.devices import start_run_devices
 from headrace.engine.hlo_text import Instruction, Program, block_of, is_backward, kind_of, parse_program
 from headrace.engine.pipeline.dispatch import Dispatcher
 from headrace.engine.state import State
@@ -308,8 +308,7 @@ def with_measured_blocks(resolved: Resolved, custom: CustomParts = NOTHING) -> R
     # Designed from shapes first: whatever cannot work is refused before a device is used.
     group = current_group()
     design = design_run(config, custom, group.num_processes)
-    use_compilation_cache(config.run.compilation_cache_dir)
-    device = start_devices(config.run.platform, design.plan.num_devices, group.num_processes)[0]
+    device = start_run_devices(config.run, design.plan.num_devices, group.num_processes)[0]
 
     def measure() -> dict[str, float]:
         micro, dtype = design.plan.batch.micro_batch_size, design.precision.compute_dtype

@@ -326,7 +326,7 @@ class RunRecorder:
                     self.saver.wait()
             if ending.outcome in ("finished", "stopped") and self._writes:
                 self._tidy()
-        # An error for people becomes part of the records: whoever looks at the run later sees why it ended.
+        # An error that users read becomes part of the records: whoever looks at the run later sees why it ended.
         except HeadraceError as error:
             ending.outcome = "failed"
             if self._writes:

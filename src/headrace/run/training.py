@@ -22,7 +22,7 @@ from headrace.engine.objective import training_loss
 from headrace.engine.optimizer import rate_table, update_kinds
 from headrace.engine.pipeline.dispatch import make_dispatcher
 from headrace.engine.pipeline.training_stages import StageSpec
-from headrace.engine.state import Home, State, host_memory_of, put_state, snapshot
+from headrace.engine.state import Placement, State, host_memory_of, put_state, snapshot
 from headrace.engine.step import Metrics, OnOneMesh, StepSpec, make_call, make_step, with_packing
 from headrace.plan.plan import Plan
 from headrace.plan.steps import SizeSpan
@@ -119,7 +119,7 @@ def make_executor(plan: Plan, spec: StepSpec, devices: list[Any], wanted: Pipeli
     if pipeline is None or plan.one_program:
         return DeviceLoop(replica_mesh(take(devices, replicas)), spec)
     grid = np.array(take(devices, replicas * pipeline.num_devices)).reshape(replicas, pipeline.num_devices)
-    home = Home(
+    placement = Placement(
         # Some backends cannot address host memory from a program; the run then says so and keeps the state on the
         # devices.
         in_host_memory=wanted.optimizer_state_offloading and host_memory_of(devices[0]),
@@ -130,7 +130,7 @@ def make_executor(plan: Plan, spec: StepSpec, devices: list[Any], wanted: Pipeli
             step=spec,
             blocks=(stage.first, stage.end),
             recompute=wanted.recomputation,
-            home=home,
+            placement=placement,
         )
         for stage in pipeline.stages
     ]

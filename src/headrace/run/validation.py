@@ -17,13 +17,12 @@ from headrace.checkpoint.store import MANIFEST_FILE, list_checkpoints, load, new
 from headrace.config.load import NO_RECIPE, Resolved
 from headrace.config.schema import Config
 from headrace.core.errors import CheckpointError
-from headrace.data.dataset import DataSet, describe_dataset, open_dataset
+from headrace.data.dataset import DataSet, describe_dataset
 from headrace.data.feeding.eval_feed import EvalFeed
 from headrace.data.feeding.feed import FeedOptions, TrainFeed
 from headrace.data.feeding.order import fetch, fetch_labels
-from headrace.data.sets.samples import first_samples
 from headrace.engine.compiler import compiler_options
-from headrace.engine.devices import replica_mesh, show_devices, start_devices, take, use_compilation_cache
+from headrace.engine.devices import replica_mesh, start_run_devices, take
 from headrace.engine.forward import (
     LOGITS,
     EvalSpec,
@@ -41,7 +40,7 @@ from headrace.engine.state import State, evaluated_weights
 from headrace.job import ProcessGroup, current_group
 from headrace.reference.entrance import override, resolve
 from headrace.run.choices import with_choices
-from headrace.run.design import Design, design_run
+from headrace.run.design import Design, design_run, open_data
 from headrace.run.directory import from_saved, layout, read_run, saved_form
 from headrace.run.memory_advice import advise_on_memory
 from headrace.run.start import adopt_weights
@@ -225,12 +224,8 @@ def validate(
     config, checkpoints = found.resolved.config, found.checkpoints
     alone = group.is_alone and describe_dataset(config.data).num_train  # else there is nothing to plan a training for
     design = design_run(config if alone else only_validating(config), num_processes=group.num_processes)
-    dataset = open_dataset(config.data, config.run.seed)
-    if config.run.dry_run_steps:
-        dataset = replace(dataset, validation=first_samples(dataset.validation, design.plan.validation.num_samples))
-    use_compilation_cache(config.run.compilation_cache_dir)
-    show_devices(config.run.first_device, design.plan.validation.num_devices // group.num_processes)
-    devices = start_devices(config.run.platform, design.plan.validation.num_devices, group.num_processes)
+    dataset = open_data(design)
+    devices = start_run_devices(config.run, design.plan.validation.num_devices, group.num_processes)
     # Apart from the reports of training, which belong to the run's records.
     report_dir = (report_dir or _report_dir(found.run)) if group.is_first else None
     num_good = 0
@@ -298,8 +293,7 @@ def _read_named(design: Design) -> _Read:
     """Read weights that were given by name or as a file; their classes must be those of the dataset."""
     adopted = adopt_weights(design)
     assert adopted is not None
-    other = [tensor for tensor in adopted.statuses if tensor.status != "loaded"]
-    if other:
+    if other := adopted.not_loaded:
         raise CheckpointError(
             f"Not all of {adopted.source} fits {design.network.name} with the {design.info.num_classes} classes of "
             f"{design.info.place or design.info.name}: {other[0].name} {other[0].note or 'is not in the file'}.",

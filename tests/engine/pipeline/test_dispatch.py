@@ -13,7 +13,7 @@ from headrace.config.load import config_from
 from headrace.core.jax_private import without_arguments
 from headrace.engine.pipeline.nodes import keep_products
 from headrace.engine.pipeline.step_plan import CompiledSteps
-from headrace.engine.state import Home
+from headrace.engine.state import Placement
 from headrace.model.context import Ctx
 from headrace.model.families import build_network
 from headrace.model.norm import NormSpec
@@ -60,10 +60,10 @@ def test_sixteen_bit_weights_dynamic_scaling_and_skipped_steps_are_the_same(samp
         )
 
 
-HOMES = {
-    "host": Home(in_host_memory=True),
-    "sharded": Home(sharded=True),
-    "both": Home(in_host_memory=True, sharded=True),
+PLACEMENTS = {
+    "host": Placement(in_host_memory=True),
+    "sharded": Placement(sharded=True),
+    "both": Placement(in_host_memory=True, sharded=True),
 }
 OPTIMIZERS = {
     "sgd": {"momentum": 0.9},
@@ -78,7 +78,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize(
-    ("home", "optimizer", "cut"),
+    ("placement", "optimizer", "cut"),
     [
         ("host", "sgd", (1,)),
         ("sharded", "lars", ()),
@@ -87,21 +87,21 @@ OPTIMIZERS = {
         pytest.param("both", "lars", (1,), marks=pytest.mark.slow),
     ],
 )
-def test_wherever_the_optimizer_state_lives_the_weights_are_the_same(samples, home, optimizer, cut):
+def test_wherever_the_optimizer_state_is_the_weights_are_the_same(samples, placement, optimizer, cut):
     config = config_from(OPTIONS | {"optimizer": optimizer, "optimizer_params": OPTIMIZERS[optimizer]})
     network = small_residual(NormSpec())
     wanted, _ = train_steps(config, network, *samples, replicas=2, count=2)
-    stages = Stages(replicas=2, count=2, cut=cut, mapping=tuple(range(len(cut) + 1)), home=HOMES[home])
+    stages = Stages(replicas=2, count=2, cut=cut, mapping=tuple(range(len(cut) + 1)), placement=PLACEMENTS[placement])
     state, _ = train_pipelined(config, network, samples, stages)
     for part in ("params", "stats", "opt", "ema"):
         assert_close(state[part], wanted[part], 1e-5)
 
 
-@pytest.mark.parametrize("home", HOMES)
-def test_the_state_stays_where_it_lives(samples, home):
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_the_state_stays_where_it_is_placed(samples, placement):
     """Before and after a call, and in a copy: memory kind and pieces are what was asked for."""
     config = config_from(OPTIONS)
-    stages = Stages(replicas=2, count=2, cut=(), mapping=(0,), home=HOMES[home])
+    stages = Stages(replicas=2, count=2, cut=(), mapping=(0,), placement=PLACEMENTS[placement])
     spec, dispatcher = make_stages(config, small_residual(NormSpec()), samples[0], stages)
     block = dispatcher.put(make_block(samples[0], samples[1], 2), "steps")
     placed = dispatcher.place(first_state(spec))
@@ -111,9 +111,9 @@ def test_the_state_stays_where_it_lives(samples, home):
         kernels = [leaf for leaf in jax.tree.leaves((state["opt"], state["ema"])) if leaf.ndim == 4]
         assert kernels
         for leaf in kernels:
-            assert leaf.sharding.memory_kind == ("pinned_host" if HOMES[home].in_host_memory else "device")
+            assert leaf.sharding.memory_kind == ("pinned_host" if PLACEMENTS[placement].in_host_memory else "device")
             pieces = [shard.data.size for shard in leaf.addressable_shards]
-            assert pieces == [leaf.size // (2 if HOMES[home].sharded else 1)] * 2
+            assert pieces == [leaf.size // (2 if PLACEMENTS[placement].sharded else 1)] * 2
         assert all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(state["params"]))
     jax.block_until_ready(after)
 

@@ -63,7 +63,7 @@ class Dispatcher:
             part = unflatten_named(like, flatten_named(state))
             # From NumPy copies: device_put may alias an array that is already there, and the first donation would
             # delete the source.
-            placed.append(place(jax.tree.map(np.array, part), shardings(like, mesh, spec.home)))
+            placed.append(place(jax.tree.map(np.array, part), shardings(like, mesh, spec.placement)))
         return self._join(state, placed)
 
     def put(self, tree: PyTree, kind: str) -> Any:
@@ -225,7 +225,7 @@ class Dispatcher:
         for spec, like, mesh in zip(self.stages, self.likes, self.meshes, strict=True):
             # Real copies: stages may share a device, and each donates its own.
             copies = snapshot(transfer(shared, replicated(mesh)))
-            where = flatten_named(shardings(like, mesh, spec.home))
+            where = flatten_named(shardings(like, mesh, spec.placement))
             copies = {name: jax.device_put(leaf, where[name]) for name, leaf in copies.items()}
             parts.append(unflatten_named(like, flat | copies))
         return parts
@@ -259,9 +259,9 @@ def _make_stage(stage: StageSpec, mesh: Mesh) -> StagePrograms:
         node=make_node(training_node(stage, mesh)),
         reduce=make_reduce(stage, mesh),
         update=make_update(stage, mesh),
-        copy=make_copy(like, mesh, stage.home),
+        copy=make_copy(like, mesh, stage.placement),
         # Gathering is needed across processes only: within one, the host can read the pieces from all devices.
-        copy_to_save=make_copy(like, mesh, stage.home, whole=not replicated(mesh).is_fully_addressable),
+        copy_to_save=make_copy(like, mesh, stage.placement, whole=not replicated(mesh).is_fully_addressable),
     )
 
 

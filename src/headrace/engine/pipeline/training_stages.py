@@ -20,7 +20,7 @@ from headrace.engine.devices import REPLICA, replicated
 from headrace.engine.optimizer import global_norm
 from headrace.engine.pipeline.nodes import INPUTS, MARKED, PRODUCTS, NodeSpec
 from headrace.engine.pipeline.step_plan import ALL, EACH, Program, on_mesh
-from headrace.engine.state import ON_DEVICE, UPDATE_ONLY, Home, State, home_shardings, make_state, to_device
+from headrace.engine.state import ON_DEVICE, UPDATE_ONLY, Placement, State, make_state, placed_shardings, to_device
 from headrace.engine.step import (
     STEPS,
     Metrics,
@@ -38,12 +38,12 @@ FIXED = ("stats", "loss_scale", "step")  # parts of the state that the passes re
 
 @dataclass(frozen=True, kw_only=True)
 class StageSpec:
-    """One stage: its blocks, how much it keeps from forward to backward, and where its optimizer's state lives."""
+    """One stage: its blocks, how much it keeps from forward to backward, and where its optimizer's state is stored."""
 
     step: StepSpec
     blocks: tuple[int, int]
     recompute: bool = False
-    home: Home = ON_DEVICE
+    placement: Placement = ON_DEVICE
 
     @property
     def is_first(self) -> bool:
@@ -191,12 +191,12 @@ def make_update(stage: StageSpec, mesh: Mesh) -> Program:
     `record` the call's metrics, at the last stage. Each stage gives one `shared`.
     """
     like = part_of(stage)
-    slots_home = home_shardings({key: like[key] for key in UPDATE_ONLY if key in like}, mesh, stage.home)
+    slot_shardings = placed_shardings({key: like[key] for key in UPDATE_ONLY if key in like}, mesh, stage.placement)
 
     def update(
         params: PyTree, fixed: State, slots: State, reduced: PyTree, at: Any, record: PyTree, *shared: dict[str, Any]
     ) -> tuple[Any, ...]:
-        state = {"params": params} | fixed | to_device(slots, mesh, stage.home)
+        state = {"params": params} | fixed | to_device(slots, mesh, stage.placement)
         # Every stage has to know whether the loss is finite, because all of them skip the step, or none.
         sums = reduced["sums"] if stage.is_last else {"loss": shared[-1]["loss"]}
         # Every stage computes the same norm from the same numbers in the same order, so all agree on whether to update.
@@ -213,7 +213,9 @@ def make_update(stage: StageSpec, mesh: Mesh) -> Program:
     everywhere = replicated(mesh)
     update.__name__ = f"{stage.name}_update"
     jitted = jax.jit(
-        update, out_shardings=(everywhere, everywhere, slots_home, everywhere, everywhere), donate_argnums=(0, 1, 2, 5)
+        update,
+        out_shardings=(everywhere, everywhere, slot_shardings, everywhere, everywhere),
+        donate_argnums=(0, 1, 2, 5),
     )
-    outs: tuple[Any, ...] = (ALL, ALL, slots_home, ALL, ALL)
+    outs: tuple[Any, ...] = (ALL, ALL, slot_shardings, ALL, ALL)
     return Program(jitted=jitted, mesh=mesh, outs=outs, compiler_options=stage.step.compiler_options)
