@@ -22,6 +22,9 @@ def judged(**changes: Any) -> str:
 
 def test_a_device_that_never_waited() -> None:
     assert judged(wait_seconds=0.03) == "compute-bound: the device waited 0.3 % of the time"
+    decoded_first = judged(wait_seconds=0.03, cached=True, first_wait_seconds=18.0, wall_seconds=42.0)
+    assert "the dataset is on the device, which waited 0.3 % of the time after the first images" in decoded_first
+    assert "reading the first images took 43 % of the 42.0 s" in decoded_first
     assert "on the device" in judged(cached=True)
 
 

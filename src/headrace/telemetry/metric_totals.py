@@ -476,11 +476,13 @@ def _bound(run: Measured) -> str:
     waits = {"input": waited_seconds, "validation": run.validation_wait_seconds, "saving": run.save_seconds}
     bound = max(waits, key=lambda kind: waits[kind])
     share = sum(waits.values()) / total
+    # A set that was decoded before the first call made the device wait, and the split of the wall time shows it.
+    time = "the time after the first images" if run.first_wait_seconds > _COMPUTE * run.wall_seconds else "the time"
     # Below 2 % nothing is worth changing, and advice would only distract.
     if share < _COMPUTE:
         where = "the dataset is on the device, which" if run.cached else "the device"
-        return f"compute-bound: {where} waited {100 * share:.1f} % of the time"
-    waited = f"{100 * waits[bound] / total:.1f} % of the time"
+        return f"compute-bound: {where} waited {100 * share:.1f} % of {time}"
+    waited = f"{100 * waits[bound] / total:.1f} % of {time}"
     rates = _rates(run, run.seconds - waited_seconds)
     if bound == "input":
         if share < _MIXED:
