@@ -156,7 +156,7 @@ def test_a_run_without_delays_is_start_compilation_and_training(quick):
 
 
 def test_devices_start_while_the_dataset_is_opened(quick, monkeypatch):
-    started, start_devices, open_dataset = threading.Event(), fit.start_devices, fit.open_dataset
+    started, start_devices, open_data = threading.Event(), fit.start_run_devices, fit.open_data
 
     def start(*given: Any) -> Any:
         started.set()
@@ -164,8 +164,8 @@ def test_devices_start_while_the_dataset_is_opened(quick, monkeypatch):
 
     def open_afterwards(*given: Any) -> Any:
         assert started.wait(30), "the devices start only after the dataset was opened"
-        return open_dataset(*given)
+        return open_data(*given)
 
-    monkeypatch.setattr(fit, "start_devices", start)
-    monkeypatch.setattr(fit, "open_dataset", open_afterwards)
+    monkeypatch.setattr(fit, "start_run_devices", start)
+    monkeypatch.setattr(fit, "open_data", open_afterwards)
     assert train(quick(compile_only=True)).outcome == "compiled"

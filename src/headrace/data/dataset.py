@@ -12,14 +12,10 @@ from headrace.config.section_data import IMAGE_DATASETS
 from headrace.core.download import terminal_progress
 from headrace.core.errors import ConfigError, DataError, did_you_mean
 from headrace.core.units import parse_bytes
-from headrace.data.sets.catalog import KNOWN_SETS, SetFacts, SetRow, numbered_classes
+from headrace.data.sets.catalog import KNOWN_SETS, SetFacts, SetRow, numbered_classes, usual_statistics
 from headrace.data.sets.file_problem import BadSamples, Part, quick_duplicates, raise_problems
 from headrace.data.sets.get import datasets_directory, get_set
 from headrace.data.sets.image_sets import (
-    GREY_MEAN,
-    GREY_STD,
-    IMAGENET_MEAN,
-    IMAGENET_STD,
     ImageSet,
     crop_rule,
     detect,
@@ -183,6 +179,7 @@ def _describe_images(images: ImageSet, data: Data) -> DataInfo:
     random_crops, sent = crop_rule(data, size) is not None, working or sent_size(data, size)
     form = f"decoded once as {sent}x{sent}" if working else f"sent as {sent}x{sent}" if sent else ""
     place = ", ".join(part for part in (images.place, images.split_by, form) if part)
+    mean, std = usual_statistics(channels)
     return DataInfo(
         name=images.kind,
         image_hwc=(size, size, channels),
@@ -193,8 +190,8 @@ def _describe_images(images: ImageSet, data: Data) -> DataInfo:
         # device.
         augmentation=_or(data.train_augmentation, "flip" if working or (random_crops and not sent) else "flip-crop"),
         normalization=_or(data.wanted_normalization, "per-channel"),
-        channel_mean=IMAGENET_MEAN if channels == 3 else GREY_MEAN,
-        channel_std=IMAGENET_STD if channels == 3 else GREY_STD,
+        channel_mean=mean,
+        channel_std=std,
         varies=random_crops and not working,
         place=place,
         sent_hw=(sent, sent) if sent else None,
@@ -206,7 +203,7 @@ def _describe_images(images: ImageSet, data: Data) -> DataInfo:
 def _describe_imagenet(data: Data) -> DataInfo:
     """Return ImageNet (LSVRC 2012) as it was published."""
     size, channels = data.image_size or 224, data.num_channels
-    sent = sent_size(data, size)
+    sent, (mean, std) = sent_size(data, size), usual_statistics(channels)
     return DataInfo(
         name="imagenet",
         image_hwc=(size, size, channels),
@@ -215,8 +212,8 @@ def _describe_imagenet(data: Data) -> DataInfo:
         num_validation=50_000,
         augmentation=_or(data.train_augmentation, "flip-crop" if sent else "flip"),
         normalization=_or(data.wanted_normalization, "per-channel"),
-        channel_mean=IMAGENET_MEAN if channels == 3 else GREY_MEAN,
-        channel_std=IMAGENET_STD if channels == 3 else GREY_STD,
+        channel_mean=mean,
+        channel_std=std,
         varies=not data.synthetic_on,
         place=_synthetic_place(data) or "not there, planned as published",
         synthetic_on=data.synthetic_on,

@@ -20,7 +20,7 @@ import jax
 
 from headrace.core import __version__
 from headrace.core.jax_private import devices_are_started
-from headrace.core.signals import num_processors
+from headrace.core.process import num_processors
 
 FIRST_BFLOAT16 = (8, 0)  # NVIDIA's compute capability from which on bfloat16 is in hardware
 ROOT = Path("/")

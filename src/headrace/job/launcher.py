@@ -16,7 +16,7 @@ from types import FrameType
 from typing import IO
 
 from headrace.core.errors import ConfigError
-from headrace.core.signals import STOP_SIGNALS, catch_signals, leave_closed_terminal
+from headrace.core.process import STOP_SIGNALS, catch_signals, leave_closed_terminal
 from headrace.job.detect_launcher import SECRET
 from headrace.job.launch_request import LaunchRequest, is_python, mpirun_command, script_and_arguments, srun_command
 from headrace.job.liveness import LAST_MESSAGE

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import IO
 
 from headrace.core.errors import INTERRUPTED_EXIT_CODE, ConfigError, HeadraceError, ProcessLost, RunHung, RunStopped
-from headrace.core.signals import STOP_SIGNALS, catch_signals, leave_closed_terminal
+from headrace.core.process import STOP_SIGNALS, catch_signals, leave_closed_terminal
 from headrace.job.detect_launcher import (
     BATCH_REPLICAS,
     COORDINATOR,

@@ -22,15 +22,14 @@ from headrace.config.load import Resolved, to_flat
 from headrace.config.section_run import describe_without_effect
 from headrace.core import __version__
 from headrace.core.errors import ConfigError
-from headrace.core.signals import STOP_SIGNALS, catch_signals, leave_closed_terminal
-from headrace.data.dataset import DataInfo, DataSet, open_dataset
+from headrace.core.process import STOP_SIGNALS, catch_signals, leave_closed_terminal
+from headrace.data.dataset import DataInfo, DataSet
 from headrace.data.decoding.jpeg import describe_slower
 from headrace.data.feeding.feed import FeedOptions, TrainFeed
 from headrace.data.sets.file_problem import FILE as BAD_FILE
-from headrace.data.sets.samples import first_samples
 from headrace.data.verify import refuse_problems
 from headrace.engine.compiler import compiles_alone, describe_compiler_options
-from headrace.engine.devices import show_devices, start_devices, use_compilation_cache
+from headrace.engine.devices import start_run_devices
 from headrace.engine.pipeline.dispatch import Dispatcher
 from headrace.engine.state import State, evaluated_weights, host_memory_of
 from headrace.engine.step import Metrics
@@ -47,6 +46,7 @@ from headrace.run.design import (
     derived_facts,
     design_run,
     given_facts,
+    open_data,
     starting_state,
     with_batch_of,
     with_chosen_decoding,
@@ -63,7 +63,7 @@ from headrace.run.directory import (
 )
 from headrace.run.memory_advice import advise_on_memory
 from headrace.run.profiling import FOLDER, CallProfile, describe_profile, trace_schedule, with_measured_blocks
-from headrace.run.recorder import InFlight, RunRecorder, utc_now
+from headrace.run.recorder import Ending, InFlight, RunRecorder, utc_now
 from headrace.run.start import (
     Past,
     Restored,
@@ -82,7 +82,7 @@ from headrace.run.start import (
     write_table,
 )
 from headrace.run.trained_model import RunResult, finished_result
-from headrace.run.training import CallLength, Calls, open_feed
+from headrace.run.training import CallLength, Calls, Compiled, open_feed
 from headrace.run.validation import Validator
 from headrace.telemetry.console import make_console
 from headrace.telemetry.metric_totals import CallReader, StartTimes, Timeline, passing_failure_to
@@ -301,14 +301,9 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
         validator, feed, compiling = None, None, None
         if to_train:
             state = calls.executor.place(state)
-            feed = open_feed(design, dataset, plan.feed, calls.executor, step, length.steps)
-            stack.enter_context(closing(feed))
-            # In a thread: meanwhile images are read and validation is compiled. Several processes compile in one order;
-            # and where nothing else may happen on the devices, tracing validation would.
-            compiler = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="compile"))
-            compiling = compiler.submit(calls.compile, state, feed)
-            if not group.is_alone or compiles_alone(design.compiler):
-                compiling.result()
+            opened = open_feed(design, dataset, plan.feed, calls.executor, step, length.steps)
+            feed = stack.enter_context(closing(opened))
+            compiling = _start_compiling(design, calls, state, feed, stack)
         if config.validation.validation and (to_train or to_validate):
             validator = stack.enter_context(closing(Validator(design, dataset, devices)))
             if feed:
@@ -350,13 +345,30 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
             recorder.note(dataset.bad.describe(), "warning")
         if stopped_by is None:
             return replace(ending.reach("finished"), state=state)
-        # Asked to stop, by a callback or a signal. The call is finished: save it, and `headrace resume` continues.
-        if stopped_by.startswith(CALLBACK):
-            reason = stopped_by.removeprefix(CALLBACK)
-            recorder.save_stopped(reason, calls.executor.copy_to_save(state))
-            return replace(ending.reach("stopped", reason), state=state)
-        recorder.save_interrupted(stopped_by, calls.executor.copy_to_save(state))
-        return replace(ending.reach("interrupted"), state=state)
+        return replace(_stop(stopped_by, recorder, ending, calls.executor.copy_to_save(state)), state=state)
+
+
+def _start_compiling(
+    design: Design, calls: Calls, state: State, feed: TrainFeed, stack: ExitStack
+) -> Future[list[tuple[str, Compiled]]]:
+    """Compile the training calls in a thread: meanwhile images are read and validation is compiled."""
+    compiler = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="compile"))
+    compiling = compiler.submit(calls.compile, state, feed)
+    # Several processes compile in one order; and where nothing else may happen on the devices, tracing validation
+    # would.
+    if not current_group().is_alone or compiles_alone(design.compiler):
+        compiling.result()
+    return compiling
+
+
+def _stop(asked_by: str, recorder: RunRecorder, ending: Ending, saved: State) -> RunResult:
+    """Save after the call that a callback or a signal made the last one, so that `headrace resume` continues there."""
+    if asked_by.startswith(CALLBACK):
+        reason = asked_by.removeprefix(CALLBACK)
+        recorder.save_stopped(reason, saved)
+        return ending.reach("stopped", reason)
+    recorder.save_interrupted(asked_by, saved)
+    return ending.reach("interrupted")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -382,7 +394,7 @@ def _prepare(resolved: Resolved, restored: Restored | None, custom: CustomParts)
     config, group = resolved.config, current_group()
     refuse_missing(config.logging)
     design = design_run(config, custom, group.num_processes)
-    devices = partial(_start_devices, design)
+    devices = partial(start_run_devices, config.run, design.plan.num_devices, group.num_processes)
     if group.is_alone:
         # A GPU takes seconds to start, and opening a dataset may. Several processes start together: one that refuses
         # its dataset must not leave the others waiting there.
@@ -391,9 +403,7 @@ def _prepare(resolved: Resolved, restored: Restored | None, custom: CustomParts)
         starter.shutdown(wait=False)
     if config.data.verify_dataset and not custom.dataset:
         group.on_first_process(lambda: refuse_problems(config.data))
-    dataset = custom.dataset or open_dataset(config.data, config.run.seed)
-    if config.run.dry_run_steps:
-        dataset = replace(dataset, validation=first_samples(dataset.validation, design.plan.validation.num_samples))
+    dataset = open_data(design)
     identity = dataset_identity(dataset)
     if restored:
         refuse_changed_dataset(restored, identity)
@@ -410,14 +420,6 @@ def _prepare(resolved: Resolved, restored: Restored | None, custom: CustomParts)
     check_consistency(group, given_facts(design))
     check_consistency(group, derived_facts(design, dataset, prepared.step))
     return prepared
-
-
-def _start_devices(design: Design) -> list[Any]:
-    """Return the devices of a run; nothing else may have used JAX's before."""
-    run, num_devices, num_processes = design.config.run, design.plan.num_devices, current_group().num_processes
-    use_compilation_cache(run.compilation_cache_dir)
-    show_devices(run.first_device, num_devices // num_processes)
-    return start_devices(run.platform, num_devices, num_processes)
 
 
 def _first_state(prepared: _Prepared) -> State:

@@ -18,9 +18,9 @@ from headrace.data.dataset import DataInfo, DataSet, describe_dataset, open_data
 from headrace.data.decoding.image_source import ImageSource, ViewSpec
 from headrace.data.decoding.resize import uncropped_side
 from headrace.data.sets.arrays import ImageSpec, check_class_names
+from headrace.data.sets.catalog import usual_statistics
 from headrace.data.sets.file_problem import BadSamples
 from headrace.data.sets.folder import TRAIN_NAMES, held_out_mask, list_classes, split_folder
-from headrace.data.sets.image_sets import GREY_MEAN, GREY_STD, IMAGENET_MEAN, IMAGENET_STD
 from headrace.data.sets.samples import ArraySource, FileSamples, Source
 from headrace.model.context import FLOPS_CONVENTION
 from headrace.model.custom import custom_network
@@ -163,7 +163,7 @@ def spec_of(info: DataInfo) -> ImageSpec:
 
 def normalised_spec(spec: ImageSpec, data: Data) -> ImageSpec:
     """Return a description of images with ImageNet's normalization, where no training has decided it."""
-    mean, std = (GREY_MEAN, GREY_STD) if spec.image_hwc[2] == 1 else (IMAGENET_MEAN, IMAGENET_STD)
+    mean, std = usual_statistics(spec.image_hwc[2])
     wanted = data.wanted_normalization
     normalization = "per-channel" if wanted == "auto" else wanted
     return replace(spec, image_dtype="uint8", normalization=normalization, channel_mean=mean, channel_std=std)

@@ -16,8 +16,7 @@ from headrace.config.load import NO_RECIPE, PIXEL_OPTIONS, Resolved
 from headrace.config.schema import Config
 from headrace.config.section_model import find_variant
 from headrace.core.errors import CheckpointError, ConfigError
-from headrace.data.sets.catalog import numbered_classes
-from headrace.data.sets.image_sets import GREY_MEAN, GREY_STD, IMAGENET_MEAN, IMAGENET_STD
+from headrace.data.sets.catalog import numbered_classes, usual_statistics
 from headrace.model.families import build_network
 from headrace.model.network import Network
 from headrace.reference.entrance import resolve_code
@@ -135,8 +134,8 @@ def _classes_of(network: Network, foreign: ForeignWeights, loaded: LoadedWeights
 
 def _input_form(config: Config, network: Network) -> dict[str, Any]:
     """Return how images become the input, as `input_form` does for a dataset."""
-    data, grey = config.data, network.input_hwc[2] == 1
-    mean, std = (GREY_MEAN, GREY_STD) if grey else (IMAGENET_MEAN, IMAGENET_STD)
+    data = config.data
+    mean, std = usual_statistics(network.input_hwc[2])
     return {
         "image_hwc": list(network.input_hwc),
         "normalization": "per-channel" if data.wanted_normalization == "auto" else data.wanted_normalization,

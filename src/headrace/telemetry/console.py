@@ -16,7 +16,7 @@ from rich.table import Column
 from rich.text import Text
 
 from headrace.core.errors import ConfigError, did_you_mean
-from headrace.core.signals import leave_closed_terminal
+from headrace.core.process import leave_closed_terminal
 from headrace.core.units import format_bytes, format_duration, format_percent
 from headrace.telemetry.records import CheckpointRecord, Note, Record, RunEnd, RunStart, TrainRecord, ValidationRecord
 

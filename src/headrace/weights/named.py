@@ -16,6 +16,7 @@ from headrace.core.download import Head, Remote, ask, download, terminal_progres
 from headrace.core.errors import ConfigError, DownloadError, nearest
 from headrace.core.files import cache_directory, parse_json, write_atomic
 from headrace.core.tensor_file import read_note
+from headrace.data.sets.catalog import IMAGENET_MEAN, IMAGENET_STD
 
 # Weights that are known by name: rows of a table with the network, the file, and how images become its input.
 #
@@ -26,7 +27,7 @@ from headrace.core.tensor_file import read_note
 FILES = Path(__file__).parent / "files"
 IMAGENET_CLASSES = 1000
 _PIXELS: Mapping[str, Mapping[str, Any]] = {
-    "imagenet": {"pixel_mean": (0.485, 0.456, 0.406), "pixel_std": (0.229, 0.224, 0.225)},
+    "imagenet": {"pixel_mean": IMAGENET_MEAN, "pixel_std": IMAGENET_STD},
     "half": {"pixel_mean": (0.5, 0.5, 0.5), "pixel_std": (0.5, 0.5, 0.5)},
     "clip": {
         "pixel_mean": (0.48145466, 0.4578275, 0.40821073),
@@ -428,7 +429,8 @@ def _facts_of_description(network: Mapping[str, Any], config: Any, form: Any) ->
         names = tuple(map(str, labels)) if len(labels) == count else ()
     if not names and count == IMAGENET_CLASSES:
         names = imagenet_names()
-    mean, std = ([float(value) for value in form.get(key, default)] for key, default in _IMAGENET_PIXELS.items())
+    usual = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}
+    mean, std = ([float(value) for value in form.get(key, default)] for key, default in usual.items())
     data = {
         "image_size": size,
         "eval_resize_size": int(size / float(form.get("crop_pct", 0.875))),
@@ -437,6 +439,3 @@ def _facts_of_description(network: Mapping[str, Any], config: Any, form: Any) ->
     is_plain = not any(mean) and all(value == 1 for value in std)
     pixels = {"normalization": "per-channel" if not is_plain else "zero-one", "mean": mean, "std": std}
     return WeightFacts(network=network, data=data | pixel_options(pixels), num_classes=count, class_names=names)
-
-
-_IMAGENET_PIXELS = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}

@@ -113,7 +113,7 @@ def _pads(padding: Padding, hwc: Shape, window: int, stride: int) -> list[int]:
     return [top, left, bottom, right]
 
 
-def _conv(graph: Graph, layer: Any, trees: Trees, hwc: Shape, x: str) -> str:
+def _conv(graph: Graph, layer: layers.Conv, trees: Trees, hwc: Shape, x: str) -> str:
     params = trees[0]
     inputs = [x, graph.weight("weight", np.transpose(params["kernel"], (3, 2, 0, 1)))]
     inputs += [graph.weight("bias", params["bias"])] if layer.bias else []
@@ -151,18 +151,18 @@ def _activation(graph: Graph, kind: str, x: str) -> str:
     return graph.node("Mul", [x, graph.node("HardSigmoid", [x], alpha=1 / 6, beta=0.5)])
 
 
-def _max_pool(graph: Graph, layer: Any, trees: Trees, hwc: Shape, x: str) -> str:
+def _max_pool(graph: Graph, layer: layers.MaxPool, trees: Trees, hwc: Shape, x: str) -> str:
     pads = _pads(layer.padding, hwc, layer.window, layer.stride)
     return graph.node("MaxPool", [x], kernel_shape=[layer.window] * 2, strides=[layer.stride] * 2, pads=pads)
 
 
-def _average_pool(graph: Graph, layer: Any, trees: Trees, hwc: Shape, x: str) -> str:
+def _average_pool(graph: Graph, layer: layers.AveragePool, trees: Trees, hwc: Shape, x: str) -> str:
     pads = _pads(layer.padding, hwc, layer.window, layer.stride)
     shape = {"kernel_shape": [layer.window] * 2, "strides": [layer.stride] * 2, "pads": pads}
     return graph.node("AveragePool", [x], count_include_pad=0, **shape)
 
 
-def _resize(graph: Graph, layer: Any, trees: Trees, hwc: Shape, x: str) -> str:
+def _resize(graph: Graph, layer: layers.ResizeByAverage, trees: Trees, hwc: Shape, x: str) -> str:
     if hwc[:2] == (layer.size, layer.size):
         return x
     down, across = (share_matrix(pixels, layer.size) for pixels in hwc[:2])
@@ -180,12 +180,12 @@ def _flatten(graph: Graph, layer: object, trees: Trees, hwc: Shape, x: str) -> s
     return graph.reshaped(x, [0, -1])
 
 
-def _zero_pad(graph: Graph, layer: Any, trees: Trees, hwc: Shape, x: str) -> str:
+def _zero_pad(graph: Graph, layer: layers.ZeroPad, trees: Trees, hwc: Shape, x: str) -> str:
     (top, bottom), (left, right) = layer.pads
     return graph.node("Pad", [x, graph.constant(np.array([0, 0, top, left, 0, 0, bottom, right]))])
 
 
-def _norm(graph: Graph, layer: Any, trees: Trees, hwc: Shape, x: str) -> str:
+def _norm(graph: Graph, layer: norm.Norm, trees: Trees, hwc: Shape, x: str) -> str:
     spec = layer.spec
     if spec.kind == "none":
         return x
@@ -204,7 +204,7 @@ def _norm(graph: Graph, layer: Any, trees: Trees, hwc: Shape, x: str) -> str:
     return _group_norm(graph, layer, params, hwc, x)
 
 
-def _group_norm(graph: Graph, layer: Any, params: Mapping[str, Any], hwc: Shape, x: str) -> str:
+def _group_norm(graph: Graph, layer: norm.Norm, params: Mapping[str, Any], hwc: Shape, x: str) -> str:
     """Normalise [N, groups, rest] by instance norm; strided groups are gathered first and put back after."""
     height, width, channels = hwc
     groups = layer._groups(channels)
@@ -225,38 +225,37 @@ def _group_norm(graph: Graph, layer: Any, params: Mapping[str, Any], hwc: Shape,
     return graph.node("Add", [graph.node("Mul", [x, graph.weight("scale", scale)]), graph.weight("shift", shift)])
 
 
-def _layer_norm(graph: Graph, layer: Any, trees: Trees, hwc: Shape, x: str) -> str:
+def _layer_norm(graph: Graph, layer: norm.LayerNorm, trees: Trees, hwc: Shape, x: str) -> str:
     """Normalise the channels of each pixel; ONNX does so for the last dims."""
     inputs = [graph.weight("scale", trees[0]["gamma"]), graph.weight("shift", trees[0]["beta"])]
-    if len(hwc) == 1:
-        return graph.node("LayerNormalization", [x, *inputs], axis=-1, epsilon=layer.epsilon)
-    x = graph.node("Transpose", [x], perm=[0, 2, 3, 1])
+    has_pixels = len(hwc) > 1
+    x = graph.node("Transpose", [x], perm=[0, 2, 3, 1]) if has_pixels else x
     x = graph.node("LayerNormalization", [x, *inputs], axis=-1, epsilon=layer.epsilon)
-    return graph.node("Transpose", [x], perm=[0, 3, 1, 2])
+    return graph.node("Transpose", [x], perm=[0, 3, 1, 2]) if has_pixels else x
 
 
 def _layer_scale(graph: Graph, layer: object, trees: Trees, hwc: Shape, x: str) -> str:
     return graph.node("Mul", [x, graph.weight("scale", np.reshape(trees[0]["gamma"], (1, -1, *(1,) * (len(hwc) - 1))))])
 
 
-def _chain(graph: Graph, layer: Any, trees: Trees, hwc: Shape, x: str) -> str:
+def _chain(graph: Graph, layer: layers.Chain, trees: Trees, hwc: Shape, x: str) -> str:
     for name, inner in layer.layers:
         x = write_layer(graph.under(name), inner, _inside(trees, name), hwc, x)
         hwc = inner.shape(hwc)
     return x
 
 
-def _residual(graph: Graph, layer: Any, trees: Trees, hwc: Shape, x: str) -> str:
+def _residual(graph: Graph, layer: layers.Residual, trees: Trees, hwc: Shape, x: str) -> str:
     branches = [_chain(graph, branch, trees, hwc, x) for branch in (layer.body, layer.shortcut)]
     return graph.node("Add", branches)
 
 
-def _concat(graph: Graph, layer: Any, trees: Trees, hwc: Shape, x: str) -> str:
+def _concat(graph: Graph, layer: layers.Concat, trees: Trees, hwc: Shape, x: str) -> str:
     parts = [write_layer(graph.under(name), inner, _inside(trees, name), hwc, x) for name, inner in layer.layers]
     return graph.node("Concat", parts, axis=1)
 
 
-def _subsample(graph: Graph, layer: Any, trees: Trees, hwc: Shape, x: str) -> str:
+def _subsample(graph: Graph, layer: layers.SubsampleShortcut, trees: Trees, hwc: Shape, x: str) -> str:
     far = np.iinfo(np.int64).max
     bounds = [np.array(values) for values in ([0, 0], [far, far], [2, 3], [layer.stride] * 2)]
     x = graph.node("Slice", [x, *(graph.constant(values) for values in bounds)])
@@ -265,7 +264,7 @@ def _subsample(graph: Graph, layer: Any, trees: Trees, hwc: Shape, x: str) -> st
     return graph.node("Pad", [x, graph.constant(np.array([0, before, 0, 0, 0, more - before, 0, 0]))])
 
 
-def _squeeze_excite(graph: Graph, layer: Any, trees: Trees, hwc: Shape, x: str) -> str:
+def _squeeze_excite(graph: Graph, layer: norm.SqueezeExcite, trees: Trees, hwc: Shape, x: str) -> str:
     gate = _mean(graph, layer, trees, hwc, x)
     for name, kind in (("reduce", layer.activation), ("expand", layer.gate)):
         gate = _dense(graph.under(name), layer, _inside(trees, name), hwc, gate)
@@ -273,7 +272,7 @@ def _squeeze_excite(graph: Graph, layer: Any, trees: Trees, hwc: Shape, x: str) 
     return graph.node("Mul", [x, graph.reshaped(gate, [0, hwc[2], 1, 1])])
 
 
-def _proxy(graph: Graph, layer: Any, trees: Trees, hwc: Shape, x: str) -> str:
+def _proxy(graph: Graph, layer: norm.ProxyActivation, trees: Trees, hwc: Shape, x: str) -> str:
     """Scale, shift, activate, and normalise by the proxy's moments, which follow from the weights alone."""
     gamma, beta, scale, shift = (np.asarray(trees[0][n]) for n in ("gamma", "beta", "proxy_scale", "proxy_shift"))
     gaussian = norm.quantiles()[:, None] * (1 + scale) + shift

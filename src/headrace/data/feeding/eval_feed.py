@@ -13,10 +13,11 @@ import numpy as np
 
 from headrace.config.schema import Validation
 from headrace.core.errors import ConfigError
+from headrace.core.tree import PyTree
 from headrace.core.units import format_bytes, parse_bytes
 from headrace.data.dataset import DataInfo
-from headrace.data.feeding.feed import BlockReader, FeedOptions, FeedStats, Gate, Put, sent
-from headrace.data.feeding.order import Resident
+from headrace.data.feeding.feed import BlockReader, FeedOptions, FeedStats, Gate, SplitFeed, places, sent
+from headrace.data.feeding.order import Put, Resident
 from headrace.data.sets.samples import Source
 
 DEVICE, HOST, STREAMED = "device", "host", "streamed"
@@ -99,7 +100,7 @@ def plan_eval_cache(
     )
 
 
-class EvalFeed:
+class EvalFeed(SplitFeed):
     """The blocks of an evaluation: every sample exactly once, in order, padded with samples of mask 0.
 
     Iterating starts anew each time; all blocks have one shape, [batches_per_block, batch_size]. With a cache, blocks
@@ -157,22 +158,14 @@ class EvalFeed:
         if self._ahead:
             self._fill(0)
 
-    @property
-    def resident(self) -> Any:
-        """The set kept on the devices, or None; waits until it is there."""
-        return self._resident.arrays if self._resident is not None else None
-
-    def described(self) -> tuple[Any, Any]:
+    def described(self) -> tuple[PyTree, PyTree]:
         """Return the resident set and a block without values: shapes and devices, to compile with."""
         return self._resident and self._resident.described(), self._put(self._shapes(), "batches")
 
     def close(self) -> None:
         """Stop the threads."""
         self.gate.hurry(True)
-        if self._reader is not None:
-            self._reader.close()
-        if self._resident is not None:
-            self._resident.close()
+        super().close()
         for worker in (self._read_worker, self._send_worker):
             worker.shutdown(wait=True, cancel_futures=True)
         self._read.clear()
@@ -208,8 +201,7 @@ class EvalFeed:
                 self._sent[wanted] = self._send_worker.submit(self._send, read)
 
     def _make(self, number: int) -> dict[str, np.ndarray]:
-        size = self._shape[0] * self._shape[1]
-        place = np.arange(number * size, (number + 1) * size).reshape(self._shape)[:, self._columns]
+        place = places(self._shape, number, self._columns)
         counted = place < self._num_samples
         # Padding reads sample 0, which is certain to exist; its mask is 0.
         index = np.where(counted, place, 0).astype(np.int32)

@@ -22,6 +22,7 @@ from headrace.config.schema import Augment, Data
 from headrace.core.device_access import transferring
 from headrace.core.errors import ConfigError
 from headrace.core.rng import seed_word
+from headrace.core.tree import PyTree
 from headrace.data.augmentation.augment import Preprocess, preprocess, preprocess_spec
 from headrace.data.dataset import DataInfo
 from headrace.data.decoding.image_source import WorkingSource
@@ -29,6 +30,7 @@ from headrace.data.feeding.order import (
     WHOLE,
     CacheChoice,
     ProcessShard,
+    Put,
     Resident,
     StepShape,
     balanced_order,
@@ -288,17 +290,35 @@ def _idle_seconds(future: Future[Any], in_flight: Any) -> float:
     return time.perf_counter() - start
 
 
-Put = Callable[
-    [Any, str], Any
-]  # (tree of arrays, `replicated` | `steps` | `batches` | `rows`) -> tree of device arrays
-
-
-class _PreparedFeed:
-    """A feed whose blocks are prefetched in order."""
+class SplitFeed:
+    """A feed of one split, which is resident on the devices or else read in blocks."""
 
     _reader: BlockReader | None
-    _prefetcher: Prefetcher
     _resident: Resident | None = None
+
+    @property
+    def resident(self) -> PyTree:
+        """The set kept on the devices, or None; waits until it is there."""
+        return self._resident.arrays if self._resident is not None else None
+
+    def close(self) -> None:
+        """Stop the threads and drop prefetched blocks."""
+        if self._reader is not None:
+            self._reader.close()
+        if self._resident is not None:
+            self._resident.close()
+
+
+def places(shape: tuple[int, int], number: int, columns: slice) -> np.ndarray:
+    """Return the positions in a split, from 0 on and beyond its end, of these columns of a block of batches."""
+    size = shape[0] * shape[1]
+    return np.arange(number * size, (number + 1) * size).reshape(shape)[:, columns]
+
+
+class _PreparedFeed(SplitFeed):
+    """A feed whose blocks are prefetched in order."""
+
+    _prefetcher: Prefetcher
 
     def next(self, in_flight: Any = None) -> dict[str, Any]:
         """Return the next block, with images and labels unless they are resident.
@@ -309,10 +329,7 @@ class _PreparedFeed:
 
     def close(self) -> None:
         """Stop the threads and drop prefetched blocks."""
-        if self._reader is not None:
-            self._reader.close()
-        if self._resident is not None:
-            self._resident.close()
+        super().close()
         self._prefetcher.close()
 
 
@@ -360,12 +377,7 @@ class TrainFeed(_PreparedFeed):
         block, self.num_steps = self._prefetcher.next(in_flight)
         return block
 
-    @property
-    def resident(self) -> Any:
-        """The set kept on the devices, or None; waits until it is there."""
-        return self._resident.arrays if self._resident is not None else None
-
-    def described(self) -> tuple[Any, Any]:
+    def described(self) -> tuple[PyTree, PyTree]:
         """Return the resident set and a block of all processes without values: shapes and devices, to compile with."""
         shape, steps = self._shape, self._calls.max_steps
         rows = (steps, shape.gradient_accumulation_count, shape.num_replicas * shape.micro_batch_size)
@@ -433,9 +445,7 @@ class RepeatedFeed(_PreparedFeed):
         self._prefetcher = Prefetcher(self._make, range(num_blocks), options.prefetch_depth, self.stats)
 
     def _make(self, number: int) -> dict[str, Any]:
-        size = self._shape[0] * self._shape[1]
-        place = np.arange(number * size, (number + 1) * size).reshape(self._shape)[:, self._columns]
-        index = place % self._num_samples
+        index = places(self._shape, number, self._columns) % self._num_samples
         block: dict[str, Any] = {"index": index.astype(np.int32)}
         if self._reader is not None:
             block |= self._reader.read(block["index"], 0)

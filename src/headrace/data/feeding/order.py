@@ -13,8 +13,9 @@ import numpy as np
 from headrace.config.schema import Data
 from headrace.core.device_access import transferring
 from headrace.core.errors import ConfigError
+from headrace.core.process import num_processors
 from headrace.core.rng import bits, name_id
-from headrace.core.signals import num_processors
+from headrace.core.tree import PyTree
 from headrace.core.units import format_bytes, parse_bytes
 from headrace.data.augmentation.augment import Preprocess, mix_images, mix_labels, preprocess, shrink
 from headrace.data.augmentation.crop_resize import crop_resize
@@ -269,10 +270,14 @@ def decide_cache(info: DataInfo, data: Data, num_devices: int) -> CacheChoice:
     return CacheChoice("host", f"{kept}{format_bytes(need)} do not fit the budget of {format_bytes(budget)}")
 
 
+# (tree of arrays, `replicated` | `steps` | `batches` | `rows`) -> tree of device arrays
+Put = Callable[[PyTree, str], PyTree]
+
+
 class Resident:
     """A set kept on the devices; a thread puts it there, while programs are compiled for its shapes."""
 
-    def __init__(self, source: Source, put: Callable[[Any, str], Any], shard: ProcessShard = WHOLE) -> None:
+    def __init__(self, source: Source, put: Put, shard: ProcessShard = WHOLE) -> None:
         self._source, self._put = source, put
         self._closing = threading.Event()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="resident")
@@ -302,7 +307,7 @@ class Resident:
 
 
 def make_resident(
-    source: Source, put: Any, shard: ProcessShard = WHOLE, closing: threading.Event | None = None
+    source: Source, put: Put, shard: ProcessShard = WHOLE, closing: threading.Event | None = None
 ) -> dict[str, jax.Array]:
     """Return {images [N, H, W, C] in their stored dtype, labels int32 [N]} on the devices.
 

@@ -29,6 +29,15 @@ CIFAR100_NAMES = (
 )  # fmt: skip
 
 
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_GREY_MEAN, _GREY_STD = (0.449,), (0.226,)  # weighted means of the three channels
+
+
+def usual_statistics(channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return ImageNet's mean and standard deviation of pixels, which sets without their own are normalised with."""
+    return (_GREY_MEAN, _GREY_STD) if channels == 1 else (IMAGENET_MEAN, IMAGENET_STD)
+
+
 def numbered_classes(count: int) -> tuple[str, ...]:
     """Return names for classes that nobody has named."""
     return tuple(f"class {label}" for label in range(count))

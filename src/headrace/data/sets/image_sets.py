@@ -48,8 +48,6 @@ from headrace.data.sets.tfrecords import (
     tfds_schema,
 )
 
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-GREY_MEAN, GREY_STD = (0.449,), (0.226,)  # weighted means of the three channels
 _LARGE = 224  # the usual side
 _NUM_SIZED = 64  # images whose sizes decide the network's input size
 
