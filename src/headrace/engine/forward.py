@@ -139,15 +139,45 @@ class WholeForward(OnOneMesh):
     def compile(self, placed: PyTree, resident: PyTree, block: PyTree) -> "WholeProgram":
         """Compile ahead of the first use, so that the time can be reported apart."""
         options = common_options() | dict(self.spec.compiler_options)
-        constants, compute = None, _no_constants
-        if uses_kernels(self.spec.cpu_kernels):
-            preparation = kept(make_preparation, self.spec, self.mesh).lower(placed, resident, block)
-            compute, where = compile_program(preparation, options), replicated(self.mesh)
-            constants = jax.tree.map(
-                lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where), preparation.out_info
-            )
-        lowered = kept(make_forward, self.spec, self.mesh).lower((placed, constants), resident, block)
-        return WholeProgram(compute, compile_program(lowered, options))
+        if not uses_kernels(self.spec.cpu_kernels):
+            lowered = kept(make_forward, self.spec, self.mesh).lower((placed, None), resident, block)
+            return WholeProgram(_no_constants, compile_program(lowered, options))
+        preparation = kept(make_preparation, self.spec, self.mesh).lower(placed, resident, block)
+        where = replicated(self.mesh)
+        constants = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where), preparation.out_info)
+        traced = kept(make_forward, self.spec, self.mesh).trace((placed, constants), resident, block)
+        selection = Selection.of(traced, placed)
+        forward = kept(make_forward, self.spec, self.mesh, selection.whole)
+        lowered = forward.lower((selection.pick(placed), constants), resident, block)
+        return WholeProgram(compile_program(preparation, options), compile_program(lowered, options), selection.pick)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The weights that a program uses besides its constants: the arguments of a call cost time, each a microsecond."""
+
+    tree: jax.tree_util.PyTreeDef  # of all weights
+    unused: dict[int, tuple[tuple[int, ...], np.dtype]]  # shapes and dtypes by their places
+
+    @classmethod
+    def of(cls, traced: jax.stages.Traced, placed: Weights) -> "Selection":
+        """Return the selection for a traced program whose first arguments are the weights."""
+        leaves, tree = jax.tree.flatten(placed)
+        (mapped,) = traced.jaxpr.eqns
+        program = mapped.params["jaxpr"]
+        used = {id(v) for equation in program.eqns for v in equation.invars} | {id(v) for v in program.outvars}
+        unused = [i for i in range(len(leaves)) if id(program.invars[i]) not in used]
+        return cls(tree, {i: (leaves[i].shape, np.dtype(leaves[i].dtype)) for i in unused})
+
+    def pick(self, weights: Weights) -> list[Any]:
+        """Return the weights that are used."""
+        return [w for i, w in enumerate(jax.tree.leaves(weights)) if i not in self.unused]
+
+    def whole(self, picked: list[Any]) -> Weights:
+        """Return all weights, those that are not used without their values."""
+        empty = {i: np.broadcast_to(np.zeros((), dtype), shape) for i, (shape, dtype) in self.unused.items()}
+        left = iter(picked)
+        return self.tree.unflatten([empty[i] if i in empty else next(left) for i in range(self.tree.num_leaves)])
 
 
 @dataclass(frozen=True)
@@ -156,10 +186,11 @@ class WholeProgram:
 
     constants: Callable[[Any, Any, Any], Any]
     forward: Any
+    pick: Callable[[Any], Any] = lambda weights: weights
 
     def prepare(self, placed: PyTree, resident: PyTree, block: PyTree) -> Any:
-        """Return (placed weights, constants)."""
-        return placed, self.constants(placed, resident, block)
+        """Return (placed weights that are used, constants)."""
+        return self.pick(placed), self.constants(placed, resident, block)
 
     def __call__(self, prepared: PyTree, resident: PyTree, block: PyTree) -> Any:
         """Return what the reducer keeps."""
@@ -186,15 +217,16 @@ def make_preparation(spec: EvalSpec, mesh: Mesh) -> Any:
     return _on_mesh(prepare, mesh, P())
 
 
-def make_forward(spec: EvalSpec, mesh: Mesh) -> Any:
+def make_forward(spec: EvalSpec, mesh: Mesh, whole: Callable[[Any], Weights] = lambda weights: weights) -> Any:
     """Return the jitted program `forward((weights, constants), resident, block)` over the n batches of a block.
 
-    A reducer that adds gives sums over all batches and replicas, any other one arrays [n, B, ...].
+    A reducer that adds gives sums over all batches and replicas, any other one arrays [n, B, ...]. `whole` turns the
+    program's argument into weights.
     """
     ctx = spec.context()
 
-    def forward(prepared: tuple[Weights, list[Any] | None], resident: PyTree, block: dict[str, jax.Array]) -> Any:
-        weights, constants = prepared
+    def forward(prepared: tuple[Any, list[Any] | None], resident: PyTree, block: dict[str, jax.Array]) -> Any:
+        weights, constants = whole(prepared[0]), prepared[1]
 
         def logits_of(images: jax.Array) -> jax.Array:
             with nullcontext() if constants is None else using(constants):

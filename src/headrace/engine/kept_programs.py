@@ -25,6 +25,7 @@ _Program = TypeVar("_Program")
 _MOST = 32  # a pipeline has one for each stage; each holds compiled programs, which take memory of the devices
 _LIBRARIES = {"builtins", "functools", "headrace", "jax", "jaxlib", "ml_dtypes", "numpy", "optax"}
 _BY_THEMSELVES = (np.dtype, Enum, jax.sharding.Mesh, jax.sharding.Sharding, jax.sharding.PartitionSpec)
+_BY_THEMSELVES += (jax.tree_util.PyTreeDef,)
 _NAMED = (type, BuiltinFunctionType, jax.stages.Wrapped)
 
 _kept: OrderedDict[Hashable, Any] = OrderedDict()

@@ -150,7 +150,7 @@ struct Products {
     p.a_step = a_step, p.segment_step = segment_step, p.c_step = c_step, p.finish = &finish;
     p.segments = whole ? segments : 1;
     // The places of the next block's results, and what will be added to them, come closer meanwhile.
-    p.ahead = is_near() ? rows * c_step : 0;
+    p.ahead = rows * c_step;
     for (i64 panel = panels.first; panel < panels.last; panel++) {
       const i64 width = panel_width(outputs, panel);
       const bool in_registers = width % kLanes == 0 && finish.act != kSwish;
@@ -164,12 +164,9 @@ struct Products {
           p.b = packed + (panel * depth() + at) * kPanel;
           p.add = at > 0;
           p.sums = sums;
-          p.next = p.b, p.next_step = 0;
-          if (!is_near()) {
-            // While all tiles use these weights, those of the next pass come closer.
-            p.next = p.b + p.segments * size * kPanel;
-            p.next_step = std::max<i64>(1, kPanel / (i64)runs.size());
-          }
+          // While all tiles use these weights, those of the next pass come closer.
+          p.next = p.b + p.segments * size * kPanel;
+          p.next_step = std::max<i64>(1, kPanel / (i64)runs.size());
           for (const Run& run : runs) {
             p.a = run.a + s * segment_step + k0;
             p.c = run.c + p.channel;
@@ -184,6 +181,9 @@ struct Products {
   }
 };
 
+// Pixels a multiple of 4 KB apart fall into one set of the L1 cache: they are copied.
+static inline bool gathers(i64 pixel_step) { return pixel_step * sizeof(float) % 4096 == 0; }
+
 static void convolve(const float* a, const Pixels& in, i64 segments, i64 length, i64 segment_step, const float* packed,
                      float* c, const Pixels& out, i64 outputs, Range panels, const Finish& finish) {
   Products products = {segments, length, segment_step, packed, outputs, panels, finish};
@@ -196,9 +196,8 @@ static void convolve(const float* a, const Pixels& in, i64 segments, i64 length,
       p += rows;
     }
   };
-  // Pixels a multiple of 4 KB apart fall into one set of the L1 cache, and rows of few pixels do not fill tiles: copied
-  // one behind the other, they do neither.
-  const bool is_aliased = in.pixel_step * sizeof(float) % 4096 == 0 && count > 8;
+  const bool is_aliased = gathers(in.pixel_step) && count > 8;
+  // Rows of few pixels do not fill tiles, unless they are copied one behind the other.
   const bool fills_badly = in.images * in.rows > 1 && in.pixels < 2 * kMaxRows && in.pixels % kMaxRows;
   const bool is_dense = out.images * out.rows == 1 || (out.row_step == out.pixels * out.pixel_step &&
                                                        (out.images == 1 || out.image_step == out.rows * out.row_step));

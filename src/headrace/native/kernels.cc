@@ -123,12 +123,18 @@ void convolve_by_points(const Threads& pool, const float* x, float* y, const flo
     const i64 tiles = group.last - group.first, panels = panels_of(g.o);
     float *v = scratch(7, winograd::kPoints * tiles * (g.c + g.o)), *m = v + winograd::kPoints * tiles * g.c;
     const i64 parts = std::min(tiles, 4 * pool.count());
+    const std::vector<float> zeros(finish ? g.o : 0);
+    auto multiply = [&](const float* from, const float* by, float* to) {
+      if (!finish) return point_product(from, tiles, by, to, g);
+      inference::convolve(from, {1, 1, tiles, 0, 0, g.c}, 1, g.c, 0, by, to, {1, 1, tiles, 0, 0, g.o}, g.o, {0, panels},
+                          {zeros.data(), nullptr, to, kNone});
+    };
     parallel_phases(pool, {parts, winograd::kPoints, parts}, [&](int phase, i64 i) {
       const Range r = range_of(tiles, i, parts);
       if (phase == 0)
         for (i64 t = r.first; t < r.last; t++) transform_input(x, g, group.first + t, v + t * g.c, tiles * g.c);
       else if (phase == 1)
-        point_product(v + i * tiles * g.c, tiles, weights + i * panels * g.c * kPanel, m + i * tiles * g.o, g);
+        multiply(v + i * tiles * g.c, weights + i * panels * g.c * kPanel, m + i * tiles * g.o);
       else
         for (i64 t = r.first; t < r.last; t++) transform_output(m + t * g.o, tiles * g.o, y, g, group.first + t, finish);
     });
@@ -360,7 +366,7 @@ void convolve_all(const Threads& pool, const float* x, const float* w, float* y,
     const i64 wanted = work < kFewProducts ? 1 : weights > inference::kNearWeights ? threads : 4 * threads;
     i64 groups = 1, parts = std::min(tiles, wanted);
     if (weights > g.n * g.c && panels > 1 && wanted > 1) {
-      groups = std::min(panels, 2 * threads);
+      groups = std::min(panels, inference::gathers(g.c) ? threads : 2 * threads);
       parts = panels % threads && panels < 4 * threads ? std::min(tiles, threads) : 1;
       if (parts > 1) groups = panels;
     }
