@@ -156,7 +156,7 @@ class WholeForward(OnOneMesh):
 class Selection:
     """The weights that a program uses besides its constants: the arguments of a call cost time, each a microsecond."""
 
-    tree: jax.tree_util.PyTreeDef  # of all weights
+    tree: Any  # the structure of all weights
     unused: dict[int, tuple[tuple[int, ...], np.dtype]]  # shapes and dtypes by their places
 
     @classmethod
