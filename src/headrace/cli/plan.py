@@ -4,9 +4,13 @@ import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace.cli.options import parse, print_remarks
+
+if TYPE_CHECKING:
+    from headrace.plan.plan import ScaleRow
+    from headrace.run.design import Design
 
 DESCRIPTION = "Print the arithmetic of a run without using a device: batches, steps, calls, events, memory."
 
@@ -78,7 +82,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _print_json(design: Any, rows: tuple[Any, ...], remarks: tuple[str, ...]) -> None:
+def _print_json(design: "Design", rows: "tuple[ScaleRow, ...]", remarks: tuple[str, ...]) -> None:
     heading: dict[str, Any] = {"model": design.network.name, "dataset": design.info.name}
     if rows:
         heading["scaling"] = [row.to_dict() for row in rows]
@@ -87,7 +91,7 @@ def _print_json(design: Any, rows: tuple[Any, ...], remarks: tuple[str, ...]) ->
     print(json.dumps(heading | design.plan.to_dict() | tail, indent=1))
 
 
-def _tables(design: Any) -> dict[str, Any]:
+def _tables(design: "Design") -> dict[str, Any]:
     """Return the schedule's tables by title: with equal stages, and as cut."""
     from headrace.core.errors import ConfigError
 
@@ -104,7 +108,7 @@ def _tables(design: Any) -> dict[str, Any]:
     }
 
 
-def _lr_points(design: Any) -> dict[int, float]:
+def _lr_points(design: "Design") -> dict[int, float]:
     """Return {step: learning rate} at the first step, the quarters and the last step of the run."""
     total = design.plan.steps.total_steps
     steps = {(total - 1) * quarter // 4 for quarter in range(5)} if total else set()

@@ -74,7 +74,7 @@ class EvalSpec:
     reducer: Reducer = SUMS
     flip: bool = False  # the mean of the logits of an image and of its mirror image
 
-    def sum_shapes(self) -> Any:
+    def sum_shapes(self) -> PyTree:
         """Return the shapes of what a reducer that adds keeps; they depend on no batch, so nothing else is traced."""
         return jax.eval_shape(
             self.reducer.keep,
@@ -96,11 +96,11 @@ class EvalSpec:
 class Program(Protocol):
     """A compiled forward pass."""
 
-    def prepare(self, placed: PyTree, resident: PyTree, block: PyTree, /) -> Any:
+    def prepare(self, placed: PyTree, resident: PyTree, block: PyTree, /) -> PyTree:
         """Return placed weights as calls take them: what follows from the weights alone is computed here, once."""
         ...
 
-    def __call__(self, prepared: PyTree, resident: PyTree, block: PyTree, /) -> Any:
+    def __call__(self, prepared: PyTree, resident: PyTree, block: PyTree, /) -> PyTree:
         """Return what the reducer keeps of a block of batches."""
         ...
 
@@ -113,11 +113,11 @@ class Forward(Protocol):
         """The groups of devices that communicate."""
         ...
 
-    def put(self, tree: PyTree, kind: str) -> Any:
+    def put(self, tree: PyTree, kind: str) -> PyTree:
         """Put batches or a resident set on the devices."""
         ...
 
-    def place(self, weights: Weights) -> Any:
+    def place(self, weights: Weights) -> PyTree:
         """Put weights on the devices."""
         ...
 
@@ -188,11 +188,11 @@ class WholeProgram:
     forward: Any
     pick: Callable[[Any], Any] = lambda weights: weights
 
-    def prepare(self, placed: PyTree, resident: PyTree, block: PyTree) -> Any:
+    def prepare(self, placed: PyTree, resident: PyTree, block: PyTree) -> PyTree:
         """Return (placed weights that are used, constants)."""
         return self.pick(placed), self.constants(placed, resident, block)
 
-    def __call__(self, prepared: PyTree, resident: PyTree, block: PyTree) -> Any:
+    def __call__(self, prepared: PyTree, resident: PyTree, block: PyTree) -> PyTree:
         """Return what the reducer keeps."""
         return self.forward(prepared, resident, block)
 
@@ -208,7 +208,7 @@ def _no_constants(*_: Any) -> None:
 def make_preparation(spec: EvalSpec, mesh: Mesh) -> Any:
     """Return the jitted program `constants(weights, resident, block)`; of the last two only the shapes matter."""
 
-    def prepare(weights: Weights, resident: PyTree, block: dict[str, jax.Array]) -> list[Any]:
+    def prepare(weights: Weights, resident: PyTree, block: dict[str, jax.Array]) -> list[PyTree]:
         images, _ = spec.fetch(resident, jax.tree.map(lambda a: a[0], block))
         with collecting() as constants:
             spec.network.apply(*weights, images, spec.context())
@@ -225,14 +225,14 @@ def make_forward(spec: EvalSpec, mesh: Mesh, whole: Callable[[Any], Weights] = l
     """
     ctx = spec.context()
 
-    def forward(prepared: tuple[Any, list[Any] | None], resident: PyTree, block: dict[str, jax.Array]) -> Any:
+    def forward(prepared: tuple[PyTree, list[PyTree] | None], resident: PyTree, block: dict[str, jax.Array]) -> Any:
         weights, constants = whole(prepared[0]), prepared[1]
 
         def logits_of(images: jax.Array) -> jax.Array:
             with nullcontext() if constants is None else using(constants):
                 return spec.network.apply(*weights, images, ctx)[0]
 
-        def one_batch(batch: dict[str, jax.Array]) -> Any:
+        def one_batch(batch: dict[str, jax.Array]) -> PyTree:
             images, labels = spec.fetch(resident, batch)
             logits = logits_of(images)
             if spec.flip:

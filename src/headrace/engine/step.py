@@ -47,7 +47,7 @@ def apply_blocks(
     network: Network,
     blocks: tuple[int, int],
     weights: tuple[PyTree, PyTree],
-    x: Any,
+    x: PyTree,
     ctx: Ctx,
     points: tuple[int, ...] = (),
 ) -> tuple[Any, Any, jax.Array]:
@@ -63,7 +63,7 @@ def apply_blocks(
         names = network.block_names[slice(*segment)]
         mine = weights_of(names, weights)
 
-        def run(mine: Any, x: Any, segment: tuple[int, int] = segment) -> tuple[Any, Any, jax.Array]:
+        def run(mine: PyTree, x: PyTree, segment: tuple[int, int] = segment) -> tuple[Any, Any, jax.Array]:
             return _apply(network, segment, mine, x, ctx)
 
         # Without a point inside the range nothing is wrapped: what the backward pass keeps is then the caller's
@@ -81,7 +81,7 @@ def weights_of(names: Iterable[str], weights: tuple[PyTree, PyTree]) -> tuple[Py
 
 
 def _apply(
-    network: Network, segment: tuple[int, int], weights: PyTree, x: Any, ctx: Ctx
+    network: Network, segment: tuple[int, int], weights: PyTree, x: PyTree, ctx: Ctx
 ) -> tuple[Any, Mapping[str, Any], jax.Array]:
     # The flags are gathered here, inside what may be differentiated or computed again, and leave it as a value.
     flags: list[jax.Array] = []
@@ -93,7 +93,7 @@ def _apply(
     return y, batch_stats, jnp.stack(flags) if flags else jnp.ones((0,), bool)
 
 
-def all_finite(_name: str, y: Any) -> jax.Array:
+def all_finite(_name: str, y: PyTree) -> jax.Array:
     """Say whether all numbers of a block's output are finite."""
     return jnp.stack([jnp.isfinite(part).all() for part in jax.tree.leaves(y)]).all()
 
@@ -106,7 +106,7 @@ FetchLabels = Callable[[Any, dict[str, jax.Array]], Any]
 Objective = Callable[[jax.Array, Any], tuple[jax.Array, Metrics]]
 
 
-def no_labels(_resident: Any, _micro: Any) -> Any:
+def no_labels(_resident: Any, _micro: Any) -> PyTree:
     """Stand in for `fetch_labels` where there is no pipeline."""
     raise AssertionError("a pipeline's last stage needs a way to fetch the labels alone")
 
@@ -160,7 +160,7 @@ def make_step(spec: StepSpec) -> Callable[[State, Any, Any], tuple[State, Metric
     return step
 
 
-def unscaled(state: State, grads: PyTree) -> Any:
+def unscaled(state: State, grads: PyTree) -> PyTree:
     """Divide gradients by the loss scale."""
     return jax.tree.map(lambda g: g / state["loss_scale"]["scale"], grads)
 
@@ -195,7 +195,7 @@ def _mean_gradients(spec: StepSpec, state: State, resident: PyTree, slices: PyTr
     of_step = {key: value for key, value in slices.items() if key in PER_STEP}
     micros = {key: value for key, value in slices.items() if key not in PER_STEP}
 
-    def one(micro: Any) -> tuple[Any, Any, Metrics, Any]:
+    def one(micro: PyTree) -> tuple[Any, Any, Metrics, Any]:
         with jax.named_scope("input"):
             images, labels = spec.fetch(resident, micro | of_step)
         ctx = train_ctx(spec, state["step"], micro["index"])
@@ -212,7 +212,7 @@ def _mean_gradients(spec: StepSpec, state: State, resident: PyTree, slices: PyTr
 
     traced = jax.jit(one, inline=True)  # once for its shapes and the loop's body
 
-    def add(total: Any, micro: Any) -> tuple[Any, None]:
+    def add(total: PyTree, micro: PyTree) -> tuple[Any, None]:
         grads, batch_stats, sums, probes = traced(micro)
         batch_stats = jax.tree.map(lambda a: a / count, batch_stats)
         plus = lambda a, b: jax.tree.map(jnp.add, a, b)  # noqa: E731
@@ -264,7 +264,9 @@ def _scaled_loss(
 
 
 @jax.named_scope("exchange")
-def _across_replicas(spec: StepSpec, grads: PyTree, batch_stats: PyTree, sums: Metrics, probes: Any) -> tuple[Any, ...]:
+def _across_replicas(
+    spec: StepSpec, grads: PyTree, batch_stats: PyTree, sums: Metrics, probes: Any
+) -> tuple[PyTree, ...]:
     """Exchange once per step: mean gradients (in float32 from here on) and statistics, summed metrics."""
     if spec.num_replicas > 1:
         # Divided before they are summed: a sum of 16-bit gradients could overflow with the number of replicas.
@@ -363,7 +365,7 @@ class OnOneMesh:
         """The one group of devices that communicate."""
         return (self.mesh,)
 
-    def put(self, tree: PyTree, kind: str) -> Any:
+    def put(self, tree: PyTree, kind: str) -> PyTree:
         """Put a block or a resident set on the devices; `put_on` lists the kinds."""
         return put_on(self.mesh, tree, kind)
 

@@ -253,12 +253,12 @@ def nnx_functions(made: Any) -> Callable[[Shape], Functions]:
     rng_shapes = [(path, leaf.shape, leaf.dtype) for path, leaf in jax.tree_util.tree_flatten_with_path(likes[2])[0]]
     asked = _parameters(type(module).__call__)
 
-    def begin(key: Any) -> tuple[PyTree, PyTree]:
+    def begin(key: jax.Array) -> tuple[PyTree, PyTree]:
         fresh = module if is_module else made(rngs=nnx.Rngs(key))
         _, params, stats, _ = nnx.split(fresh, nnx.Param, nnx.BatchStat, ...)
         return nnx.to_pure_dict(params), nnx.to_pure_dict(stats)
 
-    def call(params: PyTree, stats: PyTree, x: Any, train: bool, rng: Any) -> tuple[PyTree, PyTree]:
+    def call(params: PyTree, stats: PyTree, x: PyTree, train: bool, rng: jax.Array) -> tuple[PyTree, PyTree]:
         assert not (train and rng_shapes and rng is None), "training draws random numbers: Ctx(draws=...)"
         base = start_key(0) if rng is None else rng
         keys = [_rng_leaf(base, *leaf) for leaf in rng_shapes]
@@ -288,7 +288,7 @@ def _linen_functions(module: Any) -> Callable[[Shape], Functions]:
                 momentums[tuple(context.module.path)] = float(context.module.momentum)
             return next_call(*args, **kwargs)
 
-        def variables(key: Any) -> dict[str, Any]:
+        def variables(key: jax.Array) -> dict[str, Any]:
             return dict(module.init({"params": key}, jnp.zeros((1, *shape)), **_flags(asked, False)))
 
         with linen.intercept_methods(note_momentum):
@@ -297,11 +297,11 @@ def _linen_functions(module: Any) -> Callable[[Shape], Functions]:
             raise _other_state(others)
         _check_stats_owner(like.get("batch_stats", {}), momentums)
 
-        def begin(key: object) -> tuple[PyTree, PyTree]:
+        def begin(key: jax.Array) -> tuple[PyTree, PyTree]:
             made = variables(key)
             return made.get("params", {}), made.get("batch_stats", {})
 
-        def call(params: PyTree, stats: PyTree, x: Any, train: bool, rng: Any) -> tuple[PyTree, PyTree]:
+        def call(params: PyTree, stats: PyTree, x: PyTree, train: bool, rng: jax.Array) -> tuple[PyTree, PyTree]:
             rngs = None if rng is None else {"dropout": rng, "params": jax.random.fold_in(rng, name_id("params"))}
             given = {"params": params} | ({"batch_stats": stats} if stats else {})
             y, changed = module.apply(given, x, **_flags(asked, train), rngs=rngs, mutable=["batch_stats"])
@@ -412,11 +412,11 @@ def equinox_functions(made: Any) -> Callable[[Shape], Functions]:
         raise _other_state(others)
     takes_key = "key" in _parameters(type(module).__call__)
 
-    def begin(key: Any) -> tuple[PyTree, PyTree]:
+    def begin(key: jax.Array) -> tuple[PyTree, PyTree]:
         fresh = module if is_module else made(key=key)
         return flatten_named(eqx.filter(fresh, _is_weight)), {}
 
-    def call(params: PyTree, stats: PyTree, x: Any, train: bool, rng: Any) -> tuple[PyTree, PyTree]:
+    def call(params: PyTree, stats: PyTree, x: PyTree, train: bool, rng: jax.Array) -> tuple[PyTree, PyTree]:
         local: Any = eqx.nn.inference_mode(eqx.combine(unflatten_named(like, params), rest), value=not train)
         if not takes_key:
             return jax.vmap(local)(x), stats

@@ -163,7 +163,7 @@ def _trace(
 ) -> tuple[Any, Any, Any]:
     """Return (jaxpr, shape of the output, shapes of the statistics)."""
 
-    def apply(params: PyTree, stats: PyTree, x: Any, samples: Any) -> tuple[PyTree, PyTree]:
+    def apply(params: PyTree, stats: PyTree, x: PyTree, samples: Any) -> tuple[PyTree, PyTree]:
         draws = Draws(0, 0, samples) if train else None
         return _call(functions, (params, stats), x, Ctx(train=train, draws=draws))
 

@@ -22,6 +22,7 @@ from jax import Array, lax
 
 from headrace import ops
 from headrace.core.errors import ConfigError
+from headrace.core.tree import PyTree
 from headrace.model.context import Cost, Ctx
 from headrace.ops.pool import Padding, out_size
 
@@ -373,7 +374,7 @@ class OnBranch(Layer):
     def init(self, rng_at: RngAt, hwc: object) -> tuple[Tree, Tree]:
         return self.layer.init(rng_at, self._branch_shape(hwc))
 
-    def apply(self, params: Tree, stats: Tree, x: Any, ctx: Ctx) -> tuple[Any, Tree]:
+    def apply(self, params: Tree, stats: Tree, x: PyTree, ctx: Ctx) -> tuple[Any, Tree]:
         """Apply the layer to its branch and pass the other on."""
         body, shortcut = (x, x) if self.opens else x
         y, batch_stats = self.layer.apply(params, stats, shortcut if self.on_shortcut else body, ctx)
@@ -394,7 +395,7 @@ class Join(WithoutParameters):
         assert hwc[0] == hwc[1], hwc
         return hwc[0]
 
-    def apply(self, params: Tree, stats: Tree, x: Any, ctx: Ctx) -> tuple[Array, Tree]:
+    def apply(self, params: Tree, stats: Tree, x: PyTree, ctx: Ctx) -> tuple[Array, Tree]:
         return x[0] + x[1], {}
 
 

@@ -13,7 +13,7 @@ from jax import Array, lax
 
 from headrace.core.errors import ConfigError
 from headrace.core.rng import generator
-from headrace.core.tree import map_named
+from headrace.core.tree import PyTree, map_named
 from headrace.model.context import Cost, Ctx
 from headrace.model.layers import Named, Relu, Residual, Shape, Tree, split_layers, under
 
@@ -112,7 +112,7 @@ class Network:
         return self.apply_range(0, len(self.blocks), params, stats, x, ctx)
 
     def apply_range(
-        self, i: int, j: int, params: Mapping[str, Any], stats: Mapping[str, Any], x: Any, ctx: Ctx
+        self, i: int, j: int, params: Mapping[str, Any], stats: Mapping[str, Any], x: PyTree, ctx: Ctx
     ) -> tuple[Any, Tree]:
         """Apply the blocks i..j-1; `params` and `stats` need contain only theirs."""
         x, batch_stats = jax.tree.map(lambda part: part.astype(ctx.compute_dtype), x), {}

@@ -77,7 +77,7 @@ class Infeed:
                 self._waiting.append(element)
             return structure_of(self._waiting[0])
 
-    def take(self, at_most: int) -> list[Any]:
+    def take(self, at_most: int) -> list[PyTree]:
         """Return the next elements, waiting for them; fewer than requested only where the dataset ends."""
         with self._lock:
             taken: list[Any] = []
@@ -90,7 +90,7 @@ class Infeed:
                 raise self._ended
             return taken
 
-    def take_all(self, count: int, why: str) -> list[Any]:
+    def take_all(self, count: int, why: str) -> list[PyTree]:
         """Return exactly `count` elements, or raise and keep the elements."""
         taken = self.take(count)
         if len(taken) < count:
@@ -104,7 +104,7 @@ class Infeed:
             )
         return taken
 
-    def put_back(self, elements: list[Any]) -> None:
+    def put_back(self, elements: list[PyTree]) -> None:
         """Put back elements that were taken and not used."""
         with self._lock:
             self._waiting.extendleft(reversed(elements))
@@ -119,7 +119,7 @@ class Infeed:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _next(self) -> Any:
+    def _next(self) -> PyTree:
         """Return the next element from the thread, or _END; the thread starts at the first call."""
         if self._ended is not None or self._stop.is_set():
             return _END
@@ -170,7 +170,7 @@ class _Reader:
         except Exception as error:
             self._hand_over(_Failure(error))
 
-    def _checked(self, element: PyTree) -> Any:
+    def _checked(self, element: PyTree) -> PyTree:
         # In the reader's thread: converting a batch would otherwise hold up the launches.
         element = host_arrays(element)
         found = structure_of(element)
@@ -196,7 +196,7 @@ class _Reader:
         return False
 
 
-def passes_over(dataset: Any, batch_size: int | None, seed: int | None) -> Callable[[int], Iterable[Any]]:
+def passes_over(dataset: Any, batch_size: int | None, seed: int | None) -> Callable[[int], Iterable[PyTree]]:
     """Return a function of the pass number that starts a pass over the dataset."""
     if hasattr(dataset, "read") and hasattr(dataset, "labels"):
         if batch_size is None:
@@ -220,7 +220,7 @@ def passes_over(dataset: Any, batch_size: int | None, seed: int | None) -> Calla
     )
 
 
-def _called(dataset: Callable[[], Any]) -> Iterable[Any]:
+def _called(dataset: Callable[[], Any]) -> Iterable[PyTree]:
     made = dataset()
     if not isinstance(made, Iterable):
         raise ConfigError(
@@ -252,7 +252,7 @@ def dataset_benchmark(
     passes = passes_over(dataset, batch_size, None)
     number, elements = 0, iter(passes(0))
 
-    def take() -> Any:
+    def take() -> PyTree:
         nonlocal number, elements
         for element in elements:
             return host_arrays(element)
@@ -273,7 +273,7 @@ def infeed_benchmark(infeed: Infeed, num_epochs: int, elements_per_epoch: int) -
     if not isinstance(infeed, Infeed):
         raise ConfigError(f"infeed is of type {type(infeed).__name__}.", remedy="Write Infeed(dataset).")
 
-    def take() -> Any:
+    def take() -> PyTree:
         element = infeed.take_all(1, "the benchmark")[0]
         return jax.block_until_ready(jax.device_put(element))
 

@@ -132,7 +132,7 @@ def split_result(loop: Loop, result: object) -> tuple[tuple[Any, ...], list[Enqu
     return variables, operations
 
 
-def _variables_of(loop: Loop) -> tuple[Any, ...]:
+def _variables_of(loop: Loop) -> tuple[PyTree, ...]:
     return loop.variables.shapes()
 
 
@@ -170,7 +170,7 @@ def trace(loop: Loop) -> tuple[Outfeed, Structure] | None:
     """Trace the functions without running them, so that errors are raised now; return what is enqueued where."""
     found: list[tuple[Outfeed, Structure]] = []
 
-    def once(variables: PyTree, element: PyTree) -> Any:
+    def once(variables: PyTree, element: PyTree) -> PyTree:
         after, operations = call_body(loop, variables, element)
         found.extend((op.outfeed, structure_of(jax.tree.map(jnp.asarray, op.values))) for op in operations)
         return after, holds(loop, after)
@@ -183,8 +183,8 @@ def trace(loop: Loop) -> tuple[Outfeed, Structure] | None:
 def make_program(loop: Loop, leaving: Leaving | None) -> Any:
     """Return `program(variables, block, count, first) -> (variables, buffer, number of iterations, continues)`."""
 
-    def program(variables: PyTree, block: PyTree, count: jax.Array, first: jax.Array) -> Any:
-        def iteration(carry: Any) -> Any:
+    def program(variables: PyTree, block: PyTree, count: jax.Array, first: jax.Array) -> PyTree:
+        def iteration(carry: PyTree) -> PyTree:
             number, _, variables, buffer = carry
             element = jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, number, 0, False)[0], block)
             variables, operations = call_body(loop, variables, element)
@@ -207,7 +207,7 @@ def make_program(loop: Loop, leaving: Leaving | None) -> Any:
     return jax.jit(jax.shard_map(program, mesh=loop.mesh, in_specs=specs, out_specs=out_specs, check_vma=False))
 
 
-def _gather(leaving: Leaving, buffer: PyTree, values: PyTree, number: jax.Array, first: jax.Array) -> Any:
+def _gather(leaving: Leaving, buffer: PyTree, values: PyTree, number: jax.Array, first: jax.Array) -> PyTree:
     """Write an iteration's values into the buffer; send it to the host when it is full."""
     depth = leaving.depth
     place = number % depth
@@ -261,8 +261,8 @@ Replicas = int | Literal["auto"]  # auto: one on each device
 
 
 def repeat(
-    n: int, body: Body, inputs: Sequence[Any] | None = None, infeed: Infeed | None = None, *, replicas: Replicas = 1
-) -> tuple[Any, ...]:
+    n: int, body: Body, inputs: Sequence[PyTree] | None = None, infeed: Infeed | None = None, *, replicas: Replicas = 1
+) -> tuple[PyTree, ...]:
     """Run `body` n times on the device and return the final loop variables (with replicas: those of the first).
 
     `inputs` is a list of loop variables, each an array or a tree. The body takes them, then the infeed's element (a
@@ -275,12 +275,12 @@ def repeat(
 def while_loop(
     condition: Condition,
     body: Body,
-    inputs: Sequence[Any] | None = None,
+    inputs: Sequence[PyTree] | None = None,
     infeed: Infeed | None = None,
     *,
     max_iterations: int | None = None,
     replicas: Replicas = 1,
-) -> tuple[Any, ...]:
+) -> tuple[PyTree, ...]:
     """Run `body` on the device while `condition(*loop variables)` holds; see `repeat` for the rest.
 
     With replicas the loop ends when the condition fails on one of them.
@@ -291,7 +291,7 @@ def while_loop(
 
 def _loop(
     body: Body, condition: Condition | None, inputs: PyTree, infeed: Infeed | None, size: tuple[int, Replicas]
-) -> tuple[Any, ...]:
+) -> tuple[PyTree, ...]:
     most, asked = size
     variables = _variables(inputs)
     _check_functions(body, condition, infeed)
@@ -352,7 +352,7 @@ def _block_length(loop: Loop, most: int, block_size: int | None) -> int:
     return max(1, min(block_size, most))
 
 
-def _run(program: LoopProgram, variables: tuple[object, ...], infeed: Infeed | None, most: int) -> tuple[Any, ...]:
+def _run(program: LoopProgram, variables: tuple[object, ...], infeed: Infeed | None, most: int) -> tuple[PyTree, ...]:
     loop, leaving = program.loop, program.leaving
     # Not donated here: the caller may use its arrays again.
     state = jax.tree.map(lambda leaf: jax.device_put(leaf, _everywhere(leaf, loop.mesh)), variables)
@@ -397,7 +397,7 @@ def _hand_over(leaving: Leaving, buffer: PyTree, done: int, count: int) -> None:
         leaving.outfeed.add(done + count - rest, leaves, rest)
 
 
-def _elements(infeed: Infeed, program: LoopProgram, count: int) -> list[Any]:
+def _elements(infeed: Infeed, program: LoopProgram, count: int) -> list[PyTree]:
     """Return the elements of the next launch; a while loop takes what is available."""
     replicas = program.loop.replicas
     on = f" on {replicas} replicas" if replicas > 1 else ""
@@ -410,7 +410,7 @@ def _elements(infeed: Infeed, program: LoopProgram, count: int) -> list[Any]:
     return taken
 
 
-def _put_block(elements: list[Any], program: LoopProgram) -> Any:
+def _put_block(elements: list[PyTree], program: LoopProgram) -> PyTree:
     """Stack elements as [block, replicas, ...] on the devices; at the end the rest is padding, never read."""
     assert program.block is not None
     block, replicas = program.block, program.loop.replicas
@@ -420,7 +420,7 @@ def _put_block(elements: list[Any], program: LoopProgram) -> Any:
     filled = [*elements, *[elements[-1]] * missing]
     sharding = NamedSharding(program.loop.mesh, P(None, REPLICA))
 
-    def put(*arrays: np.ndarray) -> Any:
+    def put(*arrays: np.ndarray) -> PyTree:
         stacked = np.stack(arrays)
         return jax.device_put(stacked.reshape(block, replicas, *stacked.shape[1:]), sharding)
 
@@ -433,7 +433,7 @@ def _inside_a_program(
     variables: tuple[object, ...],
     infeed: Infeed | None,
     size: tuple[int, Replicas],
-) -> tuple[Any, ...]:
+) -> tuple[PyTree, ...]:
     """Write the loop into the program that is being traced: a loop in a loop, or in a user's jit."""
     most, replicas = size
     if infeed is not None or replicas != 1:
@@ -458,7 +458,7 @@ def _inside_a_program(
     return lax.while_loop(goes_on, iteration, (jnp.int32(0), variables))[1]
 
 
-def _variables(inputs: PyTree) -> tuple[Any, ...]:
+def _variables(inputs: PyTree) -> tuple[PyTree, ...]:
     rule = "They are a list of loop variables, each an array or a tree."
     return jax.tree.map(jnp.asarray, as_list(inputs, "The inputs of a loop", rule))
 
@@ -473,7 +473,7 @@ def _check_functions(body: object, condition: object, infeed: object) -> None:
         raise ConfigError(f"The infeed of a loop is of type {type(infeed).__name__}.", remedy="Write Infeed(dataset).")
 
 
-def _index(n: Any) -> Any:
+def _index(n: Any) -> PyTree:
     """Convert integers of NumPy and JAX to int; leave everything else to the check."""
     try:
         return n if isinstance(n, bool) else operator.index(n)

@@ -130,7 +130,7 @@ class Outfeed:
         empty = [np.zeros((0, self._replicas, *leaf.shape), leaf.dtype) for leaf in self._structure.leaves]
         return self._tree([np.concatenate(parts) for parts in zip(empty, *chunks, strict=True)], 1)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[PyTree]:
         """Yield the results of one run as they arrive; waits for the run to start, and ends with it."""
         if self.mode is OutfeedMode.LAST:
             raise ConfigError("An outfeed of mode LAST cannot be iterated over.", remedy="Use Outfeed(mode='ALL').")
@@ -156,7 +156,7 @@ class Outfeed:
             taken.append(self._ready.popleft())
         return taken
 
-    def _tree(self, leaves: Sequence[np.ndarray], replica_dim: int) -> Any:
+    def _tree(self, leaves: Sequence[np.ndarray], replica_dim: int) -> PyTree:
         assert self._structure is not None
         if self._replicas == 1:
             leaves = [leaf.squeeze(replica_dim) for leaf in leaves]
@@ -186,7 +186,7 @@ class Outfeed:
             # Last: whoever waits for it may ask for results at once.
             self.started.set()
 
-    def deliver(self, replica: Any, first: Any, *leaves: Any) -> None:
+    def deliver(self, replica: Any, first: PyTree, *leaves: PyTree) -> None:
         """Take rows [count, ...] of one replica, called from inside the program."""
         # Copied, because the program may reuse the memory of these arrays.
         part = [np.array(leaf) for leaf in leaves]

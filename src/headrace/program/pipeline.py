@@ -41,12 +41,12 @@ class PipelineState:
     others: dict[Node, Any]  # what is not trained, [replicas, ...]
 
     @property
-    def params(self) -> list[Any]:
+    def params(self) -> list[PyTree]:
         """The weights of the stages, nested as the stages were given."""
         return self._nested(lambda node: self.weights[self.spec.functions[node].weights])
 
     @property
-    def state(self) -> list[Any]:
+    def state(self) -> list[PyTree]:
         """What the stages carry untrained, nested as the stages were given."""
         return self._nested(
             lambda node: (
@@ -54,7 +54,7 @@ class PipelineState:
             )
         )
 
-    def _nested(self, of: Callable[[Node], Any]) -> list[Any]:
+    def _nested(self, of: Callable[[Node], Any]) -> list[PyTree]:
         return [of(entry) if isinstance(entry, Node) else [of(node) for node in entry] for entry in self.spec.nested]
 
 
@@ -99,7 +99,7 @@ class Pipeline:
         }
         return PipelineState(spec=spec, weights=weights, optimizer=tuple(optimizer), others=others)
 
-    def __call__(self, state: PipelineState, inputs: Sequence[Any] | None = None) -> PipelineState:
+    def __call__(self, state: PipelineState, inputs: Sequence[PyTree] | None = None) -> PipelineState:
         """Run `repeat_count` steps; `inputs` take the place of those that the pipeline was made with.
 
         The results may still be under way; reading them waits.
@@ -169,13 +169,13 @@ class Pipeline:
     def _mesh_of(self, weights: int) -> Mesh:
         return self.spec.nodes[self.spec.nodes_of(weights)[0]].mesh
 
-    def _replicate(self, tree: PyTree, node: Node) -> Any:
+    def _replicate(self, tree: PyTree, node: Node) -> PyTree:
         """Put a copy of host arrays on every replica of a node, as [replicas, ...]."""
         # With a replica dim, because each replica's copy may change on its own while the pipeline runs.
         count, where = self._local_replicas, NamedSharding(self.spec.nodes[node].mesh, EACH)
         return place_share(jax.tree.map(lambda a: np.broadcast_to(a, (count, *a.shape)).copy(), tree), where)
 
-    def _same_inputs(self, inputs: PyTree) -> tuple[Any, ...]:
+    def _same_inputs(self, inputs: PyTree) -> tuple[PyTree, ...]:
         constants = run_constants(inputs)
         if change := difference(structure_of(self.spec.inputs), structure_of(constants)):
             raise ConfigError(
@@ -191,7 +191,7 @@ def pipeline(
     optimizer_function: Callable[..., OptimizerOutput] | None = None,
     device_mapping: Sequence[int | Sequence[int]] | None = None,
     pipeline_schedule: str = "Grouped",
-    inputs: Sequence[Any] | None = None,
+    inputs: Sequence[PyTree] | None = None,
     infeed: Infeed | None = None,
     outfeed: Outfeed | None = None,
     repeat_count: int = 1,

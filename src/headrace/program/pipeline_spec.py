@@ -117,7 +117,7 @@ def _check_outfeed(request: Request) -> None:
         )
 
 
-def run_constants(inputs: PyTree) -> tuple[Any, ...]:
+def run_constants(inputs: PyTree) -> tuple[PyTree, ...]:
     """Return the inputs of a run as host arrays; refuse what is not a list of them."""
     rule = "They are a list of values that stay the same for a run, such as a learning rate."
     given = as_list(inputs, "The inputs of a pipeline", rule)
@@ -162,7 +162,7 @@ def leaving_values(request: Request, outputs: list[Structure], loss: Structure |
     return structure_of(as_row(values))
 
 
-def as_row(values: Sequence[object]) -> Any:
+def as_row(values: Sequence[object]) -> PyTree:
     """Return the value to enqueue: a single value as it is, several as a tuple."""
     return values[0] if len(values) == 1 else tuple(values)
 
@@ -222,7 +222,7 @@ class PipelineSpec:
         return self.table.work
 
     @property
-    def params(self) -> dict[int, Any]:
+    def params(self) -> dict[int, PyTree]:
         """The initial weights, host arrays by their number."""
         return {function.weights: function.params for function in self.functions.values()}
 
@@ -394,7 +394,7 @@ def _check_optimizer(ending: Ending, mesh: Mesh, nodes: dict[Node, TracedNode]) 
     # One stage's weights are enough to see what the optimizer makes of weights.
     params = next((node.function.params for node in nodes.values() if jax.tree.leaves(node.function.params)), {})
 
-    def once(params: PyTree, arguments: PyTree) -> Any:
+    def once(params: PyTree, arguments: PyTree) -> PyTree:
         made = ending.optimizer(*arguments)
         if not isinstance(made, optax.GradientTransformation):
             raise ConfigError(

@@ -64,7 +64,7 @@ def pipeline_node(traced: TracedNode, spec: PipelineSpec, node: Node) -> NodeSpe
     training = spec.ending is not None
 
     def apply(
-        params: PyTree, _: Any, state: PyTree, inputs: tuple[Any, ...], __: Any
+        params: PyTree, _: Any, state: PyTree, inputs: tuple[PyTree, ...], __: Any
     ) -> tuple[Any, tuple[PyTree, PyTree]]:
         leaves = [leaf[0] for outputs in inputs for leaf in outputs]
         args, kwargs = jax.tree.unflatten(traced.inputs.treedef, leaves)
@@ -113,7 +113,7 @@ def _make_updates(spec: PipelineSpec) -> Updates:
     return Updates(tuple(groups), tuple(shapes))
 
 
-def init_optimizer(spec: PipelineSpec, params: dict[int, Any]) -> Any:
+def init_optimizer(spec: PipelineSpec, params: dict[int, PyTree]) -> PyTree:
     """Return the optimizer's state at the start for these weights; of 16-bit weights it is that of float32 ones."""
     assert spec.ending is not None
     return spec.ending.blank_optimizer().init(widened(jax.tree.map(jnp.asarray, params)))
@@ -217,7 +217,7 @@ class _Builder:
             return
         is_first, dtype = micro == 0, spec.request.accumulate_outfeed_dtype
 
-        def add(totals: PyTree, *values: PyTree) -> tuple[Any]:
+        def add(totals: PyTree, *values: PyTree) -> tuple[PyTree]:
             found = [jnp.asarray(leaf, accumulator_dtype(dtype, leaf)) for leaf in chosen(values)]
             return (found if is_first else jax.tree.map(jnp.add, totals, found),)
 
@@ -233,7 +233,7 @@ class _Builder:
 
             self.builder.add(self.end_lane, HostCall(leave_once), [STEP_NUMBER, "leaving"])
 
-    def _chosen(self, values: tuple[Any, ...]) -> list[Any]:
+    def _chosen(self, values: tuple[PyTree, ...]) -> list[PyTree]:
         """Return the leaves of what leaves, of the last nodes' outputs or of the loss."""
         request = self.spec.request
         if request.outfeed_loss:
@@ -274,7 +274,7 @@ class _Builder:
         assert ending is not None
         shapes = self.updates.states[number]
 
-        def update(state: PyTree, arguments: PyTree, *rest: object) -> tuple[Any, ...]:
+        def update(state: PyTree, arguments: PyTree, *rest: object) -> tuple[PyTree, ...]:
             params, gradients = (
                 dict(zip(group, part, strict=True)) for part in (rest[: len(group)], rest[len(group) :])
             )
@@ -302,7 +302,7 @@ class _Builder:
         """Return `loss(*outputs of the last nodes) -> (loss, arguments, *gradients of each)`."""
         structures = [self.spec.nodes[node].outputs for node in self.last]
 
-        def loss(*lists: list[Any]) -> tuple[Any, ...]:
+        def loss(*lists: list[PyTree]) -> tuple[PyTree, ...]:
             lists = squeeze(lists)
             given = tuple(floats(leaves) for leaves in lists)
             function = lambda *floating: finish(*_merged(structures, lists, floating))  # noqa: E731
@@ -319,7 +319,7 @@ class _Builder:
         return self.spec.nodes[self.spec.nodes_of(key)[0]].mesh
 
 
-def _merged(structures: list[Structure], lists: Any, floating: tuple[list[Any], ...]) -> list[Any]:
+def _merged(structures: list[Structure], lists: PyTree, floating: tuple[list[PyTree], ...]) -> list[PyTree]:
     """Return the values of the last nodes, those that have gradients from `floating`."""
     values: list[Any] = []
     for structure, leaves, mine in zip(structures, lists, floating, strict=True):
@@ -328,16 +328,16 @@ def _merged(structures: list[Structure], lists: Any, floating: tuple[list[Any], 
     return values
 
 
-def _reduce(*sums: PyTree) -> tuple[Any]:
+def _reduce(*sums: PyTree) -> tuple[PyTree]:
     """Return the gradient of weights: the sum over the nodes that share them, the mean over replicas."""
     totals = widened(squeeze(sums))
     return (lax.pmean(jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *totals), REPLICA),)
 
 
-def _settle(state: PyTree) -> tuple[Any]:
+def _settle(state: PyTree) -> tuple[PyTree]:
     """Make the states of all replicas equal: the mean of numbers, the first replica's of all else."""
 
-    def one(leaf: object) -> Any:
+    def one(leaf: object) -> PyTree:
         return lax.pmean(leaf, REPLICA) if is_float(leaf) else lax.all_gather(leaf, REPLICA)[0]
 
     return (expand(jax.tree.map(one, squeeze(state))),)

@@ -55,7 +55,7 @@ class Function:
 
     def call(
         self, params: PyTree, state: PyTree, args: Sequence[object], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], Any]:
+    ) -> tuple[tuple[PyTree, ...], Any]:
         """Return (outputs, new state)."""
         if self.is_plain:
             return as_tuple(self.apply(*args, **kwargs)), state
@@ -75,7 +75,7 @@ class Function:
             )
         return as_tuple(outputs), after
 
-    def signature(self, args: Sequence[object]) -> tuple[Any, ...]:
+    def signature(self, args: Sequence[object]) -> tuple[PyTree, ...]:
         """Return all arguments of `apply` for these inputs."""
         return (*(() if self.is_plain else (self.params,)), *((self.state,) if self.has_state else ()), *args)
 
@@ -85,14 +85,14 @@ class Function:
         return self.state is not None
 
 
-def as_tuple(outputs: PyTree) -> tuple[Any, ...]:
+def as_tuple(outputs: PyTree) -> tuple[PyTree, ...]:
     """Return a stage's outputs as a tuple: none, one or several."""
     if outputs is None:
         return ()
     return tuple(outputs) if isinstance(outputs, tuple | list) else (outputs,)
 
 
-def recomputation_checkpoint(values: PyTree) -> Any:
+def recomputation_checkpoint(values: PyTree) -> PyTree:
     """Mark values inside a stage that recomputation stores instead of computing them again; returns them unchanged."""
     return jax.tree.map(lambda value: checkpoint_name(value, KEPT), values)
 
@@ -170,7 +170,7 @@ def _is_array(leaf: object) -> bool:
     return isinstance(leaf, np.ndarray | np.generic | jax.Array)
 
 
-def _weights(node: Node, stage: Stage) -> Any:
+def _weights(node: Node, stage: Stage) -> PyTree:
     weights = host_arrays(stage.params)
     for leaf in jax.tree.leaves(weights):
         if not jax.numpy.issubdtype(leaf.dtype, np.inexact):

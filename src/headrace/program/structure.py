@@ -45,7 +45,7 @@ class Structure:
         """The bytes of all leaves."""
         return sum(leaf.nbytes for leaf in self.leaves)
 
-    def shapes(self, *lead: int) -> Any:
+    def shapes(self, *lead: int) -> PyTree:
         """Return the tree as shapes for tracing, with these leading dims."""
         return jax.tree.unflatten(
             self.treedef, [jax.ShapeDtypeStruct((*lead, *leaf.shape), leaf.dtype) for leaf in self.leaves]
@@ -69,7 +69,7 @@ def difference(wanted: Structure, found: Structure) -> str:
     return ""
 
 
-def host_arrays(tree: PyTree) -> Any:
+def host_arrays(tree: PyTree) -> PyTree:
     """Return the tree with NumPy arrays, in the types that the device will have (float64 becomes float32)."""
     return jax.tree.map(_host_array, tree)
 
@@ -84,7 +84,7 @@ def _host_array(value: object) -> np.ndarray:
     return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
 
 
-def element_arguments(element: PyTree) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def element_arguments(element: PyTree) -> tuple[tuple[PyTree, ...], dict[str, Any]]:
     """Return the arguments for an infeed's element: a dict by keyword, a sequence in order, else one argument."""
     if isinstance(element, Mapping) and all(isinstance(key, str) for key in element):
         return (), dict(element)
@@ -117,7 +117,7 @@ def name_of(function: object) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-def as_list(given: object, what: str, rule: str) -> tuple[Any, ...]:
+def as_list(given: object, what: str, rule: str) -> tuple[PyTree, ...]:
     """Return a list of values as a tuple, nothing for None; refuse a single value, which would be taken apart."""
     if given is None:
         return ()

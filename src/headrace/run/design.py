@@ -16,7 +16,7 @@ from headrace.config.schema import Compiler, Config
 from headrace.config.section_data import IMAGE_DATASETS
 from headrace.core import __version__
 from headrace.core.errors import DataError
-from headrace.core.tree import flatten_named
+from headrace.core.tree import PyTree, flatten_named
 from headrace.data.dataset import DataInfo, DataSet, describe_dataset, open_dataset
 from headrace.data.feeding.order import refuse_weights
 from headrace.data.sets.samples import first_samples
@@ -64,7 +64,7 @@ class CustomParts:
 
     network: Network | None = None
     dataset: DataSet | None = None
-    weights: tuple[Any, Any] | None = None  # (params, stats) in float32; None: drawn with the seed
+    weights: tuple[PyTree, PyTree] | None = None  # (params, stats) in float32; None: drawn with the seed
     callbacks: tuple[Callback, ...] = ()
     loss: LossFunction | None = None
     metrics: Mapping[str, MetricFunction] = field(default_factory=dict)
@@ -209,7 +209,7 @@ def open_data(design: Design) -> DataSet:
     return replace(dataset, validation=first_samples(dataset.validation, design.plan.validation.num_samples))
 
 
-def starting_state(design: Design, weights: tuple[Any, Any] | None = None) -> State:
+def starting_state(design: Design, weights: tuple[PyTree, PyTree] | None = None) -> State:
     """Return the state of step 0, in host memory, with these (params, stats) or those that the seed draws."""
     config = design.config
     weights = weights or design.network.init(config.run.seed)

@@ -23,6 +23,7 @@ from headrace.config.section_run import describe_without_effect
 from headrace.core import __version__
 from headrace.core.errors import ConfigError
 from headrace.core.process import STOP_SIGNALS, catch_signals, leave_closed_terminal
+from headrace.core.tree import PyTree
 from headrace.data.dataset import DataInfo, DataSet
 from headrace.data.decoding.jpeg import describe_slower
 from headrace.data.feeding.feed import FeedOptions, TrainFeed
@@ -503,7 +504,7 @@ class _Training:
     length: CallLength
     interrupt: Interrupt
 
-    def run(self, state: State, block: Any) -> tuple[State, str | None]:
+    def run(self, state: State, block: PyTree) -> tuple[State, str | None]:
         """Run calls until the planned end, or until a signal or a callback asks to stop; say which."""
         step, total_steps, group = self.prepared.step, self.prepared.design.plan.steps.total_steps, current_group()
         self.recorder.begin()
@@ -521,7 +522,7 @@ class _Training:
         self.reader.drain()
         return state, (stopped_by or "") if step < total_steps else None
 
-    def _call(self, step: int, state: State, block: Any) -> tuple[int, State, Metrics]:
+    def _call(self, step: int, state: State, block: PyTree) -> tuple[int, State, Metrics]:
         """Launch a call and what is due after it, and hand both to the thread that reads results."""
         steps, callbacks = self.prepared.design.plan.steps, self.recorder.callbacks
         num_steps, launched = self.feed.num_steps, time.perf_counter()

@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from headrace.config.schema import Learning, Pipeline
+from headrace.core.tree import PyTree
 from headrace.data.dataset import DataSet
 from headrace.data.feeding.feed import CallSpans, FeedOptions, TrainFeed
 from headrace.data.feeding.order import WHOLE, ProcessShard, StepShape, class_weights, fetch, fetch_labels
@@ -38,7 +39,7 @@ class Executor(Protocol):
         """The groups of devices that communicate."""
         ...
 
-    def put(self, tree: Any, kind: str) -> Any:
+    def put(self, tree: PyTree, kind: str) -> PyTree:
         """Put a block (`steps`) or a resident set (`replicated`) on the devices."""
         ...
 
@@ -54,7 +55,7 @@ class Executor(Protocol):
         """Copy a state so that it outlives the next call and this process can read it whole."""
         ...
 
-    def compile(self, state: State, resident: Any, block: Any) -> Callable[..., Any]:
+    def compile(self, state: State, resident: PyTree, block: PyTree) -> Callable[..., Any]:
         """Return the call's program `(state, resident, block, num_steps)`, compiled; the state is left as it is."""
         ...
 
@@ -77,7 +78,7 @@ class DeviceLoop(OnOneMesh):
         """Copy a state: it is whole on every device."""
         return snapshot(state)
 
-    def compile(self, state: State, resident: Any, block: Any) -> Callable[..., Any]:
+    def compile(self, state: State, resident: PyTree, block: PyTree) -> Callable[..., Any]:
         """Compile the call ahead of its first use."""
         whole = replicated(self.mesh)
         # Only here, where whole steps are one program: stages of a pipeline have their own parts of the state.
@@ -103,7 +104,7 @@ class CallProgram:
     where: NamedSharding
     trace_seconds: float = 0.0  # of making XLA's input from Python
 
-    def __call__(self, state: State, resident: Any, block: Any, num_steps: int) -> tuple[State, Metrics]:
+    def __call__(self, state: State, resident: PyTree, block: PyTree, num_steps: int) -> tuple[State, Metrics]:
         """Run the first `num_steps` steps of a block; the state is donated."""
         return self.program(state, resident, block, place(np.int32(num_steps), self.where))
 
@@ -264,7 +265,7 @@ class CallLength:
         return self.steps
 
 
-def compile_call(executor: Executor, state: State, resident: Any, block: dict[str, Any]) -> Compiled:
+def compile_call(executor: Executor, state: State, resident: PyTree, block: dict[str, Any]) -> Compiled:
     """Compile the call program ahead of its first use, so that compile time is kept apart from training time."""
     return compiled_from(lambda: executor.compile(state, resident, block))
 

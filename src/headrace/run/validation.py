@@ -17,6 +17,7 @@ from headrace.checkpoint.store import MANIFEST_FILE, list_checkpoints, load, new
 from headrace.config.load import NO_RECIPE, Resolved
 from headrace.config.schema import Config
 from headrace.core.errors import CheckpointError
+from headrace.core.tree import PyTree
 from headrace.data.dataset import DataSet, describe_dataset
 from headrace.data.feeding.eval_feed import EvalFeed
 from headrace.data.feeding.feed import FeedOptions, TrainFeed
@@ -162,7 +163,7 @@ class Validator:
         return {name: self._forward.place(weights) for name, weights in evaluated_weights(state).items()}
 
 
-def predict_all(design: Design, dataset: DataSet, devices: list[Any], weights: tuple[Any, Any]) -> np.ndarray:
+def predict_all(design: Design, dataset: DataSet, devices: list[Any], weights: tuple[PyTree, PyTree]) -> np.ndarray:
     """Return the logits [N, classes], float32, of the whole validation split with these (params, stats)."""
     forward, options = make_forward_pass(design, devices, LOGITS)
     placed, size = forward.place(weights), design.plan.validation.batch_size

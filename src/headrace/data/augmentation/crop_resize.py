@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -16,7 +17,7 @@ from jax import lax
 _HALF = np.float32(0.5)
 
 
-def crop_resize(images: Any, boxes: Any, hw: tuple[int, int]) -> Any:
+def crop_resize(images: jax.Array, boxes: jax.Array, hw: tuple[int, int]) -> jax.Array:
     """Return the boxes (top, left, height, width, float32 [n, 4]) of uint8 images [n, H, W, C], each resized to `hw`.
 
     A box may begin and end inside of pixels; pixels that it does not touch have no influence. The result, uint8, is
@@ -32,7 +33,7 @@ def crop_resize(images: Any, boxes: Any, hw: tuple[int, int]) -> Any:
     return jnp.clip(jnp.floor(values + _HALF), 0, 255).astype(np.uint8)
 
 
-def _resize_rows(values: Any, start: Any, length: Any, wanted: int) -> Any:
+def _resize_rows(values: jax.Array, start: jax.Array, length: jax.Array, wanted: int) -> Any:
     """Return [n, wanted, k] of [n, size, k]: `length` rows from `start` on, both [n], become `wanted`.
 
     Weights are a triangle over the rows around the new one's centre, as wide as a new row is large (Pillow's BILINEAR).
@@ -74,7 +75,7 @@ class CentreView:
 CUBIC_NEAR, CUBIC_FAR = (1.5, -2.5, 0.0, 1.0), (-0.5, 2.5, -4.0, 2.0)
 
 
-def centre_view(images: Any, view: CentreView) -> Any:
+def centre_view(images: jax.Array, view: CentreView) -> jax.Array:
     """Return that view of uint8 images [n, H, W, C] as float32 whole numbers; H and W may be symbolic dims.
 
     The pixels are those of `valid_view` and `resize_view` but for a level or two: there, Pillow's whole-number weights
@@ -90,11 +91,11 @@ def centre_view(images: Any, view: CentreView) -> Any:
     return _levels(jnp.einsum("qw,npwc->npqc", columns, x, precision=lax.Precision.HIGHEST))
 
 
-def _levels(x: Any) -> Any:
+def _levels(x: jax.Array) -> jax.Array:
     return jnp.clip(jnp.floor(x + _HALF), 0, 255)
 
 
-def _view_matrix(dim: Any, side: Any, shorter: Any, view: CentreView) -> Any:
+def _view_matrix(dim: Any, side: jax.Array, shorter: jax.Array, view: CentreView) -> jax.Array:
     """Return the weights of the old pixels of one side in the new ones, float32 [size, dim]."""
     whole, rest = side * view.shorter_side // shorter, side * view.shorter_side % shorter
     # Python's round(): halves go to the even number.

@@ -208,6 +208,6 @@ class EvalFeed(SplitFeed):
         block = {"index": index, "mask": counted.astype(np.float32)}
         return block | (self._reader.read(index, 0) if self._reader is not None else {})
 
-    def _send(self, read: Future[Any]) -> Any:
+    def _send(self, read: Future[Any]) -> PyTree:
         block = read.result()
         return sent(block, lambda: self._put(block, "batches"), self.stats)

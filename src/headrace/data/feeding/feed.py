@@ -142,7 +142,7 @@ class BlockReader:
         self._closing.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _chunk(self, index: np.ndarray, epoch: np.ndarray) -> Any:
+    def _chunk(self, index: np.ndarray, epoch: np.ndarray) -> PyTree:
         images = self._source.read(*seen_samples(index, epoch, len(self._source)))
         spec = self._options.preprocess
         return images if spec.on_device else preprocess(images, index, epoch, spec, self._train)
@@ -208,7 +208,7 @@ class Prefetcher:
     Every block is made of fresh arrays: a device array may share memory with its NumPy array.
     """
 
-    def __init__(self, make: Callable[[Any], Any], whats: Iterable[Any], depth: int, stats: FeedStats) -> None:
+    def __init__(self, make: Callable[[Any], Any], whats: Iterable[PyTree], depth: int, stats: FeedStats) -> None:
         self._make, self._whats = make, iter(whats)
         # One thread: blocks are made in order, each with all reading threads, and the first is ready as early as can
         # be.
@@ -221,7 +221,7 @@ class Prefetcher:
         for _ in range(depth):
             self._submit()
 
-    def next(self, in_flight: Any = None) -> Any:
+    def next(self, in_flight: Any = None) -> PyTree:
         """Return the next block. Errors of the prefetching thread are raised here.
 
         `in_flight` is a result of the call that now runs (anything with `is_ready()`): waiting is counted
@@ -271,7 +271,7 @@ class Prefetcher:
                 return
             self._gate.hold(not all(future.done() for future in tuple(self._pending)))
 
-    def _timed(self, what: Any) -> Any:
+    def _timed(self, what: PyTree) -> PyTree:
         start = time.perf_counter()
         try:
             return self._make(what)
@@ -459,7 +459,7 @@ def _with_rows(rows: np.ndarray, num_rows: int) -> np.ndarray:
     return np.concatenate([rows, np.zeros((num_rows - len(rows), *rows.shape[1:]), rows.dtype)])
 
 
-def sent(block: dict[str, np.ndarray], put: Callable[[], Any], stats: FeedStats, images: int | None = None) -> Any:
+def sent(block: dict[str, np.ndarray], put: Callable[[], Any], stats: FeedStats, images: int | None = None) -> PyTree:
     """Send a block and wait until the devices have it: waiting costs this thread nothing and measures sending."""
     with transferring():
         begin = time.perf_counter()

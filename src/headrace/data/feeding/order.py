@@ -138,7 +138,7 @@ def refuse_weights(given: Sequence[object], info: DataInfo) -> None:
         )
 
 
-def class_weights(given: Sequence[Any], labels: np.ndarray, num_classes: int) -> tuple[float, ...] | None:
+def class_weights(given: Sequence[PyTree], labels: np.ndarray, num_classes: int) -> tuple[float, ...] | None:
     """Return the weight of each class, or None if all are equal by default.
 
     `balanced` is N / (C x n) for a class of n images in a set of N images and C classes: the mean weight of an image
@@ -286,7 +286,7 @@ class Resident:
         if shard.num_processes > 1:  # devices exchange images: in the same order in all processes
             self._made.result()
 
-    def described(self) -> Any:
+    def described(self) -> PyTree:
         """Return its shapes and devices, to compile with."""
         source, count = self._source, self._source.num_distinct
         stored = (
@@ -370,7 +370,7 @@ def _synthetic_on_device(spec: Synthetic) -> dict[str, jax.Array]:
 Arrays = dict[str, Any]
 
 
-def fetch(resident: Arrays | None, block: Arrays, spec: Preprocess, train: bool) -> tuple[Any, Any]:
+def fetch(resident: Arrays | None, block: Arrays, spec: Preprocess, train: bool) -> tuple[PyTree, PyTree]:
     """Return (images float32 [B, H, W, C], labels int32 [B] or MixedLabels) of one micro-batch.
 
     `block` is {"index": [B]} with "epoch" and "seed" (one number each) for training, "images" and "labels" if they
@@ -399,7 +399,7 @@ def fetch(resident: Arrays | None, block: Arrays, spec: Preprocess, train: bool)
     return images, fetch_labels(resident, block, spec, train)
 
 
-def fetch_labels(resident: Arrays | None, block: Arrays, spec: Preprocess, train: bool) -> Any:
+def fetch_labels(resident: Arrays | None, block: Arrays, spec: Preprocess, train: bool) -> PyTree:
     """Return only the labels that `fetch` would; `resident` needs no images."""
     labels = _labels(resident, block)
     if not train or spec.mix is None:
@@ -408,7 +408,7 @@ def fetch_labels(resident: Arrays | None, block: Arrays, spec: Preprocess, train
     return mix_labels(labels, block["index"], block.get("epoch", 0), mix)
 
 
-def _labels(resident: Arrays | None, block: Arrays) -> Any:
+def _labels(resident: Arrays | None, block: Arrays) -> PyTree:
     if "labels" in block:
         return block["labels"]
     assert resident is not None, "neither the block nor the device holds the labels"

@@ -66,7 +66,7 @@ class Dispatcher:
             placed.append(place(jax.tree.map(np.array, part), shardings(like, mesh, spec.placement)))
         return self._join(state, placed)
 
-    def put(self, tree: PyTree, kind: str) -> Any:
+    def put(self, tree: PyTree, kind: str) -> PyTree:
         """Put a block (`steps`) or a resident set where it is needed: images at the first stage, labels at the last."""
         parts = []
         for spec, mesh in zip(self.stages, self.meshes, strict=True):

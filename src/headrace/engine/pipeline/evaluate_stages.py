@@ -57,33 +57,33 @@ class StagedEvaluation:
     _plans: dict[int, StepPlan] = field(default_factory=dict)  # by the number of batches
     _numbers: dict[tuple[Node, int], jax.Array] = field(default_factory=dict)  # small numbers on the devices
 
-    def put(self, tree: PyTree, kind: str) -> Any:
+    def put(self, tree: PyTree, kind: str) -> PyTree:
         """Put batches or a resident set on the devices of the first stage and, without images, of the last."""
         labels = {key: value for key, value in tree.items() if key != "images"}
         return put_on(self.meshes[0], tree, kind), put_on(self.meshes[-1], labels, kind)
 
-    def place(self, weights: tuple[PyTree, PyTree]) -> tuple[Any, ...]:
+    def place(self, weights: tuple[PyTree, PyTree]) -> tuple[PyTree, ...]:
         """Put (params, stats) on the devices of their stages."""
         return tuple(
             transfer(weights_of(names, weights), replicated(mesh))
             for names, mesh in zip(self.names, self.meshes, strict=True)
         )
 
-    def compile(self, placed: tuple[Any, ...], resident: PyTree, block: PyTree) -> "StagedEvaluation":
+    def compile(self, placed: tuple[PyTree, ...], resident: PyTree, block: PyTree) -> "StagedEvaluation":
         """Compile the programs of all stages for weights and batches like these."""
         self._compiled(self._start(placed, resident, block), block)
         return self
 
-    def prepare(self, placed: tuple[Any, ...], _resident: PyTree, _block: PyTree) -> tuple[Any, ...]:
+    def prepare(self, placed: tuple[PyTree, ...], _resident: PyTree, _block: PyTree) -> tuple[PyTree, ...]:
         """Return the weights as they are: stages compute all that follows from them in each call."""
         return placed
 
-    def __call__(self, weights: tuple[Any, ...], resident: PyTree, block: PyTree) -> Sums:
+    def __call__(self, weights: tuple[PyTree, ...], resident: PyTree, block: PyTree) -> Sums:
         """Return the sums over the block's batches."""
         start = self._start(weights, resident, block)
         return self._compiled(start, block)(start, 1)["total"]
 
-    def _start(self, weights: tuple[Any, ...], resident: PyTree, block: PyTree) -> Values:
+    def _start(self, weights: tuple[PyTree, ...], resident: PyTree, block: PyTree) -> Values:
         """Return the values that an evaluation starts from."""
         last = Node(len(self.nodes) - 1)
         start: Values = {("params", Node(number)): part for number, part in enumerate(weights)}
@@ -176,14 +176,14 @@ def _evaluation_node(spec: EvalSpec, blocks: tuple[int, int], mesh: Mesh) -> Nod
     ctx = spec.context()
     is_first, is_last = blocks[0] == 0, blocks[1] == len(spec.network.blocks)
 
-    def fetch(*source: PyTree) -> Any:
+    def fetch(*source: PyTree) -> PyTree:
         if not source:
             return ()
         resident, block, number = source
         return resident, {key: lax.dynamic_index_in_dim(value, number, 0, False) for key, value in block.items()}
 
     def apply(
-        weights: PyTree, _: Any, state: PyTree, inputs: tuple[Any, ...], fetched: PyTree
+        weights: PyTree, _: Any, state: PyTree, inputs: tuple[PyTree, ...], fetched: PyTree
     ) -> tuple[Any, tuple[PyTree, PyTree]]:
         x = spec.fetch(*fetched)[0] if is_first else inputs[0]
         y = spec.network.apply_range(*blocks, weights[0], weights[1], x, ctx)[0]

@@ -117,14 +117,14 @@ def is_float(leaf: Any) -> bool:
     return jnp.issubdtype(leaf.dtype, np.inexact)
 
 
-def floats(tree: PyTree) -> list[Any]:
+def floats(tree: PyTree) -> list[PyTree]:
     """Return the arrays that have gradients."""
     return [leaf for leaf in jax.tree.leaves(tree) if is_float(leaf)]
 
 
 def _differentiated(
-    spec: NodeSpec, fixed: PyTree, source: tuple[Any, ...]
-) -> tuple[Callable[..., Any], Callable[..., tuple[Any, ...]]]:
+    spec: NodeSpec, fixed: PyTree, source: tuple[PyTree, ...]
+) -> tuple[Callable[..., Any], Callable[..., tuple[PyTree, ...]]]:
     """Return the node as a function to differentiate, and what it takes for (params, state, inputs).
 
     It returns (outputs that have gradients, (all outputs, new state, counted)).
@@ -152,7 +152,7 @@ def _differentiated(
     return closed, lambda *given: given
 
 
-def keep_products() -> Any:
+def keep_products() -> PyTree:
     """Return the checkpoint policy that keeps the results of convolutions and matrix products alone."""
     policies = jax.checkpoint_policies
     kernels = policies.save_only_these_names(PRODUCT)  # our own convolutions are calls that XLA cannot look into
@@ -160,8 +160,8 @@ def keep_products() -> Any:
 
 
 def _forward(
-    spec: NodeSpec, params: PyTree, fixed: PyTree, state: PyTree, counts: PyTree, *rest: Any
-) -> tuple[Any, Any, Any, Any]:
+    spec: NodeSpec, params: PyTree, fixed: PyTree, state: PyTree, counts: PyTree, *rest: PyTree
+) -> tuple[PyTree, PyTree, PyTree, PyTree]:
     """Return (outputs, what the backward pass needs, new state, counts with this micro batch in)."""
     source, inputs = rest[: len(spec.source_specs)], rest[len(spec.source_specs) :]
     state, counts = squeeze((state, counts))
@@ -186,8 +186,8 @@ def _fresh(spec: NodeSpec, params: PyTree, fixed: PyTree) -> tuple[PyTree, PyTre
 
 
 def _backward(
-    spec: NodeSpec, params: PyTree, state: PyTree, saved: PyTree, totals: PyTree, number: Any, *rest: Any
-) -> tuple[Any, ...]:
+    spec: NodeSpec, params: PyTree, state: PyTree, saved: PyTree, totals: PyTree, number: Any, *rest: PyTree
+) -> tuple[PyTree, ...]:
     """Return the gradients of each input, and the sums with this micro batch's weight gradients in."""
     assert spec.accumulation is not None
     rest, gradients = rest[: -spec.num_gradients], rest[-spec.num_gradients :]

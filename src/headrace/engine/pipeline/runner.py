@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from headrace.core.tree import PyTree
 from headrace.engine.multiprocess_arrays import in_turn
 from headrace.plan.schedule import Action, Work, needs
 from headrace.plan.timeline import Cell, Table
@@ -71,7 +72,7 @@ class Messages:
         self._inbox: SimpleQueue[tuple[tuple[int, int] | None, Any]] = SimpleQueue()
         self._early: dict[tuple[int, int], Any] = {}
 
-    def post(self, step: int, slot: int, value: Any) -> None:
+    def post(self, step: int, slot: int, value: PyTree) -> None:
         """Hand over a value; called by any thread."""
         self._inbox.put(((step, slot), value))
 
@@ -79,7 +80,7 @@ class Messages:
         """Wake the lane up to end."""
         self._inbox.put((None, None))
 
-    def take(self, step: int, slot: int) -> Any:
+    def take(self, step: int, slot: int) -> PyTree:
         """Return the value for a slot; waits until it has been posted."""
         # By step as well: a lane that needs nothing from another may be a step ahead of it.
         wanted = (step, slot)
@@ -98,16 +99,16 @@ class _Stopped(Exception):
 class Run:
     """Some steps under way: the values of all lanes, and the messages between them and to the host."""
 
-    def __init__(self, lanes: Lanes, values: Sequence[list[Any]], observe: Observer | None = None) -> None:
+    def __init__(self, lanes: Lanes, values: Sequence[list[PyTree]], observe: Observer | None = None) -> None:
         self._lanes, self._values, self._observe = lanes, values, observe
         self._messages = {lane: Messages() for lane in (HOST, *range(len(lanes.rows)))}
         self._errors: list[BaseException] = []
 
-    def result(self, step: int, slot: int) -> Any:
+    def result(self, step: int, slot: int) -> PyTree:
         """Return what a lane sent to the host; waits until it has been launched."""
         return self._messages[HOST].take(step, slot)
 
-    def post(self, lane: int, step: int, slot: int, value: Any) -> None:
+    def post(self, lane: int, step: int, slot: int, value: PyTree) -> None:
         """Give a lane a value for a step."""
         self._messages[lane].post(step, slot, value)
 
@@ -221,7 +222,7 @@ class Tracer:
         for thread in self._threads:
             thread.start()
 
-    def observe(self, action: Action, result: Any) -> None:
+    def observe(self, action: Action, result: PyTree) -> None:
         """Take note of an action that has just been launched."""
         self._launched[action] = time.perf_counter() - self._begin
         self._queues[self._work.device_of[action.node]].put((action, result))

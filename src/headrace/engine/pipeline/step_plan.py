@@ -44,7 +44,7 @@ class Program:
     exchanges: bool = False  # between replicas, in the middle of a step
     compiler_options: tuple[tuple[str, Any], ...] = ()
 
-    def shapes(self, traced: jax.stages.Traced) -> tuple[Any, ...]:
+    def shapes(self, traced: jax.stages.Traced) -> tuple[PyTree, ...]:
         """Return the shapes of the results with their shardings."""
         return tuple(
             jax.tree.map(partial(_shaped, where=NamedSharding(self.mesh, place)), part)
@@ -69,7 +69,7 @@ MOVE = HostCall(lambda value: (value,), lambda value: (value,), (ALL,))  # gives
 def on_mesh(
     mesh: Mesh,
     function: Callable[..., tuple[Any, ...]],
-    in_specs: tuple[Any, ...],
+    in_specs: tuple[PyTree, ...],
     outs: tuple[P, ...],
     donate: tuple[int, ...] = (),
     name: str = "",
@@ -82,7 +82,7 @@ def on_mesh(
 
 
 def _named(function: Callable[..., tuple[Any, ...]], name: str) -> Callable[..., tuple[Any, ...]]:
-    def run(*given: Any) -> tuple[Any, ...]:
+    def run(*given: PyTree) -> tuple[PyTree, ...]:
         return function(*given)
 
     run.__name__ = name
@@ -328,12 +328,12 @@ class Host:
     def __init__(self, plan: StepPlan, run: Run) -> None:
         self._plan, self._run = plan, run
 
-    def post(self, step: int, key: Key, value: Any) -> None:
+    def post(self, step: int, key: Key, value: PyTree) -> None:
         """Give a step one of its fed values."""
         lane, slot = self._plan.fed[key]
         self._run.post(lane, step, slot, value)
 
-    def result(self, step: int, key: Key) -> Any:
+    def result(self, step: int, key: Key) -> PyTree:
         """Return a value of a step that comes to the host; waits until it has been launched."""
         return self._run.result(step, self._plan.results[key])
 

@@ -101,7 +101,9 @@ def training_node(stage: StageSpec, mesh: Mesh) -> NodeSpec:
     )
 
 
-def _fetch(stage: StageSpec, resident: PyTree, block: PyTree, number: Any, micro: Any) -> tuple[Any, Any, Any, Any]:
+def _fetch(
+    stage: StageSpec, resident: PyTree, block: PyTree, number: Any, micro: PyTree
+) -> tuple[PyTree, PyTree, PyTree, PyTree]:
     """Return (images at the first stage, labels at the last, the numbers of the samples, the seed)."""
     here = {key: lax.dynamic_index_in_dim(array, number, 0, False) for key, array in block["rest"].items()}
     here = {key: lax.dynamic_index_in_dim(array, micro, 0, False) for key, array in here.items()}
@@ -116,8 +118,8 @@ def _apply(
     params: PyTree,
     fixed: State,
     state: PyTree,
-    inputs: tuple[Any, ...],
-    fetched: tuple[Any, Any, Any, Any],
+    inputs: tuple[PyTree, ...],
+    fetched: tuple[PyTree, PyTree, PyTree, PyTree],
 ) -> tuple[Any, tuple[PyTree, PyTree]]:
     """Run the stage's blocks; the output of the last stage is the scaled loss."""
     spec, (images, labels, samples, seed) = stage.step, fetched
@@ -195,7 +197,7 @@ def make_update(stage: StageSpec, mesh: Mesh) -> Program:
 
     def update(
         params: PyTree, fixed: State, slots: State, reduced: PyTree, at: Any, record: PyTree, *shared: dict[str, Any]
-    ) -> tuple[Any, ...]:
+    ) -> tuple[PyTree, ...]:
         state = {"params": params} | fixed | to_device(slots, mesh, stage.placement)
         # Every stage has to know whether the loss is finite, because all of them skip the step, or none.
         sums = reduced["sums"] if stage.is_last else {"loss": shared[-1]["loss"]}
