@@ -84,7 +84,7 @@ def wait_until(process: subprocess.Popen[bytes], happened: Callable[[], bool]) -
         if process.poll() is not None:
             return False
         assert time.monotonic() < deadline, "nothing happened"
-        time.sleep(0.001)
+        time.sleep(0.0005)
     return True
 
 

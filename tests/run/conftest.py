@@ -14,8 +14,8 @@ from headrace.reference.entrance import resolve
 QUICK: dict[str, Any] = {
     "dataset": "digits",
     "model_name": "toy_model_bn",  # small and quick; it does not learn much
-    "micro_batch_size": 8,
-    "global_batch_size": 32,
+    "micro_batch_size": 4,
+    "global_batch_size": 16,
     "weight_updates_per_epoch": 20,
     "num_epochs": 4,
     "optimizer_params": {"momentum": 0.9},

@@ -48,7 +48,7 @@ def run(resolved: Any) -> tuple[RunEnd, list[Any]]:
     assert set(end.seconds) == set(KINDS)
     assert all(seconds >= 0 for seconds in end.seconds.values())
     assert sum(end.seconds.values()) == pytest.approx(end.wall_seconds)
-    assert end.wall_seconds == pytest.approx(wall, rel=0.02, abs=0.25)  # a busy machine takes longer to begin and end
+    assert end.wall_seconds == pytest.approx(wall, rel=0.05, abs=0.25)  # a busy machine takes longer to begin and end
     refuse_impossible_rates(records, end)
     return end, records
 
@@ -103,7 +103,7 @@ def test_slow_validation_images_are_no_training_and_no_time_of_the_device(quick,
     validations = [record for record in records if isinstance(record, ValidationRecord)]
     assert len(validations) == 4
     held = sum(record.seconds for record in validations)
-    assert held == pytest.approx(end.seconds["validate"] + end.seconds["wait_validation"], abs=0.1)
+    assert held == pytest.approx(end.seconds["validate"] + end.seconds["wait_validation"], abs=0.25)
     assert end.seconds["wait_validation"] > DELAY
     for record in validations:  # a record is for raw weights, without averages
         assert record.images_per_second == pytest.approx(record.num_samples / record.seconds)
