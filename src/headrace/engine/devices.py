@@ -96,7 +96,6 @@ def start_run_devices(run: Run, num_devices: int, num_processes: int = 1) -> lis
 
 
 def replica_mesh(devices: list[Any]) -> Mesh:
-    """Return a mesh with one replica on each device."""
     return Mesh(np.array(devices), (REPLICA,))
 
 

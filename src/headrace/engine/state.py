@@ -192,7 +192,6 @@ class Layout:
         return leaves | packed
 
     def unpack(self, packed: dict[str, Any]) -> PyTree:
-        """Return the tree of a packed one."""
         leaves = dict(packed)
         sizes = {name: leaf.size for name, leaf in flatten_named(self.like).items()}
         for group in self.groups:
@@ -232,7 +231,6 @@ class Packing:
         return self._convert(state, lambda layout, tree: layout.pack(tree), self.params.like)
 
     def unpack(self, state: State) -> State:
-        """Return the ordinary state of a packed one."""
         like = jax.eval_shape(self.params.pack, self.params.like)
         return self._convert(state, lambda layout, tree: layout.unpack(tree), like)
 

@@ -54,7 +54,6 @@ class LaunchRequest:
 
     @property
     def replicas_per_process(self) -> int:
-        """Number of replicas in each process."""
         return self.num_replicas // self.num_processes
 
 

@@ -245,7 +245,6 @@ class LaunchedProcess:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a signal has stopped the process."""
         try:
             return os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
         except (ChildProcessError, AttributeError):  # it has ended; macOS has no waitid
@@ -256,7 +255,6 @@ class LaunchedProcess:
 
 
 def process_variables(request: LaunchRequest, number: int, coordinator: str, gpus: Sequence[str]) -> dict[str, str]:
-    """Return the environment variables of one process."""
     variables = {
         **user_variables(request),
         **job_variables(request),

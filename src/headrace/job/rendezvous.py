@@ -94,7 +94,6 @@ class Channel:
         return messages
 
     def close(self) -> None:
-        """Close the connection."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()

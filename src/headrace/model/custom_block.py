@@ -42,7 +42,6 @@ class Pack:
     like: PyTree
 
     def pack(self, tree: PyTree) -> Tree:
-        """Return the tree as a dict."""
         if not jax.tree.leaves(tree):
             return {}
         return tree if isinstance(tree, dict) else {"value": tree}

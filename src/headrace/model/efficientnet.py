@@ -58,7 +58,6 @@ class Inverted:
         return self.stride == 1 and self.inputs == self.outputs
 
     def layer(self, build: BuildOptions) -> Layer:
-        """Return the block."""
         layers: list[Named] = []
         expands = self.inner != self.inputs
         if expands:
@@ -159,7 +158,6 @@ class EfficientNet:
     lite: bool = False  # relu6, no squeeze-excite, and neither the stem, the top nor the ends' repeats are scaled
 
     def blocks(self, build: BuildOptions) -> tuple[Named, ...]:
-        """Return the named blocks."""
         options = build.options
         top_width = _TOP_CHANNELS if options.top_width is None else options.top_width
         activation = self._activation(build)
@@ -294,7 +292,6 @@ class MobileNet:
     activation: str
 
     def blocks(self, build: BuildOptions) -> tuple[Named, ...]:
-        """Return the named blocks."""
         build = replace(build, dialect=replace(build.dialect, symmetric=build.dialect.symmetric_mobilenets))
         top, hidden = self._widths(build)
         blocks: list[Named] = [("stem", conv_block(self.stem, 3, 2, self.activation, build))]

@@ -100,7 +100,6 @@ class FastNet(_WithoutAliases):
     activation: str = "gelu"
 
     def blocks(self, build: BuildOptions) -> tuple[Named, ...]:
-        """Return the named blocks."""
         stem = Conv(channels=24, kernel=2, padding="VALID", bias=True, initial=Whitening())
         blocks: list[Named] = [("stem", Chain((("conv", stem), ("activation", Activation(self.activation)))))]
         for number, width in enumerate(self.widths, start=1):
@@ -179,7 +178,6 @@ class Toy(_WithoutAliases):
     norm: bool
 
     def blocks(self, build: BuildOptions) -> tuple[Named, ...]:
-        """Return the named blocks."""
         blocks: list[Named] = []
         for i, (kernel, channels) in enumerate(((3, 4), (1, 8))):
             conv = Conv(channels=channels, kernel=kernel, padding="VALID", bias=True, initial=GLOROT_UNIFORM)

@@ -145,7 +145,6 @@ class SameShape(Layer):
     """A layer that keeps the shape, unless it says otherwise."""
 
     def shape(self, hwc: Shape) -> Shape:
-        """Return the shape unchanged."""
         return hwc
 
 
@@ -156,11 +155,9 @@ class WithoutParameters(SameShape):
     """
 
     def init(self, rng_at: RngAt, hwc: Shape) -> tuple[Tree, Tree]:
-        """Return no parameters and no statistics."""
         return {}, {}
 
     def cost(self, hwc: Shape) -> Cost:
-        """Return no cost."""
         return Cost()
 
 

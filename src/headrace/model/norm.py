@@ -450,7 +450,6 @@ class BuildOptions:
     num_classes: int
 
     def padding(self, kernel: int, *, symmetric: bool = False) -> Padding:
-        """Return the padding of a convolution."""
         if not (symmetric or self.dialect.symmetric):
             return "SAME"
         half = kernel // 2

@@ -53,7 +53,6 @@ class ResNet:
         return self.stem == "cifar" and self.unit == "basic"
 
     def blocks(self, build: BuildOptions) -> tuple[Named, ...]:
-        """Return the named blocks."""
         self._check_options(build)
         width = 64 if self.stem != "cifar" or build.options.widenet else 16
         blocks = list(_cifar_stem(width, build) if self.stem == "cifar" else _imagenet_stem(self.stem == "deep", build))
@@ -145,7 +144,6 @@ def conv_norm(name: str, conv: Conv, build: BuildOptions, gamma: float = 1.0) ->
 
 
 def conv_norm_relu(name: str, conv: Conv, build: BuildOptions) -> tuple[Named, ...]:
-    """Return a convolution, its norm and a relu."""
     return (f"{name}_conv", conv), *build.norm_act(f"{name}_", f"{name}_relu")
 
 

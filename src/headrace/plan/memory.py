@@ -50,7 +50,6 @@ class MemoryPlan:
         return sum(row.num_bytes for row in self.rows)
 
     def bytes_of(self, name: str) -> int:
-        """Return the bytes of one row."""
         return next(row.num_bytes for row in self.rows if row.name == name)
 
     def to_dict(self) -> dict[str, Any]:

@@ -344,7 +344,6 @@ def device_counts(plan: Plan, num_devices: int) -> tuple[int, ...]:
 
 
 def scale_row(plan: Plan) -> ScaleRow:
-    """Return the row of a plan."""
     batch, pipeline = plan.batch, plan.pipeline
     return ScaleRow(
         num_devices=batch.num_replicas * plan.devices_per_replica,

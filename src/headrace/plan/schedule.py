@@ -196,7 +196,6 @@ class Work:
 
     @cached_property
     def device_of(self) -> dict[Node, int]:
-        """The device of each node."""
         pairs = zip(self.stages, self.device_mapping, strict=True)
         return {node: device for nodes, entry in pairs for node, device in zip(nodes, devices_of(entry), strict=True)}
 

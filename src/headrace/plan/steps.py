@@ -127,11 +127,9 @@ class StepPlan:
         return self._due(step, self.log_every)
 
     def checkpoint_due(self, step: int) -> bool:
-        """Return whether a checkpoint is due after `step` steps."""
         return self._due(step, self.checkpoint_every)
 
     def validation_due(self, step: int) -> bool:
-        """Return whether a validation is due after `step` steps."""
         return self._due(step, self.validate_every)
 
     def _due(self, step: int, every: Fraction) -> bool:

@@ -60,7 +60,6 @@ class Loop:
 
     @property
     def replicas(self) -> int:
-        """The number of replicas."""
         return self.mesh.devices.size
 
 

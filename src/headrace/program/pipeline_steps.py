@@ -97,7 +97,6 @@ class PipelineSteps:
 
 
 def make_steps(spec: PipelineSpec) -> PipelineSteps:
-    """Return the steps of a pipeline."""
     nodes = {node: make_node(pipeline_node(traced, spec, node)) for node, traced in spec.nodes.items()}
     updates = _make_updates(spec)
     builder = _Builder(spec, nodes, updates)
@@ -133,7 +132,6 @@ class _Builder:
         self.loss = None if spec.ending is None else self._loss_program(spec.ending.loss_and_arguments)
 
     def build(self) -> StepPlan:
-        """Return the plan."""
         spec, builder = self.spec, self.builder
         for key in spec.params:
             builder.keep(self._lane_of_weights(key), ("params", key))

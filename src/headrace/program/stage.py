@@ -81,7 +81,6 @@ class Function:
 
     @property
     def has_state(self) -> bool:
-        """Whether the stage has a state."""
         return self.state is not None
 
 

@@ -113,7 +113,6 @@ def describe_call(args: tuple[object, ...], kwargs: dict[str, Any]) -> str:
 
 
 def name_of(function: object) -> str:
-    """Return a function's name."""
     return getattr(function, "__name__", type(function).__name__)
 
 

@@ -75,7 +75,6 @@ def choose_micro_batch(images_per_replica: int, fits: Callable[[int], bool]) -> 
 
 
 def choose_epochs(steps_per_epoch: int, *, fine_tuning: bool = False) -> int:
-    """Return the number of epochs."""
     least, steps, most = LEAST_EPOCHS, LEAST_STEPS, MOST_EPOCHS
     if fine_tuning:
         least, steps, most = FEWEST_EPOCHS, steps // 2, most // 2

@@ -219,15 +219,12 @@ class Callbacks:
         return (epoch_ends and self.wait_for_epochs) or (validated and self._any(_VALIDATION))
 
     def call_ended(self, event: TrainingEvent) -> None:
-        """Run the callbacks of calls."""
         self._decide([callback.on_call_end(event) for callback in self._callbacks])
 
     def epoch_ended(self, event: TrainingEvent) -> None:
-        """Run the callbacks of epochs."""
         self._decide([callback.on_epoch_end(event) for callback in self._callbacks])
 
     def validation_ended(self, event: ValidationEvent) -> None:
-        """Run the callbacks of validations."""
         self._decide([callback.on_validation_end(event) for callback in self._callbacks])
 
     def _decide(self, reasons: Iterable[str | None]) -> None:

@@ -238,7 +238,6 @@ class RunRecorder:
             self._sinks.write(record)
 
     def result(self, outcome: str, reason: str = "") -> RunResult:
-        """Return the result of the run."""
         return RunResult(
             outcome=outcome,
             reason=reason,

@@ -71,7 +71,6 @@ class DeviceLoop(OnOneMesh):
         return put_state(state, self.mesh)
 
     def snapshot(self, state: State) -> State:
-        """Copy a state."""
         return snapshot(state)
 
     def copy_to_save(self, state: State) -> State:

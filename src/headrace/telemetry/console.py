@@ -60,7 +60,6 @@ class LineFormatter:
                 return record.to_json()
 
     def train_line(self, record: TrainRecord) -> str:
-        """Return the line of a training record."""
         parts = [
             f"epoch {record.epoch:.2f}" + (f"/{self.run.num_epochs}" if self.run else ""),
             f"step {record.step}" + (f"/{self.run.total_steps}" if self.run else ""),
@@ -105,7 +104,6 @@ def run_start_line(run: RunStart) -> str:
 
 
 def validation_line(record: ValidationRecord) -> str:
-    """Return the line of a validation record."""
     parts = ["validation" if record.weights == "raw" else f"validation ({record.weights})"]
     parts += [f"epoch {record.epoch:.2f}", f"top-1 {format_percent(record.top1)}"]
     if record.top5 is not None:

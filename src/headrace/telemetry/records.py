@@ -306,7 +306,6 @@ class LineFile:
             raise write_error(path, error) from error
 
     def write(self, line: str) -> None:
-        """Append one line."""
         try:
             self._file.write(line + "\n")
             self._file.flush()

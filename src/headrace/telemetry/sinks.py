@@ -78,7 +78,6 @@ class TrainingTable:
 
 
 def validation_row(record: ValidationRecord) -> list[str]:
-    """Return the row of a validation record."""
     return [cell(column(record)) for column in VALIDATION_COLUMNS.values()]
 
 
@@ -99,9 +98,7 @@ class Sink(Protocol):
         """Take one record."""
         ...
 
-    def close(self) -> None:
-        """Finish."""
-        ...
+    def close(self) -> None: ...
 
 
 @runtime_checkable
@@ -155,7 +152,6 @@ class JsonlSink:
         self._lines.sync()
 
     def close(self) -> None:
-        """Close the file."""
         self._lines.close()
 
 
@@ -201,7 +197,6 @@ class LogSink:
             self._lines.write(f"{stamp}  {line}")
 
     def close(self) -> None:
-        """Close the file."""
         self._lines.close()
 
 

@@ -50,9 +50,7 @@ class RunDescription:
 class Tracker(Protocol):
     """Takes numbers by name."""
 
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Take the values of a step."""
-        ...
+    def scalars(self, step: int, values: Mapping[str, float]) -> None: ...
 
     def image(self, step: int, name: str, pixels: np.ndarray) -> None:
         """Take an image [H, W, 3] of a step, 0..255."""
@@ -66,9 +64,7 @@ class Tracker(Protocol):
         """Take what is known at the end."""
         ...
 
-    def close(self) -> None:
-        """Finish."""
-        ...
+    def close(self) -> None: ...
 
 
 def refuse_missing(logging: Logging) -> None:
@@ -204,7 +200,6 @@ class TensorBoard:
         self._writer.flush()
 
     def image(self, step: int, name: str, pixels: np.ndarray) -> None:
-        """Write an image."""
         self._writer.add_image(name, pixels, step, dataformats="HWC")
 
     def histograms(self, step: int, found: Mapping[str, Histogram]) -> None:
@@ -227,7 +222,6 @@ class TensorBoard:
                 self._writer.add_text(name, value, self._step)
 
     def close(self) -> None:
-        """Close the file."""
         self._writer.close()
 
 
@@ -275,16 +269,13 @@ class WeightsAndBiases:
             notify(f"wandb: {self._run.url}", "info")
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Log the values of a step."""
         self._run.log({"step": step, **values})
 
     def image(self, step: int, name: str, pixels: np.ndarray) -> None:
-        """Log an image."""
         wandb: Any = importlib.import_module("wandb")
         self._run.log({"step": step, name: wandb.Image(pixels)})
 
     def histograms(self, step: int, found: Mapping[str, Histogram]) -> None:
-        """Log histograms."""
         wandb: Any = importlib.import_module("wandb")
         logged = {name: wandb.Histogram(np_histogram=filled_bins(each)) for name, each in found.items()}
         self._run.log({"step": step, **logged})
@@ -294,7 +285,6 @@ class WeightsAndBiases:
         self._run.summary.update(dict(values))
 
     def close(self) -> None:
-        """Finish the run."""
         self._run.finish()
 
 

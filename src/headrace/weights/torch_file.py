@@ -70,7 +70,6 @@ class Storage:
 
     @property
     def num_bytes(self) -> int:
-        """Return the size of the storage."""
         return self.num_elements * self.kind.dtype.itemsize
 
 

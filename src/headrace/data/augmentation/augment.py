@@ -61,7 +61,6 @@ class Mix:
 
     @property
     def cuts(self) -> bool:
-        """Say whether boxes are cut."""
         return self.cutmix_alpha > 0 or self.cutmix_lambda < 1
 
 

@@ -91,7 +91,6 @@ def solarize(x: Array, strength: Strength) -> Array:
 
 
 def invert(x: Array, strength: object = None) -> Array:
-    """Invert all values."""
     return TOP - x
 
 
@@ -211,7 +210,6 @@ class RandAugment:
 
     @property
     def moves_pixels(self) -> bool:
-        """Say whether any operation moves pixels."""
         return any(name in MOVES for name in self.operations)
 
 

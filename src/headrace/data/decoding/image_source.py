@@ -63,7 +63,6 @@ class _DecodedBytes:
 
     @property
     def image_hwc(self) -> tuple[int, int, int]:
-        """Return the shape of an image."""
         raise NotImplementedError
 
     @property
@@ -227,7 +226,6 @@ class WorkingSource(_DecodedBytes):
 
     @property
     def image_hwc(self) -> tuple[int, int, int]:
-        """Return the shape of an image."""
         return self._whole.image_hwc
 
     @property

@@ -70,7 +70,6 @@ class SetFacts:
 
     @property
     def num_classes(self) -> int:
-        """Return the number of classes."""
         return len(self.class_names)
 
 

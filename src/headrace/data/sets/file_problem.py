@@ -60,7 +60,6 @@ class SkippedFiles:
         self._found: dict[str, list[str | int]] = {}
 
     def add(self, reason: str, example: str) -> None:
-        """Count one."""
         row = self._found.setdefault(reason, [0, example])
         row[0] = int(row[0]) + 1
 
@@ -85,7 +84,6 @@ def empty_part(image_hwc: tuple[int, int, int], *findings: FileProblem) -> Part:
 
 
 def join_parts(parts: Sequence[Part]) -> Part:
-    """Concatenate the parts."""
     return Part(
         images=np.concatenate([part.images for part in parts]),
         labels=np.concatenate([part.labels for part in parts]),

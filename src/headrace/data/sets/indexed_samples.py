@@ -318,7 +318,6 @@ class Pack:
 
 
 def is_pack(path: Path) -> bool:
-    """Say whether a path is a packed file."""
     if not path.is_file():
         return False
     with path.open("rb") as file:

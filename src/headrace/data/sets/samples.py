@@ -39,9 +39,7 @@ class Samples(Protocol):
         """Return the label of every sample, int32."""
         ...
 
-    def __len__(self) -> int:
-        """Return the number of samples."""
-        ...
+    def __len__(self) -> int: ...
 
     def content(self, sample: int) -> Content:
         """Return a sample's image and object boxes; BadImage where it cannot be read."""
@@ -216,9 +214,7 @@ class Source(Protocol):
         ...
 
     @property
-    def image_hwc(self) -> tuple[int, int, int]:
-        """Return the shape of an image."""
-        ...
+    def image_hwc(self) -> tuple[int, int, int]: ...
 
     @property
     def labels(self) -> np.ndarray:
@@ -269,7 +265,6 @@ class ArraySource:
 
     @property
     def image_hwc(self) -> tuple[int, int, int]:
-        """Return the shape of an image."""
         height, width, channels = self._images.shape[1:]
         return height, width, channels
 
@@ -303,7 +298,6 @@ class SyntheticSource:
 
     @property
     def image_hwc(self) -> tuple[int, int, int]:
-        """Return the shape of an image."""
         return self.spec.image_hwc
 
     @property
@@ -344,7 +338,6 @@ class SubsetSamples:
 
     @property
     def image_hwc(self) -> tuple[int, int, int]:
-        """Return the shape of an image."""
         return self._source.image_hwc
 
     @property

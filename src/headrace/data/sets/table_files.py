@@ -64,7 +64,6 @@ class PixelSamples:
         return len(self.labels)
 
     def content(self, sample: int) -> Content:
-        """Return the pixels."""
         return Content(self._images[self._numbers[sample]])
 
     def name(self, sample: int) -> str:
@@ -72,7 +71,6 @@ class PixelSamples:
         return f"{self._name}[{int(self._numbers[sample]):,}]"
 
     def take(self, chosen: np.ndarray) -> "PixelSamples":
-        """Return some of the samples."""
         return PixelSamples(self._name, self._images, self._all_labels, self._numbers[chosen])
 
 
@@ -205,7 +203,6 @@ class TableSamples:
         return self._table.name(int(self._rows[sample]))
 
     def take(self, chosen: np.ndarray) -> "TableSamples":
-        """Return some of the samples."""
         return TableSamples(self._table, self._rows[chosen], self.labels[chosen])
 
 

@@ -412,7 +412,6 @@ def index_of(files: Sequence[Path], schema: Schema, class_names: Sequence[str] =
 
 
 def samples_of(files: Sequence[Path], index: Index, schema: Schema) -> StoredSamples:
-    """Return the samples of an index."""
     return StoredSamples(files, index, _opener(schema, len(index.labels)), footer=FOOTER)
 
 

@@ -172,7 +172,6 @@ class Dispatcher:
         return self._join(state, parts), metrics
 
     def _start(self, parts: list[State], resident: PyTree, block: PyTree) -> Values:
-        """Return the values that a call starts from."""
         start: Values = dict(self._constants)
         for number, part in enumerate(parts):
             node = Node(number)
@@ -231,7 +230,6 @@ class Dispatcher:
         return parts
 
     def _join(self, like: State, parts: list[State]) -> State:
-        """Return the whole state from its parts."""
         flat: dict[str, Any] = {}
         for part in parts:
             flat |= flatten_named(part)

@@ -84,7 +84,6 @@ class StagedEvaluation:
         return self._compiled(start, block)(start, 1)["total"]
 
     def _start(self, weights: tuple[PyTree, ...], resident: PyTree, block: PyTree) -> Values:
-        """Return the values that an evaluation starts from."""
         last = Node(len(self.nodes) - 1)
         start: Values = {("params", Node(number)): part for number, part in enumerate(weights)}
         for node, side in ((Node(0), 0), (last, 1)):

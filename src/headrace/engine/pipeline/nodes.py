@@ -69,7 +69,6 @@ class NodePrograms:
 
 
 def make_node(spec: NodeSpec) -> NodePrograms:
-    """Return the programs of a node."""
     inputs, gradients = (EACH,) * spec.num_inputs, (EACH,) * spec.num_gradients
     common: dict[str, Any] = {"compiler_options": spec.compiler_options}
     forward = on_mesh(

@@ -168,7 +168,6 @@ class StepBuilder:
         value.maker.sends.append(Send(value.slots[value.lane], HOST, self._results[key], None))
 
     def build(self) -> "StepPlan":
-        """Return the plan."""
         last: dict[tuple[int, int], _Planned] = {}
         for planned in self._planned:
             for slot in (*planned.reads, *planned.writes, *(send.slot for send in planned.sends)):
