@@ -108,10 +108,14 @@ def test_a_file_is_a_subject():
 
 def test_reasons_stand_beside_the_code():
     counts = counts_here()
-    assert counts["comment lines"] / counts["lines"] >= 0.025
+    assert counts["comment lines"] / counts["lines"] >= 0.028
 
 
-def test_a_room_is_one_subject():
+def test_signatures_name_their_types():
+    assert counts_here()["signatures with Any"] <= 520
+
+
+def test_a_package_is_one_subject():
     """A folder with more files than this wants sub-packages, as data has, or merges."""
     folders = Counter(path.parent.relative_to(count.SRC).as_posix() for path in count.source_files())
     assert {folder: number for folder, number in folders.items() if number > 23} == {}

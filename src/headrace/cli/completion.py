@@ -74,6 +74,7 @@ def main(argv: list[str]) -> int:
         print(_USAGE)
         return 0
     if argv[0] == "words":
+        # What was typed is behind a `--`.
         for word, text in complete(argv[2:]):
             print(f"{word}\t{text}" if text else word)
         return 0

@@ -95,6 +95,7 @@ def _show_images(result: "Validated", options: Mapping[str, object], *, as_json:
         page = result.report_file.with_suffix(".html")
         write_evaluation(page, found.images, found.report, f"{found.images['num_images']:,} validation images")
         lines.append(f"page: {page}")
+    # With --json, standard output has nothing but lines of JSON.
     print(*lines, sep="\n", file=sys.stderr if as_json else sys.stdout)
 
 

@@ -137,6 +137,7 @@ NOTES = (
 def check(config: Config, origins: Mapping[str, Origin]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Refuse options that cannot work together; return (warnings, notes) about the rest."""
     facts = Facts(config=config, origins=origins)
+    # First: the rules read keys of these mappings.
     _check_mappings(facts)
     for rule in RULES:
         rule.check(facts)

@@ -102,6 +102,7 @@ def model_rows(config: Config, params: int, *, accumulated: bool) -> tuple[Memor
         detail += f", and a copy of {8 * copy_bytes} bits to compute with"
     return (
         MemoryRow(name="weights", num_bytes=params * (weight_bytes + copy_bytes), detail=detail),
+        # In every precision: they are widened before the update.
         MemoryRow(name="gradients", num_bytes=params * FLOAT32_BYTES, detail="one per parameter, 32 bits"),
         MemoryRow(
             name="accumulators",

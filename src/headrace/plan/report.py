@@ -1,5 +1,6 @@
 """The plan as text for the terminal: one line per number with its meaning, and tables of stages and devices."""
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -30,7 +31,7 @@ def format_pipeline(pipeline: PipelinePlan, memory_by_device: Sequence[MemoryPla
             "devices of a replica (estimate; recomputed: the activations with --recomputation)",
             format_table(DEVICE_HEAD, _device_rows(pipeline, memory_by_device), left=(1,)),
             "one step, if all stages took the same time",
-            _indented(draw_timeline(pipeline.table)),
+            textwrap.indent(draw_timeline(pipeline.table), "  "),
         ]
     )
 
@@ -89,10 +90,6 @@ def _device_rows(pipeline: PipelinePlan, memory_by_device: Sequence[MemoryPlan])
         )
         for device, stages in enumerate(pipeline.stages_by_device())
     ]
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"  {line}" for line in text.splitlines())
 
 
 @dataclass(frozen=True)

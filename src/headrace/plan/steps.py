@@ -385,6 +385,7 @@ def _sizes(first: int, full: tuple[int, int], count: int) -> list[tuple[int, int
 def _begin(number: int, count: int, augment: Augment, steps: StepPlan) -> int:
     """Return the step at which a size begins."""
     exact = steps.total_steps * augment.progressive_resolution_end * number / (count - 1)
+    # At the latest the last step: whatever the rounding, a run ends with the full size.
     return min(round(exact), steps.total_steps - 1)
 
 

@@ -219,6 +219,7 @@ class _Builder:
             found = [jnp.asarray(leaf, accumulator_dtype(dtype, leaf)) for leaf in chosen(values)]
             return (found if is_first else jax.tree.map(jnp.add, totals, found),)
 
+        # Two programs: that of the first micro batch begins the sums, the other one adds to them.
         if micro < 2:
             self._gather = on_mesh(self.end_mesh, add, (EACH,) * (1 + len(reads)), (EACH,))
         totals: Key = NOTHING if is_first else "leaving"
@@ -277,6 +278,7 @@ class _Builder:
                 dict(zip(group, part, strict=True)) for part in (rest[: len(group)], rest[len(group) :])
             )
             changes, after = ending.optimizer(*squeeze(arguments)).update(gradients, state, widened(params))
+            # The types that it began with: the next step's program takes what this one returns.
             after = jax.tree.map(lambda new, like: new.astype(like.dtype), after, shapes)
             updated: Any = optax.apply_updates(params, changes)
             return after, *(updated[key] for key in group)

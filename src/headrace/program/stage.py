@@ -143,6 +143,7 @@ def make_functions(stages: Sequence[tuple[Stage, ...] | Stage], work: Work) -> d
     numbers: dict[int, int] = {}
     functions = {}
     for position, (node, stage) in enumerate(pairs):
+        # Negative, so that it is the id of no object.
         number = numbers.setdefault(id(stage.params) if _can_be_shared(stage.params) else -1 - position, len(numbers))
         functions[node] = Function(
             name=f"Stage {node} ({name_of(stage.apply)})",

@@ -324,7 +324,7 @@ def _onnx(model: TrainedModel, path: Path, options: ExportOptions) -> _Made:
     more = _input_form(model, options)
     form = OnnxForm(dtype=options.dtype, view=_view(model, options))
     along = model.describe() | {"dtype": options.dtype} | more
-    data = write_onnx(model.network, _weights(model), model.preprocess, options.as_pixels, along, form)
+    data = write_onnx(model.network, (model.params, model.stats), model.preprocess, options.as_pixels, along, form)
     return _Made(data=data, more=more)
 
 
@@ -421,10 +421,6 @@ def as_function(
         return {"logits": logits, "probabilities": jax.nn.softmax(logits)}
 
     return apply
-
-
-def _weights(model: TrainedModel) -> tuple[Any, Any]:
-    return model.params, model.stats
 
 
 FORMATS: dict[str, _Format] = {

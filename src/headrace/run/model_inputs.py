@@ -117,6 +117,7 @@ def full_names(options: Mapping[str, object], has_network: bool) -> dict[str, An
         if spelled.name in _REFUSED or (has_network and spelled.name in network_options()):
             rule = _REFUSED.get(spelled.name, "The network is given by code, so options cannot name or shape it.")
             raise ConfigError(f"The option {written} has no meaning here.", rule=rule)
+        # A negated name as it is written: its full name would mean the opposite.
         named[alias if spelled.negated else spelled.name] = value
     return named
 
@@ -426,6 +427,7 @@ def _refuse_classes(info: DataInfo, spec: ImageSpec) -> None:
             f"{info.place or info.name} has {info.num_classes} classes, the network {spec.num_classes}.",
             rule="Labels mean the same classes in training and evaluation.",
         )
+    # `class 3` is made up for a class without a name, and can be any class.
     known = tuple(name for name in spec.class_names if not name.startswith("class "))
     if info.num_classes == IMAGENET_CLASSES and spec.class_names == imagenet_names():
         known = () if info.class_names == imagenet_numbers() else known  # folders named by WordNet's numbers

@@ -4,7 +4,8 @@ import json
 import math
 import os
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import cache
 from pathlib import Path
@@ -275,19 +276,21 @@ def read_records(run_dir: Path | str) -> list[Record]:
 
 def replace_file(path: Path, data: bytes) -> None:
     """Write a file atomically; its directory is created if needed."""
-    try:
+    with _writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, data)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Say which file of the run it is that cannot be written."""
+    try:
+        yield
     except OSError as error:
-        raise write_error(path, error) from error
-
-
-def write_error(path: Path, error: OSError) -> CheckpointError:
-    """Return the error for a file of the run that could not be written."""
-    return CheckpointError(
-        f"Cannot write {path}: {error.strerror or error}.",
-        remedy="Check that the run directory may be written to and that the disk has room.",
-    )
+        raise CheckpointError(
+            f"Cannot write {path}: {error.strerror or error}.",
+            remedy="Check that the run directory may be written to and that the disk has room.",
+        ) from error
 
 
 class LineFile:
@@ -298,33 +301,26 @@ class LineFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
+        with _writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file: TextIO = path.open("a", encoding="utf-8", newline="")
+            # A new file's name is in its directory: a power failure would take the file, however well it is synced.
             sync_directory(path.parent)
-        except OSError as error:
-            raise write_error(path, error) from error
 
     def write(self, line: str) -> None:
-        try:
+        with _writing(self.path):
             self._file.write(line + "\n")
             self._file.flush()
-        except OSError as error:
-            raise write_error(self.path, error) from error
 
     def sync(self) -> None:
         """Wait until the disk has all lines: a power failure takes what only the operating system has."""
-        try:
+        with _writing(self.path):
             os.fsync(self._file.fileno())
-        except OSError as error:
-            raise write_error(self.path, error) from error
 
     def close(self) -> None:
         """Close the file; may be called twice."""
-        try:
+        with _writing(self.path):
             self._file.close()
-        except OSError as error:
-            raise write_error(self.path, error) from error
 
 
 # The validation report: accuracy, loss, confusion matrix, and recall and precision of each class.

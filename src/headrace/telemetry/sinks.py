@@ -62,6 +62,7 @@ class TrainingTable:
         while self._window[0][1].epoch <= record.epoch - 1 + 1e-9:  # 1.2 - 1 is a little less than 0.2
             self._window.popleft()
         steps = sum(n for n, _ in self._window)
+        # Weighted: records may stand for different numbers of steps.
         loss_avg = sum(n * r.loss for n, r in self._window) / steps
         accuracy_avg = sum(n * r.accuracy for n, r in self._window) / steps
         values = (

@@ -137,7 +137,7 @@ class StoredSamples:
 
 def indexed(kind: str, files: Sequence[Path], make: Callable[[], Index]) -> Index:
     """Return the index of these files: from the cache, or built and, if possible, cached."""
-    path = _cache_directory() / f"{kind}-{_fingerprint(kind, files)}.npz"
+    path = cache_directory() / "indices" / f"{kind}-{_fingerprint(kind, files)}.npz"
     try:
         names = ("file_number", "offset", "length", "labels", "class_names", *_PART_COLUMNS)
         arrays = read_npz(path.read_bytes(), names)
@@ -279,10 +279,6 @@ def _fingerprint(kind: str, files: Sequence[Path]) -> str:
     # Not the content: reading all of a dataset to see that it has not changed would take as long as indexing it.
     facts = [(str(path.absolute()), stat.st_size, stat.st_mtime_ns) for path in files for stat in [path.stat()]]
     return hashlib.sha256(json.dumps([_VERSION, kind, facts]).encode()).hexdigest()[:24]
-
-
-def _cache_directory() -> Path:
-    return cache_directory() / "indices"
 
 
 # Packed files: all images of a set in one file, resized once so that later epochs and runs read them quickly.
@@ -526,12 +522,8 @@ def tar_shards(path: Path) -> tuple[list[Path], list[Path]]:
 
 def tar_index(files: Sequence[Path], class_names: tuple[str, ...] = ()) -> Index:
     """Return the index of these shards; classes are named by a file `classes.txt` beside them, or numbered."""
-    names = class_names or _class_names(files[0].parent)
+    names = class_names or read_names(files[0].parent / "classes.txt")
     return indexed("tar", files, lambda: _make_index(files, names))
-
-
-def _class_names(folder: Path) -> tuple[str, ...]:
-    return read_names(folder / "classes.txt")
 
 
 def _make_index(files: Sequence[Path], class_names: tuple[str, ...]) -> Index:
