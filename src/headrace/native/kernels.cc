@@ -297,14 +297,16 @@ const float* scaled_weights(const float* w, const float* scale, i64 rows, i64 o)
   return scaled;
 }
 
-// The weights times the scale of each output channel, packed.
+// The weights times the scale of each output channel, packed, and the shifts.
 ffi::Error Pack(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, i64 method, Floats w_, Floats scale_,
-                ffi::Result<Floats> packed) {
+                Floats shift, ffi::Result<Floats> packed) {
   const Threads pool(xla_pool);
   const Geometry g = geometry_of(geometry);
   const float *w = w_.typed_data(), *scale = scale_.typed_data();
-  if ((i64)packed->element_count() != packed_floats(g, method))
+  const i64 floats = packed_floats(g, method);
+  if ((i64)packed->element_count() != floats + g.o)
     return ffi::Error::InvalidArgument("the packed weights have another size");
+  memcpy(packed->typed_data() + floats, shift.typed_data(), g.o * sizeof(float));
   pack_weights(pool, scaled_weights(w, scale, w_.element_count() / g.o, g.o), packed->typed_data(), g, method);
   return ffi::Error::Success();
 }
@@ -403,8 +405,8 @@ void convolve_all(const Threads& pool, const float* x, const float* w, float* y,
   });
 }
 
-// y = convolution of x. `packed`: w is the result of Pack. With (scale, shift[, residual]), or (shift[, residual]) behind
-// packed weights, also y = activation(y scale + shift + residual); with more results, the mean and the biased variance of
+// y = convolution of x. With (scale, shift[, residual]) y = activation(y scale + shift + residual). `packed`: w is the result
+// of Pack, which has scale and shift, and only the residual may follow. With more results, the mean and the biased variance of
 // each channel.
 ffi::Error Convolve(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, i64 method, i64 act, bool is_packed, Floats x_,
                     Floats w_, ffi::RemainingArgs rest, ffi::RemainingRets rets) {
@@ -413,8 +415,8 @@ ffi::Error Convolve(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, i64
   const i64 threads = pool.count(), o = g.o;
   const float *x = x_.typed_data(), *w = w_.typed_data();
   float* y = result(rets, 0);
-  const size_t first = is_packed ? 0 : 1;  // of the shift
-  const Finish found = {argument(rest, first), argument(rest, first + 1), y, act};
+  const float* shift = is_packed ? w + packed_floats(g, method) : argument(rest, 1);
+  const Finish found = {shift, argument(rest, is_packed ? 0 : 2), y, act};
   const Finish* finish = found.shift ? &found : nullptr;
   if (!is_packed && finish) w = scaled_weights(w, argument(rest, 0), w_.element_count() / o, o);
   if (!is_packed && method != kDepthwise) {
@@ -507,12 +509,12 @@ ffi::Error MaxPool(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, Floa
 }
 
 // A gate of squeeze and excitation: y = x times gate(w2 act(w1 m + b1) + b2), with m the means of an image's channels. Both
-// weights are packed.
-ffi::Error Gate(ffi::ThreadPool xla_pool, i64 act, bool is_hard, Floats x_, Floats w1, Floats b1, Floats w2, Floats b2,
+// weights are packed, with their biases.
+ffi::Error Gate(ffi::ThreadPool xla_pool, i64 act, bool is_hard, i64 inner, Floats x_, Floats w1, Floats w2,
                 ffi::Result<Floats> y_) {
   const Threads pool(xla_pool, true);
   const auto shape = x_.dimensions();
-  const i64 n = shape[0], pixels = shape[1] * shape[2], c = shape[3], inner = b1.element_count(), image = pixels * c;
+  const i64 n = shape[0], pixels = shape[1] * shape[2], c = shape[3], image = pixels * c;
   const float* x = x_.typed_data();
   float *y = y_->typed_data(), *gates = scratch(7, n * (c + inner) + kLanes), *hidden = gates + n * c;
   const i64 strip = 4 * kLanes, strips = (c + strip - 1) / strip;
@@ -537,7 +539,8 @@ ffi::Error Gate(ffi::ThreadPool xla_pool, i64 act, bool is_hard, Floats x_, Floa
     inference::convolve(from, {1, 1, n, 0, 0, inputs}, 1, inputs, 0, w.typed_data(), to, {1, 1, n, 0, 0, results}, results,
                         panels, f);
   };
-  const Finish first = {b1.typed_data(), nullptr, hidden, act}, second = {b2.typed_data(), nullptr, gates, kNone};
+  const float *b1 = w1.typed_data() + panels_of(inner) * c * kPanel, *b2 = w2.typed_data() + panels_of(c) * inner * kPanel;
+  const Finish first = {b1, nullptr, hidden, act}, second = {b2, nullptr, gates, kNone};
   auto gate = [&](Range panels) {
     dense(hidden, inner, w2, second, gates, c, panels);
     const i64 begin = panels.first * kPanel, end = std::min(c, panels.last * kPanel);
@@ -560,8 +563,8 @@ ffi::Error Gate(ffi::ThreadPool xla_pool, i64 act, bool is_hard, Floats x_, Floa
       if (k < c) store(to + p * c + k, load(from + p * c + k, c - k) * load(gate + k, c - k), c - k);
     }
   };
-  // Waking a thread takes longer than a few pixels.
-  const bool alone = n * image + 2 * c * inner < kBandFloats / 2;
+  // Four phases of two threads take longer than few pixels and weights.
+  const bool alone = n * image < 8 * kBandFloats && 2 * c * inner < 2 * kBandFloats;
   const i64 threads = alone ? 1 : 2 * pool.count();
   const i64 groups1 = std::min(panels_of(inner), threads), groups2 = std::min(panels_of(c), threads);
   auto task = [&](int phase, i64 i) {
@@ -768,12 +771,12 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_convolve, headrace::Convolve,
                                   .RemainingArgs().RemainingRets());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_pack, headrace::Pack,
                               ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<Integers>("geometry").Attr<int64_t>("method")
-                                  .Arg<Floats>().Arg<Floats>().Ret<Floats>());
+                                  .Arg<Floats>().Arg<Floats>().Arg<Floats>().Ret<Floats>());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_max_pool, headrace::MaxPool,
                               ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<Integers>("geometry").Arg<Floats>().Ret<Floats>());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_gate, headrace::Gate,
                               ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<int64_t>("activation").Attr<bool>("hard")
-                                  .Arg<Floats>().Arg<Floats>().Arg<Floats>().Arg<Floats>().Arg<Floats>().Ret<Floats>());
+                                  .Attr<int64_t>("squeezed").Arg<Floats>().Arg<Floats>().Arg<Floats>().Ret<Floats>());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_activate, headrace::Activate,
                               ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<int64_t>("activation").Arg<Floats>()
                                   .Arg<Floats>().Arg<Floats>().RemainingArgs().Ret<Floats>());

@@ -63,18 +63,19 @@ def find_gate(x_NHWC: Array, reduce: Dense, expand: Dense, functions: tuple[str,
         return None
 
     def weights() -> tuple[Array, ...]:
-        return *_packed_dense(*reduce), *_packed_dense(*expand)
+        return _packed_dense(*reduce), _packed_dense(*expand)
 
     attributes: dict[str, Any] = {"activation": np.int64(ACTIVATIONS[act]), "hard": gate == "hard_sigmoid"}
+    attributes["squeezed"] = np.int64(reduce[0].shape[1])
     arrays = x_NHWC.astype(jnp.float32), *constant(weights)
     (y,) = call_kernel("gate", [x_NHWC.shape], *arrays, in_place={0: 0}, **attributes)
     return y.astype(x_NHWC.dtype)
 
 
-def _packed_dense(w_CO: Array, b_O: Array) -> tuple[Array, Array]:
+def _packed_dense(w_CO: Array, b_O: Array) -> Array:
     c, o = w_CO.shape
-    packed = pack(w_CO[None, None].astype(jnp.float32), jnp.ones(o), _dense_window(1, c, o))
-    return packed, b_O.astype(jnp.float32)
+    wide_HWIO, wide_O = w_CO[None, None].astype(jnp.float32), b_O.astype(jnp.float32)
+    return pack(wide_HWIO, jnp.ones(o), wide_O, _dense_window(1, c, o))
 
 
 def _dense_window(n: int, c: int, o: int) -> Window:

@@ -111,12 +111,12 @@ class Window:
         return {"geometry": np.array(sizes, np.int64), "method": np.int64(self.method)}
 
     def packed_size(self, lanes: int) -> int:
-        """Return how many numbers the packed weights have: panels of two vectors of outputs, filled up with zeros."""
+        """Return how many numbers packed weights and shifts have: panels of two vectors, filled up with zeros."""
         kh, kw, inputs, outputs = self.w
         if self.method == _DEPTHWISE:
-            return math.prod(self.w)
+            return math.prod(self.w) + outputs
         rows = _WINOGRAD_POINTS * inputs if self.method == _WINOGRAD else kh * kw * inputs
-        return rows * -(-outputs // (2 * lanes)) * 2 * lanes
+        return rows * -(-outputs // (2 * lanes)) * 2 * lanes + outputs
 
 
 def _library_for(mode: str) -> Library | None:
@@ -387,11 +387,12 @@ def _half_backward(window: Window, wide: Window, kept: Any, dy: Any) -> tuple[An
 convolve_half.defvjp(_half_forward, _half_backward, symbolic_zeros=True)
 
 
-def pack(w_HWIO: Array, scale_O: Array, window: Window) -> Array:
-    """Return the weights times the scale of each output, as the kernels read them."""
+def pack(w_HWIO: Array, scale_O: Array, shift_O: Array, window: Window) -> Array:
+    """Return the weights times the scale of each output, as the kernels read them, and the shifts behind them."""
     library, _ = load_kernels()
     assert library is not None
-    (packed,) = call_kernel("pack", [(window.packed_size(library.lanes),)], w_HWIO, scale_O, **window.attributes())
+    shape = (window.packed_size(library.lanes),)
+    (packed,) = call_kernel("pack", [shape], w_HWIO, scale_O, shift_O, **window.attributes())
     return packed
 
 
@@ -400,18 +401,14 @@ def unit_packed(
 ) -> Array:
     """Return the same for constant weights, (kernel, scale, shift): the kernel times the scale is packed once."""
 
-    def prepare() -> tuple[Array, Array]:
-        w_HWIO, scale_O, shift_O = weights()
-        return pack(w_HWIO, scale_O, unit.window), shift_O
-
     if unit.window.method == _AMX:
         return _unit_half(x_NHWC, weights, residual_NHWO, unit)
-    packed, shift_O = constant(prepare)
+    packed = constant(lambda: pack(*weights(), unit.window))
     more = () if residual_NHWO is None else (residual_NHWO,)
     attributes = unit.window.attributes() | {"activation": np.int64(ACTIVATIONS[unit.activation]), "packed": True}
     # Where the residual was, its values are in the cache. A depthwise convolution computes some pixels twice.
-    in_place = {3: 0} if more and unit.window.method != _DEPTHWISE else None
-    (y,) = call_kernel("convolve", [unit.window.y], x_NHWC, packed, shift_O, *more, in_place=in_place, **attributes)
+    in_place = {2: 0} if more and unit.window.method != _DEPTHWISE else None
+    (y,) = call_kernel("convolve", [unit.window.y], x_NHWC, packed, *more, in_place=in_place, **attributes)
     return y
 
 
