@@ -173,6 +173,7 @@ def _from_any(remote: Remote, partial: Path, tell: Tell) -> None:
     )
 
 
+# Answers after which the same request may succeed: time-outs, too many requests, errors inside the server.
 _TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
 
 

@@ -16,6 +16,7 @@ Seed = int | np.uint32 | Array  # a number on the host, a uint32 inside a progra
 
 # 2^32 over the golden ratio: added to every word, so that an address of zeros is not mixed into zero.
 _GOLDEN = np.uint32(0x9E3779B9)
+# The multipliers of murmur3's finaliser.
 _M1 = np.uint32(0x85EBCA6B)
 _M2 = np.uint32(0xC2B2AE35)
 

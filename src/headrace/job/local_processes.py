@@ -41,6 +41,7 @@ from headrace.job.launch_request import LaunchRequest, job_variables, user_varia
 # a reason that stays (an option, the data, a full disk, a loss that is not finite) and signals end the job.
 
 
+# The last is that of a shell's Ctrl-C.
 _FINAL_CODES = (0, HeadraceError.exit_code, RunStopped.exit_code, INTERRUPTED_EXIT_CODE, 130)
 _FIRST_SECONDS, _MOST_SECONDS = 1.0, 60.0  # of waiting before a restart; doubled each time
 _CONNECT_SECONDS = 10

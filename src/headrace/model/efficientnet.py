@@ -386,6 +386,7 @@ MOBILENETS: dict[str, MobileNet] = {
 # channels of each pixel; no option changes them. Libraries agree on the definition, so the dialect makes no difference.
 
 
+# As in the ConvNeXt paper.
 _INITIAL = Normal(0.02)
 _SCALE = 1e-6
 

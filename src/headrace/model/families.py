@@ -126,6 +126,7 @@ FASTNETS: dict[str, FastNet] = {"cifar_fastnet": FastNet(widths=(64, 256, 256))}
 _POOL = "pool"
 # squeezed channels of each fire module; each branch of its expansion has four times as many
 _PLAN = (16, 16, 32, _POOL, 32, 48, 48, 64, _POOL, 64)
+# The paper's simple bypass: fire modules whose input and output have as many channels (numbered from 2 on).
 _BYPASSED = (3, 5, 7, 9)
 
 

@@ -169,6 +169,7 @@ class DropPath(WithoutParameters):
 # Shapes in names: C channels, Q quantiles.
 
 
+# That of Keras' ResNets.
 DEFAULT_EPSILON = 1.001e-5
 Kind = Literal["batch", "group", "layer", "none"]
 # name in `norm_layer` -> (kind, suffix of layer names, further keys)

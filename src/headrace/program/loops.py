@@ -22,6 +22,7 @@ from headrace.engine.visible import count_replicas
 from headrace.program.infeed import Infeed
 from headrace.program.outfeed import Enqueue, Outfeed, OutfeedMode, operations_made
 from headrace.program.structure import (
+    MAX_COUNT,
     Structure,
     as_list,
     can_take,
@@ -253,7 +254,6 @@ __all__ = ["repeat", "while_loop"]
 
 MAX_BLOCK_BYTES = 256 * 2**20  # of a block of infeed elements, per replica
 WHILE_BLOCK = 16  # elements per launch of a while loop, unless block_size is given
-MOST = 2**31 - 1
 
 Condition = Callable[..., Any]
 Replicas = int | Literal["auto"]  # auto: one on each device
@@ -267,7 +267,7 @@ def repeat(
     `inputs` is a list of loop variables, each an array or a tree. The body takes them, then the infeed's element (a
     dict by its names), and returns the new loop variables, then at most one `outfeed.enqueue(...)`.
     """
-    n = whole_number(_index(n), "The number of repetitions", 0, MOST)
+    n = whole_number(_index(n), "The number of repetitions", 0, MAX_COUNT)
     return _loop(body, None, inputs, infeed, (n, replicas))
 
 
@@ -284,7 +284,7 @@ def while_loop(
 
     With replicas the loop ends when the condition fails on one of them.
     """
-    most = MOST if max_iterations is None else whole_number(max_iterations, "max_iterations", 0, MOST)
+    most = MAX_COUNT if max_iterations is None else whole_number(max_iterations, "max_iterations", 0, MAX_COUNT)
     return _loop(body, condition, inputs, infeed, (most, replicas))
 
 

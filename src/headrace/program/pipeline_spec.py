@@ -27,6 +27,7 @@ from headrace.program.infeed import Infeed
 from headrace.program.outfeed import Outfeed, OutfeedMode
 from headrace.program.stage import Function, OptimizerOutput, check_stages, make_functions
 from headrace.program.structure import (
+    MAX_COUNT,
     Structure,
     as_list,
     can_take,
@@ -36,8 +37,6 @@ from headrace.program.structure import (
     structure_of,
     whole_number,
 )
-
-MOST = 2**31 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +67,7 @@ class Request:
 
 def check_values(request: Request) -> None:
     """Refuse values that cannot work, whatever the stages are."""
-    whole_number(request.gradient_accumulation_count, "gradient_accumulation_count", 1, MOST)
+    whole_number(request.gradient_accumulation_count, "gradient_accumulation_count", 1, MAX_COUNT)
     whole_number(request.repeat_count, "repeat_count", 1)
     check_reduction(request.reduction_method)
     check_offload(request.offload_weight_update_variables)

@@ -11,6 +11,9 @@ import numpy as np
 from headrace.core.errors import ConfigError
 from headrace.core.tree import PyTree, flatten_named
 
+# Of iterations and micro batches, which programs count in int32.
+MAX_COUNT = 2**31 - 1
+
 
 @dataclass(frozen=True)
 class Leaf:

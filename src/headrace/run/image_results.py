@@ -30,6 +30,7 @@ from headrace.telemetry.records import validation_report
 # Numbers from the probabilities of every validation image.
 
 
+# As many as is usual for the expected calibration error.
 NUM_BINS = 15
 THRESHOLDS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 

@@ -200,8 +200,10 @@ def read_torch_pickle(data: bytes, start: int = 0) -> tuple[Any, dict[str, Stora
 # and the bytes.
 
 
+# Of the older format: PyTorch's magic number and protocol version.
 MAGIC = 0x1950A86A20F9469CFC6C
 _VERSION = 1001
+# A bit in the flags of a zip entry.
 _ENCRYPTED = 0x1
 _MAX_REUSE = 4  # times that tied weights may use the stored bytes: each use later becomes a separate array
 # What zipfile raises for damaged archives, beside ValueError and OSError.

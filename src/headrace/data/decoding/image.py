@@ -45,8 +45,10 @@ FORMATS = {
 EXTENSIONS = tuple(extension for names in FORMATS.values() for extension in names)
 FORMATS_TEXT = "JPEG, PNG, WebP, BMP, GIF, TIFF, AVIF, HEIC, JPEG 2000, PPM and others that Pillow reads"
 _PLUGINS = {"HEIF": "pip install pillow-heif", "AVIF": "pip install 'pillow>=11.3'"}
+# By which JPEG decoders can reduce an image while decoding it, most first: they transform fewer coefficients.
 FACTORS = (8, 4, 2)
 _SIDEWAYS = 5  # from this EXIF orientation on, rows and columns are swapped
+# EXIF's orientations but 1, upright: whether columns and rows are mirrored, and whether they are swapped.
 _TURNS = {2: (1, 0, 0), 3: (1, 1, 0), 4: (0, 1, 0), 5: (0, 0, 1), 6: (1, 0, 1), 7: (1, 1, 1), 8: (0, 1, 1)}
 
 
@@ -331,6 +333,7 @@ def _words(error: Exception) -> str:
 
 _RESTART = re.compile(rb"\xff[\xd0-\xd7]")  # inside a scan every other 0xff is followed by 0
 _BASELINE, _INTERVAL, _SCAN, _END = 0xC0, 0xDD, 0xDA, b"\xff\xd9"
+# Markers that begin a frame; C4 and CC are tables of codes, and C8 is reserved.
 _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 
 

@@ -202,6 +202,7 @@ CROP_RULES = {
     "reference": CropRule(area=(0.05, 1.0), aspect=(0.75, 1.33), reference=True),
     "torchvision": CropRule(area=(0.08, 1.0), aspect=(3 / 4, 4 / 3), reference=False),
 }
+# At drawing a box that fits, as in the two libraries.
 ATTEMPTS = {True: 100, False: 10}
 MIN_COVERED = 0.1  # of an object's box, or of the whole image where none is known
 

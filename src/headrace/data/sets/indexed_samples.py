@@ -29,6 +29,7 @@ from headrace.data.sets.samples import Content, Samples
 # sizes and times; a changed file gets a new index.
 
 
+# Part of an index's name: with another number, indices of earlier versions are not read.
 _VERSION = 3
 
 

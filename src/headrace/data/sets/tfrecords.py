@@ -198,8 +198,10 @@ def _number(value: int) -> bytes:
 # CRC-32C (Castagnoli), the checksum of TFRecords: google-crc32c where it is installed, else NumPy
 
 
+# Castagnoli's polynomial, with its bits reversed.
 _POLYNOMIAL = 0x82F63B78
 _LANE = 64
+# TFRecord files store a checksum rotated, with this added.
 _MASK_DELTA = 0xA282EAD8
 
 
