@@ -24,7 +24,8 @@ from tests.fork_server import load_few_dialects
 # Most of the suite's time is XLA compiling small programs, so they are compiled plainly: a third of the processor time
 # and the same answers to rounding. XLA_FLAGS from outside win: `XLA_FLAGS= make test` compiles as a user's run does.
 PLAIN = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
-PLAINER = f"{PLAIN} --xla_cpu_use_fusion_emitters=false"  # jax 0.10; gone in 0.11
+PLAINER = f"{PLAIN} --xla_cpu_use_fusion_emitters=false"
+ACCEPTED: dict[tuple[int, ...], str] = {(0, 10): PLAINER, (0, 11): PLAIN}  # by version of JAX; for others it is tried
 
 
 def _accepts(flags: str) -> bool:
@@ -53,7 +54,8 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     # Without bytecode files each of hundreds of processes compiles the whole package again: half a second of each.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if "XLA_FLAGS" not in os.environ:
-        os.environ["XLA_FLAGS"] = next(filter(_accepts, (PLAINER, PLAIN)), "")
+        tried = filter(_accepts, (PLAINER, PLAIN))
+        os.environ["XLA_FLAGS"] = ACCEPTED.get(jax.__version_info__[:2]) or next(tried, "")
 
 # Before any backend starts: afterwards these cannot be changed. The suite is for the CPU, also on a machine with a GPU.
 jax.config.update("jax_platforms", "cpu")

@@ -204,7 +204,8 @@ def test_killed_at_many_moments(tmp_path: Path) -> None:
 def test_a_long_call_can_be_left_and_keeps_other_processes_out(tmp_path: Path) -> None:
     """One call is the whole run: a first Ctrl-C waits for it, a second one leaves; meanwhile nobody may resume."""
     run_dir, output, other = tmp_path / "runs" / "long", tmp_path / "long.txt", tmp_path / "other.txt"
-    words = words_for(run_dir, 2000, ["--logs-per-epoch", "0", "--ckpts-per-epoch", "0", "--no-validation"])
+    quiet = ["--logs-per-epoch", "0", "--ckpts-per-epoch", "0", "--no-validation"]
+    words = words_for(run_dir, 2000, [*quiet, "--call-seconds", "0"])
     compiled = COMPILED(run_dir)
     process = start(words, output)
     assert wait_until(process, compiled), output.read_text()
