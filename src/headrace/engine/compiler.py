@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from headrace.config.schema import Compiler
-from headrace.core.device_access import exclusive
+from headrace.core.process import exclusive
 from headrace.engine.devices import count_fallback
 
 Options = Mapping[str, Any]

@@ -19,8 +19,8 @@ import jax
 import numpy as np
 
 from headrace.config.schema import Augment, Data
-from headrace.core.device_access import transferring
 from headrace.core.errors import ConfigError
+from headrace.core.process import transferring
 from headrace.core.rng import seed_word
 from headrace.core.tree import PyTree
 from headrace.data.augmentation.augment import Preprocess, preprocess, preprocess_spec
