@@ -13,7 +13,7 @@ from headrace.engine.devices import CompileCounts, count_compilations
 from headrace.engine.kept_programs import NoValueError, by_value, kept
 from headrace.engine.optimizer import make_lr_curve, make_optimizer
 from headrace.model.families import build_network
-from headrace.ops.backend import portable
+from headrace.ops.tracing import portable
 
 
 def network(model_name="cifar_resnet8"):

@@ -11,9 +11,9 @@ import pytest
 from jax import lax
 
 from headrace import ops
-from headrace.ops.backend import on_cpu
 from headrace.ops.conv import conv2d_plain
 from headrace.ops.pool import pad_pixels
+from headrace.ops.tracing import on_cpu
 
 from . import naive
 

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from headrace.ops.constants import collecting, constant, using, weights_are_constant
 from headrace.ops.native_inference import conv_bias, find_dense, find_gate, find_max_pool
 from headrace.ops.native_units import find_window
+from headrace.ops.tracing import collecting, constant, using, weights_are_constant
 
 from . import naive
 from .test_native_units import activation, variant  # noqa: F401  (the fixture runs each test with each library)

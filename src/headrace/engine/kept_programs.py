@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from headrace.ops.backend import is_portable
+from headrace.ops.tracing import is_portable
 
 _Program = TypeVar("_Program")
 _MOST = 32  # a pipeline has one for each stage; each holds compiled programs, which take memory of the devices

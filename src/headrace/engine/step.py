@@ -30,7 +30,7 @@ from headrace.engine.precision import Precision, next_loss_scale, overflow_expec
 from headrace.engine.state import Packing, State, make_packing, next_ema
 from headrace.model.context import NORM_WEIGHTS, Ctx, Draws, all_frozen
 from headrace.model.network import Network
-from headrace.ops.backend import on_gpu
+from headrace.ops.tracing import on_gpu
 
 # Apply a range of blocks, keeping everything for the backward pass or only the values at recompute points.
 

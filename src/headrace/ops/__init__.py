@@ -4,12 +4,12 @@ This is the only package that asks which backend a program is compiled for.
 """
 
 from headrace.ops.activation import gelu, hard_sigmoid, hard_swish, relu, relu6, sigmoid, swish
-from headrace.ops.constants import collecting, using, weights_are_constant
 from headrace.ops.conv import conv2d, dense
 from headrace.ops.native_inference import conv_bias, find_dense, find_gate, find_max_pool
 from headrace.ops.native_units import PRODUCT, BatchNorm, can_fuse, check_kernels, conv_unit, find_window, uses_kernels
 from headrace.ops.normalization import Groups, batch_norm_eval, batch_norm_train, group_norm, layer_norm
 from headrace.ops.pool import average_pool, global_average_pool, max_pool, resize_by_average
+from headrace.ops.tracing import collecting, using, weights_are_constant
 
 __all__ = ["Groups", "average_pool", "batch_norm_eval", "batch_norm_train", "collecting", "conv2d", "dense"]
 __all__ += ["gelu", "global_average_pool", "group_norm", "hard_sigmoid", "hard_swish", "layer_norm", "max_pool", "relu"]

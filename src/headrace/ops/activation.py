@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.scipy.special import ndtr
 
-from headrace.ops.backend import on_cpu
+from headrace.ops.tracing import on_cpu
 
 _GAUSSIAN_PEAK = 1 / math.sqrt(2 * math.pi)
 

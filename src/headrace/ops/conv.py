@@ -20,9 +20,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from headrace.ops import native_units
-from headrace.ops.backend import is_portable, on_cpu
 from headrace.ops.depthwise import depthwise_by_library, depthwise_conv2d
 from headrace.ops.pool import Padding, Pads, gradient_pads, pad_pixels
+from headrace.ops.tracing import is_portable, on_cpu
 
 # The weight gradient of 128 images at once took 1.5 to 2.4 times as long as in 8 chunks of 16 (8x8x64: 20.3 instead of
 # 8.6 ms of CPU time), because the transposed images no longer fit the cache. More chunks only take longer to compile.

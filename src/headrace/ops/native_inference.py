@@ -1,4 +1,4 @@
-"""Kernels that only inference uses, where the weights are constant (constants.py): their results have no gradients.
+"""Kernels that only inference uses, where the weights are constant (tracing.py): their results have no gradients.
 
 As in native_units.py, which has the rest, None means that XLA is to compute it. 16-bit values are widened to float32,
 and results rounded once. Shapes in names: N images, H height, W width, C channels, R channels after a squeeze, O
@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from headrace.ops.constants import constant, weights_are_constant
 from headrace.ops.native_units import ACTIVATIONS, Unit, Window, call_kernel, pack, unit_packed, uses_kernels
 from headrace.ops.pool import Padding, out_size, pad_pixels
+from headrace.ops.tracing import constant, weights_are_constant
 
 Dense = tuple[Array, Array]  # kernel and bias
 _MOST_WEIGHTS = 2**24  # of a dense layer: 64 MB

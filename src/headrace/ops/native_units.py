@@ -26,10 +26,9 @@ from jax.ad_checkpoint import checkpoint_name
 from headrace.core.errors import ConfigError
 from headrace.native.library import Kernels, kernels_library
 from headrace.ops import activation
-from headrace.ops.backend import is_portable, on_cpu
-from headrace.ops.constants import constant, weights_are_constant
 from headrace.ops.normalization import Shared, totals
 from headrace.ops.pool import Padding, Pads, gradient_pads, out_size, pad_pixels
+from headrace.ops.tracing import constant, is_portable, on_cpu, weights_are_constant
 
 _MODES = ("auto", "on", "no-winograd", "off")
 PRODUCT = "headrace_product"  # the name of a convolution's result, for checkpoint policies that keep products

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from headrace.ops.backend import on_gpu
+from headrace.ops.tracing import on_gpu
 
 _IMAGES = (0, 1, 2)
 # A mesh axis, and the groups of its replicas that share statistics: ("replica", ((0, 1), (2, 3))).

@@ -23,7 +23,7 @@ from headrace.data.decoding.image_source import ImageSource
 from headrace.data.decoding.resize import View, resize_view, valid_view
 from headrace.data.sets.samples import Source
 from headrace.model.context import Ctx
-from headrace.ops.backend import portable
+from headrace.ops.tracing import portable
 from headrace.run.prediction import find_images
 from headrace.run.trained_model import TrainedModel
 from headrace.weights.convert import export_names, flat_weights, load_into

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from headrace.ops.backend import portable
 from headrace.ops.conv import conv2d, conv2d_plain
+from headrace.ops.tracing import portable
 
 
 @pytest.mark.parametrize(("groups", "inputs", "outputs"), [(1, 8, 4), (8, 8, 8), (2, 8, 4)])

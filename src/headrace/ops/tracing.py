@@ -1,6 +1,9 @@
-"""Values that follow from the weights alone, such as packed weights: computed once and not in every call of a program.
+"""How a program is being traced: for which backend, and which of its values are computed before it runs.
 
-A network is traced twice. Under `collecting`, what operations pass to `constant` is computed and kept in a list, and
+No other file asks for the backend.
+
+Values that follow from the weights alone, such as packed weights, are computed once and not in every call of a program:
+a network is traced twice. Under `collecting`, what operations pass to `constant` is computed and kept in a list, and
 the program that returns that list contains nothing else. Under `using`, in the program that is called many times, the
 same operations take the values from the list, in the same order. Without either, `constant` computes in place.
 """
@@ -11,7 +14,35 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 from jax.extend.core import get_opaque_trace_state
+
+_portable: ContextVar[bool] = ContextVar("portable", default=False)
+
+
+def on_cpu() -> bool:
+    """Return whether the program being traced will run on the CPU."""
+    return jax.default_backend() == "cpu"
+
+
+def on_gpu() -> bool:
+    """Return whether the program being traced will run on a GPU, and nowhere else."""
+    return jax.default_backend() == "gpu" and not is_portable()
+
+
+@contextmanager
+def portable() -> Iterator[None]:
+    """Trace programs that can be lowered for any backend (for export), each with the form that suits it."""
+    token = _portable.set(True)
+    try:
+        yield
+    finally:
+        _portable.reset(token)
+
+
+def is_portable() -> bool:
+    """Return whether the program being traced is meant for several backends."""
+    return _portable.get()
 
 
 @dataclass(frozen=True)
