@@ -17,6 +17,7 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from headrace.core.process import keep_freed_memory
 from headrace.core.tree import PyTree
 from headrace.engine.compiler import common_options, compile_program
 from headrace.engine.devices import REPLICA, replicated
@@ -142,6 +143,8 @@ class WholeForward(OnOneMesh):
         if not uses_kernels(self.spec.cpu_kernels):
             lowered = kept(make_forward, self.spec, self.mesh).lower((placed, None), resident, block)
             return WholeProgram(_no_constants, compile_program(lowered, options))
+        if not self.spec.reducer.adds:  # a validation within training leaves memory as training needs it
+            keep_freed_memory(keep=True)
         preparation = kept(make_preparation, self.spec, self.mesh).lower(placed, resident, block)
         where = replicated(self.mesh)
         constants = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where), preparation.out_info)

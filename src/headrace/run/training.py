@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from headrace.config.schema import Learning, Pipeline
+from headrace.core.process import keep_freed_memory
 from headrace.core.tree import PyTree
 from headrace.data.dataset import DataSet
 from headrace.data.feeding.feed import CallSpans, FeedOptions, TrainFeed
@@ -79,6 +80,7 @@ class DeviceLoop(OnOneMesh):
 
     def compile(self, state: State, resident: PyTree, block: PyTree) -> Callable[..., Any]:
         """Compile the call ahead of its first use."""
+        keep_freed_memory(keep=False)  # after an inference of this process
         whole = replicated(self.mesh)
         # Only here, where whole steps are one program: stages of a pipeline have their own parts of the state.
         spec = with_packing(self.spec, state)
