@@ -86,21 +86,30 @@ def exclusive() -> Iterator[None]:
             _changed.notify_all()
 
 
-# Of glibc's mallopt: (parameter, value that keeps what is freed, default).
-_MALLOC = ((-4, 0, 65_536), (-1, 2**31 - 1, 128 << 10), (-2, 64 << 20, 128 << 10))  # most mappings, trim above, pad
+# Of glibc's mallopt: (parameter, value that keeps what is freed, value after that).
+_MALLOC = (
+    (-4, 0, 65_536),  # most blocks that are mapped
+    (-1, 2**31 - 1, 128 << 10),  # free memory at the end of the heap that is not returned
+    (-2, 64 << 20, 128 << 10),  # memory that is taken at a time
+    # Size from which a block is mapped. glibc raises it by itself, up to this, until any of these settings is made.
+    (-3, 32 << 20, 32 << 20),
+)
+_keeps_freed_memory = False
 
 
 def keep_freed_memory(*, keep: bool) -> None:
-    """Let the C library keep large blocks that are freed, for the next ones, or return them to the system as usual.
+    """Let the C library keep large blocks that are freed, for the next ones, or return them to the system again.
 
     XLA allocates what a program computes with at each call. Returned to the system and mapped again, every page of it
     is filled with zeros, a tenth to a fifth of the time of a small inference. Not for training: threads that decode
-    images would wait for each other's allocations.
+    images would wait for each other's allocations. Before memory was first kept nothing is set.
     """
+    global _keeps_freed_memory
     chosen = any(name.startswith("MALLOC_") for name in os.environ) or "malloc" in os.environ.get("GLIBC_TUNABLES", "")
-    if chosen or sys.platform != "linux":
+    if chosen or sys.platform != "linux" or keep == _keeps_freed_memory:
         return
+    _keeps_freed_memory = keep
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:  # it is not there, or does nothing, where the C library is not glibc
-        for parameter, kept, usual in _MALLOC:
-            mallopt(parameter, kept if keep else usual)
+        for parameter, kept, after in _MALLOC:
+            mallopt(parameter, kept if keep else after)

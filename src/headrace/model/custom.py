@@ -312,7 +312,7 @@ def _linen_functions(module: Any) -> Callable[[Shape], Functions]:
     return make
 
 
-def _flax() -> tuple[PyTree, PyTree]:
+def _flax() -> tuple[Any, Any]:
     """Import Flax, or explain how to install it."""
     try:
         from flax import linen, nnx

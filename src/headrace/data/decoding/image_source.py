@@ -42,6 +42,11 @@ class ViewSpec:
     whole: bool = False  # the whole image becomes a square, whatever its shape
 
     @property
+    def is_quick(self) -> bool:
+        """Say whether the compiled decoder may take it: in evaluation pixels are to the bit those of Pillow."""
+        return (self.crop is not None or self.whole) and self.antialias
+
+    @property
     def is_bicubic(self) -> bool:
         """Say how this view is resized: random crops of training are bilinear."""
         return self.bicubic and self.crop is None and not self.whole
@@ -120,7 +125,7 @@ class ImageSource(_DecodedBytes):
     def _decode_together(self, indices: np.ndarray, epochs: np.ndarray, out: np.ndarray) -> np.ndarray | None:
         """Decode what one call in C can decode; return which ones those are, None without the compiled decoder."""
         spec = self.spec
-        if (spec.crop is None and not spec.whole) or not spec.antialias or not out.flags.c_contiguous:
+        if not spec.is_quick or not out.flags.c_contiguous:
             return None
         decoder = batch_decoder(spec.crop, spec.seed, spec.size, spec.channels)
         if decoder is None or not isinstance(self.samples, FileBackedSamples):
@@ -162,7 +167,7 @@ def decode_into(
         view = spec.view(data.shape[:2], epoch, sample, boxes)
         resize_view(_as_channels(data, spec.channels), view, out, spec.antialias, spec.is_bicubic)
         return data.shape[:2]
-    decoder = jpeg_decoder() if (spec.crop is not None or spec.whole) and spec.antialias else None
+    decoder = jpeg_decoder() if spec.is_quick else None
     known = decoder.header(data) if decoder is not None else None
     header = known or read_header(data)
     view = stored_view(spec.view((header.height, header.width), epoch, sample, boxes), header, out.shape[:2])

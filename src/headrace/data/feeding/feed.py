@@ -208,7 +208,7 @@ class Prefetcher:
     Every block is made of fresh arrays: a device array may share memory with its NumPy array.
     """
 
-    def __init__(self, make: Callable[[Any], Any], whats: Iterable[PyTree], depth: int, stats: FeedStats) -> None:
+    def __init__(self, make: Callable[[Any], Any], whats: Iterable[Any], depth: int, stats: FeedStats) -> None:
         self._make, self._whats = make, iter(whats)
         # One thread: blocks are made in order, each with all reading threads, and the first is ready as early as can
         # be.
@@ -271,7 +271,7 @@ class Prefetcher:
                 return
             self._gate.hold(not all(future.done() for future in tuple(self._pending)))
 
-    def _timed(self, what: PyTree) -> PyTree:
+    def _timed(self, what: Any) -> PyTree:
         start = time.perf_counter()
         try:
             return self._make(what)

@@ -137,7 +137,7 @@ def refuse_weights(given: Sequence[object], info: DataInfo) -> None:
         )
 
 
-def class_weights(given: Sequence[PyTree], labels: np.ndarray, num_classes: int) -> tuple[float, ...] | None:
+def class_weights(given: Sequence[Any], labels: np.ndarray, num_classes: int) -> tuple[float, ...] | None:
     """Return the weight of each class, or None if all are equal by default.
 
     `balanced` is N / (C x n) for a class of n images in a set of N images and C classes: the mean weight of an image

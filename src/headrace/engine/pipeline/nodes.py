@@ -151,7 +151,7 @@ def _differentiated(
     return closed, lambda *given: given
 
 
-def keep_products() -> PyTree:
+def keep_products() -> Callable[..., Any]:
     """Return the checkpoint policy that keeps the results of convolutions and matrix products alone."""
     policies = jax.checkpoint_policies
     kernels = policies.save_only_these_names(PRODUCT)  # our own convolutions are calls that XLA cannot look into
