@@ -52,7 +52,7 @@ _DIGITS = (
 )
 JOBS: dict[str, Job] = {
     "a1": Job(
-        title="photographs: 244 ants and bees, ResNet-50, 224 px, 30 epochs",
+        title="photographs: 245 ants and bees, ResNet-50, 224 px, 30 epochs",
         headrace=_IMAGES.format(**_SMALL) + " --dataset-path {data}/ants_bees",
         torch=_TORCH_IMAGES.format(**_SMALL) + " --folder {data}/ants_bees",
     ),
@@ -62,7 +62,7 @@ JOBS: dict[str, Job] = {
         torch=_TORCH_IMAGES.format(**_LARGE) + " --folder {data}/photos",
     ),
     "b": Job(
-        title="fine-tuning of ResNet-50 on 244 ants and bees, 224 px, 30 epochs",
+        title="fine-tuning of ResNet-50 on 245 ants and bees, 224 px, 30 epochs",
         headrace=_IMAGES.format(**_SMALL)
         + " --dataset-path {data}/ants_bees --init-from {weights} --model-dialect torchvision --learning-rate 0.005",
         torch=_TORCH_IMAGES.format(**_SMALL)

@@ -123,7 +123,8 @@ def run_end_line(end: RunEnd) -> str:
     why = f"\n{end.reason}" if end.reason else ""
     if end.best_top1 is not None:
         parts.append(f"best top-1 {format_percent(end.best_top1)}")
-    parts.append(f"time to train {format_duration(end.time_to_train)}")
+    if end.outcome != "compiled":  # nothing was trained
+        parts.append(f"time to train {format_duration(end.time_to_train)}")
     if end.time_to_target is not None:
         parts.append(f"time to target {format_duration(end.time_to_target)}")
     if end.images_per_second is not None:
