@@ -110,9 +110,10 @@ def test_what_follows_from_the_weights_alone_is_computed_once(more, dtype):
     rng = np.random.default_rng(0)
     weights = jax.tree.map(lambda a: a + rng.uniform(0, 0.3, a.shape).astype(np.float32), net.init(0))
     block = {"images": jnp.array(rng.normal(size=(2, 3, 11, 9, 3)), jnp.float32)}
+    mean, std = np.array([0.1, 0.2, 0.3], np.float32), jnp.array([0.9, 1.0, 1.1])  # arguments of JAX's program, too
     spec = EvalSpec(
         network=net,
-        fetch=lambda _resident, batch: (batch["images"], None),
+        fetch=lambda _resident, batch: ((batch["images"] - mean[None, None, None]) / std[None, None, None], None),
         compute_dtype=dtype,
         num_replicas=1,
         reducer=LOGITS,

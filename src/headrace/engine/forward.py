@@ -168,8 +168,10 @@ class Selection:
         leaves, tree = jax.tree.flatten(placed)
         (mapped,) = traced.jaxpr.eqns
         program = mapped.params["jaxpr"]
-        used = {id(v) for equation in program.eqns for v in equation.invars} | {id(v) for v in program.outvars}
-        unused = [i for i in range(len(leaves)) if id(program.invars[i]) not in used]
+        inside = {id(v) for equation in program.eqns for v in equation.invars} | {id(v) for v in program.outvars}
+        # By name, not by place: arrays that the functions refer to, such as the mean of pixels, come before the weights.
+        used = {id(v) for v, inner in zip(mapped.invars, program.invars, strict=True) if id(inner) in inside}
+        unused = [i for i, weight in enumerate(traced.jaxpr.invars[: len(leaves)]) if id(weight) not in used]
         return cls(tree, {i: (leaves[i].shape, np.dtype(leaves[i].dtype)) for i in unused})
 
     def pick(self, weights: Weights) -> list[Any]:
