@@ -111,10 +111,16 @@ def test_what_does_not_fit_falls_back() -> None:
 def test_evaluation_resizes_the_shorter_side_and_cuts_out_the_centre(size: int, shorter: int) -> None:
     view = valid_view((375, 500), size)
     assert view.crop == (0, 0, 375, 500)
-    assert view.resized_hw == (shorter, round(500 * shorter / 375))
+    assert view.resized_hw == (shorter, int(500 * shorter / 375))
     assert view.offset == ((shorter - size) // 2, (view.resized_hw[1] - size) // 2)
     assert valid_view((500, 375), size).resized_hw == view.resized_hw[::-1]
     assert valid_view((375, 500), size, 400).resized_hw[0] == 400
+
+
+def test_evaluation_rounds_as_torchvision_does() -> None:
+    """Its Resize(235) of 192x285 pixels gives 235x348, and its CenterCrop(224) begins at row 6 (5.5) and column 62."""
+    view = valid_view((192, 285), 224, 235)
+    assert (view.resized_hw, view.offset) == ((235, 348), (6, 62))
 
 
 @pytest.mark.parametrize("name", CROP_RULES)

@@ -111,8 +111,9 @@ def test_images_are_resized_and_cropped_as_in_validation(antialias, bicubic):
         resize_view(pixels, valid_view(hw, 20, 24), expected, antialias, bicubic)
         difference = np.abs(session.run(["out"], {"images": pixels[None]})[0][0] - expected)
         # Enlarged bicubically, noise overshoots, and is clipped between the passes, whose order differs.
-        assert difference.max() <= (20 if bicubic and min(hw) < 24 else 1 + bicubic), hw
-        assert (difference > 0).mean() <= (0.005 if min(hw) >= 24 or not antialias else 0.4), hw
+        assert difference.max() <= (24 if bicubic and min(hw) < 24 else 1 + bicubic), hw
+        # 33x70 become 24x50: weights of tenths, so that many sums end on halves.
+        assert (difference > 0).mean() <= (0.03 if min(hw) >= 24 or not antialias else 0.4), hw
     found = np.asarray(jax.jit(lambda images: centre_view(images, view))(pixels[None]))[0]
     assert np.abs(found - expected).max() <= 1
 

@@ -442,15 +442,11 @@ def _view_matrix(graph: Graph, side: str, shorter: str, view: CentreView) -> str
     def number(value: float) -> str:
         return graph.constant(np.float32(value))
 
-    scaled = graph.node("Mul", [side, whole(view.shorter_side)])
-    floor = graph.node("Div", [scaled, shorter])
-    twice = graph.node("Mul", [graph.node("Sub", [scaled, graph.node("Mul", [floor, shorter])]), whole(2)])
-    # Python's round(): halves go to the even number.
-    odd = graph.node("Equal", [graph.node("Mod", [floor, whole(2)]), whole(1)])
-    half_up = graph.node("And", [graph.node("Equal", [twice, shorter]), odd])
-    up = graph.node("Or", [graph.node("Greater", [twice, shorter]), half_up])
-    resized = graph.node("Add", [floor, graph.node("Cast", [up], to=7)])
-    first = graph.node("Div", [graph.node("Sub", [resized, whole(view.size)]), whole(2)])
+    resized = graph.node("Div", [graph.node("Mul", [side, whole(view.shorter_side)]), shorter])
+    outside = graph.node("Sub", [resized, whole(view.size)])
+    # Half of it, as `valid_view` rounds: halves go to the even number.
+    up = graph.node("Equal", [graph.node("Mod", [outside, whole(4)]), whole(3)])
+    first = graph.node("Div", [graph.node("Add", [outside, graph.node("Cast", [up], to=7)]), whole(2)])
     scale = graph.node("Div", [graph.node("Cast", [side], to=1), graph.node("Cast", [resized], to=1)])
     places = graph.node("Add", [graph.constant(np.arange(view.size)[:, None]), first])
     centre = graph.node("Mul", [graph.node("Add", [graph.node("Cast", [places], to=1), number(0.5)]), scale])

@@ -97,11 +97,10 @@ def _levels(x: jax.Array) -> jax.Array:
 
 def _view_matrix(dim: Any, side: jax.Array, shorter: jax.Array, view: CentreView) -> jax.Array:
     """Return the weights of the old pixels of one side in the new ones, float32 [size, dim]."""
-    whole, rest = side * view.shorter_side // shorter, side * view.shorter_side % shorter
-    # Python's round(): halves go to the even number.
-    resized = whole + ((2 * rest > shorter) | ((2 * rest == shorter) & (whole % 2 == 1))).astype(np.int32)
+    resized = side * view.shorter_side // shorter
     scale = side.astype(np.float32) / resized.astype(np.float32)
-    first = (resized - view.size) // 2
+    outside = resized - view.size
+    first = (outside + (outside % 4 == 3).astype(np.int32)) // 2  # halves are rounded to the even number
     centre = ((first + np.arange(view.size, dtype=np.int32)).astype(np.float32) + _HALF) * scale
     distance = jnp.abs(jnp.arange(dim, dtype=np.float32)[None, :] + _HALF - centre[:, None])
     far = distance / (jnp.maximum(scale, 1) if view.antialias else np.float32(1))

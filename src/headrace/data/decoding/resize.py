@@ -250,10 +250,10 @@ def uncropped_side(size: int) -> int | None:
 def valid_view(hw: tuple[int, int], size: int, shorter: int | None = None) -> View:
     """Return the view of evaluation: the shorter side becomes `shorter`, then the centre is cropped."""
     shorter = shorter or usual_shorter_side(size)
-    # Rounded per side, as torchvision does; the shorter one is exact.
+    # Rounded as torchvision and timm do, down and then to an even offset: published weights were measured with that.
     least = min(hw)
-    height, width = (round(side * shorter / least) for side in hw)
-    return View((0, 0, *hw), (height, width), ((height - size) // 2, (width - size) // 2))
+    height, width = (side * shorter // least for side in hw)
+    return View((0, 0, *hw), (height, width), (round((height - size) / 2), round((width - size) / 2)))
 
 
 def _torchvision_box(hw: tuple[int, int], rule: CropRule, draw: Iterator[float]) -> Box | None:
