@@ -169,7 +169,7 @@ class Selection:
         (mapped,) = traced.jaxpr.eqns
         program = mapped.params["jaxpr"]
         inside = {id(v) for equation in program.eqns for v in equation.invars} | {id(v) for v in program.outvars}
-        # By name, not by place: arrays that the functions refer to, such as the mean of pixels, come before the weights.
+        # Not by place: arrays that the functions refer to, such as the mean of pixels, come before the weights.
         used = {id(v) for v, inner in zip(mapped.invars, program.invars, strict=True) if id(inner) in inside}
         unused = [i for i, weight in enumerate(traced.jaxpr.invars[: len(leaves)]) if id(weight) not in used]
         return cls(tree, {i: (leaves[i].shape, np.dtype(leaves[i].dtype)) for i in unused})
