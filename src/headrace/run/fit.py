@@ -34,6 +34,7 @@ from headrace.engine.devices import start_run_devices
 from headrace.engine.pipeline.dispatch import Dispatcher
 from headrace.engine.state import State, evaluated_weights, host_memory_of
 from headrace.engine.step import Metrics
+from headrace.engine.visible import device_memory_bytes
 from headrace.job import Restart, check_consistency, current_group, report_lost_process, watch_progress
 from headrace.plan.steps import describe_sizes
 from headrace.reference.entrance import override
@@ -300,16 +301,20 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
         to_validate = group.broadcast(bool(due and recorder.missing_validation(step, evaluated_weights(state))))
         length = CallLength(config.batch.call_seconds, steps.steps_per_call)
         validator, feed, compiling = None, None, None
+        threads = stack.enter_context(ThreadPoolExecutor(2, thread_name_prefix="compile"))
         if to_train:
             state = calls.executor.place(state)
             opened = open_feed(design, dataset, plan.feed, calls.executor, step, length.steps)
             feed = stack.enter_context(closing(opened))
-            compiling = _start_compiling(design, calls, state, feed, stack)
+            compiling = _start_compiling(design, calls, state, feed, threads)
         if config.validation.validation and (to_train or to_validate):
             validator = stack.enter_context(closing(Validator(design, dataset, devices)))
             if feed:
                 validator.prefetch(feed)
-            recorder.compiled("validation", validator.compile(state))
+            if to_validate or not group.is_alone:  # several processes compile in one order
+                recorder.compiled("validation", validator.compile(state))
+            else:
+                validator.compile_beside(state, threads)
             if to_validate:  # nothing to train, or killed between a checkpoint and the end of its validation
                 recorder.validated(step, validator, recorder.start_validation(validator, state))
 
@@ -320,6 +325,8 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
         programs = compiling.result()
         for what, compiled in programs:
             recorder.compiled(what, compiled)
+        if validator and (config.run.compile_only or not _leave_room(programs, devices)):
+            recorder.wait_for_compiled(validator)
         times.end("compile", trace=sum(compiled.trace_seconds for _, compiled in programs))
         traces = config.pipeline.trace_schedule and isinstance(calls.executor, Dispatcher)
         if config.run.compile_only and not traces:  # images are not needed, and decoding them all may take long
@@ -350,16 +357,21 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
 
 
 def _start_compiling(
-    design: Design, calls: Calls, state: State, feed: TrainFeed, stack: ExitStack
+    design: Design, calls: Calls, state: State, feed: TrainFeed, threads: ThreadPoolExecutor
 ) -> Future[list[tuple[str, Compiled]]]:
     """Compile the training calls in a thread: meanwhile images are read and validation is compiled."""
-    compiler = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="compile"))
-    compiling = compiler.submit(calls.compile, state, feed)
+    compiling = threads.submit(calls.compile, state, feed)
     # Several processes compile in one order; and where nothing else may happen on the devices, tracing validation
     # would.
     if not current_group().is_alone or compiles_alone(design.compiler):
         compiling.result()
     return compiling
+
+
+def _leave_room(programs: list[tuple[str, Compiled]], devices: list[Any]) -> bool:
+    """Say whether validation may be compiled while these programs run: a GPU tries convolutions in its own memory."""
+    limit = device_memory_bytes(devices[0])
+    return limit is None or 2 * max(compiled.device_bytes for _, compiled in programs) <= limit
 
 
 def _stop(asked_by: str, recorder: RunRecorder, ending: Ending, saved: State) -> RunResult:

@@ -259,6 +259,13 @@ class RunRecorder:
         held = f"; one device holds {format_bytes(compiled.device_bytes)}" if compiled.device_bytes else ""
         self.note(f"{what} compiled in {format_duration(compiled.seconds)} ({compiled.counts}){held}")
 
+    def wait_for_compiled(self, validator: Validator) -> None:
+        """Wait until a validation that compiles while the run trains can be used, and record how long that took."""
+        with self.timeline.measure("compile"):
+            compiled = validator.compiled()
+        if compiled:
+            self.compiled("validation", compiled)
+
     def fed(self, stats: FeedStats, options: FeedOptions) -> None:
         """Keep what the feed measured, for the verdict."""
         self._fed = stats, options
@@ -430,6 +437,7 @@ class RunRecorder:
 
     def start_validation(self, validator: Validator, state: State) -> Evaluating:
         """Launch a validation. While this runs and the devices have nothing to do, they wait for validation data."""
+        self.wait_for_compiled(validator)
         with self.timeline.measure("wait_validation"):
             started = validator.start(state)
         return Evaluating(started, [self.when_ready(sums) for _, sums in started.launches])

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor, Future
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -107,10 +108,24 @@ class Validator:
             dataset.validation, batch_size, cache.batches_per_block, options, self._forward.put, cache
         )
         self._compiled: dict[str, Program] = {}  # by the name of the weights
+        self._compiling: Future[Compiled] | None = None
 
     def compile(self, state: State) -> Compiled:
         """Compile for the weights of such a state ahead of their use, so that the time stays apart."""
         return compiled_from(lambda: self._compile(self._place(state), *self._feed.described()))
+
+    def compile_beside(self, state: State, threads: Executor) -> None:
+        """Compile in a thread, while the run trains; `compiled` waits for it."""
+        # Described, since the first call takes over the memory of the state.
+        weights = jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), self._place(state)
+        )
+        self._compiling = threads.submit(compiled_from, lambda: self._compile(weights, *self._feed.described()))
+
+    def compiled(self) -> Compiled | None:
+        """Wait for what compiles in a thread, and return it once."""
+        compiling, self._compiling = self._compiling, None
+        return compiling.result() if compiling else None
 
     def _compile(self, weights: dict[str, Any], resident: object, block: object) -> Program:
         programs: dict[tuple[Any, ...], Program] = {}  # by dtypes: averages are float32 where raw weights have 16 bits

@@ -27,6 +27,9 @@ KINDS: tuple[str, ...] = ("start", "compile", "train", "wait", "validate", "wait
 # costs nothing.
 _PRECEDENCE = ("train", "validate", "wait", "wait_validation", "save", "compile", "start")
 
+# Of the time between two calls, what is no time of training.
+_NOT_TRAINING = ("validate", "wait_validation", "save", "compile")
+
 
 class Timeline:
     """The wall time of a process by kind: every moment counts once, so the kinds add up to the wall time.
@@ -132,7 +135,7 @@ class Moment(NamedTuple):
 class CallTime:
     """The seconds of a call; those of successive calls add up to the time of training."""
 
-    seconds: float  # waiting for input included, but no saving and no validation
+    seconds: float  # waiting for input included, but no saving, no validation and no compiling
     late: float  # the seconds by which it may have begun earlier than `seconds` says
     wait: float  # part of `seconds`: without input
     busy: float  # part of `seconds`: the devices worked on it
@@ -153,7 +156,7 @@ class DeviceClock:
         idle = self._timeline.split(free.latest, begun)
         self._timeline.settle(begun)
         self._free = Moment(min(ended.earliest, end), end)
-        seconds = end - free.latest - sum(idle[kind] for kind in ("validate", "wait_validation", "save"))
+        seconds = end - free.latest - sum(idle[kind] for kind in _NOT_TRAINING)
         return CallTime(seconds=seconds, late=free.latest - free.earliest, wait=idle["wait"], busy=end - begun)
 
     def validation(self, requested: float, launches: Sequence[tuple[float, Moment]]) -> float:
