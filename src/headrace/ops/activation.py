@@ -5,12 +5,12 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jax import Array
-from jax.scipy.special import ndtr
+from jax import Array, lax
 
 from headrace.ops.tracing import on_cpu
 
 _GAUSSIAN_PEAK = 1 / math.sqrt(2 * math.pi)
+_SQRT_HALF = math.sqrt(0.5)
 
 
 def relu(x: Array) -> Array:
@@ -52,7 +52,15 @@ def swish(x: Array) -> Array:
 
 def gelu(x: Array) -> Array:
     """Return x times the normal distribution's probability of at most x."""
-    return _with_slope(x, lambda x: x * ndtr(x), lambda x: ndtr(x) + x * jnp.exp(-x * x / 2) * _GAUSSIAN_PEAK)
+    return _with_slope(x, lambda x: x * _normal(x), lambda x: _normal(x) + x * jnp.exp(-x * x / 2) * _GAUSSIAN_PEAK)
+
+
+def _normal(x: Array) -> Array:
+    """Return the normal distribution's probability of at most x."""
+    # Not `jax.scipy.special.ndtr`, which keeps the digits of probabilities near 0 by computing erf and erfc both: here
+    # they are multiplied by x and added to others. An H200 took 1.12 ms for ndtr's GELU and 0.46 for this one, and 1.29
+    # and 0.64 for the gradients (256x56x56x384 in bfloat16), which was a seventh of a ConvNeXt-T step.
+    return (1 + lax.erf(x * _SQRT_HALF)) / 2
 
 
 def sigmoid(x: Array) -> Array:
