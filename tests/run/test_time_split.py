@@ -59,7 +59,9 @@ def refuse_impossible_rates(records: list[Any], end: RunEnd) -> None:
     batch = records[0].global_batch_size
     at_rates = sum((after.step - before.step) * batch / after.images_per_second for before, after in pairwise(trained))
     elapsed = trained[-1].elapsed_seconds - trained[0].elapsed_seconds
-    not_training = sum(end.seconds[kind] for kind in ("validate", "wait_validation", "save"))
+    # Validation may be compiled after training began.
+    compiled = max(0.0, end.seconds["compile"] - end.start["compile"] - end.start["trace"])
+    not_training = sum(end.seconds[kind] for kind in ("validate", "wait_validation", "save")) + compiled
     late = 0.2  # a record is written when a thread has read its call, which takes longer on a busy machine
     assert at_rates <= 1.02 * elapsed + late
     assert at_rates + not_training >= 0.98 * elapsed - late
@@ -92,6 +94,40 @@ def test_a_set_that_is_slow_to_decode_is_waited_for_before_the_first_call(quick,
     assert end.start["first_block"] > DELAY
     assert end.seconds["train"] < DELAY
     assert not end.verdict.startswith("input-bound")
+
+
+def test_training_begins_before_validation_is_compiled(quick, monkeypatch):
+    begun = threading.Event()
+    launch = fit._Training._call
+
+    def call(*args: Any) -> Any:
+        begun.set()
+        return launch(*args)
+
+    def compile_late(*args: Any) -> Any:
+        assert begun.wait(60), "the first call waits for validation's program"
+        time.sleep(DELAY)
+        return compiled(*args)
+
+    compiled = Validator._compile
+    monkeypatch.setattr(fit._Training, "_call", call)
+    monkeypatch.setattr(Validator, "_compile", compile_late)
+    end, records = run(quick(**SHORT))
+    validations = [record for record in records if isinstance(record, ValidationRecord)]
+    assert len(validations) == 4
+    assert end.seconds["compile"] > DELAY / 2  # training went on for a part of it
+    assert all(record.seconds < DELAY / 2 for record in validations)
+    assert end.seconds["train"] < DELAY
+
+
+def test_validation_is_compiled_first_where_training_needs_the_memory(quick, monkeypatch):
+    waited = []
+    wait, launch = recorder.RunRecorder.wait_for_compiled, fit._Training._call
+    monkeypatch.setattr(recorder.RunRecorder, "wait_for_compiled", lambda *a: (waited.append("wait"), wait(*a))[1])
+    monkeypatch.setattr(fit._Training, "_call", lambda *a: (waited.append("call"), launch(*a))[1])
+    monkeypatch.setattr(fit, "device_memory_bytes", lambda device: 1)
+    run(quick(**SHORT))
+    assert waited[:2] == ["wait", "call"]
 
 
 def test_slow_validation_images_are_no_training_and_no_time_of_the_device(quick, monkeypatch):
