@@ -88,6 +88,16 @@ def show_devices(first: int | None, num_devices: int) -> None:
             jax.config.update(f"jax_{platform}_visible_devices", ",".join(map(str, numbers)))
 
 
+def host_device() -> Any:
+    """Return a CPU device, whose programs compile fast and queue is short; None where there is none to use alone."""
+    if jax.process_count() > 1:
+        return None  # processes start a platform together
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:  # the platforms that were chosen leave it out
+        return None
+
+
 def start_run_devices(run: Run, num_devices: int, num_processes: int = 1) -> list[Any]:
     """Start the devices that a run's options ask for, with its compilation cache. JAX's must not be in use yet."""
     use_compilation_cache(run.compilation_cache_dir)

@@ -34,6 +34,7 @@ from headrace.config.params import complete, complete_lr
 from headrace.config.schema import Learning, Weights
 from headrace.core.errors import ConfigError, did_you_mean
 from headrace.core.tree import PyTree, map_named
+from headrace.engine.devices import host_device
 
 # The learning rate as a function of the step: six curves, two warm-ups, a staircase.
 
@@ -180,7 +181,7 @@ def rate_table(lr_curve: LrCurve) -> Callable[[int, int], np.ndarray]:
 
     @functools.lru_cache(maxsize=2)
     def table(number: int) -> np.ndarray:
-        with jax.default_device(_host_device()):
+        with jax.default_device(host_device()):
             return np.asarray(tabulate(jnp.int32(number * _TABLE)))
 
     def rates(first: int, count: int) -> np.ndarray:
@@ -189,14 +190,6 @@ def rate_table(lr_curve: LrCurve) -> Callable[[int, int], np.ndarray]:
         return np.concatenate(parts)
 
     return rates
-
-
-def _host_device() -> Any:
-    """Return a CPU device, whose queue is short; None where the platforms leave it out."""
-    try:
-        return jax.local_devices(backend="cpu")[0]
-    except RuntimeError:
-        return None
 
 
 LARS_EXCLUDED = ("beta", "gamma", "bias")  # endings of names: plain learning rate, no LARS weight decay

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from headrace.config.schema import Numerics
 from headrace.core.tree import PyTree, flatten_named, path_name
-from headrace.engine.devices import REPLICA, replicated
+from headrace.engine.devices import REPLICA, host_device, replicated
 from headrace.engine.multiprocess_arrays import place
 from headrace.engine.precision import Precision, init_loss_scale, store_weights
 
@@ -75,7 +75,9 @@ def state_from(
     """Return the state of step 0 in host memory for given (params, stats)."""
     # One jitted program: an eager op per tensor would compile one small program per shape (4.7 s for a ResNet-20).
     make = jax.jit(partial(make_state, optimizer, precision, numerics, ema=ema))
-    return jax.device_get(make(*weights))
+    # By the host: a GPU would compile its own program first, and send back more than it got.
+    with jax.default_device(host_device()):
+        return jax.device_get(make(*weights))
 
 
 def put_state(state: State, mesh: Mesh) -> State:

@@ -395,6 +395,7 @@ class _Prepared:
     devices: Callable[[], list[Any]]  # starts them, or waits until they have started
     identity: Mapping[str, Any]  # of the dataset
     adopted: LoadedWeights | None  # weights of a file or another run to start from
+    drawn: Callable[[], tuple[PyTree, PyTree]]  # (params, stats) to start from where there are no others
 
     @property
     def step(self) -> int:
@@ -408,12 +409,15 @@ def _prepare(resolved: Resolved, restored: Restored | None, custom: CustomParts)
     refuse_missing(config.logging)
     design = design_run(config, custom, group.num_processes)
     devices = partial(start_run_devices, config.run, design.plan.num_devices, group.num_processes)
+    drawn = partial(design.network.init, config.run.seed)
+    starter = ThreadPoolExecutor(2, thread_name_prefix="start")
     if group.is_alone:
         # A GPU takes seconds to start, and opening a dataset may. Several processes start together: one that refuses
         # its dataset must not leave the others waiting there.
-        starter = ThreadPoolExecutor(1, thread_name_prefix="devices")
         devices = starter.submit(devices).result
-        starter.shutdown(wait=False)
+    if config.weights.weights is None and custom.weights is None:
+        drawn = starter.submit(drawn).result
+    starter.shutdown(wait=False)
     if config.data.verify_dataset and not custom.dataset:
         group.on_first_process(lambda: refuse_problems(config.data))
     dataset = open_data(design)
@@ -428,6 +432,7 @@ def _prepare(resolved: Resolved, restored: Restored | None, custom: CustomParts)
         devices=devices,
         identity=identity,
         adopted=adopt_weights(design) if restored is None or restored.arrays is None else None,
+        drawn=drawn,
     )
     # Options first: their names explain a difference better than those of what follows from them.
     check_consistency(group, given_facts(design))
@@ -438,7 +443,8 @@ def _prepare(resolved: Resolved, restored: Restored | None, custom: CustomParts)
 def _first_state(prepared: _Prepared) -> State:
     """Return the state to start from, in host memory; every process gets that of process 0, bit by bit."""
     design, adopted, restored, group = prepared.design, prepared.adopted, prepared.restored, current_group()
-    state = starting_state(design, (adopted.params, adopted.stats) if adopted else design.custom.weights)
+    given = (adopted.params, adopted.stats) if adopted else design.custom.weights
+    state = starting_state(design, given or prepared.drawn())
     if restored and restored.arrays is not None:
         arrays, blank = restored.arrays, state
         state = group.on_first_process(lambda: restore_tree(arrays, blank)) or blank
