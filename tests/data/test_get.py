@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from headrace.cli.data import main
 from headrace.config.load import config_from
@@ -78,6 +79,23 @@ def test_files_by_the_option(mirror: FileServer, small_mnist: SmallSet, tmp_path
     )
     with pytest.raises(ConfigError, match=r"download .* for the dataset folder"):
         config_from({"dataset": "folder", "download": True})
+
+
+def test_class_folders(mirror: FileServer, tmp_path: Path, monkeypatch, capsys) -> None:
+    for split, name in (("train", "n1"), ("train", "n2"), ("val", "n1"), ("val", "n2")):
+        (tmp_path / "files" / split / name).mkdir(parents=True)
+        Image.new("RGB", (9, 8)).save(tmp_path / "files" / split / name / "a.png")
+    publish(mirror, monkeypatch, "imagenette160", {"i.tgz": archive_of(tmp_path / "files", "imagenette2-160")})
+    options = {"dataset": "imagenette160", "image_size": 8}
+    with pytest.raises(DataError, match=r"`headrace data get imagenette160`, or add --download"):
+        open_dataset(config_from(options).data, 0)
+    dataset = open_dataset(config_from(options | {"download": True}).data, 0)
+    assert (len(dataset.train), dataset.info.class_names) == (2, ("n1", "n2"))
+    folder = tmp_path / "cache/headrace/datasets/imagenette2-160"
+    assert capsys.readouterr().err == f"downloading imagenette160, which was not found, to {folder.parent}\n"
+    assert main(["get", "imagenette160"]) == 0
+    assert capsys.readouterr().out.endswith("train on it: headrace train --dataset imagenette160\n")
+    assert len(open_dataset(config_from(options | {"dataset_path": str(folder)}).data, 0).validation) == 2
 
 
 def test_what_is_not_the_published_set(mirror: FileServer, tmp_path: Path, monkeypatch) -> None:

@@ -3,7 +3,6 @@
 import argparse
 from pathlib import Path
 
-from headrace.config.section_data import DOWNLOADED
 from headrace.core.errors import ConfigError, did_you_mean
 
 _ACTIONS = {
@@ -29,6 +28,7 @@ def main(argv: list[str]) -> int:
 
 
 def _get(argv: list[str]) -> int:
+    from headrace.data.sets.catalog import KNOWN_SETS
     from headrace.data.sets.get import MIRROR, PUBLISHED, datasets_directory, get_set
 
     parser = argparse.ArgumentParser(prog="headrace data get", description="Download datasets by name.")
@@ -41,16 +41,14 @@ def _get(argv: list[str]) -> int:
     for name in args.names:
         place = Path(args.dataset_path).expanduser() if args.dataset_path else None
         folder = get_set(name, place, args.mirror, terminal_progress())
-        known = name in DOWNLOADED
-        if known:
+        if name in KNOWN_SETS:
             from headrace.config.load import config_from
             from headrace.data.verify import refuse_problems
 
             # At once: a damaged download is better found now than by the first run.
             refuse_problems(config_from({"dataset": name, "dataset_path": str(folder)}).data)
-        where = f" --dataset-path {folder}" if place or not known else ""
         print(f"{name} is in {folder}")
-        print(f"train on it: headrace train{f' --dataset {name}' if known else ''}{where}")
+        print(f"train on it: headrace train --dataset {name}{f' --dataset-path {folder}' if place else ''}")
     return 0
 
 

@@ -21,12 +21,14 @@ from headrace.config.field import (
 )
 
 SYNTHETIC_DATASETS = ("generated", "synthetic")
-IMAGE_DATASETS = ("auto", "folder", "imagenet", "tfrecord", "tfds", "tar", "packed", "csv", "npz", "parquet")
+FOLDER_SETS = ("imagenette", "imagenette160")  # published as class folders
+_STORED_IMAGES = ("tfrecord", "tfds", "tar", "packed", "csv", "npz", "parquet")
+IMAGE_DATASETS = ("auto", "folder", "imagenet", *FOLDER_SETS, *_STORED_IMAGES)
 # Height and width of the images of datasets that have one shape.
 IMAGE_SIZES = {"digits": 32, "cifar10": 32, "cifar100": 32, "mnist": 28, "fashion_mnist": 28}
 GREY_DATASETS = ("digits", "mnist", "fashion_mnist")
 _PUBLISHED = tuple(IMAGE_SIZES)
-DOWNLOADED = _PUBLISHED[1:]  # the digits come with the package
+DOWNLOADED = (*_PUBLISHED[1:], *FOLDER_SETS)  # the digits come with the package
 LIKENESSES = (*_PUBLISHED, "imagenet")  # sets whose shape and number are known without their files
 DATASETS = (*_PUBLISHED, *IMAGE_DATASETS, *SYNTHETIC_DATASETS)
 
@@ -259,7 +261,7 @@ DATA_RULES = (
         ),
         problem=lambda facts: f"{facts.describe('download')} for the dataset {facts.config.data.dataset}.",
         rule=f"The datasets that are downloaded by name are {', '.join(DOWNLOADED)}.",
-        remedy="Choose one with --dataset, or leave --download out; `headrace data get` lists others.",
+        remedy="Choose one with --dataset, or leave --download out.",
     ),
     *(_only_for(name, SYNTHETIC_DATASETS, "synthetic images") for name in ("num_classes", "num_samples")),
     *(

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from headrace.config.schema import Data
-from headrace.config.section_data import IMAGE_DATASETS
+from headrace.config.section_data import FOLDER_SETS, IMAGE_DATASETS
 from headrace.core.download import terminal_progress
 from headrace.core.errors import ConfigError, DataError, did_you_mean
 from headrace.core.units import parse_bytes
 from headrace.data.sets.catalog import KNOWN_SETS, SetFacts, SetRow, numbered_classes, usual_statistics
 from headrace.data.sets.file_problem import BadSamples, Part, quick_duplicates, raise_problems
-from headrace.data.sets.get import datasets_directory, get_set
+from headrace.data.sets.get import PUBLISHED, datasets_directory, get_set
 from headrace.data.sets.image_sets import (
     ImageSet,
     crop_rule,
@@ -26,7 +26,15 @@ from headrace.data.sets.image_sets import (
     sources_of,
     working_size,
 )
-from headrace.data.sets.known_sets import SPLITS, Found, class_names, locate_set, read_digits, read_split
+from headrace.data.sets.known_sets import (
+    SPLITS,
+    Found,
+    class_names,
+    locate_folder,
+    locate_set,
+    read_digits,
+    read_split,
+)
 from headrace.data.sets.samples import (
     ArraySource,
     Source,
@@ -149,14 +157,32 @@ def _located(row: SetRow, data: Data) -> Found:
     except DataError:
         if not data.download:
             raise
-    directory = None if data.dataset_path == "." else Path(data.dataset_path).expanduser()
-    print(f"downloading {row.name}, which was not found, to {directory or datasets_directory()}", file=sys.stderr)
-    get_set(row.name, directory, tell=terminal_progress())
+    _download(row.name, data)
     return locate_set(row, data.dataset_path)
 
 
+def _download(name: str, data: Data) -> None:
+    directory = None if data.dataset_path == "." else Path(data.dataset_path).expanduser()
+    print(f"downloading {name}, which was not found, to {directory or datasets_directory()}", file=sys.stderr)
+    get_set(name, directory, tell=terminal_progress())
+
+
+def _class_folders(data: Data) -> Path:
+    """Return where a published set of class folders is; download it first if that was asked for and it is not there."""
+    published = PUBLISHED[data.dataset]
+    try:
+        return locate_folder(published, data.dataset_path)
+    except DataError:
+        if not data.download:
+            raise
+    _download(published.name, data)
+    return locate_folder(published, data.dataset_path)
+
+
 def resolved_set(data: Data) -> Data:
-    """Return the options with the dataset that `auto` finds."""
+    """Return the options with the dataset that `auto` finds; a published set of class folders is these folders."""
+    if data.dataset in FOLDER_SETS:
+        return replace(data, dataset="folder", dataset_path=str(_class_folders(data)))
     if data.dataset != "auto":
         return data
     return replace(data, dataset="csv" if data.labels else detect(data.dataset_path))

@@ -11,7 +11,7 @@ import numpy as np
 from headrace.config.field import find_option, option_names
 from headrace.config.load import NAMED_OF_DATA, Resolved, network_options
 from headrace.config.schema import Config, Data, all_options
-from headrace.config.section_data import DATASETS, IMAGE_DATASETS
+from headrace.config.section_data import DATASETS, FOLDER_SETS, IMAGE_DATASETS
 from headrace.config.section_model import find_variant
 from headrace.core.errors import ConfigError, DataError, did_you_mean
 from headrace.data.dataset import DataInfo, DataSet, describe_dataset, open_dataset, resolved_set
@@ -249,7 +249,7 @@ def positive(value: object, name: str) -> int:
 # What code may pass as data: the path of a dataset, the name of a known one, arrays, or an opened dataset.
 
 
-NAMES = tuple(name for name in DATASETS if name not in IMAGE_DATASETS)
+NAMES = tuple(name for name in DATASETS if name not in IMAGE_DATASETS or name in FOLDER_SETS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ import hashlib
 import io
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
@@ -19,7 +19,7 @@ from headrace.core.rng import bits, name_id
 from headrace.core.unpickle import PickleKind, RefusedPickle, read_pickle, shorten
 from headrace.data.sets.catalog import DIGITS, Layout, SetRow
 from headrace.data.sets.file_problem import FileProblem, Part, empty_part, join_parts, label_problem
-from headrace.data.sets.get import datasets_directory
+from headrace.data.sets.get import PublishedSet, datasets_directory
 
 # The embedded digits: 1,797 handwritten digits of 8 x 8 values from 0 to 16, enlarged to 32 x 32 grey images.
 #
@@ -401,13 +401,28 @@ def locate_set(row: SetRow, dataset_path: str) -> Found:
     """Return the first place that holds files of the set; none is a DataError that lists the directories searched."""
     roots = search_roots(dataset_path)
     for root in roots:
-        for directory in _candidates(root, row):
+        for directory in _candidates(root, [name for layout in row.layouts for name in layout.directories]):
             for layout in row.layouts:
                 found = _files_in(directory, layout)
                 # Any file of the layout: an incomplete set is reported with what it lacks, not as missing.
                 if len(found.missing) < len(layout.train_files + layout.validation_files):
                     return found
     raise _not_found(row, roots)
+
+
+def locate_folder(published: PublishedSet, dataset_path: str) -> Path:
+    """Return the folder of a published set of class folders: one of its name, or the one that was given."""
+    roots = search_roots(dataset_path)
+    for root in roots:
+        for directory in _candidates(root, [published.folder]):
+            is_meant = directory.name == published.folder or (directory == root and dataset_path != ".")
+            if is_meant and (directory / "train").is_dir():
+                return directory
+    raise DataError(
+        f"The dataset {published.name} was not found.",
+        rule=f"Searched {', '.join(map(_describe, roots))} for {published.folder} (up to {MAX_DEPTH} levels down).",
+        remedy=f"Download it with `headrace data get {published.name}`, or add --download.",
+    )
 
 
 def variants(layout: Layout, name: str) -> tuple[str, ...]:
@@ -431,15 +446,15 @@ def _files_in(directory: Path, layout: Layout) -> Found:
     )
 
 
-def _candidates(root: Path, row: SetRow) -> Iterator[Path]:
-    """Yield the root, then its sub-directories named like the set, nearest first."""
+def _candidates(root: Path, names: Sequence[str]) -> Iterator[Path]:
+    """Yield the root, then its sub-directories of these names, nearest first."""
     if not root.is_dir():
         return
     yield root
-    names = {name.lower() for layout in row.layouts for name in layout.directories}
+    wanted = {name.lower() for name in names}
     for directory in _sub_directories(root):
         tail = directory.relative_to(root).as_posix().lower()
-        if any(tail == name or tail.endswith(f"/{name}") for name in names):
+        if any(tail == name or tail.endswith(f"/{name}") for name in wanted):
             yield directory
 
 
