@@ -140,7 +140,8 @@ def test_fine_tuning_starts_from_named_weights_and_resumes_without_them(hub, pho
     assert (values["image_size"], values["eval_resize_size"], values["eval_interpolation"]) == (32, 36, "bicubic")
     assert values["pixel_mean"] == [0.5] * 3
     assert origins["model_name"] == {"kind": "chosen", "where": f"with {NAME}"}
-    assert {row["status"] for row in json.loads((tmp_path / "run/init.json").read_text())["tensors"]} == {"loaded"}
+    table = json.loads((tmp_path / "run/init.json").read_text())
+    assert (table["source"], {row["status"] for row in table["tensors"]}) == (NAME, {"loaded"})
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "empty"))
     assert main(["resume", str(tmp_path / "run"), "--num-epochs", "2"]) == 0

@@ -119,6 +119,8 @@ def test_a_repository_without_the_file_or_without_itself(hub: Hub) -> None:
         find_file(REPO)
     with pytest.raises(DownloadError, match=r"hf:nobody/nothing: it answers 401"):
         find_file("hf:nobody/nothing")
+    with pytest.raises(DownloadError, match=r"Did you mean timm/resnet50.a1h_in1k\?"):
+        find_file("timm/resnet50.a1hh_in1k")
     for bad in ("hf:nothing", "hf:../../etc", "hf:a/b@../x"):
         with pytest.raises(DownloadError, match="names no repository"):
             find_file(bad)

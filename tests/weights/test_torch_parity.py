@@ -69,7 +69,7 @@ OTHERS = [
     ("torchvision", "regnet_x_400mf", "regnet_x_400mf", 64),
     ("timm", "densenet121", "densenet121", 66),
     ("torchvision", "densenet169", "densenet169", 64),
-    ("torchvision", "vgg11_bn", "vgg11_bn", 64),  # 5 GB of memory
+    ("torchvision", "vgg11_bn", "vgg11_bn", 64),  # each VGG takes 13 GB of memory
     ("timm", "vgg11_bn", "vgg11_bn", 64),
     ("torchvision", "vgg16_bn", "vgg16_bn", 96),
     ("common", "20-end", "cifar_resnet20", 32),

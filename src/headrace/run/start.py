@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ from headrace.telemetry.records import (
 )
 from headrace.telemetry.sinks import rewind
 from headrace.weights.convert import LoadedWeights, load_into
-from headrace.weights.named import facts_of, find_file
+from headrace.weights.named import facts_of, find_file, is_path
 from headrace.weights.weight_file import ForeignWeights, read_file
 
 TABLE_FILE = "init.json"
@@ -54,6 +54,8 @@ def adopt_weights(design: Design) -> LoadedWeights | None:
         return None
     path = find_file(options.weights)
     foreign = _read_checkpoint(path, options.init_ema) if path.is_dir() else read_file(path, options.init_ema)
+    if not is_path(options.weights):
+        foreign = replace(foreign, source=options.weights)  # messages name what was asked for, not a file of a cache
     # Drawn weights below: a new head for other classes has none in the file.
     return load_into(design.network, design.network.init(design.config.run.seed), foreign, options.init_min_loaded)
 

@@ -227,14 +227,19 @@ def _refuse(repo: HubRepo, name: str, head: Head) -> None:
     said = head.headers.get("X-Error-Message", "").rstrip(".")
     if head.status in (401, 403, 404):
         has_token = bool(_authorization())
+        known = published_weights()
+        guess = nearest(repo.name, known) if repo.name.startswith(_LIBRARIES) and repo.name not in known else ""
         raise DownloadError(
             f"{_endpoint()} does not give {name} of hf:{repo}: it answers {head.status}{f' ({said})' if said else ''}.",
             rule="The repository does not exist, or it is private or gated and the token does not allow it."
             if has_token
             else "The repository does not exist, or it is private or gated and needs a token.",
-            remedy="Check the name, or accept its conditions on its page."
-            if has_token
-            else "Check the name, or set HF_TOKEN.",
+            remedy=(f"Did you mean {guess}? " if guess else "")
+            + (
+                "Check the name, or accept its conditions on its page."
+                if has_token
+                else "Check the name, or set HF_TOKEN."
+            ),
         )
     commit, etag = head.headers.get("X-Repo-Commit", ""), _etag(head)
     if head.status >= 400 or not _COMMIT.fullmatch(commit) or not re.fullmatch(r"[\w.-]+", etag):
