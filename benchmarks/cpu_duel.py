@@ -36,9 +36,11 @@ def headrace_steps(model: str, batch: int, side: str) -> Callable[[int], None]:
     import numpy as np
     from cpu_step import fresh_state, make_network, make_step
 
-    from headrace.engine.devices import replica_mesh
+    from headrace.engine.devices import replica_mesh, run_in_calling_thread
     from headrace.engine.forward import LOGITS, EvalSpec, WholeForward
 
+    if "_eval" in side:
+        run_in_calling_thread()
     network = make_network(model, "batch_norm")
     dtype = jnp.bfloat16 if side.endswith("_bf16") else jnp.float32
     side = side.removesuffix("_bf16")

@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
     name, which = model_and_weights(model_path, args.weights, args.use)
     if not paths:
         raise ConfigError("At least one image is required.", remedy="Name files or folders: RUN_DIR IMAGE ...")
-    from headrace.engine.devices import start_devices
+    from headrace.engine.devices import run_in_calling_thread, start_devices
     from headrace.run.named_model import find_model
     from headrace.run.prediction import find_images, labels_by_folder, predict
 
@@ -53,6 +53,7 @@ def main(argv: list[str]) -> int:
             rule="The folder of each image names its class: " + ", ".join(model.class_names[:5]) + " ...",
             remedy="Leave --page out, or sort the images into folders.",
         )
+    run_in_calling_thread()
     start_devices(args.platform, 1)
     most = min(args.top_k, len(model.class_names))
     found = list(predict(model, files, most, args.batch_size, keep_shares=bool(labels)))

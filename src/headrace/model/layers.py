@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -455,45 +456,103 @@ class Chain(Layer):
         return self.layers
 
 
-def _apply_unit(
-    layers: tuple[Named, ...], params: Tree, stats: Tree, x: Array, ctx: Ctx, tail: Tail | None
-) -> tuple[Array, Tree, int, Tail | None] | None:
-    """Apply the convolution, batch norm and activation that layers begin with as one operation, if that is possible.
+@dataclass(frozen=True, kw_only=True)
+class _Unit:
+    """A convolution, and what becomes one operation with it: batch norm, activation, the addition of a residual."""
 
-    Layers say so by `fusible_norm` and `fusible_activation`, which are no part of `Layer`: those of users need neither.
-    Returns (output, batch statistics, number of layers, tail that is still to be applied).
+    window: ops.Window
+    kernel: Array
+    bias: Array | None
+    norm_name: str
+    norm: FusibleNorm | None
+    activation: str | None
+    residual: Array | None
+    used: int  # layers
+    tail: Tail | None  # that is still to be applied
+
+    def constant(self) -> ops.ConstantUnit:
+        """Return it as kernels of inference take it, without the residual."""
+        norm = None if self.norm is None else self.norm.operation
+        return ops.ConstantUnit(
+            window=self.window, kernel=self.kernel, norm=norm, bias=self.bias, activation=self.activation
+        )
+
+
+def _find_unit(
+    layers: tuple[Named, ...], params: Tree, stats: Tree, x: ops.Shaped, ctx: Ctx, tail: Tail | None
+) -> _Unit | None:
+    """Return the unit that layers begin with, for images like `x`, if the kernels can compute it.
+
+    Layers say so by `fusible_norm`, `fusible_activation` and `fusible_gate`, which are no part of `Layer`: those of
+    users need none of them.
     """
-    name, conv = layers[0]
+    name, conv = layers[0] if layers else ("", None)
     if not isinstance(conv, Conv):
         return None
-    w_HWIO = params[name]["kernel"].astype(ctx.compute_dtype)
-    window = ops.find_window(x, w_HWIO, conv.stride, conv.padding, conv.groups, ctx.cpu_kernels)
+    kernel, dtype = params[name]["kernel"].astype(ctx.compute_dtype), x.dtype
+    window = ops.find_window(x, kernel, conv.stride, conv.padding, conv.groups, ctx.cpu_kernels)
     if window is None and ops.weights_are_constant():
         # Of 16-bit values, such as depthwise: the unit is computed in float32 and rounded once.
-        x, w_HWIO = x.astype(jnp.float32), w_HWIO.astype(jnp.float32)
-        window = ops.find_window(x, w_HWIO, conv.stride, conv.padding, conv.groups, ctx.cpu_kernels)
+        kernel, dtype = kernel.astype(jnp.float32), jnp.dtype(jnp.float32)
+        wide = jax.ShapeDtypeStruct(x.shape, dtype)
+        window = ops.find_window(wide, kernel, conv.stride, conv.padding, conv.groups, ctx.cpu_kernels)
     if window is None:
         return None
     norm_name, norm_layer = layers[1] if len(layers) > 1 and not conv.bias else ("", None)
     find_norm = getattr(norm_layer, "fusible_norm", lambda *_: None)
     norm = find_norm(params.get(norm_name, {}), stats.get(norm_name, {}), ctx.under(norm_name))
     # Only inference has units without a norm, and of 16-bit values.
-    if not ops.weights_are_constant() and (norm is None or x.dtype != jnp.float32):
+    if not ops.weights_are_constant() and (norm is None or dtype != jnp.float32):
         return None
     used, activation, residual = 1 if norm is None else 2, None, None
     if len(layers) == used and tail is not None and ops.can_fuse(tail.activation, tail.residual is not None):
         activation, tail, residual = tail.activation, None, tail.residual
-        residual = None if residual is None else residual.astype(x.dtype)
+        residual = None if residual is None else residual.astype(dtype)
     elif len(layers) > used:
         named = getattr(layers[used][1], "fusible_activation", lambda: None)()
         if named is not None and ops.can_fuse(named, False):
             used, activation = used + 1, named
-    if norm is None:
-        y = ops.conv_bias(x, w_HWIO, params[name].get("bias"), window, residual, activation)
-        return y.astype(ctx.compute_dtype), {}, used, tail
-    y, mean_O, variance_O = ops.conv_unit(x, w_HWIO, window, norm.operation, residual, activation)
-    batch_stats = norm.batch_stats(y.size // y.shape[-1], mean_O, variance_O)
-    return y.astype(ctx.compute_dtype), {norm_name: batch_stats} if batch_stats else {}, used, tail
+    return _Unit(
+        window=window,
+        kernel=kernel,
+        bias=params[name].get("bias"),
+        norm_name=norm_name,
+        norm=norm,
+        activation=activation,
+        residual=residual,
+        used=used,
+        tail=tail,
+    )
+
+
+def _apply_unit(
+    layers: tuple[Named, ...], params: Tree, stats: Tree, x: Array, ctx: Ctx, tail: Tail | None
+) -> tuple[Array, Tree, int, Tail | None] | None:
+    """Apply the unit that layers begin with, if there is one; in inference with the depthwise unit behind it.
+
+    Returns (output, batch statistics, number of layers, tail that is still to be applied).
+    """
+    unit = _find_unit(layers, params, stats, x, ctx, tail)
+    if unit is None:
+        return None
+    if ops.weights_are_constant() and x.dtype == jnp.float32:
+        between = jax.ShapeDtypeStruct(unit.window.y, x.dtype)
+        second = _find_unit(layers[unit.used :], params, stats, between, ctx, tail)
+        if second is not None and second.residual is None:
+            used = unit.used + second.used
+            name, layer = layers[used] if len(layers) > used else ("", None)
+            gate = getattr(layer, "fusible_gate", lambda *_: None)(params.get(name, {}))
+            y = ops.find_bottleneck(x, unit.constant(), second.constant(), gate)
+            if y is not None:
+                return y, {}, used + (gate is not None), second.tail
+    x = x.astype(unit.kernel.dtype)
+    if unit.norm is None:
+        y = ops.conv_bias(x, unit.kernel, unit.bias, unit.window, unit.residual, unit.activation)
+        return y.astype(ctx.compute_dtype), {}, unit.used, unit.tail
+    operation = unit.norm.operation
+    y, mean_O, variance_O = ops.conv_unit(x, unit.kernel, unit.window, operation, unit.residual, unit.activation)
+    batch_stats = unit.norm.batch_stats(y.size // y.shape[-1], mean_O, variance_O)
+    return y.astype(ctx.compute_dtype), {unit.norm_name: batch_stats} if batch_stats else {}, unit.used, unit.tail
 
 
 @dataclass(frozen=True, kw_only=True)

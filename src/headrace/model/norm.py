@@ -89,8 +89,7 @@ class SqueezeExcite(SameShape):
 
     def apply(self, params: Tree, stats: Tree, x: Array, ctx: Ctx) -> tuple[Array, Tree]:
         """Scale; means and sums in float32."""
-        reduce, expand = ((params[name]["kernel"], params[name]["bias"]) for name in ("reduce", "expand"))
-        fused = ops.find_gate(x, reduce, expand, (self.activation, self.gate), ctx.cpu_kernels)
+        fused = ops.find_gate(x, self._operation(params), ctx.cpu_kernels)
         if fused is not None:
             return fused, {}
         y_NC = ops.global_average_pool(x)
@@ -100,6 +99,15 @@ class SqueezeExcite(SameShape):
                 ctx.compute_dtype
             )
         return x * y_NC[:, None, None], {}
+
+    def fusible_gate(self, params: Tree) -> ops.Gate | None:
+        """Return the gate: the CPU kernels may apply it with the convolutions before it."""
+        gate = self._operation(params)
+        return gate if gate.is_known() else None
+
+    def _operation(self, params: Tree) -> ops.Gate:
+        reduce, expand = ((params[name]["kernel"], params[name]["bias"]) for name in ("reduce", "expand"))
+        return ops.Gate(reduce, expand, self.activation, self.gate)
 
     def cost(self, hwc: Shape) -> Cost:
         channels = hwc[2]

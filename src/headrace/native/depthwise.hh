@@ -120,14 +120,15 @@ static void copy_window(const float* w, const Shape& s, i64 c0, i64 channels, bo
 
 // ---- forward, read in place
 
-// kCount neighbours in a row, the window's rows i0 .. i1: store(vector of the block, pixel, sum).
-template <int kKernel, int kStride, int kCount, class Store>
+// kCount neighbours in a row, the window's rows i0 .. i1: store(vector of the block, pixel, sum), for kSums
+// vectors. The weights are [tap][kChannels].
+template <int kKernel, int kStride, int kCount, i64 kChannels, int kSums, class Store>
 static inline void sums_in_place(const float* x, i64 row_step, i64 c, const float* w, i64 i0, i64 i1, Store put) {
 #pragma GCC unroll 2
-  for (int v = 0; v < kVectors; v++) {
+  for (int v = 0; v < kSums; v++) {
     Vec sum[kCount] = {};
     for (i64 i = i0; i < i1; i++) {
-      const float *row = x + i * row_step + v * kLanes, *weights = w + i * kKernel * kBlock + v * kLanes;
+      const float *row = x + i * row_step + v * kLanes, *weights = w + i * kKernel * kChannels + v * kLanes;
       // Pixels that several windows share are loaded once: those of 72 channels, say, often cross a cache line.
       constexpr int kShared = kStride == 1 ? kCount + kKernel - 1 : 0;
       Vec shared[kShared + 1];
@@ -135,7 +136,7 @@ static inline void sums_in_place(const float* x, i64 row_step, i64 c, const floa
       for (int k = 0; k < kShared; k++) shared[k] = load(row + k * c);
 #pragma GCC unroll 5
       for (int j = 0; j < kKernel; j++) {
-        const Vec weight = load(weights + j * kBlock);
+        const Vec weight = load(weights + j * kChannels);
 #pragma GCC unroll 8
         for (int p = 0; p < kCount; p++) sum[p] += weight * (kShared ? shared[p + j] : load(row + (p * kStride + j) * c));
       }
@@ -169,7 +170,7 @@ static void rows_in_place(const float* x, const float* window, const Shape& s, i
     const i64 top = y * kStride - s.top, i0 = std::max<i64>(0, -top), i1 = std::min<i64>(kKernel, s.h - top);
     auto at = [&](i64 column) { return x + top * row_step + (column * kStride - s.left) * s.c; };
     auto inside = [&](auto count, i64 column) {
-      sums_in_place<kKernel, kStride, decltype(count)::value>(
+      sums_in_place<kKernel, kStride, decltype(count)::value, kBlock, kVectors>(
           at(column), row_step, s.c, window, i0, i1, [&](int v, int p, Vec sum) { put(y, column + p, v, sum); });
     };
     auto edge = [&](i64 column) {

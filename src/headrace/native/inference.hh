@@ -25,7 +25,7 @@ struct Pass {
   bool add;
   float* c;
   i64 c_step, channel;
-  i64 ahead;  // floats from these results to those that will be needed soon
+  i64 ahead;  // floats from these results to those that will be needed soon; 0 where all are in the caches
   const Finish* finish;
 };
 
@@ -40,7 +40,7 @@ template <int kRows, int kVectors, Ending kEnding> static void tile(const Pass& 
   for (int r = 0; r < kRows; r++)
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; v++) sum[r][v] = p.add ? load(p.sums + r * kPanel + v * kLanes) : Vec{};
-  if constexpr (kEnding != kStored) {
+  if (kEnding != kStored && p.ahead) {
     const float* soon = (p.finish->residual ? p.finish->residual + (p.c - p.finish->y) : p.c) + p.ahead;
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; r++)
@@ -126,6 +126,14 @@ struct Run {
   int rows;
 };
 
+static inline void add_runs(std::vector<Run>& runs, const float* from, i64 from_step, float* to, i64 to_step, i64 pixels) {
+  for (i64 tiles = (pixels + kMaxRows - 1) / kMaxRows, p = 0; tiles; tiles--) {
+    const int rows = (int)((pixels - p + tiles - 1) / tiles);  // 16 pixels are 8 + 8 rather than 14 + 2
+    runs.push_back({from + p * from_step, to + p * to_step, rows});
+    p += rows;
+  }
+}
+
 // A convolution: c[pixel][outputs] = finish(sum over segments (window rows) and their length of a[pixel ...] * packed
 // weights), for a range of the panels.
 struct Products {
@@ -142,7 +150,7 @@ struct Products {
   }
 
   // All panels of one block of pixels, which are `a_step` and `c_step` apart. Of many inputs, each pass has a part.
-  void apply(const std::vector<Run>& runs, i64 rows, i64 a_step, i64 c_step) const {
+  void apply(const std::vector<Run>& runs, i64 rows, i64 a_step, i64 c_step, bool into_cache = false) const {
     const bool whole = depth() <= kPass;
     const i64 parts = whole ? 1 : (length + kPass - 1) / kPass, part = (length + parts - 1) / parts;
     float* sums = scratch(3, rows * kPanel);
@@ -150,7 +158,7 @@ struct Products {
     p.a_step = a_step, p.segment_step = segment_step, p.c_step = c_step, p.finish = &finish;
     p.segments = whole ? segments : 1;
     // The places of the next block's results, and what will be added to them, come closer meanwhile.
-    p.ahead = rows * c_step;
+    p.ahead = into_cache ? 0 : rows * c_step;
     for (i64 panel = panels.first; panel < panels.last; panel++) {
       const i64 width = panel_width(outputs, panel);
       const bool in_registers = width % kLanes == 0 && finish.act != kSwish;
@@ -190,11 +198,7 @@ static void convolve(const float* a, const Pixels& in, i64 segments, i64 length,
   const i64 limit = products.block_rows(), count = in.count();
   std::vector<Run> runs;
   auto add = [&](const float* from, i64 from_step, float* to, i64 pixels) {
-    for (i64 tiles = (pixels + kMaxRows - 1) / kMaxRows, p = 0; tiles; tiles--) {
-      const int rows = (int)((pixels - p + tiles - 1) / tiles);  // 16 pixels are 8 + 8 rather than 14 + 2
-      runs.push_back({from + p * from_step, to + p * out.pixel_step, rows});
-      p += rows;
-    }
+    add_runs(runs, from, from_step, to, out.pixel_step, pixels);
   };
   const bool is_aliased = gathers(in.pixel_step) && count > 8;
   // Rows of few pixels do not fill tiles, unless they are copied one behind the other.

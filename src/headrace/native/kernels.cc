@@ -5,6 +5,7 @@
 // Sums are added in a fixed order, so that the same program gives the same bits. ops/native_units.py has the formulas.
 #include <vector>
 
+#include "bottleneck.hh"
 #include "depthwise.hh"
 #include "inference.hh"
 #include "products.hh"
@@ -253,8 +254,6 @@ struct ImageGradient {
 };
 
 // ---- handlers
-
-using Floats = ffi::Buffer<ffi::F32>;
 
 const float* argument(ffi::RemainingArgs& args, size_t i) {
   return i < args.size() ? args.get<Floats>(i)->typed_data() : nullptr;
@@ -508,80 +507,6 @@ ffi::Error MaxPool(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, Floa
   return ffi::Error::Success();
 }
 
-// A gate of squeeze and excitation: y = x times gate(w2 act(w1 m + b1) + b2), with m the means of an image's channels. Both
-// weights are packed, with their biases.
-ffi::Error Gate(ffi::ThreadPool xla_pool, i64 act, bool is_hard, i64 inner, Floats x_, Floats w1, Floats w2,
-                ffi::Result<Floats> y_) {
-  const Threads pool(xla_pool, true);
-  const auto shape = x_.dimensions();
-  const i64 n = shape[0], pixels = shape[1] * shape[2], c = shape[3], image = pixels * c;
-  const float* x = x_.typed_data();
-  float *y = y_->typed_data(), *gates = scratch(7, n * (c + inner) + kLanes), *hidden = gates + n * c;
-  const i64 strip = 4 * kLanes, strips = (c + strip - 1) / strip;
-  auto average = [&](i64 task) {
-    const i64 first = task % strips * strip, width = std::min(strip, c - first);
-    const float* from = x + task / strips * image + first;
-    float* to = gates + task / strips * c + first;
-    Vec sum[4] = {};
-    if (width == strip) {
-      for (i64 p = 0; p < pixels; p++)
-#pragma GCC unroll 4
-        for (int v = 0; v < 4; v++) sum[v] += load(from + p * c + v * kLanes);
-    } else {
-      for (i64 p = 0; p < pixels; p++)
-        for (i64 v = 0; v * kLanes < width; v++)
-          sum[v] += load(from + p * c + v * kLanes, std::min<i64>(kLanes, width - v * kLanes));
-    }
-    for (i64 v = 0; v * kLanes < width; v++)
-      store(to + v * kLanes, sum[v] / (float)pixels, std::min<i64>(kLanes, width - v * kLanes));
-  };
-  auto dense = [&](const float* from, i64 inputs, const Floats& w, const Finish& f, float* to, i64 results, Range panels) {
-    inference::convolve(from, {1, 1, n, 0, 0, inputs}, 1, inputs, 0, w.typed_data(), to, {1, 1, n, 0, 0, results}, results,
-                        panels, f);
-  };
-  const float *b1 = w1.typed_data() + panels_of(inner) * c * kPanel, *b2 = w2.typed_data() + panels_of(c) * inner * kPanel;
-  const Finish first = {b1, nullptr, hidden, act}, second = {b2, nullptr, gates, kNone};
-  auto gate = [&](Range panels) {
-    dense(hidden, inner, w2, second, gates, c, panels);
-    const i64 begin = panels.first * kPanel, end = std::min(c, panels.last * kPanel);
-    for (i64 i = 0; i < n; i++)
-      for (i64 k = begin; k < end; k += kLanes) {
-        const i64 lanes = std::min<i64>(kLanes, end - k);
-        const Vec v = load(gates + i * c + k, lanes);
-        store(gates + i * c + k, is_hard ? activated<kRelu6>(v + 3.f) * (1.f / 6) : sigmoid(v), lanes);
-      }
-  };
-  // Bands of rows of one image.
-  const i64 bands = std::clamp<i64>(image / (kBandFloats / 4), 1, pixels);
-  auto multiply = [&](i64 task) {
-    const Range range = range_of(pixels, task % bands, bands);
-    const float *from = x + task / bands * image, *gate = gates + task / bands * c;
-    float* to = y + task / bands * image;
-    for (i64 p = range.first; p < range.last; p++) {
-      i64 k = 0;
-      for (; k + kLanes <= c; k += kLanes) store(to + p * c + k, load(from + p * c + k) * load(gate + k));
-      if (k < c) store(to + p * c + k, load(from + p * c + k, c - k) * load(gate + k, c - k), c - k);
-    }
-  };
-  // Four phases of two threads take longer than few pixels and weights.
-  const bool alone = n * image < 8 * kBandFloats && 2 * c * inner < 2 * kBandFloats;
-  const i64 threads = alone ? 1 : 2 * pool.count();
-  const i64 groups1 = std::min(panels_of(inner), threads), groups2 = std::min(panels_of(c), threads);
-  auto task = [&](int phase, i64 i) {
-    if (phase == 0) average(i);
-    if (phase == 1) dense(gates, c, w1, first, hidden, inner, range_of(panels_of(inner), i, groups1));
-    if (phase == 2) gate(range_of(panels_of(c), i, groups2));
-    if (phase == 3) multiply(i);
-  };
-  const i64 counts[] = {n * strips, groups1, groups2, n * bands};
-  if (!alone)
-    parallel_phases(pool, counts, task);
-  else
-    for (int phase = 0; phase < 4; phase++)
-      for (i64 i = 0; i < counts[phase]; i++) task(phase, i);
-  return ffi::Error::Success();
-}
-
 // With d = dy times the activation's slope: the sums over the pixels of d and of d (z - mean). With a residual the slope
 // comes from y, and d is a result too: it is the residual's gradient.
 ffi::Error Sums(ffi::ThreadPool xla_pool, i64 act, Floats dy_, Floats z_, Floats scale, Floats shift, Floats mean,
@@ -777,6 +702,11 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_max_pool, headrace::MaxPool,
 XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_gate, headrace::Gate,
                               ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<int64_t>("activation").Attr<bool>("hard")
                                   .Attr<int64_t>("squeezed").Arg<Floats>().Arg<Floats>().Arg<Floats>().Ret<Floats>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_bottleneck, headrace::Bottleneck,
+                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<Integers>("geometry").Attr<int64_t>("expansion")
+                                  .Attr<int64_t>("depthwise").Attr<int64_t>("activation").Attr<bool>("hard")
+                                  .Attr<int64_t>("squeezed").Arg<Floats>().Arg<Floats>().Arg<Floats>().RemainingArgs()
+                                  .Ret<Floats>());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_activate, headrace::Activate,
                               ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<int64_t>("activation").Arg<Floats>()
                                   .Arg<Floats>().Arg<Floats>().RemainingArgs().Ret<Floats>());

@@ -5,8 +5,26 @@ This is the only package that asks which backend a program is compiled for.
 
 from headrace.ops.activation import gelu, hard_sigmoid, hard_swish, relu, relu6, sigmoid, swish
 from headrace.ops.conv import conv2d, dense
-from headrace.ops.native_inference import conv_bias, find_dense, find_gate, find_max_pool
-from headrace.ops.native_units import PRODUCT, BatchNorm, can_fuse, check_kernels, conv_unit, find_window, uses_kernels
+from headrace.ops.native_inference import (
+    ConstantUnit,
+    Gate,
+    conv_bias,
+    find_bottleneck,
+    find_dense,
+    find_gate,
+    find_max_pool,
+)
+from headrace.ops.native_units import (
+    PRODUCT,
+    BatchNorm,
+    Shaped,
+    Window,
+    can_fuse,
+    check_kernels,
+    conv_unit,
+    find_window,
+    uses_kernels,
+)
 from headrace.ops.normalization import Groups, batch_norm_eval, batch_norm_train, group_norm, layer_norm
 from headrace.ops.pool import average_pool, global_average_pool, max_pool, resize_by_average
 from headrace.ops.tracing import collecting, using, weights_are_constant
@@ -15,4 +33,5 @@ __all__ = ["Groups", "average_pool", "batch_norm_eval", "batch_norm_train", "col
 __all__ += ["gelu", "global_average_pool", "group_norm", "hard_sigmoid", "hard_swish", "layer_norm", "max_pool", "relu"]
 __all__ += ["relu6", "resize_by_average", "sigmoid", "swish", "using"]
 __all__ += ["PRODUCT", "BatchNorm", "can_fuse", "check_kernels", "conv_unit", "find_window", "uses_kernels"]
-__all__ += ["conv_bias", "find_dense", "find_gate", "find_max_pool", "weights_are_constant"]
+__all__ += ["ConstantUnit", "Gate", "conv_bias", "find_bottleneck", "find_dense", "find_gate", "find_max_pool"]
+__all__ += ["Shaped", "Window", "weights_are_constant"]

@@ -5,13 +5,14 @@ and results rounded once. Shapes in names: N images, H height, W width, C channe
 channels out.
 """
 
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from headrace.ops.native_units import ACTIVATIONS, Unit, Window, call_kernel, pack, unit_packed, uses_kernels
+from headrace.ops.native_units import ACTIVATIONS, BatchNorm, Unit, Window, call_kernel, pack, unit_packed, uses_kernels
 from headrace.ops.pool import Padding, out_size, pad_pixels
 from headrace.ops.tracing import constant, weights_are_constant
 
@@ -19,17 +20,76 @@ Dense = tuple[Array, Array]  # kernel and bias
 _MOST_WEIGHTS = 2**24  # of a dense layer: 64 MB
 
 
+class Gate(NamedTuple):
+    """Squeeze and excitation: gate(expand(activation(reduce(means)))), with functions by their names."""
+
+    reduce: Dense
+    expand: Dense
+    activation: str
+    gate: str
+
+    def is_known(self) -> bool:
+        """Say whether the kernels have its functions."""
+        return self.activation in ACTIVATIONS and self.gate in ("sigmoid", "hard_sigmoid")
+
+    def weights(self) -> tuple[Array, Array]:
+        """Return both layers as the kernels read them."""
+        return _packed_dense(*self.reduce), _packed_dense(*self.expand)
+
+    def attributes(self) -> dict[str, Any]:
+        """Return the attributes of a call."""
+        act, squeezed = np.int64(ACTIVATIONS[self.activation]), np.int64(self.reduce[0].shape[1])
+        return {"activation": act, "hard": self.gate == "hard_sigmoid", "squeezed": squeezed}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConstantUnit:
+    """A convolution with constant weights, a norm by its running statistics or a bias, and an activation."""
+
+    window: Window
+    kernel: Array
+    norm: BatchNorm | None
+    bias: Array | None
+    activation: str | None
+
+    def weights(self) -> tuple[Array, Array, Array]:
+        """Return kernel, scale and shift."""
+        if self.norm is not None:
+            return self.kernel, *self.norm.affine()
+        outputs = self.kernel.shape[3]
+        shift_O = jnp.zeros(outputs) if self.bias is None else self.bias.astype(jnp.float32)
+        return self.kernel, jnp.ones(outputs), shift_O
+
+    def packed(self) -> Array:
+        """Return the weights in panels, also those of a depthwise convolution."""
+        return pack(*self.weights(), replace(self.window, x=(*self.window.x[:3], self.kernel.shape[2]), method=0))
+
+
 def conv_bias(
     x_NHWC: Array, w_HWIO: Array, b_O: Array | None, window: Window, residual: Array | None, act: str | None
 ) -> Array:
     """Return activation(convolution + bias + residual)."""
-    outputs = w_HWIO.shape[3]
+    unit = ConstantUnit(window=window, kernel=w_HWIO, norm=None, bias=b_O, activation=act)
+    return unit_packed(x_NHWC, unit.weights, residual, Unit(window=window, activation=act, epsilon=0))
 
-    def weights() -> tuple[Array, Array, Array]:
-        shift_O = jnp.zeros(outputs) if b_O is None else b_O.astype(jnp.float32)
-        return w_HWIO, jnp.ones(outputs), shift_O
 
-    return unit_packed(x_NHWC, weights, residual, Unit(window=window, activation=act, epsilon=0))
+def find_bottleneck(x_NHWC: Array, expansion: ConstantUnit, depthwise: ConstantUnit, gate: Gate | None) -> Array | None:
+    """Return the depthwise convolution of expanded images, times their gate; float32 values alone."""
+    first, second = expansion.window, depthwise.window
+    is_pair = first.is_pointwise and second.is_depthwise
+    if not is_pair or x_NHWC.dtype != jnp.float32 or not weights_are_constant():
+        return None
+
+    def weights() -> tuple[Array, ...]:
+        return expansion.packed(), depthwise.packed(), *(() if gate is None else gate.weights())
+
+    no_gate: dict[str, Any] = {"activation": np.int64(0), "hard": False, "squeezed": np.int64(0)}
+    attributes = no_gate if gate is None else gate.attributes()
+    attributes |= {"geometry": second.attributes()["geometry"]}
+    attributes |= {"expansion": np.int64(ACTIVATIONS[expansion.activation])}
+    attributes |= {"depthwise": np.int64(ACTIVATIONS[depthwise.activation])}
+    (y,) = call_kernel("bottleneck", [second.y], x_NHWC, *constant(weights), **attributes)
+    return y
 
 
 def find_dense(x_NC: Array, w_CO: Array, b_O: Array, mode: str) -> Array | None:
@@ -56,19 +116,12 @@ def find_max_pool(x_NHWC: Array, window: int, stride: int, padding: Padding, mod
     return y.astype(x_NHWC.dtype)
 
 
-def find_gate(x_NHWC: Array, reduce: Dense, expand: Dense, functions: tuple[str, str], mode: str) -> Array | None:
-    """Return x times gate(expand(activation(reduce(means of the channels)))), by the names (activation, gate)."""
-    act, gate = functions
-    if not _can_run(x_NHWC, mode) or act not in ACTIVATIONS or gate not in ("sigmoid", "hard_sigmoid"):
+def find_gate(x_NHWC: Array, gate: Gate, mode: str) -> Array | None:
+    """Return x times its gate."""
+    if not _can_run(x_NHWC, mode) or not gate.is_known():
         return None
-
-    def weights() -> tuple[Array, ...]:
-        return _packed_dense(*reduce), _packed_dense(*expand)
-
-    attributes: dict[str, Any] = {"activation": np.int64(ACTIVATIONS[act]), "hard": gate == "hard_sigmoid"}
-    attributes["squeezed"] = np.int64(reduce[0].shape[1])
-    arrays = x_NHWC.astype(jnp.float32), *constant(weights)
-    (y,) = call_kernel("gate", [x_NHWC.shape], *arrays, in_place={0: 0}, **attributes)
+    arrays = x_NHWC.astype(jnp.float32), *constant(gate.weights)
+    (y,) = call_kernel("gate", [x_NHWC.shape], *arrays, in_place={0: 0}, **gate.attributes())
     return y.astype(x_NHWC.dtype)
 
 

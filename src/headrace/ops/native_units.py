@@ -36,8 +36,22 @@ _PRODUCTS, _WINOGRAD, _DEPTHWISE, _AMX = range(4)  # the last: of bfloat16 value
 # The kernels' numbers of the activations that they apply. Those after a residual must follow from the result's sign.
 ACTIVATIONS = {None: 0, "relu": 1, "relu6": 2, "swish": 3, "hard_swish": 4}
 _AFTER_RESIDUAL = (None, "relu", "relu6")
-_CALLS = ("convolve", "pack", "activate", "sums", "gradients", "max_pool", "gate", "pack_half", "convolve_half")
+_CALLS = (
+    "convolve",
+    "pack",
+    "activate",
+    "sums",
+    "gradients",
+    "max_pool",
+    "gate",
+    "bottleneck",
+    "pack_half",
+    "convolve_half",
+)
 _WINOGRAD_POINTS = 36
+
+
+Shaped = Array | jax.ShapeDtypeStruct  # where only shape and dtype matter
 
 
 class Library(NamedTuple):
@@ -103,6 +117,16 @@ class Window:
     pads: Pads
     method: int
 
+    @property
+    def is_depthwise(self) -> bool:
+        """Whether each channel has a window of its own."""
+        return self.method == _DEPTHWISE
+
+    @property
+    def is_pointwise(self) -> bool:
+        """Whether it is a product for each pixel, in float32."""
+        return self.method == _PRODUCTS and self.w[:2] == (1, 1) and self.x[:3] == self.y[:3]
+
     def attributes(self) -> dict[str, Any]:
         """Return the attributes of a call."""
         (n, h, w, c), (kh, kw, _, o), (_, ho, wo, _) = self.x, self.w, self.y
@@ -131,7 +155,7 @@ def uses_kernels(mode: str) -> bool:
     return _library_for(mode) is not None
 
 
-def find_window(x_NHWC: Array, w_HWIO: Array, stride: int, padding: Padding, groups: int, mode: str) -> Window | None:
+def find_window(x_NHWC: Shaped, w_HWIO: Array, stride: int, padding: Padding, groups: int, mode: str) -> Window | None:
     """Return how the kernels would compute a convolution, or None where XLA is to do it.
 
     Convolutions of bfloat16 values have no gradients: `convolve_half` has.
@@ -147,7 +171,7 @@ def find_window(x_NHWC: Array, w_HWIO: Array, stride: int, padding: Padding, gro
     height, width = out_size(pads, size, kernel, stride)
     shapes: Any = {"x": x_NHWC.shape, "w": w_HWIO.shape, "y": (x_NHWC.shape[0], height, width, w_HWIO.shape[3])}
     # Windows that see nothing but padding are left to XLA.
-    if min(height, width, x_NHWC.size) < 1 or any(max(pad) >= k for pad, k in zip(pads, kernel, strict=True)):
+    if min(height, width, *x_NHWC.shape) < 1 or any(max(pad) >= k for pad, k in zip(pads, kernel, strict=True)):
         return None
     method = _AMX if is_half else _method(shapes, stride, pads, groups, library.lanes, mode)
     return None if method is None else Window(**shapes, stride=stride, pads=pads, method=method)
@@ -436,21 +460,22 @@ class BatchNorm:
     running: tuple[Array, Array] | None = None
     shared: Shared | None = None
 
+    def affine(self) -> tuple[Array, Array]:
+        """Return the scale and the shift that the running statistics make of it."""
+        assert self.running is not None
+        gamma_O, beta_O, mean_O, variance_O = (a.astype(jnp.float32) for a in (self.gamma, self.beta, *self.running))
+        scale_O = gamma_O * lax.rsqrt(variance_O + self.epsilon)
+        return scale_O, beta_O - mean_O * scale_O
+
 
 def conv_unit(
     x_NHWC: Array, w_HWIO: Array, window: Window, norm: BatchNorm, residual: Array | None, act: str | None
 ) -> tuple[Array, Array | None, Array | None]:
     """Return (activation(norm(convolution) + residual), mean, biased variance of the batch); None for running ones."""
     unit = Unit(window=window, activation=act, epsilon=norm.epsilon, shared=norm.shared)
-    gamma_O, beta_O = norm.gamma.astype(jnp.float32), norm.beta.astype(jnp.float32)
     if norm.running is None:
+        gamma_O, beta_O = norm.gamma.astype(jnp.float32), norm.beta.astype(jnp.float32)
         return unit_train(x_NHWC, w_HWIO, gamma_O, beta_O, residual, unit)
-    mean_O, variance_O = (s.astype(jnp.float32) for s in norm.running)
-
-    def weights() -> tuple[Array, Array, Array]:
-        scale_O = gamma_O * lax.rsqrt(variance_O + norm.epsilon)
-        return w_HWIO, scale_O, beta_O - mean_O * scale_O
-
     if weights_are_constant():
-        return unit_packed(x_NHWC, weights, residual, unit), None, None
-    return unit_eval(x_NHWC, *weights(), residual, unit), None, None
+        return unit_packed(x_NHWC, lambda: (w_HWIO, *norm.affine()), residual, unit), None, None
+    return unit_eval(x_NHWC, w_HWIO, *norm.affine(), residual, unit), None, None

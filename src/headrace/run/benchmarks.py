@@ -21,7 +21,7 @@ from headrace.core.units import format_measured
 from headrace.data.dataset import DataSet, open_dataset
 from headrace.data.feeding.feed import RepeatedFeed
 from headrace.data.feeding.order import make_resident
-from headrace.engine.devices import start_run_devices
+from headrace.engine.devices import run_in_calling_thread, start_run_devices
 from headrace.engine.forward import LOGITS, stored_for_inference
 from headrace.engine.optimizer import make_optimizer
 from headrace.job import current_group
@@ -293,6 +293,8 @@ def bench_inference(resolved: Resolved, *, batches_per_call: int, num_calls: int
     design = design_run(config, num_processes=group.num_processes)
     dataset = open_dataset(config.data, config.run.seed)
     plan = design.plan.validation
+    if plan.num_replicas == 1:
+        run_in_calling_thread()
     devices = start_run_devices(config.run, plan.num_replicas, group.num_processes)
     with advise_on_memory(design, validates=True):
         bench = _InferenceBench(design, dataset, devices)
