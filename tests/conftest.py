@@ -4,6 +4,7 @@ import atexit
 import gc
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -51,6 +52,8 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     # A test that forgets to say where must not write into the home of the person who runs the suite.
     os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="headrace-test-cache-")
     atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+    # `nohup make test` ignores it for all processes below, and tests would wait in vain for runs that it ends.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     # Without bytecode files each of hundreds of processes compiles the whole package again: half a second of each.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if "XLA_FLAGS" not in os.environ:

@@ -72,6 +72,7 @@ def test_calls_of_the_kernels_for_cpus_have_their_kind():
         "sums": "norm",
         "max_pool": "pool",
         "gate": "element-wise",
+        "bottleneck": "convolution",
         "pack": "copy",
         "pack_half": "copy",
     }

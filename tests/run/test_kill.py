@@ -91,8 +91,7 @@ def num_validations(run_dir: Path) -> int:
 
 
 COMPILED = describe("training compiled")
-WHILE_COMPILING = (describe("validation compiled"),)  # when nothing is in the cache of programs
-AT_START = (describe("run directory"),)  # there is something to resume, and nothing is trained
+AT_START = (describe("run directory"),)  # there is something to resume; programs are about to be compiled
 WHILE_SAVING = (COMPILED, changed(is_saving))
 WHEN_NAMED = (COMPILED, changed(newest_name))
 WHEN_BEST_CHANGES = (COMPILED, changed(best_list))
@@ -167,8 +166,8 @@ def test_cut_and_resumed_equals_uninterrupted_bit_for_bit(tmp_path: Path) -> Non
     whole, cut, output = tmp_path / "runs" / "whole", tmp_path / "runs" / "cut", tmp_path / "whole.txt"
     delay = (COMPILED, passed(random.Random(5).uniform(0, 1)))
     kills = [(signal.SIGKILL, moment) for moment in (*KILLS, delay)]
-    # First of all while the first process still compiles; later on between two logs.
-    cuts = [(signal.SIGTERM, WHILE_COMPILING), *kills[:3], (signal.SIGINT, WHEN_NAMED), *kills[3:]]
+    # First of all before the first process has compiled its programs; later on between two logs.
+    cuts = [(signal.SIGTERM, AT_START), *kills[:3], (signal.SIGINT, WHEN_NAMED), *kills[3:]]
     codes = cut_run(words_for(cut, 5), cut, cuts)
     assert codes[:6] == [
         INTERRUPTED_EXIT_CODE,
