@@ -1,5 +1,6 @@
 """Losses, metrics and augmentations given by code: in every plan, in the records, and against NumPy."""
 
+import time
 from functools import partial
 from typing import Any
 
@@ -8,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from headrace import Model, read_digits
+from headrace import Model, custom_network, read_digits
 from headrace.core.errors import CheckpointError, ConfigError
 from headrace.data.augmentation.augment import MixedLabels
 from headrace.engine.objective import CustomObjective, classification_sums, metric_sums, training_loss
+from headrace.run import fit
 from headrace.run.custom_functions import Callback, by_sample, check_augment, check_objective
 from headrace.run.design import CustomParts
 from headrace.run.fit import resume, train
@@ -190,3 +192,25 @@ def test_what_cannot_be_traced_into_a_step_is_refused(quick, tmp_path):
     assert any("the loss failed while JAX traced it" in note for note in caught.value.__notes__)
     with pytest.raises(CheckpointError, match="did not come from code"):
         resume(train(quick(num_epochs=1, weight_updates_per_epoch=2)).directory, {}, CustomParts(loss=focal))
+
+
+def test_devices_are_chosen_before_functions_of_a_network_use_jax(quick, monkeypatch):
+    order, start = [], fit.start_run_devices
+
+    def init(key, _shape):
+        order.append("init")
+        return {"w": 0.1 * jax.random.normal(key, (64, 10))}
+
+    def apply(params, x):
+        return x[:, ::4, ::4, 0].reshape(-1, 64) @ params["w"]
+
+    def start_late(*args: Any) -> Any:
+        time.sleep(0.2)
+        order.append("devices")
+        return start(*args)
+
+    network = custom_network([("dense", init, apply)], input_shape=(32, 32, 1), num_classes=10)
+    order.clear()  # its shapes were traced
+    monkeypatch.setattr(fit, "start_run_devices", start_late)
+    train(quick(num_epochs=1, weight_updates_per_epoch=1, validation=False), CustomParts(network=network))
+    assert order == ["devices", "init"]

@@ -7,6 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,6 +18,7 @@ import pytest
 
 import headrace.telemetry
 from headrace.core.errors import CheckpointError
+from headrace.telemetry.console import PlainConsole
 from headrace.telemetry.records import (
     CheckpointRecord,
     Note,
@@ -174,6 +178,18 @@ def test_progress_reaches_only_those_who_show_it(tmp_path: Path) -> None:
     sinks.close()
     assert told == [7]
     assert read_records(tmp_path) == []
+
+
+def test_threads_do_not_write_into_each_others_lines(tmp_path: Path) -> None:
+    class Slow(io.StringIO):
+        def write(self, text: str) -> int:
+            time.sleep(1e-4)  # between a line and its end, where another thread may run
+            return super().write(text)
+
+    stream = Slow()
+    with closing(open_sinks(tmp_path, PlainConsole(stream))) as sinks, ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda i: sinks.write(Note(step=0, level="info", text=f"line {i}")), range(100)))
+    assert sorted(stream.getvalue().splitlines()) == sorted(f"line {i}" for i in range(100))
 
 
 def test_closing_closes_all_even_if_one_fails(tmp_path: Path) -> None:

@@ -415,7 +415,8 @@ def _prepare(resolved: Resolved, restored: Restored | None, custom: CustomParts)
         # A GPU takes seconds to start, and opening a dataset may. Several processes start together: one that refuses
         # its dataset must not leave the others waiting there.
         devices = starter.submit(devices).result
-    if config.weights.weights is None and custom.weights is None:
+    # Not of a network given by code, whose functions may use JAX: its devices could then no longer be chosen.
+    if config.weights.weights is None and custom.weights is None and custom.network is None:
         drawn = starter.submit(drawn).result
     starter.shutdown(wait=False)
     if config.data.verify_dataset and not custom.dataset:

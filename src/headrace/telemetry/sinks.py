@@ -6,6 +6,7 @@ step.
 """
 
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -217,33 +218,40 @@ class WarningSink:
 
 
 class Sinks:
-    """Several sinks as one."""
+    """Several sinks as one, for several threads."""
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self._sinks = tuple(sinks)
+        # The thread that reads results writes beside the main one, which records what was compiled while the run
+        # trains.
+        self._lock = threading.RLock()
 
     def write(self, record: Record) -> None:
         """Write the record to every sink, in order."""
-        for sink in self._sinks:
-            sink.write(record)
+        with self._lock:
+            for sink in self._sinks:
+                sink.write(record)
 
     def advance(self, step: int, loss: float | None = None, images_per_second: float | None = None) -> None:
         """Show progress on the console after a call: steps done, mean loss, rate. Nothing is recorded."""
-        for sink in self._sinks:
-            if isinstance(sink, ShowsProgress):
-                sink.advance(step, loss, images_per_second)
+        with self._lock:
+            for sink in self._sinks:
+                if isinstance(sink, ShowsProgress):
+                    sink.advance(step, loss, images_per_second)
 
     def histograms(self, step: int, found: Mapping[str, object]) -> None:
         """Give histograms to the trackers."""
-        for sink in self._sinks:
-            if isinstance(sink, TakesHistograms):
-                sink.histograms(step, found)
+        with self._lock:
+            for sink in self._sinks:
+                if isinstance(sink, TakesHistograms):
+                    sink.histograms(step, found)
 
     def sync(self) -> None:
         """Wait until the disk has the records and tables."""
-        for sink in self._sinks:
-            if isinstance(sink, Durable):
-                sink.sync()
+        with self._lock:
+            for sink in self._sinks:
+                if isinstance(sink, Durable):
+                    sink.sync()
 
     def close(self) -> None:
         """Close every sink even if one fails; the first failure is raised."""
