@@ -13,7 +13,16 @@ from headrace.core.errors import ConfigError
 from headrace.native import library
 from headrace.native.library import KERNEL_SOURCES, KERNELS, SUFFIX, find_kernels, kernels_library, source_hash
 from headrace.ops import check_kernels, conv2d, native_units
-from headrace.ops.native_units import BatchNorm, Unit, conv_unit, find_window, unit_eval, unit_packed, unit_train
+from headrace.ops.native_units import (
+    HALF_PRODUCTS,
+    BatchNorm,
+    Unit,
+    conv_unit,
+    find_window,
+    unit_eval,
+    unit_packed,
+    unit_train,
+)
 
 from . import naive
 
@@ -177,22 +186,38 @@ def test_a_convolution_alone_and_its_gradients_follow_the_definition(case: Case)
 HALF_CASES = [CASES[0], CASES[6], CASES[8], CASES[12], CASES[13], Case((1, 3, 40, 33), 3, 35, padding="VALID")]
 
 
-@pytest.mark.parametrize("has_amx", [True, False])
-@pytest.mark.parametrize(("dtype", "case"), [(jnp.float16, CASES[0]), *((jnp.bfloat16, case) for case in HALF_CASES)])
-def test_16_bit_convolutions_are_summed_in_float32_and_rounded_once(
-    dtype: Any, case: Case, has_amx: bool, variant: native_units.Library, monkeypatch: pytest.MonkeyPatch
+def use_products(products: str, variant: native_units.Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Multiply bfloat16 values in one way; skip the test where the kernels or the processor do not have it."""
+    half = HALF_PRODUCTS[products]
+    if variant.half < half and not (products == "emulated" and variant.lanes == 16):
+        pytest.skip(f"no products of bfloat16 values by {products}")
+    monkeypatch.setattr(native_units, "load_kernels", lambda: (variant._replace(half=half), ""))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_16_bit_convolutions_without_kernels_of_their_own_are_computed_in_float32(
+    dtype: Any, variant: native_units.Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if has_amx and (dtype == jnp.float16 or not variant.has_amx):
-        pytest.skip("without AMX")
-    if not has_amx and case is not CASES[0]:
-        pytest.skip("computed in float32, which other tests do")
-    monkeypatch.setattr(native_units, "load_kernels", lambda: (variant._replace(has_amx=has_amx), ""))
+    monkeypatch.setattr(native_units, "load_kernels", lambda: (variant._replace(half=0), ""))
+    assert_summed_in_float32(dtype, CASES[0], in_half=False)
+
+
+@pytest.mark.parametrize("products", HALF_PRODUCTS)
+@pytest.mark.parametrize("case", HALF_CASES, ids=name_of)
+def test_bfloat16_convolutions_are_summed_in_float32_and_rounded_once(
+    case: Case, products: str, variant: native_units.Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_products(products, variant, monkeypatch)
+    assert_summed_in_float32(jnp.bfloat16, case, in_half=True)
+
+
+def assert_summed_in_float32(dtype: Any, case: Case, *, in_half: bool) -> None:
     a = numbers(case)
     x, w, dy = (a[name].astype(np.float32).astype(dtype) for name in ("x", "w", "dy"))
     convolve = lambda x, w: conv2d(x, w, case.stride, case.padding, case.groups, "on")  # noqa: E731
     text = str(jax.make_jaxpr(convolve)(x, w))
     assert "headrace_convolve" in text
-    assert ("headrace_convolve_half" in text) == has_amx
+    assert ("headrace_convolve_half" in text) == in_half
     y, vjp = jax.vjp(convolve, x, w)
     images, weights, gradient = (np.asarray(v, np.float64) for v in (x, w, dy))
     wanted = naive.conv(images, weights, case.stride, case.padding, case.groups, gradient)
@@ -203,10 +228,12 @@ def test_16_bit_convolutions_are_summed_in_float32_and_rounded_once(
         assert (error <= half_a_unit * np.abs(value) + 2e-5 * np.abs(value).max()).all()
 
 
+@pytest.mark.parametrize("products", HALF_PRODUCTS)
 @pytest.mark.parametrize("case", [CASES[0], CASES[9], CASES[10], CASES[13]], ids=name_of)
-def test_units_of_bfloat16_are_rounded_once(case: Case, variant: native_units.Library) -> None:
-    if not variant.has_amx:
-        pytest.skip("without AMX")
+def test_units_of_bfloat16_are_rounded_once(
+    case: Case, products: str, variant: native_units.Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_products(products, variant, monkeypatch)
     a = numbers(case)
     x, w = (jnp.array(a[name], jnp.bfloat16) for name in ("x", "w"))
     residual = jnp.array(a["residual"], jnp.bfloat16) if case.residual else None

@@ -32,7 +32,7 @@ from headrace.ops.tracing import constant, is_portable, on_cpu, weights_are_cons
 
 _MODES = ("auto", "on", "no-winograd", "off")
 PRODUCT = "headrace_product"  # the name of a convolution's result, for checkpoint policies that keep products
-_PRODUCTS, _WINOGRAD, _DEPTHWISE, _AMX = range(4)  # the last: of bfloat16 values
+_PRODUCTS, _WINOGRAD, _DEPTHWISE, _HALF = range(4)  # the last: of bfloat16 values
 # The kernels' numbers of the activations that they apply. Those after a residual must follow from the result's sign.
 ACTIVATIONS = {None: 0, "relu": 1, "relu6": 2, "swish": 3, "hard_swish": 4}
 _AFTER_RESIDUAL = (None, "relu", "relu6")
@@ -49,6 +49,8 @@ _CALLS = (
     "convolve_half",
 )
 _WINOGRAD_POINTS = 36
+# In float32 arithmetic, for tests alone; by AVX512_BF16; by AMX.
+HALF_PRODUCTS = {"emulated": 1, "avx512_bf16": 2, "amx": 3}
 
 
 Shaped = Array | jax.ShapeDtypeStruct  # where only shape and dtype matter
@@ -57,13 +59,13 @@ Shaped = Array | jax.ShapeDtypeStruct  # where only shape and dtype matter
 class Library(NamedTuple):
     """Registered kernels: the end of their names, the floats in a vector, and whether they are faster than XLA.
 
-    `has_amx`: they multiply bfloat16 values with AMX.
+    `half`: how they multiply bfloat16 values, one of HALF_PRODUCTS; 0 where the processor has nothing for that.
     """
 
     suffix: str
     lanes: int
     is_faster: bool
-    has_amx: bool
+    half: int
 
 
 def load_kernels() -> tuple[Library | None, str]:
@@ -82,7 +84,7 @@ def register(kernels: Kernels) -> Library:
     for name in _CALLS:
         capsule = jax.ffi.pycapsule(getattr(library, f"hr_{name}"))
         jax.ffi.register_ffi_target(f"headrace_{name}_{suffix}", capsule, platform="cpu")
-    return Library(suffix, library.hr_lanes(), kernels.is_wide, bool(library.hr_has_amx()))
+    return Library(suffix, library.hr_lanes(), kernels.is_wide, library.hr_half_products())
 
 
 def check_kernels(mode: str) -> None:
@@ -161,7 +163,7 @@ def find_window(x_NHWC: Shaped, w_HWIO: Array, stride: int, padding: Padding, gr
     Convolutions of bfloat16 values have no gradients: `convolve_half` has.
     """
     library, dtypes = _library_for(mode), {x_NHWC.dtype, w_HWIO.dtype}
-    is_half = dtypes == {jnp.dtype(jnp.bfloat16)} and library is not None and library.has_amx and groups == 1
+    is_half = dtypes == {jnp.dtype(jnp.bfloat16)} and library is not None and library.half and groups == 1
     if library is None or (dtypes != {jnp.dtype(jnp.float32)} and not is_half):
         return None
     if not all(isinstance(size, int) for size in x_NHWC.shape):  # a program for any batch size
@@ -173,7 +175,7 @@ def find_window(x_NHWC: Shaped, w_HWIO: Array, stride: int, padding: Padding, gr
     # Windows that see nothing but padding are left to XLA.
     if min(height, width, *x_NHWC.shape) < 1 or any(max(pad) >= k for pad, k in zip(pads, kernel, strict=True)):
         return None
-    method = _AMX if is_half else _method(shapes, stride, pads, groups, library.lanes, mode)
+    method = _HALF if is_half else _method(shapes, stride, pads, groups, library.lanes, mode)
     return None if method is None else Window(**shapes, stride=stride, pads=pads, method=method)
 
 
@@ -372,7 +374,10 @@ def _pack_half(w_HWIO: Array, window: Window) -> Array:
 
 
 def _call_half(x_NHWC: Array, arrays: tuple[Array, ...], window: Window, act: str | None) -> Array:
+    library, _ = load_kernels()
+    assert library is not None
     attributes = {"geometry": window.attributes()["geometry"], "activation": np.int64(ACTIVATIONS[act])}
+    attributes["products"] = np.int64(library.half)
     (y,) = call_kernel("convolve_half", [window.y], x_NHWC, *arrays, **attributes)
     return y
 
@@ -424,7 +429,7 @@ def unit_packed(
 ) -> Array:
     """Return the same for constant weights, (kernel, scale, shift): the kernel times the scale is packed once."""
 
-    if unit.window.method == _AMX:
+    if unit.window.method == _HALF:
         return _unit_half(x_NHWC, weights, residual_NHWO, unit)
     packed = constant(lambda: pack(*weights(), unit.window))
     more = () if residual_NHWO is None else (residual_NHWO,)
