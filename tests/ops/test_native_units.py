@@ -28,7 +28,7 @@ from . import naive
 
 FOLDER = library._FOLDER
 BUILT = [name for name in KERNELS if (FOLDER / f"{name}{SUFFIX}").is_file()]
-PRODUCTS, WINOGRAD, DEPTHWISE = range(3)
+PRODUCTS, WINOGRAD, DEPTHWISE, GROUPED = range(4)
 EPSILON = 1e-3
 
 
@@ -71,6 +71,13 @@ CASES = [
     Case((2, 1, 1, 19), 3, 19, groups=19, method=DEPTHWISE),
     Case((1, 3, 6, 1024), 1, 320, act="relu6", residual=True),  # pixels 4 KB apart, more weights than stay in the cache
     Case((2, 9, 32, 3), 3, 24, stride=2, act="hard_swish"),  # rows of one tile and a few pixels
+    # Groups: several in a vector; one that fills it; an odd number of them; wide ones; other windows and strides.
+    Case((3, 9, 17, 64), 3, 64, groups=16, act="relu", residual=True, method=GROUPED),
+    Case((2, 7, 6, 48), 3, 48, groups=3, stride=2, act="swish", method=GROUPED),
+    Case((1, 8, 5, 24), 3, 24, groups=3, act="hard_swish", method=GROUPED),
+    Case((5, 6, 6, 80), 3, 80, groups=2, stride=2, padding=((1, 1), (1, 1)), act="relu", method=GROUPED),
+    Case((2, 11, 4, 12), 5, 12, groups=6, stride=3, padding=((2, 2), (1, 2)), act="relu6", method=GROUPED),
+    Case((2, 5, 3, 14), 1, 14, groups=7, method=GROUPED),
 ]
 
 
@@ -282,7 +289,7 @@ def test_what_the_kernels_do_not_compute_is_left_to_xla() -> None:
     x, w = jnp.ones((2, 8, 8, 16)), jnp.ones((3, 3, 16, 16))
     assert find_window(x, w, 1, "SAME", 1, "off") is None
     assert find_window(x.astype(jnp.float16), w.astype(jnp.float16), 1, "SAME", 1, "on") is None
-    assert find_window(x, jnp.ones((3, 3, 4, 16)), 1, "SAME", 4, "on") is None
+    assert find_window(x, jnp.ones((3, 3, 4, 32)), 1, "SAME", 4, "on") is None  # more outputs than inputs
     assert find_window(x, w, 1, ((3, 3), (3, 3)), 1, "on") is None
 
 

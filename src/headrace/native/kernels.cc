@@ -7,10 +7,12 @@
 
 #include "bottleneck.hh"
 #include "depthwise.hh"
+#include "grouped.hh"
 #include "inference.hh"
 #include "products.hh"
 #include "tasks.hh"
 #include "vectors.hh"
+#include "windows.hh"
 #include "winograd.hh"
 
 namespace headrace {
@@ -21,7 +23,7 @@ constexpr i64 kTaskTiles = 32 * kMaxRows;      // of Winograd's algorithm in one
 constexpr i64 kBandFloats = 32 * 1024;         // of one band of a depthwise convolution's image
 constexpr i64 kManyWeights = 192 * 1024;       // floats: more than this are read as rarely as possible
 constexpr i64 kFewProducts = 256 * 1024;       // are computed before another thread has begun
-enum Method : i64 { kProducts = 0, kWinograd = 1, kDepthwise = 2 };
+enum Method : i64 { kProducts = 0, kWinograd = 1, kDepthwise = 2, kGrouped = 3 };
 
 // Images per chunk: near the size wanted, and a number of chunks that keeps all threads busy to the end.
 i64 chunk_size(i64 images, i64 floats, i64 threads, i64 wanted = kChunkFloats) {
@@ -30,54 +32,6 @@ i64 chunk_size(i64 images, i64 floats, i64 threads, i64 wanted = kChunkFloats) {
   if (chunks % threads && chunks < 8 * threads) chunks += threads - chunks % threads;
   chunks = std::min(chunks, images);
   return (images + chunks - 1) / chunks;
-}
-
-// Copy images, or a band of one, with zeros around: [images][height][width][c], starting `top` rows and `left` columns
-// before their first pixel (negative: after it).
-void pad_images(const float* x, i64 images, i64 h, i64 w, i64 c, i64 top, i64 left, i64 height, i64 width, float* out) {
-  const i64 x0 = std::max<i64>(0, -left), x1 = std::min(w, width - left);
-  for (i64 n = 0; n < images; n++)
-    for (i64 y = 0; y < height; y++, out += width * c) {
-      const i64 from = y - top;
-      if (from < 0 || from >= h || x1 <= x0) {
-        memset(out, 0, width * c * sizeof(float));
-        continue;
-      }
-      memset(out, 0, (x0 + left) * c * sizeof(float));
-      memcpy(out + (x0 + left) * c, x + ((n * h + from) * w + x0) * c, (x1 - x0) * c * sizeof(float));
-      memset(out + (x1 + left) * c, 0, (width - x1 - left) * c * sizeof(float));
-    }
-}
-
-struct View {
-  const float* data;
-  Pixels pixels;  // the first pixel of each window
-  i64 pitch;      // floats between rows of the image
-};
-
-// The windows of `images` images, `rows` output rows each, that begin at `data` and have their padding.
-View windows_at(const float* data, const Geometry& g, i64 images, i64 rows) {
-  const i64 height = (rows - 1) * g.stride + g.kh, pitch = g.window_columns() * g.c;
-  return {data, {images, rows, g.wo, height * pitch, g.stride * pitch, g.stride * g.c}, pitch};
-}
-
-// The windows of `images` images from x on, or of the output rows row0 .. row1 of one image; in a padded copy where needed.
-View windows(const float* x, const Geometry& g, i64 images, i64 row0, i64 row1, float* copy = nullptr) {
-  const i64 rows = row1 - row0;
-  if (g.is_pointwise() && g.h == 1) return {x, {1, 1, images, 0, 0, g.c}, g.c};
-  if (g.fits_unpadded()) {
-    const i64 pitch = g.w * g.c;
-    return {x + row0 * g.stride * pitch, {images, rows, g.wo, g.in(), g.stride * pitch, g.stride * g.c}, pitch};
-  }
-  const i64 height = (rows - 1) * g.stride + g.kh, width = g.window_columns();
-  if (!copy) copy = scratch(4, images * height * width * g.c);
-  pad_images(x, images, g.h, g.w, g.c, g.top - row0 * g.stride, g.left, height, width, copy);
-  return windows_at(copy, g, images, rows);
-}
-
-Pixels outputs(const Geometry& g, i64 images, i64 rows) {
-  if (g.is_pointwise() && g.h == 1) return {1, 1, images, 0, 0, g.o};
-  return {images, rows, g.wo, g.out(), g.wo * g.o, g.o};
 }
 
 winograd::Tiles forward_tiles(const Geometry& g) {
@@ -161,98 +115,6 @@ void weight_gradient_by_points(const Threads& pool, const float* x, const float*
   });
 }
 
-// ---- the gradient of the images, in phases: with stride S, every S-th pixel of a row meets the same part of the window
-
-struct Phase {
-  i64 first, count;  // of the pixels: first, first + S ...
-  i64 tap, taps;     // of the window: tap, tap + S ...
-  i64 start;         // the gradient's pixel that the first pixel's first tap (in reverse order) meets
-};
-std::vector<Phase> phases_of(i64 size, i64 kernel, i64 stride, i64 before) {
-  std::vector<Phase> phases;
-  for (i64 a = 0; a < std::min(stride, size); a++) {
-    const i64 tap = (a + before) % stride, taps = tap < kernel ? (kernel - tap + stride - 1) / stride : 0;
-    phases.push_back({a, (size - a + stride - 1) / stride, tap, taps, (a + before - tap) / stride - (taps - 1)});
-  }
-  return phases;
-}
-
-struct ImageGradient {
-  Geometry g;
-  std::vector<Phase> rows, columns;
-  std::vector<i64> offsets;  // of each phase's packed weights
-  i64 top = 0, left = 0, height = 0, width = 0, floats = 0;
-  bool has_gaps = false;
-
-  explicit ImageGradient(const Geometry& geometry) : g(geometry) {
-    rows = phases_of(g.h, g.kh, g.stride, g.top);
-    columns = phases_of(g.w, g.kw, g.stride, g.left);
-    auto extent = [](const std::vector<Phase>& phases, i64& before, i64& size) {
-      for (const Phase& p : phases)
-        if (p.taps) before = std::max(before, -p.start);
-      for (const Phase& p : phases)
-        if (p.taps) size = std::max(size, before + p.start + p.count - 1 + p.taps);
-    };
-    extent(rows, top, height);
-    extent(columns, left, width);
-    for (const Phase& y : rows)
-      for (const Phase& x : columns) {
-        offsets.push_back(floats);
-        has_gaps |= !y.taps || !x.taps;
-        floats += y.taps * x.taps * g.o * panels_of(g.c) * kPanel;
-      }
-  }
-
-  // The weights of each phase, [tap][o][c] with the taps reversed, as one panel of input channels.
-  void pack(const float* w, float* out, i64 panel) const {
-    size_t phase = 0;
-    const i64 c0 = panel * kPanel, width = panel_width(g.c, panel);
-    for (const Phase& y : rows)
-      for (const Phase& x : columns) {
-        const i64 depth = y.taps * x.taps * g.o;
-        float* to = out + offsets[phase++] + panel * depth * kPanel;
-        for (i64 i = y.taps - 1; i >= 0; i--)
-          for (i64 j = x.taps - 1; j >= 0; j--) {
-            const i64 tap = (y.tap + i * g.stride) * g.kw + x.tap + j * g.stride;
-            const float* from = w + (tap * g.c + c0) * g.o;
-            i64 o = 0;
-            if (width == kPanel)
-              for (; o + kLanes <= g.o; o += kLanes)
-                for (i64 k = 0; k < kPanel; k += kLanes)
-                  transpose(from + k * g.o + o, g.o, to + o * kPanel + k, kPanel);
-            for (; o < g.o; o++)
-              for (i64 k = 0; k < kPanel; k++) to[o * kPanel + k] = k < width ? from[k * g.o + o] : 0.f;
-            to += g.o * kPanel;
-          }
-      }
-  }
-
-  void apply(const float* dz, i64 images, const float* packed, float* dx) const {
-    if (g.is_pointwise() && g.h == 1)
-      return convolve(dz, {1, 1, images, 0, 0, g.o}, 1, g.o, 0, packed, dx, {1, 1, images, 0, 0, g.c}, g.c,
-                      {0, panels_of(g.c)});
-    const bool copies = top || left || height > g.ho || width > g.wo;
-    const i64 pitch = (copies ? width : g.wo) * g.o, image = copies ? height * pitch : g.out();
-    const float* from = dz;
-    if (copies) {
-      float* padded = scratch(4, images * image);
-      pad_images(dz, images, g.ho, g.wo, g.o, top, left, height, width, padded);
-      from = padded;
-    }
-    if (has_gaps) memset(dx, 0, images * g.in() * sizeof(float));
-    size_t phase = 0;
-    for (const Phase& y : rows)
-      for (const Phase& x : columns) {
-        const float* weights = packed + offsets[phase++];
-        if (!y.taps || !x.taps) continue;
-        const float* first = from + (top + y.start) * pitch + (left + x.start) * g.o;
-        const Pixels to = {images, y.count, x.count, g.in(), g.stride * g.w * g.c, g.stride * g.c};
-        convolve(first, {images, y.count, x.count, image, pitch, g.o}, y.taps, x.taps * g.o, pitch, weights,
-                 dx + (y.first * g.w + x.first) * g.c, to, g.c, {0, panels_of(g.c)});
-      }
-  }
-};
-
 // ---- handlers
 
 const float* argument(ffi::RemainingArgs& args, size_t i) {
@@ -277,6 +139,7 @@ std::vector<const float*> repeated(std::initializer_list<const float*> vectors, 
 i64 packed_floats(const Geometry& g, i64 method) {
   const i64 depth = g.kh * g.kw * g.c;
   if (method == kDepthwise) return depth;
+  if (method == kGrouped) return grouped::Blocks(g).count() * grouped::Blocks(g).packed();
   return method == kWinograd ? winograd::weight_floats(g.c, g.o) : panels_of(g.o) * depth * kPanel;
 }
 void pack_weights(const Threads& pool, const float* w, float* packed, const Geometry& g, i64 method) {
@@ -285,6 +148,8 @@ void pack_weights(const Threads& pool, const float* w, float* packed, const Geom
     memcpy(packed, w, depth * sizeof(float));
   else if (method == kWinograd)
     transform_weights(pool, w, packed, g.c, g.o, false);
+  else if (const grouped::Blocks b(g); method == kGrouped)
+    parallel(pool, b.count(), [&](i64 block) { b.pack(w, block, packed); });
   else
     parallel(pool, panels_of(g.o), [&](i64 p) { pack_panels(w, depth, g.o, packed, p, p + 1); });
 }
@@ -328,6 +193,10 @@ void convolve_images(const float* x, const float* w, float* y, const Geometry& g
     for (i64 n = 0; n < images; n++)
       depthwise::forward(x + n * g.in(), w, y + n * g.out(), depthwise_shape(g), {0, g.ho}, {0, depthwise::blocks_of(g.c)},
                          finish);
+  } else if (method == kGrouped) {
+    const grouped::Blocks b(g);
+    for (i64 n = 0; n < images; n++)
+      grouped::forward(x + n * g.in(), w, y + n * g.out(), b, {0, g.ho}, {0, b.count()}, finish);
   } else {
     const View v = windows(x, g, images, 0, g.ho);
     convolve_windows(v, w, y, g, outputs(g, images, g.ho), {0, panels_of(g.o)}, finish);
@@ -359,6 +228,16 @@ void convolve_all(const Threads& pool, const float* x, const float* w, float* y,
       const Range rows = range_of(g.ho, i / groups % bands, bands);
       depthwise::forward(x + n * g.in(), w, y + n * g.out(), depthwise_shape(g), rows, range_of(blocks, i % groups, groups),
                          finish);
+    });
+  }
+  if (method == kGrouped) {
+    const grouped::Blocks b(g);
+    const i64 parts = g.n * g.out() * g.kh * g.kw * b.size < kFewProducts ? 1 : std::max<i64>(1, 4 * threads / g.n);
+    const i64 groups = std::min(b.count(), parts), bands = std::min(g.ho, (parts + groups - 1) / groups);
+    return parallel(pool, g.n * bands * groups, [&](i64 i) {
+      const i64 n = i / groups / bands;
+      const Range rows = range_of(g.ho, i / groups % bands, bands);
+      grouped::forward(x + n * g.in(), w, y + n * g.out(), b, rows, range_of(b.count(), i % groups, groups), finish);
     });
   }
   if (finish && g.is_pointwise() && g.h == 1) {
@@ -429,14 +308,14 @@ ffi::Error Convolve(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, i64
   }
 
   // Sums for the statistics, formed while a chunk is in the cache.
-  const bool many = method != kDepthwise && g.kh * g.kw * g.c * o > kManyWeights;
+  const bool by_image = method == kDepthwise || method == kGrouped;
+  const bool many = !by_image && g.kh * g.kw * g.c * o > kManyWeights;
   const bool together = g.n < threads || (method == kWinograd && many);
   if (together) convolve_all(pool, x, w, y, g, method, nullptr);
   const i64 units = together ? g.n * g.ho * g.wo : g.n, out = together ? o : g.out();
   const i64 chunk = together ? chunk_size(units, o, threads)
-                    : method == kDepthwise
-                        ? 1
-                        : chunk_size(g.n, g.in() + g.out(), threads, many ? INT64_MAX : kChunkFloats);
+                    : by_image ? 1
+                               : chunk_size(g.n, g.in() + g.out(), threads, many ? INT64_MAX : kChunkFloats);
   const i64 tasks = (units + chunk - 1) / chunk;
   std::vector<double> sums(tasks * 2 * o, 0.0);
   parallel(pool, tasks, [&](i64 i) {
@@ -561,14 +440,16 @@ ffi::Error Gradients(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, i6
     const auto c = repeated({argument(rest, 1), argument(rest, 2), argument(rest, 3), argument(rest, 4)}, o, 5);
     norm = {c[0], c[1], c[2], c[3]};
   }
-  const i64 window = g.kh * g.kw, depth = window * g.c, weights = method == kDepthwise ? depth : depth * o;
+  const grouped::Blocks blocks(g);
+  const i64 depth = g.kh * g.kw * g.c;
+  const i64 weights = method == kDepthwise ? depth : method == kGrouped ? blocks.count() * blocks.weights() : depth * o;
   const bool many = method == kProducts && weights > kManyWeights;
   const bool by_points = method == kWinograd && weights > kManyWeights;
-  const i64 chunk = method == kDepthwise
+  const i64 chunk = method == kDepthwise || method == kGrouped
                         ? 1
                         : chunk_size(g.n, g.in() + 2 * g.out(), threads, many ? INT64_MAX : kChunkFloats);
   const i64 chunks = (g.n + chunk - 1) / chunk, panels = panels_of(o);
-  const ImageGradient image_gradient(g);
+  const ImageGradient image_gradient(method == kGrouped ? blocks.block() : g);
 
   float* packed = nullptr;
   if (dx && method == kWinograd) {
@@ -577,6 +458,13 @@ ffi::Error Gradients(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, i6
   } else if (dx && method == kProducts) {
     packed = scratch(6, image_gradient.floats);
     parallel(pool, panels_of(g.c), [&](i64 p) { image_gradient.pack(w, packed, p); });
+  } else if (dx && method == kGrouped) {
+    packed = scratch(6, blocks.count() * image_gradient.floats);
+    parallel(pool, blocks.count(), [&](i64 block) {
+      float* dense = scratch(0, blocks.weights());
+      blocks.matrix(w, block, dense);
+      for (i64 p = 0; p < panels_of(blocks.size); p++) image_gradient.pack(dense, packed + block * image_gradient.floats, p);
+    });
   }
   // The gradient behind the convolution for some images, formed in `buffer` if a norm follows.
   auto gradient = [&](i64 n0, i64 images, float* buffer) -> const float* {
@@ -656,6 +544,10 @@ ffi::Error Gradients(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, i6
       } else if (method == kDepthwise) {
         for (i64 c = 0; c < g.c; c += depthwise::kBlock)
           depthwise::backward(from, w, dz, to, sum, depthwise_shape(g), c);
+      } else if (method == kGrouped) {
+        for (i64 n = 0; n < images; n++)
+          grouped::backward(from + n * g.in(), dz + n * g.out(), packed, to ? to + n * g.in() : nullptr, sum, blocks,
+                            image_gradient);
       } else {
         if (sum) {
           const i64 pixels = images * g.ho * g.wo;
@@ -671,7 +563,7 @@ ffi::Error Gradients(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, i6
     }
   });
   if (!dw) return ffi::Error::Success();
-  float* total = method == kWinograd ? sums : dw;
+  float* total = method == kWinograd || method == kGrouped ? sums : dw;
   const i64 parts = size > 65536 ? 4 * threads : 1, part = (size + parts - 1) / parts;
   parallel(pool, parts, [&](i64 p) {
     for (i64 k = p * part; k < std::min(size, (p + 1) * part); k++) {
@@ -681,6 +573,9 @@ ffi::Error Gradients(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, i6
     }
   });
   if (method == kWinograd) weight_values(pool, sums, dw, g.c, o);
+  if (method == kGrouped)
+    for (i64 block = 0; block < blocks.count(); block++)
+      blocks.each_weight(block, [&](i64 at, i64 from) { dw[at] = sums[block * blocks.weights() + from]; });
   return ffi::Error::Success();
 }
 

@@ -15,6 +15,7 @@ namespace headrace {
 
 struct Geometry {
   i64 n, h, w, c, kh, kw, o, stride, top, left, ho, wo;
+  i64 group;  // inputs of one group of channels, which has as many outputs; c where there is but one
   i64 in() const { return h * w * c; }
   i64 out() const { return ho * wo * o; }
   bool is_pointwise() const { return kh == 1 && kw == 1 && stride == 1 && ho == h && wo == w; }
@@ -147,7 +148,7 @@ template <class F> void parallel(const Threads& threads, i64 count, const F& f) 
 }
 
 inline Geometry geometry_of(ffi::Span<const i64> q) {
-  return {q[0], q[1], q[2], q[3], q[4], q[5], q[6], q[7], q[8], q[9], q[10], q[11]};
+  return {q[0], q[1], q[2], q[3], q[4], q[5], q[6], q[7], q[8], q[9], q[10], q[11], q[12]};
 }
 
 }  // namespace headrace

@@ -110,7 +110,7 @@ def find_max_pool(x_NHWC: Array, window: int, stride: int, padding: Padding, mod
     rows, columns = out_size(pads, (height, width), (window, window), stride)
     if min(rows, columns) < 1 or max(pads[0] + pads[1]) >= window:
         return None
-    sizes = [n, height, width, c, window, window, c, stride, pads[0][0], pads[1][0], rows, columns]
+    sizes = [n, height, width, c, window, window, c, stride, pads[0][0], pads[1][0], rows, columns, c]
     geometry = np.array(sizes, np.int64)
     (y,) = call_kernel("max_pool", [(n, rows, columns, c)], x_NHWC.astype(jnp.float32), geometry=geometry)
     return y.astype(x_NHWC.dtype)

@@ -6,8 +6,8 @@ residual and activation; in the backward pass the sums for the norm's gradient; 
 with the norm's formed chunk by chunk in the cache. 3x3 windows use Winograd's algorithm where it is faster.
 
 Between the calls are vectors of one number per channel, in plain JAX: so statistics can be shared over replicas. All
-sums are added in a fixed order. Everything is float32; other dtypes, grouped convolutions and two-pass variances
-(`stable`) stay with XLA. Shapes in names: N images, H height, W width, C channels in, I per group, O channels out.
+sums are added in a fixed order. Everything is float32; other dtypes and two-pass variances (`stable`) stay with XLA.
+Shapes in names: N images, H height, W width, C channels in, I per group, O channels out.
 """
 
 import ctypes
@@ -32,7 +32,7 @@ from headrace.ops.tracing import constant, is_portable, on_cpu, weights_are_cons
 
 _MODES = ("auto", "on", "no-winograd", "off")
 PRODUCT = "headrace_product"  # the name of a convolution's result, for checkpoint policies that keep products
-_PRODUCTS, _WINOGRAD, _DEPTHWISE, _HALF = range(4)  # the last: of bfloat16 values
+_PRODUCTS, _WINOGRAD, _DEPTHWISE, _GROUPED, _HALF = range(5)  # the last: of bfloat16 values
 # The kernels' numbers of the activations that they apply. Those after a residual must follow from the result's sign.
 ACTIVATIONS = {None: 0, "relu": 1, "relu6": 2, "swish": 3, "hard_swish": 4}
 _AFTER_RESIDUAL = (None, "relu", "relu6")
@@ -131,8 +131,8 @@ class Window:
 
     def attributes(self) -> dict[str, Any]:
         """Return the attributes of a call."""
-        (n, h, w, c), (kh, kw, _, o), (_, ho, wo, _) = self.x, self.w, self.y
-        sizes = [n, h, w, c, kh, kw, o, self.stride, self.pads[0][0], self.pads[1][0], ho, wo]
+        (n, h, w, c), (kh, kw, group, o), (_, ho, wo, _) = self.x, self.w, self.y
+        sizes = [n, h, w, c, kh, kw, o, self.stride, self.pads[0][0], self.pads[1][0], ho, wo, group]
         return {"geometry": np.array(sizes, np.int64), "method": np.int64(self.method)}
 
     def packed_size(self, lanes: int) -> int:
@@ -140,8 +140,21 @@ class Window:
         kh, kw, inputs, outputs = self.w
         if self.method == _DEPTHWISE:
             return math.prod(self.w) + outputs
+        if self.method == _GROUPED:
+            block = _block_size(outputs, inputs, lanes)
+            return outputs // block * kh * kw * block * _in_panels(block, lanes) + outputs
         rows = _WINOGRAD_POINTS * inputs if self.method == _WINOGRAD else kh * kw * inputs
-        return rows * -(-outputs // (2 * lanes)) * 2 * lanes + outputs
+        return rows * _in_panels(outputs, lanes) + outputs
+
+
+def _in_panels(outputs: int, lanes: int) -> int:
+    return -(-outputs // (2 * lanes)) * 2 * lanes
+
+
+def _block_size(channels: int, group: int, lanes: int) -> int:
+    """Return how many channels of a grouped convolution are computed together (native/grouped.hh)."""
+    fits = [together for together in range(2, lanes // group + 1) if channels // group % together == 0]
+    return max(fits, default=1) * group
 
 
 def _library_for(mode: str) -> Library | None:
@@ -182,8 +195,9 @@ def find_window(x_NHWC: Shaped, w_HWIO: Array, stride: int, padding: Padding, gr
 def _method(shapes: dict[str, Any], stride: int, pads: Pads, groups: int, lanes: int, mode: str) -> int | None:
     (n, ho, wo, o), c, kernel = shapes["y"], shapes["x"][3], shapes["w"][:2]
     if groups > 1:
-        depthwise = groups == c == o and kernel in ((3, 3), (5, 5)) and stride in (1, 2)
-        return _DEPTHWISE if depthwise else None
+        if groups == c == o:
+            return _DEPTHWISE if kernel in ((3, 3), (5, 5)) and stride in (1, 2) else None
+        return _GROUPED if c == o else None
     tiles = n * -(-ho // 4) * -(-wo // 4)
     fits = kernel == (3, 3) and stride == 1 and c % lanes == 0 and o % lanes == 0
     # Few tiles of many channels (7x7 pixels, 512 channels) spend their time on the 36 points of the weights: on
