@@ -240,4 +240,5 @@ def test_cores_are_dealt_out_by_node(tmp_path: Path) -> None:
 def test_small_words() -> None:
     assert split_evenly(7, 3) == [3, 2, 2]
     assert describe_exit(-9) == "died: signal 9 (SIGKILL)"
+    assert describe_exit(-40) == "died: signal 40 (real-time)", "Python has no name for it"
     assert describe_exit(2) == "ended with exit code 2"

@@ -49,6 +49,28 @@ def test_lines_without_noise(only: int | None, capfd: pytest.CaptureFixture[str]
     assert printed.out == ("" if only == 8 else "[7] out\n")
 
 
+def test_a_process_whose_output_nobody_reads_goes_on() -> None:
+    """`headrace launch ... | head`: more is printed than a pipe holds, and nobody reads it."""
+    chatty = "for _ in range(3000): print('x' * 100)"
+    program = f"""
+import subprocess, sys
+from headrace.job.local_processes import Output
+words = [sys.executable, "-c", {chatty!r}]
+with Output(None) as output:
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    output.follow(0, process)
+    sys.exit(process.wait(20))
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as launcher:
+        assert launcher.stdout is not None
+        launcher.stdout.close()
+        assert launcher.stderr is not None
+        assert launcher.stderr.read() == ""
+    assert launcher.returncode == 0
+
+
 def test_a_stopped_process_of_a_job_of_one_is_killed(capfd: pytest.CaptureFixture[str]) -> None:
     """No other process notices: without this the launcher would wait for ever."""
     with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:
@@ -76,5 +98,8 @@ def test_a_driver_that_waits_for_a_lost_host_is_ended(capfd: pytest.CaptureFixtu
     printed = capfd.readouterr()
     assert printed.out == "first\n"
     assert said in printed.err
+    tagged = r"printf '[1,0]<stdout>:zero\n[prterun-a-1@1,1]<stdout>: one\n 1: one of srun\n10: ten\nmpirun itself\n'"
+    _drive(["sh", "-c", tagged], {"PATH": "/bin:/usr/bin"}, 0.3, only=1)
+    assert capfd.readouterr().out == "[prterun-a-1@1,1]<stdout>: one\n 1: one of srun\nmpirun itself\n"
     plain = _drive(["sh", "-c", "exit 5"], {"PATH": "/bin:/usr/bin"}, 0.3)
     assert (plain.code, plain.reason) == (5, "sh ended with exit code 5")

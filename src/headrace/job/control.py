@@ -1,4 +1,8 @@
-"""Join the other processes of a job, exchange control messages, compare what all must agree on, and leave it."""
+"""Join the other processes of a job, exchange control messages, compare what all must agree on, and leave it.
+
+Small values go through the key-value store of JAX's coordination service, which waits for no device and exists before
+any device is touched; arrays go through XLA's collectives. Every process must make the same calls in the same order.
+"""
 
 import atexit
 import hashlib
@@ -29,20 +33,25 @@ from headrace.job.liveness import GRACE_SECONDS, LivenessMonitor, ProgressWatch,
 from headrace.job.local_processes import process_gpus, visible_gpus
 from headrace.job.rendezvous import rendezvous
 
-# Control messages between the processes of a job, what all must agree on, and connecting their devices.
-#
-# Small values go through the key-value store of JAX's coordination service, which waits for no device and exists before
-# any device is touched; arrays go through XLA's collectives. Every process must make the same calls in the same order.
-#
-# Collectives connect the processes at their first use and give up if one is late: gloo waits 30 seconds, whatever is
-# set, and one process may well compile for longer than that after another. Later collectives have no such limit.
+T = TypeVar("T")
 
-
-# Run a tiny all-reduce between the devices of all processes before anything is compiled.
+_ROOT = "headrace/run"
+# Milliseconds of one wait, after which the wait is repeated. There is no overall limit: the liveness monitor ends this
+# process if the one that it waits for dies.
+_WAIT_MS = 60_000
+# Arrays are broadcast in pieces of this size, because a collective holds several copies on the device: sending 292 MiB
+# at once took 2.9 GiB, in pieces 0.65 GiB.
+PIECE_BYTES = 2**24
+# Broadcast values that stay in the store. No process is that far behind, since training calls need all of them.
+_KEPT_BROADCASTS = 256
 
 
 def warm_collectives(meshes: Iterable[Mesh], batch_norm_group_size: int = 1) -> None:
-    """All-reduce over the replicas of each mesh, and over the groups of replicas that share batch norm statistics."""
+    """All-reduce over the replicas of each mesh, and over the groups of replicas that share batch norm statistics.
+
+    Collectives connect the processes at their first use and give up if one is late: gloo waits 30 seconds, whatever is
+    set, and one process may well compile for longer than that after another. Later collectives have no such limit.
+    """
     size = batch_norm_group_size
     for mesh in dict.fromkeys(meshes):
         (replica,) = mesh.axis_names
@@ -73,19 +82,6 @@ def quiet_stdout() -> Iterator[None]:
         os.dup2(saved, 1)
         os.close(saved)
         os.close(null)
-
-
-T = TypeVar("T")
-
-_ROOT = "headrace/run"
-# Milliseconds of one wait, after which the wait is repeated. There is no overall limit: the liveness monitor ends this
-# process if the one that it waits for dies.
-_WAIT_MS = 60_000
-# Arrays are broadcast in pieces of this size, because a collective holds several copies on the device: sending 292 MiB
-# at once took 2.9 GiB, in pieces 0.65 GiB.
-PIECE_BYTES = 2**24
-# Broadcast values that stay in the store. No process is that far behind, since training calls need all of them.
-_KEPT_BROADCASTS = 256
 
 
 class ProcessGroup(Member):
@@ -125,7 +121,7 @@ class ProcessGroup(Member):
         """
         return work() if self.is_first else None
 
-    def broadcast_arrays(self, tree: PyTree) -> Any:
+    def broadcast_arrays(self, tree: PyTree) -> PyTree:
         """Return process 0's host arrays in every process, bit for bit; their shapes must already be equal."""
         if self.is_alone:
             return tree

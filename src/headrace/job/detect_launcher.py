@@ -25,6 +25,7 @@ RESTART = "HEADRACE_RESTART"  # NUMBER/MOST:REASON, under a launcher that starts
 BATCH_REPLICAS = "HEADRACE_BATCH_REPLICAS"  # replicas for which the batch was chosen, if there are fewer now
 _TOGETHER = f"{PROCESS}, {NUM_PROCESSES} and {COORDINATOR} are needed together."
 AUTO = "auto"  # a value of HEADRACE_NUM_PROCESSES: let JAX detect the process
+SILENCE_LIMIT = 10.0  # seconds without a heartbeat after which a process counts as hung, unless set otherwise
 
 
 class Member:
@@ -59,7 +60,7 @@ class ProcessInfo(Member):
     replicas_per_process: bool = False  # --num-replicas counts those of one process (the legacy --distributed)
     join_seconds: float = 120.0  # time limit for all processes to join
     secret: str = field(default="", repr=False)  # proves to the others that a process belongs to the job
-    silence_seconds: float = 10.0  # a process that sends no heartbeat for this long counts as hung
+    silence_seconds: float = SILENCE_LIMIT
 
 
 @dataclass(frozen=True, kw_only=True)

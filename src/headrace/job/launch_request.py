@@ -16,6 +16,7 @@ from headrace.job.detect_launcher import (
     NUM_REPLICAS,
     RESTART,
     SECRET,
+    SILENCE_LIMIT,
     SILENCE_SECONDS,
     expand_hosts,
     format_address,
@@ -56,6 +57,11 @@ class LaunchRequest:
     def replicas_per_process(self) -> int:
         return self.num_replicas // self.num_processes
 
+    @property
+    def silence_limit(self) -> float:
+        """Return the seconds of silence after which the processes count one of them as hung."""
+        return self.silence_seconds or SILENCE_LIMIT
+
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOption:
@@ -71,22 +77,14 @@ class LaunchOption:
     may_be_bare: bool = False
 
 
+def _number(name: str, text: str, least: int = 0) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise ConfigError(f"{name} is {text!r}.", rule=f"It is a whole number of at least {least}.")
+    return int(text)
+
+
 def _count(name: str, text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise ConfigError(f"{name} is {text!r}.", rule="It is a whole number of at least 1.")
-    return int(text)
-
-
-def _number(name: str, text: str) -> int:
-    if not text.isdecimal():
-        raise ConfigError(f"{name} is {text!r}.", rule="It is a whole number of at least 0.")
-    return int(text)
-
-
-def _index(name: str, text: str) -> int:
-    if not text.isdecimal():
-        raise ConfigError(f"{name} is {text!r}.", rule="Processes are numbered from 0.")
-    return int(text)
+    return _number(name, text, least=1)
 
 
 def _flag(name: str, text: str) -> bool:
@@ -197,7 +195,7 @@ LAUNCH_OPTIONS = (
         also=("--only-output-from-instance",),
         metavar="NUMBER",
         sets="only_output_from",
-        read=_index,
+        read=_number,
         help="show the output of one process only [all, each line prefixed with the process number]",
     ),
     LaunchOption(

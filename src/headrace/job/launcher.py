@@ -1,6 +1,7 @@
 """Launch a job: choose the driver (local, mpirun or srun), build the command of one process, start."""
 
 import os
+import re
 import secrets
 import shlex
 import shutil
@@ -24,6 +25,7 @@ from headrace.job.local_processes import (
     JobEnd,
     answers_ssh,
     describe_exit,
+    print_line,
     process_variables,
     run_local,
     run_with_restarts,
@@ -55,7 +57,7 @@ def launch(request: LaunchRequest) -> int:
         return _run_driver(driver, now, command, {**environ, **variables})
 
     # On other hosts processes of the lost job may live on until they notice.
-    patience = 1.0 if driver == "local" else (request.silence_seconds or 10.0) + GRACE_SECONDS
+    patience = 1.0 if driver == "local" else request.silence_limit + GRACE_SECONDS
     return run_with_restarts(
         request, attempt, answers=lambda host: is_this_host(host) or answers_ssh(host), first_seconds=patience
     )
@@ -68,9 +70,9 @@ def _run_driver(driver: str, request: LaunchRequest, command: Sequence[str], env
         line = mpirun_command(request, command, environ, os.getpid())
     if request.dry_run or request.verbose:
         print(shlex.join(line), flush=True)
-    return (
-        JobEnd(code=0) if request.dry_run else _drive(line, environ, (request.silence_seconds or 10.0) + GRACE_SECONDS)
-    )
+    if request.dry_run:
+        return JobEnd(code=0)
+    return _drive(line, environ, request.silence_limit + GRACE_SECONDS, request.only_output_from)
 
 
 def with_secret(environ: Mapping[str, str]) -> dict[str, str]:
@@ -146,11 +148,15 @@ def _show_local(request: LaunchRequest, command: Sequence[str]) -> None:
         )
 
 
+# The process in front of a line: `[1,0]<stdout>:` of mpirun --tag-output, ` 0: ` of srun --label.
+_TAG = re.compile(r"\[[^\],]*,(\d+)\]<std|\s*(\d+): ")
+
+
 class _DriverOutput:
     """Forwards what mpirun or srun prints, and finds in it that a process ended because another one was lost."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self.lost, self.since = "", 0.0
+    def __init__(self, process: subprocess.Popen[bytes], only: int | None) -> None:
+        self.lost, self.since, self._only = "", 0.0, only
         streams = ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
         self._threads = [threading.Thread(target=self._copy, args=ends, daemon=True) for ends in streams]
         for thread in self._threads:
@@ -161,7 +167,10 @@ class _DriverOutput:
             line = raw.decode(errors="replace")
             if not self.lost and (found := LAST_MESSAGE.search(line)):
                 self.lost, self.since = found[1], time.monotonic()
-            print(line, end="", file=target, flush=True)
+            # What has no tag is of mpirun or srun itself.
+            tag = _TAG.match(line) if self._only is not None else None
+            if tag is None or int(tag[1] or tag[2]) == self._only:
+                print_line(line.rstrip("\n"), target)
         source.close()
 
     def finish(self) -> None:
@@ -170,7 +179,7 @@ class _DriverOutput:
             thread.join(5)
 
 
-def _drive(line: Sequence[str], environ: Mapping[str, str], patience: float) -> JobEnd:
+def _drive(line: Sequence[str], environ: Mapping[str, str], patience: float, only: int | None = None) -> JobEnd:
     """Run mpirun or srun; the first stop signal is passed on as SIGUSR1, which they forward: the processes save.
 
     A second Ctrl-C ends them; other signals that schedulers send more than once do not.
@@ -178,7 +187,7 @@ def _drive(line: Sequence[str], environ: Mapping[str, str], patience: float) -> 
     mpirun waits for ever for a host that is gone. So it is ended, after some patience, once a process reports a loss.
     """
     process = start_process(line, environ)
-    output, num_signals = _DriverOutput(process), 0
+    output, num_signals = _DriverOutput(process, only), 0
 
     def forward(number: int, _frame: FrameType | None) -> None:
         nonlocal num_signals

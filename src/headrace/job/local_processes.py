@@ -35,10 +35,10 @@ from headrace.job.detect_launcher import (
 )
 from headrace.job.launch_request import LaunchRequest, job_variables, user_variables
 
-# Starting a job again after it was lost: when, how long to wait, on which hosts, and what its processes learn of it.
+# Restarts: when, after how long, on which hosts, and what the processes are told about it.
 #
-# Only what another attempt can fix is tried again: a process that died, hung or raised an unforeseen error. Errors with
-# a reason that stays (an option, the data, a full disk, a loss that is not finite) and signals end the job.
+# Only what another attempt can fix is tried again: a process that died, hung or failed unexpectedly. Errors whose
+# cause remains (an option, the data, a full disk, a loss that is not finite) and signals end the job.
 
 
 # The last is that of a shell's Ctrl-C.
@@ -68,9 +68,10 @@ Attempt = Callable[[LaunchRequest, Mapping[str, str]], JobEnd]
 def run_with_restarts(
     request: LaunchRequest, attempt: Attempt, *, answers: Callable[[str], bool], first_seconds: float = _FIRST_SECONDS
 ) -> int:
-    """Run a job, and again after a loss, until it ends by itself or all restarts are used; return the exit code.
+    """Run a job, restart it after a loss until it ends by itself or no restarts are left, and return the exit code.
 
-    `attempt` starts the processes with more variables and waits for them; `answers` tells whether a host does.
+    `attempt` starts the processes with additional variables and waits for them; `answers(host)` says whether a host is
+    reachable.
     """
     now, number, reason, batch = request, 0, "", dict[str, str]()
     while True:
@@ -208,8 +209,19 @@ class Output:
             shown = text.decode(errors="replace").rstrip("\r\n")
             # Lines of several processes must not be mixed into each other.
             with self._lock:
-                print(f"[{number}] {shown}", file=target, flush=True)
+                print_line(f"[{number}] {shown}", target)
         source.close()
+
+
+def print_line(text: str, target: IO[str]) -> None:
+    """Print a line of a process, to the null device once nobody reads the target any more (`| head`)."""
+    try:
+        print(text, file=target, flush=True)
+    except BrokenPipeError:
+        # An exception would end the thread that reads the process, which then blocks for ever on a full pipe.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, target.fileno())
+        os.close(nowhere)
 
 
 def visible_gpus(environ: Mapping[str, str], root: Path = Path("/proc/driver/nvidia/gpus")) -> list[str]:
@@ -292,7 +304,7 @@ def run_local(request: LaunchRequest, command: Sequence[str], base: Mapping[str,
                 if cores:
                     os.sched_setaffinity(job[-1].process.pid, cores[number])
             with _SignalForwarding(job) as signals:
-                return _JobEnd(job, signals, (request.silence_seconds or 10.0) + EXIT_SECONDS).wait()
+                return _JobEnd(job, signals, request.silence_limit + EXIT_SECONDS).wait()
         finally:
             for started in job:
                 started.send(signal.SIGKILL)
@@ -385,8 +397,7 @@ class _JobEnd:
             expected = code == 0 or (code == INTERRUPTED_EXIT_CODE and self._signals.received)
             # A process that follows may be seen to end before the one that it followed: the cause is replaced when
             # that one shows up.
-            followed = self._cause is None or self._cause[1] == ProcessLost.exit_code
-            if not expected and ((followed and code != ProcessLost.exit_code) or self._cause is None):
+            if not expected and (self._cause is None or (self._cause[1] == LOST and code != LOST)):
                 self._cause = (started, code)
 
     def _kill_stopped(self) -> None:
@@ -417,7 +428,9 @@ class _JobEnd:
 def describe_exit(code: int) -> str:
     """Describe how a process ended, from its return code as `Popen` has it."""
     if code < 0:
-        return f"died: signal {-code} ({signal.Signals(-code).name})"
+        # Python has no names for most real-time signals.
+        name = next((known.name for known in signal.Signals if known == -code), "real-time")
+        return f"died: signal {-code} ({name})"
     if code == LOST:
         return "ended because another process was lost"
     if code == RunHung.exit_code:

@@ -1,4 +1,11 @@
-"""Rendezvous: all processes of a job connect to process 0 before JAX is initialized."""
+"""Rendezvous: all processes of a job connect to process 0 before JAX is initialized.
+
+Process 0 listens at the coordinator's address and the others report to it. If some are missing when the time is up, it
+names them. The channels stay open: through them the liveness monitor learns that a process has died or hangs.
+
+Anybody can connect to an open port. Whoever does not prove knowledge of the job's secret, within seconds and in one
+short line, is disconnected, and nothing else happens.
+"""
 
 import hashlib
 import hmac
@@ -97,15 +104,6 @@ class Channel:
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
-
-
-# Rendezvous: all processes of a job connect to process 0 before JAX is initialized.
-#
-# Process 0 listens at the coordinator's address and the others report to it. Processes that are missing when the time
-# is over are named. The channels stay open: through them the liveness monitor learns that a process has died or hangs.
-#
-# Anybody may connect to an open port. Who does not prove that it knows the job's secret, within seconds and in one
-# short line, is disconnected, and nothing else changes.
 
 
 _NOTICE_SECONDS = 10.0  # of waiting before process 0 says whom it waits for
