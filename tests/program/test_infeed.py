@@ -1,5 +1,6 @@
 """Infeed: any dataset as a stream of elements of one shape, read ahead by a thread."""
 
+import contextlib
 import threading
 import time
 
@@ -82,6 +83,50 @@ def test_threads_end_with_their_infeed():
     for thread in mine:
         thread.join(30)
         assert not thread.is_alive()
+
+
+def waits_at_the_end(infeed):
+    """Take the first element, then a second one in another thread; return that thread."""
+    assert taken(infeed, 1) == [0]
+    waiting = threading.Thread(target=lambda: suppressed(infeed), daemon=True)
+    waiting.start()
+    return waiting
+
+
+def suppressed(infeed):
+    with contextlib.suppress(SystemExit):
+        assert infeed.take(1) == []
+
+
+def test_closing_wakes_up_who_waits_for_an_element():
+    gate = threading.Event()
+
+    def dataset():
+        yield np.zeros(1)
+        gate.wait(60)
+
+    infeed = Infeed(dataset)
+    waiting = waits_at_the_end(infeed)
+    time.sleep(0.1)
+    assert waiting.is_alive()
+    infeed.close()
+    waiting.join(10)
+    gate.set()
+    assert not waiting.is_alive()
+    assert infeed.take(1) == []
+
+
+def test_a_dataset_that_exits_leaves_nobody_waiting():
+    def dataset():
+        yield np.zeros(1)
+        raise SystemExit(3)
+
+    infeed = Infeed(dataset)
+    waiting = waits_at_the_end(infeed)
+    waiting.join(10)
+    assert not waiting.is_alive()
+    with pytest.raises(SystemExit):
+        infeed.take(1)
 
 
 def test_batches_of_a_source():

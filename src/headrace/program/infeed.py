@@ -1,4 +1,8 @@
-"""Infeed: the stream of elements that a loop or a pipeline takes, read ahead by a thread, and how fast it is."""
+"""Infeed: the stream of elements that a loop or a pipeline takes, read ahead by a thread, and how fast it is.
+
+An element is a tree of arrays. A dict is passed to the function as keyword arguments, a tuple or list in order. Every
+replica takes a different element.
+"""
 
 import json
 import queue
@@ -7,6 +11,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import jax
@@ -17,12 +22,6 @@ from headrace.core.tree import PyTree
 from headrace.data.feeding.order import epoch_order
 from headrace.data.sets.samples import Source
 from headrace.program.structure import Structure, difference, host_arrays, structure_of, whole_number
-
-# Infeed: the stream of elements that a loop or a pipeline takes, read ahead by a thread.
-#
-# An element is a tree of arrays. A dict is passed to the function as keyword arguments, a tuple or list in order. Every
-# replica takes a different element.
-
 
 MAX_PREFETCH = 255
 _POLL_SECONDS = 0.05  # interval at which a waiting thread checks whether it should stop
@@ -64,7 +63,8 @@ class Infeed:
         self._queue: queue.Queue[Any] | None = None
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._ended: BaseException | None = None
+        self._is_at_end = False
+        self._error: BaseException | None = None  # of the dataset, which ended it
 
     @property
     def structure(self) -> Structure:
@@ -73,7 +73,7 @@ class Infeed:
             if not self._waiting:
                 element = self._next()
                 if element is _END:
-                    raise self._ended or DataError("The dataset of the infeed is empty.", remedy="Give elements.")
+                    raise self._error or DataError("The dataset of the infeed is empty.", remedy="Give elements.")
                 self._waiting.append(element)
             return structure_of(self._waiting[0])
 
@@ -86,8 +86,8 @@ class Infeed:
                 if element is _END:
                     break
                 taken.append(element)
-            if not taken and isinstance(self._ended, Exception):
-                raise self._ended
+            if not taken and self._error is not None:
+                raise self._error
             return taken
 
     def take_all(self, count: int, why: str) -> list[PyTree]:
@@ -95,8 +95,8 @@ class Infeed:
         taken = self.take(count)
         if len(taken) < count:
             self.put_back(taken)
-            if self._ended is not None:
-                raise self._ended
+            if self._error is not None:
+                raise self._error
             raise DataError(
                 f"The dataset of the infeed ended: {len(taken)} elements are left; needed for {why}: {count}.",
                 rule="A program takes as many elements as it has iterations, for each replica.",
@@ -112,6 +112,10 @@ class Infeed:
     def close(self) -> None:
         """Stop the reading thread; prefetched elements are dropped."""
         self._stop.set()
+        if self._queue is not None:
+            # Wakes up whoever waits for the next element; at a full queue nobody does.
+            with suppress(queue.Full):
+                self._queue.put_nowait(_END)
 
     def __enter__(self) -> "Infeed":
         return self
@@ -121,7 +125,7 @@ class Infeed:
 
     def _next(self) -> PyTree:
         """Return the next element from the thread, or _END; the thread starts at the first call."""
-        if self._ended is not None or self._stop.is_set():
+        if self._is_at_end or self._stop.is_set():
             return _END
         if self._queue is None:
             self._queue = queue.Queue(self.prefetch_depth)
@@ -132,10 +136,9 @@ class Infeed:
             weakref.finalize(self, self._stop.set)
         element = self._queue.get()
         if isinstance(element, _Failure):
-            self._ended = element.error
-            return _END
-        if element is _END:
-            self._queue.put(_END)  # for the next call
+            self._error = element.error
+            element = _END
+        self._is_at_end = element is _END
         return element
 
 
@@ -167,7 +170,7 @@ class _Reader:
                         return
                 number += 1
             self._hand_over(_END)
-        except Exception as error:
+        except BaseException as error:  # also SystemExit: without a message the consumer would wait for ever
             self._hand_over(_Failure(error))
 
     def _checked(self, element: PyTree) -> PyTree:
