@@ -107,6 +107,18 @@ def test_blocks_are_sent_to_the_first_and_labels_to_the_last_stage():
     assert data == [images * (3072 + 8), 0, 0, images * 8]
 
 
+def test_validation_through_stages_has_its_images_at_the_first_stage():
+    backwards = {**RUN, "device_mapping": [3, 2, 1, 0]}
+    plan = plan_of(**backwards, pipeline_validation_model=True)
+    data = [memory.bytes_of("data") for memory in plan.memory_by_device]
+    assert data == [60_000 * LABELS, 0, 0, 60_000 * IMAGES]
+    plan = plan_of(**backwards, pipeline_validation_model=True, dataset_cache="host")
+    names = [[row.name for row in memory.rows] for memory in plan.memory_by_device]
+    assert ["validation data" in rows for rows in names] == [False, False, False, True]
+    plan = plan_of(**backwards, dataset_cache="host")
+    assert all("validation data" in [row.name for row in memory.rows] for memory in plan.memory_by_device)
+
+
 def test_strict_is_strict_only_when_asked():
     options = RUN | {"gradient_accumulation_count": 6}
     assert pipeline_of(plan_of(**options)).num_micros == 6

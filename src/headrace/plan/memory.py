@@ -5,7 +5,7 @@ times the estimate (ResNet-20 at batch 128, ResNet-18 at 64, ResNet-50 at 64 and
 (jax 0.10.2) they took 2 times as much in float32, and 3.5 times in bfloat16, which XLA computes in float32 there.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -182,7 +182,7 @@ def sent_data(feed: FeedOptions, info: DataInfo, batch: BatchPlan) -> SentData:
 
 
 def resident_data(config: Config, info: DataInfo, budget: int) -> DataMemory:
-    """Return the rows of a dataset kept on the devices; all of them validate, so all hold the validation set."""
+    """Return the rows of a dataset kept on the devices, with the validation set where it is evaluated."""
     counts = [info.num_train, info.num_validation]
     if info.synthetic_on:
         counts = [distinct_images(count, info.image_bytes, budget) for count in counts]
@@ -195,24 +195,31 @@ def resident_data(config: Config, info: DataInfo, budget: int) -> DataMemory:
         labels = f", and {num_labels:,} labels" if num_labels else ""
         return MemoryRow(name="data", num_bytes=num_bytes, detail=f"{num_images:,} images of {bits} bits{labels}")
 
+    # Through stages, images enter at the first one alone; otherwise every device evaluates the whole network.
+    everywhere = 0 if config.validation.pipeline_validation_model else validation
     return DataMemory(
-        images=row(train + validation, sent=train), labels=row(validation, train), neither=row(validation)
+        images=row(train + validation, sent=train),
+        labels=row(everywhere, train + validation - everywhere),
+        neither=row(everywhere),
     )
 
 
 def with_validation(
-    by_device: Sequence[MemoryPlan], cache: EvalCache, validation: ValidationPlan, prefetch_depth: int
+    by_device: Sequence[MemoryPlan],
+    holders: Collection[int],
+    cache: EvalCache,
+    validation: ValidationPlan,
+    prefetch_depth: int,
 ) -> tuple[MemoryPlan, ...]:
-    """Return the estimates with validation images, which all devices hold or, through stages, the first ones."""
+    """Return the estimates with the validation images that these devices of a replica hold."""
     if cache.where == DEVICE:
         num_bytes, detail = cache.num_bytes, f"{validation.num_samples:,} validation images, kept"
     else:
         num_bytes = min((1 + prefetch_depth) * cache.block_bytes, cache.num_bytes)
         detail = f"at most {1 + prefetch_depth} blocks of validation images"
     row = MemoryRow(name="validation data", num_bytes=-(-num_bytes // validation.num_replicas), detail=detail)
-    holding = 1 if validation.devices_per_replica > 1 else len(by_device)
     return tuple(
-        replace(plan, rows=(*plan.rows, row)) if device < holding else plan for device, plan in enumerate(by_device)
+        replace(plan, rows=(*plan.rows, row)) if device in holders else plan for device, plan in enumerate(by_device)
     )
 
 

@@ -240,7 +240,9 @@ def make_plan(config: Config, info: DataInfo, network: Network, num_processes: i
     views = plan_eval_cache(counted, feed, config.validation, validation.batch_size, replicas, num_processes)
     by_device = memory(wanted.recomputation)
     if config.validation.validation and not views.resident:
-        by_device = with_validation(by_device, views, validation, feed.prefetch_depth)
+        staged = pipeline if validation.devices_per_replica > 1 else None
+        holders = [staged.stages[0].device] if staged else range(len(by_device))
+        by_device = with_validation(by_device, holders, views, validation, feed.prefetch_depth)
     return Plan(
         batch=batch,
         steps=steps,
