@@ -129,12 +129,9 @@ def test_what_cannot_be(options, words):
         make_pipeline_plan(RESNET8, PipelineOptions(**options))
 
 
-def test_one_stage_and_inference():
+def test_one_stage():
     plan = make_pipeline_plan(RESNET8, PipelineOptions(splits=1, num_micros=3))
     assert (plan.splits, plan.bubble, plan.num_devices) == ((), 0, 1)
-    plan = make_pipeline_plan(RESNET8, PipelineOptions(splits=2, num_micros=3, training=False))
-    assert plan.activation_bytes() == (0, 0)
-    assert plan.bubble == pytest.approx(1 / 4)
 
 
 def test_the_plan_is_plain_values():

@@ -20,7 +20,7 @@ StageValue = Callable[[int, int, int], float]  # (stage, first block, end block)
 # about 500 TFLOP/s and memory about 4 TB/s; forward and backward passes do 3 times the forward FLOPs and move a
 # stored byte about 6 times. This predicts 8,900 images/s for ResNet-50 (measured: 7,400). Only the ratio matters.
 FLOPS_PER_BYTE = 250
-MUCH_WORSE = 1.10
+MUCH_WORSE = 1.10  # a cut is warned about when its slowest device takes this many times that of the best cut
 
 RULE = "Each name of --pipeline-splits starts a new stage."
 

@@ -38,7 +38,6 @@ class PipelineOptions:
     num_micros: int = 1
     micro_batch_size: int = 1
     bytes_per_number: int = 4
-    training: bool = True
     bytes_per_parameter: float = 16.0  # 32-bit weight, gradient, accumulator and one slot of the optimizer
     device_bytes: float | None = None  # limit for an automatic cut
     split_filter: SplitFilter = EVERYWHERE  # where an automatic cut may be
@@ -102,15 +101,16 @@ class PipelinePlan:
         """The fraction of device time that is idle if all stages take the same time."""
         return self.table.bubble
 
+    # Cached: simulating a schedule of many micro batches takes a while, and both the text and the record ask for it.
     @cached_property
     def expected_bubble(self) -> float:
         """The idle fraction with the estimated or measured times of these stages."""
         return self.expected_table().bubble
 
-    def expected_table(self, schedule: str | None = None, transfer: float = 0) -> Table:
+    def expected_table(self, schedule: str | None = None) -> Table:
         """Simulate this or another schedule with the stages' times; the whole network's forward pass takes 1."""
         durations = by_shares([stage.time_share for stage in self.stages])
-        return make_table(schedule or self.schedule, self.table.work, durations, transfer)
+        return make_table(schedule or self.schedule, self.table.work, durations)
 
     def weight_bytes(self) -> tuple[int, ...]:
         """Return what weights, gradients and optimizer state take on each device."""
@@ -166,7 +166,7 @@ def make_pipeline_plan(network: Network, options: PipelineOptions) -> PipelinePl
         raise ConfigError(f"{num_stages} pipeline stages are too few.", rule="There is at least one.")
     # Before the cut: how much a stage stores, which may limit the cut, follows from the schedule on these devices.
     mapping = check_device_mapping(options.device_mapping, num_stages)
-    table = make_table(schedule, Work(mapping, options.num_micros, options.training))
+    table = make_table(schedule, Work(mapping, options.num_micros))
     devices = [table.work.device_of[Node(stage)] for stage in range(num_stages)]
     if named is None:
         options.split_filter.check(network, num_stages)
@@ -233,7 +233,7 @@ def _stages(
 def _schedule_advice(schedule: str, table: Table) -> str | None:
     """Return a warning if there are too few micro batches to keep the devices busy."""
     work = table.work
-    if work.training and work.num_devices > 1 and work.num_micros < work.num_stages and schedule != "Sequential":
+    if work.num_devices > 1 and work.num_micros < work.num_stages and schedule != "Sequential":
         return (
             f"With {work.num_micros} micro batch{'es' * (work.num_micros != 1)} per step, the {work.num_devices} "
             f"devices are idle for {table.bubble:.0%} of the time: a larger --gradient-accumulation-count, with a "

@@ -358,7 +358,7 @@ def scale_row(plan: Plan) -> ScaleRow:
     )
 
 
-def format_scale(rows: Iterable[ScaleRow], num_devices: int | None) -> str:
+def format_scale(rows: Iterable[ScaleRow], num_devices: int) -> str:
     """Return the rows as a table, and the options for the row with that many devices."""
     lines = ["devices  replicas x devices  micro batch  accumulation  global batch   idle"]
     options, rows = "", tuple(rows)
@@ -373,9 +373,6 @@ def format_scale(rows: Iterable[ScaleRow], num_devices: int | None) -> str:
             options = (
                 f"--num-replicas {row.num_replicas} --gradient-accumulation-count {row.gradient_accumulation_count}"
             )
-    remark = (
-        []
-        if len(kept) == 1
-        else ["the global batch cannot be kept everywhere: accumulation is a whole number, at least 1"]
-    )
-    return "\n".join([*lines, *remark, f"on {num_devices} devices: {options}"])
+    if len(kept) > 1:
+        lines.append("the global batch cannot be kept everywhere: accumulation is a whole number, at least 1")
+    return "\n".join([*lines, f"on {num_devices} devices: {options}"])

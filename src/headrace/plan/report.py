@@ -137,7 +137,7 @@ def pipeline_lines(pipeline: PipelinePlan, one_program: bool) -> tuple[Line, ...
         Line("stages", str(pipeline.num_stages), f"on {devices} device{'s' * (devices != 1)} of a replica"),
         Line("schedule", pipeline.schedule, find_schedule(pipeline.schedule).summary),
         Line("idle", f"{pipeline.bubble:.1%}", "of the devices' time, if all stages took the same time"),
-        Line("idle as cut", f"{pipeline.expected_bubble:.1%}", "with the times of these stages, from shapes"),
+        Line("idle as cut", f"{pipeline.expected_bubble:.1%}", "with these stages' times, from shapes or measured"),
         Line("recomputation", "on" if pipeline.recomputation else "off", recomputation_detail(pipeline)),
     )
 

@@ -248,6 +248,8 @@ Ticks = tuple[int, int]
 
 def _grouped(size: Size, stage: int, micro: int) -> Ticks:
     """All stages run forward at even ticks and backward at odd ticks."""
+    # Made for hardware whose ticks end for all devices together: no short forward pass waits there for a long backward
+    # pass. Without common ticks it takes as long as Interleaved, and stores up to 2S - 1 micro batches instead of S.
     return 2 * (stage + micro), 2 * (2 * size.stages - 2 - stage + micro) + 1
 
 
@@ -277,7 +279,8 @@ class Schedule:
 
     name: str
     ticks: Callable[[Size, int, int], Ticks]
-    # (stages, training) -> what --strict-pipeline requires the number of micro batches to be a multiple of
+    # (stages, training) -> what --strict-pipeline requires the number of micro batches to be a multiple of: the
+    # reference system compiles whole turns of a ring with this many places.
     strict_multiple: Callable[[int, bool], int]
     summary: str
 
@@ -353,7 +356,7 @@ def strict_rule(
     num_micros: int,
     *,
     training: bool = True,
-    device_mapping: Sequence[int | Sequence[int]] | None = None,
+    device_mapping: Sequence[int | tuple[int, ...]] = (),
 ) -> str | None:
     """Return which rule of the reference system's hardware is broken, or None. Headrace itself needs none of them."""
     row = find_schedule(schedule)
@@ -365,9 +368,7 @@ def strict_rule(
             f"{num_micros} micro batches per step are not a multiple of {multiple}, which {row.name} with {num_stages} "
             f"stages requires under --strict-pipeline; use {near}."
         )
-    devices = [
-        device for entry in device_mapping or () for device in (entry if isinstance(entry, Sequence) else [entry])
-    ]
+    devices = [device for entry in device_mapping for device in devices_of(entry)]
     if training and row.name == "Interleaved" and len(set(devices)) < len(devices):
         return "Interleaved cannot train two stages on one device under --strict-pipeline; use Grouped or Sequential."
     return None

@@ -116,21 +116,8 @@ MAX_COLUMNS = 500
 
 def draw_timeline(table: Table, title: str = "", max_width: int = MAX_WIDTH) -> str:
     """Return the table as one row per device over time, with a legend; the middle of a long one is omitted."""
-    work = table.work
-    rows, left_out = _rows(table.cells, work, max_width)
-    lines = [title] if title else []
-    lines += rows
-    if left_out:
-        lines.append(left_out)
-    lines += _legend(work)
-    lines.append(f"{summary(table)}.")
-    return "\n".join(lines)
-
-
-def draw_cells(cells: Sequence[Cell], work: Work, max_width: int = MAX_WIDTH) -> str:
-    """Return only the rows; works for an incomplete table as well."""
-    rows, left_out = _rows(cells, work, max_width)
-    return "\n".join([*rows, left_out] if left_out else rows)
+    lines = _rows(table.cells, table.work, max_width)
+    return "\n".join([*([title] if title else []), *lines, _legend(table.work), f"{summary(table)}."])
 
 
 def summary(table: Table) -> str:
@@ -146,8 +133,8 @@ def label(action: Action, work: Work) -> str:
     return str(action) if len(work.device_of) > work.num_devices else f"{action.op}{action.micro}"
 
 
-def _rows(cells: Sequence[Cell], work: Work, max_width: int) -> tuple[list[str], str]:
-    """Return one line per device, and a note on what is omitted."""
+def _rows(cells: Sequence[Cell], work: Work, max_width: int) -> list[str]:
+    """Return one line per device and, if columns are omitted, a note on which; the table may be incomplete."""
     origin, unit = min(cell.start for cell in cells), _unit(cells)
     starts = {cell: _column(cell.start - origin, unit) for cell in cells}
     # A measured action may be so short that it rounds to zero columns; it still gets one.
@@ -170,9 +157,7 @@ def _rows(cells: Sequence[Cell], work: Work, max_width: int) -> tuple[list[str],
                 texts[start + 1 : end] = ["-" * (width + 1)] * (end - start - 1)
         visible = texts if cut is None else [*texts[: cut[0]], "|" + _CUT, *texts[cut[1] :]]
         lines.append(f"{head:<{head_width}} {''.join(visible)}|")
-    if cut is None:
-        return lines, ""
-    return lines, f"Columns {cut[0] + 1} to {cut[1]} of {num_columns} are left out."
+    return lines if cut is None else [*lines, f"Columns {cut[0] + 1} to {cut[1]} of {num_columns} are left out."]
 
 
 def _unit(cells: Sequence[Cell]) -> float:
@@ -189,14 +174,14 @@ def _column(time: float, unit: float) -> int:
     return math.floor(time / unit + 0.5)
 
 
-def _legend(work: Work) -> list[str]:
+def _legend(work: Work) -> str:
     if len(work.device_of) == work.num_devices:
         stages = "" if all(node.stage == device for node, device in work.device_of.items()) else _stage_devices(work)
         example = f"{Op.F}0 forward of micro batch 0" + (f", {Op.B}0 its backward" if work.training else "")
-        return [f"{example}, . idle. {stages or 'Stage s is on dev s.'}"]
+        return f"{example}, . idle. {stages or 'Stage s is on dev s.'}"
     node = work.stages[-1][0]
     example = f"{node}{Op.F}0 stage {node} forward on micro batch 0"
-    return [f"{example}{f', {node}{Op.B}0 backward' if work.training else ''}, . idle. {_stage_devices(work)}"]
+    return f"{example}{f', {node}{Op.B}0 backward' if work.training else ''}, . idle. {_stage_devices(work)}"
 
 
 def _stage_devices(work: Work) -> str:
@@ -315,7 +300,7 @@ def _deadlock(order: Order, head: list[int], cells: dict[Action, Cell]) -> Confi
         ahead = order.rows[owner].index(missing) - head[owner]
         behind = f"device {owner} must first run {ahead} other action{'s' * (ahead != 1)}"
         waits.append(f"device {device} waits with {action} for {missing}, and {behind}")
-    diagram = draw_cells(_by_start(cells), order.work) if cells else "(nothing could run)"
+    diagram = "\n".join(_rows(_by_start(cells), order.work, MAX_WIDTH)) if cells else "(nothing could run)"
     return ConfigError(
         f"The order deadlocks after {len(cells)} of {sum(map(len, order.rows))} actions: {'; '.join(waits)}.",
         rule=RULE,
@@ -368,6 +353,7 @@ class Text:
 
 
 Mark = Box | Text
+Tables = Mapping[str, Table]  # by title
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -379,7 +365,7 @@ class Drawing:
     marks: tuple[Mark, ...]
 
 
-def draw_marks(tables: Mapping[str, Table]) -> Drawing:
+def draw_marks(tables: Tables) -> Drawing:
     """Return a diagram with one panel for each table; tables with the same unit have the same scale."""
     parts: list[Mark] = []
     top, width = MARGIN, 0.0
@@ -396,7 +382,7 @@ def draw_marks(tables: Mapping[str, Table]) -> Drawing:
     return Drawing(width=width + MARGIN, height=top + MARGIN - 8, marks=tuple(parts))
 
 
-def draw_svg(tables: Mapping[str, Table]) -> str:
+def draw_svg(tables: Tables) -> str:
     """Return an SVG with one panel for each table."""
     drawing = draw_marks(tables)
     width, height = f"{drawing.width:.0f}", f"{drawing.height:.0f}"
@@ -411,7 +397,7 @@ def draw_svg(tables: Mapping[str, Table]) -> str:
     )
 
 
-def chrome_trace(tables: Mapping[str, Table]) -> dict[str, Any]:
+def chrome_trace(tables: Tables) -> dict[str, Any]:
     """Return the tables as Chrome trace events, a process for each table and a thread for each device."""
     events: list[dict[str, Any]] = []
     for pid, (title, table) in enumerate(tables.items()):
@@ -510,7 +496,7 @@ def _svg_text(text: Text) -> str:
 SCALE = 2  # of the PNG, for sharp text on high-resolution screens
 
 
-def draw_png(tables: Mapping[str, Table]) -> bytes:
+def draw_png(tables: Tables) -> bytes:
     """Return a PNG with one panel for each table."""
     from PIL import Image, ImageDraw
 
@@ -539,9 +525,6 @@ def _draw_text(pen: Any, text: Text) -> None:
     font = ImageFont.load_default(text.size * SCALE)
     anchor = {"start": "ls", "middle": "ms"}[text.anchor]
     pen.text((text.x * SCALE, text.y * SCALE), text.text, fill=text.fill, font=font, anchor=anchor)
-
-
-Tables = Mapping[str, Table]
 
 
 def _text(tables: Tables) -> str:
