@@ -10,6 +10,8 @@ import pytest
 
 from headrace.engine.devices import replica_mesh
 from headrace.engine.forward import LOGITS, EvalSpec, WholeForward
+from headrace.engine.pipeline import step_plan
+from headrace.engine.pipeline.evaluate_stages import make_staged_evaluation
 from headrace.model.context import Ctx
 from headrace.model.layers import Chain, Conv, Dense, GlobalAveragePool, Layer, MaxPool, Relu, Residual
 from headrace.model.network import Network
@@ -42,6 +44,26 @@ def test_flip_averages_the_logits_of_an_image_and_its_mirror_image():
     np.testing.assert_allclose(logits(False).reshape(8, -1), both[0], atol=1e-5)
     np.testing.assert_allclose(logits(True).reshape(8, -1), (both[0] + both[1]) / 2, atol=1e-5)
     assert np.abs(both[0] - both[1]).max() > 0.01
+
+
+def test_stages_of_an_evaluation_are_compiled_with_its_options(monkeypatch):
+    net, options = network("toy_model"), {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+    spec = EvalSpec(
+        network=net,
+        fetch=lambda _resident, batch: (batch["images"], batch["labels"]),
+        fetch_labels=lambda _resident, batch: batch["labels"],
+        compute_dtype=jnp.float32,
+        num_replicas=1,
+        compiler_options=tuple(options.items()),
+    )
+    given, build = [], step_plan.compile_program
+    monkeypatch.setattr(step_plan, "compile_program", lambda what, how: given.append(how) or build(what, how))
+    staged = make_staged_evaluation(spec, [(0, 2), (2, len(net.blocks))], np.array([jax.devices()[:2]]), [0, 1])
+    weights = staged.place(net.init(0))
+    images, labels = np.zeros((1, 4, 32, 32, 3), np.float32), np.zeros((1, 4), np.int32)
+    block = staged.put({"images": images, "labels": labels, "mask": np.ones((1, 4), np.float32)}, "batches")
+    staged.compile(weights, {}, block)
+    assert given == [options] * 3, "two stages, and the sum over replicas"
 
 
 def test_python_traces_an_evaluation_once(monkeypatch):

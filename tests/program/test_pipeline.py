@@ -11,6 +11,7 @@ import pytest
 
 from headrace import Infeed, OptimizerOutput, Outfeed, Stage, loops, pipeline, recomputation_checkpoint
 from headrace.engine.visible import Visible, count_replicas
+from headrace.program import pipeline as pipeline_module
 
 SCHEDULES = ("Grouped", "Interleaved", "Sequential")
 RNG = np.random.default_rng(0)
@@ -433,6 +434,16 @@ def test_a_pipeline_can_follow_a_loop_on_the_same_infeed():
     pipe(pipe.init())
     assert total == 6
     assert np.array_equal(out.dequeue()[:, 0], [9, 11, 13])
+
+
+def test_numbers_of_micro_batches_are_sent_once(monkeypatch):
+    options = {"optimizer_function": momentum, "infeed": Infeed(DATA), "outfeed": Outfeed()}
+    pipe = pipeline(THREE, 2, reduction_method="RUNNING_MEAN", **options)
+    state = pipe.init()
+    start = pipe._start(state, ())
+    assert [int(start["number", node, 1]) for node in pipe.spec.nodes] == [1, 1, 1]
+    monkeypatch.setattr(pipeline_module, "place", None)
+    pipe._start(state, ())
 
 
 def test_the_picture_is_that_of_the_schedule():

@@ -2,21 +2,23 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from headrace.core.errors import ConfigError
 from headrace.core.tree import PyTree
 
 # None: the weight's own type. A type: for all. A function of the weight: its type.
-AccumulatorType = Any
+AccumulatorType = DTypeLike | Callable[[Any], DTypeLike] | None
+Number = jax.Array | int
 
 # reduction -> (gradient, its number, how many there will be) -> (factor on the total so far, what is added to it)
 # Divided before it is added: a 16-bit total then holds a mean and cannot overflow with the count.
-REDUCTIONS: dict[str, Callable[[Any, Any, int], tuple[PyTree, PyTree]]] = {
+REDUCTIONS: dict[str, Callable[[jax.Array, Number, int], tuple[Number | float | None, jax.Array]]] = {
     "SUM": lambda gradient, number, count: (None, gradient),
     "MEAN": lambda gradient, number, count: (None, gradient / count),
     # Never larger than the largest gradient, and right at every moment; costs a multiplication more.
@@ -38,10 +40,20 @@ class Accumulation:
         return self.reduction == "RUNNING_MEAN"
 
 
-def accumulator_dtype(dtype: AccumulatorType, weight: Any, name: str = "dtype") -> PyTree:
-    """Return the type in which the gradients of a weight are summed."""
+def _is_function(dtype: AccumulatorType) -> TypeGuard[Callable[[Any], DTypeLike]]:
     # jnp.float32 is callable as well: called, it would convert the weight instead of naming a type for it.
-    asked: Any = dtype(weight) if callable(dtype) and not isinstance(dtype, type) else dtype
+    return callable(dtype) and not isinstance(dtype, type)
+
+
+def check_accumulator(dtype: AccumulatorType, name: str = "dtype") -> None:
+    """Refuse what is no type at once; a function is asked when the weights are known."""
+    if dtype is not None and not _is_function(dtype):
+        accumulator_dtype(dtype, None, name)
+
+
+def accumulator_dtype(dtype: AccumulatorType, weight: Any, name: str = "dtype") -> np.dtype:
+    """Return the type in which the gradients of a weight are summed."""
+    asked = dtype(weight) if _is_function(dtype) else dtype
     if asked is None:
         return weight.dtype
     try:
@@ -50,7 +62,7 @@ def accumulator_dtype(dtype: AccumulatorType, weight: Any, name: str = "dtype") 
         found = None
     if found is None or not jnp.issubdtype(found, np.inexact):
         raise ConfigError(
-            f"{name} {'returned' if callable(dtype) and not isinstance(dtype, type) else 'is'} {asked!r}.",
+            f"{name} {'returned' if _is_function(dtype) else 'is'} {asked!r}.",
             rule="It is None, a floating-point type, or a function of the weight that returns one.",
             remedy="Write jnp.float32, for example.",
         )
@@ -62,7 +74,7 @@ def empty_sums(weights: PyTree, dtype: AccumulatorType, name: str = "dtype") -> 
     return jax.tree.map(lambda w: jnp.zeros(w.shape, accumulator_dtype(dtype, w, name)), weights)
 
 
-def accumulate(rule: Accumulation, totals: PyTree, gradients: PyTree, number: Any) -> PyTree:
+def accumulate(rule: Accumulation, totals: PyTree, gradients: PyTree, number: Number) -> PyTree:
     """Return the totals with gradient `number` in; every total keeps its type."""
 
     def add(total: jax.Array, gradient: jax.Array) -> jax.Array:

@@ -14,7 +14,7 @@ from headrace.engine.accumulation import (
     Accumulation,
     AccumulatorType,
     accumulate,
-    accumulator_dtype,
+    check_accumulator,
     empty_sums,
     widened,
 )
@@ -58,8 +58,7 @@ def accumulate_gradients(
     count = whole_number(num_mini_batches, "num_mini_batches", 1)
     rule = Accumulation(count=count, reduction=check_reduction(reduction), dtype=dtype)
     inner = optax.with_extra_args_support(_checked(optimizer))
-    if dtype is not None and (isinstance(dtype, type) or not callable(dtype)):
-        accumulator_dtype(dtype, None)
+    check_accumulator(dtype)
     check_offload(offload_weight_update_variables)
 
     def init(params: PyTree) -> AccumulationState:
@@ -99,7 +98,7 @@ def check_offload(asked: object) -> None:
         )
 
 
-def offloads(asked: bool | None, num_micros: int, device: Any) -> bool:
+def offloads(asked: bool | None, num_micros: int, device: jax.Device) -> bool:
     """Return whether the optimizer's state is in host memory; refuse where it is asked for and cannot."""
     reachable = host_memory_of(device)
     if asked and not reachable:

@@ -1,4 +1,8 @@
-"""Loops on the device: `repeat` and `while_loop` run a body many times without returning to the host."""
+"""Loops on the device: `repeat` and `while_loop` run a body many times without returning to the host.
+
+A loop is one compiled program. Without an infeed it is also one launch; with one, a launch takes a block of elements,
+as many as fit, and the next block is read and sent while it runs.
+"""
 
 import operator
 from collections.abc import Callable, Sequence
@@ -34,6 +38,8 @@ from headrace.program.structure import (
     structure_of,
     whole_number,
 )
+
+__all__ = ["repeat", "while_loop"]
 
 # The device program of a loop: many iterations of a body in one launch. The only `jit` of loops is here.
 #
@@ -105,7 +111,7 @@ def split_result(loop: Loop, result: object) -> tuple[tuple[Any, ...], list[Enqu
     """Split a body's result into (loop variables, operations); refuse what does not fit."""
     values = () if result is None else tuple(result) if isinstance(result, tuple | list) else (result,)
     kinds = [isinstance(value, Enqueue) for value in values]
-    name, wanted = name_of(loop.body), loop.variables.treedef.num_nodes and _variables_of(loop)
+    name, wanted = name_of(loop.body), loop.variables.shapes()
     if True in kinds and False in kinds[kinds.index(True) :]:
         raise ConfigError(f"{name} returns a loop variable after an operation.", rule="Operations come last.")
     variables = values[: len(kinds) - sum(kinds)]
@@ -132,10 +138,6 @@ def split_result(loop: Loop, result: object) -> tuple[tuple[Any, ...], list[Enqu
     return variables, operations
 
 
-def _variables_of(loop: Loop) -> tuple[PyTree, ...]:
-    return loop.variables.shapes()
-
-
 def call_body(loop: Loop, variables: tuple[object, ...], element: PyTree) -> tuple[tuple[Any, ...], list[Enqueue]]:
     """Run the body once; return the new loop variables, in their types, and the operations."""
     args, kwargs = element_arguments(element) if loop.element is not None else ((), {})
@@ -147,8 +149,7 @@ def call_body(loop: Loop, variables: tuple[object, ...], element: PyTree) -> tup
             rule="An operation takes effect only if the body returns it, after the loop variables.",
             remedy="Write: return variable, outfeed.enqueue(values).",
         )
-    like = _variables_of(loop)
-    return jax.tree.map(lambda a, shape: jnp.asarray(a, shape.dtype), after, like), operations
+    return jax.tree.map(lambda a, shape: jnp.asarray(a, shape.dtype), after, loop.variables.shapes()), operations
 
 
 def holds(loop: Loop, variables: tuple[object, ...]) -> jax.Array:
@@ -180,7 +181,7 @@ def trace(loop: Loop) -> tuple[Outfeed, Structure] | None:
     return found[-1] if found else None
 
 
-def make_program(loop: Loop, leaving: Leaving | None) -> Any:
+def make_program(loop: Loop, leaving: Leaving | None) -> jax.stages.Wrapped:
     """Return `program(variables, block, count, first) -> (variables, buffer, number of iterations, continues)`."""
 
     def program(variables: PyTree, block: PyTree, count: jax.Array, first: jax.Array) -> PyTree:
@@ -244,13 +245,8 @@ def how_it_leaves(enqueued: tuple[Outfeed, Structure] | None, launch_length: int
     return Leaving(outfeed, values, min(outfeed.buffer_depth, launch_length or outfeed.buffer_depth), inside=False)
 
 
-# Loops on the device: `repeat` and `while_loop` run a body many times without returning to the host.
-#
-# A loop is one compiled program. Without an infeed it is also one launch; with one, a launch takes a block of elements,
-# as many as fit, and the next block is read and sent while it runs.
+# The functions that users call, and launching their programs.
 
-
-__all__ = ["repeat", "while_loop"]
 
 MAX_BLOCK_BYTES = 256 * 2**20  # of a block of infeed elements, per replica
 WHILE_BLOCK = 16  # elements per launch of a while loop, unless block_size is given
@@ -317,7 +313,7 @@ class LoopProgram:
     leaving: Leaving | None
     block: int | None  # elements per launch; None without an infeed
     longest: int | None  # maximum iterations of one launch; None: no limit
-    launch: Any
+    launch: jax.stages.Wrapped
 
 
 def _kept_program(loop: Loop, most: int, block_size: int | None) -> LoopProgram:
@@ -337,6 +333,7 @@ def _program(loop: Loop, block: int | None) -> LoopProgram:
     check_arguments(loop)
     leaving = how_it_leaves(trace(loop), block)
     longest = block
+    # What does not leave from inside the program leaves at its end: a launch enqueues no more than its buffer holds.
     if leaving is not None and not leaving.inside and leaving.outfeed.mode is OutfeedMode.ALL:
         longest = leaving.depth
         block = None if block is None else leaving.depth
@@ -365,7 +362,9 @@ def _run(program: LoopProgram, variables: tuple[object, ...], infeed: Infeed | N
             count = min(count, len(elements) // loop.replicas) if infeed is not None else count
             block = None if program.block is None else _put_block(elements, program)
             state, buffer, number, still = program.launch(state, block, np.int32(count), np.int32(done))
-            if loop.condition is not None:  # the number of iterations is known only at its end
+            # The number of iterations of a while loop is known only at the end of the launch, so this waits for it;
+            # `repeat` does not wait, and its next block is sent meanwhile.
+            if loop.condition is not None:
                 count, goes_on = int(number), bool(still)
                 if infeed is not None:
                     infeed.put_back(elements[count * loop.replicas :])

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from headrace.core.errors import ConfigError
 from headrace.core.tree import PyTree
-from headrace.engine.accumulation import AccumulatorType, accumulator_dtype, empty_sums, widened
+from headrace.engine.accumulation import AccumulatorType, accumulator_dtype, check_accumulator, empty_sums, widened
 from headrace.engine.devices import replica_mesh, start_devices
 from headrace.engine.state import Placement
 from headrace.engine.visible import count_replicas
@@ -80,10 +80,8 @@ def check_values(request: Request) -> None:
             f"optimizer_function is of type {type(request.optimizer_function).__name__}.",
             rule="It is a function of the last stage's outputs that returns OptimizerOutput(optimizer, loss).",
         )
-    for name in ("gradient_accumulation_dtype", "accumulate_outfeed_dtype"):
-        dtype = getattr(request, name)
-        if dtype is not None and (isinstance(dtype, type) or not callable(dtype)):
-            accumulator_dtype(dtype, None, name)
+    check_accumulator(request.gradient_accumulation_dtype, "gradient_accumulation_dtype")
+    check_accumulator(request.accumulate_outfeed_dtype, "accumulate_outfeed_dtype")
     needs_training = {
         "outfeed_loss": request.outfeed_loss,
         "outfeed_mask": request.outfeed_mask is not None,
@@ -286,8 +284,7 @@ def make_spec(request: Request) -> PipelineSpec:
 
 
 def _renamed(error: ConfigError, option: str, name: str) -> ConfigError:
-    parts = (part.replace(option, name) for part in (error.problem, error.rule, error.remedy))
-    problem, rule, remedy = parts
+    problem, rule, remedy = (part.replace(option, name) for part in (error.problem, error.rule, error.remedy))
     return ConfigError(problem, rule=rule, remedy=remedy)
 
 
@@ -368,8 +365,8 @@ def check_output(result: object) -> OptimizerOutput:
             f"optimizer_function returned a {type(result).__name__}.",
             rule="It returns headrace.OptimizerOutput(optimizer, loss).",
         )
-    wanted = callable(result.optimizer) if result.arguments else True
-    if not wanted or (not result.arguments and not isinstance(result.optimizer, optax.GradientTransformation)):
+    made = isinstance(result.optimizer, optax.GradientTransformation)
+    if not (callable(result.optimizer) if result.arguments else made):
         raise ConfigError(
             f"The optimizer of the pipeline is of type {type(result.optimizer).__name__}.",
             rule="It is an optax transformation; with arguments, a function of them that returns one.",

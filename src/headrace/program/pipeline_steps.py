@@ -31,6 +31,7 @@ from headrace.engine.pipeline.nodes import (
 from headrace.engine.pipeline.step_plan import (
     ALL,
     EACH,
+    HAND_ON,
     MOVE,
     NOTHING,
     STEP_NUMBER,
@@ -78,6 +79,7 @@ def pipeline_node(traced: TracedNode, spec: PipelineSpec, node: Node) -> NodeSpe
     return NodeSpec(
         mesh=traced.mesh,
         apply=apply,
+        name=f"stage_{node}",
         num_inputs=1 + (request.infeed is not None) if is_first else len(work.stages[node.stage - 1]),
         num_gradients=1 if is_last else len(work.stages[node.stage + 1]),
         is_first=is_first,
@@ -193,8 +195,8 @@ class _Builder:
             self.builder.add(self.end_lane, self.loss, outputs, writes)
         is_last = micro == self.spec.work.num_micros - 1
         if is_last:
-            done = HostCall(lambda value: (value,), outs=(None,))  # pyright: ignore[reportArgumentType]
-            self.builder.add(self.end_lane, done, [("loss", micro) if self.loss is not None else outputs[0]], [LATEST])
+            done = ("loss", micro) if self.loss is not None else outputs[0]
+            self.builder.add(self.end_lane, HAND_ON, [done], [LATEST])
             self.builder.to_host(LATEST)
         outfeed = self.spec.request.outfeed
         if outfeed is not None:

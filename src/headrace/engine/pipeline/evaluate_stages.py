@@ -18,6 +18,7 @@ from headrace.engine.pipeline.nodes import NodePrograms, NodeSpec, NodeValues, a
 from headrace.engine.pipeline.step_plan import (
     ALL,
     EACH,
+    HAND_ON,
     CompiledSteps,
     HostCall,
     Key,
@@ -39,8 +40,6 @@ def _wait(count: jax.Array) -> tuple[()]:
     return ()
 
 
-# Passed on as it is: the lane that waits computes nothing on it.
-_ENDED = HostCall(lambda count: (count,), outs=(None,))
 _WAIT = HostCall(_wait)
 
 
@@ -115,7 +114,7 @@ class StagedEvaluation:
         builder.keep(device_of[last], counts_of(last), "total")
 
         def end(number: int) -> tuple[Key, ...]:
-            builder.add(device_of[last], _ENDED, [("outputs", last, number)], [("ended", number)])
+            builder.add(device_of[last], HAND_ON, [("outputs", last, number)], [("ended", number)])
             # The first stage waits for the end of an earlier batch: launching does not wait for devices, and without a
             # limit the activations of all batches would be in memory at once.
             earlier = number - (IN_FLIGHT - 1) * len(self.nodes)
@@ -166,7 +165,7 @@ def make_staged_evaluation(
             for number, (blocks, mesh) in enumerate(zip(ranges, meshes, strict=True))
         },
         empty=jax.jit(empty, out_shardings=NamedSharding(meshes[-1], EACH)),
-        total=on_mesh(meshes[-1], total, (EACH,), (ALL,)),
+        total=on_mesh(meshes[-1], total, (EACH,), (ALL,), compiler_options=spec.compiler_options),
     )
 
 
@@ -196,10 +195,12 @@ def _evaluation_node(spec: EvalSpec, blocks: tuple[int, int], mesh: Mesh) -> Nod
     return NodeSpec(
         mesh=mesh,
         apply=apply,
+        name=f"evaluate_{blocks[0]}_{blocks[1]}",
         num_inputs=0 if is_first else 1,
         source_specs=(ALL, BATCHES, ALL) if is_first or is_last else (),
         fetch=fetch,
         count=(lambda total, new: jax.tree.map(jnp.add, total, new)) if is_last else lambda counts, _: counts,
+        compiler_options=spec.compiler_options,
     )
 
 

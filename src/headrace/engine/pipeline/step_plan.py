@@ -64,6 +64,7 @@ class HostCall:
 
 
 MOVE = HostCall(lambda value: (value,), lambda value: (value,), (ALL,))  # gives a value another name
+HAND_ON = HostCall(lambda value: (value,), outs=(None,))  # the same, for what no program of another lane reads
 
 
 def on_mesh(
