@@ -53,7 +53,7 @@ def check_accumulator(dtype: AccumulatorType, name: str = "dtype") -> None:
 
 def accumulator_dtype(dtype: AccumulatorType, weight: Any, name: str = "dtype") -> np.dtype:
     """Return the type in which the gradients of a weight are summed."""
-    asked = dtype(weight) if _is_function(dtype) else dtype
+    asked: Any = dtype(weight) if _is_function(dtype) else dtype
     if asked is None:
         return weight.dtype
     try:

@@ -16,9 +16,11 @@ import numpy as np
 
 from headrace.config.schema import Compiler
 from headrace.core.process import exclusive
+from headrace.core.tree import PyTree
 from headrace.engine.devices import count_fallback
 
 Options = Mapping[str, Any]
+OptionItems = tuple[tuple[str, Any], ...]  # hashable, for specifications
 
 EFFORT_O2 = 29  # one of XLA's effort levels, as its ExecutionOptions number them
 
@@ -155,7 +157,7 @@ def compile_program(lowered: jax.stages.Lowered, options: Options) -> jax.stages
     return lowered.compile(compiler_options={key: options[key] for key in options if key != CONV_FUSION})
 
 
-def _zeros(lowered: jax.stages.Lowered, compiled: jax.stages.Compiled) -> Any:
+def _zeros(lowered: jax.stages.Lowered, compiled: jax.stages.Compiled) -> PyTree:
     """Return arguments for a program; a call's number of steps is 0."""
     arguments, _ = lowered.args_info
     where, _ = compiled.input_shardings

@@ -18,9 +18,10 @@ from headrace.core.errors import RunStopped
 from headrace.core.files import cache_directory
 
 REPLICA = "replica"  # the one mesh axis of a run without pipeline stages
+Device = Any  # jax.Device, which type checkers take for a variable
 
 
-def start_devices(platform: str, num_devices: int, num_processes: int = 1) -> list[Any]:
+def start_devices(platform: str, num_devices: int, num_processes: int = 1) -> list[Device]:
     """Return the first `num_devices` devices, as many of each process; virtual CPU ones are made where there are fewer.
 
     Must be the first use of JAX's devices in this process: afterwards the number of CPU devices is fixed.
@@ -60,7 +61,7 @@ def start_devices(platform: str, num_devices: int, num_processes: int = 1) -> li
     raise RunStopped(f"{num_devices} devices are needed, but there are {len(devices)} ({kind}).", remedy=remedy)
 
 
-def take(devices: list[Any], count: int) -> list[Any]:
+def take(devices: list[Device], count: int) -> list[Device]:
     """Return the first `count` of sorted devices, equally many of each process, which owns whole replicas."""
     processes = sorted({device.process_index for device in devices})
     each = count // len(processes)
@@ -88,7 +89,7 @@ def show_devices(first: int | None, num_devices: int) -> None:
             jax.config.update(f"jax_{platform}_visible_devices", ",".join(map(str, numbers)))
 
 
-def host_device() -> Any:
+def host_device() -> Device | None:
     """Return a CPU device, whose programs compile fast and queue is short; None where there is none to use alone."""
     if jax.process_count() > 1:
         return None  # processes start a platform together
@@ -109,14 +110,14 @@ def run_in_calling_thread() -> None:
         jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 
-def start_run_devices(run: Run, num_devices: int, num_processes: int = 1) -> list[Any]:
+def start_run_devices(run: Run, num_devices: int, num_processes: int = 1) -> list[Device]:
     """Start the devices that a run's options ask for, with its compilation cache. JAX's must not be in use yet."""
     use_compilation_cache(run.compilation_cache_dir)
     show_devices(run.first_device, num_devices // num_processes)
     return start_devices(run.platform, num_devices, num_processes)
 
 
-def replica_mesh(devices: list[Any]) -> Mesh:
+def replica_mesh(devices: list[Device]) -> Mesh:
     return Mesh(np.array(devices), (REPLICA,))
 
 

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 from headrace.core.process import keep_freed_memory
 from headrace.core.tree import PyTree
-from headrace.engine.compiler import common_options, compile_program
+from headrace.engine.compiler import OptionItems, common_options, compile_program
 from headrace.engine.devices import REPLICA, replicated
 from headrace.engine.kept_programs import kept
 from headrace.engine.multiprocess_arrays import transfer
@@ -30,14 +30,14 @@ from headrace.model.network import Network
 from headrace.ops import collecting, uses_kernels, using
 
 Sums = dict[str, jax.Array]
-Weights = tuple[Any, Any]  # (params, stats)
+Weights = tuple[PyTree, PyTree]  # (params, stats)
 
 
 @dataclass(frozen=True)
 class Reducer:
     """What is kept of a batch: `keep(logits, labels, mask)`, added up over all batches or stacked in their order."""
 
-    keep: Callable[[jax.Array, Any, Any], Any]
+    keep: Callable[[jax.Array, Any, Any], PyTree]
     adds: bool
 
 
@@ -66,11 +66,11 @@ class EvalSpec:
 
     network: Network
     fetch: Fetch
-    compute_dtype: Any
+    compute_dtype: jax.typing.DTypeLike
     num_replicas: int
     half_partials: bool = False
     cpu_kernels: str = "auto"
-    compiler_options: tuple[tuple[str, Any], ...] = ()  # XLA's: engine/compiler.py
+    compiler_options: OptionItems = ()  # XLA's: engine/compiler.py
     fetch_labels: FetchLabels = no_labels  # the labels alone, for the last stage of a pipeline
     reducer: Reducer = SUMS
     flip: bool = False  # the mean of the logits of an image and of its mirror image
@@ -189,9 +189,9 @@ class Selection:
 class WholeProgram:
     """The program of a whole network, and the one that computes its constants."""
 
-    constants: Callable[[Any, Any, Any], Any]
-    forward: Any
-    pick: Callable[[Any], Any] = lambda weights: weights
+    constants: Callable[[PyTree, PyTree, PyTree], PyTree]
+    forward: jax.stages.Compiled
+    pick: Callable[[Weights], PyTree] = lambda weights: weights
 
     def prepare(self, placed: PyTree, resident: PyTree, block: PyTree) -> PyTree:
         """Return (placed weights that are used, constants)."""
@@ -206,11 +206,11 @@ class WholeProgram:
         return self.forward.memory_analysis()
 
 
-def _no_constants(*_: Any) -> None:
+def _no_constants(*_: PyTree) -> None:
     return None
 
 
-def make_preparation(spec: EvalSpec, mesh: Mesh) -> Any:
+def make_preparation(spec: EvalSpec, mesh: Mesh) -> jax.stages.Wrapped:
     """Return the jitted program `constants(weights, resident, block)`; of the last two only the shapes matter."""
 
     def prepare(weights: Weights, resident: PyTree, block: dict[str, jax.Array]) -> list[PyTree]:
@@ -222,7 +222,9 @@ def make_preparation(spec: EvalSpec, mesh: Mesh) -> Any:
     return _on_mesh(prepare, mesh, P())
 
 
-def make_forward(spec: EvalSpec, mesh: Mesh, whole: Callable[[Any], Weights] = lambda weights: weights) -> Any:
+def make_forward(
+    spec: EvalSpec, mesh: Mesh, whole: Callable[[PyTree], Weights] = lambda weights: weights
+) -> jax.stages.Wrapped:
     """Return the jitted program `forward((weights, constants), resident, block)` over the n batches of a block.
 
     A reducer that adds gives sums over all batches and replicas, any other one arrays [n, B, ...]. `whole` turns the
@@ -230,7 +232,7 @@ def make_forward(spec: EvalSpec, mesh: Mesh, whole: Callable[[Any], Weights] = l
     """
     ctx = spec.context()
 
-    def forward(prepared: tuple[PyTree, list[PyTree] | None], resident: PyTree, block: dict[str, jax.Array]) -> Any:
+    def forward(prepared: tuple[PyTree, list[PyTree] | None], resident: PyTree, block: dict[str, jax.Array]) -> PyTree:
         weights, constants = whole(prepared[0]), prepared[1]
 
         def logits_of(images: jax.Array) -> jax.Array:
@@ -258,7 +260,7 @@ def make_forward(spec: EvalSpec, mesh: Mesh, whole: Callable[[Any], Weights] = l
     return _on_mesh(forward, mesh, P() if spec.reducer.adds else BATCHES)
 
 
-def _on_mesh(program: Callable[[Any, Any, Any], Any], mesh: Mesh, out: P) -> Any:
+def _on_mesh(program: Callable[[Any, Any, Any], PyTree], mesh: Mesh, out: P) -> jax.stages.Wrapped:
     mapped = jax.shard_map(program, mesh=mesh, in_specs=(P(), P(), BATCHES), out_specs=out, check_vma=False)
     return jax.jit(mapped)
 
@@ -272,7 +274,7 @@ def total_sums(parts: list[Sums]) -> dict[str, Any]:
     }
 
 
-def stored_for_inference(params: PyTree, compute_dtype: Any) -> Any:
+def stored_for_inference(params: PyTree, compute_dtype: jax.typing.DTypeLike) -> PyTree:
     """Return the weights with those of convolutions and matrices in the dtype they are used in; the result is equal.
 
     Layers would round them at each use. Scales and shifts of norms are used in float32, and stay.

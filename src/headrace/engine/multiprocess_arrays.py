@@ -4,16 +4,15 @@ JAX's `device_put` handles the devices of one process. Where a mesh has devices 
 its local devices, and the parts are declared one array. Within one process all of these are `device_put`.
 """
 
-from typing import Any
-
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from headrace.core.tree import PyTree
+from headrace.engine.devices import Device
 
 
-def place(tree: PyTree, where: Any) -> PyTree:
+def place(tree: PyTree, where: PyTree) -> PyTree:
     """Put host arrays, complete in every process, on devices; `where` is one sharding or a tree of them.
 
     Of shapes return where such arrays would be: enough to compile with.
@@ -58,7 +57,7 @@ def gather_rows(tree: PyTree, where: NamedSharding) -> PyTree:
     """Replicate arrays on every device; each process passes the same number of their rows, in the processes' order."""
     # One device of each process takes its rows: divided among all local devices, their number would have to be a
     # multiple.
-    firsts: dict[int, Any] = {}
+    firsts: dict[int, Device] = {}
     for device in _all_devices(where.mesh):
         firsts.setdefault(device.process_index, device)
     one_each = Mesh(np.array(list(firsts.values())), ("process",))
@@ -117,12 +116,12 @@ def spans_cpus(mesh: Mesh) -> bool:
     return devices[0].platform == "cpu" and len(devices) > 1
 
 
-def local_devices(mesh: Mesh | AbstractMesh) -> list[Any]:
+def local_devices(mesh: Mesh | AbstractMesh) -> list[Device]:
     """Return the devices of the mesh that belong to this process, in the mesh's order."""
     return [device for device in _all_devices(mesh) if device.process_index == device.client.process_index()]
 
 
-def _all_devices(mesh: Mesh | AbstractMesh) -> list[Any]:
+def _all_devices(mesh: Mesh | AbstractMesh) -> list[Device]:
     assert isinstance(mesh, Mesh), mesh
     return list(mesh.devices.flat)
 
@@ -135,7 +134,7 @@ def _parts_of(where: NamedSharding) -> list[SingleDeviceSharding]:
     ]
 
 
-def _place(leaf: Any, where: NamedSharding) -> jax.Array:
+def _place(leaf: jax.typing.ArrayLike, where: NamedSharding) -> jax.Array:
     if isinstance(leaf, jax.Array):  # made on a device of this process
         assert where.is_fully_replicated, where
         # From device to device, without a detour through host memory.
@@ -146,7 +145,7 @@ def _place(leaf: Any, where: NamedSharding) -> jax.Array:
     return jax.make_array_from_callback(whole.shape, where, lambda index: whole[index])
 
 
-def _transfer(leaf: Any, where: NamedSharding) -> jax.Array:
+def _transfer(leaf: jax.typing.ArrayLike, where: NamedSharding) -> jax.Array:
     if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
         return _place(np.asarray(leaf), where)
     if leaf.sharding == where:

@@ -410,9 +410,9 @@ def make_optimizer(
         state: PyTree,
         params: PyTree = None,
         *,
-        step: Any = None,
-        rate: Any = None,
-        grad_norm: Any = None,
+        step: jax.typing.ArrayLike | None = None,
+        rate: jax.Array | None = None,
+        grad_norm: jax.Array | None = None,
     ) -> tuple[PyTree, PyTree]:
         assert params is not None, "the update needs the parameters"
         assert step is not None, "the update needs step="

@@ -1,4 +1,8 @@
-"""The training state: one dict of arrays, which a call takes and returns and a checkpoint stores; where it is kept."""
+"""The training state: one dict of arrays, which a call takes and returns and a checkpoint stores; where it is kept.
+
+`params` (weights in their stored dtype), `stats` (running batch-norm statistics), `opt` (optimizer slots), `ema` (the
+moving averages of params and stats, when on), `loss_scale`, `step`. Its key paths are the tensor names in a checkpoint.
+"""
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
@@ -13,15 +17,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from headrace.config.schema import Numerics
 from headrace.core.tree import PyTree, flatten_named, path_name
-from headrace.engine.devices import REPLICA, host_device, replicated
+from headrace.engine.devices import REPLICA, Device, host_device, replicated
 from headrace.engine.multiprocess_arrays import place
 from headrace.engine.precision import Precision, init_loss_scale, store_weights
 
-# The training state: one dict of arrays, which a call takes and returns and a checkpoint stores.
-#
-# `params` (weights in their stored dtype), `stats` (running batch-norm statistics), `opt` (optimizer slots), `ema` (the
-# moving averages of params and stats, when on), `loss_scale`, `step`. Its key paths are the tensor names in a
-# checkpoint.
+State = dict[str, Any]
 
 
 def init_ema(values: PyTree) -> PyTree:
@@ -39,9 +39,6 @@ def next_ema(ema: PyTree, values: PyTree, step: jax.Array | int, decay: float) -
     """Return the average after a step whose new weights and statistics are `values`."""
     kept = ema_decay(step, decay)
     return jax.tree.map(lambda old, new: kept * old + (1.0 - kept) * new.astype(jnp.float32), ema, values)
-
-
-State = dict[str, Any]
 
 
 def make_state(
@@ -112,7 +109,7 @@ HOST_MEMORY = "pinned_host"
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """Where that is stored which only the update touches."""
+    """Where the part of the state that only the update touches is stored."""
 
     in_host_memory: bool = False
     sharded: bool = False
@@ -121,15 +118,15 @@ class Placement:
 ON_DEVICE = Placement()
 
 
-def host_memory_of(device: Any) -> bool:
+def host_memory_of(device: Device) -> bool:
     """Say whether a device's programs can reach into host memory."""
     return HOST_MEMORY in {memory.kind for memory in device.addressable_memories()}
 
 
-def shardings(like: State, mesh: Mesh, placement: Placement, *, at_work: bool = False) -> State:
-    """Return the sharding of every leaf of a state between steps, or (`at_work`) inside the update."""
+def shardings(like: State, mesh: Mesh, placement: Placement) -> State:
+    """Return the sharding of every leaf of a state between steps."""
     where = {key: placement if key in UPDATE_ONLY else ON_DEVICE for key in like}
-    return {key: placed_shardings(part, mesh, where[key], at_work=at_work) for key, part in like.items()}
+    return {key: placed_shardings(part, mesh, where[key]) for key, part in like.items()}
 
 
 def placed_shardings(tree: PyTree, mesh: Mesh, placement: Placement, *, at_work: bool = False) -> PyTree:

@@ -8,7 +8,6 @@ only the counters, so that weights are never lost; `bad` tells the host to stop 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import jax
@@ -21,26 +20,23 @@ from jax.sharding import PartitionSpec as P
 from headrace.config.schema import Numerics
 from headrace.core.rng import Seed
 from headrace.core.tree import PyTree, map_named
+from headrace.engine.compiler import OptionItems
 from headrace.engine.devices import REPLICA
 from headrace.engine.histograms import HISTOGRAMS, block_histograms
 from headrace.engine.multiprocess_arrays import gather_rows, place, place_share
 from headrace.engine.objective import SUMS
-from headrace.engine.optimizer import global_norm
+from headrace.engine.optimizer import LrCurve, global_norm
 from headrace.engine.precision import Precision, next_loss_scale, overflow_expected, write_weights
 from headrace.engine.state import Packing, State, make_packing, next_ema
 from headrace.model.context import NORM_WEIGHTS, Ctx, Draws, all_frozen
 from headrace.model.network import Network
 from headrace.ops.tracing import on_gpu
+from headrace.plan.partition import segments
 
 # Apply a range of blocks, keeping everything for the backward pass or only the values at recompute points.
 
 
 KEPT = "headrace_kept"  # the name of values inside a stage that recomputation keeps
-
-
-def inner_points(points: tuple[int, ...], blocks: tuple[int, int]) -> tuple[int, ...]:
-    """Return the recompute points inside a range of blocks."""
-    return tuple(point for point in points if blocks[0] < point < blocks[1])
 
 
 def apply_blocks(
@@ -50,25 +46,25 @@ def apply_blocks(
     x: PyTree,
     ctx: Ctx,
     points: tuple[int, ...] = (),
-) -> tuple[Any, Any, jax.Array]:
+) -> tuple[PyTree, PyTree, jax.Array]:
     """Return (output, batch statistics, flags); `weights` are (params, stats), `points` numbers of blocks.
 
     Between points nothing is kept: each segment is computed again in the backward pass, from the value that reaches it.
     If the conditions hold a probe, the flags are what it returned for each block.
     """
-    edges = (blocks[0], *inner_points(points, blocks), blocks[1])
+    parts = segments(points, *blocks)
     batch_stats: dict[str, Any] = {}
     flags = []
-    for segment in pairwise(edges):
+    for segment in parts:
         names = network.block_names[slice(*segment)]
         mine = weights_of(names, weights)
 
-        def run(mine: PyTree, x: PyTree, segment: tuple[int, int] = segment) -> tuple[Any, Any, jax.Array]:
+        def run(mine: PyTree, x: PyTree, segment: tuple[int, int] = segment) -> tuple[PyTree, PyTree, jax.Array]:
             return _apply(network, segment, mine, x, ctx)
 
         # Without a point inside the range nothing is wrapped: what the backward pass keeps is then the caller's
         # decision (everything, or the policy of a pipeline node).
-        x, new, seen = (run if len(edges) == 2 else jax.checkpoint(run))(mine, x)
+        x, new, seen = (run if len(parts) == 1 else jax.checkpoint(run))(mine, x)
         batch_stats |= new
         flags.append(seen)
     return x, batch_stats, jnp.concatenate(flags)
@@ -82,7 +78,7 @@ def weights_of(names: Iterable[str], weights: tuple[PyTree, PyTree]) -> tuple[Py
 
 def _apply(
     network: Network, segment: tuple[int, int], weights: PyTree, x: PyTree, ctx: Ctx
-) -> tuple[Any, Mapping[str, Any], jax.Array]:
+) -> tuple[PyTree, Mapping[str, PyTree], jax.Array]:
     # The flags are gathered here, inside what may be differentiated or computed again, and leave it as a value.
     flags: list[jax.Array] = []
     probe = ctx.probe
@@ -99,14 +95,15 @@ def all_finite(_name: str, y: PyTree) -> jax.Array:
 
 
 Metrics = dict[str, Any]  # of a step: arrays; of a call: one row per step, and perhaps HISTOGRAMS
+Gradients = tuple[PyTree, PyTree, Metrics, jax.Array]  # with batch statistics, metric sums, finite flags
 GRADIENTS = "gradients"  # among the metrics of a step: a tree, of which a call keeps the last
-Fetch = Callable[[Any, dict[str, jax.Array]], tuple[jax.Array, Any]]
-FetchLabels = Callable[[Any, dict[str, jax.Array]], Any]
+Fetch = Callable[[PyTree, dict[str, jax.Array]], tuple[jax.Array, Any]]
+FetchLabels = Callable[[PyTree, dict[str, jax.Array]], Any]
 # (network output, labels) -> (mean loss of the micro-batch, metric sums with at least `loss` and `count`)
 Objective = Callable[[jax.Array, Any], tuple[jax.Array, Metrics]]
 
 
-def no_labels(_resident: Any, _micro: Any) -> PyTree:
+def no_labels(_resident: PyTree, _micro: dict[str, jax.Array]) -> PyTree:
     """Stand in for `fetch_labels` where there is no pipeline."""
     raise AssertionError("a pipeline's last stage needs a way to fetch the labels alone")
 
@@ -117,7 +114,7 @@ class StepSpec:
 
     network: Network
     optimizer: optax.GradientTransformationExtraArgs
-    lr_curve: Callable[[Any], jax.Array]
+    lr_curve: LrCurve
     precision: Precision
     numerics: Numerics
     fetch: Fetch  # (resident set, one micro-batch's slice of the block) -> images, labels
@@ -135,12 +132,12 @@ class StepSpec:
     frozen: Callable[[str], bool] | None = None  # by a weight's name; with it, its batch norm's statistics
     cpu_kernels: str = "auto"
     histograms: bool = False  # of weights and gradients, after the last step of each call
-    compiler_options: tuple[tuple[str, Any], ...] = ()  # XLA's: engine/compiler.py
+    compiler_options: OptionItems = ()  # XLA's: engine/compiler.py
     update_kind: Callable[[str], Hashable] | None = None  # weights with equal kinds may be joined: engine/state.py
     packing: Packing | None = None  # of the state that a step takes and returns
 
 
-def make_step(spec: StepSpec) -> Callable[[State, Any, Any], tuple[State, Metrics]]:
+def make_step(spec: StepSpec) -> Callable[[State, PyTree, PyTree], tuple[State, Metrics]]:
     """Return `step(state, resident, slices) -> (state, metrics)`; `slices` holds G micro-batches of this replica."""
 
     def step(state: State, resident: PyTree, slices: PyTree) -> tuple[State, Metrics]:
@@ -187,7 +184,7 @@ def finish_step(
     return state | kept | {"loss_scale": loss_scale, "step": state["step"] + 1}, metrics
 
 
-def _mean_gradients(spec: StepSpec, state: State, resident: PyTree, slices: PyTree) -> tuple[Any, Any, Metrics, Any]:
+def _mean_gradients(spec: StepSpec, state: State, resident: PyTree, slices: PyTree) -> Gradients:
     """Return this replica's mean gradient, mean batch statistics, summed metrics and finite flags over its G micros."""
     count, dtype = spec.gradient_accumulation_count, spec.precision.accumulator_dtype
     # Outside of what is differentiated: slices of long vectors then need no backward pass.
@@ -195,7 +192,7 @@ def _mean_gradients(spec: StepSpec, state: State, resident: PyTree, slices: PyTr
     of_step = {key: value for key, value in slices.items() if key in PER_STEP}
     micros = {key: value for key, value in slices.items() if key not in PER_STEP}
 
-    def one(micro: PyTree) -> tuple[Any, Any, Metrics, Any]:
+    def one(micro: PyTree) -> Gradients:
         with jax.named_scope("input"):
             images, labels = spec.fetch(resident, micro | of_step)
         ctx = train_ctx(spec, state["step"], micro["index"])
@@ -212,7 +209,7 @@ def _mean_gradients(spec: StepSpec, state: State, resident: PyTree, slices: PyTr
 
     traced = jax.jit(one, inline=True)  # once for its shapes and the loop's body
 
-    def add(total: PyTree, micro: PyTree) -> tuple[Any, None]:
+    def add(total: Gradients, micro: PyTree) -> tuple[Gradients, None]:
         grads, batch_stats, sums, probes = traced(micro)
         batch_stats = jax.tree.map(lambda a: a / count, batch_stats)
         plus = lambda a, b: jax.tree.map(jnp.add, a, b)  # noqa: E731
@@ -264,9 +261,7 @@ def _scaled_loss(
 
 
 @jax.named_scope("exchange")
-def _across_replicas(
-    spec: StepSpec, grads: PyTree, batch_stats: PyTree, sums: Metrics, probes: Any
-) -> tuple[PyTree, ...]:
+def _across_replicas(spec: StepSpec, grads: PyTree, batch_stats: PyTree, sums: Metrics, probes: jax.Array) -> Gradients:
     """Exchange once per step: mean gradients (in float32 from here on) and statistics, summed metrics."""
     if spec.num_replicas > 1:
         # Divided before they are summed: a sum of 16-bit gradients could overflow with the number of replicas.
@@ -340,7 +335,7 @@ def block_specs(names: Iterable[str]) -> dict[str, P]:
     return {key: NUMBERS if key in PER_STEP else STEPS for key in names}
 
 
-def put_on(mesh: Mesh, tree: PyTree, kind: str) -> Any:
+def put_on(mesh: Mesh, tree: PyTree, kind: str) -> PyTree:
     """Put host arrays on a mesh; kinds: `steps`, `batches`, `replicated`, and `rows`.
 
     `rows` are this process's part of arrays that are then replicated on every device.
@@ -370,7 +365,9 @@ class OnOneMesh:
         return put_on(self.mesh, tree, kind)
 
 
-def make_call(step: Callable[..., Any], mesh: Mesh, names: Iterable[str], packing: Packing | None = None) -> Any:
+def make_call(
+    step: Callable[..., tuple[State, Metrics]], mesh: Mesh, names: Iterable[str], packing: Packing | None = None
+) -> jax.stages.Wrapped:
     """Return the device loop, jitted: `call(state, resident, block, n) -> (state, metrics[K])`; the state is donated.
 
     It is the training program of a run without pipeline stages; those have their programs in engine/pipeline/.
@@ -387,7 +384,7 @@ def make_call(step: Callable[..., Any], mesh: Mesh, names: Iterable[str], packin
     def call(
         state: State, resident: PyTree, block: dict[str, jax.Array], num_steps: jax.Array
     ) -> tuple[State, Metrics]:
-        def slices(i: Any) -> dict[str, jax.Array]:
+        def slices(i: jax.Array | int) -> dict[str, jax.Array]:
             return {key: lax.dynamic_index_in_dim(rows, i, keepdims=False) for key, rows in block.items()}
 
         def one(i: jax.Array, carry: tuple[State, Metrics]) -> tuple[State, Metrics]:

@@ -6,7 +6,6 @@ write into files is read; where JAX has opened its devices already, it is asked.
 
 import functools
 import importlib.metadata
-import importlib.util
 import os
 import platform
 import subprocess
@@ -14,13 +13,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import jax
 
 from headrace.core import __version__
 from headrace.core.jax_private import devices_are_started
 from headrace.core.process import num_processors
+from headrace.engine.devices import Device
 
 FIRST_BFLOAT16 = (8, 0)  # NVIDIA's compute capability from which on bfloat16 is in hardware
 ROOT = Path("/")
@@ -59,7 +58,7 @@ def count_replicas(asked: int, devices_each: int, num_processes: int = 1) -> int
     return max(1, visible_devices("auto").count // devices_each) * num_processes
 
 
-def _started(devices: list[Any]) -> Visible:
+def _started(devices: list[Device]) -> Visible:
     if devices[0].platform == "cpu":
         return Visible(platform="cpu", count=len(devices), memory_bytes=host_memory())
     return Visible(
@@ -70,20 +69,26 @@ def _started(devices: list[Any]) -> Visible:
     )
 
 
-def device_memory_bytes(device: Any) -> int | None:
+def device_memory_bytes(device: Device) -> int | None:
     """Return how many bytes this process may use on the device, or None where it is not known (the CPU)."""
     stats = device.memory_stats() if device.platform != "cpu" else None
     return stats.get("bytes_limit") if stats else None
 
 
-def _capability(device: Any) -> str:
+def _capability(device: Device) -> str:
     return str(getattr(device, "compute_capability", "") or "")  # NVIDIA's alone have one
 
 
 def has_bfloat16(capability: str) -> bool:
     """Say whether an accelerator has bfloat16, by NVIDIA's compute capability; what has none is taken to have it."""
+    version = _version(capability)
+    return version is None or version >= FIRST_BFLOAT16
+
+
+def _version(capability: str) -> tuple[int, ...] | None:
+    """Return NVIDIA's compute capability `9.0` as numbers; None for others, such as AMD's `gfx90a`."""
     parts = capability.split(".")
-    return not all(part.isdigit() for part in parts) or tuple(map(int, parts)) >= FIRST_BFLOAT16
+    return tuple(map(int, parts)) if len(parts) == 2 and all(part.isdigit() for part in parts) else None
 
 
 def _cpu() -> Visible:
@@ -221,12 +226,12 @@ class Machine:
 def describe_machine() -> Machine:
     """Return what this machine offers. JAX opens its devices."""
     found = [device for device in jax.devices() if device.process_index == jax.process_index()]
-    kinds: dict[tuple[str, str], list[Any]] = {}
+    kinds: dict[tuple[str, str], list[Device]] = {}
     for device in found:
         kinds.setdefault((device.platform, device.device_kind), []).append(device)
     versions = {"headrace": __version__, "python": platform.python_version()}
     for package in _PACKAGES:
-        if importlib.util.find_spec(package) is not None:
+        if find_spec(package) is not None:
             versions[package] = importlib.metadata.version(package)
     return Machine(
         devices=tuple(_kind(name, kind, devices) for (name, kind), devices in kinds.items()),
@@ -239,7 +244,7 @@ def describe_machine() -> Machine:
     )
 
 
-def _kind(name: str, kind: str, devices: list[Any]) -> DeviceKind:
+def _kind(name: str, kind: str, devices: list[Device]) -> DeviceKind:
     capability = _capability(devices[0])
     return DeviceKind(
         platform=name,
@@ -256,10 +261,9 @@ def _bfloat16(name: str, capability: str) -> str:
         return "in hardware" if set(_CPU_BF16) & set(_processor_flags()) else "emulated"
     if name == "tpu":
         return "in hardware"
-    parts = capability.split(".")
-    if len(parts) == 2 and all(part.isdigit() for part in parts):
-        return "in hardware" if tuple(map(int, parts)) >= FIRST_BFLOAT16 else "emulated: use --half-type float16"
-    return ""
+    if _version(capability) is None:
+        return ""
+    return "in hardware" if has_bfloat16(capability) else "emulated: use --half-type float16"
 
 
 def _notes(default: str) -> list[str]:

@@ -217,9 +217,8 @@ def make_plan(config: Config, info: DataInfo, network: Network, num_processes: i
     wanted = config.pipeline
     points = recompute_points(network, wanted.recomputation_points, wanted.num_stages)
     pipeline = plan_stages(config, batch, network, points)
-    cost = network.total_cost()
+    cost, one_program = network.total_cost(), wanted.one_program
     # Stages that all share one device need no dispatching: their boundaries only serve as recomputation points.
-    one_program = wanted.one_program
     if pipeline and one_program:
         points = tuple(sorted({*points, *(stage.first for stage in pipeline.stages[1:])}))
 
@@ -240,8 +239,8 @@ def make_plan(config: Config, info: DataInfo, network: Network, num_processes: i
     views = plan_eval_cache(counted, feed, config.validation, validation.batch_size, replicas, num_processes)
     by_device = memory(wanted.recomputation)
     if config.validation.validation and not views.resident:
-        staged = pipeline if validation.devices_per_replica > 1 else None
-        holders = [staged.stages[0].device] if staged else range(len(by_device))
+        staged = validation.devices_per_replica > 1
+        holders = [pipeline.stages[0].device] if pipeline and staged else range(len(by_device))
         by_device = with_validation(by_device, holders, views, validation, feed.prefetch_depth)
     return Plan(
         batch=batch,

@@ -18,7 +18,7 @@ from headrace.engine.accumulation import (
     empty_sums,
     widened,
 )
-from headrace.engine.devices import REPLICA
+from headrace.engine.devices import REPLICA, Device
 from headrace.engine.state import host_memory_of
 from headrace.program.structure import one_of, whole_number
 
@@ -98,7 +98,7 @@ def check_offload(asked: object) -> None:
         )
 
 
-def offloads(asked: bool | None, num_micros: int, device: jax.Device) -> bool:
+def offloads(asked: bool | None, num_micros: int, device: Device) -> bool:
     """Return whether the optimizer's state is in host memory; refuse where it is asked for and cannot."""
     reachable = host_memory_of(device)
     if asked and not reachable:

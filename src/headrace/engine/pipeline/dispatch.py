@@ -54,12 +54,11 @@ class Dispatcher:
     meshes: tuple[Mesh, ...]
     programs: tuple[StagePrograms, ...]
     table: Table
-    likes: tuple[State, ...]  # the shape of each stage's part of the state
 
     def place(self, state: State) -> State:
         """Put a state in host memory where its stages have their parts."""
         placed = []
-        for spec, like, mesh in zip(self.stages, self.likes, self.meshes, strict=True):
+        for spec, like, mesh in zip(self.stages, self._likes, self.meshes, strict=True):
             part = unflatten_named(like, flatten_named(state))
             # From NumPy copies: device_put may alias an array that is already there, and the first donation would
             # delete the source.
@@ -123,6 +122,10 @@ class Dispatcher:
                 [*parts, ("at", node), record if node == nodes[-1] else ("no record", node)],
             )
         return builder.build()
+
+    @property
+    def _likes(self) -> list[State]:
+        return [programs.like for programs in self.programs]
 
     @property
     def _histograms(self) -> bool:
@@ -217,11 +220,11 @@ class Dispatcher:
         flat = flatten_named(state)
         # Leaves that several parts have are scalars which every update advances in the same way, so that any copy is
         # right.
-        seen = Counter(name for like in self.likes for name in flatten_named(like))
+        seen = Counter(name for like in self._likes for name in flatten_named(like))
         # The loss scale, the step and an optimizer's counts.
         shared = {name: flat[name] for name, count in seen.items() if count > 1}
         parts = []
-        for spec, like, mesh in zip(self.stages, self.likes, self.meshes, strict=True):
+        for spec, like, mesh in zip(self.stages, self._likes, self.meshes, strict=True):
             # Real copies: stages may share a device, and each donates its own.
             copies = snapshot(transfer(shared, replicated(mesh)))
             where = flatten_named(shardings(like, mesh, spec.placement))
@@ -241,13 +244,7 @@ def make_dispatcher(stages: Sequence[StageSpec], devices: np.ndarray, table: Tab
     device_of = table.work.device_of
     meshes = tuple(replica_mesh(list(devices[:, device_of[Node(number)]])) for number in range(len(stages)))
     programs = tuple(kept(_make_stage, *given) for given in zip(stages, meshes, strict=True))
-    return Dispatcher(
-        stages=tuple(stages),
-        meshes=meshes,
-        programs=programs,
-        table=table,
-        likes=tuple(each.like for each in programs),
-    )
+    return Dispatcher(stages=tuple(stages), meshes=meshes, programs=programs, table=table)
 
 
 def _make_stage(stage: StageSpec, mesh: Mesh) -> StagePrograms:

@@ -20,6 +20,7 @@ from jax.sharding import Mesh
 from headrace.core.jax_private import with_arguments, without_arguments
 from headrace.core.tree import PyTree
 from headrace.engine.accumulation import Accumulation, accumulate, empty_sums
+from headrace.engine.compiler import OptionItems
 from headrace.engine.pipeline.step_plan import ALL, EACH, NOTHING, Key, Program, StepBuilder, on_mesh
 from headrace.engine.step import KEPT
 from headrace.ops import PRODUCT
@@ -40,22 +41,22 @@ class NodeSpec:
     """
 
     mesh: Mesh
-    apply: Callable[[Any, Any, Any, tuple[Any, ...], Any], tuple[Any, tuple[PyTree, PyTree]]]
+    apply: Callable[[PyTree, PyTree, PyTree, tuple[PyTree, ...], PyTree], tuple[PyTree, tuple[PyTree, PyTree]]]
     name: str = "node"  # other than those of the other nodes, to tell their programs apart in a profile
     num_inputs: int = 1
     num_gradients: int = 1  # nodes that give gradients of its outputs: those of the stage after, or the loss
     is_first: bool = False  # nobody needs the gradients of its inputs
-    source_specs: tuple[Any, ...] = ()
-    fetch: Callable[..., Any] = lambda *_: ()
+    source_specs: tuple[PyTree, ...] = ()
+    fetch: Callable[..., PyTree] = lambda *_: ()
     accumulation: Accumulation | None = None  # None where nothing is trained
     # PRODUCTS: the outputs of convolutions and matrix products; all between them is computed again: a fifth of the
     # memory, no more time. INPUTS: the inputs, and values marked by recomputation_checkpoint. MARKED: what the function
     # itself keeps, by its own jax.checkpoint.
     keeps: str = PRODUCTS
-    empty_counts: Callable[[Any], Any] = lambda fixed: ()
-    count: Callable[[Any, Any], Any] = lambda counts, counted: counts
+    empty_counts: Callable[[PyTree], PyTree] = lambda fixed: ()
+    count: Callable[[PyTree, PyTree], PyTree] = lambda counts, counted: counts
     exchanges: bool = False  # between replicas, in its passes
-    compiler_options: tuple[tuple[str, Any], ...] = ()
+    compiler_options: OptionItems = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +186,7 @@ def _fresh(spec: NodeSpec, params: PyTree, fixed: PyTree) -> tuple[PyTree, PyTre
 
 
 def _backward(
-    spec: NodeSpec, params: PyTree, state: PyTree, saved: PyTree, totals: PyTree, number: Any, *rest: PyTree
+    spec: NodeSpec, params: PyTree, state: PyTree, saved: PyTree, totals: PyTree, number: jax.Array, *rest: PyTree
 ) -> tuple[PyTree, ...]:
     """Return the gradients of each input, and the sums with this micro batch's weight gradients in."""
     assert spec.accumulation is not None

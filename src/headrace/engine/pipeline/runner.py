@@ -30,7 +30,7 @@ STEP, EMPTY = 0, 1  # slots that every lane has: the number of the step in the c
 # thread in the process a program was launched 375 times a second instead of 17.
 SWITCH_SECONDS = 0.0002
 
-Observer = Callable[[Action, Any], None]  # (action, its first result, still in flight)
+Observer = Callable[[Action, PyTree], None]  # (action, its first result, still in flight)
 
 
 class Send(NamedTuple):
@@ -39,7 +39,7 @@ class Send(NamedTuple):
     slot: int
     lane: int
     target: int
-    put: Callable[[Any], Any] | None
+    put: Callable[[PyTree], PyTree] | None
 
 
 class Launch(NamedTuple):

@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from headrace.core.tree import PyTree
-from headrace.engine.compiler import compile_program
+from headrace.engine.compiler import OptionItems, compile_program
 from headrace.engine.devices import REPLICA
 from headrace.engine.multiprocess_arrays import spans_cpus, transfer
 from headrace.engine.pipeline.runner import EMPTY, HOST, STEP, Lanes, Launch, Observer, Run, Send
@@ -40,9 +40,9 @@ class Program:
 
     jitted: jax.stages.Wrapped
     mesh: Mesh
-    outs: tuple[Any, ...]  # for each result a partition, or a tree of shardings
+    outs: tuple[PyTree, ...]  # for each result a partition, or a tree of shardings
     exchanges: bool = False  # between replicas, in the middle of a step
-    compiler_options: tuple[tuple[str, Any], ...] = ()
+    compiler_options: OptionItems = ()
 
     def shapes(self, traced: jax.stages.Traced) -> tuple[PyTree, ...]:
         """Return the shapes of the results with their shardings."""
@@ -58,8 +58,8 @@ class Program:
 class HostCall:
     """A Python function among the launches, which returns a tuple; `shapes` says of which shapes, if a program asks."""
 
-    call: Callable[..., tuple[Any, ...]]
-    shapes: Callable[..., tuple[Any, ...]] = lambda *_: ()
+    call: Callable[..., tuple[PyTree, ...]]
+    shapes: Callable[..., tuple[PyTree, ...]] = lambda *_: ()
     outs: tuple[P | None, ...] = ()  # None: goes to other lanes as it is
 
 
@@ -69,7 +69,7 @@ HAND_ON = HostCall(lambda value: (value,), outs=(None,))  # the same, for what n
 
 def on_mesh(
     mesh: Mesh,
-    function: Callable[..., tuple[Any, ...]],
+    function: Callable[..., tuple[PyTree, ...]],
     in_specs: tuple[PyTree, ...],
     outs: tuple[P, ...],
     donate: tuple[int, ...] = (),
@@ -82,7 +82,7 @@ def on_mesh(
     return Program(jitted=jax.jit(mapped, donate_argnums=donate), mesh=mesh, outs=outs, **options)
 
 
-def _named(function: Callable[..., tuple[Any, ...]], name: str) -> Callable[..., tuple[Any, ...]]:
+def _named(function: Callable[..., tuple[PyTree, ...]], name: str) -> Callable[..., tuple[PyTree, ...]]:
     def run(*given: PyTree) -> tuple[PyTree, ...]:
         return function(*given)
 
@@ -90,7 +90,7 @@ def _named(function: Callable[..., tuple[Any, ...]], name: str) -> Callable[...,
     return run if name else function
 
 
-def _shaped(leaf: Any, where: Any) -> jax.ShapeDtypeStruct:
+def _shaped(leaf: Any, where: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where)
 
 
@@ -118,7 +118,7 @@ class _Value:
     lane: int
     slots: dict[int, int]  # lane -> slot
     maker: _Planned | None  # None: there from the start
-    place: Any = None  # its partition, if a program made it
+    place: PyTree = None  # its partition, if a program made it
 
 
 class StepBuilder:
@@ -188,7 +188,7 @@ class StepBuilder:
             results=dict(self._results),
         )
 
-    def _define(self, lane: int, key: Key, maker: _Planned | None, place: Any = None) -> int:
+    def _define(self, lane: int, key: Key, maker: _Planned | None, place: PyTree = None) -> int:
         """Give a value its slot; a new version on the same lane takes the slot of the one before."""
         found = self._values.get(key)
         # Reusing the slot drops the reference to the old version, which is donated or no longer needed.

@@ -28,10 +28,10 @@ from headrace.engine.step import (
     apply_blocks,
     finish_step,
     finite_by_block,
-    inner_points,
     train_ctx,
     unscaled,
 )
+from headrace.plan.partition import segments
 
 FIXED = ("stats", "loss_scale", "step")  # parts of the state that the passes read beside the weights
 
@@ -69,7 +69,7 @@ class StageSpec:
             return PRODUCTS
         # With points inside, apply_blocks wraps the segments itself: a second jax.checkpoint around them would keep
         # nothing but the inputs again.
-        return MARKED if inner_points(self.step.recompute_points, self.blocks) else INPUTS
+        return MARKED if len(segments(self.step.recompute_points, *self.blocks)) > 1 else INPUTS
 
 
 def part_of(stage: StageSpec) -> State:
@@ -102,7 +102,7 @@ def training_node(stage: StageSpec, mesh: Mesh) -> NodeSpec:
 
 
 def _fetch(
-    stage: StageSpec, resident: PyTree, block: PyTree, number: Any, micro: PyTree
+    stage: StageSpec, resident: PyTree, block: PyTree, number: jax.Array, micro: jax.Array
 ) -> tuple[PyTree, PyTree, PyTree, PyTree]:
     """Return (images at the first stage, labels at the last, the numbers of the samples, the seed)."""
     here = {key: lax.dynamic_index_in_dim(array, number, 0, False) for key, array in block["rest"].items()}
@@ -120,7 +120,7 @@ def _apply(
     state: PyTree,
     inputs: tuple[PyTree, ...],
     fetched: tuple[PyTree, PyTree, PyTree, PyTree],
-) -> tuple[Any, tuple[PyTree, PyTree]]:
+) -> tuple[PyTree, tuple[PyTree, PyTree]]:
     """Run the stage's blocks; the output of the last stage is the scaled loss."""
     spec, (images, labels, samples, seed) = stage.step, fetched
     ctx = train_ctx(replace(spec, seed=seed), fixed["step"], samples)
@@ -196,7 +196,7 @@ def make_update(stage: StageSpec, mesh: Mesh) -> Program:
     slot_shardings = placed_shardings({key: like[key] for key in UPDATE_ONLY if key in like}, mesh, stage.placement)
 
     def update(
-        params: PyTree, fixed: State, slots: State, reduced: PyTree, at: Any, record: PyTree, *shared: dict[str, Any]
+        params: PyTree, fixed: State, slots: State, reduced: PyTree, at: jax.Array, record: Metrics, *shared: Metrics
     ) -> tuple[PyTree, ...]:
         state = {"params": params} | fixed | to_device(slots, mesh, stage.placement)
         # Every stage has to know whether the loss is finite, because all of them skip the step, or none.
