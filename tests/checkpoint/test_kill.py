@@ -1,22 +1,15 @@
 """`kill -9` at any moment: the newest good checkpoint exists, and holds exactly what was written for its step."""
 
 import os
-import random
-import signal
 import subprocess
 import sys
-import time
-from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
-
 import headrace.checkpoint
-from headrace.checkpoint.store import load, newest_good
 
 SOURCE = str(Path(headrace.checkpoint.__file__).parents[2])
 
-# Both the process that is killed and the one that checks compute a state from its step in this way.
+# A state that follows from its step.
 CONTENT = """
 import numpy as np
 def content(step):
@@ -24,21 +17,46 @@ def content(step):
     return {"params/w": rng.standard_normal(60_000).astype(np.float32), "step": np.array(step, np.int64)}
 """
 
-SAVE_FOREVER = (
+# Kills copies of itself that save without a pause, and looks at what is left each time.
+KILL_AT_RANDOM_MOMENTS = (
     CONTENT
     + """
-import sys
+import os, random, signal, sys, time
 from headrace.checkpoint.saver import Saver
-from headrace.checkpoint.store import newest_good, step_of
-path, damaged = newest_good(sys.argv[1])
-assert not damaged, damaged
-step = step_of(path) if path else 0
-saver = Saver(sys.argv[1], keep_last=2)
-while True:
-    step += 1
-    saver.save(content(step), {"step": step})
-    saver.wait()
-    print(step, flush=True)
+from headrace.checkpoint.store import load, newest_good, step_of
+
+def save_for_ever(place, out):
+    path, damaged = newest_good(place)
+    assert not damaged, damaged
+    step = step_of(path) if path else 0
+    saver = Saver(place, keep_last=2)
+    while True:
+        step += 1
+        saver.save(content(step), {"step": step})
+        saver.wait()
+        os.write(out, b"%d\\n" % step)
+
+place, rng, last = sys.argv[1], random.Random(2), 0
+for number in range(12):
+    reads, writes = os.pipe()
+    child = os.fork()
+    if child == 0:
+        save_for_ever(place, writes)
+    os.close(writes)
+    with open(reads) as printed:
+        printed.readline()  # the first save of this process is done: from here on it saves without a pause
+        time.sleep(rng.uniform(0, 0.06))
+        os.kill(child, signal.SIGKILL)
+        announced = [int(line) for line in printed.read().split()]
+    os.waitpid(child, 0)
+    path, damaged = newest_good(place)
+    assert not damaged, damaged
+    arrays, manifest = load(path)
+    assert last < manifest["step"] >= max(announced, default=last + 1), (number, last, announced)
+    last = manifest["step"]
+    for name, array in content(last).items():
+        assert np.array_equal(arrays[name], array), (number, name)
+print(number + 1)
 """
 )
 
@@ -98,39 +116,17 @@ print(killed)
 )
 
 
-def start(code: str, directory: Path) -> subprocess.Popen:
+def output_of(code: str, directory: Path) -> str:
     environment = {**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", code, str(directory)]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_killed_at_random_moments(tmp_path: Path) -> None:
-    scope: dict = {}
-    exec(CONTENT, scope)
-    rng = random.Random(2)
-    steps = [0]
-    for _ in range(12):
-        process = start(SAVE_FOREVER, tmp_path)
-        assert process.stdout is not None
-        process.stdout.readline()  # the first save of this process is done: from here on it saves without a pause
-        time.sleep(rng.uniform(0, 0.06))
-        os.kill(process.pid, signal.SIGKILL)
-        announced = [int(line) for line in process.stdout.read().split()]
-        process.wait()
-        process.stdout.close()
-        path, damaged = newest_good(tmp_path)
-        assert damaged == []
-        assert path is not None
-        arrays, manifest = load(path)
-        assert manifest["step"] >= max(announced, default=steps[-1] + 1)
-        for name, array in scope["content"](manifest["step"]).items():
-            np.testing.assert_array_equal(arrays[name], array)
-        steps.append(manifest["step"])
-    assert all(later > earlier for earlier, later in pairwise(steps))
+    assert int(output_of(KILL_AT_RANDOM_MOMENTS, tmp_path)) == 12
 
 
 def test_killed_at_every_file_operation(tmp_path: Path) -> None:
-    process = start(KILL_AT_EVERY_OPERATION, tmp_path)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 0
-    assert int(output) > 30
+    assert int(output_of(KILL_AT_EVERY_OPERATION, tmp_path)) > 30

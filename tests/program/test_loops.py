@@ -1,6 +1,7 @@
 """Loops on the device: results as NumPy computes them, replicas, streaming results, and errors before anything runs."""
 
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -155,7 +156,7 @@ def test_one_launch_streams_too():
     out, sizes, early, ended = Outfeed(), [], [], threading.Event()
 
     def slow(x):
-        return jax.lax.fori_loop(0, 300, lambda _, y: jnp.tanh(y), x + 1), out.enqueue(x[0, 0])
+        return jax.lax.fori_loop(0, 60, lambda _, y: jnp.tanh(y), x + 1), out.enqueue(x[0, 0])
 
     def poll():
         out.started.wait(30)
@@ -163,6 +164,7 @@ def test_one_launch_streams_too():
             sizes.append(len(out.dequeue()))
             if not ended.is_set():
                 early.append(sizes[-1])
+            time.sleep(0.001)  # or it takes the time of the loop
 
     poller = threading.Thread(target=poll, daemon=True)
     poller.start()
