@@ -71,7 +71,7 @@ def test_one_at_a_time_a_second_waits(tmp_path: Path, monkeypatch: pytest.Monkey
     assert second.is_alive()
     release.set()
     second.join(10)
-    saver.close()
+    saver.wait()
     assert max(most) == 1
     assert [saved.step for saved in saver.finished()] == [1, 2]
     assert saver.finished() == []
@@ -102,7 +102,7 @@ def test_a_file_in_the_way_surfaces_once_and_the_next_save_works(tmp_path: Path)
         saver.save(arrays_of(2), {"step": 2})
     place.unlink()
     saver.save(arrays_of(3), {"step": 3})
-    saver.close()
+    saver.wait()
     assert newest_good(place)[0] == place / checkpoint_name(3)
 
 
@@ -115,7 +115,7 @@ def test_a_file_size_limit_surfaces_and_leaves_nothing(tmp_path: Path) -> None:
     try:
         saver.save(arrays_of(2, size=100_000), {"step": 2})
         with pytest.raises(CheckpointError, match=os.strerror(errno.EFBIG)):
-            saver.close()
+            saver.wait()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [path.name for path in tmp_path.iterdir()] == [checkpoint_name(1)]
@@ -128,7 +128,7 @@ def test_a_directory_without_permission_surfaces(tmp_path: Path) -> None:
     saver = Saver(tmp_path)
     saver.save(arrays_of(1), {"step": 1})
     with pytest.raises(CheckpointError, match="Permission denied"):
-        saver.close()
+        saver.wait()
     tmp_path.chmod(0o700)
 
 
@@ -144,7 +144,7 @@ def attempt(step, size):
     saver = Saver(place)
     saver.save({"w": np.full(size, step, np.float32)}, {"step": step})
     try:
-        saver.close()
+        saver.wait()
         return "saved"
     except CheckpointError as error:
         return str(error)
@@ -193,7 +193,7 @@ def test_a_mistake_of_the_caller_is_told_too(tmp_path: Path) -> None:
     saver = Saver(tmp_path)
     saver.save({"w": np.zeros(3)}, {"step": 1, "plan": object()})
     with pytest.raises(CheckpointError, match="plain values only, not object"):
-        saver.close()
+        saver.wait()
 
 
 def test_the_interpreter_waits_for_a_save_at_exit(tmp_path: Path) -> None:

@@ -141,14 +141,6 @@ class SavedCheckpoint:
     blocked_seconds: float
 
 
-def _nothing() -> set[str]:
-    return set()
-
-
-def _no_preparation() -> None:
-    pass
-
-
 class Saver:
     """Writes checkpoints in a thread, one at a time: a second save waits for the first.
 
@@ -156,7 +148,7 @@ class Saver:
     donate their buffers afterwards (on the CPU the fetched array is a view, and XLA does not reuse its memory).
     NumPy arrays are taken by reference: do not write into them until `wait` has returned.
 
-    An error in the thread comes out of the next `save`, `wait` or `close` as CheckpointError, once. After each save the
+    An error in the thread comes out of the next `save` or `wait` as CheckpointError, once. After each save the
     directory is pruned to the last `keep_last` (None: all) and the names that `keep()` returns. `prepare` is called in
     the thread before a checkpoint is written; if it raises an error, nothing is written.
     """
@@ -166,8 +158,8 @@ class Saver:
         directory: Path | str,
         *,
         keep_last: int | None = None,
-        keep: Callable[[], set[str]] = _nothing,
-        prepare: Callable[[], None] = _no_preparation,
+        keep: Callable[[], set[str]] = set,
+        prepare: Callable[[], None] = lambda: None,
     ) -> None:
         self.directory = Path(directory)
         self._keep_last, self._keep, self._prepare = keep_last, keep, prepare
@@ -205,10 +197,6 @@ class Saver:
         # Taken out one by one: the thread may append at any moment, and nothing it appends may get lost.
         return [self._saved.popleft() for _ in range(len(self._saved))]
 
-    def close(self) -> None:
-        """Wait for the last save and raise its error. The saver may be used again."""
-        self.wait()
-
     def __enter__(self) -> "Saver":
         return self
 
@@ -216,7 +204,7 @@ class Saver:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self.close()
+            self.wait()
         except CheckpointError as failure:
             if error is None:
                 raise

@@ -22,7 +22,7 @@ Device = Any  # jax.Device, which type checkers take for a variable
 
 
 def start_devices(platform: str, num_devices: int, num_processes: int = 1) -> list[Device]:
-    """Return the first `num_devices` devices, as many of each process; virtual CPU ones are made where there are fewer.
+    """Return the first `num_devices` devices, equally many of each process; CPU devices that are missing are virtual.
 
     Must be the first use of JAX's devices in this process: afterwards the number of CPU devices is fixed.
     """
@@ -90,9 +90,9 @@ def show_devices(first: int | None, num_devices: int) -> None:
 
 
 def host_device() -> Device | None:
-    """Return a CPU device, whose programs compile fast and queue is short; None where there is none to use alone."""
+    """Return a CPU device, for small programs that should not queue behind a GPU's; None if there is none to use."""
     if jax.process_count() > 1:
-        return None  # processes start a platform together
+        return None  # starting a platform is collective: a process alone would wait for the others
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:  # the platforms that were chosen leave it out
@@ -155,7 +155,7 @@ def _machine_id() -> str:
 
 @dataclass
 class CompileCounts:
-    """How many programs were found in the cache, how many had to be compiled, and how many there were at all."""
+    """How many programs were found in the cache, how many had to be compiled, and how many there were in all."""
 
     hits: int = 0
     misses: int = 0

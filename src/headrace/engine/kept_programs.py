@@ -50,7 +50,7 @@ def kept(make: Callable[..., _Program], *given: Any) -> _Program:
 
 
 def by_value(value: Any) -> Hashable:
-    """Return what two values have in common only if a program made of one is a program of the other."""
+    """Return a key that two values share only if a program made from one also serves for the other."""
     kind = type(value)
     if value is None or kind in (str, bytes, bool, int):
         return kind, value

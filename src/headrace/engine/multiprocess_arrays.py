@@ -15,7 +15,7 @@ from headrace.engine.devices import Device
 def place(tree: PyTree, where: PyTree) -> PyTree:
     """Put host arrays, complete in every process, on devices; `where` is one sharding or a tree of them.
 
-    Of shapes return where such arrays would be: enough to compile with.
+    Shapes in place of arrays are returned with their shardings, which is enough to compile with.
     """
     if isinstance(where, NamedSharding) and _only_shapes(tree):
         return _placed_shapes(tree, where)
@@ -29,7 +29,7 @@ def place(tree: PyTree, where: PyTree) -> PyTree:
 def place_share(tree: PyTree, where: NamedSharding) -> PyTree:
     """Put host arrays on devices; each process passes the part of the sharded dims that its local devices hold.
 
-    Of shapes, which are those of all processes together, return where such arrays would be: enough to compile with.
+    Shapes in place of arrays, those of all processes together, are returned with their shardings.
     """
     if _only_shapes(tree):
         return _placed_shapes(tree, where)

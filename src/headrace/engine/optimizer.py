@@ -52,7 +52,7 @@ class Span:
     num_epochs: int = 1
 
     def steps(self, epochs: float) -> int:
-        """Return whole steps in so many epochs, rounded down (but 0.29 x 100 is 29, whatever binary fractions say)."""
+        """Return the whole steps in that many epochs, rounded down (0.29 x 100 is 29, although its float is less)."""
         return math.floor(round(epochs * self.updates_per_epoch, 6))
 
     def initial(self, params: dict[str, Any]) -> float:

@@ -144,7 +144,7 @@ def to_device(tree: PyTree, mesh: Mesh, placement: Placement) -> PyTree:
 
 
 def make_copy(like: State, mesh: Mesh, placement: Placement, *, whole: bool = False) -> Callable[[State], State]:
-    """Return the program that copies a part of the state in its place, or (`whole`) whole to each of the devices."""
+    """Return the program that copies a part of the state where it is or, if `whole`, all of it to each device."""
     where = shardings(like, mesh, placement)
     # Through the out_shardings: XLA inserts the gathering.
     goal = shardings(like, mesh, replace(placement, sharded=False)) if whole else where
@@ -157,7 +157,7 @@ def make_copy(like: State, mesh: Mesh, placement: Placement, *, whole: bool = Fa
 
 
 def _cut(shape: tuple[int, ...], num_pieces: int) -> PartitionSpec:
-    """Return the partition along the longest dim that so many pieces divide; whole where there is none."""
+    """Return the partition along the longest dim that divides into this many pieces; whole if there is none."""
     # Pieces must be equal, or JAX refuses the sharding. A leaf that cannot be divided (a bias of ten classes) stays
     # whole.
     sizes = {size: dim for dim, size in enumerate(shape) if size % num_pieces == 0}

@@ -4,8 +4,8 @@ An event with period `x_every` happens every `x_every` steps; 0 means never. A p
 k-th event then happens after the whole step nearest to k periods. The last step of the run always ends with every
 enabled event, so that the final weights are logged, saved and validated.
 
-The sizes are evenly apart and last equally long, up to a share of the run. A call has one size: it ends where a size
-does.
+With progressive resolution, image sizes are evenly spaced and last equally long, up to a given fraction of the run. All
+images of a call have one size, so a call ends where the size changes.
 """
 
 import math

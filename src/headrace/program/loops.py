@@ -237,7 +237,7 @@ def how_it_leaves(enqueued: tuple[Outfeed, Structure] | None, launch_length: int
     if enqueued is None:
         return None
     outfeed, values = enqueued
-    # Of the last result alone, one row is enough, and sending those before it would be in vain.
+    # Only the last row is wanted: a buffer of one is enough, and the earlier rows need not be sent.
     if outfeed.mode is OutfeedMode.LAST:
         return Leaving(outfeed, values, 1, inside=False)
     if values.nbytes * outfeed.buffer_depth <= MAX_CALLBACK_BYTES:

@@ -93,7 +93,7 @@ class Messages:
 
 
 class _Stopped(Exception):
-    """Another thread failed; this one ends without a word."""
+    """Another thread failed and has reported it; this one just ends."""
 
 
 class Run:

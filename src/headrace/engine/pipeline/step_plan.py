@@ -248,7 +248,7 @@ class StepPlan:
         return most
 
     def compile(self, start: Values) -> "CompiledSteps":
-        """Compile every program for values such as these (arrays or shapes, the fed ones too); once for each shapes."""
+        """Compile every program for values like these (arrays or shapes, fed ones too), once for equal shapes."""
         given = {key: start[key] for key in (*self.kept, *self.fed)}
         # Compiled programs accept only the shapes that they were compiled for: the last block of a dataset may be
         # shorter.
