@@ -190,6 +190,10 @@ def test_rmsprop_rho_from_the_global_batch():
     tx = make("rmsprop", {"momentum": 0, "base_decay_exponent": -14, "epsilon": 0.0}, constant(1.0), batch=768)
     _, state = tx.update({"w": jnp.array([2.0], np.float32)}, tx.init({"w": jnp.zeros(1)}), {"w": jnp.zeros(1)}, step=0)
     assert float(state["mean_square"]["w"][0]) == pytest.approx((1 - 0.953125) * 4, rel=1e-6)
+    params = {"momentum": 0, "base_decay_exponent": -9, "epsilon": 0.0}
+    make("rmsprop", params, constant(1.0), batch=512)
+    with pytest.raises(ConfigError, match=r"-9 with a global batch of 1,024 is a decay of -1\."):
+        make("rmsprop", params, constant(1.0), batch=1024)
 
 
 # ---------------------------------------------------------------------------------------------------------------- AdamW

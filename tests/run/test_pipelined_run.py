@@ -145,7 +145,7 @@ def _walk(tree):
     ("options", "told"),
     [
         ({"recomputation": True, "recomputation_points": ["no_such"]}, "matches no block"),
-        ({"recomputation": True, "recomputation_points": ["("]}, "is not a regular expression"),
+        ({"recomputation": True, "recomputation_points": ["("]}, "must be regular expressions"),
         ({"num_pipeline_stages": 2, "block_seconds": {"conv2d_0": 1.0}}, "block_seconds does not fit the network"),
         ({"num_pipeline_stages": 2, "device_memory": "1KiB"}, "No cut into 2 stages fits"),
     ],

@@ -24,6 +24,7 @@ from headrace.config.field import (
     idle,
     option,
     positive_or_all,
+    regular_expressions,
 )
 
 if TYPE_CHECKING:
@@ -236,6 +237,7 @@ class Pipeline:
     recomputation_points: tuple[str, ...] = option(
         (),
         "Regular expressions of blocks whose inputs recomputation keeps in addition to those of the stages.",
+        check=regular_expressions,
     )
     optimizer_state_offloading: bool = option(
         False,

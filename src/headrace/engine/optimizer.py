@@ -280,7 +280,15 @@ def rmsprop_rho(options: dict[str, Any]) -> float:
     """Return the decay of the mean square: `decay`, or 1 - 2^base_decay_exponent x global batch."""
     if "decay" in options:
         return options["decay"]
-    return 1.0 - 2.0 ** options["base_decay_exponent"] * options["global_batch_size"]
+    exponent, batch = options["base_decay_exponent"], options["global_batch_size"]
+    rho = 1.0 - 2.0**exponent * batch
+    if rho < 0:  # mean squares would become negative, and their roots not a number
+        raise ConfigError(
+            f"base_decay_exponent {exponent:g} with a global batch of {batch:,} is a decay of {rho:g}.",
+            rule="The decay of the mean square, 1 - 2^base_decay_exponent x global batch, is not negative.",
+            remedy=f"For a decay of about 0.9 use {math.floor(-math.log2(batch)) - 3}, or give decay itself.",
+        )
+    return rho
 
 
 def _rmsprop(options: dict[str, Any]) -> Rule:

@@ -292,7 +292,7 @@ def recompute_points(network: Network, patterns: Sequence[str], num_stages: int)
         return tuple(number for number in costly if number) if num_stages == 1 else ()
     found: set[int] = set()
     for pattern in patterns:
-        matching = [number for number, name in enumerate(names) if _compiled(pattern).search(name)]
+        matching = [number for number, name in enumerate(names) if re.search(pattern, name)]
         if not matching:
             raise ConfigError(
                 f"--recomputation-points: {pattern!r} matches no block of {network.name}.",
@@ -306,16 +306,6 @@ def recompute_points(network: Network, patterns: Sequence[str], num_stages: int)
 def segments(points: Sequence[int], first: int, end: int) -> tuple[tuple[int, int], ...]:
     """Return the (first, end) blocks of the segments into which the points divide a range of blocks."""
     return tuple(pairwise((first, *(point for point in points if first < point < end), end)))
-
-
-def _compiled(pattern: str) -> re.Pattern[str]:
-    try:
-        return re.compile(pattern)
-    except re.error as error:
-        raise ConfigError(
-            f"--recomputation-points: {pattern!r} is not a regular expression: {error}.",
-            remedy="Write a dot as \\. and a plus as \\+ where they are meant literally.",
-        ) from error
 
 
 def kept_elements(network: Network, points: Sequence[int] | None) -> int:
