@@ -3,9 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
+from headrace.core.errors import RunStopped
 from headrace.engine import visible
+from headrace.engine.devices import start_devices
 from headrace.engine.visible import Visible, has_bfloat16, visible_devices
 
 GIB = 1 << 30
@@ -95,3 +98,10 @@ def test_tpu(tmp_path, monkeypatch, unopened, names):
 @pytest.mark.parametrize(("capability", "has"), [("9.0", True), ("8.0", True), ("7.5", False), ("", True)])
 def test_bfloat16(capability, has):
     assert has_bfloat16(capability) is has
+
+
+def test_a_platform_that_comes_too_late_is_refused():
+    assert start_devices("cpu", 1) == jax.devices()[:1]
+    with pytest.raises(RunStopped, match="Platform cuda was requested, but JAX already uses cpu"):
+        start_devices("cuda", 1)
+    assert jax.config.jax_platforms == "cpu", "what has no effect is not set either"

@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from headrace.config.schema import Run
 from headrace.core.errors import RunStopped
 from headrace.core.files import cache_directory
+from headrace.core.jax_private import devices_are_started
 
 REPLICA = "replica"  # the one mesh axis of a run without pipeline stages
 Device = Any  # jax.Device, which type checkers take for a variable
@@ -27,7 +28,7 @@ def start_devices(platform: str, num_devices: int, num_processes: int = 1) -> li
     Must be the first use of JAX's devices in this process: afterwards the number of CPU devices is fixed.
     """
     num_local = num_devices // num_processes
-    if platform != "auto":
+    if platform != "auto" and not devices_are_started():
         jax.config.update("jax_platforms", platform)
     # Also where the platform turns out to be a GPU: once the backends have started and this is known, the number of
     # CPU devices can no longer be changed.
@@ -46,6 +47,7 @@ def start_devices(platform: str, num_devices: int, num_processes: int = 1) -> li
             rule="A platform needs its devices, their driver, and the JAX built for it.",
             remedy="Install that platform's JAX (for NVIDIA: pip install 'headrace[cuda]') or use --platform cpu.",
         ) from error
+    _check_platform(platform, devices[0].platform)
     of_process = [sum(device.process_index == process for device in devices) for process in range(num_processes)]
     if num_processes > 1 and min(of_process) < num_local:
         raise _too_few(of_process, num_local, devices[0].platform)
@@ -59,6 +61,16 @@ def start_devices(platform: str, num_devices: int, num_processes: int = 1) -> li
     else:
         remedy = "Lower --num-replicas and raise --gradient-accumulation-count by the same factor."
     raise RunStopped(f"{num_devices} devices are needed, but there are {len(devices)} ({kind}).", remedy=remedy)
+
+
+def _check_platform(asked: str, found: str) -> None:
+    """Refuse a platform other than the one asked for: JAX ignores a choice made after it has opened its devices."""
+    if asked not in ("auto", found) and not (found == "gpu" and asked in ("cuda", "rocm")):
+        raise RunStopped(
+            f"Platform {asked} was requested, but JAX already uses {found} in this process.",
+            rule="JAX opens its devices once, at their first use.",
+            remedy=f"Start a new process, or set JAX_PLATFORMS={asked} before anything uses JAX.",
+        )
 
 
 def take(devices: list[Device], count: int) -> list[Device]:
