@@ -64,8 +64,9 @@ def start_devices(platform: str, num_devices: int, num_processes: int = 1) -> li
 
 
 def _check_platform(asked: str, found: str) -> None:
-    """Refuse a platform other than the one asked for: JAX ignores a choice made after it has opened its devices."""
-    if asked not in ("auto", found) and not (found == "gpu" and asked in ("cuda", "rocm")):
+    """Refuse an accelerator that is not there: JAX ignores a choice made after it has opened its devices."""
+    # Other devices in place of a CPU are taken: a model of a run on a CPU may be used in a process that has opened GPUs.
+    if asked not in ("auto", "cpu", found) and not (found == "gpu" and asked in ("cuda", "rocm")):
         raise RunStopped(
             f"Platform {asked} was requested, but JAX already uses {found} in this process.",
             rule="JAX opens its devices once, at their first use.",
