@@ -65,7 +65,7 @@ def start_devices(platform: str, num_devices: int, num_processes: int = 1) -> li
 
 def _check_platform(asked: str, found: str) -> None:
     """Refuse an accelerator that is not there: JAX ignores a choice made after it has opened its devices."""
-    # Other devices in place of a CPU are taken: a model of a run on a CPU may be used in a process that has opened GPUs.
+    # A CPU is replaced by what is there: a model of a run on a CPU may be used in a process that has opened GPUs.
     if asked not in ("auto", "cpu", found) and not (found == "gpu" and asked in ("cuda", "rocm")):
         raise RunStopped(
             f"Platform {asked} was requested, but JAX already uses {found} in this process.",

@@ -350,7 +350,7 @@ def _block_length(loop: Loop, most: int, block_size: int | None) -> int:
 
 def _run(program: LoopProgram, variables: tuple[object, ...], infeed: Infeed | None, most: int) -> tuple[PyTree, ...]:
     loop, leaving = program.loop, program.leaving
-    # Not donated here: the caller may use its arrays again.
+    # Never donated: the caller may use its arrays again.
     state = jax.tree.map(lambda leaf: jax.device_put(leaf, _everywhere(leaf, loop.mesh)), variables)
     if leaving is not None:
         leaving.outfeed.begin(leaving.values, loop.replicas)

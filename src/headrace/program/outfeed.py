@@ -188,7 +188,7 @@ class Outfeed:
 
     def deliver(self, replica: Any, first: PyTree, *leaves: PyTree) -> None:
         """Take rows [count, ...] of one replica, called from inside the program."""
-        # Copied, because the program may reuse the memory of these arrays.
+        # Copied, because the program may reuse the memory of these arrays after the callback.
         part = [np.array(leaf) for leaf in leaves]
         number = int(first)
         with self._change:

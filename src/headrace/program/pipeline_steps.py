@@ -164,6 +164,8 @@ class _Builder:
 
     def _start(self, node: Node) -> None:
         """Let a first node wait for the host, and for its elements where there is an infeed."""
+        # Launching waits for no device: without `go`, which Pipeline._feed holds back, a lane without an infeed would
+        # launch all steps of a run at once.
         lane = self.lane_of[node]
         self.builder.keep(lane, ("constants", node))
         self.builder.feed(lane, ("go", node))
@@ -255,6 +257,7 @@ class _Builder:
             reduce = on_mesh(self._mesh_of_weights(key), _reduce, (EACH,) * len(sums), (ALL,))
             builder.add(self._lane_of_weights(key), reduce, sums, [("gradient", key)])
             if self._lane_of_weights(key) != lane:
+                # Weights are there from the start of a call: only what a launch has made is sent to another lane.
                 builder.add(self._lane_of_weights(key), MOVE, [("params", key)], [("moved", key)])
         away = {key for key in group if self._lane_of_weights(key) != lane}
         params = [("moved" if key in away else "params", key) for key in group]

@@ -146,7 +146,7 @@ class Dispatcher:
         return self
 
     def trace(self, state: State, resident: PyTree, block: PyTree) -> Table:
-        """Return when the actions of the block's first step really ran, the second time, on a copy of the state."""
+        """Return when the actions of the block's first step ran, the second time, on a copy of the state."""
         start = self._start(self._split(self.snapshot(state)), resident, block)
         steps = self.plan.compile(start)
         # The first time, memory is allocated and threads are started, which no later step waits for.

@@ -77,7 +77,8 @@ def on_mesh(
     **options: Any,
 ) -> Program:
     """Return the function as a program in which every replica computes on its own part; a profile has its name."""
-    # check_vma=False: with True JAX would sum the gradients over replicas in every backward pass, by itself.
+    # check_vma=False: with True JAX would sum the gradients over replicas in every backward pass, by itself; and it has
+    # no collectives over groups of replicas, which shared batch norms need.
     mapped = jax.shard_map(_named(function, name), mesh=mesh, in_specs=in_specs, out_specs=outs, check_vma=False)
     return Program(jitted=jax.jit(mapped, donate_argnums=donate), mesh=mesh, outs=outs, **options)
 
@@ -273,6 +274,7 @@ class StepPlan:
                     traced = program.jitted.trace(*arguments)
                     lowered[program] = traced.lower(), program.shapes(traced)
                 results = lowered[program][1]
+            # Not strict: of a host call whose results no program reads, the shapes are not known.
             mine.update(zip(planned.writes, results, strict=False))
             for send in planned.sends:
                 if send.lane == HOST or send.slot not in mine:
