@@ -248,12 +248,12 @@ def make_dispatcher(stages: Sequence[StageSpec], devices: np.ndarray, table: Tab
 
 
 def _make_stage(stage: StageSpec, mesh: Mesh) -> StagePrograms:
-    like = part_of(stage)
+    like = part_of(stage)  # once: it draws the stage's weights
     return StagePrograms(
         like=like,
         node=make_node(training_node(stage, mesh)),
         reduce=make_reduce(stage, mesh),
-        update=make_update(stage, mesh),
+        update=make_update(stage, mesh, like),
         copy=make_copy(like, mesh, stage.placement),
         # Gathering is needed across processes only: within one, the host can read the pieces from all devices.
         copy_to_save=make_copy(like, mesh, stage.placement, whole=not replicated(mesh).is_fully_addressable),
