@@ -148,7 +148,7 @@ def test_what_follows_from_the_weights_alone_is_computed_once(more, dtype):
         prepared = program.prepare(placed, {}, block)
         logits[mode] = np.asarray(program(prepared, {}, block))
         if mode == "on":
-            text = program.forward.as_text()
+            text = program.forward.as_text() or ""
             assert "headrace_convolve" in text
             assert ("headrace_bottleneck" if dtype == jnp.float32 else "headrace_gate") in text
             assert "headrace_max_pool" in text

@@ -104,4 +104,4 @@ def test_a_platform_that_comes_too_late_is_refused():
     assert start_devices("cpu", 1) == jax.devices()[:1]
     with pytest.raises(RunStopped, match="Platform cuda was requested, but JAX already uses cpu"):
         start_devices("cuda", 1)
-    assert jax.config.jax_platforms == "cpu", "what has no effect is not set either"
+    assert jax.config.values["jax_platforms"] == "cpu", "what has no effect is not set either"

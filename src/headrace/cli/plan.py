@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
     print_remarks(resolved)
     place = f" ({design.info.place})" if design.info.place else ""
     print(f"{design.network.name} on {design.info.name}{place}, precision {resolved.config.numerics.precision}")
-    if rows:
+    if args.num_devices is not None:
         print(format_scale(rows, args.num_devices))
     print(format_plan(design.plan, tuple(_lr_points(design).items())))
     print("".join(f"warning: {text}\n" for text in design.info.remarks), end="")
