@@ -1,5 +1,6 @@
 """Devices counted from the files of their drivers, none opened; the files here are copies of what drivers write."""
 
+import importlib.metadata
 from pathlib import Path
 from typing import Any
 
@@ -105,3 +106,15 @@ def test_a_platform_that_comes_too_late_is_refused():
     with pytest.raises(RunStopped, match="Platform cuda was requested, but JAX already uses cpu"):
         start_devices("cuda", 1)
     assert jax.config.values["jax_platforms"] == "cpu", "what has no effect is not set either"
+
+
+def test_a_module_of_another_distribution_is_no_error(monkeypatch):
+    def version(name):
+        if name == "numpy":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "1.2.3"
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    versions = visible.describe_machine().versions
+    assert "numpy" not in versions
+    assert versions["onnxruntime-gpu"] == "1.2.3"

@@ -10,6 +10,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -194,7 +195,7 @@ def host_memory() -> int | None:
 # What a machine offers: its devices with memory and number formats, its host, and the versions installed.
 
 
-_PACKAGES = ("jax", "jaxlib", "numpy", "optax", "onnx", "onnxruntime", "tensorboardX", "wandb")
+_PACKAGES = ("jax", "jaxlib", "numpy", "optax", "onnx", "onnxruntime", "onnxruntime-gpu", "tensorboardX", "wandb")
 _CPU_BF16 = ("avx512_bf16", "amx_bf16", "bf16")  # names in /proc/cpuinfo, the last on ARM
 
 
@@ -231,7 +232,8 @@ def describe_machine() -> Machine:
         kinds.setdefault((device.platform, device.device_kind), []).append(device)
     versions = {"headrace": __version__, "python": platform.python_version()}
     for package in _PACKAGES:
-        if find_spec(package) is not None:
+        # By its distribution and not by its module: `onnxruntime` may have come as onnxruntime-gpu.
+        with suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
     return Machine(
         devices=tuple(_kind(name, kind, devices) for (name, kind), devices in kinds.items()),
