@@ -7,7 +7,7 @@ JAX knows, since options come and go between its versions.
 import functools
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -39,14 +39,6 @@ _TARGETS: Mapping[str, Mapping[str, Options]] = {
         "memory": {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"},
     },
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Counterpart:
-    """An option and its XLA options: `options(value, backend)` is empty where it has none."""
-
-    option: str
-    options: Callable[[Any, str], Options]
 
 
 # Set in every program of a network.
@@ -102,19 +94,20 @@ def with_tuning(compiler: Compiler, flops: float, *, one_device: bool) -> Compil
     return replace(compiler, convolution_tuning=wanted if one_device else "full")
 
 
-COUNTERPARTS = (
-    Counterpart(option="convolution_tuning", options=_convolution_tuning),
-    Counterpart(option="internal_exchange_optimization_target", options=_target),
-    Counterpart(option="max_cross_replica_buffer_size", options=_all_reduce),
-    Counterpart(option="max_reduce_many_buffer_size", options=_scatter),
-    Counterpart(option="available_memory_proportion", options=_memory_limit),
-)
+# option -> its XLA options, by its value and the backend; none where it has no counterpart
+COUNTERPARTS: Mapping[str, Callable[[Any, str], Options]] = {
+    "convolution_tuning": _convolution_tuning,
+    "internal_exchange_optimization_target": _target,
+    "max_cross_replica_buffer_size": _all_reduce,
+    "max_reduce_many_buffer_size": _scatter,
+    "available_memory_proportion": _memory_limit,
+}
 
 
 def describe(compiler: Compiler, backend: str) -> dict[str, Options]:
     """Return {option: its XLA options} of the options that are given and have any on a backend."""
-    wanted = {row.option: (row, getattr(compiler, row.option)) for row in COUNTERPARTS}
-    found = {name: row.options(value, backend) for name, (row, value) in wanted.items() if value not in (None, ())}
+    given = {name: getattr(compiler, name) for name in COUNTERPARTS}
+    found = {name: COUNTERPARTS[name](value, backend) for name, value in given.items() if value not in (None, ())}
     return {name: options for name, options in found.items() if options}
 
 

@@ -169,7 +169,8 @@ class SentData:
                 detail=f"{self.num_blocks} blocks of {steps_per_call:,} steps, {format_bytes(block)} each",
             )
 
-        return DataMemory(images=row(self.image_bytes), labels=row(0), neither=no_data())
+        nothing = MemoryRow(name="data", num_bytes=0, detail="only the first and the last stage receive data")
+        return DataMemory(images=row(self.image_bytes), labels=row(0), neither=nothing)
 
 
 def sent_data(feed: FeedOptions, info: DataInfo, batch: BatchPlan) -> SentData:
@@ -221,11 +222,6 @@ def with_validation(
     return tuple(
         replace(plan, rows=(*plan.rows, row)) if device in holders else plan for device, plan in enumerate(by_device)
     )
-
-
-def no_data() -> MemoryRow:
-    """Return the row of a device that receives no data."""
-    return MemoryRow(name="data", num_bytes=0, detail="only the first and the last stage receive data")
 
 
 # Options that trade time for memory, and what they would save on the fullest device.

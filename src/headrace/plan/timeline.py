@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
-from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,10 +25,6 @@ class Cell(NamedTuple):
     end: float
     device: int
     action: Action
-
-
-def _one(node: Node) -> int:
-    return 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +50,6 @@ class Table:
         busy = sum(cell.end - cell.start for cell in self.cells)
         return 1 - busy / (self.total_time * self.work.num_devices)
 
-    def ticks(self) -> tuple[tuple[Cell, ...], ...]:
-        """Return the cells grouped by start time: the rows of the table."""
-        return tuple(tuple(cells) for _, cells in groupby(self.cells, key=lambda cell: cell.start))
-
     @property
     def num_ticks(self) -> int:
         """The number of distinct start times; with all durations 1, the total time."""
@@ -73,7 +64,7 @@ class Table:
         peaks = self.peak_by_node()
         return tuple(max(peaks[node] for node in nodes) for nodes in self.work.stages)
 
-    def peak_by_device(self, size_of: Callable[[Node], float] = _one) -> tuple[float, ...]:
+    def peak_by_device(self, size_of: Callable[[Node], float] = lambda node: 1) -> tuple[float, ...]:
         """Return the most that each device holds, where a micro batch of a node counts `size_of(node)`."""
         device_of = self.work.device_of
         return tuple(
