@@ -103,9 +103,9 @@ def show_devices(first: int | None, num_devices: int) -> None:
 
 
 def host_device() -> Device | None:
-    """Return a CPU device, for small programs that should not queue behind a GPU's; None if there is none to use."""
+    """Return a CPU device, which compiles small programs fast and has a short queue; None if there is none to use."""
     if jax.process_count() > 1:
-        return None  # starting a platform is collective: a process alone would wait for the others
+        return None  # processes start a platform together: one alone would wait for the others
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:  # the platforms that were chosen leave it out
