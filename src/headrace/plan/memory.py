@@ -218,6 +218,7 @@ def with_validation(
     else:
         num_bytes = min((1 + prefetch_depth) * cache.block_bytes, cache.num_bytes)
         detail = f"at most {1 + prefetch_depth} blocks of validation images"
+    # Divided: an evaluation cuts its batches over the replicas, each of which has a resident training set as a whole.
     row = MemoryRow(name="validation data", num_bytes=-(-num_bytes // validation.num_replicas), detail=detail)
     return tuple(
         replace(plan, rows=(*plan.rows, row)) if device in holders else plan for device, plan in enumerate(by_device)

@@ -48,6 +48,7 @@ class Limits:
 def block_costs(network: Network, micro_batch_size: int, bytes_per_number: int) -> tuple[BlockCost, ...]:
     """Return the costs of all blocks, estimated from their shapes."""
     costs = []
+    # Not strict: the last shape is that of the network's output.
     for (name, cost), shape in zip(network.costs().items(), network.shapes(), strict=False):
         stored = cost.product_elements * bytes_per_number * micro_batch_size
         # FLOPs alone predict badly: a stem of 8 MFLOP took 0.86 ms where a block of 75 MFLOP took 1.47.

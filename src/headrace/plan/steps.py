@@ -504,6 +504,8 @@ def _from_batch(wanted: Batch, size: int) -> BatchPlan:
     plan = BatchPlan(micro_batch_size=micro, num_replicas=replicas, gradient_accumulation_count=each // micro)
     if wanted.micro_batch_size is None or micro == min(most, each):
         return plan
+    # Down to half of the requested micro batch a warning is enough; less is refused, such as the 1 that a prime number
+    # of images leaves.
     if count or 2 * micro < most:
         given = f"--micro-batch-size {most}" + (f" and --gradient-accumulation-count {count}" if count else "")
         near = max(1, round(each / most)) * most * replicas
