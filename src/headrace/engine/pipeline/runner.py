@@ -11,8 +11,7 @@ The order of the launches on a device is fixed and programs are pure, so threads
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -128,7 +127,7 @@ class Run:
             threading.Thread(target=self._guard, args=(lane, num_steps), name=f"launch device {lane}", daemon=True)
             for lane in range(len(self._lanes.rows))
         ]
-        with _prompt_switching():
+        with _PROMPT_SWITCHING:
             for thread in threads:
                 thread.start()
             try:
@@ -194,14 +193,28 @@ class Run:
             self._observe(launch.action, results[0])
 
 
-@contextmanager
-def _prompt_switching() -> Iterator[None]:
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(min(before, SWITCH_SECONDS))
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
+class _PromptSwitching:
+    """Shortens the interpreter's switch interval while runs are under way."""
+
+    def __init__(self) -> None:
+        self._lock, self._num_runs, self._before = threading.Lock(), 0, 0.0
+
+    def __enter__(self) -> None:
+        # Counted: runs of several threads may overlap, and the last to end must not restore what the first one set.
+        with self._lock:
+            if not self._num_runs:
+                self._before = sys.getswitchinterval()
+                sys.setswitchinterval(min(self._before, SWITCH_SECONDS))
+            self._num_runs += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._num_runs -= 1
+            if not self._num_runs:
+                sys.setswitchinterval(self._before)
+
+
+_PROMPT_SWITCHING = _PromptSwitching()  # one, as the interpreter has one interval
 
 
 class Tracer:
