@@ -24,14 +24,14 @@ class FileServer(http.server.ThreadingHTTPServer):
     """Serves `files` ({"/path": bytes}).
 
     The next `busy` requests are turned away, `breaks` connections are cut after `cut` bytes, `wrong` content has the
-    right length, and without `ranges` a part cannot be asked for.
+    right length, without `ranges` a part cannot be asked for, and `chunked` answers do not say their length.
     """
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), self.Handler)
         self.files: dict[str, bytes] = {}
         self.breaks, self.cut, self.busy = 0, 0, 0
-        self.ranges, self.wrong = True, False
+        self.ranges, self.wrong, self.chunked = True, False, False
         self.asked: list[Request] = []
 
     @property
@@ -67,8 +67,11 @@ class FileServer(http.server.ThreadingHTTPServer):
             asked = self.headers.get("Range", "")
             start = int(asked.removeprefix("bytes=").rstrip("-")) if asked and self.server.ranges else 0
             if start >= len(data) > 0:
-                return self.send_error(416)
-            fields = {"Content-Length": str(len(data) - start)} | (headers or {})
+                return self.head(416, {"Content-Range": f"bytes */{len(data)}"})
+            length = (
+                {"Transfer-Encoding": "chunked"} if self.server.chunked else {"Content-Length": str(len(data) - start)}
+            )
+            fields = length | (headers or {})
             if start:
                 fields["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
             self.head(206 if start else 200, fields)
@@ -76,11 +79,15 @@ class FileServer(http.server.ThreadingHTTPServer):
                 return None
             if self.server.breaks:
                 self.server.breaks -= 1
-                self.wfile.write(data[start : start + self.server.cut])
+                self.part(data[start : start + self.server.cut])
                 self.wfile.flush()
                 return self.connection.shutdown(socket.SHUT_RDWR)
-            self.wfile.write(data[start:])
-            return None
+            self.part(data[start:])
+            return self.part(b"")
+
+        def part(self, data: bytes) -> None:
+            """Send a part of the content; of chunks, an empty one is the end."""
+            self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data) if self.server.chunked else data)
 
         def head(self, status: int, headers: dict[str, str]) -> None:
             """Send the status and the headers."""

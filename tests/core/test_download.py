@@ -2,16 +2,18 @@
 
 import errno
 import hashlib
+import http.client
 import os
 import shutil
 import socket
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from headrace.core import download as module
-from headrace.core.download import Remote, download
+from headrace.core.download import Remote, ask, download
 from headrace.core.errors import DownloadError
 from tests.core.file_server import FileServer, serving, without_proxies
 
@@ -54,6 +56,36 @@ def test_a_broken_connection_is_resumed(server: FileServer, tmp_path: Path) -> N
     assert starts == [None, "bytes=300000-", "bytes=600000-", "bytes=900000-"]
 
 
+def test_an_answer_of_unknown_length_is_not_taken_for_whole_when_it_breaks(server: FileServer, tmp_path: Path) -> None:
+    server.chunked, server.breaks, server.cut = True, 2, 300_000
+    assert download(remote(server, checksum=""), tmp_path / "file.bin").read_bytes() == DATA
+    assert len(server.asked) == 3
+
+
+def test_errors_of_tls_are_those_of_the_network(
+    server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing = iter([ssl.SSLError(1, "bad record"), OSError(errno.EHOSTUNREACH, "No route to host")])
+    read = http.client.HTTPResponse.read
+
+    def break_at_first(answer: http.client.HTTPResponse, size: int | None = None) -> bytes:
+        for error in failing:
+            raise error
+        return read(answer, size)
+
+    monkeypatch.setattr(http.client.HTTPResponse, "read", break_at_first)
+    assert download(remote(server), tmp_path / "file.bin").read_bytes() == DATA
+    assert len(server.asked) == 3
+
+
+def test_a_part_longer_than_the_file_is_of_another_one(server: FileServer, tmp_path: Path) -> None:
+    (tmp_path / "file.bin.part").write_bytes(DATA + b"more")
+    assert download(remote(server, checksum=""), tmp_path / "file.bin").read_bytes() == DATA
+    (tmp_path / "b.bin.part").write_bytes(DATA)  # complete, but its download was ended before the rename
+    assert download(remote(server, checksum=""), tmp_path / "b.bin").read_bytes() == DATA
+    assert [request.headers.get("range") for request in server.asked][1:] == [None, f"bytes={len(DATA)}-"]
+
+
 def test_the_next_command_continues(server: FileServer, tmp_path: Path) -> None:
     server.breaks, server.cut = 1000, 0
     (tmp_path / "file.bin.part").write_bytes(DATA[:70_000])
@@ -91,8 +123,11 @@ def test_a_missing_file_and_the_second_address(server: FileServer, tmp_path: Pat
     assert left(tmp_path) == []
     both = Remote(urls=(f"{server.url}/none", f"{server.url}/a/file.bin"), checksum=RIGHT)
     assert download(both, tmp_path / "x").read_bytes() == DATA
-    with pytest.raises(DownloadError, match="no address of a file to download"):
-        download(Remote(urls=("file:///etc/passwd",)), tmp_path / "y")
+    for address in ("file:///etc/passwd", "http://[::1/x", "http://127.0.0.1/a b"):
+        with pytest.raises(DownloadError, match="no address of a file to download"):
+            download(Remote(urls=(address,)), tmp_path / "y")
+        with pytest.raises(DownloadError, match="no address of a file to download"):
+            ask(address)
 
 
 def test_no_network(server: FileServer, tmp_path: Path) -> None:

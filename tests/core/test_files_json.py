@@ -5,6 +5,7 @@ import json
 import pytest
 
 from headrace.core.files import MAX_DEPTH, parse_json
+from headrace.core.tensor_file import read_note
 
 
 @pytest.mark.parametrize(
@@ -38,3 +39,19 @@ def test_all_else_is_a_value_error(text):
 def test_size_is_bounded():
     with pytest.raises(ValueError, match="more than 10"):
         parse_json("[" + " " * 20 + "]", 10)
+
+
+def test_a_note_that_headrace_did_not_write(tmp_path):
+    path = tmp_path / "x.safetensors"
+
+    def write(texts: str) -> None:
+        header = f'{{"__metadata__": {texts}}}'.encode()
+        path.write_bytes(len(header).to_bytes(8, "little") + header)
+
+    for texts in ('["headrace"]', "null", '{"format": "pt"}'):
+        write(texts)
+        assert read_note(path) == {}
+    for texts in ('{"headrace": 5}', '{"headrace": ["x"]}', '{"headrace": "[]"}'):
+        write(texts)
+        with pytest.raises(ValueError, match="note 'headrace' is not a mapping"):
+            read_note(path)

@@ -1,11 +1,14 @@
-"""This process: its memory."""
+"""This process: its memory, and who of its threads uses the devices."""
 
 import os
 import platform
 import subprocess
 import sys
+import threading
 
 import pytest
+
+from headrace.core import process
 
 FAULTS = """
 import resource
@@ -34,3 +37,22 @@ def test_freed_memory_is_kept_until_it_is_not_or_as_the_user_chose(chosen_by_the
     kept, returned = map(int, done.stdout.split())
     assert returned > 10  # 15,625 pages of 4 KiB, or 30 huge ones
     assert (kept < returned // 2) != chosen_by_the_user
+
+
+def test_a_wait_for_the_devices_that_is_interrupted_leaves_them_to_others(monkeypatch):
+    def interrupted(ready):
+        if not ready():
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(process._changed, "wait_for", interrupted)
+    with process.transferring(), pytest.raises(KeyboardInterrupt), process.exclusive():
+        pytest.fail("a transfer is under way")
+    monkeypatch.undo()
+    began = threading.Event()
+
+    def transfer():
+        with process.transferring():
+            began.set()
+
+    threading.Thread(target=transfer, daemon=True).start()
+    assert began.wait(10)

@@ -9,6 +9,7 @@ import fcntl
 import hashlib
 import http.client
 import os
+import re
 import shutil
 import sys
 import time
@@ -65,10 +66,7 @@ class Head:
 def download(remote: Remote, target: Path, tell: Tell = lambda done, total: None) -> Path:
     """Download a file unless it is there; return its path. Whatever goes wrong is a DownloadError."""
     for url in remote.urls:
-        if not url.startswith(("http://", "https://")):
-            raise DownloadError(
-                f"{url} is no address of a file to download.", rule="It begins with https:// or http://."
-            )
+        _refuse_address(url)
     partial = target.with_name(f"{target.name}.part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +74,7 @@ def download(remote: Remote, target: Path, tell: Tell = lambda done, total: None
         if target.is_file() and remote.is_right(target):
             return target
         with locked(target.with_name(f".{target.name}.lock")):
-            if target.is_file() and remote.checksum and remote.is_right(target):
+            if target.is_file() and remote.is_right(target):
                 return target  # another process has downloaded it meanwhile
             _from_any(remote, partial, tell)
             if not remote.is_right(partial):
@@ -101,8 +99,9 @@ def ask(url: str, headers: tuple[tuple[str, str], ...] = ()) -> Head:
 
     A redirection to another host is an answer: it says where the content is, and its headers what it is.
     """
-    request = urllib.request.Request(url, headers={"User-Agent": f"headrace/{__version__}"} | dict(headers))
-    request.method = "HEAD"
+    _refuse_address(url)
+    agent = {"User-Agent": f"headrace/{__version__}"}
+    request = urllib.request.Request(url, headers=agent | dict(headers), method="HEAD")
     problem = ""
     for attempt in range(ATTEMPTS):
         time.sleep(_BACK_OFF_SECONDS * 2**attempt if attempt else 0)
@@ -114,13 +113,24 @@ def ask(url: str, headers: tuple[tuple[str, str], ...] = ()) -> Head:
             if error.code not in _TRANSIENT:
                 return Head(status=error.code, headers=error.headers)
             problem = f"the server answers {error.code} {error.reason}"
-        except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError, ValueError) as error:
+        except (OSError, http.client.HTTPException) as error:
             problem = _words(error)
-            if isinstance(error, ValueError):  # no address at all
-                break
     raise DownloadError(
         f"{url} cannot be reached: {problem}.", remedy="Check the network, the address and the proxy variables."
     )
+
+
+def _refuse_address(url: str) -> None:
+    """Refuse what is not the address of a file, before anything is sent."""
+    try:
+        right = urllib.parse.urlsplit(url).scheme in ("http", "https") and not re.search(r"[\x00-\x20\x7f]", url)
+    except ValueError:  # such as an address of IPv6 whose bracket is not closed
+        right = False
+    if not right:
+        raise DownloadError(
+            f"{url} is no address of a file to download.",
+            rule="It begins with https:// or http://, and a space in it is written as %20.",
+        )
 
 
 class _SameHost(urllib.request.HTTPRedirectHandler):
@@ -185,22 +195,25 @@ def _from_url(url: str, headers: tuple[tuple[str, str], ...], partial: Path, tel
     failed = 0
     while True:
         before = partial.stat().st_size if partial.is_file() else 0
+        opener = urllib.request.build_opener()  # a new one: the shared one would remember the proxies of its first use
         try:
-            if _receive(_request(url, headers, before), partial, before, tell):
-                return
-            problem = "the connection broke"
+            answer = opener.open(_request(url, headers, before), timeout=_TIMEOUT_SECONDS)
         except urllib.error.HTTPError as error:
             error.close()
-            if error.code == 416 and before:  # the part is as long as the file, or longer
-                return
-            if error.code not in _TRANSIENT:
-                raise _Unavailable(f"the server answers {error.code} {error.reason}") from None
             problem = f"the server answers {error.code} {error.reason}"
-        except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
-            reason = getattr(error, "reason", error)
-            if isinstance(reason, OSError) and reason.errno == errno.ENOSPC:
-                raise reason from None
+            if error.code == 416 and before:  # the part is as long as the file, or longer
+                if error.headers.get("Content-Range") in (None, f"bytes */{before}"):
+                    return
+                partial.unlink()  # the part of another file, which had this address before
+            elif error.code not in _TRANSIENT:
+                raise _Unavailable(problem) from None
+        except (OSError, http.client.HTTPException) as error:
             problem = _words(error)
+        else:
+            with answer:
+                if _receive(answer, partial, before, tell):
+                    return
+            problem = "the connection broke"
         # New bytes reset the count: a line that breaks every minute still brings the whole file.
         failed = failed + 1 if not partial.is_file() or partial.stat().st_size <= before else 0
         if failed >= ATTEMPTS:
@@ -221,36 +234,38 @@ def _request(url: str, headers: tuple[tuple[str, str], ...], start: int) -> urll
     return request
 
 
-def _receive(request: urllib.request.Request, partial: Path, start: int, tell: Tell) -> bool:
+def _receive(answer: http.client.HTTPResponse, partial: Path, start: int, tell: Tell) -> bool:
     """Append what the server sends; say whether the file is complete."""
-    opener = urllib.request.build_opener()  # a new one: the shared one would remember the proxies of its first use
-    with opener.open(request, timeout=_TIMEOUT_SECONDS) as answer:
-        resumed = answer.status == 206 and answer.headers.get("Content-Range", "").startswith(f"bytes {start}-")
-        if not resumed:
-            start = 0  # the server sends the whole file
-        length = answer.headers.get("Content-Length", "")
-        total = start + int(length) if length.isdigit() else None
-        if total is not None and total - start > shutil.disk_usage(partial.parent).free:
-            raise OSError(errno.ENOSPC, f"{format_bytes(total - start)} are needed")
-        with partial.open("r+b" if resumed else "wb") as file:
-            file.seek(start)
-            done = _copy(answer, file, start, lambda done: tell(done, total))
-            file.flush()
-            os.fsync(file.fileno())
-    return total is None or done == total
+    resumed = answer.status == 206 and answer.headers.get("Content-Range", "").startswith(f"bytes {start}-")
+    if not resumed:
+        start = 0  # the server sends the whole file
+    length = answer.headers.get("Content-Length", "")
+    total = start + int(length) if length.isdigit() else None
+    if total is not None and total - start > shutil.disk_usage(partial.parent).free:
+        raise OSError(errno.ENOSPC, f"{format_bytes(total - start)} are needed")
+    with partial.open("r+b" if resumed else "wb") as file:
+        file.seek(start)
+        done, ended = _copy(answer, file, start, lambda done: tell(done, total))
+        file.flush()
+        os.fsync(file.fileno())
+    return ended and total in (None, done)
 
 
-def _copy(answer: http.client.HTTPResponse, file: IO[bytes], done: int, tell: Callable[[int], None]) -> int:
+def _copy(
+    answer: http.client.HTTPResponse, file: IO[bytes], done: int, tell: Callable[[int], None]
+) -> tuple[int, bool]:
+    """Return how many bytes are there then, and whether the server said that these are all."""
     while True:
         try:
             data = answer.read(_CHUNK)
         except http.client.IncompleteRead as error:
             file.write(error.partial)
-            return done + len(error.partial)
-        except (ConnectionError, TimeoutError):
-            return done
+            return done + len(error.partial), False
+        # An answer in chunks names no length: that it was cut off shows here only. TLS raises plain OSErrors.
+        except (OSError, http.client.HTTPException):
+            return done, False
         if not data:
-            return done
+            return done, True
         file.write(data)
         done += len(data)
         tell(done)

@@ -133,7 +133,7 @@ def parse_json(text: str | bytes, max_bytes: int = MAX_BYTES) -> Any:
     try:
         value = json.loads(text)
         _refuse_deep(value)
-        if text.count("\\u" if isinstance(text, str) else b"\\u"):  # pyright: ignore[reportArgumentType]; only an escape can write half a pair
+        if "\\u" in (text if isinstance(text, str) else text.decode("latin1")):  # only an escape can write half a pair
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError(f"JSON nested deeper than {MAX_DEPTH} levels") from None

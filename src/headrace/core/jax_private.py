@@ -28,7 +28,7 @@ class CoordinationClient(Protocol):
         ...
 
 
-def coordination_client() -> tuple[int, int, Any] | None:
+def coordination_client() -> tuple[int, int, CoordinationClient] | None:
     """Return (process, number of processes, client) of the job that JAX has joined; None before it has joined one.
 
     JAX has no public way to its store; its own multihost_utils takes the same one.
@@ -37,7 +37,8 @@ def coordination_client() -> tuple[int, int, Any] | None:
         return None
     from jax._src.distributed import global_state
 
-    return global_state.process_id, global_state.num_processes, global_state.client
+    client: Any = global_state.client  # the class of C++ says nothing of its methods
+    return global_state.process_id, global_state.num_processes, client
 
 
 def devices_are_started() -> bool:

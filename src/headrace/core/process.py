@@ -1,4 +1,4 @@
-"""This process: the signals that ask it to stop, its terminal, its processors, and who of its threads uses devices."""
+"""This process: the signals that ask it to stop, its terminal, processors and memory, and which threads use devices."""
 
 import ctypes
 import os
@@ -77,8 +77,9 @@ def exclusive() -> Iterator[None]:
     with _changed:
         _changed.wait_for(lambda: not _is_exclusive)
         _is_exclusive = True  # before the transfers have ended, so that no others begin
-        _changed.wait_for(lambda: not _num_transfers)
-    try:
+    try:  # already here: a signal that ends the wait must not leave all other threads waiting
+        with _changed:
+            _changed.wait_for(lambda: not _num_transfers)
         yield
     finally:
         with _changed:

@@ -6,6 +6,7 @@ The mixer is the murmur3 finaliser; every word of the address goes through it.
 """
 
 import zlib
+from types import ModuleType
 from typing import Any
 
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ _M1 = np.uint32(0x85EBCA6B)
 _M2 = np.uint32(0xC2B2AE35)
 
 
-def array_module(array: Array | np.ndarray) -> Any:
+def array_module(array: Array | np.ndarray) -> ModuleType:
     """Return the library whose array this is, numpy or jax.numpy."""
     return np if isinstance(array, np.ndarray) else jnp
 
@@ -42,7 +43,7 @@ def seed_word(seed: Seed) -> np.uint32 | Array:
 
 def bits(*address: Any) -> Any:
     """Return 32 random bits for an address: whole numbers or uint32 arrays, which broadcast against each other."""
-    # Of equal ranks, as the tests have JAX demand it.
+    # Of the address's rank: the tests have JAX refuse arithmetic on arrays of different ranks.
     h: Any = np.zeros((1,) * max(1, np.ndim(address[0])), np.uint32)
     for word in address:
         number = isinstance(word, int | np.integer)
@@ -63,7 +64,7 @@ def generator(seed: int, name: str) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=(seed & 0xFFFFFFFFFFFFFFFF) << 64 | name_id(name)))
 
 
-_HALVES = np.array([[0x0000FFFF, 0xFFFF0000]], np.uint32)
+_HALVES = np.array([[0x0000FFFF, 0xFFFF0000]], np.uint32)  # masks of the two halves of a word
 
 
 def draw(seed: Seed, epoch: Any, index: Any, purpose: int) -> Any:

@@ -60,8 +60,10 @@ def read_note(path: Path) -> dict[str, Any]:
 
 
 def _note(header: bytes) -> dict[str, Any]:
-    texts = parse_json(header)
-    note = parse_json(((texts.get("__metadata__") if isinstance(texts, dict) else None) or {}).get(_NOTE, "{}"))
+    entries = parse_json(header)
+    texts = entries.get("__metadata__") if isinstance(entries, dict) else None
+    written = texts.get(_NOTE, "{}") if isinstance(texts, dict) else "{}"
+    note = parse_json(written) if isinstance(written, str) else None
     if not isinstance(note, dict):
         raise ValueError(f"its note {_NOTE!r} is not a mapping")
     return note

@@ -9,7 +9,7 @@ import jax
 PyTree = Any
 
 
-def path_name(path: Any) -> str:
+def path_name(path: jax.tree_util.KeyPath) -> str:
     """Return the canonical name of a key path, such as `conv2_block1/1_conv/kernel`."""
     # These names are in every checkpoint: another form of them would make old ones unreadable.
     return jax.tree_util.keystr(path, simple=True, separator="/")
