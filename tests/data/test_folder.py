@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import ConfigError, DataError
+from headrace.core.rng import bits, name_id
 from headrace.data.dataset import describe_dataset, open_dataset
 from headrace.data.sets import file_problem
 from headrace.data.sets.folder import held_out_mask, read_folders
@@ -45,6 +46,19 @@ def test_one_folder_is_split_by_name_and_class(tmp_path: Path) -> None:
     assert not train & held_out
     again = read_folders(tmp_path, 0.25)
     assert {again.validation.name(sample) for sample in range(len(again.validation))} == held_out
+
+
+def test_the_split_is_that_of_a_loop_over_the_classes() -> None:
+    rng = np.random.default_rng(0)
+    for count, classes, fraction in ((1, 1, 0.2), (50, 7, 0.25), (900, 400, 0.5), (900, 3, 0.0), (4000, 9, 0.15)):
+        files, labels = tuple(f"{n // 2}" for n in range(count)), rng.integers(0, classes, count)
+        draw = bits(name_id("validation split"), np.array([name_id(file) for file in files], np.uint32))
+        want = np.zeros(count, bool)
+        for label in set(labels.tolist()):
+            members = [n for n in range(count) if labels[n] == label]
+            kept = min(max(round(fraction * len(members)), 1 if fraction else 0), len(members) - 1)
+            want[sorted(members, key=lambda n: draw[n])[:kept]] = True
+        assert np.array_equal(held_out_mask(files, labels, fraction), want)
 
 
 def test_adding_images_moves_few_to_the_other_side() -> None:

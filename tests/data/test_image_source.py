@@ -155,6 +155,16 @@ def test_a_bad_image_is_replaced_by_the_next_of_its_class(folder: Path, tmp_path
     assert len(listed.read_text().splitlines()) == 2, "a resumed run lists none twice"
 
 
+def test_a_list_of_bad_images_that_was_cut_off_is_continued(tmp_path: Path) -> None:
+    listed = tmp_path / "bad.jsonl"
+    listed.write_text('{"split": "train", "sample": 1, "name": "a", "problem": "b"}\n{"split": "tr')
+    bad = BadSamples("a set", 10, 1.0)
+    for sample in (1, 2):
+        bad.add("train", sample, f"{sample}.jpg", "empty")
+    bad.write_to(listed)
+    assert [json.loads(line)["sample"] for line in listed.read_text().splitlines() if line.endswith("}")] == [1, 2]
+
+
 def test_too_many_bad_images_stop_the_run(folder: Path) -> None:
     (folder / "train" / "a" / "1.jpg").write_bytes(b"")
     dataset = opened(folder, image_size=100)  # 0.1 % of 13 is none

@@ -44,6 +44,12 @@ def test_the_path_itself_or_a_named_sub_directory(tmp_path: Path, place: str) ->
     )
 
 
+def test_a_link_to_itself_hides_nothing(tmp_path: Path) -> None:
+    file = touch(tmp_path / "sets" / "cifar-10-batches-bin" / "data_batch_1.bin")
+    (tmp_path / "sets" / "a link").symlink_to("a link")
+    assert locate_set(CIFAR10, str(tmp_path / "sets")).directory == file.parent
+
+
 @pytest.mark.parametrize("place", ["a/b/c/cifar-10-batches-bin", "other", ".hidden/cifar-10-batches-bin"])
 def test_not_too_deep_not_elsewhere_not_hidden(tmp_path: Path, place: str) -> None:
     touch(tmp_path / "sets" / place / "data_batch_1.bin")

@@ -5,12 +5,15 @@ import json
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from headrace.core.errors import ConfigError, DataError
 from headrace.data.dataset import DataSet, describe_dataset, open_dataset
+from headrace.data.sets import table_files
 from headrace.data.sets.image_sets import detect
 from headrace.data.verify import verify
 from headrace.reference.entrance import config_from, resolve
@@ -75,6 +78,7 @@ def test_a_csv_file_without_splits_is_split_as_folders_are(tmp_path: Path) -> No
         ("path,label,split\n0.jpg,a,train\n1.jpg,b,train\n2.jpg,c,val\n", "line 4: the class 'c' has no training"),
         ("path,label,split\n0.jpg,a,val\n1.jpg,b,val\n", "no row whose split is train"),
         ('path,label\n0.jpg,"a\n1.jpg,b\n', "line 2: .*end of data"),
+        ('path,label,note\n0.jpg,a,"two\nlines"\n1.jpg,,\n', "line 4: the label is ''"),
         ("path,label\n0.jpg," + "x" * 200_000 + "\n", "field larger"),
         ("path,label\n" + "x" * 5000 + ",a\n", "1 of 1 images are not there"),  # longer than a name can be
     ],
@@ -170,6 +174,21 @@ def test_tables_of_hugging_face(tmp_path: Path) -> None:
     (tmp_path / "data/test-00000-of-00001.parquet").write_bytes(data[:-30])
     with pytest.raises(DataError, match="not a good parquet file"):
         opened(dataset_path=str(tmp_path))
+
+
+def test_a_row_is_named_by_its_place_in_its_own_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"a.parquet": [4, 2], "b.parquet": [3, 5]}  # rows of the groups of each file
+
+    def opened_file(file: Path) -> Any:
+        groups = [SimpleNamespace(num_rows=rows) for rows in sizes[file.name]]
+        return SimpleNamespace(metadata=SimpleNamespace(num_row_groups=len(groups), row_group=groups.__getitem__))
+
+    monkeypatch.setattr(table_files, "_pyarrow", lambda file: SimpleNamespace(ParquetFile=opened_file))
+    table = table_files._Table([Path(name) for name in sizes], "image", keep=True)
+    assert [table.name(row) for row in (0, 5, 6, 9, 13)] == [
+        *("a.parquet, row 0", "a.parquet, row 5"),
+        *("b.parquet, row 0", "b.parquet, row 3", "b.parquet, row 7"),
+    ]
 
 
 def test_a_table_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,6 +69,22 @@ def test_small_images_are_not_enlarged() -> None:
     assert (header.height, header.width) == (30, 50)
 
 
+def test_arrays_are_packed_without_their_alpha_channel(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    images = np.concatenate([np.stack([smooth(40, 50, seed=seed) for seed in range(8)]), np.zeros((8, 40, 50, 1))], 3)
+    np.savez(tmp_path / "x.npz", images=images.astype(np.uint8), labels=np.arange(8) % 2)
+    words = ["data", "pack", "--dataset", "npz", "--dataset-path", str(tmp_path / "x.npz")]
+    assert main([*words, "--output", str(tmp_path / "x.hrp"), "--quality", "95"]) == 0
+    assert "from 62.5 KiB" in capsys.readouterr().out  # 8 x 40 x 50 x 4 bytes
+    pack = open_pack(tmp_path / "x.hrp")
+    found = np.asarray(Image.open(io.BytesIO(pack.train.content(0).image))).astype(int)
+    assert min(np.abs(found - smooth(40, 50, seed=seed)).mean() for seed in range(8)) < 2
+
+
+def test_an_image_too_long_for_a_jpeg_is_a_bad_one() -> None:
+    with pytest.raises(BadImage, match="65,500"):
+        repack(np.zeros((3, 65_501, 3), np.uint8), 64, 90)
+
+
 def test_damage_to_a_packed_file_is_found(packed: Path) -> None:
     whole = packed.read_bytes()
     for data in (whole[:-1], whole[: len(whole) // 2], whole + b"x", b"headrace pack 1\n", whole[:-60] + bytes(60)):
@@ -179,6 +195,21 @@ def tars(tmp_path: Path) -> Path:
                     add(archive, f"d/{number:03d}.json", json.dumps({"label": 0}).encode())
     (tmp_path / "classes.txt").write_text("even\nodd\n")
     return tmp_path
+
+
+def test_names_that_are_added_later_count(tars: Path) -> None:
+    files = tar_shards(tars)[0]
+    (tars / "classes.txt").unlink(missing_ok=True)
+    numbered = tar_index(files)
+    names = tuple(f"kind {label}" for label in range(len(numbered.class_names)))
+    (tars / "classes.txt").write_text("\n".join(names))
+    assert tar_index(files).class_names == names != numbered.class_names
+
+
+def test_a_shard_that_is_a_link_to_nothing_is_named(tmp_path: Path) -> None:
+    (tmp_path / "train-00000-of-00001").symlink_to(tmp_path / "not fetched")
+    with pytest.raises(DataError, match="train-00000-of-00001 cannot be read: No such file"):
+        open_dataset(config_from({"dataset": "tfrecord", "dataset_path": str(tmp_path)}).data, 0)
 
 
 def test_tar_shards_in_the_layout_of_webdataset(tars: Path) -> None:

@@ -284,8 +284,8 @@ def test_metadata_and_boxes_files(tmp_path: Path) -> None:
         "file,xmin,ymin,xmax,ymax\na.jpg,0.1,0.2,0.3,0.4\na.jpg,0,0,1,1\nb.jpg,0.5,0.5,0.5,0.9\n"
     )
     assert read_boxes(tmp_path / "b") == {"a.jpg": [(0.1, 0.2, 0.3, 0.4), (0, 0, 1, 1)]}
-    (tmp_path / "m").write_text("n01 cat\n")
-    with pytest.raises(DataError, match="line 1: no tab"):
+    (tmp_path / "m").write_text("\nn01 cat\n")
+    with pytest.raises(DataError, match="line 2: no tab"):
         read_metadata(tmp_path / "m")
     (tmp_path / "b").write_text("a.jpg,0,0,1,1\nb.jpg,zero,0,1,1\n")
     with pytest.raises(DataError, match="line 2"):

@@ -1,4 +1,4 @@
-"""Files: atomic writing, durable renames, a lock on a directory, and reading untrusted JSON."""
+"""Files: atomic writing, durable renames, entries and locks of directories, and reading untrusted JSON."""
 
 import fcntl
 import json
@@ -17,6 +17,14 @@ def cache_directory(program: str = "headrace") -> Path:
     """Return a program's directory among the user's caches; it need not exist."""
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (named if named.is_absolute() else Path.home() / ".cache") / program  # the standard ignores relative paths
+
+
+def is_directory(entry: os.DirEntry[str]) -> bool:
+    """Say whether an entry of `os.scandir` is a directory; a link that leads to itself is none, where Python raises."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
 
 
 def sync_directory(directory: Path) -> None:

@@ -13,61 +13,13 @@ from headrace.data.decoding.image import BadImage, decode, read_header
 from headrace.data.feeding.feed import num_threads_of
 from headrace.data.sets.catalog import KNOWN_SETS, SetRow
 from headrace.data.sets.file_problem import DIGEST, Part, describe_duplicates, digest_of
-from headrace.data.sets.image_sets import ImageSet, open_image_set
+from headrace.data.sets.image_sets import open_image_set
 from headrace.data.sets.known_sets import SPLITS, Found, class_names, locate_set, read_digits, read_split
 from headrace.data.sets.samples import Samples
 
 _AT_ONCE = 4096  # images submitted to the threads at a time, so that a large set needs little memory
 _NUM_NAMED = 5  # problems that an error message names
 _MEAN_TOLERANCE = 0.002  # of the scale 0 to 1; published means are exact to 0.00001
-
-
-@dataclass(frozen=True, kw_only=True)
-class Checked:
-    """The result of decoding a set of images."""
-
-    images: ImageSet
-    counts: dict[str, tuple[int, ...]]
-    problems: tuple[str, ...]
-    duplicates: tuple[str, ...]
-    notes: tuple[str, ...]
-
-
-def check_images(data: Data) -> Checked:
-    """Decode every image of the set; an error that makes the rest unreadable (a truncated shard) is raised."""
-    images = open_image_set(data, data.dataset)
-    counts, problems, digests = {}, [], []
-    num_classes = len(images.class_names)
-    with ThreadPoolExecutor(num_threads_of(data)) as pool:
-        for split, samples in (("train", images.train), ("validation", images.validation)):
-            counts[split] = tuple(int(count) for count in np.bincount(samples.labels, minlength=num_classes))
-            digest = np.zeros(len(samples), DIGEST)
-            # Waits for each batch: a million futures would take more memory than the images.
-            for start in range(0, len(samples), _AT_ONCE):
-                numbers = range(start, min(start + _AT_ONCE, len(samples)))
-                found = list(pool.map(lambda number, samples=samples: _checked(samples, number), numbers))
-                problems += [f"{split}: {problem}" for problem, _ in found if problem]
-                digest[numbers.start : numbers.stop] = [each for _, each in found]
-            digests.append(digest)
-    duplicates, repeats = describe_duplicates((images.train, images.validation), digests)
-    return Checked(
-        images=images,
-        counts=counts,
-        problems=tuple(problems),
-        duplicates=tuple(duplicates),
-        notes=(*images.remarks, *repeats),
-    )
-
-
-def _checked(samples: Samples, sample: int) -> tuple[str, bytes]:
-    """Return what is wrong with a sample (empty if nothing is) and the digest of its bytes."""
-    try:
-        image = samples.content(sample).image
-        if not isinstance(image, np.ndarray):
-            decode(image, read_header(image))
-    except BadImage as error:
-        return f"{samples.name(sample)}: {error}", b""
-    return "", digest_of(image)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,17 +137,42 @@ def _mean_problems(row: SetRow, part: Part) -> list[str]:
 
 
 def _images_report(data: Data) -> VerifyReport:
-    checked = check_images(data)
-    images = checked.images
+    """Decode every image of the set; an error that makes the rest unreadable (a truncated shard) is raised."""
+    images = open_image_set(data, data.dataset)
+    counts, problems, digests = {}, [], []
+    num_classes = len(images.class_names)
+    with ThreadPoolExecutor(num_threads_of(data)) as pool:
+        for split, samples in (("train", images.train), ("validation", images.validation)):
+            counts[split] = tuple(int(count) for count in np.bincount(samples.labels, minlength=num_classes))
+            digest = np.zeros(len(samples), DIGEST)
+            # Waits for each batch: a million futures would take more memory than the images.
+            for start in range(0, len(samples), _AT_ONCE):
+                numbers = range(start, min(start + _AT_ONCE, len(samples)))
+                found = list(pool.map(lambda number, samples=samples: _checked(samples, number), numbers))
+                problems += [f"{split}: {problem}" for problem, _ in found if problem]
+                digest[numbers.start : numbers.stop] = [each for _, each in found]
+            digests.append(digest)
+    duplicates, repeats = describe_duplicates((images.train, images.validation), digests)
     return VerifyReport(
         name=images.kind,
         place=f"{images.place} ({images.split_by})",
         class_names=images.class_names,
-        counts=checked.counts,
-        problems=checked.problems,
-        duplicates=checked.duplicates,
-        notes=checked.notes,
+        counts=counts,
+        problems=tuple(problems),
+        duplicates=tuple(duplicates),
+        notes=(*images.remarks, *repeats),
     )
+
+
+def _checked(samples: Samples, sample: int) -> tuple[str, bytes]:
+    """Return what is wrong with a sample (empty if nothing is) and the digest of its bytes."""
+    try:
+        image = samples.content(sample).image
+        if not isinstance(image, np.ndarray):
+            decode(image, read_header(image))
+    except BadImage as error:
+        return f"{samples.name(sample)}: {error}", b""
+    return "", digest_of(image)
 
 
 def _synthetic_report(data: Data) -> VerifyReport:

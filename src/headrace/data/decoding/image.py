@@ -20,6 +20,7 @@ import numpy as np
 from headrace.data.decoding.resize import Scratch, View
 
 MAX_PIXELS = 89_478_485  # 256 MiB decoded, where Pillow warns too; more is a mistake or an attack
+_MAX_JPEG_SIDE = 65_500  # libjpeg's limit
 # Pillow's formats and the names of their files. EPS is not among them, because Pillow runs Ghostscript for it, nor
 # are formats that are no images (MPEG, HDF5). TGA comes last: it has no signature, so any bytes are tried.
 FORMATS = {
@@ -159,28 +160,16 @@ def header_of(kind: str, hw: tuple[int, int], orientation: int, plain: bool = Tr
     return Header(kind=kind, height=height, width=width, orientation=orientation, plain=plain)
 
 
-def decode(
-    data: bytes,
-    header: Header,
-    channels: int = 3,
-    factor: int = 1,
-    quick: bool = False,
-    scratch: Scratch | None = None,
-) -> np.ndarray:
+def decode(data: bytes, header: Header, channels: int = 3, factor: int = 1, quick: bool = False) -> np.ndarray:
     """Return the upright pixels, uint8 [h, w, channels]; a JPEG comes at ceil(size / factor), others at full size.
 
     With a factor above 1 the last row and column may be parts of pixels; turned, they may be the first.
     """
-    return turn(decode_stored(data, header, channels, factor, quick, scratch), header.orientation)
+    return turn(decode_stored(data, header, channels, factor, quick), header.orientation)
 
 
 def decode_stored(
-    data: bytes,
-    header: Header,
-    channels: int = 3,
-    factor: int = 1,
-    quick: bool = False,
-    scratch: Scratch | None = None,
+    data: bytes, header: Header, channels: int, factor: int = 1, quick: bool = False, scratch: Scratch | None = None
 ) -> np.ndarray:
     """Return the pixels as they are stored, not turned.
 
@@ -198,6 +187,15 @@ def decode_stored(
     except Exception as error:
         raise BadImage(_words(error)) from None
     return pixels
+
+
+def encode_jpeg(image: Any, quality: int, rows_between_markers: int = 0) -> bytes:
+    """Return one of Pillow's images as a JPEG, with a restart marker after so many rows of blocks."""
+    if max(image.size) > _MAX_JPEG_SIDE:
+        raise BadImage(f"{image.width:,} x {image.height:,} pixels: a side of a JPEG has at most {_MAX_JPEG_SIDE:,}")
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=quality, restart_marker_rows=rows_between_markers)
+    return file.getvalue()
 
 
 def decode_factor(header: Header, crop_hw: tuple[float, float], wanted_hw: tuple[int, int]) -> int:

@@ -76,8 +76,7 @@ def _parts(source: Source) -> dict[str, Callable[[int], int]]:
     samples = source.samples
 
     def read(sample: int) -> int:
-        image = samples.content(sample).image
-        return image.nbytes if isinstance(image, np.ndarray) else len(image)
+        return samples.content(sample).num_bytes
 
     def whole(sample: int) -> int:
         image = samples.content(sample).image

@@ -5,8 +5,7 @@ that are not RGB or grey JPEGs (PNG named as JPEG, CMYK, WebP), or not upright, 
 """
 
 import csv
-import io
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ import numpy as np
 
 from headrace.core.errors import ConfigError, DataError
 from headrace.core.rng import bits, name_id
-from headrace.data.decoding.image import BadImage, decode, read_header
+from headrace.data.decoding.image import BadImage, decode, encode_jpeg, read_header
 from headrace.data.sets.folder import ClassFolders
 from headrace.data.sets.indexed_samples import read_names
 from headrace.data.sets.samples import FileSamples
@@ -49,7 +48,7 @@ class BuildReport:
     bad: tuple[str, ...]
 
 
-def build(plan: BuildPlan, tell: Callable[[str], None] = lambda text: None) -> BuildReport:
+def build(plan: BuildPlan) -> BuildReport:
     """Write the shards of both splits; bad images are left out and listed in the report."""
     splits = (
         ("train", plan.folders.train, plan.train_shards),
@@ -78,7 +77,6 @@ def build(plan: BuildPlan, tell: Callable[[str], None] = lambda text: None) -> B
             log: list[str] = []
             path = plan.output / f"{split}-{number:05d}-of-{len(parts):05d}"
             write_records(path, _examples(plan, samples, parts[number], log))
-            tell(path.name)
             return log
 
         with ThreadPoolExecutor(plan.num_threads) as pool:
@@ -86,19 +84,22 @@ def build(plan: BuildPlan, tell: Callable[[str], None] = lambda text: None) -> B
         bad += [line for line in logs if line]
         again += logs.count("")
         counts[split] = len(samples) - sum(1 for line in logs if line)
-    (plan.output / LABELS_FILE).write_text("".join(f"{name}\n" for name in plan.folders.class_names))
+    labels = "".join(f"{name}\n" for name in plan.folders.class_names)
+    (plan.output / LABELS_FILE).write_text(labels, encoding="utf-8")
     return BuildReport(counts=counts, encoded_again=again, bad=tuple(bad))
 
 
 def read_metadata(path: Path) -> dict[str, str]:
     """Read the names of classes: a folder's name, a tab, its text."""
-    rows = [line.split("\t", 1) for line in read_names(path) if line.strip()]
-    broken = next((number for number, row in enumerate(rows, 1) if len(row) != 2), None)
-    if broken:
-        raise DataError(
-            f"{path}, line {broken}: no tab.", rule="A line is a folder's name, a tab, and the class's name."
-        )
-    return {row[0]: row[1] for row in rows}
+    texts = {}
+    for number, line in enumerate(read_names(path), 1):
+        folder, tab, text = line.partition("\t")
+        if line.strip() and not tab:
+            raise DataError(
+                f"{path}, line {number}: no tab.", rule="A line is a folder's name, a tab, and the class's name."
+            )
+        texts |= {folder: text} if tab else {}
+    return texts
 
 
 def read_boxes(path: Path) -> dict[str, list[tuple[float, float, float, float]]]:
@@ -145,9 +146,7 @@ def as_jpeg(data: bytes) -> tuple[bytes, tuple[int, int], bool]:
     pixels = decode(data, header)
     if header.kind == "jpeg" and header.plain and header.orientation == 1:
         return data, (header.height, header.width), False
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "JPEG", quality=QUALITY)
-    return file.getvalue(), (header.height, header.width), True
+    return encode_jpeg(Image.fromarray(pixels), QUALITY), (header.height, header.width), True
 
 
 def _features(plan: BuildPlan, path: Path, label: int, data: bytes, size: tuple[int, int]) -> dict[str, Values]:

@@ -19,9 +19,7 @@ from headrace.core.files import parse_json
 from headrace.core.units import format_list
 from headrace.data.sets.samples import FileSamples, Samples
 
-# Problems with data files: damaged files, and single bad samples met during a run.
-#
-# Readers collect problems and return what they could read; the caller decides whether to raise.
+# Readers of files collect problems and return what they could read; the caller decides whether to raise.
 
 
 _NAMED = 20  # offsets written out in one finding; the count is always exact
@@ -145,10 +143,14 @@ class BadSamples:
         """List them in this file from now on, those met so far included; nothing is written while there are none."""
         with self._lock:
             self._path = path
-            lines = path.read_text().splitlines() if path.exists() else []  # of the run before it was resumed
+            text = path.read_text() if path.exists() else ""  # of the run before it was resumed
             # A resumed run appends to the list, and must not list the same image twice.
-            rows = [parse_json(line) for line in lines]
-            self._listed = {(row["split"], row["sample"]) for row in rows}
+            for line in text.splitlines():
+                with suppress(ValueError, KeyError, TypeError):  # a run that was killed may leave half a line
+                    row = parse_json(line)
+                    self._listed.add((row["split"], row["sample"]))
+            if text and not text.endswith("\n"):
+                path.write_text(f"{text}\n")
             for row in self._found.values():
                 self._append(row)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from headrace.core.errors import DataError
+from headrace.core.files import is_directory
 from headrace.core.rng import bits, name_id
 from headrace.core.units import format_list
 from headrace.data.decoding.image import FORMATS_TEXT, how_to_read, readable_extensions
@@ -120,6 +121,7 @@ def _list(root: Path, class_names: tuple[str, ...] | None, changed: tuple[int, .
     folders = _folders(root)
     names = class_names or tuple(folder.name for folder in folders)
     _refuse_doubtful(root, tuple(folder.name for folder in folders), names)
+    number = {name: label for label, name in enumerate(names)}
     files: list[str] = []
     labels: list[int] = []
     empty, skipped = [], SkippedFiles()
@@ -128,7 +130,7 @@ def _list(root: Path, class_names: tuple[str, ...] | None, changed: tuple[int, .
         if not found:
             empty.append(folder.name)
         files += (f"{folder.name}/{name}" for name in found)
-        labels += [names.index(folder.name)] * len(found)
+        labels += [number[folder.name]] * len(found)
     if empty and len(files) > 0:
         raise DataError(
             f"{len(empty)} class folder(s) of {root} hold no image: {format_list(empty, _LISTED)}.{_because(skipped)}",
@@ -161,7 +163,8 @@ def _refuse_doubtful(root: Path, found: tuple[str, ...], names: tuple[str, ...])
                 f"Two classes of {root} have the same name but for case or spaces: {other!r} and {name!r}.",
                 remedy="Put their images into one folder, or rename one.",
             )
-    strange = [name for name in found if name not in names]
+    known = set(names)
+    strange = [name for name in found if name not in known]
     if strange:
         raise DataError(
             f"{root} has {len(strange)} class folder(s) that training has not: {format_list(strange, _LISTED)}.",
@@ -225,12 +228,14 @@ def held_out_mask(files: tuple[str, ...], labels: np.ndarray, fraction: float) -
     names = np.array([name_id(file) for file in files], np.uint32)
     # Not by the run's seed: two runs with different seeds must be compared on the same held-out images.
     draw = bits(name_id("validation split"), names)
+    # All classes at once: with a pass over all labels for each, a million images of 21,000 classes took 8.6 s, not 0.6.
+    order = np.lexsort((draw, labels))
+    _, first, sizes = np.unique(labels[order], return_index=True, return_counts=True)
+    # At least one image of each class is validated, and at least one stays to train on.
+    counts = np.minimum(np.maximum(np.rint(fraction * sizes), fraction > 0), sizes - 1)
+    within = np.arange(len(files)) - np.repeat(first, sizes)
     held_out = np.zeros(len(files), bool)
-    for label in np.unique(labels):
-        members = np.flatnonzero(labels == label)
-        # At least one image of each class is validated, and at least one stays to train on.
-        count = min(max(round(fraction * len(members)), 1 if fraction > 0 else 0), len(members) - 1)
-        held_out[members[np.argsort(draw[members], kind="stable")[:count]]] = True
+    held_out[order[within < np.repeat(counts, sizes)]] = True
     return held_out
 
 
@@ -241,7 +246,7 @@ def _samples(listing: Listing, chosen: np.ndarray) -> FileSamples:
 
 def _folders(root: Path) -> list[Path]:
     with os.scandir(root) as entries:
-        names = sorted(entry.name for entry in entries if not _is_ignored(entry.name) and _is_directory(entry))
+        names = sorted(entry.name for entry in entries if not _is_ignored(entry.name) and is_directory(entry))
     return [root / name for name in names]
 
 
@@ -262,7 +267,7 @@ def _images(folder: Path, skipped: SkippedFiles, above: tuple[tuple[int, int], .
             if _is_ignored(name):
                 continue
             suffix = name[name.rfind(".") :].lower() if "." in name else ""
-            if _is_directory(entry) and _is_text(name):
+            if is_directory(entry) and _is_text(name):
                 for inner in _images(folder / name, skipped, (*above, here)):
                     yield f"{name}/{inner}"
             elif suffix in readable and _is_regular(entry) and _is_text(name):
@@ -290,17 +295,10 @@ def _is_ignored(name: str) -> bool:
     return name[0] == "." or name.lower() in _NOT_DATA
 
 
-def _is_directory(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link that leads to itself
-        return False
-
-
 def _is_regular(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_file()
-    except OSError:
+    except OSError:  # a link that leads to itself
         return False
 
 
@@ -400,7 +398,7 @@ def _rows(file: Path, size: int) -> list[_Row]:
     if size > MAX_BYTES:
         raise DataError(f"{file} has {size:,} bytes.", rule=f"At most {MAX_BYTES:,} are read.")
     rows: list[_Row] = []
-    line = 1
+    line = 1  # at which a row begins: in quotes, one may have several lines
     try:
         # utf-8-sig: Excel begins its files with a byte-order mark, which would otherwise be part of the first column's
         # name.
@@ -410,15 +408,18 @@ def _rows(file: Path, size: int) -> list[_Row]:
             # the comma is a decimal sign.
             delimiter = max(",;\t", key=header.count)
             columns = _columns(file, next(csv.reader([header], delimiter=delimiter), []))
-            for line, values in enumerate(csv.reader(lines, delimiter=delimiter, strict=True), 2):
+            table = csv.reader(lines, delimiter=delimiter, strict=True)
+            line = 2
+            for values in table:
                 if values:
                     rows.append(_row(file, line, values, columns))
+                line = table.line_num + 2
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{file}, byte {error.start:,} after line {line:,}: not UTF-8.", remedy="Save it as UTF-8."
+            f"{file}, byte {error.start:,} after line {line - 1:,}: not UTF-8.", remedy="Save it as UTF-8."
         ) from None
     except csv.Error as error:
-        raise DataError(f"{file}, line {line + 1:,}: {error}.", rule="Quotes are closed on the same line.") from None
+        raise DataError(f"{file}, line {line:,}: {error}.", rule="Quotes that are opened are closed.") from None
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror}.") from None
     if not rows:

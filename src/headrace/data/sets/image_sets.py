@@ -1,6 +1,6 @@
 """Sets of images: recognise how one is stored, list its samples, and choose image size and crops."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -79,9 +79,9 @@ KINDS = (
 )
 
 
-def detect_kind(path: Path, kinds: Iterable[KindRow] = KINDS) -> str | None:
+def detect_kind(path: Path) -> str | None:
     """Return the kind of image set at a path, or None."""
-    return next((row.name for row in kinds if row.fits(path)), None)
+    return next((row.name for row in KINDS if row.fits(path)), None)
 
 
 def detect(dataset_path: str) -> str:
@@ -426,25 +426,21 @@ def sources_of(
         antialias=data.resize_antialias,
         bicubic=data.eval_interpolation == "bicubic",
     )
-    specs = replace(evaluation, crop=crop_rule(data, size)), evaluation
     working, rule = working_size(images, data, size), crop_rule(data, size)
     if working is not None and rule is not None:
         whole = ImageSource(images.train, replace(evaluation, size=working, whole=True), "train", bad)
         return WorkingSource(whole, rule), ImageSource(images.validation, evaluation, "validation", bad), bad
-    sent = sent_size(data, size)
+    training, sent = replace(evaluation, crop=rule), sent_size(data, size)
     if sent is not None:  # without random crops the whole shorter side is sent, and the device crops it
-        specs = replace(specs[0], size=sent, shorter_side=sent), evaluation
-    samples: tuple[Samples, Samples] = (images.train, images.validation)
+        training = replace(training, size=sent, shorter_side=sent)
+    train, validation = images.train, images.validation
     if data.dataset_cache in KEPT:
-        budget = Budget(parse_bytes(data.dataset_host_budget))
-        samples = tuple(  # type: ignore[assignment]
-            CachedSamples(part, data.dataset_cache, spec, budget) for part, spec in zip(samples, specs, strict=True)
+        budget, decoded = Budget(parse_bytes(data.dataset_host_budget)), data.dataset_cache == "decoded"
+        train, validation = (
+            CachedSamples(part, budget, decoded=decoded, channels=data.num_channels, quick=quick)
+            for part, quick in ((train, rule is not None), (validation, False))
         )
-    return (
-        ImageSource(samples[0], specs[0], "train", bad),
-        ImageSource(samples[1], specs[1], "validation", bad),
-        bad,
-    )
+    return ImageSource(train, training, "train", bad), ImageSource(validation, evaluation, "validation", bad), bad
 
 
 def _range(given: tuple[float, ...] | None, default: tuple[float, float], name: str) -> tuple[float, float]:

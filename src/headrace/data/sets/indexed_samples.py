@@ -10,15 +10,16 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from headrace.core.errors import DataError
 from headrace.core.files import cache_directory, parse_json, write_atomic
 from headrace.core.units import format_list
-from headrace.data.decoding.image import EXTENSIONS, BadImage, decode, decode_factor, read_header
+from headrace.data.decoding.image import EXTENSIONS, BadImage, decode, decode_factor, encode_jpeg, read_header
 from headrace.data.decoding.jpeg import NO_CHECKSUM, RECORD_CHECKSUM, FileExtents
 from headrace.data.sets.catalog import numbered_classes
 from headrace.data.sets.samples import Content, Samples
@@ -45,8 +46,7 @@ class ImageParts:
 
     def take(self, chosen: np.ndarray) -> "ImageParts":
         """Return those of a subset of the samples."""
-        columns = (column[chosen] for column in (self.skip, self.size, self.first_object, self.end_object))
-        return ImageParts(**dict(zip(_PART_COLUMNS, columns, strict=False)), objects=self.objects)
+        return replace(self, **{name: getattr(self, name)[chosen] for name in _PART_COLUMNS[:4]})
 
     def objects_of(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the boxes of these samples, and where those of each end."""
@@ -71,8 +71,8 @@ class Index:
 
     def take(self, chosen: np.ndarray) -> "Index":
         """Return the index of a subset of the samples."""
-        parts = {name: getattr(self, name)[chosen] for name in ("file", "offset", "length", "labels")}
-        return Index(**parts, class_names=self.class_names, parts=self.parts and self.parts.take(chosen))
+        columns = {name: getattr(self, name)[chosen] for name in ("file", "offset", "length", "labels")}
+        return replace(self, **columns, parts=self.parts and self.parts.take(chosen))
 
 
 class StoredSamples:
@@ -136,9 +136,17 @@ class StoredSamples:
         return self._open(data, sample)
 
 
-def indexed(kind: str, files: Sequence[Path], make: Callable[[], Index]) -> Index:
-    """Return the index of these files: from the cache, or built and, if possible, cached."""
-    path = cache_directory() / "indices" / f"{kind}-{_fingerprint(kind, files)}.npz"
+def indexed(kind: str, files: Sequence[Path], class_names: Sequence[str], make: Callable[[], Index]) -> Index:
+    """Return the index of these files: from the cache, or built and, if possible, cached.
+
+    `class_names` are those that a file beside them gives its classes.
+    """
+    try:
+        path = cache_directory() / "indices" / f"{kind}-{_fingerprint(kind, files, class_names)}.npz"
+    except OSError as error:  # such as a link to a file that is not there
+        raise DataError(
+            f"{error.filename} cannot be read: {error.strerror}.", remedy="Fetch or build it again."
+        ) from None
     try:
         names = ("file_number", "offset", "length", "labels", "class_names", *_PART_COLUMNS)
         arrays = read_npz(path.read_bytes(), names)
@@ -156,22 +164,17 @@ def indexed(kind: str, files: Sequence[Path], make: Callable[[], Index]) -> Inde
     except (OSError, ValueError, KeyError, TypeError):  # none yet, or a damaged one: built again
         index = make()
     buffer = io.BytesIO()
-    names = np.frombuffer(json.dumps(index.class_names).encode(), np.uint8)
-    skip, size, first_object, end_object, objects = (
-        np.empty(0) if index.parts is None else getattr(index.parts, name) for name in _PART_COLUMNS
-    )
+    parts: dict[str, Any] = {
+        name: np.empty(0) if index.parts is None else getattr(index.parts, name) for name in _PART_COLUMNS
+    }
     np.savez(
         buffer,
-        file_number=index.file,
+        file_number=index.file,  # not `file`, which is the name of savez's own parameter
         offset=index.offset,
         length=index.length,
         labels=index.labels,
-        class_names=names,
-        skip=skip,
-        size=size,
-        first_object=first_object,
-        end_object=end_object,
-        objects=objects,
+        class_names=np.frombuffer(json.dumps(index.class_names).encode(), np.uint8),
+        **parts,
     )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -276,10 +279,11 @@ def refuse_new_labels(path: Path, train: Index, validation: Index) -> None:
         )
 
 
-def _fingerprint(kind: str, files: Sequence[Path]) -> str:
+def _fingerprint(kind: str, files: Sequence[Path], class_names: Sequence[str]) -> str:
     # Not the content: reading all of a dataset to see that it has not changed would take as long as indexing it.
+    # With the names, which are in the index: a file of names may be added to shards that were already used.
     facts = [(str(path.absolute()), stat.st_size, stat.st_mtime_ns) for path in files for stat in [path.stat()]]
-    return hashlib.sha256(json.dumps([_VERSION, kind, facts]).encode()).hexdigest()[:24]
+    return hashlib.sha256(json.dumps([_VERSION, kind, facts, list(class_names)]).encode()).hexdigest()[:24]
 
 
 # Packed files: all images of a set in one file, resized once so that later epochs and runs read them quickly.
@@ -373,7 +377,6 @@ def write_pack(
     splits: tuple[Samples, Samples],
     form: tuple[int, int],
     num_threads: int,
-    tell: Callable[[int, int], None] = lambda done, total: None,
 ) -> PackReport:
     """Pack both splits; `form` is (shorter side, quality). Bad images are left out and listed in the report."""
     shorter_side, quality = form
@@ -386,8 +389,8 @@ def write_pack(
     def work(job: tuple[int, int]) -> tuple[bytes | None, int, str]:
         samples, sample = splits[job[0]], job[1]
         try:
-            data = samples.content(sample).image
-            return repack(data, shorter_side, quality), len(data), ""
+            content = samples.content(sample)
+            return repack(content.image, shorter_side, quality), content.num_bytes, ""
         except BadImage as error:
             return None, 0, f"{samples.name(sample)}: {error}"
 
@@ -395,17 +398,14 @@ def write_pack(
         with temporary.open("wb") as file, ThreadPoolExecutor(num_threads) as pool:
             file.write(MAGIC)
             for start in range(0, len(jobs), 1024):  # limits how many encoded images wait in memory to be written
-                for job, (data, size, problem) in zip(
-                    jobs[start:], pool.map(work, jobs[start : start + 1024]), strict=False
-                ):
+                some = jobs[start : start + 1024]
+                for (split, sample), (data, size, problem) in zip(some, pool.map(work, some), strict=True):
                     if data is None:
                         bad.append(problem)
                         continue
-                    split, sample = job
                     rows.append((split, file.tell(), len(data), int(splits[split].labels[sample]), zlib.crc32(data)))
                     file.write(data)
                     before += size
-                tell(min(start + 1024, len(jobs)), len(jobs))
             _write_index(
                 file, rows, {"class_names": list(class_names), "shorter_side": shorter_side, "quality": quality}
             )
@@ -424,7 +424,7 @@ def repack(data: bytes | np.ndarray, shorter_side: int, quality: int) -> bytes:
     from PIL import Image
 
     if isinstance(data, np.ndarray):
-        pixels = data
+        pixels = data[:, :, :3]  # a JPEG has no alpha channel, and training drops it too
     else:
         header = read_header(data)
         shrink = min(1.0, shorter_side / min(header.height, header.width))
@@ -436,10 +436,8 @@ def repack(data: bytes | np.ndarray, shorter_side: int, quality: int) -> bytes:
     if shrink < 1:
         size = max(1, round(image.width * shrink)), max(1, round(image.height * shrink))
         image = image.resize(size, Image.Resampling.BILINEAR)
-    file = io.BytesIO()
     # A marker after each row of blocks: crops then skip the rows above them.
-    image.save(file, "JPEG", quality=quality, restart_marker_rows=1)
-    return file.getvalue()
+    return encode_jpeg(image, quality, rows_between_markers=1)
 
 
 def _write_index(file: io.BufferedWriter, rows: list[tuple[int, int, int, int, int]], facts: dict) -> None:
@@ -521,10 +519,10 @@ def tar_shards(path: Path) -> tuple[list[Path], list[Path]]:
     return [file for file in files if file not in validation], validation
 
 
-def tar_index(files: Sequence[Path], class_names: tuple[str, ...] = ()) -> Index:
+def tar_index(files: Sequence[Path]) -> Index:
     """Return the index of these shards; classes are named by a file `classes.txt` beside them, or numbered."""
-    names = class_names or read_names(files[0].parent / "classes.txt")
-    return indexed("tar", files, lambda: _make_index(files, names))
+    names = read_names(files[0].parent / "classes.txt")
+    return indexed("tar", files, names, lambda: _make_index(files, names))
 
 
 def _make_index(files: Sequence[Path], class_names: tuple[str, ...]) -> Index:

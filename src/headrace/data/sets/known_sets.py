@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from headrace.core.errors import DataError
+from headrace.core.files import is_directory
 from headrace.core.rng import bits, name_id
 from headrace.core.unpickle import PickleKind, RefusedPickle, read_pickle, shorten
 from headrace.data.sets.catalog import DIGITS, Layout, SetRow
@@ -466,7 +467,9 @@ def _sub_directories(root: Path) -> Iterator[Path]:
         for directory in level:
             try:
                 with os.scandir(directory) as entries:
-                    names = sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
+                    names = sorted(
+                        each.name for each in entries if not each.name.startswith(".") and is_directory(each)
+                    )
             except OSError:  # a directory we may not read is not where the user keeps the set
                 continue
             below += [directory / name for name in names]

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from headrace.core.rng import bits, name_id
-from headrace.core.units import format_bytes
 from headrace.data.decoding.image import BadImage, decode, read_header
 from headrace.data.decoding.jpeg import FileExtents
 
@@ -27,8 +26,13 @@ Boxes = Sequence[tuple[float, float, float, float]]  # top, left, bottom, right 
 class Content(NamedTuple):
     """A sample's image, encoded or as uint8 [h, w, C] pixels, and the boxes of the objects in it, where known."""
 
-    image: Any
+    image: Any  # bytes or np.ndarray
     boxes: Boxes = ()
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the size of the image as it is."""
+        return self.image.nbytes if isinstance(self.image, np.ndarray) else len(self.image)
 
 
 class Samples(Protocol):
@@ -106,7 +110,7 @@ class Budget:
     """A number of bytes that several caches share."""
 
     def __init__(self, num_bytes: int) -> None:
-        self.total = self.left = num_bytes
+        self.left = num_bytes
         self._lock = threading.Lock()
 
     def take(self, num_bytes: int) -> bool:
@@ -116,18 +120,13 @@ class Budget:
             self.left -= num_bytes if fits else 0
             return fits
 
-    def describe(self) -> str:
-        """Say how much is in use."""
-        return f"{format_bytes(self.total - self.left)} of {format_bytes(self.total)}"
-
 
 class CachedSamples:
-    """Samples that stay in memory once read, while the budget lasts. `form` is raw or decoded."""
+    """Samples that stay in memory once read, while the budget lasts: raw, or decoded with these channels."""
 
-    def __init__(self, samples: Samples, form: str, view: Any, budget: Budget) -> None:
-        assert form in KEPT
+    def __init__(self, samples: Samples, budget: Budget, *, decoded: bool, channels: int, quick: bool) -> None:
         self._samples, self._budget = samples, budget
-        self._decoded, self._channels, self._quick = form == "decoded", view.channels, view.crop is not None
+        self._decoded, self._channels, self._quick = decoded, channels, quick
         self._kept: dict[int, Content] = {}
         self.labels = samples.labels
 
@@ -148,9 +147,8 @@ class CachedSamples:
             # Whole, not the crop: the next epoch crops elsewhere.
             pixels = decode(content.image, read_header(content.image), self._channels, quick=self._quick)
             content = Content(pixels, content.boxes)
-        size = content.image.nbytes if isinstance(content.image, np.ndarray) else len(content.image)
         # First come, first kept: replacing images would help nothing, since every epoch reads each of them once.
-        if self._budget.take(size):
+        if self._budget.take(content.num_bytes):
             self._kept[sample] = content
         return content
 

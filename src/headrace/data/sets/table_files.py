@@ -220,8 +220,9 @@ class _Table:
         self._most, self._lock = len(self._groups) if keep else _KEPT_GROUPS, threading.Lock()
 
     def name(self, row: int) -> str:
-        group = int(np.searchsorted(self._starts, row, "right")) - 1
-        return f"{self._files[self._groups[group][0]]}, row {row:,}"
+        number, _ = self._groups[int(np.searchsorted(self._starts, row, "right")) - 1]
+        first = self._starts[self._groups.index((number, 0))]
+        return f"{self._files[number]}, row {row - int(first):,}"
 
     def image(self, row: int) -> bytes:
         group = int(np.searchsorted(self._starts, row, "right")) - 1
@@ -291,12 +292,14 @@ def _read_table(files: list[Path], budget: int) -> tuple[TableSamples, tuple[str
             raise DataError(f"{file} has other columns than {files[0]}.")
         columns = image, label
         # As Python objects: a null would silently become a float in an integer column.
-        array = np.array(values.to_pylist(), dtype=object)
-        if len(array) and not all(type(value) is int and 0 <= value < 10**6 for value in array):
-            raise DataError(
-                f"{file}: the column {label} has values such as {array[0]!r}.", rule="Labels are whole numbers from 0."
-            )
-        labels.append(array.astype(np.int32))
+        numbers = values.to_pylist()
+        for row, value in enumerate(numbers):
+            if type(value) is not int or not 0 <= value < 10**6:
+                raise DataError(
+                    f"{file}, row {row:,}: the label in the column {label} is {value!r}.",
+                    rule="Labels are whole numbers from 0.",
+                )
+        labels.append(np.array(numbers, np.int32))
     assert columns is not None
     every = np.concatenate(labels)
     if not len(every):

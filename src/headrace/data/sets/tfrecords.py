@@ -410,7 +410,8 @@ def shards(path: Path, split: str, pattern: re.Pattern[str] = SHARD) -> list[Pat
 
 def index_of(files: Sequence[Path], schema: Schema, class_names: Sequence[str] = ()) -> Index:
     """Return the index of these shards, building it if necessary."""
-    return indexed(f"records-{schema.label.replace('/', '-')}", files, lambda: _make_index(files, schema, class_names))
+    kind = f"records-{schema.label.replace('/', '-')}"
+    return indexed(kind, files, class_names, lambda: _make_index(files, schema, class_names))
 
 
 def samples_of(files: Sequence[Path], index: Index, schema: Schema) -> StoredSamples:
