@@ -25,15 +25,16 @@ def conv(x: Any, w: Any, stride: int, padding: Any, groups: int = 1, dy: Any = N
     padded = np.pad(x, ((0, 0), (top, bottom), (left, right), (0, 0)))
     out_h, out_w = (padded.shape[1] - kh) // stride + 1, (padded.shape[2] - kw) // stride + 1
     y = np.zeros((n, out_h, out_w, filters))
-    dpadded, dw = np.zeros_like(padded), np.zeros_like(w)
-    for g in range(groups):
-        ins = slice(g * per_group, (g + 1) * per_group)
-        outs = slice(g * filters // groups, (g + 1) * filters // groups)
-        for i in range(out_h):
-            for j in range(out_w):
-                place = np.s_[:, i * stride : i * stride + kh, j * stride : j * stride + kw, ins]
-                y[:, i, j, outs] = np.einsum("nhwc,hwco->no", padded[place], w[..., outs])
-                if dy is not None:
-                    dpadded[place] += np.einsum("no,hwco->nhwc", dy[:, i, j, outs], w[..., outs])
-                    dw[..., outs] += np.einsum("nhwc,no->hwco", padded[place], dy[:, i, j, outs])
+    dpadded, dw = np.zeros_like(padded), np.zeros((kh, kw, per_group, groups, filters // groups))
+    w = w.reshape(dw.shape)
+    for i in range(out_h):
+        for j in range(out_w):
+            place = np.s_[:, i * stride : i * stride + kh, j * stride : j * stride + kw]
+            patch = padded[place].reshape(n, kh, kw, groups, per_group)
+            y[:, i, j] = np.einsum("nhwgc,hwcgo->ngo", patch, w).reshape(n, filters)
+            if dy is not None:
+                d = dy[:, i, j].reshape(n, groups, -1)
+                dpadded[place] += np.einsum("ngo,hwcgo->nhwgc", d, w).reshape(n, kh, kw, -1)
+                dw += np.einsum("nhwgc,ngo->hwcgo", patch, d)
+    dw = dw.reshape(kh, kw, per_group, filters)
     return (y,) if dy is None else (y, dpadded[:, top : top + height, left : left + width], dw)

@@ -197,11 +197,9 @@ def table_lines(adopted: LoadedWeights) -> list[str]:
         tensors, numbers = adopted.count(status)
         line = f"  {status:9}{tensors:5d} tensors {numbers:13,d} numbers"
         if tensors and status != "loaded":
-            lines_of = [tensor.name + (f" ({tensor.note})" if tensor.note else "") for tensor in adopted.statuses]
-            lines_of = [
-                text for text, tensor in zip(lines_of, adopted.statuses, strict=True) if tensor.status == status
-            ]
-            line += f"  {words}: {format_list(lines_of, _MAX_LISTED)}"
+            chosen = (tensor for tensor in adopted.statuses if tensor.status == status)
+            names = (f"{tensor.name} ({tensor.note})" if tensor.note else tensor.name for tensor in chosen)
+            line += f"  {words}: {format_list(names, _MAX_LISTED)}"
         lines.append(line)
     if adopted.unused:
         names = format_list(adopted.unused, _MAX_LISTED)
@@ -245,8 +243,8 @@ def _find(names: str, dialect: str, ours: dict[str, np.ndarray]) -> Scheme:
     if fitting:
         known = ", ".join(dict.fromkeys(scheme.name for scheme in fitting))
         raise ConfigError(f"This network has no names of {names}.", remedy=f"It has those of {known}.")
-    best = max(torch, key=lambda scheme: len(pair_names(scheme, ours)))
-    without = [name for name in ours if name not in pair_names(best, ours)]
+    best, pairs = max(((scheme, pair_names(scheme, ours)) for scheme in torch), key=lambda found: len(found[1]))
+    without = [name for name in ours if name not in pairs]
     raise ConfigError(
         f"No torch library names the weights of this network: {best.name} has none for {', '.join(without[:4])}.",
         rule="Every weight needs a name there.",

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -110,6 +111,11 @@ class LayerRow:
     theirs: str
     kind: str
 
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """Return the regular expression of our name."""
+        return re.compile(self.ours)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Scheme:
@@ -138,11 +144,14 @@ def pair_names(scheme: Scheme, names: Iterable[str]) -> dict[str, Pair]:
     """Return {our name: pair} of the tensors (`params/conv1/conv/kernel`) that the scheme has a name for."""
     names = list(names)
     facts = _facts(names)
+    layers: dict[str, tuple[str, str] | None] = {}
     pairs = {}
     for name in names:
         tree, _, rest = name.partition("/")
         layer, _, tensor = rest.rpartition("/")
-        found = _layer_name(scheme, layer, facts.get(layer.split("/")[0], {}))
+        if layer not in layers:  # once for all tensors of a layer: most of the time goes into regular expressions
+            layers[layer] = _layer_name(scheme, layer, facts.get(layer.split("/")[0], {}))
+        found = layers[layer]
         rows = scheme.tensors[found[1]] if found else ()
         row = next((row for row in rows if row.ours == f"{tree} {tensor}"), None)
         if found and row:
@@ -174,7 +183,7 @@ def _facts(names: list[str]) -> dict[str, dict[str, int | str]]:
 def _layer_name(scheme: Scheme, layer: str, facts: dict[str, int | str]) -> tuple[str, str] | None:
     """Return (the layer's name in the library, its kind), or None."""
     for row in scheme.rows:
-        match = re.fullmatch(row.ours, layer)
+        match = row.pattern.fullmatch(layer)
         if match:
             values = facts | {key: _number(text) for key, text in match.groupdict().items() if text is not None}
             return _FIELD.sub(lambda m, v=values: str(_shifted(v[m[1]], m[2])), row.theirs), row.kind

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -114,7 +115,7 @@ def mix_labels(labels: Array, index: Array, epoch: Epoch, mix: Mix) -> MixedLabe
 def mixup_weights(index: Array, epoch: Epoch, mix: Mix) -> Array:
     """Return the weight that each sample keeps, float32 [n]: max(x, 1 - x) with x from Beta(a, a)."""
     # The larger half: an image and its partner mix to the same pair either way, and column 0 stays the main label.
-    table = (1 - beta_quantiles(mix.mixup_alpha, _midpoints() / 2)).astype(np.float32)
+    table = (1 - _beta_table(mix.mixup_alpha, 0.5)).astype(np.float32)
     kept = _pick(table, _draw(index, epoch, mix, _SHARE))
     if mix.switch_prob is None:
         return kept
@@ -158,9 +159,9 @@ def kept_share(box: tuple[Array, ...], mix: Mix) -> Array:
 
 def kept_quantiles(mix: Mix) -> np.ndarray:
     """Return equally likely values of L, the fraction of an image to keep, float64 in any order."""
-    place = _midpoints()
     if mix.cutmix_alpha:
-        return beta_quantiles(mix.cutmix_alpha, place)
+        return _beta_table(mix.cutmix_alpha, 1.0)
+    place = _midpoints()
     if mix.cutmix_version == 2:
         return np.full_like(place, mix.cutmix_lambda)
     never = min(max(1.55 * mix.cutmix_lambda - 0.96, 0.0), 1.0)
@@ -181,6 +182,12 @@ def beta_quantiles(alpha: float, probabilities: np.ndarray) -> np.ndarray:
     place = np.interp(np.minimum(probabilities, 1 - probabilities), below / below[-1] / 2, t**power)
     half = place ** (1 / power)
     return np.where(probabilities <= 0.5, half, 1 - half)
+
+
+@lru_cache(maxsize=8)  # the integral takes milliseconds, and each trace of a step asks several times
+def _beta_table(alpha: float, most: float) -> np.ndarray:
+    """Return equally likely values of Beta(alpha, alpha) below the quantile of probability `most`."""
+    return beta_quantiles(alpha, most * _midpoints())
 
 
 def _midpoints() -> np.ndarray:
