@@ -74,6 +74,21 @@ def test_a_file_is_downloaded_once_into_the_cache_of_the_hub(hub: Hub, tmp_path:
     assert len(hub.asked) == num_asked, "what is cached needs no network"
 
 
+def test_two_processes_may_name_a_file_at_once(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = Path.symlink_to
+    folder = tmp_path / "huggingface/hub/models--timm--resnet50.a1_in1k"
+    path = folder / "snapshots" / COMMIT / "model.safetensors"
+
+    def after_another(self: Path, target: Path) -> None:
+        link(path, target)
+        link(self, target)
+
+    monkeypatch.setattr(Path, "symlink_to", after_another)
+    assert find_file(REPO) == path
+    assert path.is_symlink(), "the content stays among the blobs, where other revisions look for it"
+    assert path.read_bytes() == DATA
+
+
 def test_what_huggingface_hub_cached_is_used(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     snapshot = tmp_path / "elsewhere/hub/models--a--b/snapshots" / COMMIT
     snapshot.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What a name of weights means: published weights, files of the hub, addresses; downloaded where they have to be."""
+"""Weights by name: published ones, files of the Hugging Face hub and addresses, which are downloaded if necessary."""
 
 import csv
 import hashlib
@@ -20,8 +20,8 @@ from headrace.data.sets.catalog import IMAGENET_MEAN, IMAGENET_STD
 
 # Weights that are known by name: rows of a table with the network, the file, and how images become its input.
 #
-# The rows are what timm and torchvision list, as far as Headrace has the network; tools/list_weights.py writes them,
-# and checks each against the library's own network.
+# The rows are what timm and torchvision list of the networks that Headrace has; tools/list_weights.py writes them, and
+# checks each against the library's own network.
 
 
 FILES = Path(__file__).parent / "files"
@@ -264,9 +264,10 @@ def _fetch(repo: HubRepo, name: str, url: str, head: Head) -> Path:
     path = repo.folder / "snapshots" / commit / name
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)
+        link = path.with_name(f".{path.name}.tmp-{os.getpid()}")
         try:
-            path.symlink_to(Path("..", "..", "blobs", etag))
+            link.symlink_to(Path("..", "..", "blobs", etag))
+            link.replace(path)  # in one step: another process may be doing the same
         except OSError:  # a file system without symbolic links: huggingface_hub, too, moves the file there then
             blob.replace(path)
         if commit != repo.revision:
@@ -280,8 +281,6 @@ def _fetch(repo: HubRepo, name: str, url: str, head: Head) -> Path:
     return path
 
 
-# What a name of weights means: which file it is, downloaded where it has to be, and what is known of its network.
-#
 # A name is a path, a row of the table (`timm/...`, `torchvision/...`), a repository of the hub (`hf:OWNER/NAME`) or the
 # address of a file. What exists as a path is a path.
 

@@ -25,7 +25,6 @@ from headrace.ops.pool import Padding, pad_pixels, share_matrix
 
 
 OPSET = 18  # ReduceMean takes its axes as an input from here on; onnxruntime 1.14 and newer read it
-INT64 = np.int64
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class Graph:
 
     def reshaped(self, x: str, shape: Sequence[int]) -> str:
         """Reshape; 0 keeps a dim, -1 takes the rest."""
-        return self.node("Reshape", [x, self.constant(np.array(shape, INT64))])
+        return self.node("Reshape", [x, self.constant(np.array(shape, np.int64))])
 
     def _add(self, name: str, array: np.ndarray) -> str:
         from onnx import numpy_helper
@@ -88,8 +87,6 @@ Shape = tuple[int, ...]
 Trees = tuple[Mapping[str, Any], Mapping[str, Any]]
 # (graph, layer, (params, stats), shape of one image here [H, W, C], name of the input) -> name of the output
 Write = Callable[[Graph, Any, Trees, Shape, str], str]
-
-_CLIPPED = {"relu6": (0.0, 6.0)}
 
 
 def write_layer(graph: Graph, layer: object, trees: Trees, hwc: Shape, x: str) -> str:
@@ -134,8 +131,8 @@ def _dense(graph: Graph, layer: object, trees: Trees, hwc: Shape, x: str) -> str
 def _activation(graph: Graph, kind: str, x: str) -> str:
     if kind == "relu":
         return graph.node("Relu", [x])
-    if kind in _CLIPPED:
-        low, high = (graph.constant(np.float32(limit)) for limit in _CLIPPED[kind])
+    if kind == "relu6":
+        low, high = (graph.constant(np.float32(limit)) for limit in (0, 6))
         return graph.node("Clip", [x, low, high])
     if kind == "sigmoid":
         return graph.node("Sigmoid", [x])
@@ -310,7 +307,7 @@ LAYERS: dict[type, Write] = {
 }
 
 
-# Export a network as an ONNX model, from pixels (or preprocessed images) to logits and probabilities, and check it.
+# The whole model, and its comparison with the network.
 
 
 TOLERANCE = 1e-3  # relative to the logits: float32 sums differ in order, through up to 150 layers

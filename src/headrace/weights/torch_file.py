@@ -20,7 +20,7 @@ from headrace.core.unpickle import PickleKind, RefusedPickle, dict_key, read_pic
 # Each name of torch stands for a value or function of ours; `core/unpickle.py` refuses all others.
 
 
-_MAX_DIMS = 32  # NumPy knew no more until 2.0
+_MAX_DIMS = 32  # NumPy had no more before 2.0
 _DTYPES: dict[str, np.dtype] = {
     "float32": np.dtype("<f4"),
     "float64": np.dtype("<f8"),
@@ -193,8 +193,6 @@ def read_torch_pickle(data: bytes, start: int = 0) -> tuple[Any, dict[str, Stora
     return value, storages, end
 
 
-# Read and write `.pth` files without torch: the zip format of torch 1.6 and later, and (reading alone) the one before.
-#
 # Zip: `NAME/data.pkl` holds the containers, `NAME/data/KEY` the bytes of each storage. Before: five pickles in a row
 # (magic number, version, system, containers, list of storage keys), then for each key the number of elements (8 bytes)
 # and the bytes.

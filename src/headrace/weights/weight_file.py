@@ -230,11 +230,7 @@ def _named_layers(reader: _Reader, root: Any) -> dict[str, np.ndarray]:
     return arrays
 
 
-if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))
-
-
-# Read a file of weights of torch (.pth, .pt), safetensors or Keras (.h5); its first bytes say which.
+# Files of any of these kinds.
 
 
 _HDF5_HEAD = b"\x89HDF\r\n\x1a\n"
@@ -296,3 +292,7 @@ def _unwrapped(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         if inside and all(name.startswith(prefix) or a.ndim == 0 for name, a in arrays.items()):
             arrays = inside
     return arrays
+
+
+if __name__ == "__main__":  # in the process that reads a file of Keras
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))
