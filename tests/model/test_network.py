@@ -7,6 +7,7 @@ import pytest
 
 from headrace.core.tree import flatten_named
 from headrace.model.context import Ctx
+from headrace.model.custom_block import weights_like
 
 from .build import network
 
@@ -167,3 +168,14 @@ def test_the_head_is_the_last_layer_with_weights(name: str, head: str) -> None:
     found = few.head(shapes[0])
     assert found.startswith(head)
     assert scoring == [k for k in shapes[0] if k.startswith(f"{found}/")]
+
+
+@pytest.mark.parametrize("name", ["cifar_resnet8", "cifar_fastnet", "mobilenet_v3_small", "toy_model_bn"])
+def test_shapes_without_drawing_are_those_of_initial_weights(name):
+    net = network(name)
+    drawn, like = (flatten_named(weights) for weights in (net.init(0), weights_like(net)))
+    assert {key: (leaf.shape, leaf.dtype) for key, leaf in drawn.items()} == {
+        key: (leaf.shape, leaf.dtype) for key, leaf in like.items()
+    }
+    some = net.block_names[:2]
+    assert set(weights_like(net, some)[0]) == {block for block in net.init(0)[0] if block in some}

@@ -1,8 +1,7 @@
 """Custom blocks: a pair of functions, traced once for shape and cost, used as a layer like any other."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -11,7 +10,6 @@ import numpy as np
 from jax import Array
 
 from headrace.core.errors import ConfigError, HeadraceError
-from headrace.core.rng import generator
 from headrace.core.tree import PyTree, flatten_named
 from headrace.model.context import Cost, Ctx, Draws, count_jaxpr, sample_key, start_key
 from headrace.model.layers import Layer, RngAt, Shape, Tree
@@ -141,13 +139,28 @@ def make_custom_block(name: str, make: Callable[[Shape], Functions], shape: Shap
     )
 
 
-def weights_like(network: Network) -> tuple[Tree, Tree]:
-    """Return the shapes of a network's params and stats; unlike `network.init`, no device runs for custom blocks."""
-    params, stats = {}, {}
+class _Blank(np.random.Generator):
+    """Zeros for the distributions that initial weights are drawn from."""
+
+    def standard_normal(self, size: Any = None, *_: Any, **__: Any) -> Any:
+        return np.zeros(() if size is None else size, np.float32)
+
+    def uniform(self, low: object = 0.0, high: object = 1.0, size: Any = None) -> Any:
+        return np.zeros(() if size is None else size, np.float32)
+
+
+def weights_like(network: Network, names: Container[str] | None = None) -> tuple[Tree, Tree]:
+    """Return the shapes of the params and stats of a network, or of the blocks named.
+
+    Unlike in `network.init`, nothing is drawn (ResNet-50: 0.07 s of processor time instead of 0.56), and no device
+    runs for custom blocks.
+    """
+    params, stats, blank = {}, {}, _Blank(np.random.Philox(0))
     for (name, block), shape in zip(network.blocks, network.shapes(), strict=False):
-        like = block.weights_like() if isinstance(block, CustomBlock) else block.init(partial(generator, 0), shape)
-        params |= {name: like[0]} if like[0] else {}
-        stats |= {name: like[1]} if like[1] else {}
+        if names is None or name in names:
+            like = block.weights_like() if isinstance(block, CustomBlock) else block.init(lambda _: blank, shape)
+            params |= {name: like[0]} if like[0] else {}
+            stats |= {name: like[1]} if like[1] else {}
     return params, stats
 
 

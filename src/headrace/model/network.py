@@ -1,7 +1,7 @@
 """A network is a tuple of named blocks. Names are split points, checkpoint keys and targets of regular expressions."""
 
 import math
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -93,16 +93,9 @@ class Network:
                 raise error.reworded(problem) from error
         return tuple(shapes)
 
-    def init(self, seed: int, names: Container[str] | None = None) -> tuple[Tree, Tree]:
-        """Return (params, stats), float32 on the host, of all blocks or those named.
-
-        A tensor depends only on the seed and its name.
-        """
-        blocks = [
-            (name, block, shape)
-            for (name, block), shape in zip(self.blocks, self.shapes(), strict=False)
-            if names is None or name in names
-        ]
+    def init(self, seed: int) -> tuple[Tree, Tree]:
+        """Return (params, stats), float32 on the host. A tensor depends only on the seed and its name."""
+        blocks = [(*named, shape) for named, shape in zip(self.blocks, self.shapes(), strict=False)]
         # In threads: the 25 million numbers of a ResNet-50 take one of them a second, at the start of every run.
         with ThreadPoolExecutor(num_processors(), thread_name_prefix="init") as threads:
             drawn = threads.map(lambda each: each[1].init(under(partial(generator, seed), each[0]), each[2]), blocks)

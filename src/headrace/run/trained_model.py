@@ -27,6 +27,7 @@ from headrace.data.augmentation.augment import Preprocess
 from headrace.data.dataset import DataInfo, describe_dataset
 from headrace.data.decoding.resize import uncropped_side, usual_shorter_side
 from headrace.engine.state import State
+from headrace.model.custom_block import weights_like
 from headrace.model.families import build_network
 from headrace.model.network import Network
 from headrace.run.directory import custom_parts, from_saved, parts_of, read_run
@@ -183,7 +184,7 @@ def _tensors(network: Network, arrays: Mapping[str, Any], weights: str, checkpoi
         raise CheckpointError(f"{checkpoint} holds no averaged weights (ema).", remedy="Leave --use out.")
     # NumPy knows bfloat16 from ml_dtypes as kind V.
     floats = {name: array.astype(np.float32) for name, array in arrays.items() if array.dtype.kind in "fV"}
-    params, stats = network.init(0)
+    params, stats = weights_like(network)
     return restore_tree(floats, params, f"{start}params"), restore_tree(floats, stats, f"{start}stats")
 
 

@@ -40,6 +40,7 @@ from headrace.engine.multiprocess_arrays import in_turn, readable
 from headrace.engine.pipeline.evaluate_stages import make_staged_evaluation
 from headrace.engine.state import State, evaluated_weights
 from headrace.job import ProcessGroup, current_group
+from headrace.model.custom_block import weights_like
 from headrace.reference.entrance import override, resolve
 from headrace.run.choices import with_choices
 from headrace.run.design import Design, design_run, open_data
@@ -323,7 +324,7 @@ def _read_named(design: Design) -> _Read:
 
 def _blank(design: Design, facts: Mapping[str, object]) -> dict[str, Any]:
     """Return weights of the shapes and dtypes that such a checkpoint holds."""
-    params, stats = design.network.init(0)
+    params, stats = jax.tree.map(lambda w: np.zeros(w.shape, np.float32), weights_like(design.network))
     stored = params if facts["averaged"] else jax.tree.map(lambda w: w.astype(design.precision.weight_dtype), params)
     return {"params": stored, "stats": stats} | ({"ema": {"params": params, "stats": stats}} if facts["ema"] else {})
 

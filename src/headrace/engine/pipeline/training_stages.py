@@ -31,6 +31,7 @@ from headrace.engine.step import (
     train_ctx,
     unscaled,
 )
+from headrace.model.custom_block import weights_like
 from headrace.plan.partition import segments
 
 FIXED = ("stats", "loss_scale", "step")  # parts of the state that the passes read beside the weights
@@ -75,9 +76,9 @@ class StageSpec:
 def part_of(stage: StageSpec) -> State:
     """Return the shape of a stage's part of the state."""
     spec = stage.step
-    params, stats = spec.network.init(0, stage.block_names)  # drawing the other stages' weights would take seconds
     return jax.eval_shape(
-        lambda: make_state(spec.optimizer, spec.precision, spec.numerics, params, stats, ema=spec.ema_decay > 0)
+        lambda *weights: make_state(spec.optimizer, spec.precision, spec.numerics, *weights, ema=spec.ema_decay > 0),
+        *weights_like(spec.network, stage.block_names),
     )
 
 
