@@ -33,7 +33,7 @@ _CHUNK = 1 << 18
 _TIMEOUT_SECONDS = 30.0
 _BACK_OFF_SECONDS = 0.5  # doubled after each attempt
 
-Tell = Callable[[int, int | None], None]  # bytes that are there, bytes of the whole file if known
+Tell = Callable[[int, int | None], None]  # (bytes that have arrived, bytes of the whole file if known)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +57,10 @@ class Remote:
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """What a server answers to the question about a file, without its content."""
+    """A server's answer to a HEAD request."""
 
     status: int
-    headers: Message  # in any case of letters
+    headers: Message  # whose names are in any case
 
 
 def download(remote: Remote, target: Path, tell: Tell = lambda done, total: None) -> Path:
@@ -95,7 +95,7 @@ def download(remote: Remote, target: Path, tell: Tell = lambda done, total: None
 
 
 def ask(url: str, headers: tuple[tuple[str, str], ...] = ()) -> Head:
-    """Return a server's answer about a file, errors included; DownloadError if it cannot be reached.
+    """Ask a server about a file; its answer may be an error. DownloadError if it cannot be reached.
 
     A redirection to another host is an answer: it says where the content is, and its headers what it is.
     """

@@ -20,7 +20,7 @@ def cache_directory(program: str = "headrace") -> Path:
 
 
 def is_directory(entry: os.DirEntry[str]) -> bool:
-    """Say whether an entry of `os.scandir` is a directory; a link that leads to itself is none, where Python raises."""
+    """Say whether an entry of `os.scandir` is a directory. For a link to itself, `entry.is_dir()` would raise."""
     try:
         return entry.is_dir()
     except OSError:

@@ -28,7 +28,7 @@ def catch_signals(numbers: Iterable[signal.Signals], handler: SignalHandler) -> 
 
 
 def leave_closed_terminal() -> None:
-    """Send standard output and error nowhere if their terminal was closed: printing to it would end the program."""
+    """Redirect standard output and error to nowhere if their terminal was closed: printing would end the program."""
     for handle in (1, 2):
         try:
             os.write(handle, b"")  # a closed terminal fails even at this; a pipe or a file accepts it
@@ -72,7 +72,7 @@ def transferring() -> Iterator[None]:
 
 @contextmanager
 def exclusive() -> Iterator[None]:
-    """Have the devices to oneself: no transfer is under way, and those that threads begin wait for the end."""
+    """Use the devices alone: wait for the transfers under way, and let new ones wait for the end."""
     global _is_exclusive
     with _changed:
         _changed.wait_for(lambda: not _is_exclusive)
@@ -99,11 +99,11 @@ _keeps_freed_memory = False
 
 
 def keep_freed_memory(*, keep: bool) -> None:
-    """Let the C library keep large blocks that are freed, for the next ones, or return them to the system again.
+    """Let the C library keep freed memory for the next allocations, or return it to the system again.
 
-    XLA allocates what a program computes with at each call. Returned to the system and mapped again, every page of it
-    is filled with zeros, a tenth to a fifth of the time of a small inference. Not for training: threads that decode
-    images would wait for each other's allocations. Before memory was first kept nothing is set.
+    XLA allocates the working memory of a program at each call. If it was returned to the system, it is mapped again and
+    every page filled with zeros: a tenth to a fifth of the time of a small inference. Not for training: threads that
+    decode images would wait for each other's allocations. Nothing is set before memory is kept for the first time.
     """
     global _keeps_freed_memory
     chosen = any(name.startswith("MALLOC_") for name in os.environ) or "malloc" in os.environ.get("GLIBC_TUNABLES", "")

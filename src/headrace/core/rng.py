@@ -14,6 +14,7 @@ import numpy as np
 from jax import Array
 
 Seed = int | np.uint32 | Array  # a number on the host, a uint32 inside a program
+HostOrDevice = Array | np.ndarray
 
 # 2^32 over the golden ratio: added to every word, so that an address of zeros is not mixed into zero.
 _GOLDEN = np.uint32(0x9E3779B9)
@@ -22,7 +23,7 @@ _M1 = np.uint32(0x85EBCA6B)
 _M2 = np.uint32(0xC2B2AE35)
 
 
-def array_module(array: Array | np.ndarray) -> ModuleType:
+def array_module(array: HostOrDevice) -> ModuleType:
     """Return the library whose array this is, numpy or jax.numpy."""
     return np if isinstance(array, np.ndarray) else jnp
 
@@ -67,7 +68,7 @@ def generator(seed: int, name: str) -> np.random.Generator:
 _HALVES = np.array([[0x0000FFFF, 0xFFFF0000]], np.uint32)  # masks of the two halves of a word
 
 
-def draw(seed: Seed, epoch: Any, index: Any, purpose: int) -> Any:
+def draw(seed: Seed, epoch: HostOrDevice | np.integer | int, index: HostOrDevice, purpose: int) -> Any:
     """Return 32 random bits for each sample, uint32 [n]; `epoch` is one number or one for each sample."""
     xp = array_module(index)
     word = bits(seed, xp.asarray(epoch).astype(np.uint32), index.astype(np.uint32), purpose)

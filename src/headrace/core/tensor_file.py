@@ -1,4 +1,4 @@
-"""The bytes of a safetensors file as arrays, and back, with a note of ours in its header."""
+"""Safetensors files as arrays and back, with a note that Headrace writes into the header."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ DTYPES: dict[str, np.dtype] = {
     "F64": np.dtype(np.float64),
 }
 _MAX_HEADER_BYTES = 64 << 20
-_NOTE = "headrace"  # the one entry of the header's texts that is ours
+_NOTE = "headrace"  # the name of our entry in the header's metadata
 
 
 def read_tensors(data: bytes) -> dict[str, np.ndarray]:
@@ -51,7 +51,7 @@ def _array(name: str, entry: dict[str, Any]) -> np.ndarray:
 
 
 def read_note(path: Path) -> dict[str, Any]:
-    """Return the note that Headrace wrote into a file, empty in others'; whatever is wrong is a ValueError."""
+    """Return the note that Headrace wrote into a file, {} if others wrote it; whatever is wrong is a ValueError."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         if size > _MAX_HEADER_BYTES:

@@ -1,4 +1,4 @@
-"""Numbers with units, as people write and read them: bytes, durations, counts. A wrong text is a ValueError."""
+"""Numbers with units, as people write and read them: bytes, durations, counts. Text of another form is a ValueError."""
 
 import re
 from collections.abc import Iterable

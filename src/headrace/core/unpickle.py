@@ -1,7 +1,7 @@
 """Read pickles from elsewhere without running them: one restricted reader for datasets and weights.
 
 A pickle is a program for a small stack machine. This machine knows the instructions that plain containers need. A table
-for each kind of file names the only globals it may use, and each of them stands for a function of ours that checks its
+for each kind of file names the only globals it may use, and replaces each by one of our own functions, which checks its
 arguments. Nothing else is imported, called or assigned to: neither the standard unpickler nor a `__setstate__` runs.
 """
 
@@ -153,10 +153,10 @@ class _Machine:
         for key, value in zip(pairs[::2], pairs[1::2], strict=True):
             target[dict_key(key)] = value
 
-    def find(self, module: Any, name: Any) -> None:
+    def find(self, module: object, name: object) -> None:
         """Put a name of the table on the stack."""
         try:
-            found = self.kind.names[module, name]
+            found = self.kind.names[module, name]  # pyright: ignore[reportArgumentType]; others are not found
         except (KeyError, TypeError):
             wanted = f"{str(module)[:80]}.{str(name)[:80]}" if isinstance(module, str) else "something without a name"
             raise RefusedPickle(f"it asks for {wanted}, which {self.kind.content} never need") from None

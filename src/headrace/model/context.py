@@ -1,4 +1,4 @@
-"""What every layer is given and says: the run's context (`Ctx`) with its random numbers, and the cost per image."""
+"""What layers are given, the context of the run (`Ctx`) with its random numbers, and what they report, their cost."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator

@@ -223,7 +223,7 @@ _INSTALL = "Install it: pip install 'headrace[{}]'."
 Momentums = Mapping[tuple[Any, ...], float]  # by path of the batch norm in the block
 
 
-def flax_functions(module: object) -> Callable[[Shape], Functions]:
+def flax_functions(module: object) -> MakeFunctions:
     """Return the functions of a Linen or NNX module."""
     linen, nnx = _flax()
     if isinstance(module, linen.Module):
@@ -236,7 +236,7 @@ def flax_functions(module: object) -> Callable[[Shape], Functions]:
     )
 
 
-def nnx_functions(made: Any) -> Callable[[Shape], Functions]:
+def nnx_functions(made: Any) -> MakeFunctions:
     """Return the functions of an NNX module, with its existing weights, or of `made(rngs)`, with new ones."""
     _, nnx = _flax()
     is_module = isinstance(made, nnx.Module)
@@ -247,7 +247,8 @@ def nnx_functions(made: Any) -> Callable[[Shape], Functions]:
     graph, *likes, rest = nnx.split(module, *kinds, ...)
     if jax.tree.leaves(rest):
         raise _other_state(sorted({type(leaf).__name__ for _, leaf in nnx.iter_graph(rest)} & _variable_names(nnx)))
-    momentums = _nnx_momentums(module)
+    batch_norms = ((path, node) for path, node in nnx.iter_graph(module) if isinstance(node, nnx.BatchNorm))
+    momentums = {path: float(node.momentum) for path, node in batch_norms}
     _check_stats_owner(nnx.to_pure_dict(likes[1]), momentums)
     forms = [jax.tree.structure(like) for like in likes]
     rng_shapes = [(path, leaf.shape, leaf.dtype) for path, leaf in jax.tree_util.tree_flatten_with_path(likes[2])[0]]
@@ -276,7 +277,7 @@ def nnx_functions(made: Any) -> Callable[[Shape], Functions]:
     return lambda shape: Functions(begin=begin, call=call, momentums=values, is_ready=is_module)
 
 
-def _linen_functions(module: Any) -> Callable[[Shape], Functions]:
+def _linen_functions(module: Any) -> MakeFunctions:
     linen, _ = _flax()
     asked = _parameters(type(module).__call__)
 
@@ -344,12 +345,6 @@ def _check_stats_owner(stats: PyTree, momentums: Momentums) -> None:
             )
 
 
-def _nnx_momentums(module: object) -> dict[tuple[Any, ...], float]:
-    from flax import nnx
-
-    return {path: float(node.momentum) for path, node in nnx.iter_graph(module) if isinstance(node, nnx.BatchNorm)}
-
-
 def _variable_names(nnx: Any) -> set[str]:
     return {
         name
@@ -390,7 +385,7 @@ def _keys(path: Any) -> tuple[Any, ...]:
 # Equinox modules as blocks
 
 
-def equinox_functions(made: Any) -> Callable[[Shape], Functions]:
+def equinox_functions(made: Any) -> MakeFunctions:
     """Return the functions of an Equinox module, with its existing weights, or of `made(key=...)`, with new ones.
 
     An Equinox module computes one image, so it is mapped over the batch. `key` of its __call__ is the image's own.

@@ -63,7 +63,7 @@ class Whitening:
     def sample(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         """Return float32 weights [height, width, channels in, channels out]."""
         variances, components = np.linalg.eigh(self.covariance((shape[0], shape[1]), shape[2]))
-        # LAPACK leaves the signs open
+        # LAPACK leaves the signs open: fixed, so that every machine starts from the same weights.
         components = components * np.sign(components[np.abs(components).argmax(0), np.arange(len(variances))])
         filters = (components / np.sqrt(variances)).reshape(*shape[:3], -1)[..., ::-1]
         filters = np.concatenate([filters, -filters], -1)[..., : shape[3]]
@@ -115,9 +115,6 @@ class FastNet(_WithoutAliases):
 
 
 FASTNETS: dict[str, FastNet] = {"cifar_fastnet": FastNet(widths=(64, 256, 256))}
-
-
-# All networks by name, built according to the model options; SqueezeNet and the toy networks.
 
 
 # SqueezeNet 1.0: fire modules that squeeze channels by 1x1 and expand them by 1x1 and 3x3 in parallel; no norms.

@@ -483,8 +483,8 @@ def _find_unit(
 ) -> _Unit | None:
     """Return the unit that layers begin with, for images like `x`, if the kernels can compute it.
 
-    Layers say so by `fusible_norm`, `fusible_activation` and `fusible_gate`, which are no part of `Layer`: those of
-    users need none of them.
+    Layers offer themselves by `fusible_norm`, `fusible_activation` and `fusible_gate`. These are not part of `Layer`:
+    users' layers need not have them.
     """
     name, conv = layers[0] if layers else ("", None)
     if not isinstance(conv, Conv):

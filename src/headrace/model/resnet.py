@@ -21,8 +21,6 @@ from headrace.model.layers import (
 )
 from headrace.model.norm import BuildOptions, DropPath, SqueezeExcite, near_multiple
 
-# ResNets and ResNeXts for ImageNet (v1.5) and for CIFAR images; with squeeze-excite (SE), or deep stems (D).
-#
 # A residual unit is two blocks: the unit up to its addition, and the relu after it, where pipelines are cut. Layers are
 # named as in the reference: `conv2_block1` + `1_conv`.
 

@@ -100,7 +100,7 @@ def check_kernels(mode: str) -> None:
 def call_kernel(
     name: str, shapes: Sequence[Sequence[int]], *args: Array, in_place: dict[int, int] | None = None, **attributes: Any
 ) -> list[Array]:
-    """Call a kernel; its results have the dtype of the first argument, and those of `in_place` an argument's memory."""
+    """Call a kernel. Results have the dtype of the first argument; `in_place` says which reuse an argument's memory."""
     library, _ = load_kernels()
     assert library is not None
     results = tuple(jax.ShapeDtypeStruct(tuple(shape), args[0].dtype) for shape in shapes)
@@ -223,11 +223,17 @@ def _product(x_NHWC: Array, w_HWIO: Array, window: Window) -> Array:
     return checkpoint_name(y, PRODUCT)
 
 
-def _convolve_forward(x: Any, w: Any, window: Window) -> tuple[Array, Any]:
+# As `symbolic_zeros` passes them: arguments that know whether their gradients are wanted, and gradients that may be 0.
+_Primal = jax.custom_derivatives.CustomVJPPrimal
+_Cotangent = Array | jax.custom_derivatives.SymbolicZero
+_Gradients = tuple[Array | None, Array | None]
+
+
+def _convolve_forward(x: _Primal, w: _Primal, window: Window) -> tuple[Array, Any]:
     return _product(x.value, w.value, window), (x.value, w.value, _wanted(x, w))
 
 
-def _convolve_backward(window: Window, kept: Any, dy: Any) -> tuple[Any, Any]:
+def _convolve_backward(window: Window, kept: Any, dy: _Cotangent) -> _Gradients:
     x, w, wanted = kept
     return _gradients(window, wanted, (_array(dy), x, w), None)
 
@@ -242,17 +248,16 @@ class _Wanted(NamedTuple):
     images: tuple[()] | None
 
 
-def _wanted(x: Any, w: Any) -> _Wanted:
+def _wanted(x: _Primal, w: _Primal) -> _Wanted:
     return _Wanted(() if w.perturbed else None, () if x.perturbed else None)
 
 
-def _array(cotangent: Any) -> Array:
-    """Return a cotangent, which may be a symbolic zero, as an array."""
+def _array(cotangent: _Cotangent, dtype: np.dtype | type = np.float32) -> Array:
     is_zero = isinstance(cotangent, jax.custom_derivatives.SymbolicZero)
-    return jnp.zeros(cotangent.shape, np.float32) if is_zero else cotangent
+    return jnp.zeros(cotangent.shape, dtype) if is_zero else cotangent
 
 
-def _gradients(window: Window, wanted: _Wanted, arrays: tuple[Array, ...], act: str | None) -> tuple[Any, Any]:
+def _gradients(window: Window, wanted: _Wanted, arrays: tuple[Array, ...], act: str | None) -> _Gradients:
     """Return (dx, dw), None where it is not wanted. `arrays`: dy, x, w[, z, scale, shift, slope, constant]."""
     shapes = [window.w] * (wanted.weights is not None) + [window.x] * (wanted.images is not None)
     if not shapes:
@@ -322,14 +327,18 @@ def _train_values(arrays: tuple[Any, ...], unit: Unit) -> tuple[Any, tuple[Array
     return (y, mean_O, variance_O), (z, mean_O, inverse_O, scale_O, shift_O)
 
 
-def _train_forward(x: Any, w: Any, gamma: Any, beta: Any, residual: Any, unit: Unit) -> tuple[Any, Any]:
+def _train_forward(
+    x: _Primal, w: _Primal, gamma: _Primal, beta: _Primal, residual: _Primal | None, unit: Unit
+) -> tuple[Any, Any]:
     arrays = (x.value, w.value, gamma.value, beta.value, None if residual is None else residual.value)
     results, kept = _train_values(arrays, unit)
     y = None if residual is None else results[0]
     return results, (x.value, w.value, y, kept, _wanted(x, w))
 
 
-def _train_backward(unit: Unit, kept: Any, cotangents: tuple[Any, Any, Any]) -> tuple[Any, ...]:
+def _train_backward(
+    unit: Unit, kept: Any, cotangents: tuple[_Cotangent, _Cotangent, _Cotangent]
+) -> tuple[Array | None, ...]:
     x, w, y, (z, mean_O, inverse_O, scale_O, shift_O), wanted = kept
     dy, dmean_O, dvariance_O = map(_array, cotangents)
     channels, act = unit.window.y[3:], unit.activation
@@ -400,20 +409,18 @@ def _call_half(x_NHWC: Array, arrays: tuple[Array, ...], window: Window, act: st
 def convolve_half(x_NHWC: Array, w_HWIO: Array, window: Window, _wide: Window) -> Array:
     """Convolve bfloat16 values, with sums in float32.
 
-    The gradient of the weights, and with a stride that of the images, are those of float32 values (`_wide`).
+    The gradient of the weights, and with a stride also that of the images, is computed in float32 (`_wide`).
     """
     return checkpoint_name(_call_half(x_NHWC, (_pack_half(w_HWIO, window),), window, None), PRODUCT)
 
 
-def _half_forward(x: Any, w: Any, window: Window, wide: Window) -> tuple[Array, Any]:
+def _half_forward(x: _Primal, w: _Primal, window: Window, wide: Window) -> tuple[Array, Any]:
     return convolve_half(x.value, w.value, window, wide), (x.value, w.value, _wanted(x, w))
 
 
-def _half_backward(window: Window, wide: Window, kept: Any, dy: Any) -> tuple[Any, Any]:
+def _half_backward(window: Window, wide: Window, kept: Any, cotangent: _Cotangent) -> _Gradients:
     x, w, wanted = kept
-    zero = isinstance(dy, jax.custom_derivatives.SymbolicZero)
-    dy = jnp.zeros(window.y, x.dtype) if zero else dy
-    dx = None
+    dy, dx = _array(cotangent, x.dtype), None
     if wanted.images is not None and window.stride == 1:
         # The gradient, with zeros around, convolved with the turned weights.
         pads = gradient_pads(window.pads, window.w[:2], 1, (window.x, window.y))

@@ -12,11 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from jax.extend.core import get_opaque_trace_state
 
+from headrace.core.tree import PyTree
+
+T = TypeVar("T")
 _portable: ContextVar[bool] = ContextVar("portable", default=False)
 
 
@@ -50,8 +53,8 @@ class _Constants:
     """The list that is being filled, or what is left of one; and the state of JAX's tracing in which that began."""
 
     trace: Any
-    collected: list[Any] | None = None
-    given: Iterator[Any] | None = None
+    collected: list[PyTree] | None = None
+    given: Iterator[PyTree] | None = None
 
 
 _current: ContextVar[_Constants | None] = ContextVar("constants", default=None)
@@ -68,7 +71,7 @@ def weights_are_constant() -> bool:
     return current is not None and current.trace == _trace_state()
 
 
-def constant(compute: Callable[[], Any]) -> Any:
+def constant(compute: Callable[[], T]) -> T:
     """Return what `compute` returns, a tree of arrays that follow from the weights alone."""
     current = _current.get()
     if current is None or not weights_are_constant():
@@ -82,9 +85,9 @@ def constant(compute: Callable[[], Any]) -> Any:
 
 
 @contextmanager
-def collecting() -> Iterator[list[Any]]:
+def collecting() -> Iterator[list[PyTree]]:
     """Trace a network that fills the list given."""
-    values: list[Any] = []
+    values: list[PyTree] = []
     token = _current.set(_Constants(_trace_state(), collected=values))
     try:
         yield values
@@ -93,7 +96,7 @@ def collecting() -> Iterator[list[Any]]:
 
 
 @contextmanager
-def using(values: Sequence[Any]) -> Iterator[None]:
+def using(values: Sequence[PyTree]) -> Iterator[None]:
     """Trace a network that takes its constants from `values`, which were collected from the same network."""
     given = iter(values)
     token = _current.set(_Constants(_trace_state(), given=given))

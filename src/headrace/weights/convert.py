@@ -1,4 +1,4 @@
-"""Convert weights between names and dim orders: load those of a file into a network, export ours for torch."""
+"""Convert weights between names and dim orders: load a file into a network, and export a network for torch."""
 
 import re
 from collections.abc import Mapping
@@ -168,8 +168,8 @@ def _refuse_too_little(network: Network, adopted: LoadedWeights, foreign: Foreig
 def _names_beside(adopted: LoadedWeights, foreign: ForeignWeights) -> str:
     """Return lines with what the network lacks: our name, the name that was looked for, and a name in the file.
 
-    The file's are those that were not used: beside each of ours the next of as many numbers, if there is one. Where
-    hardly anything was found, the names that were looked for are those of the scheme that covers the network best.
+    The last is one that was not used, if possible of a tensor with as many numbers. If hardly anything was found, the
+    names that were looked for come from the scheme that covers most of the network.
     """
     ours = [tensor.name for tensor in adopted.statuses]
     names = max((pair_names(scheme, ours) for scheme in SCHEMES), key=len) if adopted.share < 0.5 else {}

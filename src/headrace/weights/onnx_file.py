@@ -396,7 +396,7 @@ def check_onnx(
 def compare_logits(names: tuple[str, str], found: object, expected: object, tolerance: float) -> float:
     """Return the largest difference of logits; refuse one beyond the tolerance, relative to the largest logit.
 
-    `names` are those of the export and of the network.
+    `names`: what the export and the network are called in the message.
     """
     found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
     difference, limit = float(np.abs(found - expected).max()), tolerance * max(1.0, float(np.abs(expected).max()))

@@ -17,7 +17,7 @@ from headrace.core.unpickle import PickleKind, RefusedPickle, dict_key, read_pic
 
 # What the pickle inside a torch file may contain: tensors on storages, and plain containers.
 #
-# Each name of torch stands for a value or function of ours; `core/unpickle.py` refuses all others.
+# Each name of torch is replaced by a value or a function below; `core/unpickle.py` refuses all others.
 
 
 _MAX_DIMS = 32  # NumPy had no more before 2.0

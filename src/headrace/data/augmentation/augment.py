@@ -209,8 +209,6 @@ def _cut_shift(count: int) -> int:
     return 2 if count > 2 else 1
 
 
-# Normalise and augment images: one definition, run by NumPy on the host or by JAX on the device.
-#
 # The order is: change the colours; normalise; flip; pad every side and crop at random (or crop from a larger image);
 # shear, shift and rotate; erase. Everything that moves pixels only computes which pixel to take, so bytes are gathered
 # once and all arithmetic after that is one fused pass over the output. What happens to a sample depends on (seed,
@@ -292,7 +290,7 @@ class Preprocess:
     mix: Mix | None = None
     shrunk_hw: tuple[int, int] | None = None  # size that training images are shrunk to before mixing
     # custom: (images, labels, sample of each, epoch) -> images, after the rest and before mixing
-    augment: Callable[[Any, Any, Any, Any], Any] | None = None
+    augment: Callable[[Array, Array, Array, Epoch], Array] | None = None
 
     def with_seed(self, seed: Seed) -> "Preprocess":
         """Return the same with another seed."""
@@ -426,7 +424,7 @@ def _per_image(images: Array, xp: ModuleType) -> tuple[Array, Array]:
 
 def _places(
     index: Array, epoch: Epoch, spec: Preprocess, source_hw: tuple[int, ...], train: bool
-) -> tuple[Array, Array, Any]:
+) -> tuple[Array, Array, Array | None]:
     """Return the source row [n, H, 1 or W] and column [n, 1 or H, W] of each pixel, and which are in the image.
 
     The last is [n, H, W * C] or None for all: NumPy is fast on whole rows.
@@ -482,7 +480,7 @@ def _take(images: Array, rows: Array, columns: Array, xp: ModuleType) -> Array:
 # Shrinking on the device: bilinear with antialiasing, as two matrix products
 
 
-def shrink(values: Array, hw: tuple[int, int]) -> Any:
+def shrink(values: Array, hw: tuple[int, int]) -> Array:
     """Return images [n, H, W, C] of float32 numbers at a smaller size."""
     rows, columns = (shrink_matrix(size, wanted) for size, wanted in zip(values.shape[1:3], hw, strict=True))
     count, height, width, channels = values.shape

@@ -7,6 +7,8 @@ evaluation in exported programs are such products: only they can be written for 
 
 import math
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from typing import Any
 
 import jax
@@ -33,7 +35,7 @@ def crop_resize(images: jax.Array, boxes: jax.Array, hw: tuple[int, int]) -> jax
     return jnp.clip(jnp.floor(values + _HALF), 0, 255).astype(np.uint8)
 
 
-def _resize_rows(values: jax.Array, start: jax.Array, length: jax.Array, wanted: int) -> Any:
+def _resize_rows(values: jax.Array, start: jax.Array, length: jax.Array, wanted: int) -> jax.Array:
     """Return [n, wanted, k] of [n, size, k]: `length` rows from `start` on, both [n], become `wanted`.
 
     Weights are a triangle over the rows around the new one's centre, as wide as a new row is large (Pillow's BILINEAR).
@@ -51,14 +53,13 @@ def _resize_rows(values: jax.Array, start: jax.Array, length: jax.Array, wanted:
         * ((row >= jnp.floor(start)) & (row < start + length)).astype(np.float32)
         for row in neighbours
     ]
-    total = jnp.maximum(sum(weights), np.float32(1e-6))  # blocks have unused rows whose boxes are empty
+    total = jnp.maximum(reduce(add, weights), np.float32(1e-6))  # blocks have unused rows whose boxes are empty
     gathered = (
         jnp.take_along_axis(values, jnp.clip(row, 0, size - 1).astype(np.int32)[:, :, None], axis=1)
         for row in neighbours
     )
-    return sum(
-        rows.astype(np.float32) * (weight / total)[:, :, None] for rows, weight in zip(gathered, weights, strict=True)
-    )
+    pairs = zip(gathered, weights, strict=True)
+    return reduce(add, (rows.astype(np.float32) * (weight / total)[:, :, None] for rows, weight in pairs))
 
 
 @dataclass(frozen=True, kw_only=True)

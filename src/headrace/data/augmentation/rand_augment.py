@@ -3,14 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from headrace.config.section_data import RAND_AUGMENT_OPERATIONS, Augment
-from headrace.core.rng import Seed, array_module, draw, name_id
+from headrace.core.rng import HostOrDevice, Seed, array_module, draw, name_id
 
 # Operations on the colours of images: one definition, run by NumPy on the host or by JAX on the device.
 #
@@ -19,7 +17,7 @@ from headrace.core.rng import Seed, array_module, draw, name_id
 # 255.
 
 
-Array = jax.Array | np.ndarray  # on the device or the host
+Array = HostOrDevice
 Epoch = Array | np.integer | int
 Strength = Array | np.float32 | float
 TOP = np.float32(255)
@@ -269,7 +267,7 @@ MOVES: dict[str, Move] = {
 }
 
 
-def choices(index: Array, epoch: Epoch, spec: RandAugment, layer: int) -> tuple[Array, Any]:
+def choices(index: Array, epoch: Epoch, spec: RandAugment, layer: int) -> tuple[Array, Array]:
     """Return (number of the operation, number of its strength) of each sample, int32 [n] each.
 
     An operation that is not applied has the number behind the last one. Strengths are numbered by level and sign:

@@ -13,11 +13,14 @@ import re
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from headrace.data.decoding.resize import Scratch, View
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 MAX_PIXELS = 89_478_485  # 256 MiB decoded, where Pillow warns too; more is a mistake or an attack
 _MAX_JPEG_SIDE = 65_500  # libjpeg's limit
@@ -189,7 +192,7 @@ def decode_stored(
     return pixels
 
 
-def encode_jpeg(image: Any, quality: int, rows_between_markers: int = 0) -> bytes:
+def encode_jpeg(image: "Image.Image", quality: int, rows_between_markers: int = 0) -> bytes:
     """Return one of Pillow's images as a JPEG, with a restart marker after so many rows of blocks."""
     if max(image.size) > _MAX_JPEG_SIDE:
         raise BadImage(f"{image.width:,} x {image.height:,} pixels: a side of a JPEG has at most {_MAX_JPEG_SIDE:,}")

@@ -22,8 +22,6 @@ from headrace.data.decoding.resize import CropRule, Scratch, View, draws, random
 from headrace.data.sets.file_problem import BadSamples
 from headrace.data.sets.samples import Boxes, Samples
 
-# A source that decodes: the encoded samples of a split become views of one size, cropped at random or in the centre.
-#
 # A sample's view depends on (seed, epoch, sample) alone. A broken image is replaced by the next good sample of its
 # class, whichever thread finds it. It keeps its position in the order, so that all other samples stay where they are.
 
@@ -43,7 +41,7 @@ class ViewSpec:
 
     @property
     def is_quick(self) -> bool:
-        """Say whether the compiled decoder may take it: in evaluation pixels are to the bit those of Pillow."""
+        """Say whether the compiled decoder may be used: in evaluation, pixels equal Pillow's bit for bit."""
         return (self.crop is not None or self.whole) and self.antialias
 
     @property
@@ -250,7 +248,8 @@ class WorkingSource(_DecodedBytes):
             with self._lock:
                 self._kept[missing] = decoded
                 self._decoded[missing] = True
-        np.take(self._kept, indices, axis=0, out=out)
+        # clip: with the default mode, which checks the indices, NumPy fills a copy of `out` first.
+        np.take(self._kept, indices, axis=0, out=out, mode="clip")
 
     def boxes(self, indices: np.ndarray, epochs: np.ndarray) -> np.ndarray:
         """Return the crops of these samples in pixels of the working size, float32 [n, 4]: top, left, height, width.

@@ -14,7 +14,7 @@ import io
 import threading
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -246,12 +246,12 @@ def _drawn(addresses: tuple[np.ndarray | None, ...]) -> _Drawn:
 
 @lru_cache(maxsize=16)
 def batch_decoder(rule: CropRule | None, seed: int, size: int, channels: int) -> BatchDecoder | None:
-    """Return the decoder of batches, of whole images without a rule; None where there is no compiled decoder."""
+    """Return a decoder of batches (without a rule, of whole images); None where there is no compiled decoder."""
     decoder = jpeg_decoder()
     return None if decoder is None else BatchDecoder(decoder, rule, seed, size, channels)
 
 
-def rule_of(rule: CropRule | None, seed: int, size: int, channels: int) -> Any:
+def rule_of(rule: CropRule | None, seed: int, size: int, channels: int) -> _Rule:
     """Return a crop rule as the C code expects it."""
     # Without attempts, it is what the reference's sampler takes when all of them fail: the whole image.
     attempts = ATTEMPTS[rule.reference] if rule else 0

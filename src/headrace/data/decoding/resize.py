@@ -1,4 +1,4 @@
-"""Crop and resize: where, and how the pixels of a crop become those of a view."""
+"""Crop and resize: choose a crop of an image, and compute the view's pixels from it."""
 
 import ctypes
 import math

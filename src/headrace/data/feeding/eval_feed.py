@@ -133,8 +133,9 @@ class EvalFeed(SplitFeed):
         # Apart from sending: while a block waits for room on the devices, the next one is already read.
         self._read_worker = ThreadPoolExecutor(1, thread_name_prefix="feed-read")
         self._send_worker = ThreadPoolExecutor(1, thread_name_prefix="feed-send")
-        self._read: dict[int, Future[Any]] = {}  # blocks in host memory, some of them still being read
-        self._sent: dict[int, Future[Any]] = {}  # blocks on the devices, some of them still being sent
+        # Blocks in host memory and on the devices, some of them still being read or sent.
+        self._read: dict[int, Future[dict[str, np.ndarray]]] = {}
+        self._sent: dict[int, Future[dict[str, jax.Array]]] = {}
         self._ahead = False  # whether blocks are prepared before the next iteration begins
 
     def prefetch(self) -> None:
@@ -142,7 +143,7 @@ class EvalFeed(SplitFeed):
         self._ahead = True
         self._fill(0)
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def __iter__(self) -> Iterator[dict[str, jax.Array]]:
         self.stats = FeedStats()
         self.gate.hurry(True)
         try:
@@ -208,6 +209,6 @@ class EvalFeed(SplitFeed):
         block = {"index": index, "mask": counted.astype(np.float32)}
         return block | (self._reader.read(index, 0) if self._reader is not None else {})
 
-    def _send(self, read: Future[Any]) -> PyTree:
+    def _send(self, read: Future[dict[str, np.ndarray]]) -> dict[str, jax.Array]:
         block = read.result()
         return sent(block, lambda: self._put(block, "batches"), self.stats)

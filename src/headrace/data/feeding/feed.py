@@ -13,14 +13,14 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import jax
 import numpy as np
 
 from headrace.config.schema import Augment, Data
 from headrace.core.errors import ConfigError
-from headrace.core.process import transferring
+from headrace.core.process import num_processors, transferring
 from headrace.core.rng import seed_word
 from headrace.core.tree import PyTree
 from headrace.data.augmentation.augment import Preprocess, preprocess, preprocess_spec
@@ -36,11 +36,13 @@ from headrace.data.feeding.order import (
     balanced_order,
     decide_cache,
     epoch_order,
-    num_processors,
     repeated_order,
     step_indices,
 )
 from headrace.data.sets.samples import DecodingSource, Source
+
+What = TypeVar("What")
+Block = TypeVar("Block")
 
 # Reading the images of a block with several threads
 
@@ -202,18 +204,24 @@ class FeedStats:
     first_wait_seconds: float = 0.0
 
 
-class Prefetcher:
+class InFlight(Protocol):
+    """A result of a call that may still run, such as a jax.Array."""
+
+    def is_ready(self) -> bool: ...
+
+
+class Prefetcher(Generic[What, Block]):
     """The blocks `make(what)` for each `what` in turn, prefetched.
 
     Every block is made of fresh arrays: a device array may share memory with its NumPy array.
     """
 
-    def __init__(self, make: Callable[[Any], Any], whats: Iterable[Any], depth: int, stats: FeedStats) -> None:
+    def __init__(self, make: Callable[[What], Block], whats: Iterable[What], depth: int, stats: FeedStats) -> None:
         self._make, self._whats = make, iter(whats)
         # One thread: blocks are made in order, each with all reading threads, and the first is ready as early as can
         # be.
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="feed")
-        self._pending: deque[Future[Any]] = deque()
+        self._pending: deque[Future[Block]] = deque()
         self._failure: BaseException | None = None
         self.stats = stats  # the caller's: `make` may count into it before this constructor has returned
         self._gate: Gate | None = None
@@ -221,11 +229,11 @@ class Prefetcher:
         for _ in range(depth):
             self._submit()
 
-    def next(self, in_flight: Any = None) -> PyTree:
+    def next(self, in_flight: InFlight | None = None) -> Block:
         """Return the next block. Errors of the prefetching thread are raised here.
 
-        `in_flight` is a result of the call that now runs (anything with `is_ready()`): waiting is counted
-        only after that call has ended. Without it all waiting counts.
+        `in_flight` is a result of the call that now runs: waiting is counted only after that call has ended. Without it
+        all waiting counts.
         """
         if self._failure is not None:
             raise self._failure
@@ -271,7 +279,7 @@ class Prefetcher:
                 return
             self._gate.hold(not all(future.done() for future in tuple(self._pending)))
 
-    def _timed(self, what: Any) -> PyTree:
+    def _timed(self, what: What) -> Block:
         start = time.perf_counter()
         try:
             return self._make(what)
@@ -279,7 +287,7 @@ class Prefetcher:
             self.stats.prepare_seconds += time.perf_counter() - start
 
 
-def _idle_seconds(future: Future[Any], in_flight: Any) -> float:
+def _idle_seconds(future: Future[Any], in_flight: InFlight | None) -> float:
     """Wait for a block and return how long the device was idle."""
     # Polled: there is no event for "a block or the devices are ready".
     while in_flight is not None and not in_flight.is_ready():
@@ -318,9 +326,9 @@ def places(shape: tuple[int, int], number: int, columns: slice) -> np.ndarray:
 class _PreparedFeed(SplitFeed):
     """A feed whose blocks are prefetched in order."""
 
-    _prefetcher: Prefetcher
+    _prefetcher: Prefetcher[Any, Any]
 
-    def next(self, in_flight: Any = None) -> dict[str, Any]:
+    def next(self, in_flight: InFlight | None = None) -> dict[str, jax.Array]:
         """Return the next block, with images and labels unless they are resident.
 
         Give a result of the running call as `in_flight`, so that waiting is counted only while the device is idle.
@@ -372,7 +380,7 @@ class TrainFeed(_PreparedFeed):
         self._image = source.image_hwc, np.uint8 if options.eight_bit_transfer else np.float32
         self._prefetcher = Prefetcher(self._make, self._spans(), options.prefetch_depth, self.stats)
 
-    def next(self, in_flight: Any = None) -> dict[str, Any]:
+    def next(self, in_flight: InFlight | None = None) -> dict[str, jax.Array]:
         """Return the next block, with images and labels unless they are resident; `num_steps` says how many it has."""
         block, self.num_steps = self._prefetcher.next(in_flight)
         return block
@@ -414,7 +422,7 @@ class TrainFeed(_PreparedFeed):
             yield range(step, end)
             step = end
 
-    def _make(self, steps: range) -> tuple[dict[str, Any], int]:
+    def _make(self, steps: range) -> tuple[dict[str, jax.Array], int]:
         index, epoch = step_indices(self._shape, steps.start, len(steps), self._order)
         # Only this process's replicas: every process knows the whole order and reads its part of it.
         index = index[:, :, self._columns]
@@ -430,8 +438,7 @@ class TrainFeed(_PreparedFeed):
             block["box"] = boxes.reshape(*index.shape, 4)
         # One shape for all blocks, so that one compiled program takes calls of any length.
         block = {key: _with_rows(rows, self._calls.max_steps) for key, rows in block.items()}
-        images = index.size
-        return sent(block, lambda: self._put(block, "steps"), self.stats, images), len(steps)
+        return sent(block, lambda: self._put(block, "steps"), self.stats, index.size), len(steps)
 
 
 class RepeatedFeed(_PreparedFeed):
@@ -444,7 +451,7 @@ class RepeatedFeed(_PreparedFeed):
         self.stats = FeedStats()
         self._prefetcher = Prefetcher(self._make, range(num_blocks), options.prefetch_depth, self.stats)
 
-    def _make(self, number: int) -> dict[str, Any]:
+    def _make(self, number: int) -> dict[str, jax.Array]:
         index = places(self._shape, number, self._columns) % self._num_samples
         block: dict[str, Any] = {"index": index.astype(np.int32)}
         if self._reader is not None:
@@ -459,7 +466,9 @@ def _with_rows(rows: np.ndarray, num_rows: int) -> np.ndarray:
     return np.concatenate([rows, np.zeros((num_rows - len(rows), *rows.shape[1:]), rows.dtype)])
 
 
-def sent(block: dict[str, np.ndarray], put: Callable[[], Any], stats: FeedStats, images: int | None = None) -> PyTree:
+def sent(
+    block: dict[str, np.ndarray], put: Callable[[], PyTree], stats: FeedStats, images: int | None = None
+) -> PyTree:
     """Send a block and wait until the devices have it: waiting costs this thread nothing and measures sending."""
     with transferring():
         begin = time.perf_counter()

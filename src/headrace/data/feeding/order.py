@@ -30,10 +30,8 @@ from headrace.data.sets.samples import (
     synthetic_labels,
 )
 
-# The order of samples, shuffled, balanced by class or repeated, and the shard of each process.
-#
-# The order is a pure function of (seed, epoch) in whole numbers, so that threads, replicas, resuming and library
-# versions never change which image a step sees.
+# The order of samples is a pure function of (seed, epoch) in whole numbers, so that threads, replicas, resuming and
+# library versions never change which image a step sees.
 
 
 Order = Callable[[int, int, int, bool, int], np.ndarray]
@@ -358,7 +356,7 @@ def _synthetic_on_device(spec: Synthetic) -> dict[str, jax.Array]:
 
     def make() -> dict[str, jax.Array]:
         numbers = jnp.arange(spec.num_distinct, dtype=np.uint32)
-        return {"images": synthetic_images(spec, numbers, jnp), "labels": synthetic_labels(spec, numbers)}
+        return {"images": synthetic_images(spec, numbers), "labels": synthetic_labels(spec, numbers)}
 
     return jax.jit(make)()
 

@@ -116,7 +116,7 @@ def read_boxes(path: Path) -> dict[str, list[tuple[float, float, float, float]]]
         except ValueError:
             if number == 1:
                 continue  # the header line
-            problem = f"{path}, line {number}: {','.join(row)[:80]!r} is no box."
+            problem = f"{path}, line {number}: {','.join(row)[:80]!r} is not a box."
             raise DataError(problem, rule="A line is file,xmin,ymin,xmax,ymax.") from None
         if not (0 <= xmin < xmax <= 1 and 0 <= ymin < ymax <= 1):
             continue  # ImageNet's file has a few empty boxes

@@ -173,7 +173,7 @@ class BadSamples:
             )
 
     def describe(self) -> str:
-        """Return a sentence on them, empty while there are none."""
+        """Describe them in a sentence, which is empty while there are none."""
         if not self._found:
             return ""
         first = next(iter(self._found.values()))

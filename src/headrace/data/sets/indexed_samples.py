@@ -24,8 +24,6 @@ from headrace.data.decoding.jpeg import NO_CHECKSUM, RECORD_CHECKSUM, FileExtent
 from headrace.data.sets.catalog import numbered_classes
 from headrace.data.sets.samples import Content, Samples
 
-# Samples stored in a few large files (TFRecords, tar shards, packed files), located by an index.
-#
 # The index of a set is made on first use and kept in the user's cache directory, under a name made of the files' names,
 # sizes and times; a changed file gets a new index.
 
@@ -36,7 +34,7 @@ _VERSION = 3
 
 @dataclass(frozen=True, kw_only=True)
 class ImageParts:
-    """Which bytes of each stored sample are its image, and which boxes are those of its objects."""
+    """For each stored sample, which of its bytes are the image, and which boxes belong to its objects."""
 
     skip: np.ndarray  # int64, from the sample's first byte
     size: np.ndarray  # int64
@@ -45,11 +43,11 @@ class ImageParts:
     objects: np.ndarray  # float32 [m, 4]: top, left, bottom, right, from 0 to 1
 
     def take(self, chosen: np.ndarray) -> "ImageParts":
-        """Return those of a subset of the samples."""
+        """Return the parts of a subset of the samples."""
         return replace(self, **{name: getattr(self, name)[chosen] for name in _PART_COLUMNS[:4]})
 
     def objects_of(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the boxes of these samples, and where those of each end."""
+        """Return the boxes of these samples one after the other, and where each sample's end."""
         first, end = self.first_object[samples], self.end_object[samples]
         rows = [self.objects[start:stop] for start, stop in zip(first.tolist(), end.tolist(), strict=True)]
         return np.concatenate([self.objects[:0], *rows]), np.cumsum(end - first, dtype=np.int32)
@@ -164,9 +162,9 @@ def indexed(kind: str, files: Sequence[Path], class_names: Sequence[str], make: 
     except (OSError, ValueError, KeyError, TypeError):  # none yet, or a damaged one: built again
         index = make()
     buffer = io.BytesIO()
-    parts: dict[str, Any] = {
-        name: np.empty(0) if index.parts is None else getattr(index.parts, name) for name in _PART_COLUMNS
-    }
+    columns: dict[str, Any] = {}
+    for name in _PART_COLUMNS:
+        columns[name] = np.empty(0) if index.parts is None else getattr(index.parts, name)
     np.savez(
         buffer,
         file_number=index.file,  # not `file`, which is the name of savez's own parameter
@@ -174,7 +172,7 @@ def indexed(kind: str, files: Sequence[Path], class_names: Sequence[str], make: 
         length=index.length,
         labels=index.labels,
         class_names=np.frombuffer(json.dumps(index.class_names).encode(), np.uint8),
-        **parts,
+        **columns,
     )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -185,7 +183,7 @@ def indexed(kind: str, files: Sequence[Path], class_names: Sequence[str], make: 
 
 
 def read_names(file: Path) -> tuple[str, ...]:
-    """Return the class names of a text file, a line each; none if there is no such file."""
+    """Return the class names in a text file, one per line; () if there is no such file."""
     try:
         return tuple(file.read_text(encoding="utf-8").splitlines()) if file.is_file() else ()
     except (OSError, UnicodeDecodeError) as error:

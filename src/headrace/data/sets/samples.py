@@ -6,12 +6,11 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from headrace.core.rng import bits, name_id
+from headrace.core.rng import HostOrDevice, array_module, bits, name_id
 from headrace.data.decoding.image import BadImage, decode, read_header
 from headrace.data.decoding.jpeg import FileExtents
 
@@ -181,8 +180,9 @@ class Synthetic:
     num_distinct: int
 
 
-def synthetic_images(spec: Synthetic, numbers: Any, xp: ModuleType) -> Any:
-    """Return the images of these numbers (uint32 [n]) as uint8 [n, H, W, C]; `xp` is numpy or jax.numpy."""
+def synthetic_images(spec: Synthetic, numbers: HostOrDevice) -> Any:
+    """Return the images of these numbers (uint32 [n]) as uint8 [n, H, W, C], where the numbers are."""
+    xp = array_module(numbers)
     size = int(np.prod(spec.image_hwc))
     num_words = -(-size // 4)
     # Four bytes from each word of random bits: a quarter of the hashing.
@@ -194,7 +194,7 @@ def synthetic_images(spec: Synthetic, numbers: Any, xp: ModuleType) -> Any:
     return each_byte.reshape(len(numbers), num_words * 4)[:, :size].reshape(len(numbers), *spec.image_hwc)
 
 
-def synthetic_labels(spec: Synthetic, numbers: object) -> Any:
+def synthetic_labels(spec: Synthetic, numbers: HostOrDevice) -> Any:
     """Return the labels of the images of these numbers, int32 [n]."""
     draw = bits(spec.seed, name_id(f"made up/{spec.split}/labels"), numbers)
     return (draw % np.uint32(spec.num_classes)).astype(np.int32)
@@ -308,14 +308,14 @@ class SyntheticSource:
 
     def read(self, indices: np.ndarray, epoch: np.ndarray | int) -> np.ndarray:
         """Return the images of these samples."""
-        return synthetic_images(self.spec, (indices % self.num_distinct).astype(np.uint32), np)
+        return synthetic_images(self.spec, (indices % self.num_distinct).astype(np.uint32))
 
 
 def generated_source(spec: Synthetic, num_samples: int) -> ArraySource:
     """Return a synthetic split whose images the host generates now and sends like real ones."""
     numbers = np.arange(spec.num_distinct, dtype=np.uint32)
     chunks = np.array_split(numbers, -(-len(numbers) // _AT_ONCE))
-    images = np.concatenate([synthetic_images(spec, part, np) for part in chunks])
+    images = np.concatenate([synthetic_images(spec, part) for part in chunks])
     return ArraySource(images, synthetic_labels(spec, numbers), num_samples)
 
 

@@ -182,7 +182,8 @@ def _pixels(path: Path, arrays: dict[str, np.ndarray], keys: tuple[str, str]) ->
 
 _SPLIT_WORDS = {"val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
 _KEPT_GROUPS = 4
-_MOST_EXPANSION = 200  # of images, which are compressed themselves: a column of equal labels hardly counts
+# When rows are unpacked. Images are compressed already, and a column of equal labels, which shrinks far more, is small.
+_MOST_EXPANSION = 200
 
 
 class TableSamples:

@@ -109,18 +109,18 @@ def _values(feature: memoryview, copied: bool = True) -> Values | list[memoryvie
     return []
 
 
-def _floats(part: Any) -> tuple[float, ...]:
+def _floats(part: memoryview | int) -> tuple[float, ...]:
     """Return packed floats, or the one float of a field that is not packed."""
-    if not isinstance(part, memoryview) and part >= 1 << 32:
+    if isinstance(part, int) and part >= 1 << 32:
         raise BadMessage("a number in a list of floats has more than 32 bits")
-    raw = part if isinstance(part, memoryview) else struct.pack("<I", part)
+    raw = struct.pack("<I", part) if isinstance(part, int) else part
     if len(raw) % 4:
         raise BadMessage("a list of floats has a broken length")
     return struct.unpack(f"<{len(raw) // 4}f", raw)
 
 
-def _ints(part: Any) -> list[int]:
-    if not isinstance(part, memoryview):
+def _ints(part: memoryview | int) -> list[int]:
+    if isinstance(part, int):
         return [_signed(part)]
     values, place = [], 0
     while place < len(part):
@@ -134,7 +134,7 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
-def _fields(view: memoryview) -> Iterator[tuple[int, Any]]:
+def _fields(view: memoryview) -> Iterator[tuple[int, memoryview | int]]:
     """Yield (field number, value); the value is a view of bytes, or a whole number."""
     place, end = 0, len(view)
     while place < end:
@@ -444,7 +444,7 @@ def _boxes(features: dict, schema: Schema) -> Boxes:
     sides = [features.get(key, ()) for key in schema.boxes]
     if not sides or not all(sides):
         return ()
-    # what is not a number is no box: the image can be cropped without it
+    # Boxes with a side that is not a number are dropped: the image can be cropped without them.
     return tuple(box for box in zip(*sides, strict=False) if all(map(_is_number, box)))
 
 
