@@ -49,6 +49,11 @@ def test_a_file_is_downloaded_once(server: FileServer, tmp_path: Path) -> None:
     assert download(remote(server), target).read_bytes() == DATA
 
 
+def test_the_name_of_a_file_is_the_last_part_of_its_path() -> None:
+    names = {"https://a.b/c/d.pth?x=1/2#y": "d.pth", "http://a.b/c/": "c", "http://a.b": "", "http://a.b/": ""}
+    assert {url: Remote(urls=(url,)).name for url in names} == names
+
+
 def test_a_broken_connection_is_resumed(server: FileServer, tmp_path: Path) -> None:
     server.breaks, server.cut = 3, 300_000
     assert download(remote(server), tmp_path / "file.bin").read_bytes() == DATA
@@ -123,7 +128,8 @@ def test_a_missing_file_and_the_second_address(server: FileServer, tmp_path: Pat
     assert left(tmp_path) == []
     both = Remote(urls=(f"{server.url}/none", f"{server.url}/a/file.bin"), checksum=RIGHT)
     assert download(both, tmp_path / "x").read_bytes() == DATA
-    for address in ("file:///etc/passwd", "http://[::1/x", "http://127.0.0.1/a b"):
+    long = f"http://{'a' * 70}.example/x"
+    for address in ("file:///etc/passwd", "http://[::1/x", "http://127.0.0.1/a b", "http://127.0.0.1/\xe4", long):
         with pytest.raises(DownloadError, match="no address of a file to download"):
             download(Remote(urls=(address,)), tmp_path / "y")
         with pytest.raises(DownloadError, match="no address of a file to download"):

@@ -1,6 +1,7 @@
 """A hub on the loopback address, with repositories made in the test."""
 
 import hashlib
+import re
 
 from tests.core.file_server import FileServer
 
@@ -27,9 +28,10 @@ class Hub(FileServer):
 
         def answer(self) -> None:
             hub = self.server
-            repo, _, file = self.path.strip("/").partition("/resolve/main/")
-            if not file or self.path in hub.files:
+            asked = re.fullmatch(r"/(.+)/resolve/(?:main|refs%2Fpr%2F1)/(.+)", self.path)
+            if not asked or self.path in hub.files:
                 return super().answer()
+            repo, file = asked.groups()
             known = {name.rpartition("/")[0] for name in hub.repositories}
             if repo not in known or (repo in hub.private and "Authorization" not in self.headers):
                 return self._refuse(401, "RepoNotFound", "Invalid username or password.")

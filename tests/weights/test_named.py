@@ -74,6 +74,21 @@ def test_a_file_is_downloaded_once_into_the_cache_of_the_hub(hub: Hub, tmp_path:
     assert len(hub.asked) == num_asked, "what is cached needs no network"
 
 
+def test_an_address_that_is_none_is_refused_when_it_is_downloaded() -> None:
+    assert facts_of("http://[::1/x.pth") is None
+    with pytest.raises(DownloadError, match="no address of a file to download"):
+        find_file("http://[::1/x.pth")
+
+
+def test_a_revision_with_slashes_is_one_part_of_the_address(hub: Hub, tmp_path: Path) -> None:
+    path = find_file(f"hf:{REPO}@refs/pr/1")
+    assert path.read_bytes() == DATA
+    assert (tmp_path / "huggingface/hub/models--timm--resnet50.a1_in1k/refs/refs/pr/1").read_text() == COMMIT
+    num_asked = len(hub.asked)
+    assert find_file(f"hf:{REPO}@refs/pr/1") == path
+    assert len(hub.asked) == num_asked
+
+
 def test_two_processes_may_name_a_file_at_once(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     link = Path.symlink_to
     folder = tmp_path / "huggingface/hub/models--timm--resnet50.a1_in1k"

@@ -52,7 +52,9 @@ class Remote:
     @property
     def name(self) -> str:
         """Return the file's name."""
-        return urllib.parse.urlsplit(self.urls[0]).path.rstrip("/").rpartition("/")[2]
+        # Not by urlsplit, which refuses some addresses: those are reported when they are downloaded.
+        path = re.split(r"[?#]", self.urls[0])[0].partition("://")[2].partition("/")[2]
+        return path.rstrip("/").rpartition("/")[2]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,13 +125,15 @@ def ask(url: str, headers: tuple[tuple[str, str], ...] = ()) -> Head:
 def _refuse_address(url: str) -> None:
     """Refuse what is not the address of a file, before anything is sent."""
     try:
-        right = urllib.parse.urlsplit(url).scheme in ("http", "https") and not re.search(r"[\x00-\x20\x7f]", url)
-    except ValueError:  # such as an address of IPv6 whose bracket is not closed
+        parts = urllib.parse.urlsplit(url)
+        (parts.hostname or "").encode("idna")  # as the resolver does it
+        right = parts.scheme in ("http", "https") and re.fullmatch(r"[\x21-\x7e]+", url)
+    except ValueError:  # an address of IPv6 whose bracket is not closed, a name that is too long
         right = False
     if not right:
         raise DownloadError(
             f"{url} is no address of a file to download.",
-            rule="It begins with https:// or http://, and a space in it is written as %20.",
+            rule="It begins with https:// or http://, and what is not ASCII is escaped: a space is %20.",
         )
 
 

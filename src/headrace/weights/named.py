@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from headrace.config.load import network_options
 from headrace.core.download import Head, Remote, ask, download, terminal_progress
@@ -200,7 +201,8 @@ def hub_file(repo: HubRepo, names: Sequence[str]) -> Path:
             remedy="Unset it for one command, or copy the cache of a machine that has the file.",
         )
     for name in names:
-        url = f"{_endpoint()}/{repo.name}/resolve/{repo.revision}/{name}"
+        # In one part, as the hub expects it: a revision such as refs/pr/1 has slashes.
+        url = f"{_endpoint()}/{repo.name}/resolve/{quote(repo.revision, safe='')}/{name}"
         head = ask(url, _authorization())
         if head.status == 404 and head.headers.get("X-Error-Code") == "EntryNotFound":
             continue
