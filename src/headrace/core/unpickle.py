@@ -6,6 +6,7 @@ arguments. Nothing else is imported, called or assigned to: neither the standard
 """
 
 import codecs
+import pickle
 import reprlib
 import struct
 from collections.abc import Callable, Mapping
@@ -239,9 +240,9 @@ def _refuse_other_values(value: object, kind: PickleKind) -> None:
             raise RefusedPickle(f"a value of type {type(each).__name__}")
 
 
-# The instructions, by their byte. Missing, and therefore refused: those that make instances (INST, OBJ, NEWOBJ), sets,
+# The instructions. Missing, and therefore refused: those that make instances (INST, OBJ, NEWOBJ), sets,
 # registered extensions and buffers out of band.
-_STOP = ord(".")
+_STOP = pickle.STOP[0]
 _Instruction = Callable[[_Machine], Any]
 
 
@@ -297,60 +298,61 @@ def _stack_global(m: _Machine) -> None:
     m.find(module, name)
 
 
-_INSTRUCTIONS: dict[int, _Instruction] = {
-    0x80: lambda m: m.take(1),  # PROTO
-    0x95: lambda m: m.take(8),  # FRAME
-    ord("("): _push(lambda m: _MARK),
-    ord("0"): lambda m: m.stack.pop(),
-    ord("1"): lambda m: m.pop_to_mark(),
-    ord("2"): _push(lambda m: m.top(object)),
-    ord("N"): _push(lambda m: None),
-    0x88: _push(lambda m: True),
-    0x89: _push(lambda m: False),
-    ord("I"): _push(lambda m: _decimal(m.line())),
-    ord("L"): _push(lambda m: _decimal(m.line())),
-    ord("J"): _push(lambda m: m.number("<i")),
-    ord("K"): _push(lambda m: m.number("<B")),
-    ord("M"): _push(lambda m: m.number("<H")),
-    0x8A: _sized("<B", lambda m, raw: _long(raw)),
-    0x8B: _sized("<i", lambda m, raw: _long(raw)),
-    ord("F"): _push(lambda m: float(m.line())),
-    ord("G"): _push(lambda m: m.number(">d")),
-    ord("S"): _push(lambda m: m.text(_quoted(m.line()))),
-    ord("T"): _sized("<i", lambda m, raw: m.text(raw)),
-    ord("U"): _sized("<B", lambda m, raw: m.text(raw)),
-    ord("V"): _push(lambda m: m.line().decode("raw-unicode-escape")),
-    ord("X"): _sized("<I", lambda m, raw: _unicode(raw)),
-    0x8C: _sized("<B", lambda m, raw: _unicode(raw)),
-    0x8D: _sized("<Q", lambda m, raw: _unicode(raw)),
-    ord("B"): _sized("<I", lambda m, raw: raw),
-    ord("C"): _sized("<B", lambda m, raw: raw),
-    0x8E: _sized("<Q", lambda m, raw: raw),
-    0x96: _sized("<Q", lambda m, raw: bytearray(raw)),
-    ord(")"): _push(lambda m: ()),
-    ord("t"): _push(lambda m: tuple(m.pop_to_mark())),
-    0x85: _tuple_of(1),
-    0x86: _tuple_of(2),
-    0x87: _tuple_of(3),
-    ord("]"): _push(lambda m: []),
-    ord("l"): _push(lambda m: m.pop_to_mark()),
-    ord("a"): _append,
-    ord("e"): _append_all,
-    ord("}"): _push(lambda m: {}),
-    ord("d"): _dict_from_mark,
-    ord("s"): _set_item,
-    ord("u"): lambda m: m.set_items(m.pop_to_mark()),
-    ord("p"): _put(lambda m: int(m.line()[:20])),
-    ord("q"): _put(lambda m: m.number("<B")),
-    ord("r"): _put(lambda m: m.number("<I")),
-    0x94: _put(lambda m: len(m.memo)),
-    ord("g"): _push(lambda m: m.memo[int(m.line()[:20])]),
-    ord("h"): _push(lambda m: m.memo[m.number("<B")]),
-    ord("j"): _push(lambda m: m.memo[m.number("<I")]),
-    ord("c"): _global,
-    0x93: _stack_global,
-    ord("R"): lambda m: m.reduce(),
-    ord("b"): lambda m: m.build(),
-    ord("P"): lambda m: m.persistent(m.line().decode()),
-    ord("Q"): lambda m: m.persistent(m.pop()),
+_BY_OPCODE: dict[bytes, _Instruction] = {
+    pickle.PROTO: lambda m: m.take(1),
+    pickle.FRAME: lambda m: m.take(8),
+    pickle.MARK: _push(lambda m: _MARK),
+    pickle.POP: lambda m: m.stack.pop(),
+    pickle.POP_MARK: lambda m: m.pop_to_mark(),
+    pickle.DUP: _push(lambda m: m.top(object)),
+    pickle.NONE: _push(lambda m: None),
+    pickle.NEWTRUE: _push(lambda m: True),
+    pickle.NEWFALSE: _push(lambda m: False),
+    pickle.INT: _push(lambda m: _decimal(m.line())),
+    pickle.LONG: _push(lambda m: _decimal(m.line())),
+    pickle.BININT: _push(lambda m: m.number("<i")),
+    pickle.BININT1: _push(lambda m: m.number("<B")),
+    pickle.BININT2: _push(lambda m: m.number("<H")),
+    pickle.LONG1: _sized("<B", lambda m, raw: _long(raw)),
+    pickle.LONG4: _sized("<i", lambda m, raw: _long(raw)),
+    pickle.FLOAT: _push(lambda m: float(m.line())),
+    pickle.BINFLOAT: _push(lambda m: m.number(">d")),
+    pickle.STRING: _push(lambda m: m.text(_quoted(m.line()))),
+    pickle.BINSTRING: _sized("<i", lambda m, raw: m.text(raw)),
+    pickle.SHORT_BINSTRING: _sized("<B", lambda m, raw: m.text(raw)),
+    pickle.UNICODE: _push(lambda m: m.line().decode("raw-unicode-escape")),
+    pickle.BINUNICODE: _sized("<I", lambda m, raw: _unicode(raw)),
+    pickle.SHORT_BINUNICODE: _sized("<B", lambda m, raw: _unicode(raw)),
+    pickle.BINUNICODE8: _sized("<Q", lambda m, raw: _unicode(raw)),
+    pickle.BINBYTES: _sized("<I", lambda m, raw: raw),
+    pickle.SHORT_BINBYTES: _sized("<B", lambda m, raw: raw),
+    pickle.BINBYTES8: _sized("<Q", lambda m, raw: raw),
+    pickle.BYTEARRAY8: _sized("<Q", lambda m, raw: bytearray(raw)),
+    pickle.EMPTY_TUPLE: _push(lambda m: ()),
+    pickle.TUPLE: _push(lambda m: tuple(m.pop_to_mark())),
+    pickle.TUPLE1: _tuple_of(1),
+    pickle.TUPLE2: _tuple_of(2),
+    pickle.TUPLE3: _tuple_of(3),
+    pickle.EMPTY_LIST: _push(lambda m: []),
+    pickle.LIST: _push(lambda m: m.pop_to_mark()),
+    pickle.APPEND: _append,
+    pickle.APPENDS: _append_all,
+    pickle.EMPTY_DICT: _push(lambda m: {}),
+    pickle.DICT: _dict_from_mark,
+    pickle.SETITEM: _set_item,
+    pickle.SETITEMS: lambda m: m.set_items(m.pop_to_mark()),
+    pickle.PUT: _put(lambda m: int(m.line()[:20])),
+    pickle.BINPUT: _put(lambda m: m.number("<B")),
+    pickle.LONG_BINPUT: _put(lambda m: m.number("<I")),
+    pickle.MEMOIZE: _put(lambda m: len(m.memo)),
+    pickle.GET: _push(lambda m: m.memo[int(m.line()[:20])]),
+    pickle.BINGET: _push(lambda m: m.memo[m.number("<B")]),
+    pickle.LONG_BINGET: _push(lambda m: m.memo[m.number("<I")]),
+    pickle.GLOBAL: _global,
+    pickle.STACK_GLOBAL: _stack_global,
+    pickle.REDUCE: lambda m: m.reduce(),
+    pickle.BUILD: lambda m: m.build(),
+    pickle.PERSID: lambda m: m.persistent(m.line().decode()),
+    pickle.BINPERSID: lambda m: m.persistent(m.pop()),
 }
+_INSTRUCTIONS = {opcode[0]: instruction for opcode, instruction in _BY_OPCODE.items()}

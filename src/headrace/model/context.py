@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.extend.random import define_prng_impl
+from jax.typing import DTypeLike
 
 from headrace.core.rng import Seed, bits, name_id, seed_word
 
@@ -148,7 +149,7 @@ class Ctx:
     """
 
     train: bool
-    compute_dtype: Any = jnp.float32
+    compute_dtype: DTypeLike = jnp.float32
     half_partials: bool = False
     stable_norm: bool = False
     norm_groups: tuple[str, tuple[tuple[int, ...], ...]] | None = None

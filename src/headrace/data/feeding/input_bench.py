@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,9 +64,8 @@ def bench_input(
                 rates.append(_timed(part, work, order, count, seconds))
         if "block" in parts:
             options = replace(feed_options(data, dataset.info, seed, 1), num_threads=count)
-            reader = BlockReader(source, options, train=True)
-            rates.append(_timed_blocks(reader, order, count, seconds))
-            reader.close()
+            with closing(BlockReader(source, options, train=True)) as reader:
+                rates.append(_timed_blocks(reader, order, count, seconds))
     return rates
 
 

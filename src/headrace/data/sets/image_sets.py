@@ -294,7 +294,11 @@ def open_image_set(data: Data, kind: str) -> ImageSet:
         raise DataError(f"{path.absolute()} holds no images.", rule=f"Searched for {known}.")
     images = OPENERS[found](path, data)
     if not len(images.validation):
-        raise DataError(f"{images.place} has no validation images.", remedy="Check --dataset-path.")
+        raise DataError(
+            f"{images.place} has no validation images.",
+            rule="Without any of its own, --validation-split of each class of two or more images are held out.",
+            remedy="Check --dataset-path and --validation-split.",
+        )
     if kind == "imagenet" and images.kind == "tfrecord":  # also for a part of it, so that its weights fit
         names = images.class_names
         return replace(images, class_names=(*names, *numbered_classes(1000)[len(names) :]))
