@@ -2,6 +2,7 @@
 
 import io
 import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from headrace.data.feeding.eval_feed import EvalFeed
 from headrace.data.feeding.feed import CallSpans, TrainFeed, feed_options
 from headrace.data.feeding.order import StepShape, decide_cache, epoch_order, make_resident
 from headrace.data.sets.file_problem import BadSamples
-from headrace.data.sets.samples import CachedSamples
+from headrace.data.sets.samples import Budget, CachedSamples, Content
 
 from .image_files import ObjectSamples, encode, smooth, write_classes
 
@@ -225,6 +226,29 @@ def test_kept_samples_show_the_same_and_are_read_once(folder: Path, form: str) -
         file.write_bytes(b"gone")
     again = [source.read(np.arange(9), epoch) for epoch in range(2)]
     assert all((one == other).all() for one, other in zip(first, again, strict=True))
+
+
+def test_a_sample_that_two_threads_read_at_once_counts_once() -> None:
+    together = threading.Barrier(2, timeout=10)
+
+    class Slow:
+        labels = np.zeros(9, np.int32)
+
+        def __len__(self) -> int:
+            return 9
+
+        def name(self, sample: int) -> str:
+            return str(sample)
+
+        def content(self, sample: int) -> Content:
+            together.wait()
+            return Content(bytes(100))
+
+    budget = Budget(1000)
+    kept = CachedSamples(Slow(), budget, decoded=False, channels=3, quick=True)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(kept.content, [4, 4]))
+    assert budget.left == 900
 
 
 def test_the_host_budget_holds(folder: Path) -> None:

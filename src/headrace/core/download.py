@@ -30,7 +30,7 @@ from headrace.core.units import format_bytes
 
 ATTEMPTS = 5  # in a row without a new byte, for each address
 _CHUNK = 1 << 18
-_TIMEOUT_SECONDS = 30.0
+_TIMEOUT_SECONDS = 30.0  # without a byte; a whole download may take as long as it takes
 _BACK_OFF_SECONDS = 0.5  # doubled after each attempt
 
 Tell = Callable[[int, int | None], None]  # (bytes that have arrived, bytes of the whole file if known)

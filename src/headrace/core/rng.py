@@ -17,10 +17,10 @@ Seed = int | np.uint32 | Array  # a number on the host, a uint32 inside a progra
 HostOrDevice = Array | np.ndarray
 
 # 2^32 over the golden ratio: added to every word, so that an address of zeros is not mixed into zero.
-_GOLDEN = np.uint32(0x9E3779B9)
+GOLDEN = np.uint32(0x9E3779B9)
 # The multipliers of murmur3's finaliser.
-_M1 = np.uint32(0x85EBCA6B)
-_M2 = np.uint32(0xC2B2AE35)
+M1 = np.uint32(0x85EBCA6B)
+M2 = np.uint32(0xC2B2AE35)
 
 
 def array_module(array: HostOrDevice) -> ModuleType:
@@ -31,9 +31,9 @@ def array_module(array: HostOrDevice) -> ModuleType:
 def mix(h: Any) -> Any:
     """Scramble uint32 words (bijective: different words stay different)."""
     h = h ^ (h >> np.uint32(16))
-    h = h * _M1
+    h = h * M1
     h = h ^ (h >> np.uint32(13))
-    h = h * _M2
+    h = h * M2
     return h ^ (h >> np.uint32(16))
 
 
@@ -50,7 +50,7 @@ def bits(*address: Any) -> Any:
         number = isinstance(word, int | np.integer)
         # Arrays even for single numbers: NumPy warns of overflow in scalars, and uint32 is meant to wrap around here.
         words = np.full((1,) * h.ndim, int(word) & 0xFFFFFFFF, np.uint32) if number else word
-        h = mix((h ^ words) * _GOLDEN + _GOLDEN)
+        h = mix((h ^ words) * GOLDEN + GOLDEN)
     return h
 
 

@@ -27,7 +27,7 @@ DTYPES: dict[str, np.dtype] = {
     "F32": np.dtype(np.float32),
     "F64": np.dtype(np.float64),
 }
-_MAX_HEADER_BYTES = 64 << 20
+_MAX_HEADER_BYTES = 64 << 20  # what is not a safetensors file may announce exabytes
 _NOTE = "headrace"  # the name of our entry in the header's metadata
 
 

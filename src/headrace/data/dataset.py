@@ -45,6 +45,7 @@ from headrace.data.sets.samples import (
 )
 
 SYNTHETIC_SETS = ("generated", "synthetic")
+# As CIFAR-10 has.
 _SYNTHETIC_SIZE, _SYNTHETIC_CLASSES, _SYNTHETIC_SAMPLES = 32, 10, 50_000
 
 

@@ -139,7 +139,7 @@ _V2 = {
     "m": (24, ((3, 24), (5, 48), (5, 80), (7, 160), (14, 176), (18, 304), (5, 512))),
     "l": (32, ((4, 32), (7, 64), (7, 96), (10, 192), (19, 224), (25, 384), (7, 640))),
 }
-_TOP_CHANNELS, _SE_RATIO, _SURVIVAL = 1280, 0.25, 0.8
+_TOP_CHANNELS, _SE_RATIO, _SURVIVAL = 1280, 0.25, 0.8  # as in the paper; the first is scaled by the width
 # names of a block's parts in the TensorFlow 1 code and in timm -> the layer each begins with
 _PARTS = (("b", "dwconv"), ("SE", "se"), ("c", "project_conv"))
 _TIMM_PARTS = (("conv_dw", "dwconv"), ("se", "se"), ("conv_pwl", "project_conv"))

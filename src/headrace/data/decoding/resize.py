@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headrace.core.rng import name_id
+from headrace.core.rng import GOLDEN, M1, M2, name_id
 from headrace.native.library import decode_library
 
 # Resize a crop of an image: bilinear or bicubic, antialiased as in Pillow, or plain as is TensorFlow's default.
@@ -184,7 +184,8 @@ def _is_pillows(resize: Resize) -> bool:
 # few NumPy would take ten times as long, with the interpreter lock held.
 
 
-_MASK, _GOLDEN, _M1, _M2 = 0xFFFFFFFF, 0x9E3779B9, 0x85EBCA6B, 0xC2B2AE35
+_MASK = 0xFFFFFFFF
+_GOLDEN, _M1, _M2 = map(int, (GOLDEN, M1, M2))  # Python's numbers do not wrap around: the mask does that
 PURPOSE = name_id("random resized crop")
 MIN_CROPPED = 96  # images of a smaller side are not cropped: there is too little of them to spare
 

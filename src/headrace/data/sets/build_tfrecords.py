@@ -20,8 +20,8 @@ from headrace.data.sets.indexed_samples import read_names
 from headrace.data.sets.samples import FileSamples
 from headrace.data.sets.tfrecords import Floats, Values, write_example, write_records
 
-SEED = 12345
-QUALITY = 100
+SEED = 12345  # the reference's too, whose generator is another
+QUALITY = 100  # as the reference encodes these again
 LABELS_FILE = "labels.txt"
 Boxes = Mapping[str, list[tuple[float, float, float, float]]]  # by file name: xmin, ymin, xmax, ymax
 

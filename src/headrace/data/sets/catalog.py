@@ -29,6 +29,7 @@ CIFAR100_NAMES = (
 )  # fmt: skip
 
 
+# The usual ones, with which most published weights were trained.
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _GREY_MEAN, _GREY_STD = (0.449,), (0.226,)  # weighted means of the three channels
 

@@ -497,7 +497,7 @@ def _check_facts(facts: dict, count: int) -> None:
 
 _VALIDATION = ("val", "test")
 _LABELS = (".cls", ".json")
-_MAX_LABEL_BYTES = 1 << 20
+_MAX_LABEL_BYTES = 1 << 20  # a label is a few bytes; whatever else has such a name is not read
 
 
 def plain_content(data: bytes, sample: int) -> Content:

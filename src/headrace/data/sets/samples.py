@@ -113,7 +113,7 @@ class Budget:
         self._lock = threading.Lock()
 
     def take(self, num_bytes: int) -> bool:
-        """Take this many bytes if they are left."""
+        """Take this many bytes if they are left; a negative number gives bytes back."""
         with self._lock:
             fits = num_bytes <= self.left
             self.left -= num_bytes if fits else 0
@@ -147,8 +147,9 @@ class CachedSamples:
             pixels = decode(content.image, read_header(content.image), self._channels, quick=self._quick)
             content = Content(pixels, content.boxes)
         # First come, first kept: replacing images would help nothing, since every epoch reads each of them once.
-        if self._budget.take(content.num_bytes):
-            self._kept[sample] = content
+        # Two threads may read the same sample at once (repeated augmentation): one of them keeps it.
+        if self._budget.take(content.num_bytes) and self._kept.setdefault(sample, content) is not content:
+            self._budget.take(-content.num_bytes)
         return content
 
 

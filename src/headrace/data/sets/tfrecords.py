@@ -33,8 +33,8 @@ from headrace.data.sets.samples import Boxes, Content
 # `tf.train.Example` messages, read and written without TensorFlow or protobuf
 
 
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types of protocol buffers
+_BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3  # fields of a Feature, of which it has one
 
 
 class Floats(list[float]):
@@ -290,6 +290,7 @@ def _moved(state: np.ndarray, level: int) -> np.ndarray:
     return result
 
 
+# Around a record: its length (8 bytes) with a checksum, and the checksum of its data.
 HEADER, FOOTER = 12, 4
 
 
