@@ -5,6 +5,7 @@ import random
 import struct
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,8 @@ from headrace.data.sets.build_tfrecords import BuildPlan, build, read_boxes, rea
 from headrace.data.sets.folder import read_folders
 from headrace.data.sets.tfrecords import (
     IMAGENET,
+    SHARD,
+    TFDS_SHARD,
     BadMessage,
     Floats,
     crc32c_numpy,
@@ -267,6 +270,23 @@ def test_missing_shards_are_named(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "out" / "train-00001-of-00003").unlink()
     with pytest.raises(DataError, match="lacks 1 of 3 train shards: 00001-of-00003"):
         shards(tmp_path / "out", "train")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        (SHARD, ["train-00000-of-00002", "train-00001-of-00002", "train-00000-of-00001"]),
+        (TFDS_SHARD, ["a-train.tfrecord-00000-of-00001", "b-train.tfrecord-00000-of-00001"]),
+    ],
+)
+def test_shards_of_two_sets_are_not_mixed(tmp_path: Path, pattern: Any, names: list[str]) -> None:
+    for name in names:
+        (tmp_path / name).touch()
+    with pytest.raises(DataError, match="train shards of 2 sets"):
+        shards(tmp_path, "train", pattern)
+    assert shards(tmp_path, "validation", pattern) == []
+    (tmp_path / names[-1]).unlink()
+    assert shards(tmp_path, "train", pattern) == [tmp_path / name for name in names[:-1]]
 
 
 def test_what_cannot_be_built_is_refused(folder: Path, tmp_path: Path) -> None:

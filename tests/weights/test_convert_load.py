@@ -1,4 +1,4 @@
-"""ForeignWeights weights in a network: what is loaded, replaced, left fresh; what is refused."""
+"""Weights of others in a network: what is loaded, replaced, left fresh; what is refused."""
 
 import re
 
@@ -7,6 +7,7 @@ import pytest
 
 from headrace.core.errors import CheckpointError
 from headrace.core.tensor_file import write_safetensors
+from headrace.model.custom_block import weights_like
 from headrace.weights.convert import flat_weights, load_into, table_lines
 from headrace.weights.name_tables import O_C77, OC77
 from headrace.weights.torch_file import write_torch_file
@@ -150,15 +151,19 @@ def test_biases_of_keras_go_into_the_means():
     net = network("resnet18", num_classes=10, image=(32, 32, 3))
     rng = np.random.default_rng(0)
     arrays, keras = {}, {"gamma": "gamma", "beta": "beta", "mean": "moving_mean", "variance": "moving_variance"}
-    for name, array in flat_weights(*net.init(0)).items():
+    initial = weights_like(net)
+    for name, array in flat_weights(*initial).items():
         _, *layer, tensor = name.split("/")
         arrays[f"{'_'.join(layer)}/{keras.get(tensor, tensor)}"] = rng.uniform(0.5, 1, array.shape).astype(np.float32)
         if tensor == "kernel" and array.ndim == 4:
             arrays[f"{'_'.join(layer)}/bias"] = np.full(array.shape[-1], 0.25, np.float32)
-    found = load_into(net, net.init(0), ForeignWeights(source="it", arrays=arrays))
+    found = load_into(net, initial, ForeignWeights(source="it", arrays=arrays))
     assert (found.scheme, found.share, found.unused) == ("keras", 1.0, ())
     np.testing.assert_array_equal(found.params["conv1"]["conv"]["kernel"], arrays["conv1_conv/kernel"])
     np.testing.assert_allclose(found.stats["conv1"]["bn"]["mean"], arrays["conv1_bn/moving_mean"] - 0.25)
+    arrays["conv1_conv/bias"] = np.zeros(3, np.float32)
+    with pytest.raises(CheckpointError, match="conv1_conv/bias has 3 numbers, but conv1_bn/moving_mean 64"):
+        load_into(net, initial, ForeignWeights(source="it", arrays=arrays))
 
 
 def test_keras_files_are_read(tmp_path):

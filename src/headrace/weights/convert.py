@@ -106,6 +106,8 @@ def _with_biases_folded(scheme: str, pairs: dict[str, Pair], arrays: dict[str, n
     for name, bias in arrays.items():
         mean = re.sub(r"conv/bias$", "bn/moving_mean", name)
         if name not in known and mean != name and mean in known and mean in arrays:
+            if arrays[mean].shape != bias.shape:
+                raise CheckpointError(f"{name} has {_dims(bias)} numbers, but {mean} {_dims(arrays[mean])}.")
             folded[mean] = arrays[mean] - bias
             del folded[name]
     return folded

@@ -391,14 +391,21 @@ def has_shards(path: Path, pattern: re.Pattern[str] = SHARD) -> bool:
 
 
 def shards(path: Path, split: str, pattern: re.Pattern[str] = SHARD) -> list[Path]:
-    """Return a split's shards in order; one that is missing is a DataError."""
+    """Return a split's shards in order; one that is missing, or of another set, is a DataError."""
     found: dict[int, Path] = {}
-    total = 0
+    sets: dict[tuple[str, ...], str] = {}
     for entry in sorted(path.iterdir()):
         match = pattern.fullmatch(entry.name)
         if match and match.groups()[-3] == split:
-            number, total = int(match.groups()[-2]), int(match.groups()[-1])
-            found[number] = entry
+            *name, _, number, count = match.groups()
+            found[int(number)] = entry
+            sets[*name, count] = entry.name
+    if len(sets) > 1:  # one with fewer shards would be replaced by the other in part
+        raise DataError(
+            f"{path} has {split} shards of {len(sets)} sets: {format_list(sets.values(), 3)}.",
+            remedy="Keep each in a folder of its own.",
+        )
+    total = int(next(iter(sets))[-1]) if sets else 0
     missing = [number for number in range(total) if number not in found]
     if missing:
         named = format_list((f"{number:05d}-of-{total:05d}" for number in missing), 5)
