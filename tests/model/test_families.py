@@ -10,6 +10,7 @@ from headrace.config.section_model import find_variant
 from headrace.core.errors import ConfigError
 from headrace.core.tree import flatten_named
 from headrace.model.context import Ctx
+from headrace.model.custom_block import weights_like
 from headrace.model.families import model_names
 from headrace.model.layers import Residual
 from headrace.model.norm import DropPath
@@ -211,7 +212,7 @@ def test_block_names_are_the_split_points_of_the_reference():
 
 
 def test_layer_names_after_their_block_are_the_references():
-    params, stats = network("resnet50", image=(32, 32, 3), num_classes=4).init(0)
+    params, stats = weights_like(network("resnet50", image=(32, 32, 3), num_classes=4))
     assert set(params["conv2_block1"]) == {f"{i}_{kind}" for i in range(4) for kind in ("conv", "bn")}
     assert set(params["conv2_block2"]) == {f"{i}_{kind}" for i in (1, 2, 3) for kind in ("conv", "bn")}
     assert "conv1/conv/kernel" in flatten_named(params)
@@ -238,7 +239,7 @@ def test_projections_strides_and_zero_gammas():
     basic = dict(network("resnet18").blocks)["conv2_block1"]
     assert isinstance(basic, Residual)
     assert [name for name, _ in basic.shortcut.layers] == ["0_conv", "0_bn"]
-    params, _ = network("resnet18", image=(32, 32, 3)).init(0)
+    params, _ = weights_like(network("resnet18", image=(32, 32, 3)))  # constants are as they are initialised
     gammas = [leaf for name, leaf in flatten_named(params).items() if name.endswith("gamma")]
     assert all((leaf == 1).all() for leaf in gammas)
 

@@ -163,7 +163,7 @@ def test_initial_distributions():
 def test_the_head_is_the_last_layer_with_weights(name: str, head: str) -> None:
     """Whatever it is called, and whatever follows it: its weights are those whose shape has the number of classes."""
     few, many = (network(name, count) for count in (7, 9))
-    shapes = [{k: v.shape for k, v in flatten_named(each.init(0)[0]).items()} for each in (few, many)]
+    shapes = [{k: v.shape for k, v in flatten_named(weights_like(each)[0]).items()} for each in (few, many)]
     scoring = [k for k in shapes[0] if shapes[0][k] != shapes[1][k]]
     found = few.head(shapes[0])
     assert found.startswith(head)

@@ -77,7 +77,7 @@ def test_resnet50_has_the_names_of_torchvision():
     arrays = torch_resnet((3, 4, 6, 3), (64, 128, 256, 512), 4, 1000)
     assert len(arrays) == 320  # as torchvision's resnet50().state_dict() has
     net = network("resnet50")
-    found = load_into(net, net.init(0), ForeignWeights(source="it", arrays=arrays))
+    found = load_into(net, weights_like(net), ForeignWeights(source="it", arrays=arrays))
     assert (found.scheme, found.share, found.used_share, found.unused) == ("torchvision", 1.0, 1.0, ())
     assert found.count("loaded") == (267, 25_557_032 + 2 * 26_560)  # parameters, and mean and variance of each norm
     same = found.params["conv5_block3"]["3_conv"]["kernel"][0, 0]
