@@ -205,21 +205,21 @@ def start_key(number: object) -> jax.Array:
 def _keys_for(num_samples: int) -> Any:
     """Return the key implementation for that many samples (the size of a key is part of its type)."""
 
-    def seed(number: object) -> Any:
+    def seed(number: object) -> Array:
         head = bits(jnp.asarray(number).astype(jnp.uint32).reshape(1))
         return jnp.concatenate([head, jnp.zeros(num_samples, jnp.uint32)])
 
-    def fold_in(key: Any, number: Any) -> Any:
+    def fold_in(key: Array, number: Array | int) -> Array:
         head = bits(key[:_HEAD], jnp.asarray(number).astype(jnp.uint32).reshape(1))
         return jnp.concatenate([head, key[_HEAD:]])
 
-    def split(key: Any, shape: tuple[int, ...]) -> Any:
+    def split(key: Array, shape: tuple[int, ...]) -> Array:
         count = int(np.prod(shape))
         heads = bits(name_id("split"), key[:_HEAD], np.arange(count, dtype=np.uint32))
         samples = jnp.broadcast_to(key[None, _HEAD:], (count, num_samples))
         return jnp.concatenate([heads[:, None], samples], axis=1).reshape(*shape, _HEAD + num_samples)
 
-    def random_bits(key: Any, bit_width: int, shape: tuple[int, ...]) -> Any:
+    def random_bits(key: Array, bit_width: int, shape: tuple[int, ...]) -> Array:
         if bit_width == 64:
             high, low = (random_bits(fold_in(key, half), 32, shape).astype(jnp.uint64) for half in range(2))
             return high << np.uint64(32) | low

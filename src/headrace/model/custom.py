@@ -17,13 +17,14 @@ through NNX's train() and eval(), or through Equinox's inference_mode.
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import KeyPath
 
 from headrace.core.errors import ConfigError
 from headrace.core.rng import name_id
@@ -324,10 +325,10 @@ def _flax() -> tuple[Any, Any]:
     return linen, nnx
 
 
-def _of_batch(moved: PyTree, running: PyTree, momentums: Momentums) -> Any:
+def _of_batch(moved: PyTree, running: PyTree, momentums: Momentums) -> PyTree:
     """Recover the statistics of the batch from updated ones: moved = m * running + (1 - m) * batch."""
 
-    def recover(path: Any, new: Any, old: Any) -> Any:
+    def recover(path: KeyPath, new: jax.Array, old: jax.Array) -> jax.Array:
         m = momentums[_keys(path)[:-1]]
         return old if m == 1 else (new.astype(jnp.float32) - m * old) / (1 - m)
 
@@ -361,7 +362,7 @@ def _other_state(names: list[str]) -> ConfigError:
     )
 
 
-def _rng_leaf(base: Any, path: Any, shape: Shape, dtype: Any) -> Any:
+def _rng_leaf(base: jax.Array, path: KeyPath, shape: Shape, dtype: np.dtype) -> jax.Array:
     """Return the value of one leaf of NNX's random state: a distinct key, or a count that starts at 0."""
     if not jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return jnp.zeros(shape, dtype)
@@ -377,7 +378,7 @@ def _flags(asked: tuple[str, ...], train: bool) -> dict[str, Any]:
     return {name: value if train else not value for name, value in FLAGS.items() if name in asked}
 
 
-def _keys(path: Any) -> tuple[Any, ...]:
+def _keys(path: Iterable[Any]) -> tuple[Any, ...]:
     """Return the plain keys of a path through dicts."""
     return tuple(key.key for key in path)
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.extend.core import ClosedJaxpr
 
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.tree import PyTree, flatten_named
@@ -44,7 +45,7 @@ class Pack:
             return {}
         return tree if isinstance(tree, dict) else {"value": tree}
 
-    def unpack(self, packed: Tree) -> Any:
+    def unpack(self, packed: Tree) -> PyTree:
         """Return the tree in its original structure."""
         if not jax.tree.leaves(self.like):
             return self.like
@@ -172,10 +173,10 @@ def _call(functions: Functions, weights: tuple[PyTree, PyTree], x: Array, ctx: C
 
 def _trace(
     functions: Functions, params: PyTree, stats: PyTree, shape: Shape, train: bool = True
-) -> tuple[Any, Any, Any]:
+) -> tuple[ClosedJaxpr, Any, PyTree]:
     """Return (jaxpr, shape of the output, shapes of the statistics)."""
 
-    def apply(params: PyTree, stats: PyTree, x: PyTree, samples: Any) -> tuple[PyTree, PyTree]:
+    def apply(params: PyTree, stats: PyTree, x: Array, samples: Array) -> tuple[PyTree, PyTree]:
         draws = Draws(0, 0, samples) if train else None
         return _call(functions, (params, stats), x, Ctx(train=train, draws=draws))
 

@@ -220,7 +220,7 @@ class Norm(Layer):
     def shape(self, hwc: Shape) -> Shape:
         """Return the shape unchanged; channels that do not form whole groups raise ConfigError."""
         if self.spec.kind in ("group", "layer"):
-            self._groups(hwc[2])
+            self.groups(hwc[2])
         return hwc
 
     def init(self, rng_at: RngAt, hwc: Shape) -> tuple[Tree, Tree]:
@@ -242,7 +242,7 @@ class Norm(Layer):
             params = {"gamma": jnp.ones(x.shape[-1]), "beta": jnp.zeros(x.shape[-1])}
         gamma_C, beta_C = params["gamma"], params["beta"]
         if self.spec.kind in ("group", "layer"):
-            groups = self._groups(x.shape[-1])
+            groups = self.groups(x.shape[-1])
             return ops.group_norm(x, gamma_C, beta_C, groups, epsilon, ctx.stable_norm), {}
         if self._uses_running(ctx):
             return ops.batch_norm_eval(x, gamma_C, beta_C, (stats["mean"], stats["variance"]), epsilon), stats
@@ -270,7 +270,8 @@ class Norm(Layer):
     def cost(self, hwc: Shape) -> Cost:
         return Cost(params=0 if self.spec.kind == "none" or not self.learnt else 2 * hwc[2])
 
-    def _groups(self, channels: int) -> ops.Groups:
+    def groups(self, channels: int) -> ops.Groups:
+        """Return the groups of a group norm, or the one group of a layer norm; channels that do not fit are refused."""
         if self.spec.kind == "layer":
             return ops.Groups(num_groups=1)
         size = self.spec.channels_per_group

@@ -133,12 +133,7 @@ def conv2d(
 def conv2d_plain(x_NHWC: Array, w_HWIO: Array, stride: int, pads: Pads, groups: int) -> Array:
     """Leave everything to XLA, which is the right choice on GPU and TPU."""
     return lax.conv_general_dilated(
-        x_NHWC,
-        w_HWIO,
-        (stride, stride),
-        pads,
-        dimension_numbers=("NHWC", "HWIO", "NHWC"),
-        feature_group_count=groups,
+        x_NHWC, w_HWIO, (stride, stride), pads, dimension_numbers=_CANONICAL, feature_group_count=groups
     )
 
 

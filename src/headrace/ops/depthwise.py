@@ -13,9 +13,8 @@ optimization barriers around each convolution (views 6,234 img/s, library 6,853,
 recomputes the preceding activation for each of its uses.
 """
 
-import functools
 from collections.abc import Iterator
-from functools import partial
+from functools import partial, reduce
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +40,7 @@ def depthwise_views(x_NHWC: Array, w_HW1C: Array, stride: int, pads: Pads) -> Ar
     products = [
         view * w_HW1C[i, j].astype(view.dtype)[None, None] for i, j, view in _views(padded, window, stride, size)
     ]
-    return functools.reduce(jnp.add, products)
+    return reduce(jnp.add, products)
 
 
 def _forward(x_NHWC: Array, w_HW1C: Array, stride: int, pads: Pads) -> tuple[Array, tuple[Array, Array]]:

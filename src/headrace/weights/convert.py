@@ -84,7 +84,7 @@ def load_into(
     return adopted
 
 
-def _best_scheme(ours: Mapping[str, Any], arrays: Mapping[str, Any]) -> tuple[str, dict[str, Pair]]:
+def _best_scheme(ours: Mapping[str, np.ndarray], arrays: Mapping[str, np.ndarray]) -> tuple[str, dict[str, Pair]]:
     """Return the scheme under which most of the network's numbers are found in the file."""
     unchanged = {name: Pair(ours=name, theirs=name, dim_order=_ANY_DIMS) for name in ours}
     choices: list[tuple[str, dict[str, Pair]]] = [(HEADRACE_NAMES, unchanged)]

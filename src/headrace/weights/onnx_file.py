@@ -204,7 +204,7 @@ def _norm(graph: Graph, layer: norm.Norm, trees: Trees, hwc: Shape, x: str) -> s
 def _group_norm(graph: Graph, layer: norm.Norm, params: Mapping[str, Any], hwc: Shape, x: str) -> str:
     """Normalise [N, groups, rest] by instance norm; strided groups are gathered first and put back after."""
     height, width, channels = hwc
-    groups = layer._groups(channels)
+    groups = layer.groups(channels)
     count, strided = groups.num_groups, groups.order == "strided"
     if strided:
         x = graph.reshaped(x, [0, channels // count, count, height * width])
