@@ -46,6 +46,7 @@ def test_commands_options_and_choices():
     assert offered("export x --format o") == ["onnx"]
     assert offered("predict x --form") == ["--format"]
     assert offered("data ver") == ["verify"]
+    assert offered("data g") == ["get"]
     assert "--dataset-path" in offered("data verify --data")
 
 
@@ -55,6 +56,7 @@ def test_recipes_networks_and_runs(place):
     assert offered("train --model efficientnet_b7") == ["efficientnet_b7"]
     assert offered("models show squeeze") == ["squeezenet"]
     assert offered("resume ") == ["runs/first", "runs/second"]
+    assert offered("profile ") == ["runs/first", "runs/second"]
     assert offered("compare runs/first runs/s") == ["runs/second"]
     assert offered("predict d") == ["deep/"]
     assert offered("validate runs/none/") == []

@@ -197,6 +197,15 @@ def test_the_table_at_the_end_of_a_run(place):
     )
 
 
+def test_paths_of_the_table_stay_whole_on_a_narrow_terminal(place, monkeypatch):
+    monkeypatch.setattr("headrace.cli.train.terminal_width", lambda: 40)
+    run = (place / "good").rename(place / "a name of several words that is longer than a line")
+    for name in ("report.html", "curve.svg"):
+        (run / name).write_text("")
+    lines = end_lines(result(run, "finished"), read_summary(run))
+    assert {f"report      '{run}/report.html'", f"plot        '{run}/curve.svg'", f"directory   '{run}'"} <= set(lines)
+
+
 def test_a_trial_shows_no_accuracy(place):
     run = place / "deep" / "er" / "trial"
     text = "\n".join(end_lines(result(run, "finished"), read_summary(run)))

@@ -22,6 +22,8 @@ REFUSED = [
     ({"lr_warmup_params": {"warmup_mode": "jump", "warmup_epochs": 1}}, ["'jump'", "shift, mask"]),
     ({"loss_scaling_params": {"initail": 3}}, ["Did you mean initial?"]),
     ({"recomputation_points": ["out$"]}, ["recomputation_points out$ (code) without recomputation"]),
+    ({"average_decays": [0.9], "clean_dir": True}, ["average_decays 0.9 (code) with clean_dir on (code)"]),
+    ({"average_last_epochs": [2], "checkpoints": False}, ["average_last_epochs 2 (code) with checkpoints off"]),
     ({"measure_splits": True}, ["measure_splits on (code) without pipeline stages"]),
     ({"measure_splits": True, "pipeline_splits": ["a"]}, ["measure_splits on (code) with pipeline_splits a"]),
     ({"pipeline_validation_model": True}, ["pipeline_validation_model on (code) without pipeline stages"]),

@@ -1,5 +1,6 @@
 """Averages of checkpoints against NumPy in float64, and what cannot be averaged."""
 
+import json
 from typing import Any
 
 import ml_dtypes
@@ -7,8 +8,10 @@ import numpy as np
 import pytest
 
 from headrace.checkpoint.store import checkpoint_name, save
+from headrace.cli.main import main
 from headrace.core.errors import CheckpointError, ConfigError
 from headrace.run.averages import average, choose
+from tests.run.conftest import QUICK
 
 COUNT = 5
 
@@ -62,6 +65,8 @@ def test_what_cannot_be_averaged_is_refused(folder):
         choose(folder, 6)
     with pytest.raises(CheckpointError, match="has 0 good ones after discarding 5"):
         choose(folder, None, 5)
+    with pytest.raises(CheckpointError, match="has 0 good ones after discarding 7"):
+        choose(folder, None, 7)
     with pytest.raises(ConfigError, match="no average 'median'"):
         average(choose(folder, 2)[0], "median")
     with pytest.raises(ConfigError, match="decay"):
@@ -79,3 +84,19 @@ def test_damaged_ones_are_passed_over_and_named(folder):
     paths, damaged = choose(folder, 2)
     assert [path.name for path in paths] == [checkpoint_name(3), checkpoint_name(4)]
     assert [path.name for path, _ in damaged] == [checkpoint_name(5)]
+
+
+def test_a_run_is_averaged_where_its_checkpoints_are_and_again_when_it_is_resumed(tmp_path):
+    options = QUICK | {"weight_updates_per_epoch": 2, "num_epochs": 2, "average_last_epochs": 1, "report": False}
+    options |= {"output": tmp_path / "run", "checkpoint_dir": tmp_path / "of_current_time", "validation": False}
+    written = {name: json.dumps(value) if isinstance(value, dict) else str(value) for name, value in options.items()}
+    arguments = [word for name, value in written.items() for word in (f"--{name}", value)]
+
+    def members():
+        manifest = json.loads((tmp_path / "run" / "averages" / "weight_avg_N_1" / "manifest.json").read_text())
+        return manifest["averaged"]["of"]
+
+    assert main(["train", "--config", "none", *arguments]) == 0
+    assert members() == [checkpoint_name(2), checkpoint_name(4)]
+    assert main(["resume", str(tmp_path / "run"), "--num-epochs", "3"]) == 0
+    assert members() == [checkpoint_name(4), checkpoint_name(6)]

@@ -18,7 +18,7 @@ from headrace.core.errors import ConfigError
 from headrace.data.dataset import describe_dataset, open_dataset
 from headrace.reference.entrance import config_from, resolve
 from headrace.run import benchmarks
-from headrace.run.benchmarks import bench_inference, call_rates, latencies
+from headrace.run.benchmarks import bench, bench_inference, call_rates, latencies
 from headrace.run.design import design_run
 from tests.fork_server import run
 from tests.job.processes import run_job
@@ -95,6 +95,29 @@ def test_words_stand_in_front_of_the_line_of_json(mode, batch, capsys):
     assert told[1].startswith(batch)
     assert "img/s (median of 1" in told[2]
     assert json.loads(line)["mode"] == mode
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"progressive_resolution": 16, "progressive_resolution_sizes": 2}, {"train_image_size": 16}]
+)
+def test_calls_of_a_benchmark_have_one_image_size_and_all_their_steps(sizes, monkeypatch):
+    launched = []
+    compile_call = benchmarks.compile_call
+
+    def counting(executor, *arguments):
+        compiled = compile_call(executor, *arguments)
+
+        def launch(*call):
+            launched.append((call[-1], executor.spec.network.input_hwc[0]))
+            return compiled.program(*call)
+
+        return replace(compiled, program=launch)
+
+    monkeypatch.setattr(benchmarks, "compile_call", counting)
+    options = SMALL | {"synthetic_data": "device", "weight_updates_per_epoch": 4, "num_epochs": 1}
+    result = bench(resolve(options | sizes, "none"), steps_per_call=2, num_calls=2)
+    assert launched == [(2, 16 if "train_image_size" in sizes else 32)] * 3
+    assert np.isfinite(result.final_loss)
 
 
 def test_imagenet_is_made_up_as_published():

@@ -45,7 +45,9 @@ def main(argv: list[str]) -> int:
     if not args.prints:
         return 0
     _print_without_effect(resolved)
-    line = json.dumps(result.to_dict())
+    from headrace.telemetry.records import finite_or_null
+
+    line = json.dumps(finite_or_null(result.to_dict()))  # a loss may have diverged
     print(line)
     _append(args.output, line)
     return 0

@@ -11,6 +11,7 @@ from contextlib import redirect_stdout, suppress
 from itertools import pairwise
 from pathlib import Path
 
+from headrace.cli.data import ACTIONS
 from headrace.cli.help import HELP_ALL, SCREENS
 from headrace.cli.main import COMMANDS
 from headrace.core.errors import ConfigError, did_you_mean
@@ -61,10 +62,10 @@ Print the script that completes commands, options, their choices, recipes, netwo
 _PARTS: Mapping[str, tuple[str, ...]] = {
     "configs": ("list", "show", "options"),
     "models": ("list", "show"),
-    "data": ("verify", "build", "pack", "bench"),
+    "data": tuple(ACTIONS),
     "completion": ("bash", "zsh", "fish"),
 }
-_TAKE_RUNS = ("resume", "validate", "average", "predict", "export", "compare", "report", "explain")
+_TAKE_RUNS = ("resume", "validate", "average", "predict", "export", "compare", "report", "explain", "profile")
 Candidates = Iterator[tuple[str, str]]
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from headrace.core.errors import ConfigError, did_you_mean
 
-_ACTIONS = {
+ACTIONS = {
     "get": "download a dataset by name, check it and unpack it",
     "verify": "check all files of a dataset and print the number of images of each class and split",
     "build": "write ImageNet's TFRecords from class folders",
@@ -17,13 +17,13 @@ _ACTIONS = {
 def main(argv: list[str]) -> int:
     """Run the command; return 0, or 1 when something is wrong with the dataset."""
     if not argv or argv[0] in ("-h", "--help"):
-        lines = [f"  {name:8}{text}" for name, text in _ACTIONS.items()]
+        lines = [f"  {name:8}{text}" for name, text in ACTIONS.items()]
         print("\n".join(["usage: headrace data ACTION [--dataset NAME] [--dataset-path PATH] ...", "", *lines]))
         print("\n`headrace data ACTION --help` describes it.")
         return 0
     action, *rest = argv
-    if action not in _ACTIONS:
-        raise ConfigError(f"There is no `headrace data {action}`.", remedy=did_you_mean(action, _ACTIONS))
+    if action not in ACTIONS:
+        raise ConfigError(f"There is no `headrace data {action}`.", remedy=did_you_mean(action, ACTIONS))
     return {"get": _get, "verify": _verify, "build": _build, "pack": _pack, "bench": _bench}[action](rest)
 
 

@@ -22,7 +22,7 @@ from headrace.reference.entrance import take_value
 
 if TYPE_CHECKING:
     from headrace.config.load import Resolved
-    from headrace.config.schema import Config
+    from headrace.job import ProcessInfo
     from headrace.report.run_summary import RunSummary
     from headrace.run.trained_model import RunResult
 
@@ -47,10 +47,7 @@ def main(argv: list[str]) -> int:
             result = train_or_resume(resolved, parsed.options, restart)
         else:
             result = train(resolved)
-    _print_result(result)
-    if process is None or process.is_first:
-        _make_averages(result, resolved.config, validate_them=process is None)
-    return _exit_code(result)
+    return _finish(result, process)
 
 
 def _with_whole_batch(parsed: Parsed, resolved: "Resolved", restart: Restart) -> "Resolved":
@@ -73,24 +70,33 @@ def resume(argv: list[str]) -> int:
     from headrace.run.fit import resume as resume_run
 
     restart = detect_restart(os.environ)
-    with join_job(distributed=bool(parsed.options.get("distributed"))):
+    with join_job(distributed=bool(parsed.options.get("distributed"))) as process:
         notes = (restart.note,) if restart and restart.number else ()
         result = resume_run(parsed.args.run_dir, parsed.options, notes=notes)
-    _print_result(result)
-    return _exit_code(result)
+    return _finish(result, process)
 
 
-def _print_result(result: "RunResult") -> None:
-    """Print, in process 0, the table at the end of a run."""
-    from headrace.job import current_group
+def _finish(result: "RunResult", process: "ProcessInfo | None") -> int:
+    """Print the table at the end of a run and average its checkpoints, in process 0; return the exit code.
+
+    It is 75 for a run that was interrupted and can be resumed, else 0.
+    """
+    from headrace.core.errors import INTERRUPTED_EXIT_CODE
     from headrace.report.run_summary import read_summary
 
-    if current_group().is_first:
+    if process is None or process.is_first:
         print("\n" + "\n".join(end_lines(result, read_summary(result.directory))))
+        _make_averages(result, validate_them=process is None)
+    return INTERRUPTED_EXIT_CODE if result.outcome == "interrupted" else 0
 
 
-def _make_averages(result: "RunResult", config: "Config", *, validate_them: bool) -> None:
+def _make_averages(result: "RunResult", *, validate_them: bool) -> None:
     """Average checkpoints as requested with the training, and validate the averages where one process can."""
+    from headrace.run.directory import read_run
+
+    # As the run saved it: a resumed one may have been asked for them when it was started, and the name of the
+    # checkpoints' directory may contain the time of the start.
+    config = read_run(result.directory)[1].config
     requested = config.checkpoint.average_last_epochs or config.checkpoint.average_decays
     if result.outcome not in ("finished", "stopped") or not requested:
         return
@@ -103,13 +109,6 @@ def _make_averages(result: "RunResult", config: "Config", *, validate_them: bool
         table = Table()
         for row in validate(made.path) if config.validation.validation and validate_them else ():
             table.show(row)
-
-
-def _exit_code(result: "RunResult") -> int:
-    """Return 0, or 75 for a run that was interrupted and can be resumed."""
-    from headrace.core.errors import INTERRUPTED_EXIT_CODE
-
-    return INTERRUPTED_EXIT_CODE if result.outcome == "interrupted" else 0
 
 
 # The table at the end of a run: accuracy, best checkpoint, where the time went, what limited it, what to do next.
@@ -143,7 +142,7 @@ def end_lines(result: "RunResult", run: "RunSummary") -> list[str]:
 def _wrapped(name: str, text: str, width: int | None) -> list[str]:
     """Return a row, broken to the terminal's width; paths and commands stay whole, to be copied."""
     indent = " " * _COLUMN
-    if width and name not in ("checkpoint", "plot", "directory") and not text.startswith("headrace "):
+    if width and name not in ("checkpoint", "report", "plot", "directory") and not text.startswith("headrace "):
         lines = textwrap.wrap(text, max(30, width - _COLUMN), break_on_hyphens=False, break_long_words=False)
     else:
         lines = [text]

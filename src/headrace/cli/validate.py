@@ -150,6 +150,8 @@ def _row(result: "Validated", weights: str, report: dict[str, Any]) -> str:
 
 
 def _print_json(result: "Validated") -> None:
+    from headrace.telemetry.records import finite_or_null
+
     line: dict[str, Any] = {"checkpoint": str(result.checkpoint), "step": result.step}
     if result.problem:
         print(json.dumps(line | {"problem": result.problem}), flush=True)
@@ -158,7 +160,7 @@ def _print_json(result: "Validated") -> None:
     for weights, report in result.reports.items():
         numbers = {key: report[key] for key in ("top1", "top5", "loss", "balanced_accuracy", "num_samples")}
         line[weights] = numbers | {"seconds": round(result.seconds[weights], 6)}
-    print(json.dumps(line), flush=True)
+    print(json.dumps(finite_or_null(line)), flush=True)  # the loss of weights that diverged is NaN
 
 
 # `headrace average RUN_DIR`: average the checkpoints of a run, and validate the result.

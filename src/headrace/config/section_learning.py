@@ -210,6 +210,21 @@ LEARNING_RULES = (
         rule="Histograms go to TensorBoard and Weights & Biases; the run's own records have none.",
         remedy="Add --tensorboard or --wandb, or leave --histograms out.",
     ),
+    *(
+        Rule(
+            broken=lambda facts, name=name: (
+                getattr(facts.config.checkpoint, name)
+                and (facts.config.checkpoint.clean_dir or not facts.config.checkpoint.checkpoints)
+            ),
+            problem=lambda facts, name=name: (
+                f"{facts.describe(name)} with "
+                f"{facts.describe('clean_dir' if facts.config.checkpoint.clean_dir else 'checkpoints')}."
+            ),
+            rule="Checkpoints are averaged once the run has ended: they must have been saved, and not deleted.",
+            remedy="Leave one of them out.",
+        )
+        for name in ("average_last_epochs", "average_decays")
+    ),
 )
 LEARNING_WARNINGS = (
     Remark(

@@ -29,7 +29,7 @@ def choose(directory: Path, last: int | None, discard_last: int = 0) -> tuple[li
             damaged.append((path, "; ".join(problems)))
         else:
             good.append(path)
-    good = good[: len(good) - discard_last]
+    good = good[: max(0, len(good) - discard_last)]
     wanted = len(good) if last is None else last
     if wanted > len(good) or not good:
         less = f" after discarding {discard_last}" if discard_last else ""

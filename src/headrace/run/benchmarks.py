@@ -43,9 +43,7 @@ from headrace.run.training import (
     Compiled,
     compile_call,
     compiled_from,
-    make_executor,
     open_feed,
-    step_spec,
 )
 from headrace.run.validation import make_forward_pass
 from headrace.telemetry.device_trace import ProfileSummary
@@ -222,7 +220,7 @@ def _measure(
     profile = profile or CallProfile(Path(), wanted=False)
     config = design.config
     options = design.plan.feed
-    executor = make_executor(design.plan, step_spec(design, options, dataset), devices, config.pipeline)
+    executor = Calls(design, options, dataset, devices, 0).executor
     current_group().connect_devices(executor.meshes, config.model.dbn_replica_group_size)
     adopted = adopt_weights(design)
     state = executor.place(starting_state(design, (adopted.params, adopted.stats) if adopted else None))
@@ -265,7 +263,9 @@ def _with_calls(design: Design, steps_per_call: int, num_calls: int) -> Design:
         checkpoint_every=NEVER,
         validate_every=NEVER,
     )
-    return replace(design, plan=replace(design.plan, steps=steps))
+    # Of several image sizes the last alone: a call that ends where the size changes is shorter than the others.
+    sizes = (replace(design.sizes[-1], first_step=0),)
+    return replace(design, plan=replace(design.plan, steps=steps), sizes=sizes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -438,11 +438,11 @@ def find_learning_rate(
             host = jax.device_get({name: metrics[name][: feed.num_steps] for name in ("loss", "count")})
             losses += (host["loss"] / host["count"]).tolist()
             smooth = smoothed(np.array(losses))
-            # A loss that has risen threefold does not come back; further steps would only make infinite numbers.
-            if len(losses) >= min(num_steps, plan.steps.total_steps) or _has_risen(smooth):
+            # A loss that has risen threefold, or is not finite, does not come back.
+            if len(losses) >= min(num_steps, plan.steps.total_steps) or len(smooth) < len(losses) or _has_risen(smooth):
                 break
             block = feed.next(metrics["loss"])
-    return suggest(growing_rates(num_steps, lowest, highest), smoothed(np.array(losses[:num_steps])))
+    return suggest(growing_rates(num_steps, lowest, highest), smooth[:num_steps])
 
 
 def growing_rates(num_steps: int, lowest: float, highest: float) -> np.ndarray:

@@ -400,10 +400,11 @@ def _to_json(value: object, indent: str = "") -> str:
         return "{\n" + ",\n".join(rows) + f"\n{indent}}}"
     if isinstance(value, list) and any(isinstance(item, Mapping | list) for item in value):
         return "[\n" + ",\n".join(inner + _to_json(item, inner) for item in value) + f"\n{indent}]"
-    return json.dumps(_finite(value), allow_nan=False, ensure_ascii=False)
+    return json.dumps(finite_or_null(value), allow_nan=False, ensure_ascii=False)
 
 
-def _finite(value: object) -> Any:
+def finite_or_null(value: object) -> Any:
+    """Return a value without numbers that are not finite, which JSON does not have: they become None."""
     if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    return None if isinstance(value, float) and not np.isfinite(value) else value
+        return {key: finite_or_null(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
