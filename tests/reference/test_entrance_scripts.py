@@ -11,6 +11,7 @@ import pytest
 from headrace.cli.main import run_script
 from headrace.core.errors import ConfigError
 from headrace.reference.entrance import SCRIPTS, is_finished, take_value
+from headrace.telemetry.records import RunEnd
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted([*SCRIPTS, "efficientnet_CIFAR10_train_ipu", "efficientnet_CIFAR10_inference_ipu"])
@@ -125,10 +126,14 @@ def test_the_last_value_counts():
         take_value(["--b", "--a"], "--b")
 
 
-def test_a_run_is_finished_with_the_checkpoint_of_its_last_step(tmp_path):
+def test_a_run_is_finished_by_its_records_wherever_its_checkpoints_are(tmp_path):
     assert not is_finished(tmp_path)
-    (tmp_path / "plan.json").write_text(json.dumps({"steps": {"total_steps": 4}}))
+    (tmp_path / "config.json").write_text(json.dumps({"values": {"checkpoint_dir": "/elsewhere"}, "origins": {}}))
     assert not is_finished(tmp_path)
+    end = RunEnd(step=4, time="", outcome="finished", epoch=1.0, time_to_train=1.0)
+    (tmp_path / "metrics.jsonl").write_text(end.to_json() + "\n")
+    assert is_finished(tmp_path)
+    assert SCRIPTS["train"](["--restore-path", str(tmp_path)]) == ["validate", str(tmp_path)]
 
 
 def test_the_newest_efficientnet_is_validated(tmp_path, monkeypatch):

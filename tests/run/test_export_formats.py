@@ -14,7 +14,7 @@ from headrace.model.layers import Chain, Conv, Dense, GlobalAveragePool, Relu
 from headrace.model.network import Network
 from headrace.model.norm import Norm
 from headrace.run import export_formats
-from headrace.run.export_formats import ExportOptions, as_function, export_model, network_input
+from headrace.run.export_formats import ExportOptions, as_function, check_images, export_model, network_input
 from headrace.run.prediction import read_image
 from headrace.run.trained_model import TrainedModel, preprocess_of
 
@@ -157,3 +157,13 @@ def test_requests_that_cannot_work_are_refused(model, tmp_path, options, told):
     with pytest.raises(DataError, match="no image"):
         export_model(model, tmp_path, ExportOptions(format="onnx", check_images=(tmp_path,)))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_generated_images_stand_in_for_validation_images_that_are_all_broken(model, tmp_path):
+    for split in ("train", "val"):
+        for name in ("a", "b"):
+            (tmp_path / split / name).mkdir(parents=True)
+            (tmp_path / split / name / "broken.jpg").write_bytes(b"\xff\xd8 not an image")
+    data = replace(model.config.data, dataset_path=str(tmp_path))
+    found = check_images(replace(model, config=replace(model.config, data=data)))
+    assert found.what == "8 generated images (none of the validation images tried can be read)"

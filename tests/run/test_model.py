@@ -169,6 +169,7 @@ def test_what_cannot_work_is_refused_with_a_remedy(fitted, photos, tmp_path):
         (lambda: model.evaluate(photos, steps=0), "steps is 0"),
         (lambda: model.evaluate(photos, weights="ema"), "weights is 'ema'"),
         (lambda: model.predict(7), "The images are a int"),
+        (lambda: model.predict(photos / "val", batch_size=0), "batch_size is 0"),
         (lambda: train(anything({"num_epochs": 3})), r"train was given a dict.*headrace\.Model"),
     ]
     for call, told in calls:

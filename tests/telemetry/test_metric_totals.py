@@ -1,11 +1,13 @@
-"""The verdict in words, by hand-made numbers."""
+"""The verdict in words, by hand-made numbers; calls behind one that failed."""
 
+from contextlib import closing
 from typing import Any
 
 import pytest
 
+from headrace.core.errors import RunStopped
 from headrace.engine.devices import CompileCounts
-from headrace.telemetry.metric_totals import Measured, verdict
+from headrace.telemetry.metric_totals import CallReader, Measured, verdict
 
 
 def judged(**changes: Any) -> str:
@@ -95,7 +97,7 @@ def test_waiting_for_validation_images_or_a_disk_is_waiting() -> None:
     ],
 )
 def test_the_largest_avoidable_part_is_named_with_its_option(part: str, said: str, option: str) -> None:
-    text = judged(**{part: 10.0, "wall_seconds": 20.0})
+    text = judged(**{part: 10.0, "wall_seconds": 20.0, "decodes": True})
     assert text.startswith("compute-bound")
     assert said in text
     assert option in text.split(said)[1]
@@ -113,3 +115,25 @@ def test_a_cache_that_was_used_is_not_recommended() -> None:
         said = judged(compile_seconds=10.0, wall_seconds=20.0, programs=counts)
         assert advice in said
         assert "--compilation-cache-dir" not in said
+
+
+def test_nothing_is_read_behind_a_call_that_failed() -> None:
+    read: list[int] = []
+
+    def read_call(number: int) -> None:
+        if number == 2:
+            raise RunStopped("bad numbers")
+        read.append(number)
+
+    with closing(CallReader(read_call)) as reader:
+        for number in (1, 2, 3):
+            reader.submit(number)
+        with pytest.raises(RunStopped):
+            reader.drain()
+    assert read == [1]
+
+
+def test_packing_is_advised_for_image_files_only() -> None:
+    slow = {"start_seconds": 30.0, "wall_seconds": 42.0}
+    assert judged(**slow).endswith("starting took 71 % of the 42.0 s: train longer in one run")
+    assert judged(**slow, decodes=True).endswith("pack the images (headrace data pack), or train longer in one run")

@@ -271,16 +271,10 @@ def take_value(argv: Sequence[str], option: str) -> tuple[str | None, list[str]]
 
 
 def is_finished(place: Path) -> bool:
-    """Whether a run has been trained to its end."""
-    from headrace.checkpoint.store import newest_good, step_of
-    from headrace.core.files import parse_json
+    """Whether a run has been trained to its end, by its records: its checkpoints may be anywhere."""
+    from headrace.report.run_summary import read_summary  # here, since it loads JAX
 
-    try:
-        total = parse_json((place / "plan.json").read_bytes())["steps"]["total_steps"]
-    except (OSError, ValueError, LookupError, TypeError):
-        return False
-    newest = newest_good(place / "checkpoints")[0]
-    return newest is not None and isinstance(total, int) and (step_of(newest) or 0) >= total
+    return read_summary(place).state == "finished"
 
 
 def _with_own_file(argv: list[str]) -> list[str]:

@@ -46,10 +46,6 @@ def compare_results(runs: Sequence[RunSummary]) -> dict[str, list[str]]:
         last = run.validations[-1] if run.validations and not run.is_trial else None
         return f"{format_percent(last.top1)}, loss {last.loss:.4f}" if last else "-"
 
-    def of_end(run: RunSummary, name: str, shape: Any) -> str:
-        value = getattr(run.end, name) if run.end else None
-        return shape(value) if value else "-"
-
     return {
         "state": [run.state for run in runs],
         "best top-1": [of_best(run) for run in runs],
@@ -57,7 +53,7 @@ def compare_results(runs: Sequence[RunSummary]) -> dict[str, list[str]]:
         "training loss": [f"{run.last_train.loss:.4f}" if run.last_train else "-" for run in runs],
         "epochs": [f"{run.epoch:.4g}" for run in runs],
         "time to train": [run.time_text for run in runs],
-        "images per second": [of_end(run, "images_per_second", lambda rate: f"{rate:,.0f}") for run in runs],
+        "images per second": [f"{run.images_per_second:,.0f}" if run.images_per_second else "-" for run in runs],
         "parameters": [f"{(run.start and run.start.num_parameters) or 0:,}" for run in runs],
         "device": [run.start.device or run.start.platform if run.start else "-" for run in runs],
         "version": [run.start.version if run.start else "-" for run in runs],

@@ -1,7 +1,6 @@
 """What is known of a run from its directory, read quickly and without JAX; damaged and foreign files are no error."""
 
 import fcntl
-import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,6 +11,7 @@ from typing import Any
 from headrace.config.schema import all_options
 from headrace.core.files import LOCK_FILE, parse_json
 from headrace.core.units import format_duration
+from headrace.telemetry.plot import best_validation
 from headrace.telemetry.records import (
     METRICS_FILE,
     RunEnd,
@@ -55,8 +55,7 @@ class RunSummary:
     @property
     def best(self) -> ValidationRecord | None:
         """The first validation with the highest accuracy."""
-        finite = [record for record in self.validations if math.isfinite(record.top1)]
-        return max(finite, key=lambda record: record.top1, default=None)
+        return best_validation(self.validations)
 
     @property
     def dataset(self) -> str:

@@ -12,7 +12,7 @@ import optax
 from headrace.config.field import CHOSEN, Origin
 from headrace.config.layers import Given
 from headrace.config.load import Resolved, to_flat, with_values
-from headrace.config.schema import Compiler, Config
+from headrace.config.schema import Compiler, Config, Data
 from headrace.config.section_data import IMAGE_DATASETS
 from headrace.core import __version__
 from headrace.core.errors import DataError
@@ -177,8 +177,7 @@ def design_run(
 
 def with_chosen_decoding(resolved: Resolved, info: DataInfo) -> Resolved:
     """Return the configuration to save: what `decode_once auto` chose, which decides the pixels of a resumed run."""
-    data = resolved.config.data
-    if data.decode_once != "auto" or data.dataset not in IMAGE_DATASETS or data.synthetic_on:
+    if not _decoding_is_open(resolved.config.data):
         return resolved
     # Crops of images that were decoded once have other pixels than crops of files: a resumed run must make the same.
     value = "on" if info.decoded_once else "off"
@@ -187,14 +186,17 @@ def with_chosen_decoding(resolved: Resolved, info: DataInfo) -> Resolved:
     )
 
 
+def _decoding_is_open(data: Data) -> bool:
+    return data.decode_once == "auto" and data.dataset in IMAGE_DATASETS and not data.synthetic_on
+
+
 def _without_crops_on_cpu(resolved: Resolved) -> Resolved:
     """Return the configuration with `decode_once auto` for accelerators alone.
 
     A CPU's crop costs as much as decoding the image again, or more; docs/images.md has the numbers.
     """
-    data = resolved.config.data
-    automatic = data.decode_once == "auto" and data.dataset in IMAGE_DATASETS and not data.synthetic_on
-    if not automatic or visible_devices(resolved.config.run.platform).platform != "cpu":
+    config = resolved.config
+    if not _decoding_is_open(config.data) or visible_devices(config.run.platform).platform != "cpu":
         return resolved
     off = Given(value="off", origin=Origin(kind=CHOSEN, where="without an accelerator"))
     return with_values(resolved, {"decode_once": off})

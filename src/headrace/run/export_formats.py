@@ -66,7 +66,10 @@ def check_images(model: TrainedModel, given: Sequence[Path] = ()) -> CheckImages
         return _generated(model, "the run's dataset has no real validation images")
     if dataset.validation.image_hwc[2] != channels:
         return _generated(model, "the images of the run's dataset have another number of channels")
-    return _of_validation(dataset.validation, channels)
+    images = _of_validation(dataset.validation, channels)
+    if not images:
+        return _generated(model, "none of the validation images tried can be read")
+    return CheckImages(images=images, what=f"{len(images)} validation image{'s' * (len(images) > 1)}")
 
 
 def network_input(views: np.ndarray, model: TrainedModel) -> np.ndarray:
@@ -74,7 +77,7 @@ def network_input(views: np.ndarray, model: TrainedModel) -> np.ndarray:
     return np.asarray(preprocess(views, None, 0, model.preprocess, train=False))
 
 
-def _of_validation(source: Source, channels: int) -> CheckImages:
+def _of_validation(source: Source, channels: int) -> tuple[np.ndarray, ...]:
     # Spread over the split, which may be sorted by class.
     chosen = np.unique(np.linspace(0, len(source) - 1, NUM_IMAGES).astype(int)).tolist()
     images = []
@@ -83,7 +86,7 @@ def _of_validation(source: Source, channels: int) -> CheckImages:
             images.append(_decoded(source, number, channels))
         except BadImage:
             continue
-    return CheckImages(images=tuple(images), what=f"{len(images)} validation images")
+    return tuple(images)
 
 
 def _decoded(source: Source, number: int, channels: int) -> np.ndarray:

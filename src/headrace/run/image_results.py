@@ -255,8 +255,12 @@ def _data_uri(pixels: np.ndarray) -> str:
     image = Image.fromarray(levels[..., 0] if levels.shape[-1] == 1 else levels[..., :3])
     image.thumbnail((_SIDE, _SIDE))
     # Small images, such as digits, are smaller as PNG and keep their sharp pixels.
-    form, out = ("JPEG" if image.width * image.height > 48 * 48 else "PNG"), io.BytesIO()
-    image.save(out, form, quality=80)
+    return _as_address(image, "JPEG" if image.width * image.height > 48 * 48 else "PNG")
+
+
+def _as_address(image: Image.Image, form: str) -> str:
+    out = io.BytesIO()
+    image.save(out, form, quality=80)  # the quality is JPEG's; PNG ignores it
     return f"data:image/{form.lower()};base64,{base64.b64encode(out.getvalue()).decode()}"
 
 
@@ -278,6 +282,4 @@ def _mosaic(design: Design, train: Source) -> str:
         sheet[top : top + height, left : left + width] = each
     image = Image.fromarray(np.rint(sheet[..., 0] if channels == 1 else sheet[..., :3]).astype(np.uint8))
     image.thumbnail((8 * _SIDE, 8 * _SIDE))
-    out = io.BytesIO()
-    image.save(out, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}"
+    return _as_address(image, "PNG")

@@ -371,7 +371,7 @@ class Model:
         model = self._as_trained(weights, "predict with")
         start_devices(self.config.run.platform, 1)
         shares = np.full((len(files), self.network.num_classes), np.nan, np.float32)
-        found = list(predict(model, files, self.network.num_classes, batch_size))
+        found = list(predict(model, files, self.network.num_classes, positive(batch_size, "batch_size")))
         for row, prediction in zip(shares, found, strict=True):
             for number, share in prediction.best:
                 row[number] = share

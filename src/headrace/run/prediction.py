@@ -165,13 +165,15 @@ def predict(
                 prepared = program.prepare(weights, None, block)
             shares = np.asarray(program(prepared, None, block))[0]
             for file, problem, share in zip(chosen, problems, shares, strict=False):
-                best = np.argsort(-share, kind="stable")[:top_k]
-                found = tuple((int(number), float(share[number])) for number in best)
                 if problem:
                     yield Prediction(file=file, problem=problem)
-                else:
-                    shares = tuple(map(float, share)) if keep_shares else ()
-                    yield Prediction(file=file, best=found, shares=shares)
+                    continue
+                best = np.argsort(-share, kind="stable")[:top_k]
+                yield Prediction(
+                    file=file,
+                    best=tuple((int(number), float(share[number])) for number in best),
+                    shares=tuple(map(float, share)) if keep_shares else (),
+                )
 
 
 def labels_by_folder(files: Sequence[Path], names: Sequence[str]) -> list[int]:

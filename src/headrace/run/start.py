@@ -125,8 +125,8 @@ class Loaded:
 
 
 def load_weights(path: Path, network: Network, config: Config) -> Loaded:
-    """Read a checkpoint, or the newest good one of a run, into the format of a configuration's precision."""
-    arrays, manifest = load(_checkpoint(path))
+    """Read a checkpoint into the number format of a configuration's precision."""
+    arrays, manifest = load(path)
     dtype = make_precision(config.numerics, config.batch).weight_dtype
     arrays = {name: a.astype(dtype) if name.startswith("params/") else a for name, a in arrays.items()}
     params, stats = weights_like(network)
@@ -151,18 +151,6 @@ def refuse_replacing(path: Path) -> None:
             rule="A checkpoint is a directory with a manifest.json.",
             remedy="Choose another name.",
         )
-
-
-def _checkpoint(path: Path) -> Path:
-    if (path / MANIFEST_FILE).is_file() or not path.is_dir():
-        return path
-    for place in (path / "checkpoints", path):
-        found, damaged = newest_good(place)
-        if found is not None:
-            return found
-        if damaged:
-            raise CheckpointError(f"{place} holds no good checkpoint: {damaged[0][0].name}: {damaged[0][1]}.")
-    raise CheckpointError(f"{path} holds no checkpoint.", remedy="Give a checkpoint or a run's directory.")
 
 
 # What a run resumes from: its newest good checkpoint, with records and the list of the best rewound to that step.

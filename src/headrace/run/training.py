@@ -48,10 +48,6 @@ class Executor(Protocol):
         """Put a state in host memory on the devices."""
         ...
 
-    def snapshot(self, state: State) -> State:
-        """Copy a state on its devices, so that it outlives the call that the original is donated to."""
-        ...
-
     def copy_to_save(self, state: State) -> State:
         """Copy a state so that it outlives the next call and this process can read it whole."""
         ...
@@ -70,9 +66,6 @@ class DeviceLoop(OnOneMesh):
     def place(self, state: State) -> State:
         """Put a state on every device."""
         return put_state(state, self.mesh)
-
-    def snapshot(self, state: State) -> State:
-        return snapshot(state)
 
     def copy_to_save(self, state: State) -> State:
         """Copy a state: it is whole on every device."""

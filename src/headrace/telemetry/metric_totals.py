@@ -364,7 +364,7 @@ class CallReader:
     """
 
     def __init__(self, read: Callable[[Any], None]) -> None:
-        self._read = read
+        self._read_call, self._failed = read, False
         # One thread, so that calls are read in their order.
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="read-calls")
         self._unread: deque[Future[None]] = deque()
@@ -372,6 +372,17 @@ class CallReader:
     def submit(self, call: object) -> None:
         """Take a launched call, without waiting."""
         self._unread.append(self._worker.submit(self._read, call))
+
+    def _read(self, call: object) -> None:
+        # The next call is launched before this one is read. After bad numbers, or a record that could not be written,
+        # nothing later may be recorded or saved: a resumed run would continue behind the failure.
+        if self._failed:
+            return
+        try:
+            self._read_call(call)
+        except BaseException:
+            self._failed = True
+            raise
 
     def keep_up(self, behind: int = 1) -> None:
         """Wait until at most so many calls are unread: launching must not get far ahead. Raise what went wrong."""
@@ -443,17 +454,21 @@ def verdict(run: Measured) -> str:
     if not largest or parts[largest] < _MIXED * wall:
         return said
     share = f"{100 * parts[largest] / wall:.0f} % of the {format_duration(wall)}"
-    return f"{said}; {largest} took {share}: {_CHANGED_BY[largest] or _compiling_advice(run.programs)}"
+    advice = _CHANGED_BY[largest] or _compiling_advice(run.programs)
+    if run.decodes and largest in _HELPED_BY_PACKING:
+        advice = f"pack the images (headrace data pack), or {advice}"
+    return f"{said}; {largest} took {share}: {advice}"
 
 
 # What else takes time beside training, and what changes it.
 _CHANGED_BY = {
-    "starting": "pack the images (headrace data pack), or train longer in one run",
-    "reading the first images": "pack them (headrace data pack), or train longer in one run",
+    "starting": "train longer in one run",
+    "reading the first images": "train longer in one run",
     "compiling": "",  # it depends on the cache
     "validation": "validate less often (--validations-per-epoch) or in larger batches (--validation-micro-batch-size)",
     "the host between calls": "make calls longer (--call-seconds, a lower --logs-per-epoch)",
 }
+_HELPED_BY_PACKING = ("starting", "reading the first images")  # where there are image files
 
 
 def _compiling_advice(programs: CompileCounts) -> str:

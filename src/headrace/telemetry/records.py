@@ -74,7 +74,6 @@ class RunStart(Record):
     total_steps: int
     updates_per_epoch: int
     global_batch_size: int
-    run_name: str = ""
     version: str = ""
     platform: str = ""
     device: str = ""
@@ -151,12 +150,13 @@ class Note(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class RunEnd(Record):
-    """A process ends: `outcome` is finished, stopped, interrupted or failed; times to train and target are of the whole
-    run. `reason` says why a callback, early stopping or a target accuracy stopped it.
+    """A process ends: `outcome` is finished, stopped, interrupted, compiled or failed.
 
-    `seconds` splits `wall_seconds`, the time of this process, by kind (`telemetry.clock.KINDS`). Records without
-    `wall_seconds` are older: their kinds overlap. `start` splits the time up to the first call. `memory` is the most
-    that was in use: `device_peak_bytes`, or `process_peak_bytes` where devices do not count it.
+    `reason` says why a callback, early stopping or a target accuracy stopped it. The times to train and to the target
+    are those of the whole run. `seconds` splits `wall_seconds`, the time of this process, by kind
+    (`metric_totals.KINDS`). Records without `wall_seconds` are older: their kinds overlap. `start` splits the time up
+    to the first call. `memory` is the most that was in use: `device_peak_bytes`, or `process_peak_bytes` where devices
+    do not count it.
     """
 
     kind: ClassVar[str] = "run_end"
