@@ -163,6 +163,10 @@ def test_links_to_the_outside_are_not_followed(place, serve):
     ask = serve(place)
     assert ask("/run?id=linked")[0] == 404
     assert ask("/run?id=good")[0] == 404
+    (place / "good" / "log.txt").unlink()
+    assert ask("/run?id=good")[0] == 200
+    (place / "good" / "profile").symlink_to(place.parent / "secret")
+    assert ask("/run?id=good")[0] == 404
 
 
 def test_it_is_read_only_and_serves_only_who_names_this_host(place, serve):

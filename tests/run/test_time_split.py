@@ -12,7 +12,7 @@ from headrace.checkpoint import saver
 from headrace.data.feeding.feed import BlockReader
 from headrace.data.feeding.order import Resident
 from headrace.run import fit, recorder
-from headrace.run.fit import train
+from headrace.run.fit import resume, train
 from headrace.run.validation import Validator
 from headrace.telemetry.metric_totals import KINDS
 from headrace.telemetry.records import RunEnd, TrainRecord, ValidationRecord, read_records
@@ -205,3 +205,21 @@ def test_devices_start_while_the_dataset_is_opened(quick, monkeypatch):
     monkeypatch.setattr(fit, "start_run_devices", start)
     monkeypatch.setattr(fit, "open_data", open_afterwards)
     assert train(quick(compile_only=True)).outcome == "compiled"
+
+
+def test_a_validation_that_a_resumed_run_makes_up_for_counts_alone(quick, monkeypatch):
+    """It was recorded with the time of compiling, which the records after it did not have."""
+    result = train(quick(**SHORT | {"num_epochs": 1}))
+    metrics = result.directory / "metrics.jsonl"
+    lines = [line for line in metrics.read_text().splitlines(True) if '"validation"' not in line[:30]]
+    metrics.write_text("".join(line for line in lines if '"run_end"' not in line[:30]))
+    monkeypatch.setattr(Validator, "_compile", delayed(Validator._compile))
+    resume(result.directory, {"num_epochs": 2})
+    elapsed = [
+        record.elapsed_seconds
+        for record in read_records(result.directory)
+        if isinstance(record, TrainRecord | ValidationRecord)
+    ]
+    assert elapsed == sorted(elapsed)
+    assert len(elapsed) == 4
+    assert elapsed[1] - elapsed[0] < DELAY

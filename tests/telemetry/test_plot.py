@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headrace.core.errors import CheckpointError
-from headrace.telemetry.plot import draw_run, log_ticks, loss_axis, round_ticks, thin
+from headrace.telemetry.plot import accuracy_axis, draw_run, log_ticks, loss_axis, round_ticks, thin
 from headrace.telemetry.records import Record, RunEnd, RunStart, TrainRecord, ValidationRecord
 from headrace.telemetry.sinks import open_sinks
 
@@ -134,3 +134,11 @@ def test_thinning_keeps_the_mean_and_few_points_as_they_are() -> None:
     assert len(thinned) == 400
     assert sum(y for _, y in thinned) / 400 == pytest.approx(sum(y for _, y in many) / 4000)
     assert thinned[0][0] == pytest.approx(4.5)
+
+
+@pytest.mark.parametrize("values", [[], [0.0, 40.0], [97.5, 99.9], [100.0, 100.0]])
+def test_an_axis_of_accuracies_ends_at_100_percent(values: list[float]) -> None:
+    axis = accuracy_axis(values)
+    assert axis.high == axis.ticks[-1] == pytest.approx(100)
+    assert axis.low <= min(values, default=0.0)
+    assert axis.low < axis.high

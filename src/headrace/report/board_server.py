@@ -28,6 +28,7 @@ from headrace.report.run_summary import (
     IMAGES_FILE,
     MACHINE_FILE,
     PLAN_FILE,
+    PROFILE_FILE,
     RUNNING,
     SCHEDULE_FILE,
     UNREADABLE,
@@ -45,7 +46,7 @@ _MOST_CURVES = 32  # runs whose columns are kept in memory
 _MOST_COMPARED = 26
 _FILES_READ = (
     *(CONFIG_FILE, METRICS_FILE, PLAN_FILE, MACHINE_FILE, IMAGES_FILE, SCHEDULE_FILE),
-    *(LOG_FILE, REPORTS),
+    *(LOG_FILE, REPORTS, PROFILE_FILE, PROFILE_FILE.partition("/")[0]),
 )
 _LIVE_PARTS = ("summary", "time", "validation", "notes")  # of a run's page, beside its curves
 

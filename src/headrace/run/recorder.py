@@ -130,12 +130,13 @@ class RunRecorder:
         self._writes = writes
         self.callbacks = callbacks or Callbacks()
         self._epoch_sums = NOTHING_UNLOGGED  # over the calls of the epoch so far
-        self._elapsed_before, self._began = 0.0, time.perf_counter()
+        # Of what counts as the run's time: what came before the first call, and when that was launched.
+        self._elapsed_before, self._began = 0.0, None
         self._first_wait = 0.0  # for the images of the first call, with programs compiled
         # A thread that only waits for results in the order of their launches, so that their times are exact however
         # long the thread that reads them takes to save and report.
         self._watcher = ThreadPoolExecutor(1, thread_name_prefix="watch-calls")
-        self._device_clock = DeviceClock(timeline, self._began)
+        self._device_clock = DeviceClock(timeline, time.perf_counter())
         self.step = 0  # the last one whose results have been read
         self.step_seconds: float | None = None  # of the call that was read last
         self._saved_step = 0  # of the newest checkpoint; 0: there is none
@@ -155,14 +156,14 @@ class RunRecorder:
         """Start measuring the run's time: everything before was preparation."""
         self.timeline.starting()
         self._first_wait = self.timeline.seconds()["wait"]
-        self._began = time.perf_counter()
-        self._device_clock = DeviceClock(self.timeline, self._began)
+        self._began = now = time.perf_counter()
+        self._device_clock = DeviceClock(self.timeline, now)
         self._sinks.advance(self.step)
 
     @property
     def elapsed(self) -> float:
         """Seconds of training, validating and saving so far, those of earlier processes of the run included."""
-        return self._elapsed_before + time.perf_counter() - self._began
+        return self._elapsed_before + (0.0 if self._began is None else time.perf_counter() - self._began)
 
     def note(self, text: str, level: str = "info") -> None:
         """Record a sentence for people."""
@@ -451,6 +452,9 @@ class RunRecorder:
             self.moved()
         launches = [(launched, ended) for (launched, _), ended in zip(started.launches, moments, strict=True)]
         held = self._device_clock.validation(started.requested, launches)
+        if self._began is None:
+            # Made up for by a resumed run before its first call: only the validation counts, not the compiling.
+            self._elapsed_before += held
         results = {weights: sums for weights, (sums, _) in validator.finish(started).items()}
         seconds = held / len(results)
         reports = {weights: validation_report(sums, self._design.info.class_names) for weights, sums in results.items()}

@@ -228,7 +228,8 @@ def loss_axis(values: Sequence[float]) -> Axis:
 
 def accuracy_axis(values: Sequence[float]) -> Axis:
     """Return the vertical axis for accuracies in percent, up to 100."""
-    return _upright(round_ticks(min(values, default=0.0), 100.0))
+    # Room below 100 even if all of them are: ticks of an empty range would go on above it.
+    return _upright(round_ticks(min([99.0, *values]) if values else 0.0, 100.0))
 
 
 def _upright(ticks: tuple[float, ...], is_log: bool = False) -> Axis:
