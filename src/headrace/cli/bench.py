@@ -259,6 +259,7 @@ def _measured(result: dict[str, Any], command: list[str], output: Path | None) -
     done = subprocess.run([sys.executable, "-m", "headrace", *command], stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode < 0:
         raise RunStopped(f"{result['entry']} was ended by signal {-done.returncode}.")
+    # A launcher puts the number of the process in front of each line.
     lines = [line[line.index("{") :] for line in done.stdout.splitlines() if line.endswith("}") and "{" in line]
     try:
         result = result | parse_json(lines[-1])
@@ -285,7 +286,8 @@ def _print_columns(heading: str, results: list[dict[str, Any]], columns: dict[st
     points = [" ".join(f"{name}={value}" for name, value in result["point"].items()) for result in results]
     titled = [f"{result['entry']}  {point}".rstrip() for result, point in zip(results, points, strict=True)]
     width = max(map(len, [*titled, "entry"]))
-    print(f"\n{heading}" if heading else "", end="\n" * bool(heading))
+    if heading:
+        print(f"\n{heading}")
     print(f"{'entry':{width}} " + " ".join(f"{title:>6}" for title in columns))
     for title, result, values in zip(titled, results, zip(*columns.values(), strict=True), strict=True):
         shown = " ".join(f"{format_measured(value):>6}" for value in values if value is not None)

@@ -31,6 +31,7 @@ def main(argv: list[str]) -> int:
 
     if args.schedule_file:
         check_diagram_file(args.schedule_file)
+    # With --num-devices the replicas follow from it, not from the devices of this machine.
     resolved = settle(resolved) if args.num_devices is None else with_choices(resolved)
     if not resolved.config.pipeline.measure_splits:
         # The learning rate is evaluated with JAX; without this it would open every accelerator to do so.

@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
             rule="The folder of each image names its class: " + ", ".join(model.class_names[:5]) + " ...",
             remedy="Leave --page out, or sort the images into folders.",
         )
-    run_in_calling_thread()
+    run_in_calling_thread()  # before the devices start: afterwards it has no effect
     start_devices(args.platform, 1)
     most = min(args.top_k, len(model.class_names))
     found = list(predict(model, files, most, args.batch_size, keep_shares=bool(labels)))

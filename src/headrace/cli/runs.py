@@ -239,13 +239,15 @@ def board(argv: list[str]) -> int:
     _add_place(parser)
     parser.add_argument("--port", type=int, default=8800, help="port; 0 takes a free one [8800]")
     parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on [127.0.0.1]")
-    parser.add_argument("--token", metavar="TEXT", help="what a request must know [made up where --host is given]")
+    parser.add_argument(
+        "--token", metavar="TEXT", help="token that every request must carry [generated if --host is given]"
+    )
     args = parser.parse_args(argv)
     _refuse_missing(args.place)
     if not 0 <= args.port <= 65535:
         raise ConfigError(f"The port is {args.port}.", rule="Ports are 0 to 65535.")
     if args.token == "":
-        raise ConfigError("The token is empty.", remedy="Leave --token out: one is made up where it is needed.")
+        raise ConfigError("The token is empty.", remedy="Leave --token out: one is generated where it is needed.")
     from headrace.report.board_server import LOCAL, Access, make_server
 
     is_local = args.host in LOCAL
@@ -258,7 +260,7 @@ def board(argv: list[str]) -> int:
         ) from error
     host = f"[{args.host}]" if ":" in args.host else args.host
     print(f"http://{host}:{server.server_address[1]}/{f'?token={token}' if token else ''}", flush=True)
-    print("Ctrl-C ends it.", flush=True)
+    print("Press Ctrl-C to stop.", flush=True)
     with server:
         try:
             server.serve_forever()

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 # Values that follow from other options once all are known: the network's full name, its image size, ...
 
 
-ALL_CHECKPOINTS = 1_000_000
+ALL_CHECKPOINTS = 1_000_000  # more than any run saves
 _ANY_SIZE = (*SYNTHETIC_DATASETS, "imagenet")
 
 

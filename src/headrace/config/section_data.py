@@ -60,12 +60,12 @@ class Data:
     )
     download: bool = option(False, "Download the dataset if its files are not found, as headrace data get does.")
     generated_data: bool = option(
-        False, "Replace the dataset's images by random ones of the same shape and number, made on the host and sent."
+        False, "Replace the dataset's images with random ones of the same shape and number, generated on the host."
     )
     synthetic_data: str | None = option(
         None,
-        "Replace the dataset's images by random ones, made on the device (ipu means the same) or on the host as "
-        "generated_data does.",
+        "Replace the dataset's images with random ones, generated on the device (ipu means the same), or on the host "
+        "as with generated_data.",
         choices=("device", "ipu", "host"),
         bare_value="device",
     )
@@ -98,7 +98,7 @@ class Data:
     )
     train_crop: str = option(
         "auto",
-        "How training images are cropped: at random as reference or torchvision do, or as validation does.",
+        "How training images are cropped: at random, as in the reference or torchvision, or as in validation.",
         choices=("auto", "reference", "torchvision", "valid"),
     )
     crop_area: tuple[float, ...] | None = option(
@@ -117,7 +117,7 @@ class Data:
         check=between(0, 64),
     )
     crop_fill: str = option(
-        "zero", "What is added there: zeros, or the image mirrored at its edge.", choices=("zero", "reflect")
+        "zero", "What crop_padding adds: zeros, or the image mirrored at its edge.", choices=("zero", "reflect")
     )
     eval_resize_size: int | None = option(
         None,
@@ -184,8 +184,8 @@ class Data:
     balanced_sampling: bool = option(False, "Sample every class equally often, repeating the images of small ones.")
     repeated_augmentation: int = option(
         1,
-        "Times that each image of a step occurs in it, augmented differently; an epoch keeps its length and uses that "
-        "fraction of the images.",
+        "How often each image of a step occurs in it, augmented differently each time; an epoch keeps its length, and "
+        "so uses only that fraction of the images.",
         check=between(1, 64),
     )
     dataset_cache: str = option(

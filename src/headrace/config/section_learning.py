@@ -42,7 +42,8 @@ class Numerics:
     stochastic_rounding: bool = option(
         True,
         "Round 16-bit weights up or down at random, so that small updates are not lost on average.",
-        synonyms=(("RI", "on"), ("ON_prng_stable", "on"), ("RI_prng_stable", "on")),  # it is replica-identical always
+        # The reference's other modes ask for what is always so here: all replicas round alike.
+        synonyms=(("RI", "on"), ("ON_prng_stable", "on"), ("RI_prng_stable", "on")),
     )
     loss_scaling: float | str = option(
         0.0,
@@ -324,7 +325,7 @@ class Logging:
     run_name: str | None = option(None, "Name of the run's directory; unset means model, dataset and time.")
     resume: str = option(
         "never",
-        "What train does where its run directory holds a run of the same configuration: auto resumes it.",
+        "What train does if its run directory already holds a run of the same configuration; auto resumes it.",
         choices=("never", "auto"),
     )
     progress: str = option(

@@ -78,7 +78,7 @@ class Run:
         check=between(0, 1),
     )
     early_stopping: int | None = option(
-        None, "End the run when this many validations in a row bring no better top-1 accuracy.", check=at_least(1)
+        None, "End the run when this many validations in a row have not improved the top-1 accuracy.", check=at_least(1)
     )
 
 
@@ -138,7 +138,7 @@ class Batch:
     )
     events_divide_epoch: bool = option(
         False,
-        "Move events to the nearest frequency that divides an epoch; off has each after the step nearest to its time.",
+        "Move events to the nearest frequency that divides an epoch; off puts each after the step nearest to its time.",
     )
     max_steps_per_call: int | None = option(
         None,

@@ -14,7 +14,7 @@ from headrace.report.markup import Html, element, page, rows_table, section
 from headrace.report.run_summary import UNREADABLE, RunFiles, RunSummary, different_options, read_files, read_summary
 from headrace.report.sections import run_sections, run_title
 
-_NAMES = ("run_name",)  # differ in any case, and say nothing
+_NAMES = ("run_name",)  # these always differ, and explain nothing
 
 
 def read_compared(paths: Sequence[Path]) -> list[RunSummary]:

@@ -100,7 +100,7 @@ def draw_images(files: RunFiles) -> Html:
         return Html("")
     parts: list[Html] = []
     root = _root([row["file"] for name in ("mistakes", "hardest") for row in found[name]])
-    for name, title in (("mistakes", "The most confident mistakes"), ("hardest", "Right, but hardly")):
+    for name, title in (("mistakes", "The most confident mistakes"), ("hardest", "Correct, but barely")):
         if found[name]:
             parts += [
                 element("h3", title),
@@ -193,7 +193,7 @@ def _share_bar(rows: Iterable[tuple[str, float, int, bool]], whole: float) -> li
     for name, seconds, color, is_faint in sorted(rows, key=lambda row: -row[1]):
         look = f"{'opacity:.45;' * is_faint}background:var(--c{color})"
         text = f"{name} {format_duration(seconds)} ({seconds / whole:.1%})"
-        if seconds > 0.0005 * whole:
+        if seconds > 0.0005 * whole:  # anything thinner would be less than a pixel of the bar
             bars.append(element("div", style=f"width:{100 * seconds / whole:.2f}%;{look}", title=text))
         parts.append(element("span", element("i", style=look), text))
     return [element("div", *bars, class_="bar"), element("div", *parts, class_="parts")]
@@ -372,7 +372,7 @@ def _summary(files: RunFiles) -> Html:
         )
     ]
     if run.is_trial:
-        texts.append(element("p", "A trial (dry_run_steps): its accuracy, of a few images, says nothing."))
+        texts.append(element("p", "A trial (dry_run_steps): an accuracy on so few images means nothing."))
     if end and end.reason:
         texts.append(element("p", f"{end.outcome}: {end.reason}"))
     if end and end.verdict:

@@ -30,7 +30,7 @@ _ONE_EACH = "It returns one number for each image: an array [N]; their mean over
 
 
 def check_objective(custom: CustomObjective, num_classes: int, class_weights: Sequence[object]) -> None:
-    """Refuse a loss or metrics that cannot be traced, or that return something else than a number for each image."""
+    """Refuse a loss or metrics that cannot be traced, or that return anything but a number for each image."""
     count = num_classes + 1  # so that [N] and [C] cannot be confused
     logits, labels = _array(count, num_classes), jax.ShapeDtypeStruct((count,), jnp.int32)
     if custom.loss is not None:
@@ -61,7 +61,7 @@ def check_objective(custom: CustomObjective, num_classes: int, class_weights: Se
 
 
 def check_augment(function: AugmentFunction | None, image_hwc: tuple[int, int, int]) -> None:
-    """Refuse an augmentation that cannot be traced, or that returns something else than such images."""
+    """Refuse an augmentation that cannot be traced, or that returns anything but such images."""
     if function is None:
         return
     count = 3

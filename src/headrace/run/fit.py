@@ -491,13 +491,13 @@ def _open_recorder(
 
 
 def _say_first(prepared: _Prepared, recorder: RunRecorder, devices: list[Any], directory: RunDirectory) -> None:
-    """Record what a user should read before the run takes its time: warnings, then notes."""
+    """Record what the user should read before a long run begins: warnings, then notes."""
     resolved, restored, design, adopted = prepared.resolved, prepared.restored, prepared.design, prepared.adopted
     config, info = design.config, prepared.dataset.info
     warnings = [*resolved.warnings, *design.plan.warnings, *info.remarks, *(restored.notes if restored else ())]
     if config.run.dry_run_steps:
         few = design.plan.validation.num_samples
-        warnings.append(f"a trial: its accuracies are those of the first {few} validation images, and say nothing")
+        warnings.append(f"a trial: its accuracies are those of the first {few} validation images, and mean nothing")
     notes = [*resolved.notes, _describe(info, design.plan.feed), *_hints(design, devices, resolved)]
     if adopted is not None:
         notes = [*table_lines(adopted), *notes]

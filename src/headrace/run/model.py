@@ -241,7 +241,9 @@ class Model:
         # Without the state: it would keep the devices' memory for as long as somebody keeps the result.
         return replace(result, state=None)
 
-    def _fit(self, resolved: Resolved, custom: CustomParts, resume: Any, asked: dict[str, Any]) -> RunResult:
+    def _fit(
+        self, resolved: Resolved, custom: CustomParts, resume: str | Path | None, asked: dict[str, Any]
+    ) -> RunResult:
         resolved = settle(resolved, custom)
         design = design_run(resolved.config, custom, current_group().num_processes)
         # Before anything is written: images of another shape would otherwise fail inside the network.

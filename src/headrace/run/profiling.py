@@ -137,7 +137,7 @@ def summarise_profile(profile: CallProfile, design: Design, devices: Sequence[An
     return found
 
 
-def describe_profile(profile: CallProfile, design: Design, devices: Sequence[object]) -> list[str]:
+def describe_profile(profile: CallProfile, design: Design, devices: Sequence[Any]) -> list[str]:
     """Return what was recorded, for people."""
     profile.close()
     if not profile.found:
@@ -199,7 +199,7 @@ class OpTable:
         return OpFacts(kind=kind_of(inside), block=block, backward=backward)
 
 
-def measure_ceilings(device: Any, dtype: Any) -> tuple[float, float]:
+def measure_ceilings(device: Any, dtype: jax.typing.DTypeLike) -> tuple[float, float]:
     """Return the FLOPs per second of a large product and the bytes per second of a large sum; 0 where none fits.
 
     What this device reaches with the simplest programs is a fairer limit than a data sheet.
@@ -257,7 +257,9 @@ MIN_SECONDS = 0.05  # each block is repeated for at least this long, far above t
 ROUNDS = 3  # of which the fastest counts: other work on the machine only adds time
 
 
-def measure_blocks(network: Network, micro_batch_size: int, compute_dtype: Any, device: Any) -> dict[str, float]:
+def measure_blocks(
+    network: Network, micro_batch_size: int, compute_dtype: jax.typing.DTypeLike, device: Any
+) -> dict[str, float]:
     """Return the seconds that a forward and a backward pass of each block takes on a micro batch."""
     params, stats = network.init(0)
     rng = np.random.default_rng(0)

@@ -22,6 +22,7 @@ from headrace.data.feeding.feed import FeedOptions, FeedStats
 from headrace.engine.devices import CompileCounts
 from headrace.engine.histograms import HISTOGRAMS
 from headrace.engine.state import State
+from headrace.engine.step import Metrics
 from headrace.engine.visible import describe_machine
 from headrace.report.run_report import write_run_report
 from headrace.report.run_summary import MACHINE_FILE
@@ -77,7 +78,7 @@ class InFlight:
 
     last_step: int
     num_steps: int
-    metrics: Any  # arrays whose first `num_steps` rows are the call's
+    metrics: Metrics  # arrays whose first `num_steps` rows are the call's
     launched: float  # when, on the performance counter
     ended: Future[Moment]  # when the devices were done with it
     copy: State | None  # the state after the call, for a checkpoint

@@ -31,6 +31,9 @@ from headrace.plan.steps import SizeSpan
 from headrace.run.custom_functions import by_sample
 from headrace.run.design import Design
 
+# (state, resident set, block, number of steps) -> (state, metrics)
+Call = Callable[[State, PyTree, PyTree, int], tuple[State, Metrics]]
+
 
 class Executor(Protocol):
     """Runs training calls `(state, resident, block) -> (state, metrics)`: a device loop, or a pipeline's dispatcher."""
@@ -52,7 +55,7 @@ class Executor(Protocol):
         """Copy a state so that it outlives the next call and this process can read it whole."""
         ...
 
-    def compile(self, state: State, resident: PyTree, block: PyTree) -> Callable[..., Any]:
+    def compile(self, state: State, resident: PyTree, block: PyTree) -> Call:
         """Return the call's program `(state, resident, block, num_steps)`, compiled; the state is left as it is."""
         ...
 
@@ -71,7 +74,7 @@ class DeviceLoop(OnOneMesh):
         """Copy a state: it is whole on every device."""
         return snapshot(state)
 
-    def compile(self, state: State, resident: PyTree, block: PyTree) -> Callable[..., Any]:
+    def compile(self, state: State, resident: PyTree, block: PyTree) -> "CallProgram":
         """Compile the call ahead of its first use."""
         keep_freed_memory(keep=False)  # after an inference of this process
         whole = replicated(self.mesh)
@@ -94,7 +97,7 @@ def _make_call(spec: StepSpec, mesh: Mesh, names: tuple[str, ...]) -> Any:
 class CallProgram:
     """A compiled device loop; the number of steps is put where it needs it."""
 
-    program: Any
+    program: jax.stages.Compiled
     where: NamedSharding
     trace_seconds: float = 0.0  # of making XLA's input from Python
 
@@ -292,7 +295,7 @@ class Calls:
         # Sizes that a resumed run has behind it are not compiled again.
         self._spans = [span for span, end in zip(design.sizes, ends, strict=True) if end > step]
         self._executors = [_executor(design, options, dataset, devices, span) for span in self._spans]
-        self._programs: list[Any] = []
+        self._programs: list[Call] = []
         self.executor = self._executors[-1]  # state and blocks are placed alike for all of them
 
     def compile(self, state: State, feed: TrainFeed) -> list[tuple[str, Compiled]]:
@@ -305,7 +308,7 @@ class Calls:
             results.append((f"training{size}", compiled))
         return results
 
-    def at(self, step: int) -> Any:
+    def at(self, step: int) -> Call:
         """Return the program of the call that begins after `step` steps."""
         begun = [program for span, program in zip(self._spans, self._programs, strict=True) if span.first_step <= step]
         return begun[-1]

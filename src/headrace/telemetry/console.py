@@ -164,7 +164,7 @@ def _fitted(parts: list[str], width: int, optional: tuple[str, ...]) -> str:
     return "  ".join(parts)
 
 
-# Parts of a line that a narrow terminal does without, the least missed first.
+# Parts of a line that a narrow terminal can do without, the most dispensable first.
 _TRAIN_OPTIONAL = ("lr ", "step ", "ETA ", "skipped ", "img/s", "top-1 ")
 _VALIDATION_OPTIONAL = ("(", "loss ", "top-5 ", "best so far")
 

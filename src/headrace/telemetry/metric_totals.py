@@ -27,7 +27,7 @@ KINDS: tuple[str, ...] = ("start", "compile", "train", "wait", "validate", "wait
 # costs nothing.
 _PRECEDENCE = ("train", "validate", "wait", "wait_validation", "save", "compile", "start")
 
-# Of the time between two calls, what is no time of training.
+# Kinds of time between two calls that do not count as training.
 _NOT_TRAINING = ("validate", "wait_validation", "save", "compile")
 
 
@@ -408,15 +408,16 @@ def passing_failure_to(future: Future[Any]) -> Iterator[None]:
         raise
 
 
-# The verdict on what bound a run: the device's computing, or the host's preparing of its input.
+# The verdict on what limited a run: computing on the device, or preparing its input on the host.
 
 
-_COMPUTE, _MIXED = 0.02, 0.10  # shares of the time waited: below the first nothing is lost, above the second much is
+# Shares of the time that the device waited: below the first nothing worth changing is lost, above the second a lot.
+_COMPUTE, _MIXED = 0.02, 0.10
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What was measured of a run's calls, without the first."""
+    """What was measured over a run's calls, the first one excluded."""
 
     images: int
     seconds: float
@@ -439,9 +440,9 @@ class Measured:
 
 
 def verdict(run: Measured) -> str:
-    """Return in a sentence what bound the run and, where the device waited much, the options that change that.
+    """Return a sentence on what limited the run and, where the device waited a lot, which options would help.
 
-    Of several kinds of waiting the longest is named, and after it what else took longer than that.
+    The longest kind of waiting is named first, then what else took longer than that.
     """
     said = _bound(run)
     if run.images <= 0 or run.seconds <= 0:
@@ -539,7 +540,7 @@ def _advice(run: Measured) -> str:
         return "the set is already on the device: make calls longer (a lower --logs-per-epoch)"
     # Sending dominates: more threads or packed files would not help.
     if run.send_seconds > run.prepare_seconds / 2:
-        return "sending binds it: leave --eight-bit-transfer on, or use --dataset-cache device"
+        return "sending is the limit: leave --eight-bit-transfer on, or use --dataset-cache device"
     if run.decodes:
         return (
             "pack the images (headrace data pack), keep them decoded (--dataset-cache decoded), "

@@ -276,7 +276,7 @@ def _legend(lines: Sequence[Line]) -> list[str]:
     """Return one legend for both panels, in a row that ends at the right edge."""
     parts, right = [], 872.0
     for line in reversed(lines):
-        right -= 6.3 * len(line.label)
+        right -= 6.3 * len(line.label)  # about the width of a letter at this size: no font is measured here
         mark = f'stroke="{line.color}" stroke-width="3" stroke-linecap="round"'
         parts.append(_text(right, 34, line.label, size=12.5, color=_INK))
         parts.append(f'<path d="M{right - 25:.0f} 30h17" {mark}/>')
