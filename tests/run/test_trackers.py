@@ -8,7 +8,6 @@ import struct
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +34,12 @@ def scalars_of(directory: Path) -> dict[str, dict[int, float]]:
     return found
 
 
-def values_of(directory: Path, pattern: str) -> Iterator[tuple[int, Any]]:
-    """Read TensorBoard's event files by their format: length, checksum, Event, checksum."""
+def values_of(directory: Path, pattern: str) -> list[tuple[int, Any]]:
+    """Read event files by their format (length, checksum, Event, checksum), as TensorBoard does.
+
+    The start of a session hides what came before it with its step or a later one.
+    """
+    found: list[tuple[int, Any]] = []
     event_of: Any = importlib.import_module("tensorboardX.proto.event_pb2").Event.FromString
     for path in sorted(directory.glob(pattern), key=lambda path: path.stat().st_mtime):
         data, place = path.read_bytes(), 0
@@ -44,7 +47,10 @@ def values_of(directory: Path, pattern: str) -> Iterator[tuple[int, Any]]:
             (length,) = struct.unpack_from("<Q", data, place)
             event = event_of(data[place + 12 : place + 12 + length])
             place += 16 + length
-            yield from ((event.step, value) for value in event.summary.value)
+            if event.session_log.status == event.session_log.START:
+                found = [(step, value) for step, value in found if step < event.step]
+            found += ((event.step, value) for value in event.summary.value)
+    return found
 
 
 def test_tensorboard_has_every_number_of_the_records(quick):

@@ -187,7 +187,8 @@ class TensorBoard:
 
     def __init__(self, about: RunDescription) -> None:
         writer: Any = importlib.import_module("tensorboardX").SummaryWriter
-        self._writer = writer(logdir=str(about.directory / TENSORBOARD_DIR), purge_step=about.step or None)
+        # TensorBoard hides earlier events of this step and later ones: those of the restored step itself stay.
+        self._writer = writer(logdir=str(about.directory / TENSORBOARD_DIR), purge_step=about.step + 1)
         for title, content in (("options", about.options), ("plan", about.plan)):
             self._writer.add_text(title, f"```\n{json.dumps(content, indent=1, default=str)}\n```", about.step)
         self._step, self._options = about.step, about.options
