@@ -135,8 +135,11 @@ def test_a_resumed_run_is_judged_by_its_last_process(place):
 
 def test_a_thousand_runs_are_listed_quickly(tmp_path, capsys):
     records = [start(), *(trained(epoch / 10, epoch) for epoch in range(100)), validation(4, 0.5), end()]
-    for number in range(1000):
-        make(tmp_path, f"run{number}", records, seed=number)
+    first = make(tmp_path, "run0", records)
+    for number in range(1, 1000):
+        (tmp_path / f"run{number}").mkdir()
+        for file in first.iterdir():
+            (tmp_path / f"run{number}" / file.name).write_bytes(file.read_bytes())
     begin = time.process_time()
     assert len(listed(tmp_path, capsys)) == 1000
     assert time.process_time() - begin < 5

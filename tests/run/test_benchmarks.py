@@ -76,7 +76,7 @@ def test_no_call_looks_instant_where_launching_takes_as_long_as_running(monkeypa
 
 
 def test_the_rate_of_two_processes_is_that_of_both_and_told_once(tmp_path):
-    synthetic_on = "--config none --model cifar_resnet8 --dataset cifar10 --generated-data --progress none"
+    synthetic_on = "--config none --model toy_model --dataset cifar10 --synthetic-data --progress none"
     sizes = "--num-replicas 2 --micro-batch-size 4 --steps-per-call 2 --num-calls 2 --num-requests 2 --json"
     assert run_job(2, ["bench", "--mode", "inference", *synthetic_on.split(), *sizes.split()], tmp_path) == [0, 0]
     told = [[line for line in (tmp_path / f"{n}.txt").read_text().splitlines() if line[:1] == "{"] for n in range(2)]
@@ -189,7 +189,7 @@ def test_the_shipped_benchmarks_are_the_references_and_ours():
 def test_an_entry_runs_each_point_and_typed_options_win(tmp_path):
     file, lines = tmp_path / "mine.yml", tmp_path / "out.jsonl"
     file.write_text(
-        "tiny:\n  mode: inference\n  options: --config none --model cifar_resnet8 --dataset cifar10 --generated-data "
+        "tiny:\n  mode: inference\n  options: --config none --model toy_model --dataset cifar10 --synthetic-data "
         "--steps-per-call 9 --repeat 2\n  sweep: {micro-batch-size: [1, 2]}\n"
     )
     more = ["--steps-per-call", "1", "--num-requests", "0", "--output", str(lines)]
