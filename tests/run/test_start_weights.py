@@ -41,6 +41,13 @@ def test_a_run_starts_from_another_runs_weights(quick, first):
     assert "loaded" in (second.directory / "log.txt").read_text()
 
 
+def test_the_network_comes_with_a_run_whose_checkpoints_are_elsewhere(quick, first, tmp_path):
+    apart = tmp_path / "apart"
+    run = train(quick(**SHORT, checkpoint_dir=str(apart))).directory
+    for source in (first, run, apart):
+        assert resolve({"weights": str(source)}, "none").config.model.model_name == QUICK["model_name"]
+
+
 @pytest.mark.slow
 def test_averaged_weights_are_taken_on_demand(quick, first):
     second = train(quick(**SHORT, init_from=str(first), init_ema=True, lr_schedule_params={"initial_learning_rate": 0}))

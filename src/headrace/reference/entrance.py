@@ -12,6 +12,7 @@ from headrace.config.load import NO_RECIPE, Resolved, Translation
 from headrace.config.schema import SECTIONS, Config
 from headrace.config.yaml_blocks import RECIPES, Block, blocks_of, choose
 from headrace.core.errors import ConfigError
+from headrace.core.files import parse_json
 from headrace.reference.tables import Reference
 from headrace.reference.translate import has_defaults, translate
 
@@ -44,7 +45,7 @@ def _facts_of_run(path: Path) -> "WeightFacts | None":
     from headrace.checkpoint.store import MANIFEST_FILE, list_checkpoints, parse_manifest
     from headrace.weights.named import WeightFacts, pixel_options
 
-    places = [path, *reversed(list_checkpoints(path)), *reversed(list_checkpoints(path / "checkpoints"))]
+    places = [path, *reversed(list_checkpoints(path)), *reversed(list_checkpoints(_checkpoints_of(path)))]
     file = next((place / MANIFEST_FILE for place in places if (place / MANIFEST_FILE).is_file()), None)
     manifest = parse_manifest(file.read_bytes())[0] if file else None
     try:
@@ -59,6 +60,15 @@ def _facts_of_run(path: Path) -> "WeightFacts | None":
     data |= {"eval_interpolation": form.get("interpolation", "bilinear")}
     network = {"model_name": model.model_name, **load.network_changes(model)}
     return WeightFacts(network=network, data=data | pixel_options(form))
+
+
+def _checkpoints_of(run: Path) -> Path:
+    """Return the directory of a run's checkpoints, read as plain JSON: reading options should not load JAX."""
+    try:
+        chosen = parse_json((run / "config.json").read_bytes())["values"]["checkpoint_dir"]
+    except (OSError, ValueError, LookupError, TypeError):
+        chosen = None
+    return Path(chosen) if isinstance(chosen, str) else run / "checkpoints"
 
 
 REFERENCE = Translation(

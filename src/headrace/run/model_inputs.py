@@ -409,8 +409,8 @@ def validation_option(options: Mapping[str, object], has_data: bool) -> dict[str
 def _evaluated_info(info: DataInfo, spec: ImageSpec, num_validation: int) -> DataInfo:
     if info.image_hwc != spec.image_hwc:
         raise DataError(
-            f"The images of {info.name} are {'x'.join(map(str, info.image_hwc))}, "
-            f"the network takes {'x'.join(map(str, spec.image_hwc))}."
+            f"The images of {info.name} are {shape_text(info.image_hwc)}, "
+            f"the network takes {shape_text(spec.image_hwc)}."
         )
     return replace(
         info,
