@@ -117,3 +117,17 @@ def test_what_is_not_a_callback_is_refused(quick):
 
     with pytest.raises(ConfigError, match="A callback returned True"):
         train(quick(**FEW), CustomParts(callbacks=(Wrong(),)))
+
+
+def test_an_epoch_that_was_interrupted_has_the_mean_of_all_its_steps(quick):
+    class StopWithin(Callback):
+        def on_call_end(self, event):
+            return "enough" if event.step == 1 else None
+
+    options = FEW | {"num_epochs": 1, "max_steps_per_call": 1, "validation": False}
+    whole, resumed = Collect(), Collect()
+    train(quick(**options), CustomParts(callbacks=(whole,)))
+    cut = train(quick(**options), CustomParts(callbacks=(StopWithin(),)))
+    assert cut.step < 4
+    resume(cut.directory, custom=CustomParts(callbacks=(resumed,)))
+    assert [(event.step, event.loss) for event in resumed.epochs] == [(4, whole.epochs[0].loss)]

@@ -151,6 +151,7 @@ class RunRecorder:
         self._elapsed_before = max([restored.elapsed_seconds, *ended])
         self.step = self._saved_step = restored.step
         self.totals.continue_from(restored.unlogged, past.skipped_steps)
+        self._epoch_sums = restored.epoch_sums
         self.validations = past.validations
 
     def begin(self) -> None:
@@ -521,4 +522,5 @@ class RunRecorder:
             "input": input_form(self._design.info, self._resolved.config),
             "elapsed_seconds": self.elapsed,
             "unlogged": self.totals.unlogged.to_dict(),
+            "epoch_sums": self._epoch_sums.to_dict(),
         }

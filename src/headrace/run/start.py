@@ -165,6 +165,7 @@ class Restored:
     arrays: Mapping[str, Any] | None = None
     elapsed_seconds: float = 0.0
     unlogged: Unlogged = NOTHING_UNLOGGED
+    epoch_sums: Unlogged = NOTHING_UNLOGGED  # over the epoch that the checkpoint is in the middle of
     notes: tuple[str, ...] = ()
     dataset: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # its identity; old checkpoints have none
 
@@ -204,6 +205,7 @@ def find_restored(directory: RunDirectory, earlier_place: Path) -> Restored:
         arrays=arrays,
         elapsed_seconds=manifest["elapsed_seconds"],
         unlogged=Unlogged.from_dict(manifest.get("unlogged", {})),
+        epoch_sums=Unlogged.from_dict(manifest.get("epoch_sums", {})),
         notes=tuple(f"Checkpoint {bad.name} was skipped: {problem}" for bad, problem in damaged),
         dataset=manifest.get("dataset", {}),
     )
