@@ -271,7 +271,7 @@ class _Handler(BaseHTTPRequestHandler):
     pages: _Pages
     allowed: Access
     server_version, sys_version = "headrace", ""
-    timeout = 30
+    timeout = 30  # seconds, after which a connection that sends nothing is closed, and its thread ends
 
     def do_GET(self) -> None:
         """Answer a request."""

@@ -301,6 +301,7 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
         to_validate = group.broadcast(bool(due and recorder.missing_validation(step, evaluated_weights(state))))
         length = CallLength(config.batch.call_seconds, steps.steps_per_call)
         validator, feed, compiling = None, None, None
+        # One for the programs of training, one for those of validation.
         threads = stack.enter_context(ThreadPoolExecutor(2, thread_name_prefix="compile"))
         if to_train:
             state = calls.executor.place(state)

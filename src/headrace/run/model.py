@@ -492,6 +492,7 @@ class Model:
         given = {name: option.value for name, option in saved.given().items()}
         # Where its data was and what its run was called says nothing about the model.
         kept = {name: value for name, value in given.items() if name not in NAMED_OF_ONE_SET | OF_ONE_RUN}
+        # Without a recipe: what the run's own gave is among its saved options.
         if network is None:
             model = cls(config="none", **kept | options)
         else:

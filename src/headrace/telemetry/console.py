@@ -249,6 +249,8 @@ class BarConsole(ConsoleSink):
     """A live line at the bottom; start, validation results, notes and the end stay above it as permanent lines."""
 
     def __init__(self, stream: TextIO, past: Iterable[Record] = ()) -> None:
+        # Lines are laid out here: rich would break them again, and color the numbers in them. Nor its widgets in a
+        # notebook, where NotebookConsole has a line of its own.
         self._console = Console(file=stream, highlight=False, soft_wrap=True, force_jupyter=False)
         self._formatter = LineFormatter(past)
         self._progress: Progress | None = None

@@ -253,6 +253,7 @@ class WeightsAndBiases:
                 dir=str(about.directory),
                 config={"options": dict(about.options), "plan": dict(about.plan)},
                 mode=mode,
+                # Quiet, since it would print into the progress line; and a server that is down must not hold up a run.
                 settings=wandb.Settings(init_timeout=_WAIT_SECONDS, console="off", silent=True),
             )
 
