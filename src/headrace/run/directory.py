@@ -225,11 +225,14 @@ def write_run(directory: RunDirectory, saved: dict[str, Any], plan: dict[str, An
         write_atomic(file, (json.dumps(content, indent=1) + "\n").encode())
 
 
-def read_run(
-    path: Path, *, given: Collection[str] = (), needed: Collection[str] = REPLACED
-) -> tuple[RunDirectory, Resolved]:
+def read_run(path: Path, *, needed: Collection[str] = REPLACED) -> tuple[RunDirectory, Resolved]:
     """Return the layout and the configuration of a run started before; see `from_saved` for the parts."""
-    return parse_run(path, read_saved(path), given=given, needed=needed)
+    return parse_run(path, read_saved(path), needed=needed)
+
+
+def checkpoints_of(run: Path) -> Path:
+    """Return the directory of a run's checkpoints, also of a run whose network was given by code."""
+    return read_run(run, needed=())[0].checkpoints
 
 
 def read_saved(path: Path) -> dict[str, Any]:

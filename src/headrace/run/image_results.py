@@ -32,6 +32,7 @@ from headrace.telemetry.records import validation_report
 
 # As many as is usual for the expected calibration error.
 NUM_BINS = 15
+_MOST_IMAGES = 24  # of a kind, in a report
 THRESHOLDS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 
 
@@ -103,12 +104,12 @@ class TellingImages:
     hardest: list[int]
 
 
-def telling_images(probabilities: np.ndarray, labels: np.ndarray, most: int = 24) -> TellingImages:
+def telling_images(probabilities: np.ndarray, labels: np.ndarray) -> TellingImages:
     """Choose the images that are worth looking at."""
     confidence, right = probabilities.max(1), probabilities.argmax(1) == labels
     order = np.argsort(confidence, kind="stable")
-    mistakes = [int(k) for k in order[::-1] if not right[k]][:most]
-    return TellingImages(mistakes=mistakes, hardest=[int(k) for k in order if right[k]][:most])
+    mistakes = [int(k) for k in order[::-1] if not right[k]][:_MOST_IMAGES]
+    return TellingImages(mistakes=mistakes, hardest=[int(k) for k in order if right[k]][:_MOST_IMAGES])
 
 
 # The images of a run, run through its best weights, for images.json.

@@ -261,7 +261,7 @@ class GivenData:
     dataset: DataSet | None = None
 
 
-def given_data(data: object, labels: object = None, what: str = "data") -> GivenData:
+def given_data(data: object, labels: object = None) -> GivenData:
     """Return what was given; refuse what is neither a path, a name, a pair of arrays nor a dataset."""
     if labels is not None:
         return GivenData(arrays=(data, labels))
@@ -281,7 +281,7 @@ def given_data(data: object, labels: object = None, what: str = "data") -> Given
             )
         return GivenData(options={"dataset_path": str(path)})
     raise ConfigError(
-        f"The {what} is a {type(data).__name__}.",
+        f"The data is a {type(data).__name__}.",
         rule="It is the path of a dataset, a pair (images, labels), or what headrace.open_dataset returns.",
     )
 

@@ -216,6 +216,7 @@ def read_image(model: TrainedModel, path: Path, out: np.ndarray) -> str:
 
 _SIDE = 320  # pixels of each image in the drawing, at least
 _GAP = 12
+_MAPS = 2
 _COLD, _HOT = np.array([0, 60, 140], np.float32), np.array([255, 214, 64], np.float32)  # also for colour-blind readers
 
 
@@ -230,13 +231,13 @@ class Explanation:
     maps: dict[str, np.ndarray]
 
 
-def explained_blocks(network: Network, most: int = 2) -> tuple[int, ...]:
+def explained_blocks(network: Network) -> tuple[int, ...]:
     """Return the last block of each of the last sizes of feature maps, as numbers of blocks, the last one first."""
     last: dict[tuple[int, int], int] = {}
     for number, shape in enumerate(network.shapes()[1:]):
         if len(shape) == 3 and not isinstance(shape[0], tuple) and shape[0] * shape[1] > 1:
             last[shape[0], shape[1]] = number
-    found = tuple(sorted(last.values(), reverse=True)[:most])
+    found = tuple(sorted(last.values(), reverse=True)[:_MAPS])
     if not found:
         raise ConfigError(f"{network.name} has no block whose output is a map.", rule="Grad-CAM needs feature maps.")
     return found

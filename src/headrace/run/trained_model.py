@@ -30,7 +30,7 @@ from headrace.engine.state import State
 from headrace.model.custom_block import weights_like
 from headrace.model.families import build_network
 from headrace.model.network import Network
-from headrace.run.directory import custom_parts, from_saved, parts_of, read_run
+from headrace.run.directory import checkpoints_of, custom_parts, from_saved, parts_of
 from headrace.telemetry.plot import draw_run
 from headrace.telemetry.records import Record, RunEnd, TrainRecord, ValidationRecord, read_records
 
@@ -96,7 +96,7 @@ def input_form(info: DataInfo, config: Config) -> dict[str, Any]:
 
 def best_validated(run: Path) -> dict[str, Any] | None:
     """Return {path, step, weights} of a run's checkpoint with the best validation, None where none is kept."""
-    place = read_run(run, needed=())[0].checkpoints
+    place = checkpoints_of(run)
     best = BestCheckpoints(place).first_good()
     return best and {"path": str(place / best.name), "step": step_of(place / best.name), "weights": best.weights}
 
@@ -106,7 +106,7 @@ def find_weights(path: Path) -> tuple[Path, str]:
     if (path / MANIFEST_FILE).exists():
         manifest, _ = parse_manifest((path / MANIFEST_FILE).read_bytes())  # whatever is wrong is reported on loading
         return path, EMA if manifest and manifest.get("better") == EMA else RAW
-    place = path if list_checkpoints(path) else read_run(path, needed=())[0].checkpoints
+    place = path if list_checkpoints(path) else checkpoints_of(path)
     best = BestCheckpoints(place).first_good()
     if best is not None:
         return place / best.name, best.weights
@@ -249,14 +249,14 @@ class RunResult:
     def best_checkpoint(self) -> Path | None:
         """The checkpoint with the best validation, or the newest without one; None when none is kept."""
         try:
-            return find_weights(read_run(self.directory, needed=())[0].checkpoints)[0]
+            return find_weights(checkpoints_of(self.directory))[0]
         except CheckpointError:
             return None
 
     @property
     def last_checkpoint(self) -> Path | None:
         """The newest good checkpoint; None when none is kept."""
-        return newest_good(read_run(self.directory, needed=())[0].checkpoints)[0]
+        return newest_good(checkpoints_of(self.directory))[0]
 
     @property
     def seconds(self) -> dict[str, float]:

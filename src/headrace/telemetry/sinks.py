@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TextIO, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from headrace.telemetry.console import LineFormatter
 from headrace.telemetry.records import (
@@ -205,16 +205,16 @@ class LogSink:
 class WarningSink:
     """Prints the warnings of a process that writes no records on standard error, with the process number."""
 
-    def __init__(self, process: int, stream: TextIO | None = None) -> None:
-        self._head, self._stream = f"process {process}: ", stream
+    def __init__(self, process: int) -> None:
+        self._head = f"process {process}: "
 
     def write(self, record: Record) -> None:
         """Print a warning; process 0 reports everything else."""
         if isinstance(record, Note) and record.level == "warning":
-            print(self._head + record.text, file=self._stream or sys.stderr, flush=True)
+            print(self._head + record.text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Do nothing: the stream belongs to the caller."""
+        """Do nothing: standard error stays open."""
 
 
 class Sinks:
