@@ -59,13 +59,9 @@ def _refuse_missing(place: Path) -> None:
         raise ConfigError(problem, remedy="Runs are made by headrace train, in ./runs unless --log-dir is given.")
 
 
-def _accuracy_key(run: "RunSummary") -> float:
-    return -run.best.top1 if run.best and not run.is_trial else math.inf
-
-
 _SORTS: dict[str, Callable[["RunSummary"], float]] = {
     "date": lambda run: -run.modified,
-    "accuracy": _accuracy_key,
+    "accuracy": lambda run: -run.best.top1 if run.best and not run.is_trial else math.inf,
     "time": lambda run: math.inf if run.seconds is None else run.seconds,
 }
 

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 from headrace.config.field import (
     Facts,
-    Remark,
     Rule,
     above,
     at_least,
@@ -472,9 +471,7 @@ class Weights:
     )
 
 
-def _without_file(name: str) -> Remark:
-    """Say that an option about a file of weights does nothing without one."""
-    return idle(name, "without weights", lambda facts: facts.given(name) and facts.config.weights.weights is None)
-
-
-WEIGHT_NOTES = tuple(_without_file(name) for name in ("init_ema", "init_min_loaded"))
+WEIGHT_NOTES = tuple(
+    idle(name, "without weights", lambda facts, name=name: facts.given(name) and facts.config.weights.weights is None)
+    for name in ("init_ema", "init_min_loaded")
+)

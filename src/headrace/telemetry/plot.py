@@ -79,7 +79,7 @@ def write_curve(run_dir: Path | str) -> None:
 def draw_run(run_dir: Path | str) -> str:
     """Return the SVG text of a run's curves: training, and validation with raw and with ema weights."""
     records = read_records(run_dir)
-    left, right = loss_lines(records), accuracy_lines(records)
+    left, right = _lines(records, "loss", "loss"), _lines(records, "accuracy", "top1", scale=100.0)  # in percent
     if not any(line.points for line in (*left, *right)):
         raise CheckpointError(
             f"{Path(run_dir) / METRICS_FILE} has no training or validation records to draw.",
@@ -104,26 +104,13 @@ def draw_run(run_dir: Path | str) -> str:
     return f"{head} {label} {_FONT}>\n" + "\n".join(body) + "\n</svg>\n"
 
 
-def loss_lines(records: Sequence[Record]) -> list[Line]:
-    """Return the lines of the loss panel."""
-    return [_training_line(records, "loss", 1.0), *_validation_lines(records, "loss", 1.0)]
-
-
-def accuracy_lines(records: Sequence[Record]) -> list[Line]:
-    """Return the lines of the accuracy panel, in percent."""
-    return [_training_line(records, "accuracy", 100.0), *_validation_lines(records, "top1", 100.0)]
-
-
-def _training_line(records: Sequence[Record], field: str, scale: float) -> Line:
-    points = [(r.epoch, scale * getattr(r, field)) for r in records if isinstance(r, TrainRecord)]
-    return Line(label="training", points=points, color="#9aa5b1")
-
-
-def _validation_lines(records: Sequence[Record], field: str, scale: float) -> list[Line]:
+def _lines(records: Sequence[Record], train_field: str, validation_field: str, scale: float = 1.0) -> list[Line]:
+    """Return the lines of a panel: of training, and of the validation of each set of weights that has any."""
+    points = [(r.epoch, scale * getattr(r, train_field)) for r in records if isinstance(r, TrainRecord)]
+    lines = [Line(label="training", points=points, color="#9aa5b1")]
     validations = [r for r in records if isinstance(r, ValidationRecord)]
-    lines = []
     for weights, label, color in _VALIDATIONS:
-        points = [(r.epoch, scale * getattr(r, field)) for r in validations if r.weights == weights]
+        points = [(r.epoch, scale * getattr(r, validation_field)) for r in validations if r.weights == weights]
         if points:
             lines.append(Line(label=label, points=points, color=color, dots=len(points) <= _MOST_DOTS))
     return lines
