@@ -275,8 +275,10 @@ def test_the_command_writes_a_report_or_a_comparison(tmp_path, capsys):
     assert [line["y"] for line in page.panels["Training, loss"]["lines"]] == [[2.0], [1.0]]
     assert [line["label"] for line in page.panels["Training, loss"]["lines"]] == ["a", "b"]
     assert re.search(r"learning_rate\s+0.1\s+0.2", page.text)
-    with pytest.raises(CheckpointError, match="Cannot write"):
+    with pytest.raises(ConfigError, match="There is no directory"):
         report([str(first), "-o", str(tmp_path / "none" / "x.html")])
+    with pytest.raises(CheckpointError, match="Cannot write"):
+        report([str(first), "-o", str(tmp_path)])
     with pytest.raises(CheckpointError, match="cannot be read"):
         report([str(tmp_path / "nothing")])
     with pytest.raises(ConfigError):

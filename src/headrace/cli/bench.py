@@ -13,7 +13,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.cli.options import print_remarks, read_arguments, read_config_arguments, resolve_arguments
+from headrace.cli.options import (
+    check_output,
+    print_remarks,
+    read_arguments,
+    read_config_arguments,
+    resolve_arguments,
+    writing,
+)
 from headrace.core.errors import ConfigError, RunStopped, did_you_mean
 from headrace.core.files import parse_json
 from headrace.core.units import format_bytes, format_measured
@@ -32,6 +39,7 @@ def main(argv: list[str]) -> int:
     """Run the command; return its exit code."""
     parsed = read_config_arguments(argv, "headrace bench", add_arguments, DESCRIPTION)
     args = parsed.args
+    check_output(args.output, "--output")
     if args.list or args.entry is not None:
         return run_entries(argv, args)
     resolved = resolve_arguments(parsed)
@@ -55,7 +63,7 @@ def main(argv: list[str]) -> int:
 
 def _append(output: Path | None, line: str) -> None:
     if output is not None:
-        with output.open("a") as file:
+        with writing(output, "--output"), output.open("a") as file:
             file.write(line + "\n")
 
 

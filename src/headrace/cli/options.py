@@ -3,8 +3,10 @@
 import argparse
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from headrace.cli.help import find_request, has_effect, help_text, screen_of
@@ -12,7 +14,7 @@ from headrace.config.field import normalise_name, option_names
 from headrace.config.load import Resolved
 from headrace.config.schema import Extra, build_parser, take_options
 from headrace.config.section_run import PLATFORMS
-from headrace.core.errors import ConfigError
+from headrace.core.errors import CheckpointError, ConfigError
 from headrace.reference.entrance import known_options, resolve
 
 
@@ -160,6 +162,23 @@ def model_and_weights(path: str | None, weights: str, use: str) -> tuple[str, st
         problem = f"Both {path} and --weights {weights} are given." if path else "No run and no weights are named."
         raise ConfigError(problem, remedy="Name a run or a checkpoint, or give --weights NAME.")
     return path or weights, use
+
+
+def check_output(file: Path | None, flag: str) -> None:
+    """Refuse a file in a directory that is not there, before anything is computed for it."""
+    if file is not None and not file.absolute().parent.is_dir():
+        raise ConfigError(f"There is no directory {file.parent}.", remedy=f"Make it, or name another file with {flag}.")
+
+
+@contextmanager
+def writing(file: Path, flag: str) -> Iterator[None]:
+    """Say which file it is that cannot be written, and the option that names another."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"Cannot write {file}: {error.strerror or error}.", remedy=f"Name another file with {flag}."
+        ) from error
 
 
 def print_remarks(resolved: Resolved) -> None:

@@ -10,7 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.cli.options import WHICH, add_model_arguments, add_path_argument, model_and_weights
+from headrace.cli.options import (
+    WHICH,
+    add_model_arguments,
+    add_path_argument,
+    check_output,
+    model_and_weights,
+    writing,
+)
 from headrace.config.schema import Parser
 from headrace.core.errors import ConfigError
 from headrace.core.units import format_percent
@@ -35,6 +42,8 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     if args.top_k < 1 or args.batch_size < 1:
         raise ConfigError("--top-k and --batch-size are counts.", rule="They must be 1 or more.")
+    for file, flag in ((args.output, "--output"), (args.page, "--page")):
+        check_output(file, flag)
     by_name = args.weights not in ("", *WHICH)
     model_path, paths = (None, args.paths) if by_name else (args.paths[0], args.paths[1:])
     name, which = model_and_weights(model_path, args.weights, args.use)
@@ -63,7 +72,8 @@ def main(argv: list[str]) -> int:
     else:
         from headrace.core.files import write_atomic
 
-        write_atomic(args.output, text.encode())
+        with writing(args.output, "--output"):
+            write_atomic(args.output, text.encode())
     if labels:
         lines = _evaluate(model, found, labels, args.page)
         print(*lines, sep="\n", file=sys.stdout if args.format == "table" and args.output is None else sys.stderr)
@@ -100,7 +110,8 @@ def _evaluate(
     text = f"accuracy {format_percent(right / len(pairs))}: {right:,} of {len(pairs):,} images are of the class "
     lines = [text + "that their folder names", *evaluation_lines(done.images, done.report)]
     if page:
-        write_evaluation(page, done.images, done.report, f"{len(pairs):,} images in folders")
+        with writing(page, "--page"):
+            write_evaluation(page, done.images, done.report, f"{len(pairs):,} images in folders")
         lines.append(f"written: {page}")
     return lines
 
@@ -172,7 +183,7 @@ def explain(argv: list[str]) -> int:
     add_model_arguments(parser)
     args = parser.parse_args(argv)
     name, which = model_and_weights(args.path, args.weights, args.use)
-    from headrace.core.errors import CheckpointError
+    check_output(args.output, "-o")
     from headrace.core.files import write_atomic
     from headrace.engine.devices import start_devices
     from headrace.run.named_model import find_model
@@ -184,10 +195,8 @@ def explain(argv: list[str]) -> int:
     found = explain_image(model, args.image, args.class_name)
     file, out = args.output or Path(f"{args.image.stem}_explained.png"), io.BytesIO()
     draw_explanation(found).save(out, "PNG")
-    try:
+    with writing(file, "-o"):
         write_atomic(file, out.getvalue())
-    except OSError as error:
-        raise CheckpointError(f"Cannot write {file}: {error.strerror}.", remedy="Name another with -o FILE.") from error
     print(", ".join(f"{name} {format_percent(share)}" for name, share in found.best))
     print(f"explained: {found.name}; left the image, then blocks {', '.join(found.maps)}")
     print(f"written: {shlex.quote(str(file))}")

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.cli.options import Column, add_platform_argument, table_lines, terminal_width
+from headrace.cli.options import Column, add_platform_argument, check_output, table_lines, terminal_width, writing
 from headrace.config.schema import Parser
-from headrace.core.errors import CheckpointError, ConfigError
+from headrace.core.errors import ConfigError
 from headrace.core.units import format_percent
 
 if TYPE_CHECKING:
@@ -190,9 +190,10 @@ def report(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     if len(args.paths) > len(string.ascii_uppercase):
         raise ConfigError(f"The number of runs is {len(args.paths)}.", rule="At most twenty-six can be compared.")
+    check_output(args.output, "-o")
     if args.platform and not args.images:
         raise ConfigError("--platform is given without --images.", rule="Only the prediction of images needs a device.")
-    from headrace.report.run_report import read_compared, write_comparison, write_run_report
+    from headrace.report.run_report import REPORT_FILE, read_compared, write_comparison, write_run_report
 
     runs = read_compared(args.paths)
     if args.images:
@@ -206,16 +207,12 @@ def report(argv: list[str]) -> int:
             count = write_mistakes(run.path, read_mapping(file))
             more = f"; TensorBoard has {count} mistakes" if count else ""
             print(f"images: {shlex.quote(str(file))}{more}")
-    try:
+    file = args.output or (runs[0].path / REPORT_FILE if len(runs) == 1 else Path("comparison.html"))
+    with writing(file, "-o"):
         if len(runs) == 1:
-            file = write_run_report(runs[0].path, args.output)
+            write_run_report(runs[0].path, file)
         else:
-            file = args.output or Path("comparison.html")
             write_comparison(runs, file)
-    except OSError as error:
-        raise CheckpointError(
-            f"Cannot write {error.filename or args.output}: {error.strerror}.", remedy="Name another file with -o FILE."
-        ) from error
     print(f"written: {shlex.quote(str(file))}")
     return 0
 

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 
 from headrace.cli.options import (
     Parsed,
+    check_output,
     parse,
     print_remarks,
     read_arguments,
     read_config_arguments,
     resolve_arguments,
     terminal_width,
+    writing,
 )
 from headrace.core.units import format_duration, format_percent
 from headrace.job import Restart, detect_restart
@@ -197,6 +199,7 @@ _LR_FIND = "Find a learning rate: a short run whose rate grows until the loss ri
 def lr_find(argv: list[str]) -> int:
     """Run the command; return its exit code."""
     resolved, args = parse(argv, "headrace lr-find", _add_arguments, _LR_FIND)
+    check_output(args.plot, "--plot")
     print_remarks(resolved)
     from headrace.core.files import write_atomic
     from headrace.run.benchmarks import find_learning_rate
@@ -204,7 +207,8 @@ def lr_find(argv: list[str]) -> int:
 
     found = find_learning_rate(resolved, num_steps=args.steps, lowest=args.lowest, highest=args.highest)
     points = list(zip(found.rates.tolist(), found.losses.tolist(), strict=True))
-    write_atomic(args.plot, draw_rates(points, found.suggested).encode())
+    with writing(args.plot, "--plot"):
+        write_atomic(args.plot, draw_rates(points, found.suggested).encode())
     print(f"suggested   {found.suggested:.2g}, where the loss has fallen half of its way ({len(points)} steps)")
     print(f"plot        {args.plot}")
     print(f"next        headrace train ... --lr {found.suggested:.2g}")
