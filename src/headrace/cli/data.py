@@ -101,7 +101,7 @@ def _build(argv: list[str]) -> int:
 
 
 def _pack(argv: list[str]) -> int:
-    from headrace.cli.options import parse
+    from headrace.cli.options import check_output, parse
 
     def extra(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--output", required=True, metavar="FILE", help="packed file to write, such as my.hrp")
@@ -122,6 +122,7 @@ def _pack(argv: list[str]) -> int:
         )
     if output.exists():
         raise ConfigError(f"{output} exists.", remedy="Delete it first, or choose another --output.")
+    check_output(output, "--output")
     images = open_image_set(data, data.dataset)
     report = write_pack(
         output,

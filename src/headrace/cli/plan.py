@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.cli.options import parse, print_remarks
+from headrace.cli.options import check_output, parse, print_remarks
 
 if TYPE_CHECKING:
     from headrace.plan.plan import ScaleRow
@@ -31,6 +31,7 @@ def main(argv: list[str]) -> int:
 
     if args.schedule_file:
         check_diagram_file(args.schedule_file)
+        check_output(args.schedule_file, "--schedule-file")
     # With --num-devices the replicas follow from it, not from the devices of this machine.
     resolved = settle(resolved) if args.num_devices is None else with_choices(resolved)
     if not resolved.config.pipeline.measure_splits:
