@@ -129,7 +129,7 @@ def test_bad_requests_are_refused(run, tmp_path, capsys):
         (["explain", str(run), "x.png", "-o", str(tmp_path / "no" / "x.png")], "no directory"),
         (["lr-find", "--plot", str(tmp_path / "no" / "x.svg")], "no directory"),
         (["plan", "--schedule-file", str(tmp_path / "no" / "x.svg")], "no directory"),
-        (["data", "pack", "--output", str(tmp_path / "no" / "x.hrp")], "no directory"),
+        (["data", "pack", "--output", str(tmp_path / "x.hrp")], "digits has no image files to pack"),
         (["bench", "--output", str(tmp_path / "no" / "x.jsonl")], "no directory"),
         (["export", str(run)], "required"),
         (["export", str(run), "--format", "pdf"], "pdf"),

@@ -109,6 +109,7 @@ def _pack(argv: list[str]) -> int:
         parser.add_argument("--quality", type=int, default=90, metavar="N", help="of their JPEGs, 1 to 100 [90]")
 
     resolved, args = parse(argv, "headrace data pack", extra)
+    from headrace.config.section_data import IMAGE_DATASETS
     from headrace.core.units import format_bytes
     from headrace.data.dataset import resolved_set
     from headrace.data.feeding.feed import num_threads_of
@@ -116,6 +117,12 @@ def _pack(argv: list[str]) -> int:
     from headrace.data.sets.indexed_samples import write_pack
 
     data, output = resolved_set(resolved.config.data), Path(args.output)
+    if data.dataset not in IMAGE_DATASETS or data.synthetic_on:
+        raise ConfigError(
+            f"The dataset {data.dataset} has no image files to pack.",
+            rule="Folders of images and files that hold encoded images can be packed.",
+            remedy="Name them with --dataset-path.",
+        )
     if args.shorter_side < 1 or not 1 <= args.quality <= 100:
         raise ConfigError(
             f"A shorter side of {args.shorter_side} with quality {args.quality}.", rule="At least 1; 1 to 100."

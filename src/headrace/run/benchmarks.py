@@ -422,6 +422,8 @@ def find_learning_rate(
         raise ConfigError("A learning rate is searched by one process.", remedy="Start it without a launcher.")
     config = with_choices(with_drawn(resolved), custom).config
     design = _with_growing_rate(design_run(config, custom), num_steps, lowest, highest)
+    # As many steps as asked for, also where the planned epochs have fewer.
+    design = _with_calls(design, _CALL_STEPS, -(-num_steps // _CALL_STEPS))
     config, plan = design.config, design.plan
     dataset = custom.dataset or open_dataset(config.data, config.run.seed)
     adopted = adopt_weights(design)
@@ -430,7 +432,7 @@ def find_learning_rate(
     state = starting_state(design, (adopted.params, adopted.stats) if adopted else custom.weights)
     state = calls.executor.place(state)
     losses: list[float] = []
-    with closing(open_feed(design, dataset, plan.feed, calls.executor, 0, _CALL_STEPS)) as feed:
+    with closing(open_feed(design, dataset, plan.feed, calls.executor, 0)) as feed:
         calls.compile(state, feed)
         block = feed.next()
         while True:
@@ -439,7 +441,7 @@ def find_learning_rate(
             losses += (host["loss"] / host["count"]).tolist()
             smooth = smoothed(np.array(losses))
             # A loss that has risen threefold, or is not finite, does not come back.
-            if len(losses) >= min(num_steps, plan.steps.total_steps) or len(smooth) < len(losses) or _has_risen(smooth):
+            if len(losses) >= num_steps or len(smooth) < len(losses) or _has_risen(smooth):
                 break
             block = feed.next(metrics["loss"])
     return suggest(growing_rates(num_steps, lowest, highest), smooth[:num_steps])
