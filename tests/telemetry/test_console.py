@@ -17,14 +17,22 @@ import pytest
 from headrace.core.errors import ConfigError
 from headrace.telemetry.console import (
     BarConsole,
-    ConsoleSink,
     LineFormatter,
     PlainConsole,
     duration,
     live_line,
     make_console,
 )
-from headrace.telemetry.records import CheckpointRecord, Note, Record, RunEnd, RunStart, TrainRecord, ValidationRecord
+from headrace.telemetry.records import (
+    CheckpointRecord,
+    Note,
+    Record,
+    RunEnd,
+    RunStart,
+    Sink,
+    TrainRecord,
+    ValidationRecord,
+)
 
 
 class Terminal(io.StringIO):
@@ -111,7 +119,7 @@ def test_a_resumed_run_says_so_and_keeps_its_best_but_not_its_pace() -> None:
         ("auto", Terminal(), BarConsole),
         ("plain", Terminal(), PlainConsole),
         ("bar", io.StringIO(), BarConsole),
-        ("none", Terminal(), ConsoleSink),
+        ("none", Terminal(), Sink),
     ],
 )
 def test_the_mode_follows_the_option_and_the_terminal(mode: str, stream: io.StringIO, kind: type, monkeypatch) -> None:

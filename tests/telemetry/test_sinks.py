@@ -24,6 +24,7 @@ from headrace.telemetry.records import (
     Note,
     Record,
     RunStart,
+    Sink,
     TrainRecord,
     ValidationRecord,
     read_records,
@@ -165,11 +166,7 @@ def test_a_run_directory_that_cannot_be_written_is_an_error_for_people(tmp_path:
 def test_progress_reaches_only_those_who_show_it(tmp_path: Path) -> None:
     told = []
 
-    class Shows:
-        def write(self, record: Record) -> None: ...
-
-        def close(self) -> None: ...
-
+    class Shows(Sink):
         def advance(self, step: int, loss: float | None = None, images_per_second: float | None = None) -> None:
             told.append(step)
 
@@ -195,9 +192,7 @@ def test_threads_do_not_write_into_each_others_lines(tmp_path: Path) -> None:
 def test_closing_closes_all_even_if_one_fails(tmp_path: Path) -> None:
     closed = []
 
-    class Failing:
-        def write(self, record: Record) -> None: ...
-
+    class Failing(Sink):
         def close(self) -> None:
             closed.append(self)
             raise CheckpointError("no room")

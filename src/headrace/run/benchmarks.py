@@ -168,11 +168,15 @@ class BenchResult(Measured):
     final_loss: float
 
 
+def _refuse_less(least: int, **counts: int) -> None:
+    for name, count in counts.items():
+        if count < least:
+            raise ConfigError(f"--{name.replace('_', '-')} is {count}.", rule=f"It is at least {least}.")
+
+
 def bench(resolved: Resolved, *, steps_per_call: int, num_calls: int) -> BenchResult:
     """Run `num_calls` + 1 calls of training back to back; the first is left out of the rates."""
-    for name, value in (("--steps-per-call", steps_per_call), ("--num-calls", num_calls)):
-        if value < 1:
-            raise ConfigError(f"{name} is {value}.", rule="At least one is timed.")
+    _refuse_less(1, steps_per_call=steps_per_call, num_calls=num_calls)
     if resolved.config.run.profile:
         raise ConfigError("A benchmark is not profiled.", remedy="headrace profile takes the same options.")
     resolved = with_measured_blocks(settle(resolved))
@@ -201,8 +205,7 @@ def bench(resolved: Resolved, *, steps_per_call: int, num_calls: int) -> BenchRe
 
 def profile_calls(resolved: Resolved, directory: Path, *, steps_per_call: int) -> ProfileSummary:
     """Record a few calls of training after the first ones, write trace and summary, and return the summary."""
-    if steps_per_call < 1:
-        raise ConfigError(f"--steps-per-call is {steps_per_call}.", rule="At least one is recorded.")
+    _refuse_less(1, steps_per_call=steps_per_call)
     config = settle(resolved).config
     num_calls = WARM_UP_CALLS + max(NUM_CALLS, -(-LEAST_STEPS // steps_per_call))
     design = _with_calls(design_run(config), steps_per_call, num_calls)
@@ -281,13 +284,8 @@ class InferenceResult(Measured):
 
 def bench_inference(resolved: Resolved, *, batches_per_call: int, num_calls: int, num_requests: int) -> InferenceResult:
     """Run `num_calls` + 1 calls back to back, the first untimed, then `num_requests` batches one by one."""
-    for name, value, least in (
-        ("--steps-per-call", batches_per_call, 1),
-        ("--num-calls", num_calls, 1),
-        ("--num-requests", num_requests, 0),
-    ):
-        if value < least:
-            raise ConfigError(f"{name} is {value}.", rule=f"It is at least {least}.")
+    _refuse_less(1, steps_per_call=batches_per_call, num_calls=num_calls)
+    _refuse_less(0, num_requests=num_requests)
     config = settle(resolved).config
     group = current_group()
     design = design_run(config, num_processes=group.num_processes)

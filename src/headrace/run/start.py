@@ -247,7 +247,7 @@ def rewind_run(restored: Restored, keep_best: int) -> Past:
     """Rewind records and the list of the best to the restored step; both may be behind or ahead of it."""
     # Under the run's lock, so that no file of a living process is among them.
     sweep(restored.directory)
-    past = Past(records=rewind(restored.directory.path, restored.step).records)
+    past = Past(records=rewind(restored.directory.path, restored.step))
     scores = (
         ScoredCheckpoint(score=record.top1, name=record.checkpoint, weights=record.weights)
         for record in past.validations

@@ -18,7 +18,16 @@ from rich.text import Text
 from headrace.core.errors import ConfigError, did_you_mean
 from headrace.core.process import leave_closed_terminal
 from headrace.core.units import format_bytes, format_duration, format_percent
-from headrace.telemetry.records import CheckpointRecord, Note, Record, RunEnd, RunStart, TrainRecord, ValidationRecord
+from headrace.telemetry.records import (
+    CheckpointRecord,
+    Note,
+    Record,
+    RunEnd,
+    RunStart,
+    Sink,
+    TrainRecord,
+    ValidationRecord,
+)
 
 
 class LineFormatter:
@@ -202,19 +211,6 @@ def _broken(text: str, width: int) -> str:
 _COMPILING = "compiling ..."
 
 
-class ConsoleSink:
-    """What the user sees; this one shows nothing. `advance` may be called after every call, between records."""
-
-    def write(self, record: Record) -> None:
-        """Show one record."""
-
-    def advance(self, step: int, loss: float | None = None, images_per_second: float | None = None) -> None:
-        """Show that `step` weight updates are done, with the mean loss and the rate of the last call."""
-
-    def close(self) -> None:
-        """Leave the terminal as it was."""
-
-
 @contextmanager
 def _outliving_the_terminal() -> Iterator[None]:
     """Stop printing if the terminal was closed: its signal asks the run to save, and a failed print must not end it."""
@@ -226,7 +222,7 @@ def _outliving_the_terminal() -> Iterator[None]:
         leave_closed_terminal()
 
 
-class PlainConsole(ConsoleSink):
+class PlainConsole(Sink):
     """One line per record, for log files and pipes; checkpoints get no line. On a terminal no line wraps."""
 
     def __init__(self, stream: TextIO, past: Iterable[Record] = ()) -> None:
@@ -245,7 +241,7 @@ class PlainConsole(ConsoleSink):
                 print(line, file=self._stream, flush=True)
 
 
-class BarConsole(ConsoleSink):
+class BarConsole(Sink):
     """A live line at the bottom; start, validation results, notes and the end stay above it as permanent lines."""
 
     def __init__(self, stream: TextIO, past: Iterable[Record] = ()) -> None:
@@ -382,14 +378,14 @@ def _notebook_display() -> Callable[..., Any] | None:
     return ipython.display.display if ipython is not None and hasattr(shell, "kernel") else None
 
 
-_MODES: Mapping[str, Callable[[TextIO, Iterable[Record]], ConsoleSink]] = {
+_MODES: Mapping[str, Callable[[TextIO, Iterable[Record]], Sink]] = {
     "bar": BarConsole,
     "plain": PlainConsole,
-    "none": lambda stream, past: ConsoleSink(),
+    "none": lambda stream, past: Sink(),
 }
 
 
-def make_console(progress: str = "auto", past: Iterable[Record] = (), stream: TextIO | None = None) -> ConsoleSink:
+def make_console(progress: str = "auto", past: Iterable[Record] = (), stream: TextIO | None = None) -> Sink:
     """Return the console for `--progress auto|bar|plain|none`; auto: a bar where one can be shown, else lines."""
     out: TextIO = sys.stdout if stream is None else stream
     display = _notebook_display() if stream is None and progress in ("auto", "bar") else None

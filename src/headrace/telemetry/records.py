@@ -323,6 +323,25 @@ class LineFile:
             self._file.close()
 
 
+class Sink:
+    """Where records go, one by one. This one drops all that it is given; others override what they make use of."""
+
+    def write(self, record: Record) -> None:
+        """Take one record."""
+
+    def advance(self, step: int, loss: float | None = None, images_per_second: float | None = None) -> None:
+        """Show that `step` weight updates are done, with the mean loss and the rate of the last call."""
+
+    def histograms(self, step: int, found: Mapping[str, Any]) -> None:
+        """Take the histograms of a step by name, too large for records; engine/histograms.py says what one is."""
+
+    def sync(self) -> None:
+        """Wait until the disk has everything that was written."""
+
+    def close(self) -> None:
+        """Finish; may be called more than once."""
+
+
 # The validation report: accuracy, loss, confusion matrix, and recall and precision of each class.
 
 

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from headrace.telemetry.console import LineFormatter
 from headrace.telemetry.records import (
@@ -23,6 +23,7 @@ from headrace.telemetry.records import (
     LineFile,
     Note,
     Record,
+    Sink,
     TrainRecord,
     ValidationRecord,
     read_records,
@@ -93,48 +94,11 @@ def cell(value: object) -> str:
 Notify = Callable[[str, str], None]  # (text, level: info | warning)
 
 
-class Sink(Protocol):
-    """Takes records one by one; `close` may be called more than once."""
-
-    def write(self, record: Record) -> None:
-        """Take one record."""
-        ...
-
-    def close(self) -> None: ...
-
-
-@runtime_checkable
-class ShowsProgress(Protocol):
-    """A sink that can also show where the run is between two records."""
-
-    def advance(self, step: int, loss: float | None = None, images_per_second: float | None = None) -> None:
-        """Show that `step` weight updates are done, with the mean loss and the rate of the last call."""
-        ...
-
-
-@runtime_checkable
-class TakesHistograms(Protocol):
-    """A sink for histograms of weights and gradients, which are too large for records."""
-
-    def histograms(self, step: int, found: Mapping[str, object]) -> None:
-        """Take the histograms of a step by name; engine/histograms.py says what one is."""
-        ...
-
-
-@runtime_checkable
-class Durable(Protocol):
-    """A sink whose records can be made to survive a power failure."""
-
-    def sync(self) -> None:
-        """Wait until the disk has everything that was written."""
-        ...
-
-
 def _no_check() -> None:
     pass
 
 
-class JsonlSink:
+class JsonlSink(Sink):
     """metrics.jsonl: one JSON record per line, appended. After a crash call `rewind` before opening it again.
 
     `check` raises an error when the run directory is no longer the one that was opened.
@@ -157,7 +121,7 @@ class JsonlSink:
         self._lines.close()
 
 
-class CsvSink:
+class CsvSink(Sink):
     """training.csv and validation.csv, rebuilt from the past records and then appended to."""
 
     def __init__(self, run_dir: Path | str, past: Iterable[Record] = ()) -> None:
@@ -184,7 +148,7 @@ class CsvSink:
         self._validation.close()
 
 
-class LogSink:
+class LogSink(Sink):
     """log.txt: the plain lines of the console, each with the time. It is never rewound."""
 
     def __init__(self, run_dir: Path | str, past: Iterable[Record] = (), now: Callable[[], float] = time.time) -> None:
@@ -202,7 +166,7 @@ class LogSink:
         self._lines.close()
 
 
-class WarningSink:
+class WarningSink(Sink):
     """Prints the warnings of a process that writes no records on standard error, with the process number."""
 
     def __init__(self, process: int) -> None:
@@ -213,11 +177,8 @@ class WarningSink:
         if isinstance(record, Note) and record.level == "warning":
             print(self._head + record.text, file=sys.stderr, flush=True)
 
-    def close(self) -> None:
-        """Do nothing: standard error stays open."""
 
-
-class Sinks:
+class Sinks(Sink):
     """Several sinks as one, for several threads."""
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
@@ -236,22 +197,19 @@ class Sinks:
         """Show progress on the console after a call: steps done, mean loss, rate. Nothing is recorded."""
         with self._lock:
             for sink in self._sinks:
-                if isinstance(sink, ShowsProgress):
-                    sink.advance(step, loss, images_per_second)
+                sink.advance(step, loss, images_per_second)
 
-    def histograms(self, step: int, found: Mapping[str, object]) -> None:
+    def histograms(self, step: int, found: Mapping[str, Any]) -> None:
         """Give histograms to the trackers."""
         with self._lock:
             for sink in self._sinks:
-                if isinstance(sink, TakesHistograms):
-                    sink.histograms(step, found)
+                sink.histograms(step, found)
 
     def sync(self) -> None:
         """Wait until the disk has the records and tables."""
         with self._lock:
             for sink in self._sinks:
-                if isinstance(sink, Durable):
-                    sink.sync()
+                sink.sync()
 
     def close(self) -> None:
         """Close every sink even if one fails; the first failure is raised."""
@@ -296,30 +254,13 @@ def _join(cells: Iterable[str]) -> str:
     return ",".join(cells)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RewindResult:
-    """What a rewind kept and dropped, and the number of bytes of a half-written tail."""
-
-    records: tuple[Record, ...]
-    num_dropped: int
-    tail_bytes: int
-
-
-def rewind(run_dir: Path | str, step: int) -> RewindResult:
-    """Bring the records back to the step that was restored: drop later ones and a partial tail, rebuild the tables.
+def rewind(run_dir: Path | str, step: int) -> tuple[Record, ...]:
+    """Drop the records after the step that was restored, and a half-written tail; rebuild the tables; return the rest.
 
     metrics.jsonl is replaced first, atomically; so after a crash in here a second rewind repairs the tables.
     """
     run_dir = Path(run_dir)
-    path = run_dir / METRICS_FILE
-    size = path.stat().st_size if path.exists() else 0
-    everything = read_records(run_dir)
-    kept = tuple(record for record in everything if record.step <= step)
-    replace_file(path, _text(kept))
-    write_tables(run_dir, list(kept))
-    tail = max(0, size - len(_text(tuple(everything))))
-    return RewindResult(records=kept, num_dropped=len(everything) - len(kept), tail_bytes=tail)
-
-
-def _text(records: tuple[Record, ...]) -> bytes:
-    return "".join(record.to_json() + "\n" for record in records).encode()
+    kept = [record for record in read_records(run_dir) if record.step <= step]
+    replace_file(run_dir / METRICS_FILE, "".join(record.to_json() + "\n" for record in kept).encode())
+    write_tables(run_dir, kept)
+    return tuple(kept)

@@ -23,7 +23,15 @@ from headrace.config.schema import Logging
 from headrace.core.errors import ConfigError
 from headrace.core.files import parse_json, write_atomic
 from headrace.engine.histograms import Histogram, filled_bins
-from headrace.telemetry.records import CheckpointRecord, Record, RunEnd, TrainRecord, ValidationRecord, report_file
+from headrace.telemetry.records import (
+    CheckpointRecord,
+    Record,
+    RunEnd,
+    Sink,
+    TrainRecord,
+    ValidationRecord,
+    report_file,
+)
 from headrace.telemetry.sinks import Notify
 
 TENSORBOARD_DIR = "tensorboard"
@@ -77,7 +85,7 @@ def refuse_missing(logging: Logging) -> None:
             )
 
 
-class TrackerSink:
+class TrackerSink(Sink):
     """Sends the numbers of records to a tracker, opened at the first one; a failure ends the tracker, not the run."""
 
     def __init__(self, name: str, open_tracker: Callable[[], Tracker], notify: Notify, run_dir: Path) -> None:
