@@ -117,7 +117,6 @@ def _make_averages(result: "RunResult", *, validate_them: bool) -> None:
 
 
 _COLUMN = 12
-_KINDS = {"wait": "waiting for input", "wait_validation": "waiting for validation images"}  # others are plain words
 
 
 def end_lines(result: "RunResult", run: "RunSummary") -> list[str]:
@@ -172,10 +171,12 @@ def _accuracy(run: "RunSummary") -> list[tuple[str, str]]:
 
 
 def _time(seconds: dict[str, float], wall: float | None) -> str:
+    from headrace.telemetry.metric_totals import KIND_NAMES
+
     if wall is None:
         return ""
     largest = sorted(((spent, kind) for kind, spent in seconds.items() if spent >= 0.005 * wall), reverse=True)
-    parts = ", ".join(f"{_KINDS.get(kind, kind)} {format_duration(spent)}" for spent, kind in largest)
+    parts = ", ".join(f"{KIND_NAMES.get(kind, kind)} {format_duration(spent)}" for spent, kind in largest)
     return f"{format_duration(wall)}: {parts}"
 
 

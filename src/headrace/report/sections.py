@@ -26,6 +26,7 @@ from headrace.plan.timeline import (
 from headrace.report.markup import Html, element, rows_table, section
 from headrace.report.run_summary import RunFiles
 from headrace.telemetry.device_trace import ProfileSummary, summary_from, utilisation_lines
+from headrace.telemetry.metric_totals import KIND_NAMES
 from headrace.telemetry.records import LOG_FILE, RunEnd
 
 _SIZE, _LEFT, _TOP, _RIGHT, _BOTTOM = 300, 46, 10, 290, 250
@@ -298,16 +299,6 @@ def _themed_line(line: str) -> str:
 # The parts of a run's report as HTML: summary, time, validation, plan, options, machine.
 
 
-KIND_NAMES = {
-    "start": "start",
-    "compile": "compile",
-    "train": "train",
-    "wait": "wait for input",
-    "validate": "validate",
-    "wait_validation": "wait for validation images",
-    "save": "save",
-    "rest": "rest",
-}
 _KIND_COLORS = {"train": 0, "validate": 2, "compile": 5, "wait": 1, "wait_validation": 1, "save": 4}
 _MOST_CLASSES = 30  # in a confusion matrix that can still be read; of more, those confused most
 _MOST_ROWS = 2_000  # of the table of classes
@@ -390,10 +381,9 @@ def _time(files: RunFiles) -> Html:
 
 
 def _time_bar(end: RunEnd) -> list[Html]:
-    known = {kind: end.seconds[kind] for kind in KIND_NAMES if kind in end.seconds}
     rows = [
         (KIND_NAMES.get(kind, kind), seconds, _KIND_COLORS.get(kind, 3), kind in ("wait_validation", "rest"))
-        for kind, seconds in (known | end.seconds).items()
+        for kind, seconds in end.seconds.items()
     ]
     note = "Of the last process of the run; the kinds do not overlap and add up to its wall time."
     return [*_share_bar(rows, end.wall_seconds or 1.0), element("p", note, class_="note")]

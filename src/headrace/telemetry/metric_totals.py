@@ -23,6 +23,9 @@ from headrace.telemetry.records import Record, TrainRecord, ValidationRecord
 # wait: for training data; wait_validation: for validation data; save: only while nothing trains because of it.
 KINDS: tuple[str, ...] = ("start", "compile", "train", "wait", "validate", "wait_validation", "save", "rest")
 
+# How people read them, where the word itself is not plain.
+KIND_NAMES = {"wait": "waiting for input", "wait_validation": "waiting for validation images"}
+
 # Of spans that cover the same moment the first of these counts: a host that decodes or saves while the device computes
 # costs nothing.
 _PRECEDENCE = ("train", "validate", "wait", "wait_validation", "save", "compile", "start")
