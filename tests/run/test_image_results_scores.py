@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from headrace.run.image_results import area_under_roc, calibration, telling_images, threshold_table, top_k
+from headrace.run.image_results import area_under_roc, calibration, notable_images, threshold_table, top_k
 
 
 def test_the_calibration_error_by_hand():
@@ -53,6 +53,6 @@ def test_the_area_under_the_curve_is_that_of_all_pairs():
 
 def test_mistakes_come_most_confident_first_and_right_ones_least():
     probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.55, 0.45], [0.2, 0.8]])
-    found = telling_images(probabilities, np.array([1, 1, 0, 1]))
+    found = notable_images(probabilities, np.array([1, 1, 0, 1]))
     assert found.mistakes == [0, 1]
     assert found.hardest == [2, 3]

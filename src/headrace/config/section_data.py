@@ -29,7 +29,7 @@ IMAGE_SIZES = {"digits": 32, "cifar10": 32, "cifar100": 32, "mnist": 28, "fashio
 GREY_DATASETS = ("digits", "mnist", "fashion_mnist")
 _PUBLISHED = tuple(IMAGE_SIZES)
 DOWNLOADED = (*_PUBLISHED[1:], *FOLDER_SETS)  # the digits come with the package
-LIKENESSES = (*_PUBLISHED, "imagenet")  # sets whose shape and number are known without their files
+KNOWN_SHAPES = (*_PUBLISHED, "imagenet")  # sets whose shape and number are known without their files
 DATASETS = (*_PUBLISHED, *IMAGE_DATASETS, *SYNTHETIC_DATASETS)
 
 
@@ -356,13 +356,13 @@ DATA_RULES = (
     *(
         Rule(
             broken=lambda facts, name=name: (
-                bool(getattr(facts.config.data, name)) and facts.config.data.dataset not in LIKENESSES
+                bool(getattr(facts.config.data, name)) and facts.config.data.dataset not in KNOWN_SHAPES
             ),
             problem=lambda facts, name=name: (
                 f"{facts.describe(name)} for the dataset {facts.config.data.dataset}, "
                 "whose shape is known only from its files."
             ),
-            rule=f"Synthetic images can take the shape of {', '.join(LIKENESSES)}.",
+            rule=f"Synthetic images can take the shape of {', '.join(KNOWN_SHAPES)}.",
             remedy="Choose one of these, or --dataset generated or synthetic with --image-size and --num-classes.",
         )
         for name in ("generated_data", "synthetic_data")

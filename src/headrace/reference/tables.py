@@ -466,10 +466,10 @@ def tf2_defaults(value_of: Lookup) -> dict[str, Any]:
     Images are preprocessed on the host, unless they cross as 8 bits, which leaves that to the device. Datasets that can
     be downloaded are, if they are not found.
     """
-    made_up = value_of("generated_data") or value_of("synthetic_data")
+    synthetic = value_of("generated_data") or value_of("synthetic_data")
     defaults = {
         **_TF2,
-        "download": (value_of("dataset") or _TF2["dataset"]) in DOWNLOADED and not made_up,
+        "download": (value_of("dataset") or _TF2["dataset"]) in DOWNLOADED and not synthetic,
         "accelerator_side_preprocess": bool(value_of("eight_bit_transfer")),
         "optimizer_state_offloading": _offloads(
             value_of, {"momentum": value_of("momentum"), **(value_of("optimizer_params") or {})}

@@ -17,6 +17,7 @@ from headrace.config.load import Resolved
 from headrace.config.schema import Config
 from headrace.core import __version__
 from headrace.core.errors import ConfigError, RunStopped
+from headrace.core.tree import PyTree
 from headrace.core.units import format_measured
 from headrace.data.dataset import DataSet, open_dataset
 from headrace.data.feeding.feed import RepeatedFeed
@@ -225,8 +226,7 @@ def _measure(
     options = design.plan.feed
     executor = Calls(design, options, dataset, devices, 0).executor
     current_group().connect_devices(executor.meshes, config.model.dbn_replica_group_size)
-    adopted = adopt_weights(design)
-    state = executor.place(starting_state(design, (adopted.params, adopted.stats) if adopted else None))
+    state = executor.place(starting_state(design, _given_weights(design)))
     ends: list[float] = []
 
     # In the reader's thread: on a GPU launching a call takes as long as running it, so that times taken by the
@@ -254,6 +254,12 @@ def _measure(
         reader.drain()
         last = jax.device_get({key: metrics[key][-1] for key in ("loss", "count")})
     return compiled, [after - before for before, after in pairwise(ends)], float(last["loss"] / last["count"])
+
+
+def _given_weights(design: Design) -> tuple[PyTree, PyTree] | None:
+    """Return the (params, stats) that an option names or code gives; None where they are drawn."""
+    adopted = adopt_weights(design)
+    return (adopted.params, adopted.stats) if adopted else design.custom.weights
 
 
 def _with_calls(design: Design, steps_per_call: int, num_calls: int) -> Design:
@@ -317,8 +323,7 @@ class _InferenceBench:
     def __init__(self, design: Design, dataset: DataSet, devices: list[Any]) -> None:
         self._source, self._batch_size = dataset.validation, design.plan.validation.batch_size
         self._forward, self._options = make_forward_pass(design, devices, LOGITS)
-        adopted = adopt_weights(design)
-        weights = (adopted.params, adopted.stats) if adopted else design.network.init(design.config.run.seed)
+        weights = _given_weights(design) or design.network.init(design.config.run.seed)
         # Rounded once: a server would not convert its weights at every request.
         stored = (stored_for_inference(weights[0], design.precision.compute_dtype), weights[1])
         on_device = self._options.cache.where == "device"
@@ -424,11 +429,10 @@ def find_learning_rate(
     design = _with_calls(design, _CALL_STEPS, -(-num_steps // _CALL_STEPS))
     config, plan = design.config, design.plan
     dataset = custom.dataset or open_dataset(config.data, config.run.seed)
-    adopted = adopt_weights(design)
+    weights = _given_weights(design)
     devices = start_run_devices(config.run, plan.num_devices)
     calls = Calls(design, plan.feed, dataset, devices, 0)
-    state = starting_state(design, (adopted.params, adopted.stats) if adopted else custom.weights)
-    state = calls.executor.place(state)
+    state = calls.executor.place(starting_state(design, weights))
     losses: list[float] = []
     with closing(open_feed(design, dataset, plan.feed, calls.executor, 0)) as feed:
         calls.compile(state, feed)

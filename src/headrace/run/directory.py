@@ -57,7 +57,7 @@ class RunDirectory:
             lock.check()
 
     def stop_checking_checkpoints(self) -> None:
-        """Do not miss a separate directory of checkpoints from here on: this process is about to delete it."""
+        """Stop expecting a separate directory of checkpoints: this process is about to delete it."""
         # The lock of the checkpoints' directory is a file in it, and is about to be deleted.
         del self._locks[1:]
 

@@ -97,19 +97,19 @@ def area_under_roc(score: np.ndarray, positive: np.ndarray) -> float | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TellingImages:
+class NotableImages:
     """Sample numbers: mistakes, most confident first, and images predicted right, least confident first."""
 
     mistakes: list[int]
     hardest: list[int]
 
 
-def telling_images(probabilities: np.ndarray, labels: np.ndarray) -> TellingImages:
+def notable_images(probabilities: np.ndarray, labels: np.ndarray) -> NotableImages:
     """Choose the images that are worth looking at."""
     confidence, right = probabilities.max(1), probabilities.argmax(1) == labels
     order = np.argsort(confidence, kind="stable")
     mistakes = [int(k) for k in order[::-1] if not right[k]][:_MOST_IMAGES]
-    return TellingImages(mistakes=mistakes, hardest=[int(k) for k in order if right[k]][:_MOST_IMAGES])
+    return NotableImages(mistakes=mistakes, hardest=[int(k) for k in order if right[k]][:_MOST_IMAGES])
 
 
 # The images of a run, run through its best weights, for images.json.
@@ -223,7 +223,7 @@ def report_of(probabilities: np.ndarray, labels: np.ndarray, names: Sequence[str
 def image_results(probabilities: np.ndarray, source: LabelledImages, names: Sequence[str]) -> dict[str, Any]:
     """Return the numbers of these probabilities [N, classes], and the notable images of the source."""
     labels = source.labels
-    chosen = telling_images(probabilities, labels)
+    chosen = notable_images(probabilities, labels)
     found: dict[str, Any] = {
         "num_images": len(labels),
         "calibration": calibration(probabilities, labels),
