@@ -99,7 +99,7 @@ def test_bad_requests_are_refused(tmp_path, capsys):
     for words, told in (
         (["profile", str(tmp_path / "none")], "no run"),
         (["profile", str(tmp_path)], "not a run directory"),
-        (["profile", "--config", "none", "--steps-per-call", "0"], "At least one"),
+        (["profile", "--config", "none", "--steps-per-call", "0"], "1 or more"),
         (["bench", "--config", "none", "--profile"], "headrace profile"),
     ):
         assert main(words) == 2, words

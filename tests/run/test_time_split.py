@@ -118,6 +118,9 @@ def test_training_begins_before_validation_is_compiled(quick, monkeypatch):
     assert end.seconds["compile"] > DELAY / 2  # training went on for a part of it
     assert all(record.seconds < DELAY / 2 for record in validations)
     assert end.seconds["train"] < DELAY
+    assert end.time_to_train <= end.wall_seconds - end.seconds["start"] - end.seconds["compile"] + 0.2
+    elapsed = [record.elapsed_seconds for record in records if isinstance(record, TrainRecord | ValidationRecord)]
+    assert elapsed == sorted(elapsed)
 
 
 def test_validation_is_compiled_first_where_training_needs_the_memory(quick, monkeypatch):

@@ -172,7 +172,7 @@ class BenchResult(Measured):
 def _refuse_less(least: int, **counts: int) -> None:
     for name, count in counts.items():
         if count < least:
-            raise ConfigError(f"--{name.replace('_', '-')} is {count}.", rule=f"It is at least {least}.")
+            raise ConfigError(f"--{name.replace('_', '-')} is {count}.", rule=f"It must be {least} or more.")
 
 
 def bench(resolved: Resolved, *, steps_per_call: int, num_calls: int) -> BenchResult:

@@ -70,6 +70,7 @@ class Evaluating:
 
     started: Started
     ended: list[Future[Moment]]
+    compiling: tuple[float, float]  # from when to when its programs were waited for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,7 +215,13 @@ class RunRecorder:
         if call.copy is not None:
             self.save(call.copy, call.last_step)
         if call.evaluation is not None and validator is not None:
-            self.validated(call.last_step, validator, call.evaluation.result())
+            nothing_left = time.perf_counter()
+            evaluating = call.evaluation.result()
+            # Compiling is no part of the time to train, and the first validation may have waited for it. Only since
+            # the last record was written: elapsed times must not go back.
+            begin, end = evaluating.compiling
+            self._elapsed_before -= max(0.0, end - max(begin, nothing_left))
+            self.validated(call.last_step, validator, evaluating)
 
     def _call_back(self, step: int, metrics: HostMetrics) -> None:
         """Run the callbacks of a call, and of an epoch where it was the last of one."""
@@ -440,10 +447,12 @@ class RunRecorder:
 
     def start_validation(self, validator: Validator, state: State) -> Evaluating:
         """Launch a validation. While this runs and the devices have nothing to do, they wait for validation data."""
+        begin = time.perf_counter()
         self.wait_for_compiled(validator)
+        compiling = begin, time.perf_counter()
         with self.timeline.measure("wait_validation"):
             started = validator.start(state)
-        return Evaluating(started, [self.when_ready(sums) for _, sums in started.launches])
+        return Evaluating(started, [self.when_ready(sums) for _, sums in started.launches], compiling)
 
     def validated(self, step: int, validator: Validator, evaluating: Evaluating) -> None:
         """Wait for a validation, write the report, and record it for each set of weights that has no record yet."""
