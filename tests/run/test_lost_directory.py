@@ -118,6 +118,29 @@ def test_a_closed_terminal_does_not_lose_the_run(tmp_path: Path, progress: str) 
     assert last.outcome == "interrupted"
 
 
+@pytest.mark.parametrize("prefix", [[], ["nohup"]])
+def test_a_closed_pipe_does_not_lose_the_run(tmp_path: Path, prefix: list[str]) -> None:
+    run, errors = tmp_path / "runs" / "pipe", tmp_path / "errors.txt"
+    environ = {**os.environ, "PYTHONPATH": SRC, "JAX_PLATFORMS": "cpu"}
+    command = [*prefix, sys.executable, "-m", "headrace", *words_for(run)]
+    with errors.open("ab") as file:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=file, env=environ
+        )
+    assert process.stdout is not None
+    assert wait_until(process, has_checkpoint(run)), errors.read_text()
+    process.stdout.close()  # as `headrace train | head` does
+    if prefix:  # it ignores SIGHUP, and is meant to continue
+        file, before = run / "metrics.jsonl", (run / "metrics.jsonl").read_bytes().count(b"\n")
+        assert wait_until(process, lambda: file.read_bytes().count(b"\n") > before + 10)
+        process.send_signal(signal.SIGTERM)
+    assert finish(process) == INTERRUPTED_EXIT_CODE, errors.read_text()
+    assert "the program that reads the output has ended" in errors.read_text()
+    last = read_records(run)[-1]
+    assert isinstance(last, RunEnd)
+    assert last.outcome == "interrupted"
+
+
 def test_nohup_outlives_its_terminal(tmp_path: Path) -> None:
     run, output = tmp_path / "runs" / "nohup", tmp_path / "output.txt"
     with output.open("ab") as file:

@@ -10,6 +10,8 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
+import time
 import types
 
 import pytest
@@ -125,6 +127,26 @@ def test_a_resumed_run_says_so_and_keeps_its_best_but_not_its_pace() -> None:
 def test_the_mode_follows_the_option_and_the_terminal(mode: str, stream: io.StringIO, kind: type, monkeypatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     assert type(make_console(mode, stream=stream)) is kind
+
+
+def test_lines_of_two_threads_do_not_mix() -> None:
+    class Slow(io.StringIO):
+        def write(self, text: str) -> int:
+            written = super().write(text)
+            time.sleep(0.002)  # another thread has its turn
+            return written
+
+    stream = Slow()
+    console = PlainConsole(stream)
+    threads = [
+        threading.Thread(target=lambda word=word: [console.write(Note(step=0, text=word)) for _ in range(20)])
+        for word in ("one", "two")
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(stream.getvalue().splitlines()) == 20 * ["one"] + 20 * ["two"]
 
 
 def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:

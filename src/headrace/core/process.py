@@ -38,6 +38,21 @@ def leave_closed_terminal() -> None:
             os.close(nowhere)
 
 
+def leave_closed_pipe() -> bool:
+    """Send standard output nowhere and ask the process to stop as a closed terminal does (`headrace train | head`).
+
+    Return False if the process would die of that signal instead of saving: nobody has caught it.
+    """
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+        return False
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+    print("headrace: the program that reads the output has ended", file=sys.stderr, flush=True)
+    signal.raise_signal(signal.SIGHUP)
+    return True
+
+
 def num_processors() -> int:
     """Return the number of processors that this process may use; all of them where the system does not say (macOS)."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -16,7 +16,7 @@ from rich.table import Column
 from rich.text import Text
 
 from headrace.core.errors import ConfigError, did_you_mean
-from headrace.core.process import leave_closed_terminal
+from headrace.core.process import leave_closed_pipe, leave_closed_terminal
 from headrace.core.units import format_bytes, format_duration, format_percent
 from headrace.telemetry.records import (
     CheckpointRecord,
@@ -213,9 +213,12 @@ _COMPILING = "compiling ..."
 
 @contextmanager
 def _outliving_the_terminal() -> Iterator[None]:
-    """Stop printing if the terminal was closed: its signal asks the run to save, and a failed print must not end it."""
+    """Stop printing if nobody reads: a signal asks the run to save, and a failed print must not end it before."""
     try:
         yield
+    except BrokenPipeError:
+        if not leave_closed_pipe():
+            raise
     except OSError as error:
         if error.errno != errno.EIO:
             raise
@@ -238,7 +241,9 @@ class PlainConsole(Sink):
             line = laid_out(line, record, self._terminal.width)
         if not isinstance(record, CheckpointRecord):
             with _outliving_the_terminal():
-                print(line, file=self._stream, flush=True)
+                # One write: print() makes two, and a note of another thread would come between line and end of line.
+                self._stream.write(f"{line}\n")
+                self._stream.flush()
 
 
 class BarConsole(Sink):

@@ -417,6 +417,8 @@ def passing_failure_to(future: Future[Any]) -> Iterator[None]:
 # Shares of the time that the device waited: below the first nothing worth changing is lost, above the second a lot.
 _COMPUTE, _MIXED = 0.02, 0.10
 
+_SHORT = 1.0  # seconds: in less, the first checkpoint alone is a large share
+
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
@@ -504,6 +506,8 @@ def _bound(run: Measured) -> str:
     if share < _COMPUTE:
         where = "the dataset is on the device, which" if run.cached else "the device"
         return f"compute-bound: {where} waited {100 * share:.1f} % of {time}"
+    if total < _SHORT:
+        return f"no verdict: {format_duration(total)} of training and validation are too short to tell what bound them"
     waited = f"{100 * waits[bound] / total:.1f} % of {time}"
     rates = _rates(run, run.seconds - waited_seconds)
     if bound == "input":
