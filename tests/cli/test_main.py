@@ -63,6 +63,26 @@ def test_an_unknown_command(capsys):
     assert capsys.readouterr().err == "headrace: There is no command trian.\n  remedy: Did you mean train?\n"
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--epochs abc", "--epochs is 'abc': not a whole number."),
+        ("--num-epochs abc", "--num-epochs is 'abc'"),
+        ("--lr=-1", "--lr is '-1': must be 0 or more."),
+        ("--lr-schedule cos", "Did you mean cosine? Possible: const, cosine, stepped,"),
+        ("--freeze", "--freeze has no value."),
+        ("--freeze --epochs 1", "--freeze has no value."),
+        ("{path}", "remedy: A folder of images is given as --dataset-path {path}."),
+        ("nowhere", "Unrecognized arguments: nowhere.\n  remedy: See `headrace train --help`."),
+        ("--dataset-path {path}/phtos", "remedy: Did you mean {path}/photos?"),
+    ],
+)
+def test_slips_on_the_line_of_train(tmp_path: Path, capsys, line: str, words: str):
+    (tmp_path / "photos").mkdir()
+    assert main(["train", *line.format(path=tmp_path).split()]) == 2
+    assert words.format(path=tmp_path) in capsys.readouterr().err
+
+
 def test_errors_for_people_are_words_and_a_code(monkeypatch, capsys):
     def wrong(argv):
         raise ConfigError("A is 3.", rule="A must be 4.", remedy="Set it to 4.")

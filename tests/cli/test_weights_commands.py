@@ -66,6 +66,8 @@ def test_predictions_of_a_folder_have_the_accuracy_of_validation(run, images, ca
     assert lines[361].startswith("worst classes (recall): ")
     lines = lines[:360]
     assert not any(" 0.00 %" in line for line in lines)
+    assert main(["predict", str(run), "--top-k", "1", str(images)]) == 0, "an option before the images"
+    assert capsys.readouterr().out.splitlines()[360] == accuracy
     unnamed = next(images.rglob("*.png")).rename(images / "one.png")
     assert main(["predict", str(run), str(unnamed)]) == 0
     assert "accuracy" not in capsys.readouterr().out
@@ -131,7 +133,8 @@ def test_bad_requests_are_refused(run, tmp_path, capsys):
         (["plan", "--schedule-file", str(tmp_path / "no" / "x.svg")], "no directory"),
         (["data", "pack", "--output", str(tmp_path / "x.hrp")], "digits has no image files to pack"),
         (["bench", "--output", str(tmp_path / "no" / "x.jsonl")], "no directory"),
-        (["export", str(run)], "required"),
+        (["export", str(run)], "Give --format onnx, or a file: --out model.onnx"),
+        (["export", str(run), "--out", str(tmp_path / "x.pdf")], "The format of x.pdf is not known"),
         (["export", str(run), "--format", "pdf"], "pdf"),
         (["export", str(run), "--format", "torch-names"], "No torch library"),
         (["export", str(run), "--format", "stablehlo", "--platforms", "abacus"], "abacus"),
@@ -169,7 +172,8 @@ def test_exports_hold_the_network_and_its_description(run, tmp_path, capsys, kin
     if kind == "onnx":
         pytest.importorskip("onnxruntime")
     out = tmp_path / f"net.{kind}"
-    assert main(["export", str(run), "--format", kind, "--out", str(out)]) == 0
+    named = [] if kind == "onnx" else ["--format", kind]  # the suffix says it, too
+    assert main(["export", str(run), *named, "--out", str(out)]) == 0
     assert "written" in capsys.readouterr().out
     along = json.loads((tmp_path / f"net.{kind}.json").read_text())
     assert along["class_names"] == [str(digit) for digit in range(10)]

@@ -96,7 +96,7 @@ def test_a_refusal_says_where_what_and_the_help_sentence():
         option.read("rmspop", Origin(kind="file", where="mine.yml:3"))
     assert caught.value.problem == "mine.yml:3: optimizer is 'rmspop': not one of the choices."
     assert caught.value.rule == f"optimizer: {option.help}"
-    assert caught.value.remedy == "Did you mean rmsprop?"
+    assert caught.value.remedy == "Did you mean rmsprop? Possible: sgd, momentum, lars, rmsprop, adamw, lamb."
 
 
 @pytest.mark.parametrize(

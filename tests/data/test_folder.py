@@ -117,6 +117,18 @@ def test_the_kind_is_found_from_the_folder(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="holds no known dataset"):
         detect(str(tmp_path / "empty"))
+    with pytest.raises(
+        DataError, match=f"2 images are in it.*give the folder above it: --dataset-path {tmp_path}/train"
+    ):
+        detect(str(tmp_path / "train" / "a"))
+    with pytest.raises(DataError, match="is one image"):
+        detect(str(next((tmp_path / "train" / "a").iterdir())))
+
+
+def test_a_class_that_is_never_validated_is_remarked(tmp_path: Path) -> None:
+    write_classes(tmp_path, {"a": 20, "b": 1})
+    info = describe_dataset(config_from({"dataset": "auto", "dataset_path": str(tmp_path)}).data)
+    assert info.remarks == ("1 of 2 classes have no validation image: b",)
 
 
 @pytest.mark.parametrize(

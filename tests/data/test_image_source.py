@@ -168,9 +168,12 @@ def test_a_list_of_bad_images_that_was_cut_off_is_continued(tmp_path: Path) -> N
 
 def test_too_many_bad_images_stop_the_run(folder: Path) -> None:
     (folder / "train" / "a" / "1.jpg").write_bytes(b"")
-    dataset = opened(folder, image_size=100)  # 0.1 % of 13 is none
+    opened(folder, image_size=100).train.read(np.arange(9), 0)  # 0.1 % of 13 is none, but one is always allowed
     with pytest.raises(DataError, match=r"1 bad sample.*a/1.jpg: empty.*max-bad-samples"):
-        dataset.train.read(np.arange(9), 0)
+        opened(folder, image_size=100, max_bad_samples=0).train.read(np.arange(9), 0)
+    (folder / "train" / "b" / "4.jpg").write_bytes(b"")
+    with pytest.raises(DataError, match=r"2 bad sample.*b/4.jpg: empty.*At most 1 may be bad"):
+        opened(folder, image_size=100).train.read(np.arange(9), 0)
 
 
 def test_a_class_without_a_good_image_is_named(folder: Path) -> None:

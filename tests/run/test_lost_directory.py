@@ -124,9 +124,7 @@ def test_a_closed_pipe_does_not_lose_the_run(tmp_path: Path, prefix: list[str]) 
     environ = {**os.environ, "PYTHONPATH": SRC, "JAX_PLATFORMS": "cpu"}
     command = [*prefix, sys.executable, "-m", "headrace", *words_for(run)]
     with errors.open("ab") as file:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=file, env=environ
-        )
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=file, env=environ)
     assert process.stdout is not None
     assert wait_until(process, has_checkpoint(run)), errors.read_text()
     process.stdout.close()  # as `headrace train | head` does

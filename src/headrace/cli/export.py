@@ -6,6 +6,7 @@ from pathlib import Path
 
 from headrace.cli.options import add_model_arguments, add_path_argument, model_and_weights, read_arguments
 from headrace.config.schema import Parser
+from headrace.core.errors import ConfigError
 from headrace.core.units import format_bytes
 
 DESCRIPTION = (
@@ -20,15 +21,17 @@ def main(argv: list[str]) -> int:
     """Run the command; return its exit code."""
     parser = Parser(prog="headrace export", description=DESCRIPTION)
     _add_arguments(parser)
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)
+    if args.format is None and args.out is None:
+        raise ConfigError("It is not said what to export.", remedy="Give --format onnx, or a file: --out model.onnx.")
     from headrace.engine.devices import start_devices
-    from headrace.run.export_formats import ExportOptions, export_model
+    from headrace.run.export_formats import ExportOptions, export_model, format_of
     from headrace.run.named_model import find_model
 
     name, which = model_and_weights(args.path, args.weights, args.use)
     start_devices(args.platform, 1)
     options = ExportOptions(
-        format=args.format,
+        format=args.format or format_of(args.out),
         names=args.names,
         input=args.input,
         platforms=tuple(args.platforms.replace(",", " ").split()),
@@ -48,7 +51,7 @@ def main(argv: list[str]) -> int:
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     formats = ("safetensors", "torch-names", "onnx", "stablehlo")
     add_path_argument(parser)
-    parser.add_argument("--format", choices=formats, required=True, help="what is written")
+    parser.add_argument("--format", choices=formats, help="what is written [as --out ends: .onnx, .pth ...]")
     parser.add_argument("--out", type=Path, metavar="FILE", help="file or directory [the run's directory]")
     add_model_arguments(parser)
     parser.add_argument(

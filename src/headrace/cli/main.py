@@ -2,9 +2,10 @@
 
 import importlib
 import os
+import re
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -78,10 +79,12 @@ def run_script(script: str, argv: Sequence[str] | None = None) -> int:
 
 def report(words_of: Callable[[], list[str]]) -> int:
     """Run the command line that the function returns; errors, also those of the function, become an exit code."""
+    words: list[str] = []
     try:
-        return _run(words_of())
+        words = words_of()
+        return _run(words)
     except HeadraceError as error:
-        print_error(error)
+        print_error(error, words)
         return error.exit_code
     except KeyboardInterrupt:
         print("headrace: interrupted", file=sys.stderr)
@@ -121,13 +124,28 @@ def _help() -> str:
     return "\n".join([*lines, "", "`headrace COMMAND --help` describes it; `headrace --version` prints the version."])
 
 
-def print_error(error: HeadraceError) -> None:
-    """Print an error with its rule and remedy, on stderr."""
+def print_error(error: HeadraceError, words: Iterable[str] = ()) -> None:
+    """Print an error with its rule and remedy, on stderr, with the options under the names that `words` have."""
     sys.stdout.flush()
-    print(f"headrace: {_which_process()}{error.problem}", file=sys.stderr)
-    for name, text in (("rule", error.rule), ("remedy", error.remedy)):
+    print(f"headrace: {_which_process()}{_as_typed(error.problem, words)}", file=sys.stderr)
+    for name, text in (("rule", error.rule), ("remedy", _as_typed(error.remedy, words))):
         if text:
             print(f"  {name}: {text}", file=sys.stderr)
+
+
+def _as_typed(text: str, words: Iterable[str]) -> str:
+    """Return a message that calls an option as the command line does: --epochs, not --num-epochs."""
+    typed = {word.partition("=")[0] for word in words if word.startswith("--")}
+    if not typed or "--" not in text:
+        return text
+    from headrace.config.field import normalise_name
+    from headrace.reference.entrance import known_options
+
+    for option in known_options().values():
+        for flag in typed - {option.flag}:
+            if normalise_name(flag.removeprefix("--")) in option.aliases:
+                text = re.sub(rf"(?<![\w-]){option.flag}(?![\w-])", flag, text)
+    return text
 
 
 def _which_process() -> str:

@@ -103,7 +103,16 @@ def read_arguments(argv: list[str], prog: str, extra: Extra | None = None, descr
         print(help_text(prog, parser, request))
         raise SystemExit(0)
     options, left = take_options(argv, parser, known_options())
-    parsed = Parsed(options=options, args=parser.parse_args(left))
+    args, unknown = parser.parse_known_intermixed_args(left)
+    if unknown:
+        is_path = not unknown[0].startswith("-") and Path(unknown[0]).exists()
+        raise ConfigError(
+            f"Unrecognized arguments: {' '.join(unknown)}.",
+            remedy=f"A folder of images is given as --dataset-path {unknown[0]}."
+            if is_path
+            else f"See `{prog} --help`.",
+        )
+    parsed = Parsed(options=options, args=args)
     _note_without_effect(prog, options)
     return parsed
 

@@ -30,8 +30,8 @@ SOME_UNREADABLE = 1
 _WIDEST = 60  # characters of a file's name to which others are aligned
 _LEAST = 0.00005  # of a probability that is not printed as 0.00 %
 DESCRIPTION = (
-    "Predict the classes of images (JPEG, PNG, WebP), prepared as in validation. Images that cannot be read are "
-    f"listed at the end, and the exit code is {SOME_UNREADABLE}."
+    "Predict the classes of images (JPEG, PNG, WebP, TIFF and others), prepared as in validation. Images that cannot "
+    f"be read are listed at the end, and the exit code is {SOME_UNREADABLE}."
 )
 
 
@@ -39,9 +39,10 @@ def main(argv: list[str]) -> int:
     """Run the command; return its exit code."""
     parser = Parser(prog="headrace predict", description=DESCRIPTION)
     _add_arguments(parser)
-    args = parser.parse_args(argv)
-    if args.top_k < 1 or args.batch_size < 1:
-        raise ConfigError("--top-k and --batch-size are counts.", rule="They must be 1 or more.")
+    args = parser.parse_intermixed_args(argv)
+    for flag, count in (("--top-k", args.top_k), ("--batch-size", args.batch_size)):
+        if count < 1:
+            raise ConfigError(f"{flag} is {count}.", rule="It must be 1 or more.")
     for file, flag in ((args.output, "--output"), (args.page, "--page")):
         check_output(file, flag)
     by_name = args.weights not in ("", *WHICH)
@@ -181,7 +182,7 @@ def explain(argv: list[str]) -> int:
         "-o", "--output", metavar="FILE", type=Path, help="PNG file to write [IMAGE_explained.png here]"
     )
     add_model_arguments(parser)
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)
     name, which = model_and_weights(args.path, args.weights, args.use)
     check_output(args.output, "-o")
     from headrace.core.files import write_atomic

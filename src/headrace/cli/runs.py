@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
         "--sort", choices=tuple(_SORTS), default="date", help="newest, most accurate or fastest first [date]"
     )
     parser.add_argument("--json", action="store_true", help="print one line of JSON for each run")
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)
     from headrace.report.run_summary import find_runs, read_summary
 
     _refuse_missing(args.place)
@@ -128,7 +128,7 @@ def compare(argv: list[str]) -> int:
     """Run the command; return its exit code."""
     parser = Parser(prog="headrace compare", description=_COMPARE)
     parser.add_argument("paths", metavar="RUN_DIR", nargs="+", type=Path, help="two or more runs")
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)
     if not 2 <= len(args.paths) <= len(string.ascii_uppercase):
         raise ConfigError(
             f"The number of runs is {len(args.paths)}.",
@@ -187,7 +187,7 @@ def report(argv: list[str]) -> int:
         help="predict the validation images with the best weights first: mistakes, calibration, thresholds",
     )
     add_platform_argument(parser, "kind of device for --images [the run's]")
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)
     if len(args.paths) > len(string.ascii_uppercase):
         raise ConfigError(f"The number of runs is {len(args.paths)}.", rule="At most twenty-six can be compared.")
     check_output(args.output, "-o")
@@ -235,7 +235,7 @@ def board(argv: list[str]) -> int:
     parser.add_argument(
         "--token", metavar="TEXT", help="token that every request must carry [generated if --host is given]"
     )
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)
     _refuse_missing(args.place)
     if not 0 <= args.port <= 65535:
         raise ConfigError(f"The port is {args.port}.", rule="Ports are 0 to 65535.")

@@ -30,6 +30,7 @@ def main(argv: list[str]) -> int:
     if bool(args.path) == bool(parsed.options.get("weights")):
         given = "Both a run and --weights are given" if args.path else "No run and no weights are named"
         raise ConfigError(f"{given}.", remedy="Name a run or a checkpoint, or give --weights NAME.")
+    from headrace.data.sets.folder import HELD_OUT
     from headrace.job import current_group, join_job
     from headrace.run.validation import ALL, BEST, LAST, validate
 
@@ -40,6 +41,9 @@ def main(argv: list[str]) -> int:
         found = validate(args.path, parsed.options, which=which, report_dir=args.report_dir)
         if current_group().is_first:
             best = _show(found, as_json=args.json)
+            if best is not None and "dataset_path" in parsed.options and HELD_OUT in best.images:
+                # Whoever names a folder here often means all of it.
+                print(f"note: of {best.images}; --validation-path DIR takes a whole folder", file=sys.stderr)
             if args.images and best is not None:
                 _show_images(best, parsed.options, as_json=args.json)
             elif best is not None and not args.json:

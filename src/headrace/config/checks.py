@@ -18,7 +18,7 @@ from headrace.config.section_learning import (
     NUMERICS_NOTES,
     NUMERICS_WARNINGS,
 )
-from headrace.config.section_model import MODEL_RULES, WEIGHT_NOTES
+from headrace.config.section_model import MODEL_RULES, WEIGHT_NOTES, WEIGHT_RULES
 from headrace.config.section_run import BATCH_RULES, COMPILER_RULES, PIPELINE_NOTES, PIPELINE_RULES, needs_stages
 from headrace.core.errors import ConfigError
 
@@ -78,6 +78,7 @@ RULES = (
     *DATA_RULES,
     *LEARNING_RULES,
     *MODEL_RULES,
+    *WEIGHT_RULES,
     *PIPELINE_RULES,
     *AUGMENT_RULES,
     *COMPILER_RULES,

@@ -286,6 +286,7 @@ def format_value(value: object) -> str:
 
 
 _META = "headrace"
+_FEW_CHOICES = 8  # are listed beside the nearest one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -392,6 +393,8 @@ class Option:
         name = self.flag if origin.kind == "command line" else self.name
         written = "nothing" if raw is None else repr(raw)
         remedy = did_you_mean(str(raw), self.choices) if self.choices else ""
+        if remedy and len(self.choices) <= _FEW_CHOICES and not remedy.startswith("Possible"):
+            remedy += f" Possible: {', '.join(self.choices)}."
         if self.path_option and isinstance(raw, str) and ("/" in raw or Path(raw).exists()):
             given = f"--{self.path_option.replace('_', '-')} " if name == self.flag else f"{self.path_option}="
             remedy = f"A path is given as {given}{shlex.quote(raw)}."

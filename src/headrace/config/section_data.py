@@ -137,7 +137,8 @@ class Data:
     )
     max_bad_samples: float = option(
         0.001,
-        "Fraction of broken images above which a run stops; each is replaced by the next of its class.",
+        "Fraction of broken images above which a run stops (one is always allowed, unless it is 0); each is replaced "
+        "by the next of its class.",
         check=fraction,
     )
     train_augmentation: str = option(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from headrace.config.field import (
+    COMMAND_LINE,
     Facts,
     Rule,
     above,
@@ -471,6 +472,17 @@ class Weights:
     )
 
 
+def _names_nothing(name: str) -> Rule:
+    """Refuse an option that was typed without a value: the run would train all weights."""
+    return Rule(
+        broken=lambda facts: facts.origins.get(name) == COMMAND_LINE and not getattr(facts.config.weights, name),
+        problem=lambda facts: f"--{name.replace('_', '-')} has no value.",
+        rule="It names the weights that it is about; without it all weights are trained.",
+        remedy=f"Give one, such as --{name.replace('_', '-')} {'backbone' if name == 'freeze' else 'predictions'}.",
+    )
+
+
+WEIGHT_RULES = tuple(_names_nothing(name) for name in ("freeze", "variable_filter"))
 WEIGHT_NOTES = tuple(
     idle(name, "without weights", lambda facts, name=name: facts.given(name) and facts.config.weights.weights is None)
     for name in ("init_ema", "init_min_loaded")

@@ -60,7 +60,12 @@ class RunHung(RunStopped):
 
 def nearest(name: str, choices: Iterable[str]) -> str | None:
     """Return the choice that `name` was most likely meant to be, or None."""
-    found = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.6)
+    choices = list(choices)
+    # What begins so comes first: cos is cosine, though const has fewer other letters.
+    begins = [choice for choice in choices if name and choice.startswith(name)]
+    if len(begins) == 1:
+        return begins[0]
+    found = difflib.get_close_matches(name, begins, n=1) or difflib.get_close_matches(name, choices, n=1)
     return found[0] if found else None
 
 

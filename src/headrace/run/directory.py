@@ -72,7 +72,8 @@ def refuse_taken(config: Config) -> None:
         raise ConfigError(
             f"The run directory {path} already holds files.",
             rule="A new run needs a new directory.",
-            remedy=(f"Resume it: headrace resume {path}; or choose" if run else "Choose") + " another --run-name.",
+            remedy=(f"Resume it: headrace resume {path}; or choose" if run else "Choose")
+            + " another --output or --run-name.",
         )
     if checkpoints is not None and (found := list_checkpoints(checkpoints)):
         raise ConfigError(

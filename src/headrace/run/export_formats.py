@@ -256,7 +256,7 @@ def format_of(path: Path) -> str:
         raise ConfigError(
             f"The format of {path.name} is not known.",
             rule=f"It follows from the suffix ({', '.join(suffixes)}), or is given: {', '.join(FORMATS)}.",
-            remedy="Give the format, such as format='onnx'.",
+            remedy="Give the format: --format onnx, in Python format='onnx'.",
         )
     return suffixes[path.suffix]
 

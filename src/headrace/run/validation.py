@@ -213,6 +213,7 @@ class Validated:
     seconds: dict[str, float] = field(default_factory=dict)
     report_file: Path | None = None
     problem: str = ""
+    images: str = ""  # of image files: their path and how the splits were separated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,6 +275,7 @@ def validate(
                 reports=reports,
                 seconds={name: seconds for name, (_, seconds) in results.items()},
                 report_file=report_file,
+                images=design.info.place,
             )
     if not num_good:
         raise CheckpointError(f"None of the {len(checkpoints)} checkpoints of {path} can be used.")

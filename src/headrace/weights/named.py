@@ -198,12 +198,15 @@ def hub_file(repo: HubRepo, names: Sequence[str]) -> Path:
     if _is_offline():
         raise DownloadError(
             f"{' or '.join(names)} of hf:{repo} is not in {hub_cache()}, and HF_HUB_OFFLINE is set.",
-            remedy="Unset it for one command, or copy the cache of a machine that has the file.",
+            remedy=_guess(repo) + "Unset it for one command, or copy the cache of a machine that has the file.",
         )
     for name in names:
         # In one part, as the hub expects it: a revision such as refs/pr/1 has slashes.
         url = f"{_endpoint()}/{repo.name}/resolve/{quote(repo.revision, safe='')}/{name}"
-        head = ask(url, _authorization())
+        try:
+            head = ask(url, _authorization())
+        except DownloadError as error:
+            raise DownloadError(error.problem, rule=error.rule, remedy=_guess(repo) + error.remedy) from None
         if head.status == 404 and head.headers.get("X-Error-Code") == "EntryNotFound":
             continue
         _refuse(repo, name, head)
@@ -224,19 +227,24 @@ def _cached(repo: HubRepo, name: str) -> Path | None:
     return path if _COMMIT.fullmatch(commit) and path.is_file() else None
 
 
+def _guess(repo: HubRepo) -> str:
+    """Return 'Did you mean X? ' for a name that looks like one of the table's and is not, else nothing."""
+    known = published_weights()
+    guess = nearest(repo.name, known) if repo.name.startswith(_LIBRARIES) and repo.name not in known else None
+    return f"Did you mean {guess}? " if guess else ""
+
+
 def _refuse(repo: HubRepo, name: str, head: Head) -> None:
     """Refuse an answer that is not about this file."""
     said = head.headers.get("X-Error-Message", "").rstrip(".")
     if head.status in (401, 403, 404):
         has_token = bool(_authorization())
-        known = published_weights()
-        guess = nearest(repo.name, known) if repo.name.startswith(_LIBRARIES) and repo.name not in known else ""
         raise DownloadError(
             f"{_endpoint()} does not give {name} of hf:{repo}: it answers {head.status}{f' ({said})' if said else ''}.",
             rule="The repository does not exist, or it is private or gated and the token does not allow it."
             if has_token
             else "The repository does not exist, or it is private or gated and needs a token.",
-            remedy=(f"Did you mean {guess}? " if guess else "")
+            remedy=_guess(repo)
             + (
                 "Check the name, or accept its conditions on its page."
                 if has_token

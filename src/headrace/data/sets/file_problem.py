@@ -125,7 +125,9 @@ class BadSamples:
     """The bad samples that a process has met in both splits of its dataset."""
 
     def __init__(self, name: str, num_samples: int, max_share: float) -> None:
-        self._name, self._limit, self._share = name, int(max_share * num_samples), max_share
+        # One broken file of a few hundred is no reason to stop, unless none is allowed.
+        self._limit = max(int(max_share * num_samples), 1 if max_share > 0 else 0)
+        self._name, self._share = name, max_share
         self._lock = threading.Lock()
         self._found: dict[tuple[str, int], dict[str, str | int]] = {}
         self._path: Path | None = None

@@ -67,6 +67,29 @@ def has_class_folders(root: Path) -> bool:
         return False
 
 
+def refuse_loose_images(root: Path) -> None:
+    """Refuse a folder whose images are directly in it, or one image: its name would be the class."""
+    folder = root if root.is_dir() else root.parent
+    if root.is_file() and not root.name.lower().endswith(readable_extensions()):
+        return
+    if not (loose := _num_loose(folder)):
+        return
+    above = folder.parent if folder.name else Path("..")
+    is_class = has_class_folders(above) and not split_folder(above, TRAIN_NAMES)
+    problem = f"{root} is one image." if root.is_file() else f"{root} has no class folders: {loose:,} images are in it."
+    raise DataError(
+        problem,
+        rule=f"A class is a folder, its name the class's, with image files in it: {FORMATS_TEXT}.",
+        remedy="Make one folder for each class: IMAGES/cat/1.jpg, IMAGES/dog/2.jpg."
+        + (f" Or, if {folder.name} is a class, give the folder above it: --dataset-path {above}." if is_class else ""),
+    )
+
+
+def _num_loose(folder: Path) -> int:
+    readable = readable_extensions()
+    return sum(1 for entry in os.scandir(folder) if entry.is_file() and entry.name.lower().endswith(readable))
+
+
 def read_folders(root: Path, validation_split: float, elsewhere: Path | None = None) -> ClassFolders:
     """List the images of both splits, of which validation may be `elsewhere`; an inconsistent folder is a DataError."""
     train_root, validation_root = split_folder(root, TRAIN_NAMES), split_folder(root, VALIDATION_NAMES)
@@ -184,8 +207,7 @@ def _refuse_doubtful(root: Path, found: tuple[str, ...], names: tuple[str, ...])
 
 
 def _no_images(root: Path, skipped: SkippedFiles) -> DataError:
-    readable = readable_extensions()
-    loose = sum(1 for entry in os.scandir(root) if entry.is_file() and entry.name.lower().endswith(readable))
+    loose = _num_loose(root)
     loose_images = f" {loose:,} image(s) are directly in it." if loose else ""
     return DataError(
         f"{root} has no class folders with images.{loose_images}{_because(skipped)}",
@@ -215,9 +237,12 @@ def _split(whole: Listing, fraction: float) -> ClassFolders:
     )
 
 
+HELD_OUT = "each class held out"
+
+
 def held_out_text(fraction: float) -> str:
     """Describe a split made by `held_out_mask`."""
-    return f"{fraction:.3g} of each class held out, always the same images"
+    return f"{fraction:.3g} of {HELD_OUT}, always the same images"
 
 
 def held_out_mask(files: tuple[str, ...], labels: np.ndarray, fraction: float) -> np.ndarray:

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from headrace.config.schema import Data
-from headrace.core.errors import ConfigError, DataError
-from headrace.core.units import format_bytes, parse_bytes
+from headrace.core.errors import ConfigError, DataError, nearest
+from headrace.core.units import format_bytes, format_list, parse_bytes
 from headrace.data.decoding.image import BadImage, read_header
 from headrace.data.decoding.image_source import ImageSource, ViewSpec, WorkingSource
 from headrace.data.decoding.resize import CROP_RULES, MIN_CROPPED, CropRule, uncropped_side
@@ -21,6 +21,7 @@ from headrace.data.sets.folder import (
     held_out_text,
     read_csv_set,
     read_folders,
+    refuse_loose_images,
 )
 from headrace.data.sets.indexed_samples import (
     Index,
@@ -97,6 +98,7 @@ def detect(dataset_path: str) -> str:
                 return name
         except DataError:
             continue
+    refuse_loose_images(path)
     raise DataError(
         f"{path.absolute()} holds no known dataset.",
         rule=f"Known: {'; '.join(row.description for row in KINDS)}; the files of {', '.join(list(KNOWN_SETS)[1:])}.",
@@ -106,7 +108,10 @@ def detect(dataset_path: str) -> str:
 
 def _refuse_missing(path: Path) -> None:
     if not path.exists():
-        raise DataError(f"{path.absolute()} does not exist.", remedy="Give the path of your data with --dataset-path.")
+        there = path.parent.iterdir() if path.parent.is_dir() else ()
+        guess = nearest(path.name, (entry.name for entry in there))
+        remedy = f"Did you mean {path.parent / guess}?" if guess else "Give the path of your data with --dataset-path."
+        raise DataError(f"{path.absolute()} does not exist.", remedy=remedy)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,8 +147,17 @@ def _from_files(kind: str, path: Path, found: ClassFolders) -> ImageSet:
         train=found.train,
         validation=found.validation,
         split_by=found.split_by,
-        remarks=tuple(map(str, found.skipped)),
+        remarks=(*map(str, found.skipped), *_not_validated(found)),
     )
+
+
+def _not_validated(found: ClassFolders) -> tuple[str, ...]:
+    """Return a remark on classes that are trained and never validated, such as one with a single image."""
+    counts = np.bincount(found.validation.labels, minlength=len(found.class_names))
+    missing = [found.class_names[label] for label in np.flatnonzero(counts == 0)]
+    if not missing or not len(found.train):
+        return ()
+    return (f"{len(missing):,} of {len(counts):,} classes have no validation image: {format_list(missing, 3)}",)
 
 
 def _from_records(path: Path, data: Data) -> ImageSet:
