@@ -246,6 +246,28 @@ def test_what_is_appended_is_read_from_there_and_a_replaced_file_anew(tmp_path):
     assert draw_panels(curves) == []
 
 
+def test_curves_that_say_nothing_are_left_out(tmp_path: Path) -> None:
+    def titles(waited: float) -> set[str]:
+        rows = [
+            {
+                "kind": "train",
+                "step": step,
+                "epoch": step,
+                "loss": 1.0,
+                "infeed_wait_seconds": waited,
+                "loss_scale": 1.0,
+            }
+            for step in (1, 2)
+        ]
+        (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        curves = Curves(tmp_path)
+        curves.read_more()
+        return {panel["title"] for panel in draw_panels(curves)}
+
+    assert titles(0.5) - titles(0.0) == {"Waiting for input, since the previous record"}
+    assert "Loss scale" not in titles(0.5)
+
+
 def test_the_schedule_is_drawn_as_planned_and_as_measured(tmp_path):
     run = make(tmp_path / "run", [start(), end()])
     stages = [{"time_share": 0.5}, {"time_share": 0.5}]
@@ -275,9 +297,9 @@ def test_the_command_writes_a_report_or_a_comparison(tmp_path, capsys):
     assert [line["y"] for line in page.panels["Training, loss"]["lines"]] == [[2.0], [1.0]]
     assert [line["label"] for line in page.panels["Training, loss"]["lines"]] == ["a", "b"]
     assert re.search(r"learning_rate\s+0.1\s+0.2", page.text)
-    with pytest.raises(ConfigError, match="There is no directory"):
+    with pytest.raises(ConfigError, match="there is no directory"):
         report([str(first), "-o", str(tmp_path / "none" / "x.html")])
-    with pytest.raises(CheckpointError, match="Cannot write"):
+    with pytest.raises(ConfigError, match="it is a directory"):
         report([str(first), "-o", str(tmp_path)])
     with pytest.raises(CheckpointError, match="cannot be read"):
         report([str(tmp_path / "nothing")])

@@ -1,6 +1,7 @@
 """What the commands share: reading an argv with `--config` and all options, and tables on the console."""
 
 import argparse
+import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -174,9 +175,19 @@ def model_and_weights(path: str | None, weights: str, use: str) -> tuple[str, st
 
 
 def check_output(file: Path | None, flag: str) -> None:
-    """Refuse a file in a directory that is not there, before anything is computed for it."""
-    if file is not None and not file.absolute().parent.is_dir():
-        raise ConfigError(f"There is no directory {file.parent}.", remedy=f"Make it, or name another file with {flag}.")
+    """Refuse a file that cannot be written, before anything is computed for it."""
+    if file is None:
+        return
+    folder = file.absolute().parent
+    if file.is_dir():
+        why = "it is a directory"
+    elif not folder.is_dir():
+        why = f"there is no directory {file.parent}"
+    elif not os.access(folder, os.W_OK):
+        why = f"nothing may be written into {folder}"
+    else:
+        return
+    raise ConfigError(f"Cannot write {file}: {why}.", remedy=f"Name another file with {flag}.")
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from headrace.cli.options import (
 )
 from headrace.config.schema import Parser
 from headrace.core.errors import ConfigError
+from headrace.core.files import write_atomic
 from headrace.core.units import format_percent
 
 if TYPE_CHECKING:
@@ -71,8 +72,6 @@ def main(argv: list[str]) -> int:
     if args.output is None:
         print(text, end="")
     else:
-        from headrace.core.files import write_atomic
-
         with writing(args.output, "--output"):
             write_atomic(args.output, text.encode())
     if labels:
@@ -184,8 +183,8 @@ def explain(argv: list[str]) -> int:
     add_model_arguments(parser)
     args = parser.parse_intermixed_args(argv)
     name, which = model_and_weights(args.path, args.weights, args.use)
-    check_output(args.output, "-o")
-    from headrace.core.files import write_atomic
+    file = args.output or Path(f"{args.image.stem}_explained.png")
+    check_output(file, "-o")
     from headrace.engine.devices import start_devices
     from headrace.run.named_model import find_model
     from headrace.run.prediction import draw_explanation
@@ -194,7 +193,7 @@ def explain(argv: list[str]) -> int:
     model = find_model(name, which)
     start_devices(args.platform, 1)
     found = explain_image(model, args.image, args.class_name)
-    file, out = args.output or Path(f"{args.image.stem}_explained.png"), io.BytesIO()
+    out = io.BytesIO()
     draw_explanation(found).save(out, "PNG")
     with writing(file, "-o"):
         write_atomic(file, out.getvalue())

@@ -212,8 +212,20 @@ def lr_find(argv: list[str]) -> int:
         write_atomic(args.plot, draw_rates(points, found.suggested).encode())
     print(f"suggested   {found.suggested:.2g}, where the loss has fallen half of its way ({len(points)} steps)")
     print(f"plot        {args.plot}")
-    print(f"next        headrace train ... --lr {found.suggested:.2g}")
+    print(f"next        headrace train {shlex.join([*_for_train(argv), '--lr', f'{found.suggested:.2g}'])}")
     return 0
+
+
+def _for_train(argv: list[str]) -> list[str]:
+    """Return the words of an argv without the arguments that lr-find alone has, each of which takes a value."""
+    words, kept = list(argv), []
+    while words:
+        word = words.pop(0)
+        if word.partition("=")[0] in ("--steps", "--lowest", "--highest", "--plot"):
+            del words[: 0 if "=" in word else 1]
+        else:
+            kept.append(word)
+    return kept
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:

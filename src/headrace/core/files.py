@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from headrace.core.errors import CheckpointError
+from headrace.core.errors import CheckpointError, ConfigError
 
 LOCK_FILE = ".lock"
 

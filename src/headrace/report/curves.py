@@ -110,6 +110,9 @@ COMPARED_PANELS = (
 )
 
 
+_FLAT = {"loss_scale": 1, "infeed_wait_seconds": 0}  # values of curves that are left out
+
+
 @dataclass
 class Curves:
     """The columns of a run so far. `read_more` reads what was written since; a file that was replaced, all of it."""
@@ -181,7 +184,8 @@ class Curves:
         x, y = x[: len(y)], y[: len(x)]  # another thread may have read on in between
         if not np.isfinite(y).any() and not (line.field in ("loss", "top1", "accuracy") and len(y)):
             return None
-        if line.field == "loss_scale" and (y == 1).all():  # the loss is not scaled
+        # A flat line says nothing: a loss that is not scaled, a device that never waits for its images.
+        if (y == _FLAT.get(line.field, np.nan)).all():
             return None
         x, y = x[np.isfinite(x)], y[np.isfinite(x)]
         kept = thin(x, y)

@@ -113,7 +113,7 @@ def draw_images(files: RunFiles) -> Html:
         parts.append(element("p", f"Files are below {root}", class_="note"))
     if _is_image(found.get("mosaic")):
         sheet = Html(f'<img src="{found["mosaic"]}" alt="training images">')
-        note = "The first training images as the network gets them in the first epoch, before any mixing."
+        note = "Some training images as the network gets them in the first epoch, before any mixing."
         parts += [element("h3", "Training images"), element("div", sheet, class_="mosaic")]
         parts.append(element("p", note, class_="note"))
     return section("images", "Images", *parts)

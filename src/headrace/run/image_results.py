@@ -267,9 +267,10 @@ def _as_address(image: Image.Image, form: str) -> str:
 
 
 def _mosaic(design: Design, train: Source) -> str:
-    """Return the first training images as the network gets them: cropped and augmented, colors mapped back."""
+    """Return some training images as the network gets them: cropped and augmented, colors mapped back."""
     spec = design.plan.feed.preprocess
-    index = np.arange(min(_MOSAIC, len(train)))
+    # From the whole set, whose order is that of the classes.
+    index = np.linspace(0, len(train) - 1, min(_MOSAIC, len(train))).astype(np.int64)
     images = train.read(index, 0).astype(np.float32)
     # There are several normalisations: where black and white end up tells how to map any of them back.
     ends = [preprocess(np.full_like(images, level), index, 0, spec, train=False) for level in (0.0, 255.0)]

@@ -182,6 +182,8 @@ def _check_image(images: Any, is_array: bool, spec: ImageSpec, what: str) -> Non
     wanted = "x".join(map(str, spec.image_hwc))
     if shape != spec.image_hwc:
         remedy = "Give the height, width and channels of the images as input_shape."
+        if is_array and tuple(images.shape) == spec.image_hwc:
+            raise DataError("This is one image, not an array of images.", remedy="Add the dimension: image[None].")
         if len(shape) == 2 and (*shape, 1) == spec.image_hwc:
             remedy = "Add a dimension for the single channel: images[..., None]."
         found = "x".join(map(str, shape)) or "single numbers"
