@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flax import nnx
 from PIL import Image
 
 import headrace
@@ -227,3 +228,18 @@ def test_twenty_fits_in_one_process_do_not_grow(tmp_path):
         gc.collect()
         resident.append(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20)
     assert resident[-1] - resident[4] < 25, resident
+
+
+class OneModule(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.dense = nnx.Linear(3, 2, rngs=rngs)
+
+    def __call__(self, x):
+        return self.dense(x.mean((1, 2)))
+
+
+@pytest.mark.parametrize("module", [OneModule, OneModule(nnx.Rngs(0))])
+def test_a_module_alone_is_a_network_of_one_block(module: Any) -> None:
+    model = Model(module, input_shape=(4, 4, 3), num_classes=2)
+    assert [name for name, _ in model.network.blocks] == ["network"]
+    assert model.network.total_cost().params == 3 * 2 + 2

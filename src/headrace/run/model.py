@@ -9,7 +9,7 @@ checkpoints and reports, and an interrupted one is resumed with `fit(..., resume
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -117,7 +117,7 @@ class Model:
 
     def __init__(
         self,
-        network: str | Network | Sequence[Any] | None = None,
+        network: str | Network | Sequence[Any] | Callable[..., Any] | None = None,
         *,
         weights: str | os.PathLike[str] | None = None,
         input_shape: Sequence[int] | None = None,
@@ -127,7 +127,7 @@ class Model:
         config: str | None = None,
         **options: object,
     ) -> None:
-        """Take the name of a shipped network, a Network, or the blocks of one; the rest are ordinary options.
+        """Take the name of a shipped network, a module, a list of blocks or a Network; the rest are ordinary options.
 
         `weights` is a known name (`headrace models --weights`), hf:OWNER/NAME, an address, a file, a checkpoint or a
         run; with a known name the network needs none. `config` names a recipe (`headrace configs`); without it, it is
@@ -140,10 +140,12 @@ class Model:
         self._weights_from = str(weights) if weights is not None else None
         self._facts = facts_of(self._weights_from) if self._weights_from is not None else None
         if network is not None and not isinstance(network, str | Network | Sequence):
-            raise ConfigError(
-                f"The network is a {type(network).__name__}.",
-                rule="It is the name of a shipped network, a list of blocks, or what custom_network returns.",
-            )
+            if not callable(network) and not hasattr(network, "apply"):
+                raise ConfigError(
+                    f"The network is a {type(network).__name__}.",
+                    rule="It is the name of a shipped network, a module, a list of blocks, or a custom_network.",
+                )
+            network = [("network", network)]
         self._options = full_names(options, network is not None and not isinstance(network, str))
         if network is None or isinstance(network, str):
             self._options |= {} if network is None else {"model_name": network}
@@ -479,7 +481,9 @@ class Model:
         return export_model(model, path, options).path
 
     @classmethod
-    def load(cls, path: str | Path, network: Network | Sequence[Any] | None = None, **options: Any) -> "Model":
+    def load(
+        cls, path: str | Path, network: Network | Sequence[Any] | Callable[..., Any] | None = None, **options: Any
+    ) -> "Model":
         """Return the model of a run's best checkpoint, or of the checkpoint at `path`.
 
         `network` is the one of a run whose network was given by code; `options` are added to those of the run.
