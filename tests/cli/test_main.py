@@ -13,6 +13,7 @@ import pytest
 import headrace
 from headrace.cli import main as main_module
 from headrace.cli.main import COMMANDS, main
+from headrace.cli.options import break_line
 from headrace.core.errors import ConfigError, RunStopped
 
 SRC = Path(headrace.__file__).parent.parent
@@ -179,3 +180,17 @@ def test_every_command_has_help(command, flag, capsys):
 
 def test_every_command_is_in_the_help():
     assert {name for names in main_module._TOPICS.values() for name in names} == {c.name for c in COMMANDS}
+
+
+@pytest.mark.parametrize(
+    ("line", "broken"),
+    [
+        ("short enough", "short enough"),
+        ("  rule: one two three four five six", "  rule: one two three\n    four five six"),
+        ("  data   4.7 MiB  398 images, one two", "  data   4.7 MiB  398\n         images, one two"),
+        ("one-two-three-four-five-six-seven", "one-two-three-four-five-six-seven"),
+        ("dev 0 |F0 |F1 |F2 |F3 |F4 |F5 |F6 |", "dev 0 |F0 |F1 |F2 |F3 |F4 |F5 |F6 |"),
+    ],
+)
+def test_lines_are_broken_between_words_below_their_last_column(line: str, broken: str):
+    assert break_line(line, 24) == broken

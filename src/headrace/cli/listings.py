@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from headrace.cli.options import Column, add_platform_argument, print_remarks, read_arguments, table_lines
+from headrace.cli.options import Column, add_platform_argument, print_fitted, print_remarks, read_arguments, table_lines
 from headrace.config.field import COMMAND_LINE, TRANSLATED, find_option, format_value, option_names, options_of
 from headrace.config.load import Resolved, to_flat
 from headrace.config.params import REQUIRED, TABLES
@@ -392,8 +392,8 @@ def devices(argv: list[str]) -> int:
     ]
     print("\n".join(table_lines(columns)))
     memory = f", {format_bytes(machine.memory_bytes)} of memory" if machine.memory_bytes else ""
-    print(f"\nhost      {machine.host}: {machine.processors} processors for this process{memory}")
-    print(f"versions  {', '.join(f'{name} {version}' for name, version in machine.versions.items())}")
+    print_fitted(f"\nhost      {machine.host}: {machine.processors} processors for this process{memory}")
+    print_fitted(f"versions  {', '.join(f'{name} {version}' for name, version in machine.versions.items())}")
     for note in machine.notes:
         print(f"note: {note}")
     return 0

@@ -126,11 +126,13 @@ def _help() -> str:
 
 def print_error(error: HeadraceError, words: Iterable[str] = ()) -> None:
     """Print an error with its rule and remedy, on stderr, with the options under the names that `words` have."""
+    from headrace.cli.options import print_fitted
+
     sys.stdout.flush()
-    print(f"headrace: {_which_process()}{_as_typed(error.problem, words)}", file=sys.stderr)
+    print_fitted(f"headrace: {_which_process()}{_as_typed(error.problem, words)}", sys.stderr)
     for name, text in (("rule", error.rule), ("remedy", _as_typed(error.remedy, words))):
         if text:
-            print(f"  {name}: {text}", file=sys.stderr)
+            print_fitted(f"  {name}: {text}", sys.stderr)
 
 
 def _as_typed(text: str, words: Iterable[str]) -> str:

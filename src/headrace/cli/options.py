@@ -2,13 +2,15 @@
 
 import argparse
 import os
+import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from headrace.cli.help import find_request, has_effect, help_text, screen_of
 from headrace.config.field import normalise_name, option_names
@@ -36,6 +38,26 @@ class Column:
 def terminal_width() -> int | None:
     """Return the width of the terminal, None where the output is not one."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def print_fitted(text: str, file: TextIO | None = None) -> None:
+    """Print a text; on a terminal, lines that are too long for it are broken between words."""
+    out = sys.stdout if file is None else file
+    try:
+        width = int(os.environ.get("COLUMNS") or os.get_terminal_size(out.fileno()).columns) if out.isatty() else 0
+    except (OSError, ValueError):  # a terminal that does not say
+        width = 0
+    print("\n".join(break_line(line, width) for line in text.split("\n")) if width else text, file=out)
+
+
+def break_line(line: str, width: int) -> str:
+    """Break a line between words, so that it continues below the start of its last column."""
+    if len(line) <= width or "|" in line:  # a diagram of a schedule cannot be broken
+        return line
+    columns = [found.end() for found in re.finditer(r"\S {2,}(?=\S)", line) if found.end() <= 0.6 * width]
+    indent = columns[-1] if columns else len(line) - len(line.lstrip()) + 2
+    room = {"subsequent_indent": " " * indent, "break_long_words": False, "break_on_hyphens": False}
+    return "\n".join(textwrap.wrap(line, width, **room))
 
 
 def table_lines(columns: Sequence[Column], width: int | None = None) -> list[str]:
@@ -205,4 +227,4 @@ def print_remarks(resolved: Resolved) -> None:
     """Print the warnings and notes of a configuration to stderr."""
     for kind, remarks in (("warning", resolved.warnings), ("note", resolved.notes)):
         for remark in remarks:
-            print(f"{kind}: {remark}", file=sys.stderr)
+            print_fitted(f"{kind}: {remark}", sys.stderr)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.cli.options import check_output, parse, print_remarks
+from headrace.cli.options import check_output, parse, print_fitted, print_remarks
 
 if TYPE_CHECKING:
     from headrace.plan.plan import ScaleRow
@@ -51,11 +51,12 @@ def main(argv: list[str]) -> int:
         return 0
     print_remarks(resolved)
     place = f" ({design.info.place})" if design.info.place else ""
-    print(f"{design.network.name} on {design.info.name}{place}, precision {resolved.config.numerics.precision}")
+    print_fitted(f"{design.network.name} on {design.info.name}{place}, precision {resolved.config.numerics.precision}")
     if args.num_devices is not None:
         print(format_scale(rows, args.num_devices))
-    print(format_plan(design.plan, tuple(_lr_points(design).items())))
-    print("".join(f"warning: {text}\n" for text in design.info.remarks), end="")
+    print_fitted(format_plan(design.plan, tuple(_lr_points(design).items())))
+    for text in design.info.remarks:
+        print_fitted(f"warning: {text}")
     if sizes := describe_sizes(design.sizes, design.network):
         print(sizes)
     return 0

@@ -16,6 +16,7 @@ from headrace.cli.options import (
     add_path_argument,
     check_output,
     model_and_weights,
+    terminal_width,
     writing,
 )
 from headrace.config.schema import Parser
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from headrace.run.trained_model import TrainedModel
 
 SOME_UNREADABLE = 1
+_NARROWEST = 20  # characters of a file's name on a terminal
 _WIDEST = 60  # characters of a file's name to which others are aligned
 _LEAST = 0.00005  # of a probability that is not printed as 0.00 %
 DESCRIPTION = (
@@ -86,13 +88,18 @@ def main(argv: list[str]) -> int:
 
 
 def _table(found: "Sequence[Prediction]", names: Sequence[str]) -> str:
-    wide = min(max(len(str(prediction.file)) for prediction in found), _WIDEST)
-    lines = []
+    texts = []
     for prediction in found:
         kept = [place for place in prediction.best if place is prediction.best[0] or place[1] >= _LEAST]
         best = [f"{names[number]} {format_percent(share)}" for number, share in kept]
-        lines.append(f"{prediction.file!s:{wide}}  {', '.join(best) or '(unreadable)'}")
-    return "\n".join(lines) + "\n"
+        texts.append(", ".join(best) or "(unreadable)")
+    files = [str(prediction.file) for prediction in found]
+    wide = min(max(map(len, files)), _WIDEST)
+    if width := terminal_width():  # a long name keeps its end there, and the line is not broken
+        room = max(width - 2 - max(map(len, texts)), _NARROWEST)
+        files = [file if len(file) <= room else f"...{file[3 - room :]}" for file in files]
+        wide = min(wide, room)
+    return "".join(f"{file:{wide}}  {text}\n" for file, text in zip(files, texts, strict=True))
 
 
 def _evaluate(

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.cli.options import read_arguments
+from headrace.cli.options import print_fitted, read_arguments, terminal_width
 from headrace.core.errors import ConfigError
 from headrace.core.units import format_percent
 
@@ -19,6 +19,8 @@ DESCRIPTION = (
     "--validation-micro-batch-size, --dataset-path or --platform."
 )
 _HEADING = "     step    epoch  weights    top-1     top-5      loss  balanced   images  seconds"
+_SPARE = len("   images  seconds")  # the last columns, for which a terminal of 80 columns has no room
+_WHOLE = len(_HEADING) + len("  best so far")
 
 
 def main(argv: list[str]) -> int:
@@ -43,7 +45,9 @@ def main(argv: list[str]) -> int:
             best = _show(found, as_json=args.json)
             if best is not None and "dataset_path" in parsed.options and HELD_OUT in best.images:
                 # Whoever names a folder here often means all of it.
-                print(f"note: of {best.images}; --validation-path DIR takes a whole folder", file=sys.stderr)
+                count = best.reports[_better(best)]["num_samples"]
+                note = f"note: {count:,} images of {best.images}; --validation-path DIR takes a whole folder"
+                print_fitted(note, sys.stderr)
             if args.images and best is not None:
                 _show_images(best, parsed.options, as_json=args.json)
             elif best is not None and not args.json:
@@ -131,18 +135,22 @@ class Table:
         """Print the rows of one checkpoint."""
         for weights, report in result.reports.items():
             if not self._num_rows:
-                print(_HEADING)
+                print(_fitted(_HEADING))
             self._num_rows += 1
             is_best = report["top1"] is not None and report["top1"] > self._best
             if is_best:
                 self._best = report["top1"]
                 self._best_row = f"{result.checkpoint.name} ({weights}), top-1 {format_percent(report['top1'])}"
-            print(_row(result, weights, report) + ("  best so far" if is_best else ""), flush=True)
+            print(_fitted(_row(result, weights, report)) + ("  best so far" if is_best else ""), flush=True)
 
     def close(self) -> None:
         """Print which row was the best, if there were several."""
         if self._num_rows > 1 and self._best_row:
             print(f"best: {self._best_row}")
+
+
+def _fitted(row: str) -> str:
+    return row[:-_SPARE] if (terminal_width() or _WHOLE) < _WHOLE else row
 
 
 def _row(result: "Validated", weights: str, report: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from headrace.core.errors import CheckpointError, ConfigError
+from headrace.core.errors import CheckpointError
 
 LOCK_FILE = ".lock"
 
