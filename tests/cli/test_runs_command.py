@@ -169,6 +169,17 @@ def test_a_comparison_has_what_differs(place, capsys):
     assert "no option differs" in capsys.readouterr().out
 
 
+def test_a_comparison_has_one_kind_of_weights(tmp_path, capsys):
+    records = [start(), validation(1, 0.5), validation(1, 0.9, "ema"), validation(4, 0.6), validation(4, 0.8, "ema")]
+    make(tmp_path, "averaged", [*records, end()])
+    make(tmp_path, "raw", [start(), validation(1, 0.7), validation(1, 0.2, "ema"), end()])
+    assert compare([str(tmp_path / "averaged"), str(tmp_path / "raw")]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    best, last = (" ".join(next(row for row in rows if name in row).split()) for name in ("best top-1", "last valid"))
+    assert best == "best top-1 90.00 % (ema) at epoch 1 70.00 % at epoch 1"
+    assert last == "last validation 80.00 % (ema), loss 1.0000 70.00 %, loss 1.0000"
+
+
 def result(run: Path, outcome: str, *, can_resume: bool = False, reason: str = "") -> RunResult:
     return RunResult(
         outcome=outcome, directory=run, step=40, validation={}, images_per_second=None, time_to_train=1.0,

@@ -83,7 +83,7 @@ SCREENS: Mapping[str, Screen] = {
             "network": {
                 "model NAME": "network; `headrace models` lists them",
                 "weights NAME": "weights to start from: a name, a file, a run",
-                "freeze REGEX": "weights that stay as they are, by regular expression",
+                "freeze NAME": "weights to keep: backbone, or regular expressions",
             },
             "training": {
                 "epochs": "passes over the training images",

@@ -13,6 +13,7 @@ from headrace.report.curves import Curves, draw_compared, draw_panels
 from headrace.report.markup import Html, element, page, rows_table, section
 from headrace.report.run_summary import UNREADABLE, RunFiles, RunSummary, different_options, read_files, read_summary
 from headrace.report.sections import run_sections, run_title
+from headrace.telemetry.records import ValidationRecord
 
 _NAMES = ("run_name",)  # these always differ, and explain nothing
 
@@ -36,15 +37,21 @@ def compare_options(runs: Sequence[RunSummary]) -> dict[str, list[Any]]:
 def compare_results(runs: Sequence[RunSummary]) -> dict[str, list[str]]:
     """Return a row for each kind of result; a trial has no accuracy worth comparing."""
 
+    def accuracy(record: ValidationRecord) -> str:
+        return format_percent(record.top1) + ("" if record.weights == "raw" else f" ({record.weights})")
+
     def of_best(run: RunSummary) -> str:
         best = run.best
         if best is None or run.is_trial:
             return "trial" if run.is_trial else "-"
-        return f"{format_percent(best.top1)} at epoch {best.epoch:.4g}"
+        return f"{accuracy(best)} at epoch {best.epoch:.4g}"
 
     def of_last(run: RunSummary) -> str:
-        last = run.validations[-1] if run.validations and not run.is_trial else None
-        return f"{format_percent(last.top1)}, loss {last.loss:.4f}" if last else "-"
+        if run.best is None or run.is_trial:
+            return "-"
+        # Raw and averaged weights are validated at the same step: those that were the best are compared.
+        last = [record for record in run.validations if record.weights == run.best.weights][-1]
+        return f"{accuracy(last)}, loss {last.loss:.4f}"
 
     return {
         "state": [run.state for run in runs],
