@@ -295,9 +295,17 @@ def array_spec(spec: ImageSpec, images: Any, labels: Any) -> ImageSpec:
             rule="Images are an array [N, H, W, C].",
             remedy="Add a dimension for the single channel: images[..., None]." if len(first) == 2 else "",
         )
-    found = np.asarray(labels)
-    classes = spec.num_classes or (int(found.max()) + 1 if found.ndim == 1 and found.size else 0)
     height, width, channels = map(int, first)
+    if height in (1, 3) and width == channels > 4:
+        raise ConfigError(
+            f"The images are {list(np.shape(images))}, which looks like [N, C, H, W].",
+            rule="Images are an array [N, H, W, C].",
+            remedy="Put the channels last: images.transpose(0, 2, 3, 1).",
+        )
+    found = np.asarray(labels)
+    # What is no class number is refused, in words, where the labels are read.
+    is_number = found.ndim == 1 and found.size and found.dtype.kind in "iu"
+    classes = spec.num_classes or (int(found.max()) + 1 if is_number else 0)
     return replace(spec, image_hwc=(height, width, channels), num_classes=classes)
 
 

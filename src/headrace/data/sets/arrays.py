@@ -176,6 +176,15 @@ def _count(images: Any, what: str) -> int:
     return len(images)
 
 
+def _label_remedy(labels: np.ndarray) -> str:
+    """Return the call that makes class numbers of labels as other libraries take them."""
+    if labels.ndim == 2:
+        return "Give labels[:, 0]." if labels.shape[1] == 1 else "If they are one-hot, give labels.argmax(axis=1)."
+    if labels.ndim == 1 and labels.dtype.kind in "US":
+        return "Number the names: class_names, labels = np.unique(labels, return_inverse=True)."
+    return "Convert them: labels.astype(np.int32)." if labels.ndim == 1 else ""
+
+
 def _check_image(images: Any, is_array: bool, spec: ImageSpec, what: str) -> None:
     """Refuse images (an array of them, or the first alone) whose shape or dtype the network does not take."""
     shape = tuple(images.shape)[1:] if is_array else tuple(images.shape)
@@ -217,7 +226,7 @@ def _labels(labels: object, num_images: int, num_classes: int, what: str) -> np.
         raise DataError(
             f"The {what}labels are {_describe(array)}.",
             rule="Labels are whole numbers, one for each image.",
-            remedy="Convert them: labels.astype(np.int32)." if array.ndim == 1 else "",
+            remedy=_label_remedy(array),
         )
     if len(array) != num_images:
         raise DataError(f"There are {num_images:,} {what}images, but {len(array):,} labels.")
