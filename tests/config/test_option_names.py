@@ -46,6 +46,12 @@ def test_an_ambiguous_prefix_is_refused_with_the_candidates():
         assert candidate in caught.value.remedy
 
 
+def test_a_name_of_keras_is_known_as_a_whole():
+    assert find_option("steps-per-epoch", KNOWN).name == "weight_updates_per_epoch"
+    with pytest.raises(ConfigError, match="There is no option --steps"):
+        find_option("steps", KNOWN, dashes="--")
+
+
 def test_an_unknown_name_is_refused_with_the_nearest():
     with pytest.raises(ConfigError) as caught:
         find_option("micro-bach-size", KNOWN, dashes="--")

@@ -125,6 +125,16 @@ def test_the_kind_is_found_from_the_folder(tmp_path: Path) -> None:
         detect(str(next((tmp_path / "train" / "a").iterdir())))
 
 
+def test_a_known_set_below_the_folder_is_named(tmp_path: Path) -> None:
+    place = tmp_path / "cifar-10-batches-bin"
+    place.mkdir()
+    for name in (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"):
+        (place / name).touch()
+    with pytest.raises(DataError, match=r"cifar-10-batches-bin in it is cifar10.*or add --dataset cifar10"):
+        detect(str(tmp_path))
+    assert detect(str(place)) == "cifar10"
+
+
 def test_a_class_that_is_never_validated_is_remarked(tmp_path: Path) -> None:
     write_classes(tmp_path, {"a": 20, "b": 1})
     info = describe_dataset(config_from({"dataset": "auto", "dataset_path": str(tmp_path)}).data)

@@ -503,9 +503,14 @@ def option_names(options: Mapping[str, Option], extra: Iterable[str] = ()) -> di
     return found
 
 
+# A name of Keras's that is no alias: --steps, its beginning, could mean several things.
+_KERAS = {"steps_per_epoch": "weight_updates_per_epoch"}
+
+
 def find_option(written: str, known: Mapping[str, OptionName], *, place: str = "", dashes: str = "") -> OptionName:
     """Return what `written` stands for; `place` (file and line) and `dashes` (on a command line) are for errors."""
     wanted = normalise_name(written)
+    wanted = _KERAS.get(wanted, wanted)
     if wanted in known:
         return known[wanted]
     begins = [known[name] for name in known if name.startswith(wanted)] if wanted else []

@@ -112,13 +112,12 @@ def full_names(options: Mapping[str, object], has_network: bool) -> dict[str, An
     """Return the options under their full names; refuse those that code gives in another way."""
     known, named = option_names(known_options()), {}
     for written, value in options.items():
-        alias = {"steps_per_epoch": "weight_updates_per_epoch"}.get(written, written)
-        spelled = find_option(alias, known)
+        spelled = find_option(written, known)
         if spelled.name in _REFUSED or (has_network and spelled.name in network_options()):
             rule = _REFUSED.get(spelled.name, "The network is given by code, so options cannot name or shape it.")
             raise ConfigError(f"The option {written} has no meaning here.", rule=rule)
         # A negated name as it is written: its full name would mean the opposite.
-        named[alias if spelled.negated else spelled.name] = value
+        named[written if spelled.negated else spelled.name] = value
     return named
 
 

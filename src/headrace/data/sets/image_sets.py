@@ -1,6 +1,7 @@
 """Sets of images: recognise how one is stored, list its samples, and choose image size and crops."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -92,12 +93,18 @@ def detect(dataset_path: str) -> str:
     kind = detect_kind(path)
     if kind is not None:
         return kind
+    below = {}
     for name, row in KNOWN_SETS.items():
-        try:
-            if row.layouts and locate_set(row, dataset_path).directory == path:
-                return name
-        except DataError:
-            continue
+        with suppress(DataError):
+            if row.layouts:
+                below[name] = locate_set(row, dataset_path).directory
+    if here := [name for name, directory in below.items() if directory == path]:
+        return here[0]
+    for name, directory in below.items():
+        raise DataError(
+            f"{path.absolute()} is not a dataset, but {directory.name} in it is {name}.",
+            remedy=f"Give --dataset-path {directory}, or add --dataset {name}.",
+        )
     refuse_loose_images(path)
     raise DataError(
         f"{path.absolute()} holds no known dataset.",
