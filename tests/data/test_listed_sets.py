@@ -42,7 +42,10 @@ def test_a_csv_file_with_splits(tmp_path: Path) -> None:
     dataset = opened(labels=str(file))
     assert (dataset.info.name, dataset.info.class_names) == ("csv", ("9", "10")), "numbers in numeric order"
     assert (dataset.train.labels.tolist(), dataset.validation.labels.tolist()) == ([1, 0, 1], [0])
-    assert dataset.info.remarks == ("1 file is skipped (rows of split test are not used in training): 3.jpg",)
+    assert dataset.info.remarks == (
+        "1 file is skipped (rows of split test are not used in training): 3.jpg",
+        "1 of 2 classes have no validation image: 10",
+    )
     assert dataset.train.read(np.arange(3), 0).shape == (3, 32, 32, 3)
     assert verify(config_from({"dataset": "auto", "labels": str(file)}).data).counts == {
         "train": (1, 2),
