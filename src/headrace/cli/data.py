@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from headrace.config.schema import Parser
 from headrace.core.errors import ConfigError, did_you_mean
 
 ACTIONS = {
@@ -31,11 +32,11 @@ def _get(argv: list[str]) -> int:
     from headrace.data.sets.catalog import KNOWN_SETS
     from headrace.data.sets.get import MIRROR, PUBLISHED, datasets_directory, get_set
 
-    parser = argparse.ArgumentParser(prog="headrace data get", description="Download datasets by name.")
+    parser = Parser(prog="headrace data get", description="Download datasets by name.")
     parser.add_argument("names", nargs="+", metavar="NAME", help=f"one or more of {', '.join(PUBLISHED)}")
     parser.add_argument("--dataset-path", metavar="DIR", help=f"directory for them [{datasets_directory()}]")
     parser.add_argument("--mirror", default="", metavar="URL", help=f"server with URL/NAME/FILE [${MIRROR}]")
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)
     from headrace.core.download import terminal_progress
 
     for name in args.names:

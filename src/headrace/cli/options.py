@@ -148,7 +148,7 @@ def _note_without_effect(prog: str, options: Mapping[str, object]) -> None:
     idle = [name for name in options if not has_effect(screen, known_options()[known[normalise_name(name)].name])]
     if idle:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
-        print(f"note: no effect on {prog}: {flags}", file=sys.stderr)
+        print_fitted(f"note: no effect on {prog}: {flags}", sys.stderr)
 
 
 WHICH = ("auto", "raw", "ema")
