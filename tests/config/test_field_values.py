@@ -2,7 +2,9 @@
 
 import math
 import shlex
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from headrace.config import field
@@ -88,6 +90,24 @@ def test_choices_are_found_whatever_their_case_and_dashes():
     assert options["dataset"].read("CIFAR-10") == "cifar10"
     assert options["dataset"].read("fashion-mnist") == "fashion_mnist"
     assert options["train_augmentation"].read("flip_crop") == "flip-crop"
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "value"),
+    [
+        ("num_epochs", np.int64(7), 7),
+        ("learning_rate", np.float32(0.5), 0.5),
+        ("learning_rate", np.array(0.25), 0.25),
+        ("class_weights", np.array([1.0, 2.0], np.float32), (1.0, 2.0)),
+        ("class_weights", [np.float32(1.0), 2], (1.0, 2.0)),
+        ("validation", np.bool_(False), False),
+        ("dataset_path", Path("photos"), "photos"),
+    ],
+)
+def test_numbers_of_numpy_and_paths_are_values(name: str, written: object, value: object):
+    found = all_options()[name].read(written)
+    assert found == value
+    assert type(found) is type(value)
 
 
 def test_a_refusal_says_where_what_and_the_help_sentence():

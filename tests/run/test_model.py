@@ -246,3 +246,10 @@ def test_a_module_alone_is_a_network_of_one_block(module: Any) -> None:
     model = Model(module, input_shape=(4, 4, 3), num_classes=2)
     assert [name for name, _ in model.network.blocks] == ["network"]
     assert model.network.total_cost().params == 3 * 2 + 2
+
+
+def test_a_fit_that_names_its_directory_needs_none_of_the_model(tmp_path: Path) -> None:
+    digits = read_digits()["validation"]
+    model = Model("toy_model_bn", log_dir=str(tmp_path / "runs"), **SMALL)
+    place = tmp_path / "elsewhere"
+    assert model.fit(digits.images, digits.labels, epochs=1, steps_per_epoch=1, output=place).directory == place

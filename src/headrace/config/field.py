@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import json
 import math
+import os
 import re
 import shlex
 import types
@@ -353,6 +354,7 @@ class Option:
 
     def read(self, raw: object, origin: Origin = DEFAULT) -> Any:
         """Return the value that `raw` stands for, or refuse it with the option's help text."""
+        raw = _plain(raw)
         # For a text, `none` is a value: compilation_cache_dir none is off, and not the same as unset.
         none_words = () if self.kind is TEXT else NONE_WORDS
         if self.optional and (raw is None or (isinstance(raw, str) and raw.lower() in none_words)):
@@ -401,6 +403,15 @@ class Option:
         return ConfigError(
             f"{origin.prefix}{name} is {written}: {why}.", rule=f"{self.name}: {self.help}", remedy=remedy
         )
+
+
+def _plain(raw: Any) -> Any:
+    """Return a path as its text, and numbers and arrays of NumPy or JAX as Python's."""
+    if isinstance(raw, list | tuple):
+        return [_plain(each) for each in raw]
+    if isinstance(raw, os.PathLike):
+        return os.fspath(raw)
+    return raw.tolist() if hasattr(raw, "tolist") else raw
 
 
 def option(

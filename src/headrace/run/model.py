@@ -233,7 +233,10 @@ class Model:
         labels)} with a value per image, `augment(key, images, labels)` with the images; docs/python.md says more.
         """
         options, loss = (options | {"loss": loss}, None) if isinstance(loss, str) else (options, loss)
-        asked = self._options | full_names(options, self._code_network is not None)
+        given = full_names(options, self._code_network is not None)
+        # A fit that names its own directory needs none of the model's.
+        ours = {} if "output" not in given else dict.fromkeys(("log_dir", "run_name"))
+        asked = {name: value for name, value in self._options.items() if name not in ours} | given
         resolved, custom = self._training_parts(data, labels, validation_data, asked)
         custom = replace(
             custom, loss=loss, metrics=metrics or {}, augment=augment, callbacks=check_callbacks(callbacks)
