@@ -67,7 +67,7 @@ def target_of(mixed: MixedLabels) -> np.ndarray:
     return target
 
 
-WAYS = (
+WAYS: tuple[tuple[dict[str, Any], int], ...] = (
     ({"mixup_alpha": 0.2}, 2),
     ({"cutmix_lambda": 0.6, "cutmix_version": 2}, 2),
     ({"cutmix_lambda": 0.3}, 2),

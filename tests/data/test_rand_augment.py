@@ -192,7 +192,7 @@ def test_strengths_vary_and_operations_are_left_out() -> None:
     for n in range(40):
         sign, level = 1 - 2 * (which[n] % 2), spec.levels[which[n] // 2]
         if number[n] == 0:
-            theirs = ImageEnhance.Brightness(Image.fromarray(images[n])).enhance(1 + sign * 0.9 * level)
+            theirs = ImageEnhance.Brightness(Image.fromarray(images[n])).enhance(float(1 + sign * 0.9 * level))
             assert np.abs(np.asarray(theirs) - changed[n]).max() <= 1
         else:
             assert (changed[n] == images[n]).all()

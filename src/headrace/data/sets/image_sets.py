@@ -1,6 +1,6 @@
 """Sets of images: recognise how one is stored, list its samples, and choose image size and crops."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
