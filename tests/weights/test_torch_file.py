@@ -245,6 +245,12 @@ def test_other_archives_and_files_are_refused_with_words(tmp_path):
         archive.writestr("x/data.pkl", rebuilt((2,), (1,)))
     with pytest.raises(CheckpointError, match="compressed"):
         read_file(compressed)
+    with zipfile.ZipFile(tmp_path / "overlapping.pth", "w") as archive:
+        for name in ("x/data.pkl", "x/same"):
+            archive.writestr(name, rebuilt((2,), (1,)))
+        archive.filelist[1].header_offset = archive.filelist[0].header_offset
+    with pytest.raises(CheckpointError, match="overlap"):
+        read_file(tmp_path / "overlapping.pth")
     big = zip_file(tmp_path / "big.pth", rebuilt((2,), (1,)), data__0=bytes(16), byteorder=b"big")
     with pytest.raises(CheckpointError, match="big-endian"):
         read_file(big)

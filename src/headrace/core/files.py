@@ -1,8 +1,9 @@
-"""Files: atomic writing, durable renames, entries and locks of directories, and reading untrusted JSON."""
+"""Files: atomic writing, durable renames, entries and locks of directories, and reading untrusted JSON and archives."""
 
 import fcntl
 import json
 import os
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,6 +26,15 @@ def is_directory(entry: os.DirEntry[str]) -> bool:
         return entry.is_dir()
     except OSError:
         return False
+
+
+def entries_of(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
+    """Return the entries of a zip archive; raise ValueError if two of them are the same bytes."""
+    infos = archive.infolist()
+    # Python 3.13 warns of such an entry and reads it all the same; before, it did not even warn.
+    if len({info.header_offset for info in infos}) < len(infos):
+        raise ValueError("entries of the archive overlap")
+    return infos
 
 
 def sync_directory(directory: Path) -> None:

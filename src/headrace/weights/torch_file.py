@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from headrace.core.errors import CheckpointError
+from headrace.core.files import entries_of
 from headrace.core.unpickle import PickleKind, RefusedPickle, dict_key, read_pickle, shorten
 
 # What the pickle inside a torch file may contain: tensors on storages, and plain containers.
@@ -273,7 +274,7 @@ def _read_zip(path: Path, ema: bool) -> dict[str, np.ndarray]:
 
 def _entries(archive: zipfile.ZipFile, file_size: int) -> dict[str, zipfile.ZipInfo]:
     """Return the archive's entries by name, if they are stored as torch stores them."""
-    infos = archive.infolist()
+    infos = entries_of(archive)
     if any(info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size for info in infos):
         raise ValueError("the archive is compressed, which torch's files are not")
     if any(info.flag_bits & _ENCRYPTED for info in infos):

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from headrace.core.errors import DataError
-from headrace.core.files import cache_directory, parse_json, write_atomic
+from headrace.core.files import cache_directory, entries_of, parse_json, write_atomic
 from headrace.core.units import format_list
 from headrace.data.decoding.image import EXTENSIONS, BadImage, decode, decode_factor, encode_jpeg, read_header
 from headrace.data.decoding.jpeg import NO_CHECKSUM, RECORD_CHECKSUM, FileExtents
@@ -196,7 +196,7 @@ def read_npz(data: bytes, names: Sequence[str]) -> dict[str, np.ndarray]:
     """Return arrays that `np.savez` wrote; any damage is a ValueError. Takes twice the file's size in memory."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            infos = archive.infolist()
+            infos = entries_of(archive)
         # np.savez does not compress. A compressed array of a few bytes could unpack to any size.
         if any(info.compress_type != zipfile.ZIP_STORED for info in infos) or sum(i.file_size for i in infos) > len(
             data

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from headrace.core.errors import DataError
-from headrace.core.files import parse_json
+from headrace.core.files import entries_of, parse_json
 from headrace.core.units import format_bytes
 from headrace.data.decoding.image import BadImage
 from headrace.data.sets.catalog import numbered_classes
@@ -131,7 +131,7 @@ def _arrays(path: Path, archive: zipfile.ZipFile) -> dict[str, np.ndarray]:
     """Return the arrays by lower-case name, at most half the machine's memory of them."""
     # A compressed file may claim any size: what would not fit is refused before it is unpacked.
     limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    infos = [info for info in archive.infolist() if info.filename.endswith(".npy")]
+    infos = [info for info in entries_of(archive) if info.filename.endswith(".npy")]
     wanted = {name for pair in (*_TRAIN_KEYS, *_VALIDATION_KEYS) for name in pair} | {"class_names"}
     infos = [info for info in infos if info.filename.removesuffix(".npy").lower() in wanted]
     total = sum(info.file_size for info in infos)
