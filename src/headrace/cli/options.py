@@ -128,7 +128,8 @@ def read_arguments(argv: list[str], prog: str, extra: Extra | None = None, descr
     options, left = take_options(argv, parser, known_options())
     args, unknown = parser.parse_known_intermixed_args(left)
     if unknown:
-        is_path = not unknown[0].startswith("-") and Path(unknown[0]).exists()
+        # Not Path.exists(), which raises an error for a word that is too long to be a name.
+        is_path = not unknown[0].startswith("-") and os.access(unknown[0], os.F_OK)
         raise ConfigError(
             f"Unrecognized arguments: {' '.join(unknown)}.",
             remedy=f"A folder of images is given as --dataset-path {unknown[0]}."
