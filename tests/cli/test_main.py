@@ -100,6 +100,11 @@ def test_errors_for_people_are_words_and_a_code(monkeypatch, capsys):
     assert capsys.readouterr().err == "headrace: The loss is not finite.\n"
 
 
+def test_a_path_that_is_too_long_is_no_traceback(capsys):
+    assert main(["plan", "--weights", "a_" * 200]) == 2
+    assert "too long for the name of a file: 400 letters" in capsys.readouterr().err
+
+
 def test_an_interrupt_is_130_and_a_bug_keeps_its_traceback(monkeypatch):
     def interrupted(argv):
         raise KeyboardInterrupt

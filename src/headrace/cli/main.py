@@ -1,5 +1,6 @@
 """The `headrace` program: import the command's module, run it, and turn errors into messages and exit codes."""
 
+import errno
 import importlib
 import os
 import re
@@ -11,7 +12,7 @@ from typing import NamedTuple
 
 from headrace.cli.help import HELP, HELP_ALL, SCREENS
 from headrace.core import __version__
-from headrace.core.errors import HeadraceError, did_you_mean
+from headrace.core.errors import ConfigError, HeadraceError, did_you_mean
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
@@ -93,6 +94,12 @@ def report(words_of: Callable[[], list[str]]) -> int:
         # The reader has seen enough (`headrace configs | head`); Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:  # any value that may be a path can be too long for one
+            raise
+        name = str(error.filename)
+        print_error(ConfigError(f"{name[:40]}... is too long for the name of a file: {len(name):,} letters."), words)
+        return ConfigError.exit_code
 
 
 def _run(words: list[str]) -> int:
