@@ -203,3 +203,26 @@ def test_quick_tuning_is_for_gpus(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert compiles_alone(quick)
     assert not compiles_alone(Compiler(convolution_tuning="full"))
+
+
+@pytest.mark.parametrize(("version", "most"), [((0, 10, 2), 2), ((0, 11, 0), 1)])
+def test_programs_for_cpus_are_compiled_one_at_a_time_where_the_compiler_needs_it(version, most, monkeypatch):
+    both, inside, seen = threading.Event(), [], []
+
+    class Slow:
+        def compile(self, compiler_options: Any) -> None:
+            inside.append(self)
+            seen.append(len(inside))
+            if len(inside) == 2:
+                both.set()
+            both.wait(0.3)
+            inside.remove(self)
+
+    monkeypatch.setattr(jax, "__version_info__", version)
+    program: Any = Slow
+    threads = [threading.Thread(target=compile_program, args=(program(), {})) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert max(seen) == most
