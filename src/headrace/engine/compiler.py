@@ -136,7 +136,7 @@ def common_options() -> dict[str, Any]:
 
 
 # The CPU compiler of jaxlib 0.11 crashes when two threads compile at once (a segmentation fault in about one of four
-# runs of tests/program/test_pipeline.py); that of 0.10 and the GPUs' do not.
+# runs of tests/program/test_pipeline.py). With 0.10, and on GPUs, that was never seen.
 _alone = threading.Lock()
 
 
