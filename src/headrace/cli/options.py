@@ -3,7 +3,6 @@
 import argparse
 import os
 import re
-import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,19 +34,21 @@ class Column:
         return max(len(text) for text in (self.title, *self.cells))
 
 
-def terminal_width() -> int | None:
-    """Return the width of the terminal, None where the output is not one."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+def terminal_width(out: TextIO | None = None) -> int | None:
+    """Return the width of the terminal that a stream (standard output) goes to, None where it goes to none."""
+    stream = sys.stdout if out is None else out
+    if not stream.isatty():
+        return None
+    try:  # not shutil.get_terminal_size(), which asks standard output alone: that of a message may be a file
+        return int(os.environ.get("COLUMNS") or os.get_terminal_size(stream.fileno()).columns) or None
+    except (OSError, ValueError):  # a terminal that does not say
+        return None
 
 
 def print_fitted(text: str, file: TextIO | None = None) -> None:
     """Print a text; on a terminal, lines that are too long for it are broken between words."""
-    out = sys.stdout if file is None else file
-    try:
-        width = int(os.environ.get("COLUMNS") or os.get_terminal_size(out.fileno()).columns) if out.isatty() else 0
-    except (OSError, ValueError):  # a terminal that does not say
-        width = 0
-    print("\n".join(break_line(line, width) for line in text.split("\n")) if width else text, file=out)
+    width = terminal_width(file)
+    print("\n".join(break_line(line, width) for line in text.split("\n")) if width else text, file=file)
 
 
 def break_line(line: str, width: int) -> str:
