@@ -179,3 +179,27 @@ def test_shapes_without_drawing_are_those_of_initial_weights(name):
     }
     some = net.block_names[:2]
     assert set(weights_like(net, some)[0]) == {block for block in net.init(0)[0] if block in some}
+
+
+@pytest.mark.parametrize(("name", "num_blocks"), [("resnet10", 2), ("densenet121", 1)])
+def test_gpus_pool_with_the_norm_before_it(name, num_blocks, monkeypatch):
+    """In a stem whose pool is a block of its own, and in one whose pool is the last layer."""
+    built = network(name, image=(32, 32, 3))
+    params, stats = ({key: tree[key] for key in built.block_names[:num_blocks] if key in tree}
+                     for tree in random_params(built))  # fmt: skip
+    images = np.random.default_rng(0).normal(size=(4, 32, 32, 3)).astype(np.float32)
+
+    def run(fuse):
+        monkeypatch.setattr("headrace.ops.normalization.on_gpu", lambda: fuse)
+
+        def loss(params):
+            y, batch_stats = built.apply_range(0, num_blocks, params, stats, images, Ctx(train=True, cpu_kernels="off"))
+            return jnp.square(y).sum(), batch_stats
+
+        is_fused = "_norm_pool" in str(jax.make_jaxpr(loss)(params))
+        return is_fused, jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+
+    (fused, found), (apart, wanted) = run(True), run(False)
+    assert (fused, apart) == (True, False)
+    assert jax.tree.structure(found) == jax.tree.structure(wanted)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * np.abs(b).max()), found, wanted)

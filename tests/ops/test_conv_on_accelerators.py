@@ -27,6 +27,7 @@ def test_half_partials_lets_products_return_16_bits(half_partials, product, monk
 
 
 STEMS = [(16, 7, ((3, 3), (3, 3))), (16, 3, "SAME"), (12, 5, ((2, 1), (2, 2))), (14, 3, "VALID")]
+STEMS += [(14, 7, ((3, 3), (3, 3))), (18, 7, "SAME"), (10, 5, ((2, 1), (2, 2))), (22, 7, "VALID")]  # width of fours
 
 
 @pytest.mark.parametrize(("size", "window", "padding"), STEMS)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from headrace import ops
+from headrace.ops.pool import pad_pixels
 
 EPSILON = 1e-3
 
@@ -221,3 +222,36 @@ def test_replicas_that_share_statistics_exchange_their_sums_together(stable, exc
             return (ops.batch_norm_train(x, gamma, beta, EPSILON, stable)[0] * probe[half]).sum()
 
         np.testing.assert_allclose(shares[half], jax.jit(jax.grad(alone))(x[half]), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("padding", [((1, 1), (1, 1)), "SAME", "VALID"])
+def test_norm_relu_and_max_pool_in_one_are_the_three(padding, monkeypatch):
+    """Values and gradients, also through mean and variance; about half of the channels have a negative scale."""
+    monkeypatch.setattr("headrace.ops.normalization.on_gpu", lambda: True)
+    rng = np.random.default_rng(0)
+    x = rng.normal(1, 2, (3, 9, 8, 6)).astype(np.float32)
+    gamma, beta = rng.normal(size=6).astype(np.float32), rng.normal(size=6).astype(np.float32)
+    pads = pad_pixels(padding, (9, 8), (3, 3), 2)
+
+    def apart(x, gamma, beta):
+        mean, variance = x.mean((0, 1, 2)), x.var((0, 1, 2))
+        scale, shift = (each[None, None, None] for each in (gamma / jnp.sqrt(variance + 1e-3), beta))
+        y = jnp.maximum((x - mean[None, None, None]) * scale + shift, 0)
+        windows = (1, 3, 3, 1), (1, 2, 2, 1), ((0, 0), *pads, (0, 0))
+        return jax.lax.reduce_window(y, -jnp.inf, jax.lax.max, *windows), mean, variance
+
+    def together(x, gamma, beta):
+        found = ops.find_norm_pool(x, gamma, beta, 1e-3, None, ops.Windows(3, 2, pads))
+        assert found is not None
+        return found
+
+    probes = [rng.normal(size=each.shape).astype(np.float32) for each in apart(x, gamma, beta)]
+
+    def total(function, *given):
+        return sum((each * probe).sum() for each, probe in zip(function(*given), probes, strict=True))
+
+    for found, wanted in zip(together(x, gamma, beta), apart(x, gamma, beta), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+    gradients = [jax.grad(partial(total, function), (0, 1, 2))(x, gamma, beta) for function in (together, apart)]
+    for found, wanted in zip(*gradients, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4)

@@ -25,7 +25,7 @@ from headrace import ops
 from headrace.core.errors import ConfigError
 from headrace.core.tree import PyTree
 from headrace.model.context import Cost, Ctx
-from headrace.ops.pool import Padding, out_size
+from headrace.ops.pool import Padding, out_size, pad_pixels
 
 # The standard deviation of a unit normal truncated at +-2. Samples are divided by it to get the intended deviation.
 _TRUNCATED_DEVIATION = 0.87962566103423978
@@ -130,16 +130,18 @@ class FusibleNorm:
 
 @dataclass(frozen=True)
 class Tail:
-    """What follows the last layer of a chain: the addition of a residual, and an activation by name."""
+    """What follows the last layer of a chain: the addition of a residual, an activation by name, a pool."""
 
     residual: Array | None = None
     activation: str | None = None
+    pool: "MaxPool | None" = None
 
     def apply(self, y: Array) -> Array:
         """Compute it without fusing."""
         y = y if self.residual is None else y + self.residual
         assert self.activation in (None, "relu")
-        return y if self.activation is None else ops.relu(y)
+        y = y if self.activation is None else ops.relu(y)
+        return y if self.pool is None else ops.max_pool(y, self.pool.window, self.pool.stride, self.pool.padding)
 
 
 class SameShape(Layer):
@@ -434,6 +436,7 @@ class Chain(Layer):
         batch_stats, i = {}, 0
         while i < len(self.layers):
             fused = _apply_unit(self.layers[i:], params, stats, x, ctx, tail)
+            fused = fused or _apply_norm_pool(self.layers[i:], params, stats, x, ctx, tail)
             if fused is not None:
                 x, layer_stats, used, tail = fused
                 i += used
@@ -505,7 +508,7 @@ def _find_unit(
     if not ops.weights_are_constant() and (norm is None or dtype != jnp.float32):
         return None
     used, activation, residual = 1 if norm is None else 2, None, None
-    if len(layers) == used and tail is not None and ops.can_fuse(tail.activation, tail.residual is not None):
+    if len(layers) == used and tail is not None and _can_fuse(tail):
         activation, tail, residual = tail.activation, None, tail.residual
         residual = None if residual is None else residual.astype(dtype)
     elif len(layers) > used:
@@ -523,6 +526,10 @@ def _find_unit(
         used=used,
         tail=tail,
     )
+
+
+def _can_fuse(tail: Tail) -> bool:
+    return tail.pool is None and ops.can_fuse(tail.activation, tail.residual is not None)
 
 
 def _apply_unit(
@@ -553,6 +560,33 @@ def _apply_unit(
     y, mean_O, variance_O = ops.conv_unit(x, unit.kernel, unit.window, operation, unit.residual, unit.activation)
     batch_stats = unit.norm.batch_stats(y.size // y.shape[-1], mean_O, variance_O)
     return y.astype(ctx.compute_dtype), {unit.norm_name: batch_stats} if batch_stats else {}, unit.used, unit.tail
+
+
+def _apply_norm_pool(
+    layers: tuple[Named, ...], params: Tree, stats: Tree, x: Array, ctx: Ctx, tail: Tail | None
+) -> tuple[Array, Tree, int, Tail | None] | None:
+    """Apply the batch norm, relu and max pool that layers begin with, if they are one operation; as `_apply_unit`."""
+    name, layer = layers[0]
+    find_norm = getattr(layer, "fusible_norm", None)
+    if find_norm is None or len(layers) < 2 or getattr(layers[1][1], "fusible_activation", lambda: None)() != "relu":
+        return None
+    last = layers[2][1] if len(layers) > 2 else None
+    pool = tail.pool if len(layers) == 2 and tail is not None else last
+    if not isinstance(pool, MaxPool):
+        return None
+    norm = find_norm(params.get(name, {}), stats.get(name, {}), ctx.under(name))
+    if norm is None or norm.operation.running is not None:
+        return None
+    operation, size = norm.operation, (x.shape[1], x.shape[2])
+    pads = pad_pixels(pool.padding, size, (pool.window, pool.window), pool.stride)
+    windows = ops.Windows(pool.window, pool.stride, pads)
+    with jax.named_scope("norm"):
+        fused = ops.find_norm_pool(x, operation.gamma, operation.beta, operation.epsilon, operation.shared, windows)
+    if fused is None:
+        return None
+    y, mean_C, variance_C = fused
+    batch_stats = {name: norm.batch_stats(x.size // x.shape[-1], mean_C, variance_C)}
+    return (y, batch_stats, 3, tail) if len(layers) > 2 else (y, batch_stats, 2, None)
 
 
 @dataclass(frozen=True, kw_only=True)

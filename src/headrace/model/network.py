@@ -12,12 +12,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from headrace import ops
 from headrace.core.errors import ConfigError
 from headrace.core.process import num_processors
 from headrace.core.rng import generator
 from headrace.core.tree import PyTree, map_named
 from headrace.model.context import Cost, Ctx
-from headrace.model.layers import Named, Relu, Residual, Shape, Tree, split_layers, under
+from headrace.model.layers import Chain, MaxPool, Named, Relu, Residual, Shape, Tail, Tree, split_layers, under
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,14 +121,18 @@ class Network:
             params = map_named(lambda name, w: lax.stop_gradient(w) if frozen(name) else w, dict(params))
         blocks, fused = self.blocks[i:j], False
         for (name, block), following in zip(blocks, [*(block for _, block in blocks[1:]), None], strict=True):
-            if fused:  # the relu that the unit before it has applied
+            if fused:  # the relu or pool that the block before it has applied
                 fused = False
                 continue
             arguments = params.get(name, {}), stats.get(name, {}), x, ctx.under(name)
             with jax.named_scope(name):  # profiles attribute kernels to blocks by this name
-                # The CPU kernels apply the activation while they add; a probe wants to see the output before it.
+                # The CPU kernels apply the activation while they add, GPUs pool before a norm; a probe wants to see the
+                # output in between.
                 if isinstance(block, Residual) and isinstance(following, Relu) and ctx.probe is None:
                     x, block_stats = block.apply(*arguments, activation="relu")
+                    fused = True
+                elif isinstance(block, Chain) and ctx.train and ctx.probe is None and (pool := _pool(following)):
+                    x, block_stats = block.apply(*arguments, tail=Tail(pool=pool))
                     fused = True
                 else:
                     x, block_stats = block.apply(*arguments)
@@ -143,6 +148,13 @@ class Network:
     def total_cost(self) -> Cost:
         """Return the cost per image of the whole network."""
         return sum(self.costs().values(), Cost())
+
+
+def _pool(block: Any) -> MaxPool | None:
+    """Return the max pool that a block consists of, if it may be applied with the norm before it."""
+    layers = block.layers if isinstance(block, Chain) and ops.fuses_norm_pools() else ()
+    pools = [layer for _, layer in layers if isinstance(layer, MaxPool)]
+    return pools[0] if len(layers) == len(pools) == 1 else None
 
 
 def num_elements(shape: Any) -> int:

@@ -25,8 +25,16 @@ from headrace.ops.native_units import (
     find_window,
     uses_kernels,
 )
-from headrace.ops.normalization import Groups, batch_norm_eval, batch_norm_train, group_norm, layer_norm
-from headrace.ops.pool import average_pool, global_average_pool, max_pool, resize_by_average
+from headrace.ops.normalization import (
+    Groups,
+    batch_norm_eval,
+    batch_norm_train,
+    find_norm_pool,
+    fuses_norm_pools,
+    group_norm,
+    layer_norm,
+)
+from headrace.ops.pool import Windows, average_pool, global_average_pool, max_pool, resize_by_average
 from headrace.ops.tracing import collecting, using, weights_are_constant
 
 __all__ = ["Groups", "average_pool", "batch_norm_eval", "batch_norm_train", "collecting", "conv2d", "dense"]
@@ -34,4 +42,4 @@ __all__ += ["gelu", "global_average_pool", "group_norm", "hard_sigmoid", "hard_s
 __all__ += ["relu6", "resize_by_average", "sigmoid", "swish", "using"]
 __all__ += ["PRODUCT", "BatchNorm", "can_fuse", "check_kernels", "conv_unit", "find_window", "uses_kernels"]
 __all__ += ["ConstantUnit", "Gate", "conv_bias", "find_bottleneck", "find_dense", "find_gate", "find_max_pool"]
-__all__ += ["Shaped", "Window", "weights_are_constant"]
+__all__ += ["Shaped", "Window", "Windows", "find_norm_pool", "fuses_norm_pools", "weights_are_constant"]

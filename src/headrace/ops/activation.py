@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from headrace.ops.tracing import on_cpu
+from headrace.ops.tracing import on_cpu, on_gpu
 
 _GAUSSIAN_PEAK = 1 / math.sqrt(2 * math.pi)
 _SQRT_HALF = math.sqrt(0.5)
+_IMAGE_DIMS = 4
 
 
 def relu(x: Array) -> Array:
@@ -47,7 +48,13 @@ def relu6(x: Array) -> Array:
 
 def swish(x: Array) -> Array:
     """Return x * sigmoid(x), also called SiLU."""
-    return _with_slope(x, lambda x: x * jax.nn.sigmoid(x), _swish_slope)
+    probability = _fast_sigmoid if _is_half_on_gpu(x) else jax.nn.sigmoid
+
+    def slope(x: Array) -> Array:
+        s = probability(x)
+        return s * (1 + x * (1 - s))
+
+    return _with_slope(x, lambda x: x * probability(x), slope)
 
 
 def gelu(x: Array) -> Array:
@@ -80,9 +87,13 @@ def hard_swish(x: Array) -> Array:
     )
 
 
-def _swish_slope(x: Array) -> Array:
-    s = jax.nn.sigmoid(x)
-    return s * (1 + x * (1 - s))
+def _fast_sigmoid(x: Array) -> Array:
+    """Return the sigmoid to a few units in the last place of float32, without a division."""
+    return jnp.square(lax.rsqrt(1 + jnp.exp(-x)))
+
+
+def _is_half_on_gpu(x: Array) -> bool:
+    return x.dtype.itemsize == 2 and on_gpu()
 
 
 def _inside(x: Array) -> Array:
@@ -98,11 +109,16 @@ def _with_slope(x: Array, value: Callable[[Array], Array], slope: Callable[[Arra
     def function(x: Array) -> Array:
         return value(x.astype(jnp.float32)).astype(x.dtype)
 
+    # Images are stored in their 16 bits. Where float32 is needed next (a mean, a batch norm's gradient), XLA would
+    # leave out both conversions and store 32: the gradient of a norm and a swish then moves 11 times as much memory as
+    # the images have, instead of 8 times (with the forward pass 2.01 instead of 1.65 ms for 256x112x112x96, H200).
+    store = lax.optimization_barrier if _is_half_on_gpu(x) and x.ndim == _IMAGE_DIMS else lambda a: a
+
     def forward(x: Array) -> tuple[Array, Array]:
-        return function(x), x
+        return store(function(x)), x
 
     def backward(x: Array, dy: Array) -> tuple[Array]:
-        return ((dy.astype(jnp.float32) * slope(x.astype(jnp.float32))).astype(x.dtype),)
+        return (store((dy.astype(jnp.float32) * slope(x.astype(jnp.float32))).astype(x.dtype)),)
 
     function.defvjp(forward, backward)
     return function(x)

@@ -7,7 +7,7 @@ the odd pixel at the bottom and on the right.
 from functools import partial, reduce
 from itertools import product
 from operator import add
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -57,27 +57,41 @@ def gradient_pads(
 _Size = tuple[int, int]
 
 
+class Windows(NamedTuple):
+    """The square windows of a pool."""
+
+    width: int
+    stride: int
+    pads: Pads
+
+
 def max_pool(x_NHWC: Array, window: int, stride: int, padding: Padding = "VALID") -> Array:
     """Take the largest value of each window, ignoring padding. Among equal pixels the first gets the gradient."""
     size = (x_NHWC.shape[1], x_NHWC.shape[2])
-    return _max_pool(x_NHWC, window, stride, pad_pixels(padding, size, (window, window), stride), size)
+    return _max_pool(x_NHWC, Windows(window, stride, pad_pixels(padding, size, (window, window), stride)), size)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
-def _max_pool(x_NHWC: Array, window: int, stride: int, pads: Pads, size: _Size) -> Array:
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _max_pool(x_NHWC: Array, windows: Windows, _size: _Size) -> Array:
     """Compare strided slices, one for each position in the window, and save the position of the maximum."""
     # XLA's gradient searches the window again: with it a ResNet-50 step took 1.1 % longer (H200), and the stem's pool,
     # forward and backward, 138 ms instead of 22 on two CPU cores (8x112x112x64).
-    return _max_pool_forward(x_NHWC, window, stride, pads, size)[0]
+    return largest_and_place(x_NHWC, windows)[0]
 
 
-def _max_pool_forward(x_NHWC: Array, window: int, stride: int, pads: Pads, _size: _Size) -> tuple[Array, Array]:
+def _max_pool_forward(x_NHWC: Array, windows: Windows, _size: _Size) -> tuple[Array, Array]:
+    return largest_and_place(x_NHWC, windows)
+
+
+def largest_and_place(x_NHWC: Array, windows: Windows) -> tuple[Array, Array]:
+    """Return the largest value of each window and its position there, by rows."""
+    width, stride, pads = windows
     # One value more than there are places, for none of them.
-    places = np.uint8 if window * window < 256 else np.uint16
+    places = np.uint8 if width * width < 256 else np.uint16
     lowest = np.array(-np.inf, x_NHWC.dtype)
     padded = lax.pad(x_NHWC, lowest, ((0, 0, 0), (*pads[0], 0), (*pads[1], 0), (0, 0, 0)))
-    rows, columns = ((size - window) // stride * stride + 1 for size in padded.shape[1:3])
-    slices = [padded[:, i : i + rows : stride, j : j + columns : stride] for i, j in np.ndindex(window, window)]
+    rows, columns = ((size - width) // stride * stride + 1 for size in padded.shape[1:3])
+    slices = [padded[:, i : i + rows : stride, j : j + columns : stride] for i, j in np.ndindex(width, width)]
     best, winner = slices[0], jnp.zeros(slices[0].shape, places)
     for position, pixels in enumerate(slices[1:], start=1):
         # A strict comparison, so that of equal pixels the first one wins.
@@ -86,29 +100,36 @@ def _max_pool_forward(x_NHWC: Array, window: int, stride: int, pads: Pads, _size
     return best, winner
 
 
-def _max_pool_backward(window: int, stride: int, pads: Pads, size: _Size, winner: Array, dy: Array) -> tuple[Array]:
-    """Add to each pixel the gradients of the few windows in which it may have been the maximum."""
+def spread_to_places(
+    dy: Array, winner: Array, windows: Windows, size: _Size, dtype: jax.typing.DTypeLike | None = None
+) -> Array:
+    """Add to each pixel, in a dtype, the gradients of the few windows in which it was the maximum."""
     # Pixels as [row, phase, column, phase]: those of one phase, the place modulo the stride, have the same places in
     # their windows. With 3x3 windows two pixels apart, a pixel is in at most four. All in one expression: XLA took
     # 0.51 ms for four phases that are interleaved at the end, and takes 0.38 for this (256x112x112x64 in bfloat16,
     # H200).
+    width, stride, pads = windows
     counts = tuple(-(-pixels // stride) for pixels in size)
 
     def share(shift: tuple[int, ...]) -> Array:
         """Return what the windows give that are this far from the row and column of a pixel."""
         rows, columns = (np.arange(stride) + lo - stride * each for (lo, _), each in zip(pads, shift, strict=True))
-        inside = ((rows >= 0) & (rows < window))[:, None] & ((columns >= 0) & (columns < window))
-        place = np.where(inside, rows[:, None] * window + columns, window * window).astype(winner.dtype)
+        inside = ((rows >= 0) & (rows < width))[:, None] & ((columns >= 0) & (columns < width))
+        place = np.where(inside, rows[:, None] * width + columns, width * width).astype(winner.dtype)
         ends = zip(shift, counts, dy.shape[1:3], strict=True)
         around = ((0, 0, 0), *((-each, count + each - outputs, 0) for each, count, outputs in ends), (0, 0, 0))
         won, slope = (lax.pad(a, np.zeros((), a.dtype), around)[:, :, None, :, None] for a in (winner, dy))
-        return jnp.where(won == place[None, None, :, None, :, None], slope, np.zeros((), dy.dtype))
+        given = jnp.where(won == place[None, None, :, None, :, None], slope, np.zeros((), dy.dtype))
+        return given.astype(dtype or dy.dtype)
 
-    shifts = (range(-((window - 1 - lo) // stride), (stride - 1 + lo) // stride + 1) for lo, _ in pads)
+    shifts = (range(-((width - 1 - lo) // stride), (stride - 1 + lo) // stride + 1) for lo, _ in pads)
     dx = reduce(add, map(share, product(*shifts)))
-    dx = dx.reshape(dy.shape[0], counts[0] * stride, counts[1] * stride, dy.shape[3])
+    return dx.reshape(dy.shape[0], counts[0] * stride, counts[1] * stride, dy.shape[3])[:, : size[0], : size[1]]
+
+
+def _max_pool_backward(windows: Windows, size: _Size, winner: Array, dy: Array) -> tuple[Array]:
     # Stored once: XLA would otherwise compute it again for the sums and for the gradient of the batch norm before it.
-    return (lax.optimization_barrier(dx[:, : size[0], : size[1]]),)
+    return (lax.optimization_barrier(spread_to_places(dy, winner, windows, size)),)
 
 
 _max_pool.defvjp(_max_pool_forward, _max_pool_backward)
