@@ -114,7 +114,7 @@ def test_bench_says_what_was_too_large(monkeypatch, capsys, place):
 
 
 def test_a_run_that_runs_out_of_memory_says_so_and_keeps_its_record(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr("headrace.run.training.DeviceLoop.compile", exhausted)
+    monkeypatch.setattr("headrace.run.training.TracedCall.compile", exhausted)
     line = "train --config none --model-name toy_model --dataset digits --micro-batch-size 32 --no-validation"
     assert main([*line.split(), "--log-dir", str(tmp_path), "--run-name", "r", "--progress", "none"]) == 3
     assert "one of these should fit: --micro-batch-size" in capsys.readouterr().err

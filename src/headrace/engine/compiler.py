@@ -19,7 +19,7 @@ import numpy as np
 from headrace.config.schema import Compiler
 from headrace.core.process import exclusive
 from headrace.core.tree import PyTree
-from headrace.engine.devices import count_fallback
+from headrace.engine.devices import count_fallback, host_device
 
 Options = Mapping[str, Any]
 OptionItems = tuple[tuple[str, Any], ...]  # hashable, for specifications
@@ -185,8 +185,10 @@ def describe_compiler_options(compiler: Compiler, backend: str) -> list[str]:
 def is_known(name: str, value: Any) -> bool:
     """Say whether this JAX accepts a compiler option, by compiling a trivial program with it."""
     try:
-        # JAX has no list of names to ask; XLA checks them when it compiles.
-        jax.jit(lambda x: x + 1).lower(jnp.zeros(())).compile(compiler_options={name: value})
+        # JAX has no list of names to ask; XLA checks them when it compiles. For the host, which compiles faster and
+        # has the same list.
+        with jax.default_device(host_device()):
+            jax.jit(lambda x: x + 1).lower(jnp.zeros(())).compile(compiler_options={name: value})
     except (jax.errors.JaxRuntimeError, TypeError, ValueError, RuntimeError):
         return False
     return True

@@ -130,6 +130,12 @@ def start_run_devices(run: Run, num_devices: int, num_processes: int = 1) -> lis
     return start_devices(run.platform, num_devices, num_processes)
 
 
+def warm_up(devices: list[Device]) -> None:
+    """Put a number on each device: a GPU takes its memory when it is first used, and two seconds for it."""
+    with suppress(jax.errors.JaxRuntimeError):  # no memory left, which the run says when it needs some
+        jax.block_until_ready([jax.device_put(np.float32(0), device) for device in devices])
+
+
 def replica_mesh(devices: list[Device]) -> Mesh:
     return Mesh(np.array(devices), (REPLICA,))
 

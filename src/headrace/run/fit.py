@@ -30,7 +30,7 @@ from headrace.data.feeding.feed import FeedOptions, TrainFeed
 from headrace.data.sets.file_problem import FILE as BAD_FILE
 from headrace.data.verify import refuse_problems
 from headrace.engine.compiler import compiles_alone, describe_compiler_options
-from headrace.engine.devices import start_run_devices
+from headrace.engine.devices import start_run_devices, warm_up
 from headrace.engine.pipeline.dispatch import Dispatcher
 from headrace.engine.state import State, evaluated_weights, host_memory_of
 from headrace.engine.step import Metrics
@@ -304,10 +304,11 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
         # One for the programs of training, one for those of validation.
         threads = stack.enter_context(ThreadPoolExecutor(2, thread_name_prefix="compile"))
         if to_train:
-            state = calls.executor.place(state)
             opened = open_feed(design, dataset, plan.feed, calls.executor, step, length.steps)
             feed = stack.enter_context(closing(opened))
-            compiling = _start_compiling(design, calls, state, feed, threads)
+            tracing = threads.submit(calls.trace, state, feed)  # while the devices start, and get the state
+            state = calls.executor.place(state)
+            compiling = _start_compiling(design, calls, state, feed, tracing, threads)
         if config.validation.validation and (to_train or to_validate):
             validator = stack.enter_context(closing(Validator(design, dataset, devices)))
             if feed:
@@ -358,9 +359,10 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
 
 
 def _start_compiling(
-    design: Design, calls: Calls, state: State, feed: TrainFeed, threads: ThreadPoolExecutor
+    design: Design, calls: Calls, state: State, feed: TrainFeed, tracing: Future[None], threads: ThreadPoolExecutor
 ) -> Future[list[tuple[str, Compiled]]]:
     """Compile the training calls in a thread: meanwhile images are read and validation is compiled."""
+    tracing.result()
     compiling = threads.submit(calls.compile, state, feed)
     # Several processes compile in one order; and where nothing else may happen on the devices, tracing validation
     # would.
@@ -411,11 +413,13 @@ def _prepare(resolved: Resolved, restored: Restored | None, custom: CustomParts)
     design = design_run(config, custom, group.num_processes)
     devices = partial(start_run_devices, config.run, design.plan.num_devices, group.num_processes)
     drawn = partial(design.network.init, config.run.seed)
-    starter = ThreadPoolExecutor(2, thread_name_prefix="start")
+    starter = ThreadPoolExecutor(3, thread_name_prefix="start")
     if group.is_alone:
         # A GPU takes seconds to start, and opening a dataset may. Several processes start together: one that refuses
         # its dataset must not leave the others waiting there.
-        devices = starter.submit(devices).result
+        starting = starter.submit(devices)
+        devices = starting.result
+        starter.submit(lambda: warm_up(starting.result()))
     # Not of a network given by code, whose functions may use JAX: its devices could then no longer be chosen.
     if config.weights.weights is None and custom.weights is None and custom.network is None:
         drawn = starter.submit(drawn).result

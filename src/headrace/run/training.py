@@ -76,17 +76,36 @@ class DeviceLoop(OnOneMesh):
 
     def compile(self, state: State, resident: PyTree, block: PyTree) -> "CallProgram":
         """Compile the call ahead of its first use."""
+        return self.trace(state, resident, block).compile()
+
+    def trace(self, state: State, resident: PyTree, block: PyTree) -> "TracedCall":
+        """Make XLA's input from Python. Only shapes matter: the state may still be in host memory."""
         keep_freed_memory(keep=False)  # after an inference of this process
-        whole = replicated(self.mesh)
+        begin, whole = time.perf_counter(), replicated(self.mesh)
         # Only here, where whole steps are one program: stages of a pipeline have their own parts of the state.
         spec = with_packing(self.spec, state)
         call = kept(_make_call, spec, self.mesh, tuple(block))
-        begin = time.perf_counter()
         # The number of steps is an array, not a Python number: a call of another length then needs no other program.
-        lowered = call.lower(state, resident, block, place(np.int32(1), whole))
-        traced = time.perf_counter() - begin
-        program = compile_program(lowered, dict(self.spec.compiler_options))
-        return CallProgram(program, whole, traced)
+        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (state, np.int32(1)))
+        state, num_steps = place(shapes, whole)
+        lowered = call.lower(state, resident, block, num_steps)
+        seconds = time.perf_counter() - begin
+        return TracedCall(lowered, dict(self.spec.compiler_options), whole, begin, seconds)
+
+
+@dataclass(frozen=True)
+class TracedCall:
+    """A device loop that is still to be compiled."""
+
+    lowered: jax.stages.Lowered
+    options: dict[str, Any]
+    where: NamedSharding
+    began: float  # on the performance counter
+    seconds: float
+
+    def compile(self) -> "CallProgram":
+        """Return the program; its devices must have started."""
+        return CallProgram(compile_program(self.lowered, self.options), self.where, self.seconds)
 
 
 def _make_call(spec: StepSpec, mesh: Mesh, names: tuple[str, ...]) -> Any:
@@ -267,9 +286,9 @@ def compile_call(executor: Executor, state: State, resident: PyTree, block: dict
     return compiled_from(lambda: executor.compile(state, resident, block))
 
 
-def compiled_from(build: Callable[[], Any]) -> Compiled:
-    """Return the program that `build` compiles, with the time and memory it takes."""
-    begin = time.perf_counter()
+def compiled_from(build: Callable[[], Any], began: float | None = None) -> Compiled:
+    """Return the program that `build` compiles, with the time and memory it takes; tracing may have begun before."""
+    begin = time.perf_counter() if began is None else began
     with count_compilations() as counts:
         program = build()
     memory = program.memory_analysis() if hasattr(program, "memory_analysis") else None  # a pipeline is many programs
@@ -296,13 +315,22 @@ class Calls:
         self._spans = [span for span, end in zip(design.sizes, ends, strict=True) if end > step]
         self._executors = [_executor(design, options, dataset, devices, span) for span in self._spans]
         self._programs: list[Call] = []
+        self._traced: list[TracedCall | None] = [None] * len(self._spans)
         self.executor = self._executors[-1]  # state and blocks are placed alike for all of them
+
+    def trace(self, state: State, feed: TrainFeed) -> None:
+        """Do the part of `compile` that needs no devices and no placed state, if there is one."""
+        described = feed.described()
+        loops = [each if isinstance(each, DeviceLoop) else None for each in self._executors]
+        self._traced = [loop and loop.trace(state, *described) for loop in loops]
 
     def compile(self, state: State, feed: TrainFeed) -> list[tuple[str, Compiled]]:
         """Compile every program ahead of its first call; return their purposes and the results."""
         described, results = feed.described(), []
-        for span, executor in zip(self._spans, self._executors, strict=True):
-            compiled = compile_call(executor, state, *described)
+        for span, executor, traced in zip(self._spans, self._executors, self._traced, strict=True):
+            compiled = (
+                compiled_from(traced.compile, traced.began) if traced else compile_call(executor, state, *described)
+            )
             self._programs.append(compiled.program)
             size = f" at {span.image_hw[0]}x{span.image_hw[1]}" if len(self._spans) > 1 else ""
             results.append((f"training{size}", compiled))
