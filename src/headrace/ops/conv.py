@@ -29,7 +29,6 @@ from headrace.ops.tracing import is_portable, on_cpu
 _CHUNK_IMAGES = 16
 _MAX_CHUNKS = 8
 _CANONICAL = ("NHWC", "HWIO", "NHWC")
-_WIDE_WINDOW = 5  # from which on four columns of an image are folded
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
@@ -154,11 +153,12 @@ def conv2d_folded(x_NHWC: Array, w_HWIO: Array, pads: Pads) -> Array:
     Two rows and two columns are folded, or four columns with two outputs as channels, which lie beside each other.
     """
     # Three input channels leave most of a matrix unit idle; twelve do not. Without folding, a ResNet-50 step took 4.4 %
-    # longer (H200, bfloat16). Four columns make more products of zeros, but fill a tile with 128 outputs: 0.34 instead
-    # of 0.73 ms forward and 0.59 instead of 0.54 for the gradient (256x224x224x3, 7x7, 64 outputs).
+    # longer (H200, bfloat16). Four columns make more products with zero, but fill a tile with outputs: 0.34 instead of
+    # 0.73 ms forward and 0.59 instead of 0.54 for the gradient (256x224x224x3, 7x7, 64 outputs), 0.18 instead of 0.31
+    # and 0.22 instead of 0.24 (3x3, 32 outputs).
     n, height, width, channels = x_NHWC.shape
     kh, kw, _, filters = w_HWIO.shape
-    wide = 4 if kw >= _WIDE_WINDOW and width % 4 == 0 else 2
+    wide = 4 if width % 4 == 0 else 2
     phases = wide // 2
     # A row of zeros makes the window even, on the side that makes it start at an even pixel; columns of zeros make it
     # start and end where a fold does, for each phase of the outputs.

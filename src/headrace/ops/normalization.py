@@ -47,7 +47,25 @@ def _batch_norm(
     return _forward(x_NHWC, gamma_C, beta_C, epsilon, stable, shared)[0]
 
 
+# A network has dozens of norms and a few shapes. JAX traces these once for each shape and copies the result, which is a
+# tenth of the time that tracing ResNet-50 takes. `_on_gpu` is what the result depends on beside shapes.
+_traced_once = partial(jax.jit, inline=True)
+
+
 def _forward(x_NHWC: Array, gamma_C: Array, beta_C: Array, epsilon: float, stable: bool, shared: Shared | None):
+    return _traced_forward(x_NHWC, gamma_C, beta_C, epsilon, stable, shared, on_gpu())
+
+
+@partial(_traced_once, static_argnums=(3, 4, 5, 6))
+def _traced_forward(
+    x_NHWC: Array,
+    gamma_C: Array,
+    beta_C: Array,
+    epsilon: float,
+    stable: bool,
+    shared: Shared | None,
+    _on_gpu: bool,
+):
     mean_C, variance_C = batch_statistics(x_NHWC, stable, shared)
     inverse_C = lax.rsqrt(variance_C + epsilon)
     y = _normalised(x_NHWC, (mean_C, inverse_C), gamma_C, beta_C)
@@ -78,6 +96,17 @@ def _normalised(x_NHWC: Array, statistics: tuple[Array, Array], gamma_C: Array, 
 
 def _backward(
     _epsilon: float, stable: bool, shared: Shared | None, saved: tuple[Array, ...], cotangents: tuple[Array, ...]
+):
+    return _traced_backward(stable, shared, saved, cotangents, on_gpu())
+
+
+@partial(_traced_once, static_argnums=(0, 1, 4))
+def _traced_backward(
+    stable: bool,
+    shared: Shared | None,
+    saved: tuple[Array, ...],
+    cotangents: tuple[Array, ...],
+    _on_gpu: bool,
 ):
     x_NHWC, gamma_C, mean_C, inverse_C = saved
     dy_NHWC, dmean_C, dvariance_C = cotangents
