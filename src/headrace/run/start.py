@@ -308,8 +308,9 @@ def free_options(options: Mapping[str, object]) -> dict[str, Any]:
     """Return the options of a command line that may differ from those of the run that it resumes."""
     known = option_names(known_options())
     named = {written: known[normalise_name(written)].name for written in options}
-    # Options of the reference's applications are translated from the saved ones, and cannot be changed alone.
-    ours = all_options()
+    # Options of the reference's applications are translated from the saved ones, and cannot be changed alone. `output`
+    # has named the run already, and stands for the log_dir and run_name that are saved.
+    ours = all_options().keys() - {"output"}
     return {written: value for written, value in options.items() if named[written] in ours and _is_free(named[written])}
 
 
