@@ -11,6 +11,7 @@ import numpy as np
 from headrace.checkpoint.saver import BestCheckpoints
 from headrace.checkpoint.store import (
     MANIFEST_FILE,
+    checkpoint_name,
     list_checkpoints,
     load,
     newest_good,
@@ -284,20 +285,22 @@ class RunResult:
         return plot + "".join(f"<div>{escape(line)}</div>" for line in lines if line)
 
 
-def finished_result(directory: Path, step: int) -> RunResult:
-    """Return the result of a run that an earlier process has finished, as its records have it."""
+def ended_result(directory: Path) -> RunResult:
+    """Return the result of a run that an earlier process has finished or stopped, as its records have it."""
     records = read_records(directory)
     end = next(record for record in reversed(records) if isinstance(record, RunEnd))
+    stopped = end.outcome == "stopped"
+    change = "with another --target-accuracy or --early-stopping" if stopped else "--num-epochs N"
     return RunResult(
-        outcome="finished",
+        outcome=end.outcome,
         directory=directory,
-        step=step,
+        step=end.step,
         validation={record.weights: record for record in records if isinstance(record, ValidationRecord)},
         images_per_second=end.images_per_second,
         time_to_train=end.time_to_train,
-        can_resume=False,
-        reason="before this command, which changed nothing; to train longer: "
-        f"headrace resume {directory} --num-epochs N",
+        can_resume=stopped and (checkpoints_of(directory) / checkpoint_name(end.step)).is_dir(),
+        reason=f"before this command, which changed nothing{': ' * stopped}{end.reason}; to train longer: "
+        f"headrace resume {directory} {change}",
     )
 
 
