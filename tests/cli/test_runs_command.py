@@ -180,6 +180,53 @@ def test_a_comparison_has_one_kind_of_weights(tmp_path, capsys):
     assert last == "last validation 80.00 % (ema), loss 1.0000 70.00 %, loss 1.0000"
 
 
+LONG = "cifar_resnet8-a-name-of-many-words-20261117-135833"
+
+
+def on_terminal(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    for module in ("options", "runs"):
+        monkeypatch.setattr(f"headrace.cli.{module}.terminal_width", lambda *_: width)
+
+
+@pytest.mark.parametrize("width", [50, 80])
+def test_lists_and_comparisons_do_not_wrap_on_a_terminal(place, capsys, monkeypatch, width):
+    options = {"lr_schedule_params": {"initial_learning_rate": 0.123456789}, "dataset_path": "/data/" + "many/" * 20}
+    make(place, LONG, [start(), validation(4, 0.5, "ema"), end("interrupted")], when=4, **options)
+    (place / "cut").mkdir()
+    (place / "cut" / "config.json").write_text('{"values": {"seed"')
+    (place / "cut" / "plan.json").write_text("{}")
+    on_terminal(monkeypatch, width)
+    assert runs([str(place)]) == 0
+    listed = capsys.readouterr().out
+    assert compare([str(place / name) for name in (LONG, "good", "quick", "deep/er/trial")]) == 0
+    compared = capsys.readouterr().out
+    for text in (listed, compared):
+        assert max(map(len, text.splitlines())) <= width
+        assert " no room for " in f" {text}".replace("\n", " ")
+    assert listed.splitlines()[0].split()[:2] == ["run", "top-1"]
+    assert "written" in listed.split("no room for ")[1]
+    row = next(line for line in listed.splitlines() if "interrupted" in line)
+    assert row.startswith("cifar_")
+    assert row.split("  ")[0].endswith("135833")
+    for word in ("params.initial_", "learning_rate", "0.123456789", "(ema)", "momentum"):  # only the path is cut
+        assert word in compared
+    assert [letter for letter in "ABCD" if f" {letter}" in compared] == list("ABCD")
+
+
+def test_nothing_is_cut_where_no_terminal_is(place, capsys):
+    path = "/data/" + "many/" * 20
+    make(place, LONG, [start(), end()], when=4, dataset_path=path)
+    assert runs([str(place)]) == 0
+    out = capsys.readouterr().out
+    assert LONG in out
+    assert "written" in out.splitlines()[0]
+    assert compare([str(place / LONG), str(place / "good")]) == 0
+    out += capsys.readouterr().out
+    assert path in out
+    assert "no room" not in out
+    assert "..." not in out
+
+
 def result(run: Path, outcome: str, *, can_resume: bool = False, reason: str = "") -> RunResult:
     return RunResult(
         outcome=outcome, directory=run, step=40, validation={}, images_per_second=None, time_to_train=1.0,

@@ -9,7 +9,7 @@ import pytest
 from headrace.core.errors import ConfigError
 from headrace.run.custom_functions import Callback, EarlyStopping, TargetAccuracy, ValidationEvent, check_callbacks
 from headrace.run.design import CustomParts
-from headrace.run.fit import resume, train
+from headrace.run.fit import resume, train, train_or_resume
 from headrace.telemetry.records import RunEnd, TrainRecord, ValidationRecord, read_records
 
 from .conftest import assert_same_bits, final_state
@@ -83,6 +83,25 @@ def test_early_stopping_and_target_accuracy_end_a_run(quick):
     assert first.epoch_at_target == second.epoch_at_target == 1
     assert first.time_to_target == second.time_to_target > 0
     assert second.time_to_train > second.time_to_target
+
+
+def test_the_same_command_leaves_a_run_that_has_stopped_as_it_is(quick):
+    """With --resume auto it trained on to the next validation, each time it was typed."""
+    still = {**FEW, "lr_schedule_params": {"initial_learning_rate": 0.0}, "ema_decay": 0, "bn_momentum": 1}
+    for name, goal, step in (("target", {"target_accuracy": 0.01}, 4), ("early", {"early_stopping": 1}, 8)):
+        asked = quick(**still, **goal, run_name=name, resume="auto")
+        directory = train_or_resume(asked, {}).directory
+        before = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file() and path.name != ".lock"}
+        again = train_or_resume(asked, {})
+        assert (again.outcome, again.step, again.can_resume) == ("stopped", step, True)
+        assert again.reason.startswith(f"before this command, which changed nothing: {name}")
+        assert f"headrace resume {directory} with another --target-accuracy" in again.reason
+        assert set(again.validation) == {"raw"}
+        after = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file() and path.name != ".lock"}
+        assert after == before
+    # Whoever asks for more gets more.
+    more = resume(directory, {"early_stopping": 5})
+    assert (more.outcome, more.step) == ("finished", 16)
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,14 @@ import pytest
 
 from headrace.checkpoint.store import list_checkpoints
 from headrace.core.errors import CheckpointError, ConfigError
+from headrace.reference.entrance import resolve
 from headrace.run.directory import make_directory, refuse_taken
-from headrace.run.fit import resume, train
+from headrace.run.fit import resume, train, train_or_resume
 from headrace.run.validation import validate
 from headrace.telemetry.metric_totals import Unlogged
 from headrace.telemetry.records import RunEnd, TrainRecord, ValidationRecord, read_records
+
+from .conftest import QUICK
 
 
 def records(run_dir: Path, kind: type) -> list:
@@ -178,3 +181,15 @@ def test_a_finished_run_stays_as_it_is(quick):
     assert before == {
         path: path.read_bytes() for path in directory.rglob("*") if path.is_file() and path.name != ".lock"
     }
+
+
+def test_a_run_named_by_output_is_resumed_by_the_same_command(tmp_path):
+    """It was refused: the saved log_dir counted as given beside it."""
+    given = {"output": str(tmp_path / "here"), "resume": "auto", "progress": "none"}
+    asked = resolve(QUICK | given | {"num_epochs": 2, "validation": False}, "none", environ={})
+    assert train_or_resume(asked, given).step == 40
+    metrics = tmp_path / "here" / "metrics.jsonl"
+    metrics.write_text("".join(line for line in metrics.read_text().splitlines(True) if '"run_end"' not in line))
+    shutil.rmtree(tmp_path / "here" / "checkpoints" / "step_00000040")
+    again = train_or_resume(asked, given)
+    assert (again.outcome, again.step, again.directory) == ("finished", 40, tmp_path / "here")

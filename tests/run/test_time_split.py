@@ -1,11 +1,13 @@
 """Where the wall time of a run goes, against delays of known length put into its parts."""
 
+import itertools
 import threading
 import time
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+import jax
 import pytest
 
 from headrace.checkpoint import saver
@@ -67,7 +69,8 @@ def refuse_impossible_rates(records: list[Any], end: RunEnd) -> None:
     assert at_rates + not_training >= 0.98 * elapsed - late
     assert end.images_per_second is not None
     training = end.seconds["train"] + end.seconds["wait"] + end.seconds["rest"]
-    assert (end.step - 1) * batch / end.images_per_second <= 1.02 * training  # the first call has one step, not timed
+    # The first call has one step, not timed. Twice: a busy machine may notice the ends of such short calls late.
+    assert (end.step - 1) * batch / end.images_per_second <= 2 * training + late
 
 
 def test_a_slow_source_is_waiting_for_training_data(quick, monkeypatch):
@@ -77,7 +80,7 @@ def test_a_slow_source_is_waiting_for_training_data(quick, monkeypatch):
     monkeypatch.setattr(BlockReader, "read", delayed(BlockReader.read, training))
     end, records = run(quick(**STREAMED, validation=False, call_seconds=0.2))
     waited = sum(record.infeed_wait_seconds for record in records if isinstance(record, TrainRecord))
-    assert end.seconds["wait"] == pytest.approx(waited, abs=0.05)
+    assert end.seconds["wait"] == pytest.approx(waited + end.start["first_block"], abs=0.05)
     assert end.seconds["wait"] > DELAY
     assert end.seconds["wait_validation"] == end.seconds["validate"] == 0
     assert end.verdict.startswith("input-bound")
@@ -209,6 +212,34 @@ def test_devices_start_while_the_dataset_is_opened(quick, monkeypatch):
     monkeypatch.setattr(fit, "start_run_devices", start)
     monkeypatch.setattr(fit, "open_data", open_afterwards)
     assert train(quick(compile_only=True)).outcome == "compiled"
+
+
+def test_no_rate_is_too_high_where_a_thread_notices_ends_late(quick, monkeypatch):
+    """A host without a processor to spare: 155,804 img/s were printed where 3,000 were true."""
+    pause, block, read = 0.15, jax.block_until_ready, BlockReader.read
+
+    def read_slowly(*args: Any) -> Any:
+        time.sleep(pause)
+        return read(*args)
+
+    def wake_late(arrays: Any) -> Any:
+        done = block(arrays)
+        if threading.current_thread().name.startswith("watch-calls") and next(late):
+            time.sleep(1.5 * pause)
+        return done
+
+    late = itertools.cycle([False, False, True])
+    monkeypatch.setattr(jax, "block_until_ready", wake_late)
+    monkeypatch.setattr(BlockReader, "read", read_slowly)
+    # One step a call, and little ahead: a step takes as long as its images.
+    little_ahead = {"weight_updates_per_epoch": 20, "max_steps_per_call": 1, "prefetch_depth": 1}
+    options = STREAMED | little_ahead | {"num_epochs": 1, "validation": False, "checkpoints": False}
+    _, records = run(quick(**options, logs_per_epoch=20))
+    trained = [record for record in records if isinstance(record, TrainRecord)]
+    assert len(trained) == 20
+    for record in trained[3:]:
+        assert record.images_per_second is not None
+        assert record.images_per_second < 3 * 16 / pause, record.step  # images may have been read a step ahead
 
 
 def test_a_validation_that_a_resumed_run_makes_up_for_counts_alone(quick, monkeypatch):

@@ -1,12 +1,17 @@
 """The clock and the throughput, against hand-made time."""
 
 import random
+import threading
+import time
+from contextlib import closing
 
 import pytest
 
 from headrace.telemetry.metric_totals import (
     KINDS,
+    CallTime,
     DeviceClock,
+    EndWatcher,
     Moment,
     StartTimes,
     Throughput,
@@ -86,17 +91,21 @@ def test_an_unknown_kind_is_refused() -> None:
         Timeline().add("lunch", 0.0, 1.0)
 
 
+def lasting(seconds: float) -> CallTime:
+    return CallTime(seconds=seconds, late=0.0, wait=0.0, busy=seconds)
+
+
 def test_throughput_leaves_the_first_call_out() -> None:
     rate = Throughput()
     assert (rate.images_per_second, rate.step_seconds) == (None, None)
-    rate = rate.add(images=320, steps=10, seconds=30.0)
+    rate = rate.add(images=320, steps=10, took=lasting(30.0))
     assert (rate.images_per_second, rate.step_seconds) == (None, None)
-    rate = rate.add(images=320, steps=10, seconds=2.0).add(images=160, steps=5, seconds=2.0)
+    rate = rate.add(images=320, steps=10, took=lasting(2.0)).add(images=160, steps=5, took=lasting(2.0))
     assert rate.images_per_second == 120.0
     assert rate.step_seconds == pytest.approx(4 / 15)
-    later = rate.restarted().add(images=64, steps=2, seconds=0.5)
+    later = rate.restarted().add(images=64, steps=2, took=lasting(0.5))
     assert later.images_per_second == 128.0
-    assert Throughput().restarted().add(images=1, steps=1, seconds=1).images_per_second is None
+    assert Throughput().restarted().add(images=1, steps=1, took=lasting(1)).images_per_second is None
 
 
 @pytest.mark.parametrize("lateness", [0.0, 0.01, 2.0])
@@ -105,21 +114,17 @@ def test_no_rate_exceeds_what_the_device_did_however_late_the_host_notices(laten
     draw = random.Random(7)
     timeline = Timeline(now=Hand())
     clock = DeviceClock(timeline, 100.0)
-    interval, since, noticed, free = Throughput(calls_to_skip=0), 100.0, 100.0, 100.0
+    interval, trained, noticed, free = Throughput(calls_to_skip=0), 0.0, 100.0, 100.0
     for number in range(300):
-        waited = draw.choice([0.0, 0.5])
+        waited, began = draw.choice([0.0, 0.5]), free
         timeline.add("wait", free, free + waited)
         launched, free = free + waited, free + waited + draw.uniform(0.001, 1)
+        trained += free - began
         noticed = max(noticed, free + draw.choice([0.0, 1.0]) * lateness)  # in order
         took = clock.call(launched, Moment(launched if noticed > free else free, noticed))
-        interval = interval.add(images=64, steps=1, seconds=took.seconds, late=took.late)
-        if draw.random() < 0.3:
-            rate = interval.images_per_second
-            assert rate is not None
-            assert rate <= interval.images / (free - since) * (1 + 1e-9)
-            if not lateness:
-                assert rate == pytest.approx(interval.images / (free - since))
-            interval, since = interval.restarted(), free
+        assert took.longest >= (free - began) * (1 - 1e-9)
+        assert took.busy >= (free - launched) * (1 - 1e-9)
+        interval = interval.add(images=64, steps=1, took=took)
         if number % 10 == 9:
             begun, free = free, free + draw.uniform(0.0001, 0.1)
             noticed = max(noticed, free + draw.choice([0.0, 1.0]) * lateness)
@@ -128,7 +133,74 @@ def test_no_rate_exceeds_what_the_device_did_however_late_the_host_notices(laten
             assert held >= (free - begun) * (1 - 1e-9)
             if not lateness:
                 assert held == pytest.approx(free - begun)
-            interval, since = Throughput(calls_to_skip=0), free
+        if draw.random() < 0.1:
+            rate, seconds = interval.images_per_second, interval.step_seconds
+            assert rate is not None
+            assert seconds is not None
+            assert rate <= interval.images / trained * (1 + 1e-9)
+            assert seconds >= trained / interval.steps * (1 - 1e-9)
+            if not lateness:
+                assert rate == pytest.approx(interval.images / trained)
+            interval, trained = interval.restarted(), 0.0
+
+
+class Device:
+    """Runs launches one after the other, each for its seconds; a thread that waits for one may be woken late."""
+
+    def __init__(self) -> None:
+        self.free = time.perf_counter()
+
+    def launch(self, seconds: float) -> "Launch":
+        self.free = max(self.free, time.perf_counter()) + seconds
+        return Launch(self.free)
+
+
+class Launch:
+    def __init__(self, end: float) -> None:
+        self.end = end
+
+    def has_ended(self) -> bool:
+        return time.perf_counter() >= self.end
+
+    def wait(self, late: float = 0.0) -> None:
+        time.sleep(max(0.0, self.end + late - time.perf_counter()))
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_an_end_that_is_noticed_late_bounds_the_next_call(both: bool) -> None:
+    """Every third end of calls of 60 ms is noticed 50 or 90 ms late, by one thread or by both."""
+    device, clock = Device(), DeviceClock(Timeline(), time.perf_counter())
+    begun, rates = time.perf_counter(), []
+    with closing(EndWatcher()) as watcher:
+        watched = []
+        for number in range(12):
+            launch = device.launch(0.06)
+            late = (0.05 if number % 2 else 0.09) if number % 3 == 2 else 0.0
+
+            def has_ended(launch: Launch = launch, late: float = late) -> bool:
+                if both and late and launch.has_ended() and threading.current_thread() is not threading.main_thread():
+                    launch.wait(late)
+                return launch.has_ended()
+
+            ended = watcher.watch(has_ended, lambda launch=launch, late=late: launch.wait(late))
+            watched.append((begun, ended, launch))
+        for launched, ended, launch in watched:
+            moment = ended.result()
+            assert moment.earliest <= launch.end + 0.01
+            assert moment.latest >= launch.end
+            rates.append(1 / clock.call(launched, moment).longest)
+    assert max(rates) < 1.2 / 0.06  # one call in 60 ms
+    if not both:
+        assert sorted(rates)[6] > 0.8 / 0.06
+
+
+def test_an_error_of_a_launch_is_raised_for_who_asks_when_it_ended() -> None:
+    def fail() -> None:
+        time.sleep(0.02)
+        raise FloatingPointError
+
+    with closing(EndWatcher()) as watcher, pytest.raises(FloatingPointError):
+        watcher.watch(lambda: False, fail).result()
 
 
 def test_two_ends_noticed_together_are_not_work_done_in_no_time() -> None:

@@ -158,13 +158,13 @@ SCREENS: Mapping[str, Screen] = {
         about="Validate all checkpoints of a run, or one of them. The options of the run apply; these may change.",
         examples=(
             ("headrace validate runs/NAME --best", "the best checkpoint"),
-            ("headrace validate runs/NAME --validation-path photos2/", "on other images"),
+            ("headrace validate runs/NAME photos2/", "on other images of its classes"),
             ("headrace validate --weights timm/resnet50.a1_in1k --dataset-path imagenet/", ""),
         ),
         rows={
             "data": {
                 "dataset-path DIR": "where the dataset is",
-                "validation-path DIR": "other images, a folder per class: all of them",
+                "validation-path DIR": "the same as FOLDER",
             },
             "device": {
                 "device": "auto, cpu, gpu or tpu",

@@ -7,7 +7,8 @@ import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -22,16 +23,17 @@ from headrace.reference.entrance import known_options, resolve
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """A column: its heading, its cells, how they are aligned, and whether it may be left out (the highest first)."""
+    """A column: its heading, its cells of one or more lines, their alignment, and what a narrow terminal may lose."""
 
     title: str
     cells: Sequence[str]
     right: bool = False
-    spare: int = 0  # 0: never left out
+    spare: int = 0  # 0: never left out; of others the highest first
+    least: int = 0  # characters that cells may be cut to; 0: never cut
 
     @property
     def width(self) -> int:
-        return max(len(text) for text in (self.title, *self.cells))
+        return max(len(line) for text in (self.title, *self.cells) for line in text.split("\n"))
 
 
 def terminal_width(out: TextIO | None = None) -> int | None:
@@ -61,17 +63,39 @@ def break_line(line: str, width: int) -> str:
     return "\n".join(textwrap.wrap(line, width, **room))
 
 
-def table_lines(columns: Sequence[Column], width: int | None = None) -> list[str]:
+def shorten(text: str, room: int) -> str:
+    """Return a text of at most that many characters: of a longer one its beginning and its end."""
+    if len(text) <= room:
+        return text
+    end = (room - 3) // 2
+    return f"{text[: room - 3 - end]}...{text[len(text) - end :]}"
+
+
+def table_lines(columns: Sequence[Column]) -> list[str]:
     """Return the lines of a table with its headings; columns without a single cell are left out."""
     kept = [column for column in columns if any(column.cells)]
-    while width and _wide(kept) > width and any(column.spare for column in kept):
-        spare = max(kept, key=lambda column: column.spare)
-        kept = [column for column in kept if column is not spare]
     rows = zip(*([column.title, *column.cells] for column in kept), strict=True)
+    lines = (line for row in rows for line in zip_longest(*(cell.split("\n") for cell in row), fillvalue=""))
     aligned = (
-        (f"{cell:{'>' if c.right else '<'}{c.width}}" for c, cell in zip(kept, row, strict=True)) for row in rows
+        (f"{cell:{'>' if c.right else '<'}{c.width}}" for c, cell in zip(kept, line, strict=True)) for line in lines
     )
     return ["  ".join(cells).rstrip() for cells in aligned]
+
+
+def fit_columns(columns: Sequence[Column], width: int | None) -> tuple[list[Column], list[str]]:
+    """Return the columns that fit a terminal of that width, and in words what is missing. None: all of them."""
+    kept, missing = list(columns), []
+    while width and _wide(kept) > width and any(column.spare for column in kept):
+        spare = max(kept, key=lambda column: column.spare)
+        kept.remove(spare)
+        missing.append(spare.title)
+    over = _wide(kept) - width if width else 0
+    for place, column in enumerate(kept):
+        if over > 0 and column.least:
+            room = max(column.width - over, column.least)
+            kept[place] = replace(column, cells=[shorten(cell, room) for cell in column.cells])
+            missing.append("whole names")
+    return kept, missing
 
 
 def _wide(columns: Sequence[Column]) -> int:

@@ -2,14 +2,27 @@
 
 import json
 import math
+import re
 import secrets
 import shlex
 import string
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from headrace.cli.options import Column, add_platform_argument, check_output, table_lines, terminal_width, writing
+from headrace.cli.options import (
+    Column,
+    add_platform_argument,
+    check_output,
+    fit_columns,
+    print_fitted,
+    shorten,
+    table_lines,
+    terminal_width,
+    writing,
+)
 from headrace.config.schema import Parser
 from headrace.core.errors import ConfigError
 from headrace.core.units import format_percent
@@ -42,10 +55,13 @@ def main(argv: list[str]) -> int:
     elif not runs:
         print(f"no runs in {args.place}")
     else:
-        print("\n".join(table_lines(_columns(runs, args.place), terminal_width())))
+        columns, missing = fit_columns(_columns(runs, args.place), terminal_width())
+        print("\n".join(table_lines(columns)))
         for run in runs:
             if run.problem:
-                print(f"{_name(run, args.place)}: {run.problem}")
+                print_fitted(f"{_name(run, args.place)}: {run.problem}")
+        if missing:
+            print_fitted(f"no room for {', '.join(missing)}; --json has everything")
     return 0
 
 
@@ -75,7 +91,7 @@ def _columns(runs: list["RunSummary"], place: Path) -> list[Column]:
         return f"{run.images_per_second:,.0f}" if run.images_per_second else "-"
 
     return [
-        Column(title="run", cells=[_name(run, place) for run in runs]),
+        Column(title="run", cells=[_name(run, place) for run in runs], least=12),
         Column(title="top-1", cells=[top1(run) for run in runs], right=True),
         Column(title="epochs", cells=[_epochs(run) for run in runs], right=True, spare=1),
         Column(title="time", cells=[run.time_text for run in runs], right=True),
@@ -121,7 +137,8 @@ def _facts(run: "RunSummary") -> dict[str, object]:
 
 
 _COMPARE = "Print the options in which runs differ, and their results side by side. Nothing in them is changed."
-_WIDEST = 32  # characters of a value
+# Characters of a value on a terminal: the most of any, and what all have room for before runs are put below others.
+_WIDEST, _NARROWEST = 32, 10
 
 
 def compare(argv: list[str]) -> int:
@@ -138,31 +155,66 @@ def compare(argv: list[str]) -> int:
     from headrace.report.run_report import compare_options, compare_results, read_compared
 
     runs = read_compared(args.paths)
-    letters = string.ascii_uppercase[: len(runs)]
+    letters, width = string.ascii_uppercase[: len(runs)], terminal_width()
     for letter, run in zip(letters, runs, strict=True):
-        print(f"{letter}  {run.path}" + (f"  ({run.problem})" if run.problem else ""))
-    rows = compare_options(runs)
-    print("\n" + ("options that differ:" if rows else "no option differs"))
-    _print_table(letters, rows)
+        path = shorten(str(run.path), width - 3) if width else str(run.path)
+        print_fitted(f"{letter}  {path}" + (f"  ({run.problem})" if run.problem else ""))
+    options = {name: [_text(value) for value in values] for name, values in compare_options(runs).items()}
+    print("\n" + ("options that differ:" if options else "no option differs"))
+    _print_table(letters, options, width)
     print("\nresults:")
-    _print_table(letters, compare_results(runs))
+    results = compare_results(runs)
+    _print_table(letters, results, width)
+    if width and any(len(text) > _WIDEST for values in (*options.values(), *results.values()) for text in values):
+        print_fitted("no room for all of the values with ... in them: in a file or a pipe they are whole")
     return 0
 
 
-def _print_table(letters: str, rows: dict[str, list[Any]]) -> None:
+def _print_table(letters: str, rows: Mapping[str, Sequence[str]], width: int | None) -> None:
     if not rows:
         return
-    columns = [Column(title="", cells=list(rows))]
-    for number, letter in enumerate(letters):
-        columns.append(Column(title=letter, cells=[_cell(values[number]) for values in rows.values()]))
-    print("\n".join("  " + line for line in table_lines(columns)))
+    names, cells = Column(title="", cells=list(rows)), zip(*rows.values(), strict=True)
+    columns = [Column(title=letter, cells=texts) for letter, texts in zip(letters, cells, strict=True)]
+    tables = [[names, *columns]] if width is None else _narrow_tables(names, columns, width - 2)
+    print("\n\n".join("\n".join(f"  {line}" for line in table_lines(table)) for table in tables))
 
 
-def _cell(value: object) -> str:
+def _narrow_tables(names: Column, columns: Sequence[Column], width: int) -> list[list[Column]]:
+    """Return the columns as tables of at most that width: cells are broken, and runs without room come below."""
+    (names,) = _broken([names], 2 * width // 5)
+    room = width - names.width
+    count = max(1, room // (2 + _NARROWEST))
+    cut = [replace(column, cells=[shorten(cell, _WIDEST) for cell in column.cells]) for column in columns]
+    return [[names, *_broken(cut[first : first + count], room)] for first in range(0, len(cut), count)]
+
+
+def _broken(columns: Sequence[Column], room: int) -> list[Column]:
+    """Return columns of so many characters together, the spaces before them included."""
+    widths: dict[str, int] = {}
+    for place, column in enumerate(sorted(columns, key=lambda column: column.width)):
+        # What a narrow column leaves of its share is the others'.
+        widths[column.title] = max(1, min(column.width, room // (len(columns) - place) - 2))
+        room -= widths[column.title] + 2
+    return [
+        replace(column, cells=["\n".join(_lines(cell, widths[column.title])) for cell in column.cells])
+        for column in columns
+    ]
+
+
+def _lines(text: str, width: int) -> list[str]:
+    """Break a text between words, or within the name of an option or a path."""
+    lines = [""]
+    for part in re.split(r"(?<=\s)|(?<=[_/])(?=\w)|(?<=\.)(?=[a-z])", text):
+        if lines[-1] and len((lines[-1] + part).rstrip()) > width:
+            lines.append("")
+        lines[-1] += part
+    return [piece for line in lines for piece in textwrap.wrap(line, width)]
+
+
+def _text(value: object) -> str:
     from headrace.config.field import format_value
 
-    text = value if isinstance(value, str) else format_value(value)
-    return text if len(text) <= _WIDEST else f"{text[: _WIDEST // 2 - 2]}...{text[-(_WIDEST // 2 - 1) :]}"
+    return value if isinstance(value, str) else format_value(value)
 
 
 # headrace report: the report of a run, or of several side by side.

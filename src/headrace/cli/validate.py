@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli.options import print_fitted, read_arguments, terminal_width
-from headrace.core.errors import ConfigError
+from headrace.core.errors import ConfigError, nearest
 from headrace.core.units import format_percent
 
 if TYPE_CHECKING:
     from headrace.run.validation import Validated
 
 DESCRIPTION = (
-    "Validate all checkpoints of a run, or one of them. The options of the run apply; others may be given, such as "
-    "--validation-micro-batch-size, --dataset-path or --platform."
+    "Validate all checkpoints of a run, or one of them, on the run's validation images or on those in a folder. The "
+    "options of the run apply; others may be given, such as --validation-micro-batch-size or --platform."
 )
 _HEADING = "     step    epoch  weights    top-1     top-5      loss  balanced   images  seconds"
 _SPARE = len("   images  seconds")  # the last columns, for which a terminal of 80 columns has no room
@@ -32,6 +32,7 @@ def main(argv: list[str]) -> int:
     if bool(args.path) == bool(parsed.options.get("weights")):
         given = "Both a run and --weights are given" if args.path else "No run and no weights are named"
         raise ConfigError(f"{given}.", remedy="Name a run or a checkpoint, or give --weights NAME.")
+    options = _with_folder(args.folder, parsed.options)
     from headrace.data.sets.folder import HELD_OUT
     from headrace.job import current_group, join_job
     from headrace.run.validation import ALL, BEST, LAST, validate
@@ -40,21 +41,40 @@ def main(argv: list[str]) -> int:
     with join_job(distributed=bool(parsed.options.get("distributed"))):
         if args.images and not current_group().is_alone:
             raise ConfigError("--images is given to several processes.", remedy="Run it in one process.")
-        found = validate(args.path, parsed.options, which=which, report_dir=args.report_dir)
+        found = validate(args.path, options, which=which, report_dir=args.report_dir)
         if current_group().is_first:
             best = _show(found, as_json=args.json)
-            if best is not None and "dataset_path" in parsed.options and HELD_OUT in best.images:
+            if best is not None and "dataset_path" in options and HELD_OUT in best.images:
                 # Whoever names a folder here often means all of it.
                 count = best.reports[_better(best)]["num_samples"]
-                note = f"note: {count:,} images of {best.images}; --validation-path DIR takes a whole folder"
+                note = f"note: {count:,} images of {best.images}; headrace validate RUN_DIR FOLDER takes a whole folder"
                 print_fitted(note, sys.stderr)
             if args.images and best is not None:
-                _show_images(best, parsed.options, as_json=args.json)
+                _show_images(best, options, as_json=args.json)
             elif best is not None and not args.json:
                 _show_classes(best)
         else:
             list(found)  # process 0 prints the results
     return 0
+
+
+def _with_folder(folder: Path | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options with the folder to validate on, which is the short form of one of them."""
+    if folder is None:
+        return dict(options)
+    if other := options.get("validation_path"):
+        raise ConfigError(
+            f"Both the folder {folder} and --validation-path {other} are given.", remedy="Leave one of them out."
+        )
+    if not folder.expanduser().is_dir():
+        there = folder.parent.iterdir() if folder.parent.is_dir() else ()
+        guess = nearest(folder.name, (entry.name for entry in there if entry.is_dir()))
+        raise ConfigError(
+            f"{folder} is a file." if folder.is_file() else f"There is no folder {folder}.",
+            rule="A run is validated on a folder with a folder of images for each class.",
+            remedy=f"Did you mean {folder.parent / guess}?" if guess else "Check the path.",
+        )
+    return {**options, "validation_path": str(folder)}
 
 
 def _show(found: Iterable["Validated"], *, as_json: bool) -> "Validated | None":
@@ -110,6 +130,13 @@ def _show_images(result: "Validated", options: Mapping[str, object], *, as_json:
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "path", nargs="?", metavar="RUN_DIR|CHECKPOINT", type=Path, help="a run's directory, or one checkpoint"
+    )
+    parser.add_argument(
+        "folder",
+        nargs="?",
+        metavar="FOLDER",
+        type=Path,
+        help="other images, a folder for each class [the run's validation images]",
     )
     parser.add_argument("--last", action="store_true", help="only the newest good checkpoint of the run")
     parser.add_argument("--best", action="store_true", help="only the best one, by its accuracy during training")

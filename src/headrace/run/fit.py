@@ -75,6 +75,7 @@ from headrace.run.start import (
     find_restored,
     free_options,
     has_finished,
+    has_stopped,
     read_run_together,
     refuse_changed_dataset,
     refuse_fewer_steps,
@@ -83,7 +84,7 @@ from headrace.run.start import (
     rewind_run,
     write_table,
 )
-from headrace.run.trained_model import RunResult, finished_result
+from headrace.run.trained_model import RunResult, ended_result
 from headrace.run.training import CallLength, Calls, Compiled, open_feed
 from headrace.run.validation import Validator
 from headrace.telemetry.console import make_console
@@ -227,6 +228,9 @@ def train_or_resume(resolved: Resolved, options: Mapping[str, Any], restart: Res
         return train(replace(resolved, warnings=(*notes, *resolved.warnings)))
     _, saved = read_run_together(group, path)
     refuse_other_command(path, saved, with_absolute_paths(resolved))
+    # The next validation would stop it again. `headrace resume` continues it, since that is asked for in so many words.
+    if group.broadcast(group.on_first_process(lambda: has_stopped(path))):
+        return ended_result(path)
     return resume(path, free_options(options), notes=notes)
 
 
@@ -260,7 +264,7 @@ def resume(
         restored = broadcast_restored(group, group.on_first_process(find), directory)
         # Code that gives parts wants the trained state; a command has nothing to do, and leaves all files as they are.
         if custom is NOTHING and group.broadcast(group.on_first_process(lambda: has_finished(restored, steps))):
-            return finished_result(directory.path, restored.step)
+            return ended_result(directory.path)
         return fit(resolved, restored, custom)
 
 

@@ -27,7 +27,7 @@ from headrace.model.custom import custom_network
 from headrace.model.custom_block import CustomBlock
 from headrace.model.network import Network
 from headrace.reference.entrance import known_options, resolve_code
-from headrace.weights.named import IMAGENET_CLASSES, imagenet_names, imagenet_numbers
+from headrace.run.trained_model import refuse_other_classes
 
 
 class Report(dict[str, Any]):
@@ -330,7 +330,7 @@ def evaluation_set(config: Data, spec: ImageSpec, named: bool) -> DataSet:
     data = resolved_set(config) if not named else config
     path = Path(data.dataset_path).expanduser()
     if data.dataset != "folder" or split_folder(path, TRAIN_NAMES):
-        _refuse_classes(describe_dataset(data), spec)
+        refuse_other_classes(describe_dataset(data), spec.num_classes, spec.class_names)
         opened = open_dataset(data, 0)
         return replace(opened, info=_evaluated_info(opened.info, spec, len(opened.validation)))
     listing = list_classes(path, spec.class_names or None)
@@ -357,7 +357,7 @@ def evaluation_set(config: Data, spec: ImageSpec, named: bool) -> DataSet:
         channel_std=spec.channel_std,
         place=str(path),
     )
-    _refuse_classes(info, spec)
+    refuse_other_classes(info, spec.num_classes, spec.class_names)
     return DataSet(info=info, train=no_images(spec), validation=source, bad=bad)
 
 
@@ -426,21 +426,3 @@ def _evaluated_info(info: DataInfo, spec: ImageSpec, num_validation: int) -> Dat
         channel_mean=spec.channel_mean or info.channel_mean,
         channel_std=spec.channel_std or info.channel_std,
     )
-
-
-def _refuse_classes(info: DataInfo, spec: ImageSpec) -> None:
-    if info.num_classes != spec.num_classes:
-        raise DataError(
-            f"{info.place or info.name} has {info.num_classes} classes, the network {spec.num_classes}.",
-            rule="Labels mean the same classes in training and evaluation.",
-        )
-    # `class 3` is made up for a class without a name, and can be any class.
-    known = tuple(name for name in spec.class_names if not name.startswith("class "))
-    if info.num_classes == IMAGENET_CLASSES and spec.class_names == imagenet_names():
-        known = () if info.class_names == imagenet_numbers() else known  # folders named by WordNet's numbers
-    if known and info.class_names != spec.class_names:
-        raise DataError(
-            f"{info.place or info.name} has the classes {', '.join(info.class_names[:5])} ..., "
-            f"the model was trained on {', '.join(spec.class_names[:5])} ...",
-            rule="Labels mean the same classes in training and evaluation.",
-        )

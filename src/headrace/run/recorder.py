@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,6 +37,7 @@ from headrace.run.validation import Started, Validator
 from headrace.telemetry.metric_totals import (
     NOTHING_UNLOGGED,
     DeviceClock,
+    EndWatcher,
     HostMetrics,
     Measured,
     MetricTotals,
@@ -135,9 +136,8 @@ class RunRecorder:
         # Of what counts as the run's time: what came before the first call, and when that was launched.
         self._elapsed_before, self._began = 0.0, None
         self._first_wait = 0.0  # for the images of the first call, with programs compiled
-        # A thread that only waits for results in the order of their launches, so that their times are exact however
-        # long the thread that reads them takes to save and report.
-        self._watcher = ThreadPoolExecutor(1, thread_name_prefix="watch-calls")
+        # Apart from the thread that reads results, so that times are exact however long it takes to save and report.
+        self._watcher = EndWatcher()
         self._device_clock = DeviceClock(timeline, time.perf_counter())
         self.step = 0  # the last one whose results have been read
         self.step_seconds: float | None = None  # of the call that was read last
@@ -174,20 +174,10 @@ class RunRecorder:
 
     def when_ready(self, launched: object) -> Future[Moment]:
         """Return the time when the devices will be done with arrays; to be asked for in the order of launches."""
-        asked, leaves = time.perf_counter(), jax.tree.leaves(launched)
-        if all(leaf.is_ready() for leaf in leaves):  # a CPU may run small programs before a launch returns
-            ready: Future[Moment] = Future()
-            ready.set_result(Moment(asked, asked))
-            return ready
-
-        def wait() -> Moment:
-            # The results were there before this thread got to them: then the end lies between the launch and now.
-            late = all(leaf.is_ready() for leaf in leaves)
-            jax.block_until_ready(leaves)
-            now = time.perf_counter()
-            return Moment(asked if late else now, now)
-
-        return self._watcher.submit(wait)
+        leaves = jax.tree.leaves(launched)
+        return self._watcher.watch(
+            lambda: all(leaf.is_ready() for leaf in leaves), lambda: jax.block_until_ready(leaves)
+        )
 
     def read_call(self, call: InFlight, validator: Validator | None) -> None:
         """Wait for a call's metrics, refuse bad ones, then record, save and validate what was due after it."""
@@ -206,7 +196,7 @@ class RunRecorder:
         count = float(metrics["count"].sum())
         loss = float(metrics["loss"].sum()) / count if count else float("nan")
         # Divided by the longest that the call may have taken: better a rate that is too low than one that is not true.
-        self._sinks.advance(self.step, loss, images / most if (most := took.seconds + took.late) > 0 else None)
+        self._sinks.advance(self.step, loss, images / took.longest if took.longest > 0 else None)
         if self._design.plan.steps.log_due(call.last_step):
             self.log(call.last_step)
             self._sinks.histograms(call.last_step, histograms)
@@ -291,7 +281,7 @@ class RunRecorder:
         return verdict(
             Measured(
                 images=images,
-                seconds=throughput.seconds,
+                seconds=throughput.longest,
                 wait_seconds=spent["wait"] - self._first_wait,
                 first_wait_seconds=self._first_wait,
                 prepare_seconds=stats.prepare_seconds * prepared,
@@ -351,7 +341,7 @@ class RunRecorder:
         finally:
             # In `finally`, in this order: the records of checkpoints, then the end, then what is made from the
             # records.
-            self._watcher.shutdown()
+            self._watcher.close()
             if self._writes:
                 self.record_saved()
                 self._sinks.write(self._run_end(ending))

@@ -308,8 +308,9 @@ def free_options(options: Mapping[str, object]) -> dict[str, Any]:
     """Return the options of a command line that may differ from those of the run that it resumes."""
     known = option_names(known_options())
     named = {written: known[normalise_name(written)].name for written in options}
-    # Options of the reference's applications are translated from the saved ones, and cannot be changed alone.
-    ours = all_options()
+    # Options of the reference's applications are translated from the saved ones, and cannot be changed alone. `output`
+    # has named the run already, and stands for the log_dir and run_name that are saved.
+    ours = all_options().keys() - {"output"}
     return {written: value for written, value in options.items() if named[written] in ours and _is_free(named[written])}
 
 
@@ -352,14 +353,23 @@ def refuse_fewer_steps(restored: Restored, steps: StepPlan) -> None:
         )
 
 
+def last_end(path: Path) -> RunEnd | None:
+    """Return how the last process of a run ended; None where it was killed or still runs."""
+    # A start behind the last end belongs to a process that was killed.
+    last = next((record for record in reversed(read_records(path)) if isinstance(record, RunStart | RunEnd)), None)
+    return last if isinstance(last, RunEnd) else None
+
+
 def has_finished(restored: Restored, steps: StepPlan) -> bool:
     """Say whether a run has been trained to the planned end, with nothing left to validate or record."""
-    records = read_records(restored.directory.path)
-    # A start behind the last end belongs to a process that was killed.
-    last = next((record for record in reversed(records) if isinstance(record, RunStart | RunEnd)), None)
-    if not isinstance(last, RunEnd) or last.outcome != "finished":
-        return False
-    return last.step == restored.step == steps.total_steps
+    end = last_end(restored.directory.path)
+    return bool(end and end.outcome == "finished" and end.step == restored.step == steps.total_steps)
+
+
+def has_stopped(path: Path) -> bool:
+    """Say whether a run has ended before its last step as it was asked to: at a target accuracy, or stopped early."""
+    end = last_end(path)
+    return bool(end and end.outcome == "stopped")
 
 
 def refuse_other_run(saved: Resolved, resolved: Resolved, custom: CustomParts = NOTHING) -> StepPlan:

@@ -1,6 +1,6 @@
 """A trained network with what it takes to use it (weights, input, classes), and the result of the run that made it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from html import escape
 from pathlib import Path
@@ -11,6 +11,7 @@ import numpy as np
 from headrace.checkpoint.saver import BestCheckpoints
 from headrace.checkpoint.store import (
     MANIFEST_FILE,
+    checkpoint_name,
     list_checkpoints,
     load,
     newest_good,
@@ -20,9 +21,9 @@ from headrace.checkpoint.store import (
 )
 from headrace.config.load import network_changes
 from headrace.config.schema import Config
-from headrace.core.errors import CheckpointError
+from headrace.core.errors import CheckpointError, DataError
 from headrace.core.tree import PyTree
-from headrace.core.units import format_duration, format_percent
+from headrace.core.units import format_duration, format_list, format_percent
 from headrace.data.augmentation.augment import Preprocess
 from headrace.data.dataset import DataInfo, describe_dataset
 from headrace.data.decoding.resize import uncropped_side, usual_shorter_side
@@ -33,11 +34,13 @@ from headrace.model.network import Network
 from headrace.run.directory import checkpoints_of, custom_parts, from_saved, parts_of
 from headrace.telemetry.plot import draw_run
 from headrace.telemetry.records import Record, RunEnd, TrainRecord, ValidationRecord, read_records
+from headrace.weights.named import IMAGENET_CLASSES, imagenet_names, imagenet_numbers
 
 # Everything comes from a checkpoint. The dataset is not needed: its form was saved with the weights.
 
 
 RAW, EMA, AUTO = "raw", "ema", "auto"
+_LISTED = 5  # names of classes in a message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +95,27 @@ def input_form(info: DataInfo, config: Config) -> dict[str, Any]:
         "antialias": config.data.resize_antialias,
         "interpolation": config.data.eval_interpolation,
     }
+
+
+def refuse_other_classes(info: DataInfo, num_classes: int, class_names: Sequence[str]) -> None:
+    """Refuse data for a network that was trained on other classes, as far as their names are known."""
+    rule = "Labels mean the same classes in training and evaluation."
+    if info.num_classes != num_classes:
+        raise DataError(
+            f"{info.place or info.name} has {info.num_classes} classes, the network {num_classes}.", rule=rule
+        )
+    both = {tuple(class_names), info.class_names}
+    # `class 3` is made up for a class without a name, and can be any class.
+    if not all(any(not name.startswith("class ") for name in names) for names in both) or len(both) == 1:
+        return
+    # Folders of ImageNet have WordNet's numbers as names.
+    if num_classes == IMAGENET_CLASSES and both == {imagenet_names(), imagenet_numbers()}:
+        return
+    raise DataError(
+        f"The classes {format_list(info.class_names, _LISTED)} ({info.place or info.name}) are not those that the "
+        f"model was trained on: {format_list(class_names, _LISTED)}.",
+        rule=rule,
+    )
 
 
 def best_validated(run: Path) -> dict[str, Any] | None:
@@ -284,20 +308,22 @@ class RunResult:
         return plot + "".join(f"<div>{escape(line)}</div>" for line in lines if line)
 
 
-def finished_result(directory: Path, step: int) -> RunResult:
-    """Return the result of a run that an earlier process has finished, as its records have it."""
+def ended_result(directory: Path) -> RunResult:
+    """Return the result of a run that an earlier process has finished or stopped, as its records have it."""
     records = read_records(directory)
     end = next(record for record in reversed(records) if isinstance(record, RunEnd))
+    stopped = end.outcome == "stopped"
+    change = "with another --target-accuracy or --early-stopping" if stopped else "--num-epochs N"
     return RunResult(
-        outcome="finished",
+        outcome=end.outcome,
         directory=directory,
-        step=step,
+        step=end.step,
         validation={record.weights: record for record in records if isinstance(record, ValidationRecord)},
         images_per_second=end.images_per_second,
         time_to_train=end.time_to_train,
-        can_resume=False,
-        reason="before this command, which changed nothing; to train longer: "
-        f"headrace resume {directory} --num-epochs N",
+        can_resume=stopped and (checkpoints_of(directory) / checkpoint_name(end.step)).is_dir(),
+        reason=f"before this command, which changed nothing{': ' * stopped}{end.reason}; to train longer: "
+        f"headrace resume {directory} {change}",
     )
 
 

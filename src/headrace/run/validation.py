@@ -47,6 +47,7 @@ from headrace.run.design import Design, design_run, open_data
 from headrace.run.directory import from_saved, layout, read_run, saved_form
 from headrace.run.memory_advice import advise_on_memory
 from headrace.run.start import adopt_weights
+from headrace.run.trained_model import refuse_other_classes
 from headrace.run.training import Compiled, compiled_from, process_shard
 from headrace.telemetry.records import validation_report, write_report
 
@@ -297,6 +298,8 @@ def _read(design: Design, checkpoint: Path, *, alone: bool) -> _Read:
         if alone:
             raise
         return _Read(weights={}, facts={"problem": error.problem, "is_there": checkpoint.exists()})
+    if names := manifest.get("class_names"):
+        refuse_other_classes(design.info, len(names), names)
     facts = {
         "step": manifest["step"],
         "epoch": manifest["epoch"],

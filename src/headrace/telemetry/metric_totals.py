@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -126,12 +126,68 @@ class StartTimes:
 class Moment(NamedTuple):
     """When the devices were done with something: by `latest`, and not before `earliest`.
 
-    They differ where the host noticed late, because its processors were busy. A rate is then computed from the longest
-    time that is possible: two ends that are noticed together must not look like work done in no time.
+    They differ where the host may have noticed late, because its processors were busy. A rate is then computed from the
+    longest time that is possible: an end that is noticed late must not make the next call look shorter than it was.
     """
 
     earliest: float
     latest: float
+
+
+class EndWatcher:
+    """Two threads that find out when the devices are done with launches, which are given in their order.
+
+    One waits and is woken by the end, at once unless the host is busy. The other looks from time to time: the last time
+    that a launch had not ended is a bound that holds however late both of them notice.
+    """
+
+    def __init__(self) -> None:
+        self._waiting = ThreadPoolExecutor(1, thread_name_prefix="watch-calls")
+        self._looking = ThreadPoolExecutor(1, thread_name_prefix="look-at-calls")
+
+    def watch(self, has_ended: Callable[[], bool], wait: Callable[[], object]) -> Future[Moment]:
+        """Return the end of a launch: `has_ended` says whether it is over, `wait` returns then."""
+        asked = time.perf_counter()
+        if has_ended():  # a CPU may run small programs before a launch returns
+            ended: Future[Moment] = Future()
+            ended.set_result(Moment(asked, asked))
+            return ended
+        woken = self._waiting.submit(_when_over, wait)
+        return self._looking.submit(_look_until_over, asked, has_ended, woken)
+
+    def close(self) -> None:
+        """End the threads, after what they still wait for."""
+        self._waiting.shutdown()
+        self._looking.shutdown()
+
+
+def _when_over(wait: Callable[[], object]) -> float:
+    wait()
+    return time.perf_counter()
+
+
+# The seconds between two looks, as a share of those since the first, and their limits: some 60 looks at a call of a
+# second.
+_PAUSE, _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.1, 0.001, 0.05
+
+
+def _look_until_over(asked: float, has_ended: Callable[[], bool], woken: Future[float]) -> Moment:
+    begin, earliest = time.perf_counter(), asked
+    while not woken.done():
+        looked = time.perf_counter()
+        if has_ended():
+            # Without the other thread, which may be late: the next launch must be looked at from its beginning.
+            return _end_between(begin, earliest, time.perf_counter())
+        earliest = looked
+        with suppress(TimeoutError):
+            woken.exception(min(max(_PAUSE * (looked - begin), _SHORTEST_PAUSE), _LONGEST_PAUSE))
+    return _end_between(begin, earliest, woken.result())
+
+
+def _end_between(begin: float, earliest: float, latest: float) -> Moment:
+    """Return when a launch ended that was looked at since `begin`: in doubt only if the last pause was too long."""
+    longest_pause = 1.5 * min(_PAUSE * (latest - begin), _LONGEST_PAUSE)
+    return Moment(earliest if latest - earliest > longest_pause else latest, latest)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,9 +195,14 @@ class CallTime:
     """The seconds of a call; those of successive calls add up to the time of training."""
 
     seconds: float  # waiting for input included, but no saving, no validation and no compiling
-    late: float  # the seconds by which it may have begun earlier than `seconds` says
+    late: float  # the seconds by which the call before it may have ended earlier than `seconds` says
     wait: float  # part of `seconds`: without input
-    busy: float  # part of `seconds`: the devices worked on it
+    busy: float  # the devices worked on it, at most
+
+    @property
+    def longest(self) -> float:
+        """Return the longest that the call alone may have taken."""
+        return self.seconds + self.late
 
 
 class DeviceClock:
@@ -149,6 +210,7 @@ class DeviceClock:
 
     def __init__(self, timeline: Timeline, now: float) -> None:
         self._timeline, self._free = timeline, Moment(now, now)
+        self._after_validation = False
 
     def call(self, launched: float, ended: Moment) -> CallTime:
         """Add a training call."""
@@ -158,19 +220,25 @@ class DeviceClock:
         self._timeline.add("train", begun, end)
         idle = self._timeline.split(free.latest, begun)
         self._timeline.settle(begun)
-        self._free = Moment(min(ended.earliest, end), end)
         seconds = end - free.latest - sum(idle[kind] for kind in _NOT_TRAINING)
-        return CallTime(seconds=seconds, late=free.latest - free.earliest, wait=idle["wait"], busy=end - begun)
+        late = free.latest - free.earliest
+        # Where the end of a call was noticed late, its own seconds have what those of the next one lack. Those of a
+        # validation are not training.
+        if self._after_validation:
+            seconds, late = seconds + late, 0.0
+        self._free, self._after_validation = Moment(min(max(ended.earliest, free.earliest), end), end), False
+        busy = end - min(max(launched, free.earliest), end)
+        return CallTime(seconds=seconds, late=late, wait=idle["wait"], busy=busy)
 
     def validation(self, requested: float, launches: Sequence[tuple[float, Moment]]) -> float:
         """Add a validation as (launched, ended) of its parts; return the seconds in which nothing trained for it."""
         held_up = max(requested, self._free.earliest)
         free = max(requested, self._free.latest)
-        earliest = free
+        earliest = held_up
         for launched, ended in launches:
             self._timeline.add("validate", max(launched, free), max(ended.latest, free))
-            free, earliest = max(free, ended.latest), ended.earliest
-        self._free = Moment(min(earliest, free), free)
+            free, earliest = max(free, ended.latest), max(earliest, ended.earliest)
+        self._free, self._after_validation = Moment(min(earliest, free), free), True
         return free - held_up
 
 
@@ -184,7 +252,7 @@ class Throughput:
     seconds: float = 0.0
     late: float = 0.0  # the seconds by which the first call may have begun earlier
 
-    def add(self, *, images: int, steps: int, seconds: float, late: float = 0.0) -> "Throughput":
+    def add(self, *, images: int, steps: int, took: CallTime) -> "Throughput":
         """Return the throughput with one more call."""
         if self.calls_to_skip:
             return replace(self, calls_to_skip=self.calls_to_skip - 1)
@@ -192,8 +260,8 @@ class Throughput:
             self,
             images=self.images + images,
             steps=self.steps + steps,
-            seconds=self.seconds + seconds,
-            late=self.late if self.steps else late,
+            seconds=self.seconds + took.seconds,
+            late=self.late if self.steps else took.late,
         )
 
     def restarted(self) -> "Throughput":
@@ -201,14 +269,19 @@ class Throughput:
         return Throughput(calls_to_skip=self.calls_to_skip)
 
     @property
+    def longest(self) -> float:
+        """Return the longest that the calls may have taken."""
+        return self.seconds + self.late
+
+    @property
     def images_per_second(self) -> float | None:
         """Return the rate, or None when no call has been counted yet."""
-        return self.images / (self.seconds + self.late) if self.seconds + self.late > 0 else None
+        return self.images / self.longest if self.longest > 0 else None
 
     @property
     def step_seconds(self) -> float | None:
         """Return the mean time of a step, or None when no call has been counted yet."""
-        return self.seconds / self.steps if self.steps else None
+        return self.longest / self.steps if self.steps else None
 
 
 def first_at_target(records: Iterable[Record], target_accuracy: float) -> ValidationRecord | None:
@@ -296,8 +369,8 @@ class MetricTotals:
         self._refuse_bad(last_step - len(metrics["loss"]), metrics)
         steps = len(metrics["loss"])
         images = steps * self.plan.batch.global_batch_size
-        self.throughput = self.throughput.add(images=images, steps=steps, seconds=took.seconds, late=took.late)
-        self._recent = self._recent.add(images=images, steps=steps, seconds=took.seconds, late=took.late)
+        self.throughput = self.throughput.add(images=images, steps=steps, took=took)
+        self._recent = self._recent.add(images=images, steps=steps, took=took)
         self.skipped_steps += int(metrics["skipped"].sum())
         self.unlogged, self._last = self.unlogged.add(metrics, took.wait), metrics
 

@@ -191,7 +191,7 @@ def _refuse_doubtful(root: Path, found: tuple[str, ...], names: tuple[str, ...])
     if strange:
         raise DataError(
             f"{root} has {len(strange)} class folder(s) that training has not: {format_list(strange, _LISTED)}.",
-            rule="Validation can only ask for classes that were trained.",
+            rule=f"Validation can only ask for classes that were trained: {format_list(names, _LISTED)}.",
             remedy="Rename or delete them, or add them to the training folder.",
         )
     if len(names) < 2:
