@@ -7,6 +7,7 @@ import json
 import struct
 import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,9 @@ def _images_and_options(run: Path) -> None:
     assert "hparams" in plugins
 
 
-def test_tensorboard_goes_on_after_a_resume(quick):
+def test_tensorboard_goes_on_after_a_resume(quick, monkeypatch):
+    now = time.time()
+    monkeypatch.setattr("time.time", lambda: now)  # both parts begin in the same second
     first = train(quick(**QUICK, tensorboard=True))
     resume(first.directory, {"num_epochs": 3, "tensorboard": True})
     found = scalars_of(first.directory / "tensorboard")

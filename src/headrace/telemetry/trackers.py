@@ -196,7 +196,9 @@ class TensorBoard:
     def __init__(self, about: RunDescription) -> None:
         writer: Any = importlib.import_module("tensorboardX").SummaryWriter
         # TensorBoard hides earlier events of this step and later ones: those of the restored step itself stay.
-        self._writer = writer(logdir=str(about.directory / TENSORBOARD_DIR), purge_step=about.step + 1)
+        # Files are named by the second: a run that is resumed in the same one must not overwrite its first part.
+        place, suffix = about.directory / TENSORBOARD_DIR, f".{about.step}"
+        self._writer = writer(logdir=str(place), purge_step=about.step + 1, filename_suffix=suffix)
         for title, content in (("options", about.options), ("plan", about.plan)):
             self._writer.add_text(title, f"```\n{json.dumps(content, indent=1, default=str)}\n```", about.step)
         self._step, self._options = about.step, about.options
