@@ -56,3 +56,29 @@ def test_a_wait_for_the_devices_that_is_interrupted_leaves_them_to_others(monkey
 
     threading.Thread(target=transfer, daemon=True).start()
     assert began.wait(10)
+
+
+def test_a_run_that_ends_does_not_wait_for_who_has_the_devices_to_itself():
+    waiting, failures = threading.Event(), []
+
+    def transfer():
+        waiting.set()
+        try:
+            with process.transferring():
+                pass
+        except RuntimeError as error:
+            failures.append(str(error))
+
+    with process.exclusive():
+        thread = threading.Thread(target=transfer)
+        thread.start()
+        waiting.wait()
+        process.leave_devices()
+        thread.join(timeout=10)
+        assert not thread.is_alive()
+    assert failures == ["The run that wanted to transfer something has been interrupted."]
+    with process.transferring():  # of the next run of this process
+        pass
+    process.leave_devices()  # nobody has them to itself
+    with process.transferring():
+        pass

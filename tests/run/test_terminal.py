@@ -85,3 +85,21 @@ def test_a_signal_saves_within_three_seconds_of_the_call_and_a_log_has_a_line_pe
         steps = [int(re.split("[ /]+", line)[4]) for line in shown.splitlines() if line.startswith("epoch ")]
         assert steps == [20 * (n + 1) for n in range(len(steps))]
         assert not {"\x1b", "\r"} & set(shown)
+
+
+def test_a_signal_while_programs_are_compiled_ends_the_run_at_once(tmp_path: Path) -> None:
+    """The compilation takes many times as long."""
+    output, words = tmp_path / "out.txt", ["--model-name", "efficientnet_b0", "--cpu-kernels", "off"]
+    places = ["--log-dir", str(tmp_path), "--compilation-cache-dir", "none", "--progress", "plain"]
+    process = start([*TRAIN, *words, *places], output)
+    wait_until(process, lambda: output.is_file() and "run directory" in output.read_text())
+    time.sleep(0.5)
+    sent = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == INTERRUPTED_EXIT_CODE
+    assert time.monotonic() - sent < 3
+    shown = output.read_text()
+    assert "SIGTERM: stopped at step 0, nothing is lost" in shown
+    assert "training compiled" not in shown
+    assert "Traceback" not in shown
+    assert '"outcome": "interrupted"' in (tmp_path / "x" / "metrics.jsonl").read_text().splitlines()[-1]

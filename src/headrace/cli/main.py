@@ -14,6 +14,7 @@ from typing import NamedTuple
 from headrace.cli.help import HELP, HELP_ALL, SCREENS
 from headrace.core import __version__
 from headrace.core.errors import ConfigError, HeadraceError, did_you_mean
+from headrace.core.process import leave_compiling
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
@@ -67,7 +68,10 @@ _TOPICS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    return report(lambda: words)
+    code = report(lambda: words)
+    if argv is None:
+        leave_compiling(code)
+    return code
 
 
 def run_script(script: str, argv: Sequence[str] | None = None) -> int:
@@ -76,7 +80,10 @@ def run_script(script: str, argv: Sequence[str] | None = None) -> int:
 
     arguments = list(sys.argv[1:] if argv is None else argv)
     # Their options are not among those of the first screen of help.
-    return report(lambda: [HELP_ALL if word in HELP else word for word in SCRIPTS[script](arguments)])
+    code = report(lambda: [HELP_ALL if word in HELP else word for word in SCRIPTS[script](arguments)])
+    if argv is None:
+        leave_compiling(code)
+    return code
 
 
 def report(words_of: Callable[[], list[str]]) -> int:
@@ -85,6 +92,9 @@ def report(words_of: Callable[[], list[str]]) -> int:
     # Importing JAX and tracing a network make many objects and few cycles of them: with Python's own thresholds the
     # search for those is a fifth of the time.
     gc.set_threshold(20_000, 50, 100)
+    # A thread that asks for Python's lock gets it after this time. With the usual five milliseconds, sending the
+    # hundreds of weights of a network took a second beside tracing, which does not let it go.
+    sys.setswitchinterval(0.001)
     try:
         words = words_of()
         return _run(words)

@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -68,6 +68,7 @@ def num_processors() -> int:
 _changed = threading.Condition()
 _num_transfers = 0
 _is_exclusive = False
+_is_left = False
 
 
 @contextmanager
@@ -75,7 +76,9 @@ def transferring() -> Iterator[None]:
     """Use the devices beside other transfers; waits while a thread has them to itself."""
     global _num_transfers
     with _changed:
-        _changed.wait_for(lambda: not _is_exclusive)
+        _changed.wait_for(lambda: not _is_exclusive or _is_left)
+        if _is_left:
+            raise RuntimeError("The run that wanted to transfer something has been interrupted.")
         _num_transfers += 1
     try:
         yield
@@ -88,7 +91,7 @@ def transferring() -> Iterator[None]:
 @contextmanager
 def exclusive() -> Iterator[None]:
     """Use the devices alone: wait for the transfers under way, and let new ones wait for the end."""
-    global _is_exclusive
+    global _is_exclusive, _is_left
     with _changed:
         _changed.wait_for(lambda: not _is_exclusive)
         _is_exclusive = True  # before the transfers have ended, so that no others begin
@@ -98,8 +101,29 @@ def exclusive() -> Iterator[None]:
         yield
     finally:
         with _changed:
-            _is_exclusive = False
+            _is_exclusive = _is_left = False
             _changed.notify_all()
+
+
+def leave_devices() -> None:
+    """Let no thread wait any longer for one that has the devices to itself: their run ends before it does."""
+    global _is_left
+    with _changed:
+        _is_left = _is_exclusive
+        _changed.notify_all()
+
+
+# Threads of this name may be left at the end of a program that was interrupted: a compilation cannot be.
+COMPILING = "compile"
+
+
+def leave_compiling(code: int) -> None:
+    """End the process with this exit code if it compiles; Python would wait for it. Otherwise do nothing."""
+    if any(thread.name.startswith(COMPILING) for thread in threading.enumerate()):
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):  # closed, or nobody reads it
+                stream.flush()
+        os._exit(code)
 
 
 # Of glibc's mallopt: (parameter, value that keeps what is freed, value after that).

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,7 +22,7 @@ from headrace.config.load import Resolved, to_flat
 from headrace.config.section_run import describe_without_effect
 from headrace.core import __version__
 from headrace.core.errors import ConfigError
-from headrace.core.process import STOP_SIGNALS, catch_signals, leave_closed_terminal
+from headrace.core.process import COMPILING, STOP_SIGNALS, catch_signals, leave_closed_terminal, leave_devices
 from headrace.core.tree import PyTree
 from headrace.data.dataset import DataInfo, DataSet
 from headrace.data.decoding.jpeg import describe_slower
@@ -105,6 +105,7 @@ from headrace.weights.convert import LoadedWeights, table_lines
 # -9` does.
 
 
+_LOOK_SECONDS = 0.1  # between two looks for a signal while programs are compiled
 _SHOW_CURSOR = b"\x1b[?25h\n"  # a live progress line hides it
 
 
@@ -304,15 +305,26 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
         due = config.validation.validation and (steps.validation_due(step) or not config.run.training)
         to_validate = group.broadcast(bool(due and recorder.missing_validation(step, evaluated_weights(state))))
         length = CallLength(config.batch.call_seconds, steps.steps_per_call)
-        validator, feed, compiling = None, None, None
+        validator, feed, compiling, began = None, None, None, 0.0
         # One for the programs of training, one for those of validation.
-        threads = stack.enter_context(ThreadPoolExecutor(2, thread_name_prefix="compile"))
+        threads = ThreadPoolExecutor(2, thread_name_prefix=COMPILING)
+        # Whoever interrupts a run does not wait for programs that it no longer needs.
+        stack.callback(lambda: threads.shutdown(wait=not interrupt.requested, cancel_futures=True))
         if to_train:
             opened = open_feed(design, dataset, plan.feed, calls.executor, step, length.steps)
             feed = stack.enter_context(closing(opened))
+            began = time.perf_counter()
             tracing = threads.submit(calls.trace, state, feed)  # while the devices start, and get the state
             state = calls.executor.place(state)
-            compiling = _start_compiling(design, calls, state, feed, tracing, threads)
+            if not _has_finished(tracing, interrupt):
+                return _leave(interrupt, recorder, ending, state, began)
+            tracing.result()
+            compiling = threads.submit(calls.compile, state, feed)
+            # Several processes compile in one order; and where nothing else may happen on the devices, tracing
+            # validation would.
+            alone = not group.is_alone or compiles_alone(design.compiler)
+            if alone and not _has_finished(compiling, interrupt):
+                return _leave(interrupt, recorder, ending, state, began)
         if config.validation.validation and (to_train or to_validate):
             validator = stack.enter_context(closing(Validator(design, dataset, devices)))
             if feed:
@@ -328,6 +340,8 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
             recorder.save(state, step)  # imported weights become a checkpoint, to predict with and to export
         if not feed or not compiling:
             return replace(ending.reach("finished"), state=state)
+        if not _has_finished(compiling, interrupt):
+            return _leave(interrupt, recorder, ending, state, began)
         programs = compiling.result()
         for what, compiled in programs:
             recorder.compiled(what, compiled)
@@ -362,17 +376,19 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
         return replace(_stop(stopped_by, recorder, ending, calls.executor.copy_to_save(state)), state=state)
 
 
-def _start_compiling(
-    design: Design, calls: Calls, state: State, feed: TrainFeed, tracing: Future[None], threads: ThreadPoolExecutor
-) -> Future[list[tuple[str, Compiled]]]:
-    """Compile the training calls in a thread: meanwhile images are read and validation is compiled."""
-    tracing.result()
-    compiling = threads.submit(calls.compile, state, feed)
-    # Several processes compile in one order; and where nothing else may happen on the devices, tracing validation
-    # would.
-    if not current_group().is_alone or compiles_alone(design.compiler):
-        compiling.result()
-    return compiling
+def _has_finished(compiling: Future[Any], interrupt: Interrupt) -> bool:
+    """Wait for programs of training, or until a signal comes; not in a job, whose processes stop together."""
+    while not wait([compiling], timeout=_LOOK_SECONDS).done:
+        if interrupt.requested and current_group().is_alone:
+            return False
+    return True
+
+
+def _leave(interrupt: Interrupt, recorder: RunRecorder, ending: Ending, state: State, began: float) -> RunResult:
+    """Stop before the first call, while programs are compiled: there is nothing to save."""
+    leave_devices()
+    recorder.timeline.add("compile", began, time.perf_counter())
+    return replace(_stop(interrupt.signal_name or "", recorder, ending, state), state=state)
 
 
 def _leave_room(programs: list[tuple[str, Compiled]], devices: list[Any]) -> bool:
