@@ -1,7 +1,10 @@
 """The CPU kernels in every compiled variant: values and gradients against the definition in float64."""
 
 import re
+import subprocess
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -304,3 +307,24 @@ def test_kernels_that_are_asked_for_and_missing_are_an_error(monkeypatch: pytest
 def test_the_kernels_are_compiled_wherever_they_can_be() -> None:
     assert source_hash(FOLDER, KERNEL_SOURCES)
     assert kernels_library()[0] is not None, f"{kernels_library()[1]}. Build them: make native"
+
+
+PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+FAULTS = """
+import resource, jax, jax.numpy as jnp
+from headrace.ops import conv2d
+x, w = jnp.ones((8, 112, 112, 64)), jnp.ones((1, 1, 64, 64))
+run = jax.jit(lambda x, w: conv2d(jnp.tanh(conv2d(x, w, kernels="on")), w, kernels="on").sum())
+run(x, w).block_until_ready()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+run(x, w).block_until_ready()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(not BUILT, reason="the kernels are not compiled")
+@pytest.mark.skipif(not PAGES.is_file() or "[never]" in PAGES.read_text(), reason="the system has no large pages")
+def test_kernels_write_into_large_pages():
+    done = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True)
+    # Two arrays of 25 MB: 12,544 small pages, of which those of XLA's own results may be left.
+    assert int(done.stdout) < 5000

@@ -120,7 +120,10 @@ void weight_gradient_by_points(const Threads& pool, const float* x, const float*
 const float* argument(ffi::RemainingArgs& args, size_t i) {
   return i < args.size() ? args.get<Floats>(i)->typed_data() : nullptr;
 }
-float* result(ffi::RemainingRets& rets, size_t i) { return (*rets.get<Floats>(i))->typed_data(); }
+float* result(ffi::RemainingRets& rets, size_t i) {
+  ffi::Result<Floats> found = *rets.get<Floats>(i);
+  return in_large_pages(found->typed_data(), found->element_count());
+}
 
 // Coefficients of a norm, each repeated to whole vectors, in the order given.
 std::vector<const float*> repeated(std::initializer_list<const float*> vectors, i64 channels, int which) {
@@ -344,7 +347,7 @@ ffi::Error Activate(ffi::ThreadPool xla_pool, i64 act, Floats z_, Floats scale, 
   const i64 o = scale.element_count(), rows = z_.element_count() / o;
   const auto affine = repeated({scale.typed_data(), shift.typed_data()}, o, 5);
   const float *z = z_.typed_data(), *residual = argument(rest, 0);
-  float* y = y_->typed_data();
+  float* y = in_large_pages(y_->typed_data(), y_->element_count());
   const i64 chunk = chunk_size(rows, 3 * o, pool.count());
   parallel(pool, (rows + chunk - 1) / chunk, [&](i64 i) {
     const i64 first = i * chunk * o, count = std::min(chunk, rows - i * chunk) * o;
