@@ -316,15 +316,17 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
             began = time.perf_counter()
             tracing = threads.submit(calls.trace, state, feed)  # while the devices start, and get the state
             state = calls.executor.place(state)
-            if not _has_finished(tracing, interrupt):
+            if not _has_ended(tracing, interrupt):
                 return _leave(interrupt, recorder, ending, state, began)
             tracing.result()
             compiling = threads.submit(calls.compile, state, feed)
             # Several processes compile in one order; and where nothing else may happen on the devices, tracing
             # validation would.
             alone = not group.is_alone or compiles_alone(design.compiler)
-            if alone and not _has_finished(compiling, interrupt):
+            if alone and not _has_ended(compiling, interrupt):
                 return _leave(interrupt, recorder, ending, state, began)
+            if alone:
+                compiling.result()
         if config.validation.validation and (to_train or to_validate):
             validator = stack.enter_context(closing(Validator(design, dataset, devices)))
             if feed:
@@ -340,7 +342,7 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
             recorder.save(state, step)  # imported weights become a checkpoint, to predict with and to export
         if not feed or not compiling:
             return replace(ending.reach("finished"), state=state)
-        if not _has_finished(compiling, interrupt):
+        if not _has_ended(compiling, interrupt):
             return _leave(interrupt, recorder, ending, state, began)
         programs = compiling.result()
         for what, compiled in programs:
@@ -376,7 +378,7 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
         return replace(_stop(stopped_by, recorder, ending, calls.executor.copy_to_save(state)), state=state)
 
 
-def _has_finished(compiling: Future[Any], interrupt: Interrupt) -> bool:
+def _has_ended(compiling: Future[Any], interrupt: Interrupt) -> bool:
     """Wait for programs of training, or until a signal comes; not in a job, whose processes stop together."""
     while not wait([compiling], timeout=_LOOK_SECONDS).done:
         if interrupt.requested and current_group().is_alone:
