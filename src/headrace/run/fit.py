@@ -1,14 +1,14 @@
 """One training run, from its configuration to its last checkpoint. `fit()` reads top to bottom as the run."""
 
-import faulthandler
 import os
 import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -163,12 +163,10 @@ def listen(*, quiet: bool = False) -> Iterator[Interrupt]:
     thread.start()
     wakeup_before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     handlers_before = catch_signals(STOP_SIGNALS, interrupt.handle)
-    with suppress(OSError, ValueError, AttributeError):  # no file behind standard error, as in some notebooks
-        faulthandler.register(signal.SIGQUIT, all_threads=True)
+    handlers_before |= catch_signals((signal.SIGQUIT,), lambda *_: None)
     try:
         yield interrupt
     finally:
-        faulthandler.unregister(signal.SIGQUIT)
         for number, handler in handlers_before.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(wakeup_before)
@@ -183,6 +181,19 @@ def _watch(reader: int, interrupt: Interrupt) -> None:
         for number in numbers:
             if number in STOP_SIGNALS:
                 interrupt.receive(number)
+            elif number == signal.SIGQUIT:
+                _print_threads()
+
+
+def _print_threads() -> None:
+    """Print where every thread is, the main one last."""
+    # Not by `faulthandler`, which reads the frames of threads while they run, and crashed some runs.
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    frames, main = sys._current_frames(), threading.main_thread().ident
+    del frames[threading.get_ident()]
+    for ident in sorted(frames, key=lambda ident: ident == main):
+        lines = traceback.format_stack(frames[ident])
+        print(f"thread {names.get(ident, ident)}:\n{''.join(lines)}", end="", file=sys.stderr, flush=True)
 
 
 def _exit(number: int) -> None:
