@@ -5,6 +5,7 @@ import platform
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -59,26 +60,34 @@ def test_a_wait_for_the_devices_that_is_interrupted_leaves_them_to_others(monkey
 
 
 def test_a_run_that_ends_does_not_wait_for_who_has_the_devices_to_itself():
-    waiting, failures = threading.Event(), []
+    failures: list[str] = []
 
     def transfer():
-        waiting.set()
         try:
             with process.transferring():
                 pass
         except RuntimeError as error:
             failures.append(str(error))
 
-    with process.exclusive():
-        thread = threading.Thread(target=transfer)
+    def started():
+        thread = threading.Thread(target=transfer, daemon=True)
         thread.start()
-        waiting.wait()
+        return thread
+
+    with process.exclusive():
+        waits = started()
+        time.sleep(0.05)
         process.leave_devices()
-        thread.join(timeout=10)
-        assert not thread.is_alive()
-    assert failures == ["The run that wanted to transfer something has been interrupted."]
-    with process.transferring():  # of the next run of this process
-        pass
+        for thread in (waits, started()):  # also one that comes later
+            thread.join(timeout=10)
+            assert not thread.is_alive()
+        assert failures == ["The run that wanted to transfer something has been interrupted."] * 2
+        process.leave_devices(left=False)  # the next run of this process, which waits
+        next_run = started()
+        next_run.join(timeout=0.05)
+        assert next_run.is_alive()
+    next_run.join(timeout=10)
+    assert len(failures) == 2
     process.leave_devices()  # nobody has them to itself
-    with process.transferring():
-        pass
+    transfer()
+    assert len(failures) == 2

@@ -105,11 +105,11 @@ def exclusive() -> Iterator[None]:
             _changed.notify_all()
 
 
-def leave_devices() -> None:
-    """Let no thread wait any longer for one that has the devices to itself: their run ends before it does."""
+def leave_devices(*, left: bool = True) -> None:
+    """Let no thread of a run wait for one that has the devices to itself, as the run ends; until another begins."""
     global _is_left
     with _changed:
-        _is_left = _is_exclusive
+        _is_left = left and _is_exclusive
         _changed.notify_all()
 
 

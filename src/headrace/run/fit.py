@@ -317,6 +317,7 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
         to_validate = group.broadcast(bool(due and recorder.missing_validation(step, evaluated_weights(state))))
         length = CallLength(config.batch.call_seconds, steps.steps_per_call)
         validator, feed, compiling, began = None, None, None, 0.0
+        leave_devices(left=False)  # an interrupted run of this process may have
         # One for the programs of training, one for those of validation.
         threads = ThreadPoolExecutor(2, thread_name_prefix=COMPILING)
         # Whoever interrupts a run does not wait for programs that it no longer needs.
