@@ -91,7 +91,7 @@ def report(words_of: Callable[[], list[str]]) -> int:
     words: list[str] = []
     # Importing JAX and tracing a network make many objects and few cycles of them: with Python's own thresholds the
     # search for those is a fifth of the time.
-    gc.set_threshold(20_000, 50, 100)
+    gc.set_threshold(20_000, 10, 10)
     # A thread that asks for Python's lock gets it after this time. With the usual five milliseconds, sending the
     # hundreds of weights of a network took a second beside tracing, which does not let it go.
     sys.setswitchinterval(0.001)
