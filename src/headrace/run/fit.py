@@ -105,6 +105,7 @@ from headrace.weights.convert import LoadedWeights, table_lines
 # -9` does.
 
 
+Programs = list[tuple[str, Compiled]]  # with their purposes
 _LOOK_SECONDS = 0.1  # between two looks for a signal while programs are compiled
 _SHOW_CURSOR = b"\x1b[?25h\n"  # a live progress line hides it
 
@@ -325,20 +326,16 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
         if to_train:
             opened = open_feed(design, dataset, plan.feed, calls.executor, step, length.steps)
             feed = stack.enter_context(closing(opened))
-            began = time.perf_counter()
-            tracing = threads.submit(calls.trace, state, feed)  # while the devices start, and get the state
-            state = calls.executor.place(state)
-            if not _has_ended(tracing, interrupt):
-                return _leave(interrupt, recorder, ending, state, began)
-            tracing.result()
-            compiling = threads.submit(calls.compile, state, feed)
+            began, placed = time.perf_counter(), Future()
+            compiling = threads.submit(calls.compile, state, feed, placed.result)
+            with passing_failure_to(placed):
+                state = calls.executor.place(state)
+                placed.set_result(state)
             # Several processes compile in one order; and where nothing else may happen on the devices, tracing
             # validation would.
-            alone = not group.is_alone or compiles_alone(design.compiler)
-            if alone and not _has_ended(compiling, interrupt):
+            one_by_one = not group.is_alone or compiles_alone(design.compiler)
+            if one_by_one and _wait_unless_interrupted(compiling, interrupt) is None:
                 return _leave(interrupt, recorder, ending, state, began)
-            if alone:
-                compiling.result()
         if config.validation.validation and (to_train or to_validate):
             validator = stack.enter_context(closing(Validator(design, dataset, devices)))
             if feed:
@@ -354,9 +351,9 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
             recorder.save(state, step)  # imported weights become a checkpoint, to predict with and to export
         if not feed or not compiling:
             return replace(ending.reach("finished"), state=state)
-        if not _has_ended(compiling, interrupt):
+        programs = _wait_unless_interrupted(compiling, interrupt)
+        if programs is None:
             return _leave(interrupt, recorder, ending, state, began)
-        programs = compiling.result()
         for what, compiled in programs:
             recorder.compiled(what, compiled)
         if validator and (config.run.compile_only or not _leave_room(programs, devices)):
@@ -390,12 +387,12 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
         return replace(_stop(stopped_by, recorder, ending, calls.executor.copy_to_save(state)), state=state)
 
 
-def _has_ended(compiling: Future[Any], interrupt: Interrupt) -> bool:
-    """Wait for programs of training, or until a signal comes; not in a job, whose processes stop together."""
+def _wait_unless_interrupted(compiling: Future[Programs], interrupt: Interrupt) -> Programs | None:
+    """Return the programs of training, or None if a signal comes first; not in a job, whose processes stop together."""
     while not wait([compiling], timeout=_LOOK_SECONDS).done:
         if interrupt.requested and current_group().is_alone:
-            return False
-    return True
+            return None
+    return compiling.result()
 
 
 def _leave(interrupt: Interrupt, recorder: RunRecorder, ending: Ending, state: State, began: float) -> RunResult:
@@ -405,7 +402,7 @@ def _leave(interrupt: Interrupt, recorder: RunRecorder, ending: Ending, state: S
     return replace(_stop(interrupt.signal_name or "", recorder, ending, state), state=state)
 
 
-def _leave_room(programs: list[tuple[str, Compiled]], devices: list[Any]) -> bool:
+def _leave_room(programs: Programs, devices: list[Any]) -> bool:
     """Say whether validation may be compiled while these programs run: a GPU tries convolutions in its own memory."""
     limit = device_memory_bytes(devices[0])
     return limit is None or 2 * max(compiled.device_bytes for _, compiled in programs) <= limit

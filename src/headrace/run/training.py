@@ -315,22 +315,24 @@ class Calls:
         self._spans = [span for span, end in zip(design.sizes, ends, strict=True) if end > step]
         self._executors = [_executor(design, options, dataset, devices, span) for span in self._spans]
         self._programs: list[Call] = []
-        self._traced: list[TracedCall | None] = [None] * len(self._spans)
         self.executor = self._executors[-1]  # state and blocks are placed alike for all of them
 
-    def trace(self, state: State, feed: TrainFeed) -> None:
-        """Do the part of `compile` that needs no devices and no placed state, if there is one."""
-        described = feed.described()
-        loops = [each if isinstance(each, DeviceLoop) else None for each in self._executors]
-        self._traced = [loop and loop.trace(state, *described) for loop in loops]
+    def compile(
+        self, state: State, feed: TrainFeed, placed: Callable[[], State] | None = None
+    ) -> list[tuple[str, Compiled]]:
+        """Compile every program ahead of its first call; return their purposes and the results.
 
-    def compile(self, state: State, feed: TrainFeed) -> list[tuple[str, Compiled]]:
-        """Compile every program ahead of its first call; return their purposes and the results."""
-        described, results = feed.described(), []
-        for span, executor, traced in zip(self._spans, self._executors, self._traced, strict=True):
-            compiled = (
-                compiled_from(traced.compile, traced.began) if traced else compile_call(executor, state, *described)
-            )
+        With `placed`, which waits until the devices have the state, `state` is still in host memory: meanwhile whole
+        steps are traced.
+        """
+        described, placed, results = feed.described(), placed or (lambda: state), []
+        for span, executor in zip(self._spans, self._executors, strict=True):
+            if isinstance(executor, DeviceLoop):
+                traced = executor.trace(state, *described)
+                placed()
+                compiled = compiled_from(traced.compile, traced.began)
+            else:
+                compiled = compile_call(executor, placed(), *described)
             self._programs.append(compiled.program)
             size = f" at {span.image_hw[0]}x{span.image_hw[1]}" if len(self._spans) > 1 else ""
             results.append((f"training{size}", compiled))
