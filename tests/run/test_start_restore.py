@@ -10,7 +10,7 @@ import pytest
 from headrace.checkpoint.store import list_checkpoints
 from headrace.core.errors import CheckpointError, ConfigError
 from headrace.reference.entrance import resolve
-from headrace.run.directory import make_directory, refuse_taken
+from headrace.run.directory import layout, make_directory, refuse_taken, sweep
 from headrace.run.fit import resume, train, train_or_resume
 from headrace.run.validation import validate
 from headrace.telemetry.metric_totals import Unlogged
@@ -193,3 +193,12 @@ def test_a_run_named_by_output_is_resumed_by_the_same_command(tmp_path):
     shutil.rmtree(tmp_path / "here" / "checkpoints" / "step_00000040")
     again = train_or_resume(asked, given)
     assert (again.outcome, again.step, again.directory) == ("finished", 40, tmp_path / "here")
+
+
+def test_a_resume_removes_what_a_killed_process_was_deleting(quick):
+    resolved = quick(num_epochs=1, weight_updates_per_epoch=4)
+    directory = layout(train(resolved).directory, resolved.config)
+    kept = sorted(path.name for path in directory.checkpoints.iterdir())
+    (directory.checkpoints / ".tmp-deleted-step_00000002").mkdir()
+    sweep(directory)
+    assert sorted(path.name for path in directory.checkpoints.iterdir()) == kept

@@ -155,7 +155,7 @@ def save(
             # The first validation may list its score there at this moment (BestCheckpoints), in another thread.
             path.parent.mkdir(parents=True, exist_ok=True)
             sync_directory(path.parent.parent)  # or a power failure takes the first checkpoint with its directory
-        _remove_leftovers(path.parent)
+        remove_leftovers(path.parent)
         # Under a hidden name: who lists checkpoints at this moment must not find half of one.
         temporary.mkdir()
         write_synced(temporary / TENSOR_FILE, data)
@@ -236,8 +236,8 @@ def _rename_into_place(temporary: Path, path: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _remove_leftovers(directory: Path) -> None:
-    """Remove what killed processes left behind."""
+def remove_leftovers(directory: Path) -> None:
+    """Remove what killed processes left behind of checkpoints."""
     for path in directory.iterdir():
         replaced = path.name.startswith(".old-") and path.with_name(path.name.removeprefix(".old-")).exists()
         if replaced or path.name.startswith(".tmp-"):

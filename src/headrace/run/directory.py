@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.checkpoint.saver import BEST_FILE
-from headrace.checkpoint.store import list_checkpoints
+from headrace.checkpoint.store import list_checkpoints, remove_leftovers
 from headrace.config.load import NAMED_OF_DATA, Resolved, network_options, to_saved
 from headrace.config.schema import Config
 from headrace.core.errors import CheckpointError, ConfigError
@@ -128,9 +128,11 @@ def layout(path: Path, config: Config) -> RunDirectory:
 def sweep(directory: RunDirectory) -> None:
     """Remove the half-written files that killed processes of a run left behind."""
     for folder in (directory.path, directory.reports, directory.checkpoints):
-        # The form of write_atomic; what checkpoints left behind is removed by the next save.
-        for left_over in folder.glob(".*.tmp-*"):
+        for left_over in folder.glob(".*.tmp-*"):  # the form of write_atomic
             left_over.unlink(missing_ok=True)
+    # Not only at the next save: a run that was killed after its last step has none.
+    if directory.checkpoints.is_dir():
+        remove_leftovers(directory.checkpoints)
 
 
 def delete_checkpoints(directory: RunDirectory) -> None:

@@ -321,8 +321,8 @@ def fit(resolved: Resolved, restored: Restored | None, custom: CustomParts = NOT
         leave_devices(left=False)  # an interrupted run of this process may have
         # One for the programs of training, one for those of validation.
         threads = ThreadPoolExecutor(2, thread_name_prefix=COMPILING)
-        # Whoever interrupts a run does not wait for programs that it no longer needs.
-        stack.callback(lambda: threads.shutdown(wait=not interrupt.requested, cancel_futures=True))
+        # Whoever interrupts a run does not wait for programs that it no longer needs; processes of a job leave as one.
+        stack.callback(lambda: threads.shutdown(wait=not (interrupt.requested and group.is_alone), cancel_futures=True))
         if to_train:
             opened = open_feed(design, dataset, plan.feed, calls.executor, step, length.steps)
             feed = stack.enter_context(closing(opened))
