@@ -43,11 +43,12 @@ def test_the_folded_stem_is_the_plain_convolution(size, window, padding):
     leaves_close(jax.jit(folded)(x, w), jax.jit(plain)(x, w), 1e-4)
 
 
+DEPTHWISE = [(3, 1, "SAME"), (5, 2, ((2, 2), (2, 2))), (3, 2, "SAME"), (5, 1, ((2, 2), (1, 3))), (3, 2, "VALID")]
+DEPTHWISE += [(5, 2, "SAME"), (5, 3, ((0, 4), (3, 0))), (7, 3, "SAME"), (4, 2, ((2, 1), (0, 3)))]
+
+
 @pytest.mark.parametrize("form", [depthwise_views, depthwise_by_library])
-@pytest.mark.parametrize(
-    ("window", "stride", "padding"),
-    [(3, 1, "SAME"), (5, 2, ((2, 2), (2, 2))), (3, 2, "SAME"), (5, 1, ((2, 2), (1, 3))), (3, 2, "VALID")],
-)
+@pytest.mark.parametrize(("window", "stride", "padding"), DEPTHWISE)
 def test_depthwise_for_accelerators_is_the_plain_convolution(form, window, stride, padding):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(2, 8, 9, 6)).astype(np.float32)

@@ -6,8 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace import ops
+from headrace.ops.normalization import _GRADIENT, _STATISTICS, _division
 from headrace.ops.pool import pad_pixels
 
 EPSILON = 1e-3
@@ -177,7 +180,8 @@ def test_layer_norm_and_its_gradients_by_formula():
     assert half.dtype == jnp.bfloat16
 
 
-@pytest.mark.parametrize("shape", [(4, 8, 8, 3), (6, 7, 7, 5), (3, 5, 7, 2)])
+# 96 and 72 channels are folded by two and eight rows
+@pytest.mark.parametrize("shape", [(4, 8, 8, 3), (6, 7, 7, 5), (3, 5, 7, 2), (4, 8, 8, 96), (8, 4, 4, 72)])
 @pytest.mark.parametrize("stable", [False, True])
 def test_sums_in_two_steps_are_the_sums(shape, stable, monkeypatch):
     monkeypatch.setattr("headrace.ops.normalization.on_gpu", lambda: True)
@@ -200,6 +204,16 @@ def test_sums_in_two_steps_are_the_sums(shape, stable, monkeypatch):
     wanted, _ = run()
     for a, b in zip(found, wanted, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+@given(st.integers(1, 300), st.integers(1, 64), st.integers(1, 2048), st.sampled_from([_STATISTICS, _GRADIENT]))
+def test_rows_are_divided_into_equal_parts_of_a_good_size(num_images, pixels, channels, grain):
+    rows = num_images * pixels * pixels
+    parts, folded = _division(rows, channels, grain)
+    assert rows % (parts * folded) == 0
+    left = rows // (parts * folded)
+    assert left % 2 or left <= grain.most_rows  # longer only where they cannot be divided further
+    assert parts == 1 or 2 * left > 32
 
 
 @pytest.mark.parametrize(("stable", "exchanges"), [(False, 2), (True, 3)])

@@ -15,13 +15,14 @@ recomputes the preceding activation for each of its uses.
 
 from collections.abc import Iterator
 from functools import partial, reduce
+from operator import add
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from headrace.ops.pool import Pads, gradient_pads, out_size
+from headrace.ops.pool import Neighbours, Pads, count_phases, gradient_pads, join_phases, neighbours, out_size
 
 _Size = tuple[int, int]
 
@@ -112,7 +113,7 @@ def _library_forward(
     x_NHWC: Array, w_HW1C: Array, stride: int, pads: Pads, size: _Size
 ) -> tuple[Array, tuple[Array, Array]]:
     # The library pads both sides alike. Other padding is written into the image where the activation before it is
-    # computed, and not in a pass of its own.
+    # computed, and not in a pass of its own: 0.69 instead of 0.80 ms (256x112x112x96, H200).
     inside, around = _divided(pads)
     # Without barriers XLA recomputes the preceding activation for each of its uses (6,853 instead of 8,061 img/s).
     x = lax.optimization_barrier(jnp.pad(x_NHWC, ((0, 0), *inside, (0, 0))))
@@ -125,8 +126,11 @@ def _library_backward(
     x, w_HW1C = kept
     g = lax.optimization_barrier(g_NHWC)
     dw = jax.vjp(lambda w: _grouped(x, w, stride, _divided(pads)[1]), w_HW1C)[1](g)[0]
-    around = gradient_pads(pads, (w_HW1C.shape[0], w_HW1C.shape[1]), stride, ((0, *size), g.shape))
-    dx = _grouped(g, w_HW1C[::-1, ::-1], 1, around, dilation=stride)
+    if stride > 1:
+        dx = _spread(g, w_HW1C, stride, pads, size)
+    else:
+        window = w_HW1C.shape[0], w_HW1C.shape[1]
+        dx = _grouped(g, w_HW1C[::-1, ::-1], 1, gradient_pads(pads, window, 1, ((0, *size), g.shape)))
     return lax.optimization_barrier((dx, dw))
 
 
@@ -136,13 +140,36 @@ def _divided(pads: Pads) -> tuple[Pads, Pads]:
     return (none, pads) if all(lo == hi for lo, hi in pads) else (pads, none)
 
 
-def _grouped(x_NHWC: Array, w_HW1C: Array, stride: int, pads: Pads, dilation: int = 1) -> Array:
+def _spread(g_NHWC: Array, w_HW1C: Array, stride: int, pads: Pads, size: _Size) -> Array:
+    """Return the images' gradient: for each pixel, the sum over the few windows that it is in, in float32."""
+    # The library convolves the gradient with zeros between its pixels, which are written first: 0.89 ms instead of 0.49
+    # (256x112x112x96 3x3), 0.57 instead of 0.42 (256x56x56x144 5x5), 0.21 instead of 0.11 (256x14x14x672 5x5), H200.
+    window, counts = (w_HW1C.shape[0], w_HW1C.shape[1]), count_phases(size, stride)
+    all_near = list(neighbours(window, stride, pads))
+    # Gathered before: with the indices inside the kernel, it took twice as long.
+    weights = lax.optimization_barrier([_at_places(near, w_HW1C) for near in all_near])
+    shares = (
+        near.values(g_NHWC, counts).astype(jnp.float32) * each[None, None, :, None, :]
+        for near, each in zip(all_near, weights, strict=True)
+    )
+    return join_phases(reduce(add, shares).astype(g_NHWC.dtype), size)
+
+
+def _at_places(near: Neighbours, w_HW1C: Array) -> Array:
+    """Return the weights [phase, phase, channel] of a pixel's places, 0 outside of the window."""
+    rows, columns = (
+        np.clip(place, 0, k - 1) for place, k in zip((near.rows, near.columns), w_HW1C.shape, strict=False)
+    )
+    inside = near.inside[:, :, None].astype(np.float32)
+    return w_HW1C[rows][:, columns, 0].astype(jnp.float32) * inside
+
+
+def _grouped(x_NHWC: Array, w_HW1C: Array, stride: int, pads: Pads) -> Array:
     return lax.conv_general_dilated(
         x_NHWC,
         w_HW1C,
         (stride, stride),
         pads,
-        lhs_dilation=(dilation, dilation),
         dimension_numbers=("NHWC", "HWIO", "NHWC"),
         feature_group_count=x_NHWC.shape[-1],
     )

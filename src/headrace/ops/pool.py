@@ -4,6 +4,7 @@ Padding is "SAME", "VALID" or explicit `((top, bottom), (left, right))`. SAME is
 the odd pixel at the bottom and on the right.
 """
 
+from collections.abc import Iterator
 from functools import partial, reduce
 from itertools import product
 from operator import add
@@ -13,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+
+from headrace.ops.activation import store_as_is
 
 Pads = tuple[tuple[int, int], tuple[int, int]]
 Padding = Literal["SAME", "VALID"] | Pads
@@ -100,31 +103,62 @@ def largest_and_place(x_NHWC: Array, windows: Windows) -> tuple[Array, Array]:
     return best, winner
 
 
+class Neighbours(NamedTuple):
+    """The windows that are `shift` windows away from a pixel's row and column, and which of their places it is in.
+
+    Pixels are [row, phase, column, phase], the phase being the place modulo the stride: those of one phase have the
+    same places in their windows.
+    """
+
+    shift: _Size
+    rows: np.ndarray  # [phase]
+    columns: np.ndarray  # [phase]
+    inside: np.ndarray  # [phase, phase]: whether the place is one of the window
+
+    def values(self, a_NHWC: Array, counts: _Size) -> Array:
+        """Return what the windows have, for each row and column of phases."""
+        ends = zip(self.shift, counts, a_NHWC.shape[1:3], strict=True)
+        around = ((0, 0, 0), *((-each, count + each - windows, 0) for each, count, windows in ends), (0, 0, 0))
+        return lax.pad(a_NHWC, np.zeros((), a_NHWC.dtype), around)[:, :, None, :, None]
+
+
+def neighbours(window: _Size, stride: int, pads: Pads) -> Iterator[Neighbours]:
+    """Yield the windows that a pixel may be in. With 3x3 windows two pixels apart, it is in at most four."""
+    sizes = zip(window, pads, strict=True)
+    for shift in product(*(range(-((k - 1 - lo) // stride), (stride - 1 + lo) // stride + 1) for k, (lo, _) in sizes)):
+        rows, columns = (np.arange(stride) + lo - stride * each for (lo, _), each in zip(pads, shift, strict=True))
+        inside = ((rows >= 0) & (rows < window[0]))[:, None] & ((columns >= 0) & (columns < window[1]))
+        if inside.any():
+            yield Neighbours((shift[0], shift[1]), rows, columns, inside)
+
+
+def count_phases(size: _Size, stride: int) -> _Size:
+    """Return how many rows and columns of phases images of a size have."""
+    return -(-size[0] // stride), -(-size[1] // stride)
+
+
+def join_phases(x: Array, size: _Size) -> Array:
+    """Return images from [image, row, phase, column, phase, channel]."""
+    n, rows, stride, columns, _, channels = x.shape
+    return x.reshape(n, rows * stride, columns * stride, channels)[:, : size[0], : size[1]]
+
+
 def spread_to_places(
     dy: Array, winner: Array, windows: Windows, size: _Size, dtype: jax.typing.DTypeLike | None = None
 ) -> Array:
     """Add to each pixel, in a dtype, the gradients of the few windows in which it was the maximum."""
-    # Pixels as [row, phase, column, phase]: those of one phase, the place modulo the stride, have the same places in
-    # their windows. With 3x3 windows two pixels apart, a pixel is in at most four. All in one expression: XLA took
-    # 0.51 ms for four phases that are interleaved at the end, and takes 0.38 for this (256x112x112x64 in bfloat16,
-    # H200).
+    # All in one expression: XLA took 0.51 ms for four phases that are interleaved at the end, and takes 0.38 for this
+    # (256x112x112x64 in bfloat16, H200).
     width, stride, pads = windows
-    counts = tuple(-(-pixels // stride) for pixels in size)
+    counts = count_phases(size, stride)
 
-    def share(shift: tuple[int, ...]) -> Array:
-        """Return what the windows give that are this far from the row and column of a pixel."""
-        rows, columns = (np.arange(stride) + lo - stride * each for (lo, _), each in zip(pads, shift, strict=True))
-        inside = ((rows >= 0) & (rows < width))[:, None] & ((columns >= 0) & (columns < width))
-        place = np.where(inside, rows[:, None] * width + columns, width * width).astype(winner.dtype)
-        ends = zip(shift, counts, dy.shape[1:3], strict=True)
-        around = ((0, 0, 0), *((-each, count + each - outputs, 0) for each, count, outputs in ends), (0, 0, 0))
-        won, slope = (lax.pad(a, np.zeros((), a.dtype), around)[:, :, None, :, None] for a in (winner, dy))
+    def share(near: Neighbours) -> Array:
+        place = np.where(near.inside, near.rows[:, None] * width + near.columns, width * width).astype(winner.dtype)
+        won, slope = near.values(winner, counts), near.values(dy, counts)
         given = jnp.where(won == place[None, None, :, None, :, None], slope, np.zeros((), dy.dtype))
         return given.astype(dtype or dy.dtype)
 
-    shifts = (range(-((width - 1 - lo) // stride), (stride - 1 + lo) // stride + 1) for lo, _ in pads)
-    dx = reduce(add, map(share, product(*shifts)))
-    return dx.reshape(dy.shape[0], counts[0] * stride, counts[1] * stride, dy.shape[3])[:, : size[0], : size[1]]
+    return join_phases(reduce(add, map(share, neighbours((width, width), stride, pads))), size)
 
 
 def _max_pool_backward(windows: Windows, size: _Size, winner: Array, dy: Array) -> tuple[Array]:
@@ -137,7 +171,7 @@ _max_pool.defvjp(_max_pool_forward, _max_pool_backward)
 
 def global_average_pool(x_NHWC: Array) -> Array:
     """Average each channel over the image, with sums in float32."""
-    return jnp.mean(x_NHWC.astype(jnp.float32), axis=(1, 2)).astype(x_NHWC.dtype)
+    return jnp.mean(store_as_is(x_NHWC).astype(jnp.float32), axis=(1, 2)).astype(x_NHWC.dtype)
 
 
 def average_pool(x_NHWC: Array, window: int, stride: int, padding: Padding = "VALID") -> Array:
