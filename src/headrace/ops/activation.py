@@ -7,11 +7,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from headrace.ops.tracing import on_cpu, on_gpu
+from headrace.ops.tracing import on_cpu
 
 _GAUSSIAN_PEAK = 1 / math.sqrt(2 * math.pi)
 _SQRT_HALF = math.sqrt(0.5)
-_IMAGE_DIMS = 4
 
 
 def relu(x: Array) -> Array:
@@ -103,25 +102,7 @@ def _with_slope(x: Array, value: Callable[[Array], Array], slope: Callable[[Arra
         return function(x), x
 
     def backward(x: Array, dy: Array) -> tuple[Array]:
-        return (store_as_is((dy.astype(jnp.float32) * slope(x.astype(jnp.float32))).astype(x.dtype)),)
+        return ((dy.astype(jnp.float32) * slope(x.astype(jnp.float32))).astype(x.dtype),)
 
     function.defvjp(forward, backward)
     return function(x)
-
-
-def store_as_is(x: Array) -> Array:
-    """Return images that a GPU stores in the 16 bits that they have, also where float32 is needed next."""
-    # Before a mean or a batch norm's gradient XLA would leave out both conversions and store 32: the gradient of a norm
-    # and a swish then moves 11 times as much memory as the images have, instead of 8 times. The first six blocks of
-    # EfficientNet-B0, forward and backward, took 18.0 instead of 16.5 ms (batch 256, H200). A sigmoid without the
-    # division, by rsqrt, made XLA keep more and take 18.0.
-    return _stored(x) if x.dtype.itemsize == 2 and x.ndim == _IMAGE_DIMS and on_gpu() else x
-
-
-@jax.custom_vjp
-def _stored(x: Array) -> Array:
-    return lax.optimization_barrier(x)
-
-
-# JAX's gradient of a barrier is another one: that of a mean, one value for all pixels, would be written out for each.
-_stored.defvjp(lambda x: (_stored(x), None), lambda _, dy: (dy,))

@@ -15,8 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from headrace.ops.activation import store_as_is
-
 Pads = tuple[tuple[int, int], tuple[int, int]]
 Padding = Literal["SAME", "VALID"] | Pads
 
@@ -171,7 +169,7 @@ _max_pool.defvjp(_max_pool_forward, _max_pool_backward)
 
 def global_average_pool(x_NHWC: Array) -> Array:
     """Average each channel over the image, with sums in float32."""
-    return jnp.mean(store_as_is(x_NHWC).astype(jnp.float32), axis=(1, 2)).astype(x_NHWC.dtype)
+    return jnp.mean(x_NHWC.astype(jnp.float32), axis=(1, 2)).astype(x_NHWC.dtype)
 
 
 def average_pool(x_NHWC: Array, window: int, stride: int, padding: Padding = "VALID") -> Array:
