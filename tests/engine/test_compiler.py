@@ -85,10 +85,10 @@ def test_a_program_computes_the_same(target):
 def test_gpu_programs_get_known_options_unless_xla_flags_set_them(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.delenv("XLA_FLAGS", raising=False)
-    assert common_options() == {"xla_gpu_graph_min_graph_size": 2}
+    assert common_options() == {"xla_gpu_graph_min_graph_size": 2, "xla_allow_excess_precision": False}
     assert compiler_options(Compiler()) == common_options()
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_graph_min_graph_size=5")
-    assert common_options() == {}
+    assert common_options() == {"xla_allow_excess_precision": False}
 
 
 class Refusing:
