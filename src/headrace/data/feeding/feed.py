@@ -188,6 +188,7 @@ class Gate:
 # Prefetching blocks on a thread, in order, at most `depth` ahead
 
 
+GROWTH = 8  # of blocks and calls, each at most so many times the last: a first measurement may be far off
 _POLL_SECONDS = 0.001  # interval at which to check whether the device is still busy
 
 
@@ -226,8 +227,9 @@ class Prefetcher(Generic[What, Block]):
         self.stats = stats  # the caller's: `make` may count into it before this constructor has returned
         self._gate: Gate | None = None
         self._reporting = threading.Lock()
-        for _ in range(depth):
-            self._submit()
+        self._depth, self._num_made = depth, 0
+        # One more than later, because none is in use yet: programs are compiled meanwhile, and there is time for it.
+        self._submit(depth + 1)
 
     def next(self, in_flight: InFlight | None = None) -> Block:
         """Return the next block. Errors of the prefetching thread are raised here.
@@ -237,8 +239,6 @@ class Prefetcher(Generic[What, Block]):
         """
         if self._failure is not None:
             raise self._failure
-        if not self._pending:
-            raise RuntimeError(f"The feed has no more blocks than {self.stats.blocks}.")
         # What is waited for is submitted again only after it was taken: memory holds `depth` blocks and the one in
         # use.
         future = self._pending.popleft()
@@ -254,7 +254,7 @@ class Prefetcher(Generic[What, Block]):
         else:
             self.stats.wait_seconds += waited
         self.stats.blocks += 1
-        self._submit()
+        self._submit(self._depth - len(self._pending))
         return block
 
     def hold(self, gate: Gate) -> None:
@@ -267,9 +267,9 @@ class Prefetcher(Generic[What, Block]):
         self._worker.shutdown(wait=True, cancel_futures=True)
         self._pending.clear()
 
-    def _submit(self) -> None:
-        for what in islice(self._whats, 1):
-            self._pending.append(self._worker.submit(self._timed, what))
+    def _submit(self, num_blocks: int) -> None:
+        for _ in range(num_blocks):
+            self._pending.append(self._worker.submit(self._timed))
             self._pending[-1].add_done_callback(lambda _: self._report())
             self._report()
 
@@ -279,12 +279,16 @@ class Prefetcher(Generic[What, Block]):
                 return
             self._gate.hold(not all(future.done() for future in tuple(self._pending)))
 
-    def _timed(self, what: What) -> Block:
-        start = time.perf_counter()
-        try:
-            return self._make(what)
-        finally:
-            self.stats.prepare_seconds += time.perf_counter() - start
+    def _timed(self) -> Block:
+        # What a block holds is asked for when it is begun, not when it is submitted: more is known by then.
+        for what in islice(self._whats, 1):
+            start = time.perf_counter()
+            try:
+                return self._make(what)
+            finally:
+                self._num_made += 1
+                self.stats.prepare_seconds += time.perf_counter() - start
+        raise RuntimeError(f"The feed has no more blocks than {self._num_made}.")
 
 
 def _idle_seconds(future: Future[Any], in_flight: InFlight | None) -> float:
@@ -341,29 +345,40 @@ class _PreparedFeed(SplitFeed):
         self._prefetcher.close()
 
 
+def _never(_step: int) -> int:
+    return 2**62
+
+
 @dataclass(frozen=True, kw_only=True)
 class CallSpans:
-    """How a run's steps are divided into calls: at most `max_steps` each, none across an end."""
+    """How a run's steps are divided into blocks of at most `max_steps`, and these into calls."""
 
     first_step: int
     last_step: int
     max_steps: int
-    limit: int = 0  # of the first calls, until changed; 0: none
-    next_end: Callable[[int], int] = lambda step: 2**62  # the first step after `step` at which a call must end
+    limit: int = 0  # of the first block, and of calls until changed; 0: none
+    block_seconds: float = 0.0  # about the longest that reading a block may take; 0: no limit
+    next_end: Callable[[int], int] = _never  # the first step after `step` at which a call must end
+    block_end: Callable[[int], int] = _never  # and a block
     rates: Callable[[int, int], np.ndarray] | None = None  # (first step, how many) -> the learning rate of each
 
 
 class TrainFeed(_PreparedFeed):
-    """The blocks of a training run from any step on: index [K, G, B]; epoch, seed and rate [K] for a longest call of K.
+    """The blocks of a training run from any step on: index [K, G, B]; epoch, seed and rate [K]; a row is a step.
 
-    A block's first `num_steps` rows are filled; all blocks have one shape, so that one program runs them.
+    All blocks have one shape, so that one program runs them; rows without a step are not filled. A call runs some rows
+    of a block. What ends a call does not end its block: on an H200 a block of one step sent 2 GB, as one of 55.
     """
 
     def __init__(self, source: Source, shape: StepShape, calls: CallSpans, options: FeedOptions, put: Put) -> None:
         assert shape.num_samples == len(source)
         self._shape, self._calls, self._put = shape, calls, put
         self._limit = calls.limit or calls.max_steps
-        self.num_steps = 0  # of the block that was returned last
+        self._block: dict[str, jax.Array] = {}
+        self._steps = range(calls.first_step, calls.first_step)  # of that block
+        self._step = calls.first_step  # the next one to run
+        self._row_seconds = 0.0  # to read a step of the block made last
+        self.rows = range(0)  # of the block, for the call that `next` was asked for last
         self._columns = options.shard.columns(shape.num_replicas * shape.micro_batch_size)
         order = balanced_order(source.labels) if shape.balanced else epoch_order
         if shape.repeats > 1:
@@ -381,9 +396,13 @@ class TrainFeed(_PreparedFeed):
         self._prefetcher = Prefetcher(self._make, self._spans(), options.prefetch_depth, self.stats)
 
     def next(self, in_flight: InFlight | None = None) -> dict[str, jax.Array]:
-        """Return the next block, with images and labels unless they are resident; `num_steps` says how many it has."""
-        block, self.num_steps = self._prefetcher.next(in_flight)
-        return block
+        """Return the block of the next call, with images and labels unless they are resident; `rows` are its rows."""
+        if self._step == self._steps.stop:
+            self._block, self._steps = self._prefetcher.next(in_flight)
+        end = min(self._step + max(1, self._limit), self._calls.next_end(self._step), self._steps.stop)
+        self.rows = range(self._step - self._steps.start, end - self._steps.start)
+        self._step = end
+        return self._block
 
     def described(self) -> tuple[PyTree, PyTree]:
         """Return the resident set and a block of all processes without values: shapes and devices, to compile with."""
@@ -406,23 +425,24 @@ class TrainFeed(_PreparedFeed):
         self._prefetcher.hold(gate)
 
     def limit(self, num_steps: int) -> None:
-        """Limit the number of steps of all blocks that are not started yet.
-
-        How many are started depends only on the calls of `next`, so processes that set the same limit between the same
-        two calls have the same blocks.
-        """
+        """Limit the number of steps of the calls to come."""
         self._limit = num_steps
 
     def _spans(self) -> Iterator[range]:
-        step = self._calls.first_step
-        while step < self._calls.last_step:
-            # Read when the span is made, not when the feed is: `limit` changes while blocks are prefetched.
-            length = max(1, min(self._limit, self._calls.max_steps))
-            end = min(step + length, self._calls.next_end(step), self._calls.last_step)
+        calls = self._calls
+        # A first block of one step is soon there, where reading is slow or the program was found in the cache. Indices
+        # alone take no time to read.
+        step, most = calls.first_step, calls.limit if calls.limit and self._reader else calls.max_steps
+        while step < calls.last_step:
+            end = min(step + most, calls.block_end(step), calls.last_step)
             yield range(step, end)
-            step = end
+            # Here the block has been read. Processes of a job do not look at the clock: they need equal blocks, and
+            # cannot agree on lengths while they compile.
+            step, most = end, min(GROWTH * most, calls.max_steps)
+            if calls.block_seconds and self._row_seconds:
+                most = max(1, min(most, int(calls.block_seconds / self._row_seconds)))
 
-    def _make(self, steps: range) -> tuple[dict[str, jax.Array], int]:
+    def _make(self, steps: range) -> tuple[dict[str, jax.Array], range]:
         index, epoch = step_indices(self._shape, steps.start, len(steps), self._order)
         # Only this process's replicas: every process knows the whole order and reads its part of it.
         index = index[:, :, self._columns]
@@ -430,7 +450,9 @@ class TrainFeed(_PreparedFeed):
         if self._calls.rates is not None:
             block["rate"] = self._calls.rates(steps.start, len(steps))
         if self._reader is not None:
+            begin = time.perf_counter()
             block |= self._reader.read(index, epoch[:, None, None], self._calls.max_steps)
+            self._row_seconds = (time.perf_counter() - begin) / len(steps)
         if self._boxes is not None:
             _ = self.resident  # decoded first: an image's size decides its crop
             epochs = np.broadcast_to(epoch[:, None, None], index.shape).reshape(-1)
@@ -438,7 +460,7 @@ class TrainFeed(_PreparedFeed):
             block["box"] = boxes.reshape(*index.shape, 4)
         # One shape for all blocks, so that one compiled program takes calls of any length.
         block = {key: _with_rows(rows, self._calls.max_steps) for key, rows in block.items()}
-        return sent(block, lambda: self._put(block, "steps"), self.stats, index.size), len(steps)
+        return sent(block, lambda: self._put(block, "steps"), self.stats, index.size), steps
 
 
 class RepeatedFeed(_PreparedFeed):
