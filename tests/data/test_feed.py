@@ -366,3 +366,20 @@ def test_an_evaluation_left_early_ends_its_threads(put: Put) -> None:
     feed.close()
     time.sleep(0.01)
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith(("feed", "read"))]
+
+
+def test_one_cpu_device_takes_the_memory_of_a_block_as_it_is() -> None:
+    """Else rows that are not filled would be copied as well: a first block of one step may have the size of 2 GB."""
+    given: list[np.ndarray] = []
+
+    def put(tree: Any, kind: str) -> Any:
+        given.append(tree["images"])
+        return jax.device_put(tree, jax.devices()[0])
+
+    calls = CallSpans(first_step=0, last_step=24, max_steps=12, limit=1)
+    feed = TrainFeed(source(), shape(), calls, options(), put)
+    try:
+        for block in (feed.next(), feed.next()):
+            assert block["images"].unsafe_buffer_pointer() == given.pop(0).ctypes.data
+    finally:
+        feed.close()
