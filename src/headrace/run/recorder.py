@@ -283,7 +283,7 @@ class RunRecorder:
                 seconds=throughput.longest,
                 wait_seconds=spent["wait"] - self._first_wait,
                 first_wait_seconds=self._first_wait,
-                prepare_seconds=stats.prepare_seconds * prepared,
+                read_seconds=stats.read_seconds * prepared,
                 send_seconds=stats.send_seconds * prepared,
                 bytes_per_image=stats.bytes / stats.images if stats.images else 0.0,
                 threads=options.num_threads,
