@@ -220,7 +220,7 @@ def process_shard(plan: Plan) -> ProcessShard:
 
 
 # A block is read in at most about the time of so many of the longest calls: a run that waits for its images still shows
-# progress and obeys signals. On an H200 with 16 cores a full block of 18 steps is read in 0.6 s.
+# progress and obeys signals. On an H200 with 16 cores a full block of 18 steps is read in 0.5 s.
 _CALLS_PER_BLOCK = 4
 
 
