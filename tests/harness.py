@@ -129,7 +129,7 @@ def train_steps(config, network, images, labels, *, replicas, count, **given):
     mesh = replica_mesh(jax.devices()[:replicas])
     block = put_on(mesh, make_block(images, labels, count), "steps")
     call = make_call(make_step(spec), mesh, block, spec.packing)
-    return jax.device_get(call(put_state(first_state(spec), mesh), None, block, len(images)))
+    return jax.device_get(call(put_state(first_state(spec), mesh), None, block, np.array([0, len(images)], np.int32)))
 
 
 def make_stages(config, network, images, stages: Stages, **given) -> tuple[StepSpec, Dispatcher]:

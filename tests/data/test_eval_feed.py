@@ -159,9 +159,9 @@ def test_reading_ahead_waits_for_training_images_until_the_evaluation_is_due(fee
     try:
         train_feed.hold(feed.gate)
         feed.prefetch()
-        assert not validation.reads  # both blocks of training images come first
+        assert not validation.reads  # three blocks of training images come first
         assert eventually(lambda: all(validation.reads[sample] for sample in range(NUM)))
-        assert training.reads.total() == 2 * 64
+        assert training.reads.total() == 3 * 64
     finally:
         train_feed.close()
     urgent = Counting()

@@ -88,42 +88,75 @@ def taken(feed: TrainFeed, num_calls: int) -> list[dict[str, np.ndarray]]:
 
 
 @pytest.mark.parametrize("where", ["host", "device"])
-def test_blocks_end_where_calls_must_and_have_one_shape(put: Put, where: str) -> None:
-    """Ends at 3, 7 and 12, at most four steps: 2-3, 3-7, 7-11, 11-12; and the same samples as one step at a time."""
-    ends = {2: 3, 3: 7, 7: 12, 11: 12}
-    calls = CallSpans(first_step=2, last_step=12, max_steps=4, next_end=ends.__getitem__)
+@pytest.mark.parametrize("together", [False, True])
+def test_calls_end_where_they_must_and_blocks_have_one_shape(put: Put, where: str, together: bool) -> None:
+    """Ends at 3, 7 and 12, blocks of four steps from 2 on; and the same samples as one step at a time."""
+
+    def next_end(step: int) -> int:
+        return min(end for end in (3, 7, 12) if end > step)
+
+    calls = CallSpans(first_step=2, last_step=12, max_steps=4, next_end=next_end)
+    calls = replace(calls, block_end=next_end) if together else calls
     feed = TrainFeed(source(), shape(), calls, options(where), put)
     single = CallSpans(first_step=2, last_step=12, max_steps=1)
     wanted = iter(taken(TrainFeed(source(), shape(), single, options(where), put), 10))
+    found, blocks_taken = [], []
     try:
-        lengths = []
-        for _ in range(4):
-            block = {key: np.asarray(value) for key, value in feed.next().items()}
-            lengths.append(feed.num_steps)
+        while sum(map(len, found)) < 10:
+            block = feed.next()
+            blocks_taken += [] if blocks_taken and blocks_taken[-1] is block else [block]
+            found.append(feed.rows)
             assert {len(rows) for rows in block.values()} == {4}
-            for row in range(feed.num_steps):
+            for row in feed.rows:
                 one = next(wanted)
-                assert all((block[key][row] == one[key][0]).all() for key in one)
-        assert lengths == [1, 4, 4, 1]
-        with pytest.raises(RuntimeError, match="no more blocks than 4"):
+                assert all((np.asarray(block[key])[row] == one[key][0]).all() for key in one)
+        across = [range(1), range(1, 4), range(1), range(1, 4), range(2)]
+        assert found == ([range(1), range(4), range(4), range(1)] if together else across)
+        assert len(blocks_taken) == feed.stats.blocks == (4 if together else 3)
+        with pytest.raises(RuntimeError, match=f"no more blocks than {len(blocks_taken)}"):
             feed.next()
         assert feed.stats.images == 10 * 12, "padding is not counted"
     finally:
         feed.close()
 
 
-def test_a_limit_holds_from_the_first_block_that_is_not_begun(put: Put) -> None:
-    calls = CallSpans(first_step=0, last_step=40, max_steps=8, limit=1)
-    feed = TrainFeed(source(), shape(), calls, options(), put)  # two blocks are prepared ahead
-    lengths = []
+def test_a_limit_holds_for_the_next_call(put: Put) -> None:
+    calls = CallSpans(first_step=0, last_step=40, max_steps=8)
+    feed = TrainFeed(source(), shape(), calls, options(), put)
+    found = []
     try:
-        for limit in (3, 3, 100, 5, 5):
-            feed.next()
-            lengths.append(feed.num_steps)
+        for limit in (1, 3, 3, 100, 5, 5):
             feed.limit(limit)
+            feed.next()
+            found.append(feed.rows)
     finally:
         feed.close()
-    assert lengths == [1, 1, 1, 3, 3]
+    assert found == [range(1), range(1, 4), range(4, 7), range(7, 8), range(5), range(5, 8)]
+
+
+def lengths_of_blocks(data: ArraySource, calls: CallSpans, put: Put, where: str = "host") -> list[int]:
+    feed = TrainFeed(data, shape(), calls, options(where, threads=1), put)
+    feed.limit(calls.max_steps)
+    lengths = []
+    try:
+        while sum(lengths) < calls.last_step:
+            feed.next()
+            lengths.append(len(feed.rows))
+    finally:
+        feed.close()
+    return lengths
+
+
+def test_the_first_block_is_soon_read_and_blocks_grow_as_far_as_reading_is_fast(put: Put) -> None:
+    calls = CallSpans(first_step=0, last_step=100, max_steps=40, limit=1, block_seconds=60.0)
+    assert lengths_of_blocks(source(), calls, put) == [1, 8, 40, 40, 11]
+    assert lengths_of_blocks(source(), calls, put, "device") == [40, 40, 20], "indices take no time to read"
+    assert lengths_of_blocks(source(), replace(calls, limit=0), put) == [40, 40, 20], "no limit was asked for"
+    slow = replace(calls, last_step=12, block_seconds=0.2)
+    lengths = lengths_of_blocks(source(seconds=0.03), slow, put)  # 12 samples are two chunks, of at least 0.06 s
+    assert lengths[0] == 1
+    assert max(lengths) <= 3
+    assert lengths_of_blocks(source(seconds=0.001), replace(slow, block_seconds=0.0), put) == [1, 8, 3]
 
 
 def test_a_resident_set_sends_indices_alone(put: Put) -> None:
@@ -333,3 +366,20 @@ def test_an_evaluation_left_early_ends_its_threads(put: Put) -> None:
     feed.close()
     time.sleep(0.01)
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith(("feed", "read"))]
+
+
+def test_one_cpu_device_takes_the_memory_of_a_block_as_it_is() -> None:
+    """Else rows that are not filled would be copied as well: a first block of one step may have the size of 2 GB."""
+    given: list[np.ndarray] = []
+
+    def put(tree: Any, kind: str) -> Any:
+        given.append(tree["images"])
+        return jax.device_put(tree, jax.devices()[0])
+
+    calls = CallSpans(first_step=0, last_step=24, max_steps=12, limit=1)
+    feed = TrainFeed(source(), shape(), calls, options(), put)
+    try:
+        for block in (feed.next(), feed.next()):
+            assert block["images"].unsafe_buffer_pointer() == given.pop(0).ctypes.data
+    finally:
+        feed.close()

@@ -1,4 +1,4 @@
-"""The training step: which running statistics move when weights are frozen; its seed is an argument."""
+"""The training step: which running statistics move when weights are frozen; what is an argument of its program."""
 
 from functools import partial
 
@@ -11,7 +11,8 @@ from headrace.data.augmentation.augment import Mix, Preprocess
 from headrace.data.feeding.order import fetch
 from headrace.engine.devices import replica_mesh
 from headrace.engine.optimizer import rate_table
-from headrace.engine.step import make_call, make_step
+from headrace.engine.state import put_state
+from headrace.engine.step import make_call, make_step, put_on
 from headrace.model.layers import Dense, GlobalAveragePool
 from headrace.model.network import Network
 from headrace.model.norm import Norm, NormSpec
@@ -78,7 +79,7 @@ def _seeded(spec_seed, block_seed):
     fetched = partial(fetch, spec=drawing, train=True)
     spec = make_spec(config, small_excited(), 16, replicas=1, count=2, seed=spec_seed, fetch=fetched)
     mesh = replica_mesh(jax.devices()[:1])
-    arguments = first_state(spec), None, block, np.int32(2)
+    arguments = first_state(spec), None, block, np.array([0, 2], np.int32)
     return make_call(make_step(spec), mesh, block), arguments
 
 
@@ -103,10 +104,27 @@ def test_another_learning_rate_needs_no_other_program():
         spec = make_spec(config, NETWORK, 16, replicas=1, count=1)
         block = make_block(images, labels, 1)
         block |= {"rate": rate_table(spec.lr_curve)(0, 1)} if sent else {}
-        arguments = first_state(spec), None, block, np.int32(1)
+        arguments = first_state(spec), None, block, np.array([0, 1], np.int32)
         lowered = make_call(make_step(spec), replica_mesh(jax.devices()[:1]), block).lower(*arguments)
         texts.append(lowered.as_text())
         results.append(jax.device_get(lowered.compile()(*arguments)))
     assert texts[0] == texts[1] != texts[2]
     jax.tree.map(np.testing.assert_array_equal, results[1], results[2])
     assert results[0][1]["learning_rate"][0] == np.float32(0.1)
+
+
+def test_calls_of_some_rows_of_a_block_run_the_same_steps_as_one_call():
+    images, labels = make_samples()
+    spec = make_spec(config_from(OPTIONS), NETWORK, 16, replicas=1, count=1)
+    mesh = replica_mesh(jax.devices()[:1])
+    block = put_on(mesh, make_block(images, labels, 1), "steps")
+    call = make_call(make_step(spec), mesh, block)
+    whole, its_metrics = call(put_state(first_state(spec), mesh), None, block, np.array([0, len(images)], np.int32))
+    state = put_state(first_state(spec), mesh)
+    for first, end in ((0, 1), (1, len(images) - 1), (len(images) - 1, len(images))):
+        state, metrics = call(state, None, block, np.array([first, end], np.int32))
+        for name, rows in metrics.items():
+            np.testing.assert_array_equal(rows[first:end], its_metrics[name][first:end])
+            assert not rows[:first].any()
+            assert not rows[end:].any()
+    jax.tree.map(np.testing.assert_array_equal, state, whole)

@@ -108,7 +108,7 @@ def test_calls_of_a_benchmark_have_one_image_size_and_all_their_steps(sizes, mon
         compiled = compile_call(executor, *arguments)
 
         def launch(*call):
-            launched.append((call[-1], executor.spec.network.input_hwc[0]))
+            launched.append((len(call[-1]), executor.spec.network.input_hwc[0]))
             return compiled.program(*call)
 
         return replace(compiled, program=launch)

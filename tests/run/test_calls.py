@@ -16,12 +16,18 @@ TIMES = {"images_per_second": None, "step_seconds": None, "infeed_wait_seconds":
 
 @pytest.mark.parametrize("where", ["device", "host"])
 def test_the_bits_do_not_depend_on_the_lengths_of_calls(quick, where):
-    """One step at a time, seven (which divides nothing), the whole epoch, and whatever the clock gives."""
+    """One step at a time, seven (which divides nothing), the whole epoch, and whatever the clock gives.
+
+    Images that are sent come in blocks of seven in three of them: calls end inside these, at checkpoints or by the
+    clock, and blocks go on across the end of an epoch.
+    """
     ways = {
         "one": {"max_steps_per_call": 1, "call_seconds": 0},
         "seven": {"max_steps_per_call": 7, "call_seconds": 0},
         "whole": {"call_seconds": 0},
         "changing": {"call_seconds": 0.05},
+        "some rows": {"max_steps_per_call": 7, "call_seconds": 0, "ckpts_per_epoch": 1 / 0.3},
+        "changing rows": {"max_steps_per_call": 7, "call_seconds": 0.02, "ckpts_per_epoch": 1 / 0.3},
     }
     found = {}
     for name, options in ways.items():

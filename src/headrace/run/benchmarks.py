@@ -245,8 +245,8 @@ def _measure(
         metrics: dict[str, Any] = {}
         for number in range(num_calls := design.plan.steps.num_calls):
             profile.launching()
-            state, metrics = compiled.program(state, feed.resident, block, feed.num_steps)
-            profile.called(metrics, feed.num_steps)
+            state, metrics = compiled.program(state, feed.resident, block, feed.rows)
+            profile.called(metrics, len(feed.rows))
             reader.submit(metrics)
             if number + 1 < num_calls:
                 # After the launch: the next block is fetched while this call runs.
@@ -438,8 +438,8 @@ def find_learning_rate(
         calls.compile(state, feed)
         block = feed.next()
         while True:
-            state, metrics = calls.at(0)(state, feed.resident, block, feed.num_steps)
-            host = jax.device_get({name: metrics[name][: feed.num_steps] for name in ("loss", "count")})
+            state, metrics = calls.at(0)(state, feed.resident, block, rows := feed.rows)
+            host = jax.device_get({name: metrics[name][rows.start : rows.stop] for name in ("loss", "count")})
             losses += (host["loss"] / host["count"]).tolist()
             smooth = smoothed(np.array(losses))
             # A loss that has risen threefold, or is not finite, does not come back.

@@ -580,15 +580,15 @@ class _Training:
     def _call(self, step: int, state: State, block: PyTree) -> tuple[int, State, Metrics]:
         """Launch a call and what is due after it, and hand both to the thread that reads results."""
         steps, callbacks = self.prepared.design.plan.steps, self.recorder.callbacks
-        num_steps, launched = self.feed.num_steps, time.perf_counter()
-        self.profile.launching(is_last=step + num_steps >= steps.total_steps)
-        state, metrics = self.calls.at(step)(state, self.feed.resident, block, num_steps)
-        self.profile.called(metrics, num_steps)
-        step += num_steps
+        rows, launched = self.feed.rows, time.perf_counter()
+        self.profile.launching(is_last=step + len(rows) >= steps.total_steps)
+        state, metrics = self.calls.at(step)(state, self.feed.resident, block, rows)
+        self.profile.called(metrics, len(rows))
+        step += len(rows)
         validating = Future() if self.validator and steps.validation_due(step) else None
         call = InFlight(
             last_step=step,
-            num_steps=num_steps,
+            rows=rows,
             metrics=metrics,
             launched=launched,
             ended=self.recorder.when_ready(metrics),

@@ -79,8 +79,8 @@ class InFlight:
     """A call that the devices are working on, and what was launched behind it."""
 
     last_step: int
-    num_steps: int
-    metrics: Metrics  # arrays whose first `num_steps` rows are the call's
+    rows: range  # of its block, which the call ran
+    metrics: Metrics  # arrays with a row for each of the block's
     launched: float  # when, on the performance counter
     ended: Future[Moment]  # when the devices were done with it
     copy: State | None  # the state after the call, for a checkpoint
@@ -185,14 +185,13 @@ class RunRecorder:
         self.moved()
         found = jax.device_get(call.metrics)
         histograms = found.pop(HISTOGRAMS, {})
-        # The arrays have a row for every step that a call may have; rows behind the last step are 0.
-        metrics = {name: rows[: call.num_steps] for name, rows in found.items()}
+        metrics = {name: rows[call.rows.start : call.rows.stop] for name, rows in found.items()}
         # Without the time in which the devices waited: the length of calls follows from what a step takes, not from
         # its input.
-        self.step_seconds = max(took.busy, 1e-6) / call.num_steps
+        self.step_seconds = max(took.busy, 1e-6) / len(call.rows)
         self.totals.add_call(call.last_step, metrics, took)
         self.step = call.last_step
-        images = call.num_steps * self._design.plan.batch.global_batch_size
+        images = len(call.rows) * self._design.plan.batch.global_batch_size
         count = float(metrics["count"].sum())
         loss = float(metrics["loss"].sum()) / count if count else float("nan")
         # Divided by the longest that the call may have taken: better a rate that is too low than one that is not true.
@@ -284,7 +283,7 @@ class RunRecorder:
                 seconds=throughput.longest,
                 wait_seconds=spent["wait"] - self._first_wait,
                 first_wait_seconds=self._first_wait,
-                prepare_seconds=stats.prepare_seconds * prepared,
+                read_seconds=stats.read_seconds * prepared,
                 send_seconds=stats.send_seconds * prepared,
                 bytes_per_image=stats.bytes / stats.images if stats.images else 0.0,
                 threads=options.num_threads,

@@ -500,8 +500,8 @@ class Measured:
     images: int
     seconds: float
     wait_seconds: float  # of `seconds`: the device had no block
-    prepare_seconds: float  # the host took to prepare that many images, sending included
-    send_seconds: float = 0.0  # of `prepare_seconds`: until the devices had the bytes
+    read_seconds: float  # the host took to prepare that many images in its memory
+    send_seconds: float = 0.0  # beside reading: until the devices had the bytes
     bytes_per_image: float = 0.0
     threads: int = 1
     cached: bool = False  # the dataset is on the device
@@ -602,15 +602,14 @@ def _bound(run: Measured) -> str:
 
 def _rates(run: Measured, busy_seconds: float) -> str:
     host = "the host is idle"
-    if run.prepare_seconds > 0:
-        host = f"the host prepares {run.images / run.prepare_seconds:,.0f} img/s"
-    making = run.prepare_seconds - run.send_seconds
-    if run.send_seconds > 0 and making > 0 and run.bytes_per_image > 0:
+    slower = max(run.read_seconds, run.send_seconds)  # they overlap
+    if slower > 0:
+        host = f"the host prepares {run.images / slower:,.0f} img/s"
+    if run.send_seconds > 0 and run.read_seconds > 0 and run.bytes_per_image > 0:
         bandwidth = run.images * run.bytes_per_image / run.send_seconds / 1e9
         verb = "decodes" if run.decodes else "reads"
-        host += (
-            f" ({verb} {run.images / making:,.0f}, sends {run.images / run.send_seconds:,.0f} at {bandwidth:.2g} GB/s)"
-        )
+        read, sent = run.images / run.read_seconds, run.images / run.send_seconds
+        host += f" ({verb} {read:,.0f}, sends {sent:,.0f} at {bandwidth:.2g} GB/s)"
     device = f"{run.images / busy_seconds:,.0f}" if busy_seconds > 0 else "any number of"
     return f"{host}, the device takes {device} img/s"
 
@@ -619,7 +618,7 @@ def _advice(run: Measured) -> str:
     if run.cached:
         return "the set is already on the device: make calls longer (a lower --logs-per-epoch)"
     # Sending dominates: more threads or packed files would not help.
-    if run.send_seconds > run.prepare_seconds / 2:
+    if run.send_seconds > run.read_seconds:
         return "sending is the limit: leave --eight-bit-transfer on, or use --dataset-cache device"
     if run.decodes:
         return (

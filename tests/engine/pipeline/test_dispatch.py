@@ -129,6 +129,18 @@ def test_recompute_points_change_what_is_kept_and_nothing_else(samples):
     assert_close(state["params"], wanted["params"], 1e-5)
 
 
+def test_calls_of_some_rows_of_a_block_run_the_same_steps_as_one_call(samples):
+    spec, dispatcher = make_stages(config_from(OPTIONS), small_residual(NormSpec()), samples[0], THREE)
+    block = dispatcher.put(make_block(samples[0], samples[1], 2), "steps")
+    whole, its_metrics = dispatcher(dispatcher.place(first_state(spec)), None, block)
+    state = dispatcher.place(first_state(spec))
+    for rows in (range(1), range(1, 3)):
+        state, metrics = dispatcher(state, None, block, rows)
+        for name, found in metrics.items():
+            np.testing.assert_array_equal(found[rows.start : rows.stop], its_metrics[name][rows.start : rows.stop])
+    jax.tree.map(np.testing.assert_array_equal, state, whole)
+
+
 def test_flags_name_the_block_in_a_pipeline_as_on_one_device(samples):
     """A weight that is not a number makes its block and all after it bad, and no gradient is left."""
     config, network = config_from(OPTIONS | {"fp_exceptions": True}), small_residual(NormSpec())

@@ -110,9 +110,7 @@ class BlockReader:
         epochs = np.broadcast_to(np.asarray(epoch, np.uint32), index.shape).reshape(-1)
         hwc = self._source.image_hwc
         shape = (max(len(index), num_rows), *index.shape[1:])
-        # New memory for every block: on a CPU device_put may alias it, and a buffer used again would change a block in
-        # flight.
-        images = np.empty((math.prod(shape), *hwc), np.uint8 if self._options.eight_bit_transfer else np.float32)
+        images = _new_memory((math.prod(shape), *hwc), np.uint8 if self._options.eight_bit_transfer else np.float32)
         size = max(1, _CHUNK_BYTES // int(np.prod(hwc)))
         if self._in_place is not None:  # decoding is slow: few images at a time, so that the threads finish together
             size = max(1, min(size, len(flat) // (4 * self._options.num_threads)))
@@ -148,6 +146,18 @@ class BlockReader:
         images = self._source.read(*seen_samples(index, epoch, len(self._source)))
         spec = self._options.preprocess
         return images if spec.on_device else preprocess(images, index, epoch, spec, self._train)
+
+
+def _new_memory(shape: tuple[int, ...], dtype: type[np.generic]) -> np.ndarray:
+    """Return an array that nobody has written to, in memory that one CPU device takes as it is.
+
+    New for every block: a buffer used again would change a block in flight. From a multiple of 64 bytes on, because
+    XLA copies others, unfilled rows as well: 500 MB took 0.9 s on two cores.
+    """
+    num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
+    memory = np.empty(num_bytes + 63, np.uint8)
+    first = -memory.ctypes.data % 64
+    return memory[first : first + num_bytes].view(dtype).reshape(shape)
 
 
 def seen_samples(index: np.ndarray, epoch: np.ndarray, num_samples: int) -> tuple[np.ndarray, np.ndarray]:
@@ -188,6 +198,7 @@ class Gate:
 # Prefetching blocks on a thread, in order, at most `depth` ahead
 
 
+GROWTH = 8  # of blocks and calls, each at most so many times the last: a first measurement may be far off
 _POLL_SECONDS = 0.001  # interval at which to check whether the device is still busy
 
 
@@ -198,8 +209,8 @@ class FeedStats:
     blocks: int = 0  # delivered
     images: int = 0  # samples prepared, some of them not delivered yet
     bytes: int = 0  # of prepared blocks, all sent to the devices
-    prepare_seconds: float = 0.0  # to prepare `images`, including sending
-    send_seconds: float = 0.0  # part of it: until the devices had the bytes
+    read_seconds: float = 0.0  # to prepare `images` in host memory
+    send_seconds: float = 0.0  # until the devices had them, while others were read
     wait_seconds: float = 0.0  # time the device was idle waiting for a block
     first_wait_seconds: float = 0.0
 
@@ -211,23 +222,33 @@ class InFlight(Protocol):
 
 
 class Prefetcher(Generic[What, Block]):
-    """The blocks `make(what)` for each `what` in turn, prefetched.
+    """The blocks `send(read(what))` for each `what` in turn, prefetched.
 
     Every block is made of fresh arrays: a device array may share memory with its NumPy array.
     """
 
-    def __init__(self, make: Callable[[What], Block], whats: Iterable[What], depth: int, stats: FeedStats) -> None:
-        self._make, self._whats = make, iter(whats)
-        # One thread: blocks are made in order, each with all reading threads, and the first is ready as early as can
-        # be.
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="feed")
+    def __init__(
+        self,
+        read: Callable[[What], Any],
+        whats: Iterable[What],
+        depth: int,
+        stats: FeedStats,
+        send: Callable[[Any], Block] = lambda read: read,
+    ) -> None:
+        self._read, self._send, self._whats = read, send, iter(whats)
+        # One thread: blocks are read in order, each with all reading threads, and the first is ready as early as can
+        # be. Another sends them: reading goes on meanwhile, also while a program is compiled that has the devices to
+        # itself.
+        self._readers = ThreadPoolExecutor(1, thread_name_prefix="feed")
+        self._senders = ThreadPoolExecutor(1, thread_name_prefix="feed-send")
         self._pending: deque[Future[Block]] = deque()
         self._failure: BaseException | None = None
-        self.stats = stats  # the caller's: `make` may count into it before this constructor has returned
+        self.stats = stats  # the caller's: `read` may count into it before this constructor has returned
         self._gate: Gate | None = None
         self._reporting = threading.Lock()
-        for _ in range(depth):
-            self._submit()
+        self._depth, self._num_read, self._num_unread = depth, 0, 0
+        # One more than later, because none is in use yet: programs are compiled meanwhile, and there is time for it.
+        self._submit(depth + 1)
 
     def next(self, in_flight: InFlight | None = None) -> Block:
         """Return the next block. Errors of the prefetching thread are raised here.
@@ -237,8 +258,6 @@ class Prefetcher(Generic[What, Block]):
         """
         if self._failure is not None:
             raise self._failure
-        if not self._pending:
-            raise RuntimeError(f"The feed has no more blocks than {self.stats.blocks}.")
         # What is waited for is submitted again only after it was taken: memory holds `depth` blocks and the one in
         # use.
         future = self._pending.popleft()
@@ -254,37 +273,43 @@ class Prefetcher(Generic[What, Block]):
         else:
             self.stats.wait_seconds += waited
         self.stats.blocks += 1
-        self._submit()
+        self._submit(self._depth - len(self._pending))
         return block
 
     def hold(self, gate: Gate) -> None:
-        """Hold a gate whenever a block is being made."""
+        """Hold a gate whenever a block is being read."""
         self._gate = gate
-        self._report()
+        self._report(0)
 
     def close(self) -> None:
-        """Drop the prefetched blocks and stop the thread after its current block."""
-        self._worker.shutdown(wait=True, cancel_futures=True)
+        """Drop the prefetched blocks and stop the threads after their current blocks."""
+        self._readers.shutdown(wait=True, cancel_futures=True)  # first: the other waits for what is read
+        self._senders.shutdown(wait=True, cancel_futures=True)
         self._pending.clear()
 
-    def _submit(self) -> None:
-        for what in islice(self._whats, 1):
-            self._pending.append(self._worker.submit(self._timed, what))
-            self._pending[-1].add_done_callback(lambda _: self._report())
-            self._report()
+    def _submit(self, num_blocks: int) -> None:
+        for _ in range(num_blocks):
+            self._report(1)
+            read = self._readers.submit(self._timed)
+            read.add_done_callback(lambda _: self._report(-1))
+            self._pending.append(self._senders.submit(lambda read: self._send(read.result()), read))
 
-    def _report(self) -> None:
+    def _report(self, num_unread: int) -> None:
         with self._reporting:  # so that the later of two threads reports last
-            if self._gate is None:
-                return
-            self._gate.hold(not all(future.done() for future in tuple(self._pending)))
+            self._num_unread += num_unread
+            if self._gate is not None:
+                self._gate.hold(self._num_unread > 0)
 
-    def _timed(self, what: What) -> Block:
-        start = time.perf_counter()
-        try:
-            return self._make(what)
-        finally:
-            self.stats.prepare_seconds += time.perf_counter() - start
+    def _timed(self) -> Any:
+        # What a block holds is asked for when it is begun, not when it is submitted: more is known by then.
+        for what in islice(self._whats, 1):
+            start = time.perf_counter()
+            try:
+                return self._read(what)
+            finally:
+                self._num_read += 1
+                self.stats.read_seconds += time.perf_counter() - start
+        raise RuntimeError(f"The feed has no more blocks than {self._num_read}.")
 
 
 def _idle_seconds(future: Future[Any], in_flight: InFlight | None) -> float:
@@ -341,29 +366,40 @@ class _PreparedFeed(SplitFeed):
         self._prefetcher.close()
 
 
+def _never(_step: int) -> int:
+    return 2**62
+
+
 @dataclass(frozen=True, kw_only=True)
 class CallSpans:
-    """How a run's steps are divided into calls: at most `max_steps` each, none across an end."""
+    """How a run's steps are divided into blocks of at most `max_steps`, and these into calls."""
 
     first_step: int
     last_step: int
     max_steps: int
-    limit: int = 0  # of the first calls, until changed; 0: none
-    next_end: Callable[[int], int] = lambda step: 2**62  # the first step after `step` at which a call must end
+    limit: int = 0  # of the first block, and of calls until changed; 0: none
+    block_seconds: float = 0.0  # about the longest that reading a block may take; 0: no limit
+    next_end: Callable[[int], int] = _never  # the first step after `step` at which a call must end
+    block_end: Callable[[int], int] = _never  # and a block
     rates: Callable[[int, int], np.ndarray] | None = None  # (first step, how many) -> the learning rate of each
 
 
 class TrainFeed(_PreparedFeed):
-    """The blocks of a training run from any step on: index [K, G, B]; epoch, seed and rate [K] for a longest call of K.
+    """The blocks of a training run from any step on: index [K, G, B]; epoch, seed and rate [K]; a row is a step.
 
-    A block's first `num_steps` rows are filled; all blocks have one shape, so that one program runs them.
+    All blocks have one shape, so that one program runs them; rows without a step are not filled. A call runs some rows
+    of a block. What ends a call does not end its block: on an H200 a block of one step sent 0.7 GB, as one of 18.
     """
 
     def __init__(self, source: Source, shape: StepShape, calls: CallSpans, options: FeedOptions, put: Put) -> None:
         assert shape.num_samples == len(source)
         self._shape, self._calls, self._put = shape, calls, put
         self._limit = calls.limit or calls.max_steps
-        self.num_steps = 0  # of the block that was returned last
+        self._block: dict[str, jax.Array] = {}
+        self._steps = range(calls.first_step, calls.first_step)  # of that block
+        self._step = calls.first_step  # the next one to run
+        self._row_seconds = 0.0  # to read a step of the block made last
+        self.rows = range(0)  # of the block, for the call that `next` was asked for last
         self._columns = options.shard.columns(shape.num_replicas * shape.micro_batch_size)
         order = balanced_order(source.labels) if shape.balanced else epoch_order
         if shape.repeats > 1:
@@ -378,12 +414,16 @@ class TrainFeed(_PreparedFeed):
         # Before the prefetcher, whose thread counts into it at once.
         self.stats = FeedStats()  # what feeding cost so far
         self._image = source.image_hwc, np.uint8 if options.eight_bit_transfer else np.float32
-        self._prefetcher = Prefetcher(self._make, self._spans(), options.prefetch_depth, self.stats)
+        self._prefetcher = Prefetcher(self._read, self._spans(), options.prefetch_depth, self.stats, self._send)
 
     def next(self, in_flight: InFlight | None = None) -> dict[str, jax.Array]:
-        """Return the next block, with images and labels unless they are resident; `num_steps` says how many it has."""
-        block, self.num_steps = self._prefetcher.next(in_flight)
-        return block
+        """Return the block of the next call, with images and labels unless they are resident; `rows` are its rows."""
+        if self._step == self._steps.stop:
+            self._block, self._steps = self._prefetcher.next(in_flight)
+        end = min(self._step + max(1, self._limit), self._calls.next_end(self._step), self._steps.stop)
+        self.rows = range(self._step - self._steps.start, end - self._steps.start)
+        self._step = end
+        return self._block
 
     def described(self) -> tuple[PyTree, PyTree]:
         """Return the resident set and a block of all processes without values: shapes and devices, to compile with."""
@@ -406,23 +446,24 @@ class TrainFeed(_PreparedFeed):
         self._prefetcher.hold(gate)
 
     def limit(self, num_steps: int) -> None:
-        """Limit the number of steps of all blocks that are not started yet.
-
-        How many are started depends only on the calls of `next`, so processes that set the same limit between the same
-        two calls have the same blocks.
-        """
+        """Limit the number of steps of the calls to come."""
         self._limit = num_steps
 
     def _spans(self) -> Iterator[range]:
-        step = self._calls.first_step
-        while step < self._calls.last_step:
-            # Read when the span is made, not when the feed is: `limit` changes while blocks are prefetched.
-            length = max(1, min(self._limit, self._calls.max_steps))
-            end = min(step + length, self._calls.next_end(step), self._calls.last_step)
+        calls = self._calls
+        # A first block of one step is soon there, where reading is slow or the program was found in the cache. Indices
+        # alone take no time to read.
+        step, most = calls.first_step, calls.limit if calls.limit and self._reader else calls.max_steps
+        while step < calls.last_step:
+            end = min(step + most, calls.block_end(step), calls.last_step)
             yield range(step, end)
-            step = end
+            # Here the block has been read. Processes of a job do not look at the clock: they need equal blocks, and
+            # cannot agree on lengths while they compile.
+            step, most = end, min(GROWTH * most, calls.max_steps)
+            if calls.block_seconds and self._row_seconds:
+                most = max(1, min(most, int(calls.block_seconds / self._row_seconds)))
 
-    def _make(self, steps: range) -> tuple[dict[str, jax.Array], int]:
+    def _read(self, steps: range) -> tuple[dict[str, np.ndarray], range]:
         index, epoch = step_indices(self._shape, steps.start, len(steps), self._order)
         # Only this process's replicas: every process knows the whole order and reads its part of it.
         index = index[:, :, self._columns]
@@ -430,15 +471,21 @@ class TrainFeed(_PreparedFeed):
         if self._calls.rates is not None:
             block["rate"] = self._calls.rates(steps.start, len(steps))
         if self._reader is not None:
+            begin = time.perf_counter()
             block |= self._reader.read(index, epoch[:, None, None], self._calls.max_steps)
+            self._row_seconds = (time.perf_counter() - begin) / len(steps)
         if self._boxes is not None:
             _ = self.resident  # decoded first: an image's size decides its crop
             epochs = np.broadcast_to(epoch[:, None, None], index.shape).reshape(-1)
             boxes = self._boxes(*seen_samples(index.reshape(-1), epochs, self._shape.num_samples))
             block["box"] = boxes.reshape(*index.shape, 4)
         # One shape for all blocks, so that one compiled program takes calls of any length.
-        block = {key: _with_rows(rows, self._calls.max_steps) for key, rows in block.items()}
-        return sent(block, lambda: self._put(block, "steps"), self.stats, index.size), len(steps)
+        return {key: _with_rows(rows, self._calls.max_steps) for key, rows in block.items()}, steps
+
+    def _send(self, read: tuple[dict[str, np.ndarray], range]) -> tuple[dict[str, jax.Array], range]:
+        block, steps = read
+        num_images = block["index"][0].size * len(steps)
+        return sent(block, lambda: self._put(block, "steps"), self.stats, num_images), steps
 
 
 class RepeatedFeed(_PreparedFeed):
@@ -449,13 +496,16 @@ class RepeatedFeed(_PreparedFeed):
         self._columns = options.shard.columns(shape[1])
         self._reader = BlockReader(source, options, train=False) if options.cache.where != "device" else None
         self.stats = FeedStats()
-        self._prefetcher = Prefetcher(self._make, range(num_blocks), options.prefetch_depth, self.stats)
+        self._prefetcher = Prefetcher(self._read, range(num_blocks), options.prefetch_depth, self.stats, self._send)
 
-    def _make(self, number: int) -> dict[str, jax.Array]:
+    def _read(self, number: int) -> dict[str, np.ndarray]:
         index = places(self._shape, number, self._columns) % self._num_samples
         block: dict[str, Any] = {"index": index.astype(np.int32)}
         if self._reader is not None:
             block |= self._reader.read(block["index"], 0)
+        return block
+
+    def _send(self, block: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         return sent(block, lambda: self._put(block, "batches"), self.stats)
 
 
@@ -472,8 +522,8 @@ def sent(
     """Send a block and wait until the devices have it: waiting costs this thread nothing and measures sending."""
     with transferring():
         begin = time.perf_counter()
-        # Here, in the feed's thread: otherwise the call would start with bytes that are still on their way, and waiting
-        # for them would count as computing.
+        # Here, in a thread of the feed: otherwise the call would start with bytes that are still on their way, and
+        # waiting for them would count as computing.
         placed = jax.block_until_ready(put())
         stats.send_seconds += time.perf_counter() - begin
     stats.images += block["index"].size if images is None else images

@@ -158,11 +158,14 @@ class Dispatcher:
         return tracer.table(self.table)
 
     def __call__(
-        self, state: State, resident: PyTree, block: PyTree, num_steps: int | None = None
+        self, state: State, resident: PyTree, block: PyTree, rows: range | None = None
     ) -> tuple[State, Metrics]:
-        """Run the first `num_steps` steps of a block, or all of them; the state is donated."""
+        """Run the steps of these rows of a block, or of all of them; the state is donated."""
+        rows = range(_num_steps(block)) if rows is None else rows
         start = self._start(self._split(state), resident, block)
-        end = self.plan.compile(start)(start, _num_steps(block) if num_steps is None else num_steps)
+        if rows.start:
+            start |= {("at", Node(n)): place(np.int32(rows.start), replicated(m)) for n, m in enumerate(self.meshes)}
+        end = self.plan.compile(start)(start, len(rows))
         parts = [
             {"params": end["params", node]} | end["fixed", node] | end["slots", node]
             for node in map(Node, range(len(self.stages)))

@@ -190,9 +190,9 @@ def make_reduce(stage: StageSpec, mesh: Mesh) -> Program:
 def make_update(stage: StageSpec, mesh: Mesh, like: State) -> Program:
     """Return `update(params, fixed, slots, reduced, at, record, *shared) -> (params, fixed, slots, at, record)`.
 
-    `slots` are the parts of the state that only the update touches, `at` is the number of the step in the call, and
-    `record` the call's metrics, at the last stage. Each stage gives one `shared`. `like` is the shape of the stage's
-    part of the state.
+    `slots` are the parts of the state that only the update touches, `at` is the number of the step in the block,
+    and `record` the call's metrics, at the last stage. Each stage gives one `shared`. `like` is the shape of the
+    stage's part of the state.
     """
     slot_shardings = placed_shardings({key: like[key] for key in UPDATE_ONLY if key in like}, mesh, stage.placement)
 
