@@ -95,9 +95,8 @@ def assert_equal(found: Any, expected: Any, where: str = "") -> None:
         for number, value in enumerate(expected):
             assert_equal(found[number], value, f"{where}/{number}")
     elif isinstance(expected, float):
-        assert found == pytest.approx(expected, rel=2e-4, abs=1e-4), (
-            where
-        )  # 16-bit gradients that are zero but for rounding
+        # 16-bit gradients that are zero but for rounding; sums of whole tensors, which AVX2 and AVX-512 round differently
+        assert found == pytest.approx(expected, rel=2e-4, abs=5e-4), where
     else:
         assert found == expected, where
 
