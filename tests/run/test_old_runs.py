@@ -95,7 +95,7 @@ def assert_equal(found: Any, expected: Any, where: str = "") -> None:
         for number, value in enumerate(expected):
             assert_equal(found[number], value, f"{where}/{number}")
     elif isinstance(expected, float):
-        # 16-bit gradients that are zero but for rounding; sums of whole tensors, which AVX2 and AVX-512 round differently
+        # 16-bit gradients that are zero but for rounding; sums of tensors, which AVX2 and AVX-512 round differently
         assert found == pytest.approx(expected, rel=2e-4, abs=5e-4), where
     else:
         assert found == expected, where
