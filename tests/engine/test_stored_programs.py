@@ -412,3 +412,28 @@ def test_two_runs_at_once_share_a_cache(tmp_path):
     assert traced == 0
     assert equal(weights[0], weights[1])
     assert equal(found, weights[0])
+
+
+OWN = """
+import sys, jax, headrace
+from headrace.engine.stored_programs import Request
+names, found = [], Request._name
+Request._name = lambda self: names.append(found(self)) or names[-1]
+Request._name.__module__ = "headrace"
+darker = lambda key, images, labels: images * 0.5
+options = {"log_dir": sys.argv[1] + "/runs", "compilation_cache_dir": sys.argv[1] + "/cache", "progress": "none"}
+model = headrace.Model("cifar_resnet8", dry_run_steps=1, micro_batch_size=8, **options)
+model.fit("digits", epochs=1, augment=darker if sys.argv[2] == "own" else None)
+print("names", names)
+"""
+
+
+@pytest.mark.parametrize("augments", ["own", "none"])
+def test_a_run_with_a_function_of_its_user_is_never_stored(tmp_path, augments):
+    words = [sys.executable, "-c", OWN, str(tmp_path), augments]
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    training = done.stdout.rpartition("names [")[2].split(",")[0]
+    assert (training == "None") == (augments == "own"), done.stdout
+    assert len(list((tmp_path / "cache").glob("headrace-*/*"))) >= (2 if augments == "none" else 0)
