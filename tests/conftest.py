@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from headrace.config.schema import Config
-from headrace.engine import kept_programs
+from headrace.engine import kept_programs, stored_programs
 from headrace.engine.devices import use_compilation_cache
 from headrace.reference.entrance import config_from
 from tests.fork_server import load_few_dialects
@@ -105,12 +105,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Let tests that replace something trace their programs anew, and no other test get these."""
-    patches = "monkeypatch" in getattr(item, "fixturenames", ())
+    patches, folder = "monkeypatch" in getattr(item, "fixturenames", ()), stored_programs.folder
     if patches:
         kept_programs._kept.clear()
+        stored_programs.folder = lambda: None
     try:
         return (yield)
     finally:
+        stored_programs.folder = folder
         if patches:
             kept_programs._kept.clear()
 

@@ -91,3 +91,10 @@ def test_a_run_that_ends_does_not_wait_for_who_has_the_devices_to_itself():
     process.leave_devices()  # nobody has them to itself
     transfer()
     assert len(failures) == 2
+
+
+def test_a_process_knows_when_it_began():
+    code = "import time; time.sleep(0.3); from headrace.core.process import process_began; print(process_began())"
+    before = time.time()
+    began = float(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
+    assert before - 0.1 < began < time.time() - 0.2  # it is counted in hundredths

@@ -1,12 +1,15 @@
 """Devices counted from the files of their drivers, none opened; the files here are copies of what drivers write."""
 
 import importlib.metadata
+import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import pytest
 
+from headrace.config.schema import Run
 from headrace.core.errors import RunStopped
 from headrace.engine import visible
 from headrace.engine.devices import start_devices
@@ -118,3 +121,44 @@ def test_a_module_of_another_distribution_is_no_error(monkeypatch):
     versions = visible.describe_machine().versions
     assert "numpy" not in versions
     assert versions["onnxruntime-gpu"] == "1.2.3"
+
+
+@pytest.fixture
+def opened(tmp_path, monkeypatch, unopened):
+    """Return the list of what is opened on a machine with two GPUs."""
+    found: list[object] = []
+    make_files(tmp_path, "dev/nvidia0", "dev/nvidia1")
+    unopened("jax_cuda12_plugin")
+    monkeypatch.setattr(visible, "_nvidia_smi", lambda: found.append("nvidia-smi") or ())
+    monkeypatch.setattr(visible, "visible_devices", partial(visible_devices, root=tmp_path))
+    monkeypatch.setattr(visible, "start_devices", lambda platform, count: found.append(platform) or [count])
+    monkeypatch.setattr(visible, "warm_up", found.append)
+    monkeypatch.setattr(visible, "_starts_early", threading.Event())
+    monkeypatch.setattr(jax.config, "update", lambda name, value: found.append((name, value)))
+    return found
+
+
+def test_a_gpu_starts_while_the_rest_is_imported(opened, monkeypatch):
+    thread = visible.start_early(Run(platform="cuda"))
+    assert thread is not None
+    thread.join(10)
+    assert opened == [("jax_num_cpu_devices", 2), "cuda", [1]]
+    # What a run chooses by the devices that it sees does not depend on whether they have started yet.
+    monkeypatch.setattr(visible, "devices_are_started", lambda: True)
+    assert visible.visible_devices("cuda").count == 2
+    assert visible.start_early(Run(platform="cuda")) is None
+
+
+@pytest.mark.parametrize("run", [Run(platform="cpu"), Run(platform="cuda", first_device=1), Run(platform="tpu")])
+def test_other_devices_wait_for_the_plan(opened, run):
+    assert visible.start_early(run) is None
+    assert not opened
+
+
+def test_a_gpu_that_does_not_start_is_reported_by_the_run(opened, monkeypatch):
+    def fail(*_):
+        raise RunStopped("No device of platform cuda can be used.")
+
+    monkeypatch.setattr(visible, "start_devices", fail)
+    thread = visible.start_early(Run(platform="auto"))
+    assert thread is None or thread.join(10) is None

@@ -487,7 +487,7 @@ def test_every_plan_gives_the_same_weights(stages, mapping, count, replicas, rec
 @pytest.mark.parametrize(("devices", "each", "replicas"), [(8, 2, 4), (24, 4, 6), (25, 4, 6), (3, 4, 1)])
 def test_auto_makes_as_many_replicas_as_there_are_devices_for(devices, each, replicas, monkeypatch):
     found = Visible(platform="gpu", count=devices)
-    monkeypatch.setattr("headrace.engine.visible.visible_devices", lambda platform: found)
+    monkeypatch.setattr("headrace.engine.visible.visible_devices", lambda platform, **_: found)
     assert count_replicas(0, each) == replicas
     assert count_replicas(0, each, num_processes=3) == 3 * replicas
     assert count_replicas(5, each) == 5

@@ -33,7 +33,7 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def settled(devices: Visible, name: str | None = None, **options: Any) -> Any:
         for room in (design, choices):
-            monkeypatch.setattr(room, "visible_devices", lambda wanted: devices)
+            monkeypatch.setattr(room, "visible_devices", lambda wanted, **_: devices)
         return settle(resolve(options, name, environ={}))
 
     return settled

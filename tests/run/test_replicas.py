@@ -21,7 +21,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
     def set_devices(platform: str, count: int) -> None:
         found = Visible(platform=platform, count=count)
         for room in (design, choices):
-            monkeypatch.setattr(room, "visible_devices", lambda wanted: found)
+            monkeypatch.setattr(room, "visible_devices", lambda wanted, **_: found)
 
     return set_devices
 

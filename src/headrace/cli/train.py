@@ -19,7 +19,7 @@ from headrace.cli.options import (
     writing,
 )
 from headrace.core.units import format_duration, format_percent
-from headrace.job import Restart, detect_restart
+from headrace.job import Restart, detect_process_info, detect_restart
 from headrace.reference.entrance import take_value
 
 if TYPE_CHECKING:
@@ -39,17 +39,26 @@ def main(argv: list[str]) -> int:
         return resume([path, *rest])
     parsed = read_config_arguments(argv, "headrace train", description=DESCRIPTION)
     resolved, restart = resolve_arguments(parsed), detect_restart(os.environ)
+    config = resolved.config
+    if not restart and config.logging.resume != "auto" and not _is_in_job(distributed=config.run.distributed):
+        from headrace.engine.visible import start_early
+
+        start_early(config.run)
     from headrace.job import join_job
     from headrace.run.fit import train, train_or_resume
 
     if restart and restart.batch_replicas:
         resolved = _with_whole_batch(parsed, resolved, restart)
-    with join_job(distributed=resolved.config.run.distributed) as process:
+    with join_job(distributed=config.run.distributed) as process:
         if resolved.config.logging.resume == "auto" or restart:
             result = train_or_resume(resolved, parsed.options, restart)
         else:
             result = train(resolved)
     return _finish(result, process)
+
+
+def _is_in_job(*, distributed: bool) -> bool:
+    return detect_process_info(os.environ, distributed=distributed) is not None
 
 
 def _with_whole_batch(parsed: Parsed, resolved: "Resolved", restart: Restart) -> "Resolved":

@@ -54,18 +54,27 @@ def write_synced(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def write_atomic(path: Path, data: bytes) -> None:
-    """Replace a file atomically: readers, and whoever comes after a crash, find the old content or the new one."""
+def write_atomic(path: Path, data: bytes, *, durable: bool = True, mode: int | None = None) -> None:
+    """Replace a file atomically: readers, and whoever comes after a crash, find the old content or the new one.
+
+    One that is not durable may be damaged after a power failure, which its readers have to notice.
+    """
     # Beside the file, since a rename is atomic within one file system only; with the process, since two may write at
     # once.
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:
-        write_synced(temporary, data)
+        if mode is not None:
+            temporary.touch(mode)
+        if durable:
+            write_synced(temporary, data)
+        else:
+            temporary.write_bytes(data)
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    sync_directory(path.parent)
+    if durable:
+        sync_directory(path.parent)
 
 
 class DirectoryLock:

@@ -5,8 +5,10 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -56,6 +58,16 @@ def leave_closed_pipe() -> bool:
 def num_processors() -> int:
     """Return the number of processors that this process may use; all of them where the system does not say (macOS)."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def process_began() -> float:
+    """Return when this process began, in seconds since the epoch; where the system does not say, ten seconds ago."""
+    try:
+        # Its 22nd number counts from the start of the machine; the name before them may contain spaces.
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError, IndexError, AttributeError):
+        return time.time() - 10
 
 
 # Who may use the devices while a program is compiled.

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -148,7 +148,20 @@ def _compiling() -> AbstractContextManager[Any]:
     return _alone if jax.default_backend() == "cpu" and jax.__version_info__ >= (0, 11) else nullcontext()
 
 
-def compile_program(lowered: jax.stages.Lowered, options: Options) -> jax.stages.Compiled:
+class Lowered(Protocol):
+    """A program to be compiled: JAX's, or one of `stored_programs.py`."""
+
+    @property
+    def args_info(self) -> PyTree:
+        """Shapes and dtypes of its arguments; of one on disk, once it is compiled."""
+        ...
+
+    def compile(self, compiler_options: Any) -> jax.stages.Compiled:
+        """Compile it."""
+        ...
+
+
+def compile_program(lowered: Lowered, options: Options) -> jax.stages.Compiled:
     """Compile a program; without CONV_FUSION where it fails with it."""
     if CONV_FUSION not in options:
         with _compiling():
@@ -166,7 +179,7 @@ def compile_program(lowered: jax.stages.Lowered, options: Options) -> jax.stages
     return lowered.compile(compiler_options={key: options[key] for key in options if key != CONV_FUSION})
 
 
-def _zeros(lowered: jax.stages.Lowered, compiled: jax.stages.Compiled) -> PyTree:
+def _zeros(lowered: Lowered, compiled: jax.stages.Compiled) -> PyTree:
     """Return arguments for a program; a call's number of steps is 0."""
     arguments, _ = lowered.args_info
     where, _ = compiled.input_shardings

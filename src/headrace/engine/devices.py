@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,7 @@ def use_compilation_cache(directory: str | None) -> Path | None:
     if directory == "none":
         jax.config.update("jax_compilation_cache_dir", None)
         return None
-    path = cache_directory() / "xla" / _machine_id() if directory is None else Path(directory)
+    path = cache_directory() / "xla" / machine_id() if directory is None else Path(directory)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError:
@@ -162,7 +163,8 @@ def use_compilation_cache(directory: str | None) -> Path | None:
     return path
 
 
-def _machine_id() -> str:
+@cache
+def machine_id() -> str:
     """Name the kind of CPU: programs compiled for one CPU may not run on another that shares the home directory."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -195,8 +197,8 @@ _COUNTING: ContextVar[CompileCounts | None] = ContextVar("counting", default=Non
 
 @contextmanager
 def count_compilations() -> Iterator[CompileCounts]:
-    """Count the compilation cache's hits and misses while the block runs."""
-    counts = CompileCounts()
+    """Count the compilation cache's hits and misses while the block runs, and in a block around it as well."""
+    counts, around = CompileCounts(), _COUNTING.get()
 
     def listen(event: str, **_: Any) -> None:
         # JAX calls every listener for every event of the process; this one counts only what its own context compiles.
@@ -215,6 +217,8 @@ def count_compilations() -> Iterator[CompileCounts]:
         yield counts
     finally:
         _COUNTING.reset(token)
+        for name, number in vars(counts).items() if around else ():
+            setattr(around, name, getattr(around, name) + number)
         jax.monitoring.unregister_event_listener(listen)
         jax.monitoring.unregister_event_duration_listener(listen_to_times)
 
@@ -223,3 +227,10 @@ def count_fallback() -> None:
     """Count a program of this context that is compiled again, in XLA's usual way."""
     if counts := _COUNTING.get():
         counts.fallbacks += 1
+
+
+def count_found() -> None:
+    """Count a program of this context that was found compiled, without asking JAX."""
+    if counts := _COUNTING.get():
+        counts.hits += 1
+        counts.total += 1

@@ -19,12 +19,13 @@ from jax.sharding import PartitionSpec as P
 
 from headrace.core.process import keep_freed_memory
 from headrace.core.tree import PyTree
-from headrace.engine.compiler import OptionItems, common_options, compile_program
+from headrace.engine.compiler import OptionItems, common_options
 from headrace.engine.devices import REPLICA, replicated
 from headrace.engine.kept_programs import kept
 from headrace.engine.multiprocess_arrays import transfer
 from headrace.engine.objective import STANDARD, CustomObjective, classification_sums
 from headrace.engine.step import BATCHES, Fetch, FetchLabels, OnOneMesh, no_labels
+from headrace.engine.stored_programs import Made, Request
 from headrace.model.context import Ctx
 from headrace.model.network import Network
 from headrace.ops import collecting, uses_kernels, using
@@ -140,11 +141,24 @@ class WholeForward(OnOneMesh):
     def compile(self, placed: PyTree, resident: PyTree, block: PyTree) -> "WholeProgram":
         """Compile ahead of the first use, so that the time can be reported apart."""
         options = common_options() | dict(self.spec.compiler_options)
-        if not uses_kernels(self.spec.cpu_kernels):
-            lowered = kept(make_forward, self.spec, self.mesh).lower((placed, None), resident, block)
-            return WholeProgram(_no_constants, compile_program(lowered, options))
+        has_constants = uses_kernels(self.spec.cpu_kernels)
+        request = Request(
+            make=make_forward,
+            given=(self.spec, self.mesh),
+            arguments=(placed if has_constants else (placed, None), resident, block),
+            options=options,
+            mesh=self.mesh,
+        )
+        if not has_constants:
+            return WholeProgram(_no_constants, *request.prepare().compile().compiled)
         if not self.spec.reducer.adds:  # a validation within training leaves memory as training needs it
             keep_freed_memory(keep=True)
+        programs = request.prepare(lambda: self._trace_with_constants(placed, resident, block)).compile()
+        constants, forward = programs.compiled
+        return WholeProgram(constants, forward, Selection.without(programs.facts, placed).pick)
+
+    def _trace_with_constants(self, placed: PyTree, resident: PyTree, block: PyTree) -> Made:
+        """Return the programs of the constants and of the forward pass, and the places of weights it does not use."""
         preparation = kept(make_preparation, self.spec, self.mesh).lower(placed, resident, block)
         where = replicated(self.mesh)
         constants = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where), preparation.out_info)
@@ -152,7 +166,7 @@ class WholeForward(OnOneMesh):
         selection = Selection.of(traced, placed)
         forward = kept(make_forward, self.spec, self.mesh, selection.whole)
         lowered = forward.lower((selection.pick(placed), constants), resident, block)
-        return WholeProgram(compile_program(preparation, options), compile_program(lowered, options), selection.pick)
+        return (preparation, lowered), list(selection.unused)
 
 
 @dataclass(frozen=True)
@@ -165,13 +179,19 @@ class Selection:
     @classmethod
     def of(cls, traced: jax.stages.Traced, placed: Weights) -> "Selection":
         """Return the selection for a traced program whose first arguments are the weights."""
-        leaves, tree = jax.tree.flatten(placed)
+        num_leaves = len(jax.tree.leaves(placed))
         (mapped,) = traced.jaxpr.eqns
         program = mapped.params["jaxpr"]
         inside = {id(v) for equation in program.eqns for v in equation.invars} | {id(v) for v in program.outvars}
         # Not by place: arrays that the functions refer to, such as the mean of pixels, come before the weights.
         used = {id(v) for v, inner in zip(mapped.invars, program.invars, strict=True) if id(inner) in inside}
-        unused = [i for i, weight in enumerate(traced.jaxpr.invars[: len(leaves)]) if id(weight) not in used]
+        unused = [i for i, weight in enumerate(traced.jaxpr.invars[:num_leaves]) if id(weight) not in used]
+        return cls.without(unused, placed)
+
+    @classmethod
+    def without(cls, unused: Sequence[int], placed: Weights) -> "Selection":
+        """Return the selection of all weights but those at some places."""
+        leaves, tree = jax.tree.flatten(placed)
         return cls(tree, {i: (leaves[i].shape, np.dtype(leaves[i].dtype)) for i in unused})
 
     def pick(self, weights: Weights) -> list[Any]:

@@ -9,6 +9,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,13 +18,16 @@ from pathlib import Path
 
 import jax
 
+from headrace.config.schema import Run
 from headrace.core import __version__
+from headrace.core.errors import RunStopped
 from headrace.core.jax_private import devices_are_started
 from headrace.core.process import num_processors
-from headrace.engine.devices import Device
+from headrace.engine.devices import Device, start_devices, warm_up
 
 FIRST_BFLOAT16 = (8, 0)  # NVIDIA's compute capability from which on bfloat16 is in hardware
 ROOT = Path("/")
+_starts_early = threading.Event()  # a thread of this file has opened the devices, or does
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,15 +40,19 @@ class Visible:
     bfloat16: bool = False
 
 
-def visible_devices(platform: str, root: Path = ROOT) -> Visible:
-    """Return the devices that a run on this platform (auto, cpu, cuda, rocm, tpu) will find."""
-    # Asking JAX would start its backends; only where they run already does it cost nothing.
-    if devices_are_started():
+def visible_devices(platform: str, root: Path = ROOT, *, details: bool = True) -> Visible:
+    """Return the devices that a run on this platform (auto, cpu, cuda, rocm, tpu) will find.
+
+    Without details, which NVIDIA's driver takes a while to say, memory and number formats are not known.
+    """
+    # Asking JAX would start its backends; only where they run already does it cost nothing. Not where they start in
+    # a thread: it would be waited for, and what a run chooses for itself must not depend on who is first.
+    if devices_are_started() and not _starts_early.is_set():
         return _started(jax.local_devices())
     asked = platform if platform != "auto" else jax.config.jax_platforms or ""  # pyright: ignore[reportAttributeAccessIssue]
     name = asked.split(",")[0]
     names = {"": tuple(_FINDERS), "gpu": ("cuda", "rocm"), "cpu": ()}.get(name, (name,))
-    found = (_FINDERS[each](root) for each in names if each in _FINDERS)
+    found = (_FINDERS[each](root, details) for each in names if each in _FINDERS)
     if (first := next(filter(None, found), None)) is not None:
         return first
     if name in ("", "cpu", "gpu", "cuda"):
@@ -52,11 +60,36 @@ def visible_devices(platform: str, root: Path = ROOT) -> Visible:
     return Visible(platform=name, count=1, bfloat16=True)  # it was named, but its devices cannot be counted from here
 
 
+def start_early(run: Run) -> threading.Thread | None:
+    """Start the GPU that a run will find, in a thread, while the caller imports the rest; None where there is none.
+
+    Taking a GPU's memory takes two seconds, and importing takes one after JAX is there. Only for a process that is no
+    part of a job, and surely trains. Whatever goes wrong is said by the run, when it starts its devices itself.
+    """
+    # A run on chosen devices, or on CPU devices, has settings to make first, which follow from its plan.
+    if run.first_device is not None or devices_are_started():
+        return None
+    seen = visible_devices(run.platform, details=False)
+    if seen.platform != "gpu":
+        return None
+    if seen.count > 1:  # should JAX not get along with the GPUs and take the CPU, it has as many devices
+        jax.config.update("jax_num_cpu_devices", seen.count)
+
+    def start() -> None:
+        with suppress(RunStopped, RuntimeError):
+            warm_up(start_devices(run.platform, 1))
+
+    _starts_early.set()
+    thread = threading.Thread(target=start, name="start-early")
+    thread.start()
+    return thread
+
+
 def count_replicas(asked: int, devices_each: int, num_processes: int = 1) -> int:
     """Return the number of replicas; for 0 as many as the devices of all processes make, at least one in each."""
     if asked:
         return asked
-    return max(1, visible_devices("auto").count // devices_each) * num_processes
+    return max(1, visible_devices("auto", details=False).count // devices_each) * num_processes
 
 
 def _started(devices: list[Device]) -> Visible:
@@ -97,7 +130,7 @@ def _cpu() -> Visible:
     return Visible(platform="cpu", count=count, memory_bytes=host_memory())
 
 
-def _nvidia(root: Path) -> Visible | None:
+def _nvidia(root: Path, details: bool) -> Visible | None:
     # Without its plugin JAX does not see the GPU, and runs on the CPU.
     if not _has_package("jax_cuda12_plugin", "jax_cuda13_plugin"):
         return None
@@ -105,7 +138,7 @@ def _nvidia(root: Path) -> Visible | None:
     count = _chosen(present, "CUDA_VISIBLE_DEVICES")
     if not count:
         return None
-    rows = [line.split(",") for line in _nvidia_smi()]
+    rows = [line.split(",") for line in _nvidia_smi()] if details else []
     memory = [int(row[0]) << 20 for row in rows if row[0].strip().isdigit()]
     return Visible(
         platform="gpu",
@@ -126,7 +159,7 @@ def _nvidia_smi() -> tuple[str, ...]:
     return tuple(line for line in done.stdout.splitlines() if line.count(",") == 1)
 
 
-def _amd(root: Path) -> Visible | None:
+def _amd(root: Path, _details: bool) -> Visible | None:
     if not _has_package("jax_rocm60_plugin", "jax_rocm7_plugin"):
         return None
     nodes = sorted((root / "sys/class/kfd/kfd/topology/nodes").glob("*"))
@@ -155,7 +188,7 @@ def _properties(node: Path) -> Mapping[str, int]:
     return {row[0]: int(row[1]) for row in words if len(row) == 2 and row[1].isdigit()}
 
 
-def _tpu(root: Path) -> Visible | None:
+def _tpu(root: Path, _details: bool) -> Visible | None:
     if not _has_package("libtpu"):
         return None
     present = len(list((root / "dev").glob("accel[0-9]*"))) or len(list((root / "dev/vfio").glob("[0-9]*")))
@@ -163,7 +196,7 @@ def _tpu(root: Path) -> Visible | None:
     return Visible(platform="tpu", count=count, bfloat16=True) if count else None
 
 
-_FINDERS: Mapping[str, Callable[[Path], Visible | None]] = {"cuda": _nvidia, "rocm": _amd, "tpu": _tpu}
+_FINDERS: Mapping[str, Callable[[Path, bool], Visible | None]] = {"cuda": _nvidia, "rocm": _amd, "tpu": _tpu}
 
 
 def _has_package(*names: str) -> bool:

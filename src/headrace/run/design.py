@@ -196,7 +196,7 @@ def _without_crops_on_cpu(resolved: Resolved) -> Resolved:
     A CPU's crop costs as much as decoding the image again, or more; docs/images.md has the numbers.
     """
     config = resolved.config
-    if not _decoding_is_open(config.data) or visible_devices(config.run.platform).platform != "cpu":
+    if not _decoding_is_open(config.data) or visible_devices(config.run.platform, details=False).platform != "cpu":
         return resolved
     off = Given(value="off", origin=Origin(kind=CHOSEN, where="without an accelerator"))
     return with_values(resolved, {"decode_once": off})
@@ -255,7 +255,7 @@ def with_replicas(resolved: Resolved, custom: CustomParts = NOTHING) -> Resolved
     asked = resolved.origins["num_replicas"].is_given
     if batch.num_replicas or config.run.first_device is not None:
         return resolved
-    devices = visible_devices(config.run.platform)
+    devices = visible_devices(config.run.platform, details=False)
     platform, count = devices.platform, devices.count
     if not asked and (platform == "cpu" or count == 1):
         return resolved

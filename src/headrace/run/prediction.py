@@ -184,8 +184,10 @@ def labels_by_folder(files: Sequence[Path], names: Sequence[str]) -> list[int]:
 
 
 def _forward_spec(model: TrainedModel) -> EvalSpec:
+    spec = model.preprocess  # and not the model: with its weights in it, no program would be the same as another
+
     def fetch(_resident: object, batch: dict[str, Any]) -> tuple[Any, None]:
-        return preprocess(batch["images"], None, 0, model.preprocess, train=False), None
+        return preprocess(batch["images"], None, 0, spec, train=False), None
 
     return EvalSpec(
         network=model.network, fetch=fetch, compute_dtype=jnp.float32, num_replicas=1, reducer=PROBABILITIES

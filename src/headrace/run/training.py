@@ -16,9 +16,8 @@ from headrace.core.tree import PyTree
 from headrace.data.dataset import DataSet
 from headrace.data.feeding.feed import GROWTH, CallSpans, FeedOptions, TrainFeed
 from headrace.data.feeding.order import WHOLE, ProcessShard, StepShape, class_weights, fetch, fetch_labels
-from headrace.engine.compiler import compile_program, compiler_options
+from headrace.engine.compiler import compiler_options
 from headrace.engine.devices import CompileCounts, count_compilations, replica_mesh, replicated, take
-from headrace.engine.kept_programs import kept
 from headrace.engine.multiprocess_arrays import place
 from headrace.engine.objective import training_loss
 from headrace.engine.optimizer import rate_table, update_kinds
@@ -26,6 +25,7 @@ from headrace.engine.pipeline.dispatch import make_dispatcher
 from headrace.engine.pipeline.training_stages import StageSpec
 from headrace.engine.state import Placement, State, host_memory_of, put_state, snapshot
 from headrace.engine.step import Metrics, OnOneMesh, StepSpec, make_call, make_step, with_packing
+from headrace.engine.stored_programs import Draft, Request
 from headrace.plan.plan import Plan
 from headrace.plan.steps import SizeSpan
 from headrace.run.custom_functions import by_sample
@@ -79,33 +79,37 @@ class DeviceLoop(OnOneMesh):
         return self.trace(state, resident, block).compile()
 
     def trace(self, state: State, resident: PyTree, block: PyTree) -> "TracedCall":
-        """Make XLA's input from Python. Only shapes matter: the state may still be in host memory."""
+        """Make XLA's input from Python, or find the program. Only shapes matter: the state may be in host memory."""
         keep_freed_memory(keep=False)  # after an inference of this process
         begin, whole = time.perf_counter(), replicated(self.mesh)
         # Only here, where whole steps are one program: stages of a pipeline have their own parts of the state.
         spec = with_packing(self.spec, state)
-        call = kept(_make_call, spec, self.mesh, tuple(block))
         # Which rows to run is an array, not Python numbers: a call of other rows then needs no other program.
         shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (state, _ends(range(1))))
         state, ends = place(shapes, whole)
-        lowered = call.lower(state, resident, block, ends)
-        seconds = time.perf_counter() - begin
-        return TracedCall(lowered, dict(self.spec.compiler_options), whole, begin, seconds)
+        request = Request(
+            make=_make_call,
+            given=(spec, self.mesh, tuple(block)),
+            arguments=(state, resident, block, ends),
+            options=dict(self.spec.compiler_options),
+            mesh=self.mesh,
+        )
+        return TracedCall(request.prepare(), whole, begin)
 
 
 @dataclass(frozen=True)
 class TracedCall:
-    """A device loop that is still to be compiled."""
+    """A device loop that is still to be compiled or loaded."""
 
-    lowered: jax.stages.Lowered
-    options: dict[str, Any]
+    draft: Draft
     where: NamedSharding
     began: float  # on the performance counter
-    seconds: float
 
     def compile(self) -> "CallProgram":
         """Return the program; its devices must have started."""
-        return CallProgram(compile_program(self.lowered, self.options), self.where, self.seconds)
+        programs = self.draft.compile()
+        (program,) = programs.compiled
+        return CallProgram(program, self.where, programs.trace_seconds)
 
 
 def _make_call(spec: StepSpec, mesh: Mesh, names: tuple[str, ...]) -> Any:
@@ -122,7 +126,7 @@ class CallProgram:
 
     program: jax.stages.Compiled
     where: NamedSharding
-    trace_seconds: float = 0.0  # of making XLA's input from Python
+    trace_seconds: float = 0.0  # of making XLA's input from Python; 0 if it was found
 
     def __call__(self, state: State, resident: PyTree, block: PyTree, rows: range) -> tuple[State, Metrics]:
         """Run the steps of these rows of a block; the state is donated."""

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from PIL import Image, ImageDraw
 
 from headrace.config.schema import Logging
 from headrace.core.errors import ConfigError
@@ -144,6 +143,8 @@ class TrackerSink(Sink):
 
 def draw_confusion(report: Mapping[str, Any]) -> np.ndarray:
     """Return the confusion matrix as an image: true classes down, predicted ones across, mistakes in orange."""
+    from PIL import Image, ImageDraw  # here: most runs draw nothing, and it is 18 ms of every start
+
     matrix = np.array(report["confusion_matrix"], np.float64)
     # The root of the share, as in the report: few mistakes, which one looks for, would be invisible otherwise.
     shares = np.sqrt(matrix / np.maximum(matrix.sum(1, keepdims=True), 1))[..., None]
@@ -169,6 +170,8 @@ def write_mistakes(directory: Path, images: Mapping[str, Any]) -> int:
     place = directory / TENSORBOARD_DIR
     if not place.is_dir() or importlib.util.find_spec("tensorboardX") is None:
         return 0
+    from PIL import Image
+
     writer: Any = importlib.import_module("tensorboardX").SummaryWriter(logdir=str(place))
     for number, row in enumerate(images["mistakes"]):
         with Image.open(io.BytesIO(base64.b64decode(row["image"].partition(",")[2]))) as image:
