@@ -10,8 +10,9 @@ import pytest
 from headrace.config.load import config_from
 from headrace.engine import kept_programs
 from headrace.engine.devices import CompileCounts, count_compilations
-from headrace.engine.kept_programs import NoValueError, by_value, kept
+from headrace.engine.kept_programs import NoValueError, by_value, digest, kept
 from headrace.engine.optimizer import make_lr_curve, make_optimizer
+from headrace.engine.state import make_packing
 from headrace.model.families import build_network
 from headrace.ops.tracing import portable
 
@@ -26,12 +27,19 @@ def optimizer(**options):
     return make_optimizer(learning, curve, 8), curve
 
 
+def packing(width):
+    """Return how a step's state is packed on a GPU."""
+    norm = {"gamma": np.zeros(width, np.float32), "beta": np.zeros(width, np.float32)}
+    return make_packing({"params": {"norm": norm}, "stats": {"norm": norm}}, len, bool)
+
+
 SAME = {
     "an optimizer": optimizer,
     "a network": network,
     "a partial": lambda seed=0: partial(optax.scale_by_learning_rate, seed, flip_sign=False),
     "an array": lambda seed=0: np.full(3, seed, np.float32),
     "a method": lambda seed=0: optax.sgd(0.1 + seed).update,
+    "a packing": lambda width=3: packing(width),
 }
 OTHER = {
     "an optimizer": {"optimizer_params": {"momentum": 0.5}},
@@ -39,6 +47,7 @@ OTHER = {
     "a partial": {"seed": 1},
     "an array": {"seed": 1},
     "a method": {"seed": 1},
+    "a packing": {"width": 4},
 }
 
 
@@ -49,6 +58,7 @@ def test_what_is_made_twice_is_equal_and_what_differs_is_not(name):
     assert by_value(make()) == by_value(make())
     assert hash(by_value(make())) == hash(by_value(make()))
     assert by_value(make(**OTHER[name])) != by_value(make())
+    assert digest(by_value(make(**OTHER[name]))) != digest(by_value(make())) == digest(by_value(make()))
 
 
 PAIRS = [(1, True), (1, 1.0), (0.0, -0.0), ((1,), [1]), (np.float32(1), np.float64(1)), (jax.numpy.sin, jax.numpy.cos)]

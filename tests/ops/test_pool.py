@@ -16,6 +16,20 @@ def test_global_average_pool_sums_in_float32():
     assert float(y[0, 0]) == 1 + 2**-7
 
 
+def test_images_are_stored_before_their_mean_on_a_gpu_and_its_gradient_is_not(monkeypatch):
+    monkeypatch.setattr("headrace.ops.pool.on_gpu", lambda: True)
+    x = np.random.default_rng(0).normal(size=(2, 4, 4, 3)).astype(np.float32)
+
+    def loss(x):
+        return (ops.global_average_pool(x) ** 2).sum()
+
+    assert str(jax.make_jaxpr(jax.value_and_grad(loss))(x)).count("optimization_barrier") == 1
+    means = x.astype(np.float64).mean((1, 2))
+    value, slope = jax.jit(jax.value_and_grad(loss))(x)
+    np.testing.assert_allclose(value, (means**2).sum(), rtol=1e-5)
+    np.testing.assert_allclose(slope, np.broadcast_to(2 * means[:, None, None] / 16, x.shape), rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("padding", "size", "window", "stride", "pads", "out"),
     [

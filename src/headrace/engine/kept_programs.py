@@ -84,6 +84,8 @@ def by_value(value: Any) -> Hashable:
         return kind, tuple((by_value(name), by_value(item)) for name, item in value.items())
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         return kind, value.dtype, value.shape, value.tobytes()
+    if isinstance(value, jax.ShapeDtypeStruct):
+        return kind, value.shape, value.dtype, by_value(value.sharding), value.weak_type
     if isinstance(value, partial):
         return kind, by_value(value.func), by_value(value.args), by_value(value.keywords)
     if isinstance(value, MethodType):
