@@ -22,6 +22,8 @@ constexpr i64 kChunkFloats = 128 * 1024;       // of one chunk's images, to stay
 constexpr i64 kTaskTiles = 32 * kMaxRows;      // of Winograd's algorithm in one task
 constexpr i64 kBandFloats = 32 * 1024;         // of one band of a depthwise convolution's image
 constexpr i64 kManyWeights = 192 * 1024;       // floats: more than this are read as rarely as possible
+constexpr i64 kTaskPixels = 24 * kMaxRows;     // of one task with so many weights, which it reads once
+constexpr i64 kSlotFloats = 1024 * 1024;       // of the sums of a weights' gradient, one for each task, all together
 constexpr i64 kFewProducts = 256 * 1024;       // are computed before another thread has begun
 enum Method : i64 { kProducts = 0, kWinograd = 1, kDepthwise = 2, kGrouped = 3 };
 
@@ -32,6 +34,11 @@ i64 chunk_size(i64 images, i64 floats, i64 threads, i64 wanted = kChunkFloats) {
   if (chunks % threads && chunks < 8 * threads) chunks += threads - chunks % threads;
   chunks = std::min(chunks, images);
   return (images + chunks - 1) / chunks;
+}
+
+// Images of one task of a product. Tasks are more than threads: the cores of a virtual machine are rarely equally fast.
+i64 product_chunk(const Geometry& g, i64 floats, bool many, i64 threads) {
+  return many ? chunk_size(g.n, g.ho * g.wo, threads, kTaskPixels) : chunk_size(g.n, floats, threads);
 }
 
 winograd::Tiles forward_tiles(const Geometry& g) {
@@ -269,7 +276,7 @@ void convolve_all(const Threads& pool, const float* x, const float* w, float* y,
     });
   }
   if (g.n >= threads) {
-    i64 chunk = chunk_size(g.n, g.in() + g.out(), threads, weights > kManyWeights ? INT64_MAX : kChunkFloats);
+    i64 chunk = product_chunk(g, g.in() + g.out(), weights > kManyWeights, threads);
     if (g.is_pointwise() && chunk > 4 * kMaxRows) chunk = (chunk + kMaxRows - 1) / kMaxRows * kMaxRows;
     return parallel(pool, (g.n + chunk - 1) / chunk, [&](i64 i) {
       const i64 n = i * chunk;
@@ -318,7 +325,7 @@ ffi::Error Convolve(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, i64
   const i64 units = together ? g.n * g.ho * g.wo : g.n, out = together ? o : g.out();
   const i64 chunk = together ? chunk_size(units, o, threads)
                     : by_image ? 1
-                               : chunk_size(g.n, g.in() + g.out(), threads, many ? INT64_MAX : kChunkFloats);
+                               : product_chunk(g, g.in() + g.out(), many, threads);
   const i64 tasks = (units + chunk - 1) / chunk;
   std::vector<double> sums(tasks * 2 * o, 0.0);
   parallel(pool, tasks, [&](i64 i) {
@@ -450,7 +457,7 @@ ffi::Error Gradients(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, i6
   const bool by_points = method == kWinograd && weights > kManyWeights;
   const i64 chunk = method == kDepthwise || method == kGrouped
                         ? 1
-                        : chunk_size(g.n, g.in() + 2 * g.out(), threads, many ? INT64_MAX : kChunkFloats);
+                        : product_chunk(g, g.in() + 2 * g.out(), many, threads);
   const i64 chunks = (g.n + chunk - 1) / chunk, panels = panels_of(o);
   const ImageGradient image_gradient(method == kGrouped ? blocks.block() : g);
 
@@ -487,13 +494,13 @@ ffi::Error Gradients(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, i6
       const i64 n0 = i * chunk, images = std::min(chunk, g.n - n0);
       if (images <= 0) return;
       const float* dz = gradient(n0, images, z ? scratch(1, images * g.out()) : nullptr);
-      if (dw) pack_panels(dz, images * pixels, o, panel_buffer + n0 * pixels * panels * kPanel, 0, panels);
+      if (dw) pack_panels(dz, images * pixels, o, panel_buffer + n0 * pixels * kPanel, 0, panels, g.n * pixels);
       if (copy) windows(x + n0 * g.in(), g, images, 0, g.ho, copy + n0 * padded);
       if (dx) image_gradient.apply(dz, images, packed, dx + n0 * g.in());
     });
     if (dw) {
       // Parts of the taps, and of the panels where few taps would read each panel again and again.
-      const i64 wanted = 2 * threads, ranges = std::clamp<i64>(row_taps / 128, 1, wanted);
+      const i64 wanted = 4 * threads, ranges = std::clamp<i64>(row_taps / 128, 1, wanted);
       const i64 groups = std::min(panels, (wanted + ranges * g.kh - 1) / (ranges * g.kh));
       parallel(pool, g.kh * ranges * groups, [&](i64 i) {
         const i64 row = i / groups / ranges;
@@ -501,13 +508,8 @@ ffi::Error Gradients(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, i6
         float* sum = dw + row * row_taps * o;
         const i64 first = part.first * kPanel, width = std::min(o, part.last * kPanel) - first;
         for (i64 t = taps.first; t < taps.last; t++) memset(sum + t * o + first, 0, width * sizeof(float));
-        for (i64 n0 = 0; n0 < g.n; n0 += chunk) {
-          const i64 images = std::min(chunk, g.n - n0);
-          const View v = copy ? windows_at(copy + n0 * padded, g, images, g.ho)
-                              : windows(x + n0 * g.in(), g, images, 0, g.ho);
-          weight_gradient(v.data + row * v.pitch, v.pixels, row_taps, taps, panel_buffer + n0 * pixels * panels * kPanel,
-                          images * pixels * kPanel, part, sum, o);
-        }
+        const View v = copy ? windows_at(copy, g, g.n, g.ho) : windows(x, g, g.n, 0, g.ho);
+        weight_gradient(v.data + row * v.pitch, v.pixels, row_taps, taps, panel_buffer, g.n * pixels * kPanel, part, sum, o);
       });
     }
     return ffi::Error::Success();
@@ -529,7 +531,8 @@ ffi::Error Gradients(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, i6
     return ffi::Error::Success();
   }
 
-  const i64 slots = std::min(chunks, threads), size = method == kWinograd ? winograd::kPoints * g.c * o : weights;
+  const i64 size = method == kWinograd ? winograd::kPoints * g.c * o : weights;
+  const i64 slots = std::min(chunks, threads * std::clamp<i64>(kSlotFloats / (threads * size), 1, 4));
   float* sums = dw ? scratch(7, slots * size) : nullptr;
   parallel(pool, slots, [&](i64 s) {
     float* sum = dw ? sums + s * size : nullptr;
