@@ -49,9 +49,11 @@ static void pack_panels(const float* matrix, i64 depth, i64 outputs, float* out,
 static inline void fetch(const float* p, i64 count) {
   for (i64 i = 0; i < count; i += 16) __builtin_prefetch(p + i, 0, 2);
 }
-template <int kRows> static inline void fetch_results(float* c, i64 c_step) {
+template <int kRows, int kVectors> static inline void fetch_results(const float* c, i64 c_step) {
 #pragma GCC unroll 16
-  for (int r = 0; r < kRows; r++) __builtin_prefetch(c + r * c_step, 1);
+  for (int r = 0; r < kRows; r++)
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors * kLanes; v += 16) __builtin_prefetch(c + r * c_step + v, 1);
 }
 
 template <int kRows, int kVectors> static inline void add_results(const Vec (&sum)[kRows][kVectors], float* c, i64 c_step) {
@@ -69,7 +71,7 @@ template <int kRows, int kVectors>
 static void product_tile(const float* a, i64 a_step, i64 segments, i64 segment_step, i64 depth, const float* b, float* c,
                          i64 c_step, bool add) {
   constexpr int kBases = (kRows + 2) / 3;
-  fetch_results<kRows>(c, c_step);
+  fetch_results<kRows, kVectors>(c, c_step);
   Vec sum[kRows][kVectors] = {};
   for (i64 s = 0; s < segments; s++) {
     // Every third row has a pointer; the two after it are reached by x86's scaled index. One pointer for each row would
@@ -77,7 +79,7 @@ static void product_tile(const float* a, i64 a_step, i64 segments, i64 segment_s
     const float* base[kBases];
 #pragma GCC unroll 8
     for (int i = 0; i < kBases; i++) base[i] = a + s * segment_step + 3 * i * a_step;
-    for (i64 k = 0; k < depth; k++, b += kPanel) {
+    for (const float* end = b + depth * kPanel; b != end; b += kPanel) {
       Vec w[kVectors];
 #pragma GCC unroll 2
       for (int v = 0; v < kVectors; v++) w[v] = load(b + v * kLanes);
@@ -203,17 +205,25 @@ constexpr i64 kSlotBlocks = 20;   // blocks of taps that stay in the L2 cache wh
 // c[tap][...] += sum over pixels of a[pixel][tap] * g[pixel][...]
 template <int kRows, int kVectors>
 static void gradient_tile(const float* a, i64 pixels, const float* g, float* c, i64 c_step) {
-  fetch_results<kRows>(c, c_step);
+  fetch_results<kRows, kVectors>(c, c_step);
   Vec sum[kRows][kVectors] = {};
-  for (i64 k = 0; k < pixels; k++, a += kSlot, g += kPanel) {
-    Vec d[kVectors];
+  auto some = [&](auto size) {  // pixels at once: pointers and counters take a fifth of the instructions of a single one
+    constexpr int kSize = decltype(size)::value;
+#pragma GCC unroll 4
+    for (int u = 0; u < kSize; u++) {
+      Vec d[kVectors];
 #pragma GCC unroll 2
-    for (int v = 0; v < kVectors; v++) d[v] = load(g + v * kLanes);
+      for (int v = 0; v < kVectors; v++) d[v] = load(g + u * kPanel + v * kLanes);
 #pragma GCC unroll 16
-    for (int r = 0; r < kRows; r++)
+      for (int r = 0; r < kRows; r++)
 #pragma GCC unroll 2
-      for (int v = 0; v < kVectors; v++) sum[r][v] += a[r] * d[v];
-  }
+        for (int v = 0; v < kVectors; v++) sum[r][v] += a[u * kSlot + r] * d[v];
+    }
+    a += kSize * kSlot, g += kSize * kPanel;
+  };
+  i64 k = 0;
+  for (; k + 4 <= pixels; k += 4) some(std::integral_constant<int, 4>());
+  for (; k < pixels; k++) some(std::integral_constant<int, 1>());
   add_results<kRows, kVectors>(sum, c, c_step);
 }
 
