@@ -24,8 +24,9 @@ FLAGS = [LEVEL, "-g0", "-fwrapv", "-ffp-contract=off"]
 # A wheel must run everywhere, so -march=native is out. Baseline x86-64 code takes over twice as long to decode, and
 # this no slower than -march=native; library.py chooses when it loads.
 VARIANTS = {LIBRARY["PORTABLE"]: []}
-# The kernels need no exact bits, but NaN and infinity as they are: none of -ffast-math.
-KERNEL_FLAGS = [LEVEL, "-g0", "-std=c++17", "-fno-math-errno", "-fno-trapping-math"]
+# The kernels need no exact bits, but NaN and infinity as they are: none of -ffast-math. Loops begin with a cache line:
+# the products' took 3 to 6 % longer where chance put them across one line more.
+KERNEL_FLAGS = [LEVEL, "-g0", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-falign-loops=64"]
 KERNEL_VARIANTS = {"kernels": []}
 if platform.machine() in ("x86_64", "AMD64"):
     VARIANTS[LIBRARY["AVX2"]] = ["-mavx2", "-mbmi", "-mbmi2"]

@@ -22,6 +22,8 @@ constexpr i64 kChunkFloats = 128 * 1024;       // of one chunk's images, to stay
 constexpr i64 kTaskTiles = 32 * kMaxRows;      // of Winograd's algorithm in one task
 constexpr i64 kBandFloats = 32 * 1024;         // of one band of a depthwise convolution's image
 constexpr i64 kManyWeights = 192 * 1024;       // floats: more than this are read as rarely as possible
+constexpr i64 kTaskPixels = 24 * kMaxRows;     // of one task with so many weights, which it reads once
+constexpr i64 kSlotFloats = 1024 * 1024;       // of the sums of a weights' gradient, one for each task, all together
 constexpr i64 kFewProducts = 256 * 1024;       // are computed before another thread has begun
 enum Method : i64 { kProducts = 0, kWinograd = 1, kDepthwise = 2, kGrouped = 3 };
 
@@ -34,6 +36,11 @@ i64 chunk_size(i64 images, i64 floats, i64 threads, i64 wanted = kChunkFloats) {
   return (images + chunks - 1) / chunks;
 }
 
+// Images of one task of a product. Tasks are more than threads: the cores of a virtual machine are rarely equally fast.
+i64 product_chunk(const Geometry& g, i64 floats, bool many, i64 threads) {
+  return many ? chunk_size(g.n, g.ho * g.wo, threads, kTaskPixels) : chunk_size(g.n, floats, threads);
+}
+
 winograd::Tiles forward_tiles(const Geometry& g) {
   return winograd::tiles_of(g.h, g.w, g.c, g.o, g.top, g.left, g.ho, g.wo);
 }
@@ -43,16 +50,9 @@ winograd::Tiles backward_tiles(const Geometry& g) {  // convolves the gradient, 
 depthwise::Shape depthwise_shape(const Geometry& g) {
   return {g.h, g.w, g.c, g.kh, g.stride, g.top, g.left, g.ho, g.wo};
 }
-void transform_weights(const Threads& pool, const float* w, float* out, i64 c, i64 o, bool turned) {
-  parallel(pool, o / kLanes, [&](i64 i) { winograd::weight_points(w, out, c, o, turned, i * kLanes); });
-}
-
-void weight_values(const Threads& pool, const float* du, float* dw, i64 c, i64 o) {
-  const i64 parts = std::min(c, 4 * pool.count());
-  parallel(pool, parts, [&](i64 i) {
-    const Range r = range_of(c, i, parts);
-    winograd::weight_values(du, dw, c, o, r.first, r.last);
-  });
+void weight_values(const float* du, float* dw, i64 c, i64 o, i64 part, i64 parts) {
+  const Range r = range_of(c, part, parts);
+  winograd::weight_values(du, dw, c, o, r.first, r.last);
 }
 
 // Winograd's algorithm for large weights, whose points do not fit the caches: all tiles are transformed, then each thread
@@ -145,16 +145,25 @@ i64 packed_floats(const Geometry& g, i64 method) {
   if (method == kGrouped) return grouped::Blocks(g).count() * grouped::Blocks(g).packed();
   return method == kWinograd ? winograd::weight_floats(g.c, g.o) : panels_of(g.o) * depth * kPanel;
 }
-void pack_weights(const Threads& pool, const float* w, float* packed, const Geometry& g, i64 method) {
+// Packing in tasks: how many, and one of them.
+i64 pack_tasks(const Geometry& g, i64 method) {
+  if (method == kDepthwise) return 1;
+  if (method == kGrouped) return grouped::Blocks(g).count();
+  return method == kWinograd ? g.o / kLanes : panels_of(g.o);
+}
+void pack_part(const float* w, float* packed, const Geometry& g, i64 method, i64 i) {
   const i64 depth = g.kh * g.kw * g.c;
   if (method == kDepthwise)
     memcpy(packed, w, depth * sizeof(float));
   else if (method == kWinograd)
-    transform_weights(pool, w, packed, g.c, g.o, false);
-  else if (const grouped::Blocks b(g); method == kGrouped)
-    parallel(pool, b.count(), [&](i64 block) { b.pack(w, block, packed); });
+    winograd::weight_points(w, packed, g.c, g.o, false, i * kLanes);
+  else if (method == kGrouped)
+    grouped::Blocks(g).pack(w, i, packed);
   else
-    parallel(pool, panels_of(g.o), [&](i64 p) { pack_panels(w, depth, g.o, packed, p, p + 1); });
+    pack_panels(w, depth, g.o, packed, i, i + 1);
+}
+void pack_weights(const Threads& pool, const float* w, float* packed, const Geometry& g, i64 method) {
+  parallel(pool, pack_tasks(g, method), [&](i64 i) { pack_part(w, packed, g, method, i); });
 }
 
 const float* scaled_weights(const float* w, const float* scale, i64 rows, i64 o) {
@@ -269,7 +278,7 @@ void convolve_all(const Threads& pool, const float* x, const float* w, float* y,
     });
   }
   if (g.n >= threads) {
-    i64 chunk = chunk_size(g.n, g.in() + g.out(), threads, weights > kManyWeights ? INT64_MAX : kChunkFloats);
+    i64 chunk = product_chunk(g, g.in() + g.out(), weights > kManyWeights, threads);
     if (g.is_pointwise() && chunk > 4 * kMaxRows) chunk = (chunk + kMaxRows - 1) / kMaxRows * kMaxRows;
     return parallel(pool, (g.n + chunk - 1) / chunk, [&](i64 i) {
       const i64 n = i * chunk;
@@ -300,28 +309,28 @@ ffi::Error Convolve(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, i64
   const Finish found = {shift, argument(rest, is_packed ? 0 : 2), y, act};
   const Finish* finish = found.shift ? &found : nullptr;
   if (!is_packed && finish) w = scaled_weights(w, argument(rest, 0), w_.element_count() / o, o);
-  if (!is_packed && method != kDepthwise) {
-    float* packed = scratch(6, packed_floats(g, method));
-    pack_weights(pool, w, packed, g, method);
-    w = packed;
-  }
+  // Sums for the statistics are formed while a chunk is in the cache.
+  const bool by_image = method == kDepthwise || method == kGrouped;
+  const bool many = !by_image && g.kh * g.kw * g.c * o > kManyWeights;
+  const bool together = g.n < threads || (method == kWinograd && many);
+  const float* unpacked = w;
+  float* packed = is_packed || method == kDepthwise ? nullptr : scratch(6, packed_floats(g, method));
+  if (packed) w = packed;
+  if (packed && (rets.size() == 1 || together)) pack_weights(pool, unpacked, packed, g, method);
   if (rets.size() == 1) {
     convolve_all(pool, x, w, y, g, method, finish);
     return ffi::Error::Success();
   }
-
-  // Sums for the statistics, formed while a chunk is in the cache.
-  const bool by_image = method == kDepthwise || method == kGrouped;
-  const bool many = !by_image && g.kh * g.kw * g.c * o > kManyWeights;
-  const bool together = g.n < threads || (method == kWinograd && many);
   if (together) convolve_all(pool, x, w, y, g, method, nullptr);
   const i64 units = together ? g.n * g.ho * g.wo : g.n, out = together ? o : g.out();
   const i64 chunk = together ? chunk_size(units, o, threads)
                     : by_image ? 1
-                               : chunk_size(g.n, g.in() + g.out(), threads, many ? INT64_MAX : kChunkFloats);
+                               : product_chunk(g, g.in() + g.out(), many, threads);
   const i64 tasks = (units + chunk - 1) / chunk;
   std::vector<double> sums(tasks * 2 * o, 0.0);
-  parallel(pool, tasks, [&](i64 i) {
+  const i64 packs = packed && !together ? pack_tasks(g, method) : 0;
+  parallel_phases(pool, {packs, tasks}, [&](int phase, i64 i) {
+    if (phase == 0) return pack_part(unpacked, packed, g, method, i);
     const i64 n = i * chunk, count = std::min(chunk, units - n);
     if (count <= 0) return;
     if (!together) convolve_images(x + n * g.in(), w, y + n * out, g, method, count, nullptr);
@@ -450,25 +459,23 @@ ffi::Error Gradients(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, i6
   const bool by_points = method == kWinograd && weights > kManyWeights;
   const i64 chunk = method == kDepthwise || method == kGrouped
                         ? 1
-                        : chunk_size(g.n, g.in() + 2 * g.out(), threads, many ? INT64_MAX : kChunkFloats);
+                        : product_chunk(g, g.in() + 2 * g.out(), many, threads);
   const i64 chunks = (g.n + chunk - 1) / chunk, panels = panels_of(o);
   const ImageGradient image_gradient(method == kGrouped ? blocks.block() : g);
 
-  float* packed = nullptr;
-  if (dx && method == kWinograd) {
-    packed = scratch(6, winograd::weight_floats(o, g.c));
-    transform_weights(pool, w, packed, o, g.c, true);
-  } else if (dx && method == kProducts) {
-    packed = scratch(6, image_gradient.floats);
-    parallel(pool, panels_of(g.c), [&](i64 p) { image_gradient.pack(w, packed, p); });
-  } else if (dx && method == kGrouped) {
-    packed = scratch(6, blocks.count() * image_gradient.floats);
-    parallel(pool, blocks.count(), [&](i64 block) {
-      float* dense = scratch(0, blocks.weights());
-      blocks.matrix(w, block, dense);
-      for (i64 p = 0; p < panels_of(blocks.size); p++) image_gradient.pack(dense, packed + block * image_gradient.floats, p);
-    });
-  }
+  // The weights as the images' gradient reads them.
+  const i64 packed_size = method == kWinograd ? winograd::weight_floats(o, g.c)
+                          : method == kGrouped ? blocks.count() * image_gradient.floats
+                                               : image_gradient.floats;
+  float* packed = dx && method != kDepthwise ? scratch(6, packed_size) : nullptr;
+  const i64 packs = !packed ? 0 : method == kWinograd ? g.c / kLanes : method == kGrouped ? blocks.count() : panels_of(g.c);
+  auto pack = [&](i64 i) {
+    if (method == kWinograd) return winograd::weight_points(w, packed, o, g.c, true, i * kLanes);
+    if (method == kProducts) return image_gradient.pack(w, packed, i);
+    float* dense = scratch(0, blocks.weights());
+    blocks.matrix(w, i, dense);
+    for (i64 p = 0; p < panels_of(blocks.size); p++) image_gradient.pack(dense, packed + i * image_gradient.floats, p);
+  };
   // The gradient behind the convolution for some images, formed in `buffer` if a norm follows.
   auto gradient = [&](i64 n0, i64 images, float* buffer) -> const float* {
     if (!z) return dy + n0 * g.out();
@@ -483,55 +490,54 @@ ffi::Error Gradients(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, i6
     float* panel_buffer = dw ? scratch(7, g.n * pixels * panels * kPanel) : nullptr;
     const i64 padded = g.window_rows() * g.window_columns() * g.c;
     float* copy = dw && !g.fits_unpadded() ? scratch(2, g.n * padded) : nullptr;
-    parallel(pool, chunks, [&](i64 i) {
-      const i64 n0 = i * chunk, images = std::min(chunk, g.n - n0);
-      if (images <= 0) return;
-      const float* dz = gradient(n0, images, z ? scratch(1, images * g.out()) : nullptr);
-      if (dw) pack_panels(dz, images * pixels, o, panel_buffer + n0 * pixels * panels * kPanel, 0, panels);
-      if (copy) windows(x + n0 * g.in(), g, images, 0, g.ho, copy + n0 * padded);
-      if (dx) image_gradient.apply(dz, images, packed, dx + n0 * g.in());
+    // Of the weights' gradient, a task has some of the taps, and some of the panels where few taps would read each panel
+    // again and again.
+    const i64 wanted = 4 * threads, ranges = std::clamp<i64>(row_taps / 128, 1, wanted);
+    const i64 groups = std::min(panels, (wanted + ranges * g.kh - 1) / (ranges * g.kh));
+    parallel_phases(pool, {packs, chunks, dw ? g.kh * ranges * groups : 0}, [&](int phase, i64 i) {
+      if (phase == 0) return pack(i);
+      if (phase == 1) {
+        const i64 n0 = i * chunk, images = std::min(chunk, g.n - n0);
+        if (images <= 0) return;
+        const float* dz = gradient(n0, images, z ? scratch(1, images * g.out()) : nullptr);
+        if (dw) pack_panels(dz, images * pixels, o, panel_buffer + n0 * pixels * kPanel, 0, panels, g.n * pixels);
+        if (copy) windows(x + n0 * g.in(), g, images, 0, g.ho, copy + n0 * padded);
+        if (dx) image_gradient.apply(dz, images, packed, dx + n0 * g.in());
+        return;
+      }
+      const i64 row = i / groups / ranges;
+      const Range taps = range_of(row_taps, i / groups % ranges, ranges), part = range_of(panels, i % groups, groups);
+      float* sum = dw + row * row_taps * o;
+      const i64 first = part.first * kPanel, width = std::min(o, part.last * kPanel) - first;
+      for (i64 t = taps.first; t < taps.last; t++) memset(sum + t * o + first, 0, width * sizeof(float));
+      const View v = copy ? windows_at(copy, g, g.n, g.ho) : windows(x, g, g.n, 0, g.ho);
+      weight_gradient(v.data + row * v.pitch, v.pixels, row_taps, taps, panel_buffer, g.n * pixels * kPanel, part, sum, o);
     });
-    if (dw) {
-      // Parts of the taps, and of the panels where few taps would read each panel again and again.
-      const i64 wanted = 2 * threads, ranges = std::clamp<i64>(row_taps / 128, 1, wanted);
-      const i64 groups = std::min(panels, (wanted + ranges * g.kh - 1) / (ranges * g.kh));
-      parallel(pool, g.kh * ranges * groups, [&](i64 i) {
-        const i64 row = i / groups / ranges;
-        const Range taps = range_of(row_taps, i / groups % ranges, ranges), part = range_of(panels, i % groups, groups);
-        float* sum = dw + row * row_taps * o;
-        const i64 first = part.first * kPanel, width = std::min(o, part.last * kPanel) - first;
-        for (i64 t = taps.first; t < taps.last; t++) memset(sum + t * o + first, 0, width * sizeof(float));
-        for (i64 n0 = 0; n0 < g.n; n0 += chunk) {
-          const i64 images = std::min(chunk, g.n - n0);
-          const View v = copy ? windows_at(copy + n0 * padded, g, images, g.ho)
-                              : windows(x + n0 * g.in(), g, images, 0, g.ho);
-          weight_gradient(v.data + row * v.pitch, v.pixels, row_taps, taps, panel_buffer + n0 * pixels * panels * kPanel,
-                          images * pixels * kPanel, part, sum, o);
-        }
-      });
-    }
     return ffi::Error::Success();
   }
 
   if (by_points) {
     const float* dz = z ? scratch(2, g.n * g.out()) : dy;
-    if (z)
-      parallel(pool, chunks, [&](i64 i) {
-        const i64 n0 = std::min(g.n, i * chunk);
-        gradient(n0, std::min(chunk, g.n - n0), (float*)dz + n0 * g.out());
-      });
+    parallel_phases(pool, {packs, z ? chunks : 0}, [&](int phase, i64 i) {
+      if (phase == 0) return pack(i);
+      const i64 n0 = std::min(g.n, i * chunk);
+      gradient(n0, std::min(chunk, g.n - n0), (float*)dz + n0 * g.out());
+    });
     if (dx) convolve_by_points(pool, dz, dx, packed, backward_tiles(g), g.n);
     if (dw) {
       float* du = scratch(6, winograd::kPoints * g.c * o);  // the weights' points are not needed any more
       weight_gradient_by_points(pool, x, dz, du, forward_tiles(g), g.n);
-      weight_values(pool, du, dw, g.c, o);
+      const i64 parts = std::min(g.c, 4 * threads);
+      parallel(pool, parts, [&](i64 i) { weight_values(du, dw, g.c, o, i, parts); });
     }
     return ffi::Error::Success();
   }
 
-  const i64 slots = std::min(chunks, threads), size = method == kWinograd ? winograd::kPoints * g.c * o : weights;
+  const i64 size = method == kWinograd ? winograd::kPoints * g.c * o : weights;
+  const i64 slots = std::min(chunks, threads * std::clamp<i64>(kSlotFloats / (threads * size), 1, 4));
   float* sums = dw ? scratch(7, slots * size) : nullptr;
-  parallel(pool, slots, [&](i64 s) {
+  float* total = method == kWinograd || method == kGrouped ? sums : dw;
+  auto gradients = [&](i64 s) {
     float* sum = dw ? sums + s * size : nullptr;
     if (sum) memset(sum, 0, size * sizeof(float));
     for (i64 i = chunks * s / slots; i < chunks * (s + 1) / slots; i++) {
@@ -564,18 +570,18 @@ ffi::Error Gradients(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, i6
         if (to) image_gradient.apply(dz, images, packed, to);
       }
     }
+  };
+  const i64 parts = size > 65536 ? 4 * threads : 1, value_parts = std::min(g.c, 4 * threads);
+  parallel_phases(pool, {packs, slots, dw ? parts : 0, dw && method == kWinograd ? value_parts : 0}, [&](int phase, i64 i) {
+    if (phase == 0) return pack(i);
+    if (phase == 1) return gradients(i);
+    if (phase == 3) return weight_values(sums, dw, g.c, o, i, value_parts);
+    const Range part = range_of(size, i, parts);
+    if (total != sums) memcpy(total + part.first, sums + part.first, (part.last - part.first) * sizeof(float));
+    for (i64 s = 1; s < slots; s++)
+      for (i64 k = part.first; k < part.last; k++) total[k] += sums[s * size + k];
   });
   if (!dw) return ffi::Error::Success();
-  float* total = method == kWinograd || method == kGrouped ? sums : dw;
-  const i64 parts = size > 65536 ? 4 * threads : 1, part = (size + parts - 1) / parts;
-  parallel(pool, parts, [&](i64 p) {
-    for (i64 k = p * part; k < std::min(size, (p + 1) * part); k++) {
-      float sum = sums[k];
-      for (i64 s = 1; s < slots; s++) sum += sums[s * size + k];
-      total[k] = sum;
-    }
-  });
-  if (method == kWinograd) weight_values(pool, sums, dw, g.c, o);
   if (method == kGrouped)
     for (i64 block = 0; block < blocks.count(); block++)
       blocks.each_weight(block, [&](i64 at, i64 from) { dw[at] = sums[block * blocks.weights() + from]; });

@@ -26,11 +26,11 @@ struct Pixels {
   i64 count() const { return images * rows * pixels; }
 };
 
-// matrix [depth][outputs] -> [panel][depth][kPanel], zeros behind the last output
-static void pack_panels(const float* matrix, i64 depth, i64 outputs, float* out, i64 first, i64 last) {
+// matrix [depth][outputs] -> [panel][depth][kPanel], zeros behind the last output; the panels may be a part of deeper ones
+static void pack_panels(const float* matrix, i64 depth, i64 outputs, float* out, i64 first, i64 last, i64 whole_depth = 0) {
   for (i64 p = first; p < last; p++) {
     const i64 width = panel_width(outputs, p);
-    float* to = out + p * depth * kPanel;
+    float* to = out + p * std::max(depth, whole_depth) * kPanel;
     const float* from = matrix + p * kPanel;
     if (width == kPanel)
       for (i64 k = 0; k < depth; k++, to += kPanel, from += outputs)
@@ -44,23 +44,42 @@ static void pack_panels(const float* matrix, i64 depth, i64 outputs, float* out,
   }
 }
 
+// Ask for the cache lines of `count` floats. Memory is asked for one tile before it is used: the processor's own prefetching
+// does not see that a panel follows, or which results come next.
+static inline void fetch(const float* p, i64 count) {
+  for (i64 i = 0; i < count; i += 16) __builtin_prefetch(p + i, 0, 2);
+}
+template <int kRows, int kVectors> static inline void fetch_results(const float* c, i64 c_step) {
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; r++)
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors * kLanes; v += 16) __builtin_prefetch(c + r * c_step + v, 1);
+}
+
+template <int kRows, int kVectors> static inline void add_results(const Vec (&sum)[kRows][kVectors], float* c, i64 c_step) {
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; r++)
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; v++) {
+      float* to = c + r * c_step + v * kLanes;
+      store(to, load(to) + sum[r][v]);
+    }
+}
+
 // c[row][...] (+)= sum over segments and depth of a[row * a_step + segment * segment_step + k] * b[k][...]
 template <int kRows, int kVectors>
 static void product_tile(const float* a, i64 a_step, i64 segments, i64 segment_step, i64 depth, const float* b, float* c,
                          i64 c_step, bool add) {
   constexpr int kBases = (kRows + 2) / 3;
-  Vec sum[kRows][kVectors];
-#pragma GCC unroll 16
-  for (int r = 0; r < kRows; r++)
-#pragma GCC unroll 2
-    for (int v = 0; v < kVectors; v++) sum[r][v] = add ? load(c + r * c_step + v * kLanes) : Vec{};
+  fetch_results<kRows, kVectors>(c, c_step);
+  Vec sum[kRows][kVectors] = {};
   for (i64 s = 0; s < segments; s++) {
     // Every third row has a pointer; the two after it are reached by x86's scaled index. One pointer for each row would
     // not fit the registers.
     const float* base[kBases];
 #pragma GCC unroll 8
     for (int i = 0; i < kBases; i++) base[i] = a + s * segment_step + 3 * i * a_step;
-    for (i64 k = 0; k < depth; k++, b += kPanel) {
+    for (const float* end = b + depth * kPanel; b != end; b += kPanel) {
       Vec w[kVectors];
 #pragma GCC unroll 2
       for (int v = 0; v < kVectors; v++) w[v] = load(b + v * kLanes);
@@ -77,10 +96,13 @@ static void product_tile(const float* a, i64 a_step, i64 segments, i64 segment_s
       }
     }
   }
+  if (add)
+    add_results<kRows, kVectors>(sum, c, c_step);
+  else
 #pragma GCC unroll 16
-  for (int r = 0; r < kRows; r++)
+    for (int r = 0; r < kRows; r++)
 #pragma GCC unroll 2
-    for (int v = 0; v < kVectors; v++) store(c + r * c_step + v * kLanes, sum[r][v]);
+      for (int v = 0; v < kVectors; v++) store(c + r * c_step + v * kLanes, sum[r][v]);
 }
 
 using TileFn = void (*)(const float*, i64, i64, i64, i64, const float*, float*, i64, bool);
@@ -93,11 +115,16 @@ static inline TileFn tile_fn(int rows, i64 width) {
   return width <= kLanes ? tile_fn<1>(rows, Rows()) : tile_fn<kPanelVectors>(rows, Rows());
 }
 
-// One pass over a run of pixels and one panel; a partial panel goes through a tile of its own.
+// One pass over a run of pixels and one panel; a partial panel goes through a tile of its own. `next`: the weights that
+// the pass after this one uses; null where they are near.
 static void product_run(const float* a, i64 a_step, i64 pixels, i64 segments, i64 segment_step, i64 depth,
-                        const float* b, float* c, i64 c_step, i64 width, bool add) {
+                        const float* b, float* c, i64 c_step, i64 width, bool add, const float* next = nullptr) {
   const i64 tiles = (pixels + kMaxRows - 1) / kMaxRows;
   for (i64 t = 0, p = 0; t < tiles; t++) {
+    if (next) {
+      const Range part = range_of(segments * depth, t, tiles);
+      fetch(next + part.first * kPanel, (part.last - part.first) * kPanel);
+    }
     const int rows = (int)((pixels - p + tiles - t - 1) / (tiles - t));  // 16 pixels are 8 + 8 rather than 14 + 2
     const TileFn tile = tile_fn(rows, width);
     float* to = c + p * c_step;
@@ -114,6 +141,9 @@ static void product_run(const float* a, i64 a_step, i64 pixels, i64 segments, i6
   }
 }
 
+// Pixels of a block: with kDepth values each, they stay in the L2 cache while all panels pass by.
+constexpr i64 kBlockPixels = 32 * kMaxRows;
+
 // c[pixel][outputs] = sum over segments (window rows) and their length of a[pixel ...] * packed weights, for a range of
 // the panels
 static void convolve(const float* a, const Pixels& in, i64 segments, i64 length, i64 segment_step, const float* packed,
@@ -126,65 +156,75 @@ static void convolve(const float* a, const Pixels& in, i64 segments, i64 length,
   // several panels read them.
   const bool packs = !whole && panels > 2;
   const i64 packed_step = part + 16;
-  float* copy = packs ? scratch(3, in.count() * packed_step) : nullptr;
   // Packed rows follow each other: where the outputs do too, tiles need not end with a row.
   const bool is_run = packs && out.row_step == out.pixels * out.pixel_step &&
                       (out.images == 1 || out.image_step == out.rows * out.row_step);
-  for (i64 s = 0; s < (whole ? 1 : segments); s++)
-    for (i64 k0 = 0; k0 < length; k0 += part) {
-      const i64 k = std::min(part, length - k0), row = s * length + k0;
-      const float* from = a + s * segment_step + k0;
-      if (packs) {
+  // A block is some rows, or a part of one.
+  const i64 lines = in.images * in.rows, per_line = (in.pixels + kBlockPixels - 1) / kBlockPixels;
+  const i64 lines_at_once = per_line > 1 ? 1 : std::max<i64>(1, kBlockPixels / in.pixels);
+  const i64 blocks = (lines + lines_at_once - 1) / lines_at_once;
+  auto input = [&](i64 line) { return line / in.rows * in.image_step + line % in.rows * in.row_step; };
+  auto output = [&](i64 line) { return line / in.rows * out.image_step + line % in.rows * out.row_step; };
+  for (i64 i = 0; i < blocks * per_line; i++) {
+    const Range block = range_of(lines, i / per_line, blocks);
+    const i64 first = in.pixels * (i % per_line) / per_line, pixels = in.pixels * (i % per_line + 1) / per_line - first;
+    const i64 count = (block.last - block.first) * pixels;
+    float* copy = packs ? scratch(3, count * packed_step) : nullptr;
+    for (i64 s = 0; s < (whole ? 1 : segments); s++)
+      for (i64 k0 = 0; k0 < length; k0 += part) {
+        const i64 k = std::min(part, length - k0), row = s * length + k0;
+        const float* from = a + s * segment_step + k0 + first * in.pixel_step;
         float* to = copy;
-        for (i64 n = 0; n < in.images; n++)
-          for (i64 y = 0; y < in.rows; y++)
-            for (i64 x = 0; x < in.pixels; x++, to += packed_step)
-              memcpy(to, from + n * in.image_step + y * in.row_step + x * in.pixel_step, k * sizeof(float));
-      }
-      for (i64 p = range.first; p < range.last; p++) {
-        const float* b = packed + (p * depth + row) * kPanel;
-        if (is_run) {
-          product_run(copy, packed_step, in.count(), 1, 0, k, b, c + p * kPanel, out.pixel_step, panel_width(outputs, p),
-                      row > 0);
-          continue;
-        }
-        for (i64 n = 0; n < in.images; n++)
-          for (i64 y = 0; y < in.rows; y++) {
-            const float* at = packs ? copy + (n * in.rows + y) * in.pixels * packed_step
-                                    : from + n * in.image_step + y * in.row_step;
-            product_run(at, packs ? packed_step : in.pixel_step, in.pixels, whole ? segments : 1, segment_step, k, b,
-                        c + n * out.image_step + y * out.row_step + p * kPanel, out.pixel_step,
-                        panel_width(outputs, p), row > 0);
+        for (i64 line = block.first; packs && line < block.last; line++)
+          for (i64 x = 0; x < pixels; x++, to += packed_step)
+            memcpy(to, from + input(line) + x * in.pixel_step, k * sizeof(float));
+        for (i64 p = range.first; p < range.last; p++) {
+          const float *b = packed + (p * depth + row) * kPanel, *next = p + 1 < range.last ? b + depth * kPanel : nullptr;
+          float* results = c + first * out.pixel_step + p * kPanel;
+          const i64 width = panel_width(outputs, p);
+          if (is_run) {
+            product_run(copy, packed_step, count, 1, 0, k, b, results + output(block.first), out.pixel_step, width, row > 0,
+                        next);
+            continue;
           }
+          for (i64 line = block.first; line < block.last; line++)
+            product_run(packs ? copy + (line - block.first) * pixels * packed_step : from + input(line),
+                        packs ? packed_step : in.pixel_step, pixels, whole ? segments : 1, segment_step, k, b,
+                        results + output(line), out.pixel_step, width, row > 0, line == block.first ? next : nullptr);
+        }
       }
-    }
+  }
 }
 
 // The gradient of the weights is a product over pixels. Their values are copied to [block of taps][pixel][kSlot] first: read
 // in place they would be a whole pixel apart, and for many channels in the same few cache sets.
 constexpr int kSlot = (kMaxRows + kLanes - 1) / kLanes * kLanes;
-constexpr i64 kPixelDepth = 384;  // pixels of one pass: enough to read and write the sums rarely, few enough for the L2 cache
+constexpr i64 kPixelDepth = 256;  // pixels of one pass: enough to read and write the sums rarely, few enough for the L1 cache
+constexpr i64 kSlotBlocks = 20;   // blocks of taps that stay in the L2 cache while all panels pass by
 
 // c[tap][...] += sum over pixels of a[pixel][tap] * g[pixel][...]
 template <int kRows, int kVectors>
 static void gradient_tile(const float* a, i64 pixels, const float* g, float* c, i64 c_step) {
+  fetch_results<kRows, kVectors>(c, c_step);
   Vec sum[kRows][kVectors] = {};
-  for (i64 k = 0; k < pixels; k++, a += kSlot, g += kPanel) {
-    Vec d[kVectors];
+  auto some = [&](auto size) {  // pixels at once: pointers and counters take a fifth of the instructions of a single one
+    constexpr int kSize = decltype(size)::value;
+#pragma GCC unroll 4
+    for (int u = 0; u < kSize; u++) {
+      Vec d[kVectors];
 #pragma GCC unroll 2
-    for (int v = 0; v < kVectors; v++) d[v] = load(g + v * kLanes);
+      for (int v = 0; v < kVectors; v++) d[v] = load(g + u * kPanel + v * kLanes);
 #pragma GCC unroll 16
-    for (int r = 0; r < kRows; r++)
+      for (int r = 0; r < kRows; r++)
 #pragma GCC unroll 2
-      for (int v = 0; v < kVectors; v++) sum[r][v] += a[r] * d[v];
-  }
-#pragma GCC unroll 16
-  for (int r = 0; r < kRows; r++)
-#pragma GCC unroll 2
-    for (int v = 0; v < kVectors; v++) {
-      float* to = c + r * c_step + v * kLanes;
-      store(to, load(to) + sum[r][v]);
+        for (int v = 0; v < kVectors; v++) sum[r][v] += a[u * kSlot + r] * d[v];
     }
+    a += kSize * kSlot, g += kSize * kPanel;
+  };
+  i64 k = 0;
+  for (; k + 4 <= pixels; k += 4) some(std::integral_constant<int, 4>());
+  for (; k < pixels; k++) some(std::integral_constant<int, 1>());
+  add_results<kRows, kVectors>(sum, c, c_step);
 }
 
 using GradientFn = void (*)(const float*, i64, const float*, float*, i64);
@@ -219,32 +259,37 @@ static void weight_gradient(const float* a, const Pixels& in, i64 taps, Range ra
   const i64 count = range.last - range.first, blocks = (count + kMaxRows - 1) / kMaxRows, pixels = in.count();
   const i64 parts = (pixels + kPixelDepth - 1) / kPixelDepth, part = (pixels + parts - 1) / parts;
   const i64 size = std::min<i64>(kSlot, taps);
-  float* slots = scratch(3, blocks * part * kSlot);
   auto tap_of = [&](i64 block) { return range.first + count * block / blocks; };
   auto start_of = [&](i64 block) { return std::min(tap_of(block), taps - size); };  // never beyond the last tap
-  for (i64 p0 = 0; p0 < pixels; p0 += part) {
-    const i64 depth = std::min(part, pixels - p0);
-    for (i64 b = 0; b < blocks; b++) copy_slots(a + start_of(b), in, p0, p0 + depth, size, slots + b * part * kSlot);
-    for (i64 panel = panels.first; panel < panels.last; panel++) {
-      const i64 width = panel_width(outputs, panel);
-      const float* d = g + panel * panel_step + p0 * kPanel;
-      for (i64 b = 0; b < blocks; b++) {
-        const i64 tap = tap_of(b);
-        const int rows = (int)(tap_of(b + 1) - tap);
-        const float* from = slots + b * part * kSlot + tap - start_of(b);
-        const GradientFn tile = width <= kLanes ? gradient_fn<1>(rows, Rows()) : gradient_fn<kPanelVectors>(rows, Rows());
-        float* to = dw + tap * outputs + panel * kPanel;
-        if (width % kLanes == 0) {
-          tile(from, depth, d, to, outputs);
-        } else {
-          float sums[kMaxRows * kPanel] = {};
-          tile(from, depth, d, sums, kPanel);
-          for (int r = 0; r < rows; r++)
-            for (i64 k = 0; k < width; k++) to[r * outputs + k] += sums[r * kPanel + k];
+  float* slots = scratch(3, std::min(blocks, kSlotBlocks) * part * kSlot);
+  for (i64 p0 = 0; p0 < pixels; p0 += part)
+    for (i64 b0 = 0; b0 < blocks; b0 += kSlotBlocks) {
+      const i64 depth = std::min(part, pixels - p0), b1 = std::min(blocks, b0 + kSlotBlocks);
+      for (i64 b = b0; b < b1; b++) copy_slots(a + start_of(b), in, p0, p0 + depth, size, slots + (b - b0) * part * kSlot);
+      for (i64 panel = panels.first; panel < panels.last; panel++) {
+        const i64 width = panel_width(outputs, panel);
+        const float *d = g + panel * panel_step + p0 * kPanel, *next = panel + 1 < panels.last ? d + panel_step : nullptr;
+        for (i64 b = b0; b < b1; b++) {
+          const i64 tap = tap_of(b);
+          const int rows = (int)(tap_of(b + 1) - tap);
+          const float* from = slots + (b - b0) * part * kSlot + tap - start_of(b);
+          const GradientFn tile = width <= kLanes ? gradient_fn<1>(rows, Rows()) : gradient_fn<kPanelVectors>(rows, Rows());
+          float* to = dw + tap * outputs + panel * kPanel;
+          if (next) {
+            const Range soon = range_of(depth, b - b0, b1 - b0);
+            fetch(next + soon.first * kPanel, (soon.last - soon.first) * kPanel);
+          }
+          if (width % kLanes == 0) {
+            tile(from, depth, d, to, outputs);
+          } else {
+            float sums[kMaxRows * kPanel] = {};
+            tile(from, depth, d, sums, kPanel);
+            for (int r = 0; r < rows; r++)
+              for (i64 k = 0; k < width; k++) to[r * outputs + k] += sums[r * kPanel + k];
+          }
         }
       }
     }
-  }
 }
 
 }  // namespace headrace
