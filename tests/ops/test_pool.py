@@ -16,7 +16,7 @@ def test_global_average_pool_sums_in_float32():
     assert float(y[0, 0]) == 1 + 2**-7
 
 
-def test_images_are_stored_before_their_mean_on_a_gpu_and_its_gradient_is_not(monkeypatch):
+def test_images_are_materialised_before_their_mean_on_a_gpu_and_its_gradient_is_not(monkeypatch):
     monkeypatch.setattr("headrace.ops.pool.on_gpu", lambda: True)
     x = np.random.default_rng(0).normal(size=(2, 4, 4, 3)).astype(np.float32)
 

@@ -92,7 +92,7 @@ class SqueezeExcite(SameShape):
         fused = ops.find_gate(x, self._operation(params), ctx.cpu_kernels)
         if fused is not None:
             return fused, {}
-        x = ops.stored(x)
+        x = ops.materialised(x)  # once, for the mean and the product
         y_NC = ops.global_average_pool(x)
         for name, function in (("reduce", self.activation), ("expand", self.gate)):
             kernel, bias = params[name]["kernel"].astype(ctx.compute_dtype), params[name]["bias"]

@@ -146,7 +146,7 @@ def _spread(g_NHWC: Array, w_HW1C: Array, stride: int, pads: Pads, size: _Size) 
     # (256x112x112x96 3x3), 0.57 instead of 0.42 (256x56x56x144 5x5), 0.21 instead of 0.11 (256x14x14x672 5x5), H200.
     window, counts = (w_HW1C.shape[0], w_HW1C.shape[1]), count_phases(size, stride)
     all_near = list(neighbours(window, stride, pads))
-    # Gathered before: with the indices inside the kernel, it took twice as long.
+    # Gathered before: with the indices inside the kernel, the 5x5 above took 0.83 ms in a step, and 0.42 alone.
     weights = lax.optimization_barrier([_at_places(near, w_HW1C) for near in all_near])
     shares = (
         near.values(g_NHWC, counts).astype(jnp.float32) * each[None, None, :, None, :]

@@ -169,25 +169,25 @@ def _max_pool_backward(windows: Windows, size: _Size, winner: Array, dy: Array) 
 _max_pool.defvjp(_max_pool_forward, _max_pool_backward)
 
 
-def stored(x_NHWC: Array) -> Array:
-    """Return images that a GPU stores as they are before it averages them."""
-    # XLA would compute the activation before in the kernel of the mean, which is made for sums: slower than two kernels
-    # of their own, although these move more memory.
-    return _stored(x_NHWC) if on_gpu() else x_NHWC
+def materialised(x_NHWC: Array) -> Array:
+    """Return images that a GPU writes to memory before it averages them."""
+    # XLA would compute the activation before in the kernel of the mean, which is made for sums. That moves less memory,
+    # but EfficientNet-B0 was no faster with it on H200s: a forward pass at batch 256 took 7.45 ms instead of 7.12.
+    return _materialised(x_NHWC) if on_gpu() else x_NHWC
 
 
 @jax.custom_vjp
-def _stored(x_NHWC: Array) -> Array:
+def _materialised(x_NHWC: Array) -> Array:
     return lax.optimization_barrier(x_NHWC)
 
 
 # JAX's gradient of a barrier is another one: that of a mean, one value for all pixels, would be written out for each.
-_stored.defvjp(lambda x: (_stored(x), None), lambda _, dy: (dy,))
+_materialised.defvjp(lambda x: (_materialised(x), None), lambda _, dy: (dy,))
 
 
 def global_average_pool(x_NHWC: Array) -> Array:
     """Average each channel over the image, with sums in float32."""
-    return jnp.mean(stored(x_NHWC).astype(jnp.float32), axis=(1, 2)).astype(x_NHWC.dtype)
+    return jnp.mean(materialised(x_NHWC).astype(jnp.float32), axis=(1, 2)).astype(x_NHWC.dtype)
 
 
 def average_pool(x_NHWC: Array, window: int, stride: int, padding: Padding = "VALID") -> Array:
