@@ -7,7 +7,7 @@ import pytest
 
 from headrace import ops
 from headrace.ops.conv import conv2d_folded, conv2d_plain
-from headrace.ops.depthwise import depthwise_by_library, depthwise_views
+from headrace.ops.depthwise import depthwise_on_accelerator, depthwise_views
 from headrace.ops.pool import pad_pixels
 
 
@@ -47,7 +47,7 @@ DEPTHWISE = [(3, 1, "SAME"), (5, 2, ((2, 2), (2, 2))), (3, 2, "SAME"), (5, 1, ((
 DEPTHWISE += [(5, 2, "SAME"), (5, 3, ((0, 4), (3, 0))), (7, 3, "SAME"), (4, 2, ((2, 1), (0, 3)))]
 
 
-@pytest.mark.parametrize("form", [depthwise_views, depthwise_by_library])
+@pytest.mark.parametrize("form", [depthwise_views, depthwise_on_accelerator])
 @pytest.mark.parametrize(("window", "stride", "padding"), DEPTHWISE)
 def test_depthwise_for_accelerators_is_the_plain_convolution(form, window, stride, padding):
     rng = np.random.default_rng(0)
@@ -59,6 +59,48 @@ def test_depthwise_for_accelerators_is_the_plain_convolution(form, window, strid
     plain = jax.value_and_grad(lambda x, w: (conv2d_plain(x, w, stride, pads, 6) * probe).sum(), (0, 1))
     found = jax.value_and_grad(lambda x, w: (form(x, w, stride, pads) * probe).sum(), (0, 1))
     leaves_close(jax.jit(found)(x, w), jax.jit(plain)(x, w), 1e-4)
+
+
+# size, channels, window, stride, padding: several tiles in a row, an odd last one, uneven padding, 16 channels
+KERNELS = [(7, 64, 7, 1, "SAME"), (30, 32, 5, 1, "SAME"), (19, 32, 3, 2, ((1, 1), (1, 1))), (16, 16, 5, 2, "SAME")]
+KERNELS += [(18, 32, 3, 2, "SAME"), (11, 96, 7, 1, ((2, 4), (3, 0))), (28, 32, 3, 1, "VALID")]
+
+
+@pytest.mark.parametrize(("size", "channels", "window", "stride", "padding"), KERNELS)
+def test_depthwise_kernels_are_the_plain_convolution(size, channels, window, stride, padding, monkeypatch):
+    monkeypatch.setattr("headrace.ops.depthwise_kernels.compute_capability", lambda: "9.0")
+    rng, dtype = np.random.default_rng(0), jnp.float16 if window == 3 else jnp.bfloat16
+    x = jnp.asarray(rng.normal(size=(3, size, size + 1, channels)), dtype)
+    w = jnp.asarray(rng.normal(size=(window, window, 1, channels)), dtype)
+    pads = pad_pixels(padding, x.shape[1:3], (window, window), stride)
+    wide = [a.astype(jnp.float32) for a in (x, w)]  # exact: the sums are the same up to the order
+    plain, back = jax.vjp(lambda x, w: conv2d_plain(x, w, stride, pads, channels), *wide)
+    probe = jnp.asarray(rng.normal(size=plain.shape), dtype)
+    forms = jax.jit(lambda x, w: jax.vjp(lambda x, w: depthwise_on_accelerator(x, w, stride, pads), x, w)[1](probe))
+    wanted = [plain, *back(probe.astype(jnp.float32))]
+    found = [depthwise_on_accelerator(x, w, stride, pads), *forms(x, w)]
+    by_kernel = str(jax.make_jaxpr(forms)(x, w)).count("pallas_call")
+    is_small = plain.shape[1] * plain.shape[2] <= 14 * 14
+    assert by_kernel == 1 + (stride == 1) + (is_small and channels % 32 == 0)
+    leaves_close([a.astype(jnp.float32) for a in found], wanted, 8e-3 if dtype == jnp.bfloat16 else 2e-3)
+
+
+@pytest.mark.parametrize(
+    ("shape", "window", "dtype"),
+    [
+        ((2, 8, 8, 24), 5, jnp.bfloat16),
+        ((2, 8, 8, 16), 3, jnp.bfloat16),
+        ((2, 8, 8, 32), 4, jnp.bfloat16),
+        ((2, 8, 8, 32), 3, jnp.float32),
+        ((70_000, 8, 1, 32), 3, jnp.bfloat16),
+    ],
+)
+def test_other_shapes_are_left_to_the_library(shape, window, dtype, monkeypatch):
+    monkeypatch.setattr("headrace.ops.depthwise_kernels.compute_capability", lambda: "9.0")
+    x = jax.ShapeDtypeStruct(shape, dtype)
+    w = jax.ShapeDtypeStruct((window, window, 1, shape[-1]), dtype)
+    traced = jax.make_jaxpr(lambda x, w: depthwise_on_accelerator(x, w, 1, ((1, 1), (1, 1))))(x, w)
+    assert "pallas_call" not in str(traced)
 
 
 POOLS = [(9, 3, 2, ((1, 1), (1, 1))), (32, 5, 5, "VALID"), (8, 2, 2, "SAME"), (7, 3, 1, "SAME")]

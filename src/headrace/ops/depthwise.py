@@ -1,4 +1,4 @@
-"""Depthwise convolution: as shifted multiply-adds on the CPU, by the vendor's library on accelerators.
+"""Depthwise convolution: as shifted multiply-adds on the CPU, by kernels or the vendor's library on accelerators.
 
 CPU (`depthwise_conv2d`): one multiply-add per weight position over shifted views of the image. As a grouped convolution
 XLA takes 60 times as long (55 ms instead of 0.9; 32x32x32x64, 3x3). The gradients have the same form: that of the
@@ -6,11 +6,12 @@ images is the same convolution with the rotated window, that of the weights take
 automatic gradient makes a pass and a program for each weight position: 188 and 223 ms instead of 42 and 62
 (8x56x56x144 5x5 stride 2, 8x14x14x672 5x5), and 2 to 4 s of compilation instead of 0.5.
 
-Accelerators (`depthwise_by_library`, cuDNN on NVIDIA): on an H200 in bfloat16, 256x56x56x144 3x3, 0.25 ms forward and
-0.50 ms for both gradients, where shifted views take 0.44 and 1.58. Only the forward pass of a small window with stride
-2 is faster as views (0.31 ms instead of 0.68, 256x112x112x96). In a whole EfficientNet-B0 step this pays only with
-optimization barriers around each convolution (views 6,234 img/s, library 6,853, with barriers 8,061): without them XLA
-recomputes the preceding activation for each of its uses.
+Accelerators (`depthwise_on_accelerator`): the kernels of depthwise_kernels.py where they are faster, else the vendor's
+library: cuDNN on an H200 in bfloat16, 256x56x56x144 3x3, takes 0.25 ms forward and 0.50 ms for both gradients, shifted
+views 0.44 and 1.58. Without kernels, only the forward pass of a small window with stride 2 is faster as views (0.31 ms
+instead of 0.68, 256x112x112x96). In a whole EfficientNet-B0 step the library pays only with optimization barriers
+around each convolution (views 6,234 img/s, library 6,853, with barriers 8,061): without them XLA recomputes the
+preceding activation for each of its uses.
 """
 
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from headrace.ops import depthwise_kernels as kernels
 from headrace.ops.pool import Neighbours, Pads, count_phases, gradient_pads, join_phases, neighbours, out_size
 
 _Size = tuple[int, int]
@@ -96,48 +98,57 @@ depthwise_conv2d.defvjp(_forward, _backward)
 _SMALL_WINDOW = 3
 
 
-def depthwise_by_library(x_NHWC: Array, w_HW1C: Array, stride: int, pads: Pads) -> Array:
+def depthwise_on_accelerator(x_NHWC: Array, w_HW1C: Array, stride: int, pads: Pads) -> Array:
     """Convolve each channel with its own window, in the images' dtype."""
-    return _by_library(x_NHWC, w_HW1C, stride, pads, (x_NHWC.shape[1], x_NHWC.shape[2]))
+    return _accelerated(x_NHWC, w_HW1C, stride, pads, (x_NHWC.shape[1], x_NHWC.shape[2]))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
-def _by_library(x_NHWC: Array, w_HW1C: Array, stride: int, pads: Pads, _size: _Size) -> Array:
+def _accelerated(x_NHWC: Array, w_HW1C: Array, stride: int, pads: Pads, _size: _Size) -> Array:
+    if kernels.suits_forward(x_NHWC, w_HW1C):
+        return kernels.depthwise_forward(x_NHWC, w_HW1C, stride, pads)
     # The one case in which views are faster: 0.31 ms instead of 0.68 (256x112x112x96, H200).
     if stride > 1 and w_HW1C.shape[0] <= _SMALL_WINDOW:
         return depthwise_views(x_NHWC, w_HW1C, stride, pads)
     return _grouped(x_NHWC, w_HW1C, stride, pads)
 
 
-def _library_forward(
+def _accelerated_forward(
     x_NHWC: Array, w_HW1C: Array, stride: int, pads: Pads, size: _Size
 ) -> tuple[Array, tuple[Array, Array]]:
-    # The library pads both sides alike. Other padding is written into the image where the activation before it is
-    # computed, and not in a pass of its own: 0.69 instead of 0.80 ms (256x112x112x96, H200).
-    inside, around = _divided(pads)
+    inside, around = _divided(x_NHWC, w_HW1C, stride, pads)
     # Without barriers XLA recomputes the preceding activation for each of its uses (6,853 instead of 8,061 img/s).
     x = lax.optimization_barrier(jnp.pad(x_NHWC, ((0, 0), *inside, (0, 0))))
-    return lax.optimization_barrier(_by_library(x, w_HW1C, stride, around, size)), (x, w_HW1C)
+    return lax.optimization_barrier(_accelerated(x, w_HW1C, stride, around, size)), (x, w_HW1C)
 
 
-def _library_backward(
+def _accelerated_backward(
     stride: int, pads: Pads, size: _Size, kept: tuple[Array, Array], g_NHWC: Array
 ) -> tuple[Array, Array]:
     x, w_HW1C = kept
-    g = lax.optimization_barrier(g_NHWC)
-    dw = jax.vjp(lambda w: _grouped(x, w, stride, _divided(pads)[1]), w_HW1C)[1](g)[0]
+    window, g = (w_HW1C.shape[0], w_HW1C.shape[1]), lax.optimization_barrier(g_NHWC)
+    around = pads if x.shape[1:3] == size else _NONE  # else they are in the images
+    if kernels.suits_weights(x, w_HW1C, (g.shape[1], g.shape[2])):
+        dw = kernels.depthwise_weights(x, g, window[0], stride, around).astype(w_HW1C.dtype)
+    else:
+        dw = jax.vjp(lambda w: _grouped(x, w, stride, around), w_HW1C)[1](g)[0]
     if stride > 1:
         dx = _spread(g, w_HW1C, stride, pads, size)
     else:
-        window = w_HW1C.shape[0], w_HW1C.shape[1]
-        dx = _grouped(g, w_HW1C[::-1, ::-1], 1, gradient_pads(pads, window, 1, ((0, *size), g.shape)))
+        dx = _accelerated(g, w_HW1C[::-1, ::-1], 1, gradient_pads(pads, window, 1, ((0, *size), g.shape)), size)
     return lax.optimization_barrier((dx, dw))
 
 
-def _divided(pads: Pads) -> tuple[Pads, Pads]:
-    """Return the padding to be written into images, and the padding that is left to the library."""
-    none = (0, 0), (0, 0)
-    return (none, pads) if all(lo == hi for lo, hi in pads) else (pads, none)
+_NONE: Pads = (0, 0), (0, 0)
+
+
+def _divided(x_NHWC: Array, w_HW1C: Array, stride: int, pads: Pads) -> tuple[Pads, Pads]:
+    """Return the padding to be written into images, and the padding that is left to the convolution."""
+    size = out_size(pads, (x_NHWC.shape[1], x_NHWC.shape[2]), (w_HW1C.shape[0], w_HW1C.shape[1]), stride)
+    by_kernels = kernels.suits_forward(x_NHWC, w_HW1C) and kernels.suits_weights(x_NHWC, w_HW1C, size)
+    # The library pads both sides alike. Other padding is written into the image where the activation before it is
+    # computed, and not in a pass of its own: 0.69 instead of 0.80 ms (256x112x112x96, H200).
+    return (_NONE, pads) if by_kernels or all(lo == hi for lo, hi in pads) else (pads, _NONE)
 
 
 def _spread(g_NHWC: Array, w_HW1C: Array, stride: int, pads: Pads, size: _Size) -> Array:
@@ -175,4 +186,4 @@ def _grouped(x_NHWC: Array, w_HW1C: Array, stride: int, pads: Pads) -> Array:
     )
 
 
-_by_library.defvjp(_library_forward, _library_backward)
+_accelerated.defvjp(_accelerated_forward, _accelerated_backward)

@@ -33,6 +33,11 @@ def on_gpu() -> bool:
     return jax.default_backend() == "gpu" and not is_portable()
 
 
+def compute_capability() -> str:
+    """Return that of the NVIDIA GPU that the program being traced will run on, such as 9.0; "" on anything else."""
+    return str(getattr(jax.local_devices()[0], "compute_capability", "") or "") if on_gpu() else ""
+
+
 @contextmanager
 def portable() -> Iterator[None]:
     """Trace programs that can be lowered for any backend (for export), each with the form that suits it."""
