@@ -128,11 +128,13 @@ def _accelerated_backward(
     x, w_HW1C = kept
     window, g = (w_HW1C.shape[0], w_HW1C.shape[1]), lax.optimization_barrier(g_NHWC)
     around = pads if x.shape[1:3] == size else _NONE  # else they are in the images
-    if kernels.suits_weights(x, w_HW1C, (g.shape[1], g.shape[2])):
+    if kernels.suits_weights(x, w_HW1C, (g.shape[1], g.shape[2]), pads):
         dw = kernels.depthwise_weights(x, g, window[0], stride, around).astype(w_HW1C.dtype)
     else:
         dw = jax.vjp(lambda w: _grouped(x, w, stride, around), w_HW1C)[1](g)[0]
-    if stride > 1:
+    if stride > 1 and kernels.suits_forward(g, w_HW1C):
+        dx = kernels.depthwise_images(g, w_HW1C, stride, pads, size)
+    elif stride > 1:
         dx = _spread(g, w_HW1C, stride, pads, size)
     else:
         dx = _accelerated(g, w_HW1C[::-1, ::-1], 1, gradient_pads(pads, window, 1, ((0, *size), g.shape)), size)
@@ -145,7 +147,7 @@ _NONE: Pads = (0, 0), (0, 0)
 def _divided(x_NHWC: Array, w_HW1C: Array, stride: int, pads: Pads) -> tuple[Pads, Pads]:
     """Return the padding to be written into images, and the padding that is left to the convolution."""
     size = out_size(pads, (x_NHWC.shape[1], x_NHWC.shape[2]), (w_HW1C.shape[0], w_HW1C.shape[1]), stride)
-    by_kernels = kernels.suits_forward(x_NHWC, w_HW1C) and kernels.suits_weights(x_NHWC, w_HW1C, size)
+    by_kernels = kernels.suits_forward(x_NHWC, w_HW1C) and kernels.suits_weights(x_NHWC, w_HW1C, size, pads)
     # The library pads both sides alike. Other padding is written into the image where the activation before it is
     # computed, and not in a pass of its own: 0.69 instead of 0.80 ms (256x112x112x96, H200).
     return (_NONE, pads) if by_kernels or all(lo == hi for lo, hi in pads) else (pads, _NONE)
