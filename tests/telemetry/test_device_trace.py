@@ -146,7 +146,8 @@ def test_kernels_in_cuda_graphs_find_their_instructions(tmp_path):
     ("kernel", "kind"),
     [
         ("MemcpyH2D", "transfer"), ("MemcpyD2D", "copy"), ("ncclDevKernel_AllReduce", "collective"),
-        ("sm90_xmma_dgrad_implicit_gemm_bf16", "convolution"), ("nvjet_gemm", "matrix product"),
+        ("sm90_xmma_dgrad_implicit_gemm_bf16", "convolution"), ("depthwise__7", "convolution"),
+        ("nvjet_sm90_tst_144x256_64x4_1x2_h_bz_coopA_TNN", "matrix product"),
         ("loop_fusion_3", "element-wise"), ("mystery", "other"),
     ],
 )  # fmt: skip

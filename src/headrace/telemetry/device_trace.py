@@ -313,8 +313,8 @@ _WORDS = {
     **dict.fromkeys(("h2d", "d2h", "p2p", "htod", "dtoh", "ptop"), TRANSFER),
     **dict.fromkeys(("memcpy", "memset"), COPY),
     "nccl": COLLECTIVE,
-    **dict.fromkeys(("conv", "fprop", "dgrad", "wgrad"), CONVOLUTION),
-    **dict.fromkeys(("gemm", "cublas"), PRODUCT),
+    **dict.fromkeys(("conv", "fprop", "dgrad", "wgrad", "depthwise"), CONVOLUTION),
+    **dict.fromkeys(("gemm", "cublas", "nvjet"), PRODUCT),
     "fusion": ELEMENTWISE,
 }
 
