@@ -205,7 +205,10 @@ def _mean_gradients(spec: StepSpec, state: State, resident: PyTree, slices: PyTr
         return jax.tree.map(lambda g: (g / count).astype(dtype), grads), batch_stats, sums, probes
 
     if count == 1:
-        return one(jax.tree.map(lambda a: a[0], micros))
+        grads, batch_stats, sums, probes = one(jax.tree.map(lambda a: a[0], micros))
+        # Joined once, for the norm and the update: XLA would fuse the concatenation into both, and a sum is slow so.
+        grads = grads if spec.packing is None else lax.optimization_barrier(grads)
+        return grads, batch_stats, sums, probes
 
     traced = jax.jit(one, inline=True)  # once for its shapes and the loop's body
 
