@@ -29,13 +29,13 @@ def spec_and_packing(config, **given):
     return spec, make_packing(first_state(spec), kind, partial(is_moved, spec))
 
 
-def test_vectors_of_one_kind_are_joined_and_come_back():
+def test_weights_of_one_kind_are_joined_and_come_back():
     config = config_from(OPTIONS)
     spec, packing = spec_and_packing(config)
     state = first_state(spec)
     packed = jax.device_get(packing.pack(state))
     # biases, gammas and betas are not decayed; the four statistics move together
-    assert sorted(packed["params"]) == ["conv1/conv/kernel", "conv1/norm/beta", "fc/kernel", "unit/conv/kernel"]
+    assert sorted(packed["params"]) == ["conv1/conv/kernel", "conv1/norm/beta"]
     assert packed["params"]["conv1/norm/beta"].shape == (8 + 8 + 8 + 8 + 10,)
     assert list(packed["stats"]) == ["conv1/norm/mean"]
     assert packed["opt"]["velocity"].keys() == packed["params"].keys()
@@ -44,17 +44,24 @@ def test_vectors_of_one_kind_are_joined_and_come_back():
     jax.tree.map(np.testing.assert_array_equal, back, state)
 
 
+def test_large_weights_stay_apart(monkeypatch):
+    monkeypatch.setattr("headrace.engine.state.LARGEST_JOINED", 8 * 10)
+    _, packing = spec_and_packing(config_from(OPTIONS))
+    assert [group[0] for group in packing.params.groups] == ["conv1/norm/beta"]
+
+
+@pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize(
     "options",
     [{}, {"optimizer": "adamw", "optimizer_params": {}, "weight_decay_exclude": ("beta",)}, {"ema_decay": 0.0}],
     ids=["momentum", "adamw, gammas decayed", "no averages"],
 )
-def test_training_is_the_same(options):
+def test_training_is_the_same(options, count):
     config = config_from(OPTIONS | options)
     images, labels = make_samples()
     _, packing = spec_and_packing(config)
-    plain = train_steps(config, NETWORK, images, labels, replicas=1, count=2)
-    joined = train_steps(config, NETWORK, images, labels, replicas=1, count=2, packing=packing)
+    plain = train_steps(config, NETWORK, images, labels, replicas=1, count=count)
+    joined = train_steps(config, NETWORK, images, labels, replicas=1, count=count, packing=packing)
     assert_close(joined, plain)
 
 

@@ -206,6 +206,22 @@ def test_sums_in_two_steps_are_the_sums(shape, stable, monkeypatch):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
+def test_gradients_of_large_images_are_the_gradients(monkeypatch):
+    monkeypatch.setattr("headrace.ops.normalization._SMALL", 0)
+    # a shape of no other test: the limit is no argument of what is traced once
+    x, gamma, beta, _ = images((4, 6, 6, 7))
+
+    def loss(x, gamma, beta):  # mean and variance have gradients of their own
+        return sum((y * y).sum() for y in ops.batch_norm_train(x, gamma, beta, EPSILON))
+
+    found = []
+    for gpu in (True, False):
+        monkeypatch.setattr("headrace.ops.normalization.on_gpu", lambda gpu=gpu: gpu)
+        found.append(jax.jit(jax.grad(loss, (0, 1, 2)))(x, gamma, beta))
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
 @given(st.integers(1, 300), st.integers(1, 64), st.integers(1, 2048), st.sampled_from([_STATISTICS, _GRADIENT]))
 def test_rows_are_divided_into_equal_parts_of_a_good_size(num_images, pixels, channels, grain):
     rows = num_images * pixels * pixels

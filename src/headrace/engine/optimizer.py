@@ -380,7 +380,7 @@ def global_norm(grads: PyTree) -> jax.Array:
     small = [leaf.reshape(-1) for leaf in leaves if leaf.size <= SMALL_LEAF_SIZE]
     if small:
         # Without the barrier XLA fuses the concatenation into the reduction, which makes that slow.
-        joined = lax.optimization_barrier(jnp.concatenate(small))
+        joined = lax.optimization_barrier(jnp.concatenate(small)) if len(small) > 1 else small[0]
         # HIGHEST: by default a GPU may multiply in TF32, which has three digits.
         total = total + jnp.dot(joined, joined, precision=lax.Precision.HIGHEST)
     return jnp.sqrt(total)

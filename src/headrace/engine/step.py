@@ -96,6 +96,7 @@ def all_finite(_name: str, y: PyTree) -> jax.Array:
 
 Metrics = dict[str, Any]  # of a step: arrays; of a call: one row per step, and perhaps HISTOGRAMS
 Gradients = tuple[PyTree, PyTree, Metrics, jax.Array]  # with batch statistics, metric sums, finite flags
+SCALARS = "scalars"  # among the metrics inside a call: those that are one float32 each, as a vector
 GRADIENTS = "gradients"  # among the metrics of a step: a tree, of which a call keeps the last
 Fetch = Callable[[PyTree, dict[str, jax.Array]], tuple[jax.Array, Any]]
 FetchLabels = Callable[[PyTree, dict[str, jax.Array]], Any]
@@ -205,7 +206,10 @@ def _mean_gradients(spec: StepSpec, state: State, resident: PyTree, slices: PyTr
         return jax.tree.map(lambda g: (g / count).astype(dtype), grads), batch_stats, sums, probes
 
     if count == 1:
-        return one(jax.tree.map(lambda a: a[0], micros))
+        grads, batch_stats, sums, probes = one(jax.tree.map(lambda a: a[0], micros))
+        # Joined once, for the norm and the update: XLA would fuse the concatenation into both, and a sum is slow so.
+        grads = grads if spec.packing is None else lax.optimization_barrier(grads)
+        return grads, batch_stats, sums, probes
 
     traced = jax.jit(one, inline=True)  # once for its shapes and the loop's body
 
@@ -389,16 +393,25 @@ def make_call(
             state, metrics = traced(carry[0], resident, slices(i))
             return state, {
                 key: row if key == GRADIENTS else lax.dynamic_update_index_in_dim(carry[1][key], row, i, 0)
-                for key, row in metrics.items()
+                for key, row in joined(metrics).items()
             }
+
+        def joined(metrics: Metrics) -> Metrics:
+            # Written as one row: each by itself takes a kernel, of which a step had nine.
+            row = jnp.stack([metrics[key] for key in scalars])
+            return {key: value for key, value in metrics.items() if key not in scalars} | {SCALARS: row}
 
         state = packing.pack(state) if packing else state
         rows = traced.eval_shape(state, resident, slices(0))[1]
+        scalars = [key for key, row in rows.items() if key != GRADIENTS and (row.shape, row.dtype) == ((), jnp.float32)]
+        rows = jax.eval_shape(joined, rows)
         last = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), rows.pop(GRADIENTS, {}))
         # Rows for all K steps, also if fewer run: the shapes of a compiled program are fixed.
         empty = jax.tree.map(lambda row: jnp.zeros((len(block["epoch"]), *row.shape), row.dtype), rows)
         state, metrics = lax.fori_loop(ends[0], ends[1], one, (state, empty | ({GRADIENTS: last} if last else {})))
         state = packing.unpack(state) if packing else state
+        columns = metrics.pop(SCALARS)
+        metrics |= {key: columns[:, place] for place, key in enumerate(scalars)}
         if GRADIENTS in metrics:
             grads = metrics.pop(GRADIENTS)
             grads = packing.params.unpack(grads) if packing else grads
