@@ -47,6 +47,30 @@ def test_instructions_of_a_gpu_program():
     assert program.num_bytes("cudnn-conv.3") == 2 * 4 * 32 * 4 + 8 * 4 * 4 * 16 * 2
 
 
+SLICED = """HloModule jit_call
+
+%fused (p: f32[1000]) -> (bf16[100], bf16[50]) {
+  %p = f32[1000]{0} parameter(0)
+  %convert.1 = bf16[1000]{0} convert(%p)
+  %slice.1 = bf16[100]{0} slice(%convert.1), slice={[0:100]}
+  %slice.2 = bf16[50]{0} slice(%convert.1), slice={[100:150]}
+  ROOT %tuple.1 = (bf16[100]{0}, bf16[50]{0}) tuple(%slice.1, %slice.2)
+}
+
+ENTRY %main (a: f32[1000]) -> bf16[8,32] {
+  %a = f32[1000]{0} parameter(0)
+  %some = (bf16[100]{0}, bf16[50]{0}) fusion(%a), kind=kLoop, calls=%fused
+  ROOT %pallas_call.1 = bf16[8,32]{1,0} custom-call(%a), custom_call_target="__gpu$xla.gpu.triton", metadata={op_name="jit(call)/jvp(block1a)/depthwise/pallas_call"}
+}
+"""
+
+
+def test_only_slices_of_a_converted_array_are_read():
+    program = parse_program(SLICED)
+    assert program.num_bytes("some") == 150 * 4 + 150 * 2
+    assert program.kind("pallas_call.1") == "convolution"
+
+
 def test_blocks_are_named_by_scopes():
     blocks = ("conv2_block1", "conv2", "b1/2/relu")
     assert block_of(["jit(call)/while/body/transpose(jvp(conv2_block1))/norm/mul"], blocks) == "conv2_block1"

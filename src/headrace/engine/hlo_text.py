@@ -5,6 +5,7 @@ its most expensive part first. Bytes are what a kernel must read and write at le
 fusion only slices or gathers from, the slices.
 """
 
+import math
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -125,11 +126,21 @@ class Program:
         parameters = [each for each in body if each.opcode == "parameter"]
         if place >= len(parameters):
             return whole
-        mine = _parameter(parameters, place)
-        users = [each for each in body if mine in each.operands]
-        if users and all(u.opcode in ("dynamic-slice", "gather", "slice") and u.operands[0] == mine for u in users):
-            return min(whole, sum(shape_bytes(user.shape) for user in users))
-        return whole
+        return min(whole, round(whole * _share_read(_parameter(parameters, place), body)))
+
+
+def _share_read(name: str, body: list[Instruction]) -> float:
+    """Return which share of an array the body of a fusion reads: slices of it, also once it is converted."""
+    own = _num_elements(next(each for each in body if each.name == name).shape)
+    users, share = [each for each in body if name in each.operands], 0.0
+    for user in users:
+        if user.opcode in ("dynamic-slice", "gather", "slice") and user.operands[0] == name:
+            share += _num_elements(user.shape) / max(own, 1)
+        elif user.opcode in ("convert", "bitcast", "reshape"):
+            share += _share_read(user.name, body)
+        else:
+            return 1.0
+    return share if users else 1.0
 
 
 def _parameter(parameters: list[Instruction], place: int) -> str:
@@ -156,6 +167,7 @@ def kind_of(inside: Iterable[Instruction]) -> str:
         or "conv" in targets
         # XLA turns 1x1 convolutions into matrix products; only the op_name still says what they were.
         or any("conv_general" in name for name in names if _is_product(found))
+        or ("triton" in targets and any("depthwise" in name for name in names))
     ):
         return CONVOLUTION
     if _is_product(found):
@@ -212,12 +224,16 @@ def shape_bytes(shape: str) -> int:
     total = 0
     for dtype, dims in _SHAPE.findall(shape):
         bits = re.search(r"\d+", dtype)
-        width = _WIDTHS.get(dtype, int(bits.group()) // 8 if bits else 4)
-        size = 1
-        for dim in filter(None, dims.split(",")):
-            size *= int(dim)
-        total += size * width
+        total += _size(dims) * _WIDTHS.get(dtype, int(bits.group()) // 8 if bits else 4)
     return total
+
+
+def _num_elements(shape: str) -> int:
+    return sum(_size(dims) for _, dims in _SHAPE.findall(shape))
+
+
+def _size(dims: str) -> int:
+    return math.prod(int(dim) for dim in filter(None, dims.split(",")))
 
 
 def parse_program(text: str) -> Program:
