@@ -1,8 +1,8 @@
 // Convolutions of bfloat16 images: products over 32 inputs at a time, summed in float32 and rounded once.
 //
-// Only in the library for AVX-512. The products are AMX's, of 16 pixels and 16 outputs in one instruction; or, where a
-// processor has no AMX, those of AVX512_BF16, of two inputs of a pixel and 16 outputs. Tests, and they alone, have the latter
-// also in float32 arithmetic, so that everything around the products is tested on any processor with AVX-512.
+// The products are AMX's, of 16 pixels and 16 outputs in one instruction; or, where a processor has no AMX, those of
+// AVX512_BF16, of two inputs of a pixel and 16 outputs. Both are in the library for AVX-512 alone. Tests, and they alone, have
+// the latter also in float32 arithmetic, in every library: everything around the products is tested on any processor.
 #include <utility>
 
 #include "tasks.hh"
@@ -19,6 +19,8 @@ namespace headrace {
 namespace {
 
 using Half = uint16_t;
+typedef Half Halfs __attribute__((vector_size(kLanes * 2)));
+typedef int32_t UnalignedInts __attribute__((vector_size(kLanes * 4), aligned(2), may_alias));
 constexpr i64 kTile = 16, kStep = 32, kOutputs = 2 * kTile;  // pixels, inputs and outputs of one pass
 constexpr i64 kTaskPixels = 512;
 enum Products : i64 { kMissing, kEmulated, kVectors, kTiles };  // as in ops/native_units.py
@@ -28,7 +30,6 @@ i64 steps_of(i64 inputs) { return (inputs + kStep - 1) / kStep; }
 i64 blocks_of(i64 outputs) { return (outputs + kOutputs - 1) / kOutputs; }
 i64 block_size(const Geometry& g) { return g.kh * g.kw * steps_of(g.c) * kStep * kOutputs; }
 
-#if defined(HEADRACE_HALF)
 // The weights of one block of outputs, [tap][step][half of the outputs][pair of inputs][output][2], with zeros around.
 void pack_block(const Half* w, const Geometry& g, i64 block, Half* out) {
   for (i64 tap = 0; tap < g.kh * g.kw; tap++)
@@ -62,6 +63,7 @@ Rows rows_at(const Half* x, const Geometry& g, Range rows) {
   return {copy, g.stride * channels, pitch, channels};
 }
 
+#if defined(HEADRACE_HALF)
 AMX void configure(i64 rows) {
   struct alignas(64) {
     uint8_t palette = 1, first = 0, unused[14] = {};
@@ -103,25 +105,27 @@ AMX void product(const Half* first, const Half* second, const Rows& x, const Geo
   _tile_stored(3, out + kTile * kOutputs + kTile, kBytes);
   asm volatile("" : : : "memory");
 }
+#else
+#define DOT
+#endif
 
-// sum += the products of a pair of inputs with those of 16 outputs
-template <Products kBy> DOT inline Vec with_pair(Vec sum, __m512i weights, const Half* pair) {
-  if constexpr (kBy == kVectors) {
-    int32_t both;
-    memcpy(&both, pair, sizeof both);
+// sum += the products of a pair of inputs with those of kLanes outputs
+template <Products kBy> DOT inline Vec with_pair(Vec sum, Ints weights, const Half* pair) {
+  int32_t both;
+  memcpy(&both, pair, sizeof both);
+#if defined(HEADRACE_HALF)
+  if constexpr (kBy == kVectors)
     return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)weights, (__m512bh)_mm512_set1_epi32(both));
-  } else {
-    const Ints w = (Ints)weights, x = Ints{} + (int32_t)(pair[0] | (uint32_t)pair[1] << 16);
-    const Ints upper = Ints{} + (int32_t)0xffff0000;
-    return sum + (Vec)(x << 16) * (Vec)(w << 16) + (Vec)(x & upper) * (Vec)(w & upper);
-  }
+#endif
+  const Ints x = Ints{} + both, upper = Ints{} + (int32_t)0xffff0000;
+  return sum + (Vec)(x << 16) * (Vec)(weights << 16) + (Vec)(x & upper) * (Vec)(weights & upper);
 }
 
 // out [kRows][kOutputs] = the products of a run of pixels with one block of outputs
 template <int kRows, Products kBy>
 DOT void vector_product(const Half* from, const Rows& x, const Geometry& g, const Half* w, float* out) {
-  constexpr int kBases = (kRows + 2) / 3;
-  Vec sum[kRows][2] = {};
+  constexpr int kBases = (kRows + 2) / 3, kParts = kOutputs / kLanes, kHalf = kParts / 2;
+  Vec sum[kRows][kParts] = {};
   const i64 step = x.pixel;
   for (i64 i = 0; i < g.kh; i++)
     for (i64 j = 0; j < g.kw; j++)
@@ -132,14 +136,15 @@ DOT void vector_product(const Half* from, const Rows& x, const Geometry& g, cons
         for (int b = 0; b < kBases; b++) base[b] = from + i * x.pitch + j * x.channels + k + 3 * b * step;
         const i64 pairs = std::min(kStep, g.c - k + 1) / 2;  // behind them are zeros
         for (i64 p = 0; p < pairs; p++) {
-          const Half* both = w + 2 * kTile * p;
-          const __m512i w0 = _mm512_loadu_si512(both), w1 = _mm512_loadu_si512(both + kStep * kTile);
+          Ints weights[kParts];
+#pragma GCC unroll 8
+          for (int v = 0; v < kParts; v++)
+            weights[v] = *(const UnalignedInts*)(w + 2 * kTile * p + v / kHalf * kStep * kTile + v % kHalf * 2 * kLanes);
 #pragma GCC unroll 16
-          for (int r = 0; r < kRows; r++) {
-            const Half* pair = base[r / 3] + (r % 3) * step;
-            sum[r][0] = with_pair<kBy>(sum[r][0], w0, pair);
-            sum[r][1] = with_pair<kBy>(sum[r][1], w1, pair);
-          }
+          for (int r = 0; r < kRows; r++)
+#pragma GCC unroll 8
+            for (int v = 0; v < kParts; v++)
+              sum[r][v] = with_pair<kBy>(sum[r][v], weights[v], base[r / 3] + (r % 3) * step);
 #pragma GCC unroll 8
           for (int b = 0; b < kBases; b++) {
             base[b] += 2;
@@ -148,10 +153,9 @@ DOT void vector_product(const Half* from, const Rows& x, const Geometry& g, cons
         }
       }
 #pragma GCC unroll 16
-  for (int r = 0; r < kRows; r++) {
-    store(out + r * kOutputs, sum[r][0]);
-    store(out + r * kOutputs + kTile, sum[r][1]);
-  }
+  for (int r = 0; r < kRows; r++)
+#pragma GCC unroll 8
+    for (int v = 0; v < kParts; v++) store(out + r * kOutputs + v * kLanes, sum[r][v]);
 }
 
 constexpr int kMostRows = 14;  // 28 of the 32 registers are sums, two are weights
@@ -171,14 +175,60 @@ void vector_products(Products by, i64 pixels, const Half* from, const Rows& x, c
   }
 }
 
-__mmask16 lanes(i64 n) { return (__mmask16)((1u << n) - 1); }
-Vec widened(const Half* p, i64 n) {
-  return (Vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes(n), p)), 16);
+// The tiles of this thread while a task multiplies with them: runs of this many pixels.
+struct Tiles {
+  Products by;
+  Tiles(Products products, i64 pixels) : by(products) {
+#if defined(HEADRACE_HALF)
+    if (by == kTiles) configure(pixels);
+#endif
+  }
+  ~Tiles() {
+#if defined(HEADRACE_HALF)
+    if (by == kTiles) release();
+#endif
+  }
+};
+
+// A row of pixels is runs of equal length, so the last begins before the one ahead of it ends. Two are multiplied at a time.
+struct Runs {
+  i64 all, runs, pixels;
+  explicit Runs(i64 count) : all(count), runs((count + kTile - 1) / kTile), pixels((count + runs - 1) / runs) {}
+  i64 pairs() const { return (runs + 1) / 2; }
+  i64 in_pair(i64 pair) const { return std::min<i64>(2, runs - 2 * pair); }
+  i64 place(i64 run) const { return std::min(run * pixels, all - pixels); }
+
+  // out [2 kTile][kOutputs] = the products of a pair of runs with one block of outputs; of an odd one, AMX computes it twice
+  void multiply(Products by, i64 pair, const Half* row, const Rows& x, const Geometry& g, const Half* w, float* out) const {
+    const Half *first = row + place(2 * pair) * x.pixel, *second = row + place(2 * pair + 1) * x.pixel;
+#if defined(HEADRACE_HALF)
+    if (by == kTiles) return product(first, second, x, g, w, out);
+#endif
+    vector_products(by, pixels, first, x, g, w, out);
+    if (in_pair(pair) > 1) vector_products(by, pixels, second, x, g, w, out + kTile * kOutputs);
+  }
+};
+
+// The first n of kLanes values, and zeros behind them; in the lower half of each lane.
+Ints loaded(const Half* p, i64 n) {
+#if defined(HEADRACE_HALF)
+  return (Ints)_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16((__mmask16)((1u << n) - 1), p));
+#else
+  Halfs v = {};
+  memcpy(&v, p, n * sizeof(Half));
+  return __builtin_convertvector(v, Ints);
+#endif
 }
+Vec widened(const Half* p, i64 n) { return (Vec)(loaded(p, n) << 16); }
 void store_rounded(Half* p, Vec v, i64 n) {
   const Ints bits = (Ints)v, even = bits + 0x7fff + ((bits >> 16) & 1);
   const Ints rounded = v == v ? even : (bits | 0x400000);  // NaN stays NaN
-  _mm256_mask_storeu_epi16(p, lanes(n), _mm512_cvtepi32_epi16((__m512i)(rounded >> 16)));
+#if defined(HEADRACE_HALF)
+  _mm256_mask_storeu_epi16(p, (__mmask16)((1u << n) - 1), _mm512_cvtepi32_epi16((__m512i)(rounded >> 16)));
+#else
+  const Halfs halfs = __builtin_convertvector(rounded >> 16, Halfs);
+  memcpy(p, &halfs, n * sizeof(Half));
+#endif
 }
 
 struct Behind {
@@ -188,8 +238,8 @@ struct Behind {
 };
 void finish_pixels(const float* sums, Half* y, const Half* residual, i64 pixels, i64 channel, i64 outputs, const Behind& b) {
   for_activation(b.act, [&](auto act) {
-    for (i64 o = channel; o < std::min(outputs, channel + kOutputs); o += kTile) {
-      const i64 n = std::min(kTile, outputs - o);
+    for (i64 o = channel; o < std::min(outputs, channel + kOutputs); o += kLanes) {
+      const i64 n = std::min<i64>(kLanes, outputs - o);
       const Vec scale = b.scale ? load(b.scale + o, n) : Vec{} + 1.f, shift = b.shift ? load(b.shift + o, n) : Vec{};
       for (i64 p = 0; p < pixels; p++) {
         Vec v = load(sums + p * kOutputs + o - channel) * scale + shift;
@@ -204,34 +254,23 @@ void finish_pixels(const float* sums, Half* y, const Half* residual, i64 pixels,
 void convolve_rows(Products by, const Half* x, const Half* packed, Half* y, const Geometry& g, Range rows, Range blocks,
                    const Behind& b) {
   const Rows view = rows_at(x, g, rows);
-  const i64 tiles = (g.wo + kTile - 1) / kTile, pixels = (g.wo + tiles - 1) / tiles;
+  const Runs runs(g.wo);
   alignas(64) float sums[2 * kTile * kOutputs];
-  if (by == kTiles) configure(pixels);
+  const Tiles tiles(by, runs.pixels);
   for (i64 block = blocks.first; block < blocks.last; block++)
     for (i64 row = 0; row < rows.last - rows.first; row++)
-      for (i64 t = 0; t < tiles; t += 2) {
-        // The last tile ends with the row, and an odd one is computed twice by AMX.
-        const i64 places[2] = {std::min(t * pixels, g.wo - pixels), std::min((t + 1) * pixels, g.wo - pixels)};
-        const i64 runs = std::min<i64>(2, tiles - t);
-        const Half *from = view.data + row * g.stride * view.pitch, *w = packed + block * block_size(g);
-        if (by == kTiles)
-          product(from + places[0] * view.pixel, from + places[1] * view.pixel, view, g, w, sums);
-        else
-          for (i64 i = 0; i < runs; i++)
-            vector_products(by, pixels, from + places[i] * view.pixel, view, g, w, sums + i * kTile * kOutputs);
-        for (i64 i = 0; i < runs; i++) {
-          const i64 at = ((rows.first + row) * g.wo + places[i]) * g.o;
-          finish_pixels(sums + i * kTile * kOutputs, y + at, b.residual ? b.residual + at : nullptr, pixels,
+      for (i64 pair = 0; pair < runs.pairs(); pair++) {
+        runs.multiply(by, pair, view.data + row * g.stride * view.pitch, view, g, packed + block * block_size(g), sums);
+        for (i64 i = 0; i < runs.in_pair(pair); i++) {
+          const i64 at = ((rows.first + row) * g.wo + runs.place(2 * pair + i)) * g.o;
+          finish_pixels(sums + i * kTile * kOutputs, y + at, b.residual ? b.residual + at : nullptr, runs.pixels,
                         block * kOutputs, g.o, b);
         }
       }
-  if (by == kTiles) release();
 }
-#endif
 
 // The weights as ConvolveHalf reads them.
 ffi::Error PackHalf(ffi::ThreadPool pool, ffi::Span<const i64> geometry, Halves w, ffi::Result<Halves> packed) {
-#if defined(HEADRACE_HALF)
   const Geometry g = geometry_of(geometry);
   if ((i64)packed->element_count() != blocks_of(g.o) * block_size(g))
     return ffi::Error::InvalidArgument("the packed weights have another size");
@@ -239,15 +278,11 @@ ffi::Error PackHalf(ffi::ThreadPool pool, ffi::Span<const i64> geometry, Halves 
     pack_block((const Half*)w.untyped_data(), g, i, (Half*)packed->untyped_data() + i * block_size(g));
   });
   return ffi::Error::Success();
-#else
-  return ffi::Error::Internal("this library has no products of bfloat16 values");
-#endif
 }
 
 // y = convolution of x with packed weights; with (scale, shift[, residual]) y = activation(y scale + shift + residual).
 ffi::Error ConvolveHalf(ffi::ThreadPool pool, ffi::Span<const i64> geometry, i64 act, i64 products, Halves x_, Halves w_,
                         ffi::RemainingArgs rest, ffi::Result<Halves> y_) {
-#if defined(HEADRACE_HALF)
   Geometry g = flattened(geometry_of(geometry));
   if (g.is_pointwise() && g.h == 1) g.w = g.wo = g.n, g.n = 1;  // all pixels as one row
   const Half *x = (const Half*)x_.untyped_data(), *w = (const Half*)w_.untyped_data();
@@ -278,9 +313,6 @@ ffi::Error ConvolveHalf(ffi::ThreadPool pool, ffi::Span<const i64> geometry, i64
     convolve_rows((Products)products, x + from, w, y + to, part, rows, range, behind);
   });
   return ffi::Error::Success();
-#else
-  return ffi::Error::Internal("this library has no products of bfloat16 values");
-#endif
 }
 
 }  // namespace
