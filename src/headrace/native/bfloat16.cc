@@ -45,12 +45,12 @@ struct Rows {
   const Half* data;
   i64 pixel, pitch, channels;
 };
-// Output rows first .. last of one image, or pixels of a pointwise convolution; copied where zeros are missing around the
-// images or behind the channels.
-Rows rows_at(const Half* x, const Geometry& g, Range rows) {
-  if (g.c % kStep == 0 && g.fits_unpadded())
+// Output rows first .. last of one image, or pixels of a pointwise convolution, with so many channels; copied where zeros are
+// missing around the images or behind the channels.
+Rows rows_at(const Half* x, const Geometry& g, Range rows, i64 channels) {
+  if (channels == g.c && g.fits_unpadded())
     return {x + rows.first * g.stride * g.w * g.c, g.stride * g.c, g.w * g.c, g.c};
-  const i64 channels = steps_of(g.c) * kStep, width = g.window_columns();
+  const i64 width = g.window_columns();
   const i64 height = (rows.last - rows.first - 1) * g.stride + g.kh, pitch = width * channels;
   Half* copy = (Half*)scratch(4, (height * pitch + 1) / 2);
   memset(copy, 0, height * pitch * sizeof(Half));
@@ -178,7 +178,7 @@ void vector_products(Products by, i64 pixels, const Half* from, const Rows& x, c
 // The tiles of this thread while a task multiplies with them: runs of this many pixels.
 struct Tiles {
   Products by;
-  Tiles(Products products, i64 pixels) : by(products) {
+  Tiles(Products products, [[maybe_unused]] i64 pixels) : by(products) {
 #if defined(HEADRACE_HALF)
     if (by == kTiles) configure(pixels);
 #endif
@@ -253,7 +253,7 @@ void finish_pixels(const float* sums, Half* y, const Half* residual, i64 pixels,
 // Output rows first .. last of one image, and a range of the blocks of outputs; y is the image's.
 void convolve_rows(Products by, const Half* x, const Half* packed, Half* y, const Geometry& g, Range rows, Range blocks,
                    const Behind& b) {
-  const Rows view = rows_at(x, g, rows);
+  const Rows view = rows_at(x, g, rows, steps_of(g.c) * kStep);
   const Runs runs(g.wo);
   alignas(64) float sums[2 * kTile * kOutputs];
   const Tiles tiles(by, runs.pixels);
@@ -267,6 +267,208 @@ void convolve_rows(Products by, const Half* x, const Half* packed, Half* y, cons
                         block * kOutputs, g.o, b);
         }
       }
+}
+
+// ---- the gradient of the weights
+//
+// dw[tap][channel][output] is the sum over pixels of x[the tap's pixel][channel] dy[pixel][output]: the products from above, with
+// channels for their pixels, and pixels for their inputs. The images are packed as planes, [channel][pixel], in which the pixels
+// of each tap lie as far behind those of the first. A plane's rows have the zeros around the image in them and are longer than
+// those of the outputs, whose gradient therefore has zeros behind each row. With stride S a tap meets every S-th row and column:
+// these are a plane of their own, one of S S phases.
+
+constexpr i64 kManyWeights = 192 * 1024;   // as in kernels.cc: more than this are written once, by one task
+constexpr i64 kSlotFloats = 1024 * 1024;   // as there: of the sums of all tasks, where each has some of the pixels
+constexpr i64 kMostPixels = 2048;          // of one product: the values of 32 channels and of 32 outputs stay in the L2 cache
+constexpr i64 kPackedHalfs = 512 * 1024;   // of a task that packs for itself: all of them stay there
+constexpr i64 kSums = 2 * kTile * kOutputs;  // of one tap, a pair of runs of channels and a block of outputs
+
+i64 rounded_up(i64 value, i64 to) { return (value + to - 1) / to * to; }
+
+struct Planes {
+  Geometry g;
+  bool many;
+  i64 channels, columns;        // of a window; those of few channels are [kh][1][kw c], as they lie in memory, to fill tiles
+  i64 across, phases;           // phases of columns, and of rows and columns
+  i64 images, rows, width;      // rows of outputs, and pixels of a plane's. Windows of one pixel: the rows of all images
+  i64 band, bands;              // rows of a band, which are packed at once, and bands of an image
+  i64 pixels, pitch;            // of a band's gradient, in whole steps with zeros, and of each of its planes
+  i64 together, groups;         // bands of one product, and all such groups
+
+  explicit Planes(const Geometry& geometry) : g(geometry), many(g.kh * g.kw * g.c * g.o > kManyWeights) {
+    const bool is_narrow = g.c < kTile, is_pixel = g.kh == 1 && g.kw == 1;
+    channels = is_narrow ? g.kw * g.c : g.c, columns = is_narrow ? 1 : g.kw;
+    across = std::min(g.stride, columns), phases = std::min(g.stride, g.kh) * across;
+    images = is_pixel ? 1 : g.n, rows = is_pixel ? g.n * g.ho : g.ho, width = g.wo + (columns - 1) / g.stride;
+    const i64 fitting = kPackedHalfs / (phases * channels + g.o), most = many ? kMostPixels : std::min(kMostPixels, fitting);
+    band = std::clamp<i64>(most / width, 1, rows);
+    bands = (rows + band - 1) / band, band = (rows + bands - 1) / bands, bands = (rows + band - 1) / band;
+    pixels = rounded_up(band * width, kStep);
+    // An odd number of cache lines: channels of one pixel are spread over all sets of a cache.
+    pitch = (rounded_up(pixels + place_of(taps() - 1), kStep) / kStep | 1) * kStep;
+    together = std::clamp<i64>(most / pixels, 1, images * bands), groups = (images * bands + together - 1) / together;
+  }
+  i64 taps() const { return g.kh * columns; }
+  i64 phase_of(i64 tap) const { return tap / columns % g.stride * across + tap % columns % g.stride; }
+  i64 place_of(i64 tap) const { return tap / columns / g.stride * width + tap % columns / g.stride; }
+  i64 band_size() const { return phases * channels * pitch; }
+  i64 block_size() const { return together * pixels * kOutputs; }
+  i64 bands_of(i64 group) const { return std::min(together, images * bands - group * together); }
+};
+
+// The pixels of some rows, one after another: null rows, and what is behind `count` pixels of a row, are zeros.
+struct Walk {
+  const std::vector<const Half*>& lines;
+  i64 count, step, width;
+  const Half* zeros;
+  size_t y = 0;
+  i64 x = 0;
+  const Half* next() {
+    const Half* at = y < lines.size() && lines[y] && x < count ? lines[y] + x * step : zeros;
+    if (++x == width) x = 0, y++;
+    return at;
+  }
+};
+
+// out [channel][pixel]: pairs of pixels, as 32 bits, are transposed
+void pack_plane(Walk walk, i64 channels, i64 pixels, Half* out) {
+  for (i64 p = 0; p < pixels; p += 2 * kLanes) {
+    const Half* from[2 * kLanes];
+    for (const Half*& each : from) each = walk.next();
+    for (i64 c = 0; c < channels; c += kLanes) {
+      const i64 n = std::min<i64>(kLanes, channels - c);
+      Vec pairs[kLanes];
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; i++) pairs[i] = (Vec)(loaded(from[2 * i] + c, n) | loaded(from[2 * i + 1] + c, n) << 16);
+      exchange<kLanes / 2>(pairs);
+      for (i64 i = 0; i < n; i++) store((float*)(out + (c + i) * pixels + p), pairs[i]);
+    }
+  }
+}
+
+// out [block of outputs][step][half of the outputs][pair of pixels][output][2], as pack_block's, the blocks `size` apart
+void pack_pairs(Walk walk, i64 outputs, i64 pixels, Half* out, i64 size) {
+  for (i64 p = 0; p < pixels; p += 2) {
+    const Half *first = walk.next(), *second = walk.next();
+    Half* to = out + p / kStep * kStep * kOutputs + p % kStep * kTile;
+    for (i64 o = 0; o < blocks_of(outputs) * kOutputs; o += kLanes) {
+      const i64 n = std::clamp<i64>(outputs - o, 0, kLanes);
+      const Ints pairs = n ? loaded(first + o, n) | loaded(second + o, n) << 16 : Ints{};
+      *(UnalignedInts*)(to + o / kOutputs * size + o % kOutputs / kTile * kStep * kTile + o % kTile * 2) = pairs;
+    }
+  }
+}
+
+// One band of the images, [phase][channel][pitch], and of the gradient
+void pack_band(const Planes& l, const Half* x, const Half* dy, i64 index, Half* planes, Half* pairs) {
+  const Geometry& g = l.g;
+  const i64 image = index / l.bands, first = index % l.bands * l.band, rows = std::min(l.band, l.rows - first);
+  const i64 most = std::max(l.channels, g.o);
+  Half* zeros = (Half*)scratch(5, most);
+  memset(zeros, 0, most * sizeof(Half));
+  std::vector<const Half*> lines(rows);
+  for (i64 y = 0; y < rows; y++) lines[y] = dy + (image * l.rows + first + y) * g.wo * g.o;
+  pack_pairs({lines, g.wo, g.o, l.width, zeros}, g.o, l.pixels, pairs, l.block_size());
+  if (g.kh == 1 && g.kw == 1) {
+    for (i64 y = 0; y < rows; y++) lines[y] = x + (first + y) / g.ho * g.in() + (first + y) % g.ho * g.stride * g.w * g.c;
+    return pack_plane({lines, g.wo, g.stride * g.c, l.width, zeros}, g.c, l.pitch, planes);
+  }
+  const Rows view = rows_at(x + image * g.in(), g, {first, first + rows}, g.c);
+  const i64 height = (rows - 1) * g.stride + g.kh;
+  for (i64 phase = 0; phase < l.phases; phase++) {
+    const i64 down = phase / l.across, right = phase % l.across;
+    lines.clear();
+    for (i64 y = down; y < height; y += g.stride) lines.push_back(view.data + y * view.pitch + right * g.c);
+    const i64 count = g.wo + (l.columns - 1 - right) / g.stride;
+    pack_plane({lines, count, view.pixel, l.width, zeros}, l.channels, l.pitch, planes + phase * l.channels * l.pitch);
+  }
+}
+
+// sums [block][pair of runs of channels][tap][kSums] (+)= the products of one group of bands
+void multiply_group(Products by, const Planes& l, const Half* planes, const Half* pairs, i64 bands, Range blocks, Range channels,
+                    bool add, float* sums) {
+  const Runs runs(l.channels);
+  const Rows view = {planes, l.pitch, l.band_size(), l.pixels};
+  Geometry depth = {};
+  depth.kh = bands, depth.kw = 1, depth.c = l.pixels;
+  alignas(64) float part[kSums];
+  const Tiles tiles(by, runs.pixels);
+  for (i64 block = blocks.first; block < blocks.last; block++)
+    for (i64 pair = channels.first; pair < channels.last; pair++)
+      for (i64 tap = 0; tap < l.taps(); tap++, sums += kSums) {
+        const Half* from = planes + l.phase_of(tap) * l.channels * l.pitch + l.place_of(tap);
+        runs.multiply(by, pair, from, view, depth, pairs + block * l.block_size(), add ? part : sums);
+        for (i64 i = 0; add && i < runs.in_pair(pair); i++)
+          for (i64 k = i * kTile * kOutputs; k < (i * kTile + runs.pixels) * kOutputs; k += kLanes)
+            store(sums + k, load(sums + k) + load(part + k));
+      }
+}
+
+// The weights of one kSums: those of all slots, `step` apart, are added.
+void finish_weights(const Planes& l, const float* sums, i64 slots, i64 step, i64 block, i64 pair, i64 tap, Half* dw) {
+  const Runs runs(l.channels);
+  for (i64 i = 0; i < runs.in_pair(pair); i++)
+    for (i64 r = 0; r < runs.pixels; r++) {
+      const float* from = sums + (i * kTile + r) * kOutputs;
+      Half* to = dw + (tap * l.channels + runs.place(2 * pair + i) + r) * l.g.o;
+      for (i64 o = block * kOutputs; o < std::min(l.g.o, (block + 1) * kOutputs); o += kLanes, from += kLanes) {
+        Vec sum = load(from);
+        for (i64 s = 1; s < slots; s++) sum += load(from + s * step);
+        store_rounded(to + o, sum, std::min<i64>(kLanes, l.g.o - o));
+      }
+    }
+}
+
+ffi::Error WeightGradientHalf(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, i64 products, Halves x_, Halves dy_,
+                              ffi::Result<Halves> dw_) {
+  const Threads pool(xla_pool);
+  const Planes l(geometry_of(geometry));
+  const auto by = (Products)products;
+  const Half *x = (const Half*)x_.untyped_data(), *dy = (const Half*)dy_.untyped_data();
+  Half* dw = (Half*)dw_->untyped_data();
+  const i64 blocks = blocks_of(l.g.o), pairs = Runs(l.channels).pairs(), taps = l.taps(), threads = pool.count();
+  // Halfs of a group of bands; buffers are counted in floats.
+  const i64 images_size = l.together * l.band_size(), gradient_size = blocks * l.block_size();
+  if (l.many) {
+    // Each task has some channels and outputs, of all pixels: these are packed once.
+    i64 down = 1, across = 1;
+    while (down * across < 2 * threads && (down < pairs || across < blocks))
+      if (across >= blocks || (down < pairs && pairs * across >= blocks * down))
+        down = std::min(pairs, 2 * down);
+      else
+        across = std::min(blocks, 2 * across);
+    Half *planes = (Half*)scratch(6, l.groups * images_size / 2), *packed = (Half*)scratch(7, l.groups * gradient_size / 2);
+    parallel_phases(pool, {l.images * l.bands, down * across}, [&](int phase, i64 i) {
+      if (phase == 0) {
+        const i64 group = i / l.together, at = i % l.together;
+        return pack_band(l, x, dy, i, planes + group * images_size + at * l.band_size(),
+                         packed + group * gradient_size + at * l.pixels * kOutputs);
+      }
+      const Range outputs = range_of(blocks, i % across, across), channels = range_of(pairs, i / across, down);
+      float* sums = scratch(2, (outputs.last - outputs.first) * (channels.last - channels.first) * taps * kSums);
+      for (i64 group = 0; group < l.groups; group++)
+        multiply_group(by, l, planes + group * images_size, packed + group * gradient_size, l.bands_of(group), outputs, channels,
+                       group > 0, sums);
+      for (i64 block = outputs.first; block < outputs.last; block++)
+        for (i64 pair = channels.first; pair < channels.last; pair++)
+          for (i64 tap = 0; tap < taps; tap++, sums += kSums) finish_weights(l, sums, 1, 0, block, pair, tap, dw);
+    });
+    return ffi::Error::Success();
+  }
+  const i64 size = blocks * pairs * taps * kSums;
+  const i64 slots = std::min(l.groups, threads * std::clamp<i64>(kSlotFloats / (threads * size), 1, 4));
+  float* sums = scratch(7, slots * size);
+  parallel_phases(pool, {slots, blocks * pairs * taps}, [&](int phase, i64 i) {
+    if (phase == 1) return finish_weights(l, sums + i * kSums, slots, size, i / taps / pairs, i / taps % pairs, i % taps, dw);
+    Half *planes = (Half*)scratch(0, images_size / 2), *packed = (Half*)scratch(1, gradient_size / 2);
+    const Range groups = range_of(l.groups, i, slots);
+    for (i64 group = groups.first; group < groups.last; group++) {
+      for (i64 at = 0; at < l.bands_of(group); at++)
+        pack_band(l, x, dy, group * l.together + at, planes + at * l.band_size(), packed + at * l.pixels * kOutputs);
+      multiply_group(by, l, planes, packed, l.bands_of(group), {0, blocks}, {0, pairs}, group > groups.first, sums + i * size);
+    }
+  });
+  return ffi::Error::Success();
 }
 
 // The weights as ConvolveHalf reads them.
@@ -326,6 +528,9 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_pack_half, headrace::PackHalf,
 XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_convolve_half, headrace::ConvolveHalf,
                               ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<Integers>("geometry").Attr<int64_t>("activation")
                                   .Attr<int64_t>("products").Arg<Halves>().Arg<Halves>().RemainingArgs().Ret<Halves>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_weight_gradient_half, headrace::WeightGradientHalf,
+                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<Integers>("geometry").Attr<int64_t>("products")
+                                  .Arg<Halves>().Arg<Halves>().Ret<Halves>());
 
 // The products that processor and system have. The system must allow a process to use AMX, since tiles make its state larger.
 extern "C" int hr_half_products(void) {

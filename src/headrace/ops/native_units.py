@@ -47,6 +47,7 @@ _CALLS = (
     "bottleneck",
     "pack_half",
     "convolve_half",
+    "weight_gradient_half",
 )
 _WINOGRAD_POINTS = 36
 # In float32 arithmetic, for tests alone; by AVX512_BF16; by AMX.
@@ -397,19 +398,22 @@ def _pack_half(w_HWIO: Array, window: Window) -> Array:
 
 
 def _call_half(x_NHWC: Array, arrays: tuple[Array, ...], window: Window, act: str | None) -> Array:
+    number = np.int64(ACTIVATIONS[act])
+    (y,) = call_kernel("convolve_half", [window.y], x_NHWC, *arrays, activation=number, **_half_attributes(window))
+    return y
+
+
+def _half_attributes(window: Window) -> dict[str, Any]:
     library, _ = load_kernels()
     assert library is not None
-    attributes = {"geometry": window.attributes()["geometry"], "activation": np.int64(ACTIVATIONS[act])}
-    attributes["products"] = np.int64(library.half)
-    (y,) = call_kernel("convolve_half", [window.y], x_NHWC, *arrays, **attributes)
-    return y
+    return {"geometry": window.attributes()["geometry"], "products": np.int64(library.half)}
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def convolve_half(x_NHWC: Array, w_HWIO: Array, window: Window, _wide: Window) -> Array:
     """Convolve bfloat16 values, with sums in float32.
 
-    The gradient of the weights, and with a stride also that of the images, is computed in float32 (`_wide`).
+    With a stride the gradient of the images is computed in float32 (`_wide`).
     """
     return checkpoint_name(_call_half(x_NHWC, (_pack_half(w_HWIO, window),), window, None), PRODUCT)
 
@@ -420,7 +424,10 @@ def _half_forward(x: _Primal, w: _Primal, window: Window, wide: Window) -> tuple
 
 def _half_backward(window: Window, wide: Window, kept: Any, cotangent: _Cotangent) -> _Gradients:
     x, w, wanted = kept
-    dy, dx = _array(cotangent, x.dtype), None
+    dy, dx, dw = _array(cotangent, x.dtype), None, None
+    if wanted.weights is not None:
+        (dw,) = call_kernel("weight_gradient_half", [window.w], x, dy, **_half_attributes(window))
+        wanted = wanted._replace(weights=None)
     if wanted.images is not None and window.stride == 1:
         # The gradient, with zeros around, convolved with the turned weights.
         pads = gradient_pads(window.pads, window.w[:2], 1, (window.x, window.y))
@@ -428,9 +435,8 @@ def _half_backward(window: Window, wide: Window, kept: Any, cotangent: _Cotangen
         back = replace(window, x=window.y, w=turned_HWOI.shape, y=window.x, pads=pads)
         dx, wanted = _call_half(dy, (_pack_half(turned_HWOI, back),), back, None), wanted._replace(images=None)
     arrays = tuple(a.astype(jnp.float32) for a in (dy, x, w))
-    found = _gradients(wide, wanted, arrays, None)
-    dx, dw = (None if a is None else a.astype(x.dtype) for a in (found[0] if dx is None else dx, found[1]))
-    return dx, dw
+    wide_dx, _ = _gradients(wide, wanted, arrays, None)
+    return dx if wide_dx is None else wide_dx.astype(x.dtype), dw
 
 
 convolve_half.defvjp(_half_forward, _half_backward, symbolic_zeros=True)
