@@ -68,6 +68,7 @@ def test_calls_of_the_kernels_for_cpus_have_their_kind():
         "convolve": "convolution",
         "convolve_half": "convolution",
         "weight_gradient_half": "convolution",
+        "image_gradient_half": "convolution",
         "gradients": "convolution",
         "activate": "norm",
         "sums": "norm",

@@ -30,14 +30,17 @@ i64 steps_of(i64 inputs) { return (inputs + kStep - 1) / kStep; }
 i64 blocks_of(i64 outputs) { return (outputs + kOutputs - 1) / kOutputs; }
 i64 block_size(const Geometry& g) { return g.kh * g.kw * steps_of(g.c) * kStep * kOutputs; }
 
-// The weights of one block of outputs, [tap][step][half of the outputs][pair of inputs][output][2], with zeros around.
-void pack_block(const Half* w, const Geometry& g, i64 block, Half* out) {
-  for (i64 tap = 0; tap < g.kh * g.kw; tap++)
+// The weights of one block of outputs, [tap][step][half of the outputs][pair of inputs][output][2], with zeros around. at(tap):
+// where a tap's weights are; then the steps from one input, and from one output, to the next.
+template <class At> void pack_block(const Geometry& g, const At& at, i64 input, i64 output, i64 block, Half* out) {
+  for (i64 tap = 0; tap < g.kh * g.kw; tap++) {
+    const Half* w = at(tap);
     for (i64 k0 = 0; k0 < steps_of(g.c) * kStep; k0 += kStep)
       for (i64 o0 = block * kOutputs; o0 < (block + 1) * kOutputs; o0 += kTile)
         for (i64 k = k0; k < k0 + kStep; k += 2)
           for (i64 o = o0; o < o0 + kTile; o++)
-            for (i64 e = 0; e < 2; e++) *out++ = o < g.o && k + e < g.c ? w[(tap * g.c + k + e) * g.o + o] : 0;
+            for (i64 e = 0; e < 2; e++) *out++ = o < g.o && k + e < g.c ? w[(k + e) * input + o * output] : 0;
+  }
 }
 
 // Windows of some output rows: the first pixel of each, and how many values lie between pixels and rows.
@@ -50,15 +53,17 @@ struct Rows {
 Rows rows_at(const Half* x, const Geometry& g, Range rows, i64 channels) {
   if (channels == g.c && g.fits_unpadded())
     return {x + rows.first * g.stride * g.w * g.c, g.stride * g.c, g.w * g.c, g.c};
-  const i64 width = g.window_columns();
+  const i64 width = g.window_columns(), first = std::max<i64>(0, g.left), last = std::min(width, g.w + g.left);
   const i64 height = (rows.last - rows.first - 1) * g.stride + g.kh, pitch = width * channels;
   Half* copy = (Half*)scratch(4, (height * pitch + 1) / 2);
   memset(copy, 0, height * pitch * sizeof(Half));
   for (i64 i = 0; i < height; i++) {
     const i64 y = rows.first * g.stride - g.top + i;
-    if (y < 0 || y >= g.h) continue;
-    for (i64 j = std::max<i64>(0, g.left); j < std::min(width, g.w + g.left); j++)
-      memcpy(copy + i * pitch + j * channels, x + (y * g.w + j - g.left) * g.c, g.c * sizeof(Half));
+    if (y < 0 || y >= g.h || first >= last) continue;
+    const Half* from = x + (y * g.w + first - g.left) * g.c;
+    Half* to = copy + i * pitch + first * channels;
+    if (channels == g.c) memcpy(to, from, (last - first) * g.c * sizeof(Half));
+    for (i64 j = first; channels != g.c && j < last; j++, to += channels, from += g.c) memcpy(to, from, g.c * sizeof(Half));
   }
   return {copy, g.stride * channels, pitch, channels};
 }
@@ -231,28 +236,33 @@ void store_rounded(Half* p, Vec v, i64 n) {
 #endif
 }
 
+// How many values lie between results.
+struct Steps {
+  i64 pixel, row, image;
+};
 struct Behind {
   const float *scale, *shift;  // null where nothing follows
   const Half* residual;
   i64 act;
 };
-void finish_pixels(const float* sums, Half* y, const Half* residual, i64 pixels, i64 channel, i64 outputs, const Behind& b) {
+void finish_pixels(const float* sums, Half* y, i64 step, const Half* residual, i64 pixels, i64 channel, i64 outputs,
+                   const Behind& b) {
   for_activation(b.act, [&](auto act) {
     for (i64 o = channel; o < std::min(outputs, channel + kOutputs); o += kLanes) {
       const i64 n = std::min<i64>(kLanes, outputs - o);
       const Vec scale = b.scale ? load(b.scale + o, n) : Vec{} + 1.f, shift = b.shift ? load(b.shift + o, n) : Vec{};
       for (i64 p = 0; p < pixels; p++) {
         Vec v = load(sums + p * kOutputs + o - channel) * scale + shift;
-        if (residual) v += widened(residual + p * outputs + o, n);
-        store_rounded(y + p * outputs + o, activated<decltype(act)::value>(v), n);
+        if (residual) v += widened(residual + p * step + o, n);
+        store_rounded(y + p * step + o, activated<decltype(act)::value>(v), n);
       }
     }
   });
 }
 
 // Output rows first .. last of one image, and a range of the blocks of outputs; y is the image's.
-void convolve_rows(Products by, const Half* x, const Half* packed, Half* y, const Geometry& g, Range rows, Range blocks,
-                   const Behind& b) {
+void convolve_rows(Products by, const Half* x, const Half* packed, Half* y, const Steps& to, const Geometry& g, Range rows,
+                   Range blocks, const Behind& b) {
   const Rows view = rows_at(x, g, rows, steps_of(g.c) * kStep);
   const Runs runs(g.wo);
   alignas(64) float sums[2 * kTile * kOutputs];
@@ -262,11 +272,44 @@ void convolve_rows(Products by, const Half* x, const Half* packed, Half* y, cons
       for (i64 pair = 0; pair < runs.pairs(); pair++) {
         runs.multiply(by, pair, view.data + row * g.stride * view.pitch, view, g, packed + block * block_size(g), sums);
         for (i64 i = 0; i < runs.in_pair(pair); i++) {
-          const i64 at = ((rows.first + row) * g.wo + runs.place(2 * pair + i)) * g.o;
-          finish_pixels(sums + i * kTile * kOutputs, y + at, b.residual ? b.residual + at : nullptr, runs.pixels,
+          const i64 at = (rows.first + row) * to.row + runs.place(2 * pair + i) * to.pixel;
+          finish_pixels(sums + i * kTile * kOutputs, y + at, to.pixel, b.residual ? b.residual + at : nullptr, runs.pixels,
                         block * kOutputs, g.o, b);
         }
       }
+}
+
+// Pointwise: all pixels as one row.
+Geometry in_one_row(Geometry g) {
+  g = flattened(g);
+  if (g.is_pointwise() && g.h == 1) g.w = g.wo = g.n, g.n = 1;
+  return g;
+}
+
+void convolve_images(const Threads& pool, Products by, const Half* x, const Half* w, Half* y, const Steps& steps,
+                     const Geometry& g, const Behind& b) {
+  const i64 threads = pool.count(), blocks = blocks_of(g.o);
+  // Fewer pixels than weights: each thread has some of the outputs. Else some of the rows or, of one long row, pixels.
+  const bool by_outputs = g.kh * g.kw * g.c * g.o > g.n * g.in() && blocks >= threads;
+  const bool by_pixels = g.is_pointwise() && g.n * g.h == 1;
+  const i64 groups = by_outputs ? threads : 1, units = by_pixels ? (g.wo + 4 * kTile - 1) / (4 * kTile) : g.ho;
+  const i64 wanted = by_pixels ? std::max(4 * threads, g.wo / kTaskPixels) : (4 * threads + g.n - 1) / g.n;
+  const i64 bands = by_outputs ? 1 : std::min(units, wanted);
+  parallel(pool, g.n * bands * groups, [&](i64 i) {
+    const i64 n = i / groups / bands, band = i / groups % bands;
+    const Range range = range_of(blocks, i % groups, groups);
+    Geometry part = g;
+    Range rows = range_of(g.ho, band, bands);
+    i64 from = n * g.in(), to = n * steps.image;
+    if (by_pixels) {
+      const Range pixels = range_of(g.wo, band, bands);
+      part.w = part.wo = pixels.last - pixels.first;
+      from += pixels.first * g.c, to += pixels.first * steps.pixel;
+      rows = {0, 1};
+    }
+    const Behind behind = {b.scale, b.shift, b.residual ? b.residual + to : nullptr, b.act};
+    convolve_rows(by, x + from, w, y + to, steps, part, rows, range, behind);
+  });
 }
 
 // ---- the gradient of the weights
@@ -477,7 +520,8 @@ ffi::Error PackHalf(ffi::ThreadPool pool, ffi::Span<const i64> geometry, Halves 
   if ((i64)packed->element_count() != blocks_of(g.o) * block_size(g))
     return ffi::Error::InvalidArgument("the packed weights have another size");
   parallel(pool, blocks_of(g.o), [&](i64 i) {
-    pack_block((const Half*)w.untyped_data(), g, i, (Half*)packed->untyped_data() + i * block_size(g));
+    auto at = [&](i64 tap) { return (const Half*)w.untyped_data() + tap * g.c * g.o; };
+    pack_block(g, at, g.o, 1, i, (Half*)packed->untyped_data() + i * block_size(g));
   });
   return ffi::Error::Success();
 }
@@ -485,35 +529,51 @@ ffi::Error PackHalf(ffi::ThreadPool pool, ffi::Span<const i64> geometry, Halves 
 // y = convolution of x with packed weights; with (scale, shift[, residual]) y = activation(y scale + shift + residual).
 ffi::Error ConvolveHalf(ffi::ThreadPool pool, ffi::Span<const i64> geometry, i64 act, i64 products, Halves x_, Halves w_,
                         ffi::RemainingArgs rest, ffi::Result<Halves> y_) {
-  Geometry g = flattened(geometry_of(geometry));
-  if (g.is_pointwise() && g.h == 1) g.w = g.wo = g.n, g.n = 1;  // all pixels as one row
-  const Half *x = (const Half*)x_.untyped_data(), *w = (const Half*)w_.untyped_data();
-  Half* y = (Half*)y_->untyped_data();
+  const Geometry g = in_one_row(geometry_of(geometry));
   auto floats = [&](size_t i) { return i < rest.size() ? rest.get<ffi::Buffer<ffi::F32>>(i)->typed_data() : nullptr; };
   const Half* residual = rest.size() > 2 ? (const Half*)rest.get<Halves>(2)->untyped_data() : nullptr;
-  const float *scale = floats(0), *shift = floats(1);
-  const i64 threads = pool.num_threads(), blocks = blocks_of(g.o);
-  // Fewer pixels than weights: each thread has some of the outputs. Else some of the rows or, of one long row, pixels.
-  const bool by_outputs = g.kh * g.kw * g.c * g.o > g.n * g.in() && blocks >= threads;
-  const bool by_pixels = g.is_pointwise();
-  const i64 groups = by_outputs ? threads : 1, units = by_pixels ? (g.wo + 4 * kTile - 1) / (4 * kTile) : g.ho;
-  const i64 wanted = by_pixels ? std::max(4 * threads, g.wo / kTaskPixels) : (4 * threads + g.n - 1) / g.n;
-  const i64 bands = by_outputs ? 1 : std::min(units, wanted);
-  parallel(pool, g.n * bands * groups, [&](i64 i) {
-    const i64 n = i / groups / bands, band = i / groups % bands;
-    const Range range = range_of(blocks, i % groups, groups);
-    Geometry part = g;
-    Range rows = range_of(g.ho, band, bands);
-    i64 from = n * g.in(), to = n * g.out();
-    if (by_pixels) {
-      const Range pixels = range_of(g.wo, band, bands);
-      part.w = part.wo = pixels.last - pixels.first;
-      from += pixels.first * g.c, to += pixels.first * g.o;
-      rows = {0, 1};
+  convolve_images(pool, (Products)products, (const Half*)x_.untyped_data(), (const Half*)w_.untyped_data(),
+                  (Half*)y_->untyped_data(), {g.o, g.wo * g.o, g.out()}, g, {floats(0), floats(1), residual, act});
+  return ffi::Error::Success();
+}
+
+// Each phase is a convolution of the gradient, with zeros around, with the phase's weights turned.
+ffi::Error ImageGradientHalf(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, i64 products, Halves dy, Halves w_,
+                             ffi::Result<Halves> dx_) {
+  const Threads pool(xla_pool);
+  const Geometry g = in_one_row(geometry_of(geometry));
+  const Half* w = (const Half*)w_.untyped_data();
+  Half* dx = (Half*)dx_->untyped_data();
+  struct Part {
+    Phase y, x;
+    Geometry g;
+    i64 weights;
+  };
+  std::vector<Part> parts;
+  i64 size = 0;
+  bool has_gaps = false;
+  for (const Phase& y : phases_of(g.h, g.kh, g.stride, g.top))
+    for (const Phase& x : phases_of(g.w, g.kw, g.stride, g.left)) {
+      has_gaps |= !y.taps || !x.taps;
+      if (!y.taps || !x.taps) continue;
+      const Geometry part = {g.n, g.ho, g.wo, g.o, y.taps, x.taps, g.c, 1, -y.start, -x.start, y.count, x.count, g.o};
+      parts.push_back({y, x, part, size});
+      size += blocks_of(g.c) * block_size(part);
     }
-    const Behind behind = {scale, shift, residual ? residual + to : nullptr, act};
-    convolve_rows((Products)products, x + from, w, y + to, part, rows, range, behind);
+  Half* packed = (Half*)scratch(6, size / 2);
+  const i64 blocks = blocks_of(g.c), packs = blocks * (i64)parts.size();
+  parallel(pool, packs + (has_gaps ? g.n : 0), [&](i64 i) {
+    if (i >= packs) return (void)memset(dx + (i - packs) * g.in(), 0, g.in() * sizeof(Half));
+    const Part& part = parts[i / blocks];
+    auto at = [&](i64 tap) {
+      const i64 row = part.y.taps - 1 - tap / part.x.taps, column = part.x.taps - 1 - tap % part.x.taps;
+      return w + ((part.y.tap + row * g.stride) * g.kw + part.x.tap + column * g.stride) * g.c * g.o;
+    };
+    pack_block(part.g, at, 1, g.o, i % blocks, packed + part.weights + i % blocks * block_size(part.g));
   });
+  for (const Part& part : parts)
+    convolve_images(pool, (Products)products, (const Half*)dy.untyped_data(), packed + part.weights,
+                    dx + (part.y.first * g.w + part.x.first) * g.c, {g.stride * g.c, g.stride * g.w * g.c, g.in()}, part.g, {});
   return ffi::Error::Success();
 }
 
@@ -528,6 +588,9 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_pack_half, headrace::PackHalf,
 XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_convolve_half, headrace::ConvolveHalf,
                               ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<Integers>("geometry").Attr<int64_t>("activation")
                                   .Attr<int64_t>("products").Arg<Halves>().Arg<Halves>().RemainingArgs().Ret<Halves>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_image_gradient_half, headrace::ImageGradientHalf,
+                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<Integers>("geometry").Attr<int64_t>("products")
+                                  .Arg<Halves>().Arg<Halves>().Ret<Halves>());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_weight_gradient_half, headrace::WeightGradientHalf,
                               ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<Integers>("geometry").Attr<int64_t>("products")
                                   .Arg<Halves>().Arg<Halves>().Ret<Halves>());
