@@ -91,6 +91,8 @@ def test_calls_of_the_kernels_for_cpus_have_their_kind():
     assert kinds == {
         "convolve": "convolution",
         "convolve_half": "convolution",
+        "weight_gradient_half": "convolution",
+        "image_gradient_half": "convolution",
         "gradients": "convolution",
         "activate": "norm",
         "sums": "norm",

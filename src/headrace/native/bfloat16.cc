@@ -1,8 +1,8 @@
 // Convolutions of bfloat16 images: products over 32 inputs at a time, summed in float32 and rounded once.
 //
-// Only in the library for AVX-512. The products are AMX's, of 16 pixels and 16 outputs in one instruction; or, where a
-// processor has no AMX, those of AVX512_BF16, of two inputs of a pixel and 16 outputs. Tests, and they alone, have the latter
-// also in float32 arithmetic, so that everything around the products is tested on any processor with AVX-512.
+// The products are AMX's, of 16 pixels and 16 outputs in one instruction; or, where a processor has no AMX, those of
+// AVX512_BF16, of two inputs of a pixel and 16 outputs. Both are in the library for AVX-512 alone. Tests, and they alone, have
+// the latter also in float32 arithmetic, in every library: everything around the products is tested on any processor.
 #include <utility>
 
 #include "tasks.hh"
@@ -19,6 +19,8 @@ namespace headrace {
 namespace {
 
 using Half = uint16_t;
+typedef Half Halfs __attribute__((vector_size(kLanes * 2)));
+typedef int32_t UnalignedInts __attribute__((vector_size(kLanes * 4), aligned(2), may_alias));
 constexpr i64 kTile = 16, kStep = 32, kOutputs = 2 * kTile;  // pixels, inputs and outputs of one pass
 constexpr i64 kTaskPixels = 512;
 enum Products : i64 { kMissing, kEmulated, kVectors, kTiles };  // as in ops/native_units.py
@@ -28,15 +30,17 @@ i64 steps_of(i64 inputs) { return (inputs + kStep - 1) / kStep; }
 i64 blocks_of(i64 outputs) { return (outputs + kOutputs - 1) / kOutputs; }
 i64 block_size(const Geometry& g) { return g.kh * g.kw * steps_of(g.c) * kStep * kOutputs; }
 
-#if defined(HEADRACE_HALF)
-// The weights of one block of outputs, [tap][step][half of the outputs][pair of inputs][output][2], with zeros around.
-void pack_block(const Half* w, const Geometry& g, i64 block, Half* out) {
-  for (i64 tap = 0; tap < g.kh * g.kw; tap++)
+// The weights of one block of outputs, [tap][step][half of the outputs][pair of inputs][output][2], with zeros around. at(tap):
+// where a tap's weights are; then the steps from one input, and from one output, to the next.
+template <class At> void pack_block(const Geometry& g, const At& at, i64 input, i64 output, i64 block, Half* out) {
+  for (i64 tap = 0; tap < g.kh * g.kw; tap++) {
+    const Half* w = at(tap);
     for (i64 k0 = 0; k0 < steps_of(g.c) * kStep; k0 += kStep)
       for (i64 o0 = block * kOutputs; o0 < (block + 1) * kOutputs; o0 += kTile)
         for (i64 k = k0; k < k0 + kStep; k += 2)
           for (i64 o = o0; o < o0 + kTile; o++)
-            for (i64 e = 0; e < 2; e++) *out++ = o < g.o && k + e < g.c ? w[(tap * g.c + k + e) * g.o + o] : 0;
+            for (i64 e = 0; e < 2; e++) *out++ = o < g.o && k + e < g.c ? w[(k + e) * input + o * output] : 0;
+  }
 }
 
 // Windows of some output rows: the first pixel of each, and how many values lie between pixels and rows.
@@ -44,24 +48,27 @@ struct Rows {
   const Half* data;
   i64 pixel, pitch, channels;
 };
-// Output rows first .. last of one image, or pixels of a pointwise convolution; copied where zeros are missing around the
-// images or behind the channels.
-Rows rows_at(const Half* x, const Geometry& g, Range rows) {
-  if (g.c % kStep == 0 && g.fits_unpadded())
+// Output rows first .. last of one image, or pixels of a pointwise convolution, with so many channels; copied where zeros are
+// missing around the images or behind the channels.
+Rows rows_at(const Half* x, const Geometry& g, Range rows, i64 channels) {
+  if (channels == g.c && g.fits_unpadded())
     return {x + rows.first * g.stride * g.w * g.c, g.stride * g.c, g.w * g.c, g.c};
-  const i64 channels = steps_of(g.c) * kStep, width = g.window_columns();
+  const i64 width = g.window_columns(), first = std::max<i64>(0, g.left), last = std::min(width, g.w + g.left);
   const i64 height = (rows.last - rows.first - 1) * g.stride + g.kh, pitch = width * channels;
   Half* copy = (Half*)scratch(4, (height * pitch + 1) / 2);
   memset(copy, 0, height * pitch * sizeof(Half));
   for (i64 i = 0; i < height; i++) {
     const i64 y = rows.first * g.stride - g.top + i;
-    if (y < 0 || y >= g.h) continue;
-    for (i64 j = std::max<i64>(0, g.left); j < std::min(width, g.w + g.left); j++)
-      memcpy(copy + i * pitch + j * channels, x + (y * g.w + j - g.left) * g.c, g.c * sizeof(Half));
+    if (y < 0 || y >= g.h || first >= last) continue;
+    const Half* from = x + (y * g.w + first - g.left) * g.c;
+    Half* to = copy + i * pitch + first * channels;
+    if (channels == g.c) memcpy(to, from, (last - first) * g.c * sizeof(Half));
+    for (i64 j = first; channels != g.c && j < last; j++, to += channels, from += g.c) memcpy(to, from, g.c * sizeof(Half));
   }
   return {copy, g.stride * channels, pitch, channels};
 }
 
+#if defined(HEADRACE_HALF)
 AMX void configure(i64 rows) {
   struct alignas(64) {
     uint8_t palette = 1, first = 0, unused[14] = {};
@@ -103,25 +110,27 @@ AMX void product(const Half* first, const Half* second, const Rows& x, const Geo
   _tile_stored(3, out + kTile * kOutputs + kTile, kBytes);
   asm volatile("" : : : "memory");
 }
+#else
+#define DOT
+#endif
 
-// sum += the products of a pair of inputs with those of 16 outputs
-template <Products kBy> DOT inline Vec with_pair(Vec sum, __m512i weights, const Half* pair) {
-  if constexpr (kBy == kVectors) {
-    int32_t both;
-    memcpy(&both, pair, sizeof both);
+// sum += the products of a pair of inputs with those of kLanes outputs
+template <Products kBy> DOT inline Vec with_pair(Vec sum, Ints weights, const Half* pair) {
+  int32_t both;
+  memcpy(&both, pair, sizeof both);
+#if defined(HEADRACE_HALF)
+  if constexpr (kBy == kVectors)
     return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)weights, (__m512bh)_mm512_set1_epi32(both));
-  } else {
-    const Ints w = (Ints)weights, x = Ints{} + (int32_t)(pair[0] | (uint32_t)pair[1] << 16);
-    const Ints upper = Ints{} + (int32_t)0xffff0000;
-    return sum + (Vec)(x << 16) * (Vec)(w << 16) + (Vec)(x & upper) * (Vec)(w & upper);
-  }
+#endif
+  const Ints x = Ints{} + both, upper = Ints{} + (int32_t)0xffff0000;
+  return sum + (Vec)(x << 16) * (Vec)(weights << 16) + (Vec)(x & upper) * (Vec)(weights & upper);
 }
 
 // out [kRows][kOutputs] = the products of a run of pixels with one block of outputs
 template <int kRows, Products kBy>
 DOT void vector_product(const Half* from, const Rows& x, const Geometry& g, const Half* w, float* out) {
-  constexpr int kBases = (kRows + 2) / 3;
-  Vec sum[kRows][2] = {};
+  constexpr int kBases = (kRows + 2) / 3, kParts = kOutputs / kLanes, kHalf = kParts / 2;
+  Vec sum[kRows][kParts] = {};
   const i64 step = x.pixel;
   for (i64 i = 0; i < g.kh; i++)
     for (i64 j = 0; j < g.kw; j++)
@@ -132,14 +141,15 @@ DOT void vector_product(const Half* from, const Rows& x, const Geometry& g, cons
         for (int b = 0; b < kBases; b++) base[b] = from + i * x.pitch + j * x.channels + k + 3 * b * step;
         const i64 pairs = std::min(kStep, g.c - k + 1) / 2;  // behind them are zeros
         for (i64 p = 0; p < pairs; p++) {
-          const Half* both = w + 2 * kTile * p;
-          const __m512i w0 = _mm512_loadu_si512(both), w1 = _mm512_loadu_si512(both + kStep * kTile);
+          Ints weights[kParts];
+#pragma GCC unroll 8
+          for (int v = 0; v < kParts; v++)
+            weights[v] = *(const UnalignedInts*)(w + 2 * kTile * p + v / kHalf * kStep * kTile + v % kHalf * 2 * kLanes);
 #pragma GCC unroll 16
-          for (int r = 0; r < kRows; r++) {
-            const Half* pair = base[r / 3] + (r % 3) * step;
-            sum[r][0] = with_pair<kBy>(sum[r][0], w0, pair);
-            sum[r][1] = with_pair<kBy>(sum[r][1], w1, pair);
-          }
+          for (int r = 0; r < kRows; r++)
+#pragma GCC unroll 8
+            for (int v = 0; v < kParts; v++)
+              sum[r][v] = with_pair<kBy>(sum[r][v], weights[v], base[r / 3] + (r % 3) * step);
 #pragma GCC unroll 8
           for (int b = 0; b < kBases; b++) {
             base[b] += 2;
@@ -148,10 +158,9 @@ DOT void vector_product(const Half* from, const Rows& x, const Geometry& g, cons
         }
       }
 #pragma GCC unroll 16
-  for (int r = 0; r < kRows; r++) {
-    store(out + r * kOutputs, sum[r][0]);
-    store(out + r * kOutputs + kTile, sum[r][1]);
-  }
+  for (int r = 0; r < kRows; r++)
+#pragma GCC unroll 8
+    for (int v = 0; v < kParts; v++) store(out + r * kOutputs + v * kLanes, sum[r][v]);
 }
 
 constexpr int kMostRows = 14;  // 28 of the 32 registers are sums, two are weights
@@ -171,94 +180,118 @@ void vector_products(Products by, i64 pixels, const Half* from, const Rows& x, c
   }
 }
 
-__mmask16 lanes(i64 n) { return (__mmask16)((1u << n) - 1); }
-Vec widened(const Half* p, i64 n) {
-  return (Vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes(n), p)), 16);
+// The tiles of this thread while a task multiplies with them: runs of this many pixels.
+struct Tiles {
+  Products by;
+  Tiles(Products products, [[maybe_unused]] i64 pixels) : by(products) {
+#if defined(HEADRACE_HALF)
+    if (by == kTiles) configure(pixels);
+#endif
+  }
+  ~Tiles() {
+#if defined(HEADRACE_HALF)
+    if (by == kTiles) release();
+#endif
+  }
+};
+
+// A row of pixels is runs of equal length, so the last begins before the one ahead of it ends. Two are multiplied at a time.
+struct Runs {
+  i64 all, runs, pixels;
+  explicit Runs(i64 count) : all(count), runs((count + kTile - 1) / kTile), pixels((count + runs - 1) / runs) {}
+  i64 pairs() const { return (runs + 1) / 2; }
+  i64 in_pair(i64 pair) const { return std::min<i64>(2, runs - 2 * pair); }
+  i64 place(i64 run) const { return std::min(run * pixels, all - pixels); }
+
+  // out [2 kTile][kOutputs] = the products of a pair of runs with one block of outputs; of an odd one, AMX computes it twice
+  void multiply(Products by, i64 pair, const Half* row, const Rows& x, const Geometry& g, const Half* w, float* out) const {
+    const Half *first = row + place(2 * pair) * x.pixel, *second = row + place(2 * pair + 1) * x.pixel;
+#if defined(HEADRACE_HALF)
+    if (by == kTiles) return product(first, second, x, g, w, out);
+#endif
+    vector_products(by, pixels, first, x, g, w, out);
+    if (in_pair(pair) > 1) vector_products(by, pixels, second, x, g, w, out + kTile * kOutputs);
+  }
+};
+
+// The first n of kLanes values, and zeros behind them; in the lower half of each lane.
+Ints loaded(const Half* p, i64 n) {
+#if defined(HEADRACE_HALF)
+  return (Ints)_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16((__mmask16)((1u << n) - 1), p));
+#else
+  Halfs v = {};
+  memcpy(&v, p, n * sizeof(Half));
+  return __builtin_convertvector(v, Ints);
+#endif
 }
+Vec widened(const Half* p, i64 n) { return (Vec)(loaded(p, n) << 16); }
 void store_rounded(Half* p, Vec v, i64 n) {
   const Ints bits = (Ints)v, even = bits + 0x7fff + ((bits >> 16) & 1);
   const Ints rounded = v == v ? even : (bits | 0x400000);  // NaN stays NaN
-  _mm256_mask_storeu_epi16(p, lanes(n), _mm512_cvtepi32_epi16((__m512i)(rounded >> 16)));
+#if defined(HEADRACE_HALF)
+  _mm256_mask_storeu_epi16(p, (__mmask16)((1u << n) - 1), _mm512_cvtepi32_epi16((__m512i)(rounded >> 16)));
+#else
+  const Halfs halfs = __builtin_convertvector(rounded >> 16, Halfs);
+  memcpy(p, &halfs, n * sizeof(Half));
+#endif
 }
 
+// How many values lie between results.
+struct Steps {
+  i64 pixel, row, image;
+};
 struct Behind {
   const float *scale, *shift;  // null where nothing follows
   const Half* residual;
   i64 act;
 };
-void finish_pixels(const float* sums, Half* y, const Half* residual, i64 pixels, i64 channel, i64 outputs, const Behind& b) {
+void finish_pixels(const float* sums, Half* y, i64 step, const Half* residual, i64 pixels, i64 channel, i64 outputs,
+                   const Behind& b) {
   for_activation(b.act, [&](auto act) {
-    for (i64 o = channel; o < std::min(outputs, channel + kOutputs); o += kTile) {
-      const i64 n = std::min(kTile, outputs - o);
+    for (i64 o = channel; o < std::min(outputs, channel + kOutputs); o += kLanes) {
+      const i64 n = std::min<i64>(kLanes, outputs - o);
       const Vec scale = b.scale ? load(b.scale + o, n) : Vec{} + 1.f, shift = b.shift ? load(b.shift + o, n) : Vec{};
       for (i64 p = 0; p < pixels; p++) {
         Vec v = load(sums + p * kOutputs + o - channel) * scale + shift;
-        if (residual) v += widened(residual + p * outputs + o, n);
-        store_rounded(y + p * outputs + o, activated<decltype(act)::value>(v), n);
+        if (residual) v += widened(residual + p * step + o, n);
+        store_rounded(y + p * step + o, activated<decltype(act)::value>(v), n);
       }
     }
   });
 }
 
 // Output rows first .. last of one image, and a range of the blocks of outputs; y is the image's.
-void convolve_rows(Products by, const Half* x, const Half* packed, Half* y, const Geometry& g, Range rows, Range blocks,
-                   const Behind& b) {
-  const Rows view = rows_at(x, g, rows);
-  const i64 tiles = (g.wo + kTile - 1) / kTile, pixels = (g.wo + tiles - 1) / tiles;
+void convolve_rows(Products by, const Half* x, const Half* packed, Half* y, const Steps& to, const Geometry& g, Range rows,
+                   Range blocks, const Behind& b) {
+  const Rows view = rows_at(x, g, rows, steps_of(g.c) * kStep);
+  const Runs runs(g.wo);
   alignas(64) float sums[2 * kTile * kOutputs];
-  if (by == kTiles) configure(pixels);
+  const Tiles tiles(by, runs.pixels);
   for (i64 block = blocks.first; block < blocks.last; block++)
     for (i64 row = 0; row < rows.last - rows.first; row++)
-      for (i64 t = 0; t < tiles; t += 2) {
-        // The last tile ends with the row, and an odd one is computed twice by AMX.
-        const i64 places[2] = {std::min(t * pixels, g.wo - pixels), std::min((t + 1) * pixels, g.wo - pixels)};
-        const i64 runs = std::min<i64>(2, tiles - t);
-        const Half *from = view.data + row * g.stride * view.pitch, *w = packed + block * block_size(g);
-        if (by == kTiles)
-          product(from + places[0] * view.pixel, from + places[1] * view.pixel, view, g, w, sums);
-        else
-          for (i64 i = 0; i < runs; i++)
-            vector_products(by, pixels, from + places[i] * view.pixel, view, g, w, sums + i * kTile * kOutputs);
-        for (i64 i = 0; i < runs; i++) {
-          const i64 at = ((rows.first + row) * g.wo + places[i]) * g.o;
-          finish_pixels(sums + i * kTile * kOutputs, y + at, b.residual ? b.residual + at : nullptr, pixels,
+      for (i64 pair = 0; pair < runs.pairs(); pair++) {
+        runs.multiply(by, pair, view.data + row * g.stride * view.pitch, view, g, packed + block * block_size(g), sums);
+        for (i64 i = 0; i < runs.in_pair(pair); i++) {
+          const i64 at = (rows.first + row) * to.row + runs.place(2 * pair + i) * to.pixel;
+          finish_pixels(sums + i * kTile * kOutputs, y + at, to.pixel, b.residual ? b.residual + at : nullptr, runs.pixels,
                         block * kOutputs, g.o, b);
         }
       }
-  if (by == kTiles) release();
-}
-#endif
-
-// The weights as ConvolveHalf reads them.
-ffi::Error PackHalf(ffi::ThreadPool pool, ffi::Span<const i64> geometry, Halves w, ffi::Result<Halves> packed) {
-#if defined(HEADRACE_HALF)
-  const Geometry g = geometry_of(geometry);
-  if ((i64)packed->element_count() != blocks_of(g.o) * block_size(g))
-    return ffi::Error::InvalidArgument("the packed weights have another size");
-  parallel(pool, blocks_of(g.o), [&](i64 i) {
-    pack_block((const Half*)w.untyped_data(), g, i, (Half*)packed->untyped_data() + i * block_size(g));
-  });
-  return ffi::Error::Success();
-#else
-  return ffi::Error::Internal("this library has no products of bfloat16 values");
-#endif
 }
 
-// y = convolution of x with packed weights; with (scale, shift[, residual]) y = activation(y scale + shift + residual).
-ffi::Error ConvolveHalf(ffi::ThreadPool pool, ffi::Span<const i64> geometry, i64 act, i64 products, Halves x_, Halves w_,
-                        ffi::RemainingArgs rest, ffi::Result<Halves> y_) {
-#if defined(HEADRACE_HALF)
-  Geometry g = flattened(geometry_of(geometry));
-  if (g.is_pointwise() && g.h == 1) g.w = g.wo = g.n, g.n = 1;  // all pixels as one row
-  const Half *x = (const Half*)x_.untyped_data(), *w = (const Half*)w_.untyped_data();
-  Half* y = (Half*)y_->untyped_data();
-  auto floats = [&](size_t i) { return i < rest.size() ? rest.get<ffi::Buffer<ffi::F32>>(i)->typed_data() : nullptr; };
-  const Half* residual = rest.size() > 2 ? (const Half*)rest.get<Halves>(2)->untyped_data() : nullptr;
-  const float *scale = floats(0), *shift = floats(1);
-  const i64 threads = pool.num_threads(), blocks = blocks_of(g.o);
+// Pointwise: all pixels as one row.
+Geometry in_one_row(Geometry g) {
+  g = flattened(g);
+  if (g.is_pointwise() && g.h == 1) g.w = g.wo = g.n, g.n = 1;
+  return g;
+}
+
+void convolve_images(const Threads& pool, Products by, const Half* x, const Half* w, Half* y, const Steps& steps,
+                     const Geometry& g, const Behind& b) {
+  const i64 threads = pool.count(), blocks = blocks_of(g.o);
   // Fewer pixels than weights: each thread has some of the outputs. Else some of the rows or, of one long row, pixels.
   const bool by_outputs = g.kh * g.kw * g.c * g.o > g.n * g.in() && blocks >= threads;
-  const bool by_pixels = g.is_pointwise();
+  const bool by_pixels = g.is_pointwise() && g.n * g.h == 1;
   const i64 groups = by_outputs ? threads : 1, units = by_pixels ? (g.wo + 4 * kTile - 1) / (4 * kTile) : g.ho;
   const i64 wanted = by_pixels ? std::max(4 * threads, g.wo / kTaskPixels) : (4 * threads + g.n - 1) / g.n;
   const i64 bands = by_outputs ? 1 : std::min(units, wanted);
@@ -267,20 +300,281 @@ ffi::Error ConvolveHalf(ffi::ThreadPool pool, ffi::Span<const i64> geometry, i64
     const Range range = range_of(blocks, i % groups, groups);
     Geometry part = g;
     Range rows = range_of(g.ho, band, bands);
-    i64 from = n * g.in(), to = n * g.out();
+    i64 from = n * g.in(), to = n * steps.image;
     if (by_pixels) {
       const Range pixels = range_of(g.wo, band, bands);
       part.w = part.wo = pixels.last - pixels.first;
-      from += pixels.first * g.c, to += pixels.first * g.o;
+      from += pixels.first * g.c, to += pixels.first * steps.pixel;
       rows = {0, 1};
     }
-    const Behind behind = {scale, shift, residual ? residual + to : nullptr, act};
-    convolve_rows((Products)products, x + from, w, y + to, part, rows, range, behind);
+    const Behind behind = {b.scale, b.shift, b.residual ? b.residual + to : nullptr, b.act};
+    convolve_rows(by, x + from, w, y + to, steps, part, rows, range, behind);
+  });
+}
+
+// ---- the gradient of the weights
+//
+// dw[tap][channel][output] is the sum over pixels of x[the tap's pixel][channel] dy[pixel][output]: the products from above, with
+// channels for their pixels, and pixels for their inputs. The images are packed as planes, [channel][pixel], in which the pixels
+// of each tap lie as far behind those of the first. A plane's rows have the zeros around the image in them and are longer than
+// those of the outputs, whose gradient therefore has zeros behind each row. With stride S a tap meets every S-th row and column:
+// these are a plane of their own, one of S S phases.
+
+constexpr i64 kManyWeights = 192 * 1024;   // as in kernels.cc: more than this are written once, by one task
+constexpr i64 kSlotFloats = 1024 * 1024;   // as there: of the sums of all tasks, where each has some of the pixels
+constexpr i64 kMostPixels = 2048;          // of one product: the values of 32 channels and of 32 outputs stay in the L2 cache
+constexpr i64 kPackedHalfs = 512 * 1024;   // of a task that packs for itself: all of them stay there
+constexpr i64 kSums = 2 * kTile * kOutputs;  // of one tap, a pair of runs of channels and a block of outputs
+
+i64 rounded_up(i64 value, i64 to) { return (value + to - 1) / to * to; }
+
+struct Planes {
+  Geometry g;
+  bool many;
+  i64 channels, columns;        // of a window; those of few channels are [kh][1][kw c], as they lie in memory, to fill tiles
+  i64 across, phases;           // phases of columns, and of rows and columns
+  i64 images, rows, width;      // rows of outputs, and pixels of a plane's. Windows of one pixel: the rows of all images
+  i64 band, bands;              // rows of a band, which are packed at once, and bands of an image
+  i64 pixels, pitch;            // of a band's gradient, in whole steps with zeros, and of each of its planes
+  i64 together, groups;         // bands of one product, and all such groups
+
+  explicit Planes(const Geometry& geometry) : g(geometry), many(g.kh * g.kw * g.c * g.o > kManyWeights) {
+    const bool is_narrow = g.c < kTile, is_pixel = g.kh == 1 && g.kw == 1;
+    channels = is_narrow ? g.kw * g.c : g.c, columns = is_narrow ? 1 : g.kw;
+    across = std::min(g.stride, columns), phases = std::min(g.stride, g.kh) * across;
+    images = is_pixel ? 1 : g.n, rows = is_pixel ? g.n * g.ho : g.ho, width = g.wo + (columns - 1) / g.stride;
+    const i64 fitting = kPackedHalfs / (phases * channels + g.o), most = many ? kMostPixels : std::min(kMostPixels, fitting);
+    band = std::clamp<i64>(most / width, 1, rows);
+    bands = (rows + band - 1) / band, band = (rows + bands - 1) / bands, bands = (rows + band - 1) / band;
+    pixels = rounded_up(band * width, kStep);
+    // An odd number of cache lines: channels of one pixel are spread over all sets of a cache.
+    pitch = (rounded_up(pixels + place_of(taps() - 1), kStep) / kStep | 1) * kStep;
+    together = std::clamp<i64>(most / pixels, 1, images * bands), groups = (images * bands + together - 1) / together;
+  }
+  i64 taps() const { return g.kh * columns; }
+  i64 phase_of(i64 tap) const { return tap / columns % g.stride * across + tap % columns % g.stride; }
+  i64 place_of(i64 tap) const { return tap / columns / g.stride * width + tap % columns / g.stride; }
+  i64 band_size() const { return phases * channels * pitch; }
+  i64 block_size() const { return together * pixels * kOutputs; }
+  i64 bands_of(i64 group) const { return std::min(together, images * bands - group * together); }
+};
+
+// The pixels of some rows, one after another: null rows, and what is behind `count` pixels of a row, are zeros.
+struct Walk {
+  const std::vector<const Half*>& lines;
+  i64 count, step, width;
+  const Half* zeros;
+  size_t y = 0;
+  i64 x = 0;
+  const Half* next() {
+    const Half* at = y < lines.size() && lines[y] && x < count ? lines[y] + x * step : zeros;
+    if (++x == width) x = 0, y++;
+    return at;
+  }
+};
+
+// out [channel][pixel]: pairs of pixels, as 32 bits, are transposed
+void pack_plane(Walk walk, i64 channels, i64 pixels, Half* out) {
+  for (i64 p = 0; p < pixels; p += 2 * kLanes) {
+    const Half* from[2 * kLanes];
+    for (const Half*& each : from) each = walk.next();
+    for (i64 c = 0; c < channels; c += kLanes) {
+      const i64 n = std::min<i64>(kLanes, channels - c);
+      Vec pairs[kLanes];
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; i++) pairs[i] = (Vec)(loaded(from[2 * i] + c, n) | loaded(from[2 * i + 1] + c, n) << 16);
+      exchange<kLanes / 2>(pairs);
+      for (i64 i = 0; i < n; i++) store((float*)(out + (c + i) * pixels + p), pairs[i]);
+    }
+  }
+}
+
+// out [block of outputs][step][half of the outputs][pair of pixels][output][2], as pack_block's, the blocks `size` apart
+void pack_pairs(Walk walk, i64 outputs, i64 pixels, Half* out, i64 size) {
+  for (i64 p = 0; p < pixels; p += 2) {
+    const Half *first = walk.next(), *second = walk.next();
+    Half* to = out + p / kStep * kStep * kOutputs + p % kStep * kTile;
+    for (i64 o = 0; o < blocks_of(outputs) * kOutputs; o += kLanes) {
+      const i64 n = std::clamp<i64>(outputs - o, 0, kLanes);
+      const Ints pairs = n ? loaded(first + o, n) | loaded(second + o, n) << 16 : Ints{};
+      *(UnalignedInts*)(to + o / kOutputs * size + o % kOutputs / kTile * kStep * kTile + o % kTile * 2) = pairs;
+    }
+  }
+}
+
+// One band of the images, [phase][channel][pitch], and of the gradient
+void pack_band(const Planes& l, const Half* x, const Half* dy, i64 index, Half* planes, Half* pairs) {
+  const Geometry& g = l.g;
+  const i64 image = index / l.bands, first = index % l.bands * l.band, rows = std::min(l.band, l.rows - first);
+  const i64 most = std::max(l.channels, g.o);
+  Half* zeros = (Half*)scratch(5, most);
+  memset(zeros, 0, most * sizeof(Half));
+  std::vector<const Half*> lines(rows);
+  for (i64 y = 0; y < rows; y++) lines[y] = dy + (image * l.rows + first + y) * g.wo * g.o;
+  pack_pairs({lines, g.wo, g.o, l.width, zeros}, g.o, l.pixels, pairs, l.block_size());
+  if (g.kh == 1 && g.kw == 1) {
+    for (i64 y = 0; y < rows; y++) lines[y] = x + (first + y) / g.ho * g.in() + (first + y) % g.ho * g.stride * g.w * g.c;
+    return pack_plane({lines, g.wo, g.stride * g.c, l.width, zeros}, g.c, l.pitch, planes);
+  }
+  const Rows view = rows_at(x + image * g.in(), g, {first, first + rows}, g.c);
+  const i64 height = (rows - 1) * g.stride + g.kh;
+  for (i64 phase = 0; phase < l.phases; phase++) {
+    const i64 down = phase / l.across, right = phase % l.across;
+    lines.clear();
+    for (i64 y = down; y < height; y += g.stride) lines.push_back(view.data + y * view.pitch + right * g.c);
+    const i64 count = g.wo + (l.columns - 1 - right) / g.stride;
+    pack_plane({lines, count, view.pixel, l.width, zeros}, l.channels, l.pitch, planes + phase * l.channels * l.pitch);
+  }
+}
+
+// sums [block][pair of runs of channels][tap][kSums] (+)= the products of one group of bands
+void multiply_group(Products by, const Planes& l, const Half* planes, const Half* pairs, i64 bands, Range blocks, Range channels,
+                    bool add, float* sums) {
+  const Runs runs(l.channels);
+  const Rows view = {planes, l.pitch, l.band_size(), l.pixels};
+  Geometry depth = {};
+  depth.kh = bands, depth.kw = 1, depth.c = l.pixels;
+  alignas(64) float part[kSums];
+  const Tiles tiles(by, runs.pixels);
+  for (i64 block = blocks.first; block < blocks.last; block++)
+    for (i64 pair = channels.first; pair < channels.last; pair++)
+      for (i64 tap = 0; tap < l.taps(); tap++, sums += kSums) {
+        const Half* from = planes + l.phase_of(tap) * l.channels * l.pitch + l.place_of(tap);
+        runs.multiply(by, pair, from, view, depth, pairs + block * l.block_size(), add ? part : sums);
+        for (i64 i = 0; add && i < runs.in_pair(pair); i++)
+          for (i64 k = i * kTile * kOutputs; k < (i * kTile + runs.pixels) * kOutputs; k += kLanes)
+            store(sums + k, load(sums + k) + load(part + k));
+      }
+}
+
+// The weights of one kSums: those of all slots, `step` apart, are added.
+void finish_weights(const Planes& l, const float* sums, i64 slots, i64 step, i64 block, i64 pair, i64 tap, Half* dw) {
+  const Runs runs(l.channels);
+  for (i64 i = 0; i < runs.in_pair(pair); i++)
+    for (i64 r = 0; r < runs.pixels; r++) {
+      const float* from = sums + (i * kTile + r) * kOutputs;
+      Half* to = dw + (tap * l.channels + runs.place(2 * pair + i) + r) * l.g.o;
+      for (i64 o = block * kOutputs; o < std::min(l.g.o, (block + 1) * kOutputs); o += kLanes, from += kLanes) {
+        Vec sum = load(from);
+        for (i64 s = 1; s < slots; s++) sum += load(from + s * step);
+        store_rounded(to + o, sum, std::min<i64>(kLanes, l.g.o - o));
+      }
+    }
+}
+
+ffi::Error WeightGradientHalf(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, i64 products, Halves x_, Halves dy_,
+                              ffi::Result<Halves> dw_) {
+  const Threads pool(xla_pool);
+  const Planes l(geometry_of(geometry));
+  const auto by = (Products)products;
+  const Half *x = (const Half*)x_.untyped_data(), *dy = (const Half*)dy_.untyped_data();
+  Half* dw = (Half*)dw_->untyped_data();
+  const i64 blocks = blocks_of(l.g.o), pairs = Runs(l.channels).pairs(), taps = l.taps(), threads = pool.count();
+  // Halfs of a group of bands; buffers are counted in floats.
+  const i64 images_size = l.together * l.band_size(), gradient_size = blocks * l.block_size();
+  if (l.many) {
+    // Each task has some channels and outputs, of all pixels: these are packed once.
+    i64 down = 1, across = 1;
+    while (down * across < 2 * threads && (down < pairs || across < blocks))
+      if (across >= blocks || (down < pairs && pairs * across >= blocks * down))
+        down = std::min(pairs, 2 * down);
+      else
+        across = std::min(blocks, 2 * across);
+    Half *planes = (Half*)scratch(6, l.groups * images_size / 2), *packed = (Half*)scratch(7, l.groups * gradient_size / 2);
+    parallel_phases(pool, {l.images * l.bands, down * across}, [&](int phase, i64 i) {
+      if (phase == 0) {
+        const i64 group = i / l.together, at = i % l.together;
+        return pack_band(l, x, dy, i, planes + group * images_size + at * l.band_size(),
+                         packed + group * gradient_size + at * l.pixels * kOutputs);
+      }
+      const Range outputs = range_of(blocks, i % across, across), channels = range_of(pairs, i / across, down);
+      float* sums = scratch(2, (outputs.last - outputs.first) * (channels.last - channels.first) * taps * kSums);
+      for (i64 group = 0; group < l.groups; group++)
+        multiply_group(by, l, planes + group * images_size, packed + group * gradient_size, l.bands_of(group), outputs, channels,
+                       group > 0, sums);
+      for (i64 block = outputs.first; block < outputs.last; block++)
+        for (i64 pair = channels.first; pair < channels.last; pair++)
+          for (i64 tap = 0; tap < taps; tap++, sums += kSums) finish_weights(l, sums, 1, 0, block, pair, tap, dw);
+    });
+    return ffi::Error::Success();
+  }
+  const i64 size = blocks * pairs * taps * kSums;
+  const i64 slots = std::min(l.groups, threads * std::clamp<i64>(kSlotFloats / (threads * size), 1, 4));
+  float* sums = scratch(7, slots * size);
+  parallel_phases(pool, {slots, blocks * pairs * taps}, [&](int phase, i64 i) {
+    if (phase == 1) return finish_weights(l, sums + i * kSums, slots, size, i / taps / pairs, i / taps % pairs, i % taps, dw);
+    Half *planes = (Half*)scratch(0, images_size / 2), *packed = (Half*)scratch(1, gradient_size / 2);
+    const Range groups = range_of(l.groups, i, slots);
+    for (i64 group = groups.first; group < groups.last; group++) {
+      for (i64 at = 0; at < l.bands_of(group); at++)
+        pack_band(l, x, dy, group * l.together + at, planes + at * l.band_size(), packed + at * l.pixels * kOutputs);
+      multiply_group(by, l, planes, packed, l.bands_of(group), {0, blocks}, {0, pairs}, group > groups.first, sums + i * size);
+    }
   });
   return ffi::Error::Success();
-#else
-  return ffi::Error::Internal("this library has no products of bfloat16 values");
-#endif
+}
+
+// The weights as ConvolveHalf reads them.
+ffi::Error PackHalf(ffi::ThreadPool pool, ffi::Span<const i64> geometry, Halves w, ffi::Result<Halves> packed) {
+  const Geometry g = geometry_of(geometry);
+  if ((i64)packed->element_count() != blocks_of(g.o) * block_size(g))
+    return ffi::Error::InvalidArgument("the packed weights have another size");
+  parallel(pool, blocks_of(g.o), [&](i64 i) {
+    auto at = [&](i64 tap) { return (const Half*)w.untyped_data() + tap * g.c * g.o; };
+    pack_block(g, at, g.o, 1, i, (Half*)packed->untyped_data() + i * block_size(g));
+  });
+  return ffi::Error::Success();
+}
+
+// y = convolution of x with packed weights; with (scale, shift[, residual]) y = activation(y scale + shift + residual).
+ffi::Error ConvolveHalf(ffi::ThreadPool pool, ffi::Span<const i64> geometry, i64 act, i64 products, Halves x_, Halves w_,
+                        ffi::RemainingArgs rest, ffi::Result<Halves> y_) {
+  const Geometry g = in_one_row(geometry_of(geometry));
+  auto floats = [&](size_t i) { return i < rest.size() ? rest.get<ffi::Buffer<ffi::F32>>(i)->typed_data() : nullptr; };
+  const Half* residual = rest.size() > 2 ? (const Half*)rest.get<Halves>(2)->untyped_data() : nullptr;
+  convolve_images(pool, (Products)products, (const Half*)x_.untyped_data(), (const Half*)w_.untyped_data(),
+                  (Half*)y_->untyped_data(), {g.o, g.wo * g.o, g.out()}, g, {floats(0), floats(1), residual, act});
+  return ffi::Error::Success();
+}
+
+// Each phase is a convolution of the gradient, with zeros around, with the phase's weights turned.
+ffi::Error ImageGradientHalf(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, i64 products, Halves dy, Halves w_,
+                             ffi::Result<Halves> dx_) {
+  const Threads pool(xla_pool);
+  const Geometry g = in_one_row(geometry_of(geometry));
+  const Half* w = (const Half*)w_.untyped_data();
+  Half* dx = (Half*)dx_->untyped_data();
+  struct Part {
+    Phase y, x;
+    Geometry g;
+    i64 weights;
+  };
+  std::vector<Part> parts;
+  i64 size = 0;
+  bool has_gaps = false;
+  for (const Phase& y : phases_of(g.h, g.kh, g.stride, g.top))
+    for (const Phase& x : phases_of(g.w, g.kw, g.stride, g.left)) {
+      has_gaps |= !y.taps || !x.taps;
+      if (!y.taps || !x.taps) continue;
+      const Geometry part = {g.n, g.ho, g.wo, g.o, y.taps, x.taps, g.c, 1, -y.start, -x.start, y.count, x.count, g.o};
+      parts.push_back({y, x, part, size});
+      size += blocks_of(g.c) * block_size(part);
+    }
+  Half* packed = (Half*)scratch(6, size / 2);
+  const i64 blocks = blocks_of(g.c), packs = blocks * (i64)parts.size();
+  parallel(pool, packs + (has_gaps ? g.n : 0), [&](i64 i) {
+    if (i >= packs) return (void)memset(dx + (i - packs) * g.in(), 0, g.in() * sizeof(Half));
+    const Part& part = parts[i / blocks];
+    auto at = [&](i64 tap) {
+      const i64 row = part.y.taps - 1 - tap / part.x.taps, column = part.x.taps - 1 - tap % part.x.taps;
+      return w + ((part.y.tap + row * g.stride) * g.kw + part.x.tap + column * g.stride) * g.c * g.o;
+    };
+    pack_block(part.g, at, 1, g.o, i % blocks, packed + part.weights + i % blocks * block_size(part.g));
+  });
+  for (const Part& part : parts)
+    convolve_images(pool, (Products)products, (const Half*)dy.untyped_data(), packed + part.weights,
+                    dx + (part.y.first * g.w + part.x.first) * g.c, {g.stride * g.c, g.stride * g.w * g.c, g.in()}, part.g, {});
+  return ffi::Error::Success();
 }
 
 }  // namespace
@@ -294,6 +588,12 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_pack_half, headrace::PackHalf,
 XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_convolve_half, headrace::ConvolveHalf,
                               ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<Integers>("geometry").Attr<int64_t>("activation")
                                   .Attr<int64_t>("products").Arg<Halves>().Arg<Halves>().RemainingArgs().Ret<Halves>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_image_gradient_half, headrace::ImageGradientHalf,
+                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<Integers>("geometry").Attr<int64_t>("products")
+                                  .Arg<Halves>().Arg<Halves>().Ret<Halves>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_weight_gradient_half, headrace::WeightGradientHalf,
+                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<Integers>("geometry").Attr<int64_t>("products")
+                                  .Arg<Halves>().Arg<Halves>().Ret<Halves>());
 
 // The products that processor and system have. The system must allow a process to use AMX, since tiles make its state larger.
 extern "C" int hr_half_products(void) {

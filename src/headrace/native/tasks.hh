@@ -38,6 +38,21 @@ inline Geometry flattened(Geometry g) {
   return g;
 }
 
+// The images' gradient in phases: with stride S, every S-th pixel of a row meets the same part of the window.
+struct Phase {
+  i64 first, count;  // of the pixels: first, first + S ...
+  i64 tap, taps;     // of the window: tap, tap + S ...
+  i64 start;         // the gradient's pixel that the first pixel's first tap (in reverse order) meets
+};
+inline std::vector<Phase> phases_of(i64 size, i64 kernel, i64 stride, i64 before) {
+  std::vector<Phase> phases;
+  for (i64 a = 0; a < std::min(stride, size); a++) {
+    const i64 tap = (a + before) % stride, taps = tap < kernel ? (kernel - tap + stride - 1) / stride : 0;
+    phases.push_back({a, (size - a + stride - 1) / stride, tap, taps, (a + before - tap) / stride - (taps - 1)});
+  }
+  return phases;
+}
+
 // Ask for pages of 2 MiB for memory that is about to be written, where the system leaves that to programs. XLA allocates the
 // working memory of a program at each call: 167,000 pages of 4 KiB for ResNet-50, which the system fills with zeros one by one.
 template <class T>

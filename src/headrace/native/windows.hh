@@ -55,21 +55,7 @@ static Pixels outputs(const Geometry& g, i64 images, i64 rows) {
   return {images, rows, g.wo, g.out(), g.wo * g.o, g.o};
 }
 
-// ---- the gradient of the images, in phases: with stride S, every S-th pixel of a row meets the same part of the window
-
-struct Phase {
-  i64 first, count;  // of the pixels: first, first + S ...
-  i64 tap, taps;     // of the window: tap, tap + S ...
-  i64 start;         // the gradient's pixel that the first pixel's first tap (in reverse order) meets
-};
-static std::vector<Phase> phases_of(i64 size, i64 kernel, i64 stride, i64 before) {
-  std::vector<Phase> phases;
-  for (i64 a = 0; a < std::min(stride, size); a++) {
-    const i64 tap = (a + before) % stride, taps = tap < kernel ? (kernel - tap + stride - 1) / stride : 0;
-    phases.push_back({a, (size - a + stride - 1) / stride, tap, taps, (a + before - tap) / stride - (taps - 1)});
-  }
-  return phases;
-}
+// ---- the gradient of the images, in phases
 
 struct ImageGradient {
   Geometry g;

@@ -100,14 +100,15 @@ def conv2d(
 
     `kernels` says when the CPU's are our own instead of XLA's.
     """
-    # 16-bit values are exact in float32, and their products are summed there by XLA, too: the result is rounded once.
     is_half = x_NHWC.dtype.itemsize == 2 and on_cpu()
+    if is_half:
+        half = native_units.find_window(x_NHWC, w_HWIO, stride, padding, groups, kernels)
+        if half is not None:
+            return native_units.convolve_half(x_NHWC, w_HWIO, half)
+    # 16-bit values are exact in float32, and their products are summed there by XLA, too: the result is rounded once.
     wide_NHWC, wide_HWIO = (a.astype(jnp.float32) if is_half else a for a in (x_NHWC, w_HWIO))
     window = native_units.find_window(wide_NHWC, wide_HWIO, stride, padding, groups, kernels)
     if window is not None:
-        half = native_units.find_window(x_NHWC, w_HWIO, stride, padding, groups, kernels) if is_half else None
-        if half is not None:
-            return native_units.convolve_half(x_NHWC, w_HWIO, half, window)
         y: Any = native_units.convolve(wide_NHWC, wide_HWIO, window)
         return y.astype(x_NHWC.dtype)
     height, width = x_NHWC.shape[1:3]

@@ -13,7 +13,7 @@ Shapes in names: N images, H height, W width, C channels in, I per group, O chan
 import ctypes
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from headrace.core.errors import ConfigError
 from headrace.native.library import Kernels, kernels_library
 from headrace.ops import activation
 from headrace.ops.normalization import Shared, totals
-from headrace.ops.pool import Padding, Pads, gradient_pads, out_size, pad_pixels
+from headrace.ops.pool import Padding, Pads, out_size, pad_pixels
 from headrace.ops.tracing import constant, is_portable, on_cpu, weights_are_constant
 
 _MODES = ("auto", "on", "no-winograd", "off")
@@ -47,6 +47,8 @@ _CALLS = (
     "bottleneck",
     "pack_half",
     "convolve_half",
+    "weight_gradient_half",
+    "image_gradient_half",
 )
 _WINOGRAD_POINTS = 36
 # In float32 arithmetic, for tests alone; by AVX512_BF16; by AMX.
@@ -173,7 +175,7 @@ def uses_kernels(mode: str) -> bool:
 def find_window(x_NHWC: Shaped, w_HWIO: Array, stride: int, padding: Padding, groups: int, mode: str) -> Window | None:
     """Return how the kernels would compute a convolution, or None where XLA is to do it.
 
-    Convolutions of bfloat16 values have no gradients: `convolve_half` has.
+    That of bfloat16 values is for `convolve_half`, and for inference.
     """
     library, dtypes = _library_for(mode), {x_NHWC.dtype, w_HWIO.dtype}
     is_half = dtypes == {jnp.dtype(jnp.bfloat16)} and library is not None and library.half and groups == 1
@@ -397,39 +399,35 @@ def _pack_half(w_HWIO: Array, window: Window) -> Array:
 
 
 def _call_half(x_NHWC: Array, arrays: tuple[Array, ...], window: Window, act: str | None) -> Array:
-    library, _ = load_kernels()
-    assert library is not None
-    attributes = {"geometry": window.attributes()["geometry"], "activation": np.int64(ACTIVATIONS[act])}
-    attributes["products"] = np.int64(library.half)
-    (y,) = call_kernel("convolve_half", [window.y], x_NHWC, *arrays, **attributes)
+    number = np.int64(ACTIVATIONS[act])
+    (y,) = call_kernel("convolve_half", [window.y], x_NHWC, *arrays, activation=number, **_half_attributes(window))
     return y
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def convolve_half(x_NHWC: Array, w_HWIO: Array, window: Window, _wide: Window) -> Array:
-    """Convolve bfloat16 values, with sums in float32.
+def _half_attributes(window: Window) -> dict[str, Any]:
+    library, _ = load_kernels()
+    assert library is not None
+    return {"geometry": window.attributes()["geometry"], "products": np.int64(library.half)}
 
-    The gradient of the weights, and with a stride also that of the images, is computed in float32 (`_wide`).
-    """
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def convolve_half(x_NHWC: Array, w_HWIO: Array, window: Window) -> Array:
+    """Convolve bfloat16 values, with sums in float32; both gradients are such products, too."""
     return checkpoint_name(_call_half(x_NHWC, (_pack_half(w_HWIO, window),), window, None), PRODUCT)
 
 
-def _half_forward(x: _Primal, w: _Primal, window: Window, wide: Window) -> tuple[Array, Any]:
-    return convolve_half(x.value, w.value, window, wide), (x.value, w.value, _wanted(x, w))
+def _half_forward(x: _Primal, w: _Primal, window: Window) -> tuple[Array, Any]:
+    return convolve_half(x.value, w.value, window), (x.value, w.value, _wanted(x, w))
 
 
-def _half_backward(window: Window, wide: Window, kept: Any, cotangent: _Cotangent) -> _Gradients:
+def _half_backward(window: Window, kept: Any, cotangent: _Cotangent) -> _Gradients:
     x, w, wanted = kept
-    dy, dx = _array(cotangent, x.dtype), None
-    if wanted.images is not None and window.stride == 1:
-        # The gradient, with zeros around, convolved with the turned weights.
-        pads = gradient_pads(window.pads, window.w[:2], 1, (window.x, window.y))
-        turned_HWOI = jnp.transpose(w[::-1, ::-1], (0, 1, 3, 2))
-        back = replace(window, x=window.y, w=turned_HWOI.shape, y=window.x, pads=pads)
-        dx, wanted = _call_half(dy, (_pack_half(turned_HWOI, back),), back, None), wanted._replace(images=None)
-    arrays = tuple(a.astype(jnp.float32) for a in (dy, x, w))
-    found = _gradients(wide, wanted, arrays, None)
-    dx, dw = (None if a is None else a.astype(x.dtype) for a in (found[0] if dx is None else dx, found[1]))
+    dy, dx, dw = _array(cotangent, x.dtype), None, None
+    attributes = _half_attributes(window)
+    if wanted.images is not None:
+        (dx,) = call_kernel("image_gradient_half", [window.x], dy, w, **attributes)
+    if wanted.weights is not None:
+        (dw,) = call_kernel("weight_gradient_half", [window.w], x, dy, **attributes)
     return dx, dw
 
 
