@@ -3,12 +3,13 @@
     python benchmarks/networks.py [--mode inference] [--sides headrace,eager,compile] resnet50:256 convnext_tiny:256
 
 A job is NETWORK:BATCH, or NETWORK:BATCH:SIZE for another image size than the network's. Every side runs in a process of
-its own, one after the other, and a job's line of a Markdown table is printed when its sides are done, so that a time
-limit loses only what has not been run. Headrace's figure is that of `headrace bench` on a synthetic dataset. PyTorch's
-is the median of `--rounds` rounds of steps (forward, cross-entropy, backward, SGD with momentum) on one batch that is
-on the device: channels last, autocast to bfloat16 on a GPU, fused SGD, cuDNN's benchmark mode. Compile seconds are
-those of `bench`, and of PyTorch's first step. `--torch` is a Python with torch and torchvision. Inference adds the
-median latency of one batch at a time, from 8-bit images in the host's memory to scores there.
+its own, one after the other. Its figures are printed to stderr at once, so that a time limit loses only what has not
+been run; a job's line of a Markdown table when its sides are done. Headrace's figure is that of `headrace bench` on a
+synthetic dataset. PyTorch's is the median of `--rounds` rounds of steps (forward, cross-entropy, backward, SGD with
+momentum) on one batch that is on the device: channels last, autocast to bfloat16 on a GPU, fused SGD, cuDNN's benchmark
+mode. Compile seconds are those of `bench`, and of PyTorch's first step. `--torch` is a Python with torch and
+torchvision. Inference adds the median latency of one batch at a time, from 8-bit images in the host's memory to scores
+there.
 """
 
 import argparse
@@ -117,7 +118,10 @@ def main() -> None:
     print("|---" * (3 + len(sides)) + "|", flush=True)
     for job in args.jobs:
         model, batch, size = parse(job)
-        cells = [_cell(args, job, side) for side in sides]
+        cells = []
+        for side in sides:
+            cells.append(_cell(args, job, side))
+            print(f"{job} {side}: {cells[-1]}", file=sys.stderr, flush=True)
         print(f"| {model} | {batch} | {size} | " + " | ".join(cells) + " |", flush=True)
 
 
