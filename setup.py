@@ -6,6 +6,7 @@ they need its headers. All are plain shared libraries without Python's API (see 
 headers are needed to build them, and one wheel serves every Python version.
 """
 
+import copy
 import importlib.util
 import os
 import platform
@@ -36,7 +37,22 @@ if platform.machine() in ("x86_64", "AMD64"):
 
 
 class BuildLibraries(build_ext):
-    """Builds files that are not named like Python modules."""
+    """Builds files that are not named like Python modules, several at a time."""
+
+    def finalize_options(self) -> None:
+        """Take all processors, unless a number is given."""
+        super().finalize_options()
+        self.parallel = self.parallel or True
+
+    def build_extension(self, ext: Extension) -> None:
+        """Build in a folder of its own.
+
+        Variants are made of the same sources: where two builds shared a folder, a library for AVX2 was once linked with
+        what the other had compiled for AVX-512.
+        """
+        alone = copy.copy(self)
+        alone.build_temp = str(Path(self.build_temp, ext.name))
+        super(BuildLibraries, alone).build_extension(ext)
 
     def get_ext_filename(self, fullname: str) -> str:
         """Return the path of a library inside the package."""
