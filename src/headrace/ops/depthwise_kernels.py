@@ -115,6 +115,8 @@ def _channels(count: int, most: int) -> int:
     return min(most, count & -count)
 
 
+# Equal convolutions of a network are traced once: a kernel takes 0.2 s of Python.
+@partial(jax.jit, static_argnums=(2, 3))
 def depthwise_forward(x_NHWC: Array, w_HW1C: Array, stride: int, pads: Pads) -> Array:
     """Convolve each channel with its own window."""
     window, channels = w_HW1C.shape[0], x_NHWC.shape[-1]
@@ -130,6 +132,7 @@ def depthwise_forward(x_NHWC: Array, w_HW1C: Array, stride: int, pads: Pads) -> 
     return y_PC.reshape(of.images, of.out_height, of.out_width, channels)
 
 
+@partial(jax.jit, static_argnums=(2, 3, 4))
 def depthwise_images(g_NHWC: Array, w_HW1C: Array, stride: int, pads: Pads, size: tuple[int, int]) -> Array:
     """Return the gradient of images of a size, for strides above 1; others are a convolution with the turned window."""
     window, (images, *_, channels) = w_HW1C.shape[0], g_NHWC.shape
@@ -145,6 +148,7 @@ def depthwise_images(g_NHWC: Array, w_HW1C: Array, stride: int, pads: Pads, size
     return dx_PC.reshape(images, *size, channels)
 
 
+@partial(jax.jit, static_argnums=(2, 3, 4))
 def depthwise_weights(x_NHWC: Array, g_NHWC: Array, window: int, stride: int, pads: Pads) -> Array:
     """Return the gradient of the weights [window, window, 1, C], float32."""
     channels = x_NHWC.shape[-1]
