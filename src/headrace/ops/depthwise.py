@@ -132,7 +132,7 @@ def _accelerated_backward(
         dw = kernels.depthwise_weights(x, g, window[0], stride, around).astype(w_HW1C.dtype)
     else:
         dw = jax.vjp(lambda w: _grouped(x, w, stride, around), w_HW1C)[1](g)[0]
-    if stride > 1 and kernels.suits_forward(g, w_HW1C):
+    if stride > 1 and kernels.suits_forward(x, w_HW1C):
         dx = kernels.depthwise_images(g, w_HW1C, stride, pads, size)
     elif stride > 1:
         dx = _spread(g, w_HW1C, stride, pads, size)
