@@ -8,6 +8,8 @@ from headrace.core.errors import DataError
 from headrace.engine.hlo_text import parse_program
 from headrace.run.profiling import OpTable
 from headrace.telemetry.device_trace import (
+    OpFacts,
+    TraceEvent,
     Workload,
     exclusive_seconds,
     kind_by_name,
@@ -140,6 +142,27 @@ def test_kernels_in_cuda_graphs_find_their_instructions(tmp_path):
     # One more event than there are turns: only the kernel's own instruction is certain.
     uneven = name_instructions(read_trace(tmp_path)["/device:GPU:0"][:-2], programs)
     assert {event.op for event in uneven if event.kernel == "loop_max_fusion_7"} == {"loop_max_fusion.7"}
+
+
+def test_a_librarys_kernels_belong_to_the_blocks_beside_them():
+    """Forward a convolution runs before its block's norm, backward behind it; other unnamed kernels are of no block."""
+    order = [
+        ("conv_a", "", False), ("norm_1", "one", False), ("nvjet", "", False), ("mystery", "", False),
+        ("norm_2", "two", False), ("norm_2b", "two", True), ("dgrad", "", False), ("wgrad", "", False),
+        ("norm_1b", "one", True), ("wgrad", "", False),
+    ]  # fmt: skip
+    events = [
+        TraceEvent(kernel=kernel, op=kernel if block else "", module="m", op_name="", start=float(k), end=k + 1.0)
+        for k, (kernel, block, _) in enumerate(order)
+    ]
+    facts = {kernel: OpFacts(kind="norm", block=block, backward=back) for kernel, block, back in order if block}
+    found = summarise(
+        {"d": events}, lambda e: facts.get(e.op) or OpFacts(kind=kind_by_name(e.kernel), by_name=True), WORK
+    )
+    assert {block.name: (block.forward, block.backward) for block in found.blocks} == {
+        "one": (2, 2), "two": (2, 3), "rest": (1, 0),
+    }  # fmt: skip
+    assert {kernel.name: kernel.block for kernel in found.kernels}["wgrad"] == "rest"
 
 
 @pytest.mark.parametrize(

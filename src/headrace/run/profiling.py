@@ -177,7 +177,9 @@ class OpTable:
         found = [each for each in self._programs.get(event.module, ()) if event.op in each.instructions]
         if not found:
             block = block_of([event.op_name], self._blocks)
-            return OpFacts(kind=kind_by_name(event.kernel), block=block, backward=is_backward(event.op_name))
+            return OpFacts(
+                kind=kind_by_name(event.kernel), block=block, backward=is_backward(event.op_name), by_name=True
+            )
         all_facts = [
             replace(
                 self._facts(program.inside(event.op), event),

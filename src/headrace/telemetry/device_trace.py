@@ -56,6 +56,7 @@ class OpFacts:
     num_bytes: int = 0
     target: str = ""  # what a call calls
     container: bool = False  # a loop or branch, whose time is that of what it contains
+    by_name: bool = False  # only the kernel's name is known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,10 +265,11 @@ def summarise(
             [(event.start, event.end, fact.kind not in (COLLECTIVE, TRANSFER)) for event, fact in work]
         )
         kernels_of = _kernels_by_op(event for event, _ in work)
-        for (event, fact), spent in zip(work, charged, strict=True):
+        places = _places([fact for _, fact in work])
+        for (event, fact), place, spent in zip(work, places, charged, strict=True):
             key = (event.kernel, event.op, event.module)
             kinds[fact.kind] += spent * share
-            blocks[fact.block or REST, fact.backward] += spent * share
+            blocks[place.block or REST, place.backward] += spent * share
             seconds[key] += spent * share
             counts[key][device] += 1
             about[key] = fact
@@ -298,6 +300,25 @@ def summarise(
         ),
         num_bytes=moved,
     )
+
+
+def _places(facts: Sequence[OpFacts]) -> list[OpFacts]:
+    """Return, for each event in their order, the facts that say in which block it is.
+
+    A library's kernels in a CUDA graph have a name alone. Convolutions and products run before what else their block
+    does with the result, and in the backward pass behind it: they are taken for the next block's or the last one's.
+    """
+    following: list[OpFacts | None] = [None] * len(facts)
+    for number in range(len(facts) - 1, 0, -1):
+        following[number - 1] = facts[number] if facts[number].block else following[number]
+    found, before = [], None
+    for fact, after in zip(facts, following, strict=True):
+        place = fact
+        if fact.by_name and not fact.block and fact.kind in (CONVOLUTION, PRODUCT):
+            place = next((near for near in (before, after) if near is not None and near.backward), after) or fact
+        found.append(place)
+        before = fact if fact.block else before
+    return found
 
 
 def _kernels_by_op(events: Iterable[TraceEvent]) -> dict[tuple[str, str], int]:
