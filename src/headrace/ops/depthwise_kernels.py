@@ -37,6 +37,10 @@ _MOST_BLOCKS = 65_535  # of a grid, in all dimensions but the first
 _MOST_VALUES = 2**31  # that a 32-bit index reaches
 
 
+def _ceil_div(value: int, by: int) -> int:
+    return -(-value // by)
+
+
 @dataclass(frozen=True)
 class _Tile:
     """What a block of threads computes: some channels of so many columns, as many rows as it has threads for."""
@@ -51,9 +55,8 @@ class _Tile:
 
     def over(self, width: int, step: int = 1) -> tuple["_Tile", int]:
         """Return the tile that divides rows of a width evenly, in steps of columns, and how many tiles a row has."""
-        columns = -(-width // -(-width // self.columns))
-        columns = -(-columns // step) * step
-        return _Tile(columns, self.channels, self.per_thread), -(-width // columns)
+        columns = _ceil_div(_ceil_div(width, _ceil_div(width, self.columns)), step) * step
+        return _Tile(columns, self.channels, self.per_thread), _ceil_div(width, columns)
 
 
 # Fewest microseconds of those tried, by the window: (columns, channels of a thread).
@@ -126,7 +129,7 @@ def depthwise_forward(x_NHWC: Array, w_HW1C: Array, stride: int, pads: Pads) -> 
     y_PC = _call(
         partial(_forward_kernel, of=of, tile=tile),
         jax.ShapeDtypeStruct((of.out_rows * of.out_width, channels), x_NHWC.dtype),
-        (channels // tile.channels, count, -(-of.out_rows // tile.rows)),
+        (channels // tile.channels, count, _ceil_div(of.out_rows, tile.rows)),
         "depthwise",
     )(x_NHWC.reshape(-1, channels), w_HW1C.reshape(-1, channels))
     return y_PC.reshape(of.images, of.out_height, of.out_width, channels)
@@ -138,7 +141,7 @@ def depthwise_images(g_NHWC: Array, w_HW1C: Array, stride: int, pads: Pads, size
     window, (images, *_, channels) = w_HW1C.shape[0], g_NHWC.shape
     of = _geometry((images, *size, channels), window, stride, pads)
     tile, count = _Tile(14, _channels(channels, 32), 4).over(of.width, stride)
-    blocks = -(-images * -(-of.height // stride) // tile.rows)
+    blocks = _ceil_div(images * _ceil_div(of.height, stride), tile.rows)
     dx_PC = _call(
         partial(_images_kernel, of=of, tile=tile),
         jax.ShapeDtypeStruct((images * of.height * of.width, channels), g_NHWC.dtype),
@@ -155,10 +158,10 @@ def depthwise_weights(x_NHWC: Array, g_NHWC: Array, window: int, stride: int, pa
     of = _geometry(x_NHWC.shape, window, stride, pads)
     some = _channels(channels, 64)
     tile, count = _Tile(14, some, some // 16).over(of.out_width)
-    steps = -(-of.out_rows // tile.rows) * count
+    steps = _ceil_div(of.out_rows, tile.rows) * count
     others = window * (channels // tile.channels)
-    each = -(-steps // max(1, min(steps, _WEIGHT_BLOCKS // others)))
-    parts = -(-steps // each)
+    each = _ceil_div(steps, max(1, min(steps, _WEIGHT_BLOCKS // others)))
+    parts = _ceil_div(steps, each)
     sums_SKC = _call(
         partial(_weights_kernel, of=of, tile=tile, tiles=count, steps=each),
         jax.ShapeDtypeStruct((parts, window * window, channels), jnp.float32),
@@ -278,7 +281,7 @@ def _images_kernel(g_PC: Any, w_KC: Any, dx_PC: Any, *, of: _Geometry, tile: _Ti
     # All rows of a block have the same phase: they are under the same rows of the window.
     stride, number = jnp.int32(of.stride), pl.program_id(2)
     phase, rows = lax.rem(number, stride), lax.div(number, stride) * tile.rows + jnp.arange(tile.rows)
-    high_count = jnp.full_like(rows, -(-of.height // of.stride))
+    high_count = jnp.full_like(rows, _ceil_div(of.height, of.stride))
     image, high = lax.div(rows, high_count), lax.rem(rows, high_count) * of.stride + phase
     live = (image < of.images) & (high < of.height)
     first_place = lax.rem(phase + of.top, stride)
@@ -302,7 +305,7 @@ def _images_kernel(g_PC: Any, w_KC: Any, dx_PC: Any, *, of: _Geometry, tile: _Ti
                     totals[out] = totals[out] + value * weights[place]
         return tuple(totals)
 
-    sums = lax.fori_loop(0, -(-of.window // of.stride), add_row, block.zeros(tile.columns))
+    sums = lax.fori_loop(0, _ceil_div(of.window, of.stride), add_row, block.zeros(tile.columns))
     pixels = (image * of.height + high) * of.width + column
     for each, total in enumerate(sums):
         block.write(dx_PC, pixels + each, live & (column + each < of.width), total)
