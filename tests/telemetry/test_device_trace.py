@@ -86,6 +86,7 @@ def test_a_trace_of_a_gpu_is_summed_up(tmp_path):
     assert found.flops_per_second == pytest.approx(8e6 / 100e-6)
     text = "\n".join(profile_lines(found))
     assert "8000.0% of the 1 GFLOP/s measured here" in text
+    assert "Winograd" in text, "more than all needs a word"
     assert max(map(len, text.splitlines())) <= 100
     assert summary_from(found.to_dict()) == found
 

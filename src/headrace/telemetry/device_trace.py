@@ -384,7 +384,9 @@ def utilisation_lines(found: ProfileSummary) -> list[str]:
     work, flops = found.workload, found.flops_per_second
     lines = [f"model FLOPs  {_flops(flops)}"]
     if work.peak_flops:
-        lines[0] += f": {flops / work.peak_flops:.1%} of the {_flops(work.peak_flops)} measured here"
+        share = flops / work.peak_flops
+        lines[0] += f": {share:.1%} of the {_flops(work.peak_flops)} measured here"
+        lines += [f"{'':13}(of a large product by XLA; Winograd convolutions multiply less)"] if share > 1 else []
     if work.published_flops:
         lines.append(f"{'':13}{flops / work.published_flops:.1%} of the {_flops(work.published_flops)} published")
     lines.append(f"memory       {format_bytes(int(found.bytes_per_second))}/s at least")
