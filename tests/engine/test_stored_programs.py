@@ -1,5 +1,6 @@
 """Programs on disk: who finds them, what makes them others, what is never stored, and that nothing wrong is loaded."""
 
+import gc
 import json
 import os
 import pickle
@@ -312,6 +313,28 @@ def test_nothing_is_stored_while_functions_or_methods_of_the_package_are_replace
     with mock.patch.object(Network, "apply_range", own):
         assert request(0.5)._name() is None
     assert request(0.5)._name()
+
+
+def test_modules_that_are_imported_meanwhile_do_no_harm():
+    """The garbage collector runs while the modules are looked at, and lets other threads import theirs."""
+    added = (f"imported_meanwhile_{i}" for i in range(10_000))
+    names: list[str] = []
+
+    def import_one(*_: object) -> None:
+        names.append(next(added))
+        sys.modules[names[-1]] = sys
+
+    before = gc.get_threshold()
+    gc.callbacks.append(import_one)
+    gc.set_threshold(1)
+    try:
+        assert not stored_programs.is_patched()
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(import_one)
+        for name in names:
+            del sys.modules[name]
+    assert names
 
 
 def test_without_a_cache_and_in_jobs_of_several_processes_nothing_is_stored():

@@ -328,7 +328,8 @@ def source_digest(root: Path = Path(__file__).parents[1]) -> str:
 
 def is_patched() -> bool:
     """Say whether somebody has replaced functions of this package, or methods of its classes, by their own."""
-    for name, module in list(sys.modules.items()):
+    # A copy is taken at once; while pairs are made of it one by one, another thread may import.
+    for name, module in sys.modules.copy().items():
         package, _, rest = name.partition(".")
         if package == "headrace" and rest.partition(".")[0] not in _NEVER_TRACED:
             values = list(vars(module).values())
