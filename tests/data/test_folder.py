@@ -11,7 +11,7 @@ from headrace.core.errors import ConfigError, DataError
 from headrace.core.rng import bits, name_id
 from headrace.data.dataset import describe_dataset, open_dataset
 from headrace.data.sets import file_problem
-from headrace.data.sets.folder import held_out_mask, read_folders
+from headrace.data.sets.folder import held_out_mask, list_classes, read_folders
 from headrace.data.sets.image_sets import detect
 from headrace.data.verify import format_report, verify
 from headrace.reference.entrance import config_from, resolve
@@ -68,6 +68,20 @@ def test_adding_images_moves_few_to_the_other_side() -> None:
     after = held_out_mask((*files, "a/new.jpg"), np.zeros(1001, np.int32), 0.1)
     assert before.sum() == after.sum() == 100
     assert (before != after[:1000]).sum() <= 2
+
+
+def test_the_directories_of_runs_are_no_classes(tmp_path: Path) -> None:
+    write_classes(tmp_path, {"a": 3, "b": 3, "runs/one/reports": 1, "run/checkpoints": 0})
+    for run in ("runs/one", "run"):
+        for name in ("config.json", "plan.json"):
+            (tmp_path / run / name).write_text("{}")
+    found = list_classes(tmp_path)
+    assert found.class_names == ("a", "b")
+    assert len(found.files) == 6, "an image in a run's directory is none of the set's"
+    assert not found.skipped
+    (tmp_path / "run" / "plan.json").unlink()
+    with pytest.raises(DataError, match="hold no image: run"):
+        list_classes(tmp_path)
 
 
 def test_a_changed_folder_is_listed_again(tmp_path: Path) -> None:

@@ -29,6 +29,9 @@ _LISTED = 5
 # Folders and files of operating systems and tools, which nobody means as classes or images; hidden ones neither.
 _NOT_DATA = {"__pycache__", "__macosx", "@eadir", "$recycle.bin", "lost+found", "thumbs.db", "desktop.ini"}
 
+# `headrace train --dataset-path .` leaves a folder `runs` beside the class folders; every run has these files.
+_RUN_FILES = ("config.json", "plan.json")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
@@ -141,20 +144,18 @@ def list_classes(root: Path, class_names: tuple[str, ...] | None = None) -> List
 def _list(root: Path, class_names: tuple[str, ...] | None, changed: tuple[int, ...]) -> Listing:
     """List a folder; cached, because a run describes, checks and opens its set, and there may be a million names."""
     del changed  # part of the key: a folder that changes is listed again
-    folders = _folders(root)
-    names = class_names or tuple(folder.name for folder in folders)
-    _refuse_doubtful(root, tuple(folder.name for folder in folders), names)
+    skipped = SkippedFiles()
+    listed = {folder.name: sorted(_images(folder, skipped)) for folder in _folders(root)}
+    found = {name: images for name, images in listed.items() if images or not _holds_runs(root / name)}
+    names = class_names or tuple(found)
+    _refuse_doubtful(root, tuple(found), names)
     number = {name: label for label, name in enumerate(names)}
     files: list[str] = []
     labels: list[int] = []
-    empty, skipped = [], SkippedFiles()
-    for folder in folders:
-        found = sorted(_images(folder, skipped))
-        if not found:
-            empty.append(folder.name)
-        files += (f"{folder.name}/{name}" for name in found)
-        labels += [number[folder.name]] * len(found)
-    if empty and len(files) > 0:
+    for folder, images in found.items():
+        files += (f"{folder}/{name}" for name in images)
+        labels += [number[folder]] * len(images)
+    if (empty := [folder for folder, images in found.items() if not images]) and files:
         raise DataError(
             f"{len(empty)} class folder(s) of {root} hold no image: {format_list(empty, _LISTED)}.{_because(skipped)}",
             rule=f"A class is a folder with images ({FORMATS_TEXT}) in it.",
@@ -275,6 +276,15 @@ def _folders(root: Path) -> list[Path]:
     return [root / name for name in names]
 
 
+def _is_run(folder: Path) -> bool:
+    return all((folder / name).is_file() for name in _RUN_FILES)
+
+
+def _holds_runs(folder: Path) -> bool:
+    """Say whether a folder is the directory of a run, or has such directories in it: no class, then."""
+    return _is_run(folder) or any(map(_is_run, _folders(folder)))
+
+
 def _images(folder: Path, skipped: SkippedFiles, above: tuple[tuple[int, int], ...] = ()) -> Iterator[str]:
     """Yield the images of a folder and the folders in it, as paths below it; count what is skipped.
 
@@ -284,6 +294,8 @@ def _images(folder: Path, skipped: SkippedFiles, above: tuple[tuple[int, int], .
     here = facts.st_dev, facts.st_ino
     if here in above:
         skipped.add("a link to a folder above it", str(folder))
+        return
+    if _is_run(folder):
         return
     readable = _readable()
     with os.scandir(folder) as entries:
