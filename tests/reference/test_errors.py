@@ -55,6 +55,7 @@ LEARNING = [
     (f"{FIRST} --weight-decay 1e-4 --l2-regularization 1e-4", ["Options of two applications are mixed"]),
 ]
 NETWORKS = [
+    ("--model 5", ["There is no model named '5'", "`headrace models` lists all networks"]),
     ("--model resent50", ["There is no model named 'resent50'", "Did you mean resnet50?"]),
     ("--model resnet --model-size 51", ["resnet has no size '51'", "18"]),
     ("""--norm-layer '{"name": "group_norm"}'""", ["none of num_groups, channels_per_group"]),

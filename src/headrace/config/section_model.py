@@ -18,7 +18,7 @@ from headrace.config.field import (
     option,
     regular_expressions,
 )
-from headrace.core.errors import ConfigError, did_you_mean
+from headrace.core.errors import ConfigError, nearest
 
 # The networks by name, without what they are made of: family, size, image size, and the options each family has.
 #
@@ -191,7 +191,9 @@ def find_variant(name: str, size: str | None = None, image_size: int | None = No
 def _exact(name: str, size: str | None) -> Variant:
     variant = _by_name(name)
     if variant is None:
-        raise ConfigError(f"There is no model named {name!r}.", remedy=did_you_mean(name, [*VARIANTS, *FAMILIES]))
+        guess = nearest(name, [*VARIANTS, *FAMILIES])
+        remedy = f"Did you mean {guess}?" if guess else "`headrace models` lists all networks."
+        raise ConfigError(f"There is no model named {name!r}.", remedy=remedy)
     if size is not None and _plain(size) not in _size_spellings(variant):
         raise ConfigError(
             f"model_name {name} and model_size {size} name different networks.",
