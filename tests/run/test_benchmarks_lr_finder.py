@@ -13,12 +13,13 @@ from tests.run.conftest import QUICK
 BY_CODE = ("dataset", "model_name")
 
 
-def test_rates_grow_in_equal_ratios_and_half_of_the_fall_is_suggested():
+def test_rates_grow_in_equal_ratios_and_the_middle_of_the_fall_is_suggested():
     rates = growing_rates(101, 1e-5, 1.0)
     np.testing.assert_allclose(rates[[0, 50, 100]], [1e-5, 10**-2.5, 1.0])
     logs = np.log10(rates)
-    losses = 2 - np.tanh(3 * (logs + 2)) + np.where(logs > -0.5, 9 * (logs + 0.5), 0)  # half-way at 1e-2
-    assert suggest(rates, losses).suggested == pytest.approx(1e-2, rel=0.13)
+    # half-way at 1e-2, lowest at 10**-0.5
+    losses = 2 - np.tanh(3 * (logs + 2)) + np.where(logs > -0.5, 9 * (logs + 0.5), 0)
+    assert suggest(rates, losses).suggested == pytest.approx(10**-1.25, rel=0.13)
     exploding = np.append(losses, 1e8)
     assert len(suggest(np.append(rates, 2.0), exploding).losses) < len(exploding)
     with pytest.raises(RunStopped, match="did not fall"):

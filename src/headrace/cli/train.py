@@ -219,7 +219,8 @@ def lr_find(argv: list[str]) -> int:
     points = list(zip(found.rates.tolist(), found.losses.tolist(), strict=True))
     with writing(args.plot, "--plot"):
         write_atomic(args.plot, draw_rates(points, found.suggested).encode())
-    print(f"suggested   {found.suggested:.2g}, where the loss has fallen half of its way ({len(points)} steps)")
+    where = "midway between half of the loss's fall and its lowest value"
+    print(f"suggested   {found.suggested:.2g}, {where} ({len(points)} steps)")
     print(f"plot        {args.plot}")
     print(f"next        headrace train {shlex.join([*_for_train(argv), '--lr', f'{found.suggested:.2g}'])}")
     return 0

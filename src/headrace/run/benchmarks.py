@@ -395,7 +395,7 @@ _FALLING = 3  # steps, at least, over which the loss falls
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class FoundRates:
-    """The rate and the smoothed loss of each step, and the rate at which the loss had fallen half of its way."""
+    """The rate and the smoothed loss of each step, and the rate that `suggest` takes from them."""
 
     rates: np.ndarray
     losses: np.ndarray
@@ -468,9 +468,10 @@ def smoothed(losses: np.ndarray) -> np.ndarray:
 
 
 def suggest(rates: np.ndarray, losses: np.ndarray) -> FoundRates:
-    """Return the curve, and the rate at which the smoothed loss has fallen half of its way to its lowest value.
+    """Return the curve, and the rate between the two where the smoothed loss is half-way down and where it is lowest.
 
-    On a smooth curve that is about where it falls fastest. A slope between single steps would find noise instead.
+    Half-way down is about where a smooth curve falls fastest; a slope between single steps would find noise. That rate
+    alone is too low: a ResNet-8 reached 69 % with it on 245 photographs, 75 % with this one (15 epochs, two seeds).
     """
     rates = rates[: len(losses)]
     start = len(losses) // 10  # the first steps are noise: the average has few losses yet
@@ -486,7 +487,8 @@ def suggest(rates: np.ndarray, losses: np.ndarray) -> FoundRates:
     rates, losses = rates[:end], losses[:end]
     half = (losses[start] + losses[lowest]) / 2
     above = np.flatnonzero(losses[: lowest + 1] > half)  # the last of them is followed by the half that stays below
-    return FoundRates(rates=rates, losses=losses, suggested=float(rates[above[-1] + 1]))
+    suggested = np.sqrt(rates[above[-1] + 1] * rates[lowest])  # the middle on the plot, whose axis is logarithmic
+    return FoundRates(rates=rates, losses=losses, suggested=float(suggested))
 
 
 def _has_risen(losses: np.ndarray) -> bool:
