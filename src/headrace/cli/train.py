@@ -4,6 +4,7 @@ import argparse
 import os
 import shlex
 import textwrap
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -197,7 +198,8 @@ def _next(result: "RunResult", run: "RunSummary") -> list[str]:
     if run.is_trial or result.outcome == "compiled" or not any(run.checkpoints.glob("*")):
         return []
     more = [f"headrace resume {path}"] if result.outcome == "stopped" else []
-    return [f"headrace predict {path} IMAGES", f"headrace export {path} --format onnx", *more]
+    missing = "" if find_spec("onnx") else "  # needs: pip install 'headrace[onnx]'"
+    return [f"headrace predict {path} IMAGES", f"headrace export {path} --format onnx{missing}", *more]
 
 
 # `headrace lr-find`: train a short while with a growing learning rate, plot the loss, and suggest a rate.
