@@ -1,6 +1,7 @@
 """Model with shipped networks: the five lines on real JPEGs and arrays, what they leave behind, and refusals."""
 
 import gc
+import json
 import os
 import warnings
 from pathlib import Path
@@ -15,6 +16,7 @@ import headrace
 from headrace import Model, read_digits
 from headrace.core.errors import CheckpointError, ConfigError, DataError, HeadraceError
 from headrace.run.fit import resume, train
+from headrace.run.image_results import write_image_results
 from headrace.run.prediction import predict
 from headrace.run.trained_model import load_trained_model
 from headrace.run.validation import validate
@@ -82,6 +84,14 @@ def test_a_folder_is_fitted_evaluated_predicted_and_exported(fitted, photos, tmp
     assert model.export(tmp_path / "model.onnx").stat().st_size > 500
     with pytest.raises(ConfigError, match=r"format of model\.bin is not known.*\.onnx"):
         model.export(tmp_path / "model.bin")
+
+
+def test_the_images_of_a_report_have_the_names_of_their_files(fitted, photos):
+    _, run = fitted
+    found = json.loads(write_image_results(run.directory).read_text())
+    for row in found["mistakes"] + found["hardest"]:
+        assert Path(row["file"]).is_file()
+        assert Path(row["file"]).parent == photos / "val" / row["true"]
 
 
 def test_a_run_is_read_as_arrays_plot_and_time(fitted):

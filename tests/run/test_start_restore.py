@@ -80,7 +80,8 @@ def test_a_run_that_never_saved_begins_anew(quick):
     assert "the run starts from the beginning" in (again.directory / "log.txt").read_text()
 
 
-def test_only_saved_steps_are_named_and_ranked(quick):
+def test_only_saved_steps_are_named_and_ranked(quick, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["/usr/lib/python3/headrace/__main__.py", "train", "--seed", "1"])
     result = train(quick(num_epochs=2, validations_per_epoch=2, ckpts_per_epoch=1, keep_best=5))
     named = {record.step: record.checkpoint for record in records(result.directory, ValidationRecord)}
     assert named == {10: None, 20: "step_00000020", 30: None, 40: "step_00000040"}
@@ -88,8 +89,11 @@ def test_only_saved_steps_are_named_and_ranked(quick):
     assert {entry["name"] for entry in best} == {"step_00000020", "step_00000040"}
     (end,) = records(result.directory, RunEnd)
     assert end.best_top1 == max(record.top1 for record in records(result.directory, ValidationRecord))
+    monkeypatch.setattr("sys.argv", ["/bin/headrace", "resume", "RUN"])
     again = resume(result.directory, {"num_epochs": 3})
     assert again.step == 60
+    command = json.loads((result.directory / "config.json").read_text())["command"]
+    assert command == ["headrace", "train", "--seed", "1"], "the command that started the run"
 
 
 def test_steps_left_out_do_not_spoil_the_mean(quick):

@@ -110,7 +110,7 @@ COMPARED_PANELS = (
 )
 
 
-_FLAT = {"loss_scale": 1, "infeed_wait_seconds": 0}  # values of curves that are left out
+_NEGLIGIBLE_WAIT = 0.0005  # a share of the time that is printed as 0.0 %
 
 
 @dataclass
@@ -184,13 +184,19 @@ class Curves:
         x, y = x[: len(y)], y[: len(x)]  # another thread may have read on in between
         if not np.isfinite(y).any() and not (line.field in ("loss", "top1", "accuracy") and len(y)):
             return None
-        # A flat line says nothing: a loss that is not scaled, a device that never waits for its images.
-        if (y == _FLAT.get(line.field, np.nan)).all():
+        if self._says_nothing(line, y):
             return None
         x, y = x[np.isfinite(x)], y[np.isfinite(x)]
         kept = thin(x, y)
         facts = {"label": line.label, "color": line.color, "style": line.style, "dots": line.dots and len(kept) <= 60}
         return facts | {"x": x[kept].tolist(), "y": _finite_or_none(y[kept])}
+
+    def _says_nothing(self, line: Line, y: np.ndarray) -> bool:
+        """Say whether a curve is left out: a loss that is not scaled, a device that hardly waits for its images."""
+        if line.field == "infeed_wait_seconds":
+            elapsed = self.column(line.kind, "elapsed_seconds")
+            return bool(np.nansum(y) <= _NEGLIGIBLE_WAIT * np.nansum(elapsed[-1:]))
+        return line.field == "loss_scale" and bool((y == 1).all())
 
 
 def draw_panels(curves: Curves) -> list[dict[str, Any]]:

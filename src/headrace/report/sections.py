@@ -465,7 +465,7 @@ def _plan(files: RunFiles) -> Html:
     parts = f"{batch['micro_batch_size']:,} x {batch['num_replicas']} x {batch['gradient_accumulation_count']}"
     rows: list[tuple[object, ...]] = [
         ("global batch", f"{batch['global_batch_size']:,} images: {parts} (micro batch x replicas x accumulation)"),
-        ("devices", f"{plan['num_devices']} in {plan['num_processes']} process(es)"),
+        ("devices", f"{plan['num_devices']} in {plan['num_processes']} process{'es' * (plan['num_processes'] != 1)}"),
         ("steps", f"{steps['total_steps']:,}: {steps['num_epochs']} epochs of {steps['updates_per_epoch']:,}"),
         ("parameters", f"{plan['num_parameters']:,}"),
         ("forward pass", f"{format_count(plan['flops_per_image'], short=True)} FLOP per image"),

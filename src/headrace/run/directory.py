@@ -3,7 +3,7 @@
 import json
 import shutil
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -219,9 +219,16 @@ def parts_of(custom: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(custom.get("parts", ("network", "dataset") if custom else ()))
 
 
+def command_line(argv: Sequence[str]) -> list[str]:
+    """Return the words of a command with its program's name, without the folder that the program is in."""
+    program = Path(argv[0]).name if argv and argv[0] else "python"
+    return ["headrace" if program == "__main__.py" else program, *argv[1:]]  # python -m headrace
+
+
 def write_run(directory: RunDirectory, saved: dict[str, Any], plan: dict[str, Any], command: list[str]) -> None:
-    """Store the configuration, where each value came from, and the plan."""
-    saved = {"command": command} | saved
+    """Store the configuration, where each value came from, and the plan; the command that started a run stays."""
+    before = read_saved(directory.path) if directory.config_file.is_file() else {}
+    saved = {"command": before.get("command", command)} | saved
     directory.reports.mkdir(exist_ok=True)  # before the files, whose writing syncs the run's directory
     # config.json first: as soon as it is there, the run can be resumed.
     for file, content in ((directory.config_file, saved), (directory.plan_file, plan)):

@@ -56,6 +56,7 @@ from headrace.run.design import (
 )
 from headrace.run.directory import (
     RunDirectory,
+    command_line,
     layout,
     make_directory,
     refuse_taken,
@@ -504,7 +505,7 @@ def _open_recorder(
         if dataset.bad is not None:
             dataset.bad.write_to(directory.path / BAD_FILE)
         saved = saved_form(prepared.resolved, design.custom.record())
-        write_run(directory, saved, design.plan.to_dict(), sys.argv[1:])
+        write_run(directory, saved, design.plan.to_dict(), command_line(sys.argv))
         if prepared.adopted is not None:
             write_table(directory, prepared.adopted)
         console = make_console(config.logging.progress, past.records)

@@ -272,16 +272,15 @@ def _legend(lines: Sequence[Line]) -> list[str]:
 
 
 def _best_mark(best: ValidationRecord, x: Axis, y: Axis) -> list[str]:
-    """Return a ring around the best validation, with its value below."""
+    """Return a ring around the best validation, with its value above if there is room: no validation is there."""
     color = next(color for weights, _, color in _VALIDATIONS if weights == best.weights)
     cx, cy = x.at(best.epoch), y.at(100 * best.top1)
     anchor = "end" if cx > x.end - 90 else "start"  # to the right of a rising curve there is room
     ring = f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="5.5" fill="none" stroke="{color}" stroke-width="1.6"/>'
-    below = cy + 24 if cy + 24 < _BOTTOM - 4 else cy - 12
-    return [
-        ring,
-        _text(cx, below, f"best {format_percent(best.top1)}", size=12, color=color, anchor=anchor, weight=600),
-    ]
+    height = cy - 12 if cy - 28 > _TOP else cy + 24
+    text = _text(cx, height, f"best {format_percent(best.top1)}", size=12, color=color, anchor=anchor, weight=600)
+    # a margin of the paper's color keeps the letters legible where a line passes
+    return [ring, text.replace("<text ", '<text paint-order="stroke" stroke="#ffffff" stroke-width="4" ')]
 
 
 def _rule(x1: float, y1: float, x2: float, y2: float, color: str) -> str:

@@ -108,6 +108,10 @@ class ImageSource(_DecodedBytes):
         """Return the shape of what is read."""
         return self.spec.size, self.spec.size, self.spec.channels
 
+    def name(self, sample: int) -> str:
+        """Return where a sample is stored."""
+        return self.samples.name(sample)
+
     def read_into(self, indices: np.ndarray, epoch: np.ndarray | int, out: np.ndarray) -> None:
         """Write the images of these samples into `out`."""
         epochs = np.broadcast_to(np.asarray(epoch), indices.shape)
