@@ -67,7 +67,7 @@ clean:
 .venv/.installed: .venv/.created pyproject.toml $(NATIVE)
 	$(PIP) --editable .
 	@if command -v c++ >/dev/null; then \
-	  echo "Compiling the kernels for CPUs (once, some ten seconds)"; \
+	  echo "Compiling the kernels for CPUs (once, a minute or two)"; \
 	  $(KERNELS) || { $(PIP) 'setuptools>=77' >/dev/null 2>&1 && $(KERNELS); } || true; \
 	fi
 	@touch $@

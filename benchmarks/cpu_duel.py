@@ -1,4 +1,4 @@
-"""One training step on the CPU, Headrace beside PyTorch: alternating rounds in processes that stay, float32.
+"""One training step on the CPU, Headrace beside PyTorch: alternating rounds in processes that stay.
 
     python benchmarks/cpu_duel.py --torch PYTHON resnet50:8:torch,torch_compile,headrace,headrace_off
 
@@ -6,10 +6,10 @@ A job is NETWORK:BATCH:SIDES. The sides take turns, `--rounds` times `--steps` s
 them alike. For each side a step of the best and of the median round, the CPU time and page faults of a step of the best
 round, and the ratios to the first side that is not Headrace's are printed as a JSON line. The step is forward, backward
 and SGD with momentum on a fixed random batch; a round of ours is one call of the device loop, as in training, and
-PyTorch's images are channels last. `headrace_off` leaves convolutions to XLA, `headrace_direct` uses no Winograd,
-and `_bf16` at the end of our sides is bfloat16.
-`headrace_eval`, `torch_eval`, `torch_compile_eval` and `onnx_eval` (onnxruntime, the network exported by torch) are the
-forward pass alone, ours as `headrace predict` and `bench --mode inference` run it.
+PyTorch's images are channels last. Everything is float32; `_bf16` at the end of a side is bfloat16: precision 16.32
+here, autocast with float32 weights there. `headrace_off` leaves convolutions to XLA, and `headrace_direct` uses no
+Winograd. `headrace_eval`, `torch_eval`, `torch_compile_eval` and `onnx_eval` (onnxruntime, the network exported by
+torch) are the forward pass alone, ours as `headrace predict` and `bench --mode inference` run it.
 `--torch` is a Python with torch and, for other networks than the CIFAR ResNets, torchvision.
 """
 
@@ -95,6 +95,8 @@ def torch_steps(model: str, batch: int, side: str) -> Callable[[int], None]:
 
     num_threads = len(os.sched_getaffinity(0))
     torch.set_num_threads(num_threads)
+    cast = torch.autocast("cpu", torch.bfloat16) if side.endswith("_bf16") else None
+    side = side.removesuffix("_bf16")
     net = build_network(model)
     images, labels = fixed_batch(batch, *((32, 10) if model.startswith("cifar_resnet") else (224, 1000)))
     if side == "onnx_eval":
@@ -102,8 +104,8 @@ def torch_steps(model: str, batch: int, side: str) -> Callable[[int], None]:
     net = net.to(memory_format=torch.channels_last)
     forward = torch.compile(net) if "compile" in side else net
     if side.endswith("_eval"):
-        return repeated(forward_pass(net, forward, images))
-    return repeated(training_step(net, forward, (images, labels)))
+        return repeated(forward_pass(net, forward, images, cast))
+    return repeated(training_step(net, forward, (images, labels), cast))
 
 
 def onnx_steps(net: Any, images: Any, num_threads: int) -> Callable[[int], None]:

@@ -14,7 +14,6 @@ from headrace.ops.native_inference import (
     find_bottleneck,
     find_dense,
     find_gate,
-    find_max_pool,
 )
 from headrace.ops.native_units import BatchNorm, find_window
 from headrace.ops.tracing import collecting, constant, using, weights_are_constant
@@ -27,27 +26,6 @@ RNG = np.random.default_rng(7)
 
 def drawn(*shape: int) -> Any:
     return jnp.array(RNG.standard_normal(shape), jnp.float32)
-
-
-@pytest.mark.parametrize(
-    ("shape", "window", "stride", "padding"),
-    [
-        ((2, 9, 7, 20), 3, 2, ((1, 1), (1, 1))),
-        ((1, 8, 8, 16), 2, 2, "VALID"),
-        ((3, 5, 6, 5), 3, 1, "SAME"),
-        ((1, 60, 40, 33), 5, 3, ((2, 1), (0, 2))),  # in bands of rows
-    ],
-)
-def test_the_largest_value_of_each_window(shape: Any, window: int, stride: int, padding: Any) -> None:
-    x = drawn(*shape).at[0, 1, 1, 2].set(jnp.nan)
-    with collecting():
-        found = find_max_pool(x, window, stride, padding, "on")
-    sizes, steps = (1, window, window, 1), (1, stride, stride, 1)
-    pads = padding if isinstance(padding, str) else ((0, 0), *padding, (0, 0))
-    wanted = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, sizes, steps, pads)
-    assert found is not None
-    np.testing.assert_array_equal(found, wanted)
-    assert np.isnan(np.asarray(found)).any()
 
 
 def drawn_gate(c: int, r: int, functions: tuple[str, str]) -> Gate:
@@ -136,14 +114,11 @@ def test_a_dense_layer_follows_the_definition(n: int, c: int, o: int) -> None:
     assert find_dense(x, w, b, "on") is None  # it has no gradients
 
 
-def test_without_constant_weights_xla_pools_and_gates() -> None:
-    """Training needs gradients, which these kernels do not have."""
+def test_without_constant_weights_xla_gates() -> None:
+    """Training needs gradients, which this kernel does not have."""
     x = drawn(1, 4, 4, 8)
-    assert find_max_pool(x, 2, 2, "VALID", "on") is None
     assert find_gate(x, drawn_gate(8, 2, ("relu", "sigmoid")), "on") is None
     with collecting():
-        assert find_max_pool(x, 2, 2, "VALID", "off") is None
-        assert find_max_pool(x, 2, 2, ((2, 0), (0, 0)), "on") is None  # windows of nothing but padding
         assert find_gate(x, drawn_gate(8, 2, ("gelu", "sigmoid")), "on") is None
 
 

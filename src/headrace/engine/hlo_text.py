@@ -25,10 +25,10 @@ _TRANSFERS = ("infeed", "outfeed", "send", "recv", "copy-start", "copy-done")
 _COPIES = ("copy", "transpose", "bitcast-convert", "reshape")
 _POOLS = ("reduce-window", "select-and-scatter")
 _CONTAINERS = ("while", "conditional", "call", "async-start", "async-done")
-# Calls of ops/native_units.py and native_inference.py beside `convolve`; a gate is mostly its multiplication.
+# Calls of ops/native_units.py and native_inference.py beside `convolve`, and their `_half`; a gate is mostly its
+# multiplication.
 _NATIVE = {"gradients": CONVOLUTION, "activate": NORM, "sums": NORM, "max_pool": POOL, "gate": ELEMENTWISE}
-_NATIVE |= {"bottleneck": CONVOLUTION, "pack": COPY, "pack_half": COPY}
-_NATIVE |= {"weight_gradient_half": CONVOLUTION, "image_gradient_half": CONVOLUTION}
+_NATIVE |= {"bottleneck": CONVOLUTION, "pack": COPY}
 _FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id")
 _SHAPE = re.compile(r"\b([a-z]+[0-9]*[a-z0-9]*)\[([0-9,]*)\]")
 _NAMED = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = ")

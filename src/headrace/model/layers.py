@@ -504,8 +504,9 @@ def _find_unit(
     norm_name, norm_layer = layers[1] if len(layers) > 1 and not conv.bias else ("", None)
     find_norm = getattr(norm_layer, "fusible_norm", lambda *_: None)
     norm = find_norm(params.get(norm_name, {}), stats.get(norm_name, {}), ctx.under(norm_name))
-    # Only inference has units without a norm, and of 16-bit values.
-    if not ops.weights_are_constant() and (norm is None or dtype != jnp.float32):
+    # Only inference has units without a norm, and of 16-bit values with one that does not look at the batch.
+    is_running = norm is not None and norm.operation.running is not None
+    if not ops.weights_are_constant() and (norm is None or (is_running and dtype != jnp.float32)):
         return None
     used, activation, residual = 1 if norm is None else 2, None, None
     if len(layers) == used and tail is not None and _can_fuse(tail):

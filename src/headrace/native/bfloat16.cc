@@ -3,9 +3,9 @@
 // The products are AMX's, of 16 pixels and 16 outputs in one instruction; or, where a processor has no AMX, those of
 // AVX512_BF16, of two inputs of a pixel and 16 outputs. Both are in the library for AVX-512 alone. Tests, and they alone, have
 // the latter also in float32 arithmetic, in every library: everything around the products is tested on any processor.
-#include <utility>
+#include "bfloat16.hh"
 
-#include "tasks.hh"
+#include <utility>
 
 #if defined(__AVX512F__) && defined(__x86_64__) && defined(__linux__)
 #define HEADRACE_HALF 1
@@ -15,11 +15,10 @@
 #define DOT __attribute__((target("avx512bf16")))
 #endif
 
-namespace headrace {
+namespace headrace::bfloat16 {
 namespace {
 
-using Half = uint16_t;
-typedef Half Halfs __attribute__((vector_size(kLanes * 2)));
+typedef uint32_t Unsigned __attribute__((vector_size(kLanes * 4)));
 typedef int32_t UnalignedInts __attribute__((vector_size(kLanes * 4), aligned(2), may_alias));
 constexpr i64 kTile = 16, kStep = 32, kOutputs = 2 * kTile;  // pixels, inputs and outputs of one pass
 constexpr i64 kTaskPixels = 512;
@@ -30,17 +29,47 @@ i64 steps_of(i64 inputs) { return (inputs + kStep - 1) / kStep; }
 i64 blocks_of(i64 outputs) { return (outputs + kOutputs - 1) / kOutputs; }
 i64 block_size(const Geometry& g) { return g.kh * g.kw * steps_of(g.c) * kStep * kOutputs; }
 
-// The weights of one block of outputs, [tap][step][half of the outputs][pair of inputs][output][2], with zeros around. at(tap):
-// where a tap's weights are; then the steps from one input, and from one output, to the next.
-template <class At> void pack_block(const Geometry& g, const At& at, i64 input, i64 output, i64 block, Half* out) {
-  for (i64 tap = 0; tap < g.kh * g.kw; tap++) {
-    const Half* w = at(tap);
-    for (i64 k0 = 0; k0 < steps_of(g.c) * kStep; k0 += kStep)
-      for (i64 o0 = block * kOutputs; o0 < (block + 1) * kOutputs; o0 += kTile)
-        for (i64 k = k0; k < k0 + kStep; k += 2)
-          for (i64 o = o0; o < o0 + kTile; o++)
-            for (i64 e = 0; e < 2; e++) *out++ = o < g.o && k + e < g.c ? w[(k + e) * input + o * output] : 0;
+// Windows of few channels, such as those of images, are [kh][1][kw c], as they lie in memory, to fill steps. The values behind
+// a window are multiplied by zero.
+bool is_narrow(const Geometry& g) { return g.c < kTile && g.kw > 1; }
+Geometry narrowed(Geometry g) {
+  if (is_narrow(g)) g.c *= g.kw, g.kw = 1;
+  return g;
+}
+
+// One tile of weights, [pair of inputs][output][2], with zeros around; `input` and `output`: how far apart they are.
+void pack_tile(const Half* w, i64 inputs, i64 outputs, i64 input, i64 output, Half* out) {
+  auto pairs_at = [&](i64 pair, i64 o) -> UnalignedInts& { return *(UnalignedInts*)(out + (pair * kTile + o) * 2); };
+  if (output == 1) {
+    for (i64 k = 0; k < kStep; k += 2)
+      for (i64 o = 0; o < kTile; o += kLanes) {
+        const i64 n = std::clamp<i64>(outputs - o, 0, kLanes);
+        auto row = [&](i64 i) { return i < inputs && n ? load_bits(w + i * input + o, n) : Ints{}; };
+        pairs_at(k / 2, o) = row(k) | row(k + 1) << 16;
+      }
+  } else if (input == 1 && inputs >= kStep && outputs >= kTile) {
+    for (i64 o = 0; o < kTile; o += kLanes)
+      for (i64 pair = 0; pair < kStep / 2; pair += kLanes) {
+        Vec rows[kLanes];
+#pragma GCC unroll 16
+        for (int i = 0; i < kLanes; i++) rows[i] = (Vec) * (const UnalignedInts*)(w + (o + i) * output + 2 * pair);
+        exchange<kLanes / 2>(rows);
+#pragma GCC unroll 16
+        for (int i = 0; i < kLanes; i++) pairs_at(pair + i, o) = (Ints)rows[i];
+      }
+  } else {
+    for (i64 k = 0; k < kStep; k += 2)
+      for (i64 o = 0; o < kTile; o++)
+        for (i64 e = 0; e < 2; e++) *out++ = o < outputs && k + e < inputs ? w[(k + e) * input + o * output] : 0;
   }
+}
+
+// The weights of one block of outputs, [tap][step][half of the outputs] of tiles. at(tap): where a tap's weights are.
+template <class At> void pack_block(const Geometry& g, const At& at, i64 input, i64 output, i64 block, Half* out) {
+  for (i64 tap = 0; tap < g.kh * g.kw; tap++)
+    for (i64 k = 0; k < steps_of(g.c) * kStep; k += kStep)
+      for (i64 o = block * kOutputs; o < (block + 1) * kOutputs; o += kTile, out += kStep * kTile)
+        pack_tile(at(tap) + k * input + o * output, g.c - k, g.o - o, input, output, out);
 }
 
 // Windows of some output rows: the first pixel of each, and how many values lie between pixels and rows.
@@ -50,13 +79,14 @@ struct Rows {
 };
 // Output rows first .. last of one image, or pixels of a pointwise convolution, with so many channels; copied where zeros are
 // missing around the images or behind the channels.
-Rows rows_at(const Half* x, const Geometry& g, Range rows, i64 channels) {
-  if (channels == g.c && g.fits_unpadded())
+Rows rows_at(const Half* x, const Geometry& g, Range rows, i64 channels, bool copies = false) {
+  if (!copies && channels == g.c && g.fits_unpadded())
     return {x + rows.first * g.stride * g.w * g.c, g.stride * g.c, g.w * g.c, g.c};
   const i64 width = g.window_columns(), first = std::max<i64>(0, g.left), last = std::min(width, g.w + g.left);
   const i64 height = (rows.last - rows.first - 1) * g.stride + g.kh, pitch = width * channels;
-  Half* copy = (Half*)scratch(4, (height * pitch + 1) / 2);
-  memset(copy, 0, height * pitch * sizeof(Half));
+  const i64 size = height * pitch + kStep;  // the last window of few channels ends with a step
+  Half* copy = (Half*)scratch(4, size / 2 + 1);
+  memset(copy, 0, size * sizeof(Half));
   for (i64 i = 0; i < height; i++) {
     const i64 y = rows.first * g.stride - g.top + i;
     if (y < 0 || y >= g.h || first >= last) continue;
@@ -214,37 +244,49 @@ struct Runs {
   }
 };
 
-// The first n of kLanes values, and zeros behind them; in the lower half of each lane.
-Ints loaded(const Half* p, i64 n) {
-#if defined(HEADRACE_HALF)
-  return (Ints)_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16((__mmask16)((1u << n) - 1), p));
-#else
-  Halfs v = {};
-  memcpy(&v, p, n * sizeof(Half));
-  return __builtin_convertvector(v, Ints);
-#endif
-}
-Vec widened(const Half* p, i64 n) { return (Vec)(loaded(p, n) << 16); }
-void store_rounded(Half* p, Vec v, i64 n) {
-  const Ints bits = (Ints)v, even = bits + 0x7fff + ((bits >> 16) & 1);
-  const Ints rounded = v == v ? even : (bits | 0x400000);  // NaN stays NaN
-#if defined(HEADRACE_HALF)
-  _mm256_mask_storeu_epi16(p, (__mmask16)((1u << n) - 1), _mm512_cvtepi32_epi16((__m512i)(rounded >> 16)));
-#else
-  const Halfs halfs = __builtin_convertvector(rounded >> 16, Halfs);
-  memcpy(p, &halfs, n * sizeof(Half));
-#endif
-}
-
 // How many values lie between results.
 struct Steps {
   i64 pixel, row, image;
 };
-struct Behind {
-  const float *scale, *shift;  // null where nothing follows
-  const Half* residual;
-  i64 act;
+// Sums over the results of one task, of one block of outputs.
+struct BlockSums {
+  float values[kOutputs] = {}, squares[kOutputs] = {};
+  void add(double* to, i64 outputs, i64 channel) const {  // to [2][outputs]
+    for (i64 k = 0; k < std::min(kOutputs, outputs - channel); k++)
+      to[channel + k] += values[k], to[outputs + channel + k] += squares[k];
+  }
 };
+// The same values as bfloat16, in the lower half of each lane.
+template <Products kBy> DOT inline Ints halved(Vec v) {
+#if defined(HEADRACE_HALF)
+  if constexpr (kBy != kEmulated)  // its own instruction; values below 2^-126 become zero
+    return (Ints)_mm512_maskz_cvtepu16_epi32((__mmask16)-1, (__m256i)_mm512_cvtneps_pbh((__m512)v));
+#endif
+  return (Ints)((Unsigned)rounded_bits(v) >> 16);
+}
+// Round the products of some pixels; of those from `first` on, the sums are added too, if they are not null.
+template <Products kBy>
+DOT void round_pixels(const float* products, Half* y, i64 step, i64 pixels, i64 first, i64 channel, i64 outputs, BlockSums* sums) {
+  for (i64 o = channel; o < std::min(outputs, channel + kOutputs); o += kLanes) {
+    const i64 n = std::min<i64>(kLanes, outputs - o);
+    const float* from = products + o - channel;
+    Half* to = y + o;
+    if (!sums) {
+      for (i64 p = 0; p < pixels; p++) store_bits(to + p * step, halved<kBy>(load(from + p * kOutputs)), n);
+      continue;
+    }
+    Vec sum = load(sums->values + o - channel), squares = load(sums->squares + o - channel);
+    for (i64 p = 0; p < pixels; p++) {
+      const Ints bits = halved<kBy>(load(from + p * kOutputs));
+      store_bits(to + p * step, bits, n);
+      const Vec v = p < first ? Vec{} : (Vec)(bits << 16);
+      sum += v;
+      squares += v * v;
+    }
+    store(sums->values + o - channel, sum);
+    store(sums->squares + o - channel, squares);
+  }
+}
 void finish_pixels(const float* sums, Half* y, i64 step, const Half* residual, i64 pixels, i64 channel, i64 outputs,
                    const Behind& b) {
   for_activation(b.act, [&](auto act) {
@@ -253,30 +295,41 @@ void finish_pixels(const float* sums, Half* y, i64 step, const Half* residual, i
       const Vec scale = b.scale ? load(b.scale + o, n) : Vec{} + 1.f, shift = b.shift ? load(b.shift + o, n) : Vec{};
       for (i64 p = 0; p < pixels; p++) {
         Vec v = load(sums + p * kOutputs + o - channel) * scale + shift;
-        if (residual) v += widened(residual + p * step + o, n);
-        store_rounded(y + p * step + o, activated<decltype(act)::value>(v), n);
+        if (residual) v += load(residual + p * step + o, n);
+        store(y + p * step + o, activated<decltype(act)::value>(v), n);
       }
     }
   });
 }
 
-// Output rows first .. last of one image, and a range of the blocks of outputs; y is the image's.
+// Output rows first .. last of one image, and a range of the blocks of outputs; y is the image's. `sums`, if not null: [2][o].
 void convolve_rows(Products by, const Half* x, const Half* packed, Half* y, const Steps& to, const Geometry& g, Range rows,
-                   Range blocks, const Behind& b) {
-  const Rows view = rows_at(x, g, rows, steps_of(g.c) * kStep);
+                   Range blocks, const Behind& b, double* sums, bool narrow = false) {
+  const Geometry d = narrow ? narrowed(g) : g;
+  Rows view = rows_at(x, g, rows, narrow ? g.c : steps_of(g.c) * kStep, narrow);
+  view.channels = steps_of(d.c) * kStep;
+  const bool rounds = !b.scale && !b.residual && !b.act;
+  const auto round = by == kEmulated ? round_pixels<kEmulated> : round_pixels<kVectors>;
   const Runs runs(g.wo);
-  alignas(64) float sums[2 * kTile * kOutputs];
+  alignas(64) float products[2 * kTile * kOutputs];
   const Tiles tiles(by, runs.pixels);
-  for (i64 block = blocks.first; block < blocks.last; block++)
+  for (i64 block = blocks.first; block < blocks.last; block++) {
+    BlockSums added;
     for (i64 row = 0; row < rows.last - rows.first; row++)
       for (i64 pair = 0; pair < runs.pairs(); pair++) {
-        runs.multiply(by, pair, view.data + row * g.stride * view.pitch, view, g, packed + block * block_size(g), sums);
+        runs.multiply(by, pair, view.data + row * g.stride * view.pitch, view, d, packed + block * block_size(d), products);
         for (i64 i = 0; i < runs.in_pair(pair); i++) {
-          const i64 at = (rows.first + row) * to.row + runs.place(2 * pair + i) * to.pixel;
-          finish_pixels(sums + i * kTile * kOutputs, y + at, to.pixel, b.residual ? b.residual + at : nullptr, runs.pixels,
-                        block * kOutputs, g.o, b);
+          const i64 run = 2 * pair + i, at = (rows.first + row) * to.row + runs.place(run) * to.pixel;
+          const float* from = products + i * kTile * kOutputs;
+          if (rounds)
+            round(from, y + at, to.pixel, runs.pixels, run * runs.pixels - runs.place(run), block * kOutputs, g.o,
+                  sums ? &added : nullptr);
+          else
+            finish_pixels(from, y + at, to.pixel, b.residual ? b.residual + at : nullptr, runs.pixels, block * kOutputs, g.o, b);
         }
       }
+    if (sums) added.add(sums, g.o, block * kOutputs);
+  }
 }
 
 // Pointwise: all pixels as one row.
@@ -286,18 +339,28 @@ Geometry in_one_row(Geometry g) {
   return g;
 }
 
-void convolve_images(const Threads& pool, Products by, const Half* x, const Half* w, Half* y, const Steps& steps,
-                     const Geometry& g, const Behind& b) {
-  const i64 threads = pool.count(), blocks = blocks_of(g.o);
-  // Fewer pixels than weights: each thread has some of the outputs. Else some of the rows or, of one long row, pixels.
-  const bool by_outputs = g.kh * g.kw * g.c * g.o > g.n * g.in() && blocks >= threads;
-  const bool by_pixels = g.is_pointwise() && g.n * g.h == 1;
-  const i64 groups = by_outputs ? threads : 1, units = by_pixels ? (g.wo + 4 * kTile - 1) / (4 * kTile) : g.ho;
-  const i64 wanted = by_pixels ? std::max(4 * threads, g.wo / kTaskPixels) : (4 * threads + g.n - 1) / g.n;
-  const i64 bands = by_outputs ? 1 : std::min(units, wanted);
-  parallel(pool, g.n * bands * groups, [&](i64 i) {
-    const i64 n = i / groups / bands, band = i / groups % bands;
-    const Range range = range_of(blocks, i % groups, groups);
+// The tasks of a convolution.
+struct Division {
+  Geometry g;
+  Steps steps;
+  i64 groups, bands;
+  bool by_pixels, narrow;
+
+  Division(const Geometry& geometry, const Steps& between, i64 threads, bool joins = false)
+      : g(geometry), steps(between), narrow(joins && is_narrow(g)) {
+    const i64 blocks = blocks_of(g.o);
+    // Fewer pixels than weights: each thread has some of the outputs. Else some of the rows or, of one long row, pixels.
+    const bool by_outputs = g.kh * g.kw * g.c * g.o > g.n * g.in() && blocks >= threads;
+    by_pixels = g.is_pointwise() && g.n * g.h == 1;
+    const i64 units = by_pixels ? (g.wo + 4 * kTile - 1) / (4 * kTile) : g.ho;
+    const i64 wanted = by_pixels ? std::max(4 * threads, g.wo / kTaskPixels) : (4 * threads + g.n - 1) / g.n;
+    groups = by_outputs ? threads : 1;
+    bands = by_outputs ? 1 : std::min(units, wanted);
+  }
+  i64 tasks() const { return g.n * bands * groups; }
+  void convolve(Products by, i64 task, const Half* x, const Half* w, Half* y, const Behind& b, double* sums) const {
+    const i64 n = task / groups / bands, band = task / groups % bands;
+    const Range range = range_of(blocks_of(g.o), task % groups, groups);
     Geometry part = g;
     Range rows = range_of(g.ho, band, bands);
     i64 from = n * g.in(), to = n * steps.image;
@@ -308,8 +371,14 @@ void convolve_images(const Threads& pool, Products by, const Half* x, const Half
       rows = {0, 1};
     }
     const Behind behind = {b.scale, b.shift, b.residual ? b.residual + to : nullptr, b.act};
-    convolve_rows(by, x + from, w, y + to, steps, part, rows, range, behind);
-  });
+    convolve_rows(by, x + from, w, y + to, steps, part, rows, range, behind, sums, narrow);
+  }
+};
+
+void pack_forward(const Geometry& whole, const Half* w, i64 block, Half* packed) {
+  const Geometry g = narrowed(whole);
+  auto at = [&](i64 tap) { return w + tap * g.c * g.o; };
+  pack_block(g, at, g.o, 1, block, packed + block * block_size(g));
 }
 
 // ---- the gradient of the weights
@@ -324,6 +393,7 @@ constexpr i64 kManyWeights = 192 * 1024;   // as in kernels.cc: more than this a
 constexpr i64 kSlotFloats = 1024 * 1024;   // as there: of the sums of all tasks, where each has some of the pixels
 constexpr i64 kMostPixels = 2048;          // of one product: the values of 32 channels and of 32 outputs stay in the L2 cache
 constexpr i64 kPackedHalfs = 512 * 1024;   // of a task that packs for itself: all of them stay there
+constexpr i64 kFewestPixels = 64;          // of a task, unless there are more for each
 constexpr i64 kSums = 2 * kTile * kOutputs;  // of one tap, a pair of runs of channels and a block of outputs
 
 i64 rounded_up(i64 value, i64 to) { return (value + to - 1) / to * to; }
@@ -333,18 +403,25 @@ struct Planes {
   bool many;
   i64 channels, columns;        // of a window; those of few channels are [kh][1][kw c], as they lie in memory, to fill tiles
   i64 across, phases;           // phases of columns, and of rows and columns
-  i64 images, rows, width;      // rows of outputs, and pixels of a plane's. Windows of one pixel: the rows of all images
+  // Rows of outputs, and pixels of a plane's. Windows of one pixel: the rows of all images; pointwise: of so many pixels.
+  i64 images, rows, width;
   i64 band, bands;              // rows of a band, which are packed at once, and bands of an image
   i64 pixels, pitch;            // of a band's gradient, in whole steps with zeros, and of each of its planes
   i64 together, groups;         // bands of one product, and all such groups
 
-  explicit Planes(const Geometry& geometry) : g(geometry), many(g.kh * g.kw * g.c * g.o > kManyWeights) {
-    const bool is_narrow = g.c < kTile, is_pixel = g.kh == 1 && g.kw == 1;
-    channels = is_narrow ? g.kw * g.c : g.c, columns = is_narrow ? 1 : g.kw;
+  Planes(const Geometry& geometry, i64 threads) : g(geometry), many(g.kh * g.kw * g.c * g.o > kManyWeights) {
+    const bool is_pixel = g.kh == 1 && g.kw == 1;
+    channels = narrowed(g).c, columns = narrowed(g).kw;
     across = std::min(g.stride, columns), phases = std::min(g.stride, g.kh) * across;
     images = is_pixel ? 1 : g.n, rows = is_pixel ? g.n * g.ho : g.ho, width = g.wo + (columns - 1) / g.stride;
     const i64 fitting = kPackedHalfs / (phases * channels + g.o), most = many ? kMostPixels : std::min(kMostPixels, fitting);
-    band = std::clamp<i64>(most / width, 1, rows);
+    if (g.is_pointwise()) {
+      const i64 all = g.n * g.h * g.w, wanted = std::max(kFewestPixels, all / (4 * threads));
+      const i64 parts = (all + std::min(wanted, many ? kTaskPixels : most) - 1) / std::min(wanted, many ? kTaskPixels : most);
+      width = rounded_up((all + parts - 1) / parts, kStep);
+      rows = (all + width - 1) / width;
+    }
+    band = g.is_pointwise() ? 1 : std::clamp<i64>(most / width, 1, rows);
     bands = (rows + band - 1) / band, band = (rows + bands - 1) / bands, bands = (rows + band - 1) / band;
     pixels = rounded_up(band * width, kStep);
     // An odd number of cache lines: channels of one pixel are spread over all sets of a cache.
@@ -357,6 +434,12 @@ struct Planes {
   i64 band_size() const { return phases * channels * pitch; }
   i64 block_size() const { return together * pixels * kOutputs; }
   i64 bands_of(i64 group) const { return std::min(together, images * bands - group * together); }
+  // Pixels of the gradient of one band, which follow each other.
+  Range pixels_of(i64 index) const {
+    const i64 pointwise = g.n * g.h * g.w, image = index / bands, first = index % bands * band;
+    if (g.is_pointwise()) return {index * width, std::min(pointwise, (index + 1) * width)};
+    return {(image * rows + first) * g.wo, (image * rows + std::min(rows, first + band)) * g.wo};
+  }
 };
 
 // The pixels of some rows, one after another: null rows, and what is behind `count` pixels of a row, are zeros.
@@ -382,7 +465,7 @@ void pack_plane(Walk walk, i64 channels, i64 pixels, Half* out) {
       const i64 n = std::min<i64>(kLanes, channels - c);
       Vec pairs[kLanes];
 #pragma GCC unroll 16
-      for (int i = 0; i < kLanes; i++) pairs[i] = (Vec)(loaded(from[2 * i] + c, n) | loaded(from[2 * i + 1] + c, n) << 16);
+      for (int i = 0; i < kLanes; i++) pairs[i] = (Vec)(load_bits(from[2 * i] + c, n) | load_bits(from[2 * i + 1] + c, n) << 16);
       exchange<kLanes / 2>(pairs);
       for (i64 i = 0; i < n; i++) store((float*)(out + (c + i) * pixels + p), pairs[i]);
     }
@@ -396,21 +479,29 @@ void pack_pairs(Walk walk, i64 outputs, i64 pixels, Half* out, i64 size) {
     Half* to = out + p / kStep * kStep * kOutputs + p % kStep * kTile;
     for (i64 o = 0; o < blocks_of(outputs) * kOutputs; o += kLanes) {
       const i64 n = std::clamp<i64>(outputs - o, 0, kLanes);
-      const Ints pairs = n ? loaded(first + o, n) | loaded(second + o, n) << 16 : Ints{};
+      const Ints pairs = n ? load_bits(first + o, n) | load_bits(second + o, n) << 16 : Ints{};
       *(UnalignedInts*)(to + o / kOutputs * size + o % kOutputs / kTile * kStep * kTile + o % kTile * 2) = pairs;
     }
   }
 }
 
-// One band of the images, [phase][channel][pitch], and of the gradient
-void pack_band(const Planes& l, const Half* x, const Half* dy, i64 index, Half* planes, Half* pairs) {
+// One band of the images, [phase][channel][pitch], and of the gradient, which begins at dz
+void pack_band(const Planes& l, const Half* x, const Half* dz, i64 index, Half* planes, Half* pairs) {
   const Geometry& g = l.g;
   const i64 image = index / l.bands, first = index % l.bands * l.band, rows = std::min(l.band, l.rows - first);
   const i64 most = std::max(l.channels, g.o);
-  Half* zeros = (Half*)scratch(5, most);
+  Half* zeros = (Half*)scratch(10, most);
   memset(zeros, 0, most * sizeof(Half));
   std::vector<const Half*> lines(rows);
-  for (i64 y = 0; y < rows; y++) lines[y] = dy + (image * l.rows + first + y) * g.wo * g.o;
+  if (g.is_pointwise()) {
+    const Range pixels = l.pixels_of(index);
+    const i64 count = pixels.last - pixels.first;
+    lines[0] = dz;
+    pack_pairs({lines, count, g.o, l.width, zeros}, g.o, l.pixels, pairs, l.block_size());
+    lines[0] = x + pixels.first * g.c;
+    return pack_plane({lines, count, g.c, l.width, zeros}, g.c, l.pitch, planes);
+  }
+  for (i64 y = 0; y < rows; y++) lines[y] = dz + y * g.wo * g.o;
   pack_pairs({lines, g.wo, g.o, l.width, zeros}, g.o, l.pixels, pairs, l.block_size());
   if (g.kh == 1 && g.kw == 1) {
     for (i64 y = 0; y < rows; y++) lines[y] = x + (first + y) / g.ho * g.in() + (first + y) % g.ho * g.stride * g.w * g.c;
@@ -457,34 +548,127 @@ void finish_weights(const Planes& l, const float* sums, i64 slots, i64 step, i64
       for (i64 o = block * kOutputs; o < std::min(l.g.o, (block + 1) * kOutputs); o += kLanes, from += kLanes) {
         Vec sum = load(from);
         for (i64 s = 1; s < slots; s++) sum += load(from + s * step);
-        store_rounded(to + o, sum, std::min<i64>(kLanes, l.g.o - o));
+        store(to + o, sum, std::min<i64>(kLanes, l.g.o - o));
       }
     }
 }
 
-ffi::Error WeightGradientHalf(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, i64 products, Halves x_, Halves dy_,
-                              ffi::Result<Halves> dw_) {
-  const Threads pool(xla_pool);
-  const Planes l(geometry_of(geometry));
+// ---- the gradient of the images
+
+// Each phase is a convolution of the gradient, with zeros around, with the phase's weights turned.
+struct ImageGradient {
+  struct Part {
+    Phase y, x;
+    Geometry g;
+    i64 weights;
+  };
+  Geometry g;
+  std::vector<Part> parts;
+  i64 size = 0;
+  bool has_gaps = false;
+
+  explicit ImageGradient(const Geometry& geometry) : g(in_one_row(geometry)) {
+    for (const Phase& y : phases_of(g.h, g.kh, g.stride, g.top))
+      for (const Phase& x : phases_of(g.w, g.kw, g.stride, g.left)) {
+        has_gaps |= !y.taps || !x.taps;
+        if (!y.taps || !x.taps) continue;
+        const Geometry part = {g.n, g.ho, g.wo, g.o, y.taps, x.taps, g.c, 1, -y.start, -x.start, y.count, x.count, g.o};
+        parts.push_back({y, x, part, size});
+        size += blocks_of(g.c) * block_size(part);
+      }
+  }
+  i64 packs() const { return blocks_of(g.c) * (i64)parts.size(); }
+  void pack(const Half* w, i64 i, Half* packed) const {
+    const Part& part = parts[i / blocks_of(g.c)];
+    const i64 block = i % blocks_of(g.c);
+    auto at = [&](i64 tap) {
+      const i64 row = part.y.taps - 1 - tap / part.x.taps, column = part.x.taps - 1 - tap % part.x.taps;
+      return w + ((part.y.tap + row * g.stride) * g.kw + part.x.tap + column * g.stride) * g.c * g.o;
+    };
+    pack_block(part.g, at, 1, g.o, block, packed + part.weights + block * block_size(part.g));
+  }
+  void apply(const Threads& pool, Products by, const Half* dz, const Half* packed, Half* dx) const {
+    if (has_gaps) parallel(pool, g.n, [&](i64 i) { memset(dx + i * g.in(), 0, g.in() * sizeof(Half)); });
+    for (const Part& part : parts) {
+      const Division d(part.g, {g.stride * g.c, g.stride * g.w * g.c, g.in()}, pool.count());
+      Half* to = dx + (part.y.first * g.w + part.x.first) * g.c;
+      parallel(pool, d.tasks(), [&](i64 i) { d.convolve(by, i, dz, packed + part.weights, to, {}, nullptr); });
+    }
+  }
+  // Of some pixels of a pointwise convolution.
+  void apply_pixels(Products by, i64 pixels, const Half* dz, const Half* packed, Half* dx) const {
+    const Geometry row = {1, 1, pixels, g.o, 1, 1, g.c, 1, 0, 0, 1, pixels, g.o};
+    convolve_rows(by, dz, packed, dx, {g.c, 0, 0}, row, {0, 1}, {0, blocks_of(g.c)}, {}, nullptr);
+  }
+};
+
+// The weights as a convolution reads them.
+ffi::Error PackHalf(ffi::ThreadPool pool, ffi::Span<const i64> geometry, Halves w, ffi::Result<Halves> packed) {
+  const Geometry g = geometry_of(geometry);
+  if ((i64)packed->element_count() != blocks_of(g.o) * block_size(narrowed(g)))
+    return ffi::Error::InvalidArgument("the packed weights have another size");
+  parallel(pool, blocks_of(g.o), [&](i64 i) { pack_forward(g, w.typed_data(), i, packed->typed_data()); });
+  return ffi::Error::Success();
+}
+
+}  // namespace
+
+void convolve(const Threads& pool, i64 products, const Geometry& whole, const Half* x, const Half* w, bool is_packed, Half* y,
+              const Behind& b, std::vector<double>* sums) {
+  const Geometry g = in_one_row(whole);
+  const i64 blocks = blocks_of(g.o);
+  const Division d(g, {g.o, g.wo * g.o, g.out()}, pool.count(), true);
+  if (sums) sums->assign(d.tasks() * 2 * g.o, 0.0);
+  Half* packed = is_packed ? nullptr : (Half*)scratch(6, blocks * block_size(narrowed(g)) / 2);
+  parallel_phases(pool, {is_packed ? 0 : blocks, d.tasks()}, [&](int phase, i64 i) {
+    if (phase == 0) return pack_forward(g, w, i, packed);
+    d.convolve((Products)products, i, x, packed ? packed : w, y, b, sums ? &(*sums)[i * 2 * g.o] : nullptr);
+  });
+}
+
+void gradients(const Threads& pool, i64 products, const Geometry& g, const Half* x, const Half* w, const Gradient& d, Half* dw,
+               Half* dx) {
   const auto by = (Products)products;
-  const Half *x = (const Half*)x_.untyped_data(), *dy = (const Half*)dy_.untyped_data();
-  Half* dw = (Half*)dw_->untyped_data();
-  const i64 blocks = blocks_of(l.g.o), pairs = Runs(l.channels).pairs(), taps = l.taps(), threads = pool.count();
+  const i64 threads = pool.count();
+  const Planes l(g, threads);
+  const ImageGradient images(g);
+  const i64 blocks = blocks_of(g.o), pairs = Runs(l.channels).pairs(), taps = l.taps(), packs = dx ? images.packs() : 0;
+  Half* weights = dx ? (Half*)scratch(8, images.size / 2) : nullptr;
+  // The gradient of one band, formed and packed while it is in the cache; pointwise it is multiplied, too.
+  auto each_band = [&](i64 index, Half* planes, Half* packed) {
+    const Range pixels = l.pixels_of(index);
+    const i64 count = pixels.last - pixels.first, at = pixels.first * g.o;
+    const Half* dz = d.dy + at;
+    if (d.z) {
+      Half* to = d.memory ? d.memory + at : (Half*)scratch(9, count * g.o / 2 + 1);
+      gradient_of_rows(d.dy + at, d.z + at, to, count * g.o, g.o, d.norm, d.act);
+      dz = to;
+    }
+    if (dw) pack_band(l, x, dz, index, planes, packed);
+    if (dx && g.is_pointwise()) images.apply_pixels(by, count, dz, weights, dx + pixels.first * g.c);
+  };
   // Halfs of a group of bands; buffers are counted in floats.
-  const i64 images_size = l.together * l.band_size(), gradient_size = blocks * l.block_size();
-  if (l.many) {
+  const i64 images_size = l.together * l.band_size(), gradient_size = blocks * l.block_size(), bands = l.images * l.bands;
+  if (!dw) {
+    const bool forms = d.z || g.is_pointwise();
+    parallel_phases(pool, {packs, forms ? bands : 0}, [&](int phase, i64 i) {
+      if (phase == 0) return images.pack(w, i, weights);
+      each_band(i, nullptr, nullptr);
+    });
+  } else if (l.many) {
     // Each task has some channels and outputs, of all pixels: these are packed once.
     i64 down = 1, across = 1;
-    while (down * across < 2 * threads && (down < pairs || across < blocks))
+    while (down * across < 4 * threads && (down < pairs || across < blocks))
       if (across >= blocks || (down < pairs && pairs * across >= blocks * down))
         down = std::min(pairs, 2 * down);
       else
         across = std::min(blocks, 2 * across);
     Half *planes = (Half*)scratch(6, l.groups * images_size / 2), *packed = (Half*)scratch(7, l.groups * gradient_size / 2);
-    parallel_phases(pool, {l.images * l.bands, down * across}, [&](int phase, i64 i) {
-      if (phase == 0) {
+    parallel_phases(pool, {packs, bands, down * across}, [&](int phase, i64 i) {
+      if (phase == 0) return images.pack(w, i, weights);
+      if (phase == 1) {
         const i64 group = i / l.together, at = i % l.together;
-        return pack_band(l, x, dy, i, planes + group * images_size + at * l.band_size(),
+        return each_band(i, planes + group * images_size + at * l.band_size(),
                          packed + group * gradient_size + at * l.pixels * kOutputs);
       }
       const Range outputs = range_of(blocks, i % across, across), channels = range_of(pairs, i / across, down);
@@ -496,104 +680,32 @@ ffi::Error WeightGradientHalf(ffi::ThreadPool xla_pool, ffi::Span<const i64> geo
         for (i64 pair = channels.first; pair < channels.last; pair++)
           for (i64 tap = 0; tap < taps; tap++, sums += kSums) finish_weights(l, sums, 1, 0, block, pair, tap, dw);
     });
-    return ffi::Error::Success();
+  } else {
+    const i64 size = blocks * pairs * taps * kSums;
+    const i64 slots = std::min(l.groups, threads * std::clamp<i64>(kSlotFloats / (threads * size), 1, 4));
+    float* sums = scratch(7, slots * size);
+    parallel_phases(pool, {packs, slots, blocks * pairs * taps}, [&](int phase, i64 i) {
+      if (phase == 0) return images.pack(w, i, weights);
+      if (phase == 2) return finish_weights(l, sums + i * kSums, slots, size, i / taps / pairs, i / taps % pairs, i % taps, dw);
+      Half *planes = (Half*)scratch(0, images_size / 2), *packed = (Half*)scratch(1, gradient_size / 2);
+      const Range groups = range_of(l.groups, i, slots);
+      for (i64 group = groups.first; group < groups.last; group++) {
+        for (i64 at = 0; at < l.bands_of(group); at++)
+          each_band(group * l.together + at, planes + at * l.band_size(), packed + at * l.pixels * kOutputs);
+        multiply_group(by, l, planes, packed, l.bands_of(group), {0, blocks}, {0, pairs}, group > groups.first, sums + i * size);
+      }
+    });
   }
-  const i64 size = blocks * pairs * taps * kSums;
-  const i64 slots = std::min(l.groups, threads * std::clamp<i64>(kSlotFloats / (threads * size), 1, 4));
-  float* sums = scratch(7, slots * size);
-  parallel_phases(pool, {slots, blocks * pairs * taps}, [&](int phase, i64 i) {
-    if (phase == 1) return finish_weights(l, sums + i * kSums, slots, size, i / taps / pairs, i / taps % pairs, i % taps, dw);
-    Half *planes = (Half*)scratch(0, images_size / 2), *packed = (Half*)scratch(1, gradient_size / 2);
-    const Range groups = range_of(l.groups, i, slots);
-    for (i64 group = groups.first; group < groups.last; group++) {
-      for (i64 at = 0; at < l.bands_of(group); at++)
-        pack_band(l, x, dy, group * l.together + at, planes + at * l.band_size(), packed + at * l.pixels * kOutputs);
-      multiply_group(by, l, planes, packed, l.bands_of(group), {0, blocks}, {0, pairs}, group > groups.first, sums + i * size);
-    }
-  });
-  return ffi::Error::Success();
+  if (dx && !g.is_pointwise()) images.apply(pool, by, d.z ? d.memory : d.dy, weights, dx);
 }
 
-// The weights as ConvolveHalf reads them.
-ffi::Error PackHalf(ffi::ThreadPool pool, ffi::Span<const i64> geometry, Halves w, ffi::Result<Halves> packed) {
-  const Geometry g = geometry_of(geometry);
-  if ((i64)packed->element_count() != blocks_of(g.o) * block_size(g))
-    return ffi::Error::InvalidArgument("the packed weights have another size");
-  parallel(pool, blocks_of(g.o), [&](i64 i) {
-    auto at = [&](i64 tap) { return (const Half*)w.untyped_data() + tap * g.c * g.o; };
-    pack_block(g, at, g.o, 1, i, (Half*)packed->untyped_data() + i * block_size(g));
-  });
-  return ffi::Error::Success();
-}
+}  // namespace headrace::bfloat16
 
-// y = convolution of x with packed weights; with (scale, shift[, residual]) y = activation(y scale + shift + residual).
-ffi::Error ConvolveHalf(ffi::ThreadPool pool, ffi::Span<const i64> geometry, i64 act, i64 products, Halves x_, Halves w_,
-                        ffi::RemainingArgs rest, ffi::Result<Halves> y_) {
-  const Geometry g = in_one_row(geometry_of(geometry));
-  auto floats = [&](size_t i) { return i < rest.size() ? rest.get<ffi::Buffer<ffi::F32>>(i)->typed_data() : nullptr; };
-  const Half* residual = rest.size() > 2 ? (const Half*)rest.get<Halves>(2)->untyped_data() : nullptr;
-  convolve_images(pool, (Products)products, (const Half*)x_.untyped_data(), (const Half*)w_.untyped_data(),
-                  (Half*)y_->untyped_data(), {g.o, g.wo * g.o, g.out()}, g, {floats(0), floats(1), residual, act});
-  return ffi::Error::Success();
-}
+using headrace::bfloat16::Halves;
 
-// Each phase is a convolution of the gradient, with zeros around, with the phase's weights turned.
-ffi::Error ImageGradientHalf(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, i64 products, Halves dy, Halves w_,
-                             ffi::Result<Halves> dx_) {
-  const Threads pool(xla_pool);
-  const Geometry g = in_one_row(geometry_of(geometry));
-  const Half* w = (const Half*)w_.untyped_data();
-  Half* dx = (Half*)dx_->untyped_data();
-  struct Part {
-    Phase y, x;
-    Geometry g;
-    i64 weights;
-  };
-  std::vector<Part> parts;
-  i64 size = 0;
-  bool has_gaps = false;
-  for (const Phase& y : phases_of(g.h, g.kh, g.stride, g.top))
-    for (const Phase& x : phases_of(g.w, g.kw, g.stride, g.left)) {
-      has_gaps |= !y.taps || !x.taps;
-      if (!y.taps || !x.taps) continue;
-      const Geometry part = {g.n, g.ho, g.wo, g.o, y.taps, x.taps, g.c, 1, -y.start, -x.start, y.count, x.count, g.o};
-      parts.push_back({y, x, part, size});
-      size += blocks_of(g.c) * block_size(part);
-    }
-  Half* packed = (Half*)scratch(6, size / 2);
-  const i64 blocks = blocks_of(g.c), packs = blocks * (i64)parts.size();
-  parallel(pool, packs + (has_gaps ? g.n : 0), [&](i64 i) {
-    if (i >= packs) return (void)memset(dx + (i - packs) * g.in(), 0, g.in() * sizeof(Half));
-    const Part& part = parts[i / blocks];
-    auto at = [&](i64 tap) {
-      const i64 row = part.y.taps - 1 - tap / part.x.taps, column = part.x.taps - 1 - tap % part.x.taps;
-      return w + ((part.y.tap + row * g.stride) * g.kw + part.x.tap + column * g.stride) * g.c * g.o;
-    };
-    pack_block(part.g, at, 1, g.o, i % blocks, packed + part.weights + i % blocks * block_size(part.g));
-  });
-  for (const Part& part : parts)
-    convolve_images(pool, (Products)products, (const Half*)dy.untyped_data(), packed + part.weights,
-                    dx + (part.y.first * g.w + part.x.first) * g.c, {g.stride * g.c, g.stride * g.w * g.c, g.in()}, part.g, {});
-  return ffi::Error::Success();
-}
-
-}  // namespace
-}  // namespace headrace
-
-using headrace::Halves;
-using Integers = ffi::Span<const int64_t>;
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_pack_half, headrace::PackHalf,
-                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<Integers>("geometry").Arg<Halves>().Ret<Halves>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_convolve_half, headrace::ConvolveHalf,
-                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<Integers>("geometry").Attr<int64_t>("activation")
-                                  .Attr<int64_t>("products").Arg<Halves>().Arg<Halves>().RemainingArgs().Ret<Halves>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_image_gradient_half, headrace::ImageGradientHalf,
-                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<Integers>("geometry").Attr<int64_t>("products")
-                                  .Arg<Halves>().Arg<Halves>().Ret<Halves>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_weight_gradient_half, headrace::WeightGradientHalf,
-                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<Integers>("geometry").Attr<int64_t>("products")
-                                  .Arg<Halves>().Arg<Halves>().Ret<Halves>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_pack_half, headrace::bfloat16::PackHalf,
+                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<ffi::Span<const int64_t>>("geometry").Arg<Halves>()
+                                  .Ret<Halves>());
 
 // The products that processor and system have. The system must allow a process to use AMX, since tiles make its state larger.
 extern "C" int hr_half_products(void) {
@@ -603,11 +715,11 @@ extern "C" int hr_half_products(void) {
   constexpr unsigned kAmxBf16 = 1u << 22, kAmxTiles = 1u << 24, kAvx512Bf16 = 1u << 5;
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
   if ((edx & kAmxBf16) && (edx & kAmxTiles) && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0)
-    return headrace::kTiles;
+    return headrace::bfloat16::kTiles;
   eax = 7, ecx = 1;
   asm volatile("cpuid" : "+a"(eax), "=b"(ebx), "+c"(ecx), "=d"(edx));
-  return eax & kAvx512Bf16 ? headrace::kVectors : headrace::kMissing;
+  return eax & kAvx512Bf16 ? headrace::bfloat16::kVectors : headrace::bfloat16::kMissing;
 #else
-  return headrace::kMissing;
+  return headrace::bfloat16::kMissing;
 #endif
 }

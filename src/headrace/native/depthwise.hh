@@ -13,7 +13,8 @@ struct Shape {
 };
 
 // Copy `channels` of an image into [height][width][kBlock] with zeros around; `spread` puts pixels that far apart.
-static void pad(const float* x, i64 h, i64 w, i64 c, i64 channels, i64 top, i64 left, i64 height, i64 width, i64 spread,
+template <class T>
+static void pad(const T* x, i64 h, i64 w, i64 c, i64 channels, i64 top, i64 left, i64 height, i64 width, i64 spread,
                 float* out) {
   memset(out, 0, height * width * kBlock * sizeof(float));
   for (i64 i = 0; i < h; i++) {
@@ -23,17 +24,17 @@ static void pad(const float* x, i64 h, i64 w, i64 c, i64 channels, i64 top, i64 
       const i64 at = left + j * spread;
       if (at < 0 || at >= width) continue;
       float* to = out + (y * width + at) * kBlock;
-      const float* from = x + (i * w + j) * c;
+      const T* from = x + (i * w + j) * c;
       if (channels == kBlock)
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; v++) store(to + v * kLanes, load(from + v * kLanes));
-      else memcpy(to, from, channels * sizeof(float));
+      else copy_values(from, channels, to);
     }
   }
 }
 
-template <int kKernel, int kStride, int kCount>
-static inline void window_sums(const float* pixels, i64 width, const float* w, float* out, i64 c, i64 channels) {
+template <int kKernel, int kStride, int kCount, class T>
+static inline void window_sums(const float* pixels, i64 width, const float* w, T* out, i64 c, i64 channels) {
   Vec sum[kCount][kVectors] = {};
   for (int i = 0; i < kKernel; i++)
 #pragma GCC unroll 5
@@ -49,12 +50,12 @@ static inline void window_sums(const float* pixels, i64 width, const float* w, f
     for (int p = 0; p < kCount; p++)
       for (int v = 0; v < kVectors; v++) store(out + p * c + v * kLanes, sum[p][v]);
   } else {
-    for (int p = 0; p < kCount; p++) memcpy(out + p * c, sum[p], channels * sizeof(float));
+    for (int p = 0; p < kCount; p++) copy_values((const float*)sum[p], channels, out + p * c);
   }
 }
 
-template <int kKernel, int kStride>
-static void convolve(const float* padded, i64 width, const float* w, float* out, i64 ho, i64 wo, i64 c, i64 channels) {
+template <int kKernel, int kStride, class T>
+static void convolve(const float* padded, i64 width, const float* w, T* out, i64 ho, i64 wo, i64 c, i64 channels) {
   for (i64 y = 0; y < ho; y++) {
     const float* row = padded + y * kStride * width * kBlock;
     i64 x = 0;
@@ -122,13 +123,14 @@ static void copy_window(const float* w, const Shape& s, i64 c0, i64 channels, bo
 
 // kCount neighbours in a row, the window's rows i0 .. i1: store(vector of the block, pixel, sum), for kSums
 // vectors. The weights are [tap][kChannels].
-template <int kKernel, int kStride, int kCount, i64 kChannels, int kSums, class Store>
-static inline void sums_in_place(const float* x, i64 row_step, i64 c, const float* w, i64 i0, i64 i1, Store put) {
+template <int kKernel, int kStride, int kCount, i64 kChannels, int kSums, class T, class Store>
+static inline void sums_in_place(const T* x, i64 row_step, i64 c, const float* w, i64 i0, i64 i1, Store put) {
 #pragma GCC unroll 2
   for (int v = 0; v < kSums; v++) {
     Vec sum[kCount] = {};
     for (i64 i = i0; i < i1; i++) {
-      const float *row = x + i * row_step + v * kLanes, *weights = w + i * kKernel * kChannels + v * kLanes;
+      const T* row = x + i * row_step + v * kLanes;
+      const float* weights = w + i * kKernel * kChannels + v * kLanes;
       // Pixels that several windows share are loaded once: those of 72 channels, say, often cross a cache line.
       constexpr int kShared = kStride == 1 ? kCount + kKernel - 1 : 0;
       Vec shared[kShared + 1];
@@ -147,8 +149,8 @@ static inline void sums_in_place(const float* x, i64 row_step, i64 c, const floa
 }
 
 // A pixel at the edge, whose window has the columns j0 .. j1 only.
-template <int kKernel, class Store>
-static inline void sums_at_edge(const float* x, i64 row_step, i64 c, const float* w, i64 i0, i64 i1, i64 j0, i64 j1,
+template <int kKernel, class T, class Store>
+static inline void sums_at_edge(const T* x, i64 row_step, i64 c, const float* w, i64 i0, i64 i1, i64 j0, i64 j1,
                                 Store put) {
   for (int v = 0; v < kVectors; v++) {
     Vec sum = {};
@@ -160,8 +162,8 @@ static inline void sums_at_edge(const float* x, i64 row_step, i64 c, const float
 }
 
 // The output rows y0 .. y1 of one image and a whole block of channels.
-template <int kKernel, int kStride, class Put>
-static void rows_in_place(const float* x, const float* window, const Shape& s, i64 y0, i64 y1, Put put) {
+template <int kKernel, int kStride, class T, class Put>
+static void rows_in_place(const T* x, const float* window, const Shape& s, i64 y0, i64 y1, Put put) {
   const i64 row_step = s.w * s.c;
   // Windows from `first` to `last` lie within the image's columns.
   const i64 first = std::min(s.wo, (s.left + kStride - 1) / kStride);
@@ -192,8 +194,9 @@ static void rows_in_place(const float* x, const float* window, const Shape& s, i
 static inline i64 blocks_of(i64 channels) { return (channels + kBlock - 1) / kBlock; }
 
 // Some output rows and blocks of channels of one image; y is the image's.
-static void forward(const float* x, const float* w, float* y, const Shape& s, Range rows, Range blocks,
-                    const Finish* finish) {
+template <class T>
+static void forward(const T* x, const float* w, T* y, const Shape& s, Range rows, Range blocks, const Finish* finish) {
+  constexpr bool kFinishes = std::is_same_v<T, float>;  // of bfloat16 values nothing is finished here
   const i64 y0 = rows.first, y1 = rows.last;
   float window[25 * kBlock];
   const bool small = s.c < kBlock;
@@ -204,33 +207,36 @@ static void forward(const float* x, const float* w, float* y, const Shape& s, Ra
       float* padded = scratch(0, height * width * kBlock);
       copy_window(w, s, 0, s.c, false, window);
       pad(x, s.h, s.w, s.c, s.c, s.top - y0 * s.stride, s.left, height, width, 1, padded);
-      float* to = y + y0 * s.wo * s.c;
+      T* to = y + y0 * s.wo * s.c;
       for_window(s, [&](auto k, auto t) {
         convolve<decltype(k)::value, decltype(t)::value>(padded, width, window, to, y1 - y0, s.wo, s.c, s.c);
       });
-      if (finish) finish_rows(to, s.c, to, s.c, (int)((y1 - y0) * s.wo), 0, s.c, *finish);
+      if constexpr (kFinishes)
+        if (finish) finish_rows(to, s.c, to, s.c, (int)((y1 - y0) * s.wo), 0, s.c, *finish);
       return;
     }
     copy_window(w, s, c0, kBlock, false, window);
     for_window(s, [&](auto k, auto t) {
       const auto n = std::integral_constant<i64, kLanes>();
       auto place = [&](i64 row, i64 column, int v) { return y + (row * s.wo + column) * s.c + c0 + v * kLanes; };
-      if (finish)
-        for_activation(finish->act, [&](auto a) {
-          rows_in_place<decltype(k)::value, decltype(t)::value>(x + c0, window, s, y0, y1, [&](i64 row, i64 at, int v, Vec sum) {
-            float* to = place(row, at, v);
-            store(to, finish->template apply<decltype(a)::value>(sum, c0 + v * kLanes, to, n));
+      if constexpr (kFinishes)
+        if (finish)
+          return for_activation(finish->act, [&](auto a) {
+            rows_in_place<decltype(k)::value, decltype(t)::value>(
+                x + c0, window, s, y0, y1, [&](i64 row, i64 at, int v, Vec sum) {
+                  float* to = place(row, at, v);
+                  store(to, finish->template apply<decltype(a)::value>(sum, c0 + v * kLanes, to, n));
+                });
           });
-        });
-      else
-        rows_in_place<decltype(k)::value, decltype(t)::value>(
-            x + c0, window, s, y0, y1, [&](i64 row, i64 at, int v, Vec sum) { store(place(row, at, v), sum); });
+      rows_in_place<decltype(k)::value, decltype(t)::value>(
+          x + c0, window, s, y0, y1, [&](i64 row, i64 at, int v, Vec sum) { store(place(row, at, v), sum); });
     });
   }
 }
 
 // The same block's gradients: dw += ..., and dx unless it is null.
-static void backward(const float* x, const float* w, const float* dy, float* dx, float* dw, const Shape& s, i64 c0) {
+template <class T>
+static void backward(const T* x, const float* w, const float* dy, T* dx, float* dw, const Shape& s, i64 c0) {
   const i64 channels = std::min(kBlock, s.c - c0);
   float *padded = scratch(0, buffer_floats(s));
   if (dw) {

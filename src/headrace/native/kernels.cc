@@ -1,14 +1,19 @@
-// Convolution, batch norm, residual and activation of float32 images (NHWC, weights HWIO) as calls from XLA's CPU programs.
+// Convolution, batch norm, residual and activation of images (NHWC, weights HWIO) as calls from XLA's CPU programs.
 //
+// Images and weights are float32, or bfloat16 (T is Half): these are widened where they are loaded and rounded where they are
+// stored. Winograd's algorithm and depthwise convolutions compute in float32 between; other products of bfloat16 are
+// bfloat16.cc's.
 // Images are divided into chunks that fit the L2 cache, over XLA's own threads. What follows or precedes a convolution
 // (sums for the statistics, the activation's mask, the norm's gradient) is done on the chunk while it is in the cache.
 // Sums are added in a fixed order, so that the same program gives the same bits. ops/native_units.py has the formulas.
 #include <vector>
 
+#include "bfloat16.hh"
 #include "bottleneck.hh"
 #include "depthwise.hh"
 #include "grouped.hh"
 #include "inference.hh"
+#include "pool.hh"
 #include "products.hh"
 #include "tasks.hh"
 #include "vectors.hh"
@@ -25,7 +30,7 @@ constexpr i64 kManyWeights = 192 * 1024;       // floats: more than this are rea
 constexpr i64 kTaskPixels = 24 * kMaxRows;     // of one task with so many weights, which it reads once
 constexpr i64 kSlotFloats = 1024 * 1024;       // of the sums of a weights' gradient, one for each task, all together
 constexpr i64 kFewProducts = 256 * 1024;       // are computed before another thread has begun
-enum Method : i64 { kProducts = 0, kWinograd = 1, kDepthwise = 2, kGrouped = 3 };
+enum Method : i64 { kProducts = 0, kWinograd = 1, kDepthwise = 2, kGrouped = 3, kHalf = 4 };
 
 // Images per chunk: near the size wanted, and a number of chunks that keeps all threads busy to the end.
 i64 chunk_size(i64 images, i64 floats, i64 threads, i64 wanted = kChunkFloats) {
@@ -50,7 +55,7 @@ winograd::Tiles backward_tiles(const Geometry& g) {  // convolves the gradient, 
 depthwise::Shape depthwise_shape(const Geometry& g) {
   return {g.h, g.w, g.c, g.kh, g.stride, g.top, g.left, g.ho, g.wo};
 }
-void weight_values(const float* du, float* dw, i64 c, i64 o, i64 part, i64 parts) {
+template <class T> void weight_values(const float* du, T* dw, i64 c, i64 o, i64 part, i64 parts) {
   const Range r = range_of(c, part, parts);
   winograd::weight_values(du, dw, c, o, r.first, r.last);
 }
@@ -72,7 +77,8 @@ template <class F> void each_group(const winograd::Tiles& t, i64 images, const F
   for (i64 i = 0; i < groups; i++) f(range_of(count, i, groups));
 }
 
-void convolve_by_points(const Threads& pool, const float* x, float* y, const float* weights,
+template <class X, class Y>
+void convolve_by_points(const Threads& pool, const X* x, Y* y, const float* weights,
                         const winograd::Tiles& g, i64 images, const Finish* finish = nullptr) {
   each_group(g, images, [&](Range group) {
     const i64 tiles = group.last - group.first, panels = panels_of(g.o);
@@ -97,7 +103,8 @@ void convolve_by_points(const Threads& pool, const float* x, float* y, const flo
 }
 
 // du [point][c][o] = the gradient of the weights' points
-void weight_gradient_by_points(const Threads& pool, const float* x, const float* dz, float* du,
+template <class T>
+void weight_gradient_by_points(const Threads& pool, const T* x, const float* dz, float* du,
                                const winograd::Tiles& g, i64 images) {
   each_group(g, images, [&](Range group) {
     const i64 tiles = group.last - group.first, panels = panels_of(g.o);
@@ -117,11 +124,11 @@ void weight_gradient_by_points(const Threads& pool, const float* x, const float*
 
 // ---- handlers
 
-const float* argument(ffi::RemainingArgs& args, size_t i) {
-  return i < args.size() ? args.get<Floats>(i)->typed_data() : nullptr;
+template <class T = float> const T* argument(ffi::RemainingArgs& args, size_t i) {
+  return i < args.size() ? args.get<Images<T>>(i)->typed_data() : nullptr;
 }
-float* result(ffi::RemainingRets& rets, size_t i) {
-  ffi::Result<Floats> found = *rets.get<Floats>(i);
+template <class T = float> T* result(ffi::RemainingRets& rets, size_t i) {
+  ffi::Result<Images<T>> found = *rets.get<Images<T>>(i);
   return in_large_pages(found->typed_data(), found->element_count());
 }
 
@@ -151,18 +158,20 @@ i64 pack_tasks(const Geometry& g, i64 method) {
   if (method == kGrouped) return grouped::Blocks(g).count();
   return method == kWinograd ? g.o / kLanes : panels_of(g.o);
 }
-void pack_part(const float* w, float* packed, const Geometry& g, i64 method, i64 i) {
+template <class T> void pack_part(const T* w, float* packed, const Geometry& g, i64 method, i64 i) {
   const i64 depth = g.kh * g.kw * g.c;
   if (method == kDepthwise)
-    memcpy(packed, w, depth * sizeof(float));
+    copy_values(w, depth, packed);
   else if (method == kWinograd)
     winograd::weight_points(w, packed, g.c, g.o, false, i * kLanes);
+  else if constexpr (std::is_same_v<T, Half>)
+    return;
   else if (method == kGrouped)
     grouped::Blocks(g).pack(w, i, packed);
   else
     pack_panels(w, depth, g.o, packed, i, i + 1);
 }
-void pack_weights(const Threads& pool, const float* w, float* packed, const Geometry& g, i64 method) {
+template <class T> void pack_weights(const Threads& pool, const T* w, float* packed, const Geometry& g, i64 method) {
   parallel(pool, pack_tasks(g, method), [&](i64 i) { pack_part(w, packed, g, method, i); });
 }
 
@@ -196,8 +205,8 @@ void convolve_windows(const View& v, const float* w, float* y, const Geometry& g
 }
 
 // Some images of one task.
-void convolve_images(const float* x, const float* w, float* y, const Geometry& g, i64 method, i64 images,
-                     const Finish* finish) {
+template <class T>
+void convolve_images(const T* x, const float* w, T* y, const Geometry& g, i64 method, i64 images, const Finish* finish) {
   if (method == kWinograd) {
     const winograd::Tiles t = forward_tiles(g);
     winograd::convolve(x, y, w, t, 0, images * t.per_image(), finish);
@@ -205,6 +214,8 @@ void convolve_images(const float* x, const float* w, float* y, const Geometry& g
     for (i64 n = 0; n < images; n++)
       depthwise::forward(x + n * g.in(), w, y + n * g.out(), depthwise_shape(g), {0, g.ho}, {0, depthwise::blocks_of(g.c)},
                          finish);
+  } else if constexpr (std::is_same_v<T, Half>) {
+    return;
   } else if (method == kGrouped) {
     const grouped::Blocks b(g);
     for (i64 n = 0; n < images; n++)
@@ -216,9 +227,11 @@ void convolve_images(const float* x, const float* w, float* y, const Geometry& g
 }
 
 // All images, divided between the threads by what their memory traffic asks for: images, parts of one, or channels.
-void convolve_all(const Threads& pool, const float* x, const float* w, float* y, const Geometry& g, i64 method,
-                  const Finish* finish) {
-  const i64 threads = pool.count(), weights = g.kh * g.kw * g.c * g.o, panels = panels_of(g.o);
+void convolve_products(const Threads& pool, const float* x, const float* w, float* y, const Geometry& g, i64 method,
+                       const Finish* finish);
+template <class T>
+void convolve_all(const Threads& pool, const T* x, const float* w, T* y, const Geometry& g, i64 method, const Finish* finish) {
+  const i64 threads = pool.count(), weights = g.kh * g.kw * g.c * g.o;
   if (method == kWinograd && weights > kManyWeights)
     return convolve_by_points(pool, x, y, w, forward_tiles(g), g.n, finish);
   if (method == kWinograd) {
@@ -242,6 +255,11 @@ void convolve_all(const Threads& pool, const float* x, const float* w, float* y,
                          finish);
     });
   }
+  if constexpr (std::is_same_v<T, float>) convolve_products(pool, x, w, y, g, method, finish);
+}
+void convolve_products(const Threads& pool, const float* x, const float* w, float* y, const Geometry& g, i64 method,
+                       const Finish* finish) {
+  const i64 threads = pool.count(), weights = g.kh * g.kw * g.c * g.o, panels = panels_of(g.o);
   if (method == kGrouped) {
     const grouped::Blocks b(g);
     const i64 parts = g.n * g.out() * g.kh * g.kw * b.size < kFewProducts ? 1 : std::max<i64>(1, 4 * threads / g.n);
@@ -295,26 +313,52 @@ void convolve_all(const Threads& pool, const float* x, const float* w, float* y,
   });
 }
 
+// Mean and biased variance of `count` values of each channel, from the sums [task][2][channel] of values and of squares.
+void statistics(const std::vector<double>& sums, i64 channels, double count, float* mean, float* variance) {
+  for (i64 c = 0; c < channels; c++) {
+    double sum = 0, squares = 0;
+    for (size_t i = c; i < sums.size(); i += 2 * channels) sum += sums[i], squares += sums[i + channels];
+    mean[c] = (float)(sum / count);
+    // written so that NaN and infinity stay what they are
+    const double v = squares / count - sum / count * (sum / count);
+    variance[c] = (float)(v < 0 ? 0 : v);
+  }
+}
+
 // y = convolution of x. With (scale, shift[, residual]) y = activation(y scale + shift + residual). `packed`: w is the result
 // of Pack, which has scale and shift, and only the residual may follow. With more results, the mean and the biased variance of
-// each channel.
-ffi::Error Convolve(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, i64 method, i64 act, bool is_packed, Floats x_,
-                    Floats w_, ffi::RemainingArgs rest, ffi::RemainingRets rets) {
-  const Threads pool(xla_pool, is_packed);
+// each channel. For bfloat16 products scale and shift are always apart.
+template <class T>
+ffi::Error Convolve(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, i64 method, i64 products, i64 act, bool is_packed,
+                    Images<T> x_, Images<T> w_, ffi::RemainingArgs rest, ffi::RemainingRets rets) {
+  const Threads pool(xla_pool, is_packed && method != kHalf);
   const Geometry whole = geometry_of(geometry), g = method == kProducts ? flattened(whole) : whole;
   const i64 threads = pool.count(), o = g.o;
-  const float *x = x_.typed_data(), *w = w_.typed_data();
-  float* y = result(rets, 0);
-  const float* shift = is_packed ? w + packed_floats(g, method) : argument(rest, 1);
-  const Finish found = {shift, argument(rest, is_packed ? 0 : 2), y, act};
+  const T* x = x_.typed_data();
+  T* y = result<T>(rets, 0);
+  std::vector<double> sums;  // [task][2][channel]
+  auto finish_statistics = [&] { statistics(sums, o, (double)g.n * g.ho * g.wo, result(rets, 1), result(rets, 2)); };
+  if constexpr (std::is_same_v<T, Half>)
+    if (method == kHalf) {
+      const bfloat16::Behind behind = {argument(rest, 0), argument(rest, 1), argument<Half>(rest, 2), act};
+      bfloat16::convolve(pool, products, g, x, w_.typed_data(), is_packed, y, behind, rets.size() > 1 ? &sums : nullptr);
+      if (rets.size() > 1) finish_statistics();
+      return ffi::Error::Success();
+    }
+  const T* unpacked = w_.typed_data();
+  const float* w = nullptr;
+  Finish found = {};
+  if constexpr (std::is_same_v<T, float>) {
+    w = unpacked;
+    found = {is_packed ? w + packed_floats(g, method) : argument(rest, 1), argument(rest, is_packed ? 0 : 2), y, act};
+    if (!is_packed && found.shift) w = unpacked = scaled_weights(w, argument(rest, 0), w_.element_count() / o, o);
+  }
   const Finish* finish = found.shift ? &found : nullptr;
-  if (!is_packed && finish) w = scaled_weights(w, argument(rest, 0), w_.element_count() / o, o);
   // Sums for the statistics are formed while a chunk is in the cache.
   const bool by_image = method == kDepthwise || method == kGrouped;
   const bool many = !by_image && g.kh * g.kw * g.c * o > kManyWeights;
   const bool together = g.n < threads || (method == kWinograd && many);
-  const float* unpacked = w;
-  float* packed = is_packed || method == kDepthwise ? nullptr : scratch(6, packed_floats(g, method));
+  float* packed = is_packed || (method == kDepthwise && w) ? nullptr : scratch(6, packed_floats(g, method));
   if (packed) w = packed;
   if (packed && (rets.size() == 1 || together)) pack_weights(pool, unpacked, packed, g, method);
   if (rets.size() == 1) {
@@ -327,7 +371,7 @@ ffi::Error Convolve(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, i64
                     : by_image ? 1
                                : product_chunk(g, g.in() + g.out(), many, threads);
   const i64 tasks = (units + chunk - 1) / chunk;
-  std::vector<double> sums(tasks * 2 * o, 0.0);
+  sums.assign(tasks * 2 * o, 0.0);
   const i64 packs = packed && !together ? pack_tasks(g, method) : 0;
   parallel_phases(pool, {packs, tasks}, [&](int phase, i64 i) {
     if (phase == 0) return pack_part(unpacked, packed, g, method, i);
@@ -336,27 +380,19 @@ ffi::Error Convolve(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, i64
     if (!together) convolve_images(x + n * g.in(), w, y + n * out, g, method, count, nullptr);
     sums_of_rows(y + n * out, count * out, o, &sums[i * 2 * o], &sums[i * 2 * o + o]);
   });
-  float *mean = result(rets, 1), *variance = result(rets, 2);
-  const double count = (double)g.n * g.ho * g.wo;
-  for (i64 c = 0; c < o; c++) {
-    double sum = 0, squares = 0;
-    for (i64 i = 0; i < tasks; i++) sum += sums[i * 2 * o + c], squares += sums[i * 2 * o + o + c];
-    mean[c] = (float)(sum / count);
-    // written so that NaN and infinity stay what they are
-    const double v = squares / count - sum / count * (sum / count);
-    variance[c] = (float)(v < 0 ? 0 : v);
-  }
+  finish_statistics();
   return ffi::Error::Success();
 }
 
 // y = activation(z scale + shift[ + residual])
-ffi::Error Activate(ffi::ThreadPool xla_pool, i64 act, Floats z_, Floats scale, Floats shift, ffi::RemainingArgs rest,
-                    ffi::Result<Floats> y_) {
+template <class T>
+ffi::Error Activate(ffi::ThreadPool xla_pool, i64 act, Images<T> z_, Floats scale, Floats shift, ffi::RemainingArgs rest,
+                    ffi::Result<Images<T>> y_) {
   const Threads pool(xla_pool);
   const i64 o = scale.element_count(), rows = z_.element_count() / o;
   const auto affine = repeated({scale.typed_data(), shift.typed_data()}, o, 5);
-  const float *z = z_.typed_data(), *residual = argument(rest, 0);
-  float* y = in_large_pages(y_->typed_data(), y_->element_count());
+  const T *z = z_.typed_data(), *residual = argument<T>(rest, 0);
+  T* y = in_large_pages(y_->typed_data(), y_->element_count());
   const i64 chunk = chunk_size(rows, 3 * o, pool.count());
   parallel(pool, (rows + chunk - 1) / chunk, [&](i64 i) {
     const i64 first = i * chunk * o, count = std::min(chunk, rows - i * chunk) * o;
@@ -365,48 +401,16 @@ ffi::Error Activate(ffi::ThreadPool xla_pool, i64 act, Floats z_, Floats scale, 
   return ffi::Error::Success();
 }
 
-// The largest value of each window; a window has at least one pixel of the image.
-ffi::Error MaxPool(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, Floats x_, ffi::Result<Floats> y_) {
-  const Threads pool(xla_pool, true);
-  const Geometry g = geometry_of(geometry);
-  const float* x = x_.typed_data();
-  float* y = y_->typed_data();
-  const i64 bands = std::clamp<i64>(g.in() / kBandFloats, 1, g.ho), c = g.c;
-  parallel(pool, g.n * bands, [&](i64 task) {
-    const Range rows = range_of(g.ho, task % bands, bands);
-    const float* image = x + task / bands * g.in();
-    for (i64 r = rows.first; r < rows.last; r++)
-      for (i64 q = 0; q < g.wo; q++) {
-        const i64 top = r * g.stride - g.top, left = q * g.stride - g.left;
-        const i64 i0 = std::max<i64>(0, top), i1 = std::min(g.h, top + g.kh);
-        const i64 j0 = std::max<i64>(0, left), j1 = std::min(g.w, left + g.kw);
-        float* to = y + ((task / bands * g.ho + r) * g.wo + q) * c;
-        auto strip = [&](i64 k, auto n) {
-          Vec best = load(image + (i0 * g.w + j0) * c + k, n);
-          for (i64 i = i0; i < i1; i++)
-            for (i64 j = j0; j < j1; j++) {
-              const Vec v = load(image + (i * g.w + j) * c + k, n);
-              best = best >= v ? best : (v == v ? (best == best ? v : best) : v);  // NaN wins
-            }
-          store(to + k, best, n);
-        };
-        i64 k = 0;
-        for (; k + kLanes <= c; k += kLanes) strip(k, std::integral_constant<i64, kLanes>());
-        if (k < c) strip(k, c - k);
-      }
-  });
-  return ffi::Error::Success();
-}
-
 // With d = dy times the activation's slope: the sums over the pixels of d and of d (z - mean). With a residual the slope
 // comes from y, and d is a result too: it is the residual's gradient.
-ffi::Error Sums(ffi::ThreadPool xla_pool, i64 act, Floats dy_, Floats z_, Floats scale, Floats shift, Floats mean,
+template <class T>
+ffi::Error Sums(ffi::ThreadPool xla_pool, i64 act, Images<T> dy_, Images<T> z_, Floats scale, Floats shift, Floats mean,
                 ffi::RemainingArgs rest, ffi::Result<Floats> sum, ffi::Result<Floats> moment, ffi::RemainingRets rets) {
   const Threads pool(xla_pool);
   const i64 o = scale.element_count(), rows = z_.element_count() / o;
   const auto c = repeated({scale.typed_data(), shift.typed_data(), mean.typed_data()}, o, 5);
-  const float *dy = dy_.typed_data(), *z = z_.typed_data(), *y = argument(rest, 0);
-  float* d_out = y ? result(rets, 0) : nullptr;
+  const T *dy = dy_.typed_data(), *z = z_.typed_data(), *y = argument<T>(rest, 0);
+  T* d_out = y ? result<T>(rets, 0) : nullptr;
   const i64 chunk = chunk_size(rows, 3 * o, pool.count()), tasks = (rows + chunk - 1) / chunk;
   std::vector<double> parts(tasks * 2 * o, 0.0);
   parallel(pool, tasks, [&](i64 task) {
@@ -439,19 +443,29 @@ ffi::Error Sums(ffi::ThreadPool xla_pool, i64 act, Floats dy_, Floats z_, Floats
 }
 
 // The gradients of a convolution: of the weights, of the images, or of both, by `wants` (1, 2 or 3). With (z, scale,
-// shift, slope, constant) dy is the gradient behind norm and activation, and their gradient is applied to it first.
-ffi::Error Gradients(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, i64 method, i64 act, i64 wants, Floats dy_,
-                     Floats x_, Floats w_, ffi::RemainingArgs rest, ffi::RemainingRets rets) {
+// shift, slope, constant) dy is the gradient behind norm and activation, and their gradient is applied to it first. Of
+// bfloat16 products a last result may follow: memory for that gradient.
+template <class T>
+ffi::Error Gradients(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, i64 method, i64 products, i64 act, i64 wants,
+                     Images<T> dy_, Images<T> x_, Images<T> w_, ffi::RemainingArgs rest, ffi::RemainingRets rets) {
+  constexpr bool kIsHalf = std::is_same_v<T, Half>;
   const Threads pool(xla_pool);
   const Geometry whole = geometry_of(geometry), g = method == kProducts ? flattened(whole) : whole;
   const i64 threads = pool.count(), o = g.o;
-  const float *dy = dy_.typed_data(), *x = x_.typed_data(), *w = w_.typed_data(), *z = argument(rest, 0);
-  float *dw = wants & 1 ? result(rets, 0) : nullptr, *dx = wants & 2 ? result(rets, wants & 1) : nullptr;
+  const T *dy = dy_.typed_data(), *x = x_.typed_data(), *w = w_.typed_data(), *z = argument<T>(rest, 0);
+  T *dw = wants & 1 ? result<T>(rets, 0) : nullptr, *dx = wants & 2 ? result<T>(rets, wants & 1) : nullptr;
   NormGradient norm = {};
   if (z) {
     const auto c = repeated({argument(rest, 1), argument(rest, 2), argument(rest, 3), argument(rest, 4)}, o, 5);
     norm = {c[0], c[1], c[2], c[3]};
   }
+  if constexpr (kIsHalf)
+    if (method == kHalf) {
+      const size_t last = (wants & 1) + (wants >> 1);
+      Half* dz = rets.size() > last ? result<Half>(rets, last) : nullptr;
+      bfloat16::gradients(pool, products, whole, x, w, {dy, z, norm, act, dz}, dw, dx);
+      return ffi::Error::Success();
+    }
   const grouped::Blocks blocks(g);
   const i64 depth = g.kh * g.kw * g.c;
   const i64 weights = method == kDepthwise ? depth : method == kGrouped ? blocks.count() * blocks.weights() : depth * o;
@@ -467,62 +481,76 @@ ffi::Error Gradients(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, i6
   const i64 packed_size = method == kWinograd ? winograd::weight_floats(o, g.c)
                           : method == kGrouped ? blocks.count() * image_gradient.floats
                                                : image_gradient.floats;
-  float* packed = dx && method != kDepthwise ? scratch(6, packed_size) : nullptr;
-  const i64 packs = !packed ? 0 : method == kWinograd ? g.c / kLanes : method == kGrouped ? blocks.count() : panels_of(g.c);
+  float* packed = dx && (kIsHalf || method != kDepthwise) ? scratch(6, packed_size) : nullptr;
+  const i64 packs = !packed                ? 0
+                    : method == kWinograd  ? g.c / kLanes
+                    : method == kGrouped   ? blocks.count()
+                    : method == kDepthwise ? 1
+                                           : panels_of(g.c);
   auto pack = [&](i64 i) {
     if (method == kWinograd) return winograd::weight_points(w, packed, o, g.c, true, i * kLanes);
-    if (method == kProducts) return image_gradient.pack(w, packed, i);
-    float* dense = scratch(0, blocks.weights());
-    blocks.matrix(w, i, dense);
-    for (i64 p = 0; p < panels_of(blocks.size); p++) image_gradient.pack(dense, packed + i * image_gradient.floats, p);
+    if (method == kDepthwise) return copy_values(w, depth, packed);
+    if constexpr (!kIsHalf) {
+      if (method == kProducts) return image_gradient.pack(w, packed, i);
+      float* dense = scratch(0, blocks.weights());
+      blocks.matrix(w, i, dense);
+      for (i64 p = 0; p < panels_of(blocks.size); p++) image_gradient.pack(dense, packed + i * image_gradient.floats, p);
+    }
   };
-  // The gradient behind the convolution for some images, formed in `buffer` if a norm follows.
+  // The gradient behind the convolution for some images, formed in `buffer` if a norm follows, or widened there.
+  const bool forms = z || kIsHalf;
   auto gradient = [&](i64 n0, i64 images, float* buffer) -> const float* {
-    if (!z) return dy + n0 * g.out();
-    gradient_of_rows(dy + n0 * g.out(), z + n0 * g.out(), buffer, images * g.out(), o, norm, act);
+    if constexpr (!kIsHalf)
+      if (!z) return dy + n0 * g.out();
+    if (z)
+      gradient_of_rows(dy + n0 * g.out(), z + n0 * g.out(), buffer, images * g.out(), o, norm, act);
+    else
+      copy_values(dy + n0 * g.out(), images * g.out(), buffer);
     return buffer;
   };
   const i64 row_taps = g.kw * g.c;  // weights of one window row
 
-  if (many) {
-    // Large weights: each thread has some of their channels and reads all images, instead of a copy of all weights.
-    const i64 pixels = g.ho * g.wo;
-    float* panel_buffer = dw ? scratch(7, g.n * pixels * panels * kPanel) : nullptr;
-    const i64 padded = g.window_rows() * g.window_columns() * g.c;
-    float* copy = dw && !g.fits_unpadded() ? scratch(2, g.n * padded) : nullptr;
-    // Of the weights' gradient, a task has some of the taps, and some of the panels where few taps would read each panel
-    // again and again.
-    const i64 wanted = 4 * threads, ranges = std::clamp<i64>(row_taps / 128, 1, wanted);
-    const i64 groups = std::min(panels, (wanted + ranges * g.kh - 1) / (ranges * g.kh));
-    parallel_phases(pool, {packs, chunks, dw ? g.kh * ranges * groups : 0}, [&](int phase, i64 i) {
-      if (phase == 0) return pack(i);
-      if (phase == 1) {
-        const i64 n0 = i * chunk, images = std::min(chunk, g.n - n0);
-        if (images <= 0) return;
-        const float* dz = gradient(n0, images, z ? scratch(1, images * g.out()) : nullptr);
-        if (dw) pack_panels(dz, images * pixels, o, panel_buffer + n0 * pixels * kPanel, 0, panels, g.n * pixels);
-        if (copy) windows(x + n0 * g.in(), g, images, 0, g.ho, copy + n0 * padded);
-        if (dx) image_gradient.apply(dz, images, packed, dx + n0 * g.in());
-        return;
-      }
-      const i64 row = i / groups / ranges;
-      const Range taps = range_of(row_taps, i / groups % ranges, ranges), part = range_of(panels, i % groups, groups);
-      float* sum = dw + row * row_taps * o;
-      const i64 first = part.first * kPanel, width = std::min(o, part.last * kPanel) - first;
-      for (i64 t = taps.first; t < taps.last; t++) memset(sum + t * o + first, 0, width * sizeof(float));
-      const View v = copy ? windows_at(copy, g, g.n, g.ho) : windows(x, g, g.n, 0, g.ho);
-      weight_gradient(v.data + row * v.pitch, v.pixels, row_taps, taps, panel_buffer, g.n * pixels * kPanel, part, sum, o);
-    });
-    return ffi::Error::Success();
-  }
+  if constexpr (!kIsHalf)
+    if (many) {
+      // Large weights: each thread has some of their channels and reads all images, instead of a copy of all weights.
+      const i64 pixels = g.ho * g.wo;
+      float* panel_buffer = dw ? scratch(7, g.n * pixels * panels * kPanel) : nullptr;
+      const i64 padded = g.window_rows() * g.window_columns() * g.c;
+      float* copy = dw && !g.fits_unpadded() ? scratch(2, g.n * padded) : nullptr;
+      // Of the weights' gradient, a task has some of the taps, and some of the panels where few taps would read each panel
+      // again and again.
+      const i64 wanted = 4 * threads, ranges = std::clamp<i64>(row_taps / 128, 1, wanted);
+      const i64 groups = std::min(panels, (wanted + ranges * g.kh - 1) / (ranges * g.kh));
+      parallel_phases(pool, {packs, chunks, dw ? g.kh * ranges * groups : 0}, [&](int phase, i64 i) {
+        if (phase == 0) return pack(i);
+        if (phase == 1) {
+          const i64 n0 = i * chunk, images = std::min(chunk, g.n - n0);
+          if (images <= 0) return;
+          const float* dz = gradient(n0, images, forms ? scratch(1, images * g.out()) : nullptr);
+          if (dw) pack_panels(dz, images * pixels, o, panel_buffer + n0 * pixels * kPanel, 0, panels, g.n * pixels);
+          if (copy) windows(x + n0 * g.in(), g, images, 0, g.ho, copy + n0 * padded);
+          if (dx) image_gradient.apply(dz, images, packed, dx + n0 * g.in());
+          return;
+        }
+        const i64 row = i / groups / ranges;
+        const Range taps = range_of(row_taps, i / groups % ranges, ranges), part = range_of(panels, i % groups, groups);
+        float* sum = dw + row * row_taps * o;
+        const i64 first = part.first * kPanel, width = std::min(o, part.last * kPanel) - first;
+        for (i64 t = taps.first; t < taps.last; t++) memset(sum + t * o + first, 0, width * sizeof(float));
+        const View v = copy ? windows_at(copy, g, g.n, g.ho) : windows(x, g, g.n, 0, g.ho);
+        weight_gradient(v.data + row * v.pitch, v.pixels, row_taps, taps, panel_buffer, g.n * pixels * kPanel, part, sum, o);
+      });
+      return ffi::Error::Success();
+    }
 
   if (by_points) {
-    const float* dz = z ? scratch(2, g.n * g.out()) : dy;
-    parallel_phases(pool, {packs, z ? chunks : 0}, [&](int phase, i64 i) {
+    float* buffer = forms ? scratch(2, g.n * g.out()) : nullptr;
+    parallel_phases(pool, {packs, forms ? chunks : 0}, [&](int phase, i64 i) {
       if (phase == 0) return pack(i);
       const i64 n0 = std::min(g.n, i * chunk);
-      gradient(n0, std::min(chunk, g.n - n0), (float*)dz + n0 * g.out());
+      gradient(n0, std::min(chunk, g.n - n0), buffer + n0 * g.out());
     });
+    const float* dz = forms ? buffer : gradient(0, 0, nullptr);
     if (dx) convolve_by_points(pool, dz, dx, packed, backward_tiles(g), g.n);
     if (dw) {
       float* du = scratch(6, winograd::kPoints * g.c * o);  // the weights' points are not needed any more
@@ -536,23 +564,28 @@ ffi::Error Gradients(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, i6
   const i64 size = method == kWinograd ? winograd::kPoints * g.c * o : weights;
   const i64 slots = std::min(chunks, threads * std::clamp<i64>(kSlotFloats / (threads * size), 1, 4));
   float* sums = dw ? scratch(7, slots * size) : nullptr;
-  float* total = method == kWinograd || method == kGrouped ? sums : dw;
+  float* total = sums;
+  if constexpr (!kIsHalf) total = method == kWinograd || method == kGrouped ? sums : dw;
   auto gradients = [&](i64 s) {
     float* sum = dw ? sums + s * size : nullptr;
     if (sum) memset(sum, 0, size * sizeof(float));
     for (i64 i = chunks * s / slots; i < chunks * (s + 1) / slots; i++) {
       const i64 n0 = i * chunk, images = std::min(chunk, g.n - n0);
       if (images <= 0) break;
-      const float* dz = gradient(n0, images, z ? scratch(1, images * g.out()) : nullptr);
-      const float* from = x + n0 * g.in();
-      float* to = dx ? dx + n0 * g.in() : nullptr;
+      const float* dz = gradient(n0, images, forms ? scratch(1, images * g.out()) : nullptr);
+      const T* from = x + n0 * g.in();
+      T* to = dx ? dx + n0 * g.in() : nullptr;
       if (method == kWinograd) {
         const winograd::Tiles t = forward_tiles(g), b = backward_tiles(g);
         if (sum) winograd::weight_gradient(from, dz, sum, t, 0, images * t.per_image());
         if (to) winograd::convolve(dz, to, packed, b, 0, images * b.per_image());
       } else if (method == kDepthwise) {
+        const float* weights = packed;
+        if constexpr (!kIsHalf) weights = w;
         for (i64 c = 0; c < g.c; c += depthwise::kBlock)
-          depthwise::backward(from, w, dz, to, sum, depthwise_shape(g), c);
+          depthwise::backward(from, weights, dz, to, sum, depthwise_shape(g), c);
+      } else if constexpr (kIsHalf) {
+        continue;
       } else if (method == kGrouped) {
         for (i64 n = 0; n < images; n++)
           grouped::backward(from + n * g.in(), dz + n * g.out(), packed, to ? to + n * g.in() : nullptr, sum, blocks,
@@ -582,9 +615,11 @@ ffi::Error Gradients(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, i6
       for (i64 k = part.first; k < part.last; k++) total[k] += sums[s * size + k];
   });
   if (!dw) return ffi::Error::Success();
+  if constexpr (kIsHalf)
+    if (method == kDepthwise) copy_values(sums, size, dw);
   if (method == kGrouped)
     for (i64 block = 0; block < blocks.count(); block++)
-      blocks.each_weight(block, [&](i64 at, i64 from) { dw[at] = sums[block * blocks.weights() + from]; });
+      blocks.each_weight(block, [&](i64 at, i64 from) { dw[at] = (T)sums[block * blocks.weights() + from]; });
   return ffi::Error::Success();
 }
 
@@ -594,15 +629,37 @@ ffi::Error Gradients(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, i6
 using headrace::Floats;
 using Integers = ffi::Span<const int64_t>;
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_convolve, headrace::Convolve,
-                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<Integers>("geometry").Attr<int64_t>("method")
-                                  .Attr<int64_t>("activation").Attr<bool>("packed").Arg<Floats>().Arg<Floats>()
-                                  .RemainingArgs().RemainingRets());
+// The calls for images of one type.
+#define HEADRACE_UNIT(SUFFIX, T)                                                                                              \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_convolve##SUFFIX, headrace::Convolve<T>,                                                   \
+                                ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<Integers>("geometry").Attr<int64_t>("method")    \
+                                    .Attr<int64_t>("products").Attr<int64_t>("activation").Attr<bool>("packed")               \
+                                    .Arg<headrace::Images<T>>().Arg<headrace::Images<T>>().RemainingArgs().RemainingRets());  \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_activate##SUFFIX, headrace::Activate<T>,                                                   \
+                                ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<int64_t>("activation")                           \
+                                    .Arg<headrace::Images<T>>().Arg<Floats>().Arg<Floats>().RemainingArgs()                   \
+                                    .Ret<headrace::Images<T>>());                                                             \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_sums##SUFFIX, headrace::Sums<T>,                                                           \
+                                ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<int64_t>("activation")                           \
+                                    .Arg<headrace::Images<T>>().Arg<headrace::Images<T>>().Arg<Floats>().Arg<Floats>()        \
+                                    .Arg<Floats>().RemainingArgs().Ret<Floats>().Ret<Floats>().RemainingRets());              \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_gradients##SUFFIX, headrace::Gradients<T>,                                                 \
+                                ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<Integers>("geometry").Attr<int64_t>("method")    \
+                                    .Attr<int64_t>("products").Attr<int64_t>("activation").Attr<int64_t>("wants")             \
+                                    .Arg<headrace::Images<T>>().Arg<headrace::Images<T>>().Arg<headrace::Images<T>>()         \
+                                    .RemainingArgs().RemainingRets());                                                        \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_max_pool##SUFFIX, headrace::MaxPool<T>,                                                    \
+                                ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<Integers>("geometry")                            \
+                                    .Arg<headrace::Images<T>>().Ret<headrace::Images<T>>().RemainingRets());                  \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_max_pool_gradient##SUFFIX, headrace::MaxPoolGradient<T>,                                   \
+                                ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<Integers>("geometry")                            \
+                                    .Arg<headrace::Images<T>>().Arg<headrace::Places>().Ret<headrace::Images<T>>())
+
+HEADRACE_UNIT(, float);
+HEADRACE_UNIT(_half, headrace::Half);
 XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_pack, headrace::Pack,
                               ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<Integers>("geometry").Attr<int64_t>("method")
                                   .Arg<Floats>().Arg<Floats>().Arg<Floats>().Ret<Floats>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_max_pool, headrace::MaxPool,
-                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<Integers>("geometry").Arg<Floats>().Ret<Floats>());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_gate, headrace::Gate,
                               ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<int64_t>("activation").Attr<bool>("hard")
                                   .Attr<int64_t>("squeezed").Arg<Floats>().Arg<Floats>().Arg<Floats>().Ret<Floats>());
@@ -611,17 +668,6 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_bottleneck, headrace::Bottleneck,
                                   .Attr<int64_t>("depthwise").Attr<int64_t>("activation").Attr<bool>("hard")
                                   .Attr<int64_t>("squeezed").Arg<Floats>().Arg<Floats>().Arg<Floats>().RemainingArgs()
                                   .Ret<Floats>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_activate, headrace::Activate,
-                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<int64_t>("activation").Arg<Floats>()
-                                  .Arg<Floats>().Arg<Floats>().RemainingArgs().Ret<Floats>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_sums, headrace::Sums,
-                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<int64_t>("activation").Arg<Floats>()
-                                  .Arg<Floats>().Arg<Floats>().Arg<Floats>().Arg<Floats>().RemainingArgs()
-                                  .Ret<Floats>().Ret<Floats>().RemainingRets());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_gradients, headrace::Gradients,
-                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<Integers>("geometry").Attr<int64_t>("method")
-                                  .Attr<int64_t>("activation").Attr<int64_t>("wants").Arg<Floats>().Arg<Floats>()
-                                  .Arg<Floats>().RemainingArgs().RemainingRets());
 
 extern "C" {
 const char* hr_source_hash(void) { return HEADRACE_SOURCE_HASH; }

@@ -116,9 +116,10 @@ static inline TileFn tile_fn(int rows, i64 width) {
 }
 
 // One pass over a run of pixels and one panel; a partial panel goes through a tile of its own. `next`: the weights that
-// the pass after this one uses; null where they are near.
+// the pass after this one uses; null where they are near. `far`: the pixels' values are not in the cache yet.
 static void product_run(const float* a, i64 a_step, i64 pixels, i64 segments, i64 segment_step, i64 depth,
-                        const float* b, float* c, i64 c_step, i64 width, bool add, const float* next = nullptr) {
+                        const float* b, float* c, i64 c_step, i64 width, bool add, const float* next = nullptr,
+                        bool far = false) {
   const i64 tiles = (pixels + kMaxRows - 1) / kMaxRows;
   for (i64 t = 0, p = 0; t < tiles; t++) {
     if (next) {
@@ -128,6 +129,8 @@ static void product_run(const float* a, i64 a_step, i64 pixels, i64 segments, i6
     const int rows = (int)((pixels - p + tiles - t - 1) / (tiles - t));  // 16 pixels are 8 + 8 rather than 14 + 2
     const TileFn tile = tile_fn(rows, width);
     float* to = c + p * c_step;
+    if (far)
+      for (int r = 0; r < rows; r++) fetch(a + (p + rows + r) * a_step, depth);
     if (width % kLanes == 0) {
       tile(a + p * a_step, a_step, segments, segment_step, depth, b, to, c_step, add);
     } else {
@@ -176,8 +179,11 @@ static void convolve(const float* a, const Pixels& in, i64 segments, i64 length,
         const float* from = a + s * segment_step + k0 + first * in.pixel_step;
         float* to = copy;
         for (i64 line = block.first; packs && line < block.last; line++)
-          for (i64 x = 0; x < pixels; x++, to += packed_step)
-            memcpy(to, from + input(line) + x * in.pixel_step, k * sizeof(float));
+          for (i64 x = 0; x < pixels; x++, to += packed_step) {
+            const float* pixel = from + input(line) + x * in.pixel_step;
+            fetch(pixel + 4 * in.pixel_step, k);
+            memcpy(to, pixel, k * sizeof(float));
+          }
         for (i64 p = range.first; p < range.last; p++) {
           const float *b = packed + (p * depth + row) * kPanel, *next = p + 1 < range.last ? b + depth * kPanel : nullptr;
           float* results = c + first * out.pixel_step + p * kPanel;
@@ -190,7 +196,8 @@ static void convolve(const float* a, const Pixels& in, i64 segments, i64 length,
           for (i64 line = block.first; line < block.last; line++)
             product_run(packs ? copy + (line - block.first) * pixels * packed_step : from + input(line),
                         packs ? packed_step : in.pixel_step, pixels, whole ? segments : 1, segment_step, k, b,
-                        results + output(line), out.pixel_step, width, row > 0, line == block.first ? next : nullptr);
+                        results + output(line), out.pixel_step, width, row > 0, line == block.first ? next : nullptr,
+                        !packs && p == range.first && segments == 1);
         }
       }
   }
@@ -234,8 +241,10 @@ static inline GradientFn gradient_fn(int rows, std::integer_sequence<int, kRows.
   return table[rows - 1];
 }
 
-// `size` values of each pixel first .. last to slots
-static void copy_slots(const float* a, const Pixels& in, i64 first, i64 last, i64 size, float* out) {
+// For each pixel first .. last, the values of `blocks` blocks of taps, `size` from starts[block] on, to slots [block][pixel],
+// `block_step` apart. Pixel by pixel: a pixel's values lie side by side, those of one block a whole pixel apart.
+static void copy_slots(const float* a, const Pixels& in, i64 first, i64 last, i64 size, const i64* starts, i64 blocks,
+                       float* out, i64 block_step) {
   i64 x = first % in.pixels, y = first / in.pixels % in.rows, n = first / in.pixels / in.rows;
   for (i64 i = first; i < last; n++, y = 0)
     for (; y < in.rows && i < last; y++, x = 0) {
@@ -243,11 +252,15 @@ static void copy_slots(const float* a, const Pixels& in, i64 first, i64 last, i6
       const i64 count = std::min(in.pixels - x, last - i);
       i += count;
       for (i64 k = 0; k < count; k++, p += in.pixel_step, out += kSlot)
-        if (size == kSlot)
+        for (i64 b = 0; b < blocks; b++) {
+          const float* from = p + starts[b];
+          float* to = out + b * block_step;
+          if (size == kSlot)
 #pragma GCC unroll 2
-          for (int v = 0; v < kSlot / kLanes; v++) store(out + v * kLanes, load(p + v * kLanes));
-        else
-          memcpy(out, p, size * sizeof(float));
+            for (int v = 0; v < kSlot / kLanes; v++) store(to + v * kLanes, load(from + v * kLanes));
+          else
+            memcpy(to, from, size * sizeof(float));
+        }
     }
 }
 
@@ -261,18 +274,22 @@ static void weight_gradient(const float* a, const Pixels& in, i64 taps, Range ra
   const i64 size = std::min<i64>(kSlot, taps);
   auto tap_of = [&](i64 block) { return range.first + count * block / blocks; };
   auto start_of = [&](i64 block) { return std::min(tap_of(block), taps - size); };  // never beyond the last tap
-  float* slots = scratch(3, std::min(blocks, kSlotBlocks) * part * kSlot);
+  // An odd number of cache lines apart: the blocks of one pixel, written together, must not share a cache set.
+  const i64 block_step = (part * kSlot + 15) / 16 * 16 | 16;
+  float* slots = scratch(3, std::min(blocks, kSlotBlocks) * block_step);
   for (i64 p0 = 0; p0 < pixels; p0 += part)
     for (i64 b0 = 0; b0 < blocks; b0 += kSlotBlocks) {
       const i64 depth = std::min(part, pixels - p0), b1 = std::min(blocks, b0 + kSlotBlocks);
-      for (i64 b = b0; b < b1; b++) copy_slots(a + start_of(b), in, p0, p0 + depth, size, slots + (b - b0) * part * kSlot);
+      i64 starts[kSlotBlocks];
+      for (i64 b = b0; b < b1; b++) starts[b - b0] = start_of(b);
+      copy_slots(a, in, p0, p0 + depth, size, starts, b1 - b0, slots, block_step);
       for (i64 panel = panels.first; panel < panels.last; panel++) {
         const i64 width = panel_width(outputs, panel);
         const float *d = g + panel * panel_step + p0 * kPanel, *next = panel + 1 < panels.last ? d + panel_step : nullptr;
         for (i64 b = b0; b < b1; b++) {
           const i64 tap = tap_of(b);
           const int rows = (int)(tap_of(b + 1) - tap);
-          const float* from = slots + (b - b0) * part * kSlot + tap - start_of(b);
+          const float* from = slots + (b - b0) * block_step + tap - start_of(b);
           const GradientFn tile = width <= kLanes ? gradient_fn<1>(rows, Rows()) : gradient_fn<kPanelVectors>(rows, Rows());
           float* to = dw + tap * outputs + panel * kPanel;
           if (next) {

@@ -49,6 +49,49 @@ static inline void store(float* p, Vec v, i64 n) {
 #endif
 }
 
+// bfloat16 values, the upper halves of floats: widened when they are loaded, rounded (to even) when they are stored.
+using Half = uint16_t;
+typedef Half Halfs __attribute__((vector_size(kLanes * 2)));
+typedef Half UnalignedHalfs __attribute__((vector_size(kLanes * 2), aligned(2), may_alias));
+
+// The first n of kLanes values, and zeros behind them; in the lower half of each lane. (GCC warns of conversions without a mask.)
+static inline Ints load_bits(const Half* p, i64 n) {
+#if defined(__AVX512F__)
+  if (n == kLanes) return (Ints)_mm512_maskz_cvtepu16_epi32((__mmask16)-1, (__m256i)*(const UnalignedHalfs*)p);
+  return (Ints)_mm512_maskz_cvtepu16_epi32((__mmask16)-1, _mm256_maskz_loadu_epi16((__mmask16)((1u << n) - 1), p));
+#else
+  Halfs v = {};
+  if (n == kLanes)
+    v = *(const UnalignedHalfs*)p;
+  else
+    memcpy(&v, p, n * sizeof(Half));
+  return __builtin_convertvector(v, Ints);
+#endif
+}
+static inline Vec load(const Half* p, i64 n) { return (Vec)(load_bits(p, n) << 16); }
+static inline Vec load(const Half* p) { return load(p, kLanes); }
+static inline Ints rounded_bits(Vec v) {  // in the upper half of each lane
+  const Ints bits = (Ints)v, even = bits + 0x7fff + ((bits >> 16) & 1);
+  return v == v ? even : (bits | 0x400000);  // NaN stays NaN
+}
+static inline void store_bits(Half* p, Ints bits, i64 n) {  // the lower halves of the first n lanes
+#if defined(__AVX512F__)
+  const __m256i halfs = _mm512_maskz_cvtepi32_epi16((__mmask16)-1, (__m512i)bits);
+  if (n == kLanes)
+    *(UnalignedHalfs*)p = (Halfs)halfs;
+  else
+    _mm256_mask_storeu_epi16(p, (__mmask16)((1u << n) - 1), halfs);
+#else
+  const Halfs halfs = __builtin_convertvector(bits, Halfs);
+  if (n == kLanes)
+    *(UnalignedHalfs*)p = halfs;
+  else
+    memcpy(p, &halfs, n * sizeof(Half));
+#endif
+}
+static inline void store(Half* p, Vec v, i64 n) { store_bits(p, rounded_bits(v) >> 16, n); }
+static inline void store(Half* p, Vec v) { store(p, v, kLanes); }
+
 enum Activation : i64 { kNone = 0, kRelu = 1, kRelu6 = 2, kSwish = 3, kHardSwish = 4 };
 
 static inline Vec exponential(Vec x) {
@@ -104,7 +147,7 @@ static inline float* scratch(int which, i64 floats) {
     i64 size = 0;
     ~Buffer() { free(p); }
   };
-  static thread_local Buffer buffers[8];
+  static thread_local Buffer buffers[11];
   Buffer& b = buffers[which];
   if (b.size < floats) {
     free(b.p);
@@ -138,7 +181,7 @@ template <int kStep> static inline void exchange(Vec* rows) {
     }
   if constexpr (kStep > 1) exchange<kStep / 2>(rows);
 }
-static inline void transpose(const float* from, i64 from_step, float* to, i64 to_step) {
+template <class T> static inline void transpose(const T* from, i64 from_step, float* to, i64 to_step) {
   Vec rows[kLanes];
 #pragma GCC unroll 16
   for (int i = 0; i < kLanes; i++) rows[i] = load(from + i * from_step);
@@ -162,6 +205,11 @@ template <class F> static inline void each_vector(i64 count, i64 period, F f) {
   for (i64 j = 0; i + j < count; j += kLanes) f(i + j, j, std::min<i64>(kLanes, count - i - j));
 }
 
+// The same values, of another type or not.
+template <class From, class To> static inline void copy_values(const From* from, i64 count, To* to) {
+  each_vector(count, kLanes, [&](i64 i, i64, auto n) { store(to + i, load(from + i, n), n); });
+}
+
 // Add two sums per channel: f(position, position in the period, lanes, first sum, second sum). Sums of up to 256 values
 // are kept in float32, those of more in float64.
 template <class F> static void two_sums(i64 count, i64 channels, double* first, double* second, F f) {
@@ -182,10 +230,35 @@ template <class F> static void two_sums(i64 count, i64 channels, double* first, 
       for (int m = 0; m < kSize; m++) fold(j + m * kLanes, s[m], q[m], kLanes);
     }
   };
-  i64 j = 0;
-  for (; j + 4 * kLanes <= period; j += 4 * kLanes) strip(std::integral_constant<int, 4>(), j);
-  for (; j + 2 * kLanes <= period; j += 2 * kLanes) strip(std::integral_constant<int, 2>(), j);
-  for (; j < period; j += kLanes) strip(std::integral_constant<int, 1>(), j);
+  if (period > 16 * kLanes) {
+    // Many channels: whole rows, a few at a time, with the sums in memory. Strips would take 256 bytes of each row, which the
+    // processor does not fetch ahead: 1.05 instead of 0.81 ms for 1568 rows of 1024 channels in two threads.
+    constexpr int kRows = 4;
+    float* sums = scratch(0, 2 * period);
+    for (i64 p0 = 0; p0 < periods; p0 += 256) {
+      const i64 p1 = std::min(periods, p0 + 256);
+      memset(sums, 0, 2 * period * sizeof(float));
+      auto rows = [&](auto size, i64 p) {
+        for (i64 j = 0; j < period; j += kLanes) {
+          Vec s = load(sums + j), q = load(sums + period + j);
+#pragma GCC unroll 4
+          for (int m = 0; m < decltype(size)::value; m++)
+            f((p + m) * period + j, j, std::integral_constant<i64, kLanes>(), s, q);
+          store(sums + j, s);
+          store(sums + period + j, q);
+        }
+      };
+      i64 p = p0;
+      for (; p + kRows <= p1; p += kRows) rows(std::integral_constant<int, kRows>(), p);
+      for (; p < p1; p++) rows(std::integral_constant<int, 1>(), p);
+      for (i64 j = 0; j < period; j += kLanes) fold(j, load(sums + j), load(sums + period + j), kLanes);
+    }
+  } else {
+    i64 j = 0;
+    for (; j + 4 * kLanes <= period; j += 4 * kLanes) strip(std::integral_constant<int, 4>(), j);
+    for (; j + 2 * kLanes <= period; j += 2 * kLanes) strip(std::integral_constant<int, 2>(), j);
+    for (; j < period; j += kLanes) strip(std::integral_constant<int, 1>(), j);
+  }
   for (i64 i = periods * period, k = 0; i + k < count; k += kLanes) {
     const i64 n = std::min<i64>(kLanes, count - i - k);
     Vec s = {}, q = {};
@@ -243,8 +316,9 @@ static inline void finish_rows(const float* from, i64 from_step, float* to, i64 
 }
 
 // y = activation(z scale + shift + residual); scale and shift are repeated, the residual may be null. y may be z.
-static void activate_rows(const float* z, const float* residual, float* y, i64 count, i64 channels, const float* scale,
-                          const float* shift, i64 act) {
+template <class T>
+static void activate_rows(const T* z, const T* residual, T* y, i64 count, i64 channels, const float* scale, const float* shift,
+                          i64 act) {
   const i64 period = period_of(channels);
   for_activation(act, [&](auto a) {
     if (residual)
@@ -259,7 +333,7 @@ static void activate_rows(const float* z, const float* residual, float* y, i64 c
   });
 }
 
-static void sums_of_rows(const float* z, i64 count, i64 channels, double* sum, double* squares) {
+template <class T> static void sums_of_rows(const T* z, i64 count, i64 channels, double* sum, double* squares) {
   two_sums(count, channels, sum, squares, [&](i64 i, i64, auto n, Vec& s, Vec& q) {
     Vec v = load(z + i, n);
     s += v;
@@ -271,8 +345,8 @@ static void sums_of_rows(const float* z, i64 count, i64 channels, double* sum, d
 struct NormGradient {
   const float *scale, *shift, *slope, *constant;  // repeated
 };
-static void gradient_of_rows(const float* dy, const float* z, float* dz, i64 count, i64 channels, const NormGradient& g,
-                             i64 act) {
+template <class T, class D>
+static void gradient_of_rows(const T* dy, const T* z, D* dz, i64 count, i64 channels, const NormGradient& g, i64 act) {
   for_activation(act, [&](auto a) {
     each_vector(count, period_of(channels), [&](i64 i, i64 j, auto n) {
       Vec v = load(z + i, n), scale = load(g.scale + j);

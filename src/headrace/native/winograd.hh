@@ -51,27 +51,30 @@ constexpr float kG[6][3] = {{.25f, 0, 0}, {-1 / 6.f, -1 / 6.f, -1 / 6.f}, {-1 / 
 static inline i64 weight_floats(i64 c, i64 o) { return kPoints * panels_of(o) * c * kPanel; }
 
 // G w G^T of the outputs o .. o + kLanes, packed [point][panel][c][kPanel]. Turned: w is [3][3][o][c], rotated by 180 degrees.
-static void weight_points(const float* w, float* out, i64 c_size, i64 o_size, bool turned, i64 o) {
+template <class T>
+static void weight_points(const T* w, float* out, i64 c_size, i64 o_size, bool turned, i64 o) {
   const i64 point = panels_of(o_size) * c_size * kPanel;
   float turn[9][kLanes * kLanes];
   for (i64 c = 0; c < c_size; c++) {
-    Vec g[9], t[18], u[kPoints];
+    Vec g[9], t[18];
     if (turned && c % kLanes == 0)
       for (i64 i = 0; i < 9; i++) transpose(w + ((8 - i) * o_size + o) * c_size + c, c_size, turn[i], kLanes);
     for (i64 i = 0; i < 9; i++)
       g[i] = turned ? load(turn[i] + c % kLanes * kLanes) : load(w + (i * c_size + c) * o_size + o);
     for (int j = 0; j < 3; j++)
       for (int i = 0; i < 6; i++) t[i * 3 + j] = kG[i][0] * g[j] + kG[i][1] * g[3 + j] + kG[i][2] * g[6 + j];
-    for (int i = 0; i < 6; i++)
-      for (int j = 0; j < 6; j++)
-        u[i * 6 + j] = kG[j][0] * t[i * 3] + kG[j][1] * t[i * 3 + 1] + kG[j][2] * t[i * 3 + 2];
     float* to = out + (o / kPanel * c_size + c) * kPanel + o % kPanel;
-    for (int p = 0; p < kPoints; p++) store(to + p * point, u[p]);
+#pragma GCC unroll 6
+    for (int i = 0; i < 6; i++)
+#pragma GCC unroll 6
+      for (int j = 0; j < 6; j++)
+        store(to + (i * 6 + j) * point, kG[j][0] * t[i * 3] + kG[j][1] * t[i * 3 + 1] + kG[j][2] * t[i * 3 + 2]);
   }
 }
 
 // dw [3][3][c][o] = G^T du G for the channels first .. last of du [point][c][o]
-static void weight_values(const float* du, float* dw, i64 c_size, i64 o_size, i64 first, i64 last) {
+template <class T>
+static void weight_values(const float* du, T* dw, i64 c_size, i64 o_size, i64 first, i64 last) {
   for (i64 c = first; c < last; c++)
     for (i64 o = 0; o < o_size; o += kLanes) {
       Vec t[18];
@@ -100,49 +103,61 @@ static inline Place place_of(const Tiles& g, i64 tile) {
   return {tile / g.per_image(), in_image / g.columns * 4, in_image % g.columns * 4};
 }
 
-static void transform_input(const float* images, const Tiles& g, i64 tile, float* out, i64 point) {
+template <class T> static void transform_input(const T* images, const Tiles& g, i64 tile, float* out, i64 point) {
   const Place at = place_of(g, tile);
   const i64 y0 = at.y - g.top, x0 = at.x - g.left;
-  const float* first = images + ((at.image * g.h + y0) * g.w + x0) * g.c;
+  const T* first = images + ((at.image * g.h + y0) * g.w + x0) * g.c;
   const bool inside = y0 >= 0 && x0 >= 0 && y0 + 6 <= g.h && x0 + 6 <= g.w;
+  // The rows and columns of the tile that are in the image; zeros around them.
+  const i64 i0 = std::max<i64>(0, -y0), i1 = std::min<i64>(6, g.h - y0), j0 = std::max<i64>(0, -x0);
+  const i64 j1 = std::min<i64>(6, g.w - x0);
   for (i64 c = 0; c < g.c; c += kLanes) {
-    Vec d[kPoints], t[kPoints];
-    if (inside) {
-      for (i64 i = 0; i < 6; i++)
-        for (i64 j = 0; j < 6; j++) d[i * 6 + j] = load(first + (i * g.w + j) * g.c + c);
-    } else {
-      for (i64 i = 0; i < 6; i++)
-        for (i64 j = 0; j < 6; j++) {
-          const bool in_image = y0 + i >= 0 && y0 + i < g.h && x0 + j >= 0 && x0 + j < g.w;
-          d[i * 6 + j] = in_image ? load(first + (i * g.w + j) * g.c + c) : Vec{};
-        }
-    }
+    Vec d[kPoints] = {}, t[kPoints];
+    if (inside)
+#pragma GCC unroll 36
+      for (i64 k = 0; k < kPoints; k++) d[k] = load(first + (k / 6 * g.w + k % 6) * g.c + c);
+    else
+      for (i64 i = i0; i < i1; i++)
+        for (i64 j = j0; j < j1; j++) d[i * 6 + j] = load(first + (i * g.w + j) * g.c + c);
+#pragma GCC unroll 6
     for (int j = 0; j < 6; j++) input_points(d + j, t + j, 6, 6);
-    for (int i = 0; i < 6; i++) input_points(t + i * 6, d + i * 6, 1, 1);
-    for (int p = 0; p < kPoints; p++) store(out + p * point + c, d[p]);
+#pragma GCC unroll 6
+    for (int i = 0; i < 6; i++) {
+      Vec row[6];
+      input_points(t + i * 6, row, 1, 1);
+#pragma GCC unroll 6
+      for (int j = 0; j < 6; j++) store(out + (i * 6 + j) * point + c, row[j]);
+    }
   }
 }
 
-static void transform_output(const float* products, i64 point, float* images, const Tiles& g, i64 tile,
+template <class T>
+static void transform_output(const float* products, i64 point, T* images, const Tiles& g, i64 tile,
                              const Finish* finish = nullptr) {
   const Place at = place_of(g, tile);
-  float* first = images + ((at.image * g.ho + at.y) * g.wo + at.x) * g.o;
+  T* first = images + ((at.image * g.ho + at.y) * g.wo + at.x) * g.o;
   const i64 rows = std::min<i64>(4, g.ho - at.y), columns = std::min<i64>(4, g.wo - at.x);
   for (i64 o = 0; o < g.o; o += kLanes) {
-    Vec m[kPoints], t[24], y[16];
-    for (int p = 0; p < kPoints; p++) m[p] = load(products + p * point + o);
-    for (int j = 0; j < 6; j++) output_values(m + j, t + j, 6, 6);
+    Vec t[24], y[16];
+#pragma GCC unroll 6
+    for (int j = 0; j < 6; j++) {
+      Vec m[6];
+#pragma GCC unroll 6
+      for (int i = 0; i < 6; i++) m[i] = load(products + (i * 6 + j) * point + o);
+      output_values(m, t + j, 1, 6);
+    }
+#pragma GCC unroll 4
     for (int i = 0; i < 4; i++) output_values(t + i * 6, y + i * 4, 1, 1);
     auto each_value = [&](auto f) {
       for (i64 i = 0; i < rows; i++)
         for (i64 j = 0; j < columns; j++) {
-          float* to = first + (i * g.wo + j) * g.o + o;
+          T* to = first + (i * g.wo + j) * g.o + o;
           store(to, f(y[i * 4 + j], to));
         }
     };
-    if (!finish)
-      each_value([](Vec v, const float*) { return v; });
-    else
+    if (!finish || !std::is_same_v<T, float>)  // of bfloat16 values nothing is finished here
+      each_value([](Vec v, const T*) { return v; });
+    else if constexpr (std::is_same_v<T, float>)
       for_activation(finish->act, [&](auto a) {
         const auto n = std::integral_constant<i64, kLanes>();
         each_value([&](Vec v, const float* to) { return finish->template apply<decltype(a)::value>(v, o, to, n); });
@@ -156,14 +171,20 @@ static void transform_gradient(const float* images, const Tiles& g, i64 tile, fl
   const float* first = images + ((at.image * g.ho + at.y) * g.wo + at.x) * g.o;
   const i64 rows = std::min<i64>(4, g.ho - at.y), columns = std::min<i64>(4, g.wo - at.x);
   for (i64 o = 0; o < g.o; o += kLanes) {
-    Vec d[16], t[24], u[kPoints];
+    Vec d[16], t[24];
     for (i64 i = 0; i < 4; i++)
       for (i64 j = 0; j < 4; j++)
         d[i * 4 + j] = i < rows && j < columns ? load(first + (i * g.wo + j) * g.o + o) : Vec{};
+#pragma GCC unroll 4
     for (int j = 0; j < 4; j++) gradient_points(d + j, t + j, 4, 4);
-    for (int i = 0; i < 6; i++) gradient_points(t + i * 4, u + i * 6, 1, 1);
     float* to = out + o / kPanel * panel + o % kPanel;
-    for (int p = 0; p < kPoints; p++) store(to + p * point, u[p]);
+#pragma GCC unroll 6
+    for (int i = 0; i < 6; i++) {
+      Vec row[6];
+      gradient_points(t + i * 4, row, 1, 1);
+#pragma GCC unroll 6
+      for (int j = 0; j < 6; j++) store(to + (i * 6 + j) * point, row[j]);
+    }
   }
 }
 
@@ -186,7 +207,8 @@ static void point_product(const float* v, i64 tiles, const float* weights, float
 }
 
 // The tiles first .. last of the images: y = convolution of x, with the packed points of the weights
-static void convolve(const float* x, float* y, const float* weights, const Tiles& g, i64 first, i64 last,
+template <class X, class Y>
+static void convolve(const X* x, Y* y, const float* weights, const Tiles& g, i64 first, i64 last,
                      const Finish* finish = nullptr) {
   const i64 block = block_tiles(g.c, g.o), panels = panels_of(g.o);
   float* v = scratch(0, buffer_floats(g.c, g.o));
@@ -201,7 +223,8 @@ static void convolve(const float* x, float* y, const float* weights, const Tiles
 }
 
 // du [point][c][o] += the gradient of the weights' points, from the tiles first .. last
-static void weight_gradient(const float* x, const float* dy, float* du, const Tiles& g, i64 first, i64 last) {
+template <class T>
+static void weight_gradient(const T* x, const float* dy, float* du, const Tiles& g, i64 first, i64 last) {
   const i64 block = block_tiles(g.c, g.o), panels = panels_of(g.o);
   float* v = scratch(0, buffer_floats(g.c, g.o));
   float* d = v + kPoints * block * g.c;

@@ -12,8 +12,8 @@ from headrace.ops.native_inference import (
     find_bottleneck,
     find_dense,
     find_gate,
-    find_max_pool,
 )
+from headrace.ops.native_pool import find_max_pool
 from headrace.ops.native_units import (
     PRODUCT,
     BatchNorm,

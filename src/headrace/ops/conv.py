@@ -104,7 +104,7 @@ def conv2d(
     if is_half:
         half = native_units.find_window(x_NHWC, w_HWIO, stride, padding, groups, kernels)
         if half is not None:
-            return native_units.convolve_half(x_NHWC, w_HWIO, half)
+            return native_units.convolve(x_NHWC, w_HWIO, half)
     # 16-bit values are exact in float32, and their products are summed there by XLA, too: the result is rounded once.
     wide_NHWC, wide_HWIO = (a.astype(jnp.float32) if is_half else a for a in (x_NHWC, w_HWIO))
     window = native_units.find_window(wide_NHWC, wide_HWIO, stride, padding, groups, kernels)

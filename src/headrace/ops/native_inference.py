@@ -13,7 +13,6 @@ import numpy as np
 from jax import Array
 
 from headrace.ops.native_units import ACTIVATIONS, BatchNorm, Unit, Window, call_kernel, pack, unit_packed, uses_kernels
-from headrace.ops.pool import Padding, out_size, pad_pixels
 from headrace.ops.tracing import constant, weights_are_constant
 
 Dense = tuple[Array, Array]  # kernel and bias
@@ -99,21 +98,6 @@ def find_dense(x_NC: Array, w_CO: Array, b_O: Array, mode: str) -> Array | None:
         return None
     window = _dense_window(n, c, w_CO.shape[1])
     return conv_bias(x_NC[None, :, None], w_CO[None, None], b_O, window, None, None)[0, :, 0]
-
-
-def find_max_pool(x_NHWC: Array, window: int, stride: int, padding: Padding, mode: str) -> Array | None:
-    """Return the largest values of windows that have at least one pixel of the image."""
-    n, height, width, c = x_NHWC.shape
-    if not _can_run(x_NHWC, mode):
-        return None
-    pads = pad_pixels(padding, (height, width), (window, window), stride)
-    rows, columns = out_size(pads, (height, width), (window, window), stride)
-    if min(rows, columns) < 1 or max(pads[0] + pads[1]) >= window:
-        return None
-    sizes = [n, height, width, c, window, window, c, stride, pads[0][0], pads[1][0], rows, columns, c]
-    geometry = np.array(sizes, np.int64)
-    (y,) = call_kernel("max_pool", [(n, rows, columns, c)], x_NHWC.astype(jnp.float32), geometry=geometry)
-    return y.astype(x_NHWC.dtype)
 
 
 def find_gate(x_NHWC: Array, gate: Gate, mode: str) -> Array | None:

@@ -6,7 +6,12 @@ residual and activation; in the backward pass the sums for the norm's gradient; 
 with the norm's formed chunk by chunk in the cache. 3x3 windows use Winograd's algorithm where it is faster.
 
 Between the calls are vectors of one number per channel, in plain JAX: so statistics can be shared over replicas. All
-sums are added in a fixed order. Everything is float32; other dtypes and two-pass variances (`stable`) stay with XLA.
+sums are added in a fixed order. Two-pass variances (`stable`) and float16 stay with XLA.
+
+Images and weights are float32, or bfloat16 where the processor multiplies such values. Then products are of bfloat16
+values, except by Winograd's algorithm and of depthwise convolutions, which compute in float32 between loading and
+storing. All sums and vectors are float32. Statistics are those of the convolution's rounded result, as in plain JAX:
+that is what the norm normalises.
 Shapes in names: N images, H height, W width, C channels in, I per group, O channels out.
 """
 
@@ -32,24 +37,12 @@ from headrace.ops.tracing import constant, is_portable, on_cpu, weights_are_cons
 
 _MODES = ("auto", "on", "no-winograd", "off")
 PRODUCT = "headrace_product"  # the name of a convolution's result, for checkpoint policies that keep products
-_PRODUCTS, _WINOGRAD, _DEPTHWISE, _GROUPED, _HALF = range(5)  # the last: of bfloat16 values
+_PRODUCTS, _WINOGRAD, _DEPTHWISE, _GROUPED, _HALF = range(5)  # the last: products of bfloat16 values
 # The kernels' numbers of the activations that they apply. Those after a residual must follow from the result's sign.
 ACTIVATIONS = {None: 0, "relu": 1, "relu6": 2, "swish": 3, "hard_swish": 4}
 _AFTER_RESIDUAL = (None, "relu", "relu6")
-_CALLS = (
-    "convolve",
-    "pack",
-    "activate",
-    "sums",
-    "gradients",
-    "max_pool",
-    "gate",
-    "bottleneck",
-    "pack_half",
-    "convolve_half",
-    "weight_gradient_half",
-    "image_gradient_half",
-)
+_OF_BOTH = ("convolve", "pack", "activate", "sums", "gradients", "max_pool", "max_pool_gradient")
+_CALLS = (*_OF_BOTH, *(f"{name}_half" for name in _OF_BOTH), "gate", "bottleneck")  # `_half`: of bfloat16 arrays
 _WINOGRAD_POINTS = 36
 # In float32 arithmetic, for tests alone; by AVX512_BF16; by AMX.
 HALF_PRODUCTS = {"emulated": 1, "avx512_bf16": 2, "amx": 3}
@@ -100,12 +93,24 @@ def check_kernels(mode: str) -> None:
 
 
 def call_kernel(
-    name: str, shapes: Sequence[Sequence[int]], *args: Array, in_place: dict[int, int] | None = None, **attributes: Any
+    name: str,
+    shapes: Sequence[Sequence[int] | jax.ShapeDtypeStruct],
+    *args: Array,
+    in_place: dict[int, int] | None = None,
+    **attributes: Any,
 ) -> list[Array]:
-    """Call a kernel. Results have the dtype of the first argument; `in_place` says which reuse an argument's memory."""
+    """Call a kernel. `in_place` says which results reuse an argument's memory.
+
+    Results have the dtype of the first argument unless their shape says another.
+    """
     library, _ = load_kernels()
     assert library is not None
-    results = tuple(jax.ShapeDtypeStruct(tuple(shape), args[0].dtype) for shape in shapes)
+    dtype = args[0].dtype
+    name += "_half" if dtype == jnp.bfloat16 else ""
+    results = tuple(
+        shape if isinstance(shape, jax.ShapeDtypeStruct) else jax.ShapeDtypeStruct(tuple(shape), dtype)
+        for shape in shapes
+    )
     call = jax.ffi.ffi_call(f"headrace_{name}_{library.suffix}", results, input_output_aliases=in_place)
     return list(call(*args, **attributes))
 
@@ -131,8 +136,20 @@ class Window:
         """Whether it is a product for each pixel, in float32."""
         return self.method == _PRODUCTS and self.w[:2] == (1, 1) and self.x[:3] == self.y[:3]
 
+    @property
+    def needs_gradient_memory(self) -> bool:
+        """Whether the gradient behind it is stored, for the images' gradient, where a norm follows."""
+        return self.method == _HALF and (self.w[:2] != (1, 1) or self.x[:3] != self.y[:3])
+
+    def call_attributes(self, act: str | None) -> dict[str, Any]:
+        """Return the attributes of a call that multiplies."""
+        library, _ = load_kernels()
+        assert library is not None
+        products = np.int64(library.half if self.method == _HALF else 0)
+        return self.attributes() | {"products": products, "activation": np.int64(ACTIVATIONS[act])}
+
     def attributes(self) -> dict[str, Any]:
-        """Return the attributes of a call."""
+        """Return shapes and method."""
         (n, h, w, c), (kh, kw, group, o), (_, ho, wo, _) = self.x, self.w, self.y
         sizes = [n, h, w, c, kh, kw, o, self.stride, self.pads[0][0], self.pads[1][0], ho, wo, group]
         return {"geometry": np.array(sizes, np.int64), "method": np.int64(self.method)}
@@ -140,6 +157,9 @@ class Window:
     def packed_size(self, lanes: int) -> int:
         """Return how many numbers packed weights and shifts have: panels of two vectors, filled up with zeros."""
         kh, kw, inputs, outputs = self.w
+        if self.method == _HALF:  # scale and shift stay apart, few inputs are joined (native/bfloat16.cc)
+            columns, depth = (1, kw * inputs) if inputs < 16 else (kw, inputs)
+            return kh * columns * -(-depth // 32) * 32 * -(-outputs // 32) * 32
         if self.method == _DEPTHWISE:
             return math.prod(self.w) + outputs
         if self.method == _GROUPED:
@@ -173,12 +193,9 @@ def uses_kernels(mode: str) -> bool:
 
 
 def find_window(x_NHWC: Shaped, w_HWIO: Array, stride: int, padding: Padding, groups: int, mode: str) -> Window | None:
-    """Return how the kernels would compute a convolution, or None where XLA is to do it.
-
-    That of bfloat16 values is for `convolve_half`, and for inference.
-    """
+    """Return how the kernels would compute a convolution, or None where XLA is to do it."""
     library, dtypes = _library_for(mode), {x_NHWC.dtype, w_HWIO.dtype}
-    is_half = dtypes == {jnp.dtype(jnp.bfloat16)} and library is not None and library.half and groups == 1
+    is_half = dtypes == {jnp.dtype(jnp.bfloat16)} and library is not None and bool(library.half)
     if library is None or (dtypes != {jnp.dtype(jnp.float32)} and not is_half):
         return None
     if not all(isinstance(size, int) for size in x_NHWC.shape):  # a program for any batch size
@@ -190,7 +207,8 @@ def find_window(x_NHWC: Shaped, w_HWIO: Array, stride: int, padding: Padding, gr
     # Windows that see nothing but padding are left to XLA.
     if min(height, width, *x_NHWC.shape) < 1 or any(max(pad) >= k for pad, k in zip(pads, kernel, strict=True)):
         return None
-    method = _HALF if is_half else _method(shapes, stride, pads, groups, library.lanes, mode)
+    method = _method(shapes, stride, pads, groups, library.lanes, mode)
+    method = _half_method(method) if is_half else method
     return None if method is None else Window(**shapes, stride=stride, pads=pads, method=method)
 
 
@@ -210,6 +228,13 @@ def _method(shapes: dict[str, Any], stride: int, pads: Pads, groups: int, lanes:
     return _PRODUCTS
 
 
+def _half_method(method: int | None) -> int | None:
+    """Return the method for bfloat16 values, from that for float32."""
+    if weights_are_constant():
+        return _HALF if method in (_PRODUCTS, _WINOGRAD) else None
+    return {_PRODUCTS: _HALF, _WINOGRAD: _WINOGRAD, _DEPTHWISE: _DEPTHWISE}.get(-1 if method is None else method)
+
+
 # A convolution alone
 
 
@@ -220,8 +245,7 @@ def convolve(x_NHWC: Array, w_HWIO: Array, window: Window) -> Array:
 
 
 def _product(x_NHWC: Array, w_HWIO: Array, window: Window) -> Array:
-    attributes = window.attributes() | {"activation": np.int64(0), "packed": False}
-    (y,) = call_kernel("convolve", [window.y], x_NHWC, w_HWIO, **attributes)
+    (y,) = call_kernel("convolve", [window.y], x_NHWC, w_HWIO, packed=False, **window.call_attributes(None))
     return checkpoint_name(y, PRODUCT)
 
 
@@ -237,7 +261,7 @@ def _convolve_forward(x: _Primal, w: _Primal, window: Window) -> tuple[Array, An
 
 def _convolve_backward(window: Window, kept: Any, dy: _Cotangent) -> _Gradients:
     x, w, wanted = kept
-    return _gradients(window, wanted, (_array(dy), x, w), None)
+    return _gradients(window, wanted, (_array(dy, x.dtype), x, w), None)
 
 
 convolve.defvjp(_convolve_forward, _convolve_backward, symbolic_zeros=True)
@@ -254,7 +278,7 @@ def _wanted(x: _Primal, w: _Primal) -> _Wanted:
     return _Wanted(() if w.perturbed else None, () if x.perturbed else None)
 
 
-def _array(cotangent: _Cotangent, dtype: np.dtype | type = np.float32) -> Array:
+def _array(cotangent: _Cotangent, dtype: Any = jnp.float32) -> Array:
     is_zero = isinstance(cotangent, jax.custom_derivatives.SymbolicZero)
     return jnp.zeros(cotangent.shape, dtype) if is_zero else cotangent
 
@@ -264,14 +288,12 @@ def _gradients(window: Window, wanted: _Wanted, arrays: tuple[Array, ...], act: 
     shapes = [window.w] * (wanted.weights is not None) + [window.x] * (wanted.images is not None)
     if not shapes:
         return None, None
-    wants = (wanted.weights is not None) + 2 * (wanted.images is not None)
-    attributes: dict[str, Any] = window.attributes() | {
-        "activation": np.int64(ACTIVATIONS[act]),
-        "wants": np.int64(wants),
-    }
-    results = list(call_kernel("gradients", shapes, *arrays, **attributes))
+    wants = np.int64((wanted.weights is not None) + 2 * (wanted.images is not None))
+    if len(arrays) > 3 and wanted.images is not None and window.needs_gradient_memory:
+        shapes.append(window.y)
+    results = list(call_kernel("gradients", shapes, *arrays, wants=wants, **window.call_attributes(act)))
     dw = results.pop(0) if wanted.weights is not None else None
-    return results.pop() if wanted.images is not None else None, dw
+    return results[0] if wanted.images is not None else None, dw
 
 
 # Convolution, batch norm by the batch's statistics, residual and activation
@@ -312,8 +334,8 @@ def unit_train(
 
 def _train_values(arrays: tuple[Any, ...], unit: Unit) -> tuple[Any, tuple[Array, ...]]:
     x, w, gamma_O, beta_O, residual = arrays
-    channels = (unit.window.y[3],)
-    attributes = unit.window.attributes() | {"activation": np.int64(0), "packed": False}
+    channels = jax.ShapeDtypeStruct(unit.window.y[3:], jnp.float32)
+    attributes: dict[str, Any] = unit.window.call_attributes(None) | {"packed": False}
     z, mean_O, variance_O = call_kernel("convolve", [unit.window.y, channels, channels], x, w, **attributes)
     z = checkpoint_name(z, PRODUCT)
     if unit.shared is not None:
@@ -342,8 +364,8 @@ def _train_backward(
     unit: Unit, kept: Any, cotangents: tuple[_Cotangent, _Cotangent, _Cotangent]
 ) -> tuple[Array | None, ...]:
     x, w, y, (z, mean_O, inverse_O, scale_O, shift_O), wanted = kept
-    dy, dmean_O, dvariance_O = map(_array, cotangents)
-    channels, act = unit.window.y[3:], unit.activation
+    dy, dmean_O, dvariance_O = _array(cotangents[0], z.dtype), *map(_array, cotangents[1:])
+    channels, act = jax.ShapeDtypeStruct(unit.window.y[3:], jnp.float32), unit.activation
     sums = [channels, channels] + [unit.window.y] * (y is not None)
     more = () if y is None else (y,)
     found = list(
@@ -374,64 +396,9 @@ def unit_eval(
 ) -> Array:
     """Return activation(convolution scale + shift + residual), computed in one pass unless it is differentiated."""
     more = () if residual_NHWO is None else (residual_NHWO,)
-    attributes = unit.window.attributes() | {"activation": np.int64(ACTIVATIONS[unit.activation]), "packed": False}
+    attributes: dict[str, Any] = unit.window.call_attributes(unit.activation) | {"packed": False}
     (y,) = call_kernel("convolve", [unit.window.y], x_NHWC, w_HWIO, scale_O, shift_O, *more, **attributes)
     return y
-
-
-def _unit_half(
-    x_NHWC: Array, weights: Callable[[], tuple[Array, Array, Array]], residual_NHWO: Array | None, unit: Unit
-) -> Array:
-    def prepare() -> tuple[Array, Array, Array]:
-        w_HWIO, scale_O, shift_O = weights()
-        # The scale stays apart: a product with it would have to be rounded again.
-        return _pack_half(w_HWIO, unit.window), scale_O, shift_O
-
-    more = () if residual_NHWO is None else (residual_NHWO,)
-    return _call_half(x_NHWC, (*constant(prepare), *more), unit.window, unit.activation)
-
-
-def _pack_half(w_HWIO: Array, window: Window) -> Array:
-    kh, kw, inputs, outputs = window.w
-    size = kh * kw * -(-inputs // 32) * 32 * -(-outputs // 32) * 32
-    (packed,) = call_kernel("pack_half", [(size,)], w_HWIO, geometry=window.attributes()["geometry"])
-    return packed
-
-
-def _call_half(x_NHWC: Array, arrays: tuple[Array, ...], window: Window, act: str | None) -> Array:
-    number = np.int64(ACTIVATIONS[act])
-    (y,) = call_kernel("convolve_half", [window.y], x_NHWC, *arrays, activation=number, **_half_attributes(window))
-    return y
-
-
-def _half_attributes(window: Window) -> dict[str, Any]:
-    library, _ = load_kernels()
-    assert library is not None
-    return {"geometry": window.attributes()["geometry"], "products": np.int64(library.half)}
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
-def convolve_half(x_NHWC: Array, w_HWIO: Array, window: Window) -> Array:
-    """Convolve bfloat16 values, with sums in float32; both gradients are such products, too."""
-    return checkpoint_name(_call_half(x_NHWC, (_pack_half(w_HWIO, window),), window, None), PRODUCT)
-
-
-def _half_forward(x: _Primal, w: _Primal, window: Window) -> tuple[Array, Any]:
-    return convolve_half(x.value, w.value, window), (x.value, w.value, _wanted(x, w))
-
-
-def _half_backward(window: Window, kept: Any, cotangent: _Cotangent) -> _Gradients:
-    x, w, wanted = kept
-    dy, dx, dw = _array(cotangent, x.dtype), None, None
-    attributes = _half_attributes(window)
-    if wanted.images is not None:
-        (dx,) = call_kernel("image_gradient_half", [window.x], dy, w, **attributes)
-    if wanted.weights is not None:
-        (dw,) = call_kernel("weight_gradient_half", [window.w], x, dy, **attributes)
-    return dx, dw
-
-
-convolve_half.defvjp(_half_forward, _half_backward, symbolic_zeros=True)
 
 
 def pack(w_HWIO: Array, scale_O: Array, shift_O: Array, window: Window) -> Array:
@@ -446,16 +413,26 @@ def pack(w_HWIO: Array, scale_O: Array, shift_O: Array, window: Window) -> Array
 def unit_packed(
     x_NHWC: Array, weights: Callable[[], tuple[Array, Array, Array]], residual_NHWO: Array | None, unit: Unit
 ) -> Array:
-    """Return the same for constant weights, (kernel, scale, shift): the kernel times the scale is packed once."""
+    """Return the same for constant weights, (kernel, scale, shift): the kernel times the scale is packed once.
 
-    if unit.window.method == _HALF:
-        return _unit_half(x_NHWC, weights, residual_NHWO, unit)
-    packed = constant(lambda: pack(*weights(), unit.window))
+    For bfloat16 products the scale stays apart: a product with it would have to be rounded again.
+    """
+    window = unit.window
+
+    def prepare() -> tuple[Array, ...]:
+        w_HWIO, scale_O, shift_O = weights()
+        if window.method != _HALF:
+            return (pack(w_HWIO, scale_O, shift_O, window),)
+        geometry = window.attributes()["geometry"]
+        (packed,) = call_kernel("pack", [(window.packed_size(0),)], w_HWIO, geometry=geometry)
+        return packed, scale_O, shift_O
+
     more = () if residual_NHWO is None else (residual_NHWO,)
-    attributes = unit.window.attributes() | {"activation": np.int64(ACTIVATIONS[unit.activation]), "packed": True}
     # Where the residual was, its values are in the cache. A depthwise convolution computes some pixels twice.
-    in_place = {2: 0} if more and unit.window.method != _DEPTHWISE else None
-    (y,) = call_kernel("convolve", [unit.window.y], x_NHWC, packed, *more, in_place=in_place, **attributes)
+    in_place = {2: 0} if more and window.method not in (_DEPTHWISE, _HALF) else None
+    attributes = window.call_attributes(unit.activation) | {"packed": True}
+    arrays = (x_NHWC, *constant(prepare), *more)
+    (y,) = call_kernel("convolve", [window.y], *arrays, in_place=in_place, **attributes)
     return y
 
 
