@@ -82,6 +82,9 @@ CASES = [
     Case((5, 6, 6, 80), 3, 80, groups=2, stride=2, padding=((1, 1), (1, 1)), act="relu", method=GROUPED),
     Case((2, 11, 4, 12), 5, 12, groups=6, stride=3, padding=((2, 2), (1, 2)), act="relu6", method=GROUPED),
     Case((2, 5, 3, 14), 1, 14, groups=7, method=GROUPED),
+    # Large weights and few tiles: by panels, of two and three blocks of channels.
+    Case((3, 7, 6, 144), 3, 176, act="relu", residual=True, method=WINOGRAD),
+    Case((1, 6, 9, 272), 3, 96, padding="VALID", act="swish", method=WINOGRAD),
 ]
 
 

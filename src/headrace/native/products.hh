@@ -56,14 +56,21 @@ template <int kRows, int kVectors> static inline void fetch_results(const float*
     for (int v = 0; v < kVectors * kLanes; v += 16) __builtin_prefetch(c + r * c_step + v, 1);
 }
 
-template <int kRows, int kVectors> static inline void add_results(const Vec (&sum)[kRows][kVectors], float* c, i64 c_step) {
+template <int kRows, int kVectors>
+static inline void write_results(const Vec (&sum)[kRows][kVectors], float* c, i64 c_step, bool add) {
+  if (add)
 #pragma GCC unroll 16
-  for (int r = 0; r < kRows; r++)
+    for (int r = 0; r < kRows; r++)
 #pragma GCC unroll 2
-    for (int v = 0; v < kVectors; v++) {
-      float* to = c + r * c_step + v * kLanes;
-      store(to, load(to) + sum[r][v]);
-    }
+      for (int v = 0; v < kVectors; v++) {
+        float* to = c + r * c_step + v * kLanes;
+        store(to, load(to) + sum[r][v]);
+      }
+  else
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; r++)
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; v++) store(c + r * c_step + v * kLanes, sum[r][v]);
 }
 
 // c[row][...] (+)= sum over segments and depth of a[row * a_step + segment * segment_step + k] * b[k][...]
@@ -96,13 +103,7 @@ static void product_tile(const float* a, i64 a_step, i64 segments, i64 segment_s
       }
     }
   }
-  if (add)
-    add_results<kRows, kVectors>(sum, c, c_step);
-  else
-#pragma GCC unroll 16
-    for (int r = 0; r < kRows; r++)
-#pragma GCC unroll 2
-      for (int v = 0; v < kVectors; v++) store(c + r * c_step + v * kLanes, sum[r][v]);
+  write_results<kRows, kVectors>(sum, c, c_step, add);
 }
 
 using TileFn = void (*)(const float*, i64, i64, i64, i64, const float*, float*, i64, bool);
@@ -209,9 +210,9 @@ constexpr int kSlot = (kMaxRows + kLanes - 1) / kLanes * kLanes;
 constexpr i64 kPixelDepth = 256;  // pixels of one pass: enough to read and write the sums rarely, few enough for the L1 cache
 constexpr i64 kSlotBlocks = 20;   // blocks of taps that stay in the L2 cache while all panels pass by
 
-// c[tap][...] += sum over pixels of a[pixel][tap] * g[pixel][...]
-template <int kRows, int kVectors>
-static void gradient_tile(const float* a, i64 pixels, const float* g, float* c, i64 c_step) {
+// c[tap][...] (+)= sum over pixels of a[pixel][tap] * g[pixel][...], kStep taps apart
+template <i64 kStep, int kRows, int kVectors>
+static void gradient_tile(const float* a, i64 pixels, const float* g, float* c, i64 c_step, bool add) {
   fetch_results<kRows, kVectors>(c, c_step);
   Vec sum[kRows][kVectors] = {};
   auto some = [&](auto size) {  // pixels at once: pointers and counters take a fifth of the instructions of a single one
@@ -224,21 +225,22 @@ static void gradient_tile(const float* a, i64 pixels, const float* g, float* c, 
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; r++)
 #pragma GCC unroll 2
-        for (int v = 0; v < kVectors; v++) sum[r][v] += a[u * kSlot + r] * d[v];
+        for (int v = 0; v < kVectors; v++) sum[r][v] += a[u * kStep + r] * d[v];
     }
-    a += kSize * kSlot, g += kSize * kPanel;
+    a += kSize * kStep, g += kSize * kPanel;
   };
   i64 k = 0;
   for (; k + 4 <= pixels; k += 4) some(std::integral_constant<int, 4>());
   for (; k < pixels; k++) some(std::integral_constant<int, 1>());
-  add_results<kRows, kVectors>(sum, c, c_step);
+  write_results<kRows, kVectors>(sum, c, c_step, add);
 }
 
-using GradientFn = void (*)(const float*, i64, const float*, float*, i64);
-template <int kVectors, int... kRows>
-static inline GradientFn gradient_fn(int rows, std::integer_sequence<int, kRows...>) {
-  static const GradientFn table[] = {gradient_tile<kRows + 1, kVectors>...};
-  return table[rows - 1];
+using GradientFn = void (*)(const float*, i64, const float*, float*, i64, bool);
+template <i64 kStep, int... kRows>
+static inline GradientFn gradient_fn(int rows, i64 width, std::integer_sequence<int, kRows...>) {
+  static const GradientFn narrow[] = {gradient_tile<kStep, kRows + 1, 1>...};
+  static const GradientFn whole[] = {gradient_tile<kStep, kRows + 1, kPanelVectors>...};
+  return (width <= kLanes ? narrow : whole)[rows - 1];
 }
 
 // For each pixel first .. last, the values of `blocks` blocks of taps, `size` from starts[block] on, to slots [block][pixel],
@@ -290,17 +292,17 @@ static void weight_gradient(const float* a, const Pixels& in, i64 taps, Range ra
           const i64 tap = tap_of(b);
           const int rows = (int)(tap_of(b + 1) - tap);
           const float* from = slots + (b - b0) * block_step + tap - start_of(b);
-          const GradientFn tile = width <= kLanes ? gradient_fn<1>(rows, Rows()) : gradient_fn<kPanelVectors>(rows, Rows());
+          const GradientFn tile = gradient_fn<kSlot>(rows, width, Rows());
           float* to = dw + tap * outputs + panel * kPanel;
           if (next) {
             const Range soon = range_of(depth, b - b0, b1 - b0);
             fetch(next + soon.first * kPanel, (soon.last - soon.first) * kPanel);
           }
           if (width % kLanes == 0) {
-            tile(from, depth, d, to, outputs);
+            tile(from, depth, d, to, outputs, true);
           } else {
-            float sums[kMaxRows * kPanel] = {};
-            tile(from, depth, d, sums, kPanel);
+            float sums[kMaxRows * kPanel];
+            tile(from, depth, d, sums, kPanel, false);
             for (int r = 0; r < rows; r++)
               for (i64 k = 0; k < width; k++) to[r * outputs + k] += sums[r * kPanel + k];
           }

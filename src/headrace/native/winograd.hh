@@ -7,6 +7,10 @@ namespace headrace::winograd {
 
 constexpr int kPoints = 36;
 
+// How far apart the arrays of two points lie: an odd number of cache lines. A transform writes a line of each point at once;
+// lines that are a large power of two apart would share a few sets of the caches.
+static constexpr i64 point_step(i64 floats) { return (floats + 15) / 16 * 16 | 16; }
+
 // Tiles of 4x4 outputs; `top` and `left` are the zeros around the images.
 struct Tiles {
   i64 h, w, c, o, top, left, ho, wo, rows, columns;
@@ -45,53 +49,72 @@ static inline void gradient_points(const Vec* y, Vec* out, int from, int to) {
   out[4 * to] = r - u;
   out[5 * to] = y3;
 }
-constexpr float kG[6][3] = {{.25f, 0, 0}, {-1 / 6.f, -1 / 6.f, -1 / 6.f}, {-1 / 6.f, 1 / 6.f, -1 / 6.f},
-                            {1 / 24.f, 1 / 12.f, 1 / 6.f}, {1 / 24.f, -1 / 12.f, 1 / 6.f}, {0, 0, 1}};
+// The same of weights and of their gradient: G g and G^T u.
+static inline void weight_points(const Vec* g, Vec* out, int from, int to) {
+  const Vec g0 = g[0], g1 = g[from], g2 = g[2 * from];
+  const Vec a = (-1 / 6.f) * (g0 + g2), b = (1 / 6.f) * g1, c = (1 / 24.f) * g0 + (1 / 6.f) * g2, e = (1 / 12.f) * g1;
+  out[0] = .25f * g0;
+  out[to] = a - b;
+  out[2 * to] = a + b;
+  out[3 * to] = c + e;
+  out[4 * to] = c - e;
+  out[5 * to] = g2;
+}
+static inline void weight_values(const Vec* u, Vec* out, int from, int to) {
+  const Vec u0 = u[0], u1 = u[from], u2 = u[2 * from], u3 = u[3 * from], u4 = u[4 * from], u5 = u[5 * from];
+  const Vec a = (1 / 6.f) * (u1 + u2), b = u1 - u2, c = u3 + u4, e = u3 - u4;
+  out[0] = .25f * u0 - a + (1 / 24.f) * c;
+  out[to] = (1 / 12.f) * e - (1 / 6.f) * b;
+  out[2 * to] = (1 / 6.f) * c - a + u5;
+}
 
 static inline i64 weight_floats(i64 c, i64 o) { return kPoints * panels_of(o) * c * kPanel; }
 
-// G w G^T of the outputs o .. o + kLanes, packed [point][panel][c][kPanel]. Turned: w is [3][3][o][c], rotated by 180 degrees.
+// G w G^T of a range of channels and the outputs o .. o + kLanes: out [point][channel][kPanel], the points `point` apart.
+// Turned: w is [3][3][o][c], rotated by 180 degrees.
 template <class T>
-static void weight_points(const T* w, float* out, i64 c_size, i64 o_size, bool turned, i64 o) {
-  const i64 point = panels_of(o_size) * c_size * kPanel;
+static void weight_points(const T* w, i64 c_size, i64 o_size, bool turned, i64 o, Range channels, float* out, i64 point) {
   float turn[9][kLanes * kLanes];
-  for (i64 c = 0; c < c_size; c++) {
+  for (i64 c = channels.first; c < channels.last; c++) {
     Vec g[9], t[18];
     if (turned && c % kLanes == 0)
       for (i64 i = 0; i < 9; i++) transpose(w + ((8 - i) * o_size + o) * c_size + c, c_size, turn[i], kLanes);
     for (i64 i = 0; i < 9; i++)
       g[i] = turned ? load(turn[i] + c % kLanes * kLanes) : load(w + (i * c_size + c) * o_size + o);
-    for (int j = 0; j < 3; j++)
-      for (int i = 0; i < 6; i++) t[i * 3 + j] = kG[i][0] * g[j] + kG[i][1] * g[3 + j] + kG[i][2] * g[6 + j];
-    float* to = out + (o / kPanel * c_size + c) * kPanel + o % kPanel;
+#pragma GCC unroll 3
+    for (int j = 0; j < 3; j++) weight_points(g + j, t + j, 3, 3);
+    float* to = out + (c - channels.first) * kPanel;
 #pragma GCC unroll 6
-    for (int i = 0; i < 6; i++)
+    for (int i = 0; i < 6; i++) {
+      Vec row[6];
+      weight_points(t + i * 3, row, 1, 1);
 #pragma GCC unroll 6
-      for (int j = 0; j < 6; j++)
-        store(to + (i * 6 + j) * point, kG[j][0] * t[i * 3] + kG[j][1] * t[i * 3 + 1] + kG[j][2] * t[i * 3 + 2]);
+      for (int j = 0; j < 6; j++) store(to + (i * 6 + j) * point, row[j]);
+    }
   }
 }
 
-// dw [3][3][c][o] = G^T du G for the channels first .. last of du [point][c][o]
+// dw [3][3][c][o] = G^T du G for some channels and outputs of du [point][channel][output], which are so far apart
 template <class T>
-static void weight_values(const float* du, T* dw, i64 c_size, i64 o_size, i64 first, i64 last) {
-  for (i64 c = first; c < last; c++)
-    for (i64 o = 0; o < o_size; o += kLanes) {
+static void weight_values(const float* du, i64 point, i64 channel, T* dw, i64 c_size, i64 o_size, Range channels, Range outputs) {
+  for (i64 c = channels.first; c < channels.last; c++)
+    for (i64 o = outputs.first; o < outputs.last; o += kLanes) {
+      const float* from = du + (c - channels.first) * channel + o - outputs.first;
       Vec t[18];
+#pragma GCC unroll 6
       for (int j = 0; j < 6; j++) {
-        Vec s[3] = {};
-        for (int i = 0; i < 6; i++) {
-          const Vec u = load(du + ((i * 6 + j) * c_size + c) * o_size + o);
-          for (int k = 0; k < 3; k++) s[k] += kG[i][k] * u;
-        }
-        for (int k = 0; k < 3; k++) t[k * 6 + j] = s[k];
+        Vec u[6];
+#pragma GCC unroll 6
+        for (int i = 0; i < 6; i++) u[i] = load(from + (i * 6 + j) * point);
+        weight_values(u, t + j, 1, 6);
       }
-      for (int i = 0; i < 3; i++)
-        for (int j = 0; j < 3; j++) {
-          Vec s = {};
-          for (int k = 0; k < 6; k++) s += kG[k][j] * t[i * 6 + k];
-          store(dw + ((i * 3 + j) * c_size + c) * o_size + o, s);
-        }
+#pragma GCC unroll 3
+      for (int i = 0; i < 3; i++) {
+        Vec row[3];
+        weight_values(t + i * 6, row, 1, 1);
+#pragma GCC unroll 3
+        for (int j = 0; j < 3; j++) store(dw + ((i * 3 + j) * c_size + c) * o_size + o, row[j]);
+      }
     }
 }
 
@@ -103,7 +126,8 @@ static inline Place place_of(const Tiles& g, i64 tile) {
   return {tile / g.per_image(), in_image / g.columns * 4, in_image % g.columns * 4};
 }
 
-template <class T> static void transform_input(const T* images, const Tiles& g, i64 tile, float* out, i64 point) {
+template <class T>
+static void transform_input(const T* images, const Tiles& g, i64 tile, Range channels, float* out, i64 point) {
   const Place at = place_of(g, tile);
   const i64 y0 = at.y - g.top, x0 = at.x - g.left;
   const T* first = images + ((at.image * g.h + y0) * g.w + x0) * g.c;
@@ -111,7 +135,7 @@ template <class T> static void transform_input(const T* images, const Tiles& g, 
   // The rows and columns of the tile that are in the image; zeros around them.
   const i64 i0 = std::max<i64>(0, -y0), i1 = std::min<i64>(6, g.h - y0), j0 = std::max<i64>(0, -x0);
   const i64 j1 = std::min<i64>(6, g.w - x0);
-  for (i64 c = 0; c < g.c; c += kLanes) {
+  for (i64 c = channels.first; c < channels.last; c += kLanes) {
     Vec d[kPoints] = {}, t[kPoints];
     if (inside)
 #pragma GCC unroll 36
@@ -126,24 +150,24 @@ template <class T> static void transform_input(const T* images, const Tiles& g, 
       Vec row[6];
       input_points(t + i * 6, row, 1, 1);
 #pragma GCC unroll 6
-      for (int j = 0; j < 6; j++) store(out + (i * 6 + j) * point + c, row[j]);
+      for (int j = 0; j < 6; j++) store(out + (i * 6 + j) * point + c - channels.first, row[j]);
     }
   }
 }
 
 template <class T>
-static void transform_output(const float* products, i64 point, T* images, const Tiles& g, i64 tile,
+static void transform_output(const float* products, i64 point, T* images, const Tiles& g, i64 tile, Range outputs,
                              const Finish* finish = nullptr) {
   const Place at = place_of(g, tile);
   T* first = images + ((at.image * g.ho + at.y) * g.wo + at.x) * g.o;
   const i64 rows = std::min<i64>(4, g.ho - at.y), columns = std::min<i64>(4, g.wo - at.x);
-  for (i64 o = 0; o < g.o; o += kLanes) {
+  for (i64 o = outputs.first; o < outputs.last; o += kLanes) {
     Vec t[24], y[16];
 #pragma GCC unroll 6
     for (int j = 0; j < 6; j++) {
       Vec m[6];
 #pragma GCC unroll 6
-      for (int i = 0; i < 6; i++) m[i] = load(products + (i * 6 + j) * point + o);
+      for (int i = 0; i < 6; i++) m[i] = load(products + (i * 6 + j) * point + o - outputs.first);
       output_values(m, t + j, 1, 6);
     }
 #pragma GCC unroll 4
@@ -195,7 +219,7 @@ static inline i64 block_tiles(i64 c, i64 o) {
 }
 static inline i64 buffer_floats(i64 c, i64 o) {
   const i64 outputs = panels_of(o) * kPanel;
-  return kPoints * block_tiles(c, o) * (c + outputs);
+  return kPoints * (point_step(block_tiles(c, o) * c) + point_step(block_tiles(c, o) * outputs));
 }
 
 // m [tile][o] = v [tile][c] * the packed weights of one point
@@ -211,14 +235,15 @@ template <class X, class Y>
 static void convolve(const X* x, Y* y, const float* weights, const Tiles& g, i64 first, i64 last,
                      const Finish* finish = nullptr) {
   const i64 block = block_tiles(g.c, g.o), panels = panels_of(g.o);
+  const i64 v_step = point_step(block * g.c), m_step = point_step(block * g.o);
   float* v = scratch(0, buffer_floats(g.c, g.o));
-  float* m = v + kPoints * block * g.c;
+  float* m = v + kPoints * v_step;
   for (i64 t0 = first; t0 < last; t0 += block) {
     const i64 tiles = std::min(block, last - t0);
-    for (i64 t = 0; t < tiles; t++) transform_input(x, g, t0 + t, v + t * g.c, block * g.c);
+    for (i64 t = 0; t < tiles; t++) transform_input(x, g, t0 + t, {0, g.c}, v + t * g.c, v_step);
     for (i64 p = 0; p < kPoints; p++)
-      point_product(v + p * block * g.c, tiles, weights + p * panels * g.c * kPanel, m + p * block * g.o, g);
-    for (i64 t = 0; t < tiles; t++) transform_output(m + t * g.o, block * g.o, y, g, t0 + t, finish);
+      point_product(v + p * v_step, tiles, weights + p * panels * g.c * kPanel, m + p * m_step, g);
+    for (i64 t = 0; t < tiles; t++) transform_output(m + t * g.o, m_step, y, g, t0 + t, {0, g.o}, finish);
   }
 }
 
@@ -226,18 +251,73 @@ static void convolve(const X* x, Y* y, const float* weights, const Tiles& g, i64
 template <class T>
 static void weight_gradient(const T* x, const float* dy, float* du, const Tiles& g, i64 first, i64 last) {
   const i64 block = block_tiles(g.c, g.o), panels = panels_of(g.o);
+  const i64 v_step = point_step(block * g.c), d_step = point_step(panels * block * kPanel);
   float* v = scratch(0, buffer_floats(g.c, g.o));
-  float* d = v + kPoints * block * g.c;
+  float* d = v + kPoints * v_step;
   for (i64 t0 = first; t0 < last; t0 += block) {
     const i64 tiles = std::min(block, last - t0);
     for (i64 t = 0; t < tiles; t++) {
-      transform_input(x, g, t0 + t, v + t * g.c, block * g.c);
-      transform_gradient(dy, g, t0 + t, d + t * kPanel, block * kPanel, panels * block * kPanel);
+      transform_input(x, g, t0 + t, {0, g.c}, v + t * g.c, v_step);
+      transform_gradient(dy, g, t0 + t, d + t * kPanel, block * kPanel, d_step);
     }
     for (i64 p = 0; p < kPoints; p++)
-      headrace::weight_gradient(v + p * block * g.c, {1, 1, tiles, 0, 0, g.c}, g.c, {0, g.c},
-                                d + p * panels * block * kPanel, block * kPanel, {0, panels}, du + p * g.c * g.o, g.o);
+      headrace::weight_gradient(v + p * v_step, {1, 1, tiles, 0, 0, g.c}, g.c, {0, g.c}, d + p * d_step, block * kPanel,
+                                {0, panels}, du + p * g.c * g.o, g.o);
   }
+}
+
+// Few tiles of many weights, whose points would take longer to write and read than to multiply: the points of some channels
+// and one panel of outputs are computed, used and forgotten while they are in the L2 cache. The tiles' points are
+// v [block of channels][point][tile][kChannels], those of the gradient d [panel][point][tile][kPanel].
+constexpr i64 kChannels = 128;
+constexpr i64 kWeightStep = point_step(kChannels * kPanel);
+static inline i64 blocks_of(i64 channels) { return (channels + kChannels - 1) / kChannels; }
+static inline Range block_channels(const Tiles& g, i64 block) { return {block * kChannels, std::min(g.c, (block + 1) * kChannels)}; }
+
+template <class X> static void transform_blocks(const X* x, const Tiles& g, i64 tile, i64 tiles, float* v) {
+  const i64 step = point_step(tiles * kChannels);
+  for (i64 b = 0; b < blocks_of(g.c); b++)
+    transform_input(x, g, tile, block_channels(g, b), v + b * kPoints * step + tile * kChannels, step);
+}
+
+// y = convolution of all tiles, for one panel of outputs
+template <class W, class Y>
+static void convolve_panel(const float* v, i64 tiles, const W* w, bool turned, Y* y, const Tiles& g, i64 panel,
+                           const Finish* finish) {
+  const i64 v_step = point_step(tiles * kChannels), m_step = point_step(tiles * kPanel);
+  float *u = scratch(0, kPoints * kWeightStep), *m = scratch(1, kPoints * m_step);
+  const i64 width = panel_width(g.o, panel), o = panel * kPanel;
+  for (i64 b = 0; b < blocks_of(g.c); b++) {
+    const Range channels = block_channels(g, b);
+    for (i64 k = 0; k < width; k += kLanes) weight_points(w, g.c, g.o, turned, o + k, channels, u + k, kWeightStep);
+    for (i64 p = 0; p < kPoints; p++, v += v_step) {
+      fetch(v + v_step, tiles * kChannels);
+      product_run(v, kChannels, tiles, 1, 0, channels.last - channels.first, u + p * kWeightStep, m + p * m_step, kPanel, width,
+                  b > 0);
+    }
+  }
+  for (i64 t = 0; t < tiles; t++) transform_output(m + t * kPanel, m_step, y, g, t, {o, o + width}, finish);
+}
+
+// The weights' gradient of one block of channels and one panel of outputs
+template <class W>
+static void gradient_panel(const float* v, const float* d, i64 tiles, W* dw, const Tiles& g, i64 block, i64 panel) {
+  using Rows = std::make_integer_sequence<int, kMaxRows>;
+  const i64 v_step = point_step(tiles * kChannels), d_step = point_step(tiles * kPanel);
+  float* du = scratch(0, kPoints * kWeightStep);
+  const Range channels = block_channels(g, block);
+  const i64 size = channels.last - channels.first, parts = (size + kMaxRows - 1) / kMaxRows;
+  const i64 width = panel_width(g.o, panel), o = panel * kPanel;
+  v += block * kPoints * v_step, d += panel * kPoints * d_step;
+  for (i64 p = 0; p < kPoints; p++, v += v_step, d += d_step) {
+    fetch(v + v_step, tiles * kChannels);
+    for (i64 i = 0; i < parts; i++) {
+      const Range rows = range_of(size, i, parts);
+      const auto tile = gradient_fn<kChannels>((int)(rows.last - rows.first), width, Rows());
+      tile(v + rows.first, tiles, d, du + p * kWeightStep + rows.first * kPanel, kPanel, false);
+    }
+  }
+  weight_values(du, kWeightStep, kPanel, dw, g.c, g.o, channels, {o, o + width});
 }
 
 }  // namespace headrace::winograd

@@ -220,10 +220,10 @@ def _method(shapes: dict[str, Any], stride: int, pads: Pads, groups: int, lanes:
         return _GROUPED if c == o else None
     tiles = n * -(-ho // 4) * -(-wo // 4)
     fits = kernel == (3, 3) and stride == 1 and c % lanes == 0 and o % lanes == 0
-    # Few tiles of many channels (7x7 pixels, 512 channels) spend their time on the 36 points of the weights: on
-    # computing them or, where they are constant, on reading them.
-    per_tile = 16 * 1024 if weights_are_constant() else 1024
-    if mode != "no-winograd" and fits and (c * o <= 128 * 128 or tiles * per_tile >= c * o):
+    # Constant weights are read as their 36 points. For few tiles of many channels (7x7 pixels, 512 channels) that costs
+    # more than it saves. In training such points are computed where they are used.
+    few = weights_are_constant() and c * o > 128 * 128 and tiles * 16 * 1024 < c * o
+    if mode != "no-winograd" and fits and not few:
         return _WINOGRAD
     return _PRODUCTS
 
