@@ -345,7 +345,8 @@ def test_a_unit_of_bfloat16_and_its_gradients_follow_the_definition(
     mode = "on" if case in WINOGRAD_CASES else "no-winograd"
     window = find_window(f["x"], f["w"], case.stride, case.padding, case.groups, mode)
     assert window is not None
-    assert window.method == (HALF if case.method == PRODUCTS else case.method)
+    in_half = case.method == PRODUCTS or (case.method == WINOGRAD and products == "amx")
+    assert window.method == (HALF if in_half else case.method)
     unit = Unit(window=window, activation=case.act, epsilon=EPSILON)
 
     @jax.jit
@@ -369,6 +370,16 @@ def test_a_unit_of_bfloat16_and_its_gradients_follow_the_definition(
             # A gradient that is within rounding of the middle between two bfloat16 values may become the other one.
             slack = 2e-3 if name in ("x", "w") and window.method == HALF else 2e-5
             assert (error <= half * scale + slack * max(scale.max(), 1e-3)).all(), f"{name}: {error.max()}"
+
+
+def test_amx_multiplies_bfloat16_without_winograd(variant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = jnp.zeros((2, 8, 8, 16), jnp.bfloat16), jnp.zeros((3, 3, 16, 16), jnp.bfloat16)
+    for products, method in (("emulated", WINOGRAD), ("avx512_bf16", WINOGRAD), ("amx", HALF)):
+        found = variant._replace(half=HALF_PRODUCTS[products])
+        monkeypatch.setattr(native_units, "load_kernels", lambda found=found: (found, ""))
+        window = find_window(x, w, 1, "SAME", 1, "on")
+        assert window is not None
+        assert window.method == method
 
 
 def test_a_gradient_that_nobody_asks_for_is_not_computed() -> None:

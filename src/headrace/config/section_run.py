@@ -422,8 +422,8 @@ class Compiler:
     )
     cpu_kernels: str = option(
         "auto",
-        "Compute convolutions on the CPU in float32 with Headrace's kernels instead of XLA's: auto where they are "
-        "compiled and faster, on (an error where they are missing), no-winograd (on, by plain products), or off.",
+        "Compute convolutions on the CPU with Headrace's kernels instead of XLA's: auto where they are compiled "
+        "and faster, on (an error where they are missing), no-winograd (on, by plain products), or off.",
         choices=CPU_KERNELS,
     )
     convolution_tuning: str = option(
