@@ -272,7 +272,9 @@ static void weight_gradient(const T* x, const float* dy, float* du, const Tiles&
 constexpr i64 kChannels = 128;
 constexpr i64 kWeightStep = point_step(kChannels * kPanel);
 static inline i64 blocks_of(i64 channels) { return (channels + kChannels - 1) / kChannels; }
-static inline Range block_channels(const Tiles& g, i64 block) { return {block * kChannels, std::min(g.c, (block + 1) * kChannels)}; }
+static inline Range block_channels(const Tiles& g, i64 block) {
+  return {block * kChannels, std::min(g.c, (block + 1) * kChannels)};
+}
 
 template <class X> static void transform_blocks(const X* x, const Tiles& g, i64 tile, i64 tiles, float* v) {
   const i64 step = point_step(tiles * kChannels);
