@@ -4,7 +4,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -287,8 +287,13 @@ def test_gradients_of_bfloat16_in_a_loop_are_those_of_each_call(
             np.testing.assert_array_equal(np.asarray(found[i], np.float32), np.asarray(wanted, np.float32))
 
 
+DEPTHWISE_CASES = [case for case in CASES if case.method == DEPTHWISE]
+WINOGRAD_CASES = [case for case in CASES if case.method == WINOGRAD]
+PLAIN_CASES = [replace(CASES[0], mode="no-winograd"), CASES[9], CASES[10], CASES[13]]
+
+
 @pytest.mark.parametrize("products", HALF_PRODUCTS)
-@pytest.mark.parametrize("case", [CASES[0], CASES[9], CASES[10], CASES[13]], ids=name_of)
+@pytest.mark.parametrize("case", [*PLAIN_CASES, *WINOGRAD_CASES, *DEPTHWISE_CASES], ids=name_of)
 def test_units_of_bfloat16_are_rounded_once(
     case: Case, products: str, variant: native_units.Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,7 +302,7 @@ def test_units_of_bfloat16_are_rounded_once(
     x, w = (jnp.array(a[name], jnp.bfloat16) for name in ("x", "w"))
     residual = jnp.array(a["residual"], jnp.bfloat16) if case.residual else None
     scale, shift = (jnp.array(a[name], jnp.float32) for name in ("gamma", "beta"))
-    window = find_window(x, w, case.stride, case.padding, case.groups, "no-winograd")
+    window = find_window(x, w, case.stride, case.padding, case.groups, case.mode)
     assert window is not None
     unit = Unit(window=window, activation=case.act, epsilon=EPSILON)
     y = unit_packed(x, lambda: (w, scale, shift), residual, unit)
@@ -307,7 +312,7 @@ def test_units_of_bfloat16_are_rounded_once(
     wanted = activation(case.act, v)[0]
     assert y.dtype == jnp.bfloat16
     error = np.abs(np.asarray(y, np.float64) - wanted)
-    assert (error <= 2**-8 * np.abs(wanted) + 1e-5 * np.abs(wanted).max()).all()
+    assert (error <= 2**-8 * np.abs(wanted) + 2e-5 * np.abs(wanted).max()).all()
 
 
 def whole_numbers(case: Case) -> dict[str, np.ndarray]:
@@ -324,8 +329,6 @@ def in_bfloat16(a: np.ndarray) -> np.ndarray:
     return np.asarray(jnp.asarray(a, jnp.float32).astype(jnp.bfloat16), np.float64)
 
 
-DEPTHWISE_CASES = [case for case in CASES if case.method == DEPTHWISE]
-WINOGRAD_CASES = [case for case in CASES if case.method == WINOGRAD]
 OTHER_ACTIVATIONS = [
     Case((2, 9, 7, 24), 1, 40, act=act, residual=residual) for act in (None, "relu6") for residual in (False, True)
 ]

@@ -495,7 +495,7 @@ def _find_unit(
     kernel, dtype = params[name]["kernel"].astype(ctx.compute_dtype), x.dtype
     window = ops.find_window(x, kernel, conv.stride, conv.padding, conv.groups, ctx.cpu_kernels)
     if window is None and ops.weights_are_constant():
-        # Of 16-bit values, such as depthwise: the unit is computed in float32 and rounded once.
+        # Of float16 values, or grouped: the unit is computed in float32 and rounded once.
         kernel, dtype = kernel.astype(jnp.float32), jnp.dtype(jnp.float32)
         wide = jax.ShapeDtypeStruct(x.shape, dtype)
         window = ops.find_window(wide, kernel, conv.stride, conv.padding, conv.groups, ctx.cpu_kernels)

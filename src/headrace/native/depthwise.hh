@@ -195,8 +195,7 @@ static inline i64 blocks_of(i64 channels) { return (channels + kBlock - 1) / kBl
 
 // Some output rows and blocks of channels of one image; y is the image's.
 template <class T>
-static void forward(const T* x, const float* w, T* y, const Shape& s, Range rows, Range blocks, const Finish* finish) {
-  constexpr bool kFinishes = std::is_same_v<T, float>;  // of bfloat16 values nothing is finished here
+static void forward(const T* x, const float* w, T* y, const Shape& s, Range rows, Range blocks, const FinishOf<T>* finish) {
   const i64 y0 = rows.first, y1 = rows.last;
   float window[25 * kBlock];
   const bool small = s.c < kBlock;
@@ -207,27 +206,29 @@ static void forward(const T* x, const float* w, T* y, const Shape& s, Range rows
       float* padded = scratch(0, height * width * kBlock);
       copy_window(w, s, 0, s.c, false, window);
       pad(x, s.h, s.w, s.c, s.c, s.top - y0 * s.stride, s.left, height, width, 1, padded);
+      auto convolve_to = [&](auto* to) {
+        for_window(s, [&](auto k, auto t) {
+          convolve<decltype(k)::value, decltype(t)::value>(padded, width, window, to, y1 - y0, s.wo, s.c, s.c);
+        });
+      };
       T* to = y + y0 * s.wo * s.c;
-      for_window(s, [&](auto k, auto t) {
-        convolve<decltype(k)::value, decltype(t)::value>(padded, width, window, to, y1 - y0, s.wo, s.c, s.c);
-      });
-      if constexpr (kFinishes)
-        if (finish) finish_rows(to, s.c, to, s.c, (int)((y1 - y0) * s.wo), 0, s.c, *finish);
-      return;
+      if (!finish) return convolve_to(to);
+      float* sums = scratch(1, (y1 - y0) * s.wo * s.c);
+      convolve_to(sums);
+      return finish_rows(sums, s.c, to, s.c, (int)((y1 - y0) * s.wo), 0, s.c, *finish);
     }
     copy_window(w, s, c0, kBlock, false, window);
     for_window(s, [&](auto k, auto t) {
       const auto n = std::integral_constant<i64, kLanes>();
       auto place = [&](i64 row, i64 column, int v) { return y + (row * s.wo + column) * s.c + c0 + v * kLanes; };
-      if constexpr (kFinishes)
-        if (finish)
-          return for_activation(finish->act, [&](auto a) {
-            rows_in_place<decltype(k)::value, decltype(t)::value>(
-                x + c0, window, s, y0, y1, [&](i64 row, i64 at, int v, Vec sum) {
-                  float* to = place(row, at, v);
-                  store(to, finish->template apply<decltype(a)::value>(sum, c0 + v * kLanes, to, n));
-                });
-          });
+      if (finish)
+        return for_activation(finish->act, [&](auto a) {
+          rows_in_place<decltype(k)::value, decltype(t)::value>(
+              x + c0, window, s, y0, y1, [&](i64 row, i64 at, int v, Vec sum) {
+                T* to = place(row, at, v);
+                store(to, finish->template apply<decltype(a)::value>(sum, c0 + v * kLanes, to, n));
+              });
+        });
       rows_in_place<decltype(k)::value, decltype(t)::value>(
           x + c0, window, s, y0, y1, [&](i64 row, i64 at, int v, Vec sum) { store(place(row, at, v), sum); });
     });

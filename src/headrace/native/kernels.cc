@@ -85,7 +85,7 @@ template <class F> void each_group(const winograd::Tiles& t, i64 images, const F
 
 template <class X, class Y>
 void convolve_by_points(const Threads& pool, const X* x, Y* y, const float* weights,
-                        const winograd::Tiles& g, i64 images, const Finish* finish = nullptr) {
+                        const winograd::Tiles& g, i64 images, const FinishOf<Y>* finish = nullptr) {
   each_group(g, images, [&](Range group) {
     const i64 tiles = group.last - group.first, panels = panels_of(g.o);
     const i64 v_step = winograd::point_step(tiles * g.c), m_step = winograd::point_step(tiles * g.o);
@@ -138,7 +138,7 @@ bool is_by_panels(const Threads& pool, const winograd::Tiles& g, i64 images) {
 }
 template <class X, class W, class Y>
 void convolve_by_panels(const Threads& pool, const X* x, const W* w, bool turned, Y* y, const winograd::Tiles& g, i64 images,
-                        const Finish* finish = nullptr) {
+                        const FinishOf<Y>* finish = nullptr) {
   const i64 tiles = images * g.per_image(), parts = std::min(tiles, 4 * pool.count());
   float* v = scratch(7, winograd::blocks_of(g.c) * winograd::kPoints * winograd::point_step(tiles * winograd::kChannels));
   parallel_phases(pool, {parts, panels_of(g.o)}, [&](int phase, i64 i) {
@@ -247,7 +247,8 @@ void convolve_windows(const View& v, const float* w, float* y, const Geometry& g
 
 // Some images of one task.
 template <class T>
-void convolve_images(const T* x, const float* w, T* y, const Geometry& g, i64 method, i64 images, const Finish* finish) {
+void convolve_images(const T* x, const float* w, T* y, const Geometry& g, i64 method, i64 images,
+                     const FinishOf<T>* finish = nullptr) {
   if (method == kWinograd) {
     const winograd::Tiles t = forward_tiles(g);
     winograd::convolve(x, y, w, t, 0, images * t.per_image(), finish);
@@ -271,7 +272,8 @@ void convolve_images(const T* x, const float* w, T* y, const Geometry& g, i64 me
 void convolve_products(const Threads& pool, const float* x, const float* w, float* y, const Geometry& g, i64 method,
                        const Finish* finish);
 template <class T>
-void convolve_all(const Threads& pool, const T* x, const float* w, T* y, const Geometry& g, i64 method, const Finish* finish) {
+void convolve_all(const Threads& pool, const T* x, const float* w, T* y, const Geometry& g, i64 method,
+                  const FinishOf<T>* finish) {
   const i64 threads = pool.count(), weights = g.kh * g.kw * g.c * g.o;
   if (method == kWinograd && weights > kManyWeights)
     return convolve_by_points(pool, x, y, w, forward_tiles(g), g.n, finish);
@@ -367,12 +369,12 @@ void statistics(const std::vector<double>& sums, i64 channels, double count, flo
 }
 
 // y = convolution of x. With (scale, shift[, residual]) y = activation(y scale + shift + residual). `packed`: w is the result
-// of Pack, which has scale and shift, and only the residual may follow. With more results, the mean and the biased variance of
-// each channel. For bfloat16 products scale and shift are always apart.
+// of Pack, float32 with scale and shift in it, and only the residual may follow. With more results, the mean and the biased
+// variance of each channel. For bfloat16 products packed weights are PackHalf's, and scale and shift are apart.
 template <class T>
 ffi::Error Convolve(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, i64 method, i64 products, i64 act, bool is_packed,
-                    Images<T> x_, Images<T> w_, ffi::RemainingArgs rest, ffi::RemainingRets rets) {
-  const Threads pool(xla_pool, is_packed && method != kHalf);
+                    Images<T> x_, ffi::AnyBuffer w_, ffi::RemainingArgs rest, ffi::RemainingRets rets) {
+  const Threads pool(xla_pool, is_packed);
   const Geometry whole = geometry_of(geometry), g = method == kProducts ? flattened(whole) : whole;
   const i64 threads = pool.count(), o = g.o;
   const T* x = x_.typed_data();
@@ -382,19 +384,21 @@ ffi::Error Convolve(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, i64
   if constexpr (std::is_same_v<T, Half>)
     if (method == kHalf) {
       const bfloat16::Behind behind = {argument(rest, 0), argument(rest, 1), argument<Half>(rest, 2), act};
-      bfloat16::convolve(pool, products, g, x, w_.typed_data(), is_packed, y, behind, rets.size() > 1 ? &sums : nullptr);
+      bfloat16::convolve(pool, products, g, x, (const Half*)w_.untyped_data(), is_packed, y, behind, rets.size() > 1 ? &sums : nullptr);
       if (rets.size() > 1) finish_statistics();
       return ffi::Error::Success();
     }
-  const T* unpacked = w_.typed_data();
-  const float* w = nullptr;
-  Finish found = {};
-  if constexpr (std::is_same_v<T, float>) {
-    w = unpacked;
-    found = {is_packed ? w + packed_floats(g, method) : argument(rest, 1), argument(rest, is_packed ? 0 : 2), y, act};
-    if (!is_packed && found.shift) w = unpacked = scaled_weights(w, argument(rest, 0), w_.element_count() / o, o);
-  }
-  const Finish* finish = found.shift ? &found : nullptr;
+  const T* unpacked = is_packed ? nullptr : (const T*)w_.untyped_data();
+  const float* w = is_packed ? (const float*)w_.untyped_data() : nullptr;
+  FinishOf<T> found = {};
+  if (is_packed) found = {w + packed_floats(g, method), argument<T>(rest, 0), y, act};
+  if constexpr (std::is_same_v<T, float>)
+    if (!is_packed) {
+      w = unpacked;
+      found = {argument(rest, 1), argument(rest, 2), y, act};
+      if (found.shift) w = unpacked = scaled_weights(w, argument(rest, 0), w_.element_count() / o, o);
+    }
+  const FinishOf<T>* finish = found.shift ? &found : nullptr;
   // Sums for the statistics are formed while a chunk is in the cache.
   const bool by_image = method == kDepthwise || method == kGrouped;
   const bool many = !by_image && g.kh * g.kw * g.c * o > kManyWeights;
@@ -419,7 +423,7 @@ ffi::Error Convolve(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, i64
     if (phase == 0) return pack_part(unpacked, packed, g, method, i);
     const i64 n = i * chunk, count = std::min(chunk, units - n);
     if (count <= 0) return;
-    if (!together) convolve_images(x + n * g.in(), w, y + n * out, g, method, count, nullptr);
+    if (!together) convolve_images(x + n * g.in(), w, y + n * out, g, method, count);
     sums_of_rows(y + n * out, count * out, o, &sums[i * 2 * o], &sums[i * 2 * o + o]);
   });
   finish_statistics();
@@ -680,7 +684,7 @@ using Integers = ffi::Span<const int64_t>;
   XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_convolve##SUFFIX, headrace::Convolve<T>,                                                   \
                                 ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<Integers>("geometry").Attr<int64_t>("method")    \
                                     .Attr<int64_t>("products").Attr<int64_t>("activation").Attr<bool>("packed")               \
-                                    .Arg<headrace::Images<T>>().Arg<headrace::Images<T>>().RemainingArgs().RemainingRets());  \
+                                    .Arg<headrace::Images<T>>().Arg<ffi::AnyBuffer>().RemainingArgs().RemainingRets());       \
   XLA_FFI_DEFINE_HANDLER_SYMBOL(hr_activate##SUFFIX, headrace::Activate<T>,                                                   \
                                 ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Attr<int64_t>("activation")                           \
                                     .Arg<headrace::Images<T>>().Arg<Floats>().Arg<Floats>().RemainingArgs()                   \

@@ -280,32 +280,35 @@ template <class F> static inline void for_activation(i64 act, F f) {
 
 // What follows a convolution whose weights have the norm's scale: activation(y + shift + residual). Applied to a few rows
 // at a time, in registers or while they are in the L1 cache.
-struct Finish {
-  const float *shift, *residual;  // of each channel; null or like the results, in whose place it may be
-  const float* y;                 // where the results begin
+template <class T> struct FinishOf {
+  const float* shift;  // of each channel
+  const T *residual, *y;  // null or like the results, in whose place it may be; where the results begin
   i64 act;
 
-  template <i64 kAct, class N> Vec apply(Vec v, i64 channel, const float* at, N n) const {
+  template <i64 kAct, class N> Vec apply(Vec v, i64 channel, const T* at, N n) const {
     v += load(shift + channel, n);
     if (residual) v += load(residual + (at - y), n);
     return activated<kAct>(v);
   }
 };
 
+using Finish = FinishOf<float>;
+
 // The same of rows of `width` channels from `channel` on, which may be in a buffer of their own.
-template <i64 kAct, class N>
-static inline void finish_column(const float* from, i64 from_step, float* to, i64 step, int rows, i64 channel, N n,
-                                 const Finish& f) {
+template <i64 kAct, class T, class N>
+static inline void finish_column(const float* from, i64 from_step, T* to, i64 step, int rows, i64 channel, N n,
+                                 const FinishOf<T>& f) {
   const Vec shift = load(f.shift + channel, n);
-  const float* residual = f.residual ? f.residual + (to - f.y) : nullptr;
+  const T* residual = f.residual ? f.residual + (to - f.y) : nullptr;
   for (int r = 0; r < rows; r++, from += from_step, to += step) {
     Vec v = load(from, n) + shift;
     if (residual) v += load(residual + r * step, n);
     store(to, activated<kAct>(v), n);
   }
 }
-static inline void finish_rows(const float* from, i64 from_step, float* to, i64 step, int rows, i64 channel, i64 width,
-                               const Finish& f) {
+template <class T>
+static inline void finish_rows(const float* from, i64 from_step, T* to, i64 step, int rows, i64 channel, i64 width,
+                               const FinishOf<T>& f) {
   for_activation(f.act, [&](auto a) {
     constexpr i64 kAct = decltype(a)::value;
     i64 v = 0;

@@ -157,7 +157,7 @@ static void transform_input(const T* images, const Tiles& g, i64 tile, Range cha
 
 template <class T>
 static void transform_output(const float* products, i64 point, T* images, const Tiles& g, i64 tile, Range outputs,
-                             const Finish* finish = nullptr) {
+                             const FinishOf<T>* finish = nullptr) {
   const Place at = place_of(g, tile);
   T* first = images + ((at.image * g.ho + at.y) * g.wo + at.x) * g.o;
   const i64 rows = std::min<i64>(4, g.ho - at.y), columns = std::min<i64>(4, g.wo - at.x);
@@ -179,12 +179,12 @@ static void transform_output(const float* products, i64 point, T* images, const 
           store(to, f(y[i * 4 + j], to));
         }
     };
-    if (!finish || !std::is_same_v<T, float>)  // of bfloat16 values nothing is finished here
+    if (!finish)
       each_value([](Vec v, const T*) { return v; });
-    else if constexpr (std::is_same_v<T, float>)
+    else
       for_activation(finish->act, [&](auto a) {
         const auto n = std::integral_constant<i64, kLanes>();
-        each_value([&](Vec v, const float* to) { return finish->template apply<decltype(a)::value>(v, o, to, n); });
+        each_value([&](Vec v, const T* to) { return finish->template apply<decltype(a)::value>(v, o, to, n); });
       });
   }
 }
@@ -233,7 +233,7 @@ static void point_product(const float* v, i64 tiles, const float* weights, float
 // The tiles first .. last of the images: y = convolution of x, with the packed points of the weights
 template <class X, class Y>
 static void convolve(const X* x, Y* y, const float* weights, const Tiles& g, i64 first, i64 last,
-                     const Finish* finish = nullptr) {
+                     const FinishOf<Y>* finish = nullptr) {
   const i64 block = block_tiles(g.c, g.o), panels = panels_of(g.o);
   const i64 v_step = point_step(block * g.c), m_step = point_step(block * g.o);
   float* v = scratch(0, buffer_floats(g.c, g.o));
@@ -285,7 +285,7 @@ template <class X> static void transform_blocks(const X* x, const Tiles& g, i64 
 // y = convolution of all tiles, for one panel of outputs
 template <class W, class Y>
 static void convolve_panel(const float* v, i64 tiles, const W* w, bool turned, Y* y, const Tiles& g, i64 panel,
-                           const Finish* finish) {
+                           const FinishOf<Y>* finish) {
   const i64 v_step = point_step(tiles * kChannels), m_step = point_step(tiles * kPanel);
   float *u = scratch(0, kPoints * kWeightStep), *m = scratch(1, kPoints * m_step);
   const i64 width = panel_width(g.o, panel), o = panel * kPanel;
