@@ -123,7 +123,7 @@ def test_a_folder_that_may_not_be_read(tmp_path: Path) -> None:
         read_folders(tmp_path, 0.1)
 
 
-def test_the_kind_is_found_from_the_folder(tmp_path: Path) -> None:
+def test_the_kind_is_found_from_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_classes(tmp_path / "train", {"a": 2, "b": 2})
     assert detect(str(tmp_path)) == "folder"
     with pytest.raises(DataError, match="does not exist"):
@@ -131,12 +131,13 @@ def test_the_kind_is_found_from_the_folder(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="holds no known dataset"):
         detect(str(tmp_path / "empty"))
-    with pytest.raises(
-        DataError, match=f"2 images are in it.*give the folder above it: --dataset-path {tmp_path}/train"
-    ):
+    with pytest.raises(DataError, match=f"2 images are in it.*if a is a class, give --dataset-path '{tmp_path}/train'"):
         detect(str(tmp_path / "train" / "a"))
-    with pytest.raises(DataError, match="is one image"):
+    with pytest.raises(DataError, match="is one file"):
         detect(str(next((tmp_path / "train" / "a").iterdir())))
+    monkeypatch.chdir(tmp_path / "train" / "a")
+    with pytest.raises(DataError, match=r"if a is a class, give --dataset-path '\.\.'"):
+        detect(".")
 
 
 def test_a_known_set_below_the_folder_is_named(tmp_path: Path) -> None:

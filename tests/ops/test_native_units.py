@@ -55,9 +55,9 @@ class Case:
 CASES = [
     Case((3, 9, 7, 16), 3, 32, act="relu", residual=True, method=WINOGRAD),
     Case((2, 6, 6, 32), 3, 16, padding="VALID", act="swish", method=WINOGRAD),
-    Case((2, 1, 1, 16), 3, 16, act="relu6", method=WINOGRAD),
+    Case((2, 3, 2, 16), 3, 16, act="relu6", method=WINOGRAD),
     Case((1, 12, 5, 16), 3, 48, act="relu", method=WINOGRAD),
-    Case((300, 2, 1, 144), 3, 160, act="relu", method=WINOGRAD),  # large weights by points, in two groups of tiles
+    Case((150, 3, 5, 144), 3, 160, act="relu", method=WINOGRAD),  # large weights by points, in two groups of tiles
     Case((3, 9, 7, 16), 3, 32, act="relu", residual=True, mode="no-winograd"),
     Case((3, 5, 4, 400), 1, 520, act="swish"),  # large weights, divided between threads
     Case((2, 6, 5, 150), 3, 150, stride=2, act="relu"),
@@ -373,6 +373,16 @@ def test_a_unit_of_bfloat16_and_its_gradients_follow_the_definition(
             # A gradient that is within rounding of the middle between two bfloat16 values may become the other one.
             slack = 2e-3 if name in ("x", "w") and window.method == HALF else 2e-5
             assert (error <= half * scale + slack * max(scale.max(), 1e-3)).all(), f"{name}: {error.max()}"
+
+
+def test_winograd_is_used_where_tiles_are_filled(variant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_units, "load_kernels", lambda: (variant._replace(half=1), ""))
+    w = jnp.zeros((3, 3, 16, 16))
+    for size, method in ((1, PRODUCTS), (2, PRODUCTS), (3, WINOGRAD), (5, WINOGRAD), (8, WINOGRAD)):
+        x = jnp.zeros((4, size, size, 16))
+        assert getattr(find_window(x, w, 1, "SAME", 1, "on"), "method", None) == method
+        half = find_window(x.astype(jnp.bfloat16), w.astype(jnp.bfloat16), 1, "SAME", 1, "on")
+        assert getattr(half, "method", None) == WINOGRAD
 
 
 def test_amx_multiplies_bfloat16_without_winograd(variant: Any, monkeypatch: pytest.MonkeyPatch) -> None:

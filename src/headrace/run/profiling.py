@@ -3,7 +3,7 @@
 import json
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from headrace.config.field import Origin
 from headrace.config.load import Resolved
@@ -25,6 +26,7 @@ from headrace.engine.state import State
 from headrace.job import current_group
 from headrace.model.context import Ctx, Draws
 from headrace.model.network import Network
+from headrace.ops import conv2d
 from headrace.plan.pipeline import PipelinePlan
 from headrace.plan.timeline import FORMATS, Table, write_diagram
 from headrace.report.run_summary import PROFILE_FILE
@@ -204,24 +206,33 @@ class OpTable:
 def measure_ceilings(device: Any, dtype: jax.typing.DTypeLike) -> tuple[float, float]:
     """Return the FLOPs per second of a large product and the bytes per second of a large sum; 0 where none fits.
 
-    What this device reaches with the simplest programs is a fairer limit than a data sheet.
+    What this device reaches with the simplest programs is a fairer limit than a data sheet. On a CPU the product is a
+    convolution, as XLA multiplies bfloat16 values in float32; and the sum is repeated, in a number of times that XLA
+    does not know, since the system fills a new result's pages with zeros, which takes longer than to write them.
     """
-    small = device.platform == "cpu"
-    side, length = (1024, 16 << 20) if small else (8192, 256 << 20)
+    on_cpu = device.platform == "cpu"
+    side, length, times = (1024, 32 << 20, 16) if on_cpu else (8192, 256 << 20, 1)
     try:
         square = jax.device_put(jnp.ones((side, side), dtype), device)
-        product = _fastest(jax.jit(lambda a: a @ a), square)
+        if on_cpu:
+            product = _fastest(lambda a: conv2d(a.reshape(1, 32, side // 32, side), a[None, None]), square)
+        else:
+            product = _fastest(lambda a: a @ a, square)
         del square
         row = jax.device_put(jnp.ones(length, jnp.float32), device)
-        added = _fastest(jax.jit(lambda a: a + 1), row)
+        if on_cpu:
+            added = _fastest(lambda a, n: lax.fori_loop(0, n, lambda _, b: b + 1, a), row, times)
+        else:
+            added = _fastest(lambda a: a + 1, row)
     except jax.errors.JaxRuntimeError:  # the run left too little memory
         return 0.0, 0.0
-    return 2 * side**3 / product, 8 * length / added
+    return 2 * side**3 / product, times * 8 * length / added
 
 
-def _fastest(program: Any, argument: Any) -> float:
-    jax.block_until_ready(program(argument))
-    return min(_seconds(program, (argument,)) for _ in range(ROUNDS))
+def _fastest(function: Callable[..., Any], *arguments: Any) -> float:
+    program = jax.jit(function)
+    jax.block_until_ready(program(*arguments))
+    return min(_seconds(program, arguments) for _ in range(ROUNDS))
 
 
 def trace_schedule(

@@ -386,7 +386,7 @@ def utilisation_lines(found: ProfileSummary) -> list[str]:
     if work.peak_flops:
         share = flops / work.peak_flops
         lines[0] += f": {share:.1%} of the {_flops(work.peak_flops)} measured here"
-        lines += [f"{'':13}(of a large product by XLA; Winograd convolutions multiply less)"] if share > 1 else []
+        lines += [f"{'':13}(of a large product; Winograd convolutions multiply less)"] if share > 1 else []
     if work.published_flops:
         lines.append(f"{'':13}{flops / work.published_flops:.1%} of the {_flops(work.published_flops)} published")
     lines.append(f"memory       {format_bytes(int(found.bytes_per_second))}/s at least")

@@ -79,12 +79,12 @@ def refuse_loose_images(root: Path) -> None:
         return
     above = folder.parent if folder.name else Path("..")
     is_class = has_class_folders(above) and not split_folder(above, TRAIN_NAMES)
-    problem = f"{root} is one image." if root.is_file() else f"{root} has no class folders: {loose:,} images are in it."
+    problem = f"{root} is one file." if root.is_file() else f"{root} has no class folders: {loose:,} images are in it."
     raise DataError(
         problem,
         rule=f"A class is a folder, its name the class's, with image files in it: {FORMATS_TEXT}.",
         remedy="Make one folder for each class: IMAGES/cat/1.jpg, IMAGES/dog/2.jpg."
-        + (f" Or, if {folder.name} is a class, give the folder above it: --dataset-path {above}." if is_class else ""),
+        + (f" Or, if {folder.resolve().name} is a class, give --dataset-path '{above}'." if is_class else ""),
     )
 
 
