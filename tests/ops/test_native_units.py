@@ -16,7 +16,7 @@ import pytest
 from headrace.core.errors import ConfigError
 from headrace.native import library
 from headrace.native.library import KERNEL_SOURCES, KERNELS, SUFFIX, find_kernels, kernels_library, source_hash
-from headrace.ops import check_kernels, conv2d, native_units
+from headrace.ops import check_kernels, conv2d, describe_missing_kernels, native_units
 from headrace.ops.native_units import (
     HALF_PRODUCTS,
     BatchNorm,
@@ -452,6 +452,15 @@ def test_kernels_that_are_asked_for_and_missing_are_an_error(monkeypatch: pytest
         check_kernels(mode)
     with pytest.raises(ConfigError, match="no compiler"):
         check_kernels("on")
+
+
+def test_a_run_on_a_cpu_says_that_it_has_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert describe_missing_kernels("auto") == []
+    monkeypatch.setattr(native_units, "load_kernels", lambda: (None, "no compiler"))
+    assert describe_missing_kernels("off") == []
+    (said,) = describe_missing_kernels("auto")
+    assert "XLA computes convolutions" in said
+    assert said.endswith("no compiler")
 
 
 def test_the_kernels_are_compiled_wherever_they_can_be() -> None:

@@ -22,6 +22,7 @@ from headrace.ops.native_units import (
     can_fuse,
     check_kernels,
     conv_unit,
+    describe_missing_kernels,
     find_window,
     uses_kernels,
 )
@@ -42,4 +43,5 @@ __all__ += ["gelu", "global_average_pool", "group_norm", "hard_sigmoid", "hard_s
 __all__ += ["max_pool", "relu", "relu6", "resize_by_average", "sigmoid", "swish", "using"]
 __all__ += ["PRODUCT", "BatchNorm", "can_fuse", "check_kernels", "conv_unit", "find_window", "uses_kernels"]
 __all__ += ["ConstantUnit", "Gate", "conv_bias", "find_bottleneck", "find_dense", "find_gate", "find_max_pool"]
-__all__ += ["Shaped", "Window", "Windows", "find_norm_pool", "fuses_norm_pools", "weights_are_constant"]
+__all__ += ["Shaped", "Window", "Windows", "describe_missing_kernels", "find_norm_pool", "fuses_norm_pools"]
+__all__ += ["weights_are_constant"]

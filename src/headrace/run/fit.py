@@ -36,6 +36,7 @@ from headrace.engine.state import State, evaluated_weights, host_memory_of
 from headrace.engine.step import Metrics
 from headrace.engine.visible import device_memory_bytes
 from headrace.job import Restart, check_consistency, current_group, report_lost_process, watch_progress
+from headrace.ops import describe_missing_kernels
 from headrace.plan.steps import describe_sizes
 from headrace.reference.entrance import override
 from headrace.run.choices import settle
@@ -637,6 +638,7 @@ def _hints(design: Design, devices: list[Any], resolved: Resolved) -> list[str]:
     if backend == "gpu" and design.compiler.convolution_tuning != design.config.compiler.convolution_tuning == "quick":
         hints.append("convolution_tuning is full: quick is for one device")
     hints += describe_slower() if design.info.varies else []
+    hints += describe_missing_kernels(design.config.compiler.cpu_kernels) if backend == "cpu" else []
     if sizes := describe_sizes(design.sizes, design.network):
         hints += [sizes]
     if devices[0].platform != "cpu" and numerics.precision == "32.32":
