@@ -79,6 +79,15 @@ def test_a_warm_up_from_zero(mode):
     assert float(none(1)) == pytest.approx(1.0)
 
 
+def test_the_last_step_has_a_rate_also_after_a_warm_up_of_no_whole_steps():
+    warmup = {"warmup_mode": "shift", "warmup_epochs": 0.125}
+    curve = curve_of("cosine", {"initial_learning_rate": 0.125}, warmup=warmup, epochs=2)
+    for t in (12, 100, 198, 199, 200):
+        assert float(curve(t)) == pytest.approx(cosine(t - 12, 1.0, 188), abs=1e-6)
+    assert float(curve(199)) > 0
+    assert float(curve(200)) == 0
+
+
 def test_epochs_that_binary_fractions_put_just_under_a_step():
     assert int(0.29 * U) == 28  # the trap
     curve = curve_of("stepped", {"boundaries": [0.29], "values": [1.0, 2.0]})

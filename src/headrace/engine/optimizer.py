@@ -152,10 +152,17 @@ def make_lr_curve(learning: Learning, *, global_batch_size: int, updates_per_epo
     """Return the learning rate as a float32 function of the step (0 for the first update)."""
     params, warmup = complete_lr(learning, num_epochs)
     span = Span(global_batch_size=global_batch_size, updates_per_epoch=updates_per_epoch, num_epochs=num_epochs)
+    shift = warmup is not None and warmup["warmup_mode"] == "shift"
+    warmup_steps = span.steps(warmup["warmup_epochs"]) if warmup else 0
+    steps_left = num_epochs * updates_per_epoch - warmup_steps
+    given = complete("lr_schedule", learning.lr_schedule, learning.lr_schedule_params).get("epochs_to_total_decay")
+    if shift and given is None and "epochs_to_total_decay" in params and steps_left > 0:
+        # All steps that the warm-up leaves. Epochs less warm-up epochs, rounded down once more, could be a step less,
+        # and the last step would have a rate of zero.
+        params["epochs_to_total_decay"] = steps_left / updates_per_epoch
     curve = CURVES[learning.lr_schedule](params, span)
     if warmup:
-        shift, from_zero = warmup["warmup_mode"] == "shift", warmup["from_zero"]
-        curve = _warm_up(curve, span.steps(warmup["warmup_epochs"]), shift=shift, from_zero=from_zero)
+        curve = _warm_up(curve, warmup_steps, shift=shift, from_zero=warmup["from_zero"])
 
     def lr_curve(step: jax.typing.ArrayLike) -> jax.Array:
         step = jnp.asarray(step).astype(jnp.int32)
