@@ -2,6 +2,7 @@
 
 import threading
 import time
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -56,13 +57,13 @@ def test_an_error_surfaces_in_its_place_and_again() -> None:
 
 
 def test_waiting_is_measured_and_the_first_block_is_apart() -> None:
-    ahead = Prefetcher(lambda _: time.sleep(0.05), range(5), 1, FeedStats())
-    for _ in range(4):
-        ahead.next()
-    assert ahead.stats.first_wait_seconds >= 0.03
-    assert ahead.stats.wait_seconds >= 0.12
-    assert ahead.stats.read_seconds >= 0.19
-    ahead.close()
+    with closing(Prefetcher(lambda _: time.sleep(0.2), range(5), 1, FeedStats())) as ahead:
+        for _ in range(4):
+            ahead.next()
+    # A busy machine may wake this thread late, again and again.
+    assert ahead.stats.first_wait_seconds >= 0.1
+    assert ahead.stats.wait_seconds >= 0.4
+    assert ahead.stats.read_seconds >= 0.79
 
 
 def test_waiting_while_the_device_is_busy_is_not_the_devices_waiting() -> None:
