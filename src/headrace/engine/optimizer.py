@@ -155,8 +155,8 @@ def make_lr_curve(learning: Learning, *, global_batch_size: int, updates_per_epo
     shift = warmup is not None and warmup["warmup_mode"] == "shift"
     warmup_steps = span.steps(warmup["warmup_epochs"]) if warmup else 0
     steps_left = num_epochs * updates_per_epoch - warmup_steps
-    given = complete("lr_schedule", learning.lr_schedule, learning.lr_schedule_params).get("epochs_to_total_decay")
-    if shift and given is None and "epochs_to_total_decay" in params and steps_left > 0:
+    is_given = (learning.lr_schedule_params or {}).get("epochs_to_total_decay") is not None
+    if shift and not is_given and "epochs_to_total_decay" in params and steps_left > 0:
         # All steps that the warm-up leaves. Epochs less warm-up epochs, rounded down once more, could be a step less,
         # and the last step would have a rate of zero.
         params["epochs_to_total_decay"] = steps_left / updates_per_epoch

@@ -389,8 +389,6 @@ void pack_forward(const Geometry& whole, const Half* w, i64 block, Half* packed)
 // those of the outputs, whose gradient therefore has zeros behind each row. With stride S a tap meets every S-th row and column:
 // these are a plane of their own, one of S S phases.
 
-constexpr i64 kManyWeights = 192 * 1024;   // as in kernels.cc: more than this are written once, by one task
-constexpr i64 kSlotFloats = 1024 * 1024;   // as there: of the sums of all tasks, where each has some of the pixels
 constexpr i64 kMostPixels = 2048;          // of one product: the values of 32 channels and of 32 outputs stay in the L2 cache
 constexpr i64 kPackedHalfs = 512 * 1024;   // of a task that packs for itself: all of them stay there
 constexpr i64 kFewestPixels = 64;          // of a task, unless there are more for each

@@ -26,9 +26,7 @@ namespace {
 constexpr i64 kChunkFloats = 128 * 1024;       // of one chunk's images, to stay in the L2 cache
 constexpr i64 kTaskTiles = 32 * kMaxRows;      // of Winograd's algorithm in one task
 constexpr i64 kBandFloats = 32 * 1024;         // of one band of a depthwise convolution's image
-constexpr i64 kManyWeights = 192 * 1024;       // floats: more than this are read as rarely as possible
 constexpr i64 kTaskPixels = 24 * kMaxRows;     // of one task with so many weights, which it reads once
-constexpr i64 kSlotFloats = 1024 * 1024;       // of the sums of a weights' gradient, one for each task, all together
 constexpr i64 kFewProducts = 256 * 1024;       // are computed before another thread has begun
 enum Method : i64 { kProducts = 0, kWinograd = 1, kDepthwise = 2, kGrouped = 3, kHalf = 4 };
 
@@ -88,7 +86,7 @@ void convolve_by_points(const Threads& pool, const X* x, Y* y, const float* weig
                         const winograd::Tiles& g, i64 images, const FinishOf<Y>* finish = nullptr) {
   each_group(g, images, [&](Range group) {
     const i64 tiles = group.last - group.first, panels = panels_of(g.o);
-    const i64 v_step = winograd::point_step(tiles * g.c), m_step = winograd::point_step(tiles * g.o);
+    const i64 v_step = odd_lines(tiles * g.c), m_step = odd_lines(tiles * g.o);
     float *v = scratch(7, winograd::kPoints * (v_step + m_step)), *m = v + winograd::kPoints * v_step;
     const i64 parts = std::min(tiles, 4 * pool.count());
     const std::vector<float> zeros(finish ? g.o : 0);
@@ -115,7 +113,7 @@ void weight_gradient_by_points(const Threads& pool, const T* x, const float* dz,
                                const winograd::Tiles& g, i64 images) {
   each_group(g, images, [&](Range group) {
     const i64 tiles = group.last - group.first, panels = panels_of(g.o);
-    const i64 v_step = winograd::point_step(tiles * g.c), d_step = winograd::point_step(panels * tiles * kPanel);
+    const i64 v_step = odd_lines(tiles * g.c), d_step = odd_lines(panels * tiles * kPanel);
     float *v = scratch(7, winograd::kPoints * (v_step + d_step)), *d = v + winograd::kPoints * v_step;
     each_tile(pool, group, [&](i64 tile, i64 t) {
       transform_input(x, g, tile, {0, g.c}, v + t * g.c, v_step);
@@ -140,7 +138,7 @@ template <class X, class W, class Y>
 void convolve_by_panels(const Threads& pool, const X* x, const W* w, bool turned, Y* y, const winograd::Tiles& g, i64 images,
                         const FinishOf<Y>* finish = nullptr) {
   const i64 tiles = images * g.per_image(), parts = std::min(tiles, 4 * pool.count());
-  float* v = scratch(7, winograd::blocks_of(g.c) * winograd::kPoints * winograd::point_step(tiles * winograd::kChannels));
+  float* v = scratch(7, winograd::blocks_of(g.c) * winograd::kPoints * odd_lines(tiles * winograd::kChannels));
   parallel_phases(pool, {parts, panels_of(g.o)}, [&](int phase, i64 i) {
     if (phase == 1) return winograd::convolve_panel(v, tiles, w, turned, y, g, i, finish);
     const Range r = range_of(tiles, i, parts);
@@ -150,8 +148,8 @@ void convolve_by_panels(const Threads& pool, const X* x, const W* w, bool turned
 template <class X, class W>
 void weight_gradient_by_panels(const Threads& pool, const X* x, const float* dz, W* dw, const winograd::Tiles& g, i64 images) {
   const i64 tiles = images * g.per_image(), panels = panels_of(g.o), blocks = winograd::blocks_of(g.c);
-  const i64 parts = std::min(tiles, 4 * pool.count()), d_step = winograd::point_step(tiles * kPanel);
-  const i64 floats = blocks * winograd::kPoints * winograd::point_step(tiles * winograd::kChannels);
+  const i64 parts = std::min(tiles, 4 * pool.count()), d_step = odd_lines(tiles * kPanel);
+  const i64 floats = blocks * winograd::kPoints * odd_lines(tiles * winograd::kChannels);
   float *v = scratch(7, floats + panels * winograd::kPoints * d_step), *d = v + floats;
   parallel_phases(pool, {parts, panels * blocks}, [&](int phase, i64 i) {
     if (phase == 1) return winograd::gradient_panel(v, d, tiles, dw, g, i % blocks, i / blocks);
@@ -384,7 +382,8 @@ ffi::Error Convolve(ffi::ThreadPool xla_pool, ffi::Span<const i64> geometry, i64
   if constexpr (std::is_same_v<T, Half>)
     if (method == kHalf) {
       const bfloat16::Behind behind = {argument(rest, 0), argument(rest, 1), argument<Half>(rest, 2), act};
-      bfloat16::convolve(pool, products, g, x, (const Half*)w_.untyped_data(), is_packed, y, behind, rets.size() > 1 ? &sums : nullptr);
+      bfloat16::convolve(pool, products, g, x, (const Half*)w_.untyped_data(), is_packed, y, behind,
+                         rets.size() > 1 ? &sums : nullptr);
       if (rets.size() > 1) finish_statistics();
       return ffi::Error::Success();
     }

@@ -16,6 +16,9 @@ constexpr int kMaxRows = 6;
 constexpr int kPanelVectors = 2, kPanel = kPanelVectors * kLanes;
 constexpr i64 kDepth = 256;  // input values per pixel of one pass: with kPanel channels, weights that stay in the L1 cache
 
+// How far apart arrays of so many floats lie of which a line each is written at once: an odd number of cache lines. Lines that
+// are a large power of two apart would share a few sets of the caches.
+static constexpr i64 odd_lines(i64 floats) { return (floats + 15) / 16 * 16 | 16; }
 static inline i64 panels_of(i64 outputs) { return (outputs + kPanel - 1) / kPanel; }
 static inline i64 panel_width(i64 outputs, i64 panel) { return std::min<i64>(kPanel, outputs - panel * kPanel); }
 
@@ -276,8 +279,7 @@ static void weight_gradient(const float* a, const Pixels& in, i64 taps, Range ra
   const i64 size = std::min<i64>(kSlot, taps);
   auto tap_of = [&](i64 block) { return range.first + count * block / blocks; };
   auto start_of = [&](i64 block) { return std::min(tap_of(block), taps - size); };  // never beyond the last tap
-  // An odd number of cache lines apart: the blocks of one pixel, written together, must not share a cache set.
-  const i64 block_step = (part * kSlot + 15) / 16 * 16 | 16;
+  const i64 block_step = odd_lines(part * kSlot);
   float* slots = scratch(3, std::min(blocks, kSlotBlocks) * block_step);
   for (i64 p0 = 0; p0 < pixels; p0 += part)
     for (i64 b0 = 0; b0 < blocks; b0 += kSlotBlocks) {

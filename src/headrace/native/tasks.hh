@@ -66,6 +66,9 @@ T* in_large_pages(T* memory, i64 count) {
   return memory;
 }
 
+constexpr i64 kManyWeights = 192 * 1024;  // more than this are read, and their gradient is written, as rarely as possible
+constexpr i64 kSlotFloats = 1024 * 1024;  // of the sums of a weights' gradient, one for each task, all together
+
 struct Job {
   virtual void work() = 0;
   virtual ~Job() = default;

@@ -7,10 +7,6 @@ namespace headrace::winograd {
 
 constexpr int kPoints = 36;
 
-// How far apart the arrays of two points lie: an odd number of cache lines. A transform writes a line of each point at once;
-// lines that are a large power of two apart would share a few sets of the caches.
-static constexpr i64 point_step(i64 floats) { return (floats + 15) / 16 * 16 | 16; }
-
 // Tiles of 4x4 outputs; `top` and `left` are the zeros around the images.
 struct Tiles {
   i64 h, w, c, o, top, left, ho, wo, rows, columns;
@@ -219,7 +215,7 @@ static inline i64 block_tiles(i64 c, i64 o) {
 }
 static inline i64 buffer_floats(i64 c, i64 o) {
   const i64 outputs = panels_of(o) * kPanel;
-  return kPoints * (point_step(block_tiles(c, o) * c) + point_step(block_tiles(c, o) * outputs));
+  return kPoints * (odd_lines(block_tiles(c, o) * c) + odd_lines(block_tiles(c, o) * outputs));
 }
 
 // m [tile][o] = v [tile][c] * the packed weights of one point
@@ -235,7 +231,7 @@ template <class X, class Y>
 static void convolve(const X* x, Y* y, const float* weights, const Tiles& g, i64 first, i64 last,
                      const FinishOf<Y>* finish = nullptr) {
   const i64 block = block_tiles(g.c, g.o), panels = panels_of(g.o);
-  const i64 v_step = point_step(block * g.c), m_step = point_step(block * g.o);
+  const i64 v_step = odd_lines(block * g.c), m_step = odd_lines(block * g.o);
   float* v = scratch(0, buffer_floats(g.c, g.o));
   float* m = v + kPoints * v_step;
   for (i64 t0 = first; t0 < last; t0 += block) {
@@ -251,7 +247,7 @@ static void convolve(const X* x, Y* y, const float* weights, const Tiles& g, i64
 template <class T>
 static void weight_gradient(const T* x, const float* dy, float* du, const Tiles& g, i64 first, i64 last) {
   const i64 block = block_tiles(g.c, g.o), panels = panels_of(g.o);
-  const i64 v_step = point_step(block * g.c), d_step = point_step(panels * block * kPanel);
+  const i64 v_step = odd_lines(block * g.c), d_step = odd_lines(panels * block * kPanel);
   float* v = scratch(0, buffer_floats(g.c, g.o));
   float* d = v + kPoints * v_step;
   for (i64 t0 = first; t0 < last; t0 += block) {
@@ -270,14 +266,14 @@ static void weight_gradient(const T* x, const float* dy, float* du, const Tiles&
 // and one panel of outputs are computed, used and forgotten while they are in the L2 cache. The tiles' points are
 // v [block of channels][point][tile][kChannels], those of the gradient d [panel][point][tile][kPanel].
 constexpr i64 kChannels = 128;
-constexpr i64 kWeightStep = point_step(kChannels * kPanel);
+constexpr i64 kWeightStep = odd_lines(kChannels * kPanel);
 static inline i64 blocks_of(i64 channels) { return (channels + kChannels - 1) / kChannels; }
 static inline Range block_channels(const Tiles& g, i64 block) {
   return {block * kChannels, std::min(g.c, (block + 1) * kChannels)};
 }
 
 template <class X> static void transform_blocks(const X* x, const Tiles& g, i64 tile, i64 tiles, float* v) {
-  const i64 step = point_step(tiles * kChannels);
+  const i64 step = odd_lines(tiles * kChannels);
   for (i64 b = 0; b < blocks_of(g.c); b++)
     transform_input(x, g, tile, block_channels(g, b), v + b * kPoints * step + tile * kChannels, step);
 }
@@ -286,7 +282,7 @@ template <class X> static void transform_blocks(const X* x, const Tiles& g, i64 
 template <class W, class Y>
 static void convolve_panel(const float* v, i64 tiles, const W* w, bool turned, Y* y, const Tiles& g, i64 panel,
                            const FinishOf<Y>* finish) {
-  const i64 v_step = point_step(tiles * kChannels), m_step = point_step(tiles * kPanel);
+  const i64 v_step = odd_lines(tiles * kChannels), m_step = odd_lines(tiles * kPanel);
   float *u = scratch(0, kPoints * kWeightStep), *m = scratch(1, kPoints * m_step);
   const i64 width = panel_width(g.o, panel), o = panel * kPanel;
   for (i64 b = 0; b < blocks_of(g.c); b++) {
@@ -305,7 +301,7 @@ static void convolve_panel(const float* v, i64 tiles, const W* w, bool turned, Y
 template <class W>
 static void gradient_panel(const float* v, const float* d, i64 tiles, W* dw, const Tiles& g, i64 block, i64 panel) {
   using Rows = std::make_integer_sequence<int, kMaxRows>;
-  const i64 v_step = point_step(tiles * kChannels), d_step = point_step(tiles * kPanel);
+  const i64 v_step = odd_lines(tiles * kChannels), d_step = odd_lines(tiles * kPanel);
   float* du = scratch(0, kPoints * kWeightStep);
   const Range channels = block_channels(g, block);
   const i64 size = channels.last - channels.first, parts = (size + kMaxRows - 1) / kMaxRows;
