@@ -15,7 +15,6 @@ namespace headrace {
 
 constexpr i64 kTileFloats = 64 * 1024;  // of the expanded panel of one task at most: a part of the L2 cache
 constexpr i64 kGateBand = 8 * 1024;     // floats that a task multiplies by their gates
-using Floats = ffi::Buffer<ffi::F32>;
 
 // mean[channels of one panel] = the sums over some pixels, divided by the `count` of an image
 static void average_pixels(const float* x, i64 pixels, i64 c, i64 panel, i64 count, float* mean) {

@@ -4,7 +4,6 @@
 
 namespace headrace {
 
-template <class T> using Images = ffi::Buffer<std::is_same_v<T, Half> ? ffi::BF16 : ffi::F32>;
 using Places = ffi::Buffer<ffi::U8>;
 
 constexpr i64 kPoolFloats = 32 * 1024;  // of one band of an image

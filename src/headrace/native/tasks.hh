@@ -18,6 +18,9 @@ namespace ffi = xla::ffi;
 
 namespace headrace {
 
+using Floats = ffi::Buffer<ffi::F32>;
+template <class T> using Images = ffi::Buffer<std::is_same_v<T, Half> ? ffi::BF16 : ffi::F32>;  // T: float or Half
+
 struct Geometry {
   i64 n, h, w, c, kh, kw, o, stride, top, left, ho, wo;
   i64 group;  // inputs of one group of channels, which has as many outputs; c where there is but one
