@@ -41,6 +41,26 @@ def test_overlapping_kernels_are_charged_once():
         assert exclusive_seconds(spans) == expected
 
 
+def test_the_bandwidth_of_a_kernel_is_that_of_its_own_time_also_beside_others():
+    def event(kernel, start, end):
+        return TraceEvent(kernel=kernel, op=kernel, module="m", op_name="", start=start, end=end)
+
+    # the gradient of weights lasts 10 s, of which others are charged 8; two of its runs overlap by 2
+    events = [
+        event("weights", 0.0, 10.0),
+        event("images", 2.0, 10.0),
+        event("both", 20.0, 24.0),
+        event("both", 22.0, 26.0),
+    ]
+    found = summarise({"gpu": events}, lambda _: OpFacts(kind="convolution", num_bytes=60), WORK)
+    assert {kernel.name: kernel.seconds for kernel in found.kernels} == {"weights": 2, "images": 8, "both": 6}
+    assert {kernel.name: kernel.bytes_per_second for kernel in found.kernels} == {
+        "weights": 6,
+        "images": 7.5,
+        "both": 20,
+    }
+
+
 def gpu_plane(events):
     """Return a device's plane as text: events are (line, kernel, HLO instruction, start us, microseconds)."""
     stats = ["hlo_op", "hlo_module", "tf_op"]

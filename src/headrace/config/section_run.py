@@ -387,6 +387,7 @@ PIPELINE_NOTES = (
 
 CPU_KERNELS = ("auto", "on", "no-winograd", "off")
 TUNINGS = ("auto", "full", "quick")
+SWITCH = ("auto", "on", "off")
 TARGETS = ("cycles", "memory", "balanced")
 
 
@@ -432,6 +433,13 @@ class Compiler:
         "that it recommends (quick): compiling takes less time, and steps of large images and batches up to 7 % more. "
         "auto is quick where a micro batch is little work.",
         choices=TUNINGS,
+    )
+    concurrent_kernels: str = option(
+        "auto",
+        "On one NVIDIA GPU, run kernels of a training step at the same time where none needs the other's results: "
+        "small networks, images and batches train 3 to 28 % faster, in up to 30 % more memory. auto does so where "
+        "convolutions are tuned quickly.",
+        choices=SWITCH,
     )
     available_memory_proportion: tuple[float, ...] = option(
         (),
@@ -507,6 +515,13 @@ NO_EFFECT = (
         backends=(CPU, TPU),
         applies=lambda value: value == "quick",
         reason="It is cuDNN's algorithms that are tried.",
+    ),
+    NoEffect(
+        section="compiler",
+        option="concurrent_kernels",
+        backends=(CPU, TPU),
+        applies=lambda value: value == "on",
+        reason="It is kernels of CUDA graphs that run at the same time.",
     ),
     NoEffect(
         section="run",

@@ -89,20 +89,37 @@ def _convolution_tuning(value: str, backend: str) -> Options:
     return {CONV_FUSION: True} if backend == "gpu" and value == "quick" else {}
 
 
-def with_tuning(compiler: Compiler, flops: float, *, one_device: bool) -> Compiler:
-    """Return the options with the tuning of convolutions decided: `auto` by the FLOPs of a micro batch's forward pass.
+# How kernels of a CUDA graph wait for each other. By default each waits for all that XLA scheduled before it; here only
+# for those that write what it reads or read what it writes, as two gradients of a convolution do not. Images per second
+# of training on an H200: 111,761 instead of 89,224 (ResNet-8 for CIFAR, batch 32), 14,069 instead of 13,041 (ResNet-50,
+# 64 images of 128 px), 4,901 instead of 4,450 (32 of 224 px). XLA then shares less memory between arrays: 1.41 instead
+# of 1.18 GB in the second. Kernels of large work fill the device alone: 7,792 instead of 7,900 (256 of 224 px).
+CONCURRENT = "xla_gpu_command_buffer_scheduling_mode"
 
-    Quick is for one device: several run their first call at the same time, which building its plans does not survive.
+
+def _concurrent_kernels(value: str, backend: str) -> Options:
+    return {CONCURRENT: "CONCURRENT"} if backend == "gpu" and value == "on" else {}
+
+
+def decide(compiler: Compiler, flops: float, *, one_device: bool) -> Compiler:
+    """Return the options with each `auto` decided, by the FLOPs of a micro batch's forward pass.
+
+    Quick tuning is for one device: several run their first call at the same time, which building its plans does not
+    survive. With it convolutions are in CUDA graphs, and kernels at the same time pay.
     """
-    wanted = compiler.convolution_tuning
-    if wanted == "auto":
-        wanted = "quick" if flops <= _QUICK_FLOPS else "full"
-    return replace(compiler, convolution_tuning=wanted if one_device else "full")
+    tuning, kernels = compiler.convolution_tuning, compiler.concurrent_kernels
+    if tuning == "auto":
+        tuning = "quick" if flops <= _QUICK_FLOPS else "full"
+    tuning = tuning if one_device else "full"
+    if kernels == "auto":
+        kernels = "on" if tuning == "quick" else "off"
+    return replace(compiler, convolution_tuning=tuning, concurrent_kernels=kernels if one_device else "off")
 
 
 # option -> its XLA options, by its value and the backend; none where it has no counterpart
 COUNTERPARTS: Mapping[str, Callable[[Any, str], Options]] = {
     "convolution_tuning": _convolution_tuning,
+    "concurrent_kernels": _concurrent_kernels,
     "internal_exchange_optimization_target": _target,
     "max_cross_replica_buffer_size": _all_reduce,
     "max_reduce_many_buffer_size": _scatter,
@@ -162,21 +179,35 @@ class Lowered(Protocol):
 
 
 def compile_program(lowered: Lowered, options: Options) -> jax.stages.Compiled:
-    """Compile a program; without CONV_FUSION where it fails with it."""
-    if CONV_FUSION not in options:
+    """Compile a program; where it fails with CONV_FUSION, or needs too much memory with CONCURRENT, without them."""
+    left = dict(options)
+    if CONV_FUSION not in left:
         with _compiling():
-            return lowered.compile(compiler_options=dict(options) or None)
+            return lowered.compile(compiler_options=left or None)
     with exclusive():
         jax.block_until_ready(jax.live_arrays())  # transfers that were begun and not waited for
-        try:
-            compiled = lowered.compile(compiler_options=dict(options))
-            # A program, also one from the cache, builds its plans when it first runs: now, while nothing disturbs it.
-            jax.block_until_ready(compiled(*_zeros(lowered, compiled)))
-        except jax.errors.JaxRuntimeError:  # which shapes cuDNN has no plan for is written nowhere
-            count_fallback()
-        else:
-            return compiled
-    return lowered.compile(compiler_options={key: options[key] for key in options if key != CONV_FUSION})
+        while CONV_FUSION in left:
+            try:
+                compiled = lowered.compile(compiler_options=left)
+                # A program, also one from the cache, builds its plans when it first runs: now, while nothing disturbs
+                # it.
+                jax.block_until_ready(compiled(*_zeros(lowered, compiled)))
+            except jax.errors.JaxRuntimeError as error:
+                if is_out_of_memory(error) and CONCURRENT in left:
+                    left = {name: value for name, value in left.items() if name != CONCURRENT}
+                    count_fallback("memory did not suffice for concurrent kernels, which are off")
+                else:  # which shapes cuDNN has no plan for is written nowhere
+                    left = {name: value for name, value in left.items() if name not in (CONV_FUSION, CONCURRENT)}
+                    count_fallback("quick convolution tuning failed, so it was tuned in full")
+            else:
+                return compiled
+    return lowered.compile(compiler_options=left)
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Say whether an error is a device's that has no memory left."""
+    # JAX has no class of its own for this: the status is part of XLA's message.
+    return isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
 
 
 def _zeros(lowered: Lowered, compiled: jax.stages.Compiled) -> PyTree:

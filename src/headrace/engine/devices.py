@@ -5,7 +5,7 @@ import platform as machine
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -180,11 +180,11 @@ class CompileCounts:
 
     hits: int = 0
     misses: int = 0
-    fallbacks: int = 0  # programs that were compiled again, in XLA's usual way
+    fallbacks: list[str] = field(default_factory=list)  # why programs were compiled again, with fewer options
     total: int = 0  # without those that the process still had
 
     def __str__(self) -> str:
-        again = "; quick convolution tuning failed, so it was tuned in full" if self.fallbacks else ""
+        again = "".join(f"; {reason}" for reason in dict.fromkeys(self.fallbacks))
         if not self.hits + self.misses:
             return ("compilation cache off" if self.total else "kept from an earlier run") + again
         hits, misses = "s" * (self.hits != 1), "es" * (self.misses != 1)
@@ -217,16 +217,16 @@ def count_compilations() -> Iterator[CompileCounts]:
         yield counts
     finally:
         _COUNTING.reset(token)
-        for name, number in vars(counts).items() if around else ():
-            setattr(around, name, getattr(around, name) + number)
+        for name, found in vars(counts).items() if around else ():
+            setattr(around, name, getattr(around, name) + found)
         jax.monitoring.unregister_event_listener(listen)
         jax.monitoring.unregister_event_duration_listener(listen_to_times)
 
 
-def count_fallback() -> None:
-    """Count a program of this context that is compiled again, in XLA's usual way."""
+def count_fallback(reason: str) -> None:
+    """Count a program of this context that is compiled again, with fewer options."""
     if counts := _COUNTING.get():
-        counts.fallbacks += 1
+        counts.fallbacks.append(reason)
 
 
 def count_found() -> None:

@@ -1,7 +1,8 @@
 """Memory estimates from shapes alone: model and activations, the dataset's share, and what some options would save.
 
 Checked against XLA's `memory_analysis()` of the compiled step. On an H200 (jax 0.11.2) activations took 0.97 to 1.14
-times the estimate (ResNet-20 at batch 128, ResNet-18 at 64, ResNet-50 at 64 and 256; float32 and bfloat16). On the CPU
+times the estimate (ResNet-20 at batch 128, ResNet-18 at 64, ResNet-50 at 64 and 256; float32 and bfloat16), and up to
+30 % more with kernels that run at the same time (`concurrent_kernels`, on small work). On the CPU
 (jax 0.10.2) they took 2 times as much in float32, and 3.5 times in bfloat16, which XLA computes in float32 there.
 """
 

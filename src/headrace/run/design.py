@@ -20,7 +20,7 @@ from headrace.core.tree import PyTree, flatten_named
 from headrace.data.dataset import DataInfo, DataSet, describe_dataset, open_dataset
 from headrace.data.feeding.order import refuse_weights
 from headrace.data.sets.samples import first_samples
-from headrace.engine.compiler import with_tuning
+from headrace.engine.compiler import decide
 from headrace.engine.objective import CustomObjective, LossFunction, MetricFunction, binary_cross_entropy
 from headrace.engine.optimizer import Trainable, make_lr_curve, make_optimizer, make_trainable
 from headrace.engine.precision import Precision, make_precision
@@ -113,7 +113,7 @@ class Design:
     def compiler(self) -> Compiler:
         """The compiler's options for training and its validation."""
         flops = self.plan.flops_per_image * self.plan.batch.micro_batch_size
-        return with_tuning(self.config.compiler, flops, one_device=self.plan.num_devices == 1)
+        return decide(self.config.compiler, flops, one_device=self.plan.num_devices == 1)
 
     @property
     def objective(self) -> CustomObjective:

@@ -635,8 +635,10 @@ def _hints(design: Design, devices: list[Any], resolved: Resolved) -> list[str]:
     hints = [design.trainable.summary] if design.trainable.summary else []
     hints += describe_without_effect(design.config, backend, resolved.origins)
     hints += describe_compiler_options(design.config.compiler, backend)
-    if backend == "gpu" and design.compiler.convolution_tuning != design.config.compiler.convolution_tuning == "quick":
-        hints.append("convolution_tuning is full: quick is for one device")
+    for option, value in {"convolution_tuning": "quick", "concurrent_kernels": "on"}.items():
+        decided = getattr(design.compiler, option)
+        if backend == "gpu" and getattr(design.config.compiler, option) == value != decided:
+            hints.append(f"{option} is {decided}: {value} is for one device")
     hints += describe_slower() if design.info.varies else []
     hints += describe_missing_kernels(design.config.compiler.cpu_kernels) if backend == "cpu" else []
     if sizes := describe_sizes(design.sizes, design.network):

@@ -17,6 +17,7 @@ import jax
 from headrace.config.schema import Config
 from headrace.core.errors import ConfigError, RunStopped
 from headrace.core.units import format_bytes
+from headrace.engine.compiler import is_out_of_memory
 from headrace.engine.visible import device_memory_bytes
 from headrace.model.network import num_elements
 from headrace.plan.memory import MemoryPlan, MemoryRow, widths
@@ -52,8 +53,7 @@ class advise_on_memory:
         return None
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        # JAX has no class of its own for this: the status is part of XLA's message.
-        if not isinstance(error, jax.errors.JaxRuntimeError) or "RESOURCE_EXHAUSTED" not in str(error):
+        if not is_out_of_memory(error):
             return
         on_cpu = jax.default_backend() == "cpu"
         limit = process_memory_bytes() if on_cpu else device_memory_bytes(jax.local_devices()[0])

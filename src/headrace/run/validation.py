@@ -63,7 +63,7 @@ def make_forward_pass(design: Design, devices: list[Any], reducer: Reducer) -> t
     options = replace(design.plan.feed, shard=process_shard(design.plan))
     # Forward passes alone compile faster with all algorithms: the plans that cuDNN recommends for a convolution with
     # its bias and activation are generated, compiled one by one.
-    compiler = replace(design.config.compiler, convolution_tuning="full")
+    compiler = replace(design.config.compiler, convolution_tuning="full", concurrent_kernels="off")
     spec = EvalSpec(
         network=design.network,
         fetch=partial(fetch, spec=options.preprocess, train=False),

@@ -68,9 +68,9 @@ class Kernel:
     kind: str
     block: str
     backward: bool
-    seconds: float
+    seconds: float  # charged to it
     count: int
-    bytes_per_second: float
+    bytes_per_second: float  # over all the time in which it ran, also beside others
 
     @property
     def place(self) -> str:
@@ -252,6 +252,7 @@ def summarise(
     blocks: dict[tuple[str, bool], float] = defaultdict(float)
     # By kernel, instruction and program: those of several stages may have the same names.
     seconds: dict[tuple[str, str, str], float] = defaultdict(float)
+    running: dict[tuple[str, str, str], float] = defaultdict(float)
     counts: dict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)  # on each device
     about: dict[tuple[str, str, str], OpFacts] = {}
     window, moved = 0.0, 0.0
@@ -266,11 +267,14 @@ def summarise(
         )
         kernels_of = _kernels_by_op(event for event, _ in work)
         places = _places([fact for _, fact in work])
+        until: dict[tuple[str, str, str], float] = {}  # the end of a kernel's runs so far, of which some may overlap
         for (event, fact), place, spent in zip(work, places, charged, strict=True):
             key = (event.kernel, event.op, event.module)
             kinds[fact.kind] += spent * share
             blocks[place.block or REST, place.backward] += spent * share
             seconds[key] += spent * share
+            running[key] += max(event.end - max(event.start, until.get(key, 0.0)), 0.0) * share
+            until[key] = max(event.end, until.get(key, 0.0))
             counts[key][device] += 1
             about[key] = fact
             moved += fact.num_bytes / kernels_of[event.op, event.module] * share
@@ -294,7 +298,7 @@ def summarise(
                 backward=about[key].backward,
                 seconds=spent,
                 count=round(counts[key].total() / len(counts[key])),  # a stage's kernel runs on its devices alone
-                bytes_per_second=about[key].num_bytes * counts[key].total() * share / spent if spent else 0.0,
+                bytes_per_second=about[key].num_bytes * counts[key].total() * share / running[key],
             )
             for key, spent in heapq.nlargest(_NUM_KERNELS, seconds.items(), key=lambda item: item[1])
         ),
