@@ -33,14 +33,15 @@ def test_a_device_that_never_waited() -> None:
 def test_a_device_that_starved() -> None:
     said = judged(wait_seconds=4.1, read_seconds=9.0)
     assert said.startswith("input-bound: the host prepares 1,111 img/s, the device takes 1,695 img/s")
-    assert "waited 41.0 % of the time" in said
+    assert "waited 41.0 % of the 10.0 s after the first call" in said
     assert "--dataset-cache device" in said
     assert "--pipeline-num-parallel (now 2)" in said
 
 
 def test_a_little_waiting_is_told_without_advice() -> None:
     said = judged(wait_seconds=0.5, read_seconds=8)
-    assert said.startswith("mostly compute-bound: the device waited 5.0 % of the time; the host prepares 1,250 img/s")
+    assert said.startswith("mostly compute-bound: the device waited 5.0 % of the 10.0 s after the first call; ")
+    assert "the host prepares 1,250 img/s" in said
     assert "--dataset-cache" not in said
 
 
@@ -75,13 +76,15 @@ def test_decoding_and_sending_are_told_apart() -> None:
 def test_waiting_for_validation_images_or_a_disk_is_waiting() -> None:
     """10 s of training, 1 of evaluating and 5 of waiting: 31 %."""
     said = judged(validate_seconds=1.0, validation_wait_seconds=5.0)
-    assert said.startswith("validation-bound: the device waited 31.2 % of the time for validation images")
+    assert said.startswith(
+        "validation-bound: the device waited 31.2 % of the 16.0 s after the first call for validation images"
+    )
     assert "--validations-per-epoch" in said
     assert judged(validation_wait_seconds=0.5, save_seconds=0.1) == (
-        "mostly compute-bound: the device waited 4.7 % of the time for validation images"
+        "mostly compute-bound: the device waited 4.7 % of the 10.6 s after the first call for validation images"
     )
     said = judged(save_seconds=30.0, wait_seconds=2.0)
-    assert said.startswith("saving-bound: the device waited 75.0 % of the time for checkpoints")
+    assert said.startswith("saving-bound: the device waited 75.0 % of the 40.0 s after the first call for checkpoints")
     assert "--ckpts-per-epoch" in said
     assert judged(wait_seconds=4.0, save_seconds=2.0).startswith("input-bound")
 
@@ -107,7 +110,9 @@ def test_the_largest_avoidable_part_is_named_with_its_option(part: str, said: st
 
 def test_waits_that_are_small_alone_are_not_nothing_together() -> None:
     said = judged(wait_seconds=0.15, validation_wait_seconds=0.16)
-    assert said == "mostly compute-bound: the device waited 1.6 % of the time for validation images"
+    assert (
+        said == "mostly compute-bound: the device waited 1.6 % of the 10.2 s after the first call for validation images"
+    )
 
 
 def test_a_cache_that_was_used_is_not_recommended() -> None:
