@@ -68,10 +68,25 @@ def test_an_option_that_jax_does_not_know_is_found_out():
 
 
 def test_what_xla_is_told_is_said():
-    assert describe_compiler_options(Compiler(internal_exchange_optimization_target="memory"), "cpu") == [
+    given = Compiler(internal_exchange_optimization_target="memory")
+    assert describe_compiler_options(given, decide(given, 1e9, one_device=True), "cpu") == [
         "compiler: internal_exchange_optimization_target is XLA's "
         "xla_cpu_scheduler_type=CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"
     ]
+
+
+def test_what_several_devices_rule_out_is_said():
+    given = Compiler(convolution_tuning="quick", concurrent_kernels="on")
+    one, two = (decide(given, 1e9, one_device=one_device) for one_device in (True, False))
+    assert describe_compiler_options(given, two, "gpu") == [
+        "compiler: convolution_tuning is full here, not quick, which is for one device",
+        "compiler: concurrent_kernels is off here, not on, which is for one device",
+    ]
+    assert describe_compiler_options(given, one, "gpu") == [
+        f"compiler: convolution_tuning is XLA's {CONV_FUSION}=True",
+        f"compiler: concurrent_kernels is XLA's {CONCURRENT}=CONCURRENT",
+    ]
+    assert describe_compiler_options(Compiler(), decide(Compiler(), 1e9, one_device=True), "gpu") == []
 
 
 @pytest.mark.parametrize("target", ["cycles", "memory"])

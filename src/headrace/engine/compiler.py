@@ -218,10 +218,14 @@ def _zeros(lowered: Lowered, compiled: jax.stages.Compiled) -> PyTree:
     return jax.tree.map(lambda each, on: jax.device_put(np.zeros(each.shape, each.dtype), on), arguments, where)
 
 
-def describe_compiler_options(compiler: Compiler, backend: str) -> list[str]:
-    """Return sentences on the XLA options that are set, and on those that this JAX does not know."""
+def describe_compiler_options(given: Compiler, decided: Compiler, backend: str) -> list[str]:
+    """Return sentences on the given options that set XLA's, and on those that this JAX or several devices rule out."""
     lines = []
-    for option, options in describe(compiler, backend).items():
+    for option, options in describe(given, backend).items():
+        wanted, value = getattr(given, option), getattr(decided, option)
+        if wanted != value:
+            lines.append(f"compiler: {option} is {value} here, not {wanted}, which is for one device")
+            continue
         unknown = [name for name, value in options.items() if not is_known(name, value)]
         known = [f"{name}={value}" for name, value in options.items() if name not in unknown]
         lines += [f"compiler: {option} is XLA's {', '.join(known)}"] if known else []

@@ -634,11 +634,7 @@ def _hints(design: Design, devices: list[Any], resolved: Resolved) -> list[str]:
     numerics, backend = design.config.numerics, jax.default_backend()
     hints = [design.trainable.summary] if design.trainable.summary else []
     hints += describe_without_effect(design.config, backend, resolved.origins)
-    hints += describe_compiler_options(design.config.compiler, backend)
-    for option, value in {"convolution_tuning": "quick", "concurrent_kernels": "on"}.items():
-        decided = getattr(design.compiler, option)
-        if backend == "gpu" and getattr(design.config.compiler, option) == value != decided:
-            hints.append(f"{option} is {decided}: {value} is for one device")
+    hints += describe_compiler_options(design.config.compiler, design.compiler, backend)
     hints += describe_slower() if design.info.varies else []
     hints += describe_missing_kernels(design.config.compiler.cpu_kernels) if backend == "cpu" else []
     if sizes := describe_sizes(design.sizes, design.network):
